@@ -134,7 +134,7 @@ QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.
   tests/ops/test_peer_modes.py $(wildcard tests/core/test_*.py) tests/engines/vllm/unit tests/cli/replay tests/cli/tune \
   tests/async_state/test_config.py tests/async_state/test_state.py tests/async_state/test_failures.py \
   tests/repo/test_documents.py tests/repo/test_gate.py tests/repo/bench/test_figures.py \
-  tests/core/index/test_index.py tests/core/index/test_ladder_index.py tests/core/index/test_engines.py
+  tests/core/index/test_index.py tests/core/index/test_ladder_index.py tests/core/test_proposer.py
 check-python:
 	native=$$($(PY) -c 'from ngram_npu import _C; print(_C.instruction_set())') && $(PYTEST) -q $(QUICK) -m "not slow" \
 	  -k "test_parity and $$native or not (test_parity or cuda_ or ascendc_)"

@@ -1,4 +1,4 @@
-// Making, checking, reading and clearing a store, for NgramStore (python/ngram_npu/store.py).
+// Making, checking, reading and clearing a store, for NgramStore (python/ngram_npu/store/store.py).
 #include <pybind11/stl.h>
 
 #include <optional>

@@ -1,11 +1,11 @@
-"""The CPU kernels on numpy arrays: no copy, the GIL released while they run.
+"""The CPU kernels on numpy arrays. They copy no array and release the GIL while they run.
 
-An operator (docs/ops) has the names and defaults of the torch operator's arguments; `help` shows
-them. Keyword-only arguments may be passed by position too, in the same order.
+The arguments of an operator (docs/ops) have the names and defaults of the torch operator's; `help`
+shows them. Keyword-only arguments may also be passed by position, in the same order.
 
-Arrays are int32 unless said otherwise, contiguous in their inner dimension (the outer stride is
-free), aligned, and native-endian; what an operator writes must be writable. Bad arguments raise
-ValueError naming op, argument, expected and got, before anything is written. Semantics: docs/ops.
+Arrays are int32 unless stated otherwise, contiguous in their inner dimension (the outer stride is
+free), aligned, and native-endian; written arrays must be writable. Invalid arguments raise
+ValueError with operator, argument, expected and got, before anything is written.
 """
 
 from typing import Any
@@ -66,29 +66,30 @@ def index_pages(
     """Pages that ``tokens`` tokens in ``num_slots`` rows need: for text, or for ``any_data``."""
 
 def index_init(index: _Int32, num_slots: int) -> None:
-    """Makes an empty index from zeroed words. ValueError if there are too few words."""
+    """Initialises an empty index from zeroed words. ValueError if there are too few words."""
 
 def index_check(index: _Int32) -> tuple[int, int]:
-    """Checks what needs no tokens. Returns (number of the broken rule or 0, slot or page)."""
+    """Checks the structure. Returns (number of the violated rule or 0, slot or page)."""
 
 def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
-    """Checks one slot against the tokens of its row. Returns the number of the broken rule or 0."""
+    """Compares a slot with the tokens of its row. Returns the number of the violated rule or 0."""
 
 def index_statistics(index: _Int32) -> dict[str, int]:
-    """The counters an index keeps; they wrap at 2**32."""
+    """Returns the counters of an index; they wrap at 2**32."""
 
 CHUNK: int
-"""Items of a chunk of :func:`pack_rows`."""
+"""Number of items in a chunk of :func:`pack_rows`."""
 
 def pack_rows(
     rows: list[_Int32], firsts: _Int64, least: _Int64, split: int
 ) -> tuple[_Int64, _Int32, int, int]:
-    """Rows in chunks of CHUNK items, -1 beyond a row's end: the chunks' places [C], the chunks [C,
-    CHUNK], how many of them are of the first ``split`` rows, and the smallest item of the other
-    rows. Row i has the places from firsts[i] on, and room for at least least[i] items."""
+    """Packs rows into chunks of CHUNK items, padded with -1. Returns the chunks' places [C], the
+    chunks [C, CHUNK], the number of chunks of the first ``split`` rows, and the smallest item of
+    the other rows. Row i has the places from firsts[i] on, and space for at least least[i] items.
+    """
 
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32:
-    """items[begins[i] : begins[i] + counts[i]] of each i, one after the other."""
+    """Returns items[begins[i] : begins[i] + counts[i]] for each i, concatenated."""
 
 def index_catch_up(
     token_ids: _Int32,
@@ -105,15 +106,15 @@ def index_catch_up(
     outcomes: bool,
     steps: int,
 ) -> tuple[_Int32, int]:
-    """Indexes, before a lookup, some of the tokens that rows hold and their slots lack.
+    """Indexes, before a lookup, some of the tokens of rows that their slots do not contain.
 
-    The time spent is 1/32 of a scan of the rows that draft (num_sampled > 0), plus the time that
-    rows without a scan save; at least ``least_tokens`` are indexed. All of this is multiplied by
-    ``steps``. If no row drafts, ``prompt_tokens`` are indexed.
+    The time is limited to 1/32 of a scan of the rows that draft (num_sampled > 0), plus the time
+    that rows without a scan save; at least ``least_tokens`` are indexed. All of this is multiplied
+    by ``steps``. If no row drafts, ``prompt_tokens`` are indexed.
 
     token_ids [>= B,S]; num_tokens, slot_indices and num_sampled [B]; ``min_n`` and later arguments
-    as in ``ngram_index_append_``. Returns the slots to look up with [B], -1 for a row to be
-    scanned, and the number of rows to be scanned."""
+    as in ``ngram_index_append_``. Returns the slots for the lookup [B], -1 for rows to scan, and
+    the number of rows to scan."""
 
 STORE_BLOCK_TOKENS: int
 STORE_LEAST_BLOCKS_PER_SLOT: int
@@ -123,19 +124,19 @@ STORE_WORDS: dict[str, int]
 STORE_FAULTS: list[str]
 
 def store_words(num_slots: int, num_blocks: int, line_bits: int) -> int:
-    """In int32 words; there are 2**line_bits lines. 0: a store cannot have these sizes."""
+    """Returns the size in int32 words, with 2**line_bits lines; 0 if the sizes are invalid."""
 
 def store_init(
     store: _Int32, num_slots: int, num_blocks: int, line_bits: int, visibility: int
 ) -> None:
-    """From zeroed words; visibility: 0 is "live", 1 is "finish"."""
+    """Initialises a store from zeroed words. visibility: 0 is "live", 1 is "finish"."""
 
 def store_check(store: _Int32) -> tuple[int, int]:
-    """Number of the broken rule or 0, and the slot, block or line."""
+    """Returns the number of the violated rule or 0, and the slot, block or line."""
 
 def store_statistics(store: _Int32) -> dict[str, int]: ...
 def store_parts(num_slots: int, num_blocks: int, line_bits: int) -> dict[str, tuple[int, int]]:
-    """Begin and end, in words, of "slots", "heads", "lines", "tokens" and "bytes"."""
+    """Returns begin and end, in words, of "slots", "heads", "lines", "tokens" and "bytes"."""
 
 def store_take(store: _Int32) -> bool:
     """Locks the store for the caller; False if another call holds the lock."""
@@ -143,14 +144,15 @@ def store_take(store: _Int32) -> bool:
 def store_give_back(store: _Int32) -> None: ...
 def store_pieces(store: _Int32) -> int: ...
 def store_pack(store: _Int32, piece: int, to: _Int32) -> int | None:
-    """A piece of a file, to [STORE_PIECE_WORDS]: its size in words; None: another call is using the
-    store."""
+    """Copies a piece of the store to ``to`` [STORE_PIECE_WORDS]. Returns its size in words; None if
+    another call is using the store."""
 
 def store_unpack(store: _Int32, piece: int, packed: bytes) -> int:
-    """Puts a piece, all in order, into an empty store; a number of STORE_FAULTS."""
+    """Adds a piece to an initially empty store; pieces must be in order. Returns the number of a
+    fault in STORE_FAULTS or 0."""
 
 def store_clear(store: _Int32, scope: int | None) -> None:
-    """Wipes the text of a scope; None: of all. The caller holds the lock (store_take)."""
+    """Zeroes the text of a scope; None: of all scopes. The caller holds the lock (store_take)."""
 
 STREAM_CALLBACK: int
 """Address of the function that runs a job of a StreamDrafter: ``void (*)(void* job)``."""
@@ -159,7 +161,7 @@ def stream_run(job: int) -> None: ...
 def stream_results_bytes(batch: int, k: int) -> int: ...
 
 class StreamDrafter:
-    """Drafts in jobs: csrc/core/host_drafting.h. Its arrays stay alive while jobs are pending."""
+    """Drafts in jobs of a stream. Its arrays stay alive while jobs are pending."""
 
     pending: int
     def __init__(
@@ -206,10 +208,10 @@ class StreamDrafter:
     def step(self, rows: _Int32) -> int: ...
     def take_back(self) -> None: ...
     def results(self, batch: int) -> tuple[int, int, int, int]:
-        """Where in ``drafts`` the numbers, lengths and costs of a step begin and end, in bytes."""
+        """Returns the byte offsets in ``drafts`` of a step's numbers, lengths and costs."""
 
 class RowRecognizer:
-    """Finds the slot of each row's request: csrc/numpy/row_recognizer.cpp."""
+    """Finds the slot of each row's request."""
 
     row_slots: _Int32
     """The slots of the last step's rows."""
@@ -218,8 +220,8 @@ class RowRecognizer:
     def assign(
         self, token_ids: _Int32, num_tokens: _Int32, num_sampled: _Int32
     ) -> tuple[_Int32, _Int64]:
-        """Returns the slot of each row [B], all different, and the rows [N] with a request not
-        seen before, whose slots must be reset. token_ids [>= B,S] already contain the sampled
+        """Returns the slot of each row [B], all different, and the rows [N] with a new request;
+        their slots must be reset. token_ids [>= B,S] already contain the sampled
         tokens; num_tokens and num_sampled [B]. A row with a length outside 0 to S belongs to no
         request. ValueError: more rows than slots."""
 

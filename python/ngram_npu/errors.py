@@ -1,40 +1,41 @@
-"""What lacks, as one line: input, output, an optional dependency; and safe printing of text."""
+"""Errors for users: unusable files and options, missing packages; and text safe for a terminal."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-__all__ = ["InputError", "RecordError", "one_line", "optional", "printable"]
+__all__ = ["InputError", "RecordError", "escape_unprintable", "import_optional", "one_line"]
 
 
-def printable(text: str) -> str:
-    """Text made safe for a terminal: control characters become escapes like `\\x1b`."""
+def escape_unprintable(text: str) -> str:
+    """Replaces control characters by escapes such as `\\x1b`."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(error: BaseException) -> str:
-    """The error's message on one line."""
+    """Returns the error's message in one line."""
     return " ".join(str(error).split())
 
 
 class InputError(Exception):
-    """The replay is not possible; the message is one line that tells the user what to do.
+    """A file, an option or the environment of the user cannot be used.
 
-    Raised for input that cannot be read or is malformed (the message names file and line), for a
-    missing optional dependency, and for output that cannot be written.
+    Raised for input files that cannot be read or are malformed (the message contains file and
+    line), invalid options, missing optional packages, and output that cannot be written. The
+    message is one printable line that tells the user what to do.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        super().__init__(escape_unprintable(message))
 
 
 class RecordError(InputError):
-    """Something is missing or of the wrong type in a record; the reader adds a working example."""
+    """A field of a record is missing or has the wrong type. The reader adds a valid example."""
 
 
-def optional(module: str, option: str, extra: str) -> Any:
-    """Import what an option of the command needs.
+def import_optional(module: str, option: str, extra: str) -> Any:
+    """Imports a module that an option of the command needs.
 
     Raises:
         InputError: it is not installed; the message names the extra.

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, SupportsIndex
 
 import numpy as np
 
 import ngram_npu._C as _C
-from ngram_npu import _library
 from ngram_npu.config import LADDER_MAX_N, MAX_INDEX_SPAN, MAX_NGRAM, UNLIMITED, NgramConfig
-from ngram_npu.memory import WORD_BYTES, Int32Array, zeroed_words
-
-_TORCH_ABSENCE = _library.torch_absence()
-
-
-class IntegrityError(RuntimeError):
-    """The memory of an index or a store is corrupt: no operator leaves it in this state."""
+from ngram_npu.tensors import (
+    WORD_BYTES,
+    Int32Array,
+    IntegrityError,
+    allocate_words,
+    operators_for,
+)
 
 
 @dataclass(frozen=True)
 class IndexStatistics:
-    """Memory of an index, and events since it was made; counters wrap at 2**32."""
+    """Memory of an index, and events since its creation. Counters wrap at 2**32."""
 
     num_slots: int
     rows_indexed: int
-    """Rows answered from the index, summed over steps."""
+    """Rows looked up in the index, summed over steps."""
     rows_scanned_full: int
     """Rows scanned because the index was full."""
     rows_scanned_catching_up: int
     """Rows scanned because the step could not index all of their tokens."""
     rows_scanned_other: int
-    """Rows scanned for another reason: no such slot, row too long, no new tokens."""
+    """Rows scanned for another reason: no slot, row too long, no new tokens."""
     rebuilds_shorter: int
-    """Slots rebuilt because their row had become shorter."""
+    """Slots rebuilt because their row became shorter."""
     rebuilds_rewritten: int
-    """Slots rebuilt because tokens of their row had changed."""
+    """Slots rebuilt because tokens of their row changed."""
     rebuilds_options: int
-    """Slots rebuilt because min_n, max_n or match_policy had changed."""
+    """Slots rebuilt because min_n, max_n or match_policy changed."""
     slots_given_up: int
+    """Slots whose row did not fit into the free memory; such rows are scanned."""
     num_pages: int
     """Capacity, in pages of 4 KiB."""
     pages_in_use: int
@@ -54,21 +53,21 @@ class IndexStatistics:
 class NgramIndex:
     """The memory behind the index operators: one int32 tensor of slots and a shared arena.
 
-    A slot belongs to a request until the request finishes, also when its row moves. All slots take
-    pages of 4 KiB from one arena, so memory grows with the tokens held, not with rows times row
-    capacity: use the KV cache's capacity in tokens as ``token_capacity``. If the arena is full,
-    rows are scanned instead (same drafts, slower) and counted in :attr:`statistics`. The system
-    commits memory when it is first used, unless ``prefault`` is set.
+    A slot belongs to a request until the request finishes, even if its row moves. All slots
+    allocate pages of 4 KiB from one arena, so memory grows with the number of indexed tokens, not
+    with rows times row capacity: use the KV cache's capacity in tokens as ``token_capacity``. If
+    the arena is full, rows are scanned instead (same drafts, slower) and counted in
+    :attr:`statistics`. The system commits memory at its first use, unless ``prefault`` is set.
 
     Args:
-        num_slots: requests that may be indexed at once; at most 2**28.
-        token_capacity: tokens that all slots may hold together.
+        num_slots: maximum number of requests indexed at the same time; at most 2**28.
+        token_capacity: maximum number of indexed tokens in all slots together.
         min_n: the shortest n-gram that the steps will pass; 1 for a ladder.
-        max_n: the longest; at most 64, and at most min_n + 7. 16 for a ladder.
+        max_n: the longest n-gram; at most 64, and at most min_n + 7. 16 for a ladder.
         sizes: ``"consecutive"`` or ``"ladder"``, as the steps will pass it.
         outcomes: for a ladder, whether the steps will pass costs; takes one more byte per token.
         kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
-        any_data: allocate enough for any tokens instead of for text.
+        any_data: allocate enough memory for any tokens, not only for text.
         prefault: commit all memory now; otherwise a step spends about 1 us on each new page.
 
     Raises:
@@ -118,7 +117,7 @@ class NgramIndex:
         self.num_slots = num_slots
         self.min_n, self.max_n = min_n, max_n
         self._ladder, self._outcomes = ladder, outcomes
-        self._words = zeroed_words(words, prefault=prefault)
+        self._words = allocate_words(words, prefault=prefault)
         _C.index_init(self._words, num_slots)
         self.tensor: Any = self._words
         """[W] int32, the ``index`` argument of the operators."""
@@ -146,11 +145,11 @@ class NgramIndex:
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
             "NgramIndex: an index cannot be copied or pickled; "
-            "make a new one: it fills itself from the rows"
+            "create a new one: it is filled from the rows"
         )
 
     def reset(self, slot_indices: Any) -> None:
-        """Empties the slots of finished requests: slot_indices [N] int32 or int64."""
+        """Empties the slots of finished requests, slot_indices [N] int32 or int64."""
         ops = operators_for("ngram_index_reset_", index=self.tensor, slot_indices=slot_indices)
         ops.ngram_index_reset_(self.tensor, slot_indices)
 
@@ -163,11 +162,11 @@ class NgramIndex:
         row_indices: Any = None,
         slot_indices: Any = None,
     ) -> None:
-        """Indexes the tokens that rows hold and their slots do not yet: prompts, whole or in
-        pieces. A ladder ignores ``match_policy``.
+        """Indexes the tokens of rows that their slots do not contain yet, such as prompts or parts
+        of prompts. A ladder ignores ``match_policy``.
 
-        Without this call the steps index a bounded number of tokens each, and scan until they have
-        caught up. Shapes as in ``ngram_index_append_``; no slot twice.
+        Without this call, each step indexes a bounded number of tokens, and scans the row until all
+        of its tokens are indexed. Shapes as in ``ngram_index_append_``; each slot at most once.
         """
         ops = operators_for(
             "ngram_index_append_",
@@ -191,16 +190,17 @@ class NgramIndex:
         )
 
     def check_integrity(self, rows: dict[int, Int32Array] | None = None) -> None:
-        """Checks the structure, and each slot of ``rows`` (slot -> its row's live tokens) against
-        the tokens it indexes. Slow: for tests and diagnosis.
+        """Checks the structure. Slow: for tests and diagnosis.
+
+        Args:
+            rows: by slot, the live tokens of its row, with which the slot is compared.
 
         Raises:
-            IntegrityError: it names the broken rule, and the slot or page.
+            IntegrityError: the message names the violated rule, and the slot or page.
         """
-        fault, where = _C.index_check(self._words)
+        fault, place = _C.index_check(self._words)
         if fault:
-            said = _C.INDEX_FAULTS[fault]
-            raise IntegrityError(f"NgramIndex: {said} (slot or page {where})")
+            raise IntegrityError(f"NgramIndex: {_C.INDEX_FAULTS[fault]} (slot or page {place})")
         for slot, tokens in (rows or {}).items():
             fault = _C.index_check_row(self._words, slot, np.ascontiguousarray(tokens))
             if fault:
@@ -210,7 +210,7 @@ class NgramIndex:
 def make_index(
     config: NgramConfig, num_slots: int, token_capacity: int, *, kind: Literal["numpy", "torch"]
 ) -> NgramIndex:
-    """The index that ``config`` asks for.
+    """Creates the index that a config needs.
 
     Raises:
         ValueError: a size out of bounds.
@@ -224,31 +224,3 @@ def make_index(
         outcomes=config.cost_limit is not None,
         kind=kind,
     )
-
-
-def operators_for(op: str, /, **arguments: Any) -> Any:
-    """torch's operators if the first argument is a tensor, otherwise numpy's, which check that
-    their arguments are arrays.
-
-    Raises:
-        ValueError: the first argument is a tensor and another is not: torch's own message would
-            have many lines.
-        RuntimeError: the argument is a tensor and the operators are not registered.
-    """
-    first = next(iter(arguments))
-    if not is_tensor(arguments[first]):
-        return _C
-    if _TORCH_ABSENCE:
-        raise RuntimeError(f"torch.ops.ngram_npu is not available: {_TORCH_ABSENCE}")
-    for name, value in arguments.items():
-        if value is not None and not is_tensor(value):
-            raise ValueError(
-                f"{op}: {name}: expected a torch.Tensor as {first}, got {type(value).__name__}"
-            ) from None
-    return sys.modules["torch"].ops.ngram_npu
-
-
-def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a torch tensor. Does not import torch: without it there are none."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)

@@ -2,7 +2,7 @@
 
 Each function takes the arguments of its operator's schema and returns a named tuple if the operator
 has results. The build generates ``ops.pyi`` from the schemas and the documents, so that an editor
-shows signatures and descriptions. Importing this registers the operators' fakes
+shows signatures and descriptions. Importing this module registers the operators' fake kernels
 (``torch.compile``, ``FakeTensor``).
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _define(op: str, fake: Fake) -> Callable[..., Any]:
-    """Registers the fake of operator ``op``, and returns the function that calls the operator."""
+    """Registers the fake kernel of operator ``op``, and returns a function that calls it."""
     operator = getattr(torch.ops.ngram_npu, op)
     schema = operator.default._schema
     names = [argument.name for argument in schema.arguments]
@@ -57,8 +57,8 @@ def _define(op: str, fake: Fake) -> Callable[..., Any]:
 
 
 def _checked(op: str, names: list[str], fake: Fake) -> Fake:
-    """A fake that rejects what the kernels reject. torch calls fakes also for a mix of fake and
-    real tensors and for tensors on several devices; a tensor of rank 0 has no size to read."""
+    """Wraps a fake kernel so that it rejects mixed devices and tensors of rank 0, as the kernels
+    do. torch also calls fakes for a mix of fake and real tensors."""
 
     @functools.wraps(fake)
     def checked(*args: Any, **keywords: Any) -> Any:
@@ -78,7 +78,7 @@ def _checked(op: str, names: list[str], fake: Fake) -> Fake:
     return checked
 
 
-# torch leaves out keywords with default values: a fake names what it needs, ``**_`` takes the rest.
+# torch omits keywords with default values. A fake declares what it needs; ``**_`` ignores the rest.
 
 
 def _fake_none(*_: Any, **__: Any) -> None:
@@ -167,24 +167,24 @@ correct_spec_state_ = _define("correct_spec_state_", _fake_none)
 
 
 def computed_tokens_drift(num_computed_tokens: Tensor, host_num_computed_tokens: Tensor) -> Tensor:
-    """[B] int32: corrected minus assumed counts. Runners with multi-dimensional positions (M-RoPE)
-    shift the positions that the host prepared by it."""
+    """Returns [B] int32: corrected minus assumed counts. Runners with multi-dimensional positions
+    (M-RoPE) shift the positions that the host prepared by this difference."""
     return num_computed_tokens[: host_num_computed_tokens.shape[0]] - host_num_computed_tokens
 
 
 def workspace_size(op: str, batch: int) -> int:
-    """Number of int32 items in the workspace of ``op`` for up to ``batch`` requests.
+    """Returns the number of int32 items in the workspace of ``op`` for up to ``batch`` requests.
 
-    Allocate it once, zeroed, outside graph capture, one per operator and stream; every call leaves
-    it zeroed. Device kernels need 16-byte alignment, which torch's allocators provide::
+    Allocate a zeroed workspace once per operator and stream, outside of graph capture. Every call
+    leaves it zeroed. Device kernels need 16-byte alignment, which torch's allocators provide::
 
         workspace = torch.zeros(
             workspace_size("ngram_step_", max_batch), dtype=torch.int32, device="cuda"
         )
 
     Args:
-        op: an operator whose schema has a ``workspace``.
-        batch: the largest number of requests in a call.
+        op: an operator with the argument ``workspace``.
+        batch: maximum number of requests in a call.
 
     Raises:
         ValueError: an operator without a workspace, or a negative batch.

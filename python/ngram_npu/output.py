@@ -15,10 +15,10 @@ __all__ = ["atomic_output", "check_writable"]
 
 
 def check_writable(path: Path) -> None:
-    """Check before any work that a result can be written.
+    """Checks before a long computation that its result can be written.
 
     Raises:
-        InputError: `path` is a folder, or its folder does not exist or is not writable.
+        InputError: ``path`` is a folder, or its folder does not exist or is not writable.
     """
     if path.is_dir():
         raise InputError(f"{path}: is a directory")
@@ -32,17 +32,17 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def atomic_output(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, which replaces `path` if the block ends without an exception.
+    """Yields a temporary path, which replaces ``path`` if the block ends without an exception.
 
-    It is in the folder of `path` (renaming is atomic only within a file system) and is removed
-    after any exception, including an interruption. A symbolic link stays a link; devices and pipes,
-    which cannot be replaced, are written directly.
+    The temporary file is in the folder of ``path``, because renaming is atomic only within a file
+    system. It is removed after any exception, including an interruption. A symbolic link stays a
+    link. Devices and pipes cannot be replaced, so they are written directly.
 
     Raises:
         InputError: writing fails.
     """
     target = path.resolve()
-    # The name is random, so that nobody can create a file or link under it beforehand.
+    # With a predictable name, another user could create a file or a link of this name before.
     scratch = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         if _is_special(path):

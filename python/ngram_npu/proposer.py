@@ -1,4 +1,4 @@
-"""A drafter for any model runner: torch tensors or numpy arrays in, drafts of the same kind out."""
+"""NgramProposer: a drafter for any model runner, on torch tensors or numpy arrays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from ngram_npu.config import SHORT_ROW, NgramConfig
-from ngram_npu.drafting import ArrayT, Drafting, Drafts, StepResult, make_store, takes_index
-from ngram_npu.index import NgramIndex, is_tensor, make_index, operators_for
-from ngram_npu.store import NgramStore
+from ngram_npu.drafting import ArrayT, Drafting, Drafts, StepResult, uses_index
+from ngram_npu.index import NgramIndex, make_index
+from ngram_npu.store import NgramStore, make_store
+from ngram_npu.tensors import is_tensor, operators_for
 
 __all__ = ["Drafts", "NgramProposer", "StepResult"]
 
@@ -19,25 +20,26 @@ __all__ = ["Drafts", "NgramProposer", "StepResult"]
 class NgramProposer:
     """Drafts by looking up each request's last tokens in its own context.
 
-    It owns no token data: it reads the runner's buffers, and :meth:`step` appends to them in place.
-    No call waits for a device. Rows may be slices of a larger buffer.
+    It stores no token data: it reads the runner's buffers, and :meth:`step` appends to them in
+    place. No call waits for a device. Rows may be slices of a larger buffer.
 
-    With ``engine="index"`` it owns an index of the rows, which must then be on the CPU. The time of
+    With ``engine="index"`` it has an index of the rows, which must then be on the CPU. The time of
     a step hardly grows with the context; the drafts are the same as with ``engine="scan"``. The
-    first call that uses the index makes it, for the rows of that call's buffer. A runner that moves
-    rows passes each request's slot. A runner that reuses a slot for another request should call
-    :meth:`reset`; if it does not, the index finds out by itself.
+    first call that uses the index creates it, for the rows of that call's buffer. A runner that
+    moves rows passes each request's slot. A runner that reuses a slot for another request should
+    call :meth:`reset`; otherwise the index detects the change itself.
 
     With a store, requests also draft from other requests' text, and each step adds to the store.
     This needs the CPU, a ladder and a ``min_draft_probability`` (docs/guides/store.md).
 
-    A copy or a pickle has the same settings and makes its own index and store; a proposer that was
-    given a store cannot be copied or pickled.
+    A copy or a pickle has the same settings and creates its own index and store. A proposer with a
+    store passed to the constructor cannot be copied or pickled.
 
-    Letters: R rows of the token buffer, S their capacity, B requests in this step, M width of the
-    sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``, ``sampled_token_ids`` are int32,
-    ``row_indices`` (batch position -> row; None: row i = i) int32 or int64, masks bool. A request
-    whose row is out of range is padding: nothing is written or stored for it.
+    Letters in shapes: R rows of the token buffer, S their capacity, B requests in this step, M
+    width of the sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``,
+    ``sampled_token_ids`` are int32, ``row_indices`` (batch position -> row; None: row i = i) int32
+    or int64, masks bool. A request whose row is out of range is padding: nothing is written or
+    stored for it.
     """
 
     def __init__(
@@ -57,11 +59,11 @@ class NgramProposer:
                 A ladder needs the index.
             num_slots: slots of the index; None: the rows of the first call's buffer. Rows without
                 a slot are scanned; the first such call warns.
-            token_capacity: tokens that all slots may hold together (the KV cache's capacity); None:
-                enough for full rows. Beyond it, rows are scanned.
-            store: a store to use with a ``min_draft_probability``, instead of ``config.store``;
-                None: a store of its own if ``config.store`` is set, made with the index. Proposers
-                that share a store must use different slots.
+            token_capacity: maximum number of tokens in all slots together (the KV cache's
+                capacity); None: enough for full rows. Beyond it, rows are scanned.
+            store: the store to use with a ``min_draft_probability``. None: if ``config.store`` is
+                set, a store is created together with the index. Proposers that share a store must
+                use different slots.
 
         Raises:
             TypeError: ``config`` is not a :class:`NgramConfig`, or a size is not an integer.
@@ -73,7 +75,7 @@ class NgramProposer:
         for name, size in (("num_slots", num_slots), ("token_capacity", token_capacity)):
             if size is not None and not hasattr(size, "__index__"):
                 raise TypeError(f"NgramProposer: {name}: expected int or None, got {size!r}")
-        takes_index(config, engine, **_SHORT, capacity=0, device_type="cpu")
+        self._config_uses_index(config, engine, capacity=0, device_type="cpu")
         if store is not None and config.min_draft_probability is None:
             raise ValueError(
                 "NgramProposer: store: expected None without a min_draft_probability, got a store"
@@ -81,24 +83,37 @@ class NgramProposer:
         self.config = config
         self.engine = "index" if config.is_ladder else engine if config.fits_index else "scan"
         self._num_slots, self._token_capacity = num_slots, token_capacity
-        self._warned = False
+        self._has_warned = False
         self._scans: dict[str, Drafting] = {}
         self._indexed: Drafting | None = None
         self._store = store
         self._has_store = store is not None or config.store is not None
 
+    @staticmethod
+    def _config_uses_index(
+        config: NgramConfig, engine: str, *, capacity: int, device_type: str
+    ) -> bool:
+        return uses_index(
+            config,
+            engine,
+            capacity=capacity,
+            short=SHORT_ROW,
+            device_type=device_type,
+            prefix="NgramProposer: ",
+        )
+
     @property
     def index(self) -> NgramIndex | None:
-        """Made by the first call that uses it, which must be outside a compiled function."""
+        """The index. The first call that uses it creates it, outside of compiled functions only."""
         return None if self._indexed is None else self._indexed.index
 
     @property
     def store(self) -> NgramStore | None:
-        """The store; the proposer's own is made with the index."""
+        """The store. Unless it was passed to the constructor, it is created with the index."""
         return self._store if self._indexed is None else self._indexed.store
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_scans": {}, "_indexed": None, "_warned": False}
+        return {**self.__dict__, "_scans": {}, "_indexed": None, "_has_warned": False}
 
     def propose(
         self,
@@ -112,23 +127,24 @@ class NgramProposer:
         draft_costs: ArrayT | None = None,
         scopes: ArrayT | None = None,
     ) -> Drafts[ArrayT]:
-        """Drafts for each request: for a runner that appends the sampled tokens itself.
+        """Drafts for each request, for a runner that appends the sampled tokens itself.
 
-        With ``engine="index"`` the rules of :meth:`step` apply: no slot twice, one call at a time,
-        and indexed tokens of a row must not change. Otherwise rows are scanned and nothing is kept.
+        With ``engine="index"`` the rules of :meth:`step` apply: each slot at most once, one call at
+        a time, and indexed tokens of a row must not change. Otherwise rows are scanned and no state
+        is kept.
 
         Args:
             token_ids: [R, S], the contexts.
             num_tokens: [R], their live lengths in tokens.
             row_indices: [B]; B = R without it.
-            num_sampled: [B], tokens that the step sampled; requests with none draft nothing. A
-                store needs it.
-            slot_indices: [B], the index slot of each request; None: that of its row.
-            workspace: of the scan on a device; the CPU and an index ignore it.
+            num_sampled: [B], number of tokens that the step sampled. Nothing is drafted for
+                requests with 0. Required with a store.
+            slot_indices: [B], the index slot of each request; None: the row indices.
+            workspace: workspace of the scan on a device; ignored on the CPU and with an index.
             draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
-                where there is none. With a ``min_draft_probability``.
+                in unused positions. Needs a ``min_draft_probability``.
             scopes: [B] int32 or int64, with a store: requests share text only within a scope
-                (:func:`ngram_npu.scope_of`); None: one scope for all.
+                (:func:`ngram_npu.scope_of`); None: the same scope for all.
 
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride.
@@ -137,31 +153,18 @@ class NgramProposer:
         drafting = self._drafting(op, token_ids, may_index=self.engine == "index")
         self._check_store("propose", drafting, num_sampled, scopes)
         if drafting.store is not None and num_sampled is None:
-            raise ValueError("NgramProposer: propose: num_sampled: expected one with a store")
+            raise ValueError("NgramProposer: propose: num_sampled: expected an array with a store")
+        arguments: dict[str, Any] = {
+            "num_sampled": num_sampled,
+            "row_indices": row_indices,
+            "slot_indices": slot_indices,
+            "workspace": workspace,
+            "draft_costs": draft_costs,
+        }
         try:
-            drafts = drafting.propose(
-                token_ids,
-                num_tokens,
-                num_sampled=num_sampled,
-                row_indices=row_indices,
-                slot_indices=slot_indices,
-                scopes=scopes,
-                draft_costs=draft_costs,
-                workspace=workspace,
-            )
+            drafts = drafting.propose(token_ids, num_tokens, scopes=scopes, **arguments)
         except (RuntimeError, TypeError, AttributeError):
-            # Looks for the reason: torch's message about an array among tensors has many lines.
-            operators_for(
-                op,
-                token_ids=token_ids,
-                num_tokens=num_tokens,
-                num_sampled=num_sampled,
-                row_indices=row_indices,
-                slot_indices=slot_indices,
-                workspace=workspace,
-                draft_costs=draft_costs,
-                **_of(drafting),
-            )
+            _check_kinds(op, drafting, token_ids=token_ids, num_tokens=num_tokens, **arguments)
             raise
         all_rows = row_indices is None and slot_indices is None
         self._keep(drafting, len(token_ids) if all_rows else 0)
@@ -186,16 +189,11 @@ class NgramProposer:
         Args:
             token_ids: [R, S], written.
             num_tokens: [R], written if ``advance``.
-            sampled_token_ids: [B, M]; the leading run of valid ids of each row counts, -1 pads.
+            sampled_token_ids: [B, M]; the leading valid ids of each row are used, -1 pads.
             discard: [B] bool; sampled tokens of these requests are ignored (chunked prefill).
-            row_indices: [B].
-            slot_indices: [B], the index slot of each request; None: that of its row.
-            advance: add the appended tokens to ``num_tokens``; False for a runner that owns its
-                lengths.
-            workspace: of the scan on a device; the CPU and an index ignore it.
-            draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
-                where there is none. With a ``min_draft_probability``.
-            scopes: as in :meth:`propose`.
+            advance: add the appended tokens to ``num_tokens``; False for a runner that updates its
+                lengths itself.
+            row_indices, slot_indices, workspace, draft_costs, scopes: as in :meth:`propose`.
 
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride; nothing is written.
@@ -203,35 +201,24 @@ class NgramProposer:
         drafting = self._drafting("ngram_index_step_", token_ids)
         self._check_store("step", drafting, sampled_token_ids, scopes)
         op = "ngram_step_" if drafting.index is None else "ngram_index_step_"
+        rows: dict[str, Any] = {
+            "token_ids": token_ids,
+            "num_tokens": num_tokens,
+            "sampled_token_ids": sampled_token_ids,
+        }
+        arguments: dict[str, Any] = {
+            "discard": discard,
+            "row_indices": row_indices,
+            "slot_indices": slot_indices,
+            "workspace": workspace,
+            "draft_costs": draft_costs,
+        }
         try:
-            result = drafting.step(
-                token_ids,
-                num_tokens,
-                sampled_token_ids,
-                discard=discard,
-                row_indices=row_indices,
-                slot_indices=slot_indices,
-                scopes=scopes,
-                advance=advance,
-                draft_costs=draft_costs,
-                workspace=workspace,
-            )
+            result = drafting.step(**rows, scopes=scopes, advance=advance, **arguments)
         except (RuntimeError, TypeError, AttributeError):
-            # Looks for the reason: torch's message about an array among tensors has many lines.
-            operators_for(
-                op,
-                token_ids=token_ids,
-                num_tokens=num_tokens,
-                sampled_token_ids=sampled_token_ids,
-                discard=discard,
-                row_indices=row_indices,
-                slot_indices=slot_indices,
-                workspace=workspace,
-                draft_costs=draft_costs,
-                **_of(drafting),
-            )
+            _check_kinds(op, drafting, **rows, **arguments)
             raise
-        # Warns only if no indices are given: reading them could wait for a device.
+        # Explicit indices cause no warning: reading them could wait for a device.
         all_rows = row_indices is None and slot_indices is None
         self._keep(drafting, len(sampled_token_ids) if all_rows else 0)
         return result
@@ -244,10 +231,10 @@ class NgramProposer:
         row_indices: ArrayT | None = None,
         slot_indices: ArrayT | None = None,
     ) -> None:
-        """Indexes prompts or pieces of prompts ahead of the step, which would index only a bounded
-        number of tokens at a time. With ``engine="scan"`` it does nothing.
+        """Indexes prompts or parts of prompts before the step, which indexes only a bounded number
+        of tokens. With ``engine="scan"`` it does nothing.
 
-        Arguments and errors as in :meth:`step`; no slot twice.
+        Arguments and errors as in :meth:`step`; each slot at most once.
         """
         drafting = self._drafting("ngram_index_append_", token_ids)
         if drafting.index is not None:
@@ -262,17 +249,18 @@ class NgramProposer:
             self._keep(drafting, len(token_ids) if all_rows else 0)
 
     def reset(self, slot_indices: ArrayT) -> None:
-        """Empties the slots of finished requests: slot_indices [N]. A store keeps their text."""
+        """Empties the slots of finished requests, slot_indices [N]. A store keeps their text."""
         if self._indexed is None:
             return
         try:
             self._indexed.end(slot_indices)
         except (RuntimeError, TypeError):
-            operators_for("ngram_index_reset_", **_of(self._indexed), slot_indices=slot_indices)
+            tensors = _state_tensors(self._indexed)
+            operators_for("ngram_index_reset_", **tensors, slot_indices=slot_indices)
             raise
 
     def _drafting(self, op: str, token_ids: Any, *, may_index: bool = True) -> Drafting:
-        """The drafting with the index, or one that scans."""
+        """Returns the drafting with the index, or one that scans."""
         if self._indexed is not None and may_index:
             return self._indexed
         kind: Literal["numpy", "torch"] = "numpy" if isinstance(token_ids, np.ndarray) else "torch"
@@ -285,8 +273,8 @@ class NgramProposer:
                 raise ValueError(f"{op}: token_ids: expected rank 2, got rank {token_ids.ndim}")
             rows, capacity = token_ids.shape
             device = "cpu" if kind == "numpy" else token_ids.device.type
-            if takes_index(
-                self.config, self.engine, **_SHORT, capacity=capacity, device_type=device
+            if self._config_uses_index(
+                self.config, self.engine, capacity=capacity, device_type=device
             ):
                 return self._with_index(rows, capacity, kind)
         if kind not in self._scans:
@@ -303,7 +291,7 @@ class NgramProposer:
         return Drafting(self.config, kind=kind, index=index, store=store)
 
     def _check_store(self, method: str, drafting: Drafting, requests: Any, scopes: Any) -> None:
-        """Checks ``scopes`` before anything is written."""
+        """Validates ``scopes`` before anything is written."""
         if not self._has_store:
             if scopes is not None:
                 raise ValueError(f"NgramProposer: {method}: scopes: expected None without a store")
@@ -331,17 +319,18 @@ class NgramProposer:
         store = drafting.store
         if store is not None and store.kind != drafting.kind:
             raise ValueError(
-                f"NgramProposer: {method}: store: expected one of kind={drafting.kind!r}"
+                f"NgramProposer: {method}: store: expected kind={drafting.kind!r}, got "
+                f"kind={store.kind!r}"
             )
 
     def _keep(self, drafting: Drafting, rows: int) -> None:
-        """Keeps the index. Called after the operator, so that a rejected call keeps none."""
+        """Keeps the index. Called after the operator, so that a rejected call creates no index."""
         index = drafting.index
         if index is None:
             return
         self._indexed = drafting
-        if rows > index.num_slots and not self._warned and not _is_being_compiled():
-            self._warned = True
+        if rows > index.num_slots and not self._has_warned and not _is_being_compiled():
+            self._has_warned = True
             warnings.warn(
                 f"NgramProposer: the index has {index.num_slots} slots; rows beyond are scanned. "
                 "Pass num_slots to the proposer, or slot_indices to each call",
@@ -349,19 +338,18 @@ class NgramProposer:
             )
 
 
-_SHORT: Any = {"short": SHORT_ROW, "says": "NgramProposer: "}
+def _state_tensors(drafting: Drafting) -> dict[str, Any]:
+    """Returns the tensors of index and store. Other arguments must be of their kind."""
+    states = {"index": drafting.index, "store": drafting.store}
+    return {name: state.tensor for name, state in states.items() if state is not None}
 
 
-def _of(drafting: Drafting) -> dict[str, Any]:
-    """What is kept, as arguments that must be tensors of the call's kind."""
-    return {
-        name: kept.tensor
-        for name, kept in (("index", drafting.index), ("store", drafting.store))
-        if kept is not None
-    }
+def _check_kinds(op: str, drafting: Drafting, **arguments: Any) -> None:
+    """Raises a short error if arrays and tensors are mixed; torch's message has many lines."""
+    operators_for(op, **arguments, **_state_tensors(drafting))
 
 
 def _is_being_compiled() -> bool:
-    """Whether torch is compiling. A warning would break the graph."""
+    """Returns whether torch is compiling. A warning would break the graph."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()

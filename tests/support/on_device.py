@@ -1,4 +1,4 @@
-"""Numpy arguments on a torch device and back: same strides, same offsets, guards around them."""
+"""Copies numpy arguments to a torch device and back, with equal strides and offsets and guards."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ops.parity import as_arrays
 from ops.specs import OPSPECS, Args, Array, owner
 
 GUARD = 256
-"""Bytes before and after each owner: a multiple of a kernel's largest load, so that a view has the
-same alignment on the device."""
+"""Bytes before and after each base array: a multiple of a kernel's largest load, so that a view has
+the same alignment on the device."""
 _CANARY = 0x41
 
 Call = Callable[..., Any]
@@ -23,8 +23,8 @@ class StrayWriteError(AssertionError):
 
 
 class OnDevice:
-    """The arguments of one call, copied to a device. Whole owners are copied, so that a view
-    keeps its surroundings and a write outside it shows when they are copied back."""
+    """The arguments of one call, copied to a device. Base arrays are copied completely, so that a
+    write outside of a view is visible after they are copied back."""
 
     def __init__(self, args: Args, device: str | torch.device) -> None:
         self._device = torch.device(device)
@@ -45,34 +45,34 @@ class OnDevice:
 
     def _upload(self, base: Array) -> torch.Tensor:
         if not base.flags.c_contiguous:
-            raise ValueError("an argument's owner must be contiguous")
-        whole = np.full(GUARD + -(-base.nbytes // GUARD) * GUARD + GUARD, _CANARY, np.uint8)
-        whole[GUARD : GUARD + base.nbytes] = np.frombuffer(base.tobytes(), np.uint8)
-        return torch.from_numpy(whole).to(self._device)
+            raise ValueError("an argument's base array must be contiguous")
+        padded = np.full(GUARD + -(-base.nbytes // GUARD) * GUARD + GUARD, _CANARY, np.uint8)
+        padded[GUARD : GUARD + base.nbytes] = np.frombuffer(base.tobytes(), np.uint8)
+        return torch.from_numpy(padded).to(self._device)
 
     def refresh(self) -> None:
-        """Copies the owners' current contents to the device again, for the next replay of a graph
-        that was captured on these arguments."""
+        """Copies the current contents to the device again, for the next replay of a graph that was
+        captured with these arguments."""
         for base, buffer in self._owners.values():
             inside = buffer[GUARD : GUARD + base.nbytes]
             inside.copy_(torch.from_numpy(np.frombuffer(bytearray(base.tobytes()), np.uint8)))
 
     def copy_back(self) -> None:
-        """Copies every owner back to the host.
+        """Copies all base arrays back to the host.
 
         Raises:
             StrayWriteError: the guards have changed.
         """
         for base, buffer in self._owners.values():
-            whole = buffer.cpu().numpy()
+            padded = buffer.cpu().numpy()
             inside = slice(GUARD, GUARD + base.nbytes)
-            if (np.delete(whole, inside) != _CANARY).any():
-                raise StrayWriteError("a write before or behind an argument's memory")
-            base[...] = whole[inside].view(base.dtype).reshape(base.shape)
+            if (np.delete(padded, inside) != _CANARY).any():
+                raise StrayWriteError("a write before or after an argument's memory")
+            base[...] = padded[inside].view(base.dtype).reshape(base.shape)
 
 
 def call_on(device: str) -> Callable[[str, Args], tuple[Array, ...]]:
-    """A `Backend.call` that runs operators on `device`."""
+    """Returns a `Backend.call` that runs operators on `device`."""
 
     def call(op: str, args: Args) -> tuple[Array, ...]:
         return run_on(device, torch_op(op), args)
@@ -81,7 +81,7 @@ def call_on(device: str) -> Callable[[str, Args], tuple[Array, ...]]:
 
 
 def torch_op(op: str) -> Call:
-    """The operator as a function of positional arguments, in the order of its schema."""
+    """Returns the operator as a function of positional arguments, in the order of its schema."""
     spec, operator = OPSPECS[op], getattr(torch.ops.ngram_npu, op)
 
     def call(*args: Any) -> Any:
@@ -93,11 +93,11 @@ def torch_op(op: str) -> Call:
 
 def run_on(device: str, function: Call, args: Args) -> tuple[Array, ...]:
     """Runs `function` on device copies of `args`, then copies its writes back to `args`."""
-    there = OnDevice(args, device)
+    copies = OnDevice(args, device)
     try:
-        results = function(*there.args)
-    except ValueError:  # tests check that a refused call wrote nothing
-        there.copy_back()
+        results = function(*copies.args)
+    except ValueError:  # tests check that a rejected call wrote nothing
+        copies.copy_back()
         raise
-    there.copy_back()
+    copies.copy_back()
     return as_arrays(results)

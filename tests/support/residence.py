@@ -1,4 +1,4 @@
-"""How much of an array the system has committed."""
+"""The share of an array that the system has committed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 
 def resident_share(array: npt.NDArray[np.int32]) -> float:
-    """The share of the array's pages that are in memory; it begins at a page's boundary."""
+    """Returns the share of the array's pages in memory. The array must start at a page boundary."""
     pages = -(-array.nbytes // mmap.PAGESIZE)
     flags = (ctypes.c_ubyte * pages)()
     address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)

@@ -37,18 +37,18 @@ class Twin:
         return path
 
     def allow_races(self, allowed: bool) -> None:
-        """Sets whether calls may race, if the model checks for races."""
+        """Sets whether calls may race, if the model detects races."""
         allow = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_allow_races", None)
         if allow is not None:
             allow(allowed)
 
     def fault(self) -> str:
         """Message of the model's last failed check; empty if it reports none."""
-        said = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_fault", None)
-        if said is None:
+        message = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_fault", None)
+        if message is None:
             return ""
-        said.restype = ctypes.c_char_p
-        return str(said().decode())
+        message.restype = ctypes.c_char_p
+        return str(message().decode())
 
 
 TWINS = (
@@ -60,8 +60,8 @@ TWINS = (
 
 
 def load_kernels(prefix: str, device: str, path: Path) -> _library.Backend:
-    """Registers the kernels ``ngram_npu_<prefix>_<op>`` of a library for a device. Do not call it
-    while operators run."""
+    """Registers the kernels ``ngram_npu_<prefix>_<op>`` of a library for a device. Operators must
+    not run at the same time."""
     _library.load()
     state = _library._state
     assert state is not None
@@ -77,8 +77,8 @@ _PLAN_SIZES = (
 def ascendc_plan(
     op: str, sizes: dict[str, int], vector_cores: int, ub_bytes: int
 ) -> dict[str, Any] | None:
-    """The launch plan of ``op`` on such an NPU: ``launches`` [(kernel, blocks)],
-    ``workspace_bytes``, ``tiling`` (csrc/ascendc/launch_args.h). None: it cannot run them."""
+    """Returns the launch plan of ``op`` for an NPU of these sizes: ``launches`` [(kernel, blocks)],
+    ``workspace_bytes``, ``tiling`` (csrc/ascendc/launch_args.h). None: the NPU cannot run it."""
     plan = _loaded(FOLDER / "libngram_npu_ascendc_twin.so").ngram_npu_ascendc_twin_plan
     plan.restype = ctypes.c_int64
     numbers = (ctypes.c_int64 * len(_PLAN_SIZES))(*(sizes.get(name, 0) for name in _PLAN_SIZES))
@@ -89,8 +89,8 @@ def ascendc_plan(
     )  # fmt: skip
     if size == 0:
         raise ValueError(f"ascendc_plan: op: expected one with an AscendC kernel, got {op!r}")
-    made: dict[str, Any] | None = json.loads(text.value)
-    return made
+    result: dict[str, Any] | None = json.loads(text.value)
+    return result
 
 
 @functools.cache

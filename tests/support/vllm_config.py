@@ -1,4 +1,4 @@
-"""The parts of a VllmConfig that the proposer reads, for tests without vLLM."""
+"""The fields of a VllmConfig that the proposer reads, for tests without vLLM."""
 
 from __future__ import annotations
 

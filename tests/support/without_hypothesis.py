@@ -1,5 +1,5 @@
-"""A stand-in for hypothesis on GPU machines that lack it. Property tests are skipped with a reason,
-and all other tests run. It never replaces an installed hypothesis."""
+"""A replacement of hypothesis for GPU machines without it: property tests are skipped with a
+reason, all other tests run. It never replaces an installed hypothesis."""
 
 from __future__ import annotations
 
@@ -16,21 +16,18 @@ import pytest
 
 def _given(*_: Any, **__: Any) -> Callable[[Callable[..., Any]], Callable[[], None]]:
     def decorate(_test: Callable[..., Any]) -> Callable[[], None]:
-        def skipped() -> None:
-            pytest.skip("hypothesis is not installed: nothing is drawn")
-
-        return skipped
+        return lambda: pytest.skip("hypothesis is not installed")
 
     return decorate
 
 
 def install_where_missing() -> None:
     if "hypothesis" not in sys.modules and importlib.util.find_spec("hypothesis") is None:
-        install()
+        install(sys.modules)
 
 
-def install(modules: dict[str, ModuleType] = sys.modules) -> None:
+def install(modules: dict[str, ModuleType]) -> None:
     """Makes `import hypothesis` and `from hypothesis import strategies` work."""
     hypothesis = MagicMock(given=_given)
-    hypothesis.__spec__ = ModuleSpec("hypothesis", None)  # others ask whether it is installed
+    hypothesis.__spec__ = ModuleSpec("hypothesis", None)  # for importlib.util.find_spec
     modules["hypothesis"], modules["hypothesis.strategies"] = hypothesis, hypothesis.strategies

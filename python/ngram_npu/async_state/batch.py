@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ngram_npu.async_state.neural import MergeConfig
 from ngram_npu.config import SHORT_ROW, NgramConfig
-from ngram_npu.drafting import takes_index
+from ngram_npu.drafting import uses_index
 from ngram_npu.host_drafting import Stop
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -103,7 +103,7 @@ class AsyncConfig:
             raise ValueError(
                 f"AsyncConfig: draft_on: expected 'auto', 'device' or 'host', got {self.draft_on!r}"
             )
-        self.takes_index(on_cpu=True)
+        self.uses_index(on_cpu=True)
         if self.token_capacity is not None:
             self._check_range("token_capacity", 0, _INT32_MAX)
         self._check_layout()
@@ -119,19 +119,19 @@ class AsyncConfig:
             return has_store and not on_cpu
         return self.draft_on == "host"
 
-    def takes_index(self, *, on_cpu: bool) -> bool:
+    def uses_index(self, *, on_cpu: bool) -> bool:
         """Whether drafts are found with an index. Another device may refuse to make one.
 
         Raises:
             ValueError: ``engine`` contradicts ``ngram``.
         """
-        return takes_index(
+        return uses_index(
             self.ngram,
             self.engine,
             capacity=self.row_capacity,
             short=SHORT_ROW if on_cpu else self.row_capacity,
             device_type="cpu",
-            says="AsyncConfig: ",
+            prefix="AsyncConfig: ",
         )
 
     def _check_layout(self) -> None:

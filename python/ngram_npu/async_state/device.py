@@ -8,11 +8,10 @@ from typing import Any, Literal, Protocol
 import torch
 
 from ngram_npu.config import NgramConfig
-from ngram_npu.drafting import make_store
 from ngram_npu.host_drafting import CallingThread, current_stream
 from ngram_npu.host_drafting import Stream as Jobs
 from ngram_npu.index import NgramIndex, make_index
-from ngram_npu.store import NgramStore
+from ngram_npu.store import NgramStore, make_store
 
 Stream = Literal["main", "side"]
 """`main` is the stream the model runs on, current when a method is called; `side` is for copies

@@ -128,7 +128,7 @@ class DeviceTruth:
         if config.drafts_on_host(on_cpu=on_cpu, has_store=has_store):
             self.host = HostLookup(config, device, self.token_ids.device, store)
             store = None
-        elif config.takes_index(on_cpu=on_cpu):
+        elif config.uses_index(on_cpu=on_cpu):
             index = device.index(lookup, rows, config.index_capacity)
         # Workspaces by which the blocks of a launch synchronise; zeros between launches.
         self._workspaces = tuple(

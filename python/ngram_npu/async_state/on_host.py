@@ -29,7 +29,7 @@ class HostLookup:
     ) -> None:
         lookup, rows, host = config.ngram, config.max_rows, CpuDevice()
         self.index = None
-        if config.takes_index(on_cpu=True):
+        if config.uses_index(on_cpu=True):
             self.index = host.index(lookup, rows, config.index_capacity)
         if store is None and lookup.store is not None:
             store = host.store(lookup, rows)

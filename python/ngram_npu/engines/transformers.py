@@ -20,9 +20,8 @@ import numpy.typing as npt
 import torch
 
 from ngram_npu.config import NgramConfig
-from ngram_npu.drafting import make_store
 from ngram_npu.proposer import NgramProposer
-from ngram_npu.store import NgramStore
+from ngram_npu.store import NgramStore, make_store
 
 __all__ = ["NgramCandidates", "drafting"]
 

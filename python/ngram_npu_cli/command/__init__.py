@@ -106,10 +106,11 @@ def _discard(stream: TextIO) -> None:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line. It may contain a file name with control characters: shells expand globs."""
-        from ngram_npu.errors import printable
+        from ngram_npu.errors import escape_unprintable
 
         self.exit(
-            EXIT_USAGE, printable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n"
+            EXIT_USAGE,
+            escape_unprintable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n",
         )
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:

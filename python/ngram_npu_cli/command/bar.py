@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ngram_npu.errors import printable
+from ngram_npu.errors import escape_unprintable
 
 if TYPE_CHECKING:
     from ngram_npu_cli.logs.log_files import Progress
@@ -40,7 +40,7 @@ class Bar:
 
     def show(self, progress: Progress) -> None:
         """Draw, at most ten times a second, or print a line."""
-        name = printable(progress.name)
+        name = escape_unprintable(progress.name)
         if self._tqdm is None:
             if time.monotonic() - self._said >= SILENCE_S:
                 self._said = time.monotonic()

@@ -259,7 +259,7 @@ def reported(
     Raises:
         InputError: `make` fails, or a file cannot be written, which is known before any work.
     """
-    from ngram_npu.errors import printable
+    from ngram_npu.errors import escape_unprintable
     from ngram_npu.output import atomic_output, check_writable
 
     from ngram_npu_cli.command.bar import Bar
@@ -276,7 +276,7 @@ def reported(
             if path is not None:
                 write(report, stack.enter_context(atomic_output(path)))
     for note in notes(report):
-        complain(printable(f"{arguments.parser.prog}: note: {note}"))
+        complain(escape_unprintable(f"{arguments.parser.prog}: note: {note}"))
     if arguments.json == "-":
         complain(text(report))
         sys.stdout.write(report.to_json())

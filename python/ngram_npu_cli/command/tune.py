@@ -156,7 +156,7 @@ def add_measure_cost(commands: Any) -> None:
 
 
 def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from ngram_npu.errors import optional
+    from ngram_npu.errors import import_optional
 
     from ngram_npu_cli.tune import CANDIDATES, TuneOptions, TuneReport, format_report, tune
     from ngram_npu_cli.tune.candidates import parse_candidate
@@ -165,7 +165,7 @@ def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     if arguments.html is not None:
         check_html()
     if arguments.progress:
-        optional("tqdm", "--progress", "replay")
+        import_optional("tqdm", "--progress", "replay")
     cost = _cost(arguments.cost)
     if arguments.batch_size:
         cost = cost.at(arguments.batch_size)

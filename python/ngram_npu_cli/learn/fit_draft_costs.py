@@ -15,8 +15,8 @@ from ngram_npu.draft_costs import (
     Costs,
     FloatArray,
     IntArray,
-    costs_of,
-    logits_of,
+    costs_to_logits,
+    logits_to_costs,
 )
 from ngram_npu.errors import InputError
 from ngram_npu.store import NgramStore
@@ -24,7 +24,7 @@ from ngram_npu.store import NgramStore
 from ngram_npu_cli.replay import TokenRequest
 from ngram_npu_cli.replay.walks import Walks, at_equal_drafts, record, walks
 
-__all__ = ["Comparison", "Costs", "compare", "costs_of", "fit", "logits_of"]
+__all__ = ["Comparison", "Costs", "compare", "costs_to_logits", "fit", "logits_to_costs"]
 
 MOST_TOKENS = 1 << 20
 """Of completions that are fitted on: the newest; 200 MB of memory."""
@@ -71,7 +71,10 @@ def compare(conversations: Sequence[TokenRequest], k: int = 8, limit: int = 40) 
     fitted, measured = fit(used[::2]), list(_newest(used[1::2]))
     found = walks(measured)
     shipped = found.replay(found.lengths(default_costs().astype(np.int64), limit, k))
-    curve = [found.replay(found.lengths(fitted.of_row, at, k)) for at in (*range(0, 160, 2), 4080)]
+    curve = [
+        found.replay(found.lengths(fitted.row_token_costs, at, k))
+        for at in (*range(0, 160, 2), 4080)
+    ]
     if shipped.drafted in (curve[0].drafted, curve[-1].drafted):  # nothing to choose from
         return Comparison(len(measured), shipped.tokens_per_step, shipped.tokens_per_step)
     tokens, _ = at_equal_drafts(curve, shipped.drafted_per_step)
@@ -88,12 +91,12 @@ def fit(conversations: Sequence[TokenRequest], tokenizer: str = "") -> Costs:
 
     Args:
         conversations: if they have more than ``MOST_TOKENS`` tokens, the newest of them.
-        tokenizer: 32 hex digits (``ngram_npu.tokenizer_digest.digest_of``).
+        tokenizer: 32 hex digits (``ngram_npu.store.tokenizer_digest``).
     """
 
     places, right = observed(list(_newest(conversations)))
     shipped = np.concatenate([default_costs().ravel(), default_store_costs().ravel()])
-    cells, *tokens = _likeliest(places, right, logits_of(shipped))
+    cells, *tokens = _likeliest(places, right, costs_to_logits(shipped))
     row, store = np.split(_whole(cells, "row"), [default_costs().size])
     pair = np.stack([_whole(of, "tokens") for of in tokens], axis=1)
     return Costs(row.reshape(SHAPES["row"]), store.reshape(SHAPES["store"]), pair, tokenizer)

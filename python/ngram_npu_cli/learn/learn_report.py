@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngram_npu.errors import printable
+from ngram_npu.errors import escape_unprintable
 
 from ngram_npu_cli.learn.curve import Point
 
@@ -146,7 +146,7 @@ def format_report(report: LearnReport) -> str:
         f"{(report.file_bytes or 0) / 1e6:.0f} MB; it holds text of users: share it as you would "
         "the logs"
     )
-    return "\n".join(map(printable, lines))
+    return "\n".join(map(escape_unprintable, lines))
 
 
 def format_store(found: Mapping[str, Any]) -> str:
@@ -159,4 +159,4 @@ def format_store(found: Mapping[str, Any]) -> str:
         f"visibility  {found['visibility']}",
         f"tokenizer   {found['tokenizer'] or 'not known'}",
     ]
-    return "\n".join(map(printable, lines))
+    return "\n".join(map(escape_unprintable, lines))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import InputError, optional
+from ngram_npu.errors import InputError, import_optional
 
 from ngram_npu_cli.learn.learn_report import LearnReport, label
 
@@ -58,4 +58,4 @@ def _format_of(suffix: str) -> str:
 
 
 def _matplotlib(module: str) -> Any:
-    return optional(f"matplotlib.{module}", "--plot", "plot")
+    return import_optional(f"matplotlib.{module}", "--plot", "plot")

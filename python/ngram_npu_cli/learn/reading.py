@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 
 from ngram_npu.errors import InputError, RecordError
-from ngram_npu.scopes import scope_of
+from ngram_npu.store import scope_of
 
 from ngram_npu_cli.learn.stores import Text, blocks_of
 from ngram_npu_cli.logs.log_files import Progress, Skipped, log_files

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu.errors import InputError
-from ngram_npu.memory import Int32Array
 from ngram_npu.output import check_writable
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
-from ngram_npu.store_file import MAGIC, StoreFileError
+from ngram_npu.store.file import MAGIC, StoreFileError
+from ngram_npu.tensors import Int32Array
 
 Text = tuple[int, Int32Array]
 """An answer: the number of its scope, and its tokens."""
@@ -108,7 +108,7 @@ def texts_of(store: NgramStore) -> list[Text]:
 def enter(store: NgramStore, texts: Iterable[Text]) -> None:
     """Adds texts to the store, each under its scope as a number."""
     for scope, tokens in texts:
-        store._enter(tokens, scope)
+        store._add_text(tokens, scope)
 
 
 def blocks_of(num_tokens: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ngram_npu.errors import printable
+from ngram_npu.errors import escape_unprintable
 
 from ngram_npu_cli.replay.figures import ReplayFigures
 
@@ -116,13 +116,13 @@ def format_table(report: ReplayReport) -> str:
         f"{_number(figures.draft_us_per_token)} per token"
     )
     for figures in report.inputs:
-        lines += [printable(f"note ({figures.name}): {note}") for note in figures.notes]
+        lines += [escape_unprintable(f"note ({figures.name}): {note}") for note in figures.notes]
     return "\n".join(lines)
 
 
 def short_name(name: str) -> str:
     """An input's name as tables show it: at most 22 characters, its end."""
-    shown = printable(name)
+    shown = escape_unprintable(name)
     return shown if len(shown) <= _NAME_WIDTH else f"...{shown[3 - _NAME_WIDTH :]}"
 
 
@@ -178,4 +178,4 @@ def _caption(report: ReplayReport) -> str:
         parts.append(f"first {report.limit} of each input")
     tokenizer = "token ids as recorded" if report.tokenizer is None else report.tokenizer["name"]
     parts.append(f"tokenizer: {tokenizer}")
-    return printable(", ".join(parts))
+    return escape_unprintable(", ".join(parts))

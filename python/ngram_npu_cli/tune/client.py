@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ngram_npu.errors import InputError, one_line, printable
+from ngram_npu.errors import InputError, escape_unprintable, one_line
 from ngram_npu.output import atomic_output
 from ngram_npu.step_time import FORMAT
 
@@ -371,8 +371,9 @@ def _read(output: Path) -> dict[str, Any]:
             raise ValueError(f"expected format {FORMAT!r}, got {found['format']!r}")
         found["runs"], found["steps"] = list(found["runs"]), list(found["steps"])
     except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = escape_unprintable(one_line(error))
         raise InputError(
-            f"{output}: exists and is not a file of step times: {printable(one_line(error)):.200}"
+            f"{output}: exists and is not a file of step times: {reason:.200}"
         ) from error
     return found
 

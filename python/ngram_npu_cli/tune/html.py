@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from ngram_npu.errors import optional, printable
+from ngram_npu.errors import escape_unprintable, import_optional
 
 from ngram_npu_cli.tune.text import advice_lines, describe, store_lines
 from ngram_npu_cli.tune.tune_report import TuneReport
@@ -20,7 +20,7 @@ def check_html() -> None:
         InputError: jinja2 or matplotlib is not installed.
     """
     for module in ("jinja2", "matplotlib.figure"):
-        optional(module, "--html", "html")
+        import_optional(module, "--html", "html")
 
 
 def to_html(report: TuneReport) -> str:
@@ -29,12 +29,14 @@ def to_html(report: TuneReport) -> str:
     Raises:
         InputError: as for `check_html`.
     """
-    jinja2 = optional("jinja2", "--html", "html")
+    jinja2 = import_optional("jinja2", "--html", "html")
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda shown: shown if hasattr(shown, "__html__") else printable(str(shown)),
+        finalize=lambda shown: (
+            shown if hasattr(shown, "__html__") else escape_unprintable(str(shown))
+        ),
     )
     environment.filters["three"] = "{:.3f}".format
     template = resources.files("ngram_npu_cli.tune").joinpath("report.html")
@@ -51,7 +53,7 @@ def to_html(report: TuneReport) -> str:
 
 def _svg(report: TuneReport) -> str:
     drawn = io.StringIO()
-    with optional("matplotlib", "--html", "html").rc_context({"svg.fonttype": "none"}):
+    with import_optional("matplotlib", "--html", "html").rc_context({"svg.fonttype": "none"}):
         draw(report).savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
     text = drawn.getvalue()
     return text[text.index("<svg") :]
@@ -60,7 +62,7 @@ def _svg(report: TuneReport) -> str:
 def draw(report: TuneReport) -> Any:
     """Speed-up by batch size, tokens against drafts, and a histogram of the conversations, as a
     figure of matplotlib."""
-    figure = optional("matplotlib.figure", "--html", "html").Figure(
+    figure = import_optional("matplotlib.figure", "--html", "html").Figure(
         figsize=(12, 3.6), layout="constrained"
     )
     by_batch, yields, gains = figure.subplots(1, 3)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from ngram_npu.config import STORE_TOKENS
-from ngram_npu.errors import printable
+from ngram_npu.errors import escape_unprintable
 
 from ngram_npu_cli.replay.replay_report import BYTES_WARNING, short_name
 from ngram_npu_cli.tune.runners import SYNCHRONOUS
@@ -119,7 +119,7 @@ def _input_lines(report: TuneReport) -> list[str]:
     if report.singles:
         most, least = report.singles[-1], report.singles[0]
         for word, of in (("Most", most), ("Least", least)):
-            named = printable(f"{of.name} of {of.input}")
+            named = escape_unprintable(f"{of.name} of {of.input}")
             lines.append(f"{word}: {of.speedup:.2f}, {named}, {of.tokens} tokens")
     return lines
 
@@ -138,12 +138,12 @@ def describe(report: TuneReport) -> list[str]:
         )
     lines = [
         f"Traffic: {kept}",
-        f"Verification cost: {printable(report.cost.name)}",
+        f"Verification cost: {escape_unprintable(report.cost.name)}",
         f"{len(report.settings)} settings, chosen on one half of the conversations; figures are of "
         f"the other {traffic['held_out_conversations']}. Tokenizer: "
-        f"{printable(traffic['tokenizer'] or 'token ids as recorded')}",
+        f"{escape_unprintable(traffic['tokenizer'] or 'token ids as recorded')}",
     ]
-    lines += [printable(f"Note: {note}") for note in traffic["notes"]]
+    lines += [escape_unprintable(f"Note: {note}") for note in traffic["notes"]]
     if (traffic["tokenizer"] or "").startswith("bytes:"):
         lines.append(BYTES_WARNING)
     if report.cost.is_example:

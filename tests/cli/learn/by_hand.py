@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from ngram_npu import NgramStore
 from ngram_npu.config import UNLIMITED, default_costs, default_store_costs
-from ngram_npu.scopes import scope_of
+from ngram_npu.store import scope_of
 from ops import reference
 
 SLOT = np.zeros(1, np.int32)

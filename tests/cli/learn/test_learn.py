@@ -12,8 +12,9 @@ from typing import Any
 import by_hand
 import numpy as np
 import pytest
-from ngram_npu import NgramConfig, NgramStore, store_file
-from ngram_npu.scopes import scope_of
+from ngram_npu import NgramConfig, NgramStore
+from ngram_npu.store import file as store_file
+from ngram_npu.store import scope_of
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.learn import LearnOptions, curve, describe, format_report, learn, reading, stores
 from ngram_npu_cli.learn.fit_draft_costs import Costs
@@ -363,7 +364,7 @@ def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
         (["learn", "LOGS", "--plot", "c.x"], 'c.x: unknown plot format "x"'),
         (["learn", "BAD"], "bad.store: truncated: 11 bytes"),
         (["learn", "SHORT"], "nothing to learn: no answer of 2 or more tokens"),
-        (["store", "info", "LOGS"], "logs.jsonl: not a file of a store"),
+        (["store", "info", "LOGS"], "logs.jsonl: not a store file"),
         (["store", "info", "none"], "none: No such file or directory"),
         (["store"], "the following arguments are required: ACTION"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.replay import load_tokenizer
 
 VOCAB = {"a</w>": 0, "b</w>": 1, "a": 2, "<unk>": 3, "\udc80": 4, "ü": 5}
@@ -18,8 +18,8 @@ WITH_ADDED = {**VOCAB, "<tool>": 6, "xy": 7}
 
 def test_it_is_what_it_always_was() -> None:
     """Files name it."""
-    assert digest_of(WITH_ADDED) == "48a7899b83fa2eb452a85173b4d6d85e"
-    assert digest_of(dict(reversed(WITH_ADDED.items()))) == digest_of(WITH_ADDED)
+    assert tokenizer_digest(WITH_ADDED) == "48a7899b83fa2eb452a85173b4d6d85e"
+    assert tokenizer_digest(dict(reversed(WITH_ADDED.items()))) == tokenizer_digest(WITH_ADDED)
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_it_is_what_it_always_was() -> None:
     ],
 )
 def test_another_vocabulary_has_another(other: dict[str, int]) -> None:
-    assert len(digest_of(other)) == 32
-    assert digest_of(other) != digest_of(WITH_ADDED)
+    assert len(tokenizer_digest(other)) == 32
+    assert tokenizer_digest(other) != tokenizer_digest(WITH_ADDED)
 
 
 def _rust(folder: Path) -> Any:
@@ -68,9 +68,9 @@ def _slow(folder: Path) -> Any:
 @pytest.mark.parametrize("make", [_rust, _fast, _slow])
 def test_whoever_has_loaded_it(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     expected = {token: i for token, i in WITH_ADDED.items() if i != 4} | {"?": 4}
-    assert digest_of(make(tmp_path).get_vocab()) == digest_of(expected)
+    assert tokenizer_digest(make(tmp_path).get_vocab()) == tokenizer_digest(expected)
     if make is _rust:
-        assert load_tokenizer(str(tmp_path)).digest == digest_of(expected)
+        assert load_tokenizer(str(tmp_path)).digest == tokenizer_digest(expected)
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from core.index.words import (
+from core.index.index_words import (
     HEADER,
-    Harm,
+    Change,
     Int32Array,
-    check_told,
-    owners_of,
-    page_of,
-    put,
+    check_detected,
+    edit_word,
+    page_owners,
+    page_words,
     random_tokens,
 )
 from ngram_npu import _C, IntegrityError, NgramIndex
@@ -25,7 +25,7 @@ LENGTH, DEPTH, PAGES, ROOT = HEADER + 1, HEADER + 2, HEADER + 3, HEADER + 16
 """Of slot 0."""
 
 
-def _tokens(rows: int = 3, length: int = 700, alphabet: int = 9) -> Int32Array:
+def new_tokens(rows: int = 3, length: int = 700, alphabet: int = 9) -> Int32Array:
     return random_tokens(rows, length, alphabet)
 
 
@@ -40,7 +40,7 @@ def _step(
     )  # fmt: skip
 
 
-def _indexed(tokens: Int32Array, **options: int) -> NgramIndex:
+def new_index(tokens: Int32Array, **options: int) -> NgramIndex:
     rows, length = tokens.shape
     index = NgramIndex(rows, tokens.size, min_n=2, max_n=4, any_data=True)
     index.append(tokens, np.full(rows, length, np.int32), **options)
@@ -59,15 +59,18 @@ def _indexed(tokens: Int32Array, **options: int) -> NgramIndex:
         ({"token_capacity": 2**63}, r"token_capacity: too large, got 9223372036854775808"),
         ({"num_slots": 2**28 + 1}, r"num_slots: expected 1 to 2\*\*28, got 268435457"),
         ({"token_capacity": 10**12}, r"token_capacity: too large, got 1000000000000"),
+        ({"sizes": "ladder"}, "min_n, max_n: expected 1, 16 with sizes='ladder', got 2, 4"),
+        ({"outcomes": True}, "outcomes: expected False without sizes='ladder'"),
+        ({"sizes": "x"}, "sizes: expected 'consecutive' or 'ladder', got 'x'"),
     ],
 )
-def test_errors(changes: dict[str, int], message: str) -> None:
+def test_invalid_size_is_rejected(changes: dict[str, int], message: str) -> None:
     arguments = {"num_slots": 2, "token_capacity": 100, "min_n": 2, "max_n": 4, **changes}
     with pytest.raises(ValueError, match=message):
         NgramIndex(**arguments)  # type: ignore[arg-type]
 
 
-def test_sizes() -> None:
+def test_memory_is_bounded_and_committed_on_demand() -> None:
     small = NgramIndex(1, 0, min_n=1, max_n=8)
     assert small.nbytes == small.tensor.nbytes
     assert small.statistics.num_pages >= 1
@@ -83,31 +86,31 @@ def test_sizes() -> None:
 
 
 @pytest.mark.parametrize("length", [7_500, 16_384, 32_768, 60_000, 131_072])
-def test_the_size_for_any_data_suffices(length: int) -> None:
-    """Rows without a repeated token and rows in which all repeat once: 1 and 1.5 entries per token,
-    the maximum for one and for two lengths."""
-    fresh = np.random.default_rng(length).permutation(length).astype(np.int32)[None]
-    twice = np.tile(fresh[:, : length // 2], 2)
-    for high, tokens in ((1, fresh), (2, twice)):
-        index = NgramIndex(1, length, min_n=1, max_n=high, any_data=True)
+def test_any_data_allocates_enough_for_unrepetitive_rows(length: int) -> None:
+    """Rows without a repeated token, and rows in which each token occurs twice: 1 and 1.5 entries
+    per token, the maximum for one and for two sizes."""
+    distinct = np.random.default_rng(length).permutation(length).astype(np.int32)[None]
+    repeated = np.tile(distinct[:, : length // 2], 2)
+    for max_n, tokens in ((1, distinct), (2, repeated)):
+        index = NgramIndex(1, length, min_n=1, max_n=max_n, any_data=True)
         index.append(tokens, np.array([tokens.size], np.int32))
         assert index.statistics.slots_given_up == 0
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_both_kinds(kind: str) -> None:
+def test_append_and_reset_accept_both_kinds(kind: str) -> None:
     index = NgramIndex(3, 3000, min_n=2, max_n=4, kind=kind)  # type: ignore[arg-type]
     assert isinstance(index.tensor, torch.Tensor if kind == "torch" else np.ndarray)
-    make: Callable[[Int32Array], object] = torch.from_numpy if kind == "torch" else np.asarray
-    tokens = _tokens()
-    index.append(make(tokens), make(np.full(3, 700, np.int32)))
+    as_kind: Callable[[Int32Array], object] = torch.from_numpy if kind == "torch" else np.asarray
+    tokens = new_tokens()
+    index.append(as_kind(tokens), as_kind(np.full(3, 700, np.int32)))
     index.check_integrity(dict(enumerate(tokens)))
-    index.reset(make(np.array([0, 1, 2], np.int32)))
+    index.reset(as_kind(np.array([0, 1, 2], np.int32)))
     assert index.statistics.pages_in_use == 0
 
 
-def test_statistics() -> None:
-    tokens = _tokens(2, 400)
+def test_statistics_count_rows_and_rebuilds() -> None:
+    tokens = new_tokens(2, 400)
     lengths = np.full(2, 390, np.int32)
     index = NgramIndex(2, 800, min_n=2, max_n=4)
     _step(index, tokens, lengths)
@@ -129,34 +132,34 @@ def test_statistics() -> None:
 
 
 @pytest.mark.parametrize("place", range(1, 9))
-def test_a_row_rewritten_among_its_last_eight_tokens_is_noticed(place: int) -> None:
-    tokens = _tokens(1, 400)
-    index = _indexed(tokens)
+def test_change_among_the_last_eight_tokens_rebuilds_the_slot(place: int) -> None:
+    tokens = new_tokens(1, 400)
+    index = new_index(tokens)
     tokens[0, -place] += 1
     index.append(tokens, np.array([400], np.int32))
     assert index.statistics.rebuilds_rewritten == 1
     index.check_integrity({0: tokens[0]})
 
 
-@pytest.mark.parametrize("nothing", [{"k": 0}, {"k": 4, "max_len": 5}], ids=["k-0", "max-len"])
-def test_rows_that_cannot_draft_are_indexed_all_the_same(nothing: dict[str, int]) -> None:
-    tokens = _tokens(1, 700)
+@pytest.mark.parametrize("limit", [{"k": 0}, {"k": 4, "max_len": 5}], ids=["k-0", "max-len"])
+def test_rows_that_cannot_draft_are_indexed(limit: dict[str, int]) -> None:
+    tokens = new_tokens(1, 700)
     lengths = np.full(1, 400, np.int32)
     index = NgramIndex(1, 700, min_n=2, max_n=4)
     sampled = np.ones((1, 1), np.int32)
     sizes = {"min_n": 2, "max_n": 4}
-    step = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **sizes, **nothing)
-    assert step[2].shape == (1, nothing["k"])
+    step = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **sizes, **limit)
+    assert step[2].shape == (1, limit["k"])
     assert step[3].tolist() == [0]
     lengths += 50
-    _C.ngram_index_propose_(tokens, lengths, index.tensor, **sizes, **nothing)
+    _C.ngram_index_propose_(tokens, lengths, index.tensor, **sizes, **limit)
     assert index.tensor[LENGTH] == 451
     assert index.statistics.rows_indexed == 2
     index.check_integrity({0: tokens[0, :451]})
 
 
-def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
-    tokens = _tokens(1, 200_010, 50)
+def test_long_prompt_is_indexed_over_several_steps() -> None:
+    tokens = new_tokens(1, 200_010, 50)
     lengths = np.full(1, 200_000, np.int32)
     index = NgramIndex(1, 200_010, min_n=2, max_n=4, any_data=True)
     for _ in range(8):
@@ -167,11 +170,11 @@ def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
 
 
 @pytest.mark.parametrize("match_policy", [0, 1])
-def test_a_row_whose_directory_takes_several_pages(match_policy: int) -> None:
+def test_row_with_directory_of_several_pages_drafts_as_scan(match_policy: int) -> None:
     rng = np.random.default_rng(7)
     length = 1_500_000
     tokens = rng.integers(0, 100_000, (1, length + 64), dtype=np.int32)
-    # Something to find, and to find it far apart.
+    # A match that is far away.
     tokens[0, length // 2 : length // 2 + 1000] = tokens[0, 1000:2000]
     index = NgramIndex(1, length + 64, min_n=2, max_n=4, any_data=True)
     lengths = np.array([length], np.int32)
@@ -185,16 +188,16 @@ def test_a_row_whose_directory_takes_several_pages(match_policy: int) -> None:
             options = {"min_n": 2, "max_n": 4, "k": 4, "match_policy": match_policy}
             expected_lengths = lengths.copy()
             expected = _C.ngram_step_(scanned, expected_lengths, sampled, **options)
-            found = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **options)
-            assert all(map(np.array_equal, found, expected))
+            results = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **options)
+            assert all(map(np.array_equal, results, expected))
             drafted += int(expected[3][0])
     assert drafted > 20
     assert index.statistics.rows_indexed == 24
     index.check_integrity()
 
 
-def test_repetitive_text_that_passes_a_power_of_two_splits_no_page_early() -> None:
-    """A page splits when it is full, not because its row outgrew what its entries can record."""
+def test_page_splits_only_when_full() -> None:
+    """A row whose length passes a power of two needs larger entries, which must not split pages."""
     rng = np.random.default_rng(0)
     phrases = rng.integers(0, 30_000, (80, 10), np.int32)
     words = np.empty((3200, 11), np.int32)
@@ -211,9 +214,9 @@ def test_repetitive_text_that_passes_a_power_of_two_splits_no_page_early() -> No
 
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
-def test_a_slot_given_up_takes_another_row(by_step: bool) -> None:
-    """The slot knows which row did not fit: another row need not wait for as much memory."""
-    tokens = _tokens(1, 20_000, 300)
+def test_slot_given_up_indexes_a_shorter_row(by_step: bool) -> None:
+    """The slot records which row did not fit: a shorter row need not wait for as much memory."""
+    tokens = new_tokens(1, 20_000, 300)
     lengths = np.full(1, 19_990, np.int32)
     index = NgramIndex(1, 2000, min_n=2, max_n=4)
     if by_step:
@@ -229,10 +232,10 @@ def test_a_slot_given_up_takes_another_row(by_step: bool) -> None:
     assert index.statistics.rows_indexed == 1
 
 
-def test_a_step_tries_no_more_than_its_share_where_memory_is_full() -> None:
-    """A row that did not fit is charged to the budget: otherwise every row of a batch would try."""
+def test_row_that_does_not_fit_is_charged_to_the_budget() -> None:
+    """Otherwise every row of a batch would try to allocate memory in each step."""
     rows, length = 6, 20_000
-    tokens = _tokens(rows, length + 10, 9999)
+    tokens = new_tokens(rows, length + 10, 9999)
     lengths = np.full(rows, length, np.int32)
     index = NgramIndex(rows, 6000, min_n=2, max_n=4)
     _step(index, tokens, lengths)
@@ -243,117 +246,110 @@ def test_a_step_tries_no_more_than_its_share_where_memory_is_full() -> None:
 
 
 def _page(words: Int32Array) -> Int32Array:
-    """The first page of slot 0."""
-    return page_of(words, int(words[ROOT]) >> 4)
+    """Returns the first page of slot 0."""
+    return page_words(words, int(words[ROOT]) >> 4)
 
 
-def _next_bits(words: Int32Array) -> int:
+def _position_bits(words: Int32Array) -> int:
     return 12 + (int(words[ROOT]) & 15)
 
 
-def _freed_pages_in_a_circle(words: Int32Array) -> None:
+def _link_freed_pages_in_a_circle(words: Int32Array) -> None:
     _C.ngram_index_reset_(words, np.array([1], np.int32))
     head = int(words[FREE_PAGE])
-    owners_of(words)[head - 1] = np.uint32(0x80000000 | head).view(np.int32)
+    page_owners(words)[head - 1] = np.uint32(0x80000000 | head).view(np.int32)
 
 
-def _freed_pages_forgotten(words: Int32Array) -> None:
+def _lose_freed_pages(words: Int32Array) -> None:
     _C.ngram_index_reset_(words, np.array([1], np.int32))
     words[FREE_PAGE] = 0
 
 
-def _gap(words: Int32Array) -> None:
+def _leave_gap(words: Int32Array) -> None:
     page = _page(words).reshape(-1, 16)
     page[np.flatnonzero(page[:, 1])[0], 0] = 0
 
 
-def _entry_elsewhere(words: Int32Array) -> None:
-    """Swaps its group of lines with the next one."""
+def _swap_lines(words: Int32Array) -> None:
+    """Swaps the first two groups of lines."""
     page = _page(words).reshape(-1, 64)
     page[[0, 1]] = page[[1, 0]]
 
 
-def _entry_outside(words: Int32Array) -> None:
+def _point_outside(words: Int32Array) -> None:
     page = _page(words)
-    page[np.flatnonzero(page)] |= (1 << _next_bits(words)) - 1
+    page[np.flatnonzero(page)] |= (1 << _position_bits(words)) - 1
 
 
-def _flip_twice(words: Int32Array) -> None:
+def _flip_mark(words: Int32Array) -> None:
     page = _page(words)
-    page[np.flatnonzero(page)] ^= np.int32(1 << _next_bits(words))
+    page[np.flatnonzero(page)] ^= np.int32(1 << _position_bits(words))
 
 
-def _entry_lost(words: Int32Array) -> None:
+def _remove_entry(words: Int32Array) -> None:
     page = _page(words).reshape(-1, 16)
     line = page[np.flatnonzero((page != 0).sum(1) > 1)[0]]
     line[np.flatnonzero(line)[-1]] = 0
 
 
-def _entry_too_many(words: Int32Array) -> None:
+def _duplicate_entry(words: Int32Array) -> None:
     page = _page(words).reshape(-1, 16)
-    held = (page != 0).sum(1)
-    line = page[np.flatnonzero((held > 0) & (held < 16))[0]]
+    num_entries = (page != 0).sum(1)
+    line = page[np.flatnonzero((num_entries > 0) & (num_entries < 16))[0]]
     line[(line != 0).sum()] = line[0]
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("change", "message"),
     [
-        (put(0, lambda _: 0), "header does not match the tensor's size"),
-        (put(DEPTH, lambda _: 15), r"deeper than the layout allows \(slot or page 0\)"),
-        (put(ROOT, lambda entry: entry | 15), "does not fill its part of the directory"),
+        (edit_word(0, lambda _: 0), "header does not match the tensor's size"),
+        (edit_word(DEPTH, lambda _: 15), r"deeper than the layout allows \(slot or page 0\)"),
+        (edit_word(ROOT, lambda entry: entry | 15), "does not fill its part of the directory"),
         (
-            lambda words: owners_of(words).__setitem__(int(words[ROOT]) >> 4, 2),
+            lambda words: page_owners(words).__setitem__(int(words[ROOT]) >> 4, 2),
             "belongs to another slot",
         ),
         (
-            lambda words: owners_of(words).__setitem__(-1, 1000),
+            lambda words: page_owners(words).__setitem__(-1, 1000),
             r"another slot, or is named twice \(slot or page \d+\)",
         ),
-        (put(PAGES, lambda n: n + 1), "number of pages does not match its pages"),
-        (put(PAGES_IN_USE, lambda n: n + 1), "number of pages in use does not match the pages"),
+        (edit_word(PAGES, lambda n: n + 1), "number of pages does not match its pages"),
+        (edit_word(PAGES_IN_USE, lambda n: n + 1), "pages in use does not match the pages"),
         (
             lambda words: words.__setitem__(FREE_PAGE, int(words[2]) + 9),
             "freed pages is broken",
         ),
-        (_freed_pages_in_a_circle, "freed pages is broken"),
-        (_freed_pages_forgotten, "freed pages is broken"),
-        (_gap, "a line of a page has a gap"),
-        (_entry_elsewhere, "slot 0: an entry is not where its key leads"),
-        (_entry_outside, "slot 0: an entry points outside the row"),
-        (_flip_twice, "slot 0: an entry exists, or is marked, although"),
-        (_entry_lost, "slot 0: an entry is missing"),
-        (_entry_too_many, "slot 0: an entry exists, or is marked, although"),
-        (put(LENGTH, lambda n: n + 1), "slot 0: the slot has indexed more tokens than the row"),
+        (_link_freed_pages_in_a_circle, "freed pages is broken"),
+        (_lose_freed_pages, "freed pages is broken"),
+        (_leave_gap, "a line of a page has a gap"),
+        (_swap_lines, "slot 0: an entry is not where its key leads"),
+        (_point_outside, "slot 0: an entry points outside the row"),
+        (_flip_mark, "slot 0: an entry exists, or is marked, although"),
+        (_remove_entry, "slot 0: an entry is missing"),
+        (_duplicate_entry, "slot 0: an entry exists, or is marked, although"),
+        (
+            edit_word(LENGTH, lambda n: n + 1),
+            "slot 0: the slot has indexed more tokens than",
+        ),
     ],
 )
-def test_a_broken_index_is_told(harm: Harm, message: str) -> None:
-    tokens = _tokens()
-    check_told(_indexed(tokens), tokens, harm, message)
+def test_integrity_check_detects_damage(change: Change, message: str) -> None:
+    tokens = new_tokens()
+    check_detected(new_index(tokens), tokens, change, message)
 
 
 @pytest.mark.parametrize("match_policy", [0, 1])
-def test_an_entry_with_the_wrong_occurrence_is_told(match_policy: int) -> None:
+def test_integrity_check_detects_wrong_occurrence(match_policy: int) -> None:
     tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
-    index = _indexed(tokens, match_policy=match_policy)
+    index = new_index(tokens, match_policy=match_policy)
 
-    def another_occurrence(words: Int32Array) -> None:
+    def change_occurrence(words: Int32Array) -> None:
         page = _page(words)
         page[np.flatnonzero(page)] += -3 if match_policy else 3
 
-    check_told(index, tokens, another_occurrence, "does not record the earliest")
+    check_detected(index, tokens, change_occurrence, "does not record the earliest")
 
 
-def test_a_slot_that_is_none() -> None:
+def test_integrity_check_of_missing_slot_is_an_error() -> None:
     with pytest.raises(IntegrityError, match="slot 9: the index has no such slot"):
-        _indexed(_tokens()).check_integrity({9: _tokens()[0]})
-
-
-def test_a_copy_is_an_index() -> None:
-    """The tensor contains no address."""
-    tokens = _tokens()
-    index = _indexed(tokens)
-    copy = NgramIndex(3, tokens.size, min_n=2, max_n=4, any_data=True)
-    copy.tensor[:] = index.tensor
-    index.tensor[:] = -1
-    copy.check_integrity(dict(enumerate(tokens)))
+        new_index(new_tokens()).check_integrity({9: new_tokens()[0]})

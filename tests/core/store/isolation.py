@@ -1,9 +1,9 @@
-"""A model of which text a request may get from a store, and attacks that are checked with it.
+"""A model of the text that a request may receive from a store, and random attacks on a store.
 
-All scopes say the same few phrases, so text of another scope would fit everywhere. What follows a
-phrase are *marks*: tokens that one request of one scope says first, so a mark shows whose text it
-is from. *Poison* is what nobody may get: tokens of padding, of rejected drafts, of requests that
-have ended. The model knows texts only; it computes no hashes, blocks or drafts.
+All scopes use the same few phrases, so that text of another scope would match everywhere. A phrase
+is followed by *marks*: tokens that a single request generates first, so a mark identifies the
+request. *Poison* tokens must never be drafted: tokens of padding, of discarded samples, and of
+requests that have ended. The model knows the texts only; it computes no hashes, blocks or drafts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from ngram_npu import NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
-from ngram_npu.host_drafting import HostDrafting, Stop
-from ngram_npu.index import make_index
+from ngram_npu.host_drafting import Stop
 from ops.reference.store import BLOCK, HEAD_FILL, HEAD_SERIAL, opened
 
 K = 4
@@ -25,33 +24,34 @@ ROWS, CAPACITY = 5, 400
 SCOPES = [0, 7, scope_of("a"), scope_of("b")]
 PHRASES = [[10 * phrase + i for i in range(1, 5)] for phrase in range(6)]
 END = 99
-"""Token that ends a request which has it as its stop token."""
+"""The stop token of some requests."""
 FIRST_MARK, VOCABULARY = 1000, 1 << 30
 BAD_LENGTHS = [-1, -(2**31), CAPACITY + 1, 2**31 - 1]
 
 
-class Request:
+class TextRequest:
     def __init__(self, scope: int) -> None:
         self.scope = scope
         self.tokens: list[int] = []
         self.shared: list[bool] = []
-        """Whether the store may have the token."""
+        """Whether the store may contain the token."""
         self.draft: list[int] = []
-        """What it got last."""
+        """The last draft."""
         self.phrase: list[int] = []
 
-    def begin(self) -> Request:
-        """All tokens so far are a prompt. What the request says next begins with a mark."""
+    def begin(self) -> TextRequest:
+        """Makes all tokens so far the prompt. The next generated token is a mark."""
         self.draft, self.phrase = [], []
         return self
 
 
 class Ledger:
-    """All texts, and the checks of what comes out of a store."""
+    """Records all texts, and checks drafts and the memory of a store."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self._owners: dict[int, list[tuple[Request, int]]] = {}
+        self._owners: dict[int, list[tuple[TextRequest, int]]] = {}
+        self._requests: list[TextRequest] = []
         self._next_mark = FIRST_MARK
         self.drafts = self.from_others = self.stored = 0
 
@@ -59,54 +59,54 @@ class Ledger:
         self._next_mark += 1
         return self._next_mark
 
-    def add(self, request: Request, tokens: Sequence[int], *, shared: bool) -> None:
+    def add(self, request: TextRequest, tokens: Sequence[int], *, shared: bool) -> None:
         for token in tokens:
             if token >= FIRST_MARK:
                 self._owners.setdefault(token, []).append((request, len(request.tokens)))
             request.tokens.append(token)
             request.shared.append(shared)
 
-    def words(self, request: Request, count: int) -> list[int]:
-        """The next tokens of a request: marks and phrases, and often what it was drafted."""
-        if request.draft and self.rng.random() < 0.4:
-            words = request.draft[:count]
-        else:
-            words = []
-        while len(words) < count:
+    def next_tokens(self, request: TextRequest, count: int) -> list[int]:
+        """Returns the next tokens of a request: marks and phrases, and often its last draft."""
+        accepts_draft = request.draft and self.rng.random() < 0.4
+        tokens = request.draft[:count] if accepts_draft else []
+        while len(tokens) < count:
             if request.phrase:
-                words.append(request.phrase.pop(0))
+                tokens.append(request.phrase.pop(0))
                 continue
-            words.append(self.new_mark())
+            tokens.append(self.new_mark())
             if self.rng.random() < 0.4:
                 request.phrase = list(self.rng.choice(PHRASES))
-        return words
+        return tokens
 
-    def prompt(self, scope: int) -> Request:
-        """A request that has a prompt."""
-        made = Request(scope)
-        self.add(made, self.words(made, self.rng.randint(1, CAPACITY // 3)), shared=False)
-        return made.begin()
+    def new_request(self, scope: int) -> TextRequest:
+        """Returns a request with a prompt."""
+        request = TextRequest(scope)
+        self._requests.append(request)
+        prompt = self.next_tokens(request, self.rng.randint(1, CAPACITY // 3))
+        self.add(request, prompt, shared=False)
+        return request.begin()
 
-    def check_draft(self, request: Request, tokens: Sequence[int]) -> None:
-        """A draft is a piece of the request's own row, or of what one of its scope has said."""
+    def check_draft(self, request: TextRequest, tokens: Sequence[int]) -> None:
+        """Checks that a draft is part of the request's row, or of a text of its scope."""
         request.draft = [token for token in tokens if token != END]
         self.drafts += bool(tokens)
         if all(token < FIRST_MARK for token in tokens):
             return
         piece = list(tokens)
-        grown = request.tokens + piece  # the draft may read on in itself
+        row = request.tokens + piece  # a draft may overlap itself
         if any(
-            whose is request and grown[begin : begin + len(piece)] == piece
-            for whose, begin in self._begins(piece)
+            owner is request and row[begin : begin + len(piece)] == piece
+            for owner, begin in self._occurrences(piece)
         ):
             return
         self.from_others += 1
-        if not self._said(request.scope, piece):
+        if not self._is_shared_text(request.scope, piece):
             raise AssertionError(f"a request of scope {request.scope} was drafted {piece}")
 
     def check_store(self, tensor: Any) -> None:
-        """Each block holds a piece of what one request of its scope has said, and nothing else is
-        in the memory for text."""
+        """Checks that each block contains a part of one text of its scope, and that the rest of the
+        memory for text is zero."""
         words = np.asarray(tensor)
         store = opened(words)
         assert store is not None
@@ -117,32 +117,34 @@ class Ledger:
             scope = store.scope(block)
             fill = store.words[head + HEAD_FILL] if store.words[head + HEAD_SERIAL] else 0
             if tokens[fill:].any():
-                raise AssertionError(f"block {block} of scope {scope}: text behind its end")
+                raise AssertionError(f"block {block} of scope {scope}: text after its end")
             if not fill:
                 continue
             piece = tokens[:fill].tolist()
-            if not self._said(scope, piece):
-                raise AssertionError(f"block {block}: nobody in scope {scope} has said {piece}")
+            if not self._is_shared_text(scope, piece):
+                raise AssertionError(f"block {block}: not a text of scope {scope}: {piece}")
             self.stored += fill
 
-    def _said(self, scope: int, piece: list[int]) -> bool:
-        """Whether one request of the scope has said this, and the store may have all of it."""
+    def _is_shared_text(self, scope: int, piece: list[int]) -> bool:
+        """Returns whether a request of the scope generated this text, all of it for the store."""
         size = len(piece)
         return any(
-            whose.scope == scope
-            and whose.tokens[begin : begin + size] == piece
-            and all(whose.shared[begin : begin + size])
-            for whose, begin in self._begins(piece)
+            owner.scope == scope
+            and owner.tokens[begin : begin + size] == piece
+            and all(owner.shared[begin : begin + size])
+            for owner, begin in self._occurrences(piece)
         )
 
-    def _begins(self, piece: list[int]) -> list[tuple[Request, int]]:
-        """Where the piece would begin in the texts that have its first mark."""
+    def _occurrences(self, piece: list[int]) -> list[tuple[TextRequest, int]]:
+        """Returns where the piece would begin in the texts that contain its first mark."""
         at = next((i for i, token in enumerate(piece) if token >= FIRST_MARK), None)
-        owners = () if at is None else self._owners.get(piece[at], ())
-        return [(whose, place - at) for whose, place in owners if place >= at]  # type: ignore[operator]
+        if at is None:  # a request whose block was reused continues in a new block, at any token
+            return [(owner, i) for owner in self._requests for i in range(len(owner.tokens))]
+        owners = self._owners.get(piece[at], ())
+        return [(owner, place - at) for owner, place in owners if place >= at]
 
 
-def config(visibility: Any) -> NgramConfig:
+def new_config(visibility: Any) -> NgramConfig:
     return NgramConfig(
         k=K,
         sizes="ladder",
@@ -155,23 +157,23 @@ def config(visibility: Any) -> NgramConfig:
 
 
 class ProposerAttack:
-    """Random steps of `NgramProposer`. Rows are never cleared, so behind each row's end is text of
-    requests that had it before. Free rows have lengths that no row can have."""
+    """Random steps of `NgramProposer`. Rows are never cleared, so the memory after each row's end
+    contains text of earlier requests. Free rows have invalid lengths."""
 
     def __init__(self, seed: int, visibility: str, kind: str) -> None:
         self.rng = rng = random.Random(seed)
         self.ledger = Ledger(rng)
         self._by_slots = rng.random() < 0.5
-        self.proposer = NgramProposer(config(visibility), num_slots=ROWS)
-        self._wrap: Any = torch.from_numpy if kind == "torch" else np.asarray
+        self.proposer = NgramProposer(new_config(visibility), num_slots=ROWS)
+        self._as_kind: Any = torch.from_numpy if kind == "torch" else np.asarray
         self._tokens = np.zeros((ROWS, CAPACITY), np.int32)
         self._lengths = np.zeros(ROWS, np.int32)
-        self._arrays = self._wrap(self._tokens), self._wrap(self._lengths)
-        self._rows: list[Request | None] = [None] * ROWS
-        self._unread = [0] * ROWS
-        """Tokens of each row's prompt that are still to come."""
+        self._arrays = self._as_kind(self._tokens), self._as_kind(self._lengths)
+        self._rows: list[TextRequest | None] = [None] * ROWS
+        self._num_unread = [0] * ROWS
+        """By row, the number of prompt tokens that are not yet in the row."""
         self._slots = list(range(ROWS))
-        self._preempted: list[Request] = []
+        self._preempted: list[TextRequest] = []
         self.steps = self.row_steps = 0
 
     @property
@@ -200,10 +202,10 @@ class ProposerAttack:
             full = self._lengths[row] == CAPACITY
             if request is not None and (full or rng.random() < 0.02):
                 self._rows[row] = None
-                if not full and not self._unread[row] and rng.random() < 0.3:
+                if not full and not self._num_unread[row] and rng.random() < 0.3:
                     self._preempted.append(request)
                 if self.proposer.store is not None and rng.random() < 0.6:
-                    self.proposer.reset(self._wrap(np.array([self._slot(row), -1, ROWS])))
+                    self.proposer.reset(self._as_kind(np.array([self._slot(row), -1, ROWS])))
             if self._rows[row] is None:
                 self._lengths[row] = rng.choice(BAD_LENGTHS)
                 if rng.random() < 0.3:
@@ -212,8 +214,8 @@ class ProposerAttack:
             a, b = rng.sample(range(ROWS), 2)
             for array in (self._tokens, self._lengths):
                 array[[a, b]] = array[[b, a]]
-            for of_rows in (self._rows, self._unread, self._slots):
-                of_rows[a], of_rows[b] = of_rows[b], of_rows[a]  # type: ignore[index]
+            for values in (self._rows, self._num_unread, self._slots):
+                values[a], values[b] = values[b], values[a]  # type: ignore[index]
 
     def _slot(self, row: int) -> int:
         return self._slots[row] if self._by_slots else row
@@ -222,22 +224,22 @@ class ProposerAttack:
         if self._preempted and self.rng.random() < 0.5:
             request = self._preempted.pop().begin()
         else:
-            request = self.ledger.prompt(self.rng.choice(SCOPES))
+            request = self.ledger.new_request(self.rng.choice(SCOPES))
         length = len(request.tokens)
         self._rows[row] = request
-        self._unread[row] = self.rng.randrange(length)
-        self._lengths[row] = length - self._unread[row]
+        self._num_unread[row] = self.rng.randrange(length)
+        self._lengths[row] = length - self._num_unread[row]
         self._tokens[row, :length] = request.tokens
 
-    def _grow(self, row: int, request: Request) -> None:
-        """More of the prompt, or a later prompt of a conversation."""
-        if self._unread[row]:
-            read = self.rng.randint(0, self._unread[row])
-            self._unread[row] -= read
-            self._lengths[row] += read
+    def _grow(self, row: int, request: TextRequest) -> None:
+        """Adds more of the prompt, or a later prompt of a conversation."""
+        if self._num_unread[row]:
+            count = self.rng.randint(0, self._num_unread[row])
+            self._num_unread[row] -= count
+            self._lengths[row] += count
         elif self.rng.random() < 0.03 and self._lengths[row] < CAPACITY // 2:
             begin = len(request.tokens)
-            self.ledger.add(request, self.ledger.words(request, 20), shared=True)
+            self.ledger.add(request, self.ledger.next_tokens(request, 20), shared=True)
             self._tokens[row, begin : begin + 20] = request.tokens[begin:]
             self._lengths[row] += 20
 
@@ -256,55 +258,59 @@ class ProposerAttack:
             rng.shuffle(batch)
         size = len(batch)
         self.row_steps += size
-        propose = rng.random() < 0.2 and (by_rows or size == ROWS)
+        uses_propose = rng.random() < 0.2 and (by_rows or size == ROWS)
         sampled = np.full((size, K + 1), -1, np.int32)
         discard = np.zeros(size, np.bool_)
         num_sampled = np.zeros(size, np.int32)
         scopes = np.array([rng.choice(SCOPES) for _ in batch], np.int64)
-        live: list[Request | None] = []
+        live: list[TextRequest | None] = []
         for i, row in enumerate(batch):
             request = self._rows[row] if 0 <= row < ROWS else None
             live.append(request)
-            if request is None or row in batch[:i]:  # padding, which may name a row again
+            if request is None or row in batch[:i]:  # padding, or a repeated row
                 if request is not None or rng.random() < 0.3:
-                    discard[i] = not propose
+                    discard[i] = not uses_propose
                 else:
                     num_sampled[i] = rng.randint(0, K + 1)
                 sampled[i] = self._poison(K + 1)
                 continue
             scopes[i] = request.scope
             self._grow(row, request)
-            if self._unread[row] or rng.random() < 0.1:
-                discard[i] = not propose
+            if self._num_unread[row] or rng.random() < 0.1:
+                discard[i] = not uses_propose
                 sampled[i] = self._poison(K + 1)
                 continue
             begin = int(self._lengths[row])
-            words = ledger.words(request, rng.randint(1, K + 1))
+            tokens = ledger.next_tokens(request, rng.randint(1, K + 1))
             rest = [rng.choice([-1, VOCABULARY]), *self._poison(K)]
-            sampled[i] = [*words, *rest][: K + 1]
-            num_sampled[i] = len(words) if not propose else min(len(words), CAPACITY - begin)
-            ledger.add(request, words[: CAPACITY - begin], shared=True)
-        given: dict[str, Any] = {"scopes": self._wrap(scopes)}
+            sampled[i] = [*tokens, *rest][: K + 1]
+            num_sampled[i] = len(tokens) if not uses_propose else min(len(tokens), CAPACITY - begin)
+            ledger.add(request, tokens[: CAPACITY - begin], shared=True)
+        arguments: dict[str, Any] = {"scopes": self._as_kind(scopes)}
         if by_rows:
-            given["row_indices"] = self._wrap(np.array(batch, rng.choice([np.int32, np.int64])))
+            arguments["row_indices"] = self._as_kind(
+                np.array(batch, rng.choice([np.int32, np.int64]))
+            )
         if self._by_slots:
             slots = [self._slots[row] if 0 <= row < ROWS else rng.choice(padding) for row in batch]
-            given["slot_indices"] = self._wrap(np.array(slots, np.int64))
-        grown = {row: request for row, request in zip(batch, live, strict=True) if request}
-        if propose:
-            self._append(grown)
-            given["num_sampled"] = self._wrap(num_sampled)
-            found = self.proposer.propose(*self._arrays, **given)
+            arguments["slot_indices"] = self._as_kind(np.array(slots, np.int64))
+        active = {row: request for row, request in zip(batch, live, strict=True) if request}
+        if uses_propose:
+            self._append(active)
+            arguments["num_sampled"] = self._as_kind(num_sampled)
+            result = self.proposer.propose(*self._arrays, **arguments)
         else:
             advance = rng.random() < 0.5
             if discard.any() or rng.random() < 0.5:
-                given["discard"] = self._wrap(discard)
+                arguments["discard"] = self._as_kind(discard)
             before = self._lengths.copy()
-            found = self.proposer.step(*self._arrays, self._wrap(sampled), advance=advance, **given)
+            result = self.proposer.step(
+                *self._arrays, self._as_kind(sampled), advance=advance, **arguments
+            )
             if not advance:
                 assert np.array_equal(self._lengths, before)
-                self._append(grown)
-        drafts, counts = found.draft_token_ids.tolist(), found.num_draft_tokens.tolist()
+                self._append(active)
+        drafts, counts = result.draft_token_ids.tolist(), result.num_draft_tokens.tolist()
         for request, draft, count in zip(live, drafts, counts, strict=True):
             assert draft[count:] == [-1] * (K - count)
             if request is None:
@@ -312,139 +318,51 @@ class ProposerAttack:
             else:
                 ledger.check_draft(request, draft[:count])
 
-    def _append(self, grown: dict[int, Request]) -> None:
-        """What a runner does that owns its rows and lengths."""
-        for row, request in grown.items():
-            length = len(request.tokens) - self._unread[row]
+    def _append(self, active: dict[int, TextRequest]) -> None:
+        """Updates rows and lengths, as a runner does that owns them."""
+        for row, request in active.items():
+            length = len(request.tokens) - self._num_unread[row]
             self._tokens[row, :length] = request.tokens[:length]
             self._lengths[row] = length
 
 
-class Ending:
-    """A request that a scheduler runs ahead of: its end becomes known only ``lag`` steps after."""
+class ScheduledRequest:
+    """A request whose scheduler runs ahead: it learns of the request's end ``lag`` steps later."""
 
-    def __init__(self, request: Request, stop: Stop | None) -> None:
+    def __init__(self, request: TextRequest, stop: Stop | None) -> None:
         self.request, self.stop = request, stop
         self.ended: int | None = None
-        """The step in which it ended, unknown to the scheduler."""
+        """The step in which the request ended, unknown to the scheduler."""
 
-    def says(self, ledger: Ledger, most: int, step: int) -> list[int]:
-        """What a step samples for it: after its end only poison."""
-        rng, request, words = ledger.rng, self.request, list[int]()
-        over = self.ended is not None
-        if not over:
-            words = ledger.words(request, rng.randint(1, most))
+    def sample(self, ledger: Ledger, max_tokens: int, step: int) -> list[int]:
+        """Returns the sampled tokens of a step; after the request's end, only poison."""
+        rng, request, tokens = ledger.rng, self.request, list[int]()
+        has_ended = self.ended is not None
+        if not has_ended:
+            tokens = ledger.next_tokens(request, rng.randint(1, max_tokens))
             if rng.random() < 0.06 or len(request.tokens) > CAPACITY - 40:
                 self.ended = step
-                if self.stop is not None and most > 1:  # what follows END is behind the end
-                    words, over = [*words[: most - 1], END], True
-            ledger.add(request, words, shared=True)
-        if over:
-            poison = [ledger.new_mark() for _ in range(rng.randint(not words, most - len(words)))]
+                if self.stop is not None and max_tokens > 1:  # the tokens after END are poison
+                    tokens, has_ended = [*tokens[: max_tokens - 1], END], True
+            ledger.add(request, tokens, shared=True)
+        if has_ended:
+            num_poison = rng.randint(not tokens, max_tokens - len(tokens))
+            poison = [ledger.new_mark() for _ in range(num_poison)]
             ledger.add(request, poison, shared=False)
-            words += poison
-        return words
-
-
-class HostAttack:
-    """Random jobs of `HostDrafting`, which lags: a request that has ended is in at most ``lag``
-    further steps. Between the steps are jobs without requests, as of a dummy run."""
-
-    def __init__(self, seed: int, visibility: str, lag: int) -> None:
-        self.rng = rng = random.Random(seed)
-        self.ledger, self._lag = Ledger(rng), lag
-        ngram = config(visibility)
-        self.store = NgramStore(ROWS, ngram.store_tokens, visibility=visibility)  # type: ignore[arg-type]
-        self._fill = rng.random() < 0.5
-        self._drafting = HostDrafting(
-            ngram,
-            num_rows=ROWS,
-            capacity=CAPACITY,
-            most_sampled=K + 1,
-            device=torch.device("cpu"),
-            lag=lag,
-            index=make_index(ngram, ROWS, ROWS * CAPACITY, kind="numpy"),
-            store=self.store,
-            fill=self._fill,
-        )
-        self._rows: list[Ending | None] = [None] * ROWS
-        self.steps = self.row_steps = self.dummies = 0
-
-    def run(self, row_steps: int) -> None:
-        while self.row_steps < row_steps:
-            dummy = self.rng.random() < 0.3
-            if not dummy:  # a dummy run is told nothing
-                self._announce()
-            self._job(dummy=dummy)
-            if self.steps % 20 == 0:
-                self.check()
-
-    def check(self) -> None:
-        self.ledger.check_store(self.store.tensor)
-
-    def _announce(self) -> None:
-        rng = self.rng
-        for row, of in enumerate(self._rows):
-            if of is not None:
-                late = of.ended is not None and self.steps - of.ended > self._lag
-                if late or rng.random() < (0.01 if of.ended is None else 0.3):
-                    self._rows[row] = of = None
-                    if rng.random() < 0.7:  # otherwise the next request's begin says it
-                        self._drafting.end(row)
-                    else:
-                        self._begin(row)
-            if of is None and self._rows[row] is None and rng.random() < 0.3:
-                self._begin(row)
-
-    def _begin(self, row: int) -> None:
-        request = self.ledger.prompt(self.rng.choice(SCOPES))
-        stop = Stop((END,)) if self.rng.random() < 0.5 else None
-        self._rows[row] = Ending(request, stop)
-        self._drafting.begin(row, request.tokens, scope=request.scope, stop=stop)
-
-    def _job(self, *, dummy: bool) -> None:
-        rng = self.rng
-        free = [row for row, of in enumerate(self._rows) if of is None]
-        rows = rng.sample([-1, ROWS, 2**31 - 1, -(2**31), *free], rng.randint(0, 3))
-        if not dummy:
-            live = [row for row in range(ROWS) if row not in free]
-            rows += rng.sample(live, rng.randint(0, len(live)))
-        rng.shuffle(rows)
-        del rows[ROWS:]
-        sampled = np.array(
-            [[K + 1, *(self.ledger.new_mark() for _ in range(K + 1))] for _ in rows], np.int32
-        ).reshape(len(rows), K + 2)
-        of_rows = [self._rows[row] if 0 <= row < ROWS else None for row in rows]
-        for tokens, of in zip(sampled, of_rows, strict=True):
-            if of is not None:
-                said = of.says(self.ledger, K + 1, self.steps) if rng.random() < 0.9 else []
-                tokens[: 1 + len(said)] = [len(said), *said]
-        self.row_steps += len(rows)
-        self.steps += any(of_rows)
-        self.dummies += not any(of_rows)
-        found = self._drafting.propose(np.array(rows, np.int32), torch.from_numpy(sampled))
-        drafts, counts = found.draft_token_ids.tolist(), found.num_draft_tokens.tolist()
-        for of, draft, count in zip(of_rows, drafts, counts, strict=True):
-            if of is None:
-                assert not count, "a draft for padding"
-                continue
-            self.ledger.check_draft(of.request, draft[:count])
-            if self._fill:  # what continues the draft, then the newest token
-                while draft[-1:] == of.request.tokens[-1:]:
-                    draft.pop()
-                self.ledger.check_draft(of.request, draft)
+            tokens += poison
+        return tokens
 
 
 class AsyncAttack:
-    """Random steps of `AsyncSpecState` under a scheduler that runs ahead. On the host its store
-    lags one step, so a request that has ended may be in one more; on the device in none."""
+    """Random steps of `AsyncSpecState` with a scheduler that runs ahead. If the host drafts, its
+    store lags one step, so a request that has ended may be in one more step."""
 
     def __init__(self, seed: int, visibility: str, draft_on: Any) -> None:
         self.rng = rng = random.Random(seed)
         self.ledger, self._lag = Ledger(rng), int(draft_on == "host")
         self.state = AsyncSpecState(
             AsyncConfig(
-                config(visibility),
+                new_config(visibility),
                 max_rows=ROWS,
                 row_capacity=CAPACITY,
                 max_step_tokens=ROWS * CAPACITY,
@@ -452,12 +370,12 @@ class AsyncAttack:
                 draft_on=draft_on,
             )
         )
-        self._rows: list[Ending | None] = [None] * ROWS
-        self._computed: dict[Request, int] = {}
-        self._drafted: set[Request] = set()
-        """Requests that have sampled in the last step, and so may have drafts in the next."""
+        self._rows: list[ScheduledRequest | None] = [None] * ROWS
+        self._computed: dict[TextRequest, int] = {}
+        self._drafted: set[TextRequest] = set()
+        """Requests that sampled in the last step, and may have drafts in the next."""
         self._pending = 0
-        self.steps = self.row_steps = self.dummies = 0
+        self.steps = self.row_steps = 0
 
     @property
     def store(self) -> NgramStore:
@@ -476,35 +394,34 @@ class AsyncAttack:
         self.ledger.check_store(self.store.tensor)
         while self._pending:
             self._reconcile()
-        for row, of in enumerate(self._rows):
-            if of is not None:
-                known = self.state.known_token_ids(row)
-                assert known is not None
-                assert known.tolist() == of.request.tokens
+        for row, scheduled in self._live():
+            known = self.state.known_token_ids(row)
+            assert known is not None
+            assert known.tolist() == scheduled.request.tokens
 
     def _reconcile(self) -> None:
         assert not self.state.reconcile().faults
         self._pending -= 1
 
-    def _admission(self, row: int, of: Ending) -> Admission:
-        request = of.request.begin()
+    def _admission(self, row: int, scheduled: ScheduledRequest) -> Admission:
+        request = scheduled.request.begin()
         self._computed[request] = 0
         return Admission(
             row,
             np.array(request.tokens, np.int32),
             (np.array([row], np.int32),),
             scope=request.scope,
-            stop=of.stop,
+            stop=scheduled.stop,
         )
 
     def _change_rows(self) -> dict[str, Any]:
         rng = self.rng
         removed = []
-        for row, of in enumerate(self._rows):
-            if of is None:
+        for row, scheduled in enumerate(self._rows):
+            if scheduled is None:
                 continue
-            late = of.ended is not None and self.steps - of.ended > self._lag
-            if late or rng.random() < (0.01 if of.ended is None else 0.3):
+            is_late = scheduled.ended is not None and self.steps - scheduled.ended > self._lag
+            if is_late or rng.random() < (0.01 if scheduled.ended is None else 0.3):
                 self._rows[row] = None
                 removed.append(row)
         moves = []
@@ -518,8 +435,9 @@ class AsyncAttack:
         for row in range(ROWS):
             if self._rows[row] is None and rng.random() < 0.3:
                 stop = Stop((END,)) if self._lag and rng.random() < 0.5 else None
-                of = self._rows[row] = Ending(self.ledger.prompt(rng.choice(SCOPES)), stop)
-                new.append(self._admission(row, of))
+                request = self.ledger.new_request(rng.choice(SCOPES))
+                scheduled = self._rows[row] = ScheduledRequest(request, stop)
+                new.append(self._admission(row, scheduled))
         return {
             "removed": np.array(removed, np.int32),
             "moves": np.array(moves, np.int32).reshape(-1, 2),
@@ -532,45 +450,48 @@ class AsyncAttack:
             self._reconcile()
         if rng.random() < 0.05:
             self._bad_step()
-        dummy = rng.random() < 0.2
-        changes = {} if dummy else self._change_rows()
-        live = [(row, of) for row, of in enumerate(self._rows) if of is not None and not dummy]
+        is_dummy = rng.random() < 0.2
+        changes = {} if is_dummy else self._change_rows()
+        live = [] if is_dummy else self._live()
         batch = rng.sample(live, rng.randint(0, len(live)))
-        scheduled, drafts, sampled = [], [], []
-        said: set[Request] = set()
-        for _, of in batch:
-            request = of.request
-            known = len(request.tokens) - self._computed[request]
-            count = rng.randint(1, known)
-            drafts.append(rng.randint(0, K) if request in self._drafted and known == 1 else 0)
-            scheduled.append(count + drafts[-1])
-            words: list[int] = []
+        num_scheduled, num_drafts, sampled = [], [], []
+        sampling: set[TextRequest] = set()
+        for _, scheduled in batch:
+            request = scheduled.request
+            num_uncomputed = len(request.tokens) - self._computed[request]
+            count = rng.randint(1, num_uncomputed)
+            may_verify = request in self._drafted and num_uncomputed == 1
+            num_drafts.append(rng.randint(0, K) if may_verify else 0)
+            num_scheduled.append(count + num_drafts[-1])
+            tokens: list[int] = []
             self._computed[request] += count
-            if count == known:
-                words = of.says(self.ledger, drafts[-1] + 1, self.steps)
-                said.add(request)
+            if count == num_uncomputed:
+                tokens = scheduled.sample(self.ledger, num_drafts[-1] + 1, self.steps)
+                sampling.add(request)
                 self._computed[request] = len(request.tokens) - 1
-            rest = K + 1 - len(words)
-            tail = [-1] * rest if words else [self.ledger.new_mark() for _ in range(rest)]
-            sampled.append([*words, *tail])
-        self._drafted = said
+            num_unused = K + 1 - len(tokens)
+            padding = [-1 if tokens else self.ledger.new_mark() for _ in range(num_unused)]
+            sampled.append([*tokens, *padding])
+        self._drafted = sampling
         self.row_steps += len(batch)
         self.steps += bool(batch)
-        self.dummies += not batch
         rows = np.array([row for row, _ in batch], np.int32)
-        counts = (np.array(numbers, np.int32) for numbers in (scheduled, drafts))
+        counts = (np.array(numbers, np.int32) for numbers in (num_scheduled, num_drafts))
         self.state.begin_step(Batch(rows, *counts, **changes))
         matrix = np.array(sampled, np.int32).reshape(len(batch), K + 1)
-        found = self.state.end_step(torch.from_numpy(matrix))
+        outputs = self.state.end_step(torch.from_numpy(matrix))
         self._pending += 1
-        of_batch = found.draft_token_ids.tolist(), found.num_draft_tokens.tolist()
-        for (_, of), draft, number in zip(batch, *of_batch, strict=True):
+        drafts = outputs.draft_token_ids.tolist(), outputs.num_draft_tokens.tolist()
+        for (_, scheduled), draft, number in zip(batch, *drafts, strict=True):
             assert draft[number:] == [-1] * (K - number)
-            assert not number or of.request in said, "a draft for a request that is in prefill"
-            self.ledger.check_draft(of.request, draft[:number])
+            assert not number or scheduled.request in sampling, "a draft during prefill"
+            self.ledger.check_draft(scheduled.request, draft[:number])
+
+    def _live(self) -> list[tuple[int, ScheduledRequest]]:
+        return [(row, request) for row, request in enumerate(self._rows) if request is not None]
 
     def _bad_step(self) -> None:
-        free = [row for row, of in enumerate(self._rows) if of is None]
+        free = [row for row, scheduled in enumerate(self._rows) if scheduled is None]
         row = self.rng.choice([-1, ROWS, 2**31 - 1, *free])
         one = np.ones(1, np.int32)
         try:
@@ -580,7 +501,6 @@ class AsyncAttack:
         raise AssertionError(f"expected row {row} to be rejected")
 
     def _rebuild(self) -> None:
-        self._rows = [None if of is None or of.ended is not None else of for of in self._rows]
+        self._rows = [None if r is None or r.ended is not None else r for r in self._rows]
         self._drafted, self._pending = set(), 0
-        live = [(row, of) for row, of in enumerate(self._rows) if of is not None]
-        self.state.rebuild([self._admission(row, of) for row, of in live])
+        self.state.rebuild([self._admission(row, request) for row, request in self._live()])

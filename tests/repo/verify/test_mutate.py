@@ -68,7 +68,7 @@ def test_fault_survives_only_if_all_tests_pass(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The copy is real; in place of pytest, a function fails if the file is changed."""
-    name = "python/ngram_npu/scopes.py"
+    name = "python/ngram_npu/store/identifiers.py"
     original = (mutate.ROOT / name).read_bytes()
 
     def run(self: Any, command: list[str]) -> int:

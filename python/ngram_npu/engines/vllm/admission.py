@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ngram_npu.engines.vllm.options import SECTION, scope_option, wants_beside
 from ngram_npu.engines.vllm.patching import RUNNER, V2_RUNNER, after_import, parameters, wrap
 from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT
-from ngram_npu.scopes import scope_of
+from ngram_npu.store import scope_of
 
 INPUT = "vllm.v1.engine.input_processor"
 SCHEDULED = "vllm.v1.core.sched.output"

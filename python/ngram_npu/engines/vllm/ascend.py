@@ -42,7 +42,7 @@ class AscendNgramProposerNPU:
         global _keep_drafting
         options = read_options(vllm_config, "ngram_gpu")
         config = options.ngram
-        options.takes_index("npu")  # refuses one
+        options.uses_index("npu")  # refuses one
         compare_ranks(vllm_config, options, None)
         self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
         _keep_drafting = options.keep_drafting

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT, SharedStore, scope_of_request
 from ngram_npu.engines.vllm.v2 import BESIDE
-from ngram_npu.store import NgramStore
-from ngram_npu.store_file import StoreFileError
+from ngram_npu.store import NgramStore, StoreFileError
 
 T = TypeVar("T")
 Adapter = tuple[int, str] | None

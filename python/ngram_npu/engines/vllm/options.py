@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from ngram_npu.config import MAX_DRAFT_TOKENS, SHORT_CONTEXT, STORE_TOKENS, NgramConfig
 from ngram_npu.draft_costs import Costs
-from ngram_npu.drafting import takes_index
-from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.drafting import uses_index
+from ngram_npu.store import tokenizer_digest
 
 SECTION = "ngram_npu"
 _WHERE = f"additional_config[{SECTION!r}]"
@@ -81,15 +81,15 @@ class Options:
     beside_threshold: float = 0.0
     dense_rows: bool = True
 
-    def takes_index(self, device_type: str = "cpu") -> bool:
-        """:func:`ngram_npu.drafting.takes_index` for rows as long as the model's.
+    def uses_index(self, device_type: str = "cpu") -> bool:
+        """:func:`ngram_npu.drafting.uses_index` for rows as long as the model's.
 
         Raises:
             ValueError: an index or a ladder on a device other than the CPU.
         """
         rows: Any = {"capacity": self.max_model_len, "device_type": device_type}
         says = "ngram_npu: "
-        return takes_index(self.ngram, self.engine, short=SHORT_CONTEXT, says=says, **rows)
+        return uses_index(self.ngram, self.engine, short=SHORT_CONTEXT, prefix=says, **rows)
 
     def check_device(self, method: Method, device_type: str) -> None:
         """
@@ -99,7 +99,7 @@ class Options:
         if method in ("v2", "ascend_v2", "beside"):
             self.drafts_on_host(device_type)
         else:
-            self.takes_index("cpu" if method in ("custom_class", "ngram") else device_type)
+            self.uses_index("cpu" if method in ("custom_class", "ngram") else device_type)
 
     def drafts_on_host(self, device_type: str) -> bool:
         """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which
@@ -112,11 +112,11 @@ class Options:
             return True
         store = self.ngram.store is not None
         if self.draft_on == "auto" and (store or device_type == "cpu"):
-            return store or self.takes_index(device_type)
+            return store or self.uses_index(device_type)
         try:
             if store:
                 raise ValueError("ngram_npu: store: expected none on the device")
-            return self.takes_index("the device")
+            return self.uses_index("the device")
         except ValueError as error:
             raise ValueError(f"{error}; draft_on='host' drafts there") from None
 
@@ -185,7 +185,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             costs=costs,
         )
         engine = given.get("engine", "auto")
-        takes_index(ngram, engine, capacity=0, short=0, device_type="cpu", says="")
+        uses_index(ngram, engine, capacity=0, short=0, device_type="cpu", prefix="")
     except (TypeError, ValueError) as error:
         # The user knows only vLLM's names, so the message explains our short ones.
         names = "min_n, max_n, k: prompt_lookup_min, prompt_lookup_max, num_speculative_tokens"
@@ -241,7 +241,7 @@ def vocabulary_digest(model_config: Any) -> str | None:
     if getattr(model_config, "skip_tokenizer_init", False):
         return None
     tokenizers = importlib.import_module("vllm.tokenizers")
-    return digest_of(tokenizers.cached_tokenizer_from_config(model_config).get_vocab())
+    return tokenizer_digest(tokenizers.cached_tokenizer_from_config(model_config).get_vocab())
 
 
 def wants_beside(vllm_config: Any) -> bool:

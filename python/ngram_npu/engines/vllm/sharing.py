@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 
 import ngram_npu._C as _C
-from ngram_npu import store_file
 from ngram_npu.engines.vllm.options import Options, vocabulary_digest
 from ngram_npu.engines.vllm.patching import logger, one_line
-from ngram_npu.scopes import scope_of
-from ngram_npu.store import Kind, NgramStore
+from ngram_npu.store import Kind, NgramStore, scope_of
+from ngram_npu.store import file as store_file
 
 STORE_TOKENS = 1 << 24
 """350 MB, which are committed at the start."""

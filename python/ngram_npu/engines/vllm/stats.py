@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ngram_npu.engines.vllm.options import Options, engine_index
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.index import NgramIndex
-from ngram_npu.memory import Int32Array
+from ngram_npu.tensors import Int32Array
 
 if TYPE_CHECKING:
     import torch

@@ -48,7 +48,7 @@ class AsyncNgramProposer:
         self._padded = options.drafts == "padded"
         self._keep_drafting = options.keep_drafting
         slots = 2 * options.max_num_seqs
-        index = index_for(options, slots, "torch") if options.takes_index(device.type) else None
+        index = index_for(options, slots, "torch") if options.uses_index(device.type) else None
         self.shared_store: SharedStore | None = None
         if options.ngram.store is not None:
             if not keeps_salts(runner):

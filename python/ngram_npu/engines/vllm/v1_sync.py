@@ -20,7 +20,7 @@ from ngram_npu.engines.vllm.sharing import SharedStore
 from ngram_npu.engines.vllm.startup import MOST_TOKENS, index_for, start
 from ngram_npu.engines.vllm.stats import Stats
 from ngram_npu.index import NgramIndex
-from ngram_npu.memory import Int32Array
+from ngram_npu.tensors import Int32Array
 
 PROMPT_TOKENS_PER_STEP = 32768
 """Indexed in a step in which all rows prefill, which takes much longer than this millisecond."""
@@ -139,7 +139,7 @@ class StockNgramProposer:
         self.options = options = read_options(vllm_config, self._method)
         self.k = options.ngram.k
         name, self.engine = "scan", ScannedRows(options.ngram)
-        if options.takes_index():
+        if options.uses_index():
             name, self.engine = "index", IndexedRows(vllm_config, options)
         self.shared_store = self.engine.store
         speaks = start(self, vllm_config, options, self._method, name)

@@ -27,7 +27,7 @@ from ngram_npu.engines.vllm.startup import compare_ranks, index_for, or_end, sta
 from ngram_npu.engines.vllm.stats import DeviceStats
 from ngram_npu.host_drafting import HostDrafting, Stop
 from ngram_npu.index import NgramIndex
-from ngram_npu.scopes import scope_of
+from ngram_npu.store import scope_of
 
 BESIDE = "ngram_npu"
 """The attribute of a neural speculator that holds the lookup beside it."""
@@ -60,7 +60,7 @@ class RowLookup:
         self.index: NgramIndex | None = None
         store: SharedStore | None = None
         on_host = options.drafts_on_host(device.type)
-        if on_host and options.takes_index():
+        if on_host and options.uses_index():
             self.index = index_for(options, options.max_num_seqs, "numpy")
             if options.ngram.store is not None:
                 if not self.sees_requests:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import v2_runs
-from ngram_npu import NgramStore, store_file
+from ngram_npu import NgramStore
 from ngram_npu.engines.vllm import plugin
 from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT, scope_of_request
-from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.store import file as store_file
+from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 
 EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
@@ -38,7 +39,7 @@ def test_a_store_is_seeded_told_and_saved(
     own, result = tmp_path / "own", v2_runs.Run()
     saving = {"store_file": str(own), "store_save_minutes": 0.002}
     with _engine(model, result, **saving) as (llm, runner):
-        vocabulary = digest_of(llm.get_tokenizer().get_vocab())
+        vocabulary = tokenizer_digest(llm.get_tokenizer().get_vocab())
         asked = v2_runs.requests(llm.get_tokenizer())
         v2_runs.serve(llm, asked, result)
         (found,) = llm.collective_rpc("ngram_npu_store_statistics")
@@ -86,7 +87,9 @@ def test_a_store_is_seeded_told_and_saved(
         else:
             assert drafts == 0
 
-    monkeypatch.setattr("ngram_npu.engines.vllm.options.digest_of", lambda vocabulary: "0f" * 16)
+    monkeypatch.setattr(
+        "ngram_npu.engines.vllm.options.tokenizer_digest", lambda vocabulary: "0f" * 16
+    )
     with (
         pytest.raises(ValueError, match=r"store_seed: .* of another tokenizer"),
         _engine(model, v2_runs.Run(), store_seed=str(own)),

@@ -11,7 +11,7 @@ import pytest
 from ngram_npu.config import MAX_DRAFT_TOKENS
 from ngram_npu.engines.vllm import options
 from ngram_npu.engines.vllm.options import Options, read_options, vocabulary_digest
-from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.learn.fit_draft_costs import fit
 from vllm_config import vllm_config
 
@@ -343,6 +343,6 @@ def test_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
     made = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
     monkeypatch.setitem(sys.modules, "vllm.tokenizers", made)
-    assert vocabulary_digest(SimpleNamespace()) == digest_of({"b": 1, "a": 0})
+    assert vocabulary_digest(SimpleNamespace()) == tokenizer_digest({"b": 1, "a": 0})
     assert vocabulary_digest(SimpleNamespace(skip_tokenizer_init=True)) is None
-    assert digest_of({"a": 0, "b": 2}) != digest_of({"a": 0, "b": 1})
+    assert tokenizer_digest({"a": 0, "b": 2}) != tokenizer_digest({"a": 0, "b": 1})

@@ -98,7 +98,7 @@ def test_a_store_begins_with_a_seed_and_keeps_its_own_file(tmp_path: Path) -> No
     for message, options in (
         ("store_seed: expected another file", {"store_seed": str(own), "store_file": str(own)}),
         ("store_seed: .*No such file", {"store_seed": str(tmp_path / "wednesday")}),
-        ("store_seed: .*not a file of a store", {"store_seed": __file__}),
+        ("store_seed: .*not a store file", {"store_seed": __file__}),
     ):
         with pytest.raises(ValueError, match=f"ngram_npu: {message}"):
             NgramProposer(config_of(**options))

@@ -1,12 +1,12 @@
-"""The file format of a store. A file is written completely or not at all.
+"""Reads and writes store files. A file is written completely or not at all.
 
     8 bytes   "NGRSTORE"
     4 words   version, num_blocks, line_bits, visibility; unsigned
     8 bytes   size of the contents in bytes
-    16 bytes  digest of the tokenizer's vocabulary; zeros: not known
-    16 bytes  the first half of the checksum of the store that this one began with; zeros: none
+    16 bytes  digest of the tokenizer's vocabulary; zeros: unknown
+    16 bytes  first half of the checksum of the file that the store was seeded with; zeros: none
     32 bytes  checksum: BLAKE2b of the contents and of all bytes above
-    contents  pieces (csrc/cpu/ngram_store_image.cpp), each after its size in bytes, a word
+    contents  pieces (csrc/cpu/ngram_store_image.cpp), each preceded by its size in bytes, a word
 
 All numbers are little-endian, as in memory.
 """
@@ -30,18 +30,18 @@ import ngram_npu._C as _C
 
 MAGIC = b"NGRSTORE"
 VERSION = 2
-"""Changes with the meaning of the contents: layout, hash, rules for adding text."""
+"""Incremented when layout, hash or the rules for adding text change."""
 _HEAD = struct.Struct("<8sIIIIQ16s16s")
 _WORD = struct.Struct("<I")
 _CHECKSUM_BYTES = 32
 
 
 class StoreFileError(ValueError):
-    """A file is not a store file, or cannot be used here; the message says why."""
+    """A file is not a store file, or cannot be used here. The message states the reason."""
 
 
 class FileSizes(NamedTuple):
-    """The sizes and the visibility of the store in a file."""
+    """Sizes and visibility code of the store in a file."""
 
     num_blocks: int
     line_bits: int
@@ -50,19 +50,20 @@ class FileSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Description:
-    """What a file says of itself."""
+    """The header of a store file."""
 
     sizes: FileSizes
     tokenizer: str
-    """Digest of the vocabulary, 32 hexadecimal digits; empty: not known."""
+    """Digest of the vocabulary, 32 hexadecimal digits; empty: unknown."""
     seed: str
-    """``checksum[:32]`` of the file that its store began with; empty: none."""
+    """``checksum[:32]`` of the file that the store was seeded with; empty: none."""
     checksum: str
     """Of the whole file, 64 hexadecimal digits."""
 
 
-def checked_digest(digest: str) -> str:
-    """
+def check_digest(digest: str) -> str:
+    """Returns the digest if it is valid.
+
     Raises:
         ValueError: not 32 hexadecimal digits, and not empty.
     """
@@ -72,16 +73,16 @@ def checked_digest(digest: str) -> str:
 
 
 @contextmanager
-def written(
+def write_new_file(
     path: str | PathLike[str],
     sizes: FileSizes,
     tokenizer: str,
     seed: str,
     pieces: Iterable[memoryview],
 ) -> Iterator[Callable[[], None]]:
-    """A complete new file; what it yields is called to put it in the place of ``path``, atomically.
-    It contains users' text: only its owner may read it. What killed processes left of earlier calls
-    for this path is removed.
+    """Writes a complete new file, and yields a function that replaces ``path`` by it atomically.
+    The file contains users' text: only its owner may read it. Temporary files that killed processes
+    left for this path are removed.
 
     Raises:
         OSError: writing fails.
@@ -89,7 +90,7 @@ def written(
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
     _remove_leftovers(folder, name)
-    scratch, descriptor = _locked_scratch(folder, name)
+    scratch, descriptor = _create_scratch(folder, name)
     try:
         with open(descriptor, "wb") as file:
             checksum, size = hashlib.blake2b(digest_size=_CHECKSUM_BYTES), 0
@@ -114,53 +115,56 @@ def written(
 
 
 def describe(path: str | PathLike[str]) -> Description:
-    """What a store file says of itself, without its contents.
+    """Reads the header of a store file.
 
     Raises:
         StoreFileError: not a store file, or of another version.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
-        return read_head(file, os.fspath(path))
+        return read_description(file, os.fspath(path))
 
 
-def read_head(file: BufferedReader, name: str) -> Description:
-    """
+def read_description(file: BufferedReader, name: str) -> Description:
+    """Reads the header of an open store file.
+
     Raises:
-        StoreFileError: not a store file, of another version, or not of the size that it names.
+        StoreFileError: not a store file, of another version, or not of the size in its header.
     """
     head = file.read(_HEAD.size + _CHECKSUM_BYTES)
     if head[: len(MAGIC)] != MAGIC[: len(head)] or not head:
-        raise StoreFileError(f"{name}: not a file of a store")
+        raise StoreFileError(f"{name}: not a store file")
     if len(head) >= 12 and (version := _WORD.unpack_from(head, 8)[0]) != VERSION:
-        whose = "of an older" if version < VERSION else "of a newer"
-        raise StoreFileError(f"{name}: {whose} release: expected format {VERSION}, got {version}")
+        age = "an older" if version < VERSION else "a newer"
+        raise StoreFileError(f"{name}: of {age} release: expected format {VERSION}, got {version}")
     if len(head) < _HEAD.size + _CHECKSUM_BYTES:
         raise StoreFileError(f"{name}: truncated: {len(head)} bytes")
     _, _, *sizes, size, tokenizer, seed = _HEAD.unpack_from(head)
-    found = os.fstat(file.fileno()).st_size - len(head)
-    if found != size:
-        how = "truncated" if found < size else "too long"
-        raise StoreFileError(f"{name}: {how}: expected {size} bytes of contents, got {found}")
+    actual_size = os.fstat(file.fileno()).st_size - len(head)
+    if actual_size != size:
+        problem = "truncated" if actual_size < size else "too long"
+        raise StoreFileError(
+            f"{name}: {problem}: expected {size} bytes of contents, got {actual_size}"
+        )
     tokenizer, seed = (part.hex() if any(part) else "" for part in (tokenizer, seed))
     return Description(FileSizes(*sizes), tokenizer, seed, head[_HEAD.size :].hex())
 
 
 def read_pieces(file: BufferedReader, name: str) -> Iterator[bytes]:
-    """The pieces of the contents. Behind the last one the checksum is compared.
+    """Yields the pieces of the contents, then verifies the checksum.
 
     Raises:
-        StoreFileError: the file was damaged or truncated.
+        StoreFileError: the file is damaged or truncated.
     """
     file.seek(0)
     head, expected = file.read(_HEAD.size), file.read(_CHECKSUM_BYTES)
     checksum = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
-    while before := file.read(_WORD.size):
-        size = _WORD.unpack(before)[0] if len(before) == _WORD.size else 0
+    while size_word := file.read(_WORD.size):
+        size = _WORD.unpack(size_word)[0] if len(size_word) == _WORD.size else 0
         if size > _C.STORE_PIECE_WORDS * _WORD.size:
             break
         piece = file.read(size)
-        checksum.update(before)
+        checksum.update(size_word)
         checksum.update(piece)
         yield piece
     checksum.update(head)
@@ -168,26 +172,27 @@ def read_pieces(file: BufferedReader, name: str) -> Iterator[bytes]:
         raise StoreFileError(f"{name}: corrupt: its checksum does not match")
 
 
-def _locked_scratch(folder: str, name: str) -> tuple[str, int]:
-    """A new file to write to and its descriptor. The lock, which ends with the process, tells other
-    processes that it is in use."""
+def _create_scratch(folder: str, name: str) -> tuple[str, int]:
+    """Creates a temporary file. Returns its path and descriptor. The lock, which ends with the
+    process, shows other processes that the file is in use."""
     while True:
         scratch = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
         descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with suppress(OSError):  # a file system without locks, where none is removed either
+        # A file system may not support locks. Leftovers are then not removed either.
+        with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return scratch, descriptor
-        os.close(descriptor)  # another call removed it before it was locked
+        os.close(descriptor)  # another call removed the file before it was locked
 
 
 def _remove_leftovers(folder: str, name: str) -> None:
-    """Removes the files of :func:`_locked_scratch` that no process has locked."""
+    """Removes temporary files of :func:`_create_scratch` that no process has locked."""
     scratch = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp")
-    for found in filter(scratch.fullmatch, os.listdir(folder)):
-        path = os.path.join(folder, found)
-        with suppress(OSError):  # in use, another user's, or gone already
-            # Non-blocking, because a pipe of this name would wait for a writer.
+    for leftover in filter(scratch.fullmatch, os.listdir(folder)):
+        path = os.path.join(folder, leftover)
+        with suppress(OSError):  # in use, owned by another user, or already removed
+            # Opening a pipe of this name would block until it has a writer.
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -197,7 +202,7 @@ def _remove_leftovers(folder: str, name: str) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Syncs the folder, so that the new name survives a power failure."""
+    """Syncs the folder, so that the new file name survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,0 +1,125 @@
+"""Replay with a store: conversations in the order of the file, turns as requests of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ngram_npu.config import default_costs, default_store_costs
+from ngram_npu_cli import command as cli
+from ngram_npu_cli.replay import InputError, ReplayFigures, ReplayOptions, ReplayReport, replay
+from ngram_npu_cli.replay.simulation import TokenRequest, TokenTurn
+
+ANSWERS = np.random.default_rng(8).permutation(4000).reshape(4, -1)[:, :60].tolist()
+"""Four texts that share no token and do not repeat themselves."""
+
+
+def write_logs(path: Path, conversations: list[list[tuple[list[int], list[int]]]]) -> Path:
+    lines = []
+    for conversation in conversations:
+        turns = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in conversation]
+        lines.append(json.dumps({"id": "x", "turns": turns}) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """The third completion repeats the first, and the fourth prompt repeats the second
+    completion."""
+    conversations = [
+        [([9001], ANSWERS[0])],
+        [([9002], ANSWERS[1]), (ANSWERS[2], [9003, 9004])],
+        [([9005], ANSWERS[0])],
+        [(ANSWERS[1], ANSWERS[3])],
+        [([9006], ANSWERS[2])],
+    ]
+    return write_logs(tmp_path / "logs.jsonl", conversations)
+
+
+def total(path: Path, **options: Any) -> ReplayFigures:
+    defaults = {"min_draft_probability": 0.177, "tokenizer": "ids", "store": "live"}
+    report = replay([path], ReplayOptions(**{**defaults, **options}))
+    assert report.total.draft_time_ns > 0
+    return dataclasses.replace(report.total, draft_time_ns=0)
+
+
+def test_store_drafts_text_of_earlier_conversations(logs: Path) -> None:
+    without_store, live = total(logs, store=None), total(logs)
+    assert without_store.num_accepted_tokens == 0
+    # Accepted in the third conversation, and in the fifth, which repeats the second's later prompt.
+    assert live.num_accepted_tokens > 60
+    assert live.num_requests == 5
+    assert total(logs) == live
+    assert total(logs, batch_size=5).num_accepted_tokens < live.num_accepted_tokens
+    assert total(logs, store="finish") == live
+
+
+def test_generated_only_stores_no_prompts(logs: Path) -> None:
+    live, generated = total(logs), total(logs, generated_only=True)
+    assert generated.num_requests == 6
+    assert generated.num_prompt_tokens == live.num_prompt_tokens + 61
+    assert 20 < generated.num_accepted_tokens < live.num_accepted_tokens
+    assert generated.num_tokens == live.num_tokens
+
+
+def test_small_store_overwrites_text_before_it_repeats(tmp_path: Path) -> None:
+    texts = np.random.default_rng(9).permutation(30000).reshape(5, -1)[:, :1500].tolist()
+    path = write_logs(tmp_path / "logs.jsonl", [[([9], text)] for text in (*texts, texts[0])])
+    assert total(path).num_accepted_tokens > 1000
+    assert total(path, store_tokens=2048).num_accepted_tokens == 0
+
+
+def test_turns_apart_repeat_the_context() -> None:
+    pairs = [([1], [2, 3]), ([4], [5])]
+    turns = tuple(TokenTurn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in pairs)
+    requests = TokenRequest("x", turns).turns_apart()
+    assert [r.tokens().tolist() for r in requests] == [[1, 2, 3], [1, 2, 3, 4, 5]]
+    assert [r.turns[0].prompt.tolist() for r in requests] == [[1], [1, 2, 3, 4]]
+
+
+def test_costs_file_has_tables_for_row_and_store(logs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    tables = {"row": default_costs().tolist(), "store": default_store_costs().tolist()}
+    path.write_text(json.dumps(tables))
+    assert total(logs, costs=path) == total(logs)
+    path.write_text(json.dumps({**tables, "store": np.full((16, 56), 200).tolist()}))
+    assert total(logs, costs=path).num_draft_tokens == 0
+    path.write_text(json.dumps({"row": tables["row"]}))
+    with pytest.raises(InputError, match="no table of costs: 'store'"):
+        total(logs, costs=path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_draft_probability": None}, "store: expected None without"),
+        ({"store": None, "generated_only": True}, "generated_only: expected False without a store"),
+        ({"store": "now"}, "store: expected 'live', 'finish' or None"),
+        ({"store_tokens": 1000}, "store_tokens: expected at least 1024"),
+    ],
+)
+def test_contradicting_options_are_rejected(
+    logs: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        total(logs, **options)
+
+
+def test_command_reports_store(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = tmp_path / "result.json"
+    arguments = ["--min-draft-probability", "0.177", "--tokenizer", "ids", "--json", str(result)]
+    store = ["--store", "finish", "--store-tokens", "8192", "--generated-only"]
+    assert cli.main(["replay", str(logs), *arguments, *store]) == 0
+    caption = capsys.readouterr().out.splitlines()[0]
+    assert "store=finish of 8192 tokens, each turn a request" in caption
+    assert "batch size 1," in caption
+    config = ReplayReport.from_dict(json.loads(result.read_text())).config
+    options = {name: config[name] for name in ("store", "store_tokens", "generated_only")}
+    assert options == {"store": "finish", "store_tokens": 8192, "generated_only": True}

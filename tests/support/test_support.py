@@ -1,0 +1,95 @@
+"""Copies of arguments to a device, and runs without hypothesis. The CPU stands in for the device:
+the test only needs a copy of the arguments in other memory."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from backends import Backend
+from on_device import OnDevice, StrayWriteError, call_on, run_on
+from ops.parity import check_parity
+from ops.specs import OPSPECS, OpSpec, owner
+from ops.specs.spec import in_buffer
+from without_hypothesis import install
+
+SPECS = pytest.mark.parametrize("spec", OPSPECS.values(), ids=lambda s: s.name)
+
+
+@SPECS
+def test_copies_keep_layout_and_values(spec: OpSpec) -> None:
+    for sample in spec.samples(np.random.default_rng(11)):
+        copies = OnDevice(sample.args, "cpu").args
+        for value, copy in zip(sample.args, copies, strict=True):
+            if not isinstance(value, np.ndarray):
+                assert value is copy
+                continue
+            assert tuple(copy.shape) == value.shape
+            assert [step * value.itemsize for step in copy.stride()] == list(value.strides)
+            assert np.array_equal(copy.numpy(), value)
+            assert not np.shares_memory(copy.numpy(), value)
+
+
+@SPECS
+def test_operator_on_copies_equals_reference(spec: OpSpec) -> None:
+    check_parity(spec, Backend("device-cpu", call_on("cpu")), spec.sample())
+
+
+def test_views_of_one_array_share_memory_on_the_device() -> None:
+    buffer = np.arange(20, dtype=np.int32)
+    first, second = OnDevice((buffer[2:9], buffer[5:]), "cpu").args
+    first[3] = -5
+    assert second[0] == -5
+    # Hostile samples contain masks with bytes that are neither 0 nor 1.
+    mask = np.array([0, 1, 2, 255], np.uint8).view(np.bool_)
+    (copy,) = OnDevice((mask,), "cpu").args
+    assert copy.dtype == torch.bool
+    assert copy.numpy().view(np.uint8).tolist() == [0, 1, 2, 255]
+
+
+def test_writes_inside_and_around_a_view_are_copied_back() -> None:
+    rows = in_buffer(np.zeros((3, 4), np.int32), before=2, gap=1)
+
+    def write(tensor: torch.Tensor) -> None:
+        tensor.fill_(7)
+        tensor.as_strided((1,), (1,), tensor.storage_offset() - 1).fill_(8)
+
+    assert run_on("cpu", write, (rows,)) == ()
+    assert (rows == 7).all()
+    assert owner(rows)[0, 1] == 8
+
+
+@pytest.mark.parametrize("at", [-1, 12], ids=["before", "after"])
+def test_write_to_the_guards_is_an_error(at: int) -> None:
+    values = np.zeros(12, np.int32)
+
+    def write(tensor: torch.Tensor) -> None:
+        tensor.as_strided((1,), (1,), tensor.storage_offset() + at).fill_(3)
+
+    with pytest.raises(StrayWriteError):
+        run_on("cpu", write, (values,))
+    assert not values.any()
+
+
+def test_array_in_column_order_is_rejected() -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        OnDevice((np.zeros((3, 4), np.int32, order="F"),), "cpu")
+
+
+def test_property_tests_are_skipped_without_hypothesis() -> None:
+    modules: dict[str, ModuleType] = {}
+    install(modules)
+    hypothesis: Any = modules["hypothesis"]
+    strategies: Any = modules["hypothesis.strategies"]
+
+    @hypothesis.settings(max_examples=3)
+    @hypothesis.given(strategies.integers(0, 3) | strategies.none())
+    def check(value: int | None) -> None:
+        raise AssertionError("must not run")
+
+    given: Any = hypothesis.given(strategies.lists(strategies.integers()))(check)
+    with pytest.raises(pytest.skip.Exception, match="hypothesis is not installed"):
+        given()
