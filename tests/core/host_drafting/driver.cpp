@@ -2,7 +2,7 @@
 // as are errors.
 #include <cstring>
 
-#include "../cpp/late_stream.h"
+#include "../../cpp/late_stream.h"
 
 using ngram_npu::test::LateStream;
 
