@@ -13,7 +13,7 @@ import ngram_npu
 import numpy as np
 import pytest
 import torch
-from async_state.small import admit, batch_of, ints, small_state
+from async_state import admit, ints, make_batch, small_state
 from ngram_npu import NgramConfig, NgramProposer, NgramStore
 from ngram_npu.async_state import MergeConfig, NeuralDrafts, verify_greedy
 from ngram_npu.host_drafting import HostDrafting
@@ -63,7 +63,7 @@ def of_async_state(ngram: NgramConfig, draft_on: str, merged: bool) -> list[Any]
     new = [admit(row, token_ids=ints(1, 2)) for row in range(2)]
     for at, said in enumerate(SAID):
         inputs = state.begin_step(
-            batch_of([0, 1], [1 if at else 2] * 2, [0, 0], new=() if at else new)
+            make_batch([0, 1], [1 if at else 2] * 2, [0, 0], new=() if at else new)
         )
         found += values(inputs.input_ids, inputs.positions, inputs.seq_lens)
         sampled = tensor([[said[0], -1, -1], [said[1], -1, -1]])
@@ -79,7 +79,7 @@ def of_host_drafting(config: NgramConfig) -> list[Any]:
     index = make_index(config, 2, 128, kind="numpy")
     store = None if config.store is None else NgramStore(2, 8192)
     drafting = HostDrafting(
-        config, num_rows=2, capacity=64, most_sampled=3, device=CPU, index=index, store=store
+        config, num_rows=2, capacity=64, max_sampled=3, device=CPU, index=index, store=store
     )
     for row in range(2):
         drafting.begin(row, [1, 2, 3])

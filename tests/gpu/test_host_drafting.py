@@ -22,7 +22,7 @@ def _drafting(device: str) -> HostDrafting:
         CONFIG,
         num_rows=R,
         capacity=S,
-        most_sampled=K + 1,
+        max_sampled=K + 1,
         device=torch.device(device),
         lag=1,
         index=make_index(CONFIG, R, R * S, kind="numpy"),

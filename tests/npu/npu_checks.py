@@ -190,7 +190,7 @@ def test_drafting_on_the_host_is_in_the_queues_order() -> None:
             config,
             num_rows=2,
             capacity=99,
-            most_sampled=4,
+            max_sampled=4,
             device=device,
             index=make_index(config, 2, 200, kind="numpy"),
         )

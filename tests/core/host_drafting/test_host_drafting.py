@@ -22,7 +22,7 @@ from core.host_drafting.reference import Reference
 from core.host_drafting.stand_in import LateStream, built
 from core.index.words import slot_of
 from ngram_npu import Costs, NgramConfig, NgramStore, host_drafting
-from ngram_npu.host_drafting import CallingThread, HostDrafting, HostDrafts, Stop
+from ngram_npu.host_drafting import SynchronousStream, HostDrafting, HostDrafts, Stop
 from ngram_npu.index import make_index
 
 R, S, K = 4, 60, 3
@@ -55,7 +55,7 @@ def _drafting(stream: Any, store: NgramStore | None = None, lag: int = 0) -> Hos
         CONFIG,
         num_rows=R,
         capacity=S,
-        most_sampled=K + 1,
+        max_sampled=K + 1,
         device=CPU,
         lag=lag,
         index=make_index(CONFIG, R, R * S, kind="numpy"),
@@ -120,7 +120,7 @@ def test_drafts_are_those_of_the_references(
 def test_drafts_of_a_scan_that_weighs_costs_are_those_of_the_operator() -> None:
     config = NgramConfig(min_n=1, max_n=4, k=K, min_draft_probability=0.4)
     drafting = HostDrafting(
-        config, num_rows=R, capacity=S, most_sampled=K + 1, device=CPU, fill=False
+        config, num_rows=R, capacity=S, max_sampled=K + 1, device=CPU, fill=False
     )
     rng = np.random.default_rng(0)
     rows = torch.from_numpy(rng.integers(0, 3, (R, S), np.int32))
@@ -152,7 +152,7 @@ def test_job_indexes_at_most_its_budget_in_total() -> None:
     """Also a job that drafts for rows whose prompts are not indexed yet."""
     rows, length, budget = 3, 5000, 8192
     index = make_index(CONFIG, rows, rows * 6000, kind="numpy")
-    shape = {"num_rows": rows, "capacity": 6000, "most_sampled": K + 1}
+    shape = {"num_rows": rows, "capacity": 6000, "max_sampled": K + 1}
     drafting = HostDrafting(CONFIG, **shape, device=CPU, index=index)
     for row in range(rows):
         drafting.begin(row, np.arange(length))
@@ -238,7 +238,7 @@ def test_two_engines_in_a_process(stream: LateStream) -> None:
     """They share the driver's thread, and nothing else."""
     rng = np.random.default_rng(1)
     late = [_drafting(stream, _store("live"), lag=1) for _ in range(2)]
-    at_once = [_drafting(CallingThread(), _store("live"), lag=1) for _ in range(2)]
+    at_once = [_drafting(SynchronousStream(), _store("live"), lag=1) for _ in range(2)]
     steps: list[tuple[HostDrafts, HostDrafts]] = []
     rows = np.arange(R, dtype=np.int32)
     for turn in range(60):
@@ -316,7 +316,7 @@ def test_a_machine_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_devices_are_refused() -> None:
     with pytest.raises(RuntimeError, match="drafting on the host: not for xpu"):
-        HostDrafting(CONFIG, num_rows=1, capacity=8, most_sampled=1, device=torch.device("xpu"))
+        HostDrafting(CONFIG, num_rows=1, capacity=8, max_sampled=1, device=torch.device("xpu"))
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def _arguments() -> dict[str, Any]:
     return {
         "num_rows": R,
         "capacity": S,
-        "most_sampled": K + 1,
+        "max_sampled": K + 1,
         "lag": 0,
         "min_n": 1,
         "max_n": 16,

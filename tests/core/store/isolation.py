@@ -360,7 +360,7 @@ class HostAttack:
             ngram,
             num_rows=ROWS,
             capacity=CAPACITY,
-            most_sampled=K + 1,
+            max_sampled=K + 1,
             device=torch.device("cpu"),
             lag=lag,
             index=make_index(ngram, ROWS, ROWS * CAPACITY, kind="numpy"),

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from async_state.late import LateDevice
-from async_state.small import ints, sampled_of
+from async_state import ints, sampled_tensor
+from async_state.devices import LateDevice
 from ngram_npu import NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
 
@@ -35,7 +35,7 @@ def step(state: AsyncSpecState, rows: list[int], said: list[list[int]], **change
     for admission in changes.get("new", ()):
         scheduled[rows.index(admission.row)] = len(admission.token_ids)
     state.begin_step(Batch(ints(*rows), ints(*scheduled), ints(*[0] * len(rows)), **changes))
-    found = state.end_step(sampled_of(*said))
+    found = state.end_step(sampled_tensor(*said))
     state.reconcile()
     return found
 
@@ -78,7 +78,7 @@ def test_it_is_the_proposer_s_step() -> None:
         left = []
         rows = torch.tensor([row])
         expected: Any = proposer.step(
-            tokens, lengths, sampled_of(words), row_indices=rows, scopes=torch.tensor([row % 2])
+            tokens, lengths, sampled_tensor(words), row_indices=rows, scopes=torch.tensor([row % 2])
         )
         assert torch.equal(found.draft_token_ids, expected.draft_token_ids)
         assert torch.equal(found.match_len, expected.match_len)

@@ -19,7 +19,7 @@ from core.store.isolation import (
     ProposerAttack,
     Request,
 )
-from ngram_npu.async_state import on_host
+from ngram_npu.async_state import device_state
 from ngram_npu.drafting import Drafting
 from ngram_npu.host_drafting import HostDrafting
 from ops.reference.store import BLOCK, HEAD_FILL, opened
@@ -98,7 +98,7 @@ def test_attack_on_wrong_calls_of_the_store_fails(
 def test_attack_on_a_store_that_lags_too_little_fails(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_host, "LAG", 0)
+    monkeypatch.setattr(device_state, "LAG", 0)
     monkeypatch.setattr(
         isolation, "HostDrafting", lambda *a, lag, **more: HostDrafting(*a, lag=lag - 1, **more)
     )

@@ -62,7 +62,7 @@ class Job(Contestant):
             config,
             num_rows=rows,
             capacity=capacity,
-            most_sampled=self._width,
+            max_sampled=self._width,
             device=device,
             lag=1,
             index=make_index(config, rows, rows * capacity, kind="numpy"),

@@ -90,7 +90,7 @@ def measure(device: torch.device, size: Size, k: int, steps: int) -> dict[str, f
         config,
         num_rows=size.batch,
         capacity=capacity,
-        most_sampled=1,
+        max_sampled=1,
         device=device,
         index=make_index(config, size.batch, size.batch * capacity, kind="numpy"),
     )
