@@ -138,7 +138,7 @@ def test_errors() -> None:
     store = NgramStore(3, 16384, kind="torch")
     for arguments, message in (
         ({"ngram": NgramConfig(), "store": store}, "store: expected None without min_draft"),
-        ({"store": NgramStore(3, 16384)}, "store: expected one of kind='torch'"),
+        ({"store": NgramStore(3, 16384)}, "store: expected kind='torch'"),
         (
             {"store": store, "runtime": LateDevice("eager", None), "draft_on": "device"},  # type: ignore[arg-type]
             "store: expected None with draft_on='device' on a device other than the CPU",
