@@ -15,6 +15,9 @@ from async_state.devices import DeviceError, value_of
 from async_state.scenario import Request, Scenario
 from async_state.simulated_model import Launched, SimulatedModel
 
+Scheduled = tuple[Request, int, int]
+"""A request, its tokens and how many of them are drafts."""
+
 _MAX_STEPS = 600
 
 
@@ -104,13 +107,18 @@ class Engine:
         if self.rng.random() < 0.3:
             self._check_device()
 
-    def _budget(self, scheduled: list[tuple[Request, int, int]]) -> int:
+    def _budget(self, scheduled: list[Scheduled]) -> int:
         return self.scenario.step_tokens - sum(tokens for _, tokens, _ in scheduled)
 
     def _schedule_running(
         self, num_drafts: Any
-    ) -> tuple[list[tuple[Request, int, int]], list[list[tuple[Request, int]]]]:
-        scheduled: list[tuple[Request, int, int]] = []
+    ) -> tuple[list[Scheduled], list[list[tuple[Request, int]]]]:
+        """Schedules running requests, and preempts others to free blocks for them.
+
+        Returns:
+            The scheduled requests, and the requests with new blocks for each KV group.
+        """
+        scheduled: list[Scheduled] = []
         grown: list[list[tuple[Request, int]]] = [[] for _ in self.free_blocks]
         for request in list(self.running):
             if not request.is_running or self.rng.random() < self.scenario.skipping:
@@ -119,11 +127,8 @@ class Engine:
             if tokens <= 0:
                 continue
             while not self._has_blocks(request, request.computed + tokens):
-                others = [
-                    r
-                    for r in self.running
-                    if r is not request and all(r is not s[0] for s in scheduled)
-                ]
+                keep = [request, *(entry[0] for entry in scheduled)]
+                others = [r for r in self.running if all(r is not one for one in keep)]
                 if not others:
                     self._free_kept_blocks()
                     break
@@ -150,7 +155,7 @@ class Engine:
         drafts = min(drafts, free, budget - 1)
         return 1 + drafts, drafts
 
-    def _admit(self, scheduled: list[tuple[Request, int, int]]) -> list[Request]:
+    def _admit(self, scheduled: list[Scheduled]) -> list[Request]:
         admitted = []
         for request in [r for r in self.waiting if r.arrival <= self.steps]:
             budget = self._budget(scheduled)
@@ -190,11 +195,8 @@ class Engine:
         staying = [r for r in self.running if r.row >= 0 and r not in admitted]
         rows = list(range(self.scenario.max_rows))
         if self.scenario.dense_rows:
-            order = (
-                staying
-                if self.rng.random() >= self.scenario.shuffling
-                else _shuffled(self.rng, staying)
-            )
+            keeps_order = self.rng.random() >= self.scenario.shuffling
+            order = staying if keeps_order else _shuffled(self.rng, staying)
             places = {id(r): row for row, r in enumerate(order)}
         elif self.rng.random() < self.scenario.shuffling:
             places = dict(zip(map(id, staying), _shuffled(self.rng, rows), strict=False))
@@ -212,7 +214,7 @@ class Engine:
 
     def _launch(
         self,
-        scheduled: list[tuple[Request, int, int]],
+        scheduled: list[Scheduled],
         admitted: list[Request],
         moves: list[tuple[int, int]],
         grown: list[list[tuple[Request, int]]],
@@ -283,19 +285,18 @@ class Engine:
 
     # Requests that leave, and their blocks.
 
-    def _remove(self, request: Request) -> None:
-        self.removed.append(request.row)
-        self.running.remove(request)
-        request.row = -1
-        request.position = -1
-        self._free(request)
-
-    def _preempt(self, request: Request, keep: bool | None = None) -> None:
+    def _leave(self, request: Request) -> None:
         assert request.row >= 0
         self.removed.append(request.row)
         self.running.remove(request)
-        request.row = -1
-        request.position = -1
+        request.row = request.position = -1
+
+    def _remove(self, request: Request) -> None:
+        self._leave(request)
+        self._free(request)
+
+    def _preempt(self, request: Request, keep: bool | None = None) -> None:
+        self._leave(request)
         request.drops_in_flight = self.rng.random() < 0.5
         request.kept_blocks = self.rng.random() < 0.3 if keep is None else keep
         if not request.kept_blocks:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,13 +28,9 @@ def run_cmake(
     """Returns the output of cmake/cann.cmake, with the prefix FAILS if it fails."""
     known = {"ASCEND_HOME_PATH", "SOC_VERSION"}
     definitions = {"NGRAM_NPU_ASCENDC": backend, **variables}
+    command = ["cmake", *(f"-D{name}={value}" for name, value in definitions.items())]
     done = subprocess.run(
-        [
-            "cmake",
-            *(f"-D{name}={value}" for name, value in definitions.items()),
-            "-P",
-            ROOT / "cmake/cann.cmake",
-        ],
+        [*command, "-P", ROOT / "cmake/cann.cmake"],
         env={k: v for k, v in os.environ.items() if k not in known} | (environment or {}),
         capture_output=True,
         text=True,
@@ -43,60 +40,51 @@ def run_cmake(
     return ("FAILS " if done.returncode else "") + output
 
 
-@pytest.fixture
-def torch_npu(tmp_path: Path) -> Path:
-    library = tmp_path / "torch_npu/lib/libtorch_npu.so"
-    library.parent.mkdir(parents=True)
-    library.touch()
-    return tmp_path / "torch_npu"
-
-
-def make_cann(root: Path, folder: str) -> Path:
+def make_cann(root: Path, folder: str = FOLDERS[0]) -> Path:
     path = root / folder / "ascendc.cmake"
     path.parent.mkdir(parents=True)
     path.touch()
     return path
 
 
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str | Path]:
+    """Variables that point to a CANN, which a test creates, and to a torch_npu."""
+    library = tmp_path / "torch_npu/lib/libtorch_npu.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    return {
+        "ASCEND_HOME_PATH": tmp_path / "cann",
+        "SOC_VERSION": "Ascend910B3",
+        "NGRAM_NPU_TORCH_NPU": tmp_path / "torch_npu",
+    }
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 @pytest.mark.parametrize("backend", ["ON", "AUTO"])
 def test_cann_is_found_in_each_layout(
-    tmp_path: Path, torch_npu: Path, folder: str, backend: str
+    tmp_path: Path, variables: dict[str, Any], folder: str, backend: str
 ) -> None:
     file = make_cann(tmp_path / "cann", folder)
-    output = run_cmake(
-        backend,
-        ASCEND_HOME_PATH=tmp_path / "cann",
-        SOC_VERSION="Ascend910_9391",
-        NGRAM_NPU_TORCH_NPU=torch_npu,
-    )
-    expected = f"The NPU backend is built for Ascend910_9391, by {file}, for {torch_npu}"
+    output = run_cmake(backend, **variables)
+    expected = f"The NPU backend is built for Ascend910B3, by {file}, for {tmp_path}/torch_npu"
     assert output.removeprefix("-- ") == expected
 
 
-def test_cann_is_found_by_environment_variables(tmp_path: Path, torch_npu: Path) -> None:
-    make_cann(tmp_path / "cann", FOLDERS[0])
-    variables = {"ASCEND_HOME_PATH": str(tmp_path / "cann"), "SOC_VERSION": "Ascend910B3"}
-    output = run_cmake("AUTO", environment=variables, NGRAM_NPU_TORCH_NPU=torch_npu)
-    assert "built for Ascend910B3" in output
-
-
-def test_environment_variables_replace_empty_cached_ones(tmp_path: Path, torch_npu: Path) -> None:
-    make_cann(tmp_path / "cann", FOLDERS[0])
-    variables = {"ASCEND_HOME_PATH": str(tmp_path / "cann"), "SOC_VERSION": "Ascend910B3"}
-    cached = {"ASCEND_HOME_PATH": "", "SOC_VERSION": "", "NGRAM_NPU_TORCH_NPU": torch_npu}
-    assert "built for Ascend910B3" in run_cmake("AUTO", environment=variables, **cached)
-
-
-def test_newest_layout_of_cann_is_preferred(tmp_path: Path, torch_npu: Path) -> None:
+def test_newest_layout_of_cann_is_preferred(tmp_path: Path, variables: dict[str, Any]) -> None:
     first, *_ = [make_cann(tmp_path / "cann", folder) for folder in FOLDERS]
-    output = run_cmake(
-        "ON",
-        ASCEND_HOME_PATH=tmp_path / "cann",
-        SOC_VERSION="Ascend910B3",
-        NGRAM_NPU_TORCH_NPU=torch_npu,
-    )
-    assert f"by {first}," in output
+    assert f"by {first}," in run_cmake("ON", **variables)
+
+
+@pytest.mark.parametrize("cached", [{}, {"ASCEND_HOME_PATH": "", "SOC_VERSION": ""}])
+def test_environment_variables_replace_missing_or_empty_cached_ones(
+    tmp_path: Path, variables: dict[str, Any], cached: dict[str, str]
+) -> None:
+    make_cann(tmp_path / "cann")
+    torch_npu = variables.pop("NGRAM_NPU_TORCH_NPU")
+    environment = {name: str(value) for name, value in variables.items()}
+    output = run_cmake("AUTO", environment=environment, NGRAM_NPU_TORCH_NPU=torch_npu, **cached)
+    assert "built for Ascend910B3" in output
 
 
 def test_missing_cann_disables_or_fails_the_build(tmp_path: Path) -> None:
@@ -104,9 +92,8 @@ def test_missing_cann_disables_or_fails_the_build(tmp_path: Path) -> None:
     assert run_cmake("AUTO") == f"-- The NPU backend is left out: {no_variable}"
     assert re.match(rf"FAILS .*NGRAM_NPU_ASCENDC=ON: {re.escape(no_variable)}", run_cmake("ON"))
     no_file = f"there is no ascendc.cmake under ASCEND_HOME_PATH={tmp_path} "
-    assert f"-- The NPU backend is left out: {no_file}" in run_cmake(
-        "AUTO", ASCEND_HOME_PATH=tmp_path
-    )
+    output = run_cmake("AUTO", ASCEND_HOME_PATH=tmp_path)
+    assert f"-- The NPU backend is left out: {no_file}" in output
     output = run_cmake("ON", ASCEND_HOME_PATH=tmp_path)
     assert output.startswith("FAILS ")
     assert no_file in output
@@ -114,24 +101,22 @@ def test_missing_cann_disables_or_fails_the_build(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["ON", "AUTO"])
 def test_missing_soc_version_or_torch_npu_fails_the_build(
-    tmp_path: Path, torch_npu: Path, backend: str
+    tmp_path: Path, variables: dict[str, Any], backend: str
 ) -> None:
-    make_cann(tmp_path / "cann", FOLDERS[0])
-    cann = tmp_path / "cann"
-    output = run_cmake(backend, ASCEND_HOME_PATH=cann, NGRAM_NPU_TORCH_NPU=torch_npu)
+    make_cann(tmp_path / "cann")
+    soc_version = variables.pop("SOC_VERSION")
+    output = run_cmake(backend, **variables)
     assert output.startswith("FAILS ")
     assert "SOC_VERSION is not set" in output
     assert "-DNGRAM_NPU_ASCENDC=OFF" in output
-    (torch_npu / "lib/libtorch_npu.so").unlink()
-    output = run_cmake(
-        backend, ASCEND_HOME_PATH=cann, SOC_VERSION="Ascend910B3", NGRAM_NPU_TORCH_NPU=torch_npu
-    )
+    (tmp_path / "torch_npu/lib/libtorch_npu.so").unlink()
+    output = run_cmake(backend, SOC_VERSION=soc_version, **variables)
     assert output.startswith("FAILS ")
-    assert f"NGRAM_NPU_TORCH_NPU={torch_npu} has no lib/libtorch_npu.so" in output
+    assert f"NGRAM_NPU_TORCH_NPU={tmp_path}/torch_npu has no lib/libtorch_npu.so" in output
 
 
 @pytest.mark.parametrize(
-    ("chip", "kernels"),
+    ("chip", "has_kernels"),
     [
         ("Ascend910B1", True),
         ("ascend910b4-1", True),
@@ -144,16 +129,11 @@ def test_missing_soc_version_or_torch_npu_fails_the_build(
     ],
 )
 def test_chip_without_kernels_fails_the_build(
-    tmp_path: Path, torch_npu: Path, chip: str, kernels: bool
+    tmp_path: Path, variables: dict[str, Any], chip: str, has_kernels: bool
 ) -> None:
-    make_cann(tmp_path / "cann", FOLDERS[0])
-    output = run_cmake(
-        "ON",
-        ASCEND_HOME_PATH=tmp_path / "cann",
-        SOC_VERSION=chip,
-        NGRAM_NPU_TORCH_NPU=torch_npu,
-    )
-    if kernels:
+    make_cann(tmp_path / "cann")
+    output = run_cmake("ON", **{**variables, "SOC_VERSION": chip})
+    if has_kernels:
         assert f"built for {chip}," in output
     else:
         assert output.startswith("FAILS ")
