@@ -71,13 +71,18 @@ def test_num_tokens_limits_the_neural_drafts(count: int, expected: int) -> None:
     assert wait_sources(state) == [1 if expected else 2]
 
 
-def test_ngrams_extend_neural_drafts_of_int64() -> None:
-    state = start(merge=MergeConfig(min_match_len=9, extend=True))
+@pytest.mark.parametrize(
+    ("options", "expected", "source"), [({}, [1, -1], 1), ({"extend": True}, [1, 2], 3)]
+)
+def test_ngrams_extend_neural_drafts_of_int64_only_with_extend(
+    options: Any, expected: list[int], source: int
+) -> None:
+    state = start(merge=MergeConfig(min_match_len=9, **options))
     drafts = NeuralDrafts(torch.tensor([[1]]))
     outputs = state.end_step(sampled_tensor(3), lambda outputs: drafts)
     assert outputs.draft_token_ids.dtype == torch.int32
-    assert outputs.draft_token_ids.tolist() == [[1, 2]]
-    assert wait_sources(state) == [3]
+    assert outputs.draft_token_ids.tolist() == [expected]
+    assert wait_sources(state) == [source]
 
 
 @pytest.mark.parametrize(("match_costs", "source"), [(None, 2), ([255] * 16, 1)])
