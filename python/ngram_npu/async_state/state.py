@@ -235,7 +235,7 @@ class AsyncSpecState:
         plan = self._plan(
             "begin_step", batch, self._step_count, self._host_state, self._block_tables
         )
-        changes, step = plan.changes, plan.step
+        changes, step, device_state = plan.changes, plan.step, self._device_state
         with self._record_failure():
             if self._last is not None:
                 # The last step's results may be in buffers of the runner or of a device graph. This
@@ -243,21 +243,21 @@ class AsyncSpecState:
                 self._device.wait("main", self._drafts[self._last.number % 3].event)
             self._commit(plan)
             self._upload(plan, self._pack_inputs(changes, step))
-            self._device_state.empty_slots(len(changes.freed))
-            if self._device_state.host is not None:
-                self._device_state.host.announce(changes)
-            views = self._device_state.views(len(step.rows))
-            self._device_state.correct(views)
+            device_state.empty_slots(len(changes.freed))
+            if device_state.host is not None:
+                device_state.host.announce(changes)
+            views = device_state.views(len(step.rows))
+            device_state.correct(views)
             self._begun = step
             self._step_count += 1
         ends = step.query_start_loc[1:]
         return StepInputs(
             num_step_tokens=step.num_step_tokens,
-            input_ids=self._device_state.input_ids,
-            positions=self._device_state.positions,
-            slot_mappings=self._device_state.slot_mappings,
-            query_start_loc=self._device_state.query_start_loc,
-            seq_lens=self._device_state.seq_lens,
+            input_ids=device_state.input_ids,
+            positions=device_state.positions,
+            slot_mappings=device_state.slot_mappings,
+            query_start_loc=device_state.query_start_loc,
+            seq_lens=device_state.seq_lens,
             num_computed_tokens=views.computed,
             num_accepted_tokens=views.accepted,
             discard=views.discard,
@@ -346,14 +346,15 @@ class AsyncSpecState:
         if step is None:
             raise RuntimeError("end_step: no step has begun")
         batch = len(step.rows)
-        width, device = self.config.ngram.k + 1, self._device_state.token_ids.device
+        device_state = self._device_state
+        width, device = self.config.ngram.k + 1, device_state.token_ids.device
         check_sampled(sampled_token_ids, batch, width, device)
         check_drafter(draft, self.config.merge)
         with self._record_failure():
-            views = self._device_state.views(batch)
-            next_token_ids, num_sampled = self._device_state.accept(sampled_token_ids, views)
+            views = device_state.views(batch)
+            next_token_ids, num_sampled = device_state.accept(sampled_token_ids, views)
             self._counts[step.number % 2].start((num_sampled, sampled_token_ids))
-            outputs = self._device_state.propose(
+            outputs = device_state.propose(
                 sampled_token_ids,
                 views,
                 step.slots,
@@ -362,7 +363,7 @@ class AsyncSpecState:
                 num_sampled,
             )
             if draft is not None:
-                outputs = self._device_state.merge(outputs, draft(outputs), views)
+                outputs = device_state.merge(outputs, draft(outputs), views)
             results = (outputs.num_draft_tokens, outputs.draft_token_ids, outputs.draft_source)
             self._drafts[step.number % 3].start([part for part in results if part is not None])
             self._begun, self._last = None, step
