@@ -238,6 +238,7 @@ INVALID: dict[str, tuple[Any, str]] = {
     "moves that are not pairs": (_change(moves=ints(1, 2)), "moves: expected [N,2]"),
     # Admissions.
     "admitted to negative row": (_change(new=[admit(-1)]), "expected a free row, got -1"),
+    "admitted to fractional row": (_change(new=[admit(1.5)]), "expected a free row, got 1.5"),  # type: ignore[arg-type]
     "admitted to live row": (_change(new=[admit(1)]), "expected a free row, got 1"),
     "admitted twice": (_change(new=[admit(2), admit(2)]), "a free row"),
     "admitted without tokens": (_admit_to_row_2(0), "1 to 12 tokens, got 0"),
