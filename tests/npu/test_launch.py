@@ -199,69 +199,76 @@ def test_device_with_unknown_core_count_raises(npu: Npu) -> None:
     assert output == "prepare_inputs_padded: the kernel returned status 1"
 
 
-class TestFallback:
-    """Without a loadable binary, CANN's launch stubs are used. Without both, an error is raised."""
+def _replace_libraries(npu: Npu, folder: Path, *names: str, content: bytes | None = None) -> str:
+    """Copies the package without some libraries, or with other contents of them.
 
-    CODE = (
-        LIST_ACTIVITY
-        + CALL.replace("    torch.npu.sync", "    called()\n    torch.npu.sync")
-        + ("print(tensors[0].shape[0], {'ngram_npu_ascendc'} <= set(opened()))")
-    )
-
-    def run_without(self, npu: Npu, folder: Path, *names: str, text: bytes | None = None) -> str:
-        stage = folder / "stage"
-        shutil.copytree(npu.stage, stage)
-        for name in names:
-            (stage / "ngram_npu" / name).unlink()
-            if text is not None:
-                (stage / "ngram_npu" / name).write_bytes(text)
-        path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(stage))
-        return npu.python(self.CODE, PYTHONPATH=path)
-
-    @pytest.mark.parametrize("text", [None, b"not a binary"])
-    def test_missing_or_invalid_binary_falls_back_to_stubs(
-        self, npu: Npu, tmp_path: Path, text: bytes | None
-    ) -> None:
-        assert self.run_without(npu, tmp_path, BINARY, text=text) == "1 True"
-
-    def test_stubs_are_not_opened_if_there_is_a_binary(self, npu: Npu, tmp_path: Path) -> None:
-        assert self.run_without(npu, tmp_path) == "1 False"
-
-    def test_missing_binary_and_stubs_raise(self, npu: Npu, tmp_path: Path) -> None:
-        output = self.run_without(npu, tmp_path, BINARY, STUBS)
-        assert output.startswith("prepare_inputs_padded: the kernel returned status 2 (the launch")
-        assert f"{STUBS}: cannot open shared object file" in output
+    Returns:
+        The PYTHONPATH of the copy.
+    """
+    stage = folder / "stage"
+    shutil.copytree(npu.stage, stage)
+    for name in names:
+        (stage / "ngram_npu" / name).unlink()
+        if content is not None:
+            (stage / "ngram_npu" / name).write_bytes(content)
+    return npu.environment["PYTHONPATH"].replace(str(npu.stage), str(stage))
 
 
-class TestReasons:
-    """The doctor's reason if the backend is absent. The operators work on the CPU."""
+# Without a loadable binary, CANN's launch stubs are used. Without both, an error is raised.
 
-    CODE = """
+CALL_AND_LIST_STUBS = (
+    LIST_ACTIVITY
+    + CALL.replace("    torch.npu.sync", "    called()\n    torch.npu.sync")
+    + ("print(tensors[0].shape[0], {'ngram_npu_ascendc'} <= set(opened()))")
+)
+
+
+@pytest.mark.parametrize("content", [None, b"not a binary"])
+def test_missing_or_invalid_binary_falls_back_to_stubs(
+    npu: Npu, tmp_path: Path, content: bytes | None
+) -> None:
+    path = _replace_libraries(npu, tmp_path, BINARY, content=content)
+    assert npu.python(CALL_AND_LIST_STUBS, PYTHONPATH=path) == "1 True"
+
+
+def test_stubs_are_not_opened_if_there_is_a_binary(npu: Npu) -> None:
+    assert npu.python(CALL_AND_LIST_STUBS) == "1 False"
+
+
+def test_missing_binary_and_stubs_raise(npu: Npu, tmp_path: Path) -> None:
+    path = _replace_libraries(npu, tmp_path, BINARY, STUBS)
+    output = npu.python(CALL_AND_LIST_STUBS, PYTHONPATH=path)
+    assert output.startswith("prepare_inputs_padded: the kernel returned status 2 (the launch")
+    assert f"{STUBS}: cannot open shared object file" in output
+
+
+# The doctor reports why the backend is absent. The operators then work on the CPU.
+
+CALL_ON_CPU = """
 import torch, ngram_npu
 tensors = [torch.tensor(x, dtype=torch.int32) for x in ([2], [1], [0, 3])]
 assert torch.ops.ngram_npu.prepare_inputs_padded(*tensors)[1].tolist() == [2]
 print("\\n".join(line for line in str(ngram_npu.doctor()).splitlines() if "backend npu" in line))
 """
 
-    def test_missing_torch_npu_is_reported(self, npu: Npu) -> None:
-        assert "torch_npu is not installed" in npu.python(self.CODE, PYTHONPATH=str(npu.stage))
 
-    def test_missing_cann_is_reported(self, npu: Npu) -> None:
-        output = npu.python(self.CODE, LD_LIBRARY_PATH="")
-        assert "torch_npu does not import: lib" in output
+def test_missing_torch_npu_is_reported(npu: Npu) -> None:
+    assert "torch_npu is not installed" in npu.python(CALL_ON_CPU, PYTHONPATH=str(npu.stage))
 
-    def test_missing_kernels_are_reported(self, npu: Npu, tmp_path: Path) -> None:
-        shutil.copytree(npu.stage, tmp_path / "stage")
-        for name in LIBRARIES:
-            (tmp_path / "stage" / "ngram_npu" / name).unlink()
-        path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(tmp_path / "stage"))
-        assert "it was made without CANN" in npu.python(self.CODE, PYTHONPATH=path)
 
-    def test_invalid_library_is_reported(self, npu: Npu, tmp_path: Path) -> None:
-        shutil.copytree(npu.stage, tmp_path / "stage")
-        (tmp_path / "stage" / "ngram_npu" / LAUNCH).write_bytes(b"not a library")
-        path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(tmp_path / "stage"))
-        assert LAUNCH in npu.python(self.CODE, PYTHONPATH=path)
-        output = npu.python(CALL, PYTHONPATH=path)
-        assert output.startswith("prepare_inputs_padded: this device's kernels do not load:")
-        assert LAUNCH in output
+def test_missing_cann_is_reported(npu: Npu) -> None:
+    output = npu.python(CALL_ON_CPU, LD_LIBRARY_PATH="")
+    assert "torch_npu does not import: lib" in output
+
+
+def test_missing_kernels_are_reported(npu: Npu, tmp_path: Path) -> None:
+    path = _replace_libraries(npu, tmp_path, *LIBRARIES)
+    assert "it was made without CANN" in npu.python(CALL_ON_CPU, PYTHONPATH=path)
+
+
+def test_invalid_library_is_reported(npu: Npu, tmp_path: Path) -> None:
+    path = _replace_libraries(npu, tmp_path, LAUNCH, content=b"not a library")
+    assert LAUNCH in npu.python(CALL_ON_CPU, PYTHONPATH=path)
+    output = npu.python(CALL, PYTHONPATH=path)
+    assert output.startswith("prepare_inputs_padded: this device's kernels do not load:")
+    assert LAUNCH in output
