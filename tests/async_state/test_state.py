@@ -321,6 +321,7 @@ def _snapshot(state: AsyncSpecState) -> list[Any]:
         state.token_ids.tolist(),
         state.num_tokens_on_device.tolist(),
         [table.tolist() for table in state.block_tables],
+        [table._num_blocks.tolist() for table in state._block_tables],
     ]
 
 
