@@ -60,14 +60,13 @@ constexpr int64_t kStreamCatchUpTokens = 8192;
 
 struct StreamOptions {
   int64_t num_rows;
-  int64_t capacity;      // tokens of a row
-  int64_t most_sampled;  // tokens of a row and step
-  int64_t lag;           // the store takes in what was sampled so many steps ago: jobs with a request in a row
-  DraftParams draft;     // its lookup options, ladder, index and store; the rest is the drafter's
+  int64_t capacity;     // tokens of a row
+  int64_t max_sampled;  // tokens of a row and step
+  int64_t lag;          // the store takes in what was sampled so many steps ago: jobs with a request in a row
+  DraftParams draft;    // its lookup options, ladder, index and store; the rest is the drafter's
   // In stream order the caller writes `sampled` before a job, which writes `drafts`. Both are reused by the next job.
-  const int32_t*
-      sampled;      // [num_rows, 1 + most_sampled]: of each request of the batch the number of tokens, the tokens
-  uint8_t* drafts;  // of num_rows requests: StreamDrafts
+  const int32_t* sampled;  // [num_rows, 1 + max_sampled]: of each request of the batch the number of tokens, the tokens
+  uint8_t* drafts;         // of num_rows requests: StreamDrafts
 };
 
 // Where a batch's results are: tokens [B, k] int64, then numbers of tokens [B] and match lengths [B] int32, then costs

@@ -222,8 +222,8 @@ class StreamDrafter {
   // Appends the tokens of request i; returns how many it sampled.
   int32_t append(int64_t i, int64_t r) {
     if (!has_request(r)) return 0;
-    const int32_t* sampled = o_.sampled + i * (1 + o_.most_sampled);
-    const int64_t count = larger<int64_t>(0, smaller<int64_t>(sampled[0], o_.most_sampled));
+    const int32_t* sampled = o_.sampled + i * (1 + o_.max_sampled);
+    const int64_t count = larger<int64_t>(0, smaller<int64_t>(sampled[0], o_.max_sampled));
     Row& grown = row(r);
     for (int64_t j = 0; j < count && grown.length < o_.capacity; ++j) {
       tokens(r)[grown.length++] = sampled[1 + j];

@@ -19,7 +19,7 @@ StreamDrafts layout(int64_t batch, int64_t k) { return {batch, k}; }
 
 class Drafter {
  public:
-  Drafter(int64_t num_rows, int64_t capacity, int64_t most_sampled, int64_t lag, const py::object& sampled,
+  Drafter(int64_t num_rows, int64_t capacity, int64_t max_sampled, int64_t lag, const py::object& sampled,
           const py::object& drafts, int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
           int64_t max_len, bool fill, const py::object& match_costs, bool ladder, const py::object& costs,
           int64_t cost_limit, const py::object& index, const py::object& store, const py::object& store_costs,
@@ -30,16 +30,16 @@ class Drafter {
     NumpyCall call(kName);
     call.scalar("num_rows", num_rows, 1, INT32_MAX);
     call.scalar("capacity", capacity, 1, INT32_MAX);
-    call.scalar("most_sampled", most_sampled, 1, kMaxSampledWidth);
+    call.scalar("max_sampled", max_sampled, 1, kMaxSampledWidth);
     call.scalar("lag", lag, 0, 64);
     StreamOptions options{};
     options.num_rows = num_rows;
     options.capacity = capacity;
-    options.most_sampled = most_sampled;
+    options.max_sampled = max_sampled;
     options.lag = lag;
     const host::TensorView tokens = call("sampled", py::handle(sampled));
     const TokenRows<const int32_t> rows = call.rows<const int32_t>(tokens);
-    call.shape(tokens, num_rows, 1 + most_sampled);
+    call.shape(tokens, num_rows, 1 + max_sampled);
     if (rows.stride != rows.capacity)
       call.fail("sampled", "rows without a gap", std::to_string(rows.stride) + " apart");
     options.sampled = rows.data;
@@ -146,7 +146,7 @@ void define_stream_drafter(py::module_& m) {
       .def(py::init<int64_t, int64_t, int64_t, int64_t, const py::object&, const py::object&, int64_t, int64_t, int64_t,
                     int64_t, bool, int64_t, bool, const py::object&, bool, const py::object&, int64_t,
                     const py::object&, const py::object&, const py::object&, const py::object&>(),
-           py::kw_only(), arg("num_rows"), arg("capacity"), arg("most_sampled"), arg("lag"), arg("sampled"),
+           py::kw_only(), arg("num_rows"), arg("capacity"), arg("max_sampled"), arg("lag"), arg("sampled"),
            arg("drafts"), arg("min_n"), arg("max_n"), arg("k"), arg("match_policy") = 0, arg("overlap") = false,
            arg("max_len") = kNoLimit, arg("fill") = false, arg("match_costs") = py::none(), arg("ladder") = false,
            arg("costs") = py::none(), arg("cost_limit") = 0, arg("index") = py::none(), arg("store") = py::none(),

@@ -169,7 +169,7 @@ class StreamDrafter:
         *,
         num_rows: int,
         capacity: int,
-        most_sampled: int,
+        max_sampled: int,
         lag: int,
         sampled: _Int32,
         drafts: _UInt8,
@@ -189,7 +189,7 @@ class StreamDrafter:
         store_costs: _Costs | None = ...,
         token_logits: _Int8 | None = ...,
     ) -> None:
-        """sampled [num_rows,1+most_sampled]; drafts uint8 [stream_results_bytes(num_rows, k)]."""
+        """sampled [num_rows,1+max_sampled]; drafts uint8 [stream_results_bytes(num_rows, k)]."""
 
     def begin(
         self,

@@ -1,7 +1,7 @@
-"""Drafting on the host for rows that a device writes, in the order of the device's stream.
+"""Drafting in host memory for sampled tokens on a device, in the order of the device's stream.
 
-A step is one job. It runs in a callback of the driver once the stream has come to it, and what is
-behind it in the stream gets its drafts. Python waits for nothing, and is not called from the job
+Each step is one job: a native host function that the driver calls when the stream reaches it. Later
+work in the stream receives the drafts. Python neither waits for the job nor is called from it
 (docs/design/host-drafting.md).
 """
 
@@ -29,53 +29,59 @@ NO_LIMIT = 2**63 - 1
 
 
 class Stop(NamedTuple):
-    """How a request may end that can be told from its tokens. Its text up to there is stored even
-    if its end is announced early."""
+    """Stop conditions that can be evaluated on a request's tokens.
+
+    The text up to the first stop is stored even if the end of the request is announced before its
+    last tokens reach the store.
+    """
 
     tokens: tuple[int, ...] = ()
-    """Any of them ends the text."""
+    """Tokens that end the text."""
     max_length: int = NO_LIMIT
-    """Of the row, the prompt included."""
+    """Maximum length of the row, including the prompt."""
     prompt_length: int = 0
     min_output: int = 0
-    """Tokens of output before repetition ends the text."""
+    """Minimum number of output tokens before a repetition ends the text."""
     min_pattern: int = 0
     max_pattern: int = 0
-    """Tokens of a pattern that ends the text by repetition; 0: none does."""
+    """Maximum length of a repeated pattern that ends the text (default: no such stop)."""
     min_count: int = 0
-    """How often the pattern must occur in sequence."""
+    """Number of consecutive occurrences of the pattern that end the text."""
 
 
-class HostDrafts(NamedTuple):
-    """On the rows' device, for the B requests of a step."""
+class DeviceDrafts(NamedTuple):
+    """Drafts for the B requests of a step, on the device of the sampled tokens."""
 
     draft_token_ids: torch.Tensor
-    """[B, k] int64; unused places as `fill` says."""
+    """[B, k] int64; `fill` determines the content of unused places."""
     num_draft_tokens: torch.Tensor
     """[B] int32"""
     match_len: torch.Tensor
     """[B] int32; 0: no draft was found."""
     draft_costs: torch.Tensor
-    """[B, k] uint8; undefined unless the configuration has costs."""
+    """[B, k] uint8; undefined if the configuration has no costs."""
 
 
 class Stream(Protocol):
-    """What runs copies and jobs in the order in which they are given."""
+    """Runs copies and jobs in the order of the calls."""
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None: ...
     def run(self, job: int) -> None:
-        """``job``: the address that ``_C.STREAM_CALLBACK`` is called with.
+        """Enqueues a job.
+
+        Args:
+            job: The argument for ``_C.STREAM_CALLBACK``.
 
         Raises:
-            RuntimeError: the job will not run.
+            RuntimeError: The job will not run.
         """
 
-    def again(self) -> AbstractContextManager[Any]:
-        """Within it, whatever the thread, jobs go where the last one went."""
+    def use_last_stream(self) -> AbstractContextManager[Any]:
+        """Returns a context in which jobs of any thread go to the stream of the last job."""
 
 
-class CallingThread:
-    """For rows in host memory: everything runs at once."""
+class SynchronousStream:
+    """For sampled tokens in host memory: copies and jobs run within the call."""
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source)
@@ -83,15 +89,15 @@ class CallingThread:
     def run(self, job: int) -> None:
         _C.stream_run(job)
 
-    def again(self) -> AbstractContextManager[Any]:
+    def use_last_stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
 
 class CudaStream:
-    """torch's current stream of the device. Needs the driver only, not a CUDA build of ngram_npu.
+    """torch's current CUDA stream. Requires the driver, but no CUDA build of ngram_npu.
 
     Raises:
-        RuntimeError: the driver is not there, or it refuses.
+        RuntimeError: The driver is missing, or it rejects a host function.
     """
 
     def __init__(self) -> None:
@@ -102,27 +108,30 @@ class CudaStream:
         launch.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
         launch.restype = ctypes.c_int
         self._launch = launch
-        self._used: Any = None
+        self._last_stream: Any = None
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)
 
     def run(self, job: int) -> None:
         if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("ngram_npu: drafting on the host: not while a graph is captured")
-        self._used = torch.cuda.current_stream()
-        if status := self._launch(self._used.cuda_stream, _C.STREAM_CALLBACK, job):
+            raise RuntimeError(
+                "ngram_npu: drafting on the host: a host function cannot be captured in a graph; "
+                "draft outside of the capture"
+            )
+        self._last_stream = torch.cuda.current_stream()
+        if status := self._launch(self._last_stream.cuda_stream, _C.STREAM_CALLBACK, job):
             raise RuntimeError(f"ngram_npu: cuLaunchHostFunc returned status {status}, expected 0")
 
-    def again(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._used)
+    def use_last_stream(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._last_stream)
 
 
 class NpuStream:
-    """torch_npu's current stream, through its queue. Needs CANN 8.3 or later.
+    """torch_npu's current stream, through its task queue. Requires CANN 8.3 or later.
 
     Raises:
-        RuntimeError: this build has no NPU backend, or it does not load.
+        RuntimeError: This build has no NPU backend, or the backend does not load.
     """
 
     def __init__(self) -> None:
@@ -130,45 +139,51 @@ class NpuStream:
             raise RuntimeError(f"ngram_npu: drafting on the host: {reason}")
         self._launch = _library.npu_launch_host_func()
         self._runtime: Any = torch.get_device_module("npu")
-        self._used: Any = None
+        self._last_stream: Any = None
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)
 
     def run(self, job: int) -> None:
-        self._used = self._runtime.current_stream()
+        self._last_stream = self._runtime.current_stream()
         if self._launch(_C.STREAM_CALLBACK, job):
-            raise RuntimeError("ngram_npu: drafting on the host: expected CANN 8.3 or later")
+            raise RuntimeError(
+                "ngram_npu: drafting on the host: aclrtLaunchHostFunc is missing; install CANN 8.3 "
+                "or later"
+            )
 
-    def again(self) -> AbstractContextManager[Any]:
-        found: AbstractContextManager[Any] = self._runtime.stream(self._used)
-        return found
+    def use_last_stream(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self._runtime.stream(self._last_stream)
+        return context
 
 
 _STREAMS: dict[str, Callable[[], Stream]] = {
-    "cpu": CallingThread,
+    "cpu": SynchronousStream,
     "cuda": CudaStream,
     "npu": NpuStream,
 }
 
 
 def current_stream(device: torch.device) -> Stream:
-    """
+    """Returns the current stream of a device.
+
     Raises:
-        RuntimeError: jobs cannot run on that device.
+        RuntimeError: The device cannot run jobs.
     """
     if device.type not in _STREAMS:
-        raise RuntimeError(f"ngram_npu: drafting on the host: not for {device.type}")
+        raise RuntimeError(
+            f"ngram_npu: drafting on the host: expected cpu, cuda or npu, got {device.type}"
+        )
     return _STREAMS[device.type]()
 
 
 class HostDrafting:
-    """Drafts with an index and a store in host memory for rows on any device.
+    """Drafts with an index and a store in host memory for requests on any device.
 
-    The rows' text is kept here a second time, so that nothing depends on when the device overwrites
-    its own: prompts come from the caller, sampled tokens from the device.
+    It keeps its own copy of each request's text, because the device may overwrite its rows while
+    jobs are pending. The caller passes prompts, and sampled tokens are copied from the device.
 
-    Letters: B requests of a step, R rows, S tokens of a row, M sampled tokens of a request at most.
+    Dimensions: B requests of a step, R rows, S tokens per row, M sampled tokens per request.
     """
 
     def __init__(
@@ -177,7 +192,7 @@ class HostDrafting:
         *,
         num_rows: int,
         capacity: int,
-        most_sampled: int,
+        max_sampled: int,
         device: torch.device,
         lag: int = 0,
         index: NgramIndex | None = None,
@@ -187,19 +202,20 @@ class HostDrafting:
     ) -> None:
         """
         Args:
-            config: lookup and draft settings.
-            num_rows, capacity, most_sampled: R, S and M.
-            device: of the sampled tokens and of the drafts.
-            lag: the store takes in what was sampled so many steps ago: in a scheduler that runs
-                ahead, a request may have ended before without anyone having said so. A step without
-                a request in any of its rows does not count.
-            index, store: in host memory, with R slots; they are changed in jobs only.
-            stream: what runs the jobs; None: the device's current stream.
-            fill: unused places of a draft continue it, then hold the newest token; otherwise -1.
+            config: Lookup and draft settings.
+            num_rows, capacity, max_sampled: R, S and M.
+            device: Device of the sampled tokens and of the drafts.
+            lag: Number of steps by which the store lags behind the sampled tokens. A scheduler that
+                runs ahead learns of a request's end with this delay. Steps without a request in any
+                of their rows do not count.
+            index, store: In host memory, with R slots. Only jobs change them.
+            stream: Runs the jobs (default: the device's current stream).
+            fill: Whether unused places of a draft continue it and then repeat the newest token.
+                Otherwise they are -1.
 
         Raises:
-            ValueError: an argument is out of range; one line.
-            RuntimeError: jobs cannot run on that device.
+            ValueError: An argument is out of range.
+            RuntimeError: The device cannot run jobs.
         """
         if stream is None:
             stream = current_stream(device)
@@ -208,7 +224,7 @@ class HostDrafting:
         self._stream = stream
         pinned = device.type != "cpu"
         self._sampled = torch.zeros(
-            num_rows, 1 + most_sampled, dtype=torch.int32, device="cpu", pin_memory=pinned
+            num_rows, 1 + max_sampled, dtype=torch.int32, device="cpu", pin_memory=pinned
         )
         size = _C.stream_results_bytes(num_rows, config.k)
         self._drafts = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
@@ -222,7 +238,7 @@ class HostDrafting:
         self._drafter = _C.StreamDrafter(
             num_rows=num_rows,
             capacity=capacity,
-            most_sampled=most_sampled,
+            max_sampled=max_sampled,
             lag=lag,
             sampled=self._sampled.numpy(),
             drafts=self._drafts.numpy(),
@@ -234,7 +250,7 @@ class HostDrafting:
     def begin(
         self, row: int, token_ids: npt.ArrayLike, *, scope: int = 0, stop: Stop | None = None
     ) -> None:
-        """A request begins in a row, with a prompt; before the step that reads the row."""
+        """Announces a request with its prompt in a row, before the first step with this row."""
         tokens, *rest = Stop() if stop is None else stop
         limits = (min(max(number, 0), NO_LIMIT) for number in rest)
         self._drafter.begin(
@@ -242,43 +258,43 @@ class HostDrafting:
         )
 
     def end(self, row: int) -> None:
-        """The request of a row has ended, or is preempted."""
+        """Announces that the request of a row has ended or is preempted."""
         self._drafter.end(row)
 
-    def propose(self, rows: npt.NDArray[np.int32], sampled: torch.Tensor) -> HostDrafts:
-        """Enqueues a step, and returns its drafts as the stream will have them.
+    def propose(self, rows: npt.NDArray[np.int32], sampled: torch.Tensor) -> DeviceDrafts:
+        """Enqueues a step and returns its drafts, which are valid in stream order.
 
         Args:
-            rows: [B], all different; of the host. A row that is not one of the R, or has no
-                request, gets no draft, and its tokens are dropped.
+            rows: [B] distinct rows, in host memory. A row that is out of range or has no request
+                gets no draft, and its tokens are dropped.
             sampled: [B, 1 + M] int32: the number of sampled tokens, then the tokens. A request
-                without any gets no draft.
+                without sampled tokens gets no draft.
 
         Raises:
-            ValueError: more rows than R, or ``sampled`` of another shape or dtype.
-            RuntimeError: the step cannot be enqueued; nothing has changed then.
+            ValueError: There are more than R rows, or ``sampled`` has another shape or dtype.
+            RuntimeError: The step cannot be enqueued; nothing has changed.
         """
         batch = len(rows)
         if batch > len(self._sampled):
-            most = len(self._sampled)
-            raise ValueError(f"HostDrafting: propose: rows: expected at most {most}, got {batch}")
+            limit = len(self._sampled)
+            raise ValueError(f"HostDrafting: propose: rows: expected at most {limit}, got {batch}")
         expected = batch, self._sampled.shape[1]
         if tuple(sampled.shape) != expected or sampled.dtype != torch.int32:
-            # A copy would repeat a single row, and so give its tokens to all requests.
+            # A copy would broadcast a single row, and thereby give its tokens to all requests.
             got = f"{str(sampled.dtype).rpartition('.')[2]} {list(sampled.shape)}"
             raise ValueError(
                 f"HostDrafting: propose: sampled: expected int32 {list(expected)}, got {got}"
             )
         counts, lengths, costs, end = self._drafter.results(batch)
-        found = sampled.new_empty(end, dtype=torch.uint8)
+        results = sampled.new_empty(end, dtype=torch.uint8)
         self._stream.copy(self._sampled[:batch], sampled)
         self._run(rows)
-        self._stream.copy(found, self._drafts[:end])
-        return HostDrafts(
-            found[:counts].view(torch.int64).view(batch, self.k),
-            found[counts:lengths].view(torch.int32),
-            found[lengths:costs].view(torch.int32),
-            found[costs:end].view(batch, self.k),
+        self._stream.copy(results, self._drafts[:end])
+        return DeviceDrafts(
+            results[:counts].view(torch.int64).view(batch, self.k),
+            results[counts:lengths].view(torch.int32),
+            results[lengths:costs].view(torch.int32),
+            results[costs:end].view(batch, self.k),
         )
 
     def _run(self, rows: npt.NDArray[np.int32]) -> None:
@@ -291,25 +307,31 @@ class HostDrafting:
         self._has_run = True
 
     def flush(self) -> bool:
-        """Enqueues what was announced, without a step. False: the stream does not take it, so it
-        remains for the next step."""
+        """Enqueues the announced begins and ends without a step.
+
+        Returns:
+            False if the stream rejects the job; the next step then includes them.
+        """
         if not self._has_run:
             return True
         try:
-            with self._stream.again():
+            with self._stream.use_last_stream():
                 self._run(np.empty(0, np.int32))
         except RuntimeError:
             return False
         return True
 
     def settle(self, seconds: float) -> bool:
-        """Enqueues what was announced, and waits until all jobs have run. False: they have not
-        after ``seconds``; after an error of the device they never will."""
+        """Enqueues the announced begins and ends, and waits until all jobs have run.
+
+        Returns:
+            False if jobs are still pending after ``seconds``. After a device error they never run.
+        """
         if not self.flush():
             return False
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         while self._drafter.pending:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)
         return True

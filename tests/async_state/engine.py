@@ -1,5 +1,5 @@
-"""A scheduler that never waits, driven by random events. Its output is compared with plain
-decoding, and its state with the device."""
+"""An asynchronous scheduler with random events. Its output is compared with plain decoding, and its
+host state with the device."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from typing import Any
 import numpy as np
 from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled
 
-from async_state.device_side import DeviceSide, Launched
-from async_state.failing import DeviceError
-from async_state.late import value_of
+from async_state.devices import DeviceError, value_of
 from async_state.scenario import Request, Scenario
+from async_state.simulated_model import Launched, SimulatedModel
+
+Scheduled = tuple[Request, int, int]
+"""A request, its tokens and how many of them are drafts."""
 
 _MAX_STEPS = 600
 
 
 class Engine:
+    """Schedules and runs the requests of a scenario."""
+
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.rng = scenario.rng
-        self.state, self.device, self.countdown = scenario.state()
-        self.side = DeviceSide(scenario, self.state, self.device)
+        self.state, self.device, self.countdown = scenario.make_state()
+        self.model = SimulatedModel(scenario, self.state, self.device)
         self.waiting = list(scenario.requests)
         self.running: list[Request] = []
         self.removed: list[int] = []
@@ -33,7 +37,7 @@ class Engine:
         self.last: Launched | None = None
         self.steps = 0
         self.counts: Counter[str] = Counter()
-        """Counts of events, for the record."""
+        """Numbers of events."""
 
     def run(self) -> None:
         while self.waiting or self.running:
@@ -44,12 +48,13 @@ class Engine:
             self._reconcile()
         for request in self.scenario.requests:
             assert request.tokens == request.wanted
-        assert not self.state._mirrors._faults, "the fault of a request that is gone"
+        assert not self.state._host_state._faults, "a fault of a request that has left"
         if self.state.index is not None:
-            found = self.state.index.statistics
-            # A slot with another request's tokens would have been built anew.
-            assert not found.rebuilds_shorter + found.rebuilds_rewritten + found.rebuilds_options
-            self.counts += Counter(indexed=found.rows_indexed)
+            indexed = self.state.index.statistics
+            # A slot that still had another request's tokens would have been rebuilt.
+            rebuilds = indexed.rebuilds_shorter + indexed.rebuilds_rewritten
+            assert not rebuilds + indexed.rebuilds_options
+            self.counts += Counter(indexed=indexed.rows_indexed)
 
     # One step.
 
@@ -62,20 +67,20 @@ class Engine:
                 self._reconcile()
                 if mode != "at once" and rng.random() < 0.8:
                     break
-        found = None
+        num_drafts = None
         if self.scenario.drafting == "trimmed" and self.last is not None:
-            found = self.state.wait_drafts().num_draft_tokens
+            num_drafts = self.state.wait_drafts().num_draft_tokens
         for request in [r for r in self.running if r.finished]:
             self._remove(request)
         for request in [r for r in self.running if r.faulty]:
             self._preempt(request)
         for request in list(self.running):
-            # A request is preempted at most three times, so that all of them finish.
+            # At most three preemptions per request, so that all requests finish.
             if request.residency < 4 and rng.random() < self.scenario.preemption:
                 self._preempt(request)
-        scheduled, grown = self._schedule_running(found)
+        scheduled, grown = self._schedule_running(num_drafts)
         admitted = self._admit(scheduled)
-        moves = self._place(admitted)
+        moves = self._assign_rows(admitted)
         rng.shuffle(scheduled)
         if self.scenario.dense_rows:
             scheduled.sort(key=lambda entry: entry[0].row)
@@ -94,36 +99,38 @@ class Engine:
         for request in self.running:
             request.computed, request.upper = request.exact_computed, len(request.tokens)
             request.position, request.faulty = -1, False
-        self.state.rebuild([_admission(request) for request in self.running])
-        self.side.spoilt.clear()
-        self.side.acceptance.clear()
+        self.state.rebuild([_make_admission(request) for request in self.running])
+        self.model.invalid.clear()
+        self.model.acceptance.clear()
         self.counts["rebuilt"] += 1
         self._check_upper()
         if self.rng.random() < 0.3:
             self._check_device()
 
-    def _budget(self, scheduled: list[tuple[Request, int, int]]) -> int:
+    def _budget(self, scheduled: list[Scheduled]) -> int:
         return self.scenario.step_tokens - sum(tokens for _, tokens, _ in scheduled)
 
     def _schedule_running(
-        self, found: Any
-    ) -> tuple[list[tuple[Request, int, int]], list[list[tuple[Request, int]]]]:
-        scheduled: list[tuple[Request, int, int]] = []
+        self, num_drafts: Any
+    ) -> tuple[list[Scheduled], list[list[tuple[Request, int]]]]:
+        """Schedules running requests, and preempts others to free blocks for them.
+
+        Returns:
+            The scheduled requests, and the requests with new blocks for each KV group.
+        """
+        scheduled: list[Scheduled] = []
         grown: list[list[tuple[Request, int]]] = [[] for _ in self.free_blocks]
         for request in list(self.running):
-            if not request.running or self.rng.random() < self.scenario.skipping:
+            if not request.is_running or self.rng.random() < self.scenario.skipping:
                 continue
-            tokens, drafts = self._wish(request, self._budget(scheduled), found)
+            tokens, drafts = self._choose_tokens(request, self._budget(scheduled), num_drafts)
             if tokens <= 0:
                 continue
             while not self._has_blocks(request, request.computed + tokens):
-                others = [
-                    r
-                    for r in self.running
-                    if r is not request and all(r is not s[0] for s in scheduled)
-                ]
+                keep = [request, *(entry[0] for entry in scheduled)]
+                others = [r for r in self.running if all(r is not one for one in keep)]
                 if not others:
-                    self._take_kept_blocks()
+                    self._free_kept_blocks()
                     break
                 self._preempt(others[-1], keep=False)
             if self._has_blocks(request, request.computed + tokens):
@@ -131,24 +138,24 @@ class Engine:
                 scheduled.append((request, tokens, drafts))
         return scheduled, grown
 
-    def _wish(self, request: Request, budget: int, found: Any) -> tuple[int, int]:
+    def _choose_tokens(self, request: Request, budget: int, num_drafts: Any) -> tuple[int, int]:
         known = request.upper - request.computed
         if known > 1 or request.position < 0:
             if known == 1 and request.upper >= self.scenario.capacity:
-                return 0, 0  # as far as the host knows it is over
+                return 0, 0  # the row may be full
             return min(known, budget, self.rng.randint(1, self.scenario.chunk)), 0
-        room = self.scenario.capacity - 1 - request.upper
-        if room < 0:
+        free = self.scenario.capacity - 1 - request.upper
+        if free < 0:
             return 0, 0
         drafts = self.scenario.k
         if self.scenario.drafting == "any":
             drafts = self.rng.randint(0, drafts)
-        elif found is not None:
-            drafts = int(found[request.position])
-        drafts = min(drafts, room, budget - 1)
+        elif num_drafts is not None:
+            drafts = int(num_drafts[request.position])
+        drafts = min(drafts, free, budget - 1)
         return 1 + drafts, drafts
 
-    def _admit(self, scheduled: list[tuple[Request, int, int]]) -> list[Request]:
+    def _admit(self, scheduled: list[Scheduled]) -> list[Request]:
         admitted = []
         for request in [r for r in self.waiting if r.arrival <= self.steps]:
             budget = self._budget(scheduled)
@@ -163,7 +170,7 @@ class Engine:
                 self.rng.randint(1, self.scenario.chunk),
             )
             if not self._has_blocks(request, request.exact_computed + tokens):
-                self._take_kept_blocks()
+                self._free_kept_blocks()
                 break
             request.tokens = request.tokens or list(request.prompt)
             request.computed = request.exact_computed
@@ -179,16 +186,17 @@ class Engine:
                 scheduled.append((request, tokens, 0))
         return admitted
 
-    def _place(self, admitted: list[Request]) -> list[tuple[int, int]]:
-        """Rows for all running requests: dense as in vLLM's V1 runner, or any free row."""
+    def _assign_rows(self, admitted: list[Request]) -> list[tuple[int, int]]:
+        """Assigns rows to all running requests: dense as in vLLM's V1 runner, or any free rows.
+
+        Returns:
+            The moves of requests that were running before.
+        """
         staying = [r for r in self.running if r.row >= 0 and r not in admitted]
         rows = list(range(self.scenario.max_rows))
         if self.scenario.dense_rows:
-            order = (
-                staying
-                if self.rng.random() >= self.scenario.shuffling
-                else _shuffled(self.rng, staying)
-            )
+            keeps_order = self.rng.random() >= self.scenario.shuffling
+            order = staying if keeps_order else _shuffled(self.rng, staying)
             places = {id(r): row for row, r in enumerate(order)}
         elif self.rng.random() < self.scenario.shuffling:
             places = dict(zip(map(id, staying), _shuffled(self.rng, rows), strict=False))
@@ -206,14 +214,14 @@ class Engine:
 
     def _launch(
         self,
-        scheduled: list[tuple[Request, int, int]],
+        scheduled: list[Scheduled],
         admitted: list[Request],
         moves: list[tuple[int, int]],
         grown: list[list[tuple[Request, int]]],
     ) -> None:
         requests = [entry[0] for entry in scheduled]
         previous_positions = [r.position for r in requests]
-        entries = [_admission(request) for request in admitted]
+        entries = [_make_admission(request) for request in admitted]
         cut = self.rng.randint(0, len(entries))
         batch = Batch(
             rows=_array([r.row for r in requests]),
@@ -240,10 +248,10 @@ class Engine:
             previous_positions,
         )
         before = copy.deepcopy(batch)
-        with self.device.critical():
+        with self.device.must_not_wait():
             inputs = self.state.begin_step(batch)
-        _assert_same(batch, before)
-        _scribble(batch)
+        _assert_equal(batch, before)
+        _overwrite(batch)
         ends = np.cumsum(step.scheduled)
         assert inputs.draft_spans[:, 1].tolist() == ends.tolist()
         assert inputs.draft_spans[:, 0].tolist() == (ends - step.drafts).tolist()
@@ -252,14 +260,15 @@ class Engine:
         assert inputs.draft_indices.tolist() == [i for a, b in spans for i in range(a, b)]
         owners = [i for i, n in enumerate(step.scheduled) for _ in range(n)]
         assert inputs.request_indices.tolist() == owners
-        sampled = self.side.empty_sampled(len(requests))
-        self.side.forward(inputs, sampled, step)
-        with self.device.critical():
+        sampled = self.model.empty_sampled(len(requests))
+        self.model.forward(inputs, sampled, step)
+        with self.device.must_not_wait():
             if self.scenario.neural:
-                drafter = functools.partial(self.side.neural_drafts, inputs, step)
-                self.state.end_step(sampled, drafter)
+                drafter = functools.partial(self.model.neural_drafts, inputs, step)
+                step.outputs = self.state.end_step(sampled, drafter)
             else:
-                self.side.draft_with_model(inputs, self.state.end_step(sampled), step)
+                step.outputs = self.state.end_step(sampled)
+                self.model.check_drafter_batch(inputs, step.outputs, step)
         assert self.state.num_computed_tokens is None
         for request in self.running:
             request.position = -1
@@ -274,22 +283,20 @@ class Engine:
         if self.scenario.reconciling == "at once":
             self._reconcile()
 
-    # Leaving.
+    # Requests that leave, and their blocks.
 
-    def _remove(self, request: Request) -> None:
+    def _leave(self, request: Request) -> None:
+        assert request.row >= 0
         self.removed.append(request.row)
         self.running.remove(request)
-        request.row = -1
-        request.position = -1
+        request.row = request.position = -1
+
+    def _remove(self, request: Request) -> None:
+        self._leave(request)
         self._free(request)
 
     def _preempt(self, request: Request, keep: bool | None = None) -> None:
-        admitted_now = request.row < 0
-        assert not admitted_now
-        self.removed.append(request.row)
-        self.running.remove(request)
-        request.row = -1
-        request.position = -1
+        self._leave(request)
         request.drops_in_flight = self.rng.random() < 0.5
         request.kept_blocks = self.rng.random() < 0.3 if keep is None else keep
         if not request.kept_blocks:
@@ -303,8 +310,8 @@ class Engine:
             free += blocks
         request.blocks = [[] for _ in self.free_blocks]
 
-    def _take_kept_blocks(self) -> None:
-        """Takes the blocks of waiting requests, since otherwise all might wait forever."""
+    def _free_kept_blocks(self) -> None:
+        """Frees the blocks of waiting requests, which might otherwise wait forever."""
         for request in self.waiting:
             if request.kept_blocks:
                 request.kept_blocks = False
@@ -329,59 +336,59 @@ class Engine:
                 if grown is not None:
                     grown[group].append((request, block))
 
-    # The truth.
+    # Results.
 
     def _reconcile(self) -> None:
         step = self.launched.pop(0)
-        truth = self.state.reconcile()
+        result = self.state.reconcile()
         for i, request in enumerate(step.requests):
-            self._take(truth, i, request, step)
+            self._apply(result, i, request, step)
         if self.state.is_exact or self.rng.random() < 0.1:
             self._check_device()
 
-    def _take(self, truth: Reconciled, i: int, request: Request, step: Launched) -> None:
-        count = int(truth.num_sampled[i])
-        lives = request.running and request.residency == step.residencies[i]
-        assert bool(truth.alive[i]) == lives
-        assert (i in truth.faults) == (lives and step.spoilt[i])
+    def _apply(self, result: Reconciled, i: int, request: Request, step: Launched) -> None:
+        count = int(result.num_sampled[i])
+        is_live = request.is_running and request.residency == step.residencies[i]
+        assert bool(result.alive[i]) == is_live
+        assert (i in result.faults) == (is_live and step.invalid[i])
         assert count == step.num_sampled[i]
-        assert truth.num_scheduled_drafts[i] == step.drafts[i]
-        gained = count if step.drafts[i] or i in truth.faults else step.scheduled[i]
-        if lives:
+        assert result.num_scheduled_drafts[i] == step.drafts[i]
+        gained = count if step.drafts[i] or i in result.faults else step.scheduled[i]
+        if is_live:
             request.computed -= step.scheduled[i] - gained
             request.upper -= 0 if step.discarded[i] else 1 + step.drafts[i] - count
-        if step.spoilt[i]:
-            self.counts["bad samples"] += lives and not request.faulty
-            request.faulty |= lives
-            assert not lives or request.finished or truth.num_tokens[i] == len(request.tokens)
+        if step.invalid[i]:
+            self.counts["bad samples"] += is_live and not request.faulty
+            request.faulty |= is_live
+            assert not is_live or request.finished or result.num_tokens[i] == len(request.tokens)
             return
-        assert truth.num_valid_drafts[i] == step.valid_drafts.get(i, 0)
-        assert truth.num_accepted_drafts[i] <= truth.num_valid_drafts[i] <= step.drafts[i]
-        valid, accepted = int(truth.num_valid_drafts[i]), int(truth.num_accepted_drafts[i])
+        assert result.num_valid_drafts[i] == step.valid_drafts.get(i, 0)
+        assert result.num_accepted_drafts[i] <= result.num_valid_drafts[i] <= step.drafts[i]
+        valid, accepted = int(result.num_valid_drafts[i]), int(result.num_accepted_drafts[i])
         source = step.sources.get(i, 0)
-        assert truth.draft_source is None or truth.draft_source[i] == source
-        of_source = ("", "neural drafts", "n-grams instead", "n-grams behind")[source]
-        self.counts += Counter({of_source: accepted} if of_source else {})
+        assert result.draft_source is None or result.draft_source[i] == source
+        kind = ("", "neural drafts", "n-grams instead", "n-grams after neural")[source]
+        self.counts += Counter({kind: accepted} if kind else {})
         self.counts += Counter(
             discarded=step.discarded[i],
             padded=step.drafts[i] - valid,
             accepted=accepted,
             rejected=valid - accepted,
         )
-        if lives:
-            assert truth.num_computed_tokens[i] == step.computed[i] + gained
+        if is_live:
+            assert result.num_computed_tokens[i] == step.computed[i] + gained
         if request.residency != step.residencies[i] or request.finished:
             return
-        if not request.running and request.drops_in_flight:
+        if not request.is_running and request.drops_in_flight:
             return
         request.exact_computed = step.computed[i] + gained
-        request.tokens += truth.sampled_token_ids[i, :count].tolist()
-        assert not lives or truth.num_tokens[i] == len(request.tokens)
+        request.tokens += result.sampled_token_ids[i, :count].tolist()
+        assert not is_live or result.num_tokens[i] == len(request.tokens)
         wanted = request.wanted
         if len(request.tokens) >= len(wanted):
             request.tokens = request.tokens[: len(wanted)]
             request.finished = True
-            if not request.running:
+            if not request.is_running:
                 self._free(request)
                 self.waiting.remove(request)
         assert request.tokens == wanted[: len(request.tokens)], "a wrong token"
@@ -396,7 +403,7 @@ class Engine:
             assert tokens[request.row] == request.upper
 
     def _check_device(self) -> None:
-        """Checks that the mirrors agree with the device."""
+        """Checks that the host state agrees with the device."""
         computed, tokens = self.state.num_computed_tokens, self.state.num_tokens
         if computed is None or tokens is None:
             return
@@ -406,16 +413,16 @@ class Engine:
             if request.residency == 0 or request.row in self.removed or request.faulty:
                 continue
             assert computed[request.row] == request.computed
-            mirrored = self.state.known_token_ids(request.row)
-            assert mirrored is not None
-            assert len(mirrored) == tokens[request.row] == request.upper
-            slot = self.state._mirrors.slot_of[request.row]
+            known = self.state.known_token_ids(request.row)
+            assert known is not None
+            assert len(known) == tokens[request.row] == request.upper
+            slot = self.state._host_state.slot_of[request.row]
             assert value_of(self.state.num_tokens_on_device)[slot] == request.upper
             row = value_of(self.state.token_ids)[slot, : request.upper]
-            assert row.tolist() == mirrored.tolist()
+            assert row.tolist() == known.tolist()
             if not request.finished:
-                assert mirrored.tolist() == request.tokens
-            indexed[int(slot)] = mirrored
+                assert known.tolist() == request.tokens
+            indexed[int(slot)] = known
         if self.state.index is not None and self.rng.random() < 0.1:
             self.state.index.check_integrity(indexed)
 
@@ -426,7 +433,7 @@ def _shuffled(rng: Any, values: list[Any]) -> list[Any]:
     return values
 
 
-def _admission(request: Request) -> Admission:
+def _make_admission(request: Request) -> Admission:
     blocks = tuple(np.array(b, np.int32) for b in request.blocks)
     tokens = np.array(request.tokens, np.int32)
     return Admission(request.row, tokens, blocks, request.computed, stop=request.stop)
@@ -450,12 +457,12 @@ def _arrays(batch: Batch) -> list[Any]:
     ]
 
 
-def _assert_same(batch: Batch, before: Batch) -> None:
-    for found, expected in zip(_arrays(batch), _arrays(before), strict=True):
-        assert found.tolist() == expected.tolist(), "begin_step wrote to its argument"
+def _assert_equal(batch: Batch, before: Batch) -> None:
+    for array, expected in zip(_arrays(batch), _arrays(before), strict=True):
+        assert array.tolist() == expected.tolist(), "begin_step wrote to its argument"
 
 
-def _scribble(batch: Batch) -> None:
+def _overwrite(batch: Batch) -> None:
     """Overwrites the arrays, as a runner that reuses them does."""
     for array in _arrays(batch):
         array[...] = -77

@@ -1,42 +1,92 @@
-"""What varies from one scenario to the next, and the requests of one."""
+"""A random scenario: its target model, its requests and its options."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from ngram_npu import NgramConfig
-from ngram_npu.async_state import AsyncConfig, AsyncSpecState, CpuDevice, KVGroup, MergeConfig
+from ngram_npu.async_state import AsyncConfig, AsyncSpecState, KVGroup, MergeConfig
 from ngram_npu.host_drafting import Stop
 
-from async_state.failing import Countdown
-from async_state.late import POLICIES, LateDevice
-from async_state.model import VOCAB, Target
+from async_state.devices import POLICIES, Countdown, LateDevice, PlainDevice
 
 DEVICES = ("cpu", *POLICIES)
 DRAFTING = ("padded", "trimmed", "any")
 RECONCILING = ("late", "at once", "any")
 
+VOCAB = 11
+WRONG = VOCAB
+_MASK = (1 << 64) - 1
 
-class PlainDevice(CpuDevice):
-    """The plain CPU with the test interface of a LateDevice."""
 
-    def __init__(self) -> None:
-        self.without: set[str] = set()
+def _stored(token: int, position: int, before: int, group: int) -> int:
+    mixed = (token * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + group) & _MASK
+    mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 + before * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 32)
 
-    def launch(self, work: Any, stream: str = "main") -> None:
-        work()
 
-    def drain(self) -> None:
-        pass
+def _weight(position: int) -> int:
+    return position * 0xD6E8FEB86659FD93 | 1
 
-    def critical(self) -> AbstractContextManager[None]:
-        return nullcontext()
+
+@dataclass
+class Target:
+    """The target model, with a KV cache of `slots[g]` slots for each group g.
+
+    Its next token depends on every token, position and KV slot of the context. The value stored for
+    a token mixes the token, its position and the hash of all earlier tokens. The hash at a token is
+    the sum of the values read through the block table. The model knows the hashes of all correct
+    contexts and predicts WRONG for any other, so that every error gives a wrong token at once.
+    """
+
+    slots: Sequence[int]
+    seed: int
+    next_token: dict[int, int] = field(default_factory=dict)
+    kv: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rng = random.Random(self.seed)
+        self.kv = [[rng.getrandbits(64) for _ in range(count)] for count in self.slots]
+
+    def decode(self, prompt: Sequence[int], length: int, period: int, repeats: float) -> list[int]:
+        """Decodes one request greedily, one token at a time, and learns its contexts.
+
+        The result is the expected text of the request.
+        """
+        tokens = list(prompt)
+        context = 0
+        for position in range(length):
+            before = context
+            for group in range(len(self.slots)):
+                stored = _stored(tokens[position], position, before, group)
+                context = (context + stored * _weight(position)) & _MASK
+            if position < len(tokens) - 1:
+                # Inside the prompt, the prediction is not used, but must be deterministic.
+                self.next_token.setdefault(context, context % VOCAB)
+                continue
+            repeat = (context >> 20) % 1000 < repeats * 1000 and len(tokens) >= period
+            following = tokens[-period] if repeat else context % VOCAB
+            tokens.append(self.next_token.setdefault(context, following))
+        return tokens[:length]
+
+    def store(self, group: int, slot: int, token: int, position: int, before: int) -> None:
+        self.kv[group][slot] = _stored(token, position, before, group)
+
+    def attend(self, slots: Sequence[Sequence[int]], before: int, first: int) -> int:
+        """Returns the hash of a context after the slots of each group, from position `first`."""
+        for group, listed in enumerate(slots):
+            kv = self.kv[group]
+            for position, slot in enumerate(listed, first):
+                stored = kv[slot] if 0 <= slot < len(kv) else slot
+                before = (before + stored * _weight(position)) & _MASK
+        return before
+
+    def predict(self, context: int) -> int:
+        return self.next_token.get(context, WRONG)
 
 
 @dataclass
@@ -44,38 +94,38 @@ class Request:
     uid: int
     prompt: list[int]
     decoded: list[int]
-    """Prompt and output, as plain decoding gives them, as far as a row reaches."""
+    """Prompt and output of plain decoding, up to the capacity of a row."""
     wanted: list[int]
-    """Up to its stop token or its last."""
+    """The expected text: `decoded` up to the stop token or the maximum length."""
     arrival: int
     tokens: list[int] = field(default_factory=list)
-    """The scheduler's knowledge of the request."""
+    """The tokens known to the scheduler."""
     computed: int = 0
-    """Counting all drafts in flight as accepted; so does `upper`."""
+    """Upper bound, with all drafts in flight accepted; likewise `upper`, the length."""
     upper: int = 0
     exact_computed: int = 0
     row: int = -1
     residency: int = 0
-    """Counts its admissions."""
+    """Number of admissions so far."""
     blocks: list[list[int]] = field(default_factory=list)
     kept_blocks: bool = False
     drops_in_flight: bool = False
-    """Preempted, it forgets what steps in flight sample for it."""
+    """Whether the tokens of steps in flight are dropped when the request is preempted."""
     position: int = -1
-    """In the last step, if it sampled there."""
+    """Batch position in the last step if it sampled there, otherwise -1."""
     faulty: bool = False
-    """The sampler broke its contract for it, as the host knows by now."""
+    """Whether the host knows that the sampler returned an invalid result."""
     finished: bool = False
     stop: Stop | None = None
-    """What the drafter knows of its end."""
+    """The stop conditions known to the drafter."""
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         return self.row >= 0
 
 
 class Scenario:
-    """Drawn from `rng`, which may be hypothesis's."""
+    """The random choices of a run. `rng` may be one of hypothesis."""
 
     def __init__(self, rng: random.Random, device: str | None = None, **fixed: Any) -> None:
         self.rng = rng
@@ -91,7 +141,7 @@ class Scenario:
         self.capacity = rng.randint(12, 40)
         self.step_tokens = rng.randint(self.k + 2, 24)
         self.block_sizes = [rng.randint(1, 5) for _ in range(rng.randint(1, 2))]
-        # From barely enough for one request to more than is ever needed.
+        # From just enough for one request to enough for all requests.
         self.num_blocks = [
             -(-self.capacity // size) * rng.randint(1, self.max_rows) + rng.randint(0, 3)
             for size in self.block_sizes
@@ -108,18 +158,18 @@ class Scenario:
             [n * size for n, size in zip(self.num_blocks, self.block_sizes, strict=True)],
             rng.getrandbits(32),
         )
-        # Drawn apart, so that the other scenarios stay those of a loop without a neural drafter.
+        # A separate generator, so that the other choices do not depend on the neural drafter.
         self.neural_rng = random.Random(self.target.seed)
         self.neural = fixed.get("neural", self.neural_rng.random() < 0.4)
         self.neural_width = self.neural_rng.randint(1, self.k)
-        self.neural_ragged, self.neural_confident, extend = (
+        self.neural_ragged, self.neural_has_costs, extend = (
             self.neural_rng.random() < 0.5 for _ in range(3)
         )
         self.neural_hits = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
-        self.requests = list(self._requests())
-        self.config = replace(self._config(extend), draft_on=fixed.get("draft_on", "auto"))
+        self.requests = list(self._draw_requests())
+        self.config = replace(self._draw_config(extend), draft_on=fixed.get("draft_on", "auto"))
 
-    def _requests(self) -> Iterator[Request]:
+    def _draw_requests(self) -> Iterator[Request]:
         rng = self.rng
         repeats = rng.choice((0.0, 0.5, 0.8, 0.95, 1.0))
         for uid in range(rng.randint(1, 7)):
@@ -136,14 +186,14 @@ class Scenario:
                     break
             yield Request(uid, prompt, decoded, wanted, rng.choice((0, 0, rng.randint(0, 12))))
 
-    def _sizes(self) -> dict[str, Any]:
+    def _draw_sizes(self) -> dict[str, Any]:
         if self.ladder:
-            least = self.rng.choice((None, 0.5, 0.1))
+            probability = self.rng.choice((None, 0.5, 0.1))
             costs = np.random.default_rng(self.rng.getrandbits(32)).integers(0, 40, (16, 32))
             return {
                 "sizes": "ladder",
-                "min_draft_probability": least,
-                "costs": None if least is None else costs,
+                "min_draft_probability": probability,
+                "costs": None if probability is None else costs,
             }
         min_n = self.rng.randint(1, 2)
         return {
@@ -152,16 +202,16 @@ class Scenario:
             "match_policy": self.rng.choice(("earliest", "latest")),
         }
 
-    def _merge(self, ngram: NgramConfig, extend: bool) -> MergeConfig:
+    def _draw_merge(self, ngram: NgramConfig, extend: bool) -> MergeConfig:
         pick, costs = self.neural_rng.choice, None
         if ngram.cost_table is None:
-            dearest = pick((2, 8, 40))
-            costs = sorted(self.neural_rng.randint(0, dearest) for _ in range(16))[::-1]
+            max_cost = pick((2, 8, 40))
+            costs = sorted(self.neural_rng.randint(0, max_cost) for _ in range(16))[::-1]
         return MergeConfig(pick((0, 1, 2)), pick((0.0, 0.4)), extend, costs)
 
-    def _config(self, extend: bool) -> AsyncConfig:
+    def _draw_config(self, extend: bool) -> AsyncConfig:
         ngram = NgramConfig(
-            **self._sizes(),
+            **self._draw_sizes(),
             k=self.k,
             overlap=self.rng.choice((False, True)),
             max_len=self.rng.choice((None, self.capacity)),
@@ -169,7 +219,7 @@ class Scenario:
         )
         return AsyncConfig(
             ngram=ngram,
-            merge=self._merge(ngram, extend) if self.neural else None,
+            merge=self._draw_merge(ngram, extend) if self.neural else None,
             max_rows=self.max_rows,
             row_capacity=self.capacity,
             max_step_tokens=self.step_tokens,
@@ -182,13 +232,8 @@ class Scenario:
             slot_dtype=self.rng.choice(("int32", "int64")),
         )
 
-    def state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice, Countdown]:
+    def make_state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice, Countdown]:
         late = self.device_name != "cpu"
         device = LateDevice(self.device_name, self.rng) if late else PlainDevice()
         state = AsyncSpecState(self.config, runtime=device)
         return state, device, Countdown(state)
-
-
-def as_rows(tensor: torch.Tensor, count: int) -> Sequence[int]:
-    listed: list[int] = tensor[:count].tolist()
-    return listed

@@ -1,4 +1,4 @@
-"""AsyncSpecState by itself: the order of calls, wrong batches, what is readable when."""
+"""AsyncSpecState without a runner: configuration, order of calls, invalid batches, host counts."""
 
 from __future__ import annotations
 
@@ -8,47 +8,138 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncSpecState, Batch, KVGroup, NewBlocks
+from ngram_npu.async_state.device import StreamDevice, device_for
 
-from async_state.small import admit as _admit
-from async_state.small import batch_of as _batch
-from async_state.small import ints as _ints
-from async_state.small import sampled_of as _sampled
-from async_state.small import small_state as _state
+from async_state import admit, ints, make_batch, sampled_tensor, small_state
 
-
-def _upper(state: AsyncSpecState, of: str = "tokens") -> list[int]:
-    bound = getattr(state, f"upper_num_{of}")
-    assert bound is not None
-    found: list[int] = bound.tolist()
-    return found
+# Configuration.
 
 
-def _started() -> AsyncSpecState:
-    """Rows 0 and 1 live; row 0 has sampled, row 1 is inside its prompt."""
-    state = _state()
-    state.begin_step(_batch([0, 1], [4, 2], [0, 0], new=[_admit(0), _admit(1)]))
-    state.end_step(_sampled([5, -1, -1], [5, -1, -1]))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_rows": 0},
+        {"max_rows": 1.5},
+        {"row_capacity": 0},
+        {"max_step_tokens": 0},
+        {"kv_groups": ()},
+        {"kv_groups": (KVGroup(0, 1),)},
+        {"kv_groups": (KVGroup(4, 1.5),)},  # type: ignore[arg-type]
+        {"kv_groups": (KVGroup(2**16, 1, 2**15),)},
+        {"kv_groups": (KVGroup(4, 3), KVGroup(2**20, 1)), "cp_world": 2**11},
+        {"slot_dtype": "int16"},
+        {"draft_on": "gpu"},
+        {"engine": "fast"},
+        {"engine": "index", "ngram": NgramConfig(min_n=1, max_n=9)},
+        {"engine": "scan", "ngram": NgramConfig(sizes="ladder")},
+        {"token_capacity": -1},
+        {"cp_world": 0},
+        {"cp_rank": 1},
+        {"cp_rank": -1},
+        {"cp_rank": 2, "cp_world": 2},
+        {"cp_interleave": 0},
+        {"cp_interleave": 3, "cp_world": 2},
+        {"cp_interleave": 2**30, "cp_world": 2, "kv_groups": (KVGroup(2**30, 1),)},
+        {"pad_slot": 2**31, "slot_dtype": "int32"},
+        {"pad_slot": -(2**63) - 1},
+        {"pad_slot": 0.5},
+        {"pad_token": 2**31},
+    ],
+    ids=str,
+)
+def test_config_with_invalid_value_raises(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"AsyncConfig: {next(iter(changes))}"):
+        small_state(**changes)
+
+
+def test_largest_block_size_and_slot_are_supported() -> None:
+    state = small_state(
+        kv_groups=(KVGroup(2**30, 1), KVGroup(4, 3)), cp_interleave=3, pad_slot=2**40, max_rows=1
+    )
+    blocks = (ints(1), ints(0))
+    inputs = state.begin_step(make_batch([0], [4], [0], new=[admit(0, block_ids=blocks)]))
+    assert inputs.slot_mappings[0][:5].tolist() == [*range(2**30, 2**30 + 4), 2**40]
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_index"),
+    [
+        ({}, False),
+        ({"row_capacity": 2049}, True),
+        ({"row_capacity": 2049, "ngram": NgramConfig(min_n=1, max_n=9)}, False),
+        ({"row_capacity": 2049, "engine": "scan"}, False),
+        ({"engine": "index"}, True),
+        ({"ngram": NgramConfig(sizes="ladder", k=2)}, True),
+    ],
+    ids=str,
+)
+def test_engine_follows_from_the_configuration(changes: dict[str, Any], has_index: bool) -> None:
+    assert (small_state(**changes).index is not None) == has_index
+
+
+def test_token_capacity_limits_the_index() -> None:
+    full, limited = (
+        small_state(engine="index", row_capacity=4096, token_capacity=tokens).index
+        for tokens in (None, 100)
+    )
+    assert full is not None
+    assert limited is not None
+    assert limited.nbytes < full.nbytes
+
+
+def test_device_without_index_or_store_raises() -> None:
+    class Cuda(StreamDevice):
+        def __init__(self) -> None:
+            self._device = torch.device("cuda")
+
+    for config, option in (
+        (NgramConfig(), "AsyncConfig: engine: expected 'auto' or 'scan'"),
+        (NgramConfig(sizes="ladder"), "NgramConfig: sizes: expected 'consecutive'"),
+    ):
+        with pytest.raises(ValueError, match=f"^{option} on cuda: an index must be in host memory"):
+            Cuda().index(config, 1, 1)
+    with pytest.raises(ValueError, match="draft_on: expected 'auto' or 'host' for a store on cuda"):
+        Cuda().store(NgramConfig(), 1)
+    with pytest.raises(ValueError, match="expected cpu, cuda or npu, got meta"):
+        device_for("meta")
+
+
+# Steps.
+
+
+def _upper(state: AsyncSpecState, counts: str = "tokens") -> list[int]:
+    bounds = getattr(state, f"upper_num_{counts}")
+    assert bounds is not None
+    return [*map(int, bounds)]
+
+
+def _start() -> AsyncSpecState:
+    """Rows 0 and 1 are live. Row 0 has sampled a token, row 1 is inside its prompt."""
+    state = small_state()
+    state.begin_step(make_batch([0, 1], [4, 2], [0, 0], new=[admit(0), admit(1)]))
+    state.end_step(sampled_tensor(5, 5))
     return state
 
 
-def test_upper_bounds_and_truth() -> None:
-    state = _started()
+def test_host_counts_are_upper_bounds_until_reconciled() -> None:
+    state = _start()
     assert state.num_tokens is None
     assert state.num_computed_tokens is None
     assert state.known_token_ids(0) is None
     assert _upper(state) == [5, 4, 0]
     assert _upper(state, "computed_tokens") == [4, 2, 0]
-    state.begin_step(_batch([1, 0], [2, 3], [0, 2]))
+    state.begin_step(make_batch([1, 0], [2, 3], [0, 2]))
     assert _upper(state) == [8, 5, 0]
-    state.end_step(_sampled([9, -1, -1], [7, -1, -1]))
+    state.end_step(sampled_tensor(9, 7))
     assert state.reconcile().num_sampled.tolist() == [1, 0]
     assert state.num_tokens is None
     assert _upper(state) == [8, 5, 0]
-    truth = state.reconcile()
-    assert truth.num_sampled.tolist() == [1, 1]
-    assert truth.rows.tolist() == [1, 0]
-    assert truth.num_tokens.tolist() == [5, 6]
+    result = state.reconcile()
+    assert result.num_sampled.tolist() == [1, 1]
+    assert result.rows.tolist() == [1, 0]
+    assert result.num_tokens.tolist() == [5, 6]
     assert state.num_tokens is not None
     assert state.num_tokens.tolist() == [6, 5, 0]
     known = state.known_token_ids(0)
@@ -56,220 +147,205 @@ def test_upper_bounds_and_truth() -> None:
     assert known.tolist() == [0, 1, 2, 3, 5, 7]
 
 
-def test_a_swap_of_rows() -> None:
-    state = _started()
+def test_counts_follow_swapped_rows() -> None:
+    state = _start()
     state.reconcile()
-    state.begin_step(_batch([1], [1], [0], moves=_ints([0, 1], [1, 0])))
-    state.end_step(_sampled([6, -1, -1]))
+    state.begin_step(make_batch([1], [1], [0], moves=ints([0, 1], [1, 0])))
+    state.end_step(sampled_tensor(6))
     state.reconcile()
     assert state.num_tokens is not None
     assert state.num_tokens.tolist() == [4, 6, 0]
 
 
-def test_drafts_reach_the_host_padded_and_ragged() -> None:
-    state = _state()
-    tokens = _ints(1, 2, 3, 1)
-    state.begin_step(_batch([0, 1], [4, 4], [0, 0], new=[_admit(0, token_ids=tokens), _admit(1)]))
-    state.end_step(_sampled([2, -1, -1], [9, -1, -1]))
+def test_drafts_are_downloaded_and_padding_is_not_counted_as_valid() -> None:
+    state = small_state()
+    new = [admit(0, token_ids=ints(1, 2, 3, 1)), admit(1)]
+    state.begin_step(make_batch([0, 1], [4, 4], [0, 0], new=new))
+    state.end_step(sampled_tensor(2, 9))
     drafts = state.wait_drafts()
     assert drafts.draft_token_ids.tolist() == [[3, 1], [-1, -1]]
     assert drafts.num_draft_tokens.tolist() == [2, 0]
     flat, starts = drafts.ragged()
     assert (flat.tolist(), starts.tolist()) == ([3, 1], [0, 2, 2])
-    state.begin_step(_batch([0, 1], [3, 3], [2, 2]))
-    state.end_step(_sampled([3, 1, 2], [4, -1, -1]))
+    state.begin_step(make_batch([0, 1], [3, 3], [2, 2]))
+    state.end_step(sampled_tensor([3, 1, 2], 4))
     state.reconcile()
-    truth = state.reconcile()
-    assert truth.num_scheduled_drafts.tolist() == [2, 2]
-    assert truth.num_valid_drafts.tolist() == [2, 0]
-    assert truth.num_accepted_drafts.tolist() == [2, 0]
+    result = state.reconcile()
+    assert result.num_scheduled_drafts.tolist() == [2, 2]
+    assert result.num_valid_drafts.tolist() == [2, 0]
+    assert result.num_accepted_drafts.tolist() == [2, 0]
 
 
-_wrong = partial(_batch, [0], [1], [0])
+def test_calls_in_wrong_order_raise() -> None:
+    state = small_state()
+    with pytest.raises(RuntimeError, match="no step has begun"):
+        state.end_step(sampled_tensor([1]))
+    with pytest.raises(RuntimeError, match="already reconciled"):
+        state.reconcile()
+    with pytest.raises(RuntimeError, match="wait_drafts"):
+        state.wait_drafts()
+    state = _start()
+    state.begin_step(make_batch([0], [1], [0]))
+    with pytest.raises(RuntimeError, match="end_step has not been called"):
+        state.begin_step(make_batch([0], [1], [0]))
+    with pytest.raises(RuntimeError, match="wait_drafts"):
+        state.wait_drafts()
+    state.end_step(sampled_tensor([1]))
+    with pytest.raises(RuntimeError, match="step 0 must be reconciled"):
+        state.begin_step(make_batch([0], [1], [0]))
 
 
-def _joins(*length: int, **changes: Any) -> Batch:
-    return _wrong(new=[_admit(2, *length, **changes)])
+@pytest.mark.parametrize(("row", "message"), [(-1, "0 to 2"), (3, "0 to 2"), (2, "live row")])
+def test_known_token_ids_of_free_row_raises(row: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"known_token_ids: row: expected .*{message}"):
+        _start().known_token_ids(row)
 
 
-def _grows(rows: Any, block_ids: Any) -> Batch:
-    return _wrong(new_blocks=(NewBlocks(rows, block_ids),))
+# Invalid batches.
+
+_change = partial(make_batch, [0], [1], [0])
 
 
-WRONG: dict[str, tuple[Any, str]] = {
-    "row out of range": (_batch([3], [1], [0]), "rows: expected 0 to 2"),
-    "negative row": (_batch([0, -1], [1, 1], [0, 0]), "rows: expected 0 to 2, got [ 0 -1]"),
-    "admitted to a negative row": (_wrong(new=[_admit(-1)]), "expected a free row, got -1"),
-    "removed a negative row": (_wrong(removed=_ints(-1)), "removed: expected 0 to 2"),
-    "moved from a negative row": (_wrong(moves=_ints([-1, 2])), "moves: expected 0 to 2"),
-    "free row": (_batch([2], [1], [0]), "live rows, got 2"),
-    "row twice": (_batch([0, 0], [1, 1], [0, 0]), "each row once"),
-    "lengths differ": (_batch([0, 1], [1], [0, 0]), "equal lengths"),
-    "nothing scheduled": (_batch([0], [0], [0]), "num_scheduled_tokens: expected 1 to 1"),
-    "more than is known": (_batch([1], [3], [0]), "num_scheduled_tokens: expected 1 to 2"),
-    "too many drafts": (_batch([0], [4], [3]), "num_scheduled_drafts: expected 0 to 2"),
-    "negative drafts": (_batch([0], [1], [-1]), "num_scheduled_drafts"),
-    "drafts inside a prompt": (_batch([1], [3], [1]), "unless it sampled"),
-    "admitted to a live row": (_wrong(new=[_admit(1)]), "expected a free row, got 1"),
-    "admitted twice": (_wrong(new=[_admit(2), _admit(2)]), "a free row"),
-    "no tokens": (_joins(0), "1 to 12 tokens, got 0"),
-    "too many tokens": (_joins(13), "got 13"),
-    "all computed": (
-        _wrong(resumed=[_admit(2, num_computed_tokens=4)]),
+def _admit_to_row_2(*length: int, **changes: Any) -> Batch:
+    return _change(new=[admit(2, *length, **changes)])
+
+
+def _append_blocks(rows: Any, block_ids: Any) -> Batch:
+    return _change(new_blocks=(NewBlocks(rows, block_ids),))
+
+
+INVALID: dict[str, tuple[Any, str]] = {
+    # Rows.
+    "row out of range": (make_batch([3], [1], [0]), "rows: expected 0 to 2"),
+    "negative row": (make_batch([0, -1], [1, 1], [0, 0]), "rows: expected 0 to 2, got [ 0 -1]"),
+    "free row": (make_batch([2], [1], [0]), "live rows, got 2"),
+    "duplicate row": (make_batch([0, 0], [1, 1], [0, 0]), "each row once"),
+    "lengths differ": (make_batch([0, 1], [1], [0, 0]), "equal lengths"),
+    # Scheduled tokens and drafts.
+    "no tokens scheduled": (make_batch([0], [0], [0]), "num_scheduled_tokens: expected 1 to 1"),
+    "more than known": (make_batch([1], [3], [0]), "num_scheduled_tokens: expected 1 to 2"),
+    "too many drafts": (make_batch([0], [4], [3]), "num_scheduled_drafts: expected 0 to 2"),
+    "negative drafts": (make_batch([0], [1], [-1]), "num_scheduled_drafts"),
+    "drafts in a prompt": (make_batch([1], [3], [1]), "if the request did not sample"),
+    # Removals and moves.
+    "removed negative row": (_change(removed=ints(-1)), "removed: expected 0 to 2"),
+    "removed twice": (_change(removed=ints(1, 1)), "removed: expected each row once"),
+    "removed free row": (_change(removed=ints(2)), "removed: expected live rows"),
+    "moved from negative row": (_change(moves=ints([-1, 2])), "moves: expected 0 to 2"),
+    "moved from free row": (_change(moves=ints([2, 1])), "moves: expected live rows"),
+    "moved to live row": (_change(moves=ints([0, 1])), "free target rows"),
+    "moved to row out of range": (_change(moves=ints([1, 3])), "moves: expected 0 to 2"),
+    "moves that are not pairs": (_change(moves=ints(1, 2)), "moves: expected [N,2]"),
+    # Admissions.
+    "admitted to negative row": (_change(new=[admit(-1)]), "expected a free row, got -1"),
+    "admitted to fractional row": (_change(new=[admit(1.5)]), "expected a free row, got 1.5"),  # type: ignore[arg-type]
+    "admitted to live row": (_change(new=[admit(1)]), "expected a free row, got 1"),
+    "admitted twice": (_change(new=[admit(2), admit(2)]), "a free row"),
+    "admitted without tokens": (_admit_to_row_2(0), "1 to 12 tokens, got 0"),
+    "admitted with too many tokens": (_admit_to_row_2(13), "got 13"),
+    "all tokens computed": (
+        _change(resumed=[admit(2, num_computed_tokens=4)]),
         "num_computed_tokens: expected 0 to 3",
     ),
-    "removed twice": (_wrong(removed=_ints(1, 1)), "removed"),
-    "removed a free row": (_wrong(removed=_ints(2)), "removed"),
-    "moved from a free row": (_wrong(moves=_ints([2, 1])), "moves"),
-    "moved to a live row": (_wrong(moves=_ints([0, 1])), "free rows"),
-    "moved out of range": (_wrong(moves=_ints([1, 3])), "moves"),
-    "blocks for a free row": (_grows(_ints(2), _ints(0)), "new_blocks"),
-    "blocks for a row out of range": (_grows(_ints(-1), _ints(0)), "new_blocks: expected 0 to 2"),
-    "more rows than blocks": (_grows(_ints(0, 0), _ints(0)), "expected 2 block_ids"),
-    "new blocks of too many groups": (
-        _wrong(new_blocks=(NewBlocks(), NewBlocks())),
-        "expected 1, one for each KV group",
+    "negative scope": (_admit_to_row_2(scope=-1), "scope: expected 0 to 2**63 - 1, got -1"),
+    # Blocks.
+    "blocks for free row": (_append_blocks(ints(2), ints(0)), "new_blocks: expected live rows"),
+    "blocks for negative row": (_append_blocks(ints(-1), ints(0)), "new_blocks: expected 0 to 2"),
+    "more rows than blocks": (_append_blocks(ints(0, 0), ints(0)), "expected 2 block_ids"),
+    "too many KV groups": (
+        _change(new_blocks=(NewBlocks(), NewBlocks())),
+        "expected 1, one per KV group",
     ),
-    "admitted with blocks of no group": (
-        _joins(block_ids=()),
-        "block_ids: expected 1 arrays, one for each KV group, got ()",
+    "admitted without KV groups": (
+        _admit_to_row_2(block_ids=()),
+        "block_ids: expected 1 arrays, one per KV group, got ()",
     ),
-    "admitted without blocks": (
-        _joins(block_ids=None),
-        "block_ids: expected 1 arrays, one for each KV group, got None",
-    ),
-    "admitted with a negative block": (
-        _joins(block_ids=(_ints(1, -1),)),
+    "admitted without blocks": (_admit_to_row_2(block_ids=None), "one per KV group, got None"),
+    "admitted with negative block": (
+        _admit_to_row_2(block_ids=(ints(1, -1),)),
         "new/resumed: block_ids: expected ids >= 0, got -1",
     ),
-    "a negative new block": (
-        _grows(_ints(0), _ints(-2)),
+    "negative new block": (
+        _append_blocks(ints(0), ints(-2)),
         "new_blocks: block_ids: expected ids >= 0, got -2",
     ),
-    "no batch": (None, "batch: expected a Batch, got NoneType"),
-    "new of nothing": (_wrong(new=None), "new: expected a sequence of Adm"),
-    "resumed that is none": (
-        _wrong(resumed=[(2, _ints(1), ())]),
-        "resumed: expected a sequence of Admission, got tuple",
+    "too many blocks": (_append_blocks(ints(0, 0), ints(5, 6)), "at most 3 blocks per row, got 4"),
+    "admitted with too many blocks": (
+        _admit_to_row_2(block_ids=(ints(1, 2, 3, 4),)),
+        "at most 3 blocks per row",
     ),
-    "new blocks of nothing": (
-        _wrong(new_blocks=None),
-        "new_blocks: expected a sequence of NewBlocks, got NoneType",
-    ),
-    "removed nothing": (_wrong(removed=None), "removed: expected one dim"),
-    "moves of nothing": (_wrong(moves=None), "moves: expected [N,2]"),
-    "too many blocks": (_grows(_ints(0, 0), _ints(5, 6)), "at most 3 blocks a row, got 4"),
-    "too wide an admission": (_joins(block_ids=(_ints(1, 2, 3, 4),)), "at most 3 blocks a row"),
-    "too few blocks for an admission": (
-        _batch([2], [5], [0], new=[_admit(2, 5, block_ids=(_ints(9),))]),
+    "admitted with too few blocks": (
+        make_batch([2], [5], [0], new=[admit(2, 5, block_ids=(ints(9),))]),
         "KV group 0 for up to 5 tokens at batch position 0 (block_size 4, cp_world 1), got 1",
     ),
-    "no blocks": (
-        _batch([0, 2], [1, 1], [0, 0], new=[_admit(2, block_ids=([],))]),
+    "admitted with empty blocks": (
+        make_batch([0, 2], [1, 1], [0, 0], new=[admit(2, block_ids=([],))]),
         "KV group 0 for up to 1 tokens at batch position 1 (block_size 4, cp_world 1), got 0",
     ),
-    "rows of floats": (Batch(np.zeros(1), _ints(1), _ints(0)), "rows: expected integers"),
-    "rows of booleans": (
-        Batch(np.zeros(1, np.bool_), _ints(1), _ints(0)),
-        "rows: expected integers",
+    # Types.
+    "no batch": (None, "batch: expected a Batch, got NoneType"),
+    "new is None": (_change(new=None), "new: expected a sequence of Admission, got NoneType"),
+    "resumed contains a tuple": (
+        _change(resumed=[(2, ints(1), ())]),
+        "resumed: expected a sequence of Admission, got tuple",
     ),
-    "rows in two dimensions": (
-        Batch(_ints([0]), _ints(1), _ints(0)),
-        "rows: expected one dimension",
+    "new_blocks is None": (
+        _change(new_blocks=None),
+        "new_blocks: expected a sequence of NewBlocks",
     ),
-    "rows beyond 32 bits": (Batch(np.array([2**32]), _ints(1), _ints(0)), "rows: expected 32 bits"),
-    "scheduled floats": (
-        Batch(_ints(0), np.ones(1), _ints(0)),
-        "num_scheduled_tokens: expected integers",
-    ),
-    "draft counts of floats": (
-        Batch(_ints(0), _ints(1), np.zeros(1)),
-        "num_scheduled_drafts: expected integers",
-    ),
-    "removed floats": (_wrong(removed=np.ones(1)), "removed: expected int"),
-    "moves of floats": (_wrong(moves=np.array([[1.0, 2.0]])), "moves: expected integers"),
-    "moves that are no pairs": (_wrong(moves=_ints(1, 2)), "moves: expected"),
-    "tokens of floats": (_joins(token_ids=np.zeros(4)), "token_ids: expected integers"),
-    "tokens in two dimensions": (
-        _wrong(new=[_admit(2, token_ids=_ints([1, 2], [3, 4]))]),
-        "token_ids: expected one dimension",
-    ),
-    "tokens beyond 32 bits": (
-        _wrong(resumed=[_admit(2, token_ids=np.array([1, 2**31]))]),
-        "token_ids: expected 32 bits",
-    ),
-    "a row that is a bool": (_wrong(new=[_admit(True)]), "a free row, got T"),
-    "computed tokens that are a bool": (
-        _joins(num_computed_tokens=True),
-        "num_computed_tokens: expected 0 to 3, got True",
-    ),
-    "a row that is a float": (_wrong(new=[_admit(2.0)]), "a free row"),
-    "half a computed token": (
-        _joins(num_computed_tokens=0.5),
-        "num_computed_tokens: expected 0 to 3",
-    ),
-    "admitted with blocks of floats": (
-        _joins(block_ids=(np.zeros(1),)),
+    "removed is None": (_change(removed=None), "removed: expected one dimension"),
+    "rows of floats": (Batch(np.zeros(1), ints(1), ints(0)), "rows: expected integers"),
+    "rows of booleans": (Batch(np.zeros(1, np.bool_), ints(1), ints(0)), "rows: expected integers"),
+    "rows in two dimensions": (Batch(ints([0]), ints(1), ints(0)), "rows: expected one dimension"),
+    "rows beyond 32 bits": (Batch(np.array([2**32]), ints(1), ints(0)), "rows: expected 32 bits"),
+    "moves of floats": (_change(moves=np.array([[1.0, 2.0]])), "moves: expected integers"),
+    "tokens of floats": (_admit_to_row_2(token_ids=np.zeros(4)), "token_ids: expected integers"),
+    "blocks of floats": (
+        _admit_to_row_2(block_ids=(np.zeros(1),)),
         "block_ids: expected integers",
     ),
-    "new blocks of floats": (_grows(_ints(0), np.zeros(1)), "block_ids: expected integers"),
-    "new blocks for rows of floats": (_grows(np.zeros(1), _ints(5)), "rows: expected integers"),
+    "new blocks of floats": (
+        _append_blocks(ints(0), np.zeros(1)),
+        "new_blocks: block_ids: expected integers",
+    ),
 }
 
 
-def _all_of(state: AsyncSpecState) -> list[Any]:
-    """The state that a rejected batch must not change."""
+def _snapshot(state: AsyncSpecState) -> list[Any]:
+    """The state that an invalid batch must not change."""
     return [
         _upper(state),
         _upper(state, "computed_tokens"),
-        state._mirrors.slot_of.tolist(),
-        state._mirrors.token_ids.tolist(),
+        state._host_state.slot_of.tolist(),
+        state._host_state.token_ids.tolist(),
         state.token_ids.tolist(),
         state.num_tokens_on_device.tolist(),
         [table.tolist() for table in state.block_tables],
+        [table._num_blocks.tolist() for table in state._block_tables],
     ]
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_batches_change_nothing(wrong: str) -> None:
-    batch, message = WRONG[wrong]
-    state = _started()
-    before = _all_of(state)
+@pytest.mark.parametrize("name", INVALID)
+def test_begin_step_with_invalid_batch_raises_and_changes_nothing(name: str) -> None:
+    batch, message = INVALID[name]
+    state = _start()
+    before = _snapshot(state)
     with pytest.raises(ValueError, match="begin_step") as error:
         state.begin_step(batch)
     assert message in str(error.value)
-    assert _all_of(state) == before
-    state.begin_step(_batch([0, 1], [3, 2], [2, 0]))
-    state.end_step(_sampled([6, -1, -1], [7, -1, -1]))
+    assert _snapshot(state) == before
+    state.begin_step(make_batch([0, 1], [3, 2], [2, 0]))
+    state.end_step(sampled_tensor(6, 7))
     state.reconcile()
     assert state.reconcile().num_tokens.tolist() == [6, 5]
 
 
-def test_more_tokens_than_a_step_or_a_row_takes() -> None:
-    state = _state(max_step_tokens=5)
+def test_step_that_exceeds_a_limit_raises() -> None:
+    state = small_state(max_step_tokens=5)
     with pytest.raises(ValueError, match="at most 5 together, got 8"):
-        state.begin_step(_batch([0, 1], [4, 4], [0, 0], new=[_admit(0), _admit(1)]))
+        state.begin_step(make_batch([0, 1], [4, 4], [0, 0], new=[admit(0), admit(1)]))
     with pytest.raises(ValueError, match="at most 12 tokens"):
-        _state().begin_step(_batch([0], [12], [0], new=[_admit(0, 12)]))
-
-
-def test_the_order_of_calls() -> None:
-    state = _state()
-    with pytest.raises(RuntimeError, match="no step has begun"):
-        state.end_step(_sampled([1]))
-    with pytest.raises(RuntimeError, match="reconciled already"):
-        state.reconcile()
-    with pytest.raises(RuntimeError, match="wait_drafts"):
-        state.wait_drafts()
-    state = _started()
-    state.begin_step(_batch([0], [1], [0]))
-    with pytest.raises(RuntimeError, match="end_step has not been called"):
-        state.begin_step(_batch([0], [1], [0]))
-    with pytest.raises(RuntimeError, match="wait_drafts"):
-        state.wait_drafts()
-    state.end_step(_sampled([1]))
-    with pytest.raises(RuntimeError, match="step 0 must be reconciled"):
-        state.begin_step(_batch([0], [1], [0]))
+        small_state().begin_step(make_batch([0], [12], [0], new=[admit(0, 12)]))
 
 
 @pytest.mark.parametrize(
@@ -290,89 +366,82 @@ def test_the_order_of_calls() -> None:
         *("transposed", "device", "sparse", "list"),
     ],
 )
-def test_wrong_samples(sampled: torch.Tensor) -> None:
-    state = _started()
-    state.begin_step(_batch([0, 1], [1, 2], [0, 0]))
+def test_end_step_with_invalid_tensor_raises(sampled: torch.Tensor) -> None:
+    state = _start()
+    state.begin_step(make_batch([0, 1], [1, 2], [0, 0]))
     with pytest.raises(ValueError, match="sampled_token_ids: expected int32"):
         state.end_step(sampled)
-    state.end_step(_sampled([1], [2]))
+    state.end_step(sampled_tensor([1], [2]))
 
 
-def test_what_a_slot_had_before_is_wiped_from_its_block_table() -> None:
-    state = _state()
-    three = _admit(0, block_ids=(_ints(7, 8, 9),))
-    state.begin_step(_batch([0], [4], [0], new=[three]))
-    state.end_step(_sampled([1]))
-    state.begin_step(_batch([2], [4], [0], removed=_ints(0), new=[_admit(2)]))
+# Block tables.
+
+
+def test_block_table_of_reused_slot_is_overwritten() -> None:
+    state = small_state()
+    new = [admit(0, block_ids=(ints(7, 8, 9),))]
+    state.begin_step(make_batch([0], [4], [0], new=new))
+    state.end_step(sampled_tensor([1]))
+    state.begin_step(make_batch([2], [4], [0], removed=ints(0), new=[admit(2)]))
     assert state.block_tables[0].tolist()[0] == [4, 5, -1]
 
 
-def test_unused_entries_of_a_block_table() -> None:
-    state = _state(kv_groups=(KVGroup(4, 3), KVGroup(2, 2)))
+def test_unused_block_table_entries_are_minus_one() -> None:
+    state = small_state(kv_groups=(KVGroup(4, 3), KVGroup(2, 2)))
     assert [table.unique().tolist() for table in state.block_tables] == [[-1], [-1]]
-    blocks = (_ints(7), _ints(8, 9))
-    state.begin_step(_batch([0], [4], [0], new=[_admit(0, block_ids=blocks)]))
-    first, second = (
-        [row for row in table.tolist() if max(row) >= 0] for table in state.block_tables
-    )
-    assert (first, second) == ([[7, -1, -1]], [[8, 9]])
+    blocks = (ints(7), ints(8, 9))
+    state.begin_step(make_batch([0], [4], [0], new=[admit(0, block_ids=blocks)]))
+    used = [[row for row in table.tolist() if max(row) >= 0] for table in state.block_tables]
+    assert used == [[[7, -1, -1]], [[8, 9]]]
 
 
-def test_a_decoding_request_needs_blocks_for_all_its_drafts() -> None:
-    state = _state(kv_groups=(KVGroup(2, 8), KVGroup(4, 3)))
-    blocks = (_ints(0, 1, 2, 3), _ints(0))
-    state.begin_step(_batch([0], [4], [0], new=[_admit(0, block_ids=blocks)]))
-    state.end_step(_sampled([5, -1, -1]))
-    before = _all_of(state)
+def test_decoding_request_needs_blocks_for_all_drafts() -> None:
+    state = small_state(kv_groups=(KVGroup(3, 8), KVGroup(4, 3)))
+    blocks = (ints(0, 1, 2), ints(0))
+    state.begin_step(make_batch([0], [4], [0], new=[admit(0, block_ids=blocks)]))
+    state.end_step(sampled_tensor(5))
+    before = _snapshot(state)
     with pytest.raises(ValueError, match="KV group 1 for up to 7 tokens"):
-        state.begin_step(_batch([0], [3], [2]))
-    assert _all_of(state) == before
-    grown = (NewBlocks(), NewBlocks(_ints(0), _ints(1)))
-    state.begin_step(_batch([0], [3], [2], new_blocks=grown))
+        state.begin_step(make_batch([0], [3], [2]))
+    assert _snapshot(state) == before
+    grown = (NewBlocks(), NewBlocks(ints(0), ints(1)))
+    state.begin_step(make_batch([0], [3], [2], new_blocks=grown))
 
 
-def test_blocks_for_all_but_the_last_draft_are_one_too_few() -> None:
-    state = _state(kv_groups=(KVGroup(3, 3),))
-    state.begin_step(_batch([0], [4], [0], new=[_admit(0)]))
-    state.end_step(_sampled([5, -1, -1]))
+def test_blocks_for_all_but_the_last_draft_are_too_few() -> None:
+    state = small_state(kv_groups=(KVGroup(3, 3),))
+    state.begin_step(make_batch([0], [4], [0], new=[admit(0)]))
+    state.end_step(sampled_tensor(5))
     with pytest.raises(ValueError, match="KV group 0 for up to 7 tokens"):
-        state.begin_step(_batch([0], [3], [2]))
-    state.begin_step(_batch([0], [2], [1]))
+        state.begin_step(make_batch([0], [3], [2]))
+    state.begin_step(make_batch([0], [2], [1]))
 
 
 @pytest.mark.parametrize(
     ("block_size", "per_kv_block", "interleave"), [(2, 1, 1), (2, 2, 4), (4, 1, 2)]
 )
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_needs_blocks_for_its_own_tokens(
+def test_context_parallel_rank_needs_blocks_only_for_its_own_tokens(
     block_size: int, per_kv_block: int, interleave: int, rank: int
 ) -> None:
-    """As many as compute_slot_mapping_ needs for the rank's tokens, and no more."""
+    """Exactly the blocks that compute_slot_mapping_ needs for the rank's tokens are required."""
     for length in range(1, 13):
-        stored = None
+        num_stored = None
         for count in range(6, -1, -1):
-            state = _state(
+            state = small_state(
                 kv_groups=(KVGroup(block_size, 6, per_kv_block),),
                 cp_world=2,
                 cp_rank=rank,
                 cp_interleave=interleave,
                 row_capacity=16,
             )
-            admission = _admit(0, length, block_ids=(np.arange(count),))
-            batch = _batch([0], [length], [0], new=[admission])
-            if stored is None:
-                mapping = state.begin_step(batch).slot_mappings[0][:length]
-                stored = int((mapping >= 0).sum())
-                continue
-            if stored > count * block_size:
+            new = [admit(0, length, block_ids=(np.arange(count),))]
+            batch = make_batch([0], [length], [0], new=new)
+            if num_stored is not None and num_stored > count * block_size:
                 with pytest.raises(ValueError, match="KV group 0"):
                     state.begin_step(batch)
-            else:
-                mapping = state.begin_step(batch).slot_mappings[0][:length]
-                assert int((mapping >= 0).sum()) == stored
-
-
-@pytest.mark.parametrize(("row", "message"), [(-1, "0 to 2"), (3, "0 to 2"), (2, "live row")])
-def test_known_tokens_of_no_request(row: int, message: str) -> None:
-    with pytest.raises(ValueError, match=f"known_token_ids: row: expected .*{message}"):
-        _started().known_token_ids(row)
+                continue
+            mapping = state.begin_step(batch).slot_mappings[0][:length]
+            stored = int((mapping >= 0).sum())
+            assert num_stored in (None, stored)
+            num_stored = stored

@@ -12,21 +12,21 @@ import torch
 from tools.bench.device import Work, captured
 
 HAS_GPU = torch.cuda.is_available()
-NO_GPU = "NO GPU: nothing of the CUDA backend was run; its kernels run on their host twin only"
+NO_GPU = "NO GPU: the CUDA backend was not run; its kernels run only on their host twin"
 GPU_ONLY = pytest.mark.skipif(not HAS_GPU, reason=NO_GPU)
 DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
 
 
 class Replay:
-    """`work`, captured into a CUDA graph; each call is a replay and gives the graph's results,
-    which the next call overwrites. On the CPU each call is a call."""
+    """`work`, captured into a CUDA graph. A call replays the graph and returns its results, which
+    the next call overwrites. On the CPU, a call runs `work`."""
 
     def __init__(self, device: str, work: Work) -> None:
         self._device, self._work = device, work
         self._graph, self._results = (None, None) if device == "cpu" else captured(work)
 
     def __call__(self) -> Any:
-        """Neither waits for the GPU nor allocates."""
+        """Replays the work, and checks that it neither waits for the GPU nor allocates."""
         synchronize(self._device)
         before = num_allocations(self._device)
         with no_synchronisation(self._device):
@@ -37,8 +37,8 @@ class Replay:
         return self._results
 
 
-def times(device: str, on_a_gpu: int, on_the_cpu: int = 3) -> int:
-    return on_the_cpu if device == "cpu" else on_a_gpu
+def choose_count(device: str, on_gpu: int, on_cpu: int = 3) -> int:
+    return on_cpu if device == "cpu" else on_gpu
 
 
 def synchronize(device: str) -> None:
@@ -47,7 +47,7 @@ def synchronize(device: str) -> None:
 
 
 def num_allocations(device: str) -> int:
-    """Number of blocks that torch's allocator has allocated so far."""
+    """Returns the number of blocks that torch's allocator has allocated so far."""
     if device == "cpu":
         return 0
     return int(torch.cuda.memory_stats()["allocation.all.allocated"])
@@ -55,7 +55,7 @@ def num_allocations(device: str) -> int:
 
 @contextmanager
 def no_synchronisation(device: str) -> Iterator[None]:
-    """Within the block, a call of torch that waits for the GPU is an error."""
+    """Within the block, a torch call that waits for the GPU raises an error."""
     if device == "cpu":
         yield
         return

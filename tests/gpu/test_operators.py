@@ -1,5 +1,7 @@
-"""Every operator on CUDA tensors: kernels, opcheck, tensors of several devices, far rows; called,
-and replayed on other values, without waiting for the GPU and without allocating."""
+"""All operators on CUDA tensors: kernels, opcheck, mixed devices, large strides, and replays.
+
+Calls and replays must neither wait for the GPU nor allocate.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,17 @@ from on_device import OnDevice, torch_op
 from ops.parity import MismatchError, as_arrays, compare
 from ops.specs import OPSPECS, Args, OpSpec, Sample, clone_args
 
-from gpu.replay import DEVICES, GPU_ONLY, HAS_GPU, NO_GPU, Replay, no_synchronisation, times
+from gpu.replay import DEVICES, GPU_ONLY, HAS_GPU, NO_GPU, Replay, choose_count, no_synchronisation
 
 SPECS = [s for s in OPSPECS.values() if not s.opaque and "cuda" not in s.no_kernel]
+EACH_OPERATOR = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 ORDERED = {"query_start_loc", "cu_num_draft_tokens"}
-"""Offsets: in another order they would break the contract, which leaves results unspecified."""
+"""Offsets. They must keep their order, because results are unspecified otherwise."""
 
 
-def reordered(spec: OpSpec, args: Args, rng: np.random.Generator) -> Args:
-    """The same shapes and layouts, with the rows of each tensor in another order: other lengths,
-    other tokens, other indices at each batch position."""
+def reorder(spec: OpSpec, args: Args, rng: np.random.Generator) -> Args:
+    """Returns a copy in which the rows of each tensor are permuted, with the same shapes and
+    layouts."""
     copy = clone_args(args)
     for (name, _), value in zip(spec.arguments, copy, strict=True):
         if isinstance(value, np.ndarray) and value.ndim > 0 and name not in ORDERED:
@@ -34,48 +37,48 @@ def reordered(spec: OpSpec, args: Args, rng: np.random.Generator) -> Args:
 
 
 def check_replays(spec: OpSpec, device: str, args: Args, count: int, **changed: object) -> None:
-    """`count` replays of the operator, each on other values, against the CPU."""
+    """Compares `count` replays of the operator, each on other values, with the CPU."""
     rng = np.random.default_rng(17)
-    mine = clone_args(args)
-    there = OnDevice(mine, device)
+    arguments = clone_args(args)
+    on_device = OnDevice(arguments, device)
     function = changed.get("function", torch_op(spec.name))
-    replay = Replay(device, lambda: function(*there.args))
+    replay = Replay(device, lambda: function(*on_device.args))
     for number in range(count):
-        values = reordered(spec, args, rng)
-        for target, source in zip(mine, values, strict=True):
+        values = reorder(spec, args, rng)
+        for target, source in zip(arguments, values, strict=True):
             if isinstance(target, np.ndarray):
                 target[...] = source
-        there.refresh()
+        on_device.refresh()
         results = replay()
-        there.copy_back()
-        truth = clone_args(values)
-        expected = call_torch(spec.name, truth)
+        on_device.copy_back()
+        expected_args = clone_args(values)
+        expected = call_torch(spec.name, expected_args)
         sample = Sample(f"replay {number}", values)
-        compare(spec, sample, as_arrays(results), mine, expected, truth)
+        compare(spec, sample, as_arrays(results), arguments, expected, expected_args)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_replays_on_other_values(spec: OpSpec, device: str) -> None:
+@EACH_OPERATOR
+def test_replay_on_other_values_matches_the_cpu(spec: OpSpec, device: str) -> None:
     for args in (spec.sample().args, *spec.sizes):
-        check_replays(spec, device, args, times(device, 300))
+        check_replays(spec, device, args, choose_count(device, 300))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_a_call_does_not_wait(spec: OpSpec, device: str) -> None:
+@EACH_OPERATOR
+def test_call_does_not_wait(spec: OpSpec, device: str) -> None:
     for args in (spec.sample().args, *spec.sizes):
-        there = OnDevice(args, device)
-        torch_op(spec.name)(*there.args)  # loads the kernel
+        on_device = OnDevice(args, device)
+        torch_op(spec.name)(*on_device.args)  # loads the kernel
         with no_synchronisation(device):
-            torch_op(spec.name)(*there.args)
+            torch_op(spec.name)(*on_device.args)
 
 
-def test_the_values_do_change() -> None:
+def test_reorder_changes_the_values() -> None:
     rng = np.random.default_rng(17)
     for spec in SPECS:
         args = spec.sizes[0]
-        other = reordered(spec, args, rng)
+        other = reorder(spec, args, rng)
         assert any(
             not np.array_equal(a, b)
             for a, b in zip(args, other, strict=True)
@@ -83,8 +86,8 @@ def test_the_values_do_change() -> None:
         ), spec.name
 
 
-def test_a_replay_that_does_nothing_is_caught() -> None:
-    """Like a graph that has captured none of the operator's work."""
+def test_replay_without_effect_is_detected() -> None:
+    """It behaves like a graph that has captured none of the operator's work."""
     spec = OPSPECS["ngram_step_"]
     first: list[tuple[torch.Tensor, ...]] = []
 
@@ -97,12 +100,9 @@ def test_a_replay_that_does_nothing_is_caught() -> None:
         check_replays(spec, "cpu", spec.sizes[0], 3, function=stale)
 
 
-ALL = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-
-
-def test_a_gpu_takes_part() -> None:
-    """Shows whether a GPU was tested. Skipped without one; with NGRAM_NPU_REQUIRE_GPU, in which
-    `make gpu` passes the folder of the package that it built, the test fails instead."""
+def test_gpu_is_available_and_has_all_kernels() -> None:
+    """Skipped without a GPU, unless NGRAM_NPU_REQUIRE_GPU is set. `make gpu` sets it to the folder
+    of the package that it built."""
     required = os.environ.get("NGRAM_NPU_REQUIRE_GPU")
     if not HAS_GPU and required is None:
         pytest.skip(NO_GPU)
@@ -113,7 +113,7 @@ def test_a_gpu_takes_part() -> None:
 
 
 @GPU_ONLY
-@ALL
+@EACH_OPERATOR
 def test_opcheck(spec: OpSpec) -> None:
     op = getattr(torch.ops.ngram_npu, spec.name).default
     for args in (spec.sample().args, *spec.sizes):
@@ -121,18 +121,18 @@ def test_opcheck(spec: OpSpec) -> None:
 
 
 @GPU_ONLY
-@ALL
-def test_a_tensor_of_another_device_is_refused(spec: OpSpec) -> None:
+@EACH_OPERATOR
+def test_tensor_on_another_device_raises(spec: OpSpec) -> None:
     for name in spec.tensor_names[1:]:
         args = OnDevice(spec.sample_with(name).args, "cuda").args
-        there = spec.replace(args, **{name: lambda tensor: tensor.cpu()})
+        on_device = spec.replace(args, **{name: lambda tensor: tensor.cpu()})
         with pytest.raises(ValueError, match=rf"^{spec.name}: \w+: expected device"):
-            torch_op(spec.name)(*there)
+            torch_op(spec.name)(*on_device)
 
 
 @GPU_ONLY
-def test_rows_further_apart_than_32_bits_count() -> None:
-    """R * S may exceed 2**31 (tests/ops/test_memory.py): 8.6 GB, of which little is touched."""
+def test_row_stride_beyond_32_bits_is_supported() -> None:
+    """Allocates 8.6 GB, most of which is never accessed."""
     rows, capacity, stride = 3, 150, 2**30 + 7
     memory = torch.empty(stride * (rows - 1) + capacity, dtype=torch.int32, device="cuda")
     far = memory.as_strided((rows, capacity), (stride, 1))
@@ -144,5 +144,5 @@ def test_rows_further_apart_than_32_bits_count() -> None:
     step = torch.ops.ngram_npu.ngram_step_
     got = step(far, lengths.cuda(), sampled.cuda(), **options)
     expected = step(near, lengths, sampled, **options)
-    for mine, truth in zip((*got, far), (*expected, near), strict=True):
-        assert torch.equal(mine.cpu(), truth)
+    for actual, reference in zip((*got, far), (*expected, near), strict=True):
+        assert torch.equal(actual.cpu(), reference)

@@ -1,4 +1,4 @@
-"""AsyncSpecState on a device: steps never synchronise, and give the same tokens as on the CPU."""
+"""AsyncSpecState and HostDrafting on a device: no synchronisation, and the results of the CPU."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig
+from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
+from ngram_npu.host_drafting import DeviceDrafts, HostDrafting
+from ngram_npu.index import make_index
 
-from gpu.replay import DEVICES, GPU_ONLY, no_synchronisation, times
+from gpu.replay import DEVICES, GPU_ONLY, choose_count, no_synchronisation, synchronize
 
 K, ROWS, CAPACITY, BLOCK = 3, 24, 2048, 16
 VOCAB = 23
 
 
-def target(sampler_input: torch.Tensor) -> torch.Tensor:
-    """The model's next token: few different ones, so that drafts are accepted."""
-    return (5 * sampler_input + 3) % VOCAB
+def predict(token_ids: torch.Tensor) -> torch.Tensor:
+    """Returns the model's next tokens. They repeat soon, so that drafts are accepted."""
+    return (5 * token_ids + 3) % VOCAB
 
 
 def verify(inputs: Any, k: int) -> torch.Tensor:
-    """A rejection sampler on the device, without a host loop: [B, k+1]."""
+    """Samples with rejection on the device: [B, k+1]."""
     ends = inputs.query_start_loc[1 : 1 + len(inputs.num_scheduled_drafts)]
     drafts = inputs.num_scheduled_drafts
     places = torch.arange(k + 1, device=ends.device, dtype=torch.int32)
-    at = (ends - 1 - drafts)[:, None] + places[None]
-    inside = places[None] <= drafts[:, None]
-    at = torch.where(inside, at, 0).long()
-    says = target(inputs.input_ids[at])
-    following = inputs.input_ids[(at + 1).clamp(max=len(inputs.input_ids) - 1)]
-    right = (following == says) & (places[None] < drafts[:, None])
-    accepted = right.to(torch.int32).cumprod(1).sum(1, keepdim=True)
-    return torch.where(inside & (places[None] <= accepted), says, -1).to(torch.int32)
+    positions = (ends - 1 - drafts)[:, None] + places[None]
+    is_scheduled = places[None] <= drafts[:, None]
+    positions = torch.where(is_scheduled, positions, 0).long()
+    predicted = predict(inputs.input_ids[positions])
+    following = inputs.input_ids[(positions + 1).clamp(max=len(inputs.input_ids) - 1)]
+    is_correct = (following == predicted) & (places[None] < drafts[:, None])
+    accepted = is_correct.to(torch.int32).cumprod(1).sum(1, keepdim=True)
+    return torch.where(is_scheduled & (places[None] <= accepted), predicted, -1).to(torch.int32)
 
 
-def run(device: str, steps: int) -> list[list[int]]:
+def run_steps(device: str, steps: int) -> list[list[int]]:
     rng = np.random.default_rng(4)
     config = AsyncConfig(
         ngram=NgramConfig(min_n=1, max_n=3, k=K),
@@ -54,11 +56,10 @@ def run(device: str, steps: int) -> list[list[int]]:
     in_flight: list[list[int]] = []
 
     def reconcile() -> None:
-        truth, of_step = state.reconcile(), in_flight.pop(0)
-        for owner, tokens, count in zip(
-            of_step, truth.sampled_token_ids, truth.num_sampled, strict=True
-        ):
-            answers[owner] += tokens[:count].tolist()
+        result, step_owners = state.reconcile(), in_flight.pop(0)
+        tokens = zip(step_owners, result.sampled_token_ids, result.num_sampled, strict=True)
+        for owner, sampled, count in tokens:
+            answers[owner] += sampled[:count].tolist()
 
     def step(batch: Batch) -> None:
         in_flight.append([owners[row] for row in batch.rows])
@@ -68,7 +69,7 @@ def run(device: str, steps: int) -> list[list[int]]:
     new = [Admission(row, prompts[row], (blocks[row],)) for row in range(ROWS)]
     step(Batch(rows, counts, np.zeros(ROWS, np.int32), new=new))
     for number in range(1, steps):
-        # Other requests join in the place of two, at times.
+        # In every fifth step, two requests are replaced.
         leaving = rng.choice(rows, 2 * (number % 5 == 2), replace=False)
         for row in leaving:
             owners[row] = len(prompts)
@@ -84,7 +85,7 @@ def run(device: str, steps: int) -> list[list[int]]:
             removed=leaving,
             new=[Admission(row, prompts[owners[row]], (blocks[row],)) for row in leaving],
         )
-        if number < 2:  # kernels are loaded and buffers allocated in the first steps
+        if number < 2:  # the first steps load kernels and allocate buffers
             step(decoding)
         else:
             with no_synchronisation(device):
@@ -100,15 +101,65 @@ def run(device: str, steps: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_whole_step_does_not_synchronise(device: str) -> None:
-    steps = times(device, 300, 30)
-    answers = run(device, steps)
-    assert answers == run("cpu", steps)
+def test_step_does_not_synchronise(device: str) -> None:
+    steps = choose_count(device, 300, 30)
+    answers = run_steps(device, steps)
+    assert answers == run_steps("cpu", steps)
     assert sum(map(len, answers)) > 1.5 * steps * ROWS
 
 
 @GPU_ONLY
-def test_a_synchronising_step_is_caught() -> None:
+def test_synchronising_call_raises() -> None:
     values = torch.zeros(4, device="cuda")
     with pytest.raises(RuntimeError), no_synchronisation("cuda"):
         values.sum().item()
+
+
+# Drafting on the host.
+
+R, S = 32, 2048
+CONFIG = NgramConfig(
+    k=K, sizes="ladder", min_draft_probability=0.1, store="live", store_tokens=1 << 17
+)
+
+
+def make_drafting(device: str) -> HostDrafting:
+    return HostDrafting(
+        CONFIG,
+        num_rows=R,
+        capacity=S,
+        max_sampled=K + 1,
+        device=torch.device(device),
+        lag=1,
+        index=make_index(CONFIG, R, R * S, kind="numpy"),
+        store=NgramStore(R, 1 << 17, visibility="live", kind="numpy"),
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_host_drafting_in_stream_order_matches_synchronous_drafting(device: str) -> None:
+    rng = np.random.default_rng(0)
+    late, synchronous = make_drafting(device), make_drafting("cpu")
+    lengths = np.zeros(R, np.int64)
+    steps: list[tuple[DeviceDrafts, DeviceDrafts]] = []
+    for _ in range(choose_count(device, 2000, 50)):
+        if device == "cuda" and rng.random() < 0.1:
+            torch.cuda._sleep(1 << 20)  # half a millisecond, so that the host runs ahead
+        for row in np.flatnonzero((lengths == 0) | (lengths > S - 8)):
+            text = rng.integers(0, 30, rng.integers(1, 1500))
+            lengths[row] = len(text)
+            for drafting in (late, synchronous):
+                drafting.end(row)
+                drafting.begin(row, text, scope=int(row) % 2)
+        rows = rng.permutation(R)[: rng.integers(1, R + 1)].astype(np.int32)
+        sampled = torch.from_numpy(rng.integers(0, 30, (len(rows), K + 2), dtype=np.int32))
+        sampled[:, 0] = torch.from_numpy(rng.integers(0, K + 2, len(rows), dtype=np.int32))
+        lengths[rows] += sampled[:, 0].numpy()
+        on_device = sampled.pin_memory() if device == "cuda" else sampled
+        with no_synchronisation(device):
+            drafts = late.propose(rows, on_device.to(device, non_blocking=True))
+        steps.append((drafts, synchronous.propose(rows, sampled)))
+    synchronize(device)
+    assert late.settle(1)
+    for got, expected in steps:
+        assert [tensor.tolist() for tensor in got] == [tensor.tolist() for tensor in expected]

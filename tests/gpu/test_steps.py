@@ -1,4 +1,4 @@
-"""Whole steps on a device while rows grow, compared with the CPU: replayed, on several streams,
+"""Steps with growing rows on a device, compared with the CPU: replayed, on several streams, and
 compiled."""
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ import pytest
 import torch
 from ngram_npu.ops import workspace_size
 
-from gpu.replay import DEVICES, Replay, synchronize, times
+from gpu.replay import DEVICES, Replay, choose_count, synchronize
 
 CAPACITY, WIDTH = 1 << 13, 3
-ON = pytest.mark.parametrize("device", DEVICES)
+EACH_DEVICE = pytest.mark.parametrize("device", DEVICES)
 
 
 class Rows:
-    """Rows that gain up to WIDTH tokens per step. The step's input is a tensor of fixed address
-    that :meth:`sample` fills, as a sampler would."""
+    """Rows that gain up to WIDTH tokens per step. :meth:`sample` fills the step's input, a tensor
+    with a fixed address."""
 
     def __init__(self, device: str, batch: int, seed: int, match_policy: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ class Rows:
         self.discard.copy_(torch.from_numpy(self._rng.random(shape[0]) < 0.1))
 
     def redraw_lengths(self) -> None:
-        """Draws new lengths, including the shortest and the longest: as of other requests."""
+        """Draws new lengths, including the shortest and the longest."""
         lengths = self._rng.integers(0, CAPACITY + 1, len(self.lengths), dtype=np.int32)
         lengths[self._rng.permutation(len(lengths))[:4]] = [0, 1, CAPACITY - 1, CAPACITY]
         self.lengths.copy_(torch.from_numpy(lengths))
@@ -55,77 +55,78 @@ class Rows:
         )  # fmt: skip
 
 
-def same(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
-    return all(torch.equal(m.cpu(), t.cpu()) for m, t in zip(got, expected, strict=True))
+def are_equal(actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
+    pairs = zip(actual, expected, strict=True)
+    return all(torch.equal(one.cpu(), other.cpu()) for one, other in pairs)
 
 
-def check_steps(mine: Rows, truth: Rows, device: str, steps: int, growing: bool = True) -> None:
-    """`truth` is on the CPU and of the same seed; `mine` is replayed. Rows grow, or have other
-    lengths in each step."""
-    mine.sample()
-    truth.sample()
-    replay = Replay(device, mine.step)
-    mine.restart()
+def check_steps(rows: Rows, expected: Rows, device: str, steps: int, growing: bool = True) -> None:
+    """Compares replayed steps of `rows` with `expected`, which is on the CPU and has the same seed.
+    Rows grow, or have other lengths in each step."""
+    rows.sample()
+    expected.sample()
+    replay = Replay(device, rows.step)
+    rows.restart()
     for number in range(steps):
-        for rows in (mine, truth):
-            rows.sample()
+        for side in (rows, expected):
+            side.sample()
             if not growing:
-                rows.redraw_lengths()
-        assert same(replay(), truth.step()), f"step {number}"
-        assert not mine.workspace.any(), f"step {number}: the workspace is not zero"
-    assert same((mine.tokens, mine.lengths), (truth.tokens, truth.lengths))
+                side.redraw_lengths()
+        assert are_equal(replay(), expected.step()), f"step {number}"
+        assert not rows.workspace.any(), f"step {number}: the workspace is not zero"
+    assert are_equal((rows.tokens, rows.lengths), (expected.tokens, expected.lengths))
 
 
-@ON
+@EACH_DEVICE
 @pytest.mark.parametrize("growing", [True, False])
 @pytest.mark.parametrize("match_policy", [0, 1])
-def test_replays(device: str, match_policy: int, growing: bool) -> None:
-    mine, truth = (Rows(there, 37, 1, match_policy) for there in (device, "cpu"))
-    check_steps(mine, truth, device, times(device, 1000, 20), growing)
+def test_replayed_steps_match_the_cpu(device: str, match_policy: int, growing: bool) -> None:
+    rows, expected = (Rows(there, 37, 1, match_policy) for there in (device, "cpu"))
+    check_steps(rows, expected, device, choose_count(device, 1000, 20), growing)
 
 
-def test_a_wrong_step_and_a_dirty_workspace_are_caught() -> None:
+def test_wrong_step_and_dirty_workspace_are_detected() -> None:
     with pytest.raises(AssertionError, match="step 0\n"):
         check_steps(Rows("cpu", 9, seed=1), Rows("cpu", 9, seed=2), "cpu", 3)
-    mine, truth = Rows("cpu", 9, seed=1), Rows("cpu", 9, seed=1)
-    mine.workspace[3] = 1
+    rows, expected = Rows("cpu", 9, seed=1), Rows("cpu", 9, seed=1)
+    rows.workspace[3] = 1
     with pytest.raises(AssertionError, match="workspace"):
-        check_steps(mine, truth, "cpu", 3)
+        check_steps(rows, expected, "cpu", 3)
 
 
-@ON
-def test_streams_do_not_share(device: str) -> None:
-    """Several batches in flight at once, each with its own workspace and stream."""
+@EACH_DEVICE
+def test_steps_on_several_streams_are_independent(device: str) -> None:
+    """Several batches in flight, each with its own workspace and stream."""
     several = [Rows(device, 40 + seed, seed) for seed in range(4)]
-    truths = [Rows("cpu", 40 + seed, seed) for seed in range(4)]
+    expecteds = [Rows("cpu", 40 + seed, seed) for seed in range(4)]
     streams = [None if device == "cpu" else torch.cuda.Stream() for _ in several]
-    for _ in range(times(device, 100)):
-        for rows in (*several, *truths):
+    for _ in range(choose_count(device, 100)):
+        for rows in (*several, *expecteds):
             rows.sample()
         synchronize(device)
         got = []
         for rows, stream in zip(several, streams, strict=True):
-            with torch.cuda.stream(stream):  # of None: nothing
+            with torch.cuda.stream(stream):  # None selects no stream
                 got.append(rows.step())
         synchronize(device)
-        for results, rows, truth in zip(got, several, truths, strict=True):
-            assert same(results, truth.step())
+        for results, rows, expected in zip(got, several, expecteds, strict=True):
+            assert are_equal(results, expected.step())
             assert not rows.workspace.any()
 
 
-@ON
-def test_compiled_with_cudagraphs(device: str) -> None:
-    mine, truth = Rows(device, 23, seed=5), Rows("cpu", 23, seed=5)
-    for tensor in (mine.tokens, mine.lengths, mine.sampled, mine.discard, mine.workspace):
+@EACH_DEVICE
+def test_compiled_step_with_cudagraphs_matches_the_cpu(device: str) -> None:
+    rows, expected = Rows(device, 23, seed=5), Rows("cpu", 23, seed=5)
+    for tensor in (rows.tokens, rows.lengths, rows.sampled, rows.discard, rows.workspace):
         torch._dynamo.mark_static_address(tensor)
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
-    # On the CPU a backend that needs no compiler: Inductor's would say nothing about CUDA.
-    how = {"backend": "aot_eager"} if device == "cpu" else {"mode": "reduce-overhead"}
-    compiled = torch.compile(mine.step, fullgraph=True, **how)
-    for _ in range(times(device, 100, 3)):
-        mine.sample()
-        truth.sample()
-        assert same(compiled(), truth.step())
+    # On the CPU, a backend without a compiler is enough, because it does not test CUDA anyway.
+    options = {"backend": "aot_eager"} if device == "cpu" else {"mode": "reduce-overhead"}
+    compiled = torch.compile(rows.step, fullgraph=True, **options)
+    for _ in range(choose_count(device, 100, 3)):
+        rows.sample()
+        expected.sample()
+        assert are_equal(compiled(), expected.step())
     assert counters["inductor"]["cudagraph_skips"] == 0

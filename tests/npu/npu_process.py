@@ -1,5 +1,5 @@
-"""Python processes that have an NPU: the installed package with the NPU backend that `make launch`
-built, torch_npu, and stand-ins for CANN whose device is the host's memory."""
+"""Runs Python with a simulated NPU: the installed package with the NPU backend of `make launch`,
+torch_npu, and stand-ins for CANN whose device memory is host memory."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ BUILD = Path(os.environ.get("NGRAM_NPU_BUILD", ROOT / "build"))
 NEXT_TORCH_NPU = BUILD / "torch-npu-next" / "torch_npu"
 LAUNCH, STUBS, BINARY = "libngram_npu_launch.so", "libngram_npu_ascendc.so", "ngram_npu_kernels.o"
 LIBRARIES = (LAUNCH, STUBS, BINARY)
-# Without a real CANN's variables.
-_OTHERS = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_")}
+# The variables of an installed CANN are removed.
+_ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_")}
 
 
 @dataclass(frozen=True)
 class Npu:
     stage: Path
-    """Where `ngram_npu` is."""
+    """The folder that contains `ngram_npu`."""
     environment: dict[str, str]
 
     def run(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=ROOT,
-            env={**_OTHERS, **self.environment, **environment},
+            env={**_ENVIRONMENT, **self.environment, **environment},
             capture_output=True,
             text=True,
             check=False,
-            timeout=1800,  # twenty times what the longest takes: the machine may be busy
+            timeout=1800,  # twenty times the longest run, because the machine may be busy
         )
 
     def python(self, code: str, **environment: str) -> str:
-        """The output of the code, without torch_npu's warnings about the stand-in."""
+        """Runs code and returns its output, without torch_npu's warnings about the stand-in."""
         done = self.run("-c", code, **environment)
         assert done.returncode == 0, done.stdout + done.stderr
         lines = done.stdout.strip().splitlines()
@@ -51,7 +51,7 @@ def make_npu(stage: Path) -> Npu:
     torch_npu = BUILD / "torch-npu"
     for path in (*(built / name for name in LIBRARIES), torch_npu / "torch_npu", NEXT_TORCH_NPU):
         if not path.exists():
-            raise FileNotFoundError(f"{path} is missing: `make launch` makes it")
+            raise FileNotFoundError(f"{path} is missing; run `make launch`")
     shutil.copytree(Path(ngram_npu.__file__).parent, stage / "ngram_npu")
     for name in LIBRARIES:
         shutil.copy(built / name, stage / "ngram_npu")

@@ -1,13 +1,22 @@
-"""The plans of the AscendC kernels: host arithmetic, tested without an NPU. The assignment of items
-to cores is computed here by the rules of csrc/ascendc/device.h."""
+"""The plans of the AscendC kernels, and the lookup on their twin at the edges of cores and tiles.
+
+Plans are computed on the host and tested without an NPU. The assignment of items to cores is
+computed here by the rules of csrc/ascendc/device.h.
+"""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from ops.specs import OPSPECS
+from backends import TWIN_BACKENDS, Backend
+from ops.parity import check_parity
+from ops.specs import OPSPECS, Sample
+from ops.specs.rows import matches_ending_at
 from twins import ascendc_plan
 
 UB_910B = 192 * 1024
@@ -16,52 +25,53 @@ CORES = (1, 2, 7, 40, 48, 50)
 COUNTS = (0, 1, 2, 7, 8, 47, 48, 49, 128, 1023, 1024, 1025, 50_000)
 LOOKUPS = ("ngram_propose", "ngram_step_")
 KERNEL_OPS = sorted({spec.kernel for spec in OPSPECS.values() if "npu" not in spec.no_kernel})
-TILE_UNIT, MIN_SPAN, HALO, MAX_TILE = 256, 1024, 64, 8448
+TILE_UNIT, MIN_SPAN, HALO, MAX_TILE, STEP = 256, 1024, 64, 8448, 128
+TWIN = next(b for b in TWIN_BACKENDS if b.twin is not None and b.twin.device == "npu")
 
 
-def plan(op: str, cores: int = 48, ub_bytes: int = UB_910B, **sizes: int) -> dict[str, Any]:
-    some = {"capacity": 4096, "k": 8, "total_tokens": 9, "num_slots": 9, "num_positions": 7}
-    every = {"batch": 3, "num_seq_lens": 5, **some, **sizes}
-    made = ascendc_plan(op, every, cores, ub_bytes)
-    assert made is not None
-    return made
+def make_plan(op: str, cores: int = 48, ub_bytes: int = UB_910B, **sizes: int) -> dict[str, Any]:
+    others = {"capacity": 4096, "k": 8, "total_tokens": 9, "num_slots": 9, "num_positions": 7}
+    every = {"batch": 3, "num_seq_lens": 5, **others, **sizes}
+    result = ascendc_plan(op, every, cores, ub_bytes)
+    assert result is not None
+    return result
 
 
-def items_taken(shares: dict[str, int], items: int, blocks: int) -> np.ndarray[Any, Any]:
-    """The number of times that the cores of a launch take each item."""
-    taken = np.zeros(items, np.int64)
+def count_assignments(shares: dict[str, int], items: int, blocks: int) -> np.ndarray[Any, Any]:
+    """Returns how many cores of a launch process each item."""
+    counts = np.zeros(items, np.int64)
     per_pass, cores = shares["per_pass"], shares["cores"]
     for core in range(min(cores, blocks)):
         for first in range(core * per_pass, items, cores * per_pass):
-            taken[first : first + per_pass] += 1
-    return taken
+            counts[first : first + per_pass] += 1
+    return counts
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)
-def test_every_operator_has_a_plan(op: str) -> None:
-    made = plan(op)
-    assert 1 <= len(made["launches"]) <= 2
-    for kernel, blocks in made["launches"]:
+def test_each_operator_has_a_plan(op: str) -> None:
+    result = make_plan(op)
+    assert 1 <= len(result["launches"]) <= 2
+    for kernel, blocks in result["launches"]:
         assert kernel.startswith("ngram_npu_")
         assert 1 <= blocks <= 48
-    assert made["workspace_bytes"] >= 0
+    assert result["workspace_bytes"] >= 0
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)
 @pytest.mark.parametrize(("cores", "ub_bytes"), [(0, UB_910B), (-1, UB_910B), (48, 0), (48, 1000)])
-def test_a_machine_that_cannot_run_it_gets_no_plan(op: str, cores: int, ub_bytes: int) -> None:
+def test_machine_without_cores_or_memory_has_no_plan(op: str, cores: int, ub_bytes: int) -> None:
     sizes = {"batch": 3, "num_seq_lens": 5, "capacity": 4096, "k": 8, "total_tokens": 9}
     sizes |= {"num_slots": 9, "num_positions": 7}
     assert ascendc_plan(op, sizes, cores, ub_bytes) is None
 
 
-def test_an_unknown_operator_is_refused() -> None:
+def test_unknown_operator_raises() -> None:
     with pytest.raises(ValueError, match="ascendc_plan: op"):
         ascendc_plan("ngram_index_step_", {}, 48, UB_910B)
 
 
 @pytest.mark.parametrize("cores", CORES)
-def test_shares_take_each_item_once(cores: int) -> None:
+def test_each_item_is_assigned_to_one_core(cores: int) -> None:
     for items in COUNTS:
         for op, share, sizes in (
             ("prepare_inputs_padded", (), {"batch": items}),
@@ -71,66 +81,68 @@ def test_shares_take_each_item_once(cores: int) -> None:
             ("correct_spec_state_", ("requests",), {"num_seq_lens": items, "batch": 0}),
             ("ngram_step_", ("requests",), {"batch": items}),
         ):
-            made = plan(op, cores, **sizes)
-            shares = made["tiling"]
+            result = make_plan(op, cores, **sizes)
+            shares = result["tiling"]
             for name in share:
                 shares = shares[name]
             assert 0 <= shares["cores"] <= cores
-            blocks = max((blocks for _, blocks in made["launches"]), default=0)
-            assert (items_taken(shares, items, blocks) == 1).all(), (op, items, cores)
+            blocks = max((blocks for _, blocks in result["launches"]), default=0)
+            assert (count_assignments(shares, items, blocks) == 1).all(), (op, items, cores)
 
 
-def test_nothing_to_do_is_no_launch() -> None:
+def test_empty_batch_needs_no_launch() -> None:
     for op in ("ngram_propose", "ngram_step_", "prepare_next_token_ids", "prepare_input_ids_"):
-        assert plan(op, batch=0)["launches"] == []
-    assert plan("compute_slot_mapping_", num_slots=0)["launches"] == []
-    assert len(plan("prepare_inputs", batch=0, total_tokens=0)["launches"]) == 1  # the 0 in front
+        assert make_plan(op, batch=0)["launches"] == []
+    assert make_plan("compute_slot_mapping_", num_slots=0)["launches"] == []
+    assert (
+        len(make_plan("prepare_inputs", batch=0, total_tokens=0)["launches"]) == 1
+    )  # writes the leading 0
 
 
 @pytest.mark.parametrize("op", LOOKUPS)
 @pytest.mark.parametrize("cores", CORES)
-def test_lookup_spans(op: str, cores: int) -> None:
+def test_lookup_spans_cover_the_rows(op: str, cores: int) -> None:
     for batch in COUNTS[1:]:
         for capacity in (0, 1, 1023, 1024, 1025, 32 * 1024, 128 * 1024, 2**31 - 1):
-            made = plan(op, cores, batch=batch, capacity=capacity)
-            tiling = made["tiling"]
+            result = make_plan(op, cores, batch=batch, capacity=capacity)
+            tiling = result["tiling"]
             spans = tiling["spans"]
             assert 1 <= spans <= max(1, min(cores, -(-capacity // MIN_SPAN)))
-            assert tiling["launches"] == len(made["launches"])
-            assert tiling["items"]["cores"] == made["launches"][0][1] <= cores
+            assert tiling["launches"] == len(result["launches"])
+            assert tiling["items"]["cores"] == result["launches"][0][1] <= cores
             if tiling["launches"] == 1:
-                # Each row belongs to one core: there are enough rows, or each is one tile.
+                # Each row belongs to one core, because there are enough rows or each fits a tile.
                 assert spans == 1
                 assert tiling["items"] == tiling["requests"]
-                assert made["workspace_bytes"] == 0
+                assert result["workspace_bytes"] == 0
                 continue
             assert capacity > MAX_TILE - 2 * HALO
             assert batch < 2 * cores
             assert tiling["items"] == {"per_pass": 1, "cores": min(cores, batch * spans)}
-            assert made["workspace_bytes"] == batch * spans * 32
-            # Each item of the row has its own span, also after the rotation.
+            assert result["workspace_bytes"] == batch * spans * 32
+            # Each item of a row has its own span, also after the rotation.
             for i in (0, 1, batch - 1):
-                turned = {(i * spans + s + i) % spans for s in range(spans)}
-                assert turned == set(range(spans))
+                rotated = {(i * spans + s + i) % spans for s in range(spans)}
+                assert rotated == set(range(spans))
 
 
 @pytest.mark.parametrize("op", LOOKUPS)
-def test_a_single_long_row_takes_all_cores(op: str) -> None:
-    assert plan(op, cores=48, batch=1, capacity=128 * 1024)["tiling"]["items"]["cores"] == 48
+def test_single_long_row_uses_all_cores(op: str) -> None:
+    assert make_plan(op, cores=48, batch=1, capacity=128 * 1024)["tiling"]["items"]["cores"] == 48
 
 
 @pytest.mark.parametrize("op", LOOKUPS)
-def test_lookup_tiles_fit_what_is_there(op: str) -> None:
-    """Counts the buffers of csrc/ascendc/lookup.h, for ub_bytes down to where none fits."""
+def test_lookup_tiles_fit_in_the_unified_buffer(op: str) -> None:
+    """Counts the buffers of csrc/ascendc/lookup.h, down to a size in which no tile fits."""
     smallest = None
     for ub_bytes in range(4 * 1024, 256 * 1024, 1024):
         sizes = {"batch": 64, "capacity": 1 << 20, "k": 1}
-        made = ascendc_plan(op, sizes, 8, ub_bytes)
-        if made is None:
+        result = ascendc_plan(op, sizes, 8, ub_bytes)
+        if result is None:
             assert smallest is None
             continue
         smallest = smallest or ub_bytes
-        tile = made["tiling"]["tile_tokens"]
+        tile = result["tiling"]["tile_tokens"]
         words = tile // 32
         used = 3 * tile * 4 + 2 * (words + 8) * 4 + 3 * words * 4 + 3 * words * 4 + 32 + 32
         assert used <= ub_bytes - RESERVED
@@ -138,17 +150,69 @@ def test_lookup_tiles_fit_what_is_there(op: str) -> None:
         assert 2 * HALO < tile <= MAX_TILE
     assert smallest is not None
     assert smallest <= 64 * 1024
-    # With less memory the second launch takes fewer requests at a time, down to one.
+    # With less memory, the second launch processes fewer requests per pass, down to one.
     for cores, batch, k in ((1, 1024, 64), (1, 1, 64), (48, 1, 64), (8, 100, 1)):
         for ub_bytes in range(smallest, 64 * 1024, 1024):
-            tiling = plan(op, cores, ub_bytes, batch=batch, k=k, capacity=1 << 20)["tiling"]
-            alone = tiling["launches"] == 1
-            per_request = (0 if alone else 8 * tiling["spans"]) + -(-k // 8) * 8 + 4 + 72 + 8
+            tiling = make_plan(op, cores, ub_bytes, batch=batch, k=k, capacity=1 << 20)["tiling"]
+            is_single = tiling["launches"] == 1
+            per_request = (0 if is_single else 8 * tiling["spans"]) + -(-k // 8) * 8 + 4 + 72 + 8
             words = tiling["tile_tokens"] // 32
-            search = 12 * tiling["tile_tokens"] + 4 * (8 * words + 3 * 8 + 8) if alone else 0
+            search = 12 * tiling["tile_tokens"] + 4 * (8 * words + 3 * 8 + 8) if is_single else 0
             per_pass = tiling["requests"]["per_pass"]
-            there = ub_bytes - RESERVED - 9 * 32 - search
-            assert 4 * per_pass * per_request <= there
+            available = ub_bytes - RESERVED - 9 * 32 - search
+            assert 4 * per_pass * per_request <= available
             even = min(-(-batch // cores), 32)
-            assert per_pass == even or 8 * per_pass * per_request > there
-    assert plan(op, ub_bytes=UB_910B)["tiling"]["tile_tokens"] == MAX_TILE
+            assert per_pass == even or 8 * per_pass * per_request > available
+    assert make_plan(op, ub_bytes=UB_910B)["tiling"]["tile_tokens"] == MAX_TILE
+
+
+# The lookup on the twin.
+
+
+def round_up(ends: int) -> int:
+    return -(-ends // STEP) * STEP
+
+
+@contextmanager
+def set_cores_of_twin(cores: int) -> Iterator[Backend]:
+    assert TWIN.twin is not None
+    set_cores = ctypes.CDLL(str(TWIN.twin.path)).ngram_npu_ascendc_twin_set_cores
+    set_cores(ctypes.c_int64(cores))
+    try:
+        yield TWIN
+    finally:
+        set_cores(ctypes.c_int64(0))
+
+
+def find_edges(length: int, batch: int, cores: int) -> list[int]:
+    """Returns where each piece but the first begins, by the rules of csrc/ascendc/lookup.h."""
+    sizes = {"batch": batch, "capacity": length, "k": 4}
+    lookup_plan = ascendc_plan("ngram_propose", sizes, cores, UB_910B)
+    assert lookup_plan is not None
+    tiling = lookup_plan["tiling"]
+    ends = length - 1
+    span = max(MIN_SPAN, round_up(-(-(ends + HALO) // tiling["spans"])))
+    max_tile = (tiling["tile_tokens"] - HALO) // STEP * STEP
+    starts = []
+    for begin in range(-HALO, ends, span):
+        size = min(span, ends - begin)
+        tile = round_up(-(-size // -(-size // max_tile)))
+        starts += list(range(begin, begin + size, tile))
+    return starts[1:]
+
+
+@pytest.mark.parametrize("n", [*range(1, 9), 33, 64])
+@pytest.mark.parametrize(("cores", "length"), [(1, 8257), (1, 8258), (1, 16_300), (3, 27_000)])
+def test_twin_finds_matches_across_edges_of_cores_and_tiles(
+    cores: int, length: int, n: int
+) -> None:
+    inner = [e + d for e in find_edges(length, 1, cores) for d in (-1, 0, 1)]
+    match_ends = [end for end in inner if end + 2 * n + 40 < length]
+    assert match_ends or length == 8257  # one tile and no edge
+    rows = matches_ending_at(match_ends[:6], n, length)
+    spec = OPSPECS["ngram_propose"]
+    with set_cores_of_twin(cores) as backend:
+        for i, row in enumerate(rows):
+            lookup = (1, n, 4, i % 2, False, 2**40, None, 40, n % 2 == 0)
+            args = (row[None], np.array([length], np.int32), None, None, *lookup)
+            check_parity(spec, backend, Sample(f"{cores}-{length}-{n}-{i}", args))

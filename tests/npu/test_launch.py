@@ -1,6 +1,9 @@
 """The NPU backend with the real torch_npu and stand-ins for CANN: loading, registration, launches
-and their order, and the results. The host twin tests the kernels' code; here the operators' CPU
-kernels run in their place, on the arguments of the launches."""
+and their order, and results.
+
+The host twin tests the kernels. Here, the operators' CPU kernels run instead, with the arguments of
+the launches.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,23 @@ from pathlib import Path
 import pytest
 from ops.specs import OPSPECS
 
-from npu.npu_process import BINARY, LAUNCH, LIBRARIES, NEXT_TORCH_NPU, ROOT, STUBS, Npu
+from npu.npu_process import BINARY, LAUNCH, LIBRARIES, NEXT_TORCH_NPU, ROOT, STUBS, Npu, make_npu
 from tools import abi_audit
 from tools.npu.__main__ import SIZES
 
 pytestmark = pytest.mark.slow  # needs `make launch`
 
 ENTRY_POINTS = (ROOT / "csrc/ascendc/plans.h").read_text()
-SERVED = set(re.findall(r"\bX\((\w+), \w+Params\)", ENTRY_POINTS))
-OPS = {op: spec for op, spec in OPSPECS.items() if spec.kernel in SERVED}
+KERNEL_OPS = set(re.findall(r"\bX\((\w+), \w+Params\)", ENTRY_POINTS))
+OPS = {op: spec for op, spec in OPSPECS.items() if spec.kernel in KERNEL_OPS}
 ON_DEVICE = (ROOT / "tests/npu/npu_checks.py").read_text()
 DEF = "\ndef test_"
+
+
+@pytest.fixture(scope="module")
+def npu(tmp_path_factory: pytest.TempPathFactory) -> Npu:
+    return make_npu(tmp_path_factory.mktemp("stage"))
+
 
 CALL = """
 import torch, torch_npu, ngram_npu
@@ -37,13 +46,14 @@ except RuntimeError as error:
 """
 
 
-# The libraries of CANN, torch_npu and ngram_npu that a process has opened, and the calls of CANN.
-STARTED = """
+# Lists the opened libraries of CANN, torch_npu and ngram_npu, and the calls of CANN.
+LIST_ACTIVITY = """
 import ctypes
 def opened():
-    ours = ("ascendcl", "torch_npu", "ngram_npu_launch", "ngram_npu_ascendc", "ngram_npu_kernels")
+    names = ["ascendcl", "torch_npu"]
+    names += ["ngram_npu_launch", "ngram_npu_ascendc", "ngram_npu_kernels"]
     maps = open("/proc/self/maps").read()
-    return [name for name in ours if f"lib{name}." in maps or f"/{name}." in maps]
+    return [name for name in names if f"lib{name}." in maps or f"/{name}." in maps]
 def called():
     if "ascendcl" not in opened():
         return []
@@ -62,20 +72,20 @@ assert _library.backends()["npu"].kernels == 9
 """
 
 
-def test_importing_starts_nothing(npu: Npu) -> None:
-    assert npu.python(STARTED + IMPORT + "print(opened(), called())") == "[] []"
+def test_import_does_not_open_libraries(npu: Npu) -> None:
+    assert npu.python(LIST_ACTIVITY + IMPORT + "print(opened(), called())") == "[] []"
 
 
-def test_importing_beside_torch_npu_calls_nothing(npu: Npu) -> None:
-    first = STARTED + "import torch, torch_npu\nassert 'ascendcl' in opened()\ncalled()\n"
-    said = npu.python(first + IMPORT + "print(opened(), called())")
-    assert said == "['ascendcl', 'torch_npu'] []"
-    # The check bites: a call is seen.
-    said = npu.python(first + CALL + "print(opened(), len(called()) > 0)").splitlines()[-1]
-    assert said == "['ascendcl', 'torch_npu', 'ngram_npu_launch', 'ngram_npu_kernels'] True"
+def test_import_with_torch_npu_does_not_call_cann(npu: Npu) -> None:
+    first = LIST_ACTIVITY + "import torch, torch_npu\nassert 'ascendcl' in opened()\ncalled()\n"
+    output = npu.python(first + IMPORT + "print(opened(), called())")
+    assert output == "['ascendcl', 'torch_npu'] []"
+    # A call of an operator is recorded.
+    output = npu.python(first + CALL + "print(opened(), len(called()) > 0)").splitlines()[-1]
+    assert output == "['ascendcl', 'torch_npu', 'ngram_npu_launch', 'ngram_npu_kernels'] True"
 
 
-def test_a_child_loads_for_the_devices_that_it_chose(npu: Npu) -> None:
+def test_forked_process_loads_kernels_for_its_own_devices(npu: Npu) -> None:
     code = """
 import os, sys, torch, torch_npu
 called()
@@ -91,14 +101,14 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 print(opened(), called())
 """.replace("{IMPORT}", IMPORT).replace("{CALL}", CALL.replace("\n", "\n    "))
-    said = npu.python(STARTED + code).splitlines()
-    assert said == [
+    output = npu.python(LIST_ACTIVITY + code).splitlines()
+    assert output == [
         "['load, devices 3', 'ngram_npu_prepare_inputs_padded']",
         "['ascendcl', 'torch_npu'] []",
     ]
 
 
-def test_every_kernel_is_found_and_registered(npu: Npu) -> None:
+def test_all_kernels_are_found_and_registered(npu: Npu) -> None:
     code = """
 import json, torch, ngram_npu
 from ngram_npu import _library
@@ -111,20 +121,20 @@ print(json.dumps({
     "kernels": [op for op in ops if _library.has_kernel(op, "npu")],
 }))
 """
-    found = json.loads(npu.python(code).splitlines()[-1])
-    assert found["doctor"] == {"name": "npu", "kernels": len(SERVED), "reason": ""}
-    assert set(found["registered"]) == set(OPSPECS)
-    assert set(found["kernels"]) == set(OPS)
-    assert {spec.kernel for spec in OPS.values()} == SERVED
-    assert SERVED
+    state = json.loads(npu.python(code).splitlines()[-1])
+    assert state["doctor"] == {"name": "npu", "kernels": len(KERNEL_OPS), "reason": ""}
+    assert set(state["registered"]) == set(OPSPECS)
+    assert set(state["kernels"]) == set(OPS)
+    assert {spec.kernel for spec in OPS.values()} == KERNEL_OPS
+    assert KERNEL_OPS
 
 
-def test_the_launch_library_needs_what_is_there(npu: Npu) -> None:
+def test_launch_library_has_only_allowed_dependencies(npu: Npu) -> None:
     assert abi_audit.find_problems(npu.stage / "ngram_npu" / "libngram_npu_launch.so") == []
 
 
-def test_the_next_torch_npu_has_what_the_launches_call(npu: Npu, tmp_path: Path) -> None:
-    """Compiles with its headers and links to it, with this torch: it runs only with the next."""
+def test_launch_library_builds_with_the_next_torch_npu(npu: Npu, tmp_path: Path) -> None:
+    """Compiles and links only, because the next torch_npu does not run with this torch."""
     torch = Path(find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
     third_party = ("third_party/acl/inc", "")
     includes = [f"-isystem{NEXT_TORCH_NPU / 'include' / folder}" for folder in third_party]
@@ -135,13 +145,13 @@ def test_the_next_torch_npu_has_what_the_launches_call(npu: Npu, tmp_path: Path)
         source = ["-c", ROOT / f"csrc/ascendc/{name}.cpp", "-o", objects[-1]]
         done = _compile("-std=c++17", "-O0", f"-I{ROOT / 'csrc'}", *includes, *source)
         assert done.returncode == 0, done.stderr
-    rest = [torch / "lib/libc10.so", torch / "lib/libtorch_cpu.so", "-lascendcl", "-ldl"]
-    rest += [f"-L{npu.environment['LD_LIBRARY_PATH']}", "-o", tmp_path / "launch.so"]
+    libraries = [torch / "lib/libc10.so", torch / "lib/libtorch_cpu.so", "-lascendcl", "-ldl"]
+    libraries += [f"-L{npu.environment['LD_LIBRARY_PATH']}", "-o", tmp_path / "launch.so"]
     link = ["-shared", "-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", *objects]
-    done = _compile(*link, NEXT_TORCH_NPU / "lib/libtorch_npu.so", *rest)
+    done = _compile(*link, NEXT_TORCH_NPU / "lib/libtorch_npu.so", *libraries)
     assert done.returncode == 0, done.stderr
-    # The check bites: without it they are missing.
-    done = _compile(*link, *rest)
+    # Without torch_npu, linking fails.
+    done = _compile(*link, *libraries)
     assert done.returncode != 0
     for name in ("RunOpApi", "getCurrentNPUStream", "apply_tensor_without_format"):
         assert name in done.stderr
@@ -152,7 +162,7 @@ def _compile(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_on_the_device(npu: Npu) -> None:
+def test_npu_checks_pass_in_a_process_with_an_npu(npu: Npu) -> None:
     code = "import torch, torch_npu, pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
     done = npu.run("-c", code, "-q", "-p", "no:cacheprovider", "tests/npu/npu_checks.py")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
@@ -161,95 +171,104 @@ def test_on_the_device(npu: Npu) -> None:
     assert int(passed[1]) == ON_DEVICE.count(DEF) - 1 + len(OPS)
 
 
-def test_what_a_person_with_an_npu_runs(npu: Npu, tmp_path: Path) -> None:
-    """Everything but the build: the doctor, the parity suite on the device, the benchmark. Of the
-    suite the samples: on stand-ins random calls would only try the CPU's kernels again."""
-    load = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}  # as it is by default
+def test_npu_tool_runs_doctor_parity_and_bench(npu: Npu, tmp_path: Path) -> None:
+    """Runs all stages except the build. Random parity tests are left out, because they would only
+    test the CPU kernels again."""
+    load = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}  # the default
     load["PYTEST_ADDOPTS"] = "--deselect=tests/ops/test_parity.py::test_random"
     stages = ("doctor", "parity", "bench")
     done = npu.run("-m", "tools.npu", "--out", tmp_path, "--only", *stages, **load)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    found = json.loads((tmp_path / "npu-run.json").read_text())
-    doctor, parity, _ = found["stages"]
-    assert f"backend npu          {len(SERVED)} kernels" in doctor["result"]
-    assert found["bench"]["machine"]["npu"]["name"] == "Ascend910B3"
+    report = json.loads((tmp_path / "npu-run.json").read_text())
+    doctor, parity, _ = report["stages"]
+    assert f"backend npu          {len(KERNEL_OPS)} kernels" in doctor["result"]
+    assert report["bench"]["machine"]["npu"]["name"] == "Ascend910B3"
     assert parity["result"]["passed"] == len(OPS)
-    assert list(found["bench"]["skipped"]) == ["vllm-ascend"]
-    assert [result["size"] for result in found["bench"]["results"]] == list(SIZES)
-    for result in found["bench"]["results"]:
+    assert list(report["bench"]["skipped"]) == ["vllm-ascend"]
+    assert [result["size"] for result in report["bench"]["results"]] == list(SIZES)
+    for result in report["bench"]["results"]:
         assert result["ours"]["median_us"] > 0
 
 
-def test_a_launch_that_fails_is_an_error(npu: Npu) -> None:
+def test_failed_launch_raises(npu: Npu) -> None:
     assert "ngram_npu_prepare_inputs_padded" in npu.python(CALL, STAND_IN_FAILS="1")
 
 
-def test_a_device_that_does_not_tell_its_cores(npu: Npu) -> None:
-    said = npu.python(CALL, STAND_IN_CORES="0").splitlines()[-1]
-    assert said == "prepare_inputs_padded: the kernel returned status 1"
+def test_device_with_unknown_core_count_raises(npu: Npu) -> None:
+    output = npu.python(CALL, STAND_IN_CORES="0").splitlines()[-1]
+    assert output == "prepare_inputs_padded: the kernel returned status 1"
 
 
-class TestFallback:
-    """Without a loadable binary CANN's launch stubs are used; without both the error says why."""
+def _replace_libraries(npu: Npu, folder: Path, *names: str, content: bytes | None = None) -> str:
+    """Copies the package without some libraries, or with other contents of them.
 
-    CODE = (
-        STARTED
-        + CALL.replace("    torch.npu.sync", "    called()\n    torch.npu.sync")
-        + ("print(tensors[0].shape[0], {'ngram_npu_ascendc'} <= set(opened()))")
-    )
-
-    def without(self, npu: Npu, folder: Path, *names: str, text: bytes | None = None) -> str:
-        stage = folder / "stage"
-        shutil.copytree(npu.stage, stage)
-        for name in names:
-            (stage / "ngram_npu" / name).unlink()
-            if text is not None:
-                (stage / "ngram_npu" / name).write_bytes(text)
-        path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(stage))
-        return npu.python(self.CODE, PYTHONPATH=path)
-
-    @pytest.mark.parametrize("text", [None, b"not a binary"])
-    def test_stubs(self, npu: Npu, tmp_path: Path, text: bytes | None) -> None:
-        assert self.without(npu, tmp_path, BINARY, text=text) == "1 True"
-
-    def test_stubs_are_not_opened_beside_a_binary(self, npu: Npu, tmp_path: Path) -> None:
-        assert self.without(npu, tmp_path) == "1 False"
-
-    def test_neither(self, npu: Npu, tmp_path: Path) -> None:
-        said = self.without(npu, tmp_path, BINARY, STUBS)
-        assert said.startswith("prepare_inputs_padded: the kernel returned status 2 (the launch")
-        assert f"{STUBS}: cannot open shared object file" in said
+    Returns:
+        The PYTHONPATH of the copy.
+    """
+    stage = folder / "stage"
+    shutil.copytree(npu.stage, stage)
+    for name in names:
+        (stage / "ngram_npu" / name).unlink()
+        if content is not None:
+            (stage / "ngram_npu" / name).write_bytes(content)
+    return npu.environment["PYTHONPATH"].replace(str(npu.stage), str(stage))
 
 
-class TestReasons:
-    """The doctor's reason if the backend is absent; the operators work on the CPU."""
+# Without a loadable binary, CANN's launch stubs are used. Without both, an error is raised.
 
-    CODE = """
+CALL_AND_LIST_STUBS = (
+    LIST_ACTIVITY
+    + CALL.replace("    torch.npu.sync", "    called()\n    torch.npu.sync")
+    + ("print(tensors[0].shape[0], {'ngram_npu_ascendc'} <= set(opened()))")
+)
+
+
+@pytest.mark.parametrize("content", [None, b"not a binary"])
+def test_missing_or_invalid_binary_falls_back_to_stubs(
+    npu: Npu, tmp_path: Path, content: bytes | None
+) -> None:
+    path = _replace_libraries(npu, tmp_path, BINARY, content=content)
+    assert npu.python(CALL_AND_LIST_STUBS, PYTHONPATH=path) == "1 True"
+
+
+def test_stubs_are_not_opened_if_there_is_a_binary(npu: Npu) -> None:
+    assert npu.python(CALL_AND_LIST_STUBS) == "1 False"
+
+
+def test_missing_binary_and_stubs_raise(npu: Npu, tmp_path: Path) -> None:
+    path = _replace_libraries(npu, tmp_path, BINARY, STUBS)
+    output = npu.python(CALL_AND_LIST_STUBS, PYTHONPATH=path)
+    assert output.startswith("prepare_inputs_padded: the kernel returned status 2 (the launch")
+    assert f"{STUBS}: cannot open shared object file" in output
+
+
+# The doctor reports why the backend is absent. The operators then work on the CPU.
+
+CALL_ON_CPU = """
 import torch, ngram_npu
 tensors = [torch.tensor(x, dtype=torch.int32) for x in ([2], [1], [0, 3])]
 assert torch.ops.ngram_npu.prepare_inputs_padded(*tensors)[1].tolist() == [2]
 print("\\n".join(line for line in str(ngram_npu.doctor()).splitlines() if "backend npu" in line))
 """
 
-    def test_no_torch_npu(self, npu: Npu) -> None:
-        assert "torch_npu is not installed" in npu.python(self.CODE, PYTHONPATH=str(npu.stage))
 
-    def test_no_cann(self, npu: Npu) -> None:
-        said = npu.python(self.CODE, LD_LIBRARY_PATH="")
-        assert "torch_npu does not import: lib" in said
+def test_missing_torch_npu_is_reported(npu: Npu) -> None:
+    assert "torch_npu is not installed" in npu.python(CALL_ON_CPU, PYTHONPATH=str(npu.stage))
 
-    def test_no_kernels(self, npu: Npu, tmp_path: Path) -> None:
-        shutil.copytree(npu.stage, tmp_path / "stage")
-        for name in LIBRARIES:
-            (tmp_path / "stage" / "ngram_npu" / name).unlink()
-        path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(tmp_path / "stage"))
-        assert "it was made without CANN" in npu.python(self.CODE, PYTHONPATH=path)
 
-    def test_a_library_that_does_not_load(self, npu: Npu, tmp_path: Path) -> None:
-        shutil.copytree(npu.stage, tmp_path / "stage")
-        (tmp_path / "stage" / "ngram_npu" / LAUNCH).write_bytes(b"not a library")
-        path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(tmp_path / "stage"))
-        assert LAUNCH in npu.python(self.CODE, PYTHONPATH=path)
-        said = npu.python(CALL, PYTHONPATH=path)
-        assert said.startswith("prepare_inputs_padded: this device's kernels do not load:")
-        assert LAUNCH in said
+def test_missing_cann_is_reported(npu: Npu) -> None:
+    output = npu.python(CALL_ON_CPU, LD_LIBRARY_PATH="")
+    assert "torch_npu does not import: lib" in output
+
+
+def test_missing_kernels_are_reported(npu: Npu, tmp_path: Path) -> None:
+    path = _replace_libraries(npu, tmp_path, *LIBRARIES)
+    assert "it was made without CANN" in npu.python(CALL_ON_CPU, PYTHONPATH=path)
+
+
+def test_invalid_library_is_reported(npu: Npu, tmp_path: Path) -> None:
+    path = _replace_libraries(npu, tmp_path, LAUNCH, content=b"not a library")
+    assert LAUNCH in npu.python(CALL_ON_CPU, PYTHONPATH=path)
+    output = npu.python(CALL, PYTHONPATH=path)
+    assert output.startswith("prepare_inputs_padded: this device's kernels do not load:")
+    assert LAUNCH in output

@@ -1,6 +1,5 @@
-"""tools/npu on the CPU: vLLM-Ascend's launcher as a peer in the benchmark, replaced by ours under
-its name; what counts of a compiler's output when the kernels are checked against the real headers.
-test_launch.py runs the rest."""
+"""tools/npu on the CPU: the benchmark with a replacement of vLLM-Ascend's launcher, and compiler
+errors that count when kernels are checked with the real headers. test_launch.py runs the rest."""
 
 from __future__ import annotations
 
@@ -21,19 +20,21 @@ from tools.npu.headers import problems, stand_ins
 MODULE = "vllm_ascend.ops.triton.spec_decode.ngram"
 
 
-def wrong(*arguments: Any, **lookup: Any) -> tuple[torch.Tensor, ...]:
+def draft_wrongly(*arguments: Any, **lookup: Any) -> tuple[torch.Tensor, ...]:
     following, drafts, counts, sampled = triton_ngram_spec_decode(*arguments, **lookup)
     return following, drafts + 1, counts, sampled
 
 
-@pytest.mark.parametrize("launcher", [triton_ngram_spec_decode, wrong])
-def test_beside_vllm_ascend(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("launcher", [triton_ngram_spec_decode, draft_wrongly])
+def test_bench_compares_drafts_with_vllm_ascend(
+    launcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = MODULE.split(".")
     for end in range(1, len(parts) + 1):
         monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
     monkeypatch.setattr(sys.modules[MODULE], "triton_ngram_spec_decode", launcher, raising=False)
     options = Options(sizes=(Size(3, 200),), rounds=1, peers=("vllm-ascend",), data_kind="periodic")
-    if launcher is wrong:
+    if launcher is draft_wrongly:
         with pytest.raises(BenchError, match="vllm-ascend and ours draft differently"):
             list(OPS["ngram_step_"].run(options, {}))
         return
@@ -42,7 +43,7 @@ def test_beside_vllm_ascend(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert result["ratio"]["vllm-ascend"] > 0
 
 
-def test_the_chip_that_is_named_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_uses_the_chip_of_soc_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOC_VERSION", "Ascend910B3")
     command = build_command()
     assert "--config-settings=cmake.define.SOC_VERSION=Ascend910B3" in command
@@ -67,14 +68,14 @@ INSTANTIATED = """\
         (INSTANTIATED.format("static assertion failed: no such conversion"), 1),
     ],
 )
-def test_what_counts(output: str, count: int) -> None:
+def test_only_errors_of_our_kernels_count(output: str, count: int) -> None:
     assert len(problems(output, "/p/csrc")) == count
 
 
-def test_unused_parts_are_empty(tmp_path: Path) -> None:
+def test_unused_headers_are_replaced_by_empty_files(tmp_path: Path) -> None:
     header = tmp_path / "devkit/include/adv_api/math/log.h"
     header.parent.mkdir(parents=True)
     header.write_text("#error not for here")
-    names = stand_ins(tmp_path / "devkit", tmp_path / "made")
-    assert (tmp_path / "made/include/adv_api/math/log.h").read_text() == ""
+    names = stand_ins(tmp_path / "devkit", tmp_path / "output")
+    assert (tmp_path / "output/include/adv_api/math/log.h").read_text() == ""
     assert "struct Part;" in names.read_text()

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from async_state.mutants import Mutant, around
+from async_state.faults import Fault, patch_call
 from ngram_npu.async_state import AsyncSpecState
 
 from examples.runner import Runner, Scheduler, paged_model, runner
 
-MUTANTS: dict[str, Mutant] = {}
+MUTANTS: dict[str, Fault] = {}
 
 
-def _planned(change: Callable[[dict[str, Any]], None]) -> Mutant:
+def _planned(change: Callable[[dict[str, Any]], None]) -> Fault:
     """Changes the arguments of `plan_step`, by name."""
     names = ("cache", "inputs", "block_table", "block_size", "num_tokens", "upper_seq_lens")
 
@@ -25,10 +25,10 @@ def _planned(change: Callable[[dict[str, Any]], None]) -> Mutant:
         change(given)
         return original(**given)
 
-    return around(paged_model, "plan_step", plan)
+    return patch_call(paged_model, "plan_step", plan)
 
 
-def _inputs(**changes: Callable[[Any], Any]) -> Mutant:
+def _inputs(**changes: Callable[[Any], Any]) -> Fault:
     """Changes fields of the step's inputs, for the whole runner."""
 
     def change(given: dict[str, Any]) -> None:
@@ -38,13 +38,13 @@ def _inputs(**changes: Callable[[Any], Any]) -> Mutant:
     return _planned(change)
 
 
-def _forward(change: Callable[[Any], Any]) -> Mutant:
+def _forward(change: Callable[[Any], Any]) -> Fault:
     """Changes the step's inputs before the model sees them."""
 
     def forward(original: Any, self: Any, inputs: Any, *arguments: Any) -> Any:
         return original(self, change(inputs), *arguments)
 
-    return around(paged_model.PagedModel, "forward", forward)
+    return patch_call(paged_model.PagedModel, "forward", forward)
 
 
 def _turned_slots(inputs: Any) -> Any:
@@ -78,7 +78,7 @@ def _stale_drafts() -> Any:
         last[:] = [drafts.clone()]
         return original(logits, stale, cumulative, k)
 
-    return around(runner, "verify_greedy", verify)()
+    return patch_call(runner, "verify_greedy", verify)()
 
 
 def _unverified(original: Any, logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
@@ -132,9 +132,9 @@ MUTANTS |= {
         lambda i: replace(i, input_ids=i.input_ids[: i.num_step_tokens].roll(1))
     ),
     "drafts of the step before": _stale_drafts,
-    "drafts that nobody verifies": around(runner, "verify_greedy", _unverified),
-    "a token too many after a rejection": around(runner, "verify_greedy", _one_too_many),
-    "logits of the token before": around(Runner, "_forward", _rows_one_off),
-    "tokens of the neighbour": around(AsyncSpecState, "reconcile", _neighbours_tokens),
-    "blocks of two owners": around(Scheduler, "_leave", _kept_blocks),
+    "drafts that nobody verifies": patch_call(runner, "verify_greedy", _unverified),
+    "a token too many after a rejection": patch_call(runner, "verify_greedy", _one_too_many),
+    "logits of the token before": patch_call(Runner, "_forward", _rows_one_off),
+    "tokens of the neighbour": patch_call(AsyncSpecState, "reconcile", _neighbours_tokens),
+    "blocks of two owners": patch_call(Scheduler, "_leave", _kept_blocks),
 }

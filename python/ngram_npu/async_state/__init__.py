@@ -1,10 +1,18 @@
 """Drafts under a scheduler that never waits. Guide: docs/guides/async.md."""
 
-from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, KVGroup, NewBlocks
+from ngram_npu.async_state.batch import (
+    Admission,
+    AsyncConfig,
+    Batch,
+    KVGroup,
+    MergeConfig,
+    NewBlocks,
+)
 from ngram_npu.async_state.device import CpuDevice, Device, StreamDevice
-from ngram_npu.async_state.neural import MergeConfig, NeuralDrafter, NeuralDrafts
 from ngram_npu.async_state.results import (
     HostDrafts,
+    NeuralDrafter,
+    NeuralDrafts,
     PaddedDrafterBatch,
     RaggedDrafterBatch,
     Reconciled,

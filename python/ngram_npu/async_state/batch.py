@@ -1,4 +1,4 @@
-"""Input of :class:`AsyncSpecState` from a model runner: its sizes once, then one Batch per step."""
+"""Input of :class:`AsyncSpecState`: the configuration, and one :class:`Batch` per step."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.async_state.neural import MergeConfig
 from ngram_npu.config import SHORT_ROW, NgramConfig
 from ngram_npu.drafting import uses_index
 from ngram_npu.host_drafting import Stop
 
 IntArray = npt.NDArray[np.integer[Any]]
-"""One-dimensional unless said otherwise; any integer dtype, int32 costs no conversion."""
+"""One-dimensional unless stated otherwise. Any integer dtype; int32 needs no conversion."""
 
 _INT32_MAX = 2**31 - 1
+ACCEPTANCE_UNIT = 65536
+"""One accepted token in the fixed-point numbers of ``merge_drafts_``."""
+_MAX_ACCEPTED = _INT32_MAX // ACCEPTANCE_UNIT
 _EMPTY = np.zeros(0, np.int32)
 _EMPTY.flags.writeable = False
 _EMPTY_PAIRS = _EMPTY.reshape(0, 2)
-
-
-def _none() -> IntArray:
-    return _EMPTY
 
 
 @dataclass(frozen=True)
@@ -35,57 +33,97 @@ class KVGroup:
     block_size: int
     """Tokens per block, for the attention kernel."""
     max_blocks: int
-    """Blocks a row may have: the width NB of its block table."""
+    """Maximum number of blocks per row: the width NB of the block table."""
     blocks_per_kv_block: int = 1
-    """Kernel blocks of one block of the block manager; `block_ids` are kernel blocks."""
+    """Kernel blocks per block of the block manager; `block_ids` are kernel blocks."""
+
+
+@dataclass(frozen=True)
+class MergeConfig:
+    """Decides per request between n-gram drafts and neural drafts (docs/ops/merge_drafts.md).
+
+    N-gram drafts are used where their expected number of accepted tokens exceeds the number that
+    the neural drafter has achieved on the request.
+
+    Raises:
+        ValueError: A value is out of its range; the message names it.
+    """
+
+    min_match_len: int = 1
+    """Minimum match length in tokens; n-grams of a shorter match are not used."""
+    min_accepted: float = 0.0
+    """Minimum expected number of accepted tokens per step, 0 to 32767, for n-grams to be used."""
+    extend: bool = False
+    """Whether n-gram drafts that begin with the neural draft may extend it."""
+    match_costs: Sequence[int] | None = None
+    """[16] cost of an n-gram draft token by match length, in sixteenths of a bit, 0 to 255. By
+    default, fitted costs are used. Ignored for a ladder with a `min_draft_probability`, whose
+    lookup provides the cost of each token."""
+
+    def __post_init__(self) -> None:
+        length = self.min_match_len
+        if not isinstance(length, Integral) or not 0 <= length < 2**31:
+            raise ValueError(f"MergeConfig: min_match_len: expected 0 to 2**31 - 1, got {length!r}")
+        if not 0 <= self.min_accepted <= _MAX_ACCEPTED:
+            raise ValueError(
+                f"MergeConfig: min_accepted: expected 0 to {_MAX_ACCEPTED}, "
+                f"got {self.min_accepted!r}"
+            )
+        if self.match_costs is not None:
+            costs = np.asarray(self.match_costs)
+            if costs.shape != (16,) or costs.dtype.kind not in "iu" or (costs & ~255).any():
+                raise ValueError(
+                    "MergeConfig: match_costs: expected 16 integers from 0 to 255, "
+                    f"got {self.match_costs!r}"
+                )
 
 
 @dataclass(frozen=True)
 class AsyncConfig:
-    """Sizes and modes; all memory is allocated once for them.
+    """Sizes and modes of an :class:`AsyncSpecState`, which allocates all memory once.
 
     Raises:
-        ValueError: a value out of its range; the message names it.
+        ValueError: A value is out of its range; the message names it.
     """
 
     ngram: NgramConfig
     max_rows: int
-    """R, requests that may live at once."""
+    """R, maximum number of concurrent requests."""
     row_capacity: int
-    """S, tokens of the longest request. No step may exceed it."""
+    """S, maximum number of tokens per request. No step may exceed it."""
     max_step_tokens: int
-    """Tokens of the largest step, all its requests together."""
+    """Maximum number of tokens per step, over all its requests."""
     kv_groups: tuple[KVGroup, ...]
     """At least one."""
     engine: Literal["index", "scan", "auto"] = "auto"
-    """How drafts are found: with an index of the rows, or by scanning them. The drafts are the
-    same. ``"auto"``: the index on the CPU for rows beyond 2048 tokens, otherwise the scan. The
-    index, and so a ladder, needs the CPU or ``draft_on="host"``."""
+    """Lookup method: an index of the rows, or a scan of the rows. Both give the same drafts.
+    ``"auto"`` uses the index on the CPU if ``row_capacity`` exceeds 2048 tokens, and the scan
+    otherwise. The index, and thus a ladder, requires the CPU or ``draft_on="host"``."""
     draft_on: Literal["auto", "device", "host"] = "auto"
-    """Where drafts are found. ``"host"``: in a job in the order of the device's stream, with an
-    index and a store in host memory; the store lags one step. ``"auto"``: there for a store on a
-    device other than the CPU."""
+    """Where lookups run. ``"host"``: in a host function in stream order, with index and store in
+    host memory; the store lags one step. ``"auto"`` means ``"host"`` if there is a store and the
+    device is not the CPU, and ``"device"`` otherwise."""
     token_capacity: int | None = None
-    """Tokens that the index holds for all rows together (the KV cache's capacity); None: enough for
-    full rows. Rows beyond it are scanned."""
+    """Number of tokens that the index can hold for all rows together, e.g. the capacity of the KV
+    cache (default: enough for full rows). Rows that do not fit are scanned."""
     merge: MergeConfig | None = None
-    """How n-gram drafts stand beside those of a neural drafter, which each end_step then takes.
-    None: there is none."""
+    """How n-gram drafts are merged with neural drafts. Each end_step then requires a neural drafter
+    (default: no merging)."""
     disable_padded_drafter_batch: bool = False
-    """Whether the batch of a model-based drafter drops the rejected tokens (``prepare_inputs``)
-    instead of keeping and skipping them (``prepare_inputs_padded``). vLLM's name."""
+    """Whether the rejected tokens are removed from the neural drafter's batch (``prepare_inputs``)
+    instead of being kept and skipped (``prepare_inputs_padded``). The option has vLLM's name."""
     pad_token: int = 0
-    """Input token for a draft that was scheduled but not found. It is verified like any draft."""
+    """Input token for a scheduled draft that the lookup did not find; verified like any draft."""
     pad_slot: int = -1
-    """Slot of a token whose KV is not stored; of `slot_dtype`."""
+    """KV slot of a token that this rank does not store, of `slot_dtype`."""
     slot_dtype: Literal["int32", "int64"] = "int64"
     cp_world: int = 1
-    """Number of context-parallel ranks that share the positions (``compute_slot_mapping_``)."""
+    """Number of context-parallel ranks (``compute_slot_mapping_``)."""
     cp_rank: int = 0
-    """This rank: 0 to cp_world-1."""
+    """Context-parallel rank of this process, 0 to cp_world-1."""
     cp_interleave: int = 1
-    """Number of consecutive positions that stay on one rank. With several ranks it must divide each
-    KV group's block_size * blocks_per_kv_block."""
+    """Number of consecutive positions on the same rank. With several ranks, it must divide each KV
+    group's block_size * blocks_per_kv_block."""
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "row_capacity", "max_step_tokens", "cp_world", "cp_interleave"):
@@ -98,7 +136,9 @@ class AsyncConfig:
             if not all(isinstance(size, Integral) for size in sizes) or min(sizes) < 1:
                 raise ValueError(f"AsyncConfig: kv_groups: expected integers >= 1, got {group}")
         if self.slot_dtype not in ("int32", "int64"):
-            raise ValueError(f"AsyncConfig: slot_dtype: int32 or int64, got {self.slot_dtype!r}")
+            raise ValueError(
+                f"AsyncConfig: slot_dtype: expected 'int32' or 'int64', got {self.slot_dtype!r}"
+            )
         if self.draft_on not in ("auto", "device", "host"):
             raise ValueError(
                 f"AsyncConfig: draft_on: expected 'auto', 'device' or 'host', got {self.draft_on!r}"
@@ -110,9 +150,10 @@ class AsyncConfig:
 
     @property
     def index_capacity(self) -> int:
-        """Tokens that an index has room for."""
-        full = self.max_rows * self.row_capacity
-        return full if self.token_capacity is None else self.token_capacity
+        """Number of tokens that the index can hold."""
+        if self.token_capacity is None:
+            return self.max_rows * self.row_capacity
+        return self.token_capacity
 
     def drafts_on_host(self, *, on_cpu: bool, has_store: bool) -> bool:
         if self.draft_on == "auto":
@@ -120,7 +161,7 @@ class AsyncConfig:
         return self.draft_on == "host"
 
     def uses_index(self, *, on_cpu: bool) -> bool:
-        """Whether drafts are found with an index. Another device may refuse to make one.
+        """Returns whether lookups use an index. Devices other than the CPU may not support one.
 
         Raises:
             ValueError: ``engine`` contradicts ``ngram``.
@@ -135,8 +176,10 @@ class AsyncConfig:
         )
 
     def _check_layout(self) -> None:
-        """Checks the requirements of the operators that map slots. They would reject the sizes only
-        in begin_step, after the host has begun the step."""
+        """Checks the requirements of the operators that compute KV slots.
+
+        These would reject the sizes only in begin_step, after the host state has changed.
+        """
         limit = 2 ** (31 if self.slot_dtype == "int32" else 63)
         self._check_range("pad_slot", -limit, limit - 1)
         self._check_range("cp_rank", 0, self.cp_world - 1)
@@ -162,70 +205,67 @@ class AsyncConfig:
 
 @dataclass(frozen=True)
 class Admission:
-    """A request that takes a row: a new one, or one that comes back after a preemption."""
+    """A request that enters a row: a new request, or one that resumes after preemption."""
 
     row: int
-    """0 to R-1, free after the batch's `removed` and `moves`."""
+    """0 to R-1; must be free after the batch's `removed` and `moves`."""
     token_ids: IntArray
-    """[T] its tokens known to the host: the prompt, and the tokens generated so far."""
+    """[T] the tokens known to the host: the prompt and the tokens generated so far."""
     block_ids: tuple[IntArray, ...]
-    """Its blocks in each KV group."""
+    """The request's blocks in each KV group."""
     num_computed_tokens: int = 0
-    """Tokens whose KV is in those blocks already (prefix cache), below T."""
+    """Number of tokens with KV in those blocks already (prefix cache), less than T."""
     scope: int = 0
     """With a store: requests share text only within a scope (:func:`ngram_npu.scope_of`)."""
     stop: Stop | None = None
-    """With a store and drafts on the host: how the request may end. What it says up to there is
-    stored, and nothing behind it. None: what it says in its last step is not stored."""
+    """With a store and drafts on the host: stop conditions of the request. Its text is stored up to
+    the first one and not beyond. Without, the tokens of its last step are not stored."""
 
 
 @dataclass(frozen=True)
 class NewBlocks:
-    """Blocks appended to rows in one KV group: `block_ids[j]` goes to row `rows[j]`, in order.
+    """Blocks appended to rows of one KV group: `block_ids[j]` goes to row `rows[j]`, in order.
 
-    A step needs blocks for all its tokens; otherwise begin_step rejects it.
+    begin_step rejects a step without blocks for all its tokens.
     """
 
-    rows: IntArray = field(default_factory=_none)
+    rows: IntArray = field(default_factory=lambda: _EMPTY)
     """[N]; a row may occur more than once."""
-    block_ids: IntArray = field(default_factory=_none)
+    block_ids: IntArray = field(default_factory=lambda: _EMPTY)
     """[N]."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step, as the scheduler made it. It is never written to.
+    """One step as scheduled. The arrays are only read.
 
-    Rows change in the order of the fields `removed`, `moves`, `new` and `resumed`, `new_blocks`;
-    then the step runs on `rows`.
+    Changes are applied in the order `removed`, `moves`, `new` and `resumed`, `new_blocks`. Then the
+    step runs on `rows`.
     """
 
     rows: IntArray
-    """[B] the row at each batch position, each at most once. A runner that keeps its requests in
-    batch order (vLLM's V1) passes `arange(B)` and `moves`; one that maps positions to rows (V2)
-    passes this mapping."""
+    """[B] the row at each batch position, without duplicates. A runner that keeps its requests in
+    batch order (vLLM's V1) passes `arange(B)` and `moves`. A runner that maps positions to rows
+    (V2) passes this mapping."""
     num_scheduled_tokens: IntArray
-    """[B] tokens of each request in this step, drafts included; >= 1."""
+    """[B] tokens of each request in this step, including drafts; >= 1."""
     num_scheduled_drafts: IntArray
-    """[B] how many of them, at the end, are drafts of the last step: 0 to k, and 0 unless the
-    request sampled in the last step. Drafts that were not found are padded; to schedule only those
-    found, see :meth:`AsyncSpecState.wait_drafts`."""
-    removed: IntArray = field(default_factory=_none)
+    """[B] how many of these tokens are drafts of the last step: 0 to k, and 0 unless the request
+    sampled in the last step. Missing drafts are padded. To schedule only existing drafts, see
+    :meth:`AsyncSpecState.wait_drafts`."""
+    removed: IntArray = field(default_factory=lambda: _EMPTY)
     """[F] rows of finished and preempted requests."""
     moves: IntArray = field(default_factory=lambda: _EMPTY_PAIRS)
-    """[N,2] (from, to), all at once: any permutation. Moves relabel rows and copy no data."""
+    """[N,2] (from, to), applied simultaneously: any permutation. Moves relabel rows and copy no
+    data."""
     new: Sequence[Admission] = ()
     resumed: Sequence[Admission] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
-    """One for each KV group, or none at all."""
+    """One per KV group, or empty."""
 
 
 def check_types(batch: Batch, num_groups: int) -> None:
-    """Checks the types of all fields, so that errors name the caller's field.
-
-    Raises:
-        ValueError: it names the field.
-    """
+    """Raises ValueError if a field has the wrong type; the message names the field."""
     if not isinstance(batch, Batch):
         raise ValueError(f"batch: expected a Batch, got {type(batch).__name__}")
     for name, kind in (("new", Admission), ("resumed", Admission), ("new_blocks", NewBlocks)):
@@ -234,23 +274,21 @@ def check_types(batch: Batch, num_groups: int) -> None:
         ids = admission.block_ids
         if not isinstance(ids, (tuple, list)) or len(ids) != num_groups:
             raise ValueError(
-                f"new/resumed: block_ids: expected {num_groups} arrays, one for each KV group, got "
+                f"new/resumed: block_ids: expected {num_groups} arrays, one per KV group, got "
                 f"{ids!r}"
             )
     if len(batch.new_blocks) not in (0, num_groups):
         raise ValueError(
-            f"new_blocks: expected {num_groups}, one for each KV group, got {len(batch.new_blocks)}"
+            f"new_blocks: expected {num_groups}, one per KV group, got {len(batch.new_blocks)}"
         )
 
 
-def check_sequence(name: str, given: object, kind: type) -> None:
-    # Tuples and lists first: the test for Sequence takes a microsecond.
-    if not isinstance(given, (tuple, list)) and not isinstance(given, Sequence):
-        raise ValueError(
-            f"{name}: expected a sequence of {kind.__name__}, got {type(given).__name__}"
-        )
-    for found in {*map(type, given)}:
-        if not issubclass(found, kind):
-            raise ValueError(
-                f"{name}: expected a sequence of {kind.__name__}, got {found.__name__}"
-            )
+def check_sequence(name: str, items: object, kind: type) -> None:
+    wrong = None
+    # Tuples and lists are checked first, because the check for Sequence takes a microsecond.
+    if not isinstance(items, (tuple, list)) and not isinstance(items, Sequence):
+        wrong = type(items)
+    else:
+        wrong = next((t for t in {*map(type, items)} if not issubclass(t, kind)), None)
+    if wrong is not None:
+        raise ValueError(f"{name}: expected a sequence of {kind.__name__}, got {wrong.__name__}")

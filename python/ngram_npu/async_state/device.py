@@ -1,72 +1,77 @@
-"""The device interface of AsyncSpecState besides the operators: memory, copies, two streams."""
+"""The device interface of AsyncSpecState: memory, copies, two streams, and transfer buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ngram_npu.config import NgramConfig
-from ngram_npu.host_drafting import CallingThread, current_stream
-from ngram_npu.host_drafting import Stream as Jobs
+from ngram_npu.drafting import make_store
+from ngram_npu.host_drafting import Stream as HostFunctionStream
+from ngram_npu.host_drafting import SynchronousStream, current_stream
 from ngram_npu.index import NgramIndex, make_index
 from ngram_npu.store import NgramStore, make_store
 
 Stream = Literal["main", "side"]
-"""`main` is the stream the model runs on, current when a method is called; `side` is for copies
-to the host, which nothing on the main stream should wait for."""
+"""`main` is the stream of the model, which is current when a method is called. `side` is for copies
+to the host that must not delay the main stream."""
 
 Event = Any
-"""Opaque: the result of :meth:`Device.record`."""
+"""Opaque result of :meth:`Device.record`."""
 
 
 class Device(Protocol):
-    """The only interface between the pipeline and a runtime. Tests use a *late* device, which runs
-    work only when the host waits for it."""
+    """The only interface between AsyncSpecState and a runtime, apart from the operators.
+
+    Tests implement it with a device that delays its work until the host waits for it.
+    """
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Zeros on the device."""
+        """Returns zeros on the device."""
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Zeros in memory that the device copies from and to without the host's help."""
+        """Returns zeros in host memory that is pinned if the device supports it."""
 
     def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
-        """An empty index on the device for the settings ``ngram``.
+        """Returns an empty index on the device for the settings ``ngram``.
 
         Raises:
-            ValueError: the device does not support an index, or not one of these sizes.
+            ValueError: The device does not support an index, or not one of these sizes.
         """
 
     def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
-        """An empty store for the settings ``ngram``.
+        """Returns an empty store for the settings ``ngram``.
 
         Raises:
-            ValueError: the device does not support a store, or ``store_tokens`` are too few.
+            ValueError: The device does not support a store, or ``store_tokens`` is too small.
         """
 
-    def jobs(self) -> Jobs:
-        """What runs jobs on the host in the order of the main stream.
+    def host_function_stream(self) -> HostFunctionStream:
+        """Returns the stream that runs host functions in the order of the main stream.
 
         Raises:
-            RuntimeError: jobs cannot run on this device.
+            RuntimeError: The device cannot run host functions.
         """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
-        """Enqueues a copy between a host and a device tensor, which must not change before it."""
+        """Enqueues a copy between host and device. The source must not change until it is done."""
 
     def record(self, stream: Stream) -> Event:
-        """An event that happens when all work enqueued on `stream` so far is done."""
+        """Returns an event that is set when all work enqueued on `stream` so far is done."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Lets work enqueued later on `stream` wait for `event`; the host does not wait."""
+        """Makes work enqueued later on `stream` wait for `event`, without blocking the host."""
 
     def synchronize(self, event: Event) -> None:
-        """Blocks the host until `event` has happened."""
+        """Blocks the host until `event` is set."""
 
 
 class CpuDevice:
-    """The host as its own device: all work is done when the call returns."""
+    """The CPU: all work is done when a call returns."""
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype, device="cpu")
@@ -79,8 +84,8 @@ class CpuDevice:
     def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
         return make_store(ngram, num_slots, kind="torch")
 
-    def jobs(self) -> Jobs:
-        return CallingThread()
+    def host_function_stream(self) -> HostFunctionStream:
+        return SynchronousStream()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         target.copy_(source)
@@ -96,7 +101,7 @@ class CpuDevice:
 
 
 class StreamDevice:
-    """CUDA and NPU: `torch.cuda` and `torch.npu` have the same streams and events."""
+    """A CUDA device or an NPU; `torch.cuda` and `torch.npu` have the same stream interface."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -114,8 +119,7 @@ class StreamDevice:
         if not ngram.is_ladder:
             option = "AsyncConfig: engine: expected 'auto' or 'scan'"
         raise ValueError(
-            f"{option} on {self._device.type}: the index is in host memory; with draft_on='host' "
-            "it is used from there"
+            f"{option} on {self._device.type}: an index must be in host memory; use draft_on='host'"
         )
 
     def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
@@ -123,7 +127,7 @@ class StreamDevice:
             f"AsyncConfig: draft_on: expected 'auto' or 'host' for a store on {self._device.type}"
         )
 
-    def jobs(self) -> Jobs:
+    def host_function_stream(self) -> HostFunctionStream:
         return current_stream(self._device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
@@ -149,14 +153,61 @@ class StreamDevice:
 
 
 def device_for(device: str | torch.device) -> Device:
-    """The Device of a torch device.
+    """Returns the Device for a torch device.
 
     Raises:
-        ValueError: a device other than cpu, cuda or npu.
+        ValueError: The device is not cpu, cuda or npu.
     """
-    found = torch.device(device)
-    if found.type == "cpu":
+    torch_device = torch.device(device)
+    if torch_device.type == "cpu":
         return CpuDevice()
-    if found.type in ("cuda", "npu"):
-        return StreamDevice(found)
-    raise ValueError(f"AsyncSpecState: device: expected cpu, cuda or npu, got {found}")
+    if torch_device.type in ("cuda", "npu"):
+        return StreamDevice(torch_device)
+    raise ValueError(f"AsyncSpecState: device: expected cpu, cuda or npu, got {torch_device}")
+
+
+class HostBuffer:
+    """A flat int32 host buffer for transfers, growing on demand."""
+
+    def __init__(self, device: Device, size: int) -> None:
+        self._device = device
+        self._allocate(size)
+
+    def _allocate(self, size: int) -> None:
+        self.tensor = self._device.host_tensor((size,), torch.int32)
+        self.array: npt.NDArray[np.int32] = self.tensor.numpy()
+
+    def reserve(self, size: int) -> None:
+        """Grows the buffer to at least `size` elements. Contents are lost; no copy may use it."""
+        if size > len(self.array):
+            self._allocate(max(size, 2 * len(self.array)))
+
+
+class Download:
+    """Copies of device tensors to the host on the side stream."""
+
+    def __init__(self, device: Device, sizes: Sequence[int]) -> None:
+        self._device = device
+        self._buffers = [HostBuffer(device, size) for size in sizes]
+        self._sources: Sequence[torch.Tensor] = ()
+        self.event: Event = None
+
+    def start(self, sources: Sequence[torch.Tensor]) -> None:
+        """Enqueues copies of `sources` after all work enqueued so far."""
+        # The tensors are referenced until the next start. Otherwise the allocator could reuse their
+        # memory while the side stream still reads it.
+        self._sources = sources
+        device = self._device
+        device.wait("side", device.record("main"))
+        for buffer, source in zip(self._buffers, sources, strict=True):
+            target = buffer.tensor[: source.numel()].view(source.shape)
+            device.copy(target, source, "side")
+        self.event = device.record("side")
+
+    def finish(self) -> list[npt.NDArray[np.int32]]:
+        """Waits for the copies. The returned arrays are valid until the next `start`."""
+        self._device.synchronize(self.event)
+        return [
+            buffer.array[: source.numel()].reshape(source.shape)
+            for buffer, source in zip(self._buffers, self._sources, strict=True)
+        ]

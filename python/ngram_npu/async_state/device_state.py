@@ -1,4 +1,4 @@
-"""The exact state on the device, and the operators that update it. Nothing is read back."""
+"""The exact state on the device, and the operators that update it without a host read."""
 
 from __future__ import annotations
 
@@ -8,50 +8,49 @@ from typing import Any
 import numpy as np
 import torch
 
-from ngram_npu.async_state.batch import AsyncConfig
+from ngram_npu.async_state.batch import ACCEPTANCE_UNIT, AsyncConfig, MergeConfig
 from ngram_npu.async_state.device import CpuDevice, Device
-from ngram_npu.async_state.neural import UNIT, NeuralDrafts
-from ngram_npu.async_state.on_host import HostLookup
-from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
-from ngram_npu.async_state.upload import Int64Array, upload_to
+from ngram_npu.async_state.host_state import RowChanges
+from ngram_npu.async_state.results import (
+    NeuralDrafter,
+    NeuralDrafts,
+    PaddedDrafterBatch,
+    RaggedDrafterBatch,
+    StepOutputs,
+)
+from ngram_npu.async_state.upload import Int64Array, make_upload
 from ngram_npu.config import NgramConfig, default_match_costs
 from ngram_npu.drafting import Drafting
+from ngram_npu.host_drafting import DeviceDrafts, HostDrafting
 from ngram_npu.index import NgramIndex
 from ngram_npu.ops import workspace_size
 from ngram_npu.store import NgramStore
 
-NUM_PACKED = 11
-# The host's int32 arrays of a step are rows of one tensor, before the input ids. The scopes are
-# int64: two rows.
-SCOPES, _, SLOTS, PREVIOUS, COMPUTED, ACCEPTED, DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS = range(9)
-QUERY_START, FREED = range(9, NUM_PACKED)
+
+class PackedRow:
+    """Rows of the tensor with a step's int32 arrays, which precedes the input ids."""
+
+    SCOPES, _, SLOTS, PREVIOUS, COMPUTED, ACCEPTED = range(6)  # the int64 scopes take two rows
+    DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS, QUERY_START, FREED, COUNT = range(6, 12)
 
 
 def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -> None:
-    """Checks a store that the runner has made.
-
-    Raises:
-        ValueError: the requests cannot share it.
-    """
+    """Raises ValueError if the state cannot use a store that the runner has created."""
     if store is None:
         return
     if config.draft_on == "device" and not isinstance(device, CpuDevice):
         raise ValueError(
             "AsyncSpecState: store: expected None with draft_on='device' on a device other than "
-            "the CPU"
+            "the CPU; use draft_on='host'"
         )
     if config.ngram.min_draft_probability is None:
         raise ValueError("AsyncSpecState: store: expected None without min_draft_probability")
     if store.kind != "torch":
-        raise ValueError("AsyncSpecState: store: expected one of kind='torch'")
+        raise ValueError(f"AsyncSpecState: store: expected kind='torch', got kind={store.kind!r}")
 
 
 def check_sampled(sampled: torch.Tensor, batch: int, width: int, device: torch.device) -> None:
-    """Checks everything that the operators would reject, before any of them runs.
-
-    Raises:
-        ValueError: the tensor would be rejected.
-    """
+    """Raises ValueError if an operator of end_step would reject the sampled tokens."""
     if (
         not isinstance(sampled, torch.Tensor)
         or sampled.layout != torch.strided
@@ -71,9 +70,81 @@ def check_sampled(sampled: torch.Tensor, batch: int, width: int, device: torch.d
         )
 
 
+def check_drafter(draft: NeuralDrafter | None, merge: MergeConfig | None) -> None:
+    """Raises ValueError unless a drafter is passed exactly if ``AsyncConfig.merge`` is set."""
+    if (draft is not None) != (merge is not None):
+        expected = "None without AsyncConfig.merge" if merge is None else "a neural drafter"
+        raise ValueError(f"end_step: draft: expected {expected}, got {draft!r}")
+    if draft is not None and not callable(draft):
+        raise ValueError(f"end_step: draft: expected a callable, got {type(draft).__name__}")
+
+
+LAG = 1
+"""Steps between the end of a request and its announcement, because the next step has begun."""
+
+
+class HostLookup:
+    """Lookups in host memory (``draft_on="host"``).
+
+    The slot of a request is its row in :class:`HostDrafting`, so moves need no announcement.
+    """
+
+    def __init__(
+        self,
+        config: AsyncConfig,
+        device: Device,
+        torch_device: torch.device,
+        store: NgramStore | None,
+    ) -> None:
+        lookup, rows, host = config.ngram, config.max_rows, CpuDevice()
+        self.index = None
+        if config.uses_index(on_cpu=True):
+            self.index = host.index(lookup, rows, config.index_capacity)
+        if store is None and lookup.store is not None:
+            store = host.store(lookup, rows)
+        self.store = store
+        self._num_rows, self._max_sampled = rows, lookup.k + 1
+        self._zeros = device.tensor((rows, 1 + self._max_sampled), torch.int32)
+        self._drafting = HostDrafting(
+            lookup,
+            num_rows=rows,
+            capacity=config.row_capacity,
+            max_sampled=self._max_sampled,
+            device=torch_device,
+            lag=LAG,
+            index=self.index,
+            store=store,
+            stream=device.host_function_stream(),
+            fill=False,
+        )
+
+    def announce(self, changes: RowChanges) -> None:
+        """Announces the requests that leave and join before the next lookup."""
+        for slot in changes.freed.tolist():
+            self._drafting.end(slot)
+        joined = zip(changes.admitted.tolist(), changes.admissions, changes.token_ids, strict=True)
+        for slot, admission, token_ids in joined:
+            self._drafting.begin(slot, token_ids, scope=admission.scope, stop=admission.stop)
+
+    def propose(
+        self, slots: Int64Array, num_sampled: torch.Tensor, sampled: torch.Tensor
+    ) -> DeviceDrafts:
+        """Returns drafts that follow the first num_sampled [B] tokens of sampled [B,M]."""
+        batch, width = sampled.shape
+        unused = self._zeros[:batch, : self._max_sampled - width]
+        counts_and_tokens = torch.cat((num_sampled.view(-1, 1), sampled, unused), dim=1)
+        return self._drafting.propose(slots.astype(np.int32), counts_and_tokens)
+
+    def clear(self) -> None:
+        """Ends all requests."""
+        for slot in range(self._num_rows):
+            self._drafting.end(slot)
+        self._drafting.propose(np.empty(0, np.int32), self._zeros[:0])
+
+
 @dataclass(frozen=True)
 class BatchViews:
-    """The buffers sliced to B requests; made once per B, because slicing takes host time."""
+    """Buffers sliced to B requests. They are cached per B, because slicing takes host time."""
 
     slots: torch.Tensor
     previous: torch.Tensor
@@ -87,36 +158,31 @@ class BatchViews:
     seq_lens: torch.Tensor
 
 
-class DeviceTruth:
-    """Device tensors and the launches on the main stream, in the order of their calls."""
+class DeviceState:
+    """The device tensors, and the launches on the main stream in the order of the calls."""
 
-    def __init__(
-        self,
-        config: AsyncConfig,
-        device: Device,
-        store: NgramStore | None = None,
-    ) -> None:
+    def __init__(self, config: AsyncConfig, device: Device, store: NgramStore | None) -> None:
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
         int32 = torch.int32
         self._config = config
         self._ops: Any = torch.ops.ngram_npu
-        # By slot.
-        num_packed = NUM_PACKED * (rows + 1)
-        self.upload = upload_to(device, config, num_packed + tokens)
+        # Indexed by slot.
+        num_packed = PackedRow.COUNT * (rows + 1)
+        self.upload = make_upload(device, config, num_packed + tokens)
         self.token_ids, self.num_tokens = self.upload.token_ids, self.upload.num_tokens
         self.block_tables = self.upload.block_tables
-        # By batch position, or by token of the step.
+        # Indexed by batch position, or by token of the step.
         self.input_ids = self.upload.fixed[num_packed:]
-        self.query_start_loc = self._packed_row(QUERY_START, rows + 1)
-        self._previous_drafts = self._packed_row(PREVIOUS_DRAFTS, rows)
-        self._accepted = self._packed_row(ACCEPTED, rows)
+        self.query_start_loc = self._packed_row(PackedRow.QUERY_START, rows + 1)
+        self._previous_drafts = self._packed_row(PackedRow.PREVIOUS_DRAFTS, rows)
+        self._accepted = self._packed_row(PackedRow.ACCEPTED, rows)
         self._computed = device.tensor((rows,), int32)
         self.discard = device.tensor((rows,), torch.bool)
         self.seq_lens = device.tensor((rows,), int32)
         self.positions = device.tensor((tokens,), torch.int64)
         slot_dtype = getattr(torch, config.slot_dtype)
         self.slot_mappings = tuple(device.tensor((tokens,), slot_dtype) for _ in config.kv_groups)
-        # Results of the last step. Before the first step no previous position refers to them.
+        # Results of the last step. In the first step, no previous position refers to them.
         self._num_sampled = device.tensor((rows,), int32)
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
@@ -130,7 +196,7 @@ class DeviceTruth:
             store = None
         elif config.uses_index(on_cpu=on_cpu):
             index = device.index(lookup, rows, config.index_capacity)
-        # Workspaces by which the blocks of a launch synchronise; zeros between launches.
+        # Workspaces for the synchronisation of a launch's thread blocks; zero between launches.
         self._workspaces = tuple(
             device.tensor((workspace_size(op, rows),), int32)
             for op in ("correct_spec_state_", "ngram_step_")
@@ -145,10 +211,10 @@ class DeviceTruth:
             device.copy(placed, table, "main")
             return placed
 
-        # Beside the host's drafts, the operator only appends.
-        appends = NgramConfig(k=1, vocab_size=lookup.vocab_size)
+        # With lookups on the host, the operator on the device only appends the sampled tokens.
+        append_only = NgramConfig(k=1, vocab_size=lookup.vocab_size)
         self._drafting = Drafting(
-            lookup if self.host is None else appends,
+            lookup if self.host is None else append_only,
             kind="torch",
             index=index,
             store=store,
@@ -156,17 +222,17 @@ class DeviceTruth:
             place=on_device,
         )
         self._draft_costs: torch.Tensor | None = None
-        self._gives_costs = has_store or (
+        self._returns_costs = has_store or (
             lookup.cost_limit is not None and config.merge is not None
         )
-        if self._gives_costs and self.host is None:
+        if self._returns_costs and self.host is None:
             self._draft_costs = device.tensor((rows, k), torch.uint8)
         if config.merge is not None:
             self._match_costs: torch.Tensor | None = None
-            if not self._gives_costs:
-                given = config.merge.match_costs
-                by_match = np.array(default_match_costs() if given is None else given, np.uint8)
-                self._match_costs = on_device(torch.from_numpy(by_match))
+            if not self._returns_costs:
+                costs = config.merge.match_costs
+                table = np.array(default_match_costs() if costs is None else costs, np.uint8)
+                self._match_costs = on_device(torch.from_numpy(table))
         if store is not None:
             self.scopes = self.upload.fixed[: 2 * (rows + 1)].view(torch.int64)
 
@@ -183,24 +249,24 @@ class DeviceTruth:
         return self.upload.fixed[start : start + length]
 
     def views(self, batch: int) -> BatchViews:
-        found = self._views.get(batch)
-        if found is None:
-            found = self._views[batch] = BatchViews(
-                slots=self._packed_row(SLOTS, batch),
-                previous=self._packed_row(PREVIOUS, batch),
-                host_computed=self._packed_row(COMPUTED, batch),
-                accepted=self._packed_row(ACCEPTED, batch),
-                drafts=self._packed_row(DRAFTS, batch),
-                cu_drafts=self._packed_row(CU_DRAFTS, batch),
-                query_start_loc=self._packed_row(QUERY_START, batch + 1),
+        views = self._views.get(batch)
+        if views is None:
+            views = self._views[batch] = BatchViews(
+                slots=self._packed_row(PackedRow.SLOTS, batch),
+                previous=self._packed_row(PackedRow.PREVIOUS, batch),
+                host_computed=self._packed_row(PackedRow.COMPUTED, batch),
+                accepted=self._packed_row(PackedRow.ACCEPTED, batch),
+                drafts=self._packed_row(PackedRow.DRAFTS, batch),
+                cu_drafts=self._packed_row(PackedRow.CU_DRAFTS, batch),
+                query_start_loc=self._packed_row(PackedRow.QUERY_START, batch + 1),
                 computed=self._computed[:batch],
                 discard=self.discard[:batch],
                 seq_lens=self.seq_lens[:batch],
             )
-        return found
+        return views
 
     def clear(self, device: Device) -> None:
-        """Zeroes the workspaces and empties block tables and index."""
+        """Zeroes the workspaces, and empties the block tables and the index."""
         self.upload.clear()
         for workspace in self._workspaces:
             device.copy(workspace, device.host_tensor(workspace.shape, torch.int32), "main")
@@ -210,17 +276,19 @@ class DeviceTruth:
             rows = self._config.max_rows
             slots = device.host_tensor((rows,), torch.int32)
             slots.copy_(torch.arange(rows, device="cpu"))
-            device.copy(self._packed_row(FREED, rows), slots, "main")
-            self.forget(rows)
+            device.copy(self._packed_row(PackedRow.FREED, rows), slots, "main")
+            self.empty_slots(rows)
 
-    def forget(self, count: int) -> None:
-        """Empties the index slots of the requests that have left: the first `count` uploaded. The
-        store keeps their text."""
+    def empty_slots(self, count: int) -> None:
+        """Empties the first `count` uploaded index slots, those of requests that have left.
+
+        The store keeps the text of these requests.
+        """
         if count and self.host is None and (self.index is not None or self.store is not None):
-            self._drafting.end(self._packed_row(FREED, count))
+            self._drafting.end(self._packed_row(PackedRow.FREED, count))
 
     def correct(self, views: BatchViews) -> None:
-        """Corrects the uploaded assumptions and completes the inputs of the forward pass."""
+        """Corrects the uploaded counts and completes the inputs of the forward pass."""
         config = self._config
         placement = {
             "cp_world": config.cp_world,
@@ -271,8 +339,10 @@ class DeviceTruth:
         )
 
     def accept(self, sampled: torch.Tensor, views: BatchViews) -> tuple[torch.Tensor, torch.Tensor]:
-        """The newest token and the number of new tokens of each request. The host's mirrors need
-        nothing else, and it is fast, so it runs before the lookup."""
+        """Returns the newest token and the number of new tokens of each request.
+
+        This runs before the slower lookup, because the host state needs only these results.
+        """
         next_token_ids, num_sampled = self._ops.prepare_next_token_ids(
             sampled,
             discard=views.discard,
@@ -292,7 +362,7 @@ class DeviceTruth:
         next_token_ids: torch.Tensor,
         num_sampled: torch.Tensor,
     ) -> StepOutputs:
-        """Appends the new tokens to the rows, drafts, and lays out a drafter's batch."""
+        """Appends the new tokens to the rows, drafts, and prepares a neural drafter's batch."""
         batch = sampled.shape[0]
         costs = None if self._draft_costs is None else self._draft_costs[:batch]
         _, _, draft_token_ids, num_draft_tokens, match_len = self._drafting.step(
@@ -307,10 +377,10 @@ class DeviceTruth:
             draft_costs=costs,
         )
         if self.host is not None:
-            found = self.host.propose(slots, num_sampled, sampled)
-            draft_token_ids = found.draft_token_ids.int()
-            num_draft_tokens, match_len = found.num_draft_tokens, found.match_len
-            costs = found.draft_costs if self._gives_costs else None
+            drafts = self.host.propose(slots, num_sampled, sampled)
+            draft_token_ids = drafts.draft_token_ids.int()
+            num_draft_tokens, match_len = drafts.num_draft_tokens, drafts.match_len
+            costs = drafts.draft_costs if self._returns_costs else None
         indices, num_rejected = self._ops.prepare_inputs_padded(
             views.cu_drafts, num_sampled, views.query_start_loc
         )
@@ -339,7 +409,7 @@ class DeviceTruth:
         )
 
     def merge(self, outputs: StepOutputs, neural: NeuralDrafts, views: BatchViews) -> StepOutputs:
-        """Chooses between the drafts of both kinds for each request."""
+        """Chooses between n-gram drafts and neural drafts for each request."""
         merge = self._config.merge
         assert merge is not None
         if not isinstance(neural, NeuralDrafts):
@@ -359,7 +429,7 @@ class DeviceTruth:
             num_scheduled_drafts=views.drafts,
             neural_acceptance=self.upload.acceptance,
             min_match_len=merge.min_match_len,
-            threshold=int(merge.min_accepted * UNIT),
+            threshold=int(merge.min_accepted * ACCEPTANCE_UNIT),
             extend=merge.extend,
         )
         self._draft_token_ids = draft_token_ids

@@ -1,9 +1,9 @@
-"""The host's mirrors of each request's lengths, as vectorised arithmetic.
+"""The host's copy of each request's lengths and tokens, updated with vectorised arithmetic.
 
-A request keeps one *slot* until it leaves; the runner's row numbers are labels of slots. So a move
-changes only a label: token rows and pending steps are not affected. A slot that is given to another
-request gets a new *generation*, so that results of a step with the former request are not taken for
-the new one's.
+A request keeps one *slot* until it leaves. The runner's row numbers are labels of slots, so moving
+a row changes only its label, and neither token rows nor pending steps are affected. When a slot is
+given to another request, its *generation* changes. Results of a step that ran with the previous
+request are thereby recognised and ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NO_SLOTS = np.zeros(0, np.int64)
 
 
 class RowChanges(NamedTuple):
-    """The mirrors after a batch's changes of rows."""
+    """The host state after a batch's removals, moves and admissions."""
 
     slot_of: Int64Array
     upper_computed: Int32Array
@@ -43,7 +43,7 @@ class RowChanges(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One step as the host sees it, from begin_step to reconcile; all arrays [B]."""
+    """A step as known to the host between begin_step and reconcile; arrays are [B]."""
 
     number: int
     rows: Int32Array
@@ -54,7 +54,7 @@ class Step:
     prev_positions: Int32Array
     """Position in the previous step if the request sampled there, otherwise -1."""
     host_num_computed: Int32Array
-    """Computed tokens before the step, if all drafts in flight are accepted."""
+    """Upper bound of the computed tokens before the step: all drafts in flight accepted."""
     sampled_up_to: Int32Array
     """Tokens this step adds if all its drafts are accepted; 0 for a discarded request."""
     query_start_loc: Int32Array
@@ -66,12 +66,15 @@ class Step:
 class _Fault:
     reason: str
     last_step: float = math.inf
-    """The last step that the request is in, once it is removed."""
+    """The last step that contains the request; known once the request is removed."""
 
 
-class Mirrors:
-    """Arrays [R] by slot. *upper* counts all drafts in flight as accepted, *exact* is exact as of
-    the last reconciled step."""
+class HostState:
+    """Lengths, tokens and row labels of all requests, as arrays [R] indexed by slot.
+
+    The ``upper_*`` counts assume that all drafts in flight are accepted. The ``exact_*`` counts are
+    exact as of the last reconciled step.
+    """
 
     def __init__(self, max_rows: int, capacity: int, max_drafts: int, max_step_tokens: int) -> None:
         self.max_rows = max_rows
@@ -90,19 +93,17 @@ class Mirrors:
         self._chunks = self.token_ids.reshape(-1, CHUNK)
         self._generation = np.zeros(max_rows, np.int64)
         self._faults: dict[tuple[int, int], _Fault] = {}
-        """By slot and generation: requests with an invalid sampler result. Kept until their last
-        step is reconciled."""
-        self._committed = 0
-        """The newest step's number."""
+        """Requests with an invalid sampler result, by slot and generation. An entry is kept until
+        the last step of its request is reconciled."""
+        self._newest_step = 0
         self._last_position = np.full(max_rows, -1, np.int32)
         self._free = list(range(max_rows))[::-1]
         self._columns = np.arange(max_drafts + 1)
 
     def plan_rows(self, batch: Batch) -> RowChanges:
-        """Computes the effect of the batch's removals, moves and admissions; changes nothing.
+        """Returns the effect of the batch's removals, moves and admissions; changes nothing.
 
-        Raises:
-            ValueError: a row that is not live, not free, or out of range.
+        Raises ValueError if a row is not live, not free, or out of range.
         """
         removed, moves = int32_vector(batch.removed, "removed"), np.asarray(batch.moves)
         if not (len(removed) or moves.size or batch.new or batch.resumed):
@@ -115,19 +116,19 @@ class Mirrors:
             )
         slot_of = self.slot_of.copy()
         last_position = self._last_position.copy()
-        freed = _take(slot_of, removed, "removed")
+        freed = _release_rows(slot_of, removed, "removed")
         last_position[freed] = -1
         if moves.size:
             if moves.ndim != 2 or moves.shape[1] != 2:
                 raise ValueError(f"moves: expected [N,2], got {list(moves.shape)}")
-            moving = _take(slot_of, int32_vector(moves[:, 0], "moves"), "moves")
-            _put(slot_of, int32_vector(moves[:, 1], "moves"), moving, "moves")
+            moving = _release_rows(slot_of, int32_vector(moves[:, 0], "moves"), "moves")
+            _assign_rows(slot_of, int32_vector(moves[:, 1], "moves"), moving)
         changes = RowChanges(slot_of, self.upper_computed, self.upper_tokens, last_position, freed)
         admissions = (*batch.new, *batch.resumed)
         return self._plan_admissions(admissions, changes) if admissions else changes
 
     def _plan_admissions(self, admissions: Sequence[Admission], changes: RowChanges) -> RowChanges:
-        # A plain loop: for a few admissions it takes less time than numpy's calls.
+        # For a few admissions, a plain loop is faster than calls of numpy.
         free, slot_of = self._free + changes.freed.tolist(), changes.slot_of
         upper_computed, upper_tokens = self.upper_computed.copy(), self.upper_tokens.copy()
         tokens, slots = [], []
@@ -153,7 +154,7 @@ class Mirrors:
         return RowChanges(slot_of, *lengths, changes.freed, admissions, admitted, tokens)
 
     def _check_admission(self, admission: Admission, length: int, slot_of: Int64Array) -> None:
-        """Finds the broken rule, if one is broken."""
+        """Raises the error for an admission that failed the combined check."""
         row, computed, scope = admission.row, admission.num_computed_tokens, admission.scope
         if not is_integer(row) or not 0 <= row < self.max_rows or slot_of[row] >= 0:
             raise ValueError(f"new/resumed: row: expected a free row, got {row!r}")
@@ -169,14 +170,13 @@ class Mirrors:
             raise ValueError(f"new/resumed: scope: expected 0 to 2**63 - 1, got {scope!r}")
 
     def plan_step(self, batch: Batch, changes: RowChanges, number: int) -> Step:
-        """Computes the step of each of its requests; changes nothing.
+        """Returns the step; changes nothing.
 
-        Raises:
-            ValueError: the requests' lengths do not allow the step.
+        Raises ValueError if the lengths of the requests do not allow the step.
         """
-        rows = _int32(batch.rows, "rows")
-        scheduled = _int32(batch.num_scheduled_tokens, "num_scheduled_tokens")
-        drafts = _int32(batch.num_scheduled_drafts, "num_scheduled_drafts")
+        rows = _copy_int32(batch.rows, "rows")
+        scheduled = _copy_int32(batch.num_scheduled_tokens, "num_scheduled_tokens")
+        drafts = _copy_int32(batch.num_scheduled_drafts, "num_scheduled_drafts")
         if not len(rows) == len(scheduled) == len(drafts):
             raise ValueError(
                 "rows, num_scheduled_tokens, num_scheduled_drafts: expected equal "
@@ -186,7 +186,7 @@ class Mirrors:
         if np.count_nonzero(np.bincount(rows)) != len(rows):
             raise ValueError(f"rows: expected each row once, got {rows}")
         if self._faults:
-            self._check_sound(slots, changes.freed)
+            self._check_no_faults(slots, changes.freed)
         computed, tokens = changes.upper_computed.take(slots), changes.upper_tokens.take(slots)
         previous = changes.last_position.take(slots)
         query_start_loc = np.zeros(len(rows) + 1, np.int32)
@@ -215,12 +215,12 @@ class Mirrors:
             total,
         )
 
-    def _check_sound(self, slots: Int64Array, freed: Int64Array) -> None:
+    def _check_no_faults(self, slots: Int64Array, freed: Int64Array) -> None:
         for i, slot in enumerate(slots.tolist()):
             fault = self._faults.get((slot, int(self._generation[slot])))
             if fault is not None and slot not in freed:
                 raise ValueError(
-                    f"rows: the request at batch position {i} cannot go on, remove it: "
+                    f"rows: the request at batch position {i} cannot continue; remove it. Reason: "
                     f"{fault.reason}"
                 )
 
@@ -232,35 +232,36 @@ class Mirrors:
         known: Int32Array,
         after: Int32Array,
     ) -> None:
-        """Checks valid steps in one pass; finds the broken rule only after that has failed."""
-        without = scheduled - drafts
-        # Unsigned: negative numbers are too large.
+        """Checks all rules in one pass, and identifies the violated rule only on failure."""
+        uncomputed = scheduled - drafts
+        # Viewed as unsigned, negative numbers exceed the limit too.
         bad_drafts = (drafts.view(np.uint32) > self._max_drafts) | (
-            (drafts != 0) & ((previous < 0) | (without != known))
+            (drafts != 0) & ((previous < 0) | (uncomputed != known))
         )
-        # The last token is followed by a sampled one.
-        bad_length = ((without - 1).view(np.uint32) >= known) | (after >= self.capacity)
+        # The row must have space for the token that is sampled after the last scheduled one.
+        bad_length = ((uncomputed - 1).view(np.uint32) >= known) | (after >= self.capacity)
         if not np.count_nonzero(bad_drafts | bad_length):
             return
         if bad_drafts.any():
             i = int(bad_drafts.argmax())
             raise ValueError(
-                f"num_scheduled_drafts: expected 0 to {self._max_drafts} behind the "
-                "request's one uncomputed token, and 0 unless it sampled in the last step, "
-                f"got {drafts[i]} of {scheduled[i]} scheduled tokens at batch position {i}"
+                f"num_scheduled_drafts: expected 0 to {self._max_drafts}, got {drafts[i]} (of "
+                f"{scheduled[i]} scheduled tokens) at batch position {i}. Drafts must follow the "
+                "request's single uncomputed token; schedule 0 drafts if the request did not "
+                "sample in the last step."
             )
         i = int(bad_length.argmax())
         raise ValueError(
-            f"num_scheduled_tokens: expected 1 to {known[i]} tokens and drafts that "
-            f"lead to at most {self.capacity} tokens, got {scheduled[i]} with {drafts[i]} drafts "
-            f"at batch position {i}"
+            f"num_scheduled_tokens: expected 1 to {known[i]} tokens plus drafts, with at most "
+            f"{self.capacity} tokens in the row afterwards, got {scheduled[i]} with {drafts[i]} "
+            f"drafts at batch position {i}"
         )
 
     def commit(self, changes: RowChanges, step: Step, rows: Rows) -> None:
-        """Applies the planned changes; from now on the step's drafts count as accepted.
+        """Applies the planned changes. The upper bounds then include the step's drafts.
 
         Args:
-            rows: those of the admissions.
+            rows: Chunks of the admitted requests' tokens.
         """
         slots = step.slots
         if changes.slot_of is not self.slot_of:
@@ -276,7 +277,9 @@ class Mirrors:
             del self._free[len(self._free) - len(admitted) :]
             self.exact_computed[admitted] = self.upper_computed[admitted]
             self.exact_tokens[admitted] = self.upper_tokens[admitted]
-            self._chunks[rows.places[: rows.of_tokens]] = rows.chunks[: rows.of_tokens]
+            self._chunks[rows.indices[: rows.num_token_chunks]] = rows.chunks[
+                : rows.num_token_chunks
+            ]
             self.scopes[admitted] = [admission.scope for admission in changes.admissions]
         self.upper_computed[slots] = step.host_num_computed + step.num_scheduled_tokens
         self.upper_tokens[slots] += step.sampled_up_to
@@ -284,11 +287,13 @@ class Mirrors:
         sampled = step.sampled_up_to.nonzero()[0]
         self._last_position[slots[sampled]] = sampled
         self._generation.take(slots, out=step.generation)
-        self._committed = step.number
+        self._newest_step = step.number
 
     def known_input_ids(self, step: Step) -> Int32Array | None:
-        """The step's input ids, true for requests without a previous step; None if there are none.
-        ``prepare_input_ids_`` writes the others."""
+        """Returns the step's input ids, or None if all requests sampled in the previous step.
+
+        The ids of requests that did are placeholders, overwritten by ``prepare_input_ids_``.
+        """
         if not len(step.rows) or not np.count_nonzero(step.prev_positions < 0):
             return None
         begins = step.slots * self._row_length + step.host_num_computed
@@ -297,17 +302,22 @@ class Mirrors:
     def reconcile(
         self, step: Step, num_sampled: Int32Array, sampled: Int32Array
     ) -> tuple[BoolArray, Int32Array, Int32Array, dict[int, str]]:
-        """Applies the results of `step`: num_sampled [B], sampled [B,M].
+        """Applies the results of a step.
 
-        A request with an invalid sampler result stays as it was before the step, and its
-        `num_sampled` becomes 0.
+        A request with an invalid sampler result keeps its state from before the step, and its
+        ``num_sampled`` is set to 0.
+
+        Args:
+            num_sampled: [B], modified.
+            sampled: [B,M].
 
         Returns:
-            alive [B]; the exact computed and known tokens after the step [B], 0 if the request is
-            gone; and the reason for each live request whose result cannot be used.
+            alive [B], whether the request still has its slot; computed and known tokens after the
+            step [B], 0 for requests that left; and the reason for each live request with an
+            invalid result, by batch position.
         """
         alive = self._generation[step.slots] == step.generation
-        faults = self._new_faults(step, num_sampled)
+        faults = self._record_faults(step, num_sampled)
         gained = np.where(
             step.num_scheduled_drafts > 0, num_sampled, step.num_scheduled_tokens
         ).astype(np.int32)
@@ -335,49 +345,50 @@ class Mirrors:
         tokens[alive] = self.exact_tokens[slots]
         return alive, computed, tokens, faults
 
-    def _new_faults(self, step: Step, num_sampled: Int32Array) -> dict[int, str]:
-        """The reason for each batch position whose result cannot be used."""
-        # Too many tokens would not fit into the request's row, and without a token the next step
-        # has run on one that was never sampled.
+    def _record_faults(self, step: Step, num_sampled: Int32Array) -> dict[int, str]:
+        """Returns the reason for each batch position with an invalid sampler result."""
+        # Too many tokens may not fit into the row. Without any token, the next step has already
+        # run on a token that was never sampled.
         bad = (num_sampled > step.sampled_up_to) | ((num_sampled < 1) & (step.sampled_up_to > 0))
         if not self._faults and not bad.any():
             return {}
-        found = {}
+        reasons = {}
         for i, key in enumerate(zip(step.slots.tolist(), step.generation.tolist(), strict=True)):
             if bad[i] and key not in self._faults:
-                limit, gone = int(step.sampled_up_to[i]), key[1] != self._generation[key[0]]
+                limit, has_left = int(step.sampled_up_to[i]), key[1] != self._generation[key[0]]
                 self._faults[key] = _Fault(
                     f"sampled_token_ids: expected {min(1, limit)} to {limit} valid tokens of step "
                     f"{step.number} at batch position {i}, got {num_sampled[i]}",
-                    self._committed - 1 if gone else math.inf,
+                    self._newest_step - 1 if has_left else math.inf,
                 )
             if key in self._faults:
-                found[i] = self._faults[key].reason
-        self._faults = {k: f for k, f in self._faults.items() if f.last_step > step.number}
-        return found
+                reasons[i] = self._faults[key].reason
+        self._faults = {
+            key: fault for key, fault in self._faults.items() if fault.last_step > step.number
+        }
+        return reasons
 
     def by_row(self, by_slot: Int32Array) -> Int32Array:
-        """A copy [R] by row; 0 in free rows."""
+        """Returns a copy [R] indexed by row; 0 for free rows."""
         return np.where(self.slot_of >= 0, by_slot[self.slot_of], 0).astype(np.int32)
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is an integer; a bool does not count as one."""
+    """Returns whether a value is an integer other than a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def int32_vector(values: IntArray, field: str) -> Int32Array:
-    """As a vector of int32; the same array if it already is one.
+    """Returns the values as an int32 vector, without a copy if they already are one.
 
-    Raises:
-        ValueError: another number of dimensions, not integers, or beyond 32 bits.
+    Raises ValueError if they have another rank, are not integers, or exceed 32 bits.
     """
     array: npt.NDArray[Any] = values if type(values) is np.ndarray else np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{field}: expected one dimension, got shape {list(array.shape)}")
     if array.dtype is _INT32 or array.dtype == _INT32:
         return array
-    if not array.size:  # an empty list becomes an array of floats
+    if not array.size:  # numpy converts an empty list to floats
         return np.zeros(0, np.int32)
     if array.dtype.kind not in "iu":
         raise ValueError(f"{field}: expected integers, got {array.dtype}")
@@ -387,30 +398,26 @@ def int32_vector(values: IntArray, field: str) -> Int32Array:
     return converted
 
 
-def _int32(values: IntArray, field: str) -> Int32Array:
-    """A copy as int32: a runner may reuse its arrays while the step is pending."""
+def _copy_int32(values: IntArray, field: str) -> Int32Array:
+    """Copies the values, because a runner may reuse its arrays while the step is pending."""
     return np.array(int32_vector(values, field))
 
 
 def live_slots(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
-    """The slots of `rows`.
-
-    Raises:
-        ValueError: a row that is free or out of range.
-    """
+    """Returns the slots of ``rows``; raises ValueError if a row is free or out of range."""
     try:
         slots: Int64Array = slot_of.take(rows.view(np.uint32))
     except IndexError:
         raise ValueError(f"{field}: expected 0 to {len(slot_of) - 1}, got {rows}") from None
     if np.count_nonzero(slots < 0):
         raise ValueError(
-            f"{field}: expected live rows, got {rows[int(slots.argmin())]}: it is free"
+            f"{field}: expected live rows, got {rows[int(slots.argmin())]}, which is free"
         )
     return slots
 
 
-def _take(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
-    """Returns the slots of `rows` and frees the rows."""
+def _release_rows(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
+    """Frees the rows and returns their slots."""
     slots = live_slots(slot_of, rows, field)
     if len({*slots.tolist()}) != len(slots):
         raise ValueError(f"{field}: expected each row once, got {rows}")
@@ -418,9 +425,9 @@ def _take(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
     return slots
 
 
-def _put(slot_of: Int64Array, rows: IntArray, slots: Int64Array, field: str) -> None:
+def _assign_rows(slot_of: Int64Array, rows: IntArray, slots: Int64Array) -> None:
     if not 0 <= int(np.min(rows)) <= int(np.max(rows)) < len(slot_of):
-        raise ValueError(f"{field}: expected 0 to {len(slot_of) - 1}, got {rows}")
+        raise ValueError(f"moves: expected 0 to {len(slot_of) - 1}, got {rows}")
     if len(np.unique(rows)) != len(rows) or (slot_of[rows] >= 0).any():
-        raise ValueError(f"{field}: expected different free rows, got {rows}")
+        raise ValueError(f"moves: expected distinct free target rows, got {rows}")
     slot_of[rows] = slots

@@ -1,86 +1,69 @@
-"""The asynchronous pipeline: the host schedules on assumptions, the device corrects them."""
+"""Asynchronous steps: the host schedules on upper bounds, which the device corrects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, check_sequence, check_types
-from ngram_npu.async_state.blocks import BlockTable, Planned, check_used
-from ngram_npu.async_state.device import Device, device_for
+from ngram_npu.async_state.blocks import BlockChanges, BlockTable, check_block_ids
+from ngram_npu.async_state.device import Device, Download, device_for
 from ngram_npu.async_state.device_state import (
-    ACCEPTED,
-    COMPUTED,
-    CU_DRAFTS,
-    DRAFTS,
-    FREED,
-    NUM_PACKED,
-    PREVIOUS,
-    PREVIOUS_DRAFTS,
-    QUERY_START,
-    SCOPES,
-    SLOTS,
-    DeviceTruth,
+    DeviceState,
+    PackedRow,
+    check_drafter,
     check_sampled,
     check_store,
 )
-from ngram_npu.async_state.host_state import Mirrors, RowChanges, Step, is_integer
-from ngram_npu.async_state.neural import NeuralDrafter, check_drafter
-from ngram_npu.async_state.results import HostDrafts, Reconciled, StepInputs, StepOutputs
-from ngram_npu.async_state.staging import Download
+from ngram_npu.async_state.host_state import HostState, RowChanges, Step, is_integer
+from ngram_npu.async_state.results import (
+    HostDrafts,
+    NeuralDrafter,
+    Reconciled,
+    StepInputs,
+    StepOutputs,
+)
 from ngram_npu.async_state.upload import NO_ROWS, Int32Array, Rows
 from ngram_npu.index import NgramIndex
 from ngram_npu.store import NgramStore
 
 
 class _Plan(NamedTuple):
-    """What a batch changes."""
+    """All changes of a batch, computed before any of them is applied."""
 
     changes: RowChanges
     step: Step
-    tables: list[Planned]
+    block_changes: list[BlockChanges]
     rows: Rows
-    """The chunks of the tokens and blocks of the requests that join."""
-
-
-class _BreaksOnError:
-    """Context manager for changes of both host and device: an error in it breaks the state."""
-
-    def __init__(self, state: AsyncSpecState) -> None:
-        self._state = state
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._state._failure is None:
-            self._state._failure = error
+    """Chunks of the admitted requests' tokens and blocks."""
 
 
 class AsyncSpecState:
-    """Owns the state of speculative decoding between steps, on the device and on the host.
+    """Keeps the state of speculative decoding between steps, on the device and on the host.
 
     The runner calls, for each step n::
 
         inputs = state.begin_step(batch)      # before the forward pass
         ...                                   # forward pass, rejection sampling
         outputs = state.end_step(sampled)     # drafts of step n+1, on the device
-        truth = state.reconcile()             # of step n, or n-1; whenever it likes
+        result = state.reconcile()            # of step n or n-1, at any time
 
     Neither begin_step nor end_step waits for the device or reads from it. The host may run one step
-    ahead: step n must be reconciled before step n+2 begins. Until then its drafts count as accepted
-    on the host; the device knows better and corrects itself (``correct_spec_state_``).
+    ahead: step n must be reconciled before step n+2 begins. Until then, the host assumes that all
+    of its drafts are accepted. The device knows the exact counts and corrects these upper bounds
+    (``correct_spec_state_``).
 
-    Requests are in rows 0 to R-1 of the runner's numbering. Internally each keeps one slot
-    (`StepInputs.slot_indices`), so that moving rows copies nothing. Not thread-safe; device work
-    goes to the current stream, downloads to a separate stream.
+    Requests are in rows 0 to R-1 of the runner's numbering. Internally, each request keeps one slot
+    (`StepInputs.slot_indices`), so that moving rows copies no data. The class is not thread-safe.
+    Device work goes to the current stream, downloads to a separate stream.
 
-    If a device call or a wait for the device fails (for example out of memory), host and device no
-    longer agree. Every method then raises RuntimeError with that error as its cause, and the
-    mirrors are None, until :meth:`rebuild`.
+    If a device call or a wait for the device fails (for example out of memory), host and device may
+    be inconsistent. Until :meth:`rebuild`, every method raises RuntimeError with that error as its
+    cause, and the counts on the host are None.
     """
 
     def __init__(
@@ -91,28 +74,29 @@ class AsyncSpecState:
         runtime: Device | None = None,
         store: NgramStore | None = None,
     ) -> None:
-        """Allocates everything.
+        """Allocates all memory.
 
         Args:
             device: cpu, cuda or npu.
-            runtime: another implementation of memory, copies and streams instead.
-            store: a store of ``kind="torch"`` to use instead of its own; its first ``max_rows``
-                slots are used. Needs a ``min_draft_probability``.
+            runtime: Implementation of memory, copies and streams (default: that of ``device``).
+            store: A store of ``kind="torch"``, of which the first ``max_rows`` slots are used
+                (default: a new store if ``config.ngram.store`` is set). Requires a
+                ``min_draft_probability``.
 
         Raises:
-            ValueError: an unknown device, or an index or a store that it cannot have.
-            RuntimeError: drafts on the host, and the device cannot run jobs there.
+            ValueError: The device is unknown, or does not support the index or the store.
+            RuntimeError: Drafts are to be made on the host, but the device cannot run jobs there.
         """
         self.config = config
         self._device = device_for(device) if runtime is None else runtime
         check_store(store, config, self._device)
-        self._truth = DeviceTruth(config, self._device, store)
+        self._device_state = DeviceState(config, self._device, store)
         rows, k = config.max_rows, config.ngram.k
-        self._mirrors, self._block_tables = self._empty_host_state()
-        self._packed = np.zeros((NUM_PACKED, rows + 1), np.int32)
-        self._scopes = self._packed[SCOPES : SCOPES + 2].reshape(-1).view(np.int64)
-        # The counts of a step are read before the second next step begins: two buffers. Its drafts
-        # are read when the next step is reconciled; two more steps may have ended then: three.
+        self._host_state, self._block_tables = self._empty_host_state()
+        self._packed = np.zeros((PackedRow.COUNT, rows + 1), np.int32)
+        self._scopes = self._packed[PackedRow.SCOPES : PackedRow.SLOTS].reshape(-1).view(np.int64)
+        # Counts of a step are read before step n+2 begins, so two buffers suffice. Drafts are read
+        # when step n+1 is reconciled. By then, step n+2 may have ended, so they need three.
         self._counts = [Download(self._device, (rows, rows * (k + 1))) for _ in range(2)]
         sizes = (rows, rows * k) if config.merge is None else (rows, rows * k, rows)
         self._drafts = [Download(self._device, sizes) for _ in range(3)]
@@ -121,149 +105,159 @@ class AsyncSpecState:
         self._pending: list[Step] = []
         self._last: Step | None = None
         self._failure: BaseException | None = None
-        self._breaking = _BreaksOnError(self)
 
-    def _empty_host_state(self) -> tuple[Mirrors, list[BlockTable]]:
+    def _empty_host_state(self) -> tuple[HostState, list[BlockTable]]:
         config = self.config
-        mirrors = Mirrors(
+        host_state = HostState(
             config.max_rows, config.row_capacity, config.ngram.k, config.max_step_tokens
         )
-        first = self._truth.upload.first_blocks
-        return mirrors, [BlockTable(config, i, first[i]) for i in range(len(first))]
+        first = self._device_state.upload.first_blocks
+        return host_state, [BlockTable(config, i, first[i]) for i in range(len(first))]
 
-    # The exact state on the device, by slot, for work on the main stream.
+    # The exact state on the device, indexed by slot, for work on the main stream.
 
     @property
     def token_ids(self) -> torch.Tensor:
         """[R,S] int32 on the device: all tokens of each request."""
-        return self._truth.token_ids
+        return self._device_state.token_ids
 
     @property
     def num_tokens_on_device(self) -> torch.Tensor:
         """[R] int32 on the device."""
-        return self._truth.num_tokens
+        return self._device_state.num_tokens
 
     @property
     def block_tables(self) -> tuple[torch.Tensor, ...]:
-        """[R,NB] int32 on the device for each KV group, -1 where unused. Rows are contiguous, but
-        may lie further apart than they are long."""
-        return self._truth.block_tables
+        """[R,NB] int32 on the device for each KV group, -1 where unused. The row stride may exceed
+        NB."""
+        return self._device_state.block_tables
 
     @property
     def index(self) -> NgramIndex | None:
         """The index of the slots' tokens, for its statistics; None if rows are scanned."""
-        return self._truth.index
+        return self._device_state.index
 
     @property
     def store(self) -> NgramStore | None:
         """The store that the requests share, if any."""
-        return self._truth.store
+        return self._device_state.store
 
-    # The host's mirrors, by row.
+    # The host's host_state, by row.
 
     @property
     def is_exact(self) -> bool:
         """Whether every step is reconciled, and no device call has failed."""
-        return self._begun is None and not self._pending and not self._is_broken
+        return self._begun is None and not self._pending and not self._has_failed
 
     @property
     def num_computed_tokens(self) -> Int32Array | None:
-        """[R] by row, 0 in free ones; None unless :attr:`is_exact`."""
-        return self._mirrors.by_row(self._mirrors.upper_computed) if self.is_exact else None
+        """[R] by row, 0 in free rows; None unless :attr:`is_exact`."""
+        return self._host_state.by_row(self._host_state.upper_computed) if self.is_exact else None
 
     @property
     def num_tokens(self) -> Int32Array | None:
-        """[R] by row, 0 in free ones; None unless :attr:`is_exact`."""
-        return self._mirrors.by_row(self._mirrors.upper_tokens) if self.is_exact else None
+        """[R] by row, 0 in free rows; None unless :attr:`is_exact`."""
+        return self._host_state.by_row(self._host_state.upper_tokens) if self.is_exact else None
 
     @property
     def upper_num_computed_tokens(self) -> Int32Array | None:
-        """[R] by row: upper bounds, too large by the rejected drafts in flight. None after a device
+        """[R] by row: upper bounds that include the rejected drafts in flight. None after a device
         call has failed."""
-        upper = self._mirrors.upper_computed
-        return None if self._is_broken else self._mirrors.by_row(upper)
+        upper = self._host_state.upper_computed
+        return None if self._has_failed else self._host_state.by_row(upper)
 
     @property
     def upper_num_tokens(self) -> Int32Array | None:
         """[R] by row: upper bounds. None after a device call has failed."""
-        upper = self._mirrors.upper_tokens
-        return None if self._is_broken else self._mirrors.by_row(upper)
+        upper = self._host_state.upper_tokens
+        return None if self._has_failed else self._host_state.by_row(upper)
 
     def known_token_ids(self, row: int) -> Int32Array | None:
-        """A copy of a row's tokens; None while a step is not reconciled.
+        """Returns a copy of a row's tokens, or None while a step is not reconciled.
 
         Raises:
-            ValueError: the row is free or out of range.
-            RuntimeError: a device call has failed.
+            ValueError: The row is free or out of range.
+            RuntimeError: A device call has failed.
         """
-        self._require_sound("known_token_ids")
+        self._require_usable("known_token_ids")
         if not is_integer(row) or not 0 <= row < self.config.max_rows:
             raise ValueError(
                 f"known_token_ids: row: expected 0 to {self.config.max_rows - 1}, got {row!r}"
             )
-        slot = int(self._mirrors.slot_of[row])
+        slot = int(self._host_state.slot_of[row])
         if slot < 0:
             raise ValueError(f"known_token_ids: row: expected a live row, got {row}")
         if not self.is_exact:
             return None
-        return np.array(self._mirrors.token_ids[slot, : self._mirrors.exact_tokens[slot]])
+        return np.array(self._host_state.token_ids[slot, : self._host_state.exact_tokens[slot]])
 
     @property
-    def _is_broken(self) -> bool:
+    def _has_failed(self) -> bool:
         return self._failure is not None
 
-    def _require_sound(self, method: str) -> None:
-        if self._is_broken:
+    def _require_usable(self, method: str) -> None:
+        if self._has_failed:
             raise RuntimeError(
-                f"{method}: a device call has failed and the state no longer agrees with the "
-                "device; call rebuild with the requests as the runner knows them"
+                f"{method}: a device call has failed, so host and device may be inconsistent; call "
+                "rebuild with all live requests"
             ) from self._failure
 
-    # The pipeline.
+    @contextmanager
+    def _record_failure(self) -> Iterator[None]:
+        """Makes the state unusable if a change of host and device fails half-way."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
+
+    # Steps.
 
     def begin_step(self, batch: Batch) -> StepInputs:
         """Prepares the inputs of one forward pass on the device.
 
         Args:
-            batch: the step; not written to, and free for reuse when this returns.
+            batch: The step. Its arrays are only read, and may be reused after the call.
 
         Raises:
-            ValueError: the batch contradicts itself or what is known of its requests, or a request
-                has too few blocks for all its tokens and drafts; nothing has changed then.
-            RuntimeError: the last step has not ended, or the one before it is not reconciled, or a
+            ValueError: The batch is inconsistent, contradicts the state of its requests, or a
+                request has too few blocks for its tokens and drafts. Nothing has changed.
+            RuntimeError: The last step has not ended, the second last step is not reconciled, or a
                 device call has failed.
         """
-        self._require_sound("begin_step")
+        self._require_usable("begin_step")
         if self._begun is not None:
             raise RuntimeError("begin_step: end_step has not been called for the last step")
         if len(self._pending) > 1:
             raise RuntimeError(
                 f"begin_step: step {self._pending[0].number} must be reconciled first"
             )
-        plan = self._plan("begin_step", batch, self._step_count, self._mirrors, self._block_tables)
-        changes, step = plan.changes, plan.step
-        with self._breaking:
+        plan = self._plan(
+            "begin_step", batch, self._step_count, self._host_state, self._block_tables
+        )
+        changes, step, device_state = plan.changes, plan.step, self._device_state
+        with self._record_failure():
             if self._last is not None:
-                # The results of the last step may be in buffers of the runner or of a device graph,
-                # which this step may overwrite only after they have been copied to the host.
+                # The last step's results may be in buffers of the runner or of a device graph. This
+                # step may overwrite them only after they have been copied to the host.
                 self._device.wait("main", self._drafts[self._last.number % 3].event)
             self._commit(plan)
-            self._upload(plan, self._inputs(changes, step))
-            self._truth.forget(len(changes.freed))
-            if self._truth.host is not None:
-                self._truth.host.announce(changes)
-            views = self._truth.views(len(step.rows))
-            self._truth.correct(views)
+            self._upload(plan, self._pack_inputs(changes, step))
+            device_state.empty_slots(len(changes.freed))
+            if device_state.host is not None:
+                device_state.host.announce(changes)
+            views = device_state.views(len(step.rows))
+            device_state.correct(views)
             self._begun = step
             self._step_count += 1
         ends = step.query_start_loc[1:]
         return StepInputs(
             num_step_tokens=step.num_step_tokens,
-            input_ids=self._truth.input_ids,
-            positions=self._truth.positions,
-            slot_mappings=self._truth.slot_mappings,
-            query_start_loc=self._truth.query_start_loc,
-            seq_lens=self._truth.seq_lens,
+            input_ids=device_state.input_ids,
+            positions=device_state.positions,
+            slot_mappings=device_state.slot_mappings,
+            query_start_loc=device_state.query_start_loc,
+            seq_lens=device_state.seq_lens,
             num_computed_tokens=views.computed,
             num_accepted_tokens=views.accepted,
             discard=views.discard,
@@ -274,86 +268,93 @@ class AsyncSpecState:
         )
 
     def _plan(
-        self, method: str, batch: Batch, number: int, mirrors: Mirrors, tables: list[BlockTable]
+        self,
+        method: str,
+        batch: Batch,
+        number: int,
+        host_state: HostState,
+        tables: list[BlockTable],
     ) -> _Plan:
-        """Computes the batch's changes of rows, lengths and blocks; changes nothing."""
+        """Returns the batch's changes to rows, lengths and blocks; changes nothing."""
         try:
             check_types(batch, len(tables))
-            changes = mirrors.plan_rows(batch)
-            step = mirrors.plan_step(batch, changes, number)
-            planned = [table.plan(batch, changes, step) for table in tables]
+            changes = host_state.plan_rows(batch)
+            step = host_state.plan_step(batch, changes, number)
+            block_changes = [table.plan(batch, changes, step) for table in tables]
             rows = NO_ROWS
             if changes.admissions:
                 tokens = changes.token_ids, np.zeros(len(changes.admissions), np.int64)
-                tables_too = [table.admitted for table in planned]
-                rows = self._truth.upload.rows(changes.admitted, [tokens, *tables_too])
-                check_used(rows.smallest_block, "new/resumed")
-            return _Plan(changes, step, planned, rows)
+                blocks = [table.admitted for table in block_changes]
+                rows = self._device_state.upload.rows(changes.admitted, [tokens, *blocks])
+                check_block_ids(rows.smallest_block, "new/resumed")
+            return _Plan(changes, step, block_changes, rows)
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None
 
     def _commit(self, plan: _Plan) -> None:
-        self._mirrors.commit(plan.changes, plan.step, plan.rows)
-        for table, planned in zip(self._block_tables, plan.tables, strict=True):
-            table.commit(planned)
+        self._host_state.commit(plan.changes, plan.step, plan.rows)
+        for table, changes in zip(self._block_tables, plan.block_changes, strict=True):
+            table.commit(changes)
 
     def _upload(self, plan: _Plan, fixed: list[Int32Array]) -> None:
-        upload, slots = self._truth.upload, plan.changes.admitted
-        cells = [table.appended for table in plan.tables]
+        upload, slots = self._device_state.upload, plan.changes.admitted
+        cells = [table.appended for table in plan.block_changes]
         if len(slots):
-            cells += upload.lengths(slots, self._mirrors.exact_tokens[slots])
+            cells += upload.lengths(slots, self._host_state.exact_tokens[slots])
         upload.send(plan.step.number, plan.rows, cells, fixed)
 
-    def _inputs(self, changes: RowChanges, step: Step) -> list[Int32Array]:
+    def _pack_inputs(self, changes: RowChanges, step: Step) -> list[Int32Array]:
         batch, freed, packed = len(step.rows), changes.freed, self._packed
         if self.store is not None:
-            self._scopes[:batch] = self._mirrors.scopes[step.slots]
-        packed[SLOTS, :batch] = step.slots
-        packed[PREVIOUS, :batch] = step.prev_positions
-        packed[COMPUTED, :batch] = step.host_num_computed
-        packed[ACCEPTED, :batch] = 1
-        packed[DRAFTS, :batch] = step.num_scheduled_drafts
-        np.add.accumulate(step.num_scheduled_drafts, out=packed[CU_DRAFTS, :batch])
+            self._scopes[:batch] = self._host_state.scopes[step.slots]
+        packed[PackedRow.SLOTS, :batch] = step.slots
+        packed[PackedRow.PREVIOUS, :batch] = step.prev_positions
+        packed[PackedRow.COMPUTED, :batch] = step.host_num_computed
+        packed[PackedRow.ACCEPTED, :batch] = 1
+        packed[PackedRow.DRAFTS, :batch] = step.num_scheduled_drafts
+        np.add.accumulate(step.num_scheduled_drafts, out=packed[PackedRow.CU_DRAFTS, :batch])
         if self._last is not None:
             drafts = self._last.num_scheduled_drafts
-            packed[PREVIOUS_DRAFTS, : len(drafts)] = drafts
-        packed[QUERY_START, : batch + 1] = step.query_start_loc
-        packed[QUERY_START, batch + 1 :] = step.num_step_tokens
-        packed[FREED, : len(freed)] = freed
-        known = self._mirrors.known_input_ids(step)
+            packed[PackedRow.PREVIOUS_DRAFTS, : len(drafts)] = drafts
+        packed[PackedRow.QUERY_START, : batch + 1] = step.query_start_loc
+        packed[PackedRow.QUERY_START, batch + 1 :] = step.num_step_tokens
+        packed[PackedRow.FREED, : len(freed)] = freed
+        known = self._host_state.known_input_ids(step)
         return [packed.reshape(-1)] if known is None else [packed.reshape(-1), known]
 
     def end_step(
         self, sampled_token_ids: torch.Tensor, draft: NeuralDrafter | None = None
     ) -> StepOutputs:
-        """Accepts the sampled tokens, drafts for the next step, and starts copying both to host.
+        """Accepts the sampled tokens, drafts for the next step, and starts their download.
 
         Args:
             sampled_token_ids: [B,M] int32 on the device, M at most k+1: the accepted drafts of each
-                request and the token after them, -1 beyond. The next begin_step may be followed by
-                overwriting it.
-            draft: with `AsyncConfig.merge`, the neural drafter: called once the n-gram drafts are
-                launched, with the outputs so far. It must not wait for the device. What it raises,
-                or drafts of another shape, count as a device call that has failed.
+                request and the token after them, padded with -1. It may be overwritten by work that
+                is launched after the next begin_step.
+            draft: The neural drafter, required with `AsyncConfig.merge`. It is called with the
+                outputs so far after the n-gram lookup is launched, and must not wait for the
+                device. If it raises, or returns drafts of another shape, this counts as a failed
+                device call.
 
         Raises:
-            ValueError: another shape, dtype, layout or device, or no drafter where one is needed;
-                nothing has changed then.
-            RuntimeError: no step has begun, or a device call has failed.
+            ValueError: The shape, dtype, layout or device is wrong, or a drafter is missing or
+                unexpected. Nothing has changed.
+            RuntimeError: No step has begun, or a device call has failed.
         """
-        self._require_sound("end_step")
+        self._require_usable("end_step")
         step = self._begun
         if step is None:
             raise RuntimeError("end_step: no step has begun")
         batch = len(step.rows)
-        width, device = self.config.ngram.k + 1, self._truth.token_ids.device
+        device_state = self._device_state
+        width, device = self.config.ngram.k + 1, device_state.token_ids.device
         check_sampled(sampled_token_ids, batch, width, device)
         check_drafter(draft, self.config.merge)
-        with self._breaking:
-            views = self._truth.views(batch)
-            next_token_ids, num_sampled = self._truth.accept(sampled_token_ids, views)
+        with self._record_failure():
+            views = device_state.views(batch)
+            next_token_ids, num_sampled = device_state.accept(sampled_token_ids, views)
             self._counts[step.number % 2].start((num_sampled, sampled_token_ids))
-            outputs = self._truth.propose(
+            outputs = device_state.propose(
                 sampled_token_ids,
                 views,
                 step.slots,
@@ -362,7 +363,7 @@ class AsyncSpecState:
                 num_sampled,
             )
             if draft is not None:
-                outputs = self._truth.merge(outputs, draft(outputs), views)
+                outputs = device_state.merge(outputs, draft(outputs), views)
             results = (outputs.num_draft_tokens, outputs.draft_token_ids, outputs.draft_source)
             self._drafts[step.number % 3].start([part for part in results if part is not None])
             self._begun, self._last = None, step
@@ -370,38 +371,39 @@ class AsyncSpecState:
         return outputs
 
     def wait_drafts(self) -> HostDrafts:
-        """Waits for the drafts of the last ended step: for a scheduler that reads them, or that
-        schedules only the drafts that were found instead of padding them.
+        """Waits for the drafts of the last ended step and returns them.
+
+        A scheduler can use it to schedule only existing drafts instead of padding.
 
         Raises:
-            RuntimeError: no step has ended, or the next one has begun, or a device call has failed.
+            RuntimeError: No step has ended, the next step has begun, or a device call has failed.
         """
-        self._require_sound("wait_drafts")
+        self._require_usable("wait_drafts")
         if self._last is None or self._begun is not None:
-            raise RuntimeError("wait_drafts: to be called between end_step and begin_step")
-        with self._breaking:
+            raise RuntimeError("wait_drafts: expected a call between end_step and begin_step")
+        with self._record_failure():
             parts = [part.copy() for part in self._drafts[self._last.number % 3].finish()]
         counts, drafts, *source = parts
         return HostDrafts(drafts, counts, *source)
 
     def reconcile(self) -> Reconciled:
-        """Waits for the counts of the oldest pending step and corrects the mirrors with them.
+        """Waits for the counts of the oldest pending step and applies them to the host state.
 
-        A request whose sampler gave no valid token, or more than the step's drafts and one, is
-        named in `Reconciled.faults`; the others go on.
+        `Reconciled.faults` contains the requests for which the sampler returned no valid token, or
+        more than the step's drafts plus one. The other requests continue.
 
         Raises:
-            RuntimeError: no step is pending, or a device call has failed.
+            RuntimeError: No step is pending, or a device call has failed.
         """
-        self._require_sound("reconcile")
+        self._require_usable("reconcile")
         if not self._pending:
-            raise RuntimeError("reconcile: every step that has ended is reconciled already")
+            raise RuntimeError("reconcile: all ended steps are already reconciled")
         step = self._pending[0]
-        with self._breaking:
+        with self._record_failure():
             counts, tokens = self._counts[step.number % 2].finish()
             num_sampled, sampled = counts.copy(), tokens.copy()
             valid, *source = self._scheduled_drafts(step)
-            alive, computed, known, faults = self._mirrors.reconcile(step, num_sampled, sampled)
+            alive, computed, known, faults = self._host_state.reconcile(step, num_sampled, sampled)
             valid[list(faults)] = 0
             self._pending.pop(0)
         drafted = step.num_scheduled_drafts > 0
@@ -422,57 +424,60 @@ class AsyncSpecState:
         )
 
     def _scheduled_drafts(self, step: Step) -> list[Int32Array]:
-        """The number of scheduled drafts that the drafter had found in the previous step, and their
-        source if merged. They were copied to the host before this step's counts, so nothing has to
-        wait."""
+        """Returns the number of scheduled drafts without padding, and their source if merged.
+
+        The drafts come from the previous step. They were copied to the host before this step's
+        counts, so this does not wait.
+        """
         scheduled = step.num_scheduled_drafts
         if not scheduled.any():
             return [np.zeros_like(scheduled) for _ in range(1 + (self.config.merge is not None))]
         counts, _, *source = self._drafts[(step.number - 1) % 3].finish()
-        found = [np.minimum(scheduled, counts[step.prev_positions])]
-        found += [part[step.prev_positions] for part in source]
-        return [np.where(scheduled > 0, part, 0).astype(np.int32) for part in found]
+        parts = [np.minimum(scheduled, counts[step.prev_positions])]
+        parts += [part[step.prev_positions] for part in source]
+        return [np.where(scheduled > 0, part, 0).astype(np.int32) for part in parts]
 
     def rebuild(self, requests: Sequence[Admission]) -> None:
-        """Resets the state to these requests, after a device call of this object or the forward
-        pass has failed and left the device usable. Steps in flight are dropped. Waits for the
-        device. Device buffers keep their addresses, but requests may get other slots.
+        """Resets the state to these requests and waits for the device.
+
+        The runner calls it after a device call or the forward pass has failed, if the device is
+        still usable. Steps in flight are dropped. Device buffers keep their addresses, but requests
+        may be assigned other slots.
 
         Args:
-            requests: all live requests, with the tokens, counts and blocks of the last
-                :meth:`reconcile`. Tokens of later steps are beyond these counts and are computed
-                again.
+            requests: All live requests, with the tokens, counts and blocks of the last
+                :meth:`reconcile`. Later tokens are computed again.
 
         Raises:
-            ValueError: requests that contradict each other; nothing has changed then.
+            ValueError: The requests are inconsistent. Nothing has changed.
         """
-        if self._failure is not None:  # its traceback keeps the failed call's memory alive
+        if self._failure is not None:  # the traceback keeps the failed call's memory alive
             self._failure = self._failure.with_traceback(None)
         try:
             check_sequence("requests", requests, Admission)
         except ValueError as error:
             raise ValueError(f"rebuild: {error}") from None
         nothing = np.zeros(0, np.int32)
-        mirrors, tables = self._empty_host_state()
-        # Counts as the step before the next one.
+        host_state, tables = self._empty_host_state()
+        # The rebuild has the number of the last step.
         plan = self._plan(
             "rebuild",
             Batch(nothing, nothing, nothing, new=requests),
             self._step_count - 1,
-            mirrors,
+            host_state,
             tables,
         )
-        with self._breaking:
-            self._wait_for_device()  # copies in flight use the old staging buffers
-            self._mirrors, self._block_tables = mirrors, tables
+        with self._record_failure():
+            self._wait_for_device()  # copies in flight may use the staging buffers
+            self._host_state, self._block_tables = host_state, tables
             self._begun, self._last = None, None
             self._pending.clear()
-            self._truth.clear(self._device)
+            self._device_state.clear(self._device)
             self._commit(plan)
             self._upload(plan, [])
-            if self._truth.host is not None:
-                self._truth.host.announce(plan.changes)
-            self._wait_for_device()  # so that either staging buffer is free for the next step
+            if self._device_state.host is not None:
+                self._device_state.host.announce(plan.changes)
+            self._wait_for_device()  # so that the next step may use either staging buffer
             self._failure = None
 
     def _wait_for_device(self) -> None:

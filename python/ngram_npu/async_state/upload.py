@@ -1,4 +1,4 @@
-"""What the device keeps by slot, and what a step writes there."""
+"""The device tensor of per-slot state, and the upload of a step's changes to it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import torch
 
 import ngram_npu._C as _C
 from ngram_npu.async_state.batch import AsyncConfig
-from ngram_npu.async_state.device import CpuDevice, Device
-from ngram_npu.async_state.staging import HostBuffer
+from ngram_npu.async_state.device import CpuDevice, Device, HostBuffer
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Writes = tuple[Int64Array, Int32Array]
-"""Places that differ, and what goes there."""
+"""Distinct indices, and the values to write there."""
 
 CHUNK = _C.CHUNK
 UNUSED = -1
 NO_CELLS: Writes = np.zeros(0, np.int64), np.zeros(0, np.int32)
 NewRows = tuple[Sequence[Int32Array], Int64Array]
-"""What the rows hold from now on, and the lengths of those that they replace."""
+"""The contents of new rows, and the lengths of the rows that they replace."""
 
 
 class Rows(NamedTuple):
-    """Whole rows, in chunks."""
+    """Complete new rows, split into chunks."""
 
-    places: Int64Array
+    indices: Int64Array
+    """[C], where each chunk is written."""
     chunks: Int32Array
-    """[C,CHUNK], UNUSED beyond a row's end, as far as it was longer before."""
-    of_tokens: int
-    """The first of them; the others are of block tables."""
+    """[C,CHUNK], UNUSED after the row's end, up to the length of the row that it replaces."""
+    num_token_chunks: int
+    """The first chunks are of token rows, the others of block tables."""
     smallest_block: int
 
 
@@ -45,39 +45,39 @@ _PAD = np.zeros(1, np.int32)
 
 
 def chunks_of(length: int) -> int:
-    """The chunks that so much of a row takes."""
+    """Returns the number of chunks of a row with this length."""
     return -(-length // CHUNK)
 
 
 class Upload(ABC):
-    """One tensor with all that the device keeps by slot.
+    """One device tensor that contains the tokens, block tables and counts of all slots.
 
-    Whole rows of tokens and blocks are written in *chunks*, everything else in *cells*: elements.
+    New rows of tokens and blocks are written in *chunks*, everything else as single *cells*.
 
     Attributes:
-        token_ids: [R,S] int32 on the device, as the following.
-        block_tables: [R,NB] for each KV group, UNUSED beyond a row's blocks.
+        token_ids: [R,S] int32 on the device, like all tensors below.
+        block_tables: [R,NB] for each KV group, UNUSED after a row's blocks.
         num_tokens: [R].
-        acceptance: [R,2] of the neural drafter.
-        fixed: [F] what is not kept by slot; always at the same address.
-        first_blocks: [R] for each KV group, on the host: the cell of each row's first block.
+        acceptance: [R,2], the neural drafter's acceptance (``merge_drafts_``).
+        fixed: [F], the step's arrays indexed by batch position; its address never changes.
+        first_blocks: [R] for each KV group, on the host: index of each row's first block cell.
     """
 
     fixed: torch.Tensor
 
     def __init__(self, device: Device, config: AsyncConfig) -> None:
-        """Allocates everything, and clears it."""
+        """Allocates and clears all tensors."""
         self._device = device
         rows, slots = config.max_rows, np.arange(config.max_rows)
         widths = [config.row_capacity, *(group.max_blocks for group in config.kv_groups)]
         pitches = [*map(chunks_of, widths)]
         sizes = [*(rows * pitch for pitch in pitches), chunks_of(rows), chunks_of(2 * rows)]
         *starts, lengths, accepted, end = np.cumsum([0, *sizes]).tolist()
-        self._rows = [at + slots * pitch for at, pitch in zip(starts, pitches, strict=True)]
+        self._rows = [start + slots * pitch for start, pitch in zip(starts, pitches, strict=True)]
         self.first_blocks = [CHUNK * row for row in self._rows[1:]]
-        self._own_cells = [CHUNK * lengths + slots]
+        self._count_cells = [CHUNK * lengths + slots]
         if config.merge is not None:
-            self._own_cells += [CHUNK * accepted + 2 * slots + i for i in range(2)]
+            self._count_cells += [CHUNK * accepted + 2 * slots + i for i in range(2)]
         self._chunks = device.tensor((end, CHUNK), torch.int32)
         self._cells = self._chunks.view(-1)
         self._blocks = self._chunks[starts[1] : lengths]
@@ -91,16 +91,16 @@ class Upload(ABC):
         self.clear()
 
     def clear(self) -> None:
-        """Empties the block tables."""
+        """Marks all entries of the block tables as UNUSED."""
         unused = self._device.host_tensor(self._blocks.shape, torch.int32)
         self._device.copy(self._blocks, unused.fill_(UNUSED), "main")
 
     def rows(self, slots: Int64Array, tables: list[NewRows]) -> Rows:
-        """The chunks of new rows.
+        """Returns the chunks of new rows.
 
         Args:
             slots: [N].
-            tables: of tokens, then of each KV group's blocks.
+            tables: The token rows, then the block rows of each KV group.
         """
         rows = [row for contents, _ in tables for row in contents]
         firsts = np.concatenate([first[slots] for first in self._rows])
@@ -108,32 +108,32 @@ class Upload(ABC):
         return Rows(*_C.pack_rows(rows, firsts, replaced, len(slots)))
 
     def lengths(self, slots: Int64Array, lengths: Int32Array) -> list[Writes]:
-        """The cells of the lengths of new rows; nothing is known of their neural drafts yet."""
-        first, *others = (cells[slots] for cells in self._own_cells)
-        return [(first, lengths), *((cells, 0 * lengths) for cells in others)]
+        """Returns the cells that set the lengths of new rows and reset their acceptance."""
+        length_cells, *acceptance_cells = (cells[slots] for cells in self._count_cells)
+        return [(length_cells, lengths), *((cells, 0 * lengths) for cells in acceptance_cells)]
 
     @abstractmethod
     def send(self, number: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
-        """Writes rows, then cells, and the beginning of the fixed part.
+        """Writes rows, then cells, and the first elements of ``fixed``.
 
         Args:
-            number: of the step.
+            number: Number of the step; consecutive steps use different staging buffers.
         """
 
 
 class DirectUpload(Upload):
-    """Where the host's memory is the device's."""
+    """For the CPU: writes directly, without a staging buffer."""
 
     def __init__(self, device: Device, config: AsyncConfig, fixed: int) -> None:
         super().__init__(device, config)
         self.fixed = device.tensor((fixed,), torch.int32)
-        self._there = [tensor.numpy() for tensor in (self._chunks, self._cells, self.fixed)]
+        self._arrays = [tensor.numpy() for tensor in (self._chunks, self._cells, self.fixed)]
 
     def send(self, number: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
-        all_chunks, all_cells, all_fixed = self._there
-        all_chunks[rows.places] = rows.chunks
-        for places, values in cells:
-            all_cells[places] = values
+        all_chunks, all_cells, all_fixed = self._arrays
+        all_chunks[rows.indices] = rows.chunks
+        for indices, values in cells:
+            all_cells[indices] = values
         begin = 0
         for part in fixed:
             all_fixed[begin : begin + len(part)] = part
@@ -141,38 +141,40 @@ class DirectUpload(Upload):
 
 
 class PackedUpload(Upload):
-    """One copy to a place on the device, and from there to chunks and cells.
+    """Copies a step in one transfer, and scatters it on the device to chunks and cells.
 
-    These are packed before the fixed part, which ends that place. A step with more of them than
-    there is room for is copied in parts.
+    Chunks and cells are packed in front of the fixed part, at the end of the device buffer. A step
+    with more chunks or cells than fit is copied in several transfers.
     """
 
     def __init__(self, device: Device, config: AsyncConfig, fixed: int) -> None:
         super().__init__(device, config)
-        # As much as requests bring whose whole prompts are scheduled.
+        # Enough for a step in which every admitted request schedules its complete prompt.
         tables = 1 + len(config.kv_groups)
-        self._most_chunks = config.max_rows * tables + chunks_of(config.max_step_tokens)
-        self._most_cells = self._most_chunks * CHUNK
-        # Each has an index of 64 bits. Whole chunks, so that they are rows of a view.
-        self._room = self._most_chunks * 2 * CHUNK + self._most_cells * 3
-        self._size = self._room + fixed
-        self._landing = device.tensor((self._size,), torch.int32)
-        self._landed_indices = self._landing[: self._room].view(torch.int64)
-        self._landed_chunks = self._landing[: self._room].view(-1, CHUNK)
-        self.fixed = self._landing[self._room :]
-        # Used in turn: when a step begins, the copies of the last step may not have run, but those
-        # of the step before it have, because it is reconciled.
+        self._max_chunks = config.max_rows * tables + chunks_of(config.max_step_tokens)
+        self._max_cells = self._max_chunks * CHUNK
+        # Chunks and cells have 64-bit indices. The size is a multiple of CHUNK, so that the
+        # buffer can be viewed as chunks.
+        self._packed_size = self._max_chunks * 2 * CHUNK + self._max_cells * 3
+        self._size = self._packed_size + fixed
+        self._buffer = device.tensor((self._size,), torch.int32)
+        self._buffer_indices = self._buffer[: self._packed_size].view(torch.int64)
+        self._buffer_chunks = self._buffer[: self._packed_size].view(-1, CHUNK)
+        self.fixed = self._buffer[self._packed_size :]
+        # Steps alternate between two buffers. When a step begins, the copies of the last step may
+        # still be pending. Those of the second last step are done, because it is reconciled.
         self._staging = [HostBuffer(device, self._size) for _ in range(2)]
 
     def send(self, number: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
-        places, values = zip(*cells, strict=True)
-        joined = np.concatenate(places), np.concatenate(values)
-        share = max(len(rows.places) / self._most_chunks, len(joined[0]) / self._most_cells)
+        indices, values = zip(*cells, strict=True)
+        joined = np.concatenate(indices), np.concatenate(values)
+        share = max(len(rows.indices) / self._max_chunks, len(joined[0]) / self._max_cells)
         copies, staging = math.ceil(share) or 1, self._staging[number % 2]
         staging.reserve(copies * self._size)
         for i in range(copies):
-            now = _part(rows[:2], i, self._most_chunks), _part(joined, i, self._most_cells)
-            self._copy(staging, i * self._size, *now, fixed)
+            chunks = _select_part(rows[:2], i, self._max_chunks)
+            part = _select_part(joined, i, self._max_cells)
+            self._copy(staging, i * self._size, chunks, part, fixed)
 
     def _copy(
         self,
@@ -183,32 +185,32 @@ class PackedUpload(Upload):
         fixed: list[Int32Array],
     ) -> None:
         num_chunks, num_cells = len(chunks[0]), len(cells[0])
-        # Indices have 64 bits, so that all between them and the fixed part is even.
-        values_at = self._room - num_chunks * CHUNK - num_cells - num_cells % 2
+        # An even number of elements after the 64-bit indices keeps these aligned.
+        values_at = self._packed_size - num_chunks * CHUNK - num_cells - num_cells % 2
         cells_at = values_at - 2 * num_cells
         chunks_at = cells_at - 2 * num_chunks
         packed = [chunks[0].view(np.int32), cells[0].view(np.int32), cells[1]]
         packed += [_PAD[: num_cells % 2], chunks[1].reshape(-1), *fixed]
-        end = self._room + sum(map(len, fixed))
+        end = self._packed_size + sum(map(len, fixed))
         staged = slice(offset + chunks_at, offset + end)
         np.concatenate(packed, out=staging.array[staged])
-        self._device.copy(self._landing[chunks_at:end], staging.tensor[staged], "main")
-        # Not index_copy_: that of NPUs reads the indices on the host.
+        self._device.copy(self._buffer[chunks_at:end], staging.tensor[staged], "main")
+        # index_copy_ is not used, because on NPUs it reads the indices on the host.
         if num_chunks:
-            indices = self._landed_indices[chunks_at // 2 : cells_at // 2]
-            self._chunks.index_put_((indices,), self._landed_chunks[-num_chunks:])
+            indices = self._buffer_indices[chunks_at // 2 : cells_at // 2]
+            self._chunks.index_put_((indices,), self._buffer_chunks[-num_chunks:])
         if num_cells:
-            indices = self._landed_indices[cells_at // 2 : values_at // 2]
-            values = self._landing[values_at : values_at + num_cells]
+            indices = self._buffer_indices[cells_at // 2 : values_at // 2]
+            values = self._buffer[values_at : values_at + num_cells]
             self._cells.index_put_((indices,), values)
 
 
-def upload_to(device: Device, config: AsyncConfig, fixed: int) -> Upload:
-    """An Upload with so many elements in the fixed part."""
+def make_upload(device: Device, config: AsyncConfig, fixed: int) -> Upload:
+    """Returns the Upload for a device, with ``fixed`` elements in its fixed part."""
     kind = DirectUpload if isinstance(device, CpuDevice) else PackedUpload
     return kind(device, config, fixed)
 
 
-def _part(writes: Writes, i: int, most: int) -> Writes:
-    here = slice(i * most, (i + 1) * most)
-    return writes[0][here], writes[1][here]
+def _select_part(writes: Writes, i: int, size: int) -> Writes:
+    part = slice(i * size, (i + 1) * size)
+    return writes[0][part], writes[1][part]

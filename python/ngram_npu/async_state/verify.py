@@ -1,4 +1,4 @@
-"""Greedy verification: accepts the drafts that the target model would have generated."""
+"""Greedy verification of drafts."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ def verify_greedy(
     cu_num_drafts: torch.Tensor,
     k: int,
 ) -> torch.Tensor:
-    """The tokens that each request gains: its accepted drafts and the one after them.
+    """Returns the accepted drafts of each request and the token after them.
 
-    A draft is accepted if it is the argmax of the logits before it and all drafts before it are
-    accepted. Nothing waits for the device. With noise added to the logits that depends on the
-    request and the position only (Gumbel-max), the same rule verifies sampled text.
+    A draft is accepted if it is the argmax of the preceding logits and all earlier drafts are
+    accepted. The function does not wait for the device. It also verifies sampled text if noise that
+    depends only on the request and the position is added to the logits (Gumbel-max).
 
     Args:
-        logits: [D+B, V] floating point: the logits after each request's newest token and after
-            each of its drafts, request by request.
-        draft_token_ids: [D] integer: the drafts, request by request.
-        cu_num_drafts: [B] integer: the inclusive sum of the draft counts
+        logits: [D+B, V] floating point: logits after the newest token and after each draft of each
+            request, request by request.
+        draft_token_ids: [D] integer: drafts, request by request.
+        cu_num_drafts: [B] integer: inclusive cumulative draft counts
             (`StepInputs.cu_num_scheduled_drafts`).
-        k: at least the largest draft count; the width of the result is k+1.
+        k: Upper bound of the draft counts; the result has k+1 columns.
 
     Returns:
-        [B, k+1] int32, -1 beyond a request's tokens: what :meth:`AsyncSpecState.end_step` takes.
+        [B, k+1] int32, padded with -1: the argument of :meth:`AsyncSpecState.end_step`.
 
     Raises:
-        ValueError: shapes that do not fit together.
+        ValueError: The shapes are inconsistent.
     """
     num_drafts, batch = len(draft_token_ids), len(cu_num_drafts)
     if logits.ndim != 2 or len(logits) != num_drafts + batch:
@@ -44,11 +44,11 @@ def verify_greedy(
     counts = end.diff(prepend=end.new_zeros(1))
     first_draft = (end - counts)[:, None]
     first_row = first_draft + torch.arange(batch, device=logits.device)[:, None]
-    says = logits.argmax(-1).to(torch.int32)
-    sampled = says[(first_row + columns).clamp(max=max(len(says) - 1, 0))]
-    # One more entry, for places without a draft.
+    predicted = logits.argmax(-1).to(torch.int32)
+    sampled = predicted[(first_row + columns).clamp(max=max(len(predicted) - 1, 0))]
+    # The additional entry stands for columns without a draft.
     drafts = torch.nn.functional.pad(draft_token_ids.to(torch.int32), (0, 1), value=-1)
     drafts = drafts[(first_draft + columns[:k]).clamp(max=num_drafts)]
     accepted = (drafts == sampled[:, :k]) & (columns[:k] < counts[:, None])
-    kept = torch.nn.functional.pad(accepted.int().cumprod(1).bool(), (1, 0), value=True)
-    return torch.where(kept, sampled, -1)
+    is_valid = torch.nn.functional.pad(accepted.int().cumprod(1).bool(), (1, 0), value=True)
+    return torch.where(is_valid, sampled, -1)

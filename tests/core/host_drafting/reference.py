@@ -1,4 +1,4 @@
-"""What drafting on the host does, by the operators' references and at once."""
+"""Reference of drafting on the host: synchronous, with the reference operators."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class _Request:
 
 @dataclass
 class Reference:
-    """Steps at once, by the operators' references. The store has what was said ``lag`` steps ago,
-    and of a request that has ended what it said up to its own stop."""
+    """Runs steps synchronously. The store lags ``lag`` steps behind. When a request ends, its text
+    up to its stop is stored."""
 
     config: NgramConfig
     store: NgramStore
@@ -56,7 +56,7 @@ class Reference:
                 if ends and request.cut is None:
                     request.cut = len(request.text)
         drafts = self._draft(rows, [len(tokens) for tokens in sampled])
-        if not rows:  # a dummy run, no step
+        if not rows:  # a dummy run does not count as a step
             return drafts
         self.late.append([(self.rows[row], row, len(self.rows[row].text)) for row in rows])
         if len(self.late) > self.lag:
@@ -72,17 +72,17 @@ class Reference:
             token_ids[row, : len(request.text)] = request.text
             lengths[row] = len(request.text)
         costs = np.zeros((len(rows), k), np.uint8)
-        told = np.array(counts, np.int32)
-        asked = token_ids, lengths, self.store.tensor, np.array(rows), None, told
+        num_sampled = np.array(counts, np.int32)
+        inputs = token_ids, lengths, self.store.tensor, np.array(rows), None, num_sampled
         lookup = 1, 16, k, 1, config.overlap, UNLIMITED
         by_cost = config.cost_table, config.cost_limit, costs, self.fill, config.token_logits
-        found = ngram_index_propose_(*asked, *lookup, True, *by_cost)
-        copy = np.array(self.store.tensor)  # what it takes in is thrown away
+        results = ngram_index_propose_(*inputs, *lookup, True, *by_cost)
+        scratch = np.array(self.store.tensor)  # the operator also inserts, which is discarded
         requests = np.array(rows), None, np.array([self.rows[row].scope for row in rows])
         limits = UNLIMITED, config.store_cost_table, config.cost_limit, self.fill
-        drafts = *found, costs, *limits, config.token_logits
-        ngram_store_step_(token_ids, lengths, told, copy, *requests, *drafts)
-        return [array.tolist() for array in (*found, costs)]
+        drafts = *results, costs, *limits, config.token_logits
+        ngram_store_step_(token_ids, lengths, num_sampled, scratch, *requests, *drafts)
+        return [array.tolist() for array in (*results, costs)]
 
     def _settle(self, request: _Request, row: int, length: int) -> None:
         if length <= request.settled:
@@ -96,6 +96,6 @@ class Reference:
         request.settled = length
 
     def has_the_text_of(self, store: NgramStore) -> bool:
-        """Whether the stores are equal but for their statistics."""
-        both = (np.asarray(one.tensor)[HEADER_WORDS:] for one in (self.store, store))
-        return np.array_equal(*both)
+        """Returns whether the stores are equal except for their statistics."""
+        expected, actual = (np.asarray(s.tensor)[HEADER_WORDS:] for s in (self.store, store))
+        return np.array_equal(expected, actual)

@@ -1,4 +1,4 @@
-"""A stream of the driver's stand-in (driver.cpp), as torch and ``CudaStream`` see one."""
+"""A stream of the simulated CUDA driver (driver.cpp), for torch and ``CudaStream``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ngram_npu import host_drafting
 SOURCE = Path(__file__).with_name("driver.cpp")
 
 
-def built(folder: Path) -> ctypes.CDLL:
+def build_driver(folder: Path) -> ctypes.CDLL:
     library = folder / "libcuda.so.1"
     flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run(["g++", *flags, SOURCE, "-o", library], check=True)
-    return loaded(library)
+    return load_driver(library)
 
 
-def loaded(library: Path) -> ctypes.CDLL:
+def load_driver(library: Path) -> ctypes.CDLL:
     driver = ctypes.CDLL(str(library))
     driver.stand_in_stream.restype = ctypes.c_void_p
     driver.stand_in_copy.argtypes = *[ctypes.c_void_p] * 3, ctypes.c_size_t
@@ -34,13 +34,13 @@ def loaded(library: Path) -> ctypes.CDLL:
 
 
 class LateStream(host_drafting.CudaStream):
-    """Launches by the driver's function; copies are in the order of its stream too."""
+    """Launches jobs with the driver's function, and copies in the order of its stream."""
 
     def __init__(self, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
         self.capturing = False
         self.handle = driver.stand_in_stream()
         self.driver = driver
-        self._copied: list[torch.Tensor] = []  # a copy's source must live until it is made
+        self._copied: list[torch.Tensor] = []  # keeps tensors alive until their copy has run
         stream = SimpleNamespace(cuda_stream=self.handle)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
@@ -59,8 +59,8 @@ class LateStream(host_drafting.CudaStream):
         size = to.numel() * to.element_size()
         self.driver.stand_in_copy(self.handle, to.data_ptr(), source.data_ptr(), size)
 
-    def again(self) -> nullcontext[None]:
-        return nullcontext()  # torch's own streams need CUDA
+    def use_last_stream(self) -> nullcontext[None]:
+        return nullcontext()  # a stream of torch would need CUDA
 
     def wait(self) -> None:
         self.driver.stand_in_wait(self.handle)

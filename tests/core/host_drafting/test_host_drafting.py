@@ -1,4 +1,4 @@
-"""Drafting in a stream's callbacks: random steps against references, and a device that fails."""
+"""HostDrafting: random steps compared with a reference, pending jobs, and failing devices."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import torch
 from core.host_drafting.reference import Reference
-from core.host_drafting.stand_in import LateStream, built
-from core.index.index_words import slot_words
+from core.host_drafting.stand_in import LateStream, build_driver
+from core.index.words import slot_of
 from ngram_npu import Costs, NgramConfig, NgramStore, host_drafting
-from ngram_npu.host_drafting import CallingThread, HostDrafting, HostDrafts, Stop
+from ngram_npu.host_drafting import DeviceDrafts, HostDrafting, Stop, SynchronousStream
 from ngram_npu.index import make_index
 
 R, S, K = 4, 60, 3
@@ -35,27 +35,27 @@ CONFIG = NgramConfig(
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return built(tmp_path_factory.mktemp("driver"))
+    return build_driver(tmp_path_factory.mktemp("driver"))
 
 
 @pytest.fixture
 def stream(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateStream]:
-    made = LateStream(driver, monkeypatch)
-    yield made
-    made.hold(False)
-    made.wait()
+    late = LateStream(driver, monkeypatch)
+    yield late
+    late.hold(False)
+    late.wait()
 
 
-def _store(visibility: str) -> NgramStore:
+def _make_store(visibility: str) -> NgramStore:
     return NgramStore(R, 8192, visibility=visibility, kind="numpy")
 
 
-def _drafting(stream: Any, store: NgramStore | None = None, lag: int = 0) -> HostDrafting:
+def _make_drafting(stream: Any, store: NgramStore | None = None, lag: int = 0) -> HostDrafting:
     return HostDrafting(
         CONFIG,
         num_rows=R,
         capacity=S,
-        most_sampled=K + 1,
+        max_sampled=K + 1,
         device=CPU,
         lag=lag,
         index=make_index(CONFIG, R, R * S, kind="numpy"),
@@ -64,14 +64,23 @@ def _drafting(stream: Any, store: NgramStore | None = None, lag: int = 0) -> Hos
     )
 
 
-def _sampled(tokens: list[list[int]]) -> torch.Tensor:
-    rows = [[len(of), *of, *[-1] * (K + 1 - len(of))] for of in tokens]
+def _make_sampled(tokens: list[list[int]]) -> torch.Tensor:
+    rows = [[len(row), *row, *[-1] * (K + 1 - len(row))] for row in tokens]
     return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), K + 2)
+
+
+def _propose(drafting: HostDrafting, *tokens: list[int]) -> DeviceDrafts:
+    """Proposes for rows 0, 1, ... after these tokens."""
+    return drafting.propose(np.arange(len(tokens), dtype=np.int32), _make_sampled([*tokens]))
+
+
+def _as_lists(tensors: Any) -> list[Any]:
+    return [tensor.tolist() for tensor in tensors]
 
 
 @pytest.mark.parametrize("fitted", [False, True])
 @pytest.mark.parametrize(("lag", "visibility"), [(0, "live"), (1, "live"), (2, "finish")])
-def test_drafts_are_those_of_the_references(
+def test_random_steps_match_the_reference(
     stream: LateStream, lag: int, visibility: str, fitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(lag)
@@ -79,48 +88,51 @@ def test_drafts_are_those_of_the_references(
         cells = (rng.integers(-50, 200, (16, columns)) for columns in (32, 56))
         costs = Costs(*cells, rng.integers(-99, 99, (4096, 2)))
         monkeypatch.setitem(globals(), "CONFIG", replace(CONFIG, costs=costs))
-    ours = _store(visibility)
-    reference = Reference(CONFIG, _store(visibility), lag, (R, S))
-    drafting = _drafting(stream, ours, lag)
-    steps: list[tuple[HostDrafts, list[Any]]] = []
+    store = _make_store(visibility)
+    reference = Reference(CONFIG, _make_store(visibility), lag, (R, S))
+    drafting = _make_drafting(stream, store, lag)
+    steps: list[tuple[DeviceDrafts, list[Any]]] = []
     words = [rng.integers(0, 5, 6).tolist() for _ in range(4)]
     reused = 0
     for _ in range(120):
         for row in range(R):
-            has = row in reference.rows
             request = reference.rows.get(row)
-            stopped = request is not None and request.cut is not None
-            if has and (len(reference.rows[row].text) > S - 8 or rng.random() < stopped * 0.6):
-                drafting.end(row)
-                reference.end(row)
-            elif not has and rng.random() < 0.5:
+            if request is not None:
+                has_stopped = request.cut is not None
+                if len(request.text) > S - 8 or rng.random() < has_stopped * 0.6:
+                    drafting.end(row)
+                    reference.end(row)
+            elif rng.random() < 0.5:
                 text = [*words[rng.integers(4)], *words[rng.integers(4)]]
                 stop = Stop((STOP,)) if rng.random() < 0.8 else None
                 scope = int(rng.integers(2))
                 drafting.begin(row, text, scope=scope, stop=stop)
                 reference.begin(row, text, scope, stop)
                 reused += 1
-        if rng.random() < 0.3:  # the reference is not told of a wait, which is no step
+        if rng.random() < 0.3:  # a job without a step, of which the reference learns nothing
             drafting._run(np.empty(0, np.int32))
-        chosen = rng.random() < 0.8  # otherwise a dummy run
-        rows = [r for r in rng.permutation(sorted(reference.rows)) if chosen and rng.random() < 0.8]
-        said = [words[rng.integers(4)][: rng.integers(K + 2)] for _ in rows]
-        said = [[*of[:-1], STOP] if of and rng.random() < 0.08 else of for of in said]
-        found = drafting.propose(np.array(rows, np.int32), _sampled(said))
-        steps.append((found, reference.step(rows, said)))
+        is_step = rng.random() < 0.8  # otherwise a dummy run
+        live = rng.permutation(sorted(reference.rows))
+        rows = [row for row in live if is_step and rng.random() < 0.8]
+        sampled = [words[rng.integers(4)][: rng.integers(K + 2)] for _ in rows]
+        for tokens in sampled:
+            if tokens and rng.random() < 0.08:
+                tokens[-1] = STOP
+        drafts = drafting.propose(np.array(rows, np.int32), _make_sampled(sampled))
+        steps.append((drafts, reference.step(rows, sampled)))
     stream.wait()
-    for found, wanted in steps:
-        assert [tensor.tolist() for tensor in found] == wanted
-    assert reference.has_the_text_of(ours)
-    ours.check_integrity()
+    for drafts, expected in steps:
+        assert _as_lists(drafts) == expected
+    assert reference.has_the_text_of(store)
+    store.check_integrity()
     assert reused > 15
-    assert ours.statistics.drafts > 10
+    assert store.statistics.drafts > 10
 
 
-def test_drafts_of_a_scan_that_weighs_costs_are_those_of_the_operator() -> None:
+def test_scan_with_costs_drafts_like_the_operator() -> None:
     config = NgramConfig(min_n=1, max_n=4, k=K, min_draft_probability=0.4)
     drafting = HostDrafting(
-        config, num_rows=R, capacity=S, most_sampled=K + 1, device=CPU, fill=False
+        config, num_rows=R, capacity=S, max_sampled=K + 1, device=CPU, fill=False
     )
     rng = np.random.default_rng(0)
     rows = torch.from_numpy(rng.integers(0, 3, (R, S), np.int32))
@@ -131,143 +143,148 @@ def test_drafts_of_a_scan_that_weighs_costs_are_those_of_the_operator() -> None:
     lookup = config.lookup_arguments
     lookup.pop("k")
     costs = {"match_costs": torch.from_numpy(config.match_cost_table.copy())}
-    found_fewer = 0
+    num_shortened = 0
     for _ in range(30):
-        drafts = drafting.propose(ids, _sampled(rows[ids, lengths.long()][:, None].tolist()))
+        drafts = drafting.propose(ids, _make_sampled(rows[ids, lengths.long()][:, None].tolist()))
         lengths += 1
         expected = [
             torch.full((R, K), -1, dtype=torch.int64),
             *torch.zeros((2, R), dtype=torch.int32),
             torch.full((R, K), 255, dtype=torch.uint8),
         ]
-        into = dict(zip(HostDrafts._fields, expected, strict=True))
-        ngram_npu.ops.ngram_propose_(rows, lengths, **lookup, **costs, **into)
-        assert [tensor.tolist() for tensor in drafts] == [tensor.tolist() for tensor in expected]
-        whole = ngram_npu.ops.ngram_propose(rows, lengths, k=K, **lookup)[1]
-        found_fewer += int((drafts.num_draft_tokens < whole).sum())
-    assert found_fewer > 10
+        outputs = dict(zip(DeviceDrafts._fields, expected, strict=True))
+        ngram_npu.ops.ngram_propose_(rows, lengths, **lookup, **costs, **outputs)
+        assert _as_lists(drafts) == _as_lists(expected)
+        without_costs = ngram_npu.ops.ngram_propose(rows, lengths, k=K, **lookup)[1]
+        num_shortened += int((drafts.num_draft_tokens < without_costs).sum())
+    assert num_shortened > 10
 
 
-def test_job_indexes_at_most_its_budget_in_total() -> None:
-    """Also a job that drafts for rows whose prompts are not indexed yet."""
+def test_job_indexes_at_most_its_budget() -> None:
+    """The budget also covers rows that are drafted for before their prompts are indexed."""
     rows, length, budget = 3, 5000, 8192
     index = make_index(CONFIG, rows, rows * 6000, kind="numpy")
-    shape = {"num_rows": rows, "capacity": 6000, "most_sampled": K + 1}
+    shape = {"num_rows": rows, "capacity": 6000, "max_sampled": K + 1}
     drafting = HostDrafting(CONFIG, **shape, device=CPU, index=index)
     for row in range(rows):
         drafting.begin(row, np.arange(length))
     for job in range(1, 4):
-        drafting.propose(np.arange(rows, dtype=np.int32), _sampled([[1]] * rows))
-        indexed = sum(int(slot_words(index.tensor, row)[1]) for row in range(rows))
+        _propose(drafting, *[[1]] * rows)
+        indexed = sum(int(slot_of(index.tensor, row)[1]) for row in range(rows))
         assert indexed == min(job * budget, rows * (length + job))
 
 
 @pytest.mark.parametrize(
     ("sampled", "got"),
     [
-        (_sampled([[5]]), rf"int32 \[1, {K + 2}\]"),  # would be copied to both rows
-        (_sampled([[5], [6], [7]]), rf"int32 \[3, {K + 2}\]"),
+        (_make_sampled([[5]]), rf"int32 \[1, {K + 2}\]"),  # would be broadcast to both rows
+        (_make_sampled([[5], [6], [7]]), rf"int32 \[3, {K + 2}\]"),
         (torch.zeros((2, 1), dtype=torch.int32), r"int32 \[2, 1\]"),
-        (_sampled([[5], [6]]).long(), rf"int64 \[2, {K + 2}\]"),
+        (_make_sampled([[5], [6]]).long(), rf"int64 \[2, {K + 2}\]"),
     ],
 )
-def test_host_drafting_with_sampled_tokens_of_another_shape_raises(
+def test_propose_with_sampled_tokens_of_wrong_shape_raises(
     stream: LateStream, sampled: torch.Tensor, got: str
 ) -> None:
-    store = _store("live")
-    drafting = _drafting(stream, store)
+    store = _make_store("live")
+    drafting = _make_drafting(stream, store)
     drafting.begin(0, [1, 2], scope=1)
     drafting.begin(1, [3, 4], scope=2)
     message = rf"HostDrafting: propose: sampled: expected int32 \[2, {K + 2}\], got {got}"
     with pytest.raises(ValueError, match=message):
         drafting.propose(np.array([0, 1], np.int32), sampled)
-    drafting.propose(np.array([0, 1], np.int32), _sampled([[5], [6]]))
+    _propose(drafting, [5], [6])
     stream.wait()
     assert [(scope, text.tolist()) for scope, text in store._texts()] == [(1, [5]), (2, [6])]
 
 
-def test_nothing_waits_for_the_stream(stream: LateStream) -> None:
-    drafting = _drafting(stream)
+@pytest.fixture
+def drafting(stream: LateStream) -> HostDrafting:
+    """Drafts for one request in row 0, with a store."""
+    drafting = _make_drafting(stream, _make_store("live"))
     drafting.begin(0, [1, 2, 3])
+    return drafting
+
+
+def test_propose_does_not_wait_for_the_stream(stream: LateStream, drafting: HostDrafting) -> None:
     stream.hold(True)
-    found = [
-        drafting.propose(np.array([0], np.int32), _sampled([[token]])) for token in (1, 2, 3, 1)
-    ]
+    steps = [_propose(drafting, [token]) for token in (1, 2, 3, 1)]
     assert not drafting.settle(0.05)
     stream.hold(False)
     assert drafting.settle(10)
-    assert [drafts.draft_token_ids[0, 0].item() for drafts in found] == [2, 3, 1, 2]
+    assert [drafts.draft_token_ids[0, 0].item() for drafts in steps] == [2, 3, 1, 2]
 
 
-@pytest.mark.parametrize("pending", [False, True])
-def test_a_device_that_fails_stops_nothing(
-    driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, pending: bool
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_failed_device_does_not_block_the_host(
+    driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, is_pending: bool
 ) -> None:
     stream = LateStream(driver, monkeypatch)
-    drafting = _drafting(stream, _store("live"))
+    drafting = _make_drafting(stream, _make_store("live"))
     drafting.begin(0, [1, 2, 3])
-    stream.hold(pending)
-    drafting.propose(np.array([0], np.int32), _sampled([[1]]))
-    if not pending:
+    stream.hold(is_pending)
+    _propose(drafting, [1])
+    if not is_pending:
         stream.wait()
     stream.fail()
     with pytest.raises(RuntimeError, match="cuLaunchHostFunc returned status 719, expected 0"):
-        drafting.propose(np.array([0], np.int32), _sampled([[2]]))
-    began = time.monotonic()
+        _propose(drafting, [2])
+    start = time.monotonic()
     assert not drafting.settle(10)
     del drafting
     gc.collect()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - start < 5
 
 
-def test_what_jobs_use_outlives_the_drafter(stream: LateStream) -> None:
-    drafting = _drafting(stream, store := _store("live"))
+def test_pending_jobs_keep_their_memory_alive(stream: LateStream) -> None:
+    store = _make_store("live")
+    drafting = _make_drafting(stream, store)
     drafting.begin(0, [1, 2, 3])
     stream.hold(True)
-    found = drafting.propose(np.array([0], np.int32), _sampled([[1]]))
-    used = weakref.ref(np.asarray(store.tensor))
+    drafts = _propose(drafting, [1])
+    memory = weakref.ref(np.asarray(store.tensor))
     del drafting, store
     gc.collect()
-    assert used() is not None
+    assert memory() is not None
     stream.hold(False)
     stream.wait()
-    assert found.draft_token_ids.tolist() == [[2, 3, 1]]
+    assert drafts.draft_token_ids.tolist() == [[2, 3, 1]]
 
 
-def test_two_engines_in_a_process(stream: LateStream) -> None:
-    """They share the driver's thread, and nothing else."""
+def test_two_engines_in_a_process_are_independent(stream: LateStream) -> None:
     rng = np.random.default_rng(1)
-    late = [_drafting(stream, _store("live"), lag=1) for _ in range(2)]
-    at_once = [_drafting(CallingThread(), _store("live"), lag=1) for _ in range(2)]
-    steps: list[tuple[HostDrafts, HostDrafts]] = []
-    rows = np.arange(R, dtype=np.int32)
-    for turn in range(60):
-        for both in zip(late, at_once, strict=True):
-            sampled = _sampled([rng.integers(0, 3, rng.integers(K + 2)).tolist() for _ in rows])
-            text = rng.integers(0, 3, 9)
-            for drafting in both:
-                drafting.begin(turn % R, text)
-            steps.append((both[0].propose(rows, sampled), both[1].propose(rows, sampled)))
+    engines = [
+        [_make_drafting(kind, _make_store("live"), lag=1) for kind in (stream, SynchronousStream())]
+        for _ in range(2)
+    ]
+    steps: list[list[DeviceDrafts]] = []
+    for number in range(60):
+        for pair in engines:
+            tokens = [rng.integers(0, 3, rng.integers(K + 2)).tolist() for _ in range(R)]
+            prompt = rng.integers(0, 3, 9)
+            for drafting in pair:
+                drafting.begin(number % R, prompt)
+            steps.append([_propose(drafting, *tokens) for drafting in pair])
     stream.wait()
-    for found, wanted in steps:
-        assert [tensor.tolist() for tensor in found] == [tensor.tolist() for tensor in wanted]
+    for late, expected in steps:
+        assert _as_lists(late) == _as_lists(expected)
 
 
-LEAVES = """
-import os, sys, time
+EXIT_WITH_PENDING_JOBS = """
+import os, sys
 from pathlib import Path
-import numpy as np, pytest
-from core.host_drafting.stand_in import LateStream, loaded
-from core.host_drafting.test_host_drafting import _drafting, _sampled, _store
-stream = LateStream(loaded(Path(sys.argv[1])), pytest.MonkeyPatch())
-drafting = _drafting(stream, _store("live"))
+import pytest
+from core.host_drafting.stand_in import LateStream, load_driver
+from core.host_drafting.test_host_drafting import _make_drafting, _make_store, _propose
+stream = LateStream(load_driver(Path(sys.argv[1])), pytest.MonkeyPatch())
+drafting = _make_drafting(stream, _make_store("live"))
 drafting.begin(0, [1, 2, 3])
 stream.hold("held" in sys.argv)
 for token in (1, 2, 3) * 20:
-    drafting.propose(np.array([0], np.int32), _sampled([[token]] if token else []))
+    _propose(drafting, [token])
 child = os.fork() if "fork" in sys.argv else None
 if child == 0:
-    assert not drafting.settle(0.1), "the thread that runs jobs is the parent's"
+    assert not drafting.settle(0.1), "the child process has no thread that runs jobs"
 elif child:
     assert os.waitpid(child, 0)[1] == 0
     stream.hold(False)
@@ -275,87 +292,82 @@ elif child:
 """
 
 
-@pytest.mark.parametrize("how", ["held", "running", "held fork"])
-def test_a_process_ends_with_jobs_pending(driver: ctypes.CDLL, how: str) -> None:
+@pytest.mark.parametrize("mode", ["held", "running", "held fork"])
+def test_process_with_pending_jobs_ends(driver: ctypes.CDLL, mode: str) -> None:
     paths = os.pathsep.join(filter(None, sys.path))
-    command = [sys.executable, "-c", LEAVES, driver._name, *how.split()]
+    command = [sys.executable, "-c", EXIT_WITH_PENDING_JOBS, driver._name, *mode.split()]
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_no_job_is_captured(stream: LateStream) -> None:
+def test_propose_during_graph_capture_raises_and_keeps_the_announced_request(
+    stream: LateStream, drafting: HostDrafting
+) -> None:
     stream.capturing = True
-    drafting = _drafting(stream)
-    drafting.begin(0, [1, 2, 3])
-    rows = np.array([0], np.int32)
-    with pytest.raises(RuntimeError, match="not while a graph is captured"):
-        drafting.propose(rows, _sampled([[1]]))
+    with pytest.raises(RuntimeError, match="cannot be captured in a graph"):
+        _propose(drafting, [1])
     stream.capturing = False
-    found = drafting.propose(rows, _sampled([[1]]))
+    drafts = _propose(drafting, [1])
     assert drafting.settle(10)
-    assert found.draft_token_ids.tolist() == [[2, 3, 1]], "what began is not lost with the step"
+    assert drafts.draft_token_ids.tolist() == [[2, 3, 1]]
 
 
-def test_limits_of_any_size_are_taken(stream: LateStream) -> None:
-    """They come from a client."""
-    drafting = _drafting(stream)
+def test_stop_limits_from_a_client_may_have_any_size(stream: LateStream) -> None:
+    drafting = _make_drafting(stream)
     drafting.begin(0, [1], stop=Stop((), 1 << 70, 1, -5, 1 << 63, 1 << 64, 1 << 63))
-    drafting.propose(np.array([0], np.int32), _sampled([[1, 1]]))
+    _propose(drafting, [1, 1])
     assert drafting.settle(10)
 
 
-def test_a_machine_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
+def test_cuda_stream_without_the_driver_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(ctypes, "CDLL", raise_error)
     with pytest.raises(RuntimeError, match=r"drafting on the host: libcuda.so.1: cannot open"):
         host_drafting.CudaStream()
 
 
-def test_other_devices_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="drafting on the host: not for xpu"):
-        HostDrafting(CONFIG, num_rows=1, capacity=8, most_sampled=1, device=torch.device("xpu"))
+def test_unsupported_device_raises() -> None:
+    with pytest.raises(RuntimeError, match="expected cpu, cuda or npu, got xpu"):
+        HostDrafting(CONFIG, num_rows=1, capacity=8, max_sampled=1, device=torch.device("xpu"))
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda d: d.begin(R, [1]), r"begin: row: expected 0 to 3, got 4"),
         (lambda d: d.end(-1), r"end: row: expected 0 to 3, got -1"),
-        (
-            lambda d: d.propose(np.arange(R + 1, dtype=np.int32), _sampled([[]] * (R + 1))),
-            "propose: rows: expected at most 4, got 5",
-        ),
+        (lambda d: _propose(d, *[[]] * (R + 1)), "propose: rows: expected at most 4, got 5"),
     ],
 )
-def test_bad_arguments(call: Any, says: str) -> None:
-    drafting = _drafting(None)
-    with pytest.raises((ValueError, RuntimeError), match=says):
-        call(drafting)
+def test_row_out_of_range_raises(call: Any, message: str) -> None:
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        call(_make_drafting(None))
 
 
-def _arguments() -> dict[str, Any]:
-    """Those of a drafter that is given every buffer."""
-    costs = {"costs": np.zeros((16, 32), np.int16), "store_costs": np.zeros((16, 56), np.int16)}
+@pytest.fixture
+def arguments() -> dict[str, Any]:
+    """Arguments of a StreamDrafter with all optional buffers."""
     return {
         "num_rows": R,
         "capacity": S,
-        "most_sampled": K + 1,
+        "max_sampled": K + 1,
         "lag": 0,
         "min_n": 1,
         "max_n": 16,
         "k": K,
         "match_policy": 1,
+        "ladder": True,
         "sampled": np.zeros((R, K + 2), np.int32),
         "drafts": np.zeros(_C.stream_results_bytes(R, K), np.uint8),
         "match_costs": np.zeros(16, np.uint8),
-        "ladder": True,
         "index": np.asarray(make_index(CONFIG, R, R * S, kind="numpy").tensor),
-        "store": np.asarray(_store("live").tensor),
+        "store": np.asarray(_make_store("live").tensor),
         "token_logits": np.zeros((4096, 2), np.int8),
-        **costs,
+        "costs": np.zeros((16, 32), np.int16),
+        "store_costs": np.zeros((16, 56), np.int16),
     }
 
 
@@ -363,24 +375,24 @@ def _arguments() -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name", ["sampled", "drafts", "match_costs", "costs", "store_costs", "token_logits"]
 )
-def test_drafter_with_a_buffer_that_is_too_small_is_rejected(name: str, axis: int) -> None:
-    given = _arguments()
-    _C.StreamDrafter(**given)
-    axis = min(axis, given[name].ndim - 1)
-    smaller = np.delete(given[name], -1, axis)
+def test_stream_drafter_with_too_small_buffer_raises(
+    arguments: dict[str, Any], name: str, axis: int
+) -> None:
+    _C.StreamDrafter(**arguments)
+    axis = min(axis, arguments[name].ndim - 1)
+    arguments[name] = np.ascontiguousarray(np.delete(arguments[name], -1, axis))
     with pytest.raises(ValueError, match=rf"^StreamDrafter: {name}: expected (size|shape) "):
-        _C.StreamDrafter(**{**given, name: np.ascontiguousarray(smaller)})
+        _C.StreamDrafter(**arguments)
 
 
-def test_drafter_with_unaligned_drafts_is_rejected() -> None:
-    given = _arguments()
-    given["drafts"] = np.zeros(len(given["drafts"]) + 1, np.uint8)[1:]
+def test_stream_drafter_with_unaligned_drafts_raises(arguments: dict[str, Any]) -> None:
+    arguments["drafts"] = np.zeros(len(arguments["drafts"]) + 1, np.uint8)[1:]
     with pytest.raises(ValueError, match=r"^StreamDrafter: drafts: expected 8-byte alignment, got"):
-        _C.StreamDrafter(**given)
+        _C.StreamDrafter(**arguments)
 
 
-def test_stop_with_a_negative_prompt_is_rejected() -> None:
-    """Repetition would be looked for in front of the row."""
-    drafter, none = _C.StreamDrafter(**_arguments()), np.zeros(0, np.int32)
+def test_stop_with_negative_prompt_length_raises(arguments: dict[str, Any]) -> None:
+    """A negative length would make the search for repetitions read before the row."""
+    drafter, empty = _C.StreamDrafter(**arguments), np.zeros(0, np.int32)
     with pytest.raises(ValueError, match=r"^StreamDrafter.begin: prompt_length: expected 0 to "):
-        drafter.begin(0, none, 0, none, prompt_length=-1)
+        drafter.begin(0, empty, 0, empty, prompt_length=-1)

@@ -1,5 +1,5 @@
-// A stand-in for the necessary parts of CANN's runtime: a device whose memory is the host's and whose streams run work
-// at once. The other functions do nothing (stand_ins.py). The prototypes are those of the real headers.
+// Implements the required parts of CANN's runtime on the CPU: device memory is host memory, and streams run work
+// immediately. All other functions do nothing (stand_ins.py). The prototypes are those of the real headers.
 #include <acl/acl.h>
 #include <acl/acl_op_compiler.h>
 #include <dlfcn.h>
@@ -19,15 +19,15 @@ std::mutex mutex;
 std::string record;  // one line per launch or copy
 const void* last_stream = nullptr;
 std::atomic<int> waits{0};
-std::mutex device;  // a test that holds it stops the device
+std::mutex device;  // stops the device while a test holds it
 
-// A fault or a size that a test has requested.
-int64_t asked(const char* variable, int64_t otherwise) {
+// Returns the number in an environment variable, by which tests request faults and sizes.
+int64_t read_variable(const char* variable, int64_t default_value) {
   const char* text = std::getenv(variable);
-  return text != nullptr ? std::atoll(text) : otherwise;
+  return text != nullptr ? std::atoll(text) : default_value;
 }
 
-void note(const std::string& line) {
+void append_to_record(const std::string& line) {
   const std::lock_guard<std::mutex> lock(mutex);
   record += line + "\n";
 }
@@ -38,7 +38,7 @@ aclError allocate(void** memory, size_t bytes) {
 
 aclError copy(void* to, const void* from, size_t bytes) {
   std::memmove(to, from, bytes);
-  note("copy");
+  append_to_record("copy");
   return ACL_SUCCESS;
 }
 
@@ -46,7 +46,7 @@ struct Event {
   std::chrono::steady_clock::time_point time;
 };
 
-aclError make(void** handle) {  // of a stream or an event
+aclError make(void** handle) {  // a stream or an event
   *handle = new Event;
   return ACL_SUCCESS;
 }
@@ -57,17 +57,17 @@ extern "C" {
 
 uint32_t stand_in_record(const char* kernel, const void* stream) {
   const std::lock_guard<std::mutex> turn(device);
-  note(kernel);
+  append_to_record(kernel);
   last_stream = stream;
-  return asked("STAND_IN_FAILS", 0) != 0 ? ACL_ERROR_RT_AICORE_EXCEPTION : ACL_SUCCESS;
+  return read_variable("STAND_IN_FAILS", 0) != 0 ? ACL_ERROR_RT_AICORE_EXCEPTION : ACL_SUCCESS;
 }
 
 void stand_in_hold() { device.lock(); }
 void stand_in_release() { device.unlock(); }
 
-// Every function of this library begins with this (-finstrument-functions): the names of CANN's go into a list, each
-// with a line's end. In C alone: what a std:: header inlines is instrumented too. libc has hooks
-// of its own, so the library is linked with -Bsymbolic.
+// Called at the begin of every function of this library (-finstrument-functions). Appends the names of CANN's functions
+// to a list, one per line. Uses only C, because inlined std:: functions are instrumented too. The library is linked
+// with -Bsymbolic, because libc has hooks with the same names.
 #define STAND_IN_HOOK __attribute__((no_instrument_function))
 static char calls[1 << 18];
 static size_t calls_end = 0;
@@ -84,7 +84,7 @@ STAND_IN_HOOK void __cyg_profile_func_enter(void* function, void*) {
 }
 STAND_IN_HOOK void __cyg_profile_func_exit(void*, void*) {}
 
-// The calls since the last one of this, or that there are too many of them.
+// Returns the calls since the last call of this function, or a message if there are too many.
 __attribute__((no_instrument_function)) const char* stand_in_take_calls() {
   static char copy[sizeof(calls)];
   const size_t length = __atomic_exchange_n(&calls_end, 0, __ATOMIC_SEQ_CST);
@@ -114,7 +114,7 @@ size_t stand_in_take_record(char* into, size_t bytes) {
 // A binary is a shared library here, a kernel a function in it.
 aclError aclrtBinaryLoadFromFile(const char* path, aclrtBinaryLoadOptions*, aclrtBinHandle* binary) {
   const char* devices = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
-  note(std::string("load, devices ") + (devices != nullptr ? devices : "all"));
+  append_to_record(std::string("load, devices ") + (devices != nullptr ? devices : "all"));
   *binary = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   return *binary != nullptr ? ACL_SUCCESS : ACL_ERROR_INVALID_FILE;
 }
@@ -122,7 +122,7 @@ aclError aclrtBinaryGetFunction(const aclrtBinHandle binary, const char* name, a
   *function = dlsym(binary, name);
   return *function != nullptr ? ACL_SUCCESS : ACL_ERROR_INVALID_PARAM;
 }
-// Arguments: the kernel's own, and one word after them.
+// The arguments are those of the kernel, and one additional word.
 aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle function, uint32_t blocks, aclrtStream stream,
                                        aclrtLaunchKernelCfg*, void* args, size_t bytes, aclrtPlaceHolderInfo*,
                                        size_t placeholders) {
@@ -133,7 +133,7 @@ aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle function, uint32_t blocks
 
 aclError aclrtLaunchHostFunc(aclrtStream, aclrtHostFunc function, void* data) {
   const std::lock_guard<std::mutex> turn(device);
-  note("host function");
+  append_to_record("host function");
   function(data);
   return ACL_SUCCESS;
 }
@@ -153,8 +153,9 @@ aclError aclrtGetDevice(int32_t* device) {
 }
 const char* aclrtGetSocName() { return "Ascend910B3"; }
 aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr what, int64_t* value) {
-  if (what != ACL_DEV_ATTR_VECTOR_CORE_NUM) return ACL_ERROR_INVALID_PARAM;  // the UB's size is not told, as by CANN 8
-  *value = asked("STAND_IN_CORES", kStandInVectorCores);
+  if (what != ACL_DEV_ATTR_VECTOR_CORE_NUM)
+    return ACL_ERROR_INVALID_PARAM;  // like CANN 8, does not report the size of the UB
+  *value = read_variable("STAND_IN_CORES", kStandInVectorCores);
   return ACL_SUCCESS;
 }
 aclError aclrtSynchronizeStream(aclrtStream) { return ++waits, ACL_SUCCESS; }

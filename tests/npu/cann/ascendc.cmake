@@ -1,11 +1,11 @@
-# Stands in for the file of CANN that builds kernels: the functions of the real one that our build calls, with its
-# demands. What it builds runs the operators' CPU kernels (kernels.cpp).
+# Replaces CANN's file for building kernels. It has the functions that our build calls, and the same requirements. The
+# built libraries run the operators' CPU kernels (kernels.cpp).
 foreach(variable ASCEND_CANN_PACKAGE_PATH RUN_MODE SOC_VERSION)
   if(NOT DEFINED ${variable} OR "${${variable}}" STREQUAL "")
     message(FATAL_ERROR "${variable} is not set")
   endif()
 endforeach()
-# Its second link, of host code in the kernels' sources, reads link.txt.
+# CANN's second link, of host code in the kernels' sources, reads link.txt.
 if(NOT ASCEND_KERNEL_LAUNCH_ONLY AND NOT CMAKE_GENERATOR MATCHES "Makefiles")
   message(FATAL_ERROR "ASCEND_KERNEL_LAUNCH_ONLY is not set: link.txt file does not exist")
 endif()
@@ -17,9 +17,9 @@ if(NOT chip MATCHES "^ascend(910b[1-4]|910_93[0-9]+|950[a-z]+_[0-9a-z]+|310p[0-9
   message(FATAL_ERROR "SOC_VERSION ${SOC_VERSION} is not supported")
 endif()
 set(STAND_IN "${CMAKE_CURRENT_LIST_DIR}")
-set(CMAKE_SKIP_RPATH TRUE)  # where it is included, as the real one does
+set(CMAKE_SKIP_RPATH TRUE)  # in the including scope, like the real file
 
-# A library of the kernels' entries, each made by the macro `entry`.
+# Adds a library with an entry per kernel, each defined by the macro `entry`.
 function(stand_in_library target entry)
   set(entries "")
   foreach(source ${ARGN})
@@ -53,11 +53,11 @@ function(ascendc_library target type)
   endif()
   stand_in_library(${target} STAND_IN_STUB ${ARGN})
   target_compile_definitions(${target} PRIVATE STAND_IN_STUBS)
-  # As the real one does, which a wheel must not contain: here lib64, as on openEuler.
+  # Like the real function, installs to lib64 (as on openEuler), which a wheel must not contain.
   install(TARGETS ${target} LIBRARY DESTINATION lib64)
 endfunction()
 
-# What the runtime loads, a shared library here; written below the prefix by the build, as the real one does.
+# Builds the binary for the runtime, here a shared library. Like the real function, writes it below the prefix.
 function(ascendc_fatbin_library target)
   stand_in_library(${target} STAND_IN_KERNEL ${ARGN})
   set(out "${CMAKE_INSTALL_PREFIX}/fatbin/${target}")

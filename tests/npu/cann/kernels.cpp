@@ -1,6 +1,6 @@
-// A stand-in for CANN's build of the kernels: a binary with an entry per kernel, which the runtime launches, or a
-// library with a stub per kernel, `aclrtlaunch_<kernel>`. An operator's first launch runs its CPU kernel on the
-// arguments of the launch, so the results are right if the launch is.
+// Replaces CANN's build of the kernels: a binary with an entry per kernel, which the runtime launches, or a library
+// with a stub per kernel, `aclrtlaunch_<kernel>`. The first launch of an operator runs its CPU kernel with the
+// arguments of the launch, so the results are correct if the launch is.
 #include <cstring>
 
 #include "ascendc/plans.h"
@@ -13,7 +13,7 @@ using namespace ngram_npu::ascendc;
 
 template <class Params>
 auto without_executor(Params& params, int) -> decltype(params.executor, void()) {
-  params.executor = nullptr;  // it belonged to the queueing thread
+  params.executor = nullptr;  // valid only in the thread that enqueued the launch
 }
 template <class Params>
 void without_executor(Params&, long) {}
@@ -26,7 +26,7 @@ uint32_t launch(Kernel kernel, const char* name, int32_t (*on_cpu)(const Params*
   std::memcpy(&params, args.params, sizeof(params));
   const LaunchPlan expected = plan(params, {kStandInVectorCores, kStandInUbBytes});
   const Launch& first = expected.launches[0];
-  if (first.kernel != kernel) return 0;  // not the first launch of the operator: its work is done already
+  if (first.kernel != kernel) return 0;  // a later launch: the first one has done the work
   if (first.blocks != blocks) return 1;
   if (expected.workspace_bytes > 0) {
     if (args.workspace == 0) return 1;

@@ -74,7 +74,7 @@ class RowLookup:
                 options.ngram,
                 num_rows=options.max_num_seqs,
                 capacity=options.max_model_len,
-                most_sampled=self.k + 1,
+                max_sampled=self.k + 1,
                 device=device,
                 lag=vllm_config.max_concurrent_batches - 1,
                 index=self.index,

@@ -74,7 +74,7 @@ class Method:
         }
 
 
-class LateStream(host_drafting.CallingThread):
+class LateStream(host_drafting.SynchronousStream):
     """Copies and jobs wait until the runner reads the drafts: in its next step."""
 
     def __init__(self, runner: Any, result: Run) -> None:
@@ -130,7 +130,7 @@ class HastyStream(LateStream):
     """A fault: jobs run before the copies that are in front of them."""
 
     def run(self, job: int) -> None:
-        host_drafting.CallingThread.run(self, job)
+        host_drafting.SynchronousStream.run(self, job)
 
 
 LADDER = {"sizes": "ladder", "min_draft_probability": 0.177, "metrics": True}

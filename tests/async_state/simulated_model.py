@@ -1,5 +1,6 @@
-"""The device's part: the forward pass, the rejection sampler and a model-based drafter. The host
-launches them and never reads a result. Each checks its inputs."""
+"""The model on the simulated device: forward pass, rejection sampler and neural drafter.
+
+The host launches their work and never reads a result. Each of them checks its inputs."""
 
 from __future__ import annotations
 
@@ -14,14 +15,13 @@ from ops import reference
 from ops.reference import ladder
 from ops.reference.drafting import draft_for
 
-from async_state.late import value_of
-from async_state.model import VOCAB, WRONG, Target
-from async_state.scenario import Scenario, as_rows
+from async_state.devices import value_of
+from async_state.scenario import VOCAB, WRONG, Scenario, Target
 
 
 @dataclass
 class Launched:
-    """One step as the host launched it, and its results on the device."""
+    """A step as launched by the host, and its expected results on the device."""
 
     requests: list[Any]
     residencies: list[int]
@@ -29,50 +29,51 @@ class Launched:
     drafts: list[int]
     discarded: list[bool]
     blocks: list[list[list[int]]]
-    """[group][B], the blocks that the block manager had allocated."""
+    """[group][B], the allocated blocks."""
     previous: Launched | None
     previous_positions: list[int]
+    outputs: Any = None
+    """The StepOutputs of the step."""
     contexts: list[int] = field(default_factory=list)
     """The hash at each token of the step."""
     computed: list[int] = field(default_factory=list)
     num_sampled: list[int] = field(default_factory=list)
-    spoilt: list[bool] = field(default_factory=list)
-    """The sampler broke its contract for this request, in this step or before."""
+    invalid: list[bool] = field(default_factory=list)
+    """Whether the sampler has returned an invalid result for the request, now or before."""
     valid_drafts: dict[int, int] = field(default_factory=dict)
-    """Of the requests with drafts: how many are not padding."""
+    """Number of drafts without padding, by position, for requests with drafts."""
     sources: dict[int, int] = field(default_factory=dict)
-    """Of the requests with merged drafts: what these are."""
+    """Source of the merged drafts, by position."""
     merged: dict[int, tuple[list[int], int]] = field(default_factory=dict)
-    """The drafts that are to come of this step, and their source."""
+    """Drafts expected from this step and their source, by position."""
 
 
-_BEYOND = 2**31 - 1
-"""No token id, whatever the vocabulary."""
+_INVALID_TOKEN = 2**31 - 1
 
 
-def _sound(values: Sequence[Any], step: Launched) -> list[Any]:
-    return [value for value, spoilt in zip(values, step.spoilt, strict=True) if not spoilt]
+def _select_valid(values: Sequence[Any], step: Launched) -> list[Any]:
+    return [value for value, invalid in zip(values, step.invalid, strict=True) if not invalid]
 
 
-def _padded(values: list[int], k: int, rest: int) -> Any:
-    return np.array([(values + [rest] * k)[:k]])
+def _pad(values: list[int], k: int, padding: int) -> Any:
+    return np.array([(values + [padding] * k)[:k]])
 
 
-class DeviceSide:
+class SimulatedModel:
     def __init__(self, scenario: Scenario, state: Any, device: Any) -> None:
         self.scenario = scenario
         self.target: Target = scenario.target
         self.state = state
         self.device = device
         self._static: torch.Tensor | None = None
-        self.spoilt: set[tuple[int, int]] = set()
-        """Request and residency; until it is admitted anew, only its slots are looked at."""
+        self.invalid: set[tuple[int, int]] = set()
+        """Requests with an invalid result, by id and residency. Until they are admitted again, only
+        their slots are checked."""
         self.acceptance: dict[tuple[int, int], Any] = {}
-        """[1,2] by request and residency: what merge_drafts_ is to remember of it."""
+        """[1,2] expected acceptance (merge_drafts_), by request and residency."""
 
     def empty_sampled(self, batch: int) -> torch.Tensor:
-        """Where the sampler writes: a fresh tensor, or always the same one, as with device
-        graphs."""
+        """Returns the sampler's output: a new tensor, or the same one as with device graphs."""
         shape = (self.scenario.max_rows, self.scenario.k + 1)
         if not self.scenario.static_sampled:
             return self.device.tensor((batch, shape[1]), torch.int32)
@@ -96,28 +97,28 @@ class DeviceSide:
         scheduled_drafts = value_of(inputs.num_scheduled_drafts)
 
         def work() -> None:
-            ids = as_rows(values["input_ids"], tokens)
-            positions = as_rows(values["positions"], tokens)
-            starts = as_rows(values["query_start_loc"], len(values["query_start_loc"]))
-            lengths = as_rows(values["seq_lens"], len(values["seq_lens"]))
-            slots = [as_rows(mapping, len(mapping)) for mapping in mappings]
-            step.computed = as_rows(computed, batch)
-            of_requests = zip(step.requests, step.residencies, strict=True)
-            step.spoilt = [(r.uid, residency) in self.spoilt for r, residency in of_requests]
+            ids = values["input_ids"][:tokens].tolist()
+            positions = values["positions"][:tokens].tolist()
+            starts = values["query_start_loc"].tolist()
+            lengths = values["seq_lens"].tolist()
+            slots = [mapping.tolist() for mapping in mappings]
+            step.computed = computed[:batch].tolist()
+            residencies = zip(step.requests, step.residencies, strict=True)
+            step.invalid = [(r.uid, residency) in self.invalid for r, residency in residencies]
             assert starts[batch:] == [tokens] * (len(starts) - batch)
             assert not any(lengths[batch:])
             assert all(set(mapping[tokens:]) <= {-1} for mapping in slots)
-            discard = as_rows(values["discard"], batch)
-            assert _sound(discard, step) == _sound(step.discarded, step)
-            assert as_rows(scheduled_drafts, batch) == step.drafts
-            self._check_accepted(as_rows(accepted, batch), step)
+            discard = values["discard"][:batch].tolist()
+            assert _select_valid(discard, step) == _select_valid(step.discarded, step)
+            assert scheduled_drafts[:batch].tolist() == step.drafts
+            self._check_accepted(accepted[:batch].tolist(), step)
             self._check_slots([mapping[:tokens] for mapping in slots], positions, starts, step)
-            rows = as_rows(slot_indices, batch)
+            rows = slot_indices[:batch].tolist()
             for i in range(batch):
                 begin, end = starts[i], starts[i + 1]
                 assert end - begin == step.scheduled[i]
                 listed = [
-                    self._slots_of(g, as_rows(t[rows[i]], t.shape[1])) for g, t in enumerate(tables)
+                    self._slots_of(g, table[rows[i]].tolist()) for g, table in enumerate(tables)
                 ]
                 first = lengths[i] - (end - begin)
                 self._check_drafts(ids[end - step.drafts[i] : end], first + 1, step, i)
@@ -139,34 +140,34 @@ class DeviceSide:
     def _sample(
         self, row: torch.Tensor, ids: Sequence[int], end: int, step: Launched, i: int
     ) -> None:
-        """Greedy rejection sampling, also for discarded requests."""
+        """Samples greedily with rejection, also for discarded requests."""
         first = end - 1 - step.drafts[i]
         count = 0
         for n in range(first, end):
-            says = self.target.says(step.contexts[n])
-            row[count] = says
+            predicted = self.target.predict(step.contexts[n])
+            row[count] = predicted
             count += 1
-            if n + 1 == end or ids[n + 1] != says:
+            if n + 1 == end or ids[n + 1] != predicted:
                 break
-        if not (step.discarded[i] or step.spoilt[i]):
-            self._spoil(row, step, i)
-        step.num_sampled.append(0 if step.discarded[i] or step.spoilt[i] else count)
+        if not (step.discarded[i] or step.invalid[i]):
+            self._sample_invalid(row, step, i)
+        step.num_sampled.append(0 if step.discarded[i] or step.invalid[i] else count)
 
-    def _spoil(self, row: torch.Tensor, step: Launched, i: int) -> None:
-        """Sometimes breaks the sampler's contract."""
+    def _sample_invalid(self, row: torch.Tensor, step: Launched, i: int) -> None:
+        """Sometimes replaces the result by an invalid one."""
         rng = self.scenario.rng
         if rng.random() >= self.scenario.bad_samples:
             return
         too_many = step.drafts[i] + 2
-        kinds = ["none", "beyond"] + ["many"] * (too_many <= len(row))
+        kinds = ["none", "invalid"] + ["many"] * (too_many <= len(row))
         kind = rng.choice(kinds)
         if kind == "many":
             row[:too_many] = 0
         else:
             row.fill_(-1)
-            row[0] = -1 if kind == "none" else _BEYOND
-        step.spoilt[i] = True
-        self.spoilt.add((step.requests[i].uid, step.residencies[i]))
+            row[0] = -1 if kind == "none" else _INVALID_TOKEN
+        step.invalid[i] = True
+        self.invalid.add((step.requests[i].uid, step.residencies[i]))
 
     def _slots_of(self, group: int, blocks: Sequence[int]) -> list[int]:
         size = self.scenario.block_sizes[group]
@@ -176,25 +177,25 @@ class DeviceSide:
         for i, p in enumerate(step.previous_positions):
             drafted = step.previous is not None and p >= 0 and step.previous.drafts[p] > 0
             assert step.previous is not None or not drafted
-            if step.spoilt[i]:
+            if step.invalid[i]:
                 continue
             assert accepted[i] == (step.previous.num_sampled[p] if drafted else 1)
 
-    def _check_drafts(self, found: Sequence[int], num_tokens: int, step: Launched, i: int) -> None:
-        """Wrong drafts would only be rejected. So they are compared with the drafts that the
-        definition gives for the correct context."""
-        if not found or step.spoilt[i]:
+    def _check_drafts(self, drafts: Sequence[int], num_tokens: int, step: Launched, i: int) -> None:
+        """Compares the drafts with those of the reference, because wrong drafts would merely be
+        rejected."""
+        if not drafts or step.invalid[i]:
             return
-        drafts = self._ngrams(step.requests[i].decoded[:num_tokens])[0]
+        expected = self._reference_drafts(step.requests[i].decoded[:num_tokens])[0]
         if self.scenario.neural:
             assert step.previous is not None
-            drafts, step.sources[i] = step.previous.merged[step.previous_positions[i]]
-        step.valid_drafts[i] = min(len(drafts), len(found))
-        padding = [self.scenario.config.pad_token] * len(found)
-        assert list(found) == (drafts + padding)[: len(found)], "drafts of another context"
+            expected, step.sources[i] = step.previous.merged[step.previous_positions[i]]
+        step.valid_drafts[i] = min(len(expected), len(drafts))
+        padding = [self.scenario.config.pad_token] * len(drafts)
+        assert list(drafts) == (expected + padding)[: len(drafts)], "drafts of another context"
 
-    def _ngrams(self, row: list[int]) -> tuple[list[int], list[int], int]:
-        """What the lookup is to find: tokens, their costs if it has some, and its match."""
+    def _reference_drafts(self, row: list[int]) -> tuple[list[int], list[int], int]:
+        """Returns the expected tokens, their costs if there are any, and the match length."""
         lookup = self.scenario.config.ngram
         rest = lookup.overlap, lookup.max_len_or_unlimited
         if lookup.is_ladder:
@@ -207,14 +208,14 @@ class DeviceSide:
     def neural_drafts(
         self, inputs: StepInputs, step: Launched, outputs: StepOutputs
     ) -> NeuralDrafts:
-        """A drafter that is right as often as the scenario says; notes what should come of it."""
-        self.draft_with_model(inputs, outputs, step)
+        """Drafts with the scenario's accuracy, and computes the expected merged drafts."""
+        self.check_drafter_batch(inputs, outputs, step)
         scenario, batch = self.scenario, len(step.requests)
         shape = (batch, scenario.neural_width)
         drafts = NeuralDrafts(
             self.device.tensor(shape, torch.int32),
             self.device.tensor((batch,), torch.int32) if scenario.neural_ragged else None,
-            self.device.tensor(shape, torch.uint8) if scenario.neural_confident else None,
+            self.device.tensor(shape, torch.uint8) if scenario.neural_has_costs else None,
         )
         tokens, counts, costs = (None if t is None else value_of(t) for t in vars(drafts).values())
         lengths = value_of(self.state.num_tokens_on_device)
@@ -223,18 +224,19 @@ class DeviceSide:
         def work() -> None:
             rng = scenario.neural_rng
             for i, request in enumerate(step.requests):
-                if step.discarded[i] or step.spoilt[i]:
+                if step.discarded[i] or step.invalid[i]:
                     continue
                 row = request.decoded[: int(lengths[slots[i]])]
-                right = [*request.decoded[len(row) :], *[WRONG] * shape[1]]
+                correct = [*request.decoded[len(row) :], *[WRONG] * shape[1]]
                 for j in range(shape[1]):
                     hit = rng.random() < scenario.neural_hits
-                    tokens[i, j] = right[j] if hit else rng.randrange(VOCAB)
+                    tokens[i, j] = correct[j] if hit else rng.randrange(VOCAB)
                     if costs is not None:
                         costs[i, j] = rng.randint(0, 40)
                 if counts is not None:
                     counts[i] = rng.randint(0, shape[1])
-                parts = [t if t is None else t[i : i + 1].numpy() for t in (tokens, counts, costs)]
+                values = (tokens, counts, costs)
+                parts = [t if t is None else t[i : i + 1].numpy() for t in values]
                 step.merged[i] = self._merge(step, i, row, parts)
 
         self.device.launch(work)
@@ -243,23 +245,23 @@ class DeviceSide:
     def _merge(
         self, step: Launched, i: int, row: list[int], neural: list[Any]
     ) -> tuple[list[int], int]:
-        """What the definition makes of the drafts of both kinds."""
+        """Returns the drafts and their source as merged by the reference."""
         config, request = self.scenario.config, step.requests[i]
         merge, k = config.merge, config.ngram.k
         assert merge is not None
-        drafts, paid, match_len = self._ngrams(row)
+        drafts, costs, match_len = self._reference_drafts(row)
         has_costs = config.ngram.cost_table is not None
-        by_match = None if merge.match_costs is None else np.array(merge.match_costs, np.uint8)
+        match_costs = None if merge.match_costs is None else np.array(merge.match_costs, np.uint8)
         key = request.uid, step.residencies[i]
         merged = reference.merge_drafts_(
             neural[0],
-            _padded(drafts, k, -1),
+            _pad(drafts, k, -1),
             np.array([len(drafts)]),
             np.array([match_len if drafts else 0]),
             neural[1],
-            _padded(paid, k, 255) if has_costs else None,
+            _pad(costs, k, 255) if has_costs else None,
             neural[2],
-            by_match,
+            match_costs,
             None,
             np.array([step.num_sampled[i]]),
             np.array([step.drafts[i]]),
@@ -278,19 +280,19 @@ class DeviceSide:
         starts: Sequence[int],
         step: Launched,
     ) -> None:
-        """Every token's KV goes to a slot of its own, in a block of its own request."""
+        """Checks that each token has its own KV slot, in a block of its request."""
         for group, mapping in enumerate(slots):
             size = self.scenario.block_sizes[group]
-            assert len(set(mapping)) == len(mapping), "a slot shared by two tokens"
+            assert len(set(mapping)) == len(mapping), "two tokens share a slot"
             for i, blocks in enumerate(step.blocks[group]):
                 for n in range(starts[i], starts[i + 1]):
                     block, offset = divmod(mapping[n], size)
-                    assert block in blocks, "a slot in another request's block"
+                    assert block in blocks, "the slot is in another request's block"
                     assert blocks.index(block) * size + offset == positions[n]
 
-    def draft_with_model(self, inputs: StepInputs, outputs: StepOutputs, step: Launched) -> None:
-        """A drafter that goes on from the hidden state of each request's last accepted token: the
-        state that the newest token was sampled from."""
+    def check_drafter_batch(self, inputs: StepInputs, outputs: StepOutputs, step: Launched) -> None:
+        """Checks that the drafter batch contains the position from which each newest token was
+        sampled."""
         batch = len(step.requests)
         next_token_ids = value_of(outputs.next_token_ids)
         parts = outputs.drafter_batch
@@ -305,18 +307,18 @@ class DeviceSide:
             ]
             if padded:
                 indices, num_rejected = listed
-                assert _sound(num_rejected, step) == _sound(rejected, step)
+                assert _select_valid(num_rejected, step) == _select_valid(rejected, step)
             else:
                 starts, lengths, kept = listed
                 indices = [kept[starts[i + 1] - 1] for i in range(batch)]
                 assert set(kept[starts[-1] :]) <= {-1}
                 ends = [d - r for d, r in zip(step.scheduled, rejected, strict=True)]
                 for i in range(batch):
-                    if not step.spoilt[i]:
+                    if not step.invalid[i]:
                         assert starts[i + 1] - starts[i] == ends[i]
                         assert lengths[i] == step.computed[i] + ends[i]
             for i, token in enumerate(next_token_ids.tolist()):
-                if not step.discarded[i] and not step.spoilt[i]:
-                    assert self.target.says(step.contexts[indices[i]]) == token
+                if not step.discarded[i] and not step.invalid[i]:
+                    assert self.target.predict(step.contexts[indices[i]]) == token
 
         self.device.launch(work)

@@ -1,7 +1,7 @@
-"""A device that runs its work late.
+"""Simulated devices: one that delays its work, the CPU, and calls that fail.
 
-Operators and copies are queued in streams. They run when the host waits for an event, or when the
-policy decides, but only in an order that streams and events allow. The host cannot read its
+A LateDevice queues operators and copies in streams. They run when the host waits for an event, or
+when the policy decides, in any order that streams and events allow. The host cannot read its
 tensors.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from ngram_npu import _C, NgramConfig
+from ngram_npu.async_state import AsyncSpecState, CpuDevice
 from ngram_npu.index import NgramIndex, make_index
 
 POISON = -559038737
@@ -26,41 +27,37 @@ _ALIASES = {"slice", "view", "unbind", "split_with_sizes", "select", "detach", "
 
 
 class HostReadError(AssertionError):
-    """The host asked for a value that is on the device."""
+    """The host read a value on the device."""
 
 
 class CriticalWaitError(AssertionError):
-    """The host waited on the critical path, where it must not."""
+    """The host waited for the device inside a section that must not wait."""
 
 
 class Event:
     def __init__(self, stream: str) -> None:
         self.stream = stream
-        self.happened = False
+        self.is_set = False
 
 
 class LateDevice:
-    """See ngram_npu.async_state.Device.
+    """Implements ngram_npu.async_state.Device.
 
     Attributes:
-        without: operators that do nothing here.
-        distort: by operator, a function that changes its results.
-        launches: names of the operators launched so far.
+        launches: Names of the operators launched so far.
     """
 
     def __init__(self, policy: str, rng: random.Random) -> None:
         self.policy = policy
-        self.without: set[str] = set()
-        self.distort: dict[str, Callable[..., None]] = {}
         self.launches: list[str] = []
         self._rng = rng
         self._queues: dict[str, deque[Callable[[], object] | Event | _Wait]] = {
             "main": deque(),
             "side": deque(),
         }
-        self._critical = False
+        self._waits_are_errors = False
 
-    # What AsyncSpecState uses.
+    # The interface for AsyncSpecState.
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return LateTensor(torch.zeros(tuple(shape), dtype=dtype), self)
@@ -69,27 +66,27 @@ class LateDevice:
         return torch.zeros(tuple(shape), dtype=dtype)
 
     def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
-        made = make_index(ngram, num_slots, token_capacity, kind="torch")
-        made.tensor = LateTensor(made.tensor, self)
-        return made
+        index = make_index(ngram, num_slots, token_capacity, kind="torch")
+        index.tensor = LateTensor(index.tensor, self)
+        return index
 
-    def jobs(self) -> LateJobs:
+    def host_function_stream(self) -> LateJobs:
         return LateJobs(self)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
         assert isinstance(target, LateTensor) != isinstance(source, LateTensor)
-        to, real = value_of(target), value_of(source)
+        target_value, source_value = value_of(target), value_of(source)
         if not isinstance(target, LateTensor):
-            # Before the host has waited for a download, its target may contain anything.
+            # Until the host has waited for a download, the content of its target is undefined.
             target.fill_(POISON)
-        self.launch(lambda: to.copy_(real), stream)
+        self.launch(lambda: target_value.copy_(source_value), stream)
 
     def scatter(self, target: torch.Tensor, indices: torch.Tensor, source: torch.Tensor) -> None:
         """``target[indices] = source``."""
         assert isinstance(indices, LateTensor)
         assert isinstance(source, LateTensor)
-        real = [value_of(tensor) for tensor in (target, indices, source)]
-        self.launch(lambda: _scatter(*real))
+        values = [value_of(tensor) for tensor in (target, indices, source)]
+        self.launch(lambda: _scatter(*values))
 
     def record(self, stream: str) -> Event:
         event = Event(stream)
@@ -102,12 +99,12 @@ class LateDevice:
         self._advance()
 
     def synchronize(self, event: Event) -> None:
-        assert isinstance(event, Event), "a wait for what was never recorded"
-        if self._critical and not event.happened:
-            raise CriticalWaitError("the host waits on the critical path")
+        assert isinstance(event, Event), "a wait for an event that was never recorded"
+        if self._waits_are_errors and not event.is_set:
+            raise CriticalWaitError("the host waits for the device")
         self._run_until(event)
 
-    # What the tests use.
+    # The interface for tests.
 
     def launch(self, work: Callable[[], object], stream: str = "main") -> None:
         self._queues[stream].append(work)
@@ -118,31 +115,31 @@ class LateDevice:
             self._run_until(self.record(stream))
 
     @contextmanager
-    def critical(self) -> Iterator[None]:
-        """Within the block, the host must not wait for an event that has not happened."""
-        self._critical = True
+    def must_not_wait(self) -> Iterator[None]:
+        """Within the block, the host must not wait for an event that is not set."""
+        self._waits_are_errors = True
         try:
             yield
         finally:
-            self._critical = False
+            self._waits_are_errors = False
 
     # Execution.
 
     def _run_until(self, event: Event) -> None:
-        while not event.happened:
+        while not event.is_set:
             head = self._queues[event.stream][0]
-            if isinstance(head, _Wait) and not head.event.happened:
+            if isinstance(head, _Wait) and not head.event.is_set:
                 self._run_until(head.event)
             self._step(event.stream)
 
     def _step(self, stream: str) -> bool:
-        """Runs the first item of a stream; False if there is none or it has to wait."""
+        """Runs the first item of a stream. Returns False if there is none or it has to wait."""
         queue = self._queues[stream]
-        if not queue or (isinstance(queue[0], _Wait) and not queue[0].event.happened):
+        if not queue or (isinstance(queue[0], _Wait) and not queue[0].event.is_set):
             return False
         head = queue.popleft()
         if isinstance(head, Event):
-            head.happened = True
+            head.is_set = True
         elif not isinstance(head, _Wait):
             head()
         return True
@@ -163,20 +160,20 @@ class LateDevice:
 
 
 class LateJobs:
-    """See ngram_npu.host_drafting.Stream."""
+    """Implements ngram_npu.host_drafting.Stream."""
 
     def __init__(self, device: LateDevice) -> None:
         self._device = device
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         assert isinstance(to, LateTensor) != isinstance(source, LateTensor)
-        target, real = value_of(to), value_of(source)
-        self._device.launch(lambda: target.copy_(real))
+        target_value, source_value = value_of(to), value_of(source)
+        self._device.launch(lambda: target_value.copy_(source_value))
 
     def run(self, job: int) -> None:
         self._device.launch(lambda: _C.stream_run(job))
 
-    def again(self) -> AbstractContextManager[None]:
+    def use_last_stream(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
@@ -186,28 +183,28 @@ class _Wait:
 
 
 def _scatter(target: torch.Tensor, indices: torch.Tensor, source: torch.Tensor) -> None:
-    assert len(indices.unique()) == len(indices), "places that are written twice"
+    assert len(indices.unique()) == len(indices), "duplicate indices in a scatter"
     target.index_copy_(0, indices, source)
 
 
 class LateTensor(torch.Tensor):
-    """A tensor of a LateDevice: shape and type are known, values are not."""
+    """A tensor of a LateDevice; its shape and dtype can be read, its values cannot."""
 
     inner: torch.Tensor
     owner: LateDevice
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, owner: LateDevice) -> LateTensor:
-        made: LateTensor = torch.Tensor._make_wrapper_subclass(
+        tensor: LateTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             inner.shape,
             strides=inner.stride(),
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
         )
-        made.inner = inner
-        made.owner = owner
-        return made
+        tensor.inner = inner
+        tensor.owner = owner
+        return tensor
 
     def __init__(self, inner: torch.Tensor, owner: LateDevice) -> None:
         pass
@@ -226,25 +223,25 @@ class LateTensor(torch.Tensor):
             target.owner.scatter(target, indices, source)
             return target
         if function.namespace == "ngram_npu":
-            given = (*arguments, *(keywords or {}).values())
-            owner = next(a.owner for a in given if isinstance(a, LateTensor))
+            values = (*arguments, *(keywords or {}).values())
+            owner = next(value.owner for value in values if isinstance(value, LateTensor))
             return _launch(owner, name, function, arguments, keywords or {})
         if name in _COPIES:
-            return _computed(function, arguments, keywords or {})
+            return _launch_torch(function, arguments, keywords or {})
         if name in _ALIASES:
             owner = arguments[0].owner
-            made = function(*map(_inner, arguments), **(keywords or {}))
-            if isinstance(made, torch.Tensor):
-                return LateTensor(made, owner)
-            return [LateTensor(t, owner) for t in made]
+            views = function(*map(value_of, arguments), **(keywords or {}))
+            if isinstance(views, torch.Tensor):
+                return LateTensor(views, owner)
+            return [LateTensor(view, owner) for view in views]
         raise HostReadError(f"{function} on the device is neither an operator nor a view")
 
 
-def _refuse(name: str) -> Callable[..., Any]:
-    def refuse(*arguments: Any, **keywords: Any) -> Any:
+def _make_read_error(name: str) -> Callable[..., Any]:
+    def raise_error(*arguments: Any, **keywords: Any) -> Any:
         raise HostReadError(f"{name} reads the device on the host")
 
-    return refuse
+    return raise_error
 
 
 for _name in (
@@ -252,44 +249,43 @@ for _name in (
     *("__index__", "__array__", "__iter__", "__contains__", "__len__", "__format__", "any", "all"),
     *("__dlpack__", "data_ptr", "equal", "allclose", "is_nonzero", "max", "min", "sum", "copy_"),
 ):
-    setattr(LateTensor, _name, _refuse(_name))
+    setattr(LateTensor, _name, _make_read_error(_name))
 
 
-def _inner(value: Any) -> Any:
+def value_of(value: Any) -> Any:
+    """Returns the tensor inside a LateTensor, for work that runs on the device."""
     return value.inner if isinstance(value, LateTensor) else value
 
 
-def _computed(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> LateTensor:
-    """The result of one of torch's own operators, once its turn comes."""
+def _launch_torch(function: Any, arguments: tuple[Any, ...], keywords: Any) -> LateTensor:
+    """Launches one of torch's own operators."""
     first = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
-    real = [[*map(_inner, a)] if isinstance(a, list) else _inner(a) for a in arguments]
-    result = torch.zeros_like(function(*real, **keywords))
-    first.owner.launch(lambda: result.copy_(function(*real, **keywords)))
+    values = [[*map(value_of, a)] if isinstance(a, list) else value_of(a) for a in arguments]
+    result = torch.zeros_like(function(*values, **keywords))
+    first.owner.launch(lambda: result.copy_(function(*values, **keywords)))
     return LateTensor(result, first.owner)
 
 
-def _seen(value: Any) -> Any:
+def _signature(value: Any) -> Any:
     return (value.shape, value.dtype) if isinstance(value, LateTensor) else value
 
 
 @functools.cache
-def _names(function: Any) -> list[str]:
-    return [argument.name for argument in function._schema.arguments]
+def _result_signatures(
+    function: Any, arguments: tuple[Any, ...], keywords: tuple[Any, ...]
+) -> list[Any]:
+    """Returns the shapes and dtypes of the results, for arguments given by their signatures."""
 
-
-@functools.cache
-def _results(function: Any, arguments: tuple[Any, ...], keywords: tuple[Any, ...]) -> list[Any]:
-    """Shapes and types of the results. A tensor is given as its shape and type."""
-
-    def meta(value: Any) -> Any:
+    def to_meta(value: Any) -> Any:
         if not isinstance(value, tuple):
             return value
         return torch.empty(value[0], dtype=value[1], device="meta")
 
     if not function._schema.returns:
         return []
-    found = function(*map(meta, arguments), **{n: meta(value) for n, value in keywords})
-    return [(result.shape, result.dtype) for result in found]
+    named = {name: to_meta(value) for name, value in keywords}
+    results = function(*map(to_meta, arguments), **named)
+    return [(result.shape, result.dtype) for result in results]
 
 
 def _launch(
@@ -302,25 +298,73 @@ def _launch(
     owner.launches.append(name)
     for argument in (*arguments, *keywords.values()):
         if isinstance(argument, torch.Tensor) and not isinstance(argument, LateTensor):
-            raise HostReadError(f"{name} was given a tensor of the host")
-    real = {n: _inner(value) for n, value in zip(_names(function), arguments, strict=False)}
-    positional = tuple(real.values())
-    named = {n: _inner(value) for n, value in keywords.items()}
-    real |= named
-    seen = tuple(map(_seen, arguments)), tuple((n, _seen(value)) for n, value in keywords.items())
-    results = tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in _results(function, *seen))
+            raise HostReadError(f"{name} was called with a tensor in host memory")
+    positional = [*map(value_of, arguments)]
+    named = {n: value_of(value) for n, value in keywords.items()}
+    signatures = _result_signatures(
+        function,
+        tuple(map(_signature, arguments)),
+        tuple((n, _signature(value)) for n, value in keywords.items()),
+    )
+    results = tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in signatures)
 
     def work() -> None:
-        for result, found in zip(results, function(*positional, **named) or (), strict=True):
-            result.copy_(found)
-        if name in owner.distort:
-            owner.distort[name](real, results)
+        for result, value in zip(results, function(*positional, **named) or (), strict=True):
+            result.copy_(value)
 
-    if name not in owner.without:
-        owner.launch(work)
+    owner.launch(work)
     return tuple(LateTensor(result, owner) for result in results) or None
 
 
-def value_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The current value of a tensor, for work that runs on the device."""
-    return tensor.inner if isinstance(tensor, LateTensor) else tensor
+class PlainDevice(CpuDevice):
+    """The CPU, with a LateDevice's interface for tests."""
+
+    launches: tuple[str, ...] = ()
+
+    def launch(self, work: Any, stream: str = "main") -> None:
+        work()
+
+    def drain(self) -> None:
+        pass
+
+    def must_not_wait(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class DeviceError(RuntimeError):
+    """A device call failed, e.g. because memory is exhausted."""
+
+
+class Countdown:
+    """Makes the ``left``-th device call of a state from now on fail; none if it is 0."""
+
+    def __init__(self, state: AsyncSpecState) -> None:
+        self.left = 0
+        device: Any = state._device
+        for name in ("copy", "scatter", "record", "wait", "synchronize"):
+            if hasattr(device, name):  # only a LateDevice has scatter
+                setattr(device, name, self.count(getattr(device, name)))
+        if state._device_state.host is not None:
+            stream: Any = state._device_state.host._drafting._stream
+            for name in ("copy", "run"):
+                setattr(stream, name, self.count(getattr(stream, name)))
+        state._device_state._ops = _CountedOperators(state._device_state._ops, self)
+
+    def count(self, call: Any) -> Any:
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            if self.left > 0:
+                self.left -= 1
+                if not self.left:
+                    raise DeviceError("out of memory")
+            return call(*arguments, **keywords)
+
+        return counted
+
+
+class _CountedOperators:
+    def __init__(self, operators: Any, countdown: Countdown) -> None:
+        self._operators = operators
+        self._countdown = countdown
+
+    def __getattr__(self, name: str) -> Any:
+        return self._countdown.count(getattr(self._operators, name))

@@ -1,0 +1,188 @@
+"""Deliberate faults of streams, events, waits and buffer lifetimes that the scenarios detect.
+
+tools/mutate.py makes other faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from ngram_npu.async_state import AsyncSpecState
+from ngram_npu.async_state.device import Download
+from ngram_npu.async_state.device_state import DeviceState
+from ngram_npu.async_state.host_state import HostState
+from ngram_npu.async_state.upload import PackedUpload
+
+Fault = Callable[[], Any]
+"""Returns a context manager in which the fault exists."""
+
+
+def patch_call(owner: Any, name: str, replacement: Callable[..., Any]) -> Fault:
+    """Replaces `owner.name`. The replacement receives the original as its first argument."""
+
+    def patch() -> Any:
+        original = getattr(owner, name)
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            return replacement(original, *arguments, **keywords)
+
+        return mock.patch.object(owner, name, call)
+
+    return patch
+
+
+def _after_init(change: Callable[[AsyncSpecState], None]) -> Fault:
+    def init(original: Any, self: AsyncSpecState, *arguments: Any, **keywords: Any) -> None:
+        original(self, *arguments, **keywords)
+        change(self)
+
+    return patch_call(AsyncSpecState, "__init__", init)
+
+
+# Downloads.
+
+
+def _return_without_wait(download: Download) -> Any:
+    return [
+        buffer.array[: source.numel()].reshape(source.shape)
+        for buffer, source in zip(download._buffers, download._sources, strict=True)
+    ]
+
+
+class _DeviceProxy:
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+
+class _SideDoesNotWait(_DeviceProxy):
+    def wait(self, stream: str, event: Any) -> None:
+        pass
+
+
+class _EventBeforeCopies(_DeviceProxy):
+    def copy(self, target: Any, source: Any, stream: str) -> None:
+        if not hasattr(self, "early"):
+            self.early = self._device.record("side")
+        self._device.copy(target, source, stream)
+
+    def record(self, stream: str) -> Any:
+        return self.early if stream == "side" else self._device.record(stream)
+
+
+class _EventOnMainStream(_DeviceProxy):
+    def record(self, stream: str) -> Any:
+        return self._device.record("main")
+
+
+class _WaitForPreviousDownload(_DeviceProxy):
+    def wait(self, stream: str, event: Any) -> None:
+        previous = vars(self._device).setdefault("previous", event)
+        self._device.wait(stream, previous)
+        self._device.previous = event
+
+
+def _start_with(proxy: Callable[[Any], Any]) -> Fault:
+    def start(original: Any, self: Download, sources: Any) -> None:
+        with mock.patch.object(self, "_device", proxy(self._device)):
+            original(self, sources)
+
+    return patch_call(Download, "start", start)
+
+
+def _share_downloads(name: str, count: int) -> Fault:
+    def change(state: AsyncSpecState) -> None:
+        downloads = getattr(state, name)
+        setattr(state, name, [downloads[i % count] for i in range(len(downloads))])
+
+    return _after_init(change)
+
+
+def _keep_main_from_waiting(state: AsyncSpecState) -> None:
+    device: Any = state._device
+    wait = device.wait
+    device.wait = lambda stream, event: None if stream == "main" else wait(stream, event)
+
+
+# Uploads, and the order of steps.
+
+
+def _share_staging_buffer(state: AsyncSpecState) -> None:
+    upload = state._device_state.upload
+    if isinstance(upload, PackedUpload):
+        upload._staging[1] = upload._staging[0]
+
+
+def _keep_old_drafts(original: Any, self: DeviceState, *arguments: Any) -> Any:
+    old = self._draft_token_ids
+    outputs = original(self, *arguments)
+    if old.shape == self._draft_token_ids.shape:
+        self._draft_token_ids = old
+    return outputs
+
+
+def _ignore_generations(
+    original: Any, self: HostState, step: Any, counts: Any, sampled: Any
+) -> Any:
+    with mock.patch.object(self, "_generation", np.zeros_like(self._generation)):
+        return original(self, replace(step, generation=0 * step.generation), counts, sampled)
+
+
+def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any) -> Any:
+    inputs = original(self, batch)
+    batch.num_scheduled_drafts[:] = 0
+    return inputs
+
+
+# Waits of the host.
+
+
+def _wait_in_begin_step(original: Any, self: AsyncSpecState, batch: Any) -> Any:
+    if self._last is not None:
+        self._counts[self._last.number % 2].finish()
+    return original(self, batch)
+
+
+def _read_in_end_step(original: Any, self: AsyncSpecState, sampled: Any, *draft: Any) -> Any:
+    if len(sampled.shape) and sampled.shape[0]:
+        int(sampled[0, 0])
+    return original(self, sampled, *draft)
+
+
+FAULTS: dict[str, Fault] = {
+    "the host does not wait for the counts": lambda: mock.patch.object(
+        Download, "finish", _return_without_wait
+    ),
+    "the side stream does not wait for the main stream": _start_with(_SideDoesNotWait),
+    "the side stream waits for an old event": _start_with(_WaitForPreviousDownload),
+    "the event is recorded before the copies": _start_with(_EventBeforeCopies),
+    "the event is recorded on the main stream": _start_with(_EventOnMainStream),
+    "the main stream overwrites the source of a download": _after_init(_keep_main_from_waiting),
+    "counts of two steps share a buffer": _share_downloads("_counts", 1),
+    "drafts of three steps share two buffers": _share_downloads("_drafts", 2),
+    "uploads of two steps share a staging buffer": _after_init(_share_staging_buffer),
+    "drafts of the step before": patch_call(DeviceState, "propose", _keep_old_drafts),
+    "results of the slot's previous request": patch_call(
+        HostState, "reconcile", _ignore_generations
+    ),
+    "the step keeps the runner's arrays": lambda: mock.patch(
+        "ngram_npu.async_state.host_state._copy_int32",
+        lambda values, field: np.asarray(values, np.int32),
+    ),
+    "begin_step writes to its argument": patch_call(AsyncSpecState, "begin_step", _write_to_batch),
+    "exact counts are available too early": lambda: mock.patch.object(
+        AsyncSpecState, "is_exact", True
+    ),
+    "rebuild does not wait": lambda: mock.patch.object(AsyncSpecState, "_wait_for_device"),
+    "rebuild does not empty the index": lambda: mock.patch.object(DeviceState, "clear"),
+    "the host waits in begin_step": patch_call(AsyncSpecState, "begin_step", _wait_in_begin_step),
+    "the host reads a tensor in end_step": patch_call(
+        AsyncSpecState, "end_step", _read_in_end_step
+    ),
+}
