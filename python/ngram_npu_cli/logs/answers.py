@@ -16,7 +16,7 @@ from typing import Any
 
 from ngram_npu.errors import InputError, RecordError
 
-from ngram_npu_cli.logs.records import Message
+from ngram_npu_cli.logs.conversations import Message
 
 Record = Mapping[str, Any]
 

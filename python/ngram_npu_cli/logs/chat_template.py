@@ -15,7 +15,7 @@ from typing import Any
 
 from ngram_npu.errors import InputError, RecordError, one_line
 
-from ngram_npu_cli.logs.records import Conversation, Message, Turn
+from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
 
 ChatTemplate = Callable[[Sequence[Message], Sequence[Any], bool], str]
 """(messages, tools, whether the assistant answers next) -> text."""
@@ -23,7 +23,7 @@ ChatTemplate = Callable[[Sequence[Message], Sequence[Any], bool], str]
 _LABELS = {"system": "", "developer": "", "user": "USER: ", "assistant": "ASSISTANT: "}
 
 
-def texts(
+def render_turns(
     conversation: Conversation, template: ChatTemplate | None, *, as_is: bool = False
 ) -> list[list[tuple[str, str]]]:
     """The conversation as lists of (prompt, completion) texts; a prompt is the text a turn adds.

@@ -26,8 +26,8 @@ from ngram_npu_cli.logs.answers import (
     token_ids_of,
 )
 from ngram_npu_cli.logs.chat_template import completion_text
+from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
 from ngram_npu_cli.logs.files import QUESTIONS, STDIN, SUFFIXES, values
-from ngram_npu_cli.logs.records import Conversation, Message, Turn
 
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id", "question_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
