@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from ngram_npu.config import default_costs, default_store_costs
 from ngram_npu_cli import command as cli
+from ngram_npu_cli.logs.conversations import TokenRequest, TokenTurn
 from ngram_npu_cli.replay import InputError, ReplayFigures, ReplayOptions, ReplayReport, replay
-from ngram_npu_cli.replay.simulation import TokenRequest, TokenTurn
 
 ANSWERS = np.random.default_rng(8).permutation(4000).reshape(4, -1)[:, :60].tolist()
 """Four texts that share no token and do not repeat themselves."""
@@ -75,12 +75,12 @@ def test_a_store_that_is_too_small_forgets(tmp_path: Path) -> None:
     assert total(path, store_tokens=2048).num_accepted_tokens == 0
 
 
-def test_turns_apart() -> None:
+def test_split_turns() -> None:
     turns = [
         TokenTurn(np.array(p, np.int32), np.array(c, np.int32))
         for p, c in (([1], [2, 3]), ([4], [5]))
     ]
-    apart = TokenRequest("x", tuple(turns)).turns_apart()
+    apart = TokenRequest("x", tuple(turns)).split_turns()
     assert [r.tokens().tolist() for r in apart] == [[1, 2, 3], [1, 2, 3, 4, 5]]
     assert [r.turns[0].prompt.tolist() for r in apart] == [[1], [1, 2, 3, 4]]
 
