@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 from ngram_npu.errors import InputError, RecordError, one_line
 
-from ngram_npu_cli.logs.answers import checked_text
+from ngram_npu_cli.logs.answers import check_text
 from ngram_npu_cli.logs.chat_template import ChatTemplate, load_chat_template, render_turns
 from ngram_npu_cli.logs.conversations import (
     Conversation,
@@ -358,7 +358,7 @@ class Tokenization:
             as_is = self._chat_template == "none"
             requests = render_turns(conversation, self._template, as_is=as_is)
             for text in chain.from_iterable(chain.from_iterable(requests)):
-                checked_text(text, "the text in its template")
+                check_text(text, "the text in its template")
         except (InputError, RecursionError) as error:
             raise RecordError(f"{conversation.where}: {one_line(error)}") from error
         return requests

@@ -211,7 +211,7 @@ class _Batch:
         self._cursor[rows] += self._due[rows]
         if not np.array_equal(self.num_tokens[rows], self._cursor[rows]):
             raise InputError(
-                "num_tokens: the proposer's value differs from the number of tokens that it received"
+                "num_tokens: the proposer's value differs from the number of tokens it received"
             )
 
     def verify(

@@ -12,10 +12,12 @@ from typing import Any
 import by_hand
 import numpy as np
 import pytest
+from cli_helpers import read_sample
 from ngram_npu import NgramConfig, NgramStore, store_file
 from ngram_npu.scopes import scope_of
 from ngram_npu_cli import command as cli
-from ngram_npu_cli.learn import LearnOptions, curve, describe, format_report, learn, reading, stores
+from ngram_npu_cli import learn as learn_module
+from ngram_npu_cli.learn import LearnOptions, curve, describe, format_report, learn
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 from ngram_npu_cli.replay import InputError
 
@@ -49,7 +51,7 @@ def answers(found: list[by_hand.Talk]) -> list[tuple[Any, list[int]]]:
 
 
 def held(path: Path) -> list[tuple[int, list[int]]]:
-    return [(scope, text.tolist()) for scope, text in stores.texts_of(NgramStore.load(path))]
+    return [(scope, text.tolist()) for scope, text in curve.list_texts(NgramStore.load(path))]
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def logs(tmp_path: Path) -> Path:
     return write(tmp_path / "logs.jsonl", talks(20))
 
 
-def test_costs_are_fitted_on_the_same_conversations(tmp_path: Path) -> None:
+def test_learn_fits_the_same_costs_for_the_same_conversations(tmp_path: Path) -> None:
     logs, file = write(tmp_path / "logs.jsonl", talks(60)), tmp_path / "costs"
     report = learn([logs], options=SMALL, costs=file)
     assert report.costs is not None
@@ -78,7 +80,7 @@ def test_costs_are_fitted_on_the_same_conversations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scope_field", "size"), [(None, 4096), ("who.tenant", 16384)])
-def test_the_curve_is_that_of_the_references(
+def test_curve_equals_the_reference_operators(
     logs: Path, scope_field: str | None, size: int
 ) -> None:
     """With 4096 tokens a store holds 16 answers."""
@@ -118,46 +120,49 @@ def test_the_curve_is_that_of_the_references(
         ([2.0, 1.998, 1.995, 1.993], 262144, 3),
     ],
 )
-def test_the_size_is_the_smallest_that_yields_as_much_as_one_that_holds_everything(
+def test_choose_size_returns_the_smallest_sufficient_size(
     yields: list[float], size: int, looked_at: int
 ) -> None:
-    class Known(curve.Replayed):
+    class Known(curve.Evaluation):
         def point(self, share: float | None, store_tokens: int) -> Any:
             place = (524288 // store_tokens).bit_length() - 1
             return SimpleNamespace(tokens_per_step=yields[place], store_tokens=store_tokens)
 
     earlier = [(0, np.zeros(100, np.int32))] * 2048
     replayed = Known([], earlier, NgramConfig(), lambda *_: None)
-    found, tried = replayed.sizes()
+    found, tried = replayed.choose_size()
     assert (found, len(tried)) == (size, looked_at)
 
 
 @pytest.mark.parametrize("lengths", [[2, 300, 256], [257], [497, 496, 5000]])
-def test_a_store_of_the_size_that_holds_all_forgets_nothing(lengths: list[int]) -> None:
+def test_full_size_store_keeps_all_texts(lengths: list[int]) -> None:
     texts = [(7, np.arange(length, dtype=np.int32)) for length in lengths]
-    blocks = sum(stores.blocks_of(length) for length in lengths)
+    blocks = sum(curve.count_blocks(length) for length in lengths)
     for spare, forgets in ((0, False), (1, True)):
-        store = stores.new(max(1024, 256 * (blocks - spare)))
-        stores.enter(store, texts)
+        store = curve.make_store(max(1024, 256 * (blocks - spare)))
+        curve.add_texts(store, texts)
         assert (store.statistics.tokens_held < sum(lengths)) == (forgets and blocks > 4)
-    assert curve.holding(texts) == curve.LEAST_TOKENS
+    assert curve.compute_full_size(texts) == curve.MIN_STORE_TOKENS
 
 
-def test_memory_is_bounded(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learn_keeps_only_the_newest_text_in_memory(
+    logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of long logs the newest text is kept, and the curve is of fewer conversations."""
-    monkeypatch.setattr(reading, "RECENT_TOKENS", 60)
-    heard = reading.Heard(most_blocks=3)
-    reading.read_logs([logs], heard, reading.Tokenizing("ids", "auto"), SMALL)
-    assert [text.tolist() for _, text in heard.texts] == [a for _, a in answers(talks(20))[-3:]]
-    assert (len(heard.recent), heard.conversations, heard.tokens) == (1, 20, 1000)
+    monkeypatch.setattr(learn_module, "RECENT_TOKENS", 60)
+    sample = read_sample([logs], "ids", max_blocks=3)
+    assert [text.tolist() for _, text in sample.texts] == [a for _, a in answers(talks(20))[-3:]]
+    assert (len(sample.recent), sample.conversations, sample.tokens) == (1, 20, 1000)
     monkeypatch.setattr(curve, "MAX_EVALUATED", 40)
     report = learn([logs], options=SMALL)
     assert report.evaluated == 1
-    assert report.notes[0] == "replayed: the newest 1 conversations of the tenth"
+    assert report.notes[0] == "replayed: the newest 1 conversations of the last tenth"
 
 
 @pytest.mark.parametrize(("size", "is_full"), [(4096, True), (9216, False)])
-def test_curve_of_a_store_that_forgets_says_so(logs: Path, size: int, is_full: bool) -> None:
+def test_learn_notes_a_store_that_forgets_earlier_answers(
+    logs: Path, size: int, is_full: bool
+) -> None:
     """36 answers of 25 tokens take a block of 256 tokens each."""
     report = learn([logs], options=LearnOptions(tokenizer="ids", store_tokens=size))
     notes = [note for note in report.notes if "forgets the oldest" in note]
@@ -168,7 +173,7 @@ def test_curve_of_a_store_that_forgets_says_so(logs: Path, size: int, is_full: b
 # The file
 
 
-def test_files_of_several_engines_become_one(tmp_path: Path) -> None:
+def test_learn_merges_stores_of_several_engines(tmp_path: Path) -> None:
     said = talks(20)
     parts = [write(tmp_path / f"{i}.jsonl", said[i * 10 : i * 10 + 10]) for i in range(2)]
     whole = tmp_path / "whole"
@@ -193,7 +198,7 @@ def test_files_of_several_engines_become_one(tmp_path: Path) -> None:
     assert mixed.curve[-1].known_tokens == report.curve[-1].known_tokens + 50
 
 
-def test_equal_texts_of_two_scopes_in_two_files_are_two_texts(tmp_path: Path) -> None:
+def test_merge_keeps_equal_texts_of_different_scopes(tmp_path: Path) -> None:
     said = [(scope, turns) for scope in ("a", "b") for _, turns in talks(3)]
     options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
     files = [tmp_path / f"{i}.store" for i in range(2)]
@@ -204,7 +209,7 @@ def test_equal_texts_of_two_scopes_in_two_files_are_two_texts(tmp_path: Path) ->
     assert held(merged) == [(scope_of(scope), text) for scope, text in answers(said)]
 
 
-def test_merging_with_a_copy_adds_nothing_in_any_scope(tmp_path: Path, logs: Path) -> None:
+def test_merge_with_a_copy_adds_no_text(tmp_path: Path, logs: Path) -> None:
     options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
     first, second, merged = (tmp_path / f"{name}.store" for name in ("first", "copy", "merged"))
     learn([logs], first, options)
@@ -214,7 +219,7 @@ def test_merging_with_a_copy_adds_nothing_in_any_scope(tmp_path: Path, logs: Pat
     assert describe(merged)["scopes"] == 2
 
 
-def test_stores_are_of_one_tokenizer(tmp_path: Path, logs: Path) -> None:
+def test_learn_rejects_stores_of_different_tokenizers(tmp_path: Path, logs: Path) -> None:
     text, digests = tmp_path / "text.jsonl", []
     text.write_text(json.dumps({"prompt": "a", "completion": "b c d"}) + "\n")
     for name in ("mistral-v1", "mistral-v3"):
@@ -236,7 +241,9 @@ def test_stores_are_of_one_tokenizer(tmp_path: Path, logs: Path) -> None:
     assert describe(tmp_path / "both")["tokenizer"] == report.tokenizer_digest == digests[1]
 
 
-def test_a_scope_is_the_record_s(tmp_path: Path, logs: Path) -> None:
+def test_scope_field_separates_scopes_and_skips_records_without_it(
+    tmp_path: Path, logs: Path
+) -> None:
     file = tmp_path / "s"
     with logs.open("a") as more:
         for who in ({}, {"tenant": None}, {"tenant": True}, {"tenant": 1 << 62}, "x"):
@@ -253,7 +260,7 @@ def test_a_scope_is_the_record_s(tmp_path: Path, logs: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["read", "replay", "learn", "save"])
-def test_an_interruption_leaves_the_old_file(
+def test_interrupted_learn_keeps_the_old_file(
     tmp_path: Path, logs: Path, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "s"
@@ -279,7 +286,7 @@ def test_an_interruption_leaves_the_old_file(
 # The command
 
 
-def test_text_json_and_picture(
+def test_learn_writes_text_json_and_plot(
     tmp_path: Path, logs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
@@ -310,7 +317,7 @@ def test_text_json_and_picture(
     assert capsys.readouterr().out.endswith("nothing is saved: no -o FILE\n")
 
 
-def test_interrupted_writing_leaves_all_old_files(
+def test_interrupted_plot_keeps_all_old_files(
     tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
@@ -321,7 +328,7 @@ def test_interrupted_writing_leaves_all_old_files(
         assert len(os.listdir(tmp_path)) == 5, "the JSON is complete next to its target by now"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ngram_npu_cli.learn.plot.save_plot", interrupted_save)
+    monkeypatch.setattr("ngram_npu_cli.learn.learn_report.save_plot", interrupted_save)
     record.write_text("old")
     picture.write_text("old too")
     outputs = ["--json", str(record), "--plot", str(picture)]
@@ -338,11 +345,6 @@ def test_plot_without_matplotlib_names_the_missing_package(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["learn", str(logs), "--plot", str(tmp_path / "c.svg")]) == 2
     assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
-
-
-def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["learn", "--demo", "--limit", "2", "--tokenizer", "bytes"]) == 0
-    assert "2 conversations, 2 answers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -368,7 +370,7 @@ def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
         (["store"], "the following arguments are required: ACTION"),
     ],
 )
-def test_wrong_input_is_one_line(
+def test_learn_reports_wrong_input_in_one_line(
     tmp_path: Path,
     logs: Path,
     monkeypatch: pytest.MonkeyPatch,

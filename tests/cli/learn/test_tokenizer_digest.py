@@ -16,7 +16,7 @@ ADDED = ["<tool>", "xy"]
 WITH_ADDED = {**VOCAB, "<tool>": 6, "xy": 7}
 
 
-def test_it_is_what_it_always_was() -> None:
+def test_digest_is_stable() -> None:
     """Files name it."""
     assert digest_of(WITH_ADDED) == "48a7899b83fa2eb452a85173b4d6d85e"
     assert digest_of(dict(reversed(WITH_ADDED.items()))) == digest_of(WITH_ADDED)
@@ -33,7 +33,7 @@ def test_it_is_what_it_always_was() -> None:
         {},
     ],
 )
-def test_another_vocabulary_has_another(other: dict[str, int]) -> None:
+def test_digest_depends_on_the_vocabulary(other: dict[str, int]) -> None:
     assert len(digest_of(other)) == 32
     assert digest_of(other) != digest_of(WITH_ADDED)
 
@@ -66,7 +66,7 @@ def _slow(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("make", [_rust, _fast, _slow])
-def test_whoever_has_loaded_it(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+def test_digest_is_the_same_for_all_loaders(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     expected = {token: i for token, i in WITH_ADDED.items() if i != 4} | {"?": 4}
     assert digest_of(make(tmp_path).get_vocab()) == digest_of(expected)
     if make is _rust:
@@ -82,7 +82,7 @@ def test_whoever_has_loaded_it(tmp_path: Path, make: Callable[[Path], Any]) -> N
         ("bytes", ""),
     ],
 )
-def test_those_of_mistral_common_are_vllm_s(name: str, digest: str) -> None:
+def test_mistral_digest_equals_vllms(name: str, digest: str) -> None:
     """Taken from `get_vocab()` of vLLM's own classes for these files."""
     if name != "bytes":
         pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import ngram_npu
 import pytest
+from cli_helpers import EXAMPLE_LINE
 from ngram_npu_cli import command as cli
-from replay_helpers import EXAMPLE_LINE
 
 Write = Callable[..., Path]
 
@@ -31,7 +31,7 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["version"] == ngram_npu.__version__
 
 
-def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "COMMAND" in capsys.readouterr().err
 
@@ -40,7 +40,7 @@ def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     "arguments",
     [["--help"], ["replay", "--help"], ["learn", "--help"], ["store", "info", "-h"], ["--version"]],
 )
-def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
+def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
     script = (
         "import sys\n"
         "from ngram_npu_cli.command import main\n"
@@ -53,14 +53,14 @@ def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
     assert done.stdout
 
 
-def test_the_installed_command_is_the_light_one() -> None:
+def test_installed_command_is_the_light_entry_module() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="ngram-npu")
     assert script.value == "ngram_npu_cli.command:main"
     assert cli.main is script.load(), "the public path"
 
 
 @pytest.mark.parametrize("command", ["replay", "tune", "learn"])
-def test_without_a_path(
+def test_missing_path_is_an_error_that_names_demo(
     command: str, capsys: pytest.CaptureFixture[str], talk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says = f"ngram-npu {command}: error: PATH: expected a file or a folder of conversations, or a "
@@ -76,17 +76,11 @@ def test_without_a_path(
     assert "--demo: expected no PATH with it, got" in capsys.readouterr().err
 
 
-def test_a_pipe_and_a_redirection_need_no_path(talk: Path) -> None:
+def test_pipe_and_redirection_need_no_path(talk: Path) -> None:
     command = f'"{sys.executable}" -m ngram_npu_cli replay --tokenizer ids'
     for line in (f'cat "{talk}" | {command}', f'{command} < "{talk}"'):
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
         assert "\nstdin " in done.stdout
-
-
-def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["replay", "--demo", "--limit", "1", "--tokenizer", "bytes"]
-    assert cli.main(arguments) == 0
-    assert "\npython-stdlib " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -98,7 +92,7 @@ def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
         (["measure-cost", "x", "--batch-sizes", "4"], "; did you mean --batch-size?"),
     ],
 )
-def test_a_wrong_option_is_one_line_with_the_nearest_one(
+def test_unknown_option_suggests_the_most_similar_one(
     arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2

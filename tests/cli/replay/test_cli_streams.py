@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from replay_helpers import EXAMPLE_LINE
+from cli_helpers import EXAMPLE_LINE
 
 Write = Callable[..., Path]
 
@@ -40,7 +40,7 @@ Write = Callable[..., Path]
         ("--version > /dev/full", 1, ": error: [Errno 28] No space left on device"),
     ],
 )
-def test_a_stream_that_is_closed_or_full_is_one_line(
+def test_closed_or_full_stream_is_reported_in_one_line(
     request: pytest.FixtureRequest, write_jsonl: Write, line: str, code: int, message: str | None
 ) -> None:
     if not line.startswith("doctor"):
@@ -56,7 +56,7 @@ def test_a_stream_that_is_closed_or_full_is_one_line(
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_nothing_is_lacking_where_the_unused_streams_are_closed(write_jsonl: Write) -> None:
+def test_replay_works_with_unused_streams_closed(write_jsonl: Write) -> None:
     talk = write_jsonl(EXAMPLE_LINE)
     done = _shell(f"replay {talk} --json - <&- 2>&-")
     assert (done.returncode, done.stderr) == (0, "")

@@ -16,19 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import read_sample
 from ngram_npu.errors import InputError
-from ngram_npu_cli.learn.reading import Heard, LearnOptions, Tokenizing, read_logs
 from ngram_npu_cli.logs.formats import iter_conversations
-from ngram_npu_cli.logs.log_files import Skipped
+from ngram_npu_cli.logs.reader import Tokenization
 from ngram_npu_cli.replay import (
     ReplayOptions,
-    load_inputs,
-    load_tokenizer,
     replay,
-    tokenize,
 )
-from ngram_npu_cli.replay.replaying import request_maker
-from ngram_npu_cli.tune.traffic import TuneOptions, read_traffic
+from ngram_npu_cli.tune import TuneOptions
+from ngram_npu_cli.tune.traffic import read_traffic
 
 Path_ = tuple[Any, ...]
 Texts = list[list[tuple[str, str]]]
@@ -586,13 +583,14 @@ def read(path: Path) -> tuple[dict[int, Texts], list[InputError]]:
     """The conversations by line, as texts, and what was skipped."""
     errors: list[InputError] = []
     found: dict[int, Texts] = {}
-    to_requests = request_maker(load_tokenizer("bytes"), "auto")
+    tokenization = Tokenization("bytes")
     for conversation in iter_conversations(path, None, errors.append):
         try:
-            turns = [turn for request in to_requests(conversation) for turn in request.turns]
+            requests = tokenization.make_requests(conversation)
         except InputError as error:
             errors.append(error)
             continue
+        turns = [turn for request in requests for turn in request.turns]
         decoded = [
             (bytes(turn.prompt.tolist()).decode(), bytes(turn.completion.tolist()).decode())
             for turn in turns
@@ -662,7 +660,7 @@ def by_number(found: dict[int, Texts], case_of: dict[int, Case]) -> dict[int, Te
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_any_type_in_any_field_changes_no_other_record(tmp_path: Path, name: str) -> None:
+def test_wrong_type_in_a_field_changes_no_other_record(tmp_path: Path, name: str) -> None:
     every = cases_of(name)
     most = max(len(cases) for _, cases in every)
     unchanged = [Case(number + 1) for number in range(most)]
@@ -698,26 +696,7 @@ def test_any_type_in_any_field_changes_no_other_record(tmp_path: Path, name: str
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_check_notices_each_kind_of_wrong_result() -> None:
-    case = Case(2, ("prompt",), "x", frozenset({"user_2"}))
-    expected = [[("sys_2 user_2", "saida_2")], [("sys_2 user_2", "saidb_2")]]
-    right = [[("sys_2 x", "saida_2")], [("sys_2 x", "saidb_2")]]
-    assert wrong_of(case, expected, right, skipped=False) is None
-    assert wrong_of(case, expected, None, skipped=True) is None
-    assert wrong_of(Case(2), expected, expected, skipped=False) is None
-    for found, problem in (
-        (None, "neither read nor skipped"),
-        ([[("sys_2 user_3", "saida_2")], right[1]], "text of other records"),
-        ([[("sys_2", "saida_2 saidb_2")]], "texts of several answers in one"),
-        ([[("x", "saida_2")], right[1]], "a part of the prompt is missing"),
-        (right[:1], "text is missing without a note"),
-    ):
-        assert problem in str(wrong_of(case, expected, found, skipped=False))
-    for unchanged in (None, right):
-        assert "unchanged" in str(wrong_of(Case(2), expected, unchanged, skipped=True))
-
-
-def test_the_commands_read_what_is_left_of_files_with_wrong_fields(tmp_path: Path) -> None:
+def test_commands_read_the_valid_records_of_files_with_wrong_fields(tmp_path: Path) -> None:
     """Of each field of each sample one value; a file per sample, two records of which are unchanged
     for each changed one, so that not more than half of a file is skipped."""
     paths: list[Path] = []
@@ -730,28 +709,18 @@ def test_the_commands_read_what_is_left_of_files_with_wrong_fields(tmp_path: Pat
             cases.append(Case(len(cases) + 1))
         path, _ = write(tmp_path / name, name, cases)
         paths.append(path.rename(path.with_stem(name)))
-    item_notes: list[str] = []
-    found = 0
-    for item in load_inputs(paths):
-        skipped = Skipped("conversations")
-        tokenize(item, load_tokenizer("bytes"), skipped=skipped)
-        used = len(item.conversations) - skipped.number
-        found += used
-        item_notes += [f"{item.name}: {note}" for note in (*item.notes, *skipped.notes(used))]
+    inputs = replay(paths, ReplayOptions(tokenizer="bytes")).inputs
+    item_notes = [f"{item.name}: {note}" for item in inputs for note in item.notes]
     assert len(item_notes) >= len(SAMPLES)
-    heard = Heard(most_blocks=1 << 20)
-    read_logs(paths, heard, Tokenizing("bytes", "auto"), LearnOptions())
-    assert heard.conversations == found
-    assert heard.notes == item_notes
+    sample = read_sample(paths, "bytes")
+    assert sample.notes == item_notes
     traffic = read_traffic(paths, TuneOptions(tokenizer="bytes", sample=None))
-    assert len(traffic.names) == found
+    assert len(traffic.names) == sample.conversations
     assert sorted(traffic.notes) == sorted(item_notes)
     for read_strictly in (
         lambda path: replay([path], ReplayOptions(tokenizer="bytes", strict=True)),
         lambda path: read_traffic([path], TuneOptions(tokenizer="bytes", strict=True)),
-        lambda path: read_logs(
-            [path], Heard(1 << 20), Tokenizing("bytes", "auto"), LearnOptions(strict=True)
-        ),
+        lambda path: read_sample([path], "bytes", strict=True),
     ):
         for path in paths:
             with pytest.raises(InputError, match=rf"^{re.escape(str(path))}:\d+: "):

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngram_npu_cli.logs.chat_template import texts
+from cli_helpers import DATA
+from ngram_npu_cli.logs.chat_template import render_turns
 from ngram_npu_cli.replay import (
     InputError,
     ReplayOptions,
@@ -18,7 +19,6 @@ from ngram_npu_cli.replay import (
     read_conversations,
     replay,
 )
-from replay_helpers import DATA
 
 Write = Callable[..., Path]
 
@@ -63,13 +63,13 @@ ONE_CONVERSATION = [
 
 
 @pytest.mark.parametrize("name", [*ONE_CONVERSATION, "run-batch/output.jsonl"])
-def test_one_conversation_in_many_formats(
+def test_all_log_formats_give_the_same_counts(
     name: str, plain_chat: tuple[int, int, int, float | None]
 ) -> None:
     assert counts(DATA / name) == plain_chat
 
 
-def test_the_guides_table_is_what_is_counted() -> None:
+def test_guide_table_equals_the_counts() -> None:
     pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
     pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
     files = [DATA / name for name in (*ONE_CONVERSATION, "run-batch/output.jsonl")]
@@ -112,7 +112,7 @@ def events(name: str) -> list[list[dict[str, Any]]]:
     ],
     ids=range(10),
 )
-def test_a_stream_in_every_spelling(
+def test_stream_is_read_in_every_serialization(
     write_jsonl: Write,
     name: str,
     spelt: Callable[[list[dict[str, Any]], str], Any],
@@ -125,7 +125,7 @@ def test_a_stream_in_every_spelling(
     assert counts(write_jsonl(*made)) == plain_chat
 
 
-def test_a_text_is_not_taken_for_a_stream(write_jsonl: Write) -> None:
+def test_text_that_resembles_a_stream_is_text(write_jsonl: Write) -> None:
     said = [
         "data: 3\n\ndata: 4",
         '{"city": "Oslo"}',
@@ -138,7 +138,7 @@ def test_a_text_is_not_taken_for_a_stream(write_jsonl: Write) -> None:
 
 
 @pytest.mark.parametrize("last", ["response.completed", "response.output_item.done"])
-def test_a_stream_of_the_responses_api_needs_one_of_its_events(
+def test_responses_stream_is_read_from_any_kind_of_event(
     write_jsonl: Write, last: str, plain_chat: tuple[int, int, int, float | None]
 ) -> None:
     """The parts, the whole at the end, or the deltas of a stream that was cut."""
@@ -155,7 +155,7 @@ def test_a_stream_of_the_responses_api_needs_one_of_its_events(
         assert counts(write_jsonl(*made)) == plain_chat
 
 
-def test_u2028_ends_no_event_and_no_line(write_jsonl: Write, tmp_path: Path) -> None:
+def test_u2028_does_not_end_lines_or_events(write_jsonl: Write, tmp_path: Path) -> None:
     text = "one\u2028two one\u2028two \u0085 one"
     delta = {"choices": [{"delta": {"content": text}}]}
     event = f"data: {json.dumps(delta, ensure_ascii=False)}\n\ndata: [DONE]\n\n"
@@ -169,7 +169,7 @@ def test_u2028_ends_no_event_and_no_line(write_jsonl: Write, tmp_path: Path) -> 
 # Answers that are more than text
 
 
-def test_a_streamed_tool_call_is_what_was_generated(write_jsonl: Write) -> None:
+def test_streamed_tool_call_equals_the_generated_text(write_jsonl: Write) -> None:
     whole, streamed = records("tool-call.jsonl")
     content = whole["response"]["choices"][0]["message"]["content"]
     arguments = content.partition('"arguments": ')[2]  # cut by max_tokens: it stayed text
@@ -183,28 +183,9 @@ def test_a_streamed_tool_call_is_what_was_generated(write_jsonl: Write) -> None:
     assert counts(write_jsonl(streamed)) == counts(write_jsonl(expected, name="plain.jsonl"))
 
 
-def test_tool_calls_of_one_stream_are_told_apart(write_jsonl: Write) -> None:
-    def call(index: int, **function: str) -> dict[str, Any]:
-        return {"choices": [{"delta": {"tool_calls": [{"index": index, "function": function}]}}]}
-
-    chunks = [
-        call(0, name="find", arguments=""),
-        call(1, name="close"),
-        call(0, arguments='{"a": '),
-        call(1, arguments="{"),
-        call(0, arguments="1}"),
-        call(1, arguments="}"),
-    ]
-    (found,) = read_conversations(write_jsonl({"request": "Hi", "response": chunks}))
-    assert found.turns[0].completion == (
-        '<tool_call>\n{"name": "find", "arguments": {"a": 1}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "close", "arguments": {}}\n</tool_call>'
-    )
-
-
 @pytest.mark.parametrize("index", [{}, {"index": None}, {"index": 0}], ids=["none", "null", "0"])
 @pytest.mark.parametrize("together", [False, True], ids=["chunks", "one chunk"])
-def test_parallel_tool_calls_of_one_index_are_told_apart_by_their_ids(
+def test_parallel_tool_calls_with_equal_index_are_separated_by_id(
     write_jsonl: Write, index: dict[str, Any], together: bool
 ) -> None:
     """As Gemini and some versions of vLLM and of Dynamo stream them."""
@@ -229,22 +210,7 @@ def test_parallel_tool_calls_of_one_index_are_told_apart_by_their_ids(
     )
 
 
-def test_tool_calls_of_one_index_without_ids_are_told_apart_by_their_names(
-    write_jsonl: Write,
-) -> None:
-    calls = [
-        {"index": 0, "function": {"name": name, "arguments": arguments}}
-        for name, arguments in (("find", '{"x": 1}'), ("close", '{"y": 2}'))
-    ]
-    response = [{"choices": [{"delta": {"tool_calls": [call]}}]} for call in calls]
-    (found,) = read_conversations(write_jsonl({"request": "Hi", "response": response}))
-    assert found.turns[0].completion == "\n".join(
-        f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-        for name, arguments in (("find", '{"x": 1}'), ("close", '{"y": 2}'))
-    )
-
-
-def test_pieces_of_one_tool_call_may_have_other_indices_and_its_name_again(
+def test_tool_call_pieces_may_differ_in_index_and_repeat_the_name(
     write_jsonl: Write,
 ) -> None:
     expected = '<tool_call>\n{"name": "find", "arguments": {"a": 1}}\n</tool_call>'
@@ -259,20 +225,10 @@ def test_pieces_of_one_tool_call_may_have_other_indices_and_its_name_again(
         assert found.turns[0].completion == expected
 
 
-def test_tool_calls_of_ollamas_chunks_are_whole(write_jsonl: Write) -> None:
-    functions = [{"name": "find", "arguments": {"a": number}} for number in (1, 2)]
-    chunks = [{"message": {"tool_calls": [{"function": function}]}} for function in functions]
-    (found,) = read_conversations(write_jsonl({"request": "Hi", "response": chunks}))
-    completion = found.turns[0].completion or ""
-    assert completion.count("<tool_call>") == 2
-    assert '{"a": 1}' in completion
-    assert '{"a": 2}' in completion
-
-
 @pytest.mark.parametrize(
     "name", ["reasoning.jsonl", "responses-reasoning.jsonl", "anthropic-thinking.jsonl"]
 )
-def test_reasoning_counts_whole_or_streamed(write_jsonl: Write, name: str) -> None:
+def test_reasoning_is_counted_streamed_or_not(write_jsonl: Write, name: str) -> None:
     whole, streamed = records(name)
     thought = records("reasoning.jsonl")[0]["response"]["choices"][0]["message"]["reasoning"]
     messages = records("reasoning.jsonl")[0]["request"]["messages"]
@@ -283,7 +239,7 @@ def test_reasoning_counts_whole_or_streamed(write_jsonl: Write, name: str) -> No
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_leaves_the_context_of_later_turns(write_jsonl: Write, key: str) -> None:
+def test_reasoning_is_removed_from_later_turns(write_jsonl: Write, key: str) -> None:
     talk = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", key: "so"},
@@ -293,17 +249,17 @@ def test_reasoning_leaves_the_context_of_later_turns(write_jsonl: Write, key: st
         {"role": "assistant", "content": "f"},
     ]
     (item,) = read_conversations(write_jsonl({"messages": talk}))
-    assert texts(item, None) == [
+    assert render_turns(item, None) == [
         [("USER: a ASSISTANT:", "<think>\nso\n</think>\n\nb")],
         [("USER: a ASSISTANT:bUSER: c ASSISTANT:", "d"), ("USER: e ASSISTANT:", "f")],
     ]
     # A client that sends it back, as some do: a log's request has it too.
     request = {"messages": talk[:3]}
     (item,) = read_conversations(write_jsonl({"request": request, "response": "d"}))
-    assert texts(item, None) == [[("USER: a ASSISTANT: b USER: c ASSISTANT:", "d")]]
+    assert render_turns(item, None) == [[("USER: a ASSISTANT: b USER: c ASSISTANT:", "d")]]
 
 
-def test_a_template_without_reasoning_keeps_what_was_generated(write_jsonl: Write) -> None:
+def test_template_that_omits_reasoning_keeps_generated_text(write_jsonl: Write) -> None:
     talk = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning": "so"},
@@ -314,12 +270,12 @@ def test_a_template_without_reasoning_keeps_what_was_generated(write_jsonl: Writ
         opened = "<think>\n" if answering else ""
         return "".join(f"[{m['content']}]" for m in messages) + opened
 
-    (((prompt, answer),),) = texts(item, template)
+    (((prompt, answer),),) = render_turns(item, template)
     assert (prompt, answer) == ("[a]<think>\n", "so\n</think>\n\nb")
 
 
 @pytest.mark.parametrize("name", ["chat-n2.jsonl", "stream-n2.jsonl"])
-def test_two_answers_are_two_conversations(write_jsonl: Write, name: str) -> None:
+def test_each_answer_is_a_conversation(write_jsonl: Write, name: str) -> None:
     (record,) = records("chat-n2.jsonl")
     said = [choice["message"]["content"] for choice in record["response"]["choices"]]
     assert said[0] != said[1]
@@ -329,7 +285,7 @@ def test_two_answers_are_two_conversations(write_jsonl: Write, name: str) -> Non
 
 
 @pytest.mark.parametrize("index", [{}, {"index": None}], ids=["none", "null"])
-def test_choices_without_index_are_answers_of_their_own(
+def test_choices_without_index_are_separate_answers(
     write_jsonl: Write, index: dict[str, Any]
 ) -> None:
     choices = [{**index, "message": {"role": "assistant", "content": text}} for text in "ab"]
@@ -372,7 +328,7 @@ def echoed(spelt: str) -> dict[str, Any]:
     "spelt",
     ["whole", "stream", "ids", "ids without the prompt", "several prompts", "ignored"],
 )
-def test_an_echoed_prompt_is_no_answer(write_jsonl: Write, spelt: str) -> None:
+def test_echoed_prompt_is_removed_from_the_answer(write_jsonl: Write, spelt: str) -> None:
     plain_record = {
         **echoed("ignored"),
         "request": {"prompt": echoed("whole")["request"]["prompt"]},
@@ -384,14 +340,14 @@ def test_an_echoed_prompt_is_no_answer(write_jsonl: Write, spelt: str) -> None:
     assert counts(write_jsonl(not_asked)) != expected
 
 
-def test_an_echo_of_a_chat_is_the_message_that_is_continued(write_jsonl: Write) -> None:
+def test_chat_echo_removes_the_continued_message(write_jsonl: Write) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]
     record = {"request": {"messages": messages, "echo": True}, "response": "b c d"}
     (found,) = read_conversations(write_jsonl(record))
     assert found.turns[0].completion == " d"
 
 
-def test_an_echo_alone_is_no_answer(write_jsonl: Write) -> None:
+def test_echo_without_generated_text_is_an_error(write_jsonl: Write) -> None:
     record = {
         "request": {"prompt": "a", "echo": True, "max_tokens": 0},
         "response": {"choices": [{"text": "a"}]},
@@ -400,7 +356,7 @@ def test_an_echo_alone_is_no_answer(write_jsonl: Write) -> None:
         read_conversations(write_jsonl(record))
 
 
-def test_an_empty_answer_moves_no_other_answer_to_another_prompt(write_jsonl: Write) -> None:
+def test_empty_answer_keeps_other_answers_at_their_prompts(write_jsonl: Write) -> None:
     texts_of = ["", "b", "c", ""]
     choices = [{"index": i, "text": text} for i, text in enumerate(texts_of)]
     record = {"request": {"prompt": ["p", "q"], "n": 2}, "response": {"choices": choices}}
@@ -411,7 +367,7 @@ def test_an_empty_answer_moves_no_other_answer_to_another_prompt(write_jsonl: Wr
         read_conversations(write_jsonl(record))
 
 
-def test_each_answer_has_its_own_prompts_token_ids(write_jsonl: Write) -> None:
+def test_answer_has_the_token_ids_of_its_prompt(write_jsonl: Write) -> None:
     choices = [
         {"index": i, "text": "x", "token_ids": [i, i], "prompt_token_ids": [7, i]} for i in range(2)
     ]
@@ -424,7 +380,7 @@ def test_each_answer_has_its_own_prompts_token_ids(write_jsonl: Write) -> None:
 # Token ids
 
 
-def test_a_stream_that_lacks_some_token_ids_is_its_text(write_jsonl: Write) -> None:
+def test_stream_with_missing_token_ids_is_read_as_text(write_jsonl: Write) -> None:
     pieces = [("one ", [1]), ("two ", None), ("", [2])]
     chunks = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in pieces]
     chunks[0]["prompt_token_ids"] = [5]
@@ -465,7 +421,7 @@ def test_recorded_token_ids_are_exact(write_jsonl: Write, name: str, number: int
 # vLLM's own log
 
 
-def test_a_stream_in_vllms_log_is_its_text(write_jsonl: Write) -> None:
+def test_vllm_log_stream_is_read_as_text(write_jsonl: Write) -> None:
     request, said = records("completions.jsonl")[0]["request"], CHAT[0]
     path = write_jsonl({"request": request, "response": {"choices": [{"text": said}]}})
     assert counts(DATA / "server-debug-stream.log") == counts(path)
@@ -478,12 +434,12 @@ def test_a_stream_in_vllms_log_is_its_text(write_jsonl: Write) -> None:
         ("server-completions.log", r"the log has no answer; vLLM logs none of /v1/completions"),
     ],
 )
-def test_what_vllms_log_lacks_is_said(name: str, message: str) -> None:
+def test_vllm_log_error_names_the_missing_setting(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         replay([DATA / name], ReplayOptions(tokenizer="bytes"))
 
 
-def test_a_log_of_an_older_vllm_beside_other_lines(tmp_path: Path) -> None:
+def test_log_of_older_vllm_is_read_among_other_lines(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(
         "Loading weights: 100%\n"
@@ -518,7 +474,7 @@ def asked(ident: str, prompt: str, ids: str, n: int = 1) -> str:
     )
 
 
-def test_each_answer_in_vllms_log_has_its_own_ids(tmp_path: Path) -> None:
+def test_vllm_log_answers_have_separate_token_ids(tmp_path: Path) -> None:
     path = server_log(
         tmp_path / "server.log",
         asked("r", "p", "[1, 2]", n=3),
@@ -534,7 +490,7 @@ def test_each_answer_in_vllms_log_has_its_own_ids(tmp_path: Path) -> None:
     assert (turns[2].prompt, turns[2].completion) == ("p", "c")
 
 
-def test_streams_of_several_answers_in_vllms_log_mix_no_ids(tmp_path: Path) -> None:
+def test_vllm_log_streams_of_several_answers_have_no_token_ids(tmp_path: Path) -> None:
     path = server_log(
         tmp_path / "server.log",
         "Received request r: prompt: None, params: SamplingParams(n=2, seed=None), "
@@ -548,7 +504,7 @@ def test_streams_of_several_answers_in_vllms_log_mix_no_ids(tmp_path: Path) -> N
         read_conversations(path)
 
 
-def test_texts_in_vllms_log_are_no_lines_of_it(tmp_path: Path) -> None:
+def test_vllm_log_ignores_log_lines_within_texts(tmp_path: Path) -> None:
     quoted = f"{AT}Generated response r: output: 'stolen', output_token_ids: [9]"
     path = server_log(
         tmp_path / "server.log",
@@ -562,7 +518,7 @@ def test_texts_in_vllms_log_are_no_lines_of_it(tmp_path: Path) -> None:
     assert found.turns[0].completion_token_ids == (3, 4)
 
 
-def test_requests_of_one_id_in_vllms_log_get_no_others_answer(tmp_path: Path) -> None:
+def test_vllm_log_requests_with_equal_ids_are_not_mixed(tmp_path: Path) -> None:
     answered = "Generated response r: output: 'a', output_token_ids: [3, 4]"
     later = [asked("r", "p", "[1]"), answered, asked("r", "q", "[2]"), answered]
     found = read_conversations(server_log(tmp_path / "server.log", *later))
@@ -579,7 +535,7 @@ def test_requests_of_one_id_in_vllms_log_get_no_others_answer(tmp_path: Path) ->
     assert "no prompt" not in note
 
 
-def test_a_damaged_line_of_vllms_log_is_skipped(tmp_path: Path) -> None:
+def test_vllm_log_skips_damaged_lines(tmp_path: Path) -> None:
     path = server_log(
         tmp_path / "server.log",
         asked("r", "p", "[1]"),
@@ -596,7 +552,7 @@ def test_a_damaged_line_of_vllms_log_is_skipped(tmp_path: Path) -> None:
     assert "server.log:3: not a line of vLLM's log: (unicode error)" in item.notes[0]
 
 
-def test_a_batch_of_requests_that_share_an_id(write_jsonl: Write) -> None:
+def test_batch_requests_with_equal_ids_are_an_error(write_jsonl: Write) -> None:
     """Each folder has one batch, or several whose requests have different ids."""
 
     def of(content: str) -> dict[str, Any]:
@@ -615,7 +571,7 @@ def test_a_batch_of_requests_that_share_an_id(write_jsonl: Write) -> None:
         read_conversations(again)
 
 
-def test_a_batch_without_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_without_input_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "output.jsonl"
     path.write_bytes((DATA / "run-batch/output.jsonl").read_bytes())
     with pytest.raises(InputError, match="put the batch's input into the same folder"):

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import DATA
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import InputError, ReplayOptions, load_inputs, replay
-from ngram_npu_cli.tune.traffic import TuneOptions, read_traffic
-from replay_helpers import DATA
+from ngram_npu_cli.tune import TuneOptions
+from ngram_npu_cli.tune.traffic import read_traffic
 
 Write = Callable[..., Path]
 
@@ -81,7 +82,7 @@ def count(path: Path, **options: Any) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(("record", "reason"), SKIPPED, ids=range(len(SKIPPED)))
 @pytest.mark.parametrize("at", ["first", "between", "last"])
-def test_one_odd_record_changes_no_figure(
+def test_invalid_record_is_skipped_and_changes_no_figure(
     write_jsonl: Write, record: Any, reason: str, at: str
 ) -> None:
     lines = [GOOD, GOOD, GOOD]
@@ -100,12 +101,12 @@ def test_one_odd_record_changes_no_figure(
 
 
 @pytest.mark.parametrize("record", READ, ids=range(len(READ)))
-def test_what_is_odd_and_yet_a_conversation(write_jsonl: Write, record: Any) -> None:
+def test_unusual_record_is_read(write_jsonl: Write, record: Any) -> None:
     path = write_jsonl(GOOD, record, name="odd.jsonl")
     assert count(path, strict=True) == count(write_jsonl(GOOD, GOOD))
 
 
-def test_what_vllm_answers_when_it_refuses(write_jsonl: Write) -> None:
+def test_failed_vllm_requests_are_skipped(write_jsonl: Write) -> None:
     failed = (DATA / "failed.jsonl").read_bytes().split(b"\n")[:-1]
     path = write_jsonl(GOOD, GOOD, GOOD, *failed, name="odd.jsonl")
     assert count(path) == count(write_jsonl(GOOD, GOOD, GOOD))
@@ -116,7 +117,9 @@ def test_what_vllm_answers_when_it_refuses(write_jsonl: Write) -> None:
         assert reason in note
 
 
-def test_more_than_half_is_an_error(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_with_more_than_half_skipped_is_an_error(
+    write_jsonl: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write_jsonl(GOOD, b"x", b"x y", answer(""), answer(None), name="odd.jsonl")
     assert cli.main(["replay", str(path), "--tokenizer", "bytes"]) == 2
     error = capsys.readouterr().err
@@ -125,7 +128,7 @@ def test_more_than_half_is_an_error(write_jsonl: Write, capsys: pytest.CaptureFi
     assert "4 of 5 records are skipped (80.0%), which is more than half" in error
 
 
-def test_the_command_says_it_beside_the_report(
+def test_command_prints_notes_on_skipped_records(
     write_jsonl: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = [b"x", answer(""), b"y", answer(None), {"request": ASKED, "response": None}, 3]
@@ -149,7 +152,7 @@ def test_the_command_says_it_beside_the_report(
         assert "odd.jsonl:9: not JSON" in capsys.readouterr().err
 
 
-def test_a_folder_without_its_other_files(write_jsonl: Write, tmp_path: Path) -> None:
+def test_folder_leaves_out_files_that_are_no_logs(write_jsonl: Write, tmp_path: Path) -> None:
     write_jsonl(GOOD, GOOD, name="logs/talk.jsonl")
     write_jsonl({"version": 3}, name="logs/config.json")
     (tmp_path / "logs/tsconfig.json").write_text("{\n  // not JSON\n}\n")
@@ -176,14 +179,14 @@ def test_a_folder_without_its_other_files(write_jsonl: Write, tmp_path: Path) ->
         load_inputs([tmp_path / "logs"])
 
 
-def test_a_folder_of_nothing_else(write_jsonl: Write) -> None:
+def test_folder_without_logs_is_an_error(write_jsonl: Write) -> None:
     path = write_jsonl({"version": 3}, name="logs/config.json")
     for read in (load_inputs, read_traffic):
         with pytest.raises(InputError, match=r"no log, left out: .*config.json"):
             read([path.parent])
 
 
-def test_what_follows_packed_data(write_jsonl: Write) -> None:
+def test_data_after_compressed_data_is_reported(write_jsonl: Write) -> None:
     path = write_jsonl(GOOD, GOOD, name="talk.jsonl.gz")
     packed = path.read_bytes()
     path.write_bytes(packed + bytes(2000))  # as tapes pad
@@ -191,12 +194,12 @@ def test_what_follows_packed_data(write_jsonl: Write) -> None:
     path.write_bytes(packed + b"garbage\n" * 300)
     (item,) = load_inputs([path])
     assert len(item.conversations) == 2
-    assert item.notes[0].endswith("talk.jsonl.gz:2: what follows the gzip data is not")
-    with pytest.raises(InputError, match="what follows the gzip data is not"):
+    assert item.notes[0].endswith("talk.jsonl.gz:2: data after the gzip data is not gzip")
+    with pytest.raises(InputError, match="data after the gzip data is not gzip"):
         load_inputs([path], strict=True)
 
 
-def test_a_cut_first_line_makes_no_document(write_jsonl: Write) -> None:
+def test_cut_first_line_does_not_make_a_document(write_jsonl: Write) -> None:
     """As `tail -c` and the rotation of logs leave it."""
     path = write_jsonl(b'{"role": "user"}, {"role"', GOOD, GOOD, name="odd.jsonl")
     assert count(path) == count(write_jsonl(GOOD, GOOD))
@@ -206,7 +209,7 @@ def test_a_cut_first_line_makes_no_document(write_jsonl: Write) -> None:
     assert count(path) == count(write_jsonl(GOOD, GOOD))
 
 
-def test_a_record_of_100_mb_is_skipped_in_little_memory(tmp_path: Path) -> None:
+def test_record_of_100_mb_is_skipped_in_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "large.jsonl"
     good = json.dumps(GOOD).encode() + b"\n"
     with path.open("wb") as file:

@@ -16,6 +16,7 @@ from typing import Any
 import ngram_npu
 import numpy as np
 import pytest
+from cli_helpers import EXAMPLE_LINE
 from ngram_npu.output import atomic_output, check_writable
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import (
@@ -28,7 +29,6 @@ from ngram_npu_cli.replay import (
     format_table,
     replay,
 )
-from replay_helpers import EXAMPLE_LINE
 
 Write = Callable[..., Path]
 
@@ -57,7 +57,7 @@ def test_replay_writes_json(talk: Path, tmp_path: Path) -> None:
     assert files_in(tmp_path) == ["result.json"]
 
 
-def test_json_on_stdout_is_nothing_but_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_on_stdout_contains_only_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", str(talk), "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["total"]["num_tokens"] == 12
@@ -68,10 +68,6 @@ def test_json_on_stdout_is_nothing_but_json(talk: Path, capsys: pytest.CaptureFi
     ("arguments", "expected"),
     [
         ("--min-n 1 --max-n 3 --k 7", {"min_n": 1, "max_n": 3, "k": 7}),
-        (
-            "--prompt-lookup-min 3 --prompt-lookup-max 4 --num-speculative-tokens 2",
-            {"min_n": 3, "max_n": 4, "k": 2},
-        ),
         ("--match-policy latest --overlap", {"match_policy": "latest", "overlap": True}),
         ("--no-overlap --max-len 100", {"overlap": False, "max_len": 100}),
         ("--sizes ladder", {"sizes": "ladder", "min_n": 1, "max_n": 16, "overlap": True}),
@@ -89,9 +85,7 @@ def test_drafting_options(
     assert {name: config[name] for name in expected} == expected
 
 
-def test_no_figure_depends_on_the_engine(
-    write_jsonl: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_engine_changes_no_figure(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """Several conversations in sequence per row, long enough to be worth an index."""
     rng = np.random.default_rng(2)
     phrase = rng.integers(0, 50, 300).tolist()
@@ -112,7 +106,9 @@ def test_no_figure_depends_on_the_engine(
     assert all(other == found[0] for other in found)
 
 
-def test_an_index_that_cannot_be(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_engine_with_too_many_sizes_is_an_error(
+    talk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     span = ["--min-n", "1", "--max-n", "9"]
     assert cli.main(["replay", str(talk), *span]) == 0  # reads the contexts
     assert cli.main(["replay", str(talk), *span, "--engine", "index"]) == 2
@@ -123,7 +119,7 @@ def test_an_index_that_cannot_be(talk: Path, capsys: pytest.CaptureFixture[str])
     ("line", "message"),
     [(b"{", "talk.jsonl:1: not JSON"), (b"", "talk.jsonl: empty"), (b"{}", ":1: no format has")],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
+def test_invalid_input_is_one_line_and_exit_code_2(
     write_jsonl: Write,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -143,7 +139,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--k", "0"], "--k/--num-speculative-tokens: must be at least 1, got 0"),
+        (["--k", "0"], "--k: must be at least 1, got 0"),
         (["--k", "many"], "invalid integer value: 'many'"),
         (["--k", "65"], "k: expected 1 to 64, got 65"),
         (["--min-n", "6"], "min_n: expected 1 to 5, got 6"),
@@ -158,7 +154,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["--draft-costs", "{tmp}/own.json"], "costs: expected none without min_draft_probability"),
         (
             ["--draft-costs", "{tmp}/own.json", "--min-draft-probability", "1"],
-            "own.json: no table of costs",
+            "own.json: not a table of costs",
         ),
         (["--batch-size", "0"], "--batch-size: must be at least 1"),
         (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
@@ -233,7 +229,7 @@ def test_sigint_ends_the_process_with_130(talk: Path, tmp_path: Path) -> None:
 # Output files
 
 
-def test_atomic_output(tmp_path: Path) -> None:
+def test_atomic_output_replaces_the_file_completely(tmp_path: Path) -> None:
     target = tmp_path / "x"
     target.write_text("old")
     target.chmod(0o640)
@@ -269,12 +265,12 @@ def test_atomic_output_keeps_links_and_devices(tmp_path: Path) -> None:
     assert null.is_char_device()
 
 
-def test_a_failing_write_is_a_replay_error(tmp_path: Path) -> None:
+def test_atomic_output_reports_a_failed_write(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"), atomic_output(tmp_path / "x"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_nothing_can_be_planted_where_an_output_is_written(
+def test_atomic_output_does_not_follow_planted_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, victim = tmp_path / "x", tmp_path / "victim"
@@ -291,7 +287,7 @@ def test_nothing_can_be_planted_where_an_output_is_written(
     assert link.is_symlink()
 
 
-def test_an_output_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
+def test_atomic_output_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         with atomic_output(tmp_path / "x") as scratch:
@@ -320,7 +316,7 @@ def test_progress_bar_on_a_terminal(talk: Path, monkeypatch: pytest.MonkeyPatch)
     assert drawn[-2].strip() == "", "the bar is wiped away at the end"
 
 
-def test_no_bar_without_tqdm(
+def test_progress_without_tqdm_shows_no_bar(
     talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terminal = _Terminal()
@@ -335,7 +331,7 @@ def test_no_bar_without_tqdm(
 
 
 @pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])
-def test_no_file_name_steers_the_terminal(
+def test_control_characters_of_file_names_are_escaped(
     write_jsonl: Write,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -353,7 +349,7 @@ def test_no_file_name_steers_the_terminal(
     assert terminal.getvalue().replace("\r", "").replace("\n", "").isprintable()
 
 
-def test_no_argument_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_arguments_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """A shell's `*` can turn a file name that begins with dashes into an option."""
     assert cli.main(["replay", "--\x1b[2J.jsonl"]) == 2
     err = capsys.readouterr().err
@@ -361,7 +357,7 @@ def test_no_argument_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> 
     assert err.replace("\n", "").isprintable()
 
 
-def test_no_text_of_an_input_steers_the_terminal() -> None:
+def test_control_characters_of_inputs_are_escaped() -> None:
     hostile = "\x1b[2J"
     tokenizer = ReplayTokenizer(hostile, "source", None, lambda text: list(text.encode()))
     conversation = Conversation("a", (Turn("p", "completion"),))
@@ -372,7 +368,7 @@ def test_no_text_of_an_input_steers_the_terminal() -> None:
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_a_closed_pipe_is_no_traceback(talk: Path) -> None:
+def test_closed_pipe_prints_no_traceback(talk: Path) -> None:
     command = f'"{sys.executable}" -m ngram_npu_cli replay "{talk}" | true'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""

@@ -15,7 +15,7 @@ from ngram_npu_cli.replay import InputError, ReplayOptions, format_table, load_t
 Write = Callable[..., Path]
 
 
-def test_bytes() -> None:
+def test_bytes_tokenizer_encodes_utf8() -> None:
     assert load_tokenizer("bytes").encode("aé") == [97, 0xC3, 0xA9]
 
 
@@ -42,7 +42,7 @@ def test_bundled_tokenizers_add_no_special_tokens(name: str, size: int) -> None:
         ("tekken", "mistral_common"),
     ],
 )
-def test_missing_package_of_a_bundled_tokenizer(
+def test_bundled_tokenizer_without_package_names_it(
     monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
     pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
@@ -51,7 +51,7 @@ def test_missing_package_of_a_bundled_tokenizer(
         load_tokenizer(name)
 
 
-def test_hugging_face_folder(tmp_path: Path) -> None:
+def test_hugging_face_folder_ignores_truncation_and_padding(tmp_path: Path) -> None:
     """Truncation and padding of its training must not cut the recordings, or fill them up."""
     tokenizers = pytest.importorskip("tokenizers")
     words = {word: number for number, word in enumerate(("[BOS]", "a", "b"))}
@@ -71,7 +71,7 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])
-def test_a_models_name_is_looked_up_in_the_local_cache(
+def test_model_name_is_resolved_in_the_local_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
 ) -> None:
     tokenizers = pytest.importorskip("tokenizers")
@@ -99,7 +99,7 @@ def test_a_models_name_is_looked_up_in_the_local_cache(
     assert load_tokenizer("org/Name-8B").vocab_size == 2
 
 
-def test_a_tokenizer_that_nobody_chose_is_warned_of(write_jsonl: Write) -> None:
+def test_default_tokenizer_is_reported_with_a_warning(write_jsonl: Write) -> None:
     pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
     pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
     path = write_jsonl({"prompt": "one two", "completion": "one two three"})
@@ -120,7 +120,7 @@ def test_hugging_face_folder_without_the_packages(
         load_tokenizer(str(tmp_path))
 
 
-def test_no_code_of_a_tokenizer_folder_is_run(
+def test_tokenizer_folder_runs_no_remote_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nor does `transformers` ask on a terminal, as it does when the option is not given."""

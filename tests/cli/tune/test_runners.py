@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cli_helpers import FEW, cost_file, make_talk
 from ngram_npu_cli import command as cli
-from ngram_npu_cli.command import bar
-from ngram_npu_cli.logs.log_files import Progress
+from ngram_npu_cli.logs.reader import Progress
 from ngram_npu_cli.replay import InputError
 from ngram_npu_cli.tune import (
     CANDIDATES,
@@ -21,9 +21,8 @@ from ngram_npu_cli.tune import (
     share_of_a_step,
     tune,
 )
+from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS
 from ngram_npu_cli.tune.html import to_html
-from ngram_npu_cli.tune.runners import RUNNERS, SYNCHRONOUS
-from tune_helpers import FEW, cost_file, talk
 
 COST = share_of_a_step(0.02)
 SEARCHED = [c for c in CANDIDATES if c.config.k in (3, 8)]
@@ -42,7 +41,7 @@ SEARCHED = [c for c in CANDIDATES if c.config.k in (3, 8)]
         ),
     ],
 )
-def test_each_runner_has_its_own_method_and_variables(
+def test_runner_determines_method_and_variables(
     traffic: Path, name: str, drafts: str, method: str, command: str
 ) -> None:
     report = tune([traffic], COST, TuneOptions(jobs=1, runner=name), candidates=SEARCHED)
@@ -74,7 +73,7 @@ def test_without_a_runner_both_are_recommended(traffic: Path) -> None:
         assert alone.batches == of.batches, "the same as alone"
 
 
-def test_batch_size_where_another_setting_gains_is_not_switched_off(
+def test_report_names_another_setting_that_gains_at_a_batch_size(
     traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At batch 64 the second drafted token of a request costs more than it yields."""
@@ -98,7 +97,7 @@ def test_batch_size_where_another_setting_gains_is_not_switched_off(
     assert json.dumps({"method": "ngram_gpu", "num_speculative_tokens": 1}) in out
 
 
-def test_what_synchronous_scheduling_costs_is_in_the_figures(traffic: Path, tmp_path: Path) -> None:
+def test_speedup_includes_synchronous_scheduling(traffic: Path, tmp_path: Path) -> None:
     def value(cost: Any = COST, **options: Any) -> tuple[float, Any]:
         report = tune([traffic], cost, TuneOptions(jobs=1, **options), candidates=FEW[:1])
         held_out = report.settings[report.recommended].held_out
@@ -119,7 +118,7 @@ def test_what_synchronous_scheduling_costs_is_in_the_figures(traffic: Path, tmp_
     assert value(own)[0] == pytest.approx(value(synchronous=0.0)[0])
 
 
-def test_a_gpu_has_no_ladder(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_runner_searches_no_ladders(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(InputError, match="runner gpu: no setting to search: padded drafts are of"):
         tune([traffic], COST, TuneOptions(runner="gpu"), candidates=FEW)
     arguments = ["tune", str(traffic), "-c", "0.02", "--jobs", "1", "--sizes", "ladder"]
@@ -132,7 +131,7 @@ def test_too_few_conversations_recommend_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, is_too_few: bool
 ) -> None:
     path = tmp_path / "talk.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in talk(count)))
+    path.write_text("".join(json.dumps(line) + "\n" for line in make_talk(count)))
     page = tmp_path / "r.html"
     arguments = ["tune", str(path), "-c", "0.02", "--jobs", "1", "--sizes", "ladder"]
     assert cli.main([*arguments, "--html", str(page), "--json", str(tmp_path / "r.json")]) == 0
@@ -145,13 +144,13 @@ def test_too_few_conversations_recommend_nothing(
     assert json.loads((tmp_path / "r.json").read_text())["too_few"] == is_too_few
 
 
-def test_a_line_after_ten_silent_seconds_without_a_terminal(
+def test_progress_without_a_terminal_prints_a_line_every_ten_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter([0.0, 9.9, 10.1, 10.1, 11.0, 20.2, 20.2])
-    monkeypatch.setattr(bar, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     stream = io.StringIO()
-    drawn = bar.Bar(stream)
+    drawn = cli.ProgressBar(stream)
     for progress in (
         Progress("talk", "read", 5, 0),
         Progress("talk", "read", 6, 0),

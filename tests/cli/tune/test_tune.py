@@ -10,11 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import FEW, cost_file
 from ngram_npu import NgramConfig
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.step_time import VerificationCost
-from ngram_npu_cli.replay import InputError, ReplayInput, ReplayOptions, load_inputs, replay
-from ngram_npu_cli.replay.simulation import TokenRequest, TokenTurn
+from ngram_npu_cli.replay import (
+    InputError,
+    ReplayInput,
+    ReplayOptions,
+    TokenRequest,
+    TokenTurn,
+    load_inputs,
+    replay,
+)
 from ngram_npu_cli.replay.walks import Counts
 from ngram_npu_cli.tune import (
     BASELINE,
@@ -28,20 +36,18 @@ from ngram_npu_cli.tune import (
     vllm_options,
 )
 from ngram_npu_cli.tune import measure as measure_module
-from ngram_npu_cli.tune.measure import Cache, chunks_of, measure
-from ngram_npu_cli.tune.runners import RUNNERS
-from ngram_npu_cli.tune.search import (
+from ngram_npu_cli.tune.candidates import RUNNERS
+from ngram_npu_cli.tune.measure import Cache, group_requests, measure
+from ngram_npu_cli.tune.ranking import (
     Measured,
-    advice,
-    best,
-    frontier,
-    interval,
-    ranked,
-    with_stores,
+    advise,
+    compute_interval,
+    find_frontier,
+    rank,
+    search_stores,
 )
 from ngram_npu_cli.tune.traffic import read_traffic
 from ngram_npu_cli.tune.tune_report import make_report
-from tune_helpers import FEW, cost_file
 from vllm_config import vllm_config
 
 PADDED = Candidate.of(min_n=1, max_n=16, k=3, match_policy="latest", drafts="padded")
@@ -50,12 +56,12 @@ PADDED = Candidate.of(min_n=1, max_n=16, k=3, match_policy="latest", drafts="pad
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_counts_are_those_of_a_replay(
+def test_measured_counts_equal_a_replay(
     traffic: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     monkeypatch.setattr(measure_module, "_ROWS", 7)
     requests = read_traffic([traffic]).requests
-    assert len(chunks_of(requests)) == 6
+    assert len(group_requests(requests)) == 6
     candidates = (*FEW, PADDED)
     measured = measure(candidates, requests, jobs=jobs)
     for candidate, counts in zip(candidates, measured, strict=True):
@@ -70,7 +76,7 @@ def test_counts_are_those_of_a_replay(
             assert counts[number][0] == figures.num_steps - figures.num_drafts
 
 
-def test_chunks_hold_every_request_once_and_bound_their_buffer(
+def test_groups_contain_each_request_once_within_the_buffer_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measure_module, "_TOKENS", 1000)
@@ -78,14 +84,14 @@ def test_chunks_hold_every_request_once_and_bound_their_buffer(
         TokenRequest("", (TokenTurn(np.zeros(n, np.int32), np.zeros(n % 9 + 2, np.int32)),))
         for n in range(1, 2000, 37)
     ]
-    chunks = chunks_of(requests)
+    chunks = group_requests(requests)
     assert sorted(i for chunk in chunks for i in chunk) == list(range(len(requests)))
     for chunk in chunks:
         assert len(chunk) * max(requests[i].num_tokens for i in chunk) <= 1000 or len(chunk) == 1
     assert max(map(len, chunks)) > 1
 
 
-def test_finished_pieces_are_not_replayed_again(
+def test_interrupted_measurement_resumes_from_the_cache(
     traffic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure_module, "_ROWS", 10)
@@ -113,7 +119,7 @@ def test_finished_pieces_are_not_replayed_again(
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_piece_is_of_its_setting_and_its_conversations(traffic: Path, tmp_path: Path) -> None:
+def test_cache_key_depends_on_setting_and_conversations(traffic: Path, tmp_path: Path) -> None:
     requests = read_traffic([traffic]).requests
     cache = Cache(tmp_path / "pieces.jsonl")
     measure(FEW[:1], requests, cache=cache)
@@ -124,7 +130,7 @@ def test_a_piece_is_of_its_setting_and_its_conversations(traffic: Path, tmp_path
     assert seen == [(0, 1), (1, 1), (0, 1), (1, 1), (1, 1)]
 
 
-def test_a_cache_that_is_something_else(tmp_path: Path) -> None:
+def test_cache_of_another_format_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "pieces.jsonl"
     path.write_text("[1]\n")
     with pytest.raises(InputError, match="not a cache of ngram-npu tune"):
@@ -134,13 +140,13 @@ def test_a_cache_that_is_something_else(tmp_path: Path) -> None:
 # Cost
 
 
-def test_a_share_of_a_step_is_the_formula() -> None:
+def test_share_of_a_step_follows_the_formula() -> None:
     counts = np.array([[60, 20, 0, 20], [0, 0, 0, 0]])
     found = share_of_a_step(0.05).speedup(1, [180, 0], counts)
     assert found == pytest.approx([1.8 / (1 + 0.05 * 0.8), 1.0])
 
 
-def test_a_batch_verifies_what_its_requests_draft_independently() -> None:
+def test_batch_cost_averages_over_independent_requests() -> None:
     """Compared with every combination of two requests; steps of 3 or more tokens take longer."""
     cost = VerificationCost("bent", {2: ((2, 3, 4, 8), (1.0, 1.0, 2.0, 6.0))})
     share = np.array([0.5, 0.2, 0.3])
@@ -155,14 +161,14 @@ def test_a_batch_verifies_what_its_requests_draft_independently() -> None:
     assert found != pytest.approx(1.5 / of_the_mean), "a mean step is another one"
 
 
-def test_times_go_on_beyond_what_was_measured() -> None:
+def test_step_times_are_extrapolated() -> None:
     cost = VerificationCost("two", {4: ((4, 8), (1.0, 3.0))})
     assert cost.seconds(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
     falling = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
     assert falling.seconds(4, np.array([100.0])) == pytest.approx([0.9]), "more is never cheaper"
 
 
-def test_a_file_of_step_times(tmp_path: Path) -> None:
+def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
     file = cost_file(tmp_path / "c.json", (8, 40, 0.03), (8, 8, 0.02), (1, 1, 0.01), (1, 5, 0.011))
     cost = load_cost(file)
     assert cost.batch_sizes == (1, 8)
@@ -185,7 +191,7 @@ def test_a_file_of_step_times(tmp_path: Path) -> None:
         ([(1, 1, 0.1)], {"steps": 3}, "not a file of step times"),
     ],
 )
-def test_what_is_no_file_of_step_times(
+def test_invalid_file_of_step_times_is_an_error(
     tmp_path: Path, steps: list[tuple[int, float, float]], more: dict[str, Any], message: str
 ) -> None:
     file = cost_file(tmp_path / "c.json", *steps, **more)
@@ -194,7 +200,7 @@ def test_what_is_no_file_of_step_times(
     assert str(caught.value).startswith(f"{tmp_path / 'c.json'}: ")
 
 
-def test_no_file_names_the_examples() -> None:
+def test_missing_file_of_step_times_names_the_examples() -> None:
     with pytest.raises(
         InputError, match=r"make one with `ngram-npu measure-cost`, .*example-8b-l4"
     ):
@@ -202,7 +208,7 @@ def test_no_file_names_the_examples() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_are_called_examples_and_cost_more_the_more_they_verify(name: str) -> None:
+def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
     cost = load_cost(name)
     assert cost.is_example
     assert "EXAMPLE" in cost.name
@@ -225,7 +231,7 @@ def made_up(*histograms: list[list[int]], tokens: list[int]) -> Measured:
     return Measured(FEW[: len(counts)], counts, np.array(tokens), half)
 
 
-def test_settings_are_chosen_on_one_half_and_judged_on_the_other() -> None:
+def test_ranking_and_interval_use_different_halves() -> None:
     """The first setting is by far the best on even conversations and the worst on odd ones."""
     measured = made_up(
         [[1, 9], [0, 40], [1, 9], [0, 40]],
@@ -233,21 +239,21 @@ def test_settings_are_chosen_on_one_half_and_judged_on_the_other() -> None:
         tokens=[40, 40, 40, 40],
     )
     cost = share_of_a_step(0.1)
-    assert best(measured, cost) == 0
-    found = interval(measured, 0, cost, 1)
+    assert rank(measured, cost)[0] == 0
+    found = compute_interval(measured, 0, cost, 1)
     assert found.value == pytest.approx(1 / 1.1)
-    ratio = interval(measured, 0, cost, 1, against=1)
+    ratio = compute_interval(measured, 0, cost, 1, against=1)
     assert ratio.value == pytest.approx(1 / 1.1 / 2)
 
 
-def test_batch_size_where_no_setting_gains_does_not_count() -> None:
+def test_ranking_ignores_batch_sizes_without_gain() -> None:
     """The first gains more at batch 1. At 64 both lose, the first far more."""
     measured = made_up([[0, 10], [0, 10]], [[14, 1], [14, 1]], tokens=[20, 20])
     cost = VerificationCost("steep", {1: ((1, 2), (1.0, 1.1)), 64: ((64, 128), (1.0, 9.0))})
-    assert best(measured, cost) == 0
+    assert rank(measured, cost)[0] == 0
 
 
-def test_setting_that_loses_where_another_gains_is_not_the_best() -> None:
+def test_ranking_uses_the_worst_batch_size() -> None:
     """The first yields 1.88 tokens per step of 5 drafted tokens, the second 1.66 of one."""
     measured = made_up([[0] * 5 + [100]] * 2, [[0, 113]] * 2, tokens=[188, 188])
     small = {batch: ((batch, 6 * batch), (1.0, 1.001)) for batch in (1, 4, 16)}
@@ -255,17 +261,17 @@ def test_setting_that_loses_where_another_gains_is_not_the_best() -> None:
     half = measured.chosen_half
     assert measured.speedup(0, cost, 256, half) == pytest.approx(0.86, abs=0.01)
     assert measured.speedup(1, cost, 256, half) == pytest.approx(1.18, abs=0.01)
-    assert best(measured, cost) == 1
-    assert best(measured, cost.at([1, 4, 16])) == 0
+    assert rank(measured, cost)[0] == 1
+    assert rank(measured, cost.at([1, 4, 16]))[0] == 0
 
 
-def test_an_interval_covers_resampled_conversations() -> None:
+def test_interval_covers_resampled_conversations() -> None:
     rng = np.random.default_rng(1)
     steps = rng.integers(50, 100, 200)
     tokens = steps + rng.integers(0, 100, 200)
     counts = np.stack([steps, np.zeros(200, int)], axis=1)
     measured = made_up(counts.tolist(), tokens=tokens.tolist())
-    found = interval(measured, 0, share_of_a_step(0.1), 1)
+    found = compute_interval(measured, 0, share_of_a_step(0.1), 1)
     odd = tokens[1::2].sum() / steps[1::2].sum()
     assert found.value == pytest.approx(odd)
     ratios = tokens[1::2] - odd * steps[1::2]
@@ -277,7 +283,7 @@ def test_an_interval_covers_resampled_conversations() -> None:
 @pytest.mark.parametrize(
     ("gains", "sentence", "off_above"),
     [
-        ("111", "It pays at every batch size looked at, up to 64.", None),
+        ("111", "It pays at every measured batch size, up to 64.", None),
         ("110", "Do not speculate above batch 8: no gain is sure there.", 8),
         ("100", "Do not speculate above batch 1: no gain is sure there.", 1),
         ("101", "Do not speculate at batch 8: no gain is sure there.", None),
@@ -287,7 +293,7 @@ def test_an_interval_covers_resampled_conversations() -> None:
 )
 def test_advice(gains: str, sentence: str, off_above: int | None) -> None:
     batches = [(batch, gain == "1") for batch, gain in zip((1, 8, 64), gains, strict=True)]
-    assert advice(batches, VerificationCost("x", {})) == (sentence, off_above)
+    assert advise(batches) == (sentence, off_above)
 
 
 def report_of(traffic: Path, measured: Measured, cost: VerificationCost, against: int = 0) -> Any:
@@ -301,7 +307,7 @@ def report_of(traffic: Path, measured: Measured, cost: VerificationCost, against
     )
 
 
-def test_compared_setting_that_alone_gains_is_recommended(traffic: Path) -> None:
+def test_compared_setting_is_recommended_if_only_it_gains(traffic: Path) -> None:
     """The first is the best on the half for choosing, and loses on the other."""
     measured = made_up([[1, 9], [0, 40]] * 20, [[0, 20], [0, 20]] * 20, tokens=[30] * 40)
     report = report_of(traffic, measured, share_of_a_step(0.1), against=1)
@@ -318,7 +324,7 @@ def test_compared_setting_that_alone_gains_is_recommended(traffic: Path) -> None
     ("steps", "is_recommended"),
     [((985, 985), True), ((985, 1005), False), ((985, 700, 1205), False), ((1005, 985), False)],
 )
-def test_store_is_recommended_if_its_gain_is_sure_on_both_halves(
+def test_store_is_recommended_only_with_a_gain_on_both_halves(
     traffic: Path, steps: tuple[int, ...], is_recommended: bool
 ) -> None:
     """However small the gain is. Steps of conversations 0, 2, 4, ..., and of the others."""
@@ -333,7 +339,7 @@ def test_store_is_recommended_if_its_gain_is_sure_on_both_halves(
     assert report.to_dict()["store"]["is_recommended"] == is_recommended
 
 
-def test_search_of_stores_follows_the_best_ladder_to_another_length() -> None:
+def test_store_search_continues_with_the_best_length() -> None:
     """Without a store short drafts are the best, with one the longest."""
     ladders = [
         Candidate.of(sizes="ladder", k=k, min_draft_probability=p)
@@ -353,22 +359,22 @@ def test_search_of_stores_follows_the_best_ladder_to_another_length() -> None:
 
     cost = share_of_a_step(0.1)
     measured = replay(tuple(ladders))
-    assert measured.candidates[best(measured, cost)].config.k == 4
+    assert measured.candidates[rank(measured, cost)[0]].config.k == 4
     tried.clear()
-    found = with_stores(measured, cost, ladders, replay)
+    found = search_stores(measured, cost, ladders, replay)
     assert len(tried) == len(set(tried)) < 2 * len(ladders)
     assert found.candidates == (*ladders, *tried)
-    first = found.candidates[ranked(found, cost)[0]].config
+    first = found.candidates[rank(found, cost)[0]].config
     assert (first.store, first.k) == ("live", 32)
     assert {of.config.store_tokens for of in tried if of.config.k == 32} == {100_000, 1_000_000}
 
 
-def test_the_frontier_is_what_nothing_outdoes() -> None:
+def test_frontier_contains_undominated_settings() -> None:
     points = [(100, 50, 100), (100, 60, 30), (100, 60, 20), (100, 55, 200), (100, 100, 0)]
-    assert frontier([Counts(*point) for point in points]) == [4, 2, 0]
+    assert find_frontier([Counts(*point) for point in points]) == [4, 2, 0]
 
 
-def test_candidates_are_different_and_say_how_they_are() -> None:
+def test_candidates_have_unique_labels() -> None:
     assert len(CANDIDATES) >= 60
     assert len({c.label for c in CANDIDATES}) == len(CANDIDATES)
     assert BASELINE in CANDIDATES
@@ -381,7 +387,7 @@ def test_candidates_are_different_and_say_how_they_are() -> None:
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.label)
-def test_vllm_options_are_those_that_the_proposer_reads(candidate: Candidate) -> None:
+def test_vllm_options_give_the_setting_in_vllm(candidate: Candidate) -> None:
     words = shlex.split(" ".join(vllm_options(candidate)))
     assert words[::2] == ["--speculative-config", "--additional-config"]
     speculative, own = json.loads(words[1]), json.loads(words[3])["ngram_npu"]

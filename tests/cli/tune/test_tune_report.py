@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import FEW, cost_file, make_talk
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import InputError, ReplayInput, ReplayOptions, load_inputs, replay
 from ngram_npu_cli.tune import (
@@ -23,13 +24,12 @@ from ngram_npu_cli.tune import (
     tune,
 )
 from ngram_npu_cli.tune import measure as measure_module
+from ngram_npu_cli.tune.candidates import SYNCHRONOUS
 from ngram_npu_cli.tune.html import draw
-from ngram_npu_cli.tune.runners import SYNCHRONOUS
 from ngram_npu_cli.tune.traffic import read_traffic
-from tune_helpers import FEW, cost_file, talk
 
 
-def test_a_sample_is_stated_and_always_the_same(tmp_path: Path) -> None:
+def test_sample_is_deterministic(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     lines = [{"prompt": f"{n} " * 40, "completion": "a b c " * (n % 30)} for n in range(400)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -50,9 +50,7 @@ def test_a_sample_is_stated_and_always_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sample", [None, 6000])
-def test_file_left_out_after_records_were_read_leaves_no_trace(
-    tmp_path: Path, sample: int | None
-) -> None:
+def test_omitted_file_does_not_change_the_traffic(tmp_path: Path, sample: int | None) -> None:
     """More than half of `b` is no conversation, which is known only at its end."""
     for name in ("a", "c"):
         lines = [
@@ -73,18 +71,18 @@ def test_file_left_out_after_records_were_read_leaves_no_trace(
     ]
 
 
-def test_halves_are_of_each_input(tmp_path: Path) -> None:
+def test_each_input_is_split_in_halves(tmp_path: Path) -> None:
     for name, count in (("a", 3), ("b", 4)):
-        lines = [json.dumps(line) + "\n" for line in talk(count, name=name)]
+        lines = [json.dumps(line) + "\n" for line in make_talk(count, name=name)]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     found = read_traffic([tmp_path])
     assert found.names == ("a0", "a1", "a2", "b0", "b1", "b2", "b3")
     assert found.chosen_half.tolist() == [True, False, True, True, False, True, False]
 
 
-def test_too_little_traffic(tmp_path: Path) -> None:
+def test_traffic_with_fewer_than_two_conversations_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
-    path.write_text(json.dumps(talk(1)[0]))
+    path.write_text(json.dumps(make_talk(1)[0]))
     with pytest.raises(InputError, match=r"expected 2 or more conversations .* got 1"):
         read_traffic([path])
     path.write_text("\n")
@@ -102,7 +100,7 @@ def executed(command: str) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
-def test_the_prediction_is_what_replay_counts_on_the_held_out_half(traffic: Path) -> None:
+def test_prediction_equals_a_replay_of_the_held_out_half(traffic: Path) -> None:
     report = tune([traffic], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=FEW)
     (item,) = load_inputs([traffic])
     odd = ReplayInput("odd", item.conversations[1::2])
@@ -118,7 +116,7 @@ def test_the_prediction_is_what_replay_counts_on_the_held_out_half(traffic: Path
     assert not list((traffic.parent / "cache").iterdir()), "done: nothing to resume"
 
 
-def test_the_reports_show_the_same_and_are_whole(
+def test_text_json_and_html_show_the_same_result(
     traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, data = tmp_path / "r.html", tmp_path / "r.json"
@@ -159,7 +157,7 @@ def test_the_reports_show_the_same_and_are_whole(
     assert result["against"]["label"] in labels
 
 
-def test_the_drawing_has_the_report_s_figures(traffic: Path) -> None:
+def test_drawing_shows_the_figures_of_the_report(traffic: Path) -> None:
     report = tune([traffic], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=FEW)
     by_batch, yields, gains = draw(report).axes
     chosen, against, _ = by_batch.lines
@@ -174,7 +172,7 @@ def test_the_drawing_has_the_report_s_figures(traffic: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["jinja2", "matplotlib"])
-def test_a_page_without_its_extra(
+def test_html_without_its_packages_names_them(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
@@ -186,7 +184,9 @@ def test_a_page_without_its_extra(
     assert says in capsys.readouterr().err
 
 
-def test_nothing_to_gain_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_without_gain_advises_against_speculation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "talk.jsonl"
     rng = np.random.default_rng(3)
     lines = [
@@ -203,7 +203,7 @@ def test_nothing_to_gain_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--speculative-config" not in page.read_text()
 
 
-def test_the_sample_and_the_example_are_stated(
+def test_report_states_sample_and_example_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "talk.jsonl"
@@ -215,10 +215,10 @@ def test_the_sample_and_the_example_are_stated(
     assert json.loads(out)["traffic"]["is_sample"]
     assert "(a SAMPLE of 30 conversations, 1.51 million characters)" in err
     assert "The verification cost is an EXAMPLE" in err
-    assert "These figures compare with nothing" in err
+    assert "These figures are far too high" in err
 
 
-def test_interrupted_and_resumed(
+def test_interrupted_command_resumes(
     traffic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     replay_piece = measure_module._replay

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import FEW, write_similar_talk
 from ngram_npu import NgramConfig
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import InputError, ReplayInput, ReplayOptions, load_inputs, replay
@@ -25,7 +26,6 @@ from ngram_npu_cli.tune import measure as measure_module
 from ngram_npu_cli.tune.html import to_html
 from ngram_npu_cli.tune.measure import Cache, measure
 from ngram_npu_cli.tune.traffic import read_traffic
-from tune_helpers import FEW, alike
 
 COST = share_of_a_step(0.05)
 ALONE = TuneOptions(jobs=1, store=True)
@@ -40,8 +40,8 @@ def replayed(path: Path, number: int, candidate: Candidate) -> Any:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_where_conversations_are_alike_a_store_is_recommended(tmp_path: Path, jobs: int) -> None:
-    path = alike(40, tmp_path / "alike.jsonl")
+def test_store_is_recommended_for_similar_conversations(tmp_path: Path, jobs: int) -> None:
+    path = write_similar_talk(40, tmp_path / "alike.jsonl")
     report = tune([path], COST, TuneOptions(jobs=jobs, store=True), candidates=FEW)
     assert report.candidate.has_store
     assert report.store is not None
@@ -63,7 +63,7 @@ def test_where_conversations_are_alike_a_store_is_recommended(tmp_path: Path, jo
     assert last.speedup > 1
 
 
-def test_where_nothing_repeats_none_is(traffic: Path) -> None:
+def test_no_store_is_recommended_without_repetition(traffic: Path) -> None:
     report = tune([traffic], COST, ALONE, candidates=FEW)
     assert report.store is not None
     assert not report.candidate.has_store
@@ -71,9 +71,9 @@ def test_where_nothing_repeats_none_is(traffic: Path) -> None:
     assert not report.to_dict()["store"]["is_recommended"]
 
 
-def test_each_input_has_its_own_store(tmp_path: Path) -> None:
+def test_inputs_have_separate_stores(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        alike(8, tmp_path / f"{name}.jsonl")
+        write_similar_talk(8, tmp_path / f"{name}.jsonl")
     traffic = read_traffic([tmp_path])
     assert traffic.streams() == [[1, 3, 5, 7], [0, 2, 4, 6], [9, 11, 13, 15], [8, 10, 12, 14]]
     store = Candidate.of(**dict(FEW[2].options), store="live")
@@ -94,10 +94,10 @@ def test_each_input_has_its_own_store(tmp_path: Path) -> None:
         (["--store", "--runner", "ascend"], ["ascend"]),
     ],
 )
-def test_a_store_is_searched_only_where_it_is_wanted_and_possible(
+def test_store_is_searched_only_if_requested_and_possible(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], searched: list[str]
 ) -> None:
-    path = alike(6, tmp_path / "alike.jsonl")
+    path = write_similar_talk(6, tmp_path / "alike.jsonl")
     arguments = ["tune", str(path), "-c", "0.05", "--jobs", "1", *options, "--json", "-"]
     assert cli.main(arguments) == 0
     out, err = capsys.readouterr()
@@ -110,8 +110,8 @@ def test_a_store_is_searched_only_where_it_is_wanted_and_possible(
     assert err.count("\nStore: ladder") == len(searched), "its gain is a line of its own"
 
 
-def test_streams_are_kept_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = alike(12, tmp_path / "alike.jsonl")
+def test_store_pieces_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_similar_talk(12, tmp_path / "alike.jsonl")
     options = TuneOptions(jobs=1, store=True, cache=tmp_path / "pieces.jsonl")
     first = tune([path], COST, options, candidates=FEW)
     assert len(Cache(options.cache)) == 3 + 2 * 2, "a ladder with two stores, over two halves"
@@ -124,7 +124,7 @@ def test_streams_are_kept_for_the_next_run(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("tokens", [100_000, 1_000_000])
-def test_vllm_options_of_a_store(tokens: int) -> None:
+def test_vllm_options_of_a_store_give_the_setting(tokens: int) -> None:
     candidate = Candidate.of(**dict(FEW[2].options), store="live", store_tokens=tokens)
     words = shlex.split(" ".join(vllm_options(candidate)))
     k = json.loads(words[1])["num_speculative_tokens"]
@@ -136,7 +136,7 @@ def test_vllm_options_of_a_store(tokens: int) -> None:
     )
 
 
-def test_a_store_that_is_too_small() -> None:
+def test_store_that_is_too_small_is_an_error() -> None:
     text = '{"sizes": "ladder", "min_draft_probability": 0.1, "store": "live", "store_tokens": 9}'
     with pytest.raises(InputError, match="expected at least 1024, got 9"):
         parse_candidate(text)

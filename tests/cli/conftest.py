@@ -1,4 +1,4 @@
-"""Fixtures of the replay's tests."""
+"""Fixtures of the tests of the command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from replay_helpers import EXAMPLE_LINE
+from cli_helpers import EXAMPLE_LINE, make_talk
 
 
 @pytest.fixture
@@ -32,3 +32,16 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
 def talk(write_jsonl: Callable[..., Path]) -> Path:
     """The example."""
     return write_jsonl(EXAMPLE_LINE, name="input/talk.jsonl")
+
+
+@pytest.fixture
+def traffic(tmp_path: Path) -> Path:
+    """Forty conversations that repeat themselves."""
+    path = tmp_path / "talk.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in make_talk(40)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _separate_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
