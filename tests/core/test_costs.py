@@ -166,5 +166,5 @@ def test_what_does_not_win_is_not_recommended() -> None:
     """What was learned of a token is wrong for the conversations that are measured."""
     both = zip(conversations(40), conversations(40, sure=1), strict=True)
     assert not compare([request for pair in both for request in pair], limit=30).wins
-    with pytest.raises(InputError, match="expected two conversations"):
+    with pytest.raises(InputError, match="expected at least 2 conversations"):
         compare(conversations(1))

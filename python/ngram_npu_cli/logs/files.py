@@ -104,7 +104,7 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
     for text in lines:
         line = reader.line
         yield line, _parse(text, f"{name}:{line}")
-    yield from reader.rest()
+    yield from reader.check_end()
 
 
 def _read_log_lines(

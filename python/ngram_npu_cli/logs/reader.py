@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from ngram_npu.errors import InputError, RecordError, one_line
@@ -26,7 +26,7 @@ from ngram_npu_cli.logs.conversations import (
 )
 from ngram_npu_cli.logs.files import STDIN, SUFFIXES, find_files
 from ngram_npu_cli.logs.formats import iter_conversations
-from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import ReadingOptions
 
 IDS_ONLY = "ids"
@@ -264,26 +264,6 @@ def _shorten(file: Path) -> str:
     return file.name
 
 
-class TokenizerLike(Protocol):
-    """The tokenizer interface that the replay needs; `ReplayTokenizer` implements it."""
-
-    @property
-    def name(self) -> str:
-        """For reports."""
-
-    @property
-    def source(self) -> str:
-        """For reports."""
-
-    @property
-    def vocab_size(self) -> int | None:
-        """For reports."""
-
-    @property
-    def encode(self) -> Callable[[str], list[int]]:
-        """Converts text to token ids, without special tokens."""
-
-
 class Tokenization:
     """Converts conversations to requests of token ids.
 
@@ -296,9 +276,9 @@ class Tokenization:
         self,
         name: str | None = None,
         chat_template: str = "auto",
-        tokenizer: TokenizerLike | None = None,
+        tokenizer: ReplayTokenizer | None = None,
     ) -> None:
-        self.tokenizer: TokenizerLike | None = None
+        self.tokenizer: ReplayTokenizer | None = None
         self.is_guessed = False
         self._name = name
         self._chat_template = chat_template
@@ -309,7 +289,7 @@ class Tokenization:
     @property
     def digest(self) -> str:
         """Digest of the tokenizer's vocabulary; empty if it is not known."""
-        return getattr(self.tokenizer, "digest", "")
+        return "" if self.tokenizer is None else self.tokenizer.digest
 
     def load(self) -> None:
         """Loads the tokenizer, unless only token ids are accepted.
@@ -321,11 +301,10 @@ class Tokenization:
             self.is_guessed = self._name is None
             self._use(load_tokenizer(self._name or DEFAULT_TOKENIZER))
 
-    def _use(self, tokenizer: TokenizerLike) -> None:
+    def _use(self, tokenizer: ReplayTokenizer) -> None:
         self.tokenizer = tokenizer
-        folder: Path | None = getattr(tokenizer, "folder", None)
-        if self._chat_template == "auto" and folder is not None:
-            self._template = load_chat_template(folder)
+        if self._chat_template == "auto" and tokenizer.folder is not None:
+            self._template = load_chat_template(tokenizer.folder)
 
     def make_requests(self, conversation: Conversation) -> list[TokenRequest]:
         """Returns one request, or several if the template changes earlier turns.

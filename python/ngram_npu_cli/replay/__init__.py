@@ -34,7 +34,6 @@ from ngram_npu_cli.logs.reader import (
     Progress,
     Skipped,
     Tokenization,
-    TokenizerLike,
     ignore_progress,
     read_logs,
 )
@@ -59,7 +58,6 @@ __all__ = [
     "ReplayTokenizer",
     "TokenRequest",
     "TokenTurn",
-    "TokenizerLike",
     "Turn",
     "format_table",
     "load_inputs",
@@ -130,7 +128,7 @@ def replay(
     options: ReplayOptions | None = None,
     *,
     inputs: Sequence[ReplayInput] | None = None,
-    tokenizer: TokenizerLike | None = None,
+    tokenizer: ReplayTokenizer | None = None,
     make_proposer: Callable[[ReplayOptions], Proposer] | None = None,
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
@@ -216,7 +214,7 @@ def replay(
 
 def tokenize(
     item: ReplayInput,
-    tokenizer: TokenizerLike | None,
+    tokenizer: ReplayTokenizer | None,
     chat_template: Literal["auto", "default", "none"] = "auto",
 ) -> list[TokenRequest]:
     """Converts one input's conversations to token ids, each prompt in its chat template.

@@ -113,18 +113,6 @@ class ReplayFigures:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ReplayFigures:
-        """Returns the figures of `to_dict`; ratios are computed from the counts.
-
-        Raises:
-            KeyError: A count is missing.
-        """
-        values: dict[str, Any] = {f.name: data[f.name] for f in fields(cls)}
-        for name, value in values.items():
-            values[name] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
-
-    @classmethod
     def total(cls, parts: Iterable[ReplayFigures], name: str = "total") -> ReplayFigures:
         """Returns the figures of several inputs taken together (all with the same K).
 
@@ -202,19 +190,6 @@ class ReplayReport(JsonReport):
             "total": self.total.to_dict(),
         }
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ReplayReport:
-        """Returns the report of `to_dict`.
-
-        Raises:
-            ValueError: Another format.
-            KeyError: A field is missing.
-        """
-        if data.get("format") != FORMAT:
-            raise ValueError(f"expected format {FORMAT!r}, got {data.get('format')!r}")
-        inputs = tuple(ReplayFigures.from_dict(item) for item in data["inputs"])
-        return cls(**{**{f.name: data[f.name] for f in fields(cls)}, "inputs": inputs})
-
 
 def format_table(report: ReplayReport) -> str:
     """Returns the figures as aligned plain text, without a final newline.
@@ -261,18 +236,17 @@ def _make_row(figures: ReplayFigures) -> tuple[str, ...]:
 
 def _describe_setting(report: ReplayReport) -> str:
     config = report.config
-    # Older results lack `sizes`, `drafts` and `costs`.
-    is_ladder = config.get("sizes") == "ladder"
+    is_ladder = config["sizes"] == "ladder"
     sizes = "1, 2, 4, 8 or 16" if is_ladder else f"{config['min_n']}-{config['max_n']}"
     parts = [
         f"{config['match_policy']} match of {sizes} tokens",
-        f"k={config['k']} {config.get('drafts', 'trimmed')}",
+        f"k={config['k']} {config['drafts']}",
     ]
-    if config.get("min_draft_probability") is not None:
+    if config["min_draft_probability"] is not None:
         parts.append(f"min_draft_probability={config['min_draft_probability']:g}")
-    if config.get("costs") is not None:
+    if config["costs"] is not None:
         parts.append(f"costs={config['costs']}")
-    if config.get("store") is not None:
+    if config["store"] is not None:
         parts.append(f"store={config['store']} of {config['store_tokens']} tokens")
         if config["generated_only"]:
             parts.append("each turn a request")

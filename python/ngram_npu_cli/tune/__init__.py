@@ -35,7 +35,7 @@ from ngram_npu_cli.tune.candidates import (
     parse_candidate,
     vllm_options,
 )
-from ngram_npu_cli.tune.measure import Cache, Counts, measure
+from ngram_npu_cli.tune.measure import Cache, Counts, measure_settings
 from ngram_npu_cli.tune.ranking import Measured, search_stores
 from ngram_npu_cli.tune.traffic import Traffic, read_traffic
 from ngram_npu_cli.tune.tune_report import TuneReport, format_report, make_report
@@ -106,7 +106,7 @@ def tune(
             progress(Progress(f"{total} pieces", "replay", done, total))
 
     def measure_candidates(candidates: tuple[Candidate, ...]) -> Measured:
-        per_request = measure(
+        per_request = measure_settings(
             candidates,
             traffic.requests,
             streams=traffic.streams(),

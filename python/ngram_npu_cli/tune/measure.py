@@ -57,7 +57,7 @@ def group_requests(requests: Sequence[TokenRequest]) -> list[list[int]]:
     return chunks
 
 
-def measure(
+def measure_settings(
     candidates: Sequence[Candidate],
     requests: Sequence[TokenRequest],
     *,

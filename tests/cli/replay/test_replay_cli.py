@@ -23,7 +23,6 @@ from ngram_npu_cli.replay import (
     Conversation,
     InputError,
     ReplayInput,
-    ReplayReport,
     ReplayTokenizer,
     Turn,
     format_table,
@@ -50,10 +49,10 @@ def test_replay_writes_json(talk: Path, tmp_path: Path) -> None:
     target.write_text("old")
     arguments = ["replay", str(talk.parent), "--json", str(target), "--batch-size", "4"]
     assert cli.main(arguments) == 0
-    report = ReplayReport.from_dict(json.loads(target.read_text(encoding="utf-8")))
-    assert report.total.num_steps == 5
-    assert report.command == "ngram-npu " + " ".join(arguments)
-    assert report.batch_size == 4
+    report = json.loads(target.read_text(encoding="utf-8"))
+    assert report["total"]["num_steps"] == 5
+    assert report["command"] == "ngram-npu " + " ".join(arguments)
+    assert report["batch_size"] == 4
     assert files_in(tmp_path) == ["result.json"]
 
 

@@ -37,7 +37,7 @@ from ngram_npu_cli.tune import (
 )
 from ngram_npu_cli.tune import measure as measure_module
 from ngram_npu_cli.tune.candidates import RUNNERS
-from ngram_npu_cli.tune.measure import Cache, group_requests, measure
+from ngram_npu_cli.tune.measure import Cache, group_requests, measure_settings
 from ngram_npu_cli.tune.ranking import (
     Measured,
     advise,
@@ -63,7 +63,7 @@ def test_measured_counts_equal_a_replay(
     requests = read_traffic([traffic]).requests
     assert len(group_requests(requests)) == 6
     candidates = (*FEW, PADDED)
-    measured = measure(candidates, requests, jobs=jobs)
+    measured = measure_settings(candidates, requests, jobs=jobs)
     for candidate, counts in zip(candidates, measured, strict=True):
         (item,) = load_inputs([traffic])
         for number in (0, 17, 39):
@@ -97,7 +97,7 @@ def test_interrupted_measurement_resumes_from_the_cache(
     monkeypatch.setattr(measure_module, "_ROWS", 10)
     requests = read_traffic([traffic]).requests
     path = tmp_path / "pieces.jsonl"
-    expected = measure(FEW, requests)
+    expected = measure_settings(FEW, requests)
     replay_piece = measure_module._replay
     begun: list[int] = []
 
@@ -109,11 +109,11 @@ def test_interrupted_measurement_resumes_from_the_cache(
 
     monkeypatch.setattr(measure_module, "_replay", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
-        measure(FEW, requests, cache=Cache(path))
+        measure_settings(FEW, requests, cache=Cache(path))
     # A partial write, as a power failure leaves it.
     with path.open("a") as file:
         file.write('{"key": "ab')
-    found = measure(FEW, requests, cache=Cache(path))
+    found = measure_settings(FEW, requests, cache=Cache(path))
     assert len(begun) == 1 + len(FEW) * 4, "each piece once, over both runs"
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -122,11 +122,11 @@ def test_interrupted_measurement_resumes_from_the_cache(
 def test_cache_key_depends_on_setting_and_conversations(traffic: Path, tmp_path: Path) -> None:
     requests = read_traffic([traffic]).requests
     cache = Cache(tmp_path / "pieces.jsonl")
-    measure(FEW[:1], requests, cache=cache)
+    measure_settings(FEW[:1], requests, cache=cache)
     again = Cache(tmp_path / "pieces.jsonl")
     seen: list[tuple[int, int]] = []
     for setting, of in ((FEW[1:2], requests), (FEW[:1], requests[1:]), (FEW[:1], requests)):
-        measure(setting, of, cache=again, progress=lambda *at: seen.append(at))
+        measure_settings(setting, of, cache=again, progress=lambda *at: seen.append(at))
     assert seen == [(0, 1), (1, 1), (0, 1), (1, 1), (1, 1)]
 
 

@@ -24,7 +24,7 @@ from ngram_npu_cli.tune import (
 )
 from ngram_npu_cli.tune import measure as measure_module
 from ngram_npu_cli.tune.html import to_html
-from ngram_npu_cli.tune.measure import Cache, measure
+from ngram_npu_cli.tune.measure import Cache, measure_settings
 from ngram_npu_cli.tune.traffic import read_traffic
 
 COST = share_of_a_step(0.05)
@@ -77,9 +77,9 @@ def test_inputs_have_separate_stores(tmp_path: Path) -> None:
     traffic = read_traffic([tmp_path])
     assert traffic.streams() == [[1, 3, 5, 7], [0, 2, 4, 6], [9, 11, 13, 15], [8, 10, 12, 14]]
     store = Candidate.of(**dict(FEW[2].options), store="live")
-    (counts,) = measure([store], traffic.requests, streams=traffic.streams())
+    (counts,) = measure_settings([store], traffic.requests, streams=traffic.streams())
     np.testing.assert_array_equal(counts[:8], counts[8:])
-    (as_one,) = measure([store], traffic.requests)
+    (as_one,) = measure_settings([store], traffic.requests)
     assert as_one.sum() < counts.sum(), "one store for all knows more"
 
 
