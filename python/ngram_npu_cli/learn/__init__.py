@@ -103,7 +103,7 @@ class LogSample:
 
 
 class StoreTokenization(Tokenization):
-    """Tokenizes for a store, whose vocabulary must be that of the stores that were read.
+    """Tokenizes for a store with the vocabulary of the stores that were read.
 
     Attributes:
         store_digest: Digest of the vocabulary of the stores; empty if none was read.

@@ -95,7 +95,7 @@ def split_conversations(
     Of a large tenth these are the newest conversations only: at most `MAX_EVALUATED` tokens.
 
     Args:
-        recent: The newest conversations, whose answers are the last texts.
+        recent: The newest conversations. Their answers are the last texts.
         conversations: Their number in all.
         texts: All texts.
     """
@@ -198,7 +198,7 @@ def compute_full_size(texts: Sequence[Text]) -> int:
 
 
 def count_store_tokens(texts: Sequence[Text]) -> int:
-    """Returns the capacity in tokens that the texts take, each in its own blocks."""
+    """Returns the capacity in tokens that the texts need, each in separate blocks."""
     return BLOCK_TOKENS * sum(count_blocks(len(tokens)) for _, tokens in texts)
 
 

@@ -291,7 +291,7 @@ def _get_tools(data: Record, where: str) -> tuple[Any, ...]:
 
 def _parse_log(data: Record, where: str) -> list[tuple[Turn, ...]]:
     """Returns the answers to a request. Earlier answers in the request's messages are context: they
-    have records of their own."""
+    have separate records."""
     _check_success(data, where)
     key = next((key for key in _RESPONSE_KEYS if key in data), None)
     at = where if key is None else f"{where}: {key}"

@@ -58,7 +58,7 @@ ShowProgress = Callable[[Progress], None]
 
 
 def ignore_progress(_: Progress) -> None:
-    """Stands for a callback where none is given."""
+    """Replaces a missing callback."""
 
 
 @dataclass
@@ -321,7 +321,7 @@ class Tokenization:
         if self.tokenizer is None:
             raise RecordError(f'{conversation.where}: missing key "prompt_token_ids"')
         # Prompt and answer are tokenized separately, because no token of the answer can begin in
-        # the prompt that the model was given.
+        # the model's prompt.
         encode = self.tokenizer.encode
         return [
             TokenRequest(

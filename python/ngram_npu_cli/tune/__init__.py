@@ -1,4 +1,4 @@
-"""Tuning: the best setting for recorded traffic, and its gain at a given verification cost.
+"""Tuning: the best setting for recorded traffic, and its gain at a verification cost.
 
     >>> from ngram_npu_cli.tune import share_of_a_step, tune
     >>> report = tune(["traffic.jsonl"], share_of_a_step(0.05))  # doctest: +SKIP

@@ -33,7 +33,7 @@ class Traffic:
         conversation_of: [R], number of each request's conversation.
         tokens: [N], generated in steps.
         characters: Of the conversations kept.
-        found, found_characters: Of all conversations read.
+        num_read, characters_read: Of all conversations that were read.
         left_out: Number of kept conversations without a step.
         notes: Records and conversations that were skipped, and files of folders that are no logs.
         tokenizer: Name and source; None for token ids.
@@ -47,15 +47,15 @@ class Traffic:
     conversation_of: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     characters: int
-    found: int
-    found_characters: int
+    num_read: int
+    characters_read: int
     left_out: int
     notes: tuple[str, ...]
     tokenizer: str | None
 
     @property
     def is_sample(self) -> bool:
-        return self.characters < self.found_characters
+        return self.characters < self.characters_read
 
     @property
     def chosen_half(self) -> npt.NDArray[np.bool_]:
@@ -141,8 +141,8 @@ def read_traffic(
         conversation_of=owners,
         tokens=np.bincount(owners, generated, len(names)).astype(np.int64),
         characters=sample.characters,
-        found=sample.found,
-        found_characters=sample.found_characters,
+        num_read=sample.num_read,
+        characters_read=sample.characters_read,
         left_out=len(kept) - len(names) - sum(s.number for s in skipped),
         notes=tuple(notes),
         tokenizer=None if tokenizer is None else f"{tokenizer.name}: {tokenizer.source}",
@@ -157,7 +157,7 @@ class _Sample:
 
     def __init__(self, max_characters: int | None) -> None:
         self.max_characters = max_characters
-        self.found = self.found_characters = self.characters = 0
+        self.num_read = self.characters_read = self.characters = 0
         self._heap: list[tuple[int, int, int, Conversation]] = []
         self._max_hash = 1 << 64
         self._input = -1
@@ -170,13 +170,13 @@ class _Sample:
             self._before_input = copy.copy(self)
             self._before_input._heap = list(self._heap)
         size = conversation.num_characters
-        text = f"{self.found} {size} {conversation.id}".encode()
+        text = f"{self.num_read} {size} {conversation.id}".encode()
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         if key < self._max_hash:
-            heapq.heappush(self._heap, (-key, self.found, number, conversation))
+            heapq.heappush(self._heap, (-key, self.num_read, number, conversation))
             self.characters += size
-        self.found += 1
-        self.found_characters += size
+        self.num_read += 1
+        self.characters_read += size
         if self.max_characters is None:
             return
         while self.characters > self.max_characters and len(self._heap) > 2:

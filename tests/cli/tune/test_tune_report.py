@@ -36,7 +36,7 @@ def test_sample_is_deterministic(tmp_path: Path) -> None:
     found = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
     assert found.is_sample
     assert 6000 < found.characters <= 8000
-    assert (found.found, found.found_characters) == (
+    assert (found.num_read, found.characters_read) == (
         400,
         sum(len(str(line["prompt"])) + len(str(line["completion"])) for line in lines),
     )
