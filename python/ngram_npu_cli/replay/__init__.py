@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from ngram_npu.errors import InputError, RecordError
@@ -108,11 +108,14 @@ def load_inputs(
     def receive(number: int, conversation: Conversation) -> None:
         conversations.setdefault(number, []).append(conversation)
 
+    def discard(number: int) -> None:
+        conversations.pop(number, None)
+
     inputs, omissions = read_logs(
         paths,
         ReadingOptions(limit=limit, format=format_name, strict=strict),
         receive,
-        discard=lambda number: conversations.pop(number, None) and None,
+        discard=discard,
         progress=progress,
     )
     loaded = [
@@ -189,8 +192,6 @@ def replay(
                 progress=show_tokens,
             )
             figures.append(replace(counts, notes=(*item.notes, *notes)))
-    used = tokenization.tokenizer if has_text else None
-    is_default = tokenization.is_guessed and bool(paths)
     return ReplayReport(
         **run.describe(),
         config={
@@ -201,15 +202,18 @@ def replay(
         },
         batch_size=batch_size,
         limit=options.limit,
-        tokenizer=used
-        and {
-            "name": used.name,
-            "source": used.source,
-            "vocab_size": used.vocab_size,
-            **({"chosen": False} if is_default else {}),
-        },
+        tokenizer=_describe_tokenizer(tokenization, bool(paths)) if has_text else None,
         inputs=tuple(figures),
     )
+
+
+def _describe_tokenizer(tokenization: Tokenization, has_paths: bool) -> dict[str, Any] | None:
+    tokenizer = tokenization.tokenizer
+    if tokenizer is None:
+        return None
+    description = {name: getattr(tokenizer, name) for name in ("name", "source", "vocab_size")}
+    # For the standard library's sources any tokenizer is as good as another.
+    return description | ({"chosen": False} if tokenization.is_guessed and has_paths else {})
 
 
 def tokenize(

@@ -198,7 +198,8 @@ def format_table(report: ReplayReport) -> str:
     together, acceptance at up to eight positions; the JSON has all, by input.
     """
     figures = report.total
-    rows = [("input", "requests", "tokens", "tokens/step", "drafted/step", "no draft")]
+    header = ("input", "requests", "tokens", "tokens/step", "drafted/step", "no draft")
+    rows: list[tuple[str, ...]] = [header]
     rows += [_make_row(part) for part in report.inputs]
     if len(report.inputs) > 1:
         rows.append(_make_row(figures))

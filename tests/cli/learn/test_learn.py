@@ -1,30 +1,105 @@
-"""Learning from logs: the curve, the size, what the file holds, and what a wrong input says."""
+"""Learning from logs: the curve, the size, the file, and errors."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import by_hand
 import numpy as np
 import pytest
 from cli_helpers import read_sample
 from ngram_npu import NgramConfig, NgramStore, store_file
+from ngram_npu.config import UNLIMITED, default_costs, default_store_costs
 from ngram_npu.scopes import scope_of
 from ngram_npu_cli import command as cli
 from ngram_npu_cli import learn as learn_module
 from ngram_npu_cli.learn import LearnOptions, curve, describe, format_report, learn
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 from ngram_npu_cli.replay import InputError
+from ops import reference
+
+SLOT = np.zeros(1, np.int32)
+Turn = tuple[list[int], list[int]]
+Talk = tuple[Any, list[Turn]]
+"""A scope and turns of a prompt and an answer."""
+
+
+def draft_by_reference(
+    row: list[int], store: Any, scope: int, sampled: int, k: int, limit: int
+) -> list[int]:
+    rows, length = np.array([row], np.int32), np.array([len(row)], np.int32)
+    costs = np.zeros((1, k), np.uint8)
+    of_row = reference.ngram_index_propose_(
+        rows,
+        length,
+        np.zeros(0, np.int32),
+        None,
+        None,
+        None,
+        *(1, 16, k, 1, True, UNLIMITED, True),
+        default_costs(),
+        limit,
+        costs,
+    )
+    if store is not None:
+        drafts = [np.array(part) for part in of_row]
+        asked = rows, length, np.array([sampled], np.int32), store, None, SLOT
+        table = default_store_costs()
+        reference.ngram_store_step_(
+            *asked, np.array([scope], np.int64), *drafts, costs, UNLIMITED, table, limit
+        )
+        of_row = tuple(drafts)
+    return [int(token) for token in of_row[0][0][: of_row[1][0]]]
+
+
+def store_by_reference(store: Any, text: list[int], scope: int) -> None:
+    """As a request that says the text in one step, and ends."""
+    draft_by_reference(text, store, scope, len(text), 0, 0)
+    reference.ngram_store_finish_(store, SLOT)
+
+
+def replay_by_reference(
+    talks: Sequence[Talk],
+    known: Sequence[tuple[Any, list[int]]] | None,
+    store_tokens: int,
+    k: int = 8,
+    limit: int = 40,
+) -> tuple[int, int, int]:
+    """Tokens, steps and drafted tokens; ``known``: scopes and texts, None: without a store."""
+    store = None if known is None else NgramStore(1, store_tokens).tensor
+    for scope, text in known or ():
+        store_by_reference(store, text, scope_of(scope))
+    tokens = steps = drafted = 0
+    for scope, turns in talks:
+        context: list[int] = []
+        for prompt, answer in turns:
+            context = context + prompt
+            at, sampled = 1, 1
+            while at < len(answer):
+                row = context + answer[:at]
+                guess = draft_by_reference(row, store, scope_of(scope), sampled, k, limit)
+                rest = answer[at:]
+                right = 0
+                while right < min(len(guess), len(rest)) and guess[right] == rest[right]:
+                    right += 1
+                sampled = min(right + 1, len(rest))
+                at += sampled
+                tokens, steps, drafted = tokens + sampled, steps + 1, drafted + len(guess)
+            context = context + answer
+            if store is not None:
+                reference.ngram_store_finish_(store, SLOT)
+    return tokens, steps, drafted
+
 
 SMALL = LearnOptions(tokenizer="ids", store_tokens=16384)
 
 
-def talks(count: int, seed: int = 0) -> list[by_hand.Talk]:
+def talks(count: int, seed: int = 0) -> list[Talk]:
     """Conversations of two tenants, of two turns; answers are parts of few texts, no two equal."""
     rng = np.random.default_rng(seed)
     texts = rng.integers(0, 500, (6, 60))
@@ -38,7 +113,7 @@ def talks(count: int, seed: int = 0) -> list[by_hand.Talk]:
     return found
 
 
-def write(path: Path, found: list[by_hand.Talk]) -> Path:
+def write(path: Path, found: list[Talk]) -> Path:
     with path.open("w") as file:
         for scope, turns in found:
             said = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
@@ -46,7 +121,7 @@ def write(path: Path, found: list[by_hand.Talk]) -> Path:
     return path
 
 
-def answers(found: list[by_hand.Talk]) -> list[tuple[Any, list[int]]]:
+def answers(found: list[Talk]) -> list[tuple[Any, list[int]]]:
     return [(scope, answer) for scope, turns in found for _, answer in turns]
 
 
@@ -92,19 +167,19 @@ def test_curve_equals_the_reference_operators(
     assert [of.share for of in report.curve] == [None, 0, 1 / 8, 1 / 4, 1 / 2, 1]
     for of in report.curve:
         known = earlier[36 - round(36 * (of.share or 0)) :]
-        expected = by_hand.replayed(last, None if of.share is None else known, size)
+        expected = replay_by_reference(last, None if of.share is None else known, size)
         assert (of.tokens, of.steps, of.drafted) == expected
         assert of.known_tokens == 25 * len(known)
     assert report.curve[-1].tokens_per_step > 1.2 * report.curve[0].tokens_per_step
     assert list(report.by_k) == [8, 16, 32]
     for k, of in report.by_k.items():
-        assert (of.tokens, of.steps, of.drafted) == by_hand.replayed(last, earlier, size, k=k)
+        assert (of.tokens, of.steps, of.drafted) == replay_by_reference(last, earlier, size, k=k)
     assert report.by_k[8] == report.curve[-1] != report.by_k[16]
     # Another limit, and the oldest answers in place of the newest ones, are noticed.
     half = report.curve[-2]
     for wrong in (
-        by_hand.replayed(last, earlier[:18], size),
-        by_hand.replayed(last, earlier, size, limit=9),
+        replay_by_reference(last, earlier[:18], size),
+        replay_by_reference(last, earlier, size, limit=9),
     ):
         assert (half.tokens, half.steps, half.drafted) != wrong
 

@@ -364,10 +364,6 @@ SAMPLES: dict[str, Sample] = {
     "messages-system": Sample(
         lambda t: {"system": f"top_{t}", "messages": talk(t)[1:]}, last=("messages", 3)
     ),
-    "conversation": Sample(
-        lambda t: {"conversation_id": "i", "conversation": talk(t)}, last=("conversation", 4)
-    ),
-    "list": Sample(talk, last=(4,)),
     "sharegpt": Sample(
         lambda t: {
             "id": "i",
@@ -384,9 +380,6 @@ SAMPLES: dict[str, Sample] = {
     ),
     "pairs": Sample(
         lambda t: {"system": f"sys_{t}", "prompt": f"user_{t}", "completion": f"said_{t}"}
-    ),
-    "pairs-lists": Sample(
-        lambda t: {"prompt": talk(t)[:2], "completion": talk(t)[2:]}, last=("completion", 2)
     ),
     "pairs-ids": Sample(
         lambda t: {

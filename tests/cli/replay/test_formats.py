@@ -296,14 +296,6 @@ def test_error_names_line_and_value_and_a_working_example(
         assert read_conversations(write_jsonl(json.loads(example)))
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "fastchat"])
-def test_format_example_is_valid(write_jsonl: Write, name: str) -> None:
-    record = json.loads(FORMATS[name].example)
-    assert next(of for of, f in FORMATS.items() if f.matches(record)) == name
-    (found,) = read_conversations(write_jsonl(record))
-    assert plain([found]) == [("USER: Hello ASSISTANT:", "Hi")]
-
-
 def test_help_lists_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["replay", "--help"])
     assert "{" + ",".join(FORMATS) + "}" in capsys.readouterr().out.replace("\n", "")

@@ -367,16 +367,6 @@ def test_empty_answer_keeps_other_answers_at_their_prompts(write_jsonl: Write) -
         read_conversations(write_jsonl(record))
 
 
-def test_answer_has_the_token_ids_of_its_prompt(write_jsonl: Write) -> None:
-    choices = [
-        {"index": i, "text": "x", "token_ids": [i, i], "prompt_token_ids": [7, i]} for i in range(2)
-    ]
-    record = {"request": {"prompt": ["p", "q"]}, "response": {"choices": choices}}
-    found = [item.turns[0] for item in read_conversations(write_jsonl(record))]
-    assert [turn.prompt_token_ids for turn in found] == [(7, 0), (7, 1)]
-    assert [turn.completion_token_ids for turn in found] == [(0, 0), (1, 1)]
-
-
 # Token ids
 
 

@@ -200,13 +200,6 @@ def test_invalid_file_of_step_times_is_an_error(
     assert str(caught.value).startswith(f"{tmp_path / 'c.json'}: ")
 
 
-def test_missing_file_of_step_times_names_the_examples() -> None:
-    with pytest.raises(
-        InputError, match=r"make one with `ngram-npu measure-cost`, .*example-8b-l4"
-    ):
-        load_cost("nowhere.json")
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
     cost = load_cost(name)

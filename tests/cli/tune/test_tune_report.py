@@ -1,8 +1,9 @@
-"""Tuning as a whole: traffic, the report and the command."""
+"""Tuning: traffic, runners, stores, the report and the command."""
 
 from __future__ import annotations
 
 import html
+import io
 import json
 import re
 import shlex
@@ -11,21 +12,31 @@ import sys
 import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import FEW, cost_file, make_talk
+from cli_helpers import FEW, cost_file, make_talk, write_similar_talk
+from ngram_npu import NgramConfig
 from ngram_npu_cli import command as cli
+from ngram_npu_cli.logs.reader import Progress
 from ngram_npu_cli.replay import InputError, ReplayInput, ReplayOptions, load_inputs, replay
 from ngram_npu_cli.tune import (
+    CANDIDATES,
+    Candidate,
     TuneOptions,
+    format_report,
+    load_cost,
+    parse_candidate,
     share_of_a_step,
     tune,
+    vllm_options,
 )
 from ngram_npu_cli.tune import measure as measure_module
-from ngram_npu_cli.tune.candidates import SYNCHRONOUS
-from ngram_npu_cli.tune.html import draw
+from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS
+from ngram_npu_cli.tune.html import draw, to_html
+from ngram_npu_cli.tune.measure import Cache, measure_settings
 from ngram_npu_cli.tune.traffic import read_traffic
 
 
@@ -264,3 +275,256 @@ def test_bad_options_are_exit_code_2(
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
+
+
+COST = share_of_a_step(0.02)
+SEARCHED = [c for c in CANDIDATES if c.config.k in (3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts", "method", "command"),
+    [
+        ("gpu", "padded", "ngram_gpu", "NGRAM_NPU_VLLM=1 vllm serve MODEL"),
+        ("host", "trimmed", "custom_class", "NGRAM_NPU_VLLM=1 vllm serve MODEL"),
+        (
+            "ascend",
+            "trimmed",
+            "ngram",
+            "NGRAM_NPU_VLLM=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL",
+        ),
+    ],
+)
+def test_runner_determines_method_and_variables(
+    traffic: Path, name: str, drafts: str, method: str, command: str
+) -> None:
+    report = tune([traffic], COST, TuneOptions(jobs=1, runner=name), candidates=SEARCHED)
+    assert report.runner is RUNNERS[name]
+    assert not report.others
+    assert {s.candidate.drafts for s in report.settings} == {drafts}
+    speculative = json.loads(report.vllm_options[0].split(" ", 1)[1].strip("'"))
+    assert speculative["method"] == method
+    assert ("model" in speculative) == (method == "custom_class")
+    assert report.vllm_command.split(" \\\n")[0] == command
+    assert report.vllm_command in format_report(report)
+
+
+def test_without_a_runner_both_are_recommended(traffic: Path) -> None:
+    report = tune([traffic], COST, TuneOptions(jobs=1), candidates=SEARCHED)
+    (host,) = report.others
+    assert (report.runner.name, host.runner.name) == ("gpu", "host")
+    assert report.candidate != host.candidate
+    said, page = format_report(report), to_html(report)
+    for of in (report, host):
+        assert f"RECOMMENDED: {of.candidate.label}\n" in said
+        assert of.vllm_command in said
+        for shown in (said, page):
+            assert of.runner.about in shown
+    assert said.count("TAKES AWAY the V2 runner and asynchronous scheduling") == 1
+    assert [of["runner"]["name"] for of in report.to_dict()["others"]] == ["host"]
+    for of, name in ((report, "gpu"), (host, "host")):
+        (alone,) = [tune([traffic], COST, TuneOptions(jobs=1, runner=name), candidates=SEARCHED)]
+        assert alone.batches == of.batches, "the same as alone"
+
+
+def test_report_names_another_setting_that_gains_at_a_batch_size(
+    traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At batch 64 the second drafted token of a request costs more than it yields."""
+    steps = ((1, 1, 1.0), (1, 17, 1.01), (64, 64, 1.0), (64, 128, 1.1), (64, 192, 1.9))
+    cost = cost_file(tmp_path / "cost.json", *steps)
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    arguments = ["tune", str(traffic), "--cost", cost, "--runner", "gpu", "--jobs", "1"]
+    assert cli.main([*arguments, "--html", str(page), "--json", str(data)]) == 0
+    out = capsys.readouterr().out
+    result = json.loads(data.read_text())
+    first, second = result["batches"]
+    assert first["use"] == result["recommended"]["label"]
+    assert second["speedup"]["low"] < 1 < second["best_speedup"]["low"]
+    assert second["use"] == second["best"] == "n=1-16 latest k=1 overlap padded"
+    assert result["off_above_batch"] is None
+    value = f"{second['best_speedup']['value']:.3f}"
+    for shown in (out, page.read_text()):
+        assert "Do not speculate" not in shown
+        assert f"At batch 64 use {second['use']}: {value} [" in shown
+        assert shown.count("vllm serve MODEL") == 2
+    assert json.dumps({"method": "ngram_gpu", "num_speculative_tokens": 1}) in out
+
+
+def test_speedup_includes_synchronous_scheduling(traffic: Path, tmp_path: Path) -> None:
+    def value(cost: Any = COST, **options: Any) -> tuple[float, Any]:
+        report = tune([traffic], cost, TuneOptions(jobs=1, **options), candidates=FEW[:1])
+        held_out = report.settings[report.recommended].held_out
+        (row,) = report.batches
+        return row.speedup.value, held_out
+
+    for options, lost in (
+        ({}, SYNCHRONOUS),
+        ({"synchronous": 0.3}, 0.3),
+        ({"synchronous": 0.0}, 0.0),
+        ({"runner": "ascend"}, SYNCHRONOUS),
+    ):
+        speedup, of = value(**options)
+        steps = 1 + 0.02 * of.drafted_per_step + lost
+        assert speedup == pytest.approx(of.tokens_per_step / steps)
+    # The times of a server that drafts on the host have it already.
+    own = load_cost(cost_file(tmp_path / "c.json", (1, 1, 1.0), (1, 2, 1.02)))
+    assert value(own)[0] == pytest.approx(value(synchronous=0.0)[0])
+
+
+def test_gpu_runner_searches_no_ladders(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="runner gpu: no setting to search: padded drafts are of"):
+        tune([traffic], COST, TuneOptions(runner="gpu"), candidates=FEW)
+    arguments = ["tune", str(traffic), "-c", "0.02", "--jobs", "1", "--sizes", "ladder"]
+    assert cli.main(arguments) == 0
+    assert "host: drafts on the host" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "is_too_few"), [(39, True), (40, False)])
+def test_too_few_conversations_recommend_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, is_too_few: bool
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in make_talk(count)))
+    page = tmp_path / "r.html"
+    arguments = ["tune", str(path), "-c", "0.02", "--jobs", "1", "--sizes", "ladder"]
+    assert cli.main([*arguments, "--html", str(page), "--json", str(tmp_path / "r.json")]) == 0
+    out = capsys.readouterr().out
+    says = "TOO FEW: 19 held-out conversations; a recommendation needs 20."
+    for shown in (out, page.read_text()):
+        assert (says in shown) == is_too_few
+    for word in ("RECOMMENDED", "vllm serve"):
+        assert (word in out) == (not is_too_few)
+    assert json.loads((tmp_path / "r.json").read_text())["too_few"] == is_too_few
+
+
+def test_progress_without_a_terminal_prints_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([0.0, 9.9, 10.1, 10.1, 11.0, 20.2, 20.2])
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    stream = io.StringIO()
+    drawn = cli.ProgressBar(stream)
+    for progress in (
+        Progress("talk", "read", 5, 0),
+        Progress("talk", "read", 6, 0),
+        Progress("\x1b", "tokenize", 1, 9),
+        Progress("\x1b", "tokenize", 4, 9),
+    ):
+        drawn.show(progress)
+    drawn.clear()
+    assert stream.getvalue() == "read talk: 6\ntokenize \\x1b: 4 of 9\n"
+
+
+STORE_COST = share_of_a_step(0.05)
+ALONE = TuneOptions(jobs=1, store=True)
+
+
+def replay_half(path: Path, number: int, candidate: Candidate) -> Any:
+    """Every second conversation, as `ngram-npu replay --store live --generated-only` replays it."""
+    (item,) = load_inputs([path])
+    part = ReplayInput("part", item.conversations[number::2])
+    given: dict[str, Any] = dict(candidate.options)
+    return replay(inputs=[part], options=ReplayOptions(**given, generated_only=True)).total
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_store_is_recommended_for_similar_conversations(tmp_path: Path, jobs: int) -> None:
+    path = write_similar_talk(40, tmp_path / "alike.jsonl")
+    report = tune([path], STORE_COST, TuneOptions(jobs=jobs, store=True), candidates=FEW)
+    assert report.candidate.has_store
+    assert report.store is not None
+    assert report.store.best == report.recommended
+    assert report.store.ratio.low > 1
+    setting = report.settings[report.recommended]
+    for figures, number in ((setting.chosen, 0), (setting.held_out, 1)):
+        counted = replay_half(path, number, report.candidate)
+        assert (figures.steps, figures.drafted) == (counted.num_steps, counted.num_draft_tokens)
+    said = format_report(report)
+    assert "A store shares text" in said
+    assert "A store shares text" in to_html(report)
+    result = report.to_dict()
+    assert result["store"]["is_recommended"]
+    assert result["recommended"]["config"]["store"] == "live"
+    first, *_, last = sorted(report.singles, key=lambda single: int(single.name))
+    # The held-out half begins with an empty store: only the synchronous step remains.
+    assert first.speedup == pytest.approx(1 / 1.1, abs=1e-4)
+    assert last.speedup > 1
+
+
+def test_no_store_is_recommended_without_repetition(traffic: Path) -> None:
+    report = tune([traffic], STORE_COST, ALONE, candidates=FEW)
+    assert report.store is not None
+    assert not report.candidate.has_store
+    assert "No store is recommended" in format_report(report)
+    assert not report.to_dict()["store"]["is_recommended"]
+
+
+def test_inputs_have_separate_stores(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_similar_talk(8, tmp_path / f"{name}.jsonl")
+    traffic = read_traffic([tmp_path])
+    assert traffic.streams() == [[1, 3, 5, 7], [0, 2, 4, 6], [9, 11, 13, 15], [8, 10, 12, 14]]
+    store = Candidate.of(**dict(FEW[2].options), store="live")
+    (counts,) = measure_settings([store], traffic.requests, streams=traffic.streams())
+    np.testing.assert_array_equal(counts[:8], counts[8:])
+    (as_one,) = measure_settings([store], traffic.requests)
+    assert as_one.sum() < counts.sum(), "one store for all knows more"
+
+
+@pytest.mark.parametrize(
+    ("options", "searched"),
+    [
+        ([], []),
+        (["--sizes", "ladder"], []),
+        (["--store", "--sizes", "consecutive"], []),
+        (["--store", "--runner", "gpu"], []),
+        (["--store"], ["host"]),
+        (["--store", "--runner", "ascend"], ["ascend"]),
+    ],
+)
+def test_store_is_searched_only_if_requested_and_possible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], searched: list[str]
+) -> None:
+    path = write_similar_talk(6, tmp_path / "alike.jsonl")
+    arguments = ["tune", str(path), "-c", "0.05", "--jobs", "1", *options, "--json", "-"]
+    assert cli.main(arguments) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    reports = [result, *result["others"]]
+    assert [r["runner"]["name"] for r in reports if r["store"] is not None] == searched
+    for of in reports:
+        tried = any("store" in setting["config"] for setting in of["settings"])
+        assert tried == (of["runner"]["name"] in searched)
+    assert err.count("\nStore: ladder") == len(searched), "its gain is a line of its own"
+
+
+def test_store_pieces_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_similar_talk(12, tmp_path / "alike.jsonl")
+    options = TuneOptions(jobs=1, store=True, cache=tmp_path / "pieces.jsonl")
+    first = tune([path], STORE_COST, options, candidates=FEW)
+    assert len(Cache(options.cache)) == 3 + 2 * 2, "a ladder with two stores, over two halves"
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("replay_half again")
+
+    monkeypatch.setattr(measure_module, "_replay", never)
+    assert tune([path], STORE_COST, options, candidates=FEW).settings == first.settings
+
+
+@pytest.mark.parametrize("tokens", [100_000, 1_000_000])
+def test_vllm_options_of_a_store_give_the_setting(tokens: int) -> None:
+    candidate = Candidate.of(**dict(FEW[2].options), store="live", store_tokens=tokens)
+    words = shlex.split(" ".join(vllm_options(candidate)))
+    k = json.loads(words[1])["num_speculative_tokens"]
+    own = json.loads(words[3])["ngram_npu"]
+    assert own["store"] == "live"
+    assert NgramConfig(num_speculative_tokens=k, **own) == candidate.config
+    assert candidate.label.endswith(
+        {100_000: "live store=100k", 1_000_000: "live store=1M"}[tokens]
+    )
+
+
+def test_store_that_is_too_small_is_an_error() -> None:
+    text = '{"sizes": "ladder", "min_draft_probability": 0.1, "store": "live", "store_tokens": 9}'
+    with pytest.raises(InputError, match="expected at least 1024, got 9"):
+        parse_candidate(text)

@@ -1,14 +1,17 @@
-"""The command: exit codes, streams, output files that are complete or absent."""
+"""The command: help, exit codes, streams, and output files that are complete or absent."""
 
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import io
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,16 +35,162 @@ from ngram_npu_cli.replay import (
 Write = Callable[..., Path]
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ngram-npu {ngram_npu.__version__}\n"
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().out == f"{ngram_npu.doctor()}\n"
+    assert cli.main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == ngram_npu.__version__
+
+
+def test_missing_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["replay", "--help"], ["learn", "--help"], ["store", "info", "-h"], ["--version"]],
+)
+def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from ngram_npu_cli.command import main\n"
+        f"code = main({arguments!r})\n"
+        "heavy = {'numpy', 'torch', 'ngram_npu'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_installed_command_is_the_light_entry_module() -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="ngram-npu")
+    assert script.value == "ngram_npu_cli.command:main"
+    assert cli.main is script.load(), "the public path"
+
+
+@pytest.mark.parametrize("command", ["replay", "tune", "learn"])
+def test_missing_path_is_an_error_that_names_demo(
+    command: str, capsys: pytest.CaptureFixture[str], talk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = f"ngram-npu {command}: error: PATH: expected a file or a folder of conversations, or a "
+    with open(os.devnull) as nothing:
+        for stdin in (nothing, None):
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert cli.main([command]) == 2
+            error = capsys.readouterr().err
+            assert error.startswith(says)
+            assert "--demo" in error
+            assert error.count("\n") == 1
+    assert cli.main([command, str(talk), "--demo"]) == 2
+    assert "--demo: expected no PATH with it, got" in capsys.readouterr().err
+
+
+def test_pipe_and_redirection_need_no_path(talk: Path) -> None:
+    command = f'"{sys.executable}" -m ngram_npu_cli replay --tokenizer ids'
+    for line in (f'cat "{talk}" | {command}', f'{command} < "{talk}"'):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+        assert "\nstdin " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["replay", "x", "--batchsize", "4"], "; did you mean --batch-size?"),
+        (["tune", "x", "--min-draft-probability", "0.1"], " (see ngram-npu tune --help)"),
+        (["tune", "x", "--runer=gpu"], "; did you mean --runner?"),
+        (["measure-cost", "x", "--batch-sizes", "4"], "; did you mean --batch-size?"),
+    ],
+)
+def test_unknown_option_suggests_the_most_similar_one(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"ngram-npu {arguments[0]}: error: unrecognized arguments: --")
+    assert hint in error
+    assert error.count("\n") == 1
+
+
+def test_tables_fit_80_columns(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    many = [{**EXAMPLE_LINE, "id": str(number)} for number in range(60)]
+    paths = [str(write_jsonl(*many, name=f"{'long' * 12}-{number}.jsonl")) for number in (1, 2)]
+    assert cli.main(["replay", *paths, "--k", "16"]) == 0
+    rows = capsys.readouterr().out.split("\n\n")[1].split("\n")
+    assert len(rows) == 4
+    assert cli.main(["tune", *paths, "--jobs", "1", "--store"]) == 0
+    rows += [line for line in capsys.readouterr().out.split("\n") if re.match("  [^-]", line)]
+    assert len(rows) > 20
+    assert not [line for line in rows if len(line) > 80]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("replay - <&-", 2, " replay: error: stdin: standard input is closed"),
+        ("tune - <&-", 2, " tune: error: stdin: standard input is closed"),
+        ("replay {talk} --json /dev/full", 2, " replay: error: /dev/full: cannot be written: No s"),
+        ("tune {talk} -c 0.05 --cache /dev/full", 2, " tune: error: /dev/full: cannot be written"),
+        # Reading what is there already would not end.
+        (
+            "measure-cost /dev/full --url http://localhost:1",
+            2,
+            " measure-cost: error: http://local",
+        ),
+        ("replay {talk} > /dev/full", 1, ": error: [Errno 28] No space left on device"),
+        ("replay {talk} >&-", 1, ": error: standard output is closed"),
+        ("replay {talk} > /dev/full 2> /dev/full", 1, None),
+        ("replay nowhere.jsonl 2> /dev/full", 2, None),
+        ("replay {talk} --kk 2> /dev/full", 2, None),
+        ("tune {talk} -c 0.05 --jobs 1 --sizes ladder > /dev/full", 1, ": error: [Errno 28] No sp"),
+        ("tune {talk} -c 0.05 --json /dev/full", 2, " tune: error: /dev/full: cannot be written"),
+        ("doctor > /dev/full", 1, ": error: [Errno 28] No space left on device"),
+        ("doctor >&-", 1, ": error: standard output is closed"),
+        ("--version > /dev/full", 1, ": error: [Errno 28] No space left on device"),
+    ],
+)
+def test_closed_or_full_stream_is_reported_in_one_line(
+    request: pytest.FixtureRequest, write_jsonl: Write, line: str, code: int, message: str | None
+) -> None:
+    if not line.startswith("doctor"):
+        request.getfixturevalue("no_torch")
+    talk = write_jsonl(*[{**EXAMPLE_LINE, "id": str(i)} for i in range(4)])
+    done = _shell(line.format(talk=talk))
+    assert (done.returncode, done.stdout) == (code, "")
+    if message is None:  # nowhere to say it
+        assert done.stderr == ""
+        return
+    assert done.stderr.startswith(f"ngram-npu{message}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_replay_works_with_unused_streams_closed(write_jsonl: Write) -> None:
+    talk = write_jsonl(EXAMPLE_LINE)
+    done = _shell(f"replay {talk} --json - <&- 2>&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["total"]["num_tokens"] == 12
+
+
+def _shell(line: str) -> subprocess.CompletedProcess[str]:
+    command = Path(sysconfig.get_path("scripts")) / "ngram-npu"
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # else argparse ignores a failing write
+    return subprocess.run(
+        ["bash", "-c", f"ulimit -v 16000000; exec {command} {line}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+
+
 def files_in(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_file())
-
-
-def test_replay_prints_the_table(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["replay", str(talk)]) == 0
-    out, err = capsys.readouterr()
-    assert "tokens/step" in out
-    assert out.splitlines()[3].split()[:4] == ["talk", "1", "12", "2.40"]
-    assert err == "", "no progress bar where no terminal is"
 
 
 def test_replay_writes_json(talk: Path, tmp_path: Path) -> None:
@@ -115,27 +264,6 @@ def test_index_engine_with_too_many_sizes_is_an_error(
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [(b"{", "talk.jsonl:1: not JSON"), (b"", "talk.jsonl: empty"), (b"{}", ":1: no format has")],
-)
-def test_invalid_input_is_one_line_and_exit_code_2(
-    write_jsonl: Write,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    line: bytes,
-    message: str,
-) -> None:
-    target = tmp_path / "result.json"
-    assert cli.main(["replay", str(write_jsonl(line)), "--json", str(target)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("ngram-npu replay: error: ")
-    assert message in err
-    assert err.count("\n") == 1
-    assert not target.exists()
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--k", "0"], "--k: must be at least 1, got 0"),
@@ -177,30 +305,6 @@ def test_bad_options_are_exit_code_2(
 
 
 # Interruption
-
-
-def test_interrupted_replay_writes_nothing(
-    talk: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    calls = iter(range(100))
-    step = ngram_npu.NgramProposer.step
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == 3:
-            raise KeyboardInterrupt
-        return step(*args, **kwargs)
-
-    monkeypatch.setattr(ngram_npu.NgramProposer, "step", interrupted)
-    target = tmp_path / "result.json"
-    target.write_text("old")
-    assert cli.main(["replay", str(talk), "--json", str(target)]) == 130
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "ngram-npu: interrupted\n")
-    assert target.read_text() == "old"
-    assert files_in(tmp_path) == ["result.json"]
 
 
 @pytest.mark.usefixtures("no_torch")
