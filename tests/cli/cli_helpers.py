@@ -33,7 +33,7 @@ EXAMPLE: Turns = (
     ([50], []),
     ([51], [52]),
 )
-"""Worked through by hand, for earliest 2-5 and k=5.
+"""Computed by hand for earliest 2-5 and k=5.
 
 Turn 1: 1 from prefill; `9 1` is new: no draft, yields 2. `1 2` is at the front: drafts 3 4 5 6 7,
 all accepted, and yields 20. `7 20` is new: no draft, yields 21. 8 tokens in 3 steps.
@@ -50,7 +50,7 @@ EXAMPLE_LINE: dict[str, Any] = {
 
 
 def token_request(turns: Turns, name: str = "r") -> TokenRequest:
-    """A replay request made of token ids."""
+    """Returns a replay request of token ids."""
     return TokenRequest(
         name,
         tuple(TokenTurn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in turns),
@@ -116,7 +116,7 @@ FEW = (
 
 
 def make_talk(count: int, seed: int = 0, name: str = "") -> list[dict[str, Any]]:
-    """Conversations that repeat themselves, some more than others."""
+    """Returns conversations that repeat themselves, some more than others."""
     rng = np.random.default_rng(seed)
     lines = []
     for number in range(count):
@@ -131,7 +131,7 @@ def make_talk(count: int, seed: int = 0, name: str = "") -> list[dict[str, Any]]
 
 
 def write_similar_talk(count: int, file: Path) -> Path:
-    """Conversations of two turns whose answers are parts of one text that no prompt holds."""
+    """Writes conversations of two turns. Answers are parts of one text that no prompt contains."""
     text = np.random.default_rng(7).integers(0, 10**6, 400).tolist()
     lines = []
     for number in range(count):

@@ -13,7 +13,7 @@ from cli_helpers import EXAMPLE_LINE, make_talk
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """Write objects (or raw lines) to a replay file; one named `.gz` is compressed."""
+    """Writes objects (or raw lines) to a replay file; one named `.gz` is compressed."""
 
     def write(*lines: object, name: str = "talk.jsonl") -> Path:
         path = tmp_path / name
@@ -30,7 +30,7 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def talk(write_jsonl: Callable[..., Path]) -> Path:
-    """The example."""
+    """A file with the example."""
     return write_jsonl(EXAMPLE_LINE, name="input/talk.jsonl")
 
 

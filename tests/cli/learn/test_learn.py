@@ -48,17 +48,17 @@ def draft_by_reference(
     )
     if store is not None:
         drafts = [np.array(part) for part in of_row]
-        asked = rows, length, np.array([sampled], np.int32), store, None, SLOT
+        arguments = rows, length, np.array([sampled], np.int32), store, None, SLOT
         table = default_store_costs()
         reference.ngram_store_step_(
-            *asked, np.array([scope], np.int64), *drafts, costs, UNLIMITED, table, limit
+            *arguments, np.array([scope], np.int64), *drafts, costs, UNLIMITED, table, limit
         )
         of_row = tuple(drafts)
     return [int(token) for token in of_row[0][0][: of_row[1][0]]]
 
 
 def store_by_reference(store: Any, text: list[int], scope: int) -> None:
-    """As a request that says the text in one step, and ends."""
+    """Stores a text like a request that generates it in one step and ends."""
     draft_by_reference(text, store, scope, len(text), 0, 0)
     reference.ngram_store_finish_(store, SLOT)
 
@@ -70,7 +70,7 @@ def replay_by_reference(
     k: int = 8,
     limit: int = 40,
 ) -> tuple[int, int, int]:
-    """Tokens, steps and drafted tokens; ``known``: scopes and texts, None: without a store."""
+    """Returns tokens, steps and drafted tokens. ``known``: scopes and texts; None: no store."""
     store = None if known is None else NgramStore(1, store_tokens).tensor
     for scope, text in known or ():
         store_by_reference(store, text, scope_of(scope))
@@ -100,29 +100,29 @@ SMALL = LearnOptions(tokenizer="ids", store_tokens=16384)
 
 
 def talks(count: int, seed: int = 0) -> list[Talk]:
-    """Conversations of two tenants, of two turns; answers are parts of few texts, no two equal."""
+    """Returns conversations of two tenants and two turns; answers are different parts of six texts."""
     rng = np.random.default_rng(seed)
     texts = rng.integers(0, 500, (6, 60))
-    found = []
+    conversations = []
     for number in range(count):
         parts = [texts[i, a : a + 24].tolist() for i, a in rng.integers(0, (6, 36), (2, 2))]
         turns = [
             ([1000 + number, 2000 + i], [*part, 3000 + number]) for i, part in enumerate(parts)
         ]
-        found.append((f"tenant {number % 2}", turns))
-    return found
+        conversations.append((f"tenant {number % 2}", turns))
+    return conversations
 
 
-def write(path: Path, found: list[Talk]) -> Path:
+def write(path: Path, conversations: list[Talk]) -> Path:
     with path.open("w") as file:
-        for scope, turns in found:
-            said = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
-            file.write(json.dumps({"turns": said, "who": {"tenant": scope}}) + "\n")
+        for scope, turns in conversations:
+            records = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
+            file.write(json.dumps({"turns": records, "who": {"tenant": scope}}) + "\n")
     return path
 
 
-def answers(found: list[Talk]) -> list[tuple[Any, list[int]]]:
-    return [(scope, answer) for scope, turns in found for _, answer in turns]
+def answers(conversations: list[Talk]) -> list[tuple[Any, list[int]]]:
+    return [(scope, answer) for scope, turns in conversations for _, answer in turns]
 
 
 def held(path: Path) -> list[tuple[int, list[int]]]:
@@ -138,10 +138,10 @@ def test_learn_fits_the_same_costs_for_the_same_conversations(tmp_path: Path) ->
     logs, file = write(tmp_path / "logs.jsonl", talks(60)), tmp_path / "costs"
     report = learn([logs], options=SMALL, costs=file)
     assert report.costs is not None
-    found = report.costs
-    assert found["conversations"] > 0
-    assert found["gain"] == found["fitted"] / found["shipped"]
-    assert found["recommended"] == (found["gain"] > 1)
+    comparison = report.costs
+    assert comparison["conversations"] > 0
+    assert comparison["gain"] == comparison["fitted"] / comparison["shipped"]
+    assert comparison["recommended"] == (comparison["gain"] > 1)
     assert "costs fitted on these logs, " in format_report(report)
     again, other = (write(tmp_path / name, talks(60, seed)) for name, seed in (("a", 0), ("b", 1)))
     fitted = []
@@ -161,19 +161,21 @@ def test_curve_equals_the_reference_operators(
     """With 4096 tokens a store holds 16 answers."""
     options = LearnOptions(tokenizer="ids", store_tokens=size, scope_field=scope_field)
     report = learn([logs], options=options)
-    said = [(scope if scope_field else None, turns) for scope, turns in talks(20)]
-    earlier, last = answers(said[:18]), said[18:]
+    conversations = [(scope if scope_field else None, turns) for scope, turns in talks(20)]
+    earlier, last = answers(conversations[:18]), conversations[18:]
     assert report.evaluated == 2
-    assert [of.share for of in report.curve] == [None, 0, 1 / 8, 1 / 4, 1 / 2, 1]
-    for of in report.curve:
-        known = earlier[36 - round(36 * (of.share or 0)) :]
-        expected = replay_by_reference(last, None if of.share is None else known, size)
-        assert (of.tokens, of.steps, of.drafted) == expected
-        assert of.known_tokens == 25 * len(known)
+    assert [point.share for point in report.curve] == [None, 0, 1 / 8, 1 / 4, 1 / 2, 1]
+    for point in report.curve:
+        known = earlier[36 - round(36 * (point.share or 0)) :]
+        expected = replay_by_reference(last, None if point.share is None else known, size)
+        assert (point.tokens, point.steps, point.drafted) == expected
+        assert point.known_tokens == 25 * len(known)
     assert report.curve[-1].tokens_per_step > 1.2 * report.curve[0].tokens_per_step
     assert list(report.by_k) == [8, 16, 32]
-    for k, of in report.by_k.items():
-        assert (of.tokens, of.steps, of.drafted) == replay_by_reference(last, earlier, size, k=k)
+    for k, point in report.by_k.items():
+        assert (point.tokens, point.steps, point.drafted) == replay_by_reference(
+            last, earlier, size, k=k
+        )
     assert report.by_k[8] == report.curve[-1] != report.by_k[16]
     # Another limit, and the oldest answers in place of the newest ones, are noticed.
     half = report.curve[-2]
@@ -205,8 +207,8 @@ def test_choose_size_returns_the_smallest_sufficient_size(
 
     earlier = [(0, np.zeros(100, np.int32))] * 2048
     replayed = Known([], earlier, NgramConfig(), lambda *_: None)
-    found, tried = replayed.choose_size()
-    assert (found, len(tried)) == (size, looked_at)
+    chosen, tried = replayed.choose_size()
+    assert (chosen, len(tried)) == (size, looked_at)
 
 
 @pytest.mark.parametrize("lengths", [[2, 300, 256], [257], [497, 496, 5000]])
@@ -223,7 +225,7 @@ def test_full_size_store_keeps_all_texts(lengths: list[int]) -> None:
 def test_learn_keeps_only_the_newest_text_in_memory(
     logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of long logs the newest text is kept, and the curve is of fewer conversations."""
+    """For long logs the newest text is kept, and fewer conversations are evaluated."""
     monkeypatch.setattr(learn_module, "RECENT_TOKENS", 60)
     sample = read_sample([logs], "ids", max_blocks=3)
     assert [text.tolist() for _, text in sample.texts] == [a for _, a in answers(talks(20))[-3:]]
@@ -238,7 +240,7 @@ def test_learn_keeps_only_the_newest_text_in_memory(
 def test_learn_notes_a_store_that_forgets_earlier_answers(
     logs: Path, size: int, is_full: bool
 ) -> None:
-    """36 answers of 25 tokens take a block of 256 tokens each."""
+    """36 answers of 25 tokens need a block of 256 tokens each."""
     report = learn([logs], options=LearnOptions(tokenizer="ids", store_tokens=size))
     notes = [note for note in report.notes if "forgets the oldest" in note]
     expected = "the earlier answers take 9216 tokens of a store, and this one has 4096"
@@ -249,15 +251,15 @@ def test_learn_notes_a_store_that_forgets_earlier_answers(
 
 
 def test_learn_merges_stores_of_several_engines(tmp_path: Path) -> None:
-    said = talks(20)
-    parts = [write(tmp_path / f"{i}.jsonl", said[i * 10 : i * 10 + 10]) for i in range(2)]
-    whole = tmp_path / "whole"
-    report = learn(parts, whole, SMALL)
+    conversations = talks(20)
+    parts = [write(tmp_path / f"{i}.jsonl", conversations[i * 10 : i * 10 + 10]) for i in range(2)]
+    complete = tmp_path / "whole"
+    report = learn(parts, complete, SMALL)
     of_engine = [tmp_path / f"{i}.store" for i in range(2)]
     for part, file in zip(parts, of_engine, strict=True):
         learn([part], file, SMALL)
-    expected = [(0, answer) for _, answer in answers(said)]
-    assert held(whole) == expected
+    expected = [(0, answer) for _, answer in answers(conversations)]
+    assert held(complete) == expected
     assert report.tokens_held == sum(len(answer) for _, answer in expected)
     merged = tmp_path / "merged"
     alone = learn(of_engine, merged, SMALL)
@@ -269,19 +271,19 @@ def test_learn_merges_stores_of_several_engines(tmp_path: Path) -> None:
     # A store is older than logs, wherever it is named; the curve then is that of the logs.
     mixed = learn([parts[1], of_engine[0]], merged, SMALL)
     assert held(merged) == expected
-    assert [of.tokens for of in mixed.curve] == [24 * 2] * 6
+    assert [point.tokens for point in mixed.curve] == [24 * 2] * 6
     assert mixed.curve[-1].known_tokens == report.curve[-1].known_tokens + 50
 
 
 def test_merge_keeps_equal_texts_of_different_scopes(tmp_path: Path) -> None:
-    said = [(scope, turns) for scope in ("a", "b") for _, turns in talks(3)]
+    conversations = [(scope, turns) for scope in ("a", "b") for _, turns in talks(3)]
     options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
     files = [tmp_path / f"{i}.store" for i in range(2)]
-    for file, part in zip(files, (said[:3], said[3:]), strict=True):
+    for file, part in zip(files, (conversations[:3], conversations[3:]), strict=True):
         learn([write(tmp_path / "logs.jsonl", part)], file, options)
     merged = tmp_path / "merged.store"
     learn(files, merged, options)
-    assert held(merged) == [(scope_of(scope), text) for scope, text in answers(said)]
+    assert held(merged) == [(scope_of(scope), text) for scope, text in answers(conversations)]
 
 
 def test_merge_with_a_copy_adds_no_text(tmp_path: Path, logs: Path) -> None:
@@ -366,8 +368,8 @@ def test_learn_writes_text_json_and_plot(
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
     file, picture = tmp_path / "s", tmp_path / "c.png"
-    given = ["learn", str(logs), "--tokenizer", "ids", "-c", "0.1"]
-    assert cli.main([*given, "-o", str(file), "--json", "-", "--plot", str(picture)]) == 0
+    arguments = ["learn", str(logs), "--tokenizer", "ids", "-c", "0.1"]
+    assert cli.main([*arguments, "-o", str(file), "--json", "-", "--plot", str(picture)]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert report["format"] == "ngram_npu.learn/1"
@@ -378,7 +380,7 @@ def test_learn_writes_text_json_and_plot(
         best["tokens_per_step"] / (1 + 0.1 * best["drafted"] / best["steps"])
     )
     assert f"{best['tokens_per_step']:>13.3f}{best['drafted_per_step']:>14.3f}" in err
-    speedups = {k: of["speedup"] for k, of in report["by_k"].items()}
+    speedups = {k: point["speedup"] for k, point in report["by_k"].items()}
     best_k = max(speedups, key=lambda k: speedups[k])
     assert f"32: {speedups['32']:.2f}x; best at this cost: k={best_k}" in err
     assert "TOO FEW: the figures are of 2 conversations" in err
@@ -388,7 +390,7 @@ def test_learn_writes_text_json_and_plot(
     assert "tokens      1000 of 65536, in 40 texts\nscopes      1\n" in capsys.readouterr().out
     assert cli.main(["store", "info", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file_bytes"] == report["file_bytes"]
-    assert cli.main(given) == 0
+    assert cli.main(arguments) == 0
     assert capsys.readouterr().out.endswith("nothing is saved: no -o FILE\n")
 
 
@@ -423,7 +425,7 @@ def test_plot_without_matplotlib_names_the_missing_package(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["learn", "none.jsonl"], "none.jsonl: no such file"),
         (["learn", "LOGS", "-o", "none/s"], "/none does not exist"),
@@ -451,18 +453,18 @@ def test_learn_reports_wrong_input_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    says: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.store").write_bytes(b"NGRSTORE" + bytes(3))
     short = {"prompt_token_ids": [1], "completion_token_ids": [2]}
     (tmp_path / "short.jsonl").write_text(json.dumps({"turns": [short]}))
     names = {"LOGS": str(logs), "BAD": "bad.store", "SHORT": "short.jsonl"}
-    given = [names.get(word, word) for word in arguments]
-    if given[0] == "learn" and "-o" not in given:
-        given += ["-o", "new.store", "--tokenizer", "ids"]
-    assert cli.main(given) == 2
+    command = [names.get(word, word) for word in arguments]
+    if command[0] == "learn" and "-o" not in command:
+        command += ["-o", "new.store", "--tokenizer", "ids"]
+    assert cli.main(command) == 2
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "new.store").exists()

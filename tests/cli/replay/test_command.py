@@ -79,13 +79,15 @@ def test_installed_command_is_the_light_entry_module() -> None:
 def test_missing_path_is_an_error_that_names_demo(
     command: str, capsys: pytest.CaptureFixture[str], talk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    says = f"ngram-npu {command}: error: PATH: expected a file or a folder of conversations, or a "
+    message = (
+        f"ngram-npu {command}: error: PATH: expected a file or a folder of conversations, or a "
+    )
     with open(os.devnull) as nothing:
         for stdin in (nothing, None):
             monkeypatch.setattr(sys, "stdin", stdin)
             assert cli.main([command]) == 2
             error = capsys.readouterr().err
-            assert error.startswith(says)
+            assert error.startswith(message)
             assert "--demo" in error
             assert error.count("\n") == 1
     assert cli.main([command, str(talk), "--demo"]) == 2
@@ -234,7 +236,7 @@ def test_drafting_options(
 
 
 def test_engine_changes_no_figure(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """Several conversations in sequence per row, long enough to be worth an index."""
+    """Uses several conversations per row that are long enough for an index."""
     rng = np.random.default_rng(2)
     phrase = rng.integers(0, 50, 300).tolist()
     lines = []
@@ -244,14 +246,14 @@ def test_engine_changes_no_figure(write_jsonl: Write, capsys: pytest.CaptureFixt
         turn = {"prompt_token_ids": prompt, "completion_token_ids": phrase[start : start + 80]}
         lines.append({"id": str(number), "turns": [turn, turn]})
     path = write_jsonl(*lines)
-    found = []
+    results = []
     for arguments in ([], ["--engine", "auto"], ["--engine", "index"], ["--engine", "scan"]):
         arguments += ["--batch-size", "3", "--json", "-"]
         assert cli.main(["replay", str(path), *arguments]) == 0
         (figures,) = json.loads(capsys.readouterr().out)["inputs"]
-        found.append({k: v for k, v in figures.items() if "time" not in k and "us_per" not in k})
-    assert found[0]["num_drafts"] > 100
-    assert all(other == found[0] for other in found)
+        results.append({k: v for k, v in figures.items() if "time" not in k and "us_per" not in k})
+    assert results[0]["num_drafts"] > 100
+    assert all(other == results[0] for other in results)
 
 
 def test_index_engine_with_too_many_sizes_is_an_error(
@@ -429,8 +431,8 @@ def test_progress_without_tqdm_shows_no_bar(
     assert terminal.getvalue() == ""
     assert "talk" in capsys.readouterr().out
     assert cli.main(["tune", str(talk), "-c", "0.05", "--progress"]) == 2
-    says = '--progress needs tqdm: pip install tqdm (the extra "replay")'
-    assert says in terminal.getvalue()
+    message = '--progress needs tqdm: pip install tqdm (the extra "replay")'
+    assert message in terminal.getvalue()
 
 
 @pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])

@@ -159,8 +159,8 @@ def test_format_is_detected_from_content(
         path.write_text("\n" + json.dumps(records, indent=2) + "\n")
     else:
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = read_conversations(path, format_name=name if form == "insisted" else None)
-    assert plain(found) == expected * 2
+    conversations = read_conversations(path, format_name=name if form == "insisted" else None)
+    assert plain(conversations) == expected * 2
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> No
     records = [{"prompt": "Hi", "completion": "Ho"}, {"role": "user", "content": "x"}] * 2
     path.write_text(json.dumps([*records, records[0]], indent=1))
     (item,) = load_inputs([path])
-    assert [of.turns[0].completion for of in item.conversations] == ["Ho"] * 3
+    assert [conversation.turns[0].completion for conversation in item.conversations] == ["Ho"] * 3
     assert item.notes[0].startswith("2 of 5 records are skipped (40.0%): ")
 
 
@@ -212,7 +212,7 @@ def test_item_that_python_cannot_parse_is_skipped(
     records = [{"prompt": f"]{i}", "completion": "Ho", "more": i} for i in range(3)]
     path.write_text(json.dumps(records, indent=indent).replace('"more": 1', f'"more": {value}'))
     (item,) = load_inputs([path])
-    assert [of.turns[0].prompt for of in item.conversations] == ["]0", "]2"]
+    assert [conversation.turns[0].prompt for conversation in item.conversations] == ["]0", "]2"]
     line = 1 if indent is None else 7
     assert f"{path}:{line}: not JSON that can be read" in item.notes[0]
     path.write_text(f'{{"prompt": {value}}}\nx\n' + "".join(json.dumps(r) + "\n" for r in records))
@@ -233,9 +233,11 @@ def test_log_reads_each_choice_as_a_conversation(
     write_jsonl: Write,
 ) -> None:
     two = [{"message": {"role": "assistant", "content": text}} for text in ("9.", "13.")]
-    found = read_conversations(write_jsonl({"request": ASKED, "response": {"choices": two}}))
-    assert [len(item.turns) for item in found] == [1, 1]
-    assert [item.turns[0].completion for item in found] == ["9.", "13."]
+    conversations = read_conversations(
+        write_jsonl({"request": ASKED, "response": {"choices": two}})
+    )
+    assert [len(item.turns) for item in conversations] == [1, 1]
+    assert [item.turns[0].completion for item in conversations] == ["9.", "13."]
 
 
 ANSWER = {"question_id": 81, "model_id": "v", "choices": [{"index": 0, "turns": ["Ho", "Hu"]}]}
@@ -312,8 +314,8 @@ def test_format_option_rejects_other_formats(write_jsonl: Write) -> None:
 
 def test_stdin_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = json.dumps({"messages": CHAT}).encode()
-    for given in (raw, gzip.compress(raw)):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    for content in (raw, gzip.compress(raw)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         (item,) = load_inputs(["-"])
         assert item.name == "stdin"
         assert item.conversations[0].where == "stdin:1"
@@ -369,15 +371,15 @@ def test_document_error_names_the_line(tmp_path: Path, text: str, message: str) 
 def test_long_array_is_read_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
 ) -> None:
-    """The array exceeds the line limit, its items do not; borders split multi-byte characters."""
+    """The array exceeds the line limit, but not its items. Pieces split multi-byte characters."""
     monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
     monkeypatch.setattr(files_module, "_CHUNK", 1 << 12)
     records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(400)]
     path = tmp_path / "traffic.json"
     path.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
     assert path.stat().st_size > 4 << 20
-    found = read_conversations(path)
-    assert [item.turns[0].completion for item in found] == ["b" * i for i in range(400)]
+    conversations = read_conversations(path)
+    assert [item.turns[0].completion for item in conversations] == ["b" * i for i in range(400)]
     path.write_text(json.dumps([{"prompt": "a" * (3 << 20), "completion": "b"}]))
     with pytest.raises(InputError, match=":1: the value is longer than 1 MiB"):
         read_conversations(path)
@@ -466,7 +468,7 @@ EVERY_COMMAND: list[Callable[..., Any]] = [
 
 def load_and_replay(paths: list[Path], tokenizer: str, **more: Any) -> list[str]:
     inputs = replay(paths, ReplayOptions(tokenizer=tokenizer, **more)).inputs
-    return [f"{of.name}: {note}" for of in inputs for note in of.notes]
+    return [f"{figures.name}: {note}" for figures in inputs for note in figures.notes]
 
 
 @pytest.mark.parametrize("command", EVERY_COMMAND, ids=["replay", "tune", "learn"])

@@ -122,9 +122,9 @@ def test_damaged_gzip_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"x.jsonl.gz:[34]: damaged gzip data"):
         read_conversations(path)
 
-    whole = bytearray(gzip.compress(line * 2))
-    whole[-6] ^= 1  # the checksum
-    path.write_bytes(whole)
+    compressed = bytearray(gzip.compress(line * 2))
+    compressed[-6] ^= 1  # the checksum
+    path.write_bytes(compressed)
     with pytest.raises(
         InputError, match=r"x.jsonl.gz:1: damaged gzip data: .*incorrect data check"
     ):
@@ -133,7 +133,7 @@ def test_damaged_gzip_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
 def test_truncated_compressed_file_is_an_error(tmp_path: Path, kind: str) -> None:
-    """All lines before the cut can be read, which is why the end must be checked."""
+    """All lines before the cut are readable, so only a check of the end detects it."""
     if kind == "zst":
         packer: Any = pytest.importorskip("zstandard").ZstdCompressor().compressobj()
         flush = packer.flush(1)  # COMPRESSOBJ_FLUSH_BLOCK
@@ -146,12 +146,12 @@ def test_truncated_compressed_file_is_an_error(tmp_path: Path, kind: str) -> Non
         packed += packer.compress(line) + packer.flush(1 if kind == "zst" else zlib.Z_SYNC_FLUSH)
         if n == 299:
             cut = len(packed)
-    whole = packed + packer.flush()
+    complete = packed + packer.flush()
     path = tmp_path / f"traffic.jsonl.{kind}"
-    path.write_bytes(whole)
+    path.write_bytes(complete)
     assert len(read_conversations(path)) == 500
-    for size in (cut, len(packed), len(whole) - 1):
-        path.write_bytes(whole[:size])
+    for size in (cut, len(packed), len(complete) - 1):
+        path.write_bytes(complete[:size])
         with pytest.raises(InputError, match="the file ends before the data does"):
             read_conversations(path)
 
@@ -390,7 +390,7 @@ def test_data_after_compressed_data_is_reported(write_jsonl: Write) -> None:
 
 
 def test_cut_first_line_does_not_make_a_document(write_jsonl: Write) -> None:
-    """As `tail -c` and the rotation of logs leave it."""
+    """`tail -c` and the rotation of logs make such files."""
     path = write_jsonl(b'{"role": "user"}, {"role"', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
     assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
     path = write_jsonl(b'[{"role": "user"}, {"role": "assis', GOOD_LOG, GOOD_LOG, name="odd.jsonl")

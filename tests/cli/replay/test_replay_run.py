@@ -1,4 +1,4 @@
-"""From texts and options to a report: the definitions, the tokenizers, the default, the JSON."""
+"""Replay: templates, options, the default input, and the report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CONFIG = {
     "drafts": "trimmed",
     "generated_only": False,
 }
-"""What a report says of the default options."""
+"""The configuration in a report of the default options."""
 
 
 def test_prompt_and_completion_are_tokenized_separately() -> None:
@@ -114,7 +114,7 @@ def test_options_reach_the_proposer(write_jsonl: Write) -> None:
 
 
 def test_padded_drafts_verify_k_tokens_per_step(write_jsonl: Write) -> None:
-    """Every step verifies k tokens, the newest where none was found; found ones count as before."""
+    """Every step verifies k tokens: the drafted ones, then copies of the newest token."""
     ids = [1, 2, 3, 3, 3, 3, 9, 1, 2, 3, 3, 4]
     line = {"turns": [{"prompt_token_ids": ids[:2], "completion_token_ids": ids[2:]}]}
     path = write_jsonl({"id": "a", **line})
@@ -133,28 +133,28 @@ def test_padded_drafts_verify_k_tokens_per_step(write_jsonl: Write) -> None:
 def test_ladder_options_reach_proposer_and_report(write_jsonl: Write, tmp_path: Path) -> None:
     path = write_jsonl(EXAMPLE_LINE)
 
-    def made(**options: Any) -> ReplayReport:
+    def run(**options: Any) -> ReplayReport:
         return replay([path], ReplayOptions(**options))
 
-    as_long = made(sizes="ladder")
+    as_long = run(sizes="ladder")
     # A match of `1` is enough to draft 2 3 4 ..; the example's first step had no draft.
-    assert as_long.total.num_draft_tokens > made(k=8).total.num_draft_tokens
+    assert as_long.total.num_draft_tokens > run(k=8).total.num_draft_tokens
     ladder = {"min_n": 1, "max_n": 16, "k": 8, "match_policy": "latest", "overlap": True}
     assert as_long.config == CONFIG | ladder | {"sizes": "ladder"}
     caption = "latest match of 1, 2, 4, 8 or 16 tokens, k=8 trimmed, "
     assert format_table(as_long).startswith(caption + "batch size")
 
-    worth = made(min_draft_probability=0.177)
+    worth = run(min_draft_probability=0.177)
     assert (worth.config["sizes"], worth.config["min_draft_probability"]) == ("ladder", 0.177)
     assert 0 < worth.total.num_draft_tokens < as_long.total.num_draft_tokens
     assert format_table(worth).startswith(f"{caption}min_draft_probability=0.177, batch size")
 
-    own = tmp_path / "own.json"
-    own.write_text(json.dumps({"row": [[16] * 32] * 16}))
-    one = made(min_draft_probability=0.5, costs=own, overlap=False)
+    table = tmp_path / "own.json"
+    table.write_text(json.dumps({"row": [[16] * 32] * 16}))
+    one = run(min_draft_probability=0.5, costs=table, overlap=False)
     assert one.total.num_draft_tokens == one.total.num_drafts > 0  # one token reaches the bound
-    assert one.config["costs"] == str(own)
-    assert f"min_draft_probability=0.5, costs={own}, no overlap, batch" in format_table(one)
+    assert one.config["costs"] == str(table)
+    assert f"min_draft_probability=0.5, costs={table}, no overlap, batch" in format_table(one)
 
 
 def test_option_that_contradicts_a_ladder_is_named_in_the_error(
@@ -231,8 +231,8 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no sources of the Python standard library"):
         stdlib_conversations(tmp_path)
     (tmp_path / "copy.py").write_bytes(b"a = 1\r\nb = 2\r\nc = 3\r\n")
-    found, missing = stdlib_conversations(tmp_path)
-    (conversation,) = found
+    conversations, missing = stdlib_conversations(tmp_path)
+    (conversation,) = conversations
     assert conversation.id == "copy.py"
     assert conversation.turns == (Turn("a = 1\nb = 2\n", "c = 3\n"),)
     assert len(missing) == len(STDLIB_FILES) - 1

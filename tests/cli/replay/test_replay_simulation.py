@@ -1,4 +1,4 @@
-"""The replay loop: against a naive one, against examples by hand, and against bad proposers."""
+"""The replay loop: compared with a naive one and with examples by hand; wrong proposers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_ladder_simulation_equals_the_naive_replay(
 
 
 def test_ladder_uses_a_prompt_from_the_first_step() -> None:
-    """At any length: outcome bytes of tokens that a step has no time to index count as 0."""
+    """Long prompts must be indexed completely, because missing outcome bytes count as 0."""
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, 40, 30_000).tolist() for _ in range(4)]
     talks = [[(prompt, prompt[100:140]), ([7] * 3, prompt[50:90])] for prompt in prompts]
@@ -169,7 +169,7 @@ def test_drafts_beyond_the_completion_are_not_accepted() -> None:
 
 
 def test_proposer_receives_context_and_accepted_tokens() -> None:
-    """Per call: the whole context so far; as sampled, the accepted tokens plus one."""
+    """Each call has the complete context, and samples the accepted tokens plus one."""
     proposer = ScriptedProposer(2, lambda _: [])
     turns = [([1, 2], [3, 4, 5]), ([6], []), ([7], [8]), ([9], [10, 11])]
     simulate("t", [token_request(turns)], proposer, k=2, batch_size=4)
@@ -281,16 +281,16 @@ def test_total_sums_counts() -> None:
 
 
 def test_reset_is_called_for_rows_with_a_new_conversation() -> None:
-    """Two rows, four conversations; the example is in its row for several turns."""
-    told: list[list[int]] = []
+    """Uses two rows for four conversations of several turns."""
+    reset_rows: list[list[int]] = []
 
     class Stateful(ScriptedProposer):
         def reset(self, rows: np.ndarray) -> None:
             assert rows.dtype == np.int32
-            told.append(rows.tolist())
+            reset_rows.append(rows.tolist())
 
     proposer = Stateful(5, lambda tokens: [])
     turns = [([1], [2, 3, 4]), ([5], [6, 7])]
     requests = [token_request(turns, name) for name in "abcd"]
     simulate("x", requests, proposer, k=5, batch_size=2)
-    assert told == [[0, 1], [0, 1]]
+    assert reset_rows == [[0, 1], [0, 1]]

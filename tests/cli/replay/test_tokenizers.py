@@ -54,18 +54,18 @@ def test_bundled_tokenizer_without_package_names_it(
 
 
 def test_hugging_face_folder_ignores_truncation_and_padding(tmp_path: Path) -> None:
-    """Truncation and padding of its training must not cut the recordings, or fill them up."""
+    """Truncation and padding settings from training must not change the recordings."""
     tokenizers = pytest.importorskip("tokenizers")
     words = {word: number for number, word in enumerate(("[BOS]", "a", "b"))}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.post_processor = tokenizers.processors.TemplateProcessing(
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.post_processor = tokenizers.processors.TemplateProcessing(
         single="[BOS] $A", special_tokens=[("[BOS]", 0)]
     )
-    made.enable_truncation(2)
-    made.enable_padding(length=5)
-    made.save(str(tmp_path / "tokenizer.json"))
-    assert made.encode("b a b").ids == [0, 2, 0, 0, 0]
+    model.enable_truncation(2)
+    model.enable_padding(length=5)
+    model.save(str(tmp_path / "tokenizer.json"))
+    assert model.encode("b a b").ids == [0, 2, 0, 0, 0]
     for name in (str(tmp_path), str(tmp_path / "tokenizer.json")):
         tokenizer = load_tokenizer(name)
         assert (tokenizer.name, tokenizer.vocab_size) == (name, 3)
@@ -89,8 +89,8 @@ def test_model_name_is_resolved_in_the_local_cache(
         folder.mkdir(parents=True)
         if revision != "weights":
             words = {str(n): n for n in range(number + 1)}
-            made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
-            made.save(str(folder / "tokenizer.json"))
+            saved = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
+            saved.save(str(folder / "tokenizer.json"))
         os.utime(folder, (number, number))
     tokenizer = load_tokenizer("org/Name-8B")
     assert (tokenizer.vocab_size, tokenizer.folder) == (2, model / "snapshots" / "new")
@@ -125,18 +125,18 @@ def test_hugging_face_folder_without_the_packages(
 def test_tokenizer_folder_runs_no_remote_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nor does `transformers` ask on a terminal, as it does when the option is not given."""
-    said = {}
+    """`transformers` would ask on a terminal without the option."""
+    used_options = {}
 
     def from_pretrained(folder: str, **options: Any) -> Any:
-        said.update(options)
+        used_options.update(options)
         raise ValueError("seen")
 
     stand_in = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
     monkeypatch.setitem(sys.modules, "transformers", stand_in)
     with pytest.raises(InputError, match="seen"):
         load_tokenizer(str(tmp_path))
-    assert said == {"local_files_only": True, "trust_remote_code": False}
+    assert used_options == {"local_files_only": True, "trust_remote_code": False}
 
 
 VOCAB = {"a</w>": 0, "b</w>": 1, "a": 2, "<unk>": 3, "\udc80": 4, "ü": 5}
@@ -145,7 +145,7 @@ WITH_ADDED = {**VOCAB, "<tool>": 6, "xy": 7}
 
 
 def test_digest_is_stable() -> None:
-    """Files name it."""
+    """Files of stores contain the digest."""
     assert digest_of(WITH_ADDED) == "48a7899b83fa2eb452a85173b4d6d85e"
     assert digest_of(dict(reversed(WITH_ADDED.items()))) == digest_of(WITH_ADDED)
 
@@ -169,11 +169,11 @@ def test_digest_depends_on_the_vocabulary(other: dict[str, int]) -> None:
 def _rust(folder: Path) -> Any:
     package = pytest.importorskip("tokenizers")
     vocab = {token: i for token, i in VOCAB.items() if i != 4} | {"?": 4}
-    made = package.Tokenizer(package.models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
-    made.add_special_tokens(ADDED[:1])
-    made.add_tokens(ADDED[1:])
-    made.save(str(folder / "tokenizer.json"))
-    return made
+    model = package.Tokenizer(package.models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    model.add_special_tokens(ADDED[:1])
+    model.add_tokens(ADDED[1:])
+    model.save(str(folder / "tokenizer.json"))
+    return model
 
 
 def _fast(folder: Path) -> Any:
@@ -186,11 +186,11 @@ def _slow(folder: Path) -> Any:
     vocab = {token: i for token, i in VOCAB.items() if i != 4} | {"?": 4}
     (folder / "vocab.json").write_text(json.dumps(vocab))
     (folder / "merges.txt").write_text("#version\na b\n")
-    made = package.CTRLTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    made.add_special_tokens({"additional_special_tokens": ADDED[:1]})
-    made.add_tokens(ADDED[1:])
-    assert not made.is_fast
-    return made
+    model = package.CTRLTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    model.add_special_tokens({"additional_special_tokens": ADDED[:1]})
+    model.add_tokens(ADDED[1:])
+    assert not model.is_fast
+    return model
 
 
 @pytest.mark.parametrize("make", [_rust, _fast, _slow])
@@ -211,7 +211,7 @@ def test_digest_is_the_same_for_all_loaders(tmp_path: Path, make: Callable[[Path
     ],
 )
 def test_mistral_digest_equals_vllms(name: str, digest: str) -> None:
-    """Taken from `get_vocab()` of vLLM's own classes for these files."""
+    """The expected digests are those of `get_vocab()` of vLLM's classes for these files."""
     if name != "bytes":
         pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
         pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")

@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             text = json.dumps({"data": [{"id": "tiny"}]})
         elif self.path == "/metrics" and self.server.counts_drafts:
-            # Two engines, and a counter whose name has the same prefix.
+            # Two engines, and a comment line with the same prefix.
             text = (
                 "# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.\n"
                 f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {self.server.drafted}.0\n'
@@ -98,13 +98,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(self.server.answer)
             return
         while left > 0:
-            said = 0
+            generated = 0
             for _ in range(self.server.steps_per_chunk):
                 time.sleep(STEP_S * (1 + self.server.k))
                 with self.server.lock:
                     self.server.drafted += self.server.k
-                said += 1 + self.server.k
-            left -= said
+                generated += 1 + self.server.k
+            left -= generated
             held.append(b'data: {"choices": [{"text": "x"}], "usage": null}\n\n')
             if len(held) == self.server.burst or left <= 0:
                 self.wfile.write(b"".join(held))
@@ -146,12 +146,12 @@ def test_runs_without_and_with_drafts_give_a_cost(
     server.k = 3
     assert run(server, output) == 0
     assert run(server, output) == 0, "in place of the run before"
-    found = json.loads(output.read_text())
-    steps = [(s["batch"], s["verified"]) for s in found["steps"]]
+    contents = json.loads(output.read_text())
+    steps = [(s["batch"], s["verified"]) for s in contents["steps"]]
     assert steps == [(1, 1.0), (1, 4.0), (4, 4.0), (4, 16.0)]
     # A sleep takes at least the time asked for; how much longer depends on the machine.
-    assert all(s["seconds"] > STEP_S / 2 for s in found["steps"])
-    assert [run["model"] for run in found["runs"]] == ["tiny"] * 3
+    assert all(s["seconds"] > STEP_S / 2 for s in contents["steps"])
+    assert [run["model"] for run in contents["runs"]] == ["tiny"] * 3
     assert load_cost(str(output)).batch_sizes == (1, 4)
     assert "batch 4: " in capsys.readouterr().out
     body = server.bodies[0]
@@ -180,7 +180,9 @@ def test_step_time_divides_bursts_evenly(burst: int) -> None:
         [late + 0.02 * (n - n % burst) + 1e-5 * (n % burst) for n in range(128)]
         for late in (0.0, 0.003)
     ]
-    assert compute_step_time([Stream(of) for of in times]) == pytest.approx(0.02, rel=1e-2)
+    assert compute_step_time([Stream(arrived) for arrived in times]) == pytest.approx(
+        0.02, rel=1e-2
+    )
 
 
 def test_buffered_answer_is_an_error(
@@ -197,7 +199,7 @@ def test_buffered_answer_is_an_error(
 def test_chunks_with_several_steps_are_an_error(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], k: int, counts: bool
 ) -> None:
-    """Also drafts that the server does not count: its steps cannot be told apart from those."""
+    """Uncounted drafts are an error too, because they look like chunks of several steps."""
     server.k, server.counts_drafts = k, counts
     server.steps_per_chunk = 2 if counts else 1
     output = tmp_path / "cost.json"
@@ -211,7 +213,7 @@ def test_chunks_with_several_steps_are_an_error(
 )
 def test_too_few_common_steps_are_an_error(streams: list[list[float]]) -> None:
     with pytest.raises(InputError, match="raise --max-tokens"):
-        compute_step_time([Stream(of) for of in streams])
+        compute_step_time([Stream(arrived) for arrived in streams])
 
 
 @pytest.mark.parametrize(
@@ -235,7 +237,7 @@ def test_invalid_options_are_errors(
 def test_failure_keeps_earlier_batch_sizes(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a server that runs fewer requests at once fails at the largest."""
+    """A server with too few concurrent requests fails at the largest batch size."""
     output, once = tmp_path / "cost.json", ("--rounds", "1")
     assert run(server, output, *once) == 0
     before = json.loads(output.read_text())
@@ -252,7 +254,7 @@ def test_failure_keeps_earlier_batch_sizes(
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
         (b'data: {"error": {"message": "engine died"}}\n\n', "sent data: .*engine died"),
         (b"data: [DONE]\n\n", "/v1/completions sent no text"),
@@ -264,13 +266,13 @@ def test_invalid_stream_is_reported_in_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     answer: bytes,
-    says: str,
+    message: str,
 ) -> None:
     server.answer = answer
     assert run(server, tmp_path / "cost.json") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert re.search(says, error)
+    assert re.search(message, error)
 
 
 def test_failure_at_the_first_batch_size_keeps_the_file(server: FakeServer, tmp_path: Path) -> None:
@@ -307,7 +309,7 @@ def test_api_key_is_sent_and_never_shown(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key", "says"),
+    ("arguments", "key", "message"),
     [
         (["--api-key-env", "sk-secret"], "x", "--api-key-env: expected the name of an environment"),
         ([], "sk-sec\nret", "OPENAI_API_KEY: expected a key of printable ASCII characters"),
@@ -320,17 +322,17 @@ def test_wrong_api_key_is_not_shown(
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     key: str,
-    says: str,
+    message: str,
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     assert cli.main(["measure-cost", str(tmp_path / "c.json"), *arguments]) == 2
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert "sk-" not in error
 
 
 @pytest.mark.parametrize(
-    ("status", "k", "says"),
+    ("status", "k", "message"),
     [(500, 0, "/metrics answered 500: "), (403, 3, "or does not count its drafts"), (403, 0, "")],
 )
 @pytest.mark.parametrize("sends_usage", [True, False])
@@ -340,14 +342,16 @@ def test_failing_metrics_are_an_error(
     capsys: pytest.CaptureFixture[str],
     status: int,
     k: int,
-    says: str,
+    message: str,
     sends_usage: bool,
 ) -> None:
     server.metrics_status, server.k, server.sends_usage = status, k, sends_usage
     if status == 403 and not sends_usage:
-        says = "expected counts of drafted tokens at /metrics or `usage` in the stream, got neither"
-    assert run(server, tmp_path / "cost.json", "--batch-size", "1") == (2 if says else 0)
-    assert says in capsys.readouterr().err
+        message = (
+            "expected counts of drafted tokens at /metrics or `usage` in the stream, got neither"
+        )
+    assert run(server, tmp_path / "cost.json", "--batch-size", "1") == (2 if message else 0)
+    assert message in capsys.readouterr().err
 
 
 def test_file_of_another_format_is_not_changed(

@@ -113,9 +113,9 @@ def test_interrupted_measurement_resumes_from_the_cache(
     # A partial write, as a power failure leaves it.
     with path.open("a") as file:
         file.write('{"key": "ab')
-    found = measure_settings(FEW, requests, cache=Cache(path))
+    resumed = measure_settings(FEW, requests, cache=Cache(path))
     assert len(begun) == 1 + len(FEW) * 4, "each piece once, over both runs"
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(resumed, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -125,8 +125,8 @@ def test_cache_key_depends_on_setting_and_conversations(traffic: Path, tmp_path:
     measure_settings(FEW[:1], requests, cache=cache)
     again = Cache(tmp_path / "pieces.jsonl")
     seen: list[tuple[int, int]] = []
-    for setting, of in ((FEW[1:2], requests), (FEW[:1], requests[1:]), (FEW[:1], requests)):
-        measure_settings(setting, of, cache=again, progress=lambda *at: seen.append(at))
+    for setting, part in ((FEW[1:2], requests), (FEW[:1], requests[1:]), (FEW[:1], requests)):
+        measure_settings(setting, part, cache=again, progress=lambda *at: seen.append(at))
     assert seen == [(0, 1), (1, 1), (0, 1), (1, 1), (1, 1)]
 
 
@@ -142,12 +142,12 @@ def test_cache_of_another_format_is_an_error(tmp_path: Path) -> None:
 
 def test_share_of_a_step_follows_the_formula() -> None:
     counts = np.array([[60, 20, 0, 20], [0, 0, 0, 0]])
-    found = share_of_a_step(0.05).speedup(1, [180, 0], counts)
-    assert found == pytest.approx([1.8 / (1 + 0.05 * 0.8), 1.0])
+    speedup = share_of_a_step(0.05).speedup(1, [180, 0], counts)
+    assert speedup == pytest.approx([1.8 / (1 + 0.05 * 0.8), 1.0])
 
 
 def test_batch_cost_averages_over_independent_requests() -> None:
-    """Compared with every combination of two requests; steps of 3 or more tokens take longer."""
+    """Compares with every combination of two requests. Steps of 3 or more tokens take longer."""
     cost = VerificationCost("bent", {2: ((2, 3, 4, 8), (1.0, 1.0, 2.0, 6.0))})
     share = np.array([0.5, 0.2, 0.3])
     mean = sum(
@@ -155,10 +155,10 @@ def test_batch_cost_averages_over_independent_requests() -> None:
         for a in range(3)
         for b in range(3)
     )
-    (found,) = cost.speedup(2, [150], [share * 100])
-    assert found == pytest.approx(1.5 / mean)
+    (speedup,) = cost.speedup(2, [150], [share * 100])
+    assert speedup == pytest.approx(1.5 / mean)
     of_the_mean = np.interp(2 + 2 * 0.8, [2, 3, 4, 8], [1.0, 1.0, 2.0, 6.0])
-    assert found != pytest.approx(1.5 / of_the_mean), "a mean step is another one"
+    assert speedup != pytest.approx(1.5 / of_the_mean), "a mean step is another one"
 
 
 def test_step_times_are_extrapolated() -> None:
@@ -219,7 +219,7 @@ def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
 
 
 def made_up(*histograms: list[list[int]], tokens: list[int]) -> Measured:
-    counts = tuple(np.array(of, np.int32) for of in histograms)
+    counts = tuple(np.array(histogram, np.int32) for histogram in histograms)
     half = np.arange(len(tokens)) % 2 == 0
     return Measured(FEW[: len(counts)], counts, np.array(tokens), half)
 
@@ -233,8 +233,8 @@ def test_ranking_and_interval_use_different_halves() -> None:
     )
     cost = share_of_a_step(0.1)
     assert rank(measured, cost)[0] == 0
-    found = compute_interval(measured, 0, cost, 1)
-    assert found.value == pytest.approx(1 / 1.1)
+    interval = compute_interval(measured, 0, cost, 1)
+    assert interval.value == pytest.approx(1 / 1.1)
     ratio = compute_interval(measured, 0, cost, 1, against=1)
     assert ratio.value == pytest.approx(1 / 1.1 / 2)
 
@@ -264,13 +264,13 @@ def test_interval_covers_resampled_conversations() -> None:
     tokens = steps + rng.integers(0, 100, 200)
     counts = np.stack([steps, np.zeros(200, int)], axis=1)
     measured = made_up(counts.tolist(), tokens=tokens.tolist())
-    found = compute_interval(measured, 0, share_of_a_step(0.1), 1)
+    interval = compute_interval(measured, 0, share_of_a_step(0.1), 1)
     odd = tokens[1::2].sum() / steps[1::2].sum()
-    assert found.value == pytest.approx(odd)
+    assert interval.value == pytest.approx(odd)
     ratios = tokens[1::2] - odd * steps[1::2]
     error = ratios.std(ddof=1) / np.sqrt(100) / steps[1::2].mean()
-    assert found.low == pytest.approx(odd - 1.96 * error, abs=0.3 * error)
-    assert found.high == pytest.approx(odd + 1.96 * error, abs=0.3 * error)
+    assert interval.low == pytest.approx(odd - 1.96 * error, abs=0.3 * error)
+    assert interval.high == pytest.approx(odd + 1.96 * error, abs=0.3 * error)
 
 
 @pytest.mark.parametrize(
@@ -308,9 +308,9 @@ def test_compared_setting_is_recommended_if_only_it_gains(traffic: Path) -> None
     assert (report.recommended, row.best, row.use) == (1, 0, 1)
     assert row.best_speedup.high < 1 < row.against.low
     assert row.speedup == row.against
-    said = format_report(report)
-    assert "Do not speculate" not in said
-    assert f"RECOMMENDED: {report.label(1)}\nIt pays at this verification cost.\n" in said
+    text = format_report(report)
+    assert "Do not speculate" not in text
+    assert f"RECOMMENDED: {report.label(1)}\nIt pays at this verification cost.\n" in text
 
 
 @pytest.mark.parametrize(
@@ -320,13 +320,15 @@ def test_compared_setting_is_recommended_if_only_it_gains(traffic: Path) -> None
 def test_store_is_recommended_only_with_a_gain_on_both_halves(
     traffic: Path, steps: tuple[int, ...], is_recommended: bool
 ) -> None:
-    """However small the gain is. Steps of conversations 0, 2, 4, ..., and of the others."""
+    """A small gain is sufficient. `steps` are those of conversations 0, 2, 4, ..., and of the others."""
     chosen, *held_out = steps
     stored = [[0, held_out[n // 2 % len(held_out)] if n % 2 else chosen] for n in range(40)]
     alone = Candidate.of(sizes="ladder", k=8, min_draft_probability=0.1)
     shared = Candidate.of(**dict(alone.options), store="live")
-    made = made_up([[0, 1000]] * 40, stored, tokens=[2000] * 40)
-    report = report_of(traffic, replace(made, candidates=(alone, shared)), share_of_a_step(0.05))
+    measured = made_up([[0, 1000]] * 40, stored, tokens=[2000] * 40)
+    report = report_of(
+        traffic, replace(measured, candidates=(alone, shared)), share_of_a_step(0.05)
+    )
     assert report.candidate == (shared if is_recommended else alone)
     assert ("No store is recommended" in format_report(report)) != is_recommended
     assert report.to_dict()["store"]["is_recommended"] == is_recommended
@@ -335,7 +337,7 @@ def test_store_is_recommended_only_with_a_gain_on_both_halves(
 def test_store_search_continues_with_the_best_length() -> None:
     """Without a store short drafts are the best, with one the longest."""
     ladders = [
-        Candidate.of(sizes="ladder", k=k, min_draft_probability=p)
+        Candidate.candidate(sizes="ladder", k=k, min_draft_probability=p)
         for p in (0.25, 0.1)
         for k in (4, 8, 16, 32)
     ]
@@ -344,22 +346,26 @@ def test_store_search_continues_with_the_best_length() -> None:
     def replay(candidates: tuple[Candidate, ...]) -> Measured:
         tried.extend(candidates)
         steps = [
-            [[0, 100 + of.config.k if not of.has_store else 100 - of.config.k]] * 2
-            for of in candidates
+            [[0, 100 + candidate.config.k if not candidate.has_store else 100 - candidate.config.k]]
+            * 2
+            for candidate in candidates
         ]
-        made = made_up(*steps, tokens=[200, 200])
-        return replace(made, candidates=candidates)
+        result = made_up(*steps, tokens=[200, 200])
+        return replace(result, candidates=candidates)
 
     cost = share_of_a_step(0.1)
     measured = replay(tuple(ladders))
     assert measured.candidates[rank(measured, cost)[0]].config.k == 4
     tried.clear()
-    found = search_stores(measured, cost, ladders, replay)
+    searched = search_stores(measured, cost, ladders, replay)
     assert len(tried) == len(set(tried)) < 2 * len(ladders)
-    assert found.candidates == (*ladders, *tried)
-    first = found.candidates[rank(found, cost)[0]].config
+    assert searched.candidates == (*ladders, *tried)
+    first = searched.candidates[rank(searched, cost)[0]].config
     assert (first.store, first.k) == ("live", 32)
-    assert {of.config.store_tokens for of in tried if of.config.k == 32} == {100_000, 1_000_000}
+    assert {candidate.config.store_tokens for candidate in tried if candidate.config.k == 32} == {
+        100_000,
+        1_000_000,
+    }
 
 
 def test_frontier_contains_undominated_settings() -> None:
@@ -383,18 +389,18 @@ def test_candidates_have_unique_labels() -> None:
 def test_vllm_options_give_the_setting_in_vllm(candidate: Candidate) -> None:
     words = shlex.split(" ".join(vllm_options(candidate)))
     assert words[::2] == ["--speculative-config", "--additional-config"]
-    speculative, own = json.loads(words[1]), json.loads(words[3])["ngram_npu"]
+    speculative, section = json.loads(words[1]), json.loads(words[3])["ngram_npu"]
     if candidate.drafts == "padded":
         bounds = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
         assert speculative.pop("method") == "ngram_gpu"
         served = vllm_config(
             k=speculative.pop("num_speculative_tokens"),
-            additional_config={"ngram_npu": own},
+            additional_config={"ngram_npu": section},
             **bounds | speculative,
         )
         assert read_options(served, "v2").ngram == candidate.config
         return
     assert speculative["model"] == "ngram_npu.engines.vllm.NgramProposer"
     # The options of the section are fields of NgramConfig, with vLLM's names for the bounds.
-    config = NgramConfig(num_speculative_tokens=speculative["num_speculative_tokens"], **own)
+    config = NgramConfig(num_speculative_tokens=speculative["num_speculative_tokens"], **section)
     assert config == candidate.config

@@ -44,25 +44,25 @@ def test_sample_is_deterministic(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     lines = [{"prompt": f"{n} " * 40, "completion": "a b c " * (n % 30)} for n in range(400)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
-    assert found.is_sample
-    assert 6000 < found.characters <= 8000
-    assert (found.num_read, found.characters_read) == (
+    sampled = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
+    assert sampled.is_sample
+    assert 6000 < sampled.characters <= 8000
+    assert (sampled.num_read, sampled.characters_read) == (
         400,
         sum(len(str(line["prompt"])) + len(str(line["completion"])) for line in lines),
     )
-    assert found.names == read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes")).names
-    numbers = [int(name) for name in found.names]
+    assert sampled.names == read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes")).names
+    numbers = [int(name) for name in sampled.names]
     assert numbers == sorted(numbers)
     assert max(numbers) > 200, "from everywhere"
-    whole = read_traffic([path], TuneOptions(tokenizer="bytes"))
-    assert not whole.is_sample
-    assert whole.left_out == sum(n % 30 == 0 for n in range(400))
+    complete = read_traffic([path], TuneOptions(tokenizer="bytes"))
+    assert not complete.is_sample
+    assert complete.left_out == sum(n % 30 == 0 for n in range(400))
 
 
 @pytest.mark.parametrize("sample", [None, 6000])
 def test_omitted_file_does_not_change_the_traffic(tmp_path: Path, sample: int | None) -> None:
-    """More than half of `b` is no conversation, which is known only at its end."""
+    """More than half of `b` is not conversations, which is only known at its end."""
     for name in ("a", "c"):
         lines = [
             {"id": f"{name}{n}", "prompt": f"{n} " * 40, "completion": "d e"} for n in range(90)
@@ -72,12 +72,12 @@ def test_omitted_file_does_not_change_the_traffic(tmp_path: Path, sample: int | 
     expected = read_traffic([tmp_path], options)
     good = json.dumps({"id": "b", "prompt": "x" * 2000, "completion": "again"}) + "\n"
     (tmp_path / "b.jsonl").write_text(good * 9 + '{"no": "conversation"}\n' * 10)
-    found = read_traffic([tmp_path], options)
-    (note,) = found.notes
+    read = read_traffic([tmp_path], options)
+    (note,) = read.notes
     assert note.startswith("no log, left out: ")
-    same = [replace(of, requests=(), notes=()) for of in (found, expected)]
+    same = [replace(traffic, requests=(), notes=()) for traffic in (read, expected)]
     np.testing.assert_equal(*map(asdict, same))
-    assert [r.tokens().tolist() for r in found.requests] == [
+    assert [r.tokens().tolist() for r in read.requests] == [
         r.tokens().tolist() for r in expected.requests
     ]
 
@@ -86,9 +86,9 @@ def test_each_input_is_split_in_halves(tmp_path: Path) -> None:
     for name, count in (("a", 3), ("b", 4)):
         lines = [json.dumps(line) + "\n" for line in make_talk(count, name=name)]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    found = read_traffic([tmp_path])
-    assert found.names == ("a0", "a1", "a2", "b0", "b1", "b2", "b3")
-    assert found.chosen_half.tolist() == [True, False, True, True, False, True, False]
+    traffic = read_traffic([tmp_path])
+    assert traffic.names == ("a0", "a1", "a2", "b0", "b1", "b2", "b3")
+    assert traffic.chosen_half.tolist() == [True, False, True, True, False, True, False]
 
 
 def test_traffic_with_fewer_than_two_conversations_is_an_error(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_traffic_with_fewer_than_two_conversations_is_an_error(tmp_path: Path) -
 
 
 def executed(command: str) -> list[str]:
-    """The arguments that a shell passes to vllm for a command copied from a report."""
+    """Returns the arguments that a shell passes to vllm for a command copied from a report."""
     script = f"vllm() {{ printf '%s\\0' \"$@\"; }}\n{command}\n"
     done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
@@ -163,7 +163,9 @@ def test_text_json_and_html_show_the_same_result(
     loaded = re.findall(r"(?:src|href|url|@import|http-equiv)\s*[=(]\s*[\"']?(.)", text)
     assert set(loaded) == {"#"}, "needs a network"
     (drawing,) = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    labels = [of.text for of in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")]
+    labels = [
+        element.text for element in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")
+    ]
     assert label in labels
     assert result["against"]["label"] in labels
 
@@ -176,9 +178,9 @@ def test_drawing_shows_the_figures_of_the_report(traffic: Path) -> None:
     assert chosen.get_ydata() == [row.speedup.value]
     assert against.get_ydata() == [row.against.value]
     held_out = [s.held_out for s in report.settings]
-    expected = [[of.drafted_per_step, of.tokens_per_step] for of in held_out]
+    expected = [[item.drafted_per_step, item.tokens_per_step] for item in held_out]
     assert yields.collections[0].get_offsets().tolist() == expected
-    counted = sum(of.get_height() for of in gains.patches)
+    counted = sum(item.get_height() for item in gains.patches)
     assert counted == 2 * len(report.singles)
 
 
@@ -191,8 +193,8 @@ def test_html_without_its_packages_names_them(
     monkeypatch.setitem(sys.modules, module, None)
     arguments = ["tune", "nowhere.jsonl", "-c", "0.05", "--html", str(tmp_path / "r.html")]
     assert cli.main(arguments) == 2
-    says = f'--html needs {module}: pip install {module} (the extra "html")'
-    assert says in capsys.readouterr().err
+    message = f'--html needs {module}: pip install {module} (the extra "html")'
+    assert message in capsys.readouterr().err
 
 
 def test_report_without_gain_advises_against_speculation(
@@ -313,17 +315,17 @@ def test_without_a_runner_both_are_recommended(traffic: Path) -> None:
     (host,) = report.others
     assert (report.runner.name, host.runner.name) == ("gpu", "host")
     assert report.candidate != host.candidate
-    said, page = format_report(report), to_html(report)
-    for of in (report, host):
-        assert f"RECOMMENDED: {of.candidate.label}\n" in said
-        assert of.vllm_command in said
-        for shown in (said, page):
-            assert of.runner.about in shown
-    assert said.count("TAKES AWAY the V2 runner and asynchronous scheduling") == 1
-    assert [of["runner"]["name"] for of in report.to_dict()["others"]] == ["host"]
-    for of, name in ((report, "gpu"), (host, "host")):
+    text, page = format_report(report), to_html(report)
+    for part in (report, host):
+        assert f"RECOMMENDED: {part.candidate.label}\n" in text
+        assert part.vllm_command in text
+        for shown in (text, page):
+            assert part.runner.about in shown
+    assert text.count("TAKES AWAY the V2 runner and asynchronous scheduling") == 1
+    assert [part["runner"]["name"] for part in report.to_dict()["others"]] == ["host"]
+    for part, name in ((report, "gpu"), (host, "host")):
         (alone,) = [tune([traffic], COST, TuneOptions(jobs=1, runner=name), candidates=SEARCHED)]
-        assert alone.batches == of.batches, "the same as alone"
+        assert alone.batches == part.batches, "the same as alone"
 
 
 def test_report_names_another_setting_that_gains_at_a_batch_size(
@@ -363,12 +365,12 @@ def test_speedup_includes_synchronous_scheduling(traffic: Path, tmp_path: Path) 
         ({"synchronous": 0.0}, 0.0),
         ({"runner": "ascend"}, SYNCHRONOUS),
     ):
-        speedup, of = value(**options)
-        steps = 1 + 0.02 * of.drafted_per_step + lost
-        assert speedup == pytest.approx(of.tokens_per_step / steps)
+        speedup, counts = value(**options)
+        steps = 1 + 0.02 * counts.drafted_per_step + lost
+        assert speedup == pytest.approx(counts.tokens_per_step / steps)
     # The times of a server that drafts on the host have it already.
-    own = load_cost(cost_file(tmp_path / "c.json", (1, 1, 1.0), (1, 2, 1.02)))
-    assert value(own)[0] == pytest.approx(value(synchronous=0.0)[0])
+    measured = load_cost(cost_file(tmp_path / "c.json", (1, 1, 1.0), (1, 2, 1.02)))
+    assert value(measured)[0] == pytest.approx(value(synchronous=0.0)[0])
 
 
 def test_gpu_runner_searches_no_ladders(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -389,9 +391,9 @@ def test_too_few_conversations_recommend_nothing(
     arguments = ["tune", str(path), "-c", "0.02", "--jobs", "1", "--sizes", "ladder"]
     assert cli.main([*arguments, "--html", str(page), "--json", str(tmp_path / "r.json")]) == 0
     out = capsys.readouterr().out
-    says = "TOO FEW: 19 held-out conversations; a recommendation needs 20."
+    message = "TOO FEW: 19 held-out conversations; a recommendation needs 20."
     for shown in (out, page.read_text()):
-        assert (says in shown) == is_too_few
+        assert (message in shown) == is_too_few
     for word in ("RECOMMENDED", "vllm serve"):
         assert (word in out) == (not is_too_few)
     assert json.loads((tmp_path / "r.json").read_text())["too_few"] == is_too_few
@@ -420,16 +422,16 @@ ALONE = TuneOptions(jobs=1, store=True)
 
 
 def replay_half(path: Path, number: int, candidate: Candidate) -> Any:
-    """Every second conversation, as `ngram-npu replay --store live --generated-only` replays it."""
+    """Replays every second conversation like `ngram-npu replay --store live --generated-only`."""
     (item,) = load_inputs([path])
     part = ReplayInput("part", item.conversations[number::2])
-    given: dict[str, Any] = dict(candidate.options)
-    return replay(inputs=[part], options=ReplayOptions(**given, generated_only=True)).total
+    fields: dict[str, Any] = dict(candidate.options)
+    return replay(inputs=[part], options=ReplayOptions(**fields, generated_only=True)).total
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_store_is_recommended_for_similar_conversations(tmp_path: Path, jobs: int) -> None:
-    path = write_similar_talk(40, tmp_path / "alike.jsonl")
+    path = write_similar_talk(40, tmp_path / "similar.jsonl")
     report = tune([path], STORE_COST, TuneOptions(jobs=jobs, store=True), candidates=FEW)
     assert report.candidate.has_store
     assert report.store is not None
@@ -439,8 +441,8 @@ def test_store_is_recommended_for_similar_conversations(tmp_path: Path, jobs: in
     for figures, number in ((setting.chosen, 0), (setting.held_out, 1)):
         counted = replay_half(path, number, report.candidate)
         assert (figures.steps, figures.drafted) == (counted.num_steps, counted.num_draft_tokens)
-    said = format_report(report)
-    assert "A store shares text" in said
+    text = format_report(report)
+    assert "A store shares text" in text
     assert "A store shares text" in to_html(report)
     result = report.to_dict()
     assert result["store"]["is_recommended"]
@@ -485,21 +487,21 @@ def test_inputs_have_separate_stores(tmp_path: Path) -> None:
 def test_store_is_searched_only_if_requested_and_possible(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], searched: list[str]
 ) -> None:
-    path = write_similar_talk(6, tmp_path / "alike.jsonl")
+    path = write_similar_talk(6, tmp_path / "similar.jsonl")
     arguments = ["tune", str(path), "-c", "0.05", "--jobs", "1", *options, "--json", "-"]
     assert cli.main(arguments) == 0
     out, err = capsys.readouterr()
     result = json.loads(out)
     reports = [result, *result["others"]]
     assert [r["runner"]["name"] for r in reports if r["store"] is not None] == searched
-    for of in reports:
-        tried = any("store" in setting["config"] for setting in of["settings"])
-        assert tried == (of["runner"]["name"] in searched)
+    for part in reports:
+        tried = any("store" in setting["config"] for setting in part["settings"])
+        assert tried == (part["runner"]["name"] in searched)
     assert err.count("\nStore: ladder") == len(searched), "its gain is a line of its own"
 
 
 def test_store_pieces_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_similar_talk(12, tmp_path / "alike.jsonl")
+    path = write_similar_talk(12, tmp_path / "similar.jsonl")
     options = TuneOptions(jobs=1, store=True, cache=tmp_path / "pieces.jsonl")
     first = tune([path], STORE_COST, options, candidates=FEW)
     assert len(Cache(options.cache)) == 3 + 2 * 2, "a ladder with two stores, over two halves"
@@ -516,9 +518,9 @@ def test_vllm_options_of_a_store_give_the_setting(tokens: int) -> None:
     candidate = Candidate.of(**dict(FEW[2].options), store="live", store_tokens=tokens)
     words = shlex.split(" ".join(vllm_options(candidate)))
     k = json.loads(words[1])["num_speculative_tokens"]
-    own = json.loads(words[3])["ngram_npu"]
-    assert own["store"] == "live"
-    assert NgramConfig(num_speculative_tokens=k, **own) == candidate.config
+    section = json.loads(words[3])["ngram_npu"]
+    assert section["store"] == "live"
+    assert NgramConfig(num_speculative_tokens=k, **section) == candidate.config
     assert candidate.label.endswith(
         {100_000: "live store=100k", 1_000_000: "live store=1M"}[tokens]
     )
