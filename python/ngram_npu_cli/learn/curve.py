@@ -6,7 +6,8 @@ Also reads and writes the files of stores.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from ngram_npu.memory import Int32Array
 from ngram_npu.output import check_writable
 from ngram_npu.proposer import NgramProposer
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
-from ngram_npu.store_file import MAGIC, StoreFileError
+from ngram_npu.store_file import MAGIC
 
 from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.replay.simulation import simulate
@@ -222,30 +223,33 @@ def is_store(path: Path) -> bool:
         return False
 
 
-def make_store(store_tokens: int, tokenizer: str = "") -> NgramStore:
-    """Returns an empty store for a vocabulary.
-
-    Raises:
-        InputError: Too few or too many tokens.
-    """
+@contextmanager
+def report_store_errors(path: Path | None = None) -> Iterator[None]:
+    """Converts errors of stores and their files to InputError."""
     try:
-        return NgramStore(1, store_tokens, tokenizer=tokenizer)
+        yield
     except ValueError as error:
-        raise InputError(str(error)) from error
-
-
-def load_store(path: Path, tokenizer: str = "") -> NgramStore:
-    """Returns the store in a file.
-
-    Raises:
-        InputError: The file cannot be read or used, or has another vocabulary.
-    """
-    try:
-        return NgramStore.load(path, tokenizer=tokenizer)
-    except StoreFileError as error:
         raise InputError(str(error)) from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
+
+
+def make_store(store_tokens: int, tokenizer: str = "") -> NgramStore:
+    """Returns an empty store for a vocabulary. Its size may be an InputError."""
+    with report_store_errors():
+        return NgramStore(1, store_tokens, tokenizer=tokenizer)
+
+
+def load_store(path: Path, tokenizer: str = "") -> NgramStore:
+    """Returns the store in a file. An unusable file or another vocabulary is an InputError."""
+    with report_store_errors(path):
+        return NgramStore.load(path, tokenizer=tokenizer)
+
+
+def save_store(store: NgramStore, path: Path) -> None:
+    """Replaces the file by the store. If that fails, with an InputError, the old file remains."""
+    with report_store_errors(path):
+        store.save(path)
 
 
 def check_output(path: Path) -> None:
@@ -258,18 +262,6 @@ def check_output(path: Path) -> None:
     check_writable(path)
     if path.exists() and not is_store(path) and not (path.is_file() and not path.stat().st_size):
         raise InputError(f"{path}: is not a store's file, and is not overwritten")
-
-
-def save_store(store: NgramStore, path: Path) -> None:
-    """Replaces the file by the store.
-
-    Raises:
-        InputError: The file cannot be written; the old file remains.
-    """
-    try:
-        store.save(path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def describe(path: Path) -> dict[str, Any]:

@@ -100,7 +100,7 @@ SMALL = LearnOptions(tokenizer="ids", store_tokens=16384)
 
 
 def talks(count: int, seed: int = 0) -> list[Talk]:
-    """Returns conversations of two tenants and two turns; answers are different parts of six texts."""
+    """Returns conversations of two tenants and two turns. Answers are parts of six texts."""
     rng = np.random.default_rng(seed)
     texts = rng.integers(0, 500, (6, 60))
     conversations = []

@@ -320,7 +320,7 @@ def test_compared_setting_is_recommended_if_only_it_gains(traffic: Path) -> None
 def test_store_is_recommended_only_with_a_gain_on_both_halves(
     traffic: Path, steps: tuple[int, ...], is_recommended: bool
 ) -> None:
-    """A small gain is sufficient. `steps` are those of conversations 0, 2, 4, ..., and of the others."""
+    """A small gain is sufficient. `steps`: of conversations 0, 2, 4, ..., and of the others."""
     chosen, *held_out = steps
     stored = [[0, held_out[n // 2 % len(held_out)] if n % 2 else chosen] for n in range(40)]
     alone = Candidate.of(sizes="ladder", k=8, min_draft_probability=0.1)
