@@ -309,12 +309,10 @@ def _read_stores(files: Sequence[Path], sample: LogSample, tokenization: StoreTo
     for file in files:
         store = load_store(file, tokenization.digest)
         tokenization.store_digest = tokenization.store_digest or store.tokenizer
-        texts = {
-            hashlib.blake2b(b"%d " % scope + tokens.tobytes()).digest(): (scope, tokens)
-            for scope, tokens in list_texts(store)
-        }
-        sample.add_texts(text for key, text in texts.items() if key not in known)
-        known.update(texts)
+        texts = list_texts(store)
+        keys = [hashlib.blake2b(b"%d " % scope + text.tobytes()).digest() for scope, text in texts]
+        sample.add_texts(text for key, text in zip(keys, texts, strict=True) if key not in known)
+        known.update(keys)
 
 
 def _fit_costs(

@@ -81,9 +81,7 @@ class Answer:
         refusal = _get_first(part, "refusal")
         if refusal is not None:
             self.text.append(check_text(refusal, f"{where}.refusal"))
-        calls = part.get("tool_calls")
-        if not isinstance(calls, (list, type(None))):
-            raise RecordError(f"{where}.tool_calls must be an array, got {describe_type(calls)}")
+        calls = check_type(part.get("tool_calls"), list, f"{where}.tool_calls", optional=True)
         for i, call in enumerate(calls or ()):
             self._add_call(call, f"{where}.tool_calls[{i}]", is_delta)
         if part.get("function_call") is not None:
@@ -97,7 +95,7 @@ class Answer:
         """Adds a choice of a response: a text, a message or the delta of one; and its token ids."""
         key = next((key for key in ("delta", "message") if choice.get(key) not in (None, {})), None)
         part = choice if key is None else choice[key]
-        _check_object(part, f"{where}.{key}")
+        check_type(part, dict, f"{where}.{key}")
         before = len(self.text), len(self.reasoning), len(self.calls)
         self.add(part, where, is_delta=key == "delta")
         if choice.get("token_ids") is not None:
@@ -148,9 +146,7 @@ class Answer:
             if not isinstance(part, dict):
                 texts.append(check_text(part, at))
                 continue
-            part_type = part.get("type")
-            if not isinstance(part_type, (str, type(None))):
-                raise RecordError(f"{at}.type must be a string, got {describe_type(part_type)}")
+            part_type = check_type(part.get("type"), str, f"{at}.type", optional=True)
             content = _get_first(part, "content", "text", "refusal")
             if part_type in _CALL_PARTS or {"input", "arguments"} & part.keys():
                 self._add_call({"function": part}, at)
@@ -175,7 +171,7 @@ class Answer:
     def _add_call(self, call: Any, where: str, is_delta: bool = False) -> None:
         """Adds a tool call, or the delta of one."""
         function = call["function"] if _get_nested(call, "function") is not None else call
-        _check_object(function, where)
+        check_type(function, dict, where)
         name = _get_first(function, "name")
         name = None if name is None else check_text(name, f"{where}: name")
         arguments = _get_first(function, "arguments", "input")
@@ -220,12 +216,10 @@ class Answer:
         return None if name and begins else last
 
 
-def parse_message(data: object, where: str) -> Message:
+def parse_message(data: Any, where: str) -> Message:
     """Returns a message with its content as text and the keys that chat templates may use."""
-    data = _check_object(data, where)
-    role = data.get("role")
-    if not isinstance(role, str):
-        raise RecordError(f"{where}.role must be a string, got {describe_type(role)}")
+    data = check_type(data, dict, where)
+    role = check_type(data.get("role"), str, f"{where}.role")
     answer = Answer()
     answer.add(data, where)
     if answer.reasoning and role != "assistant":
@@ -252,14 +246,13 @@ def parse_answers(response: object, where: str) -> dict[int, Answer]:
         if chunk.get("prompt_token_ids") not in _EMPTY:
             ids = check_token_ids(chunk["prompt_token_ids"], f"{at}: prompt_token_ids")
             prompt = prompt or ids
-        choices, message = chunk.get("choices"), chunk.get("message")
-        if not isinstance(choices, (list, type(None))):
-            raise RecordError(f"{at}: choices must be an array, got {describe_type(choices)}")
-        if isinstance(choices, list):
+        choices = check_type(chunk.get("choices"), list, f"{at}: choices", optional=True)
+        message = chunk.get("message")
+        if choices is not None:
             seen: set[int] = set()
             for j, choice in enumerate(choices):
                 choice_at = f"{at}: choices[{j}]"
-                _check_object(choice, choice_at)
+                check_type(choice, dict, choice_at)
                 index = _get_index(choice, f"{choice_at}.index", "index")
                 numbered.add(index is not None)
                 number = j if index is None else index
@@ -267,10 +260,9 @@ def parse_answers(response: object, where: str) -> dict[int, Answer]:
                     raise RecordError(f"{choice_at}.index is {number}, as for another choice")
                 seen.add(number)
                 answers.setdefault(number, Answer()).add_choice(choice, choice_at)
-        elif isinstance(message, dict):  # Ollama's, and Anthropic's message_start
+        elif message is not None:  # Ollama's, and Anthropic's message_start
+            check_type(message, dict, f"{at}: message")
             answers.setdefault(0, Answer()).add(message, at)
-        elif message is not None:
-            raise RecordError(f"{at}: message must be an object, got {describe_type(message)}")
         elif isinstance(chunk.get("output"), list):
             answers.setdefault(0, Answer()).add_parts(chunk["output"], f"{at}: output")
         elif chunk.get("role") == "assistant" or _is_text_chunk(chunk):
@@ -299,19 +291,17 @@ def _apply_event(event: Record, blocks: dict[int, dict[str, Any]], where: str) -
 
     It begins, continues or ends a part.
     """
-    name = event.get("type")
-    if not isinstance(name, (str, type(None))):
-        raise RecordError(f"{where}: type must be a string, got {describe_type(name)}")
+    name = check_type(event.get("type"), str, f"{where}: type", optional=True)
     output = _get_nested(event, "response", "output")
     if isinstance(output, list) and output:
         blocks.clear()
         for number, item in enumerate(output):
-            blocks[number] = _check_object(item, f"{where}: response.output[{number}]")
+            blocks[number] = check_type(item, dict, f"{where}: response.output[{number}]")
     part = next((event[key] for key in ("content_block", "item") if event.get(key)), None)
     if part is not None:
         number = _get_part_number(event, where)
         previous = blocks.get(number)
-        blocks[number] = dict(_check_object(part, f"{where}: the part"))
+        blocks[number] = dict(check_type(part, dict, f"{where}: the part"))
         is_end = (name or "").endswith("done")
         is_same = previous and all(part.get(k) == previous.get(k) for k in ("id", "type"))
         if previous and not (is_end and is_same):
@@ -324,7 +314,7 @@ def _apply_event(event: Record, blocks: dict[int, dict[str, Any]], where: str) -
             raise RecordError(f"{where}: a delta of an unknown event")
         key, added = _DELTAS.get(name or ""), delta
     else:
-        _check_object(delta, f"{where}: delta")
+        check_type(delta, dict, f"{where}: delta")
         delta_key = next((key for key in _BLOCK_DELTAS if delta.get(key)), "")
         key, added = _BLOCK_DELTAS.get(delta_key), delta.get(delta_key)
     if key is not None:
@@ -358,12 +348,6 @@ def _get_first(data: Record, *keys: str) -> Any:
     return next((data[key] for key in keys if data.get(key) not in _EMPTY), None)
 
 
-def _check_object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RecordError(f"{where} must be an object, got {describe_type(value)}")
-    return value
-
-
 def _get_index(data: Record, where: str, *keys: str) -> int | None:
     """Returns the number under the first key that has a value; None if there is none."""
     value = next((data[key] for key in keys if data.get(key) is not None), None)
@@ -392,7 +376,7 @@ def _raise_no_answer(
     raise RecordError(f"{where}: the response has no answer, only {keys}")
 
 
-def _split_chunks(response: object, where: str) -> Iterable[Record]:
+def _split_chunks(response: Any, where: str) -> Iterable[Record]:
     """Returns the chunks of a response: an object or a list of chunks, also as text, or a text."""
     if isinstance(response, str):
         check_text(response, where)
@@ -408,8 +392,7 @@ def _split_chunks(response: object, where: str) -> Iterable[Record]:
             if not isinstance(item, dict):
                 raise RecordError(f"{where}[{i}] must be a chunk, got {describe_type(item)}")
         return response
-    if not isinstance(response, dict):
-        raise RecordError(f"{where}: the response must be an object, got {describe_type(response)}")
+    check_type(response, dict, f"{where}: the response")
     status = response.get("status_code", response.get("status"))
     if isinstance(status, int) and status >= 400:
         raise RecordError(f"{where}: the response is an error: HTTP status {status}")
@@ -467,16 +450,25 @@ def _parse_json_lines(text: str) -> list[Any]:
 # Checked values
 
 
+_TYPE_NAMES: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}
+
+
+def check_type(value: Any, expected: type, where: str, *, optional: bool = False) -> Any:
+    """Returns the value if it has the type, or is None and `optional`."""
+    if not isinstance(value, expected) and not (optional and value is None):
+        raise RecordError(f"{where} must be {_TYPE_NAMES[expected]}, got {describe_type(value)}")
+    return value
+
+
 def check_text(value: object, where: str) -> str:
     """Returns the value if it is text that a tokenizer accepts."""
-    if not isinstance(value, str):
-        raise RecordError(f"{where} must be a string, got {describe_type(value)}")
+    text: str = check_type(value, str, where)
     try:
-        value.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError as error:
         # JSON allows half of a surrogate pair, which is not valid text: tokenizers reject it.
         raise InputError(f"{where}: lone surrogate at character {error.start + 1}") from error
-    return value
+    return text
 
 
 def check_token_ids(value: object, where: str) -> tuple[int, ...]:

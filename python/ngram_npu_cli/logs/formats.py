@@ -21,6 +21,7 @@ from ngram_npu_cli.logs.answers import (
     Record,
     check_text,
     check_token_ids,
+    check_type,
     describe_type,
     parse_answers,
     parse_message,
@@ -162,9 +163,8 @@ def _parse_turns_record(data: Record, where: str) -> list[tuple[Turn, ...]]:
     return [parsed]
 
 
-def _parse_turn(data: object, where: str) -> Turn:
-    if not isinstance(data, dict):
-        raise RecordError(f"{where} must be an object, got {describe_type(data)}")
+def _parse_turn(data: Any, where: str) -> Turn:
+    check_type(data, dict, where)
     keys = ("prompt", "completion")
     texts: Record = {key: check_text(data[key], f"{where}.{key}") for key in keys if key in data}
     ids: Record = {
@@ -197,14 +197,8 @@ def _parse_pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         answers = answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}]
         return [_make_turns([*messages, *answers], where, since=len(messages), system=system)]
-    return [
-        (
-            Turn(
-                check_text(data["prompt"], f"{where}: prompt"),
-                check_text(data[key], f"{where}: {key}"),
-            ),
-        )
-    ]
+    prompt = check_text(data["prompt"], f"{where}: prompt")
+    return [(Turn(prompt, check_text(data[key], f"{where}: {key}")),)]
 
 
 # Messages
@@ -220,10 +214,7 @@ def _parse_sharegpt(data: Record, where: str) -> list[tuple[Turn, ...]]:
     items = _get_array(data, "conversations", where)
     messages = []
     for i, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise RecordError(
-                f"{where}: conversations[{i}] must be an object, got {describe_type(item)}"
-            )
+        check_type(item, dict, f"{where}: conversations[{i}]")
         if "from" not in item:
             messages.append(item)
             continue
@@ -281,9 +272,7 @@ def _get_tools(data: Record, where: str) -> tuple[Any, ...]:
             tools = json.loads(tools)
     if tools in (None, ""):
         return ()
-    if not isinstance(tools, list):
-        raise RecordError(f"{where}: tools must be an array, got {describe_type(tools)}")
-    return tuple(tools)
+    return tuple(check_type(tools, list, f"{where}: tools"))
 
 
 # Requests with their responses
@@ -390,9 +379,8 @@ def _get_request(data: Record, where: str) -> Record:
                 return {"text": text}
         if isinstance(value, dict) and "body" in value:
             value = value["body"]
-    if not isinstance(value, dict):
-        raise RecordError(f"{where}: {key} must be an object, got {describe_type(value)}")
-    return value
+    request: Record = check_type(value, dict, f"{where}: {key}")
+    return request
 
 
 def _get_request_messages(request: Record, where: str) -> list[Any] | None:
@@ -576,9 +564,7 @@ def _get_array(data: Record, key: str, where: str) -> list[Any]:
     """Returns the non-empty list under a key."""
     if not isinstance(data, dict) or key not in data:
         raise RecordError(f'{where}: missing key "{key}"')
-    value = data[key]
-    if not isinstance(value, list):
-        raise RecordError(f'{where}: "{key}" must be an array, got {describe_type(value)}')
+    value: list[Any] = check_type(data[key], list, f'{where}: "{key}"')
     if not value:
         raise RecordError(f'{where}: "{key}" is empty')
     return value

@@ -289,7 +289,7 @@ def test_merge_keeps_equal_texts_of_different_scopes(tmp_path: Path) -> None:
 def test_merge_with_a_copy_adds_no_text(tmp_path: Path, logs: Path) -> None:
     options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
     first, second, merged = (tmp_path / f"{name}.store" for name in ("first", "copy", "merged"))
-    learn([logs], first, options)
+    learn([logs, logs], first, options)  # text that one store holds twice is kept twice
     second.write_bytes(first.read_bytes())
     learn([first, second], merged, options)
     assert held(merged) == held(first)

@@ -313,7 +313,7 @@ def test_file_with_more_than_half_skipped_is_an_error(
     path = write_jsonl(GOOD_LOG, b"x", b"x y", answer(""), answer(None), name="odd.jsonl")
     assert cli.main(["replay", str(path), "--tokenizer", "bytes"]) == 2
     error = capsys.readouterr().err
-    assert error.count_figures("\n") == 1
+    assert error.count("\n") == 1
     assert "odd.jsonl:2: not JSON" in error
     assert "4 of 5 records are skipped (80.0%), which is more than half" in error
 
