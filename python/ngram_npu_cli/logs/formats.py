@@ -184,8 +184,8 @@ def _parse_turn(data: Any, where: str) -> Turn:
 
 def _parse_pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
     if all(key in data for key in _IDS_KEYS):
-        prompt, answer = (check_token_ids(data[key], f"{where}: {key}") for key in _IDS_KEYS)
-        return [(Turn(prompt_token_ids=prompt, completion_token_ids=answer),)]
+        ids = {key: check_token_ids(data[key], f"{where}: {key}") for key in _IDS_KEYS}
+        return [(Turn(**ids),)]
     if "prompt" not in data:
         raise RecordError(f'{where}: missing key "prompt"')
     key = next((key for key in _ANSWER_KEYS if key in data), None)
