@@ -10,7 +10,7 @@ from typing import Any
 from ngram_npu.errors import InputError, optional, printable
 
 from ngram_npu_cli.learn.curve import Point
-from ngram_npu_cli.report import JsonReport
+from ngram_npu_cli.report import JsonReport, align_columns
 
 FORMAT = "ngram_npu.learn/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
@@ -101,10 +101,10 @@ def format_report(report: LearnReport) -> str:
     lines = [read + f", tokenizer: {report.tokenizer or 'token ids as recorded'}"]
     cost = report.config["cost"]
     if report.sizes:
-        lines += ["", "size, all known   tokens/step"]
-        lines += [
-            f"{point.store_tokens:>15}{point.tokens_per_step:>14.3f}" for point in report.sizes
+        sizes = [
+            [str(point.store_tokens), f"{point.tokens_per_step:.3f}"] for point in report.sizes
         ]
+        lines += ["", *align_columns([["size, all known", "tokens/step"], *sizes])]
     if report.curve:
         lines += [
             "",
@@ -114,13 +114,19 @@ def format_report(report: LearnReport) -> str:
             f"min_draft_probability={report.config['min_draft_probability']:g}; speed-up if a "
             f"drafted token costs {cost:g} of a step:",
             "",
-            "known        tokens  tokens/step  drafted/step  speed-up",
         ]
-        lines += [
-            f"{label_point(point):<9}{point.known_tokens:>10}{point.tokens_per_step:>13.3f}"
-            f"{point.drafted_per_step:>14.3f}{point.speedup(cost):>9.2f}x"
+        rows = [["known", "tokens", "tokens/step", "drafted/step", "speed-up"]]
+        rows += [
+            [
+                label_point(point),
+                str(point.known_tokens),
+                f"{point.tokens_per_step:.3f}",
+                f"{point.drafted_per_step:.3f}",
+                f"{point.speedup(cost):.2f}x",
+            ]
             for point in report.curve
         ]
+        lines += align_columns(rows, left=[0])
         speedups = {k: point.speedup(cost) for k, point in report.by_k.items()}
         lines += [
             "",

@@ -184,7 +184,7 @@ def _parse_turn(data: Any, where: str) -> Turn:
 
 def _parse_pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
     if all(key in data for key in _IDS_KEYS):
-        ids = {key: check_token_ids(data[key], f"{where}: {key}") for key in _IDS_KEYS}
+        ids: Record = {key: check_token_ids(data[key], f"{where}: {key}") for key in _IDS_KEYS}
         return [(Turn(**ids),)]
     if "prompt" not in data:
         raise RecordError(f'{where}: missing key "prompt"')
