@@ -84,7 +84,7 @@ class ScriptedProposer:
         row_indices: Any = None,
         advance: bool = False,
     ) -> Any:
-        assert advance, "the replay keeps no lengths of its own"
+        assert advance, "the proposer must advance the lengths"
         for array in (token_ids, num_tokens, sampled_token_ids):
             assert array.dtype == np.int32
         batch = len(sampled_token_ids)

@@ -108,8 +108,8 @@ def format_report(report: LearnReport) -> str:
     if report.curve:
         lines += [
             "",
-            f"the last {report.evaluated} conversations, by what is known of the earlier answers; "
-            f"store of {report.store_tokens} tokens,",
+            f"the last {report.evaluated} conversations, by the earlier answers in a store of "
+            f"{report.store_tokens} tokens,",
             f"k={report.config['k']} trimmed, "
             f"min_draft_probability={report.config['min_draft_probability']:g}; speed-up if a "
             f"drafted token costs {cost:g} of a step:",
@@ -144,11 +144,11 @@ def format_report(report: LearnReport) -> str:
         ]
     lines += ["", *(f"note: {note}" for note in report.notes)]
     lines.append(
-        "nothing is saved: no -o FILE"
+        "the store is not saved: no -o FILE"
         if report.output is None
         else f"{report.output}: {report.tokens_held} tokens in a store of {report.store_tokens}, "
-        f"{(report.file_bytes or 0) / 1e6:.0f} MB; it holds text of users: share it as you would "
-        "the logs"
+        f"{(report.file_bytes or 0) / 1e6:.0f} MB; it holds text of users: protect it as you "
+        "protect the logs"
     )
     return "\n".join(map(printable, lines))
 

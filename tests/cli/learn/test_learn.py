@@ -391,7 +391,7 @@ def test_learn_writes_text_json_and_plot(
     assert cli.main(["store", "info", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file_bytes"] == report["file_bytes"]
     assert cli.main(arguments) == 0
-    assert capsys.readouterr().out.endswith("nothing is saved: no -o FILE\n")
+    assert capsys.readouterr().out.endswith("the store is not saved: no -o FILE\n")
 
 
 def test_interrupted_plot_keeps_all_old_files(

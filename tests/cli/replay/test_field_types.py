@@ -683,7 +683,7 @@ def test_wrong_type_in_a_field_changes_no_other_record(tmp_path: Path, name: str
         shown = ".".join(map(str, field))
         try:
             by_line, errors = read(path)
-        except Exception as error:  # whatever ends the run is the fault that is looked for
+        except Exception as error:  # any exception would end a run
             wrong.append(f"{shown}: the run ends: {error!r:.200}")
             continue
         numbers = by_number(by_line, case_of)

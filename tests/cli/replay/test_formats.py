@@ -292,7 +292,7 @@ def test_error_names_line_and_value_and_a_working_example(
         read_conversations(path)
     assert str(caught.value).startswith(f"{path}:2: ")
     if isinstance(record, dict):
-        # The example in the message can be used as it stands.
+        # The example in the message is valid.
         example = str(caught.value).partition("works: ")[2] or str(caught.value)
         example = example.partition("this would work: ")[2].partition(" or ")[0] or example
         assert read_conversations(write_jsonl(json.loads(example)))
@@ -329,7 +329,7 @@ def test_zstd(write_jsonl: Write, tmp_path: Path) -> None:
     path.write_bytes(pack(line) + pack(line))
     assert [item.name for item in load_inputs([tmp_path])] == ["traffic"]
     assert len(read_conversations(path)) == 2
-    # pzstd writes a frame to skip before each of its own.
+    # pzstd writes a skippable frame before each frame.
     path.write_bytes(b"\x50\x2a\x4d\x18" + b"\x04\0\0\0" + b"size" + pack(line))
     assert len(read_conversations(path)) == 1
     path.write_bytes(b"\x28\xb5\x2f\xfd" + b"\xff" * 40)

@@ -497,7 +497,7 @@ def test_store_is_searched_only_if_requested_and_possible(
     for part in reports:
         tried = any("store" in setting["config"] for setting in part["settings"])
         assert tried == (part["runner"]["name"] in searched)
-    assert err.count("\nStore: ladder") == len(searched), "its gain is a line of its own"
+    assert err.count("\nStore: ladder") == len(searched), "its gain has a separate line"
 
 
 def test_store_pieces_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
