@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ngram_npu_cli.options import (
-    DoctorOptions,
     LearnCommandOptions,
     LearnOptions,
     MeasureCostOptions,
     PathOptions,
+    PrintOptions,
     ReplayOptions,
     ReportOptions,
     StoreInfoOptions,
@@ -517,7 +517,7 @@ COMMANDS = (
     Command(
         "doctor",
         _run_doctor,
-        (DoctorOptions,),
+        (PrintOptions,),
         "report what is installed and what can be used",
         "Versions, backends built and loadable, instruction set chosen, whether vLLM uses the "
         "plugin, and why something is absent. Exit code 1 if something that the environment asks "

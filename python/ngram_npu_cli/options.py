@@ -415,24 +415,22 @@ class MeasureCostOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreInfoOptions:
-    """Which store is described.
+class PrintOptions:
+    """How a result is printed.
 
     Attributes:
-        file: the file of the store
         json: print JSON
     """
 
-    file: Path = option(None, "file", metavar="FILE", type=Path)
     json: bool = option(False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
-    """How the findings are printed.
+class StoreInfoOptions(PrintOptions):
+    """Which store is described.
 
     Attributes:
-        json: print JSON
+        file: the file of the store
     """
 
-    json: bool = option(False)
+    file: Path = option(None, "file", metavar="FILE", type=Path)

@@ -81,23 +81,13 @@ class ReplayInput:
 
 def load_inputs(
     paths: Sequence[str | PathLike[str]],
-    limit: int | None = None,
-    format_name: str | None = None,
-    *,
-    strict: bool = False,
+    options: ReadingOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> tuple[ReplayInput, ...]:
     """Reads files, and all logs of folders; without a path, the standard library's sources.
 
     Records that are not conversations are skipped, and in a folder files that are no logs. The
     `notes` of the inputs report both.
-
-    Args:
-        paths: Files and folders.
-        limit: Conversations per input; None: all.
-        format_name: One of `formats.FORMATS`; None: detected from the content.
-        strict: Whether a record that is not a conversation is an error.
-        progress: Called after each conversation.
 
     Raises:
         InputError: A file or folder is missing, not readable or empty, or more than half of a
@@ -113,7 +103,7 @@ def load_inputs(
 
     inputs, omissions = read_logs(
         paths,
-        ReadingOptions(limit=limit, format=format_name, strict=strict),
+        options or ReadingOptions(),
         receive,
         discard=discard,
         progress=progress,
@@ -166,9 +156,7 @@ def replay(
         # threads is not measured.
         _warm_up(make_proposer(options))
         if inputs is None:
-            inputs = load_inputs(
-                paths, options.limit, options.format, strict=options.strict, progress=progress
-            )
+            inputs = load_inputs(paths, options, progress)
         tokenization = Tokenization(options.tokenizer, options.chat_template, tokenizer)
         has_text = not all(c.has_token_ids for item in inputs for c in item.conversations)
         if has_text:

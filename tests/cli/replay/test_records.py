@@ -14,6 +14,7 @@ import pytest
 from cli_helpers import DATA
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.logs import files as files_module
+from ngram_npu_cli.options import ReadingOptions
 from ngram_npu_cli.replay import (
     Conversation,
     InputError,
@@ -362,7 +363,7 @@ def test_folder_leaves_out_files_that_are_no_logs(write_jsonl: Write, tmp_path: 
         with pytest.raises(InputError, match=name):
             load_inputs([tmp_path / "logs" / name])
     with pytest.raises(InputError, match=r"config.json:1"):
-        load_inputs([tmp_path / "logs"], strict=True)
+        load_inputs([tmp_path / "logs"], ReadingOptions(strict=True))
     # A log that is damaged is no other file.
     (tmp_path / "logs/cut.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 9)[:-9])
     with pytest.raises(InputError, match=r"cut.jsonl.gz:.*the file ends before the data does"):
@@ -386,7 +387,7 @@ def test_data_after_compressed_data_is_reported(write_jsonl: Write) -> None:
     assert len(item.conversations) == 2
     assert item.notes[0].endswith("talk.jsonl.gz:2: data after the gzip data is not gzip")
     with pytest.raises(InputError, match="data after the gzip data is not gzip"):
-        load_inputs([path], strict=True)
+        load_inputs([path], ReadingOptions(strict=True))
 
 
 def test_cut_first_line_does_not_make_a_document(write_jsonl: Write) -> None:
