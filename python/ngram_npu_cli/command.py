@@ -251,6 +251,7 @@ def _print_report(
         report = make_report(bar)
     finally:
         bar.clear()
+    # The stack moves the files into place together, after all of them are complete.
     with ExitStack() as stack:
         for path, write in files:
             if path is not None:

@@ -94,7 +94,7 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
             name = option_field.name
             flags = option_field.metadata["flags"] or ("--" + name.replace("_", "-"),)
             argument = dict(option_field.metadata["argument"])
-            if flags[0].startswith("-"):
+            if flags[0].startswith("-"):  # argparse sets both for positional arguments itself
                 argument |= {"dest": name, "default": option_field.default}
             groups[group].add_argument(*flags, help=helps.get(name, ""), **argument)
 

@@ -310,6 +310,7 @@ def _read_stores(files: Sequence[Path], sample: LogSample, tokenization: StoreTo
         store = load_store(file, tokenization.digest)
         tokenization.store_digest = tokenization.store_digest or store.tokenizer
         texts = list_texts(store)
+        # Only digests are compared, so that the texts of all stores need not fit into memory.
         keys = [hashlib.blake2b(b"%d " % scope + text.tobytes()).digest() for scope, text in texts]
         sample.add_texts(text for key, text in zip(keys, texts, strict=True) if key not in known)
         known.update(keys)

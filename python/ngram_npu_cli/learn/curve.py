@@ -43,8 +43,7 @@ MAX_STORE_TOKENS = 1 << 26
 """Bounds of the sizes that are tried."""
 
 SUFFICIENT_SHARE = 0.998
-"""Share of the tokens per step of a store that holds everything which the chosen size must reach.
-Sizes are not compared with the next size, because several small losses add up to a large one."""
+"""Share of the tokens per step of the largest store that the chosen size must yield."""
 
 _LATER_BLOCK = BLOCK_TOKENS - 16
 """New tokens of a text's later blocks, which repeat the last 16 of the previous block."""
@@ -152,6 +151,7 @@ class Evaluation:
         size = compute_full_size([*self._earlier, *answers])
         tried = [self.point(1.0, size)]
         while size > MIN_STORE_TOKENS:
+            # Compared with the largest store: several small losses add up to a large one.
             tried.append(self.point(1.0, size // 2))
             if tried[-1].tokens_per_step < SUFFICIENT_SHARE * tried[0].tokens_per_step:
                 break
@@ -170,6 +170,8 @@ class Evaluation:
         total = Counts()
         for done, conversation in enumerate(self._conversations, 1):
             for request in conversation.requests:
+                # As in vLLM each turn is a request. A new proposer for each one is cheap, because
+                # only the store outlives it.
                 turns = [turn for turn in request.split_turns() if turn.spans()]
                 proposer = _make_proposer(config, store, conversation.scope)
                 figures = simulate("", turns, proposer, k=config.k, batch_size=1)
@@ -184,7 +186,7 @@ class Evaluation:
 
 
 def _make_proposer(config: NgramConfig, store: NgramStore | None, scope: int) -> Any:
-    """Returns a proposer whose requests all have this scope."""
+    """Returns a proposer that uses this scope for all requests."""
     proposer = NgramProposer(config, "index", store=store)
     if store is None:
         return proposer

@@ -217,6 +217,7 @@ def read_logs(
     for log in list_log_files(paths, strict=options.strict):
         number = len(inputs)
 
+        # The default binds `number` now: the name has another value in the next iteration.
         def receive_from_log(conversation: Conversation, number: int = number) -> None:
             receive(number, conversation)
 
@@ -224,7 +225,7 @@ def read_logs(
             log.read(options, scope_field, receive_from_log, progress or ignore_progress)
         except RecordError as error:
             if log.num_records and discard is None:
-                raise
+                raise  # the conversations that were received cannot be forgotten
             omissions.append(log.explain_omission(error))
             if discard is not None:
                 discard(number)

@@ -200,7 +200,7 @@ def _describe_tokenizer(tokenization: Tokenization, has_paths: bool) -> dict[str
     if tokenizer is None:
         return None
     description = {name: getattr(tokenizer, name) for name in ("name", "source", "vocab_size")}
-    # For the standard library's sources any tokenizer is as good as another.
+    # The standard library is only an example, so its default tokenizer needs no warning.
     return description | ({"chosen": False} if tokenization.is_guessed and has_paths else {})
 
 

@@ -122,6 +122,7 @@ def tune(
     on_host = [runner for runner in runners if runner.drafts == "trimmed"]
     if options.store and on_host:
         measured = search_stores(measured, costs[on_host[0].name], candidates, measure_candidates)
+    # The file of finished pieces is only needed to continue an interrupted run.
     if options.cache is None and cache.path is not None:
         cache.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # another run's file is there

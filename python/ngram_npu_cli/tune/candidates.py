@@ -217,6 +217,7 @@ def vllm_options(candidate: Candidate, method: str | None = None) -> tuple[str, 
             plugin["overlap"] = False
         if config.store is not None:
             plugin |= {"store": config.store, "store_tokens": config.store_tokens}
+    # The plugin's option `lookup` replaces vLLM's bounds for n-grams of 1 to 16 tokens.
     elif method == "ngram_gpu" and (config.min_n, config.max_n) == (1, 16):
         plugin["lookup"] = "1-16"
     else:

@@ -103,6 +103,7 @@ def rank(
         ]
     ).reshape(len(numbers), -1)
     best = speedups.max(axis=0, initial=0)
+    # A server turns drafting off at sizes where no setting gains, so they must not decide.
     if (best > 1).any():
         speedups, best = speedups[:, best > 1], best[best > 1]
     smallest_share = (speedups / best).min(axis=1)

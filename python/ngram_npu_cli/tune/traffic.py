@@ -161,6 +161,7 @@ class _Sample:
         self._heap: list[tuple[int, int, int, Conversation]] = []
         self._max_hash = 1 << 64
         self._input = -1
+        # A copy to return to if the current input turns out to be no log.
         self._before_input: _Sample | None = None
 
     def add(self, number: int, conversation: Conversation) -> None:
@@ -171,6 +172,7 @@ class _Sample:
             self._before_input._heap = list(self._heap)
         size = conversation.num_characters
         text = f"{self.num_read} {size} {conversation.id}".encode()
+        # The hash depends only on position, size and id, so the sample is reproducible.
         key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         if key < self._max_hash:
             heapq.heappush(self._heap, (-key, self.num_read, number, conversation))

@@ -108,7 +108,7 @@ def test_options_reach_the_proposer(write_jsonl: Write) -> None:
     assert lengths(k=2) == (3, 0, 3)  # 3 4 | 6 7 (after 5, given by the model) | 21 30
     # `1 2 3` drafts 4 5 6 7 8 where 20 follows 7; `7 20 21` drafts 30 31 .. where 40 follows 30.
     assert lengths(min_n=3) == (5, 1, 0, 0, 1, 0)
-    # The first draft would be made at 11 tokens: max_len leaves room for one more token, or none.
+    # The first draft would be made at 11 tokens: max_len allows one more token, or none.
     assert lengths(max_len=12)[:2] == (10, 1)
     assert lengths(max_len=11) == (12, 0, 0, 0, 0, 0)
 
