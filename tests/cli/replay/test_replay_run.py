@@ -105,6 +105,7 @@ def test_options_reach_the_proposer(write_jsonl: Write) -> None:
         return replay([path], ReplayOptions(**options)).total.accepted_length_counts
 
     assert lengths() == (3, 0, 1, 0, 0, 1)
+    assert lengths(store_tokens=1) == lengths(), "without a store its size does not matter"
     assert lengths(k=2) == (3, 0, 3)  # 3 4 | 6 7 (after 5, given by the model) | 21 30
     # `1 2 3` drafts 4 5 6 7 8 where 20 follows 7; `7 20 21` drafts 30 31 .. where 40 follows 30.
     assert lengths(min_n=3) == (5, 1, 0, 0, 1, 0)

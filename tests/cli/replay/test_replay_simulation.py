@@ -263,8 +263,9 @@ class _Broken(ScriptedProposer):
 @pytest.mark.parametrize("fault", ["num_tokens", "token_ids", "shape", "count", "negative count"])
 def test_wrong_proposer_is_an_error(fault: str) -> None:
     word = {"negative count": "count"}.get(fault, fault)
+    requests = [token_request([([1], [2, 3])])] * 2  # only the first one has the fault
     with pytest.raises(InputError, match=word):
-        simulate("t", [token_request([([1], [2, 3])])], _Broken(fault), k=2, batch_size=1)
+        simulate("t", requests, _Broken(fault), k=2, batch_size=2)
 
 
 def test_total_sums_counts() -> None:
