@@ -69,7 +69,7 @@ def test_all_log_formats_give_the_same_counts(
     assert counts(DATA / name) == plain_chat
 
 
-def test_guide_table_equals_the_counts() -> None:
+def test_guide_states_the_counts() -> None:
     pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
     pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
     files = [DATA / name for name in (*ONE_CONVERSATION, "run-batch/output.jsonl")]
@@ -77,8 +77,8 @@ def test_guide_table_equals_the_counts() -> None:
     rows = {(f.num_requests, f.num_tokens, f"{f.tokens_per_step:.2f}") for f in report.inputs}
     ((requests, tokens, per_step),) = rows
     guide = Path(__file__).parents[3] / "docs/guides/replay.md"
-    shown = guide.read_text(encoding="utf-8").count(f"| {requests} | {tokens} | {per_step} |")
-    assert shown == len(report.inputs) + 1, "and the plain form"
+    stated = f"{requests} requests, {tokens} tokens and {per_step} tokens per step"
+    assert stated in guide.read_text(encoding="utf-8").replace("\n", " ")
 
 
 def events(name: str) -> list[list[dict[str, Any]]]:
