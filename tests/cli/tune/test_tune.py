@@ -337,7 +337,7 @@ def test_store_is_recommended_only_with_a_gain_on_both_halves(
 def test_store_search_continues_with_the_best_length() -> None:
     """Without a store short drafts are the best, with one the longest."""
     ladders = [
-        Candidate.candidate(sizes="ladder", k=k, min_draft_probability=p)
+        Candidate.of(sizes="ladder", k=k, min_draft_probability=p)
         for p in (0.25, 0.1)
         for k in (4, 8, 16, 32)
     ]
