@@ -188,7 +188,7 @@ class ReplayOptions(ReadingOptions):
         min_draft_probability: end a draft where the probability that all of it is accepted falls
             below P; 0.177 is a good value (default: draft K tokens)
         costs: costs fitted on your logs (ngram_npu.Costs), or a table of `python -m
-            tools.fit_costs`, for a min_draft_probability (default: the package's)
+            tools.fit_draft_costs`, for a min_draft_probability (default: the package's)
         store: with a min_draft_probability, draft also from other requests' text, at once or after
             they have finished (default: only from each request's own text). Each input has its own
             store, which is empty at first
@@ -267,7 +267,7 @@ class ReplayOptions(ReadingOptions):
 
 
 def _load_costs(file: Path, *, has_store: bool) -> dict[str, Any]:
-    """Reads `Costs` or the tables of `tools.fit_costs`, as keywords of `NgramConfig`."""
+    """Reads `Costs` or the tables of `tools.fit_draft_costs`, as keywords of `NgramConfig`."""
     import json
 
     import numpy as np
