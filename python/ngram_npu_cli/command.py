@@ -133,9 +133,8 @@ class _Parser(argparse.ArgumentParser):
         """
         from ngram_npu.errors import printable
 
-        self.exit(
-            EXIT_USAGE, printable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n"
-        )
+        line = f"{self.prog}: error: {message} (see {self.prog} --help)"
+        self.exit(EXIT_USAGE, printable(line) + "\n")
 
     def reject(self, unknown: Sequence[str]) -> NoReturn:
         """Exits with an error for unknown arguments that suggests the most similar option."""

@@ -38,7 +38,7 @@ def to_html(report: TuneReport) -> str:
         autoescape=True,
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value if hasattr(value, "__html__") else printable(str(value)),
+        finalize=_escape_text,
     )
     environment.filters["three"] = "{:.3f}".format
     template = resources.files("ngram_npu_cli.tune").joinpath("report.html")
@@ -51,6 +51,11 @@ def to_html(report: TuneReport) -> str:
         slower=sum(s.speedup < s.against for s in report.singles),
     )
     return page + "\n"
+
+
+def _escape_text(value: Any) -> Any:
+    """Escapes control characters of everything but HTML."""
+    return value if hasattr(value, "__html__") else printable(str(value))
 
 
 def _render_svg(report: TuneReport) -> str:

@@ -410,7 +410,8 @@ def describe_traffic(report: TuneReport) -> list[str]:
         f"Traffic: {kept}",
         f"Verification cost: {printable(report.cost.name)}",
         f"{len(report.settings)} settings, chosen on one half of the conversations; figures are of "
-        f"the other {traffic['held_out_conversations']}. Tokenizer: {printable(tokenizer)}",
+        f"the other {traffic['held_out_conversations']}. "
+        f"Tokenizer: {printable(tokenizer)}",
     ]
     lines += [printable(f"Note: {note}") for note in traffic["notes"]]
     if tokenizer.startswith("bytes:"):
