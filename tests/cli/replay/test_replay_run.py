@@ -300,5 +300,6 @@ def test_table_without_steps_and_with_many_positions(write_jsonl: Write) -> None
     row = format_table(replay([path], ReplayOptions(k=9, max_len=7, limit=1))).splitlines()
     assert row[0].startswith("earliest match of 2-5 tokens, k=9 trimmed, max_len=7, batch size 32")
     assert row[3].split() == ["talk", "1", "0", *"---"]
+    assert row[4] == "", "a single input has no total"
     assert row[-2] == "accepted by position: - - - - - - - - ..."
     assert row[-1] == "drafting: - us per call, - per step, - per token"
