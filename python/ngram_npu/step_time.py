@@ -21,17 +21,18 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class VerificationCost:
-    """Step times.
+    """Step times by batch size and number of verified tokens.
 
     Attributes:
-        name: their origin, for the report.
-        tables: by batch size, (tokens verified in a step, all requests together, ascending; and
-            the time of such a step, in any unit). Linear in between and beyond.
-        is_example: computed for an example machine, not the user's.
-        is_measured: on the user's server.
-        same_for_any_batch: whether the table of batch size 1, the only one, is for all sizes.
-        synchronous: what each step with speculation takes longer, because it is not scheduled
-            asynchronously, as a share of a step without drafts.
+        name: Their origin, for reports.
+        tables: By batch size, the numbers of tokens verified in a step (all requests together,
+            ascending) and the times of such steps, in any unit. Times in between and beyond are
+            linear.
+        is_example: Whether they are computed for an example machine.
+        is_measured: Whether they are measured on the user's server.
+        same_for_any_batch: Whether the only table, of batch size 1, applies to all sizes.
+        synchronous: Additional time of each step with speculation without asynchronous scheduling,
+            as a share of a step without drafts.
     """
 
     name: str
@@ -46,10 +47,10 @@ class VerificationCost:
         return tuple(sorted(self.tables))
 
     def at(self, batch_sizes: Sequence[int]) -> VerificationCost:
-        """The step times of these batch sizes only.
+        """Returns the step times of these batch sizes only.
 
         Raises:
-            InputError: one of them has no step times.
+            InputError: A batch size has no step times.
         """
         missing = [size for size in batch_sizes if size not in self.tables]
         if missing:
@@ -59,22 +60,22 @@ class VerificationCost:
         return replace(self, tables=tables)
 
     def seconds(self, batch: int, verified: FloatArray) -> FloatArray:
-        """Times of steps of `batch` requests that verify `verified` tokens in all."""
-        tokens, times = (np.asarray(of, np.float64) for of in self.tables[batch])
-        found = np.interp(verified, tokens, times)
+        """Returns times of steps of `batch` requests that verify `verified` tokens in total."""
+        tokens, times = (np.asarray(column, np.float64) for column in self.tables[batch])
+        within = np.interp(verified, tokens, times)
         slope = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2])
-        beyond: FloatArray = found + np.maximum(0, verified - tokens[-1]) * max(0.0, slope)
-        return beyond
+        seconds: FloatArray = within + np.maximum(0, verified - tokens[-1]) * max(0.0, slope)
+        return seconds
 
     def speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
-        """Tokens per second relative to those without speculation.
+        """Returns tokens per second relative to those without speculation.
 
         Requests of a batch draft independently of each other. So this averages over the number of
-        tokens that a batch verifies in a step, instead of taking a step of average size.
+        tokens that a batch verifies in a step, instead of using a step of average size.
 
         Args:
-            batch: requests in a step.
-            tokens: [R], generated.
+            batch: Number of requests in a step.
+            tokens: [R], generated tokens.
             counts: [R, K+1], steps that drafted 0, 1, ..., K tokens.
 
         Returns:
@@ -89,13 +90,15 @@ class VerificationCost:
             drafted = np.maximum(0, np.fft.irfft(spectrum, size, axis=1))
         times = self.seconds(batch, batch + np.arange(size, dtype=np.float64))
         per_step = np.asarray(tokens, np.float64) / np.maximum(steps, 1)
-        taken = drafted @ times + self.synchronous * times[0]
-        sped: FloatArray = per_step * times[0] / np.where(steps > 0, taken, 1)
-        return np.where(steps > 0, sped, 1.0)
+        mean_time = drafted @ times + self.synchronous * times[0]
+        speedup: FloatArray = per_step * times[0] / np.where(steps > 0, mean_time, 1)
+        return np.where(steps > 0, speedup, 1.0)
 
 
 def share_of_a_step(share: float) -> VerificationCost:
-    """Each drafted token costs this fraction of a step without drafts, at any batch size.
+    """Returns a cost of this fraction of a step without drafts per drafted token.
+
+    It is the same at any batch size.
 
     The speed-up is then tokens per step / (1 + share * drafted tokens per step).
     """
@@ -107,13 +110,13 @@ def share_of_a_step(share: float) -> VerificationCost:
 
 
 def load_cost(name: str) -> VerificationCost:
-    """One of `EXAMPLES`, or a file of step times.
+    """Loads one of `EXAMPLES`, or a file of step times.
 
     Raises:
-        InputError: the file does not exist or has another format.
+        InputError: The file does not exist or has another format.
     """
     if name in EXAMPLES:
-        return _example(name)
+        return _compute_example(name)
     path = Path(name)
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +126,7 @@ def load_cost(name: str) -> VerificationCost:
             f"{path}: not a file of step times: {one_line(error):.200}; make one with `ngram-npu "
             f"measure-cost`, or use an example: {known}"
         ) from error
-    found: dict[int, dict[float, float]] = {}
+    steps: dict[int, dict[float, float]] = {}
     try:
         if data["format"] != FORMAT:
             raise ValueError(f"expected format {FORMAT!r}, got {data['format']!r}")
@@ -133,20 +136,20 @@ def load_cost(name: str) -> VerificationCost:
                 raise ValueError(
                     f"expected batch >= 1, verified >= batch, seconds > 0, got {json.dumps(step)}"
                 )
-            found.setdefault(batch, {})[float(verified)] = float(seconds)
-        for batch, times in found.items():
+            steps.setdefault(batch, {})[float(verified)] = float(seconds)
+        for batch, times in steps.items():
             if len(times) < 2 or min(times) != batch:
                 raise ValueError(
                     f"batch size {batch}: expected a step without drafts (verified = {batch}) and "
                     f"one with, got verified = {', '.join(f'{v:g}' for v in sorted(times))}"
                 )
-        if not found:
+        if not steps:
             raise ValueError("no steps")
     except (LookupError, TypeError, ValueError) as error:
         raise InputError(f"{path}: not a file of step times: {one_line(error):.200}") from error
     tables = {
         batch: (tuple(sorted(times)), tuple(times[v] for v in sorted(times)))
-        for batch, times in found.items()
+        for batch, times in steps.items()
     }
     return VerificationCost(f"step times of {path.name}", tables, is_measured=True)
 
@@ -201,7 +204,7 @@ _OVERHEAD_S = 0.002
 _SHARE = 0.01
 
 
-def _example(name: str) -> VerificationCost:
+def _compute_example(name: str) -> VerificationCost:
     machine = EXAMPLES[name]
     tables = {}
     for batch in machine.batches:

@@ -1,40 +1,75 @@
-"""What a store brings by what it knows: a replay of the newest conversations."""
+"""The learning curve: replays of the newest conversations by what a store knows before them.
+
+Also reads and writes the files of stores.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from ngram_npu.config import NgramConfig
+from ngram_npu.errors import InputError
+from ngram_npu.memory import Int32Array
+from ngram_npu.output import check_writable
 from ngram_npu.proposer import NgramProposer
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
+from ngram_npu.store_file import MAGIC
 
-from ngram_npu_cli.learn import stores
-from ngram_npu_cli.learn.reading import Talk
-from ngram_npu_cli.learn.stores import Text
+from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.replay.walks import Counts
 
+Text = tuple[int, Int32Array]
+"""An answer: the number of its scope, and its tokens."""
+
 SHARES = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Shares of the earlier answers that are known, of the newest ones."""
+"""Shares of the earlier answers in the store, always the newest ones."""
 
 MAX_EVALUATED = 100_000
-"""Generated tokens that a point replays at most: some ten seconds."""
+"""Maximum number of generated tokens that a point replays, which takes some ten seconds."""
 
-LONGER = (8, 16, 32)
-"""Most tokens of a draft that are tried beside the given one."""
+TRIED_K = (8, 16, 32)
+"""Maximum draft lengths that are tried in addition to the chosen one."""
 
-LEAST_TOKENS = 1 << 16
-MOST_TOKENS = 1 << 26
-"""Sizes that are looked at if none is asked for."""
+MIN_STORE_TOKENS = 1 << 16
+MAX_STORE_TOKENS = 1 << 26
+"""Bounds of the sizes that are tried."""
 
-ENOUGH = 0.998
-"""The least share of the tokens per step of a store that holds everything. What doublings bring is
-not compared one by one: several small steps together are a large one."""
+SUFFICIENT_SHARE = 0.998
+"""Share of the tokens per step of the largest store that the chosen size must yield."""
+
+_LATER_BLOCK = BLOCK_TOKENS - 16
+"""New tokens of a text's later blocks, which repeat the last 16 of the previous block."""
+
+
+@dataclass(frozen=True)
+class TokenConversation:
+    """A recorded conversation as token ids; it has at least one step."""
+
+    scope: int
+    requests: tuple[TokenRequest, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(request.num_tokens for request in self.requests)
+
+    @property
+    def num_generated(self) -> int:
+        return sum(request.num_generated for request in self.requests)
+
+    @property
+    def answers(self) -> list[Text]:
+        """The texts that a server would store: one per turn, unless it is a single token, from
+        which nothing can be drafted."""
+        completions = (turn.completion for request in self.requests for turn in request.turns)
+        return [(self.scope, tokens) for tokens in completions if len(tokens) > 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +77,9 @@ class Point(Counts):
     """A point of the curve.
 
     Attributes:
-        share: of the earlier answers that the store knew; None: there was no store.
-        known_tokens: tokens of these answers.
-        store_tokens: the store's size.
+        share: Of the earlier answers that the store knew; None: there was no store.
+        known_tokens: Tokens of these answers.
+        store_tokens: The store's size.
     """
 
     share: float | None
@@ -52,74 +87,73 @@ class Point(Counts):
     store_tokens: int
 
 
-def split(
-    recent: Sequence[Talk], conversations: int, texts: Sequence[Text]
-) -> tuple[list[Talk], list[Text]]:
-    """The last tenth of the conversations, and the texts from before them.
+def split_conversations(
+    recent: Sequence[TokenConversation], conversations: int, texts: Sequence[Text]
+) -> tuple[list[TokenConversation], list[Text]]:
+    """Returns the last tenth of the conversations, and the texts from before them.
 
-    Of a large tenth these are the newest conversations only: at most `MAX_EVALUATED` tokens, and
-    what is kept whole.
+    Of a large tenth these are the newest conversations only: at most `MAX_EVALUATED` tokens.
 
     Args:
-        recent: the newest conversations, whose answers are the last texts.
-        conversations: how many there were in all.
-        texts: all texts.
+        recent: The newest conversations. Their answers are the last texts.
+        conversations: Their number in all.
+        texts: All texts.
     """
-    chosen: list[Talk] = []
+    chosen: list[TokenConversation] = []
     generated = 0
-    for talk in reversed(recent):
-        generated += talk.num_generated
+    for conversation in reversed(recent):
+        generated += conversation.num_generated
         if chosen and (10 * len(chosen) >= conversations or generated > MAX_EVALUATED):
             break
-        chosen.insert(0, talk)
-    answers = sum(len(talk.answers) for talk in chosen)
+        chosen.insert(0, conversation)
+    answers = sum(len(conversation.answers) for conversation in chosen)
     return chosen, list(texts[: max(0, len(texts) - answers)])
 
 
-class Replayed:
-    """The last conversations, replayed with what a store knew before them.
+class Evaluation:
+    """Replays the last conversations with a store of earlier answers.
 
     As on a server each turn is a request, and the store learns from it.
     """
 
     def __init__(
         self,
-        talks: Sequence[Talk],
+        conversations: Sequence[TokenConversation],
         earlier: Sequence[Text],
         config: NgramConfig,
         progress: Callable[[str, int, int], None],
     ) -> None:
-        self._talks, self._earlier, self._config = talks, earlier, config
+        self._conversations, self._earlier, self._config = conversations, earlier, config
         self._progress = progress
-        self._found: dict[tuple[float | None, int, int], Point] = {}
+        self._points: dict[tuple[float | None, int, int], Point] = {}
 
     def point(self, share: float | None, store_tokens: int, k: int | None = None) -> Point:
-        """With a store of a size that knows a share of the earlier answers, the newest ones."""
+        """Returns the point for a store of a size with a share of the earlier answers."""
         config = self._config if k is None else replace(self._config, k=k)
-        which = share, store_tokens, config.k
-        if which not in self._found:
-            self._found[which] = self._replay(share, store_tokens, config)
-        return self._found[which]
+        key = share, store_tokens, config.k
+        if key not in self._points:
+            self._points[key] = self._replay(share, store_tokens, config)
+        return self._points[key]
 
     def curve(self, store_tokens: int) -> tuple[Point, ...]:
-        """The points without a store, and of all shares."""
-        return tuple(
-            self.point(share, 0 if share is None else store_tokens) for share in (None, *SHARES)
-        )
+        """Returns the points without a store, and of all shares."""
+        shares = [self.point(share, store_tokens) for share in SHARES]
+        return (self.point(None, 0), *shares)
 
     def by_k(self, store_tokens: int) -> dict[int, Point]:
-        """All known, by the most tokens of a draft."""
-        ks = sorted({self._config.k, *LONGER})
-        return {k: self.point(1.0, store_tokens, k) for k in ks}
+        """Returns the points with all earlier answers, by the maximum draft length."""
+        lengths = sorted({self._config.k, *TRIED_K})
+        return {k: self.point(1.0, store_tokens, k) for k in lengths}
 
-    def sizes(self) -> tuple[int, tuple[Point, ...]]:
-        """The smallest size that yields as much as a store that holds everything, but for a hardly
-        noticeable rest (`ENOUGH`); and what was looked at: all known, from that store downwards."""
-        size = holding([*self._earlier, *(a for talk in self._talks for a in talk.answers)])
+    def choose_size(self) -> tuple[int, tuple[Point, ...]]:
+        """Returns the smallest sufficient size, and the points that were tried, largest first."""
+        answers = [text for talk in self._conversations for text in talk.answers]
+        size = compute_full_size([*self._earlier, *answers])
         tried = [self.point(1.0, size)]
-        while size > LEAST_TOKENS:
+        while size > MIN_STORE_TOKENS:
+            # Compared with the largest store: several small losses add up to a large one.
             tried.append(self.point(1.0, size // 2))
-            if tried[-1].tokens_per_step < ENOUGH * tried[0].tokens_per_step:
+            if tried[-1].tokens_per_step < SUFFICIENT_SHARE * tried[0].tokens_per_step:
                 break
             size //= 2
         return size, tuple(tried)
@@ -127,29 +161,32 @@ class Replayed:
     def _replay(self, share: float | None, store_tokens: int, config: NgramConfig) -> Point:
         known: Sequence[Text] = ()
         store = None
+        label = "no store"
         if share is not None:
             known = self._earlier[len(self._earlier) - round(share * len(self._earlier)) :]
-            store = stores.new(store_tokens)
-            stores.enter(store, known)
+            store = make_store(store_tokens)
+            add_texts(store, known)
+            label = f"{store_tokens} tokens, {share:.1%} known"
         total = Counts()
-        what = "no store" if share is None else f"{store_tokens} tokens, {share:.1%} known"
-        for done, talk in enumerate(self._talks, 1):
-            for request in talk.requests:
-                turns = [turn for turn in request.turns_apart() if turn.spans()]
-                proposer = _proposer(config, store, talk.scope)
-                found = simulate("", turns, proposer, k=config.k, batch_size=1)
-                total += Counts(found.num_tokens, found.num_steps, found.num_draft_tokens)
+        for done, conversation in enumerate(self._conversations, 1):
+            for request in conversation.requests:
+                # As in vLLM each turn is a request. A new proposer for each one is cheap, because
+                # only the store outlives it.
+                turns = [turn for turn in request.split_turns() if turn.spans()]
+                proposer = _make_proposer(config, store, conversation.scope)
+                figures = simulate("", turns, proposer, k=config.k, batch_size=1)
+                total += Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
                 if store is not None:
                     store.finish(np.zeros(1, np.int32))
-            self._progress(what, done, len(self._talks))
-        known_tokens = sum(len(text) for _, text in known)
+            self._progress(label, done, len(self._conversations))
+        known_tokens = sum(len(tokens) for _, tokens in known)
         return Point(
             **vars(total), share=share, known_tokens=known_tokens, store_tokens=store_tokens
         )
 
 
-def _proposer(config: NgramConfig, store: NgramStore | None, scope: int) -> Any:
-    """One whose requests are all of this scope."""
+def _make_proposer(config: NgramConfig, store: NgramStore | None, scope: int) -> Any:
+    """Returns a proposer that uses this scope for all requests."""
     proposer = NgramProposer(config, "index", store=store)
     if store is None:
         return proposer
@@ -157,11 +194,104 @@ def _proposer(config: NgramConfig, store: NgramStore | None, scope: int) -> Any:
     return SimpleNamespace(step=step, reset=proposer.reset, append=proposer.append)
 
 
-def holding(texts: Sequence[Text]) -> int:
-    """The smallest power of two of tokens whose store forgets none of the texts, within bounds."""
-    return min(MOST_TOKENS, max(LEAST_TOKENS, 1 << max(0, needed(texts) - 1).bit_length()))
+def compute_full_size(texts: Sequence[Text]) -> int:
+    """Returns the smallest power of two of tokens, within bounds, that holds all texts."""
+    size = 1 << max(0, count_store_tokens(texts) - 1).bit_length()
+    return min(MAX_STORE_TOKENS, max(MIN_STORE_TOKENS, size))
 
 
-def needed(texts: Sequence[Text]) -> int:
-    """The tokens of a store that holds the texts, each in blocks of its own."""
-    return BLOCK_TOKENS * sum(stores.blocks_of(len(tokens)) for _, tokens in texts)
+def count_store_tokens(texts: Sequence[Text]) -> int:
+    """Returns the capacity in tokens that the texts need, each in separate blocks."""
+    return BLOCK_TOKENS * sum(count_blocks(len(tokens)) for _, tokens in texts)
+
+
+def count_blocks(num_tokens: int) -> int:
+    """Returns the number of blocks that a store needs for a text."""
+    return 1 + max(0, -(-(num_tokens - BLOCK_TOKENS) // _LATER_BLOCK))
+
+
+# Files of stores
+
+
+def is_store(path: Path) -> bool:
+    """Returns whether a file begins like a store's. A file that cannot be read is no store here;
+    reading it as a log reports the reason."""
+    if not path.is_file():  # opening a pipe would consume its data
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+@contextmanager
+def report_store_errors(path: Path | None = None) -> Iterator[None]:
+    """Converts errors of stores and their files to InputError."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+
+
+def make_store(store_tokens: int, tokenizer: str = "") -> NgramStore:
+    """Returns an empty store for a vocabulary. Its size may be an InputError."""
+    with report_store_errors():
+        return NgramStore(1, store_tokens, tokenizer=tokenizer)
+
+
+def load_store(path: Path, tokenizer: str = "") -> NgramStore:
+    """Returns the store in a file. An unusable file or another vocabulary is an InputError."""
+    with report_store_errors(path):
+        return NgramStore.load(path, tokenizer=tokenizer)
+
+
+def save_store(store: NgramStore, path: Path) -> None:
+    """Replaces the file by the store. If that fails, with an InputError, the old file remains."""
+    with report_store_errors(path):
+        store.save(path)
+
+
+def check_output(path: Path) -> None:
+    """Checks before any work that a store may be saved there.
+
+    Raises:
+        InputError: As for `check_writable`; or it is another file, such as logs, which a forgotten
+            name after `-o` would have replaced.
+    """
+    check_writable(path)
+    if path.exists() and not is_store(path) and not (path.is_file() and not path.stat().st_size):
+        raise InputError(f"{path}: is not a store's file, and is not overwritten")
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Returns what the file of a store holds.
+
+    Raises:
+        InputError: The file cannot be read or used.
+    """
+    store = load_store(path)
+    return {
+        "file": str(path),
+        "file_bytes": path.stat().st_size,
+        "token_capacity": store.token_capacity,
+        "tokens_held": store.statistics.tokens_held,
+        "blocks_in_use": store.statistics.blocks_in_use,
+        "texts": len(list_texts(store)),
+        "scopes": len(store.scopes),
+        "visibility": store.visibility,
+        "tokenizer": store.tokenizer,
+    }
+
+
+def list_texts(store: NgramStore) -> list[Text]:
+    """Returns the scope and the tokens of each text that the store holds, oldest first."""
+    return store._texts()
+
+
+def add_texts(store: NgramStore, texts: Iterable[Text]) -> None:
+    """Adds texts to the store, each under its scope as a number."""
+    for scope, tokens in texts:
+        store._enter(tokens, scope)

@@ -1,44 +1,46 @@
-"""The result of learning: its data class, the text and the JSON form."""
+"""The result of learning: its data class, its text, its JSON form and its plot."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import escape_unprintable
+from ngram_npu.errors import InputError, optional, printable
 
 from ngram_npu_cli.learn.curve import Point
+from ngram_npu_cli.report import JsonReport, align_columns
 
 FORMAT = "ngram_npu.learn/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 
 
 @dataclass(frozen=True)
-class LearnReport:
-    """What was learned, and what it would bring.
+class LearnReport(JsonReport):
+    """What was learned, and its gain.
 
     Attributes:
-        command, date, machine, versions: as in `ReplayReport`.
-        config: of the drafts, and how the logs were read.
-        stores: files of stores that were read.
-        conversations, answers, answer_tokens: read from logs.
-        tokenizer: its name; None if all were token ids.
-        tokenizer_digest: of its vocabulary; empty if it is not known.
-        evaluated: conversations at the end of the logs that the points are replays of; 0: there is
-            no curve.
-        sizes: all known, by size of the store, the largest first; empty if a size was asked for.
-        curve: without a store, then by the share of the earlier answers that is known.
-        by_k: all known, by the most tokens of a draft; empty without a curve.
-        costs: what costs fitted on every second conversation bring on the others (tokens per step
-            at equal drafts, without a store: ``shipped``, ``fitted``), whether they are
-            ``recommended``, and their file; None: not asked for.
-        store_tokens: size of the store.
-        tokens_held: tokens in it.
-        output, file_bytes: of the file; None if none was asked for.
-        notes: what was skipped, and what limits the figures.
-        seconds: wall time of all of it.
+        command, date, machine, versions: As in `ReplayReport`.
+        config: Of the drafts, and how the logs were read.
+        stores: Files of stores that were read.
+        conversations, answers, answer_tokens: Numbers read from logs.
+        tokenizer: Its name; None if all were token ids.
+        tokenizer_digest: Of its vocabulary; empty if it is not known.
+        evaluated: Number of conversations at the end of the logs that are replayed for each point;
+            0: there is no curve.
+        sizes: Points with all earlier answers, by size of the store, the largest first; empty with
+            `store_tokens`.
+        curve: Without a store, then by the share of the earlier answers that is known.
+        by_k: Points with all earlier answers, by maximum draft length; empty without a curve.
+        costs: Comparison of fitted costs with the package's on every second conversation: tokens
+            per step at equal drafts, without a store (``shipped``, ``fitted``), whether they are
+            ``recommended``, and their file; None: no costs were fitted.
+        store_tokens: Size of the store.
+        tokens_held: Tokens in it.
+        output, file_bytes: Of the file; None without one.
+        notes: What was skipped, and what limits the figures.
+        seconds: Wall time.
     """
 
     command: str
@@ -65,21 +67,15 @@ class LearnReport:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings."""
-        found = {"format": FORMAT, **vars(self)}
+        data = {"format": FORMAT, **vars(self)}
         for name in ("sizes", "curve"):
-            found[name] = [self._point(point) for point in found[name]]
-        found["by_k"] = {k: self._point(point) for k, point in self.by_k.items()}
+            data[name] = [self._describe_point(point) for point in data[name]]
+        data["by_k"] = {k: self._describe_point(point) for k, point in self.by_k.items()}
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in found.items()
+            name: list(value) if isinstance(value, tuple) else value for name, value in data.items()
         }
 
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON with a final newline."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-
-    def _point(self, point: Point) -> dict[str, Any]:
+    def _describe_point(self, point: Point) -> dict[str, Any]:
         return {
             **vars(point),
             "tokens_per_step": point.tokens_per_step,
@@ -88,8 +84,8 @@ class LearnReport:
         }
 
 
-def label(point: Point) -> str:
-    """What a point's store knew."""
+def label_point(point: Point) -> str:
+    """Returns the share of the earlier answers in a point's store."""
     if point.share is None:
         return "no store"
     names = {0.0: "nothing", 1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2", 1.0: "all"}
@@ -97,7 +93,7 @@ def label(point: Point) -> str:
 
 
 def format_report(report: LearnReport) -> str:
-    """The report as plain text, without a final newline."""
+    """Returns the report as plain text, without a final newline."""
     read = f"{report.conversations} conversations, {report.answers} answers of "
     read += f"{report.answer_tokens} tokens"
     if report.stores:
@@ -105,29 +101,37 @@ def format_report(report: LearnReport) -> str:
     lines = [read + f", tokenizer: {report.tokenizer or 'token ids as recorded'}"]
     cost = report.config["cost"]
     if report.sizes:
-        lines += ["", "size, all known   tokens/step"]
-        lines += [f"{of.store_tokens:>15}{of.tokens_per_step:>14.3f}" for of in report.sizes]
+        sizes = [
+            [str(point.store_tokens), f"{point.tokens_per_step:.3f}"] for point in report.sizes
+        ]
+        lines += ["", *align_columns([["size, all known", "tokens/step"], *sizes])]
     if report.curve:
         lines += [
             "",
-            f"the last {report.evaluated} conversations, by what is known of the earlier answers; "
-            f"store of {report.store_tokens} tokens,",
+            f"the last {report.evaluated} conversations, by the earlier answers in a store of "
+            f"{report.store_tokens} tokens,",
             f"k={report.config['k']} trimmed, "
             f"min_draft_probability={report.config['min_draft_probability']:g}; speed-up if a "
             f"drafted token costs {cost:g} of a step:",
             "",
-            "known        tokens  tokens/step  drafted/step  speed-up",
         ]
-        lines += [
-            f"{label(of):<9}{of.known_tokens:>10}{of.tokens_per_step:>13.3f}"
-            f"{of.drafted_per_step:>14.3f}{of.speedup(cost):>9.2f}x"
-            for of in report.curve
+        rows = [["known", "tokens", "tokens/step", "drafted/step", "speed-up"]]
+        rows += [
+            [
+                label_point(point),
+                str(point.known_tokens),
+                f"{point.tokens_per_step:.3f}",
+                f"{point.drafted_per_step:.3f}",
+                f"{point.speedup(cost):.2f}x",
+            ]
+            for point in report.curve
         ]
-        speedups = {k: of.speedup(cost) for k, of in report.by_k.items()}
+        lines += align_columns(rows, left=[0])
+        speedups = {k: point.speedup(cost) for k, point in report.by_k.items()}
         lines += [
             "",
             "all known, by k: "
-            + ", ".join(f"{k}: {of:.2f}x" for k, of in speedups.items())
+            + ", ".join(f"{k}: {speedup:.2f}x" for k, speedup in speedups.items())
             + f"; best at this cost: k={max(speedups, key=lambda k: speedups[k])}",
         ]
     if (costs := report.costs) is not None:
@@ -140,23 +144,78 @@ def format_report(report: LearnReport) -> str:
         ]
     lines += ["", *(f"note: {note}" for note in report.notes)]
     lines.append(
-        "nothing is saved: no -o FILE"
+        "the store is not saved: no -o FILE"
         if report.output is None
         else f"{report.output}: {report.tokens_held} tokens in a store of {report.store_tokens}, "
-        f"{(report.file_bytes or 0) / 1e6:.0f} MB; it holds text of users: share it as you would "
-        "the logs"
+        f"{(report.file_bytes or 0) / 1e6:.0f} MB; it holds text of users: protect it as you "
+        "protect the logs"
     )
-    return "\n".join(map(escape_unprintable, lines))
+    return "\n".join(map(printable, lines))
 
 
-def format_store(found: Mapping[str, Any]) -> str:
-    """What `describe` found, as plain text."""
-    held = f"{found['tokens_held']} of {found['token_capacity']}"
+def format_store(info: Mapping[str, Any]) -> str:
+    """Returns the result of `describe` as plain text."""
+    held = f"{info['tokens_held']} of {info['token_capacity']}"
     lines = [
-        f"file        {found['file']}, {found['file_bytes'] / 1e6:.1f} MB",
-        f"tokens      {held}, in {found['texts']} texts",
-        f"scopes      {found['scopes']}",
-        f"visibility  {found['visibility']}",
-        f"tokenizer   {found['tokenizer'] or 'not known'}",
+        f"file        {info['file']}, {info['file_bytes'] / 1e6:.1f} MB",
+        f"tokens      {held}, in {info['texts']} texts",
+        f"scopes      {info['scopes']}",
+        f"visibility  {info['visibility']}",
+        f"tokenizer   {info['tokenizer'] or 'not known'}",
     ]
-    return "\n".join(map(escape_unprintable, lines))
+    return "\n".join(map(printable, lines))
+
+
+# Plot
+
+
+def check_plot(path: Path) -> None:
+    """Checks before any work that a plot can be made.
+
+    Raises:
+        InputError: matplotlib is not installed, or does not know the format of `path`'s suffix.
+    """
+    canvas = _import_matplotlib("backend_bases").FigureCanvasBase
+    known: dict[str, str] = canvas.get_supported_filetypes()
+    plot_format = _get_format(path.suffix)
+    if plot_format not in known:
+        raise InputError(
+            f'{path}: unknown plot format "{plot_format}"; one of: {", ".join(sorted(known))}'
+        )
+
+
+def draw_curve(axes: Any, yields: Mapping[str, float], name: str) -> None:
+    """Adds a curve to axes of matplotlib: tokens per step by label, the first one without a store.
+
+    The points are at equal distances, because shares double.
+    """
+    (_, without_store), *curve = yields.items()
+    (line,) = axes.plot(*zip(*curve, strict=True), "o-", label=name)
+    axes.axhline(without_store, color=line.get_color(), linewidth=0.8, linestyle=":")
+    axes.set_xlabel("known of the earlier answers (dotted: no store)")
+    axes.set_ylabel("tokens per step")
+    axes.grid(visible=True, alpha=0.4)
+    axes.legend()
+
+
+def save_plot(report: LearnReport, path: Path, suffix: str) -> None:
+    """Draws the curve into the file `path`, in the format of `suffix`.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    # Figure instead of pyplot, which would look for a display and keep global state.
+    figure = _import_matplotlib("figure").Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot()
+    if report.curve:
+        yields = {label_point(point): point.tokens_per_step for point in report.curve}
+        draw_curve(axes, yields, f"store of {report.store_tokens} tokens")
+    figure.savefig(path, format=_get_format(suffix), dpi=150)
+
+
+def _get_format(suffix: str) -> str:
+    return suffix.lstrip(".").lower()
+
+
+def _import_matplotlib(module: str) -> Any:
+    return optional(f"matplotlib.{module}", "--plot", "plot")

@@ -1,7 +1,7 @@
 """Converts messages to the text that a model reads.
 
-A model's own template is the Jinja template of its Hugging Face folder. Without one, the default
-here: `USER: {user} ASSISTANT:`, a system's text as it stands, `TOOL: {result}`.
+The template is the Jinja template of the model's Hugging Face folder. Without one it is the default
+here: `USER: {user} ASSISTANT:`, system texts unchanged, `TOOL: {result}`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from ngram_npu.errors import InputError, RecordError, one_line
 
-from ngram_npu_cli.logs.records import Conversation, Message, Turn
+from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
 
 ChatTemplate = Callable[[Sequence[Message], Sequence[Any], bool], str]
 """(messages, tools, whether the assistant answers next) -> text."""
@@ -23,21 +23,21 @@ ChatTemplate = Callable[[Sequence[Message], Sequence[Any], bool], str]
 _LABELS = {"system": "", "developer": "", "user": "USER: ", "assistant": "ASSISTANT: "}
 
 
-def texts(
+def render_turns(
     conversation: Conversation, template: ChatTemplate | None, *, as_is: bool = False
 ) -> list[list[tuple[str, str]]]:
-    """The conversation as lists of (prompt, completion) texts; a prompt is the text a turn adds.
+    """Returns lists of (prompt, completion) texts; a prompt is the text that a turn adds.
 
     Some templates change earlier turns, for example leave out old reasoning. The next turn then
-    does not continue the context: a new list begins, whose first prompt is the whole context.
+    does not continue the context, so a new list begins with the complete context as its prompt.
 
     Args:
-        conversation: one without token ids.
-        template: the model's own; None: the default.
-        as_is: use no template; join the contents by line ends.
+        conversation: One without token ids.
+        template: The model's; None: the default.
+        as_is: Use no template; join the contents by line ends.
     """
     if template is None or as_is or any(turn.raw for turn in conversation.turns):
-        return _in_default_template(conversation.turns, as_is)
+        return _render_default(conversation.turns, as_is)
     requests: list[list[tuple[str, str]]] = []
     messages: list[Message] = []
     tools: list[Any] = []
@@ -45,64 +45,67 @@ def texts(
     for turn in conversation.turns:
         tools += turn.tools
         messages += turn.messages_or_prompt()
-        whole = template(messages, tools, True)
+        prompt = template(messages, tools, True)
         message = turn.answer or {"role": "assistant", "content": turn.completion or ""}
         messages.append(message)
         after = template(messages, tools, False)
-        # The model generates what the template puts around an answer, except the last line end.
+        # The model also generates the template's text around an answer, except the last line end.
         answer = turn.completion or ""
-        if after.startswith(whole):
-            answer = after[len(whole) :].rstrip("\n")
+        if after.startswith(prompt):
+            answer = after[len(prompt) :].rstrip("\n")
             if message.get("reasoning_content", "") not in answer:
-                answer = _thought(message) + answer  # generated, although the template omits it
-        if whole.endswith("<think>\n"):
+                answer = _render_reasoning(message) + answer  # which the template omits
+        if prompt.endswith("<think>\n"):
             answer = answer.removeprefix("<think>\n")
-        if requests and whole.startswith(context):
-            requests[-1].append((whole[len(context) :], answer))
+        if requests and prompt.startswith(context):
+            requests[-1].append((prompt[len(context) :], answer))
         else:
-            requests.append([(whole, answer)])
-        context = whole + answer
+            requests.append([(prompt, answer)])
+        context = prompt + answer
     return requests
 
 
-def _in_default_template(turns: Sequence[Turn], as_is: bool) -> list[list[tuple[str, str]]]:
-    """A turn after one with reasoning begins a new list: reasoning leaves the context."""
+def _render_default(turns: Sequence[Turn], as_is: bool) -> list[list[tuple[str, str]]]:
+    """Renders the default template. Reasoning is removed from the context of later turns, so a turn
+    after one with reasoning begins a new list."""
     requests: list[list[tuple[str, str]]] = [[]]
     context: list[str] = []
     for turn in turns:
-        prompt = _plain(turn, as_is)
-        whole = prompt if requests[-1] else "".join([*context, prompt])
-        requests[-1].append((whole, turn.completion or ""))
-        thought = turn.answer is not None and _thought(turn.answer)
-        kept = _without_reasoning(turn.answer) if turn.answer and thought else turn.completion
+        prompt = _render_prompt(turn, as_is)
+        request_prompt = prompt if requests[-1] else "".join([*context, prompt])
+        requests[-1].append((request_prompt, turn.completion or ""))
+        has_reasoning = turn.answer is not None and _render_reasoning(turn.answer)
+        kept = turn.completion
+        if turn.answer and has_reasoning:
+            kept = _render_without_reasoning(turn.answer)
         context += [prompt, kept or ""]
-        if thought:
+        if has_reasoning:
             requests.append([])
     return [request for request in requests if request]
 
 
-def _plain(turn: Turn, as_is: bool) -> str:
+def _render_prompt(turn: Turn, as_is: bool) -> str:
     if turn.raw or (as_is and not turn.messages):
         return turn.prompt or ""
     if as_is:
         return "\n".join(message["content"] for message in turn.messages)
     parts = [json.dumps(turn.tools, ensure_ascii=False)] if turn.tools else []
     for message in turn.messages_or_prompt():
-        parts.append(_LABELS.get(message["role"], "TOOL: ") + _without_reasoning(message))
+        parts.append(_LABELS.get(message["role"], "TOOL: ") + _render_without_reasoning(message))
     return " ".join([*parts, "ASSISTANT:"])
 
 
 def completion_text(message: Message) -> str:
-    """The text that the model generated: its reasoning, its text, its tool calls."""
-    return _thought(message) + _without_reasoning(message)
+    """Returns the text that the model generated: its reasoning, its text, its tool calls."""
+    return _render_reasoning(message) + _render_without_reasoning(message)
 
 
-def _thought(message: Message) -> str:
-    said = message.get("reasoning_content")
-    return f"<think>\n{said}\n</think>\n\n" if said else ""
+def _render_reasoning(message: Message) -> str:
+    reasoning = message.get("reasoning_content")
+    return f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
 
 
-def _without_reasoning(message: Message) -> str:
+def _render_without_reasoning(message: Message) -> str:
     parts = [message["content"]] if message["content"] else []
     for call in message.get("tool_calls", ()):
         function = call.get("function", call) if isinstance(call, dict) else {}
@@ -115,12 +118,12 @@ def _without_reasoning(message: Message) -> str:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """The template of a Hugging Face folder; None where it has none.
+    """Returns the template of a Hugging Face folder; None if it has none.
 
     Raises:
-        InputError: it cannot be read, or the package jinja2 is not installed.
+        InputError: The template cannot be read, or the package jinja2 is not installed.
     """
-    settings = _settings(folder / "tokenizer_config.json")
+    settings = _read_settings(folder / "tokenizer_config.json")
     source = settings.get("chat_template")
     if isinstance(source, list):  # several templates, by name
         named = {item.get("name"): item.get("template") for item in source}
@@ -143,14 +146,14 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
         trim_blocks=True, lstrip_blocks=True, extensions=[loop_controls]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
+    environment.globals["raise_exception"] = _raise_error
     environment.globals["strftime_now"] = lambda _: "2026-01-01"  # the same text every day
-    special = {name: _special(settings.get(name)) for name in ("bos_token", "eos_token")}
+    special = {name: _get_text(settings.get(name)) for name in ("bos_token", "eos_token")}
 
     def render(messages: Sequence[Message], tools: Sequence[Any], answering: bool) -> str:
         try:
             text: str = compiled.render(
-                messages=[_with_objects(message) for message in messages],
+                messages=[_parse_arguments(message) for message in messages],
                 tools=list(tools) or None,
                 add_generation_prompt=answering,
                 **special,
@@ -158,7 +161,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
         except Exception as error:  # a template may fail in any way
             raise RecordError(
                 f"{folder}: its chat template refuses this conversation: {one_line(error):.200}; "
-                "--chat-template default does without it"
+                "--chat-template default uses another one"
             ) from error
         return text
 
@@ -171,29 +174,29 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     return render
 
 
-def _with_objects(message: Message) -> Message:
-    """Tool-call arguments as objects: an API gives them as JSON text, templates expect objects."""
+def _parse_arguments(message: Message) -> Message:
+    """Converts arguments of tool calls from JSON text, as in APIs, to objects for templates."""
     calls = []
     for call in message.get("tool_calls", ()):
         function = call.get("function", call) if isinstance(call, dict) else {}
         arguments = function.get("arguments")
-        with suppress(ValueError):  # a text that is not JSON is left as it is
+        with suppress(ValueError):  # a text that is not JSON is not changed
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         calls.append({"type": "function", "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _settings(file: Path) -> dict[str, Any]:
+def _read_settings(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise InputError(f"{file}: cannot be read: {one_line(error):.200}") from error
-    return found if isinstance(found, dict) else {}
+    return settings if isinstance(settings, dict) else {}
 
 
-def _special(token: Any) -> str:
+def _get_text(token: Any) -> str:
     return str(token.get("content", "") if isinstance(token, dict) else token or "")
 
 
@@ -201,5 +204,5 @@ def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-def _refuse(message: str) -> None:
+def _raise_error(message: str) -> None:
     raise ValueError(message)

@@ -19,15 +19,16 @@ from ngram_npu.errors import InputError, RecordError
 from ngram_npu_cli.logs.answers import (
     Answer,
     Record,
-    answers_of,
-    checked_text,
-    kind,
-    message_of,
-    token_ids_of,
+    check_text,
+    check_token_ids,
+    check_type,
+    describe_type,
+    parse_answers,
+    parse_message,
 )
 from ngram_npu_cli.logs.chat_template import completion_text
+from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
 from ngram_npu_cli.logs.files import QUESTIONS, STDIN, SUFFIXES, values
-from ngram_npu_cli.logs.records import Conversation, Message, Turn
 
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id", "question_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
@@ -35,7 +36,7 @@ _ANSWER_KEYS = ("completion", "response", "output")
 _REQUEST_KEYS = ("request", "request_body")
 _RESPONSE_KEYS = ("response", "response_body", "completion", "output")
 _LINES_BEFORE_INPUT = 100
-"""Lines of a file that are no requests, after which it is not a batch's input."""
+"""A file that begins with this many lines without requests is not a batch's input."""
 _SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -51,15 +52,15 @@ _SHAREGPT_ROLES = {
 def read_conversations(
     path: Path, limit: int | None = None, format_name: str | None = None
 ) -> list[Conversation]:
-    """Read a file of conversations, in any of `FORMATS`.
+    """Reads a file of conversations, in any of `FORMATS`.
 
     Args:
-        path: the file, possibly compressed by gzip or zstd; "-" for standard input.
-        limit: stop after this many conversations; the rest of the file is not read.
-        format_name: one of `FORMATS`; None: detected from the content of each record.
+        path: The file, possibly compressed by gzip or zstd; "-" for standard input.
+        limit: Maximum number of conversations; the rest of the file is not read.
+        format_name: One of `FORMATS`; None: detected from the content of each record.
 
     Raises:
-        InputError: a record is not a conversation (the message names file and line), or the file
+        InputError: A record is not a conversation (the message names file and line), or the file
             cannot be opened or has no conversation.
     """
     conversations = list(islice(iter_conversations(path, format_name), limit))
@@ -74,52 +75,61 @@ def iter_conversations(
     skip: Callable[[InputError], None] | None = None,
     scope_field: str | None = None,
 ) -> Iterator[Conversation]:
-    """`read_conversations` as an iterator, for files that do not fit into memory. `skip` is told of
-    each record that is not a conversation; without it, one of them is an error. `scope_field` is
-    the field of each record that becomes the conversation's scope, with dots between the keys."""
+    """Yields the conversations of a file, which need not fit into memory.
+
+    Args:
+        path, format_name: As for `read_conversations`.
+        skip: Called with the error of each record that is not a conversation; None raises it.
+        scope_field: Field of each record that becomes the conversation's scope, with dots between
+            the keys.
+    """
     name = "stdin" if path == STDIN else str(path)
     for number, (line, data) in enumerate(values(path), start=1):
         try:
             if isinstance(data, InputError):
                 raise data
-            found = conversations_of(data, f"{name}:{line}", number, format_name)
+            conversations = parse_record(data, f"{name}:{line}", number, format_name)
             if scope_field is not None:
-                scope = _scope_of(data, scope_field, f"{name}:{line}")
-                found = [replace(conversation, scope=scope) for conversation in found]
+                scope = _get_scope(data, scope_field, f"{name}:{line}")
+                conversations = [replace(c, scope=scope) for c in conversations]
         except InputError as error:
             if skip is None:
                 raise
             skip(error)
         else:
-            yield from found
+            yield from conversations
 
 
-def conversations_of(
-    data: object, where: str, number: int, insisted: str | None = None
+def parse_record(
+    data: object, where: str, number: int, format_name: str | None = None
 ) -> list[Conversation]:
-    """The conversations of one value of a file; `number` is the id of a record without one."""
+    """Returns the conversations of one record; `number` is its id if it has none."""
     if isinstance(data, list) and data and isinstance(data[0], dict):
         data = {"conversations" if "from" in data[0] else "messages": data}
     if not isinstance(data, dict):
-        raise InputError(f"{where}: expected an object, got {kind(data)}")
-    chosen = insisted or next((name for name, f in FORMATS.items() if f.matches(data)), None)
-    if chosen is None:
+        raise InputError(f"{where}: expected an object, got {describe_type(data)}")
+    if format_name is None:
+        format_name = next((name for name, f in FORMATS.items() if f.matches(data)), None)
+    if format_name is None:
         keys = ", ".join(f'"{key}"' for key in list(data)[:8]) or "none"
         raise InputError(
             f"{where}: no format has these keys: {keys}; this would work: "
             f"{FORMATS['messages'].example} or {FORMATS['pairs'].example}"
         )
     try:
-        ident = _ident_of(data, number)
-        return [Conversation(ident, turns, where) for turns in FORMATS[chosen].turns(data, where)]
+        ident = _get_id(data, number)
+        all_turns = FORMATS[format_name].parse(data, where)
+        return [Conversation(ident, turns, where) for turns in all_turns]
     except RecursionError as error:
         raise InputError(f"{where}: nested too deeply to be read") from error
     except RecordError as error:
-        example = FORMATS[chosen].example
-        raise InputError(f"{error}; read as {chosen}, of which this works: {example}") from error
+        example = FORMATS[format_name].example
+        raise InputError(
+            f"{error}; read as {format_name}, of which this works: {example}"
+        ) from error
 
 
-def _ident_of(data: Record, number: int) -> str:
+def _get_id(data: Record, number: int) -> str:
     ident = next((data[key] for key in _ID_KEYS if data.get(key) is not None), number)
     if isinstance(ident, dict) and len(ident) == 1:  # MongoDB's {"$oid": ...}
         (ident,) = ident.values()
@@ -127,38 +137,38 @@ def _ident_of(data: Record, number: int) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _scope_of(data: object, field: str, where: str) -> str | int:
-    """Never a default: text whose owner is not known would be everybody's."""
+def _get_scope(data: object, field: str, where: str) -> str | int:
+    """Returns the scope of a record. A record without one is an error: with a default scope its
+    text would be shared with all requests of that scope."""
     for key in field.split("."):
         data = data.get(key) if isinstance(data, dict) else None
     if isinstance(data, str):
-        return checked_text(data, f'{where}: scope field "{field}"')
+        return check_text(data, f'{where}: scope field "{field}"')
     if isinstance(data, int) and not isinstance(data, bool) and 0 <= data < 1 << 62:
         return data
     raise InputError(
         f'{where}: scope field "{field}": expected a string or an integer below 2**62, got '
-        f"{kind(data)}"
+        f"{describe_type(data)}"
     )
 
 
-# ngram_npu's own format
+# The format of this project
 
 
-def _own(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    turns = _array(data, "turns", where)
-    parsed = tuple(_turn(turn, f"{where}: turns[{i}]") for i, turn in enumerate(turns))
+def _parse_turns_record(data: Record, where: str) -> list[tuple[Turn, ...]]:
+    turns = _get_array(data, "turns", where)
+    parsed = tuple(_parse_turn(turn, f"{where}: turns[{i}]") for i, turn in enumerate(turns))
     if len({turn.has_token_ids for turn in parsed}) > 1:
         raise InputError(f"{where}: some turns carry token ids and some do not")
     return [parsed]
 
 
-def _turn(data: object, where: str) -> Turn:
-    if not isinstance(data, dict):
-        raise RecordError(f"{where} must be an object, got {kind(data)}")
+def _parse_turn(data: Any, where: str) -> Turn:
+    check_type(data, dict, where)
     keys = ("prompt", "completion")
-    texts: Record = {key: checked_text(data[key], f"{where}.{key}") for key in keys if key in data}
+    texts: Record = {key: check_text(data[key], f"{where}.{key}") for key in keys if key in data}
     ids: Record = {
-        key: token_ids_of(data[key], f"{where}.{key}") for key in _IDS_KEYS if key in data
+        key: check_token_ids(data[key], f"{where}.{key}") for key in _IDS_KEYS if key in data
     }
     if len(ids) == 1:
         missing = next(key for key in _IDS_KEYS if key not in ids)
@@ -172,57 +182,50 @@ def _turn(data: object, where: str) -> Turn:
 # Prompt and answer
 
 
-def _pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
+def _parse_pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
     if all(key in data for key in _IDS_KEYS):
-        prompt, answer = (token_ids_of(data[key], f"{where}: {key}") for key in _IDS_KEYS)
-        return [(Turn(prompt_token_ids=prompt, completion_token_ids=answer),)]
+        ids: Record = {key: check_token_ids(data[key], f"{where}: {key}") for key in _IDS_KEYS}
+        return [(Turn(**ids),)]
     if "prompt" not in data:
         raise RecordError(f'{where}: missing key "prompt"')
     key = next((key for key in _ANSWER_KEYS if key in data), None)
     if key is None:
         raise RecordError(f'{where}: missing key "completion"')
-    system = _system_of(data, where)
+    system = _get_system(data, where)
     if isinstance(data["prompt"], list) or isinstance(data[key], list) or system:
         prompt, answer = data["prompt"], data[key]
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         answers = answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}]
-        return [_turns([*messages, *answers], where, since=len(messages), system=system)]
-    return [
-        (
-            Turn(
-                checked_text(data["prompt"], f"{where}: prompt"),
-                checked_text(data[key], f"{where}: {key}"),
-            ),
-        )
-    ]
+        return [_make_turns([*messages, *answers], where, since=len(messages), system=system)]
+    prompt = check_text(data["prompt"], f"{where}: prompt")
+    return [(Turn(prompt, check_text(data[key], f"{where}: {key}")),)]
 
 
 # Messages
 
 
-def _messages(data: Record, where: str) -> list[tuple[Turn, ...]]:
+def _parse_messages(data: Record, where: str) -> list[tuple[Turn, ...]]:
     key = "conversation" if "conversation" in data else "messages"
-    system, tools = _system_of(data, where), _tools_of(data, where)
-    return [_turns(_array(data, key, where), where, key=key, system=system, tools=tools)]
+    system, tools = _get_system(data, where), _get_tools(data, where)
+    return [_make_turns(_get_array(data, key, where), where, key=key, system=system, tools=tools)]
 
 
-def _sharegpt(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    items = _array(data, "conversations", where)
+def _parse_sharegpt(data: Record, where: str) -> list[tuple[Turn, ...]]:
+    items = _get_array(data, "conversations", where)
     messages = []
     for i, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise RecordError(f"{where}: conversations[{i}] must be an object, got {kind(item)}")
+        check_type(item, dict, f"{where}: conversations[{i}]")
         if "from" not in item:
             messages.append(item)
             continue
         role, content = item["from"], item["value"] if "value" in item else item.get("content")
         role = _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
         messages.append({**item, "role": role, "content": content})
-    system, tools = _system_of(data, where), _tools_of(data, where)
-    return [_turns(messages, where, key="conversations", system=system, tools=tools)]
+    system, tools = _get_system(data, where), _get_tools(data, where)
+    return [_make_turns(messages, where, key="conversations", system=system, tools=tools)]
 
 
-def _turns(
+def _make_turns(
     items: list[Any],
     where: str,
     since: int = 0,
@@ -230,15 +233,18 @@ def _turns(
     system: tuple[Message, ...] = (),
     tools: tuple[Any, ...] = (),
 ) -> tuple[Turn, ...]:
-    """A turn for every assistant message from number `since` on; earlier messages are context."""
+    """Returns a turn for every assistant message from number `since` on.
+
+    Earlier messages are context.
+    """
     turns: list[Turn] = []
     context: list[Message] = []
     for i, item in enumerate(items):
-        message = message_of(item, f"{where}: {key}[{i}]")
-        if i == 0 and (message,) != system:  # some records have the system's message twice
+        message = parse_message(item, f"{where}: {key}[{i}]")
+        if i == 0 and (message,) != system:  # some records repeat the system message
             context += system
         if message["role"] == "assistant" and i >= since:
-            answer = checked_text(completion_text(message), f"{where}: {key}[{i}]")
+            answer = check_text(completion_text(message), f"{where}: {key}[{i}]")
             turns.append(Turn(None, answer, messages=tuple(context), answer=message, tools=tools))
             tools = ()
             context = []
@@ -250,88 +256,94 @@ def _turns(
     return tuple(turns)
 
 
-def _system_of(data: Record, where: str) -> tuple[Message, ...]:
-    """The message of a system's text that is beside the messages or the prompt."""
+def _get_system(data: Record, where: str) -> tuple[Message, ...]:
+    """Returns the message of a system text that is stored separately from messages or prompt."""
     key = "system" if data.get("system") not in (None, "", []) else "instructions"
     if data.get(key) in (None, "", []):
         return ()
-    return (message_of({"role": "system", "content": data[key]}, f"{where}: {key}"),)
+    return (parse_message({"role": "system", "content": data[key]}, f"{where}: {key}"),)
 
 
-def _tools_of(data: Record, where: str) -> tuple[Any, ...]:
-    """The definitions of tools, some datasets have them as JSON text."""
+def _get_tools(data: Record, where: str) -> tuple[Any, ...]:
+    """Returns the definitions of tools, which some datasets have as JSON text."""
     tools = data.get("tools")
     if isinstance(tools, str) and tools:
         with suppress(ValueError, RecursionError):
             tools = json.loads(tools)
     if tools in (None, ""):
         return ()
-    if not isinstance(tools, list):
-        raise RecordError(f"{where}: tools must be an array, got {kind(tools)}")
-    return tuple(tools)
+    return tuple(check_type(tools, list, f"{where}: tools"))
 
 
 # Requests with their responses
 
 
-def _log(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    """Earlier answers in the request's messages are context: a log has them as records too."""
-    _refuse_failure(data, where)
+def _parse_log(data: Record, where: str) -> list[tuple[Turn, ...]]:
+    """Returns the answers to a request. Earlier answers in the request's messages are context: they
+    have separate records."""
+    _check_success(data, where)
     key = next((key for key in _RESPONSE_KEYS if key in data), None)
     at = where if key is None else f"{where}: {key}"
-    answers = answers_of(data if key is None else data[key], at)
+    answers = parse_answers(data if key is None else data[key], at)
     if all(answer.has_ids for answer in answers.values() if not answer.is_empty):
         with suppress(RecordError):  # ids need no request
-            if _request(data, where).get("echo"):
+            if _get_request(data, where).get("echo"):
                 _remove_echoes(answers, dict.fromkeys(answers, ""), at)
         return [
-            (Turn(prompt_token_ids=of.prompt_token_ids, completion_token_ids=tuple(of.token_ids)),)
-            for of in answers.values()
-            if not of.is_empty
+            (
+                Turn(
+                    prompt_token_ids=answer.prompt_token_ids,
+                    completion_token_ids=tuple(answer.token_ids),
+                ),
+            )
+            for answer in answers.values()
+            if not answer.is_empty
         ]
     if "custom_id" in data and not any(key in data for key in (*_REQUEST_KEYS, "messages")):
-        request = _request({"request": _batch_request(data["custom_id"], where)}, where)
+        request = _get_request({"request": _find_batch_request(data["custom_id"], where)}, where)
     else:
-        request = _request(data, where)
-    messages = _request_messages(request, where)
+        request = _get_request(data, where)
+    messages = _get_request_messages(request, where)
     if messages is not None:
-        system, tools = _system_of(request, where), _tools_of(request, where)
-        if request.get("echo"):  # of a message that the answer continues
-            last = message_of(messages[-1], f"{where}: messages[{len(messages) - 1}]")
-            begun = last["content"] if last["role"] == "assistant" else ""
-            _remove_echoes(answers, dict.fromkeys(answers, begun), at)
+        system, tools = _get_system(request, where), _get_tools(request, where)
+        if request.get("echo"):  # the server repeats the message that the answer continues
+            last = parse_message(messages[-1], f"{where}: messages[{len(messages) - 1}]")
+            prefix = last["content"] if last["role"] == "assistant" else ""
+            _remove_echoes(answers, dict.fromkeys(answers, prefix), at)
         return [
-            _turns([*messages, of.message()], where, len(messages), system=system, tools=tools)
-            for of in answers.values()
-            if not of.is_empty
+            _make_turns(
+                [*messages, answer.message()], where, len(messages), system=system, tools=tools
+            )
+            for answer in answers.values()
+            if not answer.is_empty
         ]
     prompts = request.get("prompt", request.get("text"))
     prompts = prompts if isinstance(prompts, list) else [prompts]
     if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
-        found = ", ".join(f'"{key}"' for key in list(request)[:8]) or "nothing"
+        keys = ", ".join(f'"{key}"' for key in list(request)[:8]) or "nothing"
         raise RecordError(
-            f'{where}: the request must have "messages", "input" or a text "prompt", got {found}'
+            f'{where}: the request must have "messages", "input" or a text "prompt", got {keys}'
         )
     # The completions endpoint: the prompt is the model's whole input, template included. With
-    # several prompts the answers are in their order, as many to each.
+    # several prompts, the answers are in the order of the prompts, equally many for each.
     count, n = len(answers), request.get("n")
     too_many = isinstance(n, int) and not isinstance(n, bool) and count > n * len(prompts)
     in_order = count % len(prompts) == 0 and [*answers] == [*range(count)]
     if too_many or (len(prompts) > 1 and not in_order):
         raise RecordError(
-            f"{at}: expected {'as many' if n is None else n} choices for each of {len(prompts)} "
-            f"prompts, numbered from 0, got {', '.join(map(str, answers)):.80}"
+            f"{at}: expected {'equally many' if n is None else n} choices for each of "
+            f"{len(prompts)} prompts, numbered from 0, got {', '.join(map(str, answers)):.80}"
         )
     prompt_of = {
-        number: checked_text(prompts[i * len(prompts) // count], f"{where}: prompt")
+        number: check_text(prompts[i * len(prompts) // count], f"{where}: prompt")
         for i, number in enumerate(answers)
     }
     if request.get("echo"):
         _remove_echoes(answers, prompt_of, at)
     return [
-        (Turn(prompt_of[number], completion_text(of.message()), raw="prompt" in request),)
-        for number, of in answers.items()
-        if not of.is_empty
+        (Turn(prompt_of[number], completion_text(answer.message()), raw="prompt" in request),)
+        for number, answer in answers.items()
+        if not answer.is_empty
     ]
 
 
@@ -339,11 +351,11 @@ def _remove_echoes(answers: dict[int, Answer], prompt_of: dict[int, str], where:
     for number, answer in answers.items():
         answer.remove_echo(prompt_of[number])
     if all(answer.is_empty for answer in answers.values()):
-        raise InputError(f"{where}: the answer is empty without the prompt that it repeats")
+        raise InputError(f"{where}: the answer is empty without the repeated prompt")
 
 
-def _refuse_failure(data: Record, where: str) -> None:
-    """A record that says itself that its request failed."""
+def _check_success(data: Record, where: str) -> None:
+    """Raises RecordError for a record that reports a failed request."""
     status = data.get("status_code", data.get("status"))
     if isinstance(status, int) and status >= 400:
         raise RecordError(f"{where}: the response is an error: HTTP status {status}")
@@ -351,101 +363,105 @@ def _refuse_failure(data: Record, where: str) -> None:
         raise RecordError(f"{where}: the request failed: {json.dumps(data['error']):.100}")
 
 
-def _request(data: Record, where: str) -> Record:
-    """The request: an object, possibly as JSON text, possibly within "body". A plain text is
-    returned under the key "text"."""
+def _get_request(data: Record, where: str) -> Record:
+    """Returns the request: an object, possibly as JSON text, possibly within "body".
+
+    A plain text is returned under the key "text".
+    """
     key = next((key for key in _REQUEST_KEYS if key in data), None)
     value: Any = data if key is None else data[key]
     for _ in range(2):
         if isinstance(value, str):
-            text = checked_text(value, f"{where}: {key}")
+            text = check_text(value, f"{where}: {key}")
             with suppress(ValueError, RecursionError):
                 value = json.loads(text)
             if not isinstance(value, dict):
                 return {"text": text}
         if isinstance(value, dict) and "body" in value:
             value = value["body"]
-    if not isinstance(value, dict):
-        raise RecordError(f"{where}: {key} must be an object, got {kind(value)}")
-    return value
+    request: Record = check_type(value, dict, f"{where}: {key}")
+    return request
 
 
-def _request_messages(request: Record, where: str) -> list[Any] | None:
-    """The messages of a request; None for one with a prompt that is the model's whole input."""
+def _get_request_messages(request: Record, where: str) -> list[Any] | None:
+    """Returns the messages of a request; None if its prompt is the model's whole input."""
     if "messages" in request:
-        return _array(request, "messages", where)
+        return _get_array(request, "messages", where)
     if "input" in request:  # the Responses API
-        given = request["input"]
-        items = given if isinstance(given, list) else [{"role": "user", "content": given}]
-        return [_as_message(item) for item in items]
-    if isinstance(request.get("prompt"), str) and _system_of(request, where):
+        items = request["input"]
+        if not isinstance(items, list):
+            items = [{"role": "user", "content": items}]
+        return [_convert_item(item) for item in items]
+    if isinstance(request.get("prompt"), str) and _get_system(request, where):
         return [{"role": "user", "content": request["prompt"]}]
     return None
 
 
-def _as_message(item: Any) -> Any:
-    """An item of the Responses API as a message."""
+def _convert_item(item: Any) -> Any:
+    """Returns an item of the Responses API as a message."""
     if not isinstance(item, dict) or "role" in item:
         return item
     if "output" in item:
         return {"role": "tool", "content": item["output"]}
-    if item.get("type") in (None, "message"):  # without its role
+    if item.get("type") in (None, "message"):  # reported as a message without a role
         return item
     return {"role": "assistant", "content": [item]}
 
 
-def _batch_request(ident: Any, where: str) -> Any:
-    """The request of a batch's answer, from the batch's input in the same folder."""
+def _find_batch_request(ident: Any, where: str) -> Any:
+    """Returns the request of a batch's answer, from the batch's input in the same folder."""
     answers = Path(where.rpartition(":")[0])
     if not answers.is_file():  # stdin has no folder
         raise RecordError(f"{where}: a batch's output needs its input: pass the file, not a pipe")
-    found = _requests_beside(answers).get(ident, ()) if isinstance(ident, str) else ()
-    if not found:
+    requests = _read_batch_requests(answers).get(ident, ()) if isinstance(ident, str) else ()
+    if not requests:
         raise RecordError(
             f"{where}: the request {ident!r:.80} is not here: put the batch's input into the same "
             "folder"
         )
-    if any(request != found[0] for request in found):
+    if any(request != requests[0] for request in requests):
         raise RecordError(f"{where}: several requests of this folder are {ident!r:.80}")
-    return found[0]
+    return requests[0]
 
 
 @lru_cache(1)
-def _requests_beside(answers: Path) -> dict[str, list[Any]]:
-    """By id, from the other files in the folder."""
-    found: dict[str, list[Any]] = {}
+def _read_batch_requests(answers: Path) -> dict[str, list[Any]]:
+    """Returns the requests by id, from the other files in the folder."""
+    requests: dict[str, list[Any]] = {}
     for file in sorted(answers.parent.iterdir()):
         if file != answers and file.name.endswith(SUFFIXES) and file.is_file():
-            with suppress(InputError):  # a file that is no batch's input may be anything
+            with suppress(InputError):  # other files may have any content
                 is_input = False
                 for number, (_, item) in enumerate(values(file)):
                     ident = item.get("custom_id") if isinstance(item, dict) else None
                     if isinstance(ident, str) and "body" in item:
-                        found.setdefault(ident, []).append(item)
+                        requests.setdefault(ident, []).append(item)
                         is_input = True
                     elif not is_input and number >= _LINES_BEFORE_INPUT:
                         break
-    return found
+    return requests
 
 
 # FastChat's and Spec-Bench's answers
 
 
-def _fastchat(data: Record, where: str) -> list[tuple[Turn, ...]]:
+def _parse_fastchat(data: Record, where: str) -> list[tuple[Turn, ...]]:
     ident = data.get("question_id")
     if isinstance(ident, bool) or not isinstance(ident, (str, int)):
-        raise RecordError(f"{where}: question_id must be a number or string, got {kind(ident)}")
-    asked = _questions(Path(where.rpartition(":")[0]), where).get(ident, [])
-    if len(asked) != 1:
-        number = "several questions" if asked else "no question"
+        raise RecordError(
+            f"{where}: question_id must be a number or string, got {describe_type(ident)}"
+        )
+    matching = _find_questions(Path(where.rpartition(":")[0]), where).get(ident, [])
+    if len(matching) != 1:
+        number = "several questions" if matching else "no question"
         raise InputError(f"{where}: {QUESTIONS} has {number} {ident!r:.80}")
     questions = [
-        checked_text(turn, f"{where}: {QUESTIONS}: turns[{i}]")
-        for i, turn in enumerate(_array(asked[0], "turns", f"{where}: {QUESTIONS}"))
+        check_text(turn, f"{where}: {QUESTIONS}: turns[{i}]")
+        for i, turn in enumerate(_get_array(matching[0], "turns", f"{where}: {QUESTIONS}"))
     ]
     parsed = []
-    for i, choice in enumerate(_array(data, "choices", where)):
-        answers = _array(choice, "turns", f"{where}: choices[{i}]")
+    for i, choice in enumerate(_get_array(data, "choices", where)):
+        answers = _get_array(choice, "turns", f"{where}: choices[{i}]")
         if len(answers) != len(questions):
             raise InputError(
                 f"{where}: {len(answers)} answers to question {ident!r:.80} of {len(questions)} "
@@ -454,33 +470,33 @@ def _fastchat(data: Record, where: str) -> list[tuple[Turn, ...]]:
         at = f"{where}: choices[{i}].turns"
         parsed.append(
             tuple(
-                Turn(question, checked_text(answer, f"{at}[{j}]"))
+                Turn(question, check_text(answer, f"{at}[{j}]"))
                 for j, (question, answer) in enumerate(zip(questions, answers, strict=False))
             )
         )
     return parsed
 
 
-def _questions(answers: Path, where: str) -> dict[str | int, list[Any]]:
-    """Questions by id, from the answers' folder or the one above it."""
+def _find_questions(answers: Path, where: str) -> dict[str | int, list[Any]]:
+    """Returns questions by id, from the answers' folder or the one above it."""
     for folder in (answers.parent, answers.resolve().parent.parent):
         file = folder / QUESTIONS
         if file.is_file():
-            return _questions_in(file)
+            return _read_questions(file)
     raise InputError(
-        f"{where}: FastChat's answers are without their questions: put {QUESTIONS} beside the "
-        "file or into the folder above it"
+        f"{where}: FastChat's answers need their questions: put {QUESTIONS} into the "
+        "same folder or the one above"
     )
 
 
 @lru_cache(1)
-def _questions_in(file: Path) -> dict[str | int, list[Any]]:
-    found: dict[str | int, list[Any]] = {}
+def _read_questions(file: Path) -> dict[str | int, list[Any]]:
+    questions: dict[str | int, list[Any]] = {}
     for _, item in values(file):
         ident = item.get("question_id") if isinstance(item, dict) else None
         if isinstance(ident, (str, int)) and not isinstance(ident, bool):
-            found.setdefault(ident, []).append(item)
-    return found
+            questions.setdefault(ident, []).append(item)
+    return questions
 
 
 # Detecting the format
@@ -489,44 +505,44 @@ def _questions_in(file: Path) -> dict[str | int, list[Any]]:
 @dataclass(frozen=True)
 class _Format:
     matches: Callable[[Record], bool]
-    turns: Callable[[Record, str], list[tuple[Turn, ...]]]
+    parse: Callable[[Record, str], list[tuple[Turn, ...]]]
     example: str
 
 
 def _looks_like_log(data: Record) -> bool:
-    asked = "messages" in data or any(key in data for key in _REQUEST_KEYS)
+    has_request = "messages" in data or any(key in data for key in _REQUEST_KEYS)
     if "choices" in data:
-        return asked or "prompt" in data or "object" in data
+        return has_request or "prompt" in data or "object" in data
     # A batch's output names its request, which is in another file.
-    return any(key in data for key in _RESPONSE_KEYS) and (asked or "custom_id" in data)
+    return any(key in data for key in _RESPONSE_KEYS) and (has_request or "custom_id" in data)
 
 
 FORMATS: dict[str, _Format] = {
     "turns": _Format(
         lambda data: "turns" in data,
-        _own,
+        _parse_turns_record,
         '{"turns": [{"prompt": "Hello", "completion": "Hi"}]}',
     ),
     "log": _Format(
         _looks_like_log,
-        _log,
+        _parse_log,
         '{"request": {"messages": [{"role": "user", "content": "Hello"}]}, "response": '
         '{"choices": [{"message": {"role": "assistant", "content": "Hi"}}]}}',
     ),
     "fastchat": _Format(
         lambda data: "choices" in data and "question_id" in data,
-        _fastchat,
+        _parse_fastchat,
         '{"question_id": 81, "choices": [{"turns": ["Hi"]}]}',
     ),
     "messages": _Format(
         lambda data: "messages" in data or "conversation" in data,
-        _messages,
+        _parse_messages,
         '{"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": '
         '"Hi"}]}',
     ),
     "sharegpt": _Format(
         lambda data: "conversations" in data,
-        _sharegpt,
+        _parse_sharegpt,
         '{"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]}',
     ),
     "pairs": _Format(
@@ -534,7 +550,7 @@ FORMATS: dict[str, _Format] = {
             ("prompt" in data or _IDS_KEYS[0] in data)
             and any(key in data for key in (*_ANSWER_KEYS, _IDS_KEYS[1]))
         ),
-        _pair,
+        _parse_pair,
         '{"prompt": "Hello", "completion": "Hi"}',
     ),
 }
@@ -544,13 +560,11 @@ FORMATS: dict[str, _Format] = {
 # Checked access to values
 
 
-def _array(data: Record, key: str, where: str) -> list[Any]:
-    """The non-empty list under a key."""
+def _get_array(data: Record, key: str, where: str) -> list[Any]:
+    """Returns the non-empty list under a key."""
     if not isinstance(data, dict) or key not in data:
         raise RecordError(f'{where}: missing key "{key}"')
-    value = data[key]
-    if not isinstance(value, list):
-        raise RecordError(f'{where}: "{key}" must be an array, got {kind(value)}')
+    value: list[Any] = check_type(data[key], list, f'{where}: "{key}"')
     if not value:
         raise RecordError(f'{where}: "{key}" is empty')
     return value

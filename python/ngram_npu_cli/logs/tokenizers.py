@@ -1,8 +1,8 @@
-"""Tokenizers for recorded text, none of which needs a network.
+"""Loads tokenizers for recorded text, without a network.
 
 `mistral-v1` (32k, the default), `mistral-v3` (33k) and `tekken` (131k) come with the package
 `mistral-common`; a Hugging Face folder is read with `tokenizers` or `transformers`; `bytes` needs
-no package. No tokenizer here adds a special token.
+no package. No tokenizer here adds special tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu.errors import InputError
-from ngram_npu.store import tokenizer_digest
+from ngram_npu.tokenizer_digest import digest_of
 
 DEFAULT_TOKENIZER = "mistral-v1"
 
@@ -37,12 +37,12 @@ class ReplayTokenizer:
     """A function from text to token ids, and its origin.
 
     Attributes:
-        name: the name given to `load_tokenizer`.
-        source: file or package and its version, for reports.
-        vocab_size: number of token ids, or None if unknown.
+        name: Argument of `load_tokenizer`.
+        source: File or package and its version, for reports.
+        vocab_size: Number of token ids, or None if unknown.
         encode: text -> token ids in [0, vocab_size), without special tokens.
-        folder: the folder it was loaded from, which may contain a chat template.
-        vocab: makes the map from token to id that `get_vocab()` of a server's tokenizer returns;
+        folder: The folder it was loaded from, which may contain a chat template.
+        vocab: Returns the map from token to id that `get_vocab()` of a server's tokenizer returns;
             None if there is none.
     """
 
@@ -55,16 +55,16 @@ class ReplayTokenizer:
 
     @property
     def digest(self) -> str:
-        """The vocabulary's `tokenizer_digest`; empty if there is none."""
-        return "" if self.vocab is None else tokenizer_digest(self.vocab())
+        """Digest of the vocabulary; empty if there is none."""
+        return "" if self.vocab is None else digest_of(self.vocab())
 
 
 def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
-    """Load a tokenizer by name (one of `TOKENIZERS`), from a local Hugging Face folder, or by a
+    """Loads a tokenizer by name (one of `TOKENIZERS`), from a local Hugging Face folder, or by a
     model's name ("org/name") from the local cache of the Hugging Face hub. Nothing is downloaded.
 
     Raises:
-        InputError: unknown name, no tokenizer in the folder, or a package that is not installed.
+        InputError: Unknown name, no tokenizer in the folder, or a package that is not installed.
     """
     if name in _MISTRAL_FILES:
         return _load_mistral(name)
@@ -76,14 +76,14 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
     if path.is_dir():
         return replace(_load_folder(name, path), folder=path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        path = _cached(name)
+        path = _find_cached_folder(name)
         return replace(_load_folder(name, path), folder=path)
     known = ", ".join(TOKENIZERS)
     raise InputError(f'tokenizer "{name}" is neither one of {known} nor an existing folder')
 
 
-def _cached(name: str) -> Path:
-    """The folder of a model in the cache of the Hugging Face hub: the branch `main`, or else the
+def _find_cached_folder(name: str) -> Path:
+    """Returns a model's folder in the cache of the Hugging Face hub: the branch `main`, or else the
     newest revision that has a tokenizer."""
     home = os.environ.get("HF_HOME") or Path(
         os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
@@ -94,13 +94,13 @@ def _cached(name: str) -> Path:
         main = model / "snapshots" / (model / "refs" / "main").read_text().strip()
         if any(main.glob("tokenizer*")):
             return main
-    found = [of for of in model.glob("snapshots/*") if any(of.glob("tokenizer*"))]
-    if not found:
+    folders = [folder for folder in model.glob("snapshots/*") if any(folder.glob("tokenizer*"))]
+    if not folders:
         raise InputError(
             f'tokenizer "{name}" is neither a folder nor in the local cache ({hub}); nothing is '
             f"downloaded here: hf download {name} --include 'tokenizer*'"
         )
-    return max(found, key=lambda of: of.stat().st_mtime)
+    return max(folders, key=lambda folder: folder.stat().st_mtime)
 
 
 def _load_mistral(name: str) -> ReplayTokenizer:
@@ -117,12 +117,12 @@ def _load_mistral(name: str) -> ReplayTokenizer:
         raise InputError(
             f'tokenizer "{name}" needs the package {error.name or "mistral_common"}: '
             'pip install mistral-common sentencepiece (the extra "replay"); or choose --tokenizer '
-            "FOLDER with your model's tokenizer.json; --tokenizer bytes needs nothing, but its "
-            "figures compare with nothing"
+            "FOLDER with your model's tokenizer.json; --tokenizer bytes needs no package, but its "
+            "figures are not comparable with others"
         ) from error
     file = Path(str(package.__file__)).parent / "data" / _MISTRAL_FILES[name]
     if not file.is_file():
-        raise InputError(f'tokenizer "{name}": {file} is not there; update mistral-common')
+        raise InputError(f'tokenizer "{name}": {file} does not exist; update mistral-common')
     tokenizer: Any
     if name == "tekken":
         tokenizer = module.Tekkenizer.from_file(file)
@@ -134,7 +134,7 @@ def _load_mistral(name: str) -> ReplayTokenizer:
         return ids
 
     def vocab() -> dict[str, int]:
-        """As vLLM makes it: of several ids of one text, the lowest."""
+        """Returns the map that vLLM makes: for a text with several ids, the lowest one."""
         return {tokenizer.id_to_piece(i): i for i in reversed(range(tokenizer.n_words))}
 
     source = f"mistral-common {importlib.metadata.version('mistral-common')}, {file.name}"
@@ -142,7 +142,7 @@ def _load_mistral(name: str) -> ReplayTokenizer:
 
 
 def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
-    """Prefer `tokenizers` if it is installed and sufficient: it imports much faster."""
+    """Prefers `tokenizers` if it is installed and sufficient, because it imports much faster."""
     file = folder / "tokenizer.json"
     missing: list[str] = []
     if file.is_file():
@@ -153,15 +153,15 @@ def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
-        wanted = " or ".join([*missing, "transformers"])
+        packages = " or ".join([*missing, "transformers"])
         raise InputError(
-            f'tokenizer folder "{name}" needs {wanted}: pip install {wanted.split()[0]}'
+            f'tokenizer folder "{name}" needs {packages}: pip install {packages.split()[0]}'
         ) from error
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # each tokenizer of transformers raises its own types
+    except Exception as error:  # tokenizers of transformers raise different types
         message = " ".join(str(error).split())
         raise InputError(f'tokenizer folder "{name}" cannot be loaded: {message:.200}') from error
 
@@ -180,7 +180,7 @@ def _load_fast(name: str, file: Path) -> ReplayTokenizer:
     except Exception as error:  # the Rust binding raises bare Exception
         message = " ".join(str(error).split())
         raise InputError(f"{file}: cannot be loaded: {message:.200}") from error
-    # A tokenizer.json may contain the truncation and padding of its training.
+    # A tokenizer.json may contain truncation and padding settings from training.
     tokenizer.no_truncation()
     tokenizer.no_padding()
 

@@ -1,7 +1,7 @@
-"""The text log of a vLLM server (`--enable-log-requests --enable-log-outputs`), as records.
+"""Converts the text log of a vLLM server (`--enable-log-requests --enable-log-outputs`) to records.
 
-Prompts and token ids are there at level DEBUG only. Answers of `/v1/completions` are never there,
-streamed ones without their token ids.
+vLLM logs prompts and token ids at level DEBUG only, answers of `/v1/completions` never, and token
+ids of streamed answers only in part.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from ngram_npu.errors import RecordError, one_line
 
 _LINE = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR)(:| \d\d-\d\d \d\d:\d\d:\d\d) ")
-# Each is matched where it must be: a text may contain all that a log has.
-_PLACE = re.compile(r"\S*:\d+\] ")
-_ASKED = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: (?=prompt: )")
-_COUNTED = re.compile(r"Received request (\S+?): ")
-_ANSWERED = re.compile(
+# Each pattern is matched at its position only, because a text may contain lines of a log.
+_LOCATION = re.compile(r"\S*:\d+\] ")
+_REQUEST_PROMPT = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: (?=prompt: )")
+_REQUEST_PARAMS = re.compile(r"Received request (\S+?): ")
+_ANSWER = re.compile(
     r"Generated response (\S+?)( \(streaming delta\)| \(streaming complete\))?(?: details)?: "
 )
 _TEXT = r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|None)"
@@ -33,20 +33,17 @@ class _Request:
     where: str
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
-    token_ids: list[int] | None = None
-    """Of the answer whose text comes next."""
-    number: int = 1
-    """Of answers."""
+    token_ids: list[int] | None = None  # of the answer with the next text
+    num_answers: int = 1
     answered: int = 0
-    is_reused: bool = False
-    """Whether two requests have this id, so that nobody knows whose the answers are."""
+    is_ambiguous: bool = False  # two requests have this id, so answers cannot be assigned
 
 
 class VllmLog:
-    """Puts the lines of requests and responses together.
+    """Joins the lines of requests and responses.
 
     Attributes:
-        seen: whether a line was vLLM's.
+        seen: Whether a line was vLLM's.
     """
 
     def __init__(self, where: str) -> None:
@@ -55,57 +52,59 @@ class VllmLog:
         self._requests: dict[str, _Request] = {}
         self._has_requests = False
 
-    def take(self, text: str, where: str) -> list[dict[str, Any] | RecordError] | None:
-        """The records that a line completes; None for a line that is not vLLM's."""
-        begun = _LINE.search(text[:200])
-        if begun is None and not self.seen:
+    def add_line(self, text: str, where: str) -> list[dict[str, Any] | RecordError] | None:
+        """Returns the records that a line completes; None for a line that is not vLLM's."""
+        level = _LINE.search(text[:200])
+        if level is None and not self.seen:
             return None
         self.seen = True
-        place = None if begun is None else _PLACE.match(text, begun.end())
-        if place is None:
+        location = None if level is None else _LOCATION.match(text, level.end())
+        if location is None:
             return []
         try:
-            return self._take(text.rstrip("\r\n"), place.end(), where)
+            return self._parse_message(text.rstrip("\r\n"), location.end(), where)
         except (ValueError, SyntaxError) as error:
             return [RecordError(f"{where}: not a line of vLLM's log: {one_line(error):.100}")]
 
-    def _take(self, text: str, at: int, where: str) -> list[dict[str, Any] | RecordError]:
-        asked = _ASKED.match(text, at)
-        received = asked or _COUNTED.match(text, at)
+    def _parse_message(
+        self, text: str, start: int, where: str
+    ) -> list[dict[str, Any] | RecordError]:
+        with_prompt = _REQUEST_PROMPT.match(text, start)
+        received = with_prompt or _REQUEST_PARAMS.match(text, start)
         if received is not None:
             self._has_requests = True
             request = self._requests.setdefault(received[1], _Request(where))
-            at = received.end()
-            if asked is not None:
-                request.is_reused |= request.prompt is not None or bool(request.prompt_token_ids)
-                request.prompt, at = _literal(_PROMPT, text, at)
-                request.prompt_token_ids = _ids(text, at)
-            counted = _N.search(text, at)
-            if counted is not None:
-                request.number = int(counted[1])
+            end = received.end()
+            if with_prompt is not None:
+                request.is_ambiguous |= request.prompt is not None or bool(request.prompt_token_ids)
+                request.prompt, end = _parse_literal(_PROMPT, text, end)
+                request.prompt_token_ids = _parse_ids(text, end)
+            number = _N.search(text, end)
+            if number is not None:
+                request.num_answers = int(number[1])
             return []
-        answered = _ANSWERED.match(text, at)
-        if answered is None:
+        answer = _ANSWER.match(text, start)
+        if answer is None:
             return []
         self._has_requests = True
-        ident, streamed, at = answered[1], answered[2] or "", answered.end()
+        ident, streamed = answer[1], answer[2] or ""
         request = self._requests.setdefault(ident, _Request(where))
-        said, end = _literal(_OUTPUT, text, at)
-        found = _ids(text, end)
-        if found is not None:
-            before = request.token_ids if streamed else None
-            request.token_ids = [*(before or []), *found]
-        if "delta" in streamed or end == at:
+        output, end = _parse_literal(_OUTPUT, text, answer.end())
+        token_ids = _parse_ids(text, end)
+        if token_ids is not None:
+            earlier = request.token_ids if streamed else None
+            request.token_ids = [*(earlier or []), *token_ids]
+        if "delta" in streamed or end == answer.end():
             return []
-        made = _record(ident, request, bool(streamed), said, where)
-        request.token_ids = None  # the next answer has its own
+        record = _make_record(ident, request, bool(streamed), output, where)
+        request.token_ids = None  # those of the next answer follow
         request.answered += 1
-        if request.answered >= request.number and not request.is_reused:
+        if request.answered >= request.num_answers and not request.is_ambiguous:
             del self._requests[ident]
-        return [made]
+        return [record]
 
-    def rest(self) -> list[dict[str, Any] | RecordError]:
-        """The requests that the log has no answer of."""
+    def finish(self) -> list[dict[str, Any] | RecordError]:
+        """Returns errors for the requests without an answer in the log."""
         if self.seen and not self._has_requests:
             options = "--enable-log-requests --enable-log-outputs"
             return [RecordError(f"{self._where}: a server's log without requests: set {options}")]
@@ -115,46 +114,42 @@ class VllmLog:
                 "/v1/completions: log at the client, or with return_token_ids"
             )
             for ident, request in self._requests.items()
-            if not (request.is_reused and request.answered)
+            if not (request.is_ambiguous and request.answered)
         ]
 
 
-def _record(
+def _make_record(
     ident: str, request: _Request, streamed: bool, output: str | None, where: str
 ) -> dict[str, Any] | RecordError:
-    if request.is_reused:
+    if request.is_ambiguous:
         return RecordError(f"{where}: request {ident}: the log has several requests of this id")
     if request.prompt is None and request.prompt_token_ids is None:
         return RecordError(
             f"{where}: request {ident}: the log has no prompt; vLLM writes prompts and token ids "
             "at level DEBUG only: VLLM_LOGGING_LEVEL=DEBUG"
         )
-    # Token ids of a stream are logged where a delta has text, so some may be missing, and those of
-    # several answers are mixed.
-    exact = (
-        None
-        if streamed and (request.prompt is not None or request.number > 1)
-        else (request.token_ids)
-    )
+    # Token ids of a stream are logged only with text, so some may be missing, and those of several
+    # answers are mixed.
+    is_exact = not streamed or (request.prompt is None and request.num_answers == 1)
     return {
         "id": ident,
         "request": {"prompt": request.prompt},
         "response": {
             "prompt_token_ids": request.prompt_token_ids,
-            "choices": [{"text": output, "token_ids": exact}],
+            "choices": [{"text": output, "token_ids": request.token_ids if is_exact else None}],
         },
     }
 
 
-def _literal(pattern: re.Pattern[str], text: str, at: int) -> tuple[str | None, int]:
-    """A text as Python's `repr` wrote it, and where it ends; None if there is none."""
-    found = pattern.match(text, at)
-    if found is None:
-        return None, at
-    value: str | None = ast.literal_eval(found[1])
-    return value, found.end()
+def _parse_literal(pattern: re.Pattern[str], text: str, start: int) -> tuple[str | None, int]:
+    """Returns a text that Python's `repr` wrote, or None, and where it ends."""
+    match = pattern.match(text, start)
+    if match is None:
+        return None, start
+    value: str | None = ast.literal_eval(match[1])
+    return value, match.end()
 
 
-def _ids(text: str, at: int) -> list[int] | None:
-    found = _IDS.search(text, at)
-    return None if found is None else [int(word) for word in found[1].split(",") if word.strip()]
+def _parse_ids(text: str, start: int) -> list[int] | None:
+    match = _IDS.search(text, start)
+    return None if match is None else [int(word) for word in match[1].split(",") if word.strip()]

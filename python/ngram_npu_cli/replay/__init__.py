@@ -1,4 +1,4 @@
-"""Replay of recorded conversations: what drafting gives on real input.
+"""Replay of recorded conversations: measures drafting on real input.
 
 The recorded completion takes the place of the target model's output, so no model is needed: a step
 drafts, accepts the leading drafts that equal the recording, and yields one token more.
@@ -11,24 +11,40 @@ drafts, accepts the leading drafts that equal the recording, and yields one toke
 Nothing here prints: results are data classes, progress goes to a callback.
 """
 
-from ngram_npu.errors import InputError
+from __future__ import annotations
 
-from ngram_npu_cli.logs.formats import read_conversations
-from ngram_npu_cli.logs.log_files import Progress
-from ngram_npu_cli.logs.records import Conversation, Turn
-from ngram_npu_cli.logs.stdlib_corpus import stdlib_conversations
-from ngram_npu_cli.logs.tokenizers import ReplayTokenizer, load_tokenizer
-from ngram_npu_cli.replay.figures import ReplayFigures
-from ngram_npu_cli.replay.replay_report import ReplayReport, format_table
-from ngram_npu_cli.replay.replaying import (
-    ReplayInput,
-    ReplayOptions,
-    TokenizerLike,
-    load_inputs,
-    replay,
-    tokenize,
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from ngram_npu.errors import InputError, RecordError
+
+from ngram_npu_cli.logs.conversations import (
+    Conversation,
+    TokenRequest,
+    TokenTurn,
+    Turn,
+    stdlib_conversations,
 )
-from ngram_npu_cli.replay.simulation import Proposer, TokenRequest, TokenTurn, simulate
+from ngram_npu_cli.logs.formats import read_conversations
+from ngram_npu_cli.logs.reader import (
+    Progress,
+    Skipped,
+    Tokenization,
+    ignore_progress,
+    read_logs,
+)
+from ngram_npu_cli.logs.tokenizers import ReplayTokenizer, load_tokenizer
+from ngram_npu_cli.options import CONFIG_FIELDS, ReadingOptions, ReplayOptions
+from ngram_npu_cli.replay.replay_report import ReplayFigures, ReplayReport, format_table
+from ngram_npu_cli.replay.simulation import Proposer, simulate
+from ngram_npu_cli.report import Run
+
+if TYPE_CHECKING:
+    from ngram_npu.config import NgramConfig
 
 __all__ = [
     "Conversation",
@@ -42,7 +58,6 @@ __all__ = [
     "ReplayTokenizer",
     "TokenRequest",
     "TokenTurn",
-    "TokenizerLike",
     "Turn",
     "format_table",
     "load_inputs",
@@ -53,3 +68,220 @@ __all__ = [
     "stdlib_conversations",
     "tokenize",
 ]
+
+
+@dataclass(frozen=True)
+class ReplayInput:
+    """A named list of conversations; `notes` are copied to its figures."""
+
+    name: str
+    conversations: tuple[Conversation, ...]
+    notes: tuple[str, ...] = ()
+
+
+def load_inputs(
+    paths: Sequence[str | PathLike[str]],
+    options: ReadingOptions | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[ReplayInput, ...]:
+    """Reads files, and all logs of folders; without a path, the standard library's sources.
+
+    Records that are not conversations are skipped, and in a folder files that are no logs. The
+    `notes` of the inputs report both.
+
+    Raises:
+        InputError: A file or folder is missing, not readable or empty, or more than half of a
+            file's records are not conversations.
+    """
+    conversations: dict[int, list[Conversation]] = {}
+
+    def receive(number: int, conversation: Conversation) -> None:
+        conversations.setdefault(number, []).append(conversation)
+
+    def discard(number: int) -> None:
+        conversations.pop(number, None)
+
+    inputs, omissions = read_logs(
+        paths,
+        options or ReadingOptions(),
+        receive,
+        discard=discard,
+        progress=progress,
+    )
+    loaded = [
+        ReplayInput(log.name, tuple(conversations[number]), log.notes)
+        for number, log in enumerate(inputs)
+    ]
+    loaded[0] = replace(loaded[0], notes=(*loaded[0].notes, *omissions))
+    return tuple(loaded)
+
+
+def replay(
+    paths: Sequence[str | PathLike[str]] = (),
+    options: ReplayOptions | None = None,
+    *,
+    inputs: Sequence[ReplayInput] | None = None,
+    tokenizer: ReplayTokenizer | None = None,
+    make_proposer: Callable[[ReplayOptions], Proposer] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    command: str = "",
+) -> ReplayReport:
+    """Replays recorded conversations and reports the results of drafting.
+
+    All files are read before the replay starts, so that a malformed file is reported early.
+
+    Args:
+        paths: Files and folders; empty for the standard library's sources.
+        options: See `ReplayOptions`; `make_proposer` gets them with the defaults filled in.
+        inputs: Used instead of `paths`.
+        tokenizer: Used instead of `options.tokenizer`.
+        make_proposer: Makes the proposer of each input; default: `NgramProposer` as configured.
+        progress: Called often; must return quickly. Its time is not counted.
+        command: Command line to show in the report.
+
+    Raises:
+        InputError: Options, input, tokenizer or proposer cannot be used; the message names the
+            reason.
+    """
+    options = options or ReplayOptions()
+    config = options.config()
+    options = replace(options, **{name: getattr(config, name) for name in CONFIG_FIELDS})
+    batch_size = options.batch_size or (32 if config.store is None else 1)
+    _check_store_size(config, batch_size)
+    make_proposer = make_proposer or _make_ngram_proposer
+    run = Run(command, options.threads)
+    show = progress or ignore_progress
+    with _limit_threads(options.threads):
+        # A wrong option is reported before any work, and the time to load libraries and to start
+        # threads is not measured.
+        _warm_up(make_proposer(options))
+        if inputs is None:
+            inputs = load_inputs(paths, options, progress)
+        tokenization = Tokenization(options.tokenizer, options.chat_template, tokenizer)
+        has_text = not all(c.has_token_ids for item in inputs for c in item.conversations)
+        if has_text:
+            tokenization.load()
+        figures: list[ReplayFigures] = []
+        for item in inputs:
+            requests, notes = _tokenize(item, tokenization, show, strict=options.strict)
+            if options.generated_only:
+                requests = [turn for request in requests for turn in request.split_turns()]
+
+            def show_tokens(done: int, total: int, name: str = item.name) -> None:
+                show(Progress(name, "replay", done, total))
+
+            counts = simulate(
+                item.name,
+                requests,
+                make_proposer(options),
+                k=config.k,
+                batch_size=batch_size,
+                padded=options.drafts == "padded",
+                progress=show_tokens,
+            )
+            figures.append(replace(counts, notes=(*item.notes, *notes)))
+    return ReplayReport(
+        **run.describe(),
+        config={
+            **{name: getattr(config, name) for name in CONFIG_FIELDS},
+            "costs": None if options.costs is None else str(options.costs),
+            "drafts": options.drafts,
+            "generated_only": options.generated_only,
+        },
+        batch_size=batch_size,
+        limit=options.limit,
+        tokenizer=_describe_tokenizer(tokenization, bool(paths)) if has_text else None,
+        inputs=tuple(figures),
+    )
+
+
+def _describe_tokenizer(tokenization: Tokenization, has_paths: bool) -> dict[str, Any] | None:
+    tokenizer = tokenization.tokenizer
+    if tokenizer is None:
+        return None
+    description = {name: getattr(tokenizer, name) for name in ("name", "source", "vocab_size")}
+    # The standard library is only an example, so its default tokenizer needs no warning.
+    return description | ({"chosen": False} if tokenization.is_guessed and has_paths else {})
+
+
+def tokenize(
+    item: ReplayInput,
+    tokenizer: ReplayTokenizer | None,
+    chat_template: Literal["auto", "default", "none"] = "auto",
+) -> list[TokenRequest]:
+    """Converts one input's conversations to token ids, each prompt in its chat template.
+
+    Args:
+        item: The input.
+        tokenizer: For turns without token ids; None accepts only token ids.
+        chat_template: As in `ReplayOptions`.
+
+    Raises:
+        InputError: A turn has no token ids and there is no tokenizer, or the template refuses a
+            conversation; the message names file and line.
+    """
+    tokenization = Tokenization("ids", chat_template, tokenizer)
+    return _tokenize(item, tokenization, ignore_progress, strict=True)[0]
+
+
+def _tokenize(
+    item: ReplayInput,
+    tokenization: Tokenization,
+    show: Callable[[Progress], None],
+    *,
+    strict: bool,
+) -> tuple[list[TokenRequest], tuple[str, ...]]:
+    """Returns the requests, and notes on conversations that were skipped."""
+    skipped = Skipped("conversations", strict=strict)
+    requests: list[TokenRequest] = []
+    for done, conversation in enumerate(item.conversations, start=1):
+        try:
+            requests += tokenization.make_requests(conversation)
+        except RecordError as error:
+            skipped.add(error)
+        show(Progress(item.name, "tokenize", done, len(item.conversations)))
+    used = len(item.conversations) - skipped.number
+    skipped.check(used)
+    return requests, skipped.notes(used)
+
+
+def _check_store_size(config: NgramConfig, batch_size: int) -> None:
+    minimum = 1024 * batch_size
+    if config.store is not None and config.store_tokens < minimum:
+        raise InputError(
+            f"store_tokens: expected at least {minimum}, 1024 per conversation of the batch, got "
+            f"{config.store_tokens}"
+        )
+
+
+def _make_ngram_proposer(options: ReplayOptions) -> Proposer:
+    from ngram_npu.proposer import NgramProposer
+
+    config = options.config()
+    # A replay's rows soon are long enough for an index to be faster.
+    engine = "index" if options.engine == "auto" and config.fits_index else options.engine
+    try:
+        return NgramProposer(config, engine)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def _warm_up(proposer: Proposer) -> None:
+    """Makes one step of one request on a scratch buffer."""
+    token_ids = np.zeros((1, 8), np.int32)
+    proposer.step(token_ids, np.full(1, 4, np.int32), np.zeros((1, 1), np.int32), advance=True)
+
+
+@contextmanager
+def _limit_threads(threads: int | None) -> Iterator[None]:
+    if threads is None:
+        yield
+        return
+    from ngram_npu._C import num_threads, set_num_threads
+
+    previous = num_threads()
+    set_num_threads(threads)
+    try:
+        yield
+    finally:
+        set_num_threads(previous)

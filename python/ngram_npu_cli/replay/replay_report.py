@@ -1,48 +1,170 @@
-"""The result of a replay: its data class, the plain-text table and the JSON form."""
+"""The result of a replay: counts of each input, the report, its table and its JSON form."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ngram_npu.errors import escape_unprintable
+from ngram_npu.errors import printable
 
-from ngram_npu_cli.replay.figures import ReplayFigures
+from ngram_npu_cli.report import (
+    BYTES_WARNING,
+    TOKENIZER_WARNING,
+    JsonReport,
+    align_columns,
+    format_number,
+    shorten_name,
+)
 
 FORMAT = "ngram_npu.replay/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 
-BYTES_WARNING = (
-    "WARNING: a token is a byte here. These figures compare with nothing: no model has such "
-    "tokens, and they come out far too high. Choose another --tokenizer."
-)
-
-TOKENIZER_WARNING = (
-    "WARNING: this is not your model's tokenizer, on which the figures depend. Choose it: "
-    "--tokenizer FOLDER, or --tokenizer ORG/NAME from the local cache."
-)
-
 _MAX_POSITIONS = 8
-_NAME_WIDTH = 22
 
 
 @dataclass(frozen=True)
-class ReplayReport:
+class ReplayFigures:
+    """Counts over one input; every ratio is over the whole input, not a mean of ratios.
+
+    K is the number of draft tokens requested per step. A step belongs to one request; one call of
+    the proposer makes a step of every request in the batch.
+
+    Attributes:
+        name: Of the input.
+        num_requests: Conversations replayed.
+        num_turns: Turns of them.
+        num_prompt_tokens: Tokens of all prompts, template included.
+        num_tokens: Tokens generated in steps: all completion tokens but the first of each.
+        num_steps: Steps taken to generate them.
+        num_calls: Calls of the proposer.
+        draft_time_ns: Time spent inside those calls, in nanoseconds.
+        num_drafts: Steps that had at least one draft token.
+        num_draft_tokens: Draft tokens proposed.
+        num_accepted_tokens: Draft tokens accepted.
+        draft_tokens_per_pos: [K], steps that proposed a draft token at each position.
+        accepted_tokens_per_pos: [K], steps that accepted the one at each position.
+        accepted_length_counts: [K+1], steps that accepted exactly 0, 1, ..., K drafts.
+        notes: What a reader of the figures must know, such as skipped records.
+    """
+
+    name: str
+    num_requests: int
+    num_turns: int
+    num_prompt_tokens: int
+    num_tokens: int
+    num_steps: int
+    num_calls: int
+    draft_time_ns: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    draft_tokens_per_pos: tuple[int, ...]
+    accepted_tokens_per_pos: tuple[int, ...]
+    accepted_length_counts: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Tokens generated per step (1.0: drafting gained nothing); None without a step."""
+        return _divide(self.num_tokens, self.num_steps)
+
+    @property
+    def draft_tokens_per_step(self) -> float | None:
+        """Draft tokens proposed per step."""
+        return _divide(self.num_draft_tokens, self.num_steps)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of the proposed draft tokens that were accepted."""
+        return _divide(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def acceptance_rate_per_pos(self) -> tuple[float | None, ...]:
+        """[K], steps that accepted position j over the steps with a draft, as vLLM reports it."""
+        return tuple(_divide(n, self.num_drafts) for n in self.accepted_tokens_per_pos)
+
+    @property
+    def no_draft_share(self) -> float | None:
+        """Share of the steps for which nothing was proposed."""
+        return _divide(self.num_steps - self.num_drafts, self.num_steps)
+
+    @property
+    def draft_us_per_call(self) -> float | None:
+        """Drafting time of one call of the proposer (a whole batch), in microseconds."""
+        return _divide(self.draft_time_ns / 1e3, self.num_calls)
+
+    @property
+    def draft_us_per_step(self) -> float | None:
+        """Drafting time of one step of one request, in microseconds."""
+        return _divide(self.draft_time_ns / 1e3, self.num_steps)
+
+    @property
+    def draft_us_per_token(self) -> float | None:
+        """Drafting time per generated token, in microseconds."""
+        return _divide(self.draft_time_ns / 1e3, self.num_tokens)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns counts and ratios by name, ready for JSON."""
+        values = {name: getattr(self, name) for name in (*vars(self), *_RATIOS)}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+        }
+
+    @classmethod
+    def total(cls, parts: Iterable[ReplayFigures], name: str = "total") -> ReplayFigures:
+        """Returns the figures of several inputs taken together (all with the same K).
+
+        Raises:
+            ValueError: No parts, or parts with different K.
+        """
+        items = list(parts)
+        if not items:
+            raise ValueError("parts: expected at least one input, got none")
+        sums: dict[str, Any] = {}
+        for field in fields(cls):
+            values = [getattr(item, field.name) for item in items]
+            if field.name in ("name", "notes"):
+                continue
+            if isinstance(values[0], tuple):
+                sums[field.name] = tuple(map(sum, zip(*values, strict=True)))
+            else:
+                sums[field.name] = sum(values)
+        return cls(name=name, **sums)
+
+
+_RATIOS = (
+    "tokens_per_step",
+    "draft_tokens_per_step",
+    "acceptance_rate",
+    "acceptance_rate_per_pos",
+    "no_draft_share",
+    "draft_us_per_call",
+    "draft_us_per_step",
+    "draft_us_per_token",
+)
+
+
+def _divide(numerator: float, denominator: int) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+@dataclass(frozen=True)
+class ReplayReport(JsonReport):
     """Figures per input with everything needed to repeat the measurement.
 
     Attributes:
-        command: the command line, or empty when called from Python.
-        date: start of the replay, UTC, ISO 8601.
+        command: The command line, or empty when called from Python.
+        date: Start of the replay, UTC, ISO 8601.
         machine: CPU model, cores, threads.
-        versions: of Python, NumPy, torch (None if it was not loaded) and ngram_npu.
-        config: the drafting configuration, under the names of `NgramConfig`.
-        batch_size: rows of the batch.
-        limit: conversations per input, or None for all.
-        tokenizer: name, source, vocab_size, and `chosen` if it was not; None if the input was
-            token ids.
-        inputs: figures per input, in order.
+        versions: Of Python, NumPy, torch (None if it was not loaded) and ngram_npu.
+        config: The drafting configuration, under the names of `NgramConfig`.
+        batch_size: Rows of the batch.
+        limit: Conversations per input, or None for all.
+        tokenizer: Name, source, vocab_size, and `chosen` (false) if it is the default; None if the
+            input was token ids.
+        inputs: Figures per input, in order.
     """
 
     command: str
@@ -61,7 +183,6 @@ class ReplayReport:
         return ReplayFigures.total(self.inputs)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings."""
         return {
             "format": FORMAT,
             **vars(self),
@@ -69,108 +190,69 @@ class ReplayReport:
             "total": self.total.to_dict(),
         }
 
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON with a final newline."""
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ReplayReport:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ValueError: another format.
-            KeyError: a field is missing.
-        """
-        if data.get("format") != FORMAT:
-            raise ValueError(f"expected format {FORMAT!r}, got {data.get('format')!r}")
-        inputs = tuple(ReplayFigures.from_dict(item) for item in data["inputs"])
-        return cls(**{**{f.name: data[f.name] for f in fields(cls)}, "inputs": inputs})
-
 
 def format_table(report: ReplayReport) -> str:
-    """The figures as aligned plain text, without a final newline.
+    """Returns the figures as aligned plain text, without a final newline.
 
-    One line per input and, with more than one, a line for the total. Below it, of all inputs
+    One line per input and, with more than one, a line for the total. Below it, for all inputs
     together, acceptance at up to eight positions; the JSON has all, by input.
     """
-    rows = [_HEADER, *(_row(figures) for figures in report.inputs)]
+    figures = report.total
+    header = ("input", "requests", "tokens", "tokens/step", "drafted/step", "no draft")
+    rows: list[tuple[str, ...]] = [header]
+    rows += [_make_row(part) for part in report.inputs]
     if len(report.inputs) > 1:
-        rows.append(_row(report.total))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
-    lines = [_caption(report)]
+        rows.append(_make_row(figures))
+    lines = [_describe_setting(report)]
     if report.tokenizer is not None and report.tokenizer["name"] == "bytes":
         lines.append(BYTES_WARNING)
     if report.tokenizer is not None and not report.tokenizer.get("chosen", True):
         lines.append(TOKENIZER_WARNING)
-    lines.append("")
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]))
-    figures = report.total
-    rates = " ".join(_number(rate) for rate in figures.acceptance_rate_per_pos[:_MAX_POSITIONS])
-    more = " ..." if len(figures.acceptance_rate_per_pos) > _MAX_POSITIONS else ""
-    lines += ["", f"accepted by position: {rates or '-'}{more}"]
-    lines.append(
-        f"drafting: {_number(figures.draft_us_per_call, 1)} us per call, "
-        f"{_number(figures.draft_us_per_step)} per step, "
-        f"{_number(figures.draft_us_per_token)} per token"
-    )
-    for figures in report.inputs:
-        lines += [escape_unprintable(f"note ({figures.name}): {note}") for note in figures.notes]
+    lines += ["", *align_columns(rows, left=[0])]
+    per_position = figures.acceptance_rate_per_pos
+    rates = " ".join(format_number(rate) for rate in per_position[:_MAX_POSITIONS])
+    more = " ..." if len(per_position) > _MAX_POSITIONS else ""
+    lines += [
+        "",
+        f"accepted by position: {rates or '-'}{more}",
+        f"drafting: {format_number(figures.draft_us_per_call, 1)} us per call, "
+        f"{format_number(figures.draft_us_per_step)} per step, "
+        f"{format_number(figures.draft_us_per_token)} per token",
+    ]
+    for part in report.inputs:
+        lines += [printable(f"note ({part.name}): {note}") for note in part.notes]
     return "\n".join(lines)
 
 
-def short_name(name: str) -> str:
-    """An input's name as tables show it: at most 22 characters, its end."""
-    shown = escape_unprintable(name)
-    return shown if len(shown) <= _NAME_WIDTH else f"...{shown[3 - _NAME_WIDTH :]}"
-
-
-_HEADER = (
-    "input",
-    "requests",
-    "tokens",
-    "tokens/step",
-    "drafted/step",
-    "no draft",
-)
-
-
-def _row(figures: ReplayFigures) -> tuple[str, ...]:
+def _make_row(figures: ReplayFigures) -> tuple[str, ...]:
     return (
-        short_name(figures.name),
+        shorten_name(figures.name),
         str(figures.num_requests),
         str(figures.num_tokens),
-        _number(figures.tokens_per_step),
-        _number(figures.draft_tokens_per_step),
+        format_number(figures.tokens_per_step),
+        format_number(figures.draft_tokens_per_step),
         "-" if figures.no_draft_share is None else f"{figures.no_draft_share:.1%}",
     )
 
 
-def _number(value: float | None, digits: int = 2) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _caption(report: ReplayReport) -> str:
+def _describe_setting(report: ReplayReport) -> str:
     config = report.config
-    # Older results do not have the field `sizes`.
-    is_ladder = config.get("sizes") == "ladder"
-    found = "1, 2, 4, 8 or 16" if is_ladder else f"{config['min_n']}-{config['max_n']}"
-    # Nor the field `drafts`.
-    drafts = config.get("drafts", "trimmed")
-    parts = [f"{config['match_policy']} match of {found} tokens", f"k={config['k']} {drafts}"]
-    if config.get("min_draft_probability") is not None:
+    is_ladder = config["sizes"] == "ladder"
+    sizes = "1, 2, 4, 8 or 16" if is_ladder else f"{config['min_n']}-{config['max_n']}"
+    parts = [
+        f"{config['match_policy']} match of {sizes} tokens",
+        f"k={config['k']} {config['drafts']}",
+    ]
+    if config["min_draft_probability"] is not None:
         parts.append(f"min_draft_probability={config['min_draft_probability']:g}")
-    if config.get("costs") is not None:
+    if config["costs"] is not None:
         parts.append(f"costs={config['costs']}")
-    if config.get("store") is not None:
+    if config["store"] is not None:
         parts.append(f"store={config['store']} of {config['store_tokens']} tokens")
         if config["generated_only"]:
             parts.append("each turn a request")
-    if is_ladder and not config["overlap"]:
-        parts.append("no overlap")
-    elif config["overlap"] and not is_ladder:
-        parts.append("overlap")
+    if is_ladder != bool(config["overlap"]):  # not the default
+        parts.append("no overlap" if is_ladder else "overlap")
     if config["max_len"] is not None:
         parts.append(f"max_len={config['max_len']}")
     parts.append(f"batch size {report.batch_size}")
@@ -178,4 +260,4 @@ def _caption(report: ReplayReport) -> str:
         parts.append(f"first {report.limit} of each input")
     tokenizer = "token ids as recorded" if report.tokenizer is None else report.tokenizer["name"]
     parts.append(f"tokenizer: {tokenizer}")
-    return escape_unprintable(", ".join(parts))
+    return printable(", ".join(parts))

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from ngram_npu.errors import InputError
 
-from ngram_npu_cli.replay.figures import ReplayFigures
+from ngram_npu_cli.logs.conversations import Int32Array, TokenRequest
+from ngram_npu_cli.replay.replay_report import ReplayFigures
 
-Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -49,57 +49,6 @@ class Proposer(Protocol):
         """`step(token_ids, num_tokens, sampled_token_ids, row_indices=..., advance=True)`."""
 
 
-@dataclass(frozen=True)
-class TokenTurn:
-    """A turn as token ids, both one-dimensional int32; either may be empty."""
-
-    prompt: Int32Array
-    completion: Int32Array
-
-
-@dataclass(frozen=True)
-class TokenRequest:
-    """A conversation as token ids."""
-
-    id: str
-    turns: tuple[TokenTurn, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        """Length of the whole context at the end of the last turn."""
-        return sum(len(turn.prompt) + len(turn.completion) for turn in self.turns)
-
-    def spans(self) -> list[tuple[int, int]]:
-        """(start, end) of every completion that takes a step, as offsets into `tokens()`.
-
-        Prefill generates a completion's first token, so a completion of one token or none takes no
-        step: it is only context for the next turns.
-        """
-        spans: list[tuple[int, int]] = []
-        offset = 0
-        for turn in self.turns:
-            start = offset + len(turn.prompt)
-            offset = start + len(turn.completion)
-            if offset - start >= 2:
-                spans.append((start, offset))
-        return spans
-
-    def turns_apart(self) -> list[TokenRequest]:
-        """Each turn as a separate request, with all earlier turns in its prompt."""
-        apart, said = [], np.empty(0, np.int32)
-        for turn in self.turns:
-            prompt = np.concatenate([said, turn.prompt])
-            apart.append(TokenRequest(self.id, (TokenTurn(prompt, turn.completion),)))
-            said = np.concatenate([prompt, turn.completion])
-        return apart
-
-    def tokens(self) -> Int32Array:
-        """All turns joined, `[num_tokens]` int32."""
-        parts = [part for turn in self.turns for part in (turn.prompt, turn.completion)]
-        joined: Int32Array = np.concatenate([np.empty(0, np.int32), *parts])
-        return joined
-
-
 def simulate(
     name: str,
     requests: Sequence[TokenRequest],
@@ -111,36 +60,36 @@ def simulate(
     progress: Callable[[int, int], None] | None = None,
     observe: Callable[[Int64Array, Int64Array], None] | None = None,
 ) -> ReplayFigures:
-    """Replay `requests` and count.
+    """Replays `requests` and returns their counts.
 
     Args:
-        name: given to the figures.
-        requests: the conversations, started in this order.
-        proposer: a fresh one; its rows change from one conversation to another.
-        k: the number of draft tokens per step that the proposer was configured for.
-        batch_size: rows of the token buffer: the maximum number of conversations at a time.
-        padded: every draft has `k` tokens: the newest token fills it up.
-        progress: called with (tokens done, tokens in all), both in generated tokens.
-        observe: called after each call of the proposer with (numbers of the requests that made a
+        name: Name of the figures.
+        requests: The conversations, started in this order.
+        proposer: A new one; its rows change from one conversation to another.
+        k: The number of draft tokens per step that the proposer was configured for.
+        batch_size: Rows of the token buffer: the maximum number of conversations at a time.
+        padded: Whether every draft has `k` tokens, filled up with the newest token.
+        progress: Called with (tokens done, tokens in all), both in generated tokens.
+        observe: Called after each call of the proposer with (numbers of the requests that made a
             step, number of tokens drafted for them), both `[B]`; each request occurs once.
 
     Raises:
-        InputError: the proposer's rows or lengths differ from the recording's, or its result is
+        InputError: The proposer's rows or lengths differ from the recording's, or its result is
             not a valid draft; the figures would be meaningless.
     """
     batch = _Batch(requests, max(1, min(batch_size, len(requests))), k, padded)
     counts = _Counts(k)
     reset: Callable[[Int32Array], object] | None = getattr(proposer, "reset", None)
     append: Callable[..., object] | None = getattr(proposer, "append", None)
-    num_tokens_in_all = sum(end - start - 1 for r in requests for start, end in r.spans())
+    total_tokens = sum(request.num_generated for request in requests)
     while len(rows := batch.active_rows()):
         sampled = batch.sampled_token_ids(rows)
         # A runner passes no indices if all rows are in use.
         row_indices = None if len(rows) == batch.num_rows else rows.astype(np.int32)
-        new_holders, prompted = batch.take_new_holders(), batch.take_prompted()
+        reassigned, prompted = batch.pop_reassigned_rows(), batch.pop_prompted_rows()
         started = time.perf_counter_ns()
-        if reset is not None and len(new_holders):
-            reset(new_holders)
+        if reset is not None and len(reassigned):
+            reset(reassigned)
         if append is not None and len(prompted):
             append(batch.token_ids, batch.num_tokens, row_indices=prompted)
         step = proposer.step(
@@ -148,14 +97,14 @@ def simulate(
         )
         counts.draft_time_ns += time.perf_counter_ns() - started
         counts.num_calls += 1
-        batch.note_sampled(rows)
+        batch.append_sampled(rows)
         num_draft_tokens, num_accepted, num_yielded = batch.verify(rows, step)
         counts.add(num_draft_tokens, num_accepted, num_yielded)
         if observe is not None:
-            observe(batch.holders[rows], num_draft_tokens)
-        batch.move_on(rows, num_yielded)
+            observe(batch.request_of_row[rows], num_draft_tokens)
+        batch.advance(rows, num_yielded)
         if progress is not None:
-            progress(counts.num_tokens, num_tokens_in_all)
+            progress(counts.num_tokens, total_tokens)
     return counts.figures(name, requests)
 
 
@@ -182,8 +131,8 @@ class _Counts:
 
     def figures(self, name: str, requests: Sequence[TokenRequest]) -> ReplayFigures:
         # Position j was drafted (accepted) in every step that drafted (accepted) more than j.
-        drafted_per_pos = _at_least(self.drafted_lengths)
-        accepted_per_pos = _at_least(self.accepted_lengths)
+        drafted_per_pos = _count_per_position(self.drafted_lengths)
+        accepted_per_pos = _count_per_position(self.accepted_lengths)
         return ReplayFigures(
             name=name,
             num_requests=len(requests),
@@ -202,24 +151,24 @@ class _Counts:
         )
 
 
-def _at_least(length_counts: Int64Array) -> tuple[int, ...]:
-    """Counts of lengths >= 1, >= 2, ..., >= K from counts of lengths 0..K."""
+def _count_per_position(length_counts: Int64Array) -> tuple[int, ...]:
+    """Returns counts of lengths >= 1, >= 2, ..., >= K from counts of lengths 0..K."""
     return tuple(length_counts[::-1].cumsum()[::-1][1:].tolist())
 
 
-def _take(rows: list[int]) -> Int32Array:
-    """The different rows of a list, `[N]`; empties the list."""
-    taken = np.unique(np.array(rows, np.int32))
+def _pop_unique(rows: list[int]) -> Int32Array:
+    """Returns the different rows of a list, `[N]`, and empties the list."""
+    unique = np.unique(np.array(rows, np.int32))
     rows.clear()
-    return taken
+    return unique
 
 
 class _Batch:
     """Rows of a model runner, each with a running conversation or idle.
 
     Per row, in token positions of the row: `cursor` tokens are in the buffer, `due` more have been
-    sampled but not yet passed to the proposer, the current completion ends at `end`. `holders` is
-    the number of the row's request.
+    sampled but not yet passed to the proposer, the current completion ends at `end`.
+    `request_of_row` is the number of the row's request.
     """
 
     def __init__(self, requests: Sequence[TokenRequest], rows: int, k: int, padded: bool) -> None:
@@ -233,8 +182,8 @@ class _Batch:
         self._due: Int64Array = np.zeros(rows, np.int64)
         self._end: Int64Array = np.zeros(rows, np.int64)
         self._active = np.zeros(rows, np.bool_)
-        self.holders: Int64Array = np.zeros(rows, np.int64)
-        self._new_holders: list[int] = []
+        self.request_of_row: Int64Array = np.zeros(rows, np.int64)
+        self._reassigned: list[int] = []
         self._prompted: list[int] = []
         self._waiting: Iterator[tuple[int, TokenRequest]] = iter(enumerate(requests))
         self._spans: list[Iterator[tuple[int, int]]] = [iter(()) for _ in range(rows)]
@@ -242,31 +191,37 @@ class _Batch:
             self._next_turn(row)
 
     def active_rows(self) -> Int64Array:
-        """Rows with a conversation, ascending, `[B]`."""
+        """Returns the rows with a conversation, ascending, `[B]`."""
         return np.flatnonzero(self._active).astype(np.int64, copy=False)
 
-    def take_new_holders(self) -> Int32Array:
-        """Rows that got another conversation since the last call, `[N]`."""
-        return _take(self._new_holders)
+    def pop_reassigned_rows(self) -> Int32Array:
+        """Returns the rows that got another conversation since the last call, `[N]`."""
+        return _pop_unique(self._reassigned)
 
-    def take_prompted(self) -> Int32Array:
-        """Rows that a prompt was written to since the last call, `[N]`."""
-        return _take(self._prompted)
+    def pop_prompted_rows(self) -> Int32Array:
+        """Returns the rows that a prompt was written to since the last call, `[N]`."""
+        return _pop_unique(self._prompted)
 
     def sampled_token_ids(self, rows: Int64Array) -> Int32Array:
-        """The due tokens: what the target model sampled last, `[B, K+1]`, padded with -1."""
+        """Returns the due tokens, which the target model sampled last: `[B, K+1]`, then -1."""
         return self._recorded_from(rows, self._due[rows], self._k + 1)
 
-    def note_sampled(self, rows: Int64Array) -> None:
+    def append_sampled(self, rows: Int64Array) -> None:
         """Counts the due tokens as written; checks that the proposer's lengths agree."""
         self._cursor[rows] += self._due[rows]
         if not np.array_equal(self.num_tokens[rows], self._cursor[rows]):
-            raise InputError("the proposer's num_tokens is not the number of tokens given to it")
+            raise InputError(
+                "num_tokens: the proposer's value differs from the number of tokens it received"
+            )
 
     def verify(
         self, rows: Int64Array, step: StepResult
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """Compare drafts with the recording: drafted, accepted and yielded tokens, each `[B]`."""
+        """Compares drafts with the recording.
+
+        Returns:
+            The numbers of drafted, accepted and yielded tokens, each `[B]`.
+        """
         draft = np.asarray(step.draft_token_ids)
         drafted = np.asarray(step.num_draft_tokens).astype(np.int64)
         if draft.shape != (len(rows), self._k) or drafted.shape != (len(rows),):
@@ -282,27 +237,27 @@ class _Batch:
             drafted = np.full_like(drafted, self._k)
         remaining = self._end[rows] - self._cursor[rows]
         comparable = np.minimum(drafted, remaining)
-        truth = self._recorded_from(rows, comparable, self._k)
-        equal = (truth >= 0) & (draft == truth)  # both are -1 where there is no token
+        recorded = self._recorded_from(rows, comparable, self._k)
+        equal = (recorded >= 0) & (draft == recorded)  # both are -1 where there is no token
         accepted = np.logical_and.accumulate(equal, axis=1).sum(axis=1, dtype=np.int64)
         return drafted, accepted, np.minimum(accepted + 1, remaining)
 
-    def move_on(self, rows: Int64Array, num_yielded: Int64Array) -> None:
-        """Makes the yielded tokens due; a row whose completion is done starts its next turn."""
+    def advance(self, rows: Int64Array, num_yielded: Int64Array) -> None:
+        """Makes the yielded tokens due; rows with a finished completion start their next turn."""
         self._due[rows] = num_yielded
         done = rows[self._cursor[rows] + num_yielded == self._end[rows]]
         for row in done.tolist():
             self._next_turn(row)
 
     def _recorded_from(self, rows: Int64Array, counts: Int64Array, width: int) -> Int32Array:
-        """`[B, width]`: the next `counts` recorded tokens of each row, then -1."""
+        """Returns the next `counts` recorded tokens of each row, then -1, `[B, width]`."""
         columns = np.arange(width)
         wanted = columns < counts[:, None]
         positions = np.where(wanted, self._cursor[rows][:, None] + columns, 0)
         return np.where(wanted, self._recorded[rows[:, None], positions], np.int32(-1))
 
     def _next_turn(self, row: int) -> None:
-        """Prefill the row's next completion, or a waiting conversation if its own is done."""
+        """Prefills the row's next completion, or one of a waiting conversation after the last."""
         self._check_tokens(row)
         span = next(self._spans[row], None)
         while span is None:
@@ -310,18 +265,18 @@ class _Batch:
             if waiting is None:
                 self._active[row] = False
                 return
-            self.holders[row], request = waiting
+            self.request_of_row[row], request = waiting
             # Tokens of the previous conversation stay beyond the new length, as in a runner.
             self._recorded[row, : request.num_tokens] = request.tokens()
-            self._new_holders.append(row)
+            self._reassigned.append(row)
             self._cursor[row] = 0
             self._spans[row] = iter(request.spans())
             span = next(self._spans[row], None)
         start, end = span
         # The runner writes the prompt, and also the last tokens of the previous turn: the proposer
         # has not seen them because no draft was needed after them.
-        held = int(self._cursor[row])
-        self.token_ids[row, held:start] = self._recorded[row, held:start]
+        written = int(self._cursor[row])
+        self.token_ids[row, written:start] = self._recorded[row, written:start]
         self.num_tokens[row] = start
         self._prompted.append(row)
         self._cursor[row] = start
@@ -331,6 +286,8 @@ class _Batch:
 
     def _check_tokens(self, row: int) -> None:
         """Checks that the proposer appended the sampled tokens."""
-        held = int(self._cursor[row])
-        if not np.array_equal(self.token_ids[row, :held], self._recorded[row, :held]):
-            raise InputError("the proposer's token_ids are not the tokens given to it")
+        written = int(self._cursor[row])
+        if not np.array_equal(self.token_ids[row, :written], self._recorded[row, :written]):
+            raise InputError(
+                "token_ids: the proposer's rows differ from the tokens that it received"
+            )

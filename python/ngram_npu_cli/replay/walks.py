@@ -1,13 +1,12 @@
-"""Drafts of recorded conversations at every place, from a ladder and from a store.
+"""Drafts of recorded conversations at every position, from a ladder and from a store.
 
-The ladder's are simulated. A recording contains all tokens of a row, so the candidate for each
-token can be computed in advance, and with it the draft for any limit. That shares no code with the
-kernels or with their reference (``tests/ops/reference/ladder.py``), and a test compares it with the
-latter.
+Drafts of a ladder are simulated. A recording contains all tokens of a row, so the candidate for
+each token can be computed in advance, and with it the draft for any limit. That shares no code with
+the kernels or with their reference (``tests/ops/reference/ladder.py``); a test compares the two.
 
-The store's are recorded from its kernel. The contents of a store at a place do not depend on
-earlier drafts, since accepted text is always the recording's. So one pass over the conversations,
-in order and token by token, gives the drafts for any table of costs and any limit.
+Drafts of a store are recorded from its kernel. The contents of a store at a position do not depend
+on earlier drafts, because accepted text is always the recording's. So one pass over the
+conversations, in order and token by token, gives the drafts for any table of costs and any limit.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from ngram_npu.errors import InputError
 from ngram_npu.store import NgramStore
 
-from ngram_npu_cli.replay.simulation import TokenRequest
+from ngram_npu_cli.logs.conversations import TokenRequest
 
 IntArray = npt.NDArray[Any]
 CostsLike = IntArray | Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]
@@ -33,7 +32,7 @@ LADDER = (1, 2, 4, 8, 16)
 MAX_MATCH = 16
 MAX_K = 16
 STORE_SHAPE = (16, 56)
-"""Of a table of costs."""
+"""Shape of a store's table of costs."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +63,17 @@ class Counts:
 
 @dataclass(frozen=True)
 class Walks:
-    """The N places of some completions at which a draft may be asked for, and the draft of at most
-    `MAX_K` tokens there.
+    """The N positions of some completions at which a step may begin, and the draft of at most
+    `MAX_K` tokens at each.
 
     Attributes:
-        match: [N, K], min(m + j, 15): the table's row for the draft's token j.
-        column: [N, K], the table's column for it.
+        match: [N, K], min(m + j, 15): the row in the table of costs for draft token j.
+        column: [N, K], its column in the table.
         token: [N, K], the draft.
-        before: [N, K], the token before each of the draft.
-        length: [N], of the draft, 0 where nothing is found.
-        right: [N], how many leading draft tokens agree with the recording.
-        remaining: [N], tokens from this place to the completion's end.
+        before: [N, K], the token before each draft token.
+        length: [N], length of the draft, 0 without a match.
+        right: [N], number of leading draft tokens that equal the recording.
+        remaining: [N], tokens from this position to the completion's end.
     """
 
     match: IntArray
@@ -86,41 +85,48 @@ class Walks:
     remaining: IntArray
 
     def reached(self) -> npt.NDArray[np.bool_]:
-        """[N, K], where a draft token meets the recording after none that was wrong."""
+        """Returns [N, K], whether all earlier tokens of the draft are right."""
         last = np.minimum(self.right, np.minimum(self.length, self.remaining) - 1)
-        found: npt.NDArray[np.bool_] = np.arange(MAX_K) <= last[:, None]
-        return found
+        is_reached: npt.NDArray[np.bool_] = np.arange(MAX_K) <= last[:, None]
+        return is_reached
 
     def accepted(self) -> npt.NDArray[np.bool_]:
-        """[N, K], where all draft tokens up to this one agree with the recording."""
+        """Returns [N, K], whether all draft tokens up to this one equal the recording."""
         return np.arange(MAX_K) < self.right[:, None]
 
     def lengths(self, table: CostsLike, limit: int, k: int) -> IntArray:
-        """[N], how many of k tokens are drafted with this table of costs and this limit."""
-        of = tuple(a[:, :k] for a in (self.match, self.column, self.token, self.before))
-        costs = table[of[0], of[1]] if isinstance(table, np.ndarray) else table(*of)
-        has = np.arange(k) < self.length[:, None]
-        lengths: IntArray = (has & (np.cumsum(costs, axis=1) <= limit)).sum(axis=1)
+        """Returns [N], the number of drafted tokens with this table of costs and this limit."""
+        match, column = self.match[:, :k], self.column[:, :k]
+        if isinstance(table, np.ndarray):
+            costs = table[match, column]
+        else:
+            costs = table(match, column, self.token[:, :k], self.before[:, :k])
+        exists = np.arange(k) < self.length[:, None]
+        lengths: IntArray = (exists & (np.cumsum(costs, axis=1) <= limit)).sum(axis=1)
         return lengths
 
     def steps(self, lengths: IntArray) -> IntArray:
-        """The places at which a replay with these draft lengths makes its steps."""
+        """Returns the positions at which a replay with these draft lengths makes its steps."""
         yielded = np.minimum(np.minimum(self.right, lengths) + 1, self.remaining).tolist()
-        places = []
-        at = 0
-        while at < len(yielded):
-            places.append(at)
-            at += yielded[at]
-        return np.array(places, np.int64)
+        positions = []
+        position = 0
+        while position < len(yielded):
+            positions.append(position)
+            position += yielded[position]
+        return np.array(positions, np.int64)
 
     def replay(self, lengths: IntArray) -> Counts:
-        places = self.steps(lengths)
-        return Counts(len(lengths), len(places), int(lengths[places].sum()))
+        """Returns the counts of a replay with these draft lengths."""
+        positions = self.steps(lengths)
+        return Counts(len(lengths), len(positions), int(lengths[positions].sum()))
 
 
 def at_equal_drafts(curve: Sequence[Counts], drafted_per_step: float) -> tuple[float, float]:
-    """Tokens per step at which a curve drafts that much, linear between two of its points; and the
-    position on the curve: the number of the point, and the fraction of the way to the next.
+    """Interpolates a curve at a number of drafted tokens per step.
+
+    Returns:
+        Tokens per step, linear between two points of the curve; and the position on the curve: the
+        number of the point, plus the fraction of the way to the next.
 
     Raises:
         InputError: The curve does not reach that far.
@@ -131,72 +137,76 @@ def at_equal_drafts(curve: Sequence[Counts], drafted_per_step: float) -> tuple[f
             way = (drafted_per_step - low) / (high - low)
             gained = more.tokens_per_step - less.tokens_per_step
             return less.tokens_per_step + way * gained, i + way
-    raise InputError(f"no limit drafts {drafted_per_step:.2f} tokens a step")
+    raise InputError(f"no limit drafts {drafted_per_step:.2f} tokens per step")
 
 
-def _places(request: TokenRequest) -> tuple[IntArray, IntArray]:
-    """Where the steps of a request may begin, and the tokens that remain of the completion. A
-    completion's first token comes from prefill."""
+def _find_positions(request: TokenRequest) -> tuple[IntArray, IntArray]:
+    """Returns where the steps of a request may begin, and the tokens that remain from there to the
+    completion's end. A completion's first token comes from prefill."""
     spans = [(start + 1, end) for start, end in request.spans()]
-    none = np.empty(0, np.int64)
-    at = np.concatenate([none, *(np.arange(start, end) for start, end in spans)])
-    return at, np.concatenate([none, *(np.arange(end - start, 0, -1) for start, end in spans)])
+    empty = np.empty(0, np.int64)
+    positions = [np.arange(start, end) for start, end in spans]
+    remaining = [np.arange(end - start, 0, -1) for start, end in spans]
+    return np.concatenate([empty, *positions]), np.concatenate([empty, *remaining])
 
 
-def _right(
-    tokens: IntArray, at: IntArray, remaining: IntArray, drafted: IntArray, length: IntArray
+def _count_right(
+    tokens: IntArray, positions: IntArray, remaining: IntArray, drafted: IntArray, length: IntArray
 ) -> IntArray:
     j = np.arange(MAX_K)
-    truth = tokens[np.minimum(at[:, None] + j, len(tokens) - 1)]
-    agrees = (drafted == truth) & (j < np.minimum(remaining, length)[:, None])
-    right: IntArray = np.logical_and.accumulate(agrees, axis=1).sum(axis=1)
+    recorded = tokens[np.minimum(positions[:, None] + j, len(tokens) - 1)]
+    is_right = (drafted == recorded) & (j < np.minimum(remaining, length)[:, None])
+    right: IntArray = np.logical_and.accumulate(is_right, axis=1).sum(axis=1)
     return right
 
 
-def _joined(parts: Sequence[Walks]) -> Walks:
-    columns = zip(*([getattr(part, f.name) for f in fields(Walks)] for part in parts), strict=True)
-    return Walks(*(np.concatenate(list(column)) for column in columns))
+def _concatenate(parts: Sequence[Walks]) -> Walks:
+    columns = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in fields(Walks)
+    }
+    return Walks(**columns)
 
 
 def walks(requests: Sequence[TokenRequest], sizes: Sequence[int] = LADDER) -> Walks:
-    """Of all completions of these conversations, in order, with a ladder's drafts."""
-    return _joined([_walks_of(request, sizes) for request in requests])
+    """Returns the drafts of a ladder for all completions of these conversations, in order."""
+    return _concatenate([_walk(request, sizes) for request in requests])
 
 
-def _walks_of(request: TokenRequest, sizes: Sequence[int]) -> Walks:
+def _walk(request: TokenRequest, sizes: Sequence[int]) -> Walks:
     tokens = request.tokens()
     q, m = candidates(tokens.astype(np.int64), sizes)
     outcome = outcomes(tokens, q, m)
-    x, remaining = _places(request)
+    x, remaining = _find_positions(request)
     places = q[x, None] + np.arange(MAX_K) % (x - q[x])[:, None]
     drafted, length = tokens[places], np.where(m[x] > 0, MAX_K, 0)
     return Walks(
-        _small(np.minimum(m[x, None] + np.arange(MAX_K), 15)),
-        _small(outcome[places]),
+        _shrink(np.minimum(m[x, None] + np.arange(MAX_K), 15)),
+        _shrink(outcome[places]),
         drafted,
-        tokens[places - 1],  # without a candidate any
+        tokens[places - 1],  # arbitrary without a candidate
         length,
-        _right(tokens, x, remaining, drafted, length),
+        _count_right(tokens, x, remaining, drafted, length),
         remaining,
     )
 
 
-def _small(cells: IntArray) -> Any:
-    return cells.astype(np.int16)  # [N, K] of them take most of the memory
+def _shrink(cells: IntArray) -> Any:
+    return cells.astype(np.int16)  # these [N, K] arrays take most of the memory
 
 
 def candidates(tokens: IntArray, sizes: Sequence[int] = LADDER) -> tuple[IntArray, IntArray]:
-    """For each x the candidate (q, m) of tokens[:x], both [n]; q = m = 0 where there is none.
+    """Returns for each x the candidate (q, m) of tokens[:x], both [n]; q = m = 0 without one.
 
-    ``sizes`` ascend, none more than twice the one before (of which the first follows 1).
+    Each of the ``sizes`` is at most twice the previous one, and the first is at most 2.
     """
     n = len(tokens)
     x = np.arange(n)
     q = np.zeros(n, np.int64)
-    ids, length = _numbered(tokens), 1
+    ids, length = _number_values(tokens), 1
     for size in sizes:
-        ids, length = _longer(ids, length, size), size
-        end = np.concatenate([[-1], _previous(ids)])[:n]  # of the gram that ends at x - 1
+        ids, length = _extend_grams(ids, length, size), size
+        end = np.concatenate([[-1], _find_previous(ids)])[:n]  # of the gram that ends at x - 1
         q = np.where(end >= 0, end + 1, q)
     m = np.zeros(n, np.int64)
     agrees = q > 0
@@ -208,59 +218,62 @@ def candidates(tokens: IntArray, sizes: Sequence[int] = LADDER) -> tuple[IntArra
 
 
 def outcomes(tokens: IntArray, q: IntArray, m: IntArray) -> IntArray:
-    """The outcome byte of each token, [n]."""
+    """Returns the outcome byte of each token, [n]."""
     right = (m > 0) & (tokens[q] == tokens)
-    found: IntArray = np.minimum(m, 15) * 2 + right
-    return found
+    bytes_: IntArray = np.minimum(m, 15) * 2 + right
+    return bytes_
 
 
-def _longer(ids: IntArray, length: int, size: int) -> IntArray:
-    """From numbers of the grams of one length that end at each place to those of another, at most
-    twice as long: such a gram is two of the shorter ones, which may overlap."""
+def _extend_grams(ids: IntArray, length: int, size: int) -> IntArray:
+    """Numbers the grams of `size` tokens that end at each position, from the numbers of those of
+    `length` tokens. A gram of at most twice the length is two shorter ones, which may overlap."""
     n = len(ids)
     shift = size - length
-    pairs = n + np.arange(n)  # no gram of this size ends here: equal to none
+    pairs = n + np.arange(n)  # unique numbers where no gram of this size ends
     pairs[size - 1 :] = (ids[size - 1 - shift : n - shift] + 2) * 2 * n + ids[size - 1 :]
-    return _numbered(pairs)
+    return _number_values(pairs)
 
 
-def _numbered(values: IntArray) -> IntArray:
-    """Equal values to equal numbers below their count."""
+def _number_values(values: IntArray) -> IntArray:
+    """Maps equal values to equal numbers below their count."""
     numbers: IntArray = np.unique(values, return_inverse=True)[1].astype(np.int64)
     return numbers
 
 
-def _previous(values: IntArray) -> IntArray:
-    """[n], the previous place of the same value; -1 if there is none."""
+def _find_previous(values: IntArray) -> IntArray:
+    """Returns [n], the previous position of the same value; -1 if there is none."""
     order = np.argsort(values, kind="stable")
     same = values[order[1:]] == values[order[:-1]]
-    places = np.full(len(values), -1, np.int64)
-    places[order[1:][same]] = order[:-1][same]
-    return places
+    positions = np.full(len(values), -1, np.int64)
+    positions[order[1:][same]] = order[:-1][same]
+    return positions
 
 
 def record(requests: Sequence[TokenRequest], store: NgramStore) -> Walks:
-    """Of all completions of these conversations, one after the other, with a store's drafts."""
-    return _joined([_record(request, store.tensor) for request in requests])
+    """Returns the drafts of a store for all completions of these conversations, one after the
+    other. The store is changed: it stores the conversations."""
+    return _concatenate([_record(request, store.tensor) for request in requests])
 
 
 def _record(request: TokenRequest, store: Any) -> Walks:
     tokens = request.tokens()
-    at, remaining = _places(request)
+    positions, remaining = _find_positions(request)
     rows, columns = np.indices(STORE_SHAPE, np.uint8)
-    match, column = (np.zeros((len(at), MAX_K), np.uint8) for _ in range(2))
-    drafted, length = np.zeros((len(at), MAX_K), np.int32), np.zeros(len(at), np.int32)
-    one, slot, nowhere = np.ones(1, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int32)
-    for i, end in enumerate(at.astype(np.int32)):
-        # Twice the same draft: its rows of the table, its columns. Only then the token is entered.
-        for table, costs, where in ((rows, match, nowhere), (columns, column, slot)):
+    match, column = (np.zeros((len(positions), MAX_K), np.uint8) for _ in range(2))
+    drafted = np.zeros((len(positions), MAX_K), np.int32)
+    length = np.zeros(len(positions), np.int32)
+    one, slot, no_slot = np.ones(1, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int32)
+    for i, end in enumerate(positions.astype(np.int32)):
+        # The same draft twice: the costs are first rows of the table, then its columns. Only the
+        # second call has a slot and stores the token.
+        for table, costs, slot_indices in ((rows, match, no_slot), (columns, column, slot)):
             length[i] = 0
             _C.ngram_store_step_(
                 tokens[None],
                 end[None],
                 one,
                 store,
-                slot_indices=where,
+                slot_indices=slot_indices,
                 draft_token_ids=drafted[i : i + 1],
                 num_draft_tokens=length[i : i + 1],
                 match_len=np.empty(1, np.int32),
@@ -269,8 +282,13 @@ def _record(request: TokenRequest, store: Any) -> Walks:
                 cost_limit=MAX_K * 255,
             )
     _C.ngram_store_finish_(store, slot)
-    has = np.arange(MAX_K) < length[:, None]
-    before = np.hstack([tokens[at - 1, None], drafted[:, :-1]])
-    right = _right(tokens, at, remaining, drafted, length)
-    match, column = (_small(np.where(has, of, 0)) for of in (match, column))
-    return Walks(match, column, drafted, before, length, right, remaining)
+    exists = np.arange(MAX_K) < length[:, None]
+    return Walks(
+        match=_shrink(np.where(exists, match, 0)),
+        column=_shrink(np.where(exists, column, 0)),
+        token=drafted,
+        before=np.hstack([tokens[positions - 1, None], drafted[:, :-1]]),
+        length=length,
+        right=_count_right(tokens, positions, remaining, drafted, length),
+        remaining=remaining,
+    )

@@ -1,4 +1,4 @@
-"""Tuning: the best setting for recorded traffic, and its gain at a given verification cost.
+"""Tuning: the best setting for recorded traffic, and its gain at a verification cost.
 
     >>> from ngram_npu_cli.tune import share_of_a_step, tune
     >>> report = tune(["traffic.jsonl"], share_of_a_step(0.05))  # doctest: +SKIP
@@ -7,19 +7,38 @@
 Nothing here prints.
 """
 
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from ngram_npu.errors import InputError
 from ngram_npu.step_time import EXAMPLES, VerificationCost, load_cost, share_of_a_step
 
+from ngram_npu_cli.logs.reader import Progress
+from ngram_npu_cli.options import TuneOptions
+from ngram_npu_cli.report import Run, count_usable_cores
 from ngram_npu_cli.tune.candidates import (
     BASELINE,
+    BASELINES,
     CANDIDATES,
+    RUNNERS,
+    SYNCHRONOUS,
     Candidate,
+    Runner,
     parse_candidate,
     vllm_options,
 )
-from ngram_npu_cli.tune.text import format_report
-from ngram_npu_cli.tune.traffic import TuneOptions
-from ngram_npu_cli.tune.tune_report import TuneReport
-from ngram_npu_cli.tune.tuning import tune
+from ngram_npu_cli.tune.measure import Cache, Counts, measure_settings
+from ngram_npu_cli.tune.ranking import Measured, search_stores
+from ngram_npu_cli.tune.traffic import Traffic, read_traffic
+from ngram_npu_cli.tune.tune_report import TuneReport, format_report, make_report
 
 __all__ = [
     "BASELINE",
@@ -36,3 +55,135 @@ __all__ = [
     "tune",
     "vllm_options",
 ]
+
+
+def tune(
+    paths: Sequence[str | PathLike[str]],
+    cost: VerificationCost,
+    options: TuneOptions | None = None,
+    *,
+    candidates: Sequence[Candidate] = CANDIDATES,
+    against: Candidate | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    command: str = "",
+) -> TuneReport:
+    """Searches settings over recorded traffic.
+
+    Args:
+        paths: As for `replay`.
+        cost: The time of verification.
+        options: See `TuneOptions`.
+        candidates: The settings; `against` is added if it is missing, and so are ladders with a
+            store.
+        against: The setting to compare the recommended one with, verified as the runner verifies;
+            None: n-grams of 2 to 5, k = 5.
+        progress: Called often; must return quickly.
+        command: Command line to show in the report.
+
+    Raises:
+        InputError: As for `replay`; the cache cannot be used; no setting is for the runner.
+
+    Returns:
+        The report for the runner. Without a runner, the report for the GPU, with the one for the
+        host in `others`; only the latter if no candidate is for the GPU.
+    """
+    options = options or TuneOptions()
+    run = Run(command)
+    traffic = read_traffic(paths, options, progress)
+    runners = _select_runners(options.runner, candidates)
+    compared = {
+        r.name: BASELINES[r.drafts] if against is None else replace(against, drafts=r.drafts)
+        for r in runners
+    }
+    drafts = {runner.drafts for runner in runners}
+    searched = [c for c in candidates if c.drafts in drafts]
+    cache = Cache(options.cache or _find_cache_file(traffic))
+    num_resumed = len(cache)
+    jobs = options.jobs or count_usable_cores()
+
+    def show(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(f"{total} pieces", "replay", done, total))
+
+    def measure_candidates(candidates: tuple[Candidate, ...]) -> Measured:
+        per_request = measure_settings(
+            candidates,
+            traffic.requests,
+            streams=traffic.streams(),
+            jobs=jobs,
+            cache=cache,
+            progress=show,
+        )
+        counts = tuple(_sum_by_conversation(traffic, counts) for counts in per_request)
+        return Measured(candidates, counts, traffic.tokens, traffic.chosen_half)
+
+    measured = measure_candidates(tuple(dict.fromkeys([*searched, *compared.values()])))
+    costs = {r.name: _add_synchronous(r, cost, options.synchronous) for r in runners}
+    on_host = [runner for runner in runners if runner.drafts == "trimmed"]
+    if options.store and on_host:
+        measured = search_stores(measured, costs[on_host[0].name], candidates, measure_candidates)
+    # The file of finished pieces is only needed to continue an interrupted run.
+    if options.cache is None and cache.path is not None:
+        cache.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another run's file is there
+            cache.path.parent.rmdir()
+    about = {
+        **run.describe(),
+        "jobs": jobs,
+        "pieces_from_an_earlier_run": num_resumed,
+        "seconds": run.seconds,
+    }
+    first, *others = (
+        make_report(
+            measured.select(runner.drafts),
+            costs[runner.name],
+            traffic,
+            against=compared[runner.name],
+            runner=runner,
+            about=about,
+        )
+        for runner in runners
+    )
+    return replace(first, others=tuple(others))
+
+
+def _select_runners(name: str | None, candidates: Sequence[Candidate]) -> list[Runner]:
+    """Returns the runner `name`, or all of vLLM's runners for which there is a candidate."""
+    wanted = [RUNNERS[name]] if name is not None else [RUNNERS["gpu"], RUNNERS["host"]]
+    runners = [r for r in wanted if any(c.drafts == r.drafts for c in candidates)]
+    if not runners:
+        raise InputError(
+            f"runner {name}: no setting to search: {wanted[0].drafts} drafts are of consecutive "
+            "sizes only"
+        )
+    return runners
+
+
+def _add_synchronous(
+    runner: Runner, cost: VerificationCost, synchronous: float | None
+) -> VerificationCost:
+    if not runner.is_synchronous:
+        return cost
+    if synchronous is None:
+        synchronous = 0.0 if cost.is_measured else SYNCHRONOUS
+    return replace(cost, synchronous=synchronous)
+
+
+def _sum_by_conversation(traffic: Traffic, per_request: Counts) -> Counts:
+    sums = np.zeros((len(traffic.names), per_request.shape[1]), np.int32)
+    np.add.at(sums, traffic.conversation_of, per_request)
+    return sums
+
+
+def _find_cache_file(traffic: Traffic) -> Path | None:
+    """Returns the file for finished pieces of this traffic; None if its folder cannot be made."""
+    digest = hashlib.sha256()
+    for request in traffic.requests:
+        digest.update(request.tokens().tobytes())
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "ngram_npu"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder / f"tune-{digest.hexdigest()[:16]}.jsonl"

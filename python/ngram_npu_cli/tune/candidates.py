@@ -1,4 +1,4 @@
-"""The settings to search: a plain list, each as keywords of `NgramConfig`."""
+"""The settings to search, and the runners that draft with them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Drafts = Literal["padded", "trimmed"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting. Two of them are equal if their settings are, with defaults given or not.
+    """One setting. Two candidates are equal if their settings are, defaults included.
 
     Attributes:
-        options: keywords of `NgramConfig`, sorted by name.
-        drafts: as in `ReplayOptions`.
+        options: Keywords of `NgramConfig`, sorted by name.
+        drafts: As in `ReplayOptions`.
     """
 
     options: tuple[tuple[str, Any], ...]
@@ -27,8 +27,11 @@ class Candidate:
 
     @classmethod
     def of(cls, *, drafts: Drafts = "trimmed", **options: Any) -> Candidate:
-        """From keywords of `NgramConfig`, which raises ValueError or TypeError for wrong ones, and
-        what the runner verifies."""
+        """Returns a candidate from keywords of `NgramConfig` and from what the runner verifies.
+
+        Raises:
+            ValueError, TypeError: As `NgramConfig` does for wrong keywords.
+        """
         if drafts not in ("padded", "trimmed"):
             raise ValueError(f"drafts: expected 'padded' or 'trimmed', got {drafts!r}")
         config = NgramConfig(**options)
@@ -47,27 +50,31 @@ class Candidate:
 
     @property
     def has_store(self) -> bool:
-        """Whether requests draft from other requests' text."""
+        """Whether requests also draft from other requests' text."""
         return self.config.store is not None
 
     @property
     def label(self) -> str:
-        """The setting on one line, for tables and reports; trimmed unless it says padded."""
+        """The setting on one line, for tables and reports; trimmed drafts are not mentioned."""
         config = self.config
         if config.is_ladder:
-            least = config.min_draft_probability
             parts = ["ladder", f"k={config.k}"]
-            parts += [] if least is None else [f"p={least:g}"]
+            if config.min_draft_probability is not None:
+                parts.append(f"p={config.min_draft_probability:g}")
             if config.store is not None:
-                parts.append(f"{config.store} store={_short(config.store_tokens)}")
-            parts += [] if config.overlap else ["no overlap"]
+                parts.append(f"{config.store} store={_abbreviate(config.store_tokens)}")
+            if not config.overlap:
+                parts.append("no overlap")
         else:
             parts = [f"n={config.min_n}-{config.max_n}", config.match_policy, f"k={config.k}"]
-            parts += ["overlap"] if config.overlap else []
-        return " ".join([*parts, *(["padded"] if self.drafts == "padded" else [])])
+            if config.overlap:
+                parts.append("overlap")
+        if self.drafts == "padded":
+            parts.append("padded")
+        return " ".join(parts)
 
 
-def _short(tokens: int) -> str:
+def _abbreviate(tokens: int) -> str:
     for unit, name in ((1_000_000, "M"), (1000, "k")):
         if tokens % unit == 0:
             return f"{tokens // unit}{name}"
@@ -81,14 +88,14 @@ BASELINES = {
     "trimmed": BASELINE,
     "padded": Candidate.of(min_n=2, max_n=5, k=5, match_policy="latest", drafts="padded"),
 }
-"""By what is verified: vLLM's V2 runner follows the latest match."""
+"""The default by what is verified, because vLLM's V2 runner follows the latest match."""
 
 
 def parse_candidate(text: str) -> Candidate:
-    """A setting from JSON, an object of `NgramConfig`'s keywords.
+    """Parses a JSON object of `NgramConfig`'s keywords.
 
     Raises:
-        InputError: the text is not a setting.
+        InputError: The text is not a setting.
     """
     try:
         return Candidate.of(**json.loads(text))
@@ -102,7 +109,7 @@ def parse_candidate(text: str) -> Candidate:
 PROBABILITIES = (0.6, 0.45, 0.35, 0.25, 0.177, 0.125, 0.088, 0.0625, 0.03)
 
 
-def _candidates() -> tuple[Candidate, ...]:
+def _make_candidates() -> tuple[Candidate, ...]:
     ladders = [
         Candidate.of(sizes="ladder", k=k, min_draft_probability=p)
         for p in PROBABILITIES
@@ -124,40 +131,99 @@ def _candidates() -> tuple[Candidate, ...]:
     return (*ladders, *fixed, *padded)
 
 
-CANDIDATES = _candidates()
+CANDIDATES = _make_candidates()
 
 STORE_SIZES = (100_000, STORE_TOKENS)
-"""Capacities in tokens to try: the last one with several ladders, the others with the best."""
+"""Capacities in tokens to try: the last one with several ladders, the others with the best one."""
+
+
+SYNCHRONOUS = 0.1
+"""How much longer a step takes without asynchronous scheduling, as a share of it: an assumption.
+Others measured 6 % with 32B parameters and 20 % with 7B (the table of vllm-ascend's pull request
+that makes its runner asynchronous)."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """One way of drafting in a server.
+
+    Attributes:
+        name: For `--runner`.
+        drafts: What is verified, as in `ReplayOptions`.
+        method: Of vLLM's `speculative_config`.
+        variables: Of the server's environment.
+        is_synchronous: Whether vLLM then schedules synchronously.
+        about: Where it drafts, and which features of vLLM are lost.
+    """
+
+    name: str
+    drafts: Drafts
+    method: Literal["ngram_gpu", "custom_class", "ngram"]
+    variables: tuple[str, ...]
+    is_synchronous: bool
+    about: str
+
+
+RUNNERS = {
+    "gpu": Runner(
+        "gpu",
+        "padded",
+        "ngram_gpu",
+        ("NGRAM_NPU_VLLM=1",),
+        False,
+        "drafts on the GPU (ngram_gpu). Keeps the V2 runner and asynchronous scheduling; all "
+        "K tokens are verified. A store there (draft_on) is not searched.",
+    ),
+    "host": Runner(
+        "host",
+        "trimmed",
+        "custom_class",
+        ("NGRAM_NPU_VLLM=1",),  # which a store needs
+        True,
+        "drafts on the host (custom_class). On a GPU this TAKES AWAY the V2 runner and "
+        "asynchronous scheduling.",
+    ),
+    "ascend": Runner(
+        "ascend",
+        "trimmed",
+        "ngram",
+        ("NGRAM_NPU_VLLM=1", "VLLM_USE_V2_MODEL_RUNNER=0"),
+        True,
+        "drafts on the host with vLLM-Ascend (ngram, from v0.24.0rc). This TAKES AWAY "
+        "asynchronous scheduling.",
+    ),
+}
 
 
 def vllm_options(candidate: Candidate, method: str | None = None) -> tuple[str, str]:
-    """The options of `vllm serve` for a setting.
+    """Returns the options of `vllm serve` for a setting.
 
     Args:
-        candidate: the setting.
-        method: a `Runner`'s; None: `ngram_gpu` where drafts are padded, else `custom_class`.
+        candidate: The setting.
+        method: Of a `Runner`; None: `ngram_gpu` for padded drafts, otherwise `custom_class`.
     """
     method = method or ("ngram_gpu" if candidate.drafts == "padded" else "custom_class")
     config = candidate.config
     speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": config.k}
     bounds = {"prompt_lookup_min": config.min_n, "prompt_lookup_max": config.max_n}
-    own: dict[str, Any] = {}
+    plugin: dict[str, Any] = {}
     if method == "custom_class":
         speculative["model"] = "ngram_npu.engines.vllm.NgramProposer"
     if config.is_ladder:
-        own["sizes"] = "ladder"
+        plugin["sizes"] = "ladder"
         if config.min_draft_probability is not None:
-            own["min_draft_probability"] = config.min_draft_probability
+            plugin["min_draft_probability"] = config.min_draft_probability
         if not config.overlap:
-            own["overlap"] = False
+            plugin["overlap"] = False
         if config.store is not None:
-            own |= {"store": config.store, "store_tokens": config.store_tokens}
+            plugin |= {"store": config.store, "store_tokens": config.store_tokens}
+    # The plugin's option `lookup` replaces vLLM's bounds for n-grams of 1 to 16 tokens.
     elif method == "ngram_gpu" and (config.min_n, config.max_n) == (1, 16):
-        own["lookup"] = "1-16"
+        plugin["lookup"] = "1-16"
     else:
-        (own if method == "custom_class" else speculative).update(bounds)
-        own |= {"match_policy": config.match_policy, "overlap": config.overlap}
+        (plugin if method == "custom_class" else speculative).update(bounds)
+        plugin |= {"match_policy": config.match_policy, "overlap": config.overlap}
     return (
         f"--speculative-config {shlex.quote(json.dumps(speculative))}",
-        f"--additional-config {shlex.quote(json.dumps({'ngram_npu': own}))}",
+        f"--additional-config {shlex.quote(json.dumps({'ngram_npu': plugin}))}",
     )

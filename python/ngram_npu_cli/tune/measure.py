@@ -1,4 +1,4 @@
-"""Replays of many settings over many conversations: in pieces, on several processes, resumable.
+"""Replays many settings over many conversations: in pieces, on several processes, resumable.
 
 A piece is one setting on one chunk of conversations. Its result is the number of steps of each
 conversation by the number of tokens drafted; all figures follow from that. With a store, which
@@ -16,13 +16,15 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from ngram_npu.errors import InputError
 
-from ngram_npu_cli.replay.simulation import TokenRequest, simulate
+from ngram_npu_cli.logs.conversations import TokenRequest
+from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.tune.candidates import Candidate
 
 Counts = npt.NDArray[np.int32]
@@ -36,24 +38,26 @@ _requests: Sequence[TokenRequest] = ()
 """The requests; worker processes inherit them from the parent."""
 
 
-def chunks_of(requests: Sequence[TokenRequest]) -> list[list[int]]:
-    """Numbers of the requests that are replayed together: requests of similar length, so that a
-    batch stays full to its end."""
+def group_requests(requests: Sequence[TokenRequest]) -> list[list[int]]:
+    """Returns the numbers of the requests that are replayed together.
+
+    They are of similar length, so that a batch stays full to its end.
+    """
     generated = [sum(end - start for start, end in r.spans()) for r in requests]
     order = sorted(range(len(requests)), key=lambda i: (generated[i], i))
     chunks: list[list[int]] = []
     longest = 0
     for i in order:
         longest = max(longest, requests[i].num_tokens)
-        full = chunks and (len(chunks[-1]) == _ROWS or (len(chunks[-1]) + 1) * longest > _TOKENS)
-        if not chunks or full:
+        is_full = chunks and (len(chunks[-1]) == _ROWS or (len(chunks[-1]) + 1) * longest > _TOKENS)
+        if not chunks or is_full:
             chunks.append([])
             longest = requests[i].num_tokens
         chunks[-1].append(i)
     return chunks
 
 
-def measure(
+def measure_settings(
     candidates: Sequence[Candidate],
     requests: Sequence[TokenRequest],
     *,
@@ -62,27 +66,27 @@ def measure(
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Counts]:
-    """Replay every setting on every request.
+    """Replays every setting on every request.
 
     Args:
-        candidates: the settings.
-        requests: all with at least one step.
-        streams: numbers of the requests that share a store, in order; the store is empty at first,
+        candidates: The settings.
+        requests: Each with at least one step.
+        streams: Numbers of the requests that share a store, in order; the store is empty at first,
             and each request is in one stream. None: one stream of all requests.
-        jobs: processes.
-        cache: finished pieces, which are not replayed again.
-        progress: called with (pieces done, pieces in all).
+        jobs: Number of processes.
+        cache: Finished pieces, which are not replayed again.
+        progress: Called with (pieces done, pieces in all).
 
     Returns:
         For each setting [N, K+1], steps of each request by the number of tokens drafted.
     """
-    chunks = chunks_of(requests)
+    chunks = group_requests(requests)
     first_stream = len(chunks)
     if any(candidate.has_store for candidate in candidates):
-        chunks += [list(of) for of in streams or [range(len(requests))]]
+        chunks += [list(stream) for stream in streams or [range(len(requests))]]
     results = [np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates]
     cache = Cache(None) if cache is None else cache
-    digests = [_digest(requests[i] for i in chunk) for chunk in chunks]
+    digests = [_digest_requests(requests[i] for i in chunk) for chunk in chunks]
     todo: list[tuple[int, int]] = []
     total = done = 0
     # Long chunks first, so that the last process to finish has little left to do.
@@ -91,24 +95,25 @@ def measure(
             if candidate.has_store != (j >= first_stream):
                 continue
             total += 1
-            found = cache.get(_key(candidate, digests[j]), (len(chunks[j]), candidate.config.k + 1))
-            if found is None:
+            shape = len(chunks[j]), candidate.config.k + 1
+            counts = cache.get(_make_key(candidate, digests[j]), shape)
+            if counts is None:
                 todo.append((i, j))
             else:
-                results[i][chunks[j]] = found
+                results[i][chunks[j]] = counts
                 done += 1
     if progress is not None:
         progress(done, total)
-    for (i, j), counts in _results(candidates, requests, chunks, todo, jobs):
-        results[i][chunks[j]] = counts
-        cache.put(_key(candidates[i], digests[j]), counts)
+    for (i, j), piece in _replay_pieces(candidates, requests, chunks, todo, jobs):
+        results[i][chunks[j]] = piece
+        cache.put(_make_key(candidates[i], digests[j]), piece)
         done += 1
         if progress is not None:
             progress(done, total)
     return results
 
 
-def _results(
+def _replay_pieces(
     candidates: Sequence[Candidate],
     requests: Sequence[TokenRequest],
     chunks: Sequence[list[int]],
@@ -119,14 +124,14 @@ def _results(
         for i, j in todo:
             yield (i, j), _replay([requests[n] for n in chunks[j]], candidates[i])
         return
-    with _workers(requests, min(jobs, len(todo))) as pool:
+    with _start_workers(requests, min(jobs, len(todo))) as pool:
         waiting = iter(todo)
         running: dict[Future[Counts], tuple[int, int]] = {}
         while True:
             # Only enough pieces to keep all processes busy, so that an interruption ends soon.
             while len(running) < 2 * jobs and (piece := next(waiting, None)) is not None:
                 i, j = piece
-                running[pool.submit(_work, chunks[j], candidates[i])] = piece
+                running[pool.submit(_replay_inherited, chunks[j], candidates[i])] = piece
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -134,12 +139,12 @@ def _results(
 
 
 @contextmanager
-def _workers(requests: Sequence[TokenRequest], jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that inherit the requests, so that they need not be copied."""
+def _start_workers(requests: Sequence[TokenRequest], jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Yields processes that inherit the requests, so that they need not be copied."""
     global _requests
     _requests = requests
     pool = ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("fork"), initializer=_start
+        jobs, mp_context=multiprocessing.get_context("fork"), initializer=_initialize_worker
     )
     try:
         yield pool
@@ -148,14 +153,14 @@ def _workers(requests: Sequence[TokenRequest], jobs: int) -> Iterator[ProcessPoo
         _requests = ()
 
 
-def _start() -> None:
+def _initialize_worker() -> None:
     from ngram_npu._C import set_num_threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     set_num_threads(1)
 
 
-def _work(chunk: Sequence[int], candidate: Candidate) -> Counts:
+def _replay_inherited(chunk: Sequence[int], candidate: Candidate) -> Counts:
     return _replay([_requests[n] for n in chunk], candidate)
 
 
@@ -164,16 +169,16 @@ def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
 
     config = candidate.config
     # As in vLLM each turn is a request, so that only completions enter a store.
-    turns = [r.turns_apart() if candidate.has_store else [r] for r in requests]
-    owner = np.repeat(np.arange(len(requests)), [len(of) for of in turns])
+    turns = [r.split_turns() if candidate.has_store else [r] for r in requests]
+    request_of_turn = np.repeat(np.arange(len(requests)), [len(part) for part in turns])
     counts: Counts = np.zeros((len(requests), config.k + 1), np.int32)
 
-    def observe(holders: npt.NDArray[np.int64], drafted: npt.NDArray[np.int64]) -> None:
-        counts[owner[holders], drafted] += 1
+    def observe(active_turns: npt.NDArray[np.int64], drafted: npt.NDArray[np.int64]) -> None:
+        counts[request_of_turn[active_turns], drafted] += 1
 
     simulate(
         "",
-        [turn for of in turns for turn in of],
+        list(chain.from_iterable(turns)),
         NgramProposer(config, "index" if config.fits_index else "scan"),
         k=config.k,
         batch_size=1 if candidate.has_store else len(requests),
@@ -183,7 +188,7 @@ def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
     return counts
 
 
-def _digest(requests: Iterator[TokenRequest]) -> str:
+def _digest_requests(requests: Iterator[TokenRequest]) -> str:
     digest = hashlib.sha256()
     for request in requests:
         digest.update(repr([(len(t.prompt), len(t.completion)) for t in request.turns]).encode())
@@ -191,39 +196,39 @@ def _digest(requests: Iterator[TokenRequest]) -> str:
     return digest.hexdigest()
 
 
-def _key(candidate: Candidate, chunk: str) -> str:
-    """Everything that a piece's result depends on, including the drafter's version."""
+def _make_key(candidate: Candidate, chunk: str) -> str:
+    """Hashes everything that a piece's result depends on, including the drafter's version."""
     from ngram_npu.config import CONTRACT_VERSION, default_costs, default_store_costs
 
     costs = zlib.crc32(default_costs().tobytes() + default_store_costs().tobytes())
-    whole = json.dumps([CONTRACT_VERSION, costs, candidate.options, candidate.drafts, chunk])
-    return hashlib.sha256(whole.encode()).hexdigest()[:32]
+    key = json.dumps([CONTRACT_VERSION, costs, candidate.options, candidate.drafts, chunk])
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 class Cache:
-    """Finished pieces in a file of JSON lines; each is written at once."""
+    """Finished pieces in a file of JSON lines; each piece is written immediately."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._found: dict[str, str] = {}
-        if path is None or not path.is_file():  # reading a device may not end
+        self._entries: dict[str, str] = {}
+        if path is None or not path.is_file():  # reading a device may never end
             return
         try:
             for line in path.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
-                self._found[entry["key"]] = entry["counts"]
+                self._entries[entry["key"]] = entry["counts"]
         except ValueError:
             pass  # the last line of an interrupted run may be incomplete; the piece is repeated
         except (OSError, LookupError, TypeError) as error:
             raise InputError(f"{path}: not a cache of ngram-npu tune: {error}") from error
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._entries)
 
     def get(self, key: str, shape: tuple[int, int]) -> Counts | None:
-        if key not in self._found:
+        if key not in self._entries:
             return None
-        raw = zlib.decompress(base64.b85decode(self._found[key]))
+        raw = zlib.decompress(base64.b85decode(self._entries[key]))
         return np.frombuffer(raw, np.int32).reshape(shape)
 
     def put(self, key: str, counts: Counts) -> None:

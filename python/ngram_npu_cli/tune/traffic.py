@@ -8,58 +8,15 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from ngram_npu.errors import InputError, RecordError
 
-from ngram_npu_cli.logs.log_files import Progress, Skipped, log_files
-from ngram_npu_cli.logs.records import Conversation
-from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
-from ngram_npu_cli.replay.replay_report import TOKENIZER_WARNING
-from ngram_npu_cli.replay.replaying import (
-    IDS_ONLY,
-    ReplayInput,
-    TokenizerLike,
-    load_inputs,
-    request_maker,
-)
-from ngram_npu_cli.replay.simulation import TokenRequest
-
-DEFAULT_SAMPLE = 10_000_000
-"""Characters: all settings over it take two minutes on two cores."""
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """How to tune.
-
-    Attributes:
-        format, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
-        sample: maximum number of characters to replay; None: all.
-        jobs: processes; None: one per core.
-        cache: file that keeps finished pieces for later runs; None: a file for this traffic, which
-            is deleted after a complete run.
-        runner: "gpu", "host" or "ascend": where drafts are made (`runners.RUNNERS`). None: the GPU
-            and the host, each with a recommendation of its own.
-        synchronous: what a step takes longer without asynchronous scheduling, as a share of it, for
-            runners that lose it; None: an assumed 0.1, or 0 with step times of one's own server.
-        store: whether to try ladders also with a store, from which requests draft other requests'
-            text.
-    """
-
-    format: str | None = None
-    limit: int | None = None
-    strict: bool = False
-    tokenizer: str | None = None
-    chat_template: str = "auto"
-    sample: int | None = DEFAULT_SAMPLE
-    jobs: int | None = None
-    cache: Path | None = None
-    runner: str | None = None
-    synchronous: float | None = None
-    store: bool = False
+from ngram_npu_cli.logs.conversations import Conversation, TokenRequest
+from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
+from ngram_npu_cli.options import TuneOptions
+from ngram_npu_cli.report import TOKENIZER_WARNING
 
 
 @dataclass(frozen=True)
@@ -67,19 +24,19 @@ class Traffic:
     """Conversations with at least one step, as requests.
 
     Attributes:
-        inputs: names, in order.
+        inputs: Names, in order.
         input_of: [N], number of each conversation's input.
-        names: id of each conversation.
+        names: ID of each conversation.
         number_in_input: [N], number of each conversation among those kept of its input, from 0.
-        requests: of all conversations. A conversation has several requests if its chat template
+        requests: Of all conversations. A conversation has several requests if its chat template
             changes earlier turns.
         conversation_of: [R], number of each request's conversation.
         tokens: [N], generated in steps.
-        characters: of the conversations kept.
-        found, found_characters: of all conversations read.
-        left_out: kept conversations without a step.
-        notes: records and conversations that were skipped, and files of folders that are no logs.
-        tokenizer: name and source; None for token ids.
+        characters: Of the conversations kept.
+        num_read, characters_read: Of all conversations that were read.
+        left_out: Number of kept conversations without a step.
+        notes: Records and conversations that were skipped, and files of folders that are no logs.
+        tokenizer: Name and source; None for token ids.
     """
 
     inputs: tuple[str, ...]
@@ -90,28 +47,30 @@ class Traffic:
     conversation_of: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     characters: int
-    found: int
-    found_characters: int
+    num_read: int
+    characters_read: int
     left_out: int
     notes: tuple[str, ...]
     tokenizer: str | None
 
     @property
     def is_sample(self) -> bool:
-        return self.characters < self.found_characters
+        return self.characters < self.characters_read
 
     @property
     def chosen_half(self) -> npt.NDArray[np.bool_]:
         """[N], whether settings are chosen on it: numbers 0, 2, 4, ... of each input."""
-        even: npt.NDArray[np.bool_] = self.number_in_input % 2 == 0
-        return even
+        is_even: npt.NDArray[np.bool_] = self.number_in_input % 2 == 0
+        return is_even
 
     def streams(self) -> list[list[int]]:
-        """Numbers of the requests that share a store: each half of each input, in order."""
-        of_request = (
-            self.input_of[self.conversation_of] * 2 + self.chosen_half[self.conversation_of]
-        )
-        return [np.flatnonzero(of_request == n).tolist() for n in np.unique(of_request)]
+        """Returns numbers of the requests that share a store: each half of each input, in order."""
+        stream_of_conversation = self.input_of * 2 + self.chosen_half
+        stream_of_request = stream_of_conversation[self.conversation_of]
+        return [
+            np.flatnonzero(stream_of_request == stream).tolist()
+            for stream in np.unique(stream_of_request)
+        ]
 
 
 def read_traffic(
@@ -119,92 +78,74 @@ def read_traffic(
     options: TuneOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Traffic:
-    """Read, sample and tokenize.
+    """Reads, samples and tokenizes.
 
     Args:
-        paths: files and folders; empty for the standard library's sources.
-        options: how it is read; None: all of it. A sample has whole conversations, chosen with
+        paths: Files and folders; empty for the standard library's sources.
+        options: How it is read; None: all of it. A sample has whole conversations, chosen with
             equal probability, the same ones for the same traffic.
-        progress: called after each conversation that is read, and that is tokenized.
+        progress: Called after each conversation that is read, and that is tokenized.
 
     Raises:
-        InputError: as for `replay`, or fewer than two conversations have a step.
+        InputError: As for `replay`, or fewer than two conversations have a step.
     """
     options = options or TuneOptions(sample=None)
-    kept = _Sample(options.sample)
-    inputs: list[str] = []
-    notes: list[str] = []
-    if not paths:
-        item: ReplayInput
-        (item,) = load_inputs((), options.limit)
-        inputs.append(item.name)
-        for conversation in item.conversations:
-            kept.add(0, conversation)
-    for log in log_files(paths, options.strict):
-        before = kept.copy()
-        try:
-            for conversation in log.conversations(options.limit, options.format, progress):
-                kept.add(len(inputs), conversation)
-        except RecordError as error:
-            notes.append(log.reason_to_leave_out(error))
-            kept = before
-        else:
-            inputs.append(log.name)
-            notes += [f"{log.name}: {note}" for note in log.notes]
-    if not inputs:
-        raise InputError(notes[0])
-    chosen = kept.in_order()
-    loaded: TokenizerLike | None = None
-    texts = [c for _, c in chosen if not c.has_token_ids]
-    if texts:
-        if options.tokenizer != IDS_ONLY:
-            loaded = load_tokenizer(options.tokenizer or DEFAULT_TOKENIZER)
-        if options.tokenizer is None and paths:
+    show = progress or ignore_progress
+    sample = _Sample(options.sample)
+    logs, omissions = read_logs(
+        paths, options, sample.add, discard=sample.discard, progress=progress
+    )
+    notes = [f"{log.name}: {note}" for log in logs for note in log.notes] + omissions
+    kept = sample.in_order()
+    tokenization = Tokenization(options.tokenizer, options.chat_template)
+    if not all(conversation.has_token_ids for _, conversation in kept):
+        tokenization.load()
+        if tokenization.is_guessed and paths:
             notes.append(TOKENIZER_WARNING)
-    to_requests = request_maker(loaded, options.chat_template)
     requests: list[TokenRequest] = []
-    owners: list[int] = []
+    conversation_of: list[int] = []
     names: list[str] = []
     input_of: list[int] = []
-    skipped = [Skipped("conversations", strict=options.strict) for _ in inputs]
-    for done, (number, conversation) in enumerate(chosen, start=1):
+    read_of_input = np.zeros(len(logs), int)
+    skipped = [Skipped("conversations", strict=options.strict) for _ in logs]
+    for done, (number, conversation) in enumerate(kept, start=1):
+        read_of_input[number] += 1
+        with_steps: list[TokenRequest] = []
         try:
-            made = [r for r in to_requests(conversation) if r.spans()]
+            with_steps += [r for r in tokenization.make_requests(conversation) if r.spans()]
         except RecordError as error:
             skipped[number].add(error)
-            made = []
-        if made:
-            owners += [len(names)] * len(made)
-            requests += made
+        if with_steps:
+            conversation_of += [len(names)] * len(with_steps)
+            requests += with_steps
             names.append(conversation.id)
             input_of.append(number)
-        if progress is not None:
-            progress(Progress(inputs[number], "tokenize", done, len(chosen)))
-    for number, of_input in enumerate(skipped):
-        used = sum(of == number for of, _ in chosen) - of_input.number
-        of_input.check(used)
-        notes += [f"{inputs[number]}: {note}" for note in of_input.notes(used)]
+        show(Progress(logs[number].name, "tokenize", done, len(kept)))
+    for log, skipped_of_input, num_read in zip(logs, skipped, read_of_input.tolist(), strict=True):
+        used = num_read - skipped_of_input.number
+        skipped_of_input.check(used)
+        notes += [f"{log.name}: {note}" for note in skipped_of_input.notes(used)]
     if len(names) < 2:
         raise InputError(
             f"expected 2 or more conversations with an answer of 2 or more tokens, got {len(names)}"
         )
-    conversation_of = np.array(owners)
-    generated = [sum(end - start - 1 for start, end in r.spans()) for r in requests]
-    input_numbers = np.array(input_of)
+    owners = np.array(conversation_of)
+    generated = [request.num_generated for request in requests]
+    tokenizer = tokenization.tokenizer
     return Traffic(
-        inputs=tuple(inputs),
-        input_of=input_numbers,
+        inputs=tuple(log.name for log in logs),
+        input_of=np.array(input_of),
         names=tuple(names),
-        number_in_input=_numbers_within(input_numbers),
+        number_in_input=_number_within_inputs(np.array(input_of)),
         requests=tuple(requests),
-        conversation_of=conversation_of,
-        tokens=np.bincount(conversation_of, generated, len(names)).astype(np.int64),
-        characters=kept.characters,
-        found=kept.found,
-        found_characters=kept.found_characters,
-        left_out=len(chosen) - len(names) - sum(of.number for of in skipped),
+        conversation_of=owners,
+        tokens=np.bincount(owners, generated, len(names)).astype(np.int64),
+        characters=sample.characters,
+        num_read=sample.num_read,
+        characters_read=sample.characters_read,
+        left_out=len(kept) - len(names) - sum(s.number for s in skipped),
         notes=tuple(notes),
-        tokenizer=None if loaded is None else f"{loaded.name}: {loaded.source}",
+        tokenizer=None if tokenizer is None else f"{tokenizer.name}: {tokenizer.source}",
     )
 
 
@@ -214,40 +155,52 @@ class _Sample:
     After one was left out, none with a higher hash is kept: short ones would be more likely.
     """
 
-    def __init__(self, most: int | None) -> None:
-        self.most = most
-        self.found = self.found_characters = self.characters = 0
+    def __init__(self, max_characters: int | None) -> None:
+        self.max_characters = max_characters
+        self.num_read = self.characters_read = self.characters = 0
         self._heap: list[tuple[int, int, int, Conversation]] = []
-        self._bar = 1 << 64
+        self._max_hash = 1 << 64
+        self._input = -1
+        # A copy to return to if the current input turns out to be no log.
+        self._before_input: _Sample | None = None
 
     def add(self, number: int, conversation: Conversation) -> None:
+        """Adds a conversation of the input `number`."""
+        if number != self._input:
+            self._input, self._before_input = number, None
+            self._before_input = copy.copy(self)
+            self._before_input._heap = list(self._heap)
         size = conversation.num_characters
-        text = f"{self.found} {size} {conversation.id}".encode()
-        rank = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
-        if rank < self._bar:
-            heapq.heappush(self._heap, (-rank, self.found, number, conversation))
+        text = f"{self.num_read} {size} {conversation.id}".encode()
+        # The hash depends only on position, size and id, so the sample is reproducible.
+        key = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+        if key < self._max_hash:
+            heapq.heappush(self._heap, (-key, self.num_read, number, conversation))
             self.characters += size
-        self.found += 1
-        self.found_characters += size
-        while self.most is not None and self.characters > self.most and len(self._heap) > 2:
+        self.num_read += 1
+        self.characters_read += size
+        if self.max_characters is None:
+            return
+        while self.characters > self.max_characters and len(self._heap) > 2:
             left_out = heapq.heappop(self._heap)
-            self._bar = -left_out[0]
+            self._max_hash = -left_out[0]
             self.characters -= left_out[3].num_characters
 
-    def copy(self) -> _Sample:
-        """This state, to return to if the next file turns out to be no log."""
-        other = copy.copy(self)
-        other._heap = list(self._heap)
-        return other
+    def discard(self, number: int) -> None:
+        """Restores the state before the input `number`, which turned out to be no log."""
+        if number == self._input and self._before_input is not None:
+            vars(self).update(vars(self._before_input), _input=-1)
 
     def in_order(self) -> list[tuple[int, Conversation]]:
-        return [(number, c) for _, _, number, c in sorted(self._heap, key=lambda entry: entry[1])]
+        """Returns numbers of inputs and conversations in the order in which they were added."""
+        in_order = sorted(self._heap, key=lambda entry: entry[1])
+        return [(number, conversation) for _, _, number, conversation in in_order]
 
 
-def _numbers_within(of_input: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[N], number of earlier conversations of the same input."""
-    numbers = np.zeros(len(of_input), np.int64)
-    for number in np.unique(of_input):
-        own = np.flatnonzero(of_input == number)
-        numbers[own] = np.arange(len(own))
+def _number_within_inputs(input_of: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns [N], number of earlier conversations of the same input."""
+    numbers = np.zeros(len(input_of), np.int64)
+    for number in np.unique(input_of):
+        conversations = np.flatnonzero(input_of == number)
+        numbers[conversations] = np.arange(len(conversations))
     return numbers

@@ -1,33 +1,37 @@
-"""The result of tuning: its data classes and its JSON. `text` and `html` show it."""
+"""The result of tuning: its data classes, its JSON, and its text for a terminal."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from ngram_npu.config import STORE_TOKENS
+from ngram_npu.errors import printable
 from ngram_npu.step_time import VerificationCost
 
-from ngram_npu_cli.replay.walks import Counts as Figures
-from ngram_npu_cli.tune.candidates import Candidate, vllm_options
-from ngram_npu_cli.tune.runners import Runner
-from ngram_npu_cli.tune.search import (
+from ngram_npu_cli.replay.walks import Counts as TotalCounts
+from ngram_npu_cli.report import BYTES_WARNING, JsonReport, align_columns, shorten_name
+from ngram_npu_cli.tune.candidates import SYNCHRONOUS, Candidate, Runner, vllm_options
+from ngram_npu_cli.tune.ranking import (
     Interval,
     Measured,
-    advice,
-    frontier,
-    interval,
-    ranked,
+    StoreGain,
+    advise,
+    compute_interval,
+    find_frontier,
+    recommend,
 )
 from ngram_npu_cli.tune.traffic import Traffic
 
 FORMAT = "ngram_npu.tune/2"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 
-LEAST_HELD_OUT = 20
-"""With fewer, nothing is recommended: resamplings of so few conversations are too alike."""
+MIN_HELD_OUT = 20
+"""With fewer conversations nothing is recommended: their resamplings are too similar."""
+
+_MAX_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,20 @@ class Setting:
     """Figures of one setting, on the half for choosing and on the held-out half."""
 
     candidate: Candidate
-    chosen: Figures
-    held_out: Figures
+    chosen: TotalCounts
+    held_out: TotalCounts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the figures of both halves."""
+        halves = {"chosen_half": self.chosen, "held_out": self.held_out}
+        return {
+            half: {
+                **asdict(counts),
+                "tokens_per_step": counts.tokens_per_step,
+                "drafted_per_step": counts.drafted_per_step,
+            }
+            for half, counts in halves.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -44,13 +60,13 @@ class BatchRow:
     """Speed-ups on the held-out half at one batch size.
 
     Attributes:
-        speedup, against: of the recommended setting and of the one it is compared with.
-        ratio: of the two, over the same resampled conversations.
-        expected: of the recommended setting, on the half that it was chosen on.
-        best: number of the setting that is best on that half at this batch size alone.
-        best_speedup: of that setting, on the held-out half.
-        use: number of the setting to use: the first of the recommended one, the best for this batch
-            size alone, and the one compared with, that surely gains. None: none does.
+        speedup, against: Of the recommended setting and of the one it is compared with.
+        ratio: Of the two, over the same resampled conversations.
+        expected: Of the recommended setting, on the half that it was chosen on.
+        best: Number of the setting that is best on that half at this batch size alone.
+        best_speedup: Of that setting, on the held-out half.
+        use: Number of the setting to use: the first of the recommended one, the best for this batch
+            size alone, and the one compared with, with an interval above 1. None: none of them.
     """
 
     batch: int
@@ -68,8 +84,8 @@ class Group:
     """Held-out conversations of one input.
 
     Attributes:
-        speedup, against: at the smallest batch size, of all of them together.
-        gaining: number of conversations that are faster with the recommended setting.
+        speedup, against: At the smallest batch size, of all of them together.
+        gaining: Number of conversations that are faster with the recommended setting.
     """
 
     name: str
@@ -92,39 +108,24 @@ class Single:
 
 
 @dataclass(frozen=True)
-class StoreRow:
-    """Gain of a store on the held-out half, at the smallest batch size.
-
-    Attributes:
-        best, without: numbers of the best settings with and without a store.
-        ratio: of their speed-ups, over the same resampled conversations.
-    """
-
-    best: int
-    without: int
-    ratio: Interval
-
-
-@dataclass(frozen=True)
-class TuneReport:
+class TuneReport(JsonReport):
     """Result of tuning.
 
     Attributes:
-        about: command, date, machine, versions, seconds taken.
-        traffic: the conversations that were read, and those that were replayed.
-        cost: the time of verification.
-        settings: all settings that were tried.
-        frontier: numbers of settings on the Pareto front of the held-out half: no other setting
-            yields as many tokens per step with fewer drafts.
-        recommended, against: numbers of settings.
-        batches: by batch size, ascending.
-        advice: one sentence.
-        off_above: batch size above which drafting should be off; 0: for all, None: for none.
-        groups: by input.
-        singles: the held-out conversations, by speed-up, ascending.
+        about: Command, date, machine, versions, seconds taken.
+        traffic: The conversations that were read, and those that were replayed.
+        cost: The time of verification.
+        settings: All settings that were tried.
+        frontier: Numbers of settings on the Pareto front of the held-out half.
+        recommended, against: Numbers of settings.
+        batches: By batch size, ascending.
+        advice: One sentence.
+        off_above: Batch size above which drafting should be off; 0: for all, None: for none.
+        groups: By input.
+        singles: The held-out conversations, by speed-up, ascending.
         store: None if no store was tried.
-        runner: where drafts are made.
-        others: reports for other runners, on the same conversations.
+        runner: Where drafts are made.
+        others: Reports for other runners, on the same conversations.
     """
 
     about: Mapping[str, Any]
@@ -139,18 +140,18 @@ class TuneReport:
     off_above: int | None
     groups: tuple[Group, ...]
     singles: tuple[Single, ...]
-    store: StoreRow | None
+    store: StoreGain | None
     runner: Runner
     others: tuple[TuneReport, ...] = ()
 
     @property
     def is_too_few(self) -> bool:
         """Whether there are too few held-out conversations for a recommendation."""
-        return len(self.singles) < LEAST_HELD_OUT
+        return len(self.singles) < MIN_HELD_OUT
 
     @property
     def candidate(self) -> Candidate:
-        """The recommended one."""
+        """The recommended setting."""
         return self.settings[self.recommended].candidate
 
     @property
@@ -159,21 +160,21 @@ class TuneReport:
         return vllm_options(self.candidate, self.runner.method)
 
     @property
-    def elsewhere(self) -> dict[int, list[BatchRow]]:
-        """The batch sizes where another setting than the recommended one is to be used, by the
-        number of that setting."""
-        found: dict[int, list[BatchRow]] = {}
+    def exceptions(self) -> dict[int, list[BatchRow]]:
+        """Batch sizes where another setting than the recommended one is to be used, by the number
+        of that setting."""
+        exceptions: dict[int, list[BatchRow]] = {}
         for row in self.batches:
             if row.use not in (None, self.recommended):
-                found.setdefault(row.use, []).append(row)
-        return found
+                exceptions.setdefault(row.use, []).append(row)
+        return exceptions
 
     def label(self, number: int) -> str:
-        """Of a setting."""
+        """Returns the label of a setting."""
         return self.settings[number].candidate.label
 
     def batch_name(self, batch: int) -> str:
-        """As shown: "any" where the batch size does not matter."""
+        """Returns a batch size as shown: "any" where it does not matter."""
         return "any" if self.cost.same_for_any_batch else str(batch)
 
     @property
@@ -182,13 +183,13 @@ class TuneReport:
         return self.command_for(self.recommended)
 
     def command_for(self, number: int) -> str:
-        """The command line of `vllm serve` for a setting."""
+        """Returns the command line of `vllm serve` for a setting."""
         words = " ".join([*self.runner.variables, "vllm serve MODEL"])
         options = vllm_options(self.settings[number].candidate, self.runner.method)
         return " \\\n  ".join([words, *options])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings."""
+        recommended = self.settings[self.recommended]
         return {
             "format": FORMAT,
             **self.about,
@@ -207,11 +208,11 @@ class TuneReport:
                 "config": dict(self.candidate.options),
                 "drafts": self.candidate.drafts,
                 "vllm_options": list(self.vllm_options),
-                **_pair(self.settings[self.recommended]),
+                **recommended.to_dict(),
             },
             "against": {
                 "label": self.label(self.against),
-                **_pair(self.settings[self.against]),
+                **self.settings[self.against].to_dict(),
             },
             "store": self.store
             and {
@@ -231,31 +232,16 @@ class TuneReport:
             "frontier": [self.label(i) for i in self.frontier],
             "settings": [
                 {
-                    "label": s.candidate.label,
-                    "config": dict(s.candidate.options),
-                    **_pair(s),
+                    "label": setting.candidate.label,
+                    "config": dict(setting.candidate.options),
+                    **setting.to_dict(),
                 }
-                for s in self.settings
+                for setting in self.settings
             ],
             "inputs": [asdict(group) for group in self.groups],
             "conversations": [asdict(single) for single in self.singles],
             "others": [other.to_dict() for other in self.others],
         }
-
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON with a final newline."""
-        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
-
-
-def _pair(setting: Setting) -> dict[str, Any]:
-    return {
-        half: {
-            **asdict(figures),
-            "tokens_per_step": figures.tokens_per_step,
-            "drafted_per_step": figures.drafted_per_step,
-        }
-        for half, figures in (("chosen_half", setting.chosen), ("held_out", setting.held_out))
-    }
 
 
 def make_report(
@@ -267,36 +253,38 @@ def make_report(
     runner: Runner,
     about: Mapping[str, Any],
 ) -> TuneReport:
-    """Choose on one half of the conversations and judge on the other."""
+    """Chooses on one half of the conversations and judges on the other."""
     compared = measured.candidates.index(against)
-    half = measured.chosen_half
-    recommended, store = _recommended(measured, cost)
+    held_out = ~measured.chosen_half
+    recommended, store = recommend(measured, cost)
+    rows = _make_rows(measured, cost, recommended, compared)
+    usable = [row.use for row in rows if row.use is not None]
+    if usable and recommended not in usable:
+        recommended = usable[0]
+        rows = _make_rows(measured, cost, recommended, compared)
+    advice, off_above = advise(
+        [(row.batch, row.use is not None) for row in rows], any_batch=cost.same_for_any_batch
+    )
     settings = tuple(
-        Setting(c, measured.figures(i, half), measured.figures(i, ~half))
+        Setting(c, measured.total(i, measured.chosen_half), measured.total(i, held_out))
         for i, c in enumerate(measured.candidates)
     )
-    rows = _rows(measured, cost, recommended, compared)
-    used = [row.use for row in rows if row.use is not None]
-    if used and recommended not in used:
-        recommended = used[0]
-        rows = _rows(measured, cost, recommended, compared)
-    sentence, off_above = advice([(row.batch, row.use is not None) for row in rows], cost)
     smallest = cost.batch_sizes[0]
-    own = measured.each(recommended, cost, smallest)
-    other = measured.each(compared, cost, smallest)
+    speedups = measured.speedup_per_conversation(recommended, cost, smallest)
+    speedups_against = measured.speedup_per_conversation(compared, cost, smallest)
     singles = [
         Single(
             traffic.inputs[traffic.input_of[n]],
             traffic.names[n],
             int(measured.tokens[n]),
-            round(float(own[n]), 4),
-            round(float(other[n]), 4),
+            round(float(speedups[n]), 4),
+            round(float(speedups_against[n]), 4),
         )
-        for n in np.flatnonzero(~half)
+        for n in np.flatnonzero(held_out)
     ]
     groups = []
     for number, name in enumerate(traffic.inputs):
-        where = ~half & (traffic.input_of == number)
+        where = held_out & (traffic.input_of == number)
         if where.any():
             groups.append(
                 Group(
@@ -304,7 +292,7 @@ def make_report(
                     int(where.sum()),
                     measured.speedup(recommended, cost, smallest, where),
                     measured.speedup(compared, cost, smallest, where),
-                    int((own[where] > 1).sum()),
+                    int((speedups[where] > 1).sum()),
                 )
             )
     return TuneReport(
@@ -314,8 +302,8 @@ def make_report(
             "conversations": len(traffic.names),
             "conversations_without_a_step": traffic.left_out,
             "characters": traffic.characters,
-            "conversations_found": traffic.found,
-            "characters_found": traffic.found_characters,
+            "conversations_found": traffic.num_read,
+            "characters_found": traffic.characters_read,
             "is_sample": traffic.is_sample,
             "tokens": int(measured.tokens.sum()),
             "held_out_conversations": len(singles),
@@ -324,12 +312,12 @@ def make_report(
         },
         cost=cost,
         settings=settings,
-        frontier=tuple(frontier([s.held_out for s in settings])),
+        frontier=tuple(find_frontier([setting.held_out for setting in settings])),
         recommended=recommended,
         against=compared,
         runner=runner,
         batches=tuple(rows),
-        advice=sentence,
+        advice=advice,
         off_above=off_above,
         groups=tuple(groups),
         singles=tuple(sorted(singles, key=lambda s: (s.speedup, s.input, s.name))),
@@ -337,37 +325,212 @@ def make_report(
     )
 
 
-def _rows(
+def _make_rows(
     measured: Measured, cost: VerificationCost, recommended: int, compared: int
 ) -> list[BatchRow]:
     rows = []
     for batch in cost.batch_sizes:
-        alone, _ = _recommended(measured, cost.at([batch]))
-        choices = {i: interval(measured, i, cost, batch) for i in (recommended, alone, compared)}
+        best, _ = recommend(measured, cost.at([batch]))
+        intervals = {
+            i: compute_interval(measured, i, cost, batch) for i in (recommended, best, compared)
+        }
         rows.append(
             BatchRow(
                 batch=batch,
-                speedup=choices[recommended],
-                against=choices[compared],
-                ratio=interval(measured, recommended, cost, batch, compared),
+                speedup=intervals[recommended],
+                against=intervals[compared],
+                ratio=compute_interval(measured, recommended, cost, batch, compared),
                 expected=measured.speedup(recommended, cost, batch, measured.chosen_half),
-                best=alone,
-                best_speedup=choices[alone],
-                use=next((i for i, speedup in choices.items() if speedup.low > 1), None),
+                best=best,
+                best_speedup=intervals[best],
+                use=next((i for i, interval in intervals.items() if interval.low > 1), None),
             )
         )
     return rows
 
 
-def _recommended(measured: Measured, cost: VerificationCost) -> tuple[int, StoreRow | None]:
-    """The best setting, and the gain of a store if one was tried. A store shares text, so one is
-    recommended only if it surely gains on the held-out half too."""
-    order = ranked(measured, cost)
-    stored = [i for i in order if measured.candidates[i].has_store]
-    others = [i for i in range(len(order)) if not measured.candidates[i].has_store]
-    if not stored or not others:
-        return order[0], None
-    without = ranked(measured, cost, others)[0]
-    ratio = interval(measured, stored[0], cost, cost.batch_sizes[0], without)
-    is_sure = order[0] == stored[0] and ratio.low > 1
-    return stored[0] if is_sure else without, StoreRow(stored[0], without, ratio)
+# Text
+
+
+def format_report(report: TuneReport) -> str:
+    """Returns the report as text for a terminal, without a final newline."""
+    lines = describe_traffic(report)
+    for part in (report, *report.others):
+        lines += ["", *describe_advice(part)]
+        if about_store := describe_store(part):
+            lines += ["", *about_store]
+        lines += [
+            "",
+            "Speed-up on the held-out half, with its 95 % interval over conversations,",
+            f"compared with {part.label(part.against)}:",
+            "",
+            *_align(
+                ["batch", "recommended", "compared with", "ratio"],
+                *(
+                    [part.batch_name(r.batch), str(r.speedup), str(r.against), str(r.ratio)]
+                    for r in part.batches
+                ),
+            ),
+        ]
+        if any(row.best != part.recommended for row in part.batches):
+            lines += [
+                "",
+                "The best setting for one batch size alone (--batch-size B has its options):",
+                "",
+                *_align(
+                    ["batch", "speed-up", "setting"],
+                    *(
+                        [part.batch_name(r.batch), str(r.best_speedup), part.label(r.best)]
+                        for r in part.batches
+                    ),
+                    left=[-1],
+                ),
+            ]
+    return "\n".join([*lines, *_describe_frontier(report), *_describe_inputs(report)])
+
+
+def _align(*rows: Sequence[str], left: Sequence[int] = ()) -> list[str]:
+    return align_columns(rows, left=left, indent="  ")
+
+
+def describe_traffic(report: TuneReport) -> list[str]:
+    """Returns lines about traffic, cost and settings."""
+    traffic = report.traffic
+    kept = (
+        f"{traffic['conversations']} conversations, {traffic['characters'] / 1e6:.3g} million "
+        f"characters, {traffic['tokens']} generated tokens"
+    )
+    if traffic["is_sample"]:
+        kept += (
+            f" (a SAMPLE of {traffic['conversations_found']} conversations, "
+            f"{traffic['characters_found'] / 1e6:.3g} million characters)"
+        )
+    tokenizer = traffic["tokenizer"] or "token ids as recorded"
+    lines = [
+        f"Traffic: {kept}",
+        f"Verification cost: {printable(report.cost.name)}",
+        f"{len(report.settings)} settings, chosen on one half of the conversations; figures are of "
+        f"the other {traffic['held_out_conversations']}. "
+        f"Tokenizer: {printable(tokenizer)}",
+    ]
+    lines += [printable(f"Note: {note}") for note in traffic["notes"]]
+    if tokenizer.startswith("bytes:"):
+        lines.append(BYTES_WARNING)
+    if report.cost.is_example:
+        lines.append(
+            "The verification cost is an EXAMPLE: measure your server's with "
+            "`ngram-npu measure-cost`, or pass -c."
+        )
+    return lines
+
+
+def describe_advice(report: TuneReport) -> list[str]:
+    """Returns lines about the runner, and the recommended setting for it as a command."""
+    best = f"The best setting found: {report.candidate.label}"
+    lines = [f"{report.runner.name}: {report.runner.about}"]
+    if report.runner.is_synchronous:
+        share = report.cost.synchronous
+        how = "assumed, not measured" if share == SYNCHRONOUS else "as given, or measured with it"
+        lines.append(f"In the figures each step takes {share:.0%} longer for it ({how}).")
+    if report.is_too_few:
+        return [
+            *lines,
+            f"TOO FEW: {len(report.singles)} held-out conversations; a recommendation needs "
+            f"{MIN_HELD_OUT}.",
+            best,
+        ]
+    if report.off_above == 0:
+        return [*lines, f"ADVICE: {report.advice}", best]
+    lines += [f"RECOMMENDED: {report.candidate.label}", report.advice, "", report.vllm_command]
+    for number, rows in report.exceptions.items():
+        lines.append("")
+        for row in rows:
+            speedup = row.best_speedup if number == row.best else row.against
+            lines.append(f"At batch {row.batch} use {report.label(number)}: {speedup}")
+        lines += ["", report.command_for(number)]
+    return lines
+
+
+def describe_store(report: TuneReport) -> list[str]:
+    """Returns lines about the gain of a store, and about shared text if one is recommended."""
+    store = report.store
+    if store is None:
+        return []
+    lines = [
+        f"Store: {report.label(store.best)} is {store.ratio} times as "
+        f"fast as {report.label(store.without)} on the held-out half."
+    ]
+    if not report.candidate.has_store:
+        lines.append(
+            "No store is recommended: it must be the fastest setting on the half for choosing, and "
+            "its interval must lie above 1 on the other."
+        )
+        return lines
+    lines.append(
+        "A store shares text: requests of one scope draft each other's text and can detect it by "
+        "timing (docs/guides/store.md)."
+    )
+    tokens = report.candidate.config.store_tokens
+    if tokens != STORE_TOKENS:
+        lines.append(f"This one holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")
+    return lines
+
+
+def _describe_frontier(report: TuneReport) -> list[str]:
+    marks = {report.recommended: "best", report.against: "compared with"}
+    numbers = sorted(
+        {*_select_evenly(report.frontier), *marks},
+        key=lambda i: report.settings[i].held_out.drafted_per_step,
+    )
+    rows = [
+        [
+            report.label(i),
+            f"{report.settings[i].held_out.tokens_per_step:.3f}",
+            f"{report.settings[i].held_out.drafted_per_step:.3f}",
+            marks.get(i, ""),
+        ]
+        for i in numbers
+    ]
+    return [
+        "",
+        f"Frontier on the held-out half, {report.runner.name} (no other setting yields as much",
+        "with fewer drafts):",
+        "",
+        *_align(["setting", "tokens/step", "drafted/step", ""], *rows, left=[0, -1]),
+    ]
+
+
+def _describe_inputs(report: TuneReport) -> list[str]:
+    rows = [
+        [
+            shorten_name(group.name),
+            str(group.conversations),
+            f"{group.speedup:.3f}",
+            f"{group.against:.3f}",
+            f"{group.gaining / group.conversations:.0%}",
+        ]
+        for group in sorted(report.groups, key=lambda group: -group.speedup)
+    ]
+    header = ["input", "conversations", "speed-up", "compared with", "gaining"]
+    losing = sum(single.speedup < 1 for single in report.singles)
+    lines = [
+        "",
+        f"By input, batch {report.batch_name(report.batches[0].batch)}:",
+        "",
+        *_align(header, *rows, left=[0]),
+        "",
+        f"{losing} of {len(report.singles)} conversations do not gain.",
+    ]
+    if report.singles:
+        for word, single in (("Most", report.singles[-1]), ("Least", report.singles[0])):
+            name = printable(f"{single.name} of {single.input}")
+            lines.append(f"{word}: {single.speedup:.2f}, {name}, {single.tokens} tokens")
+    return lines
+
+
+def _select_evenly(numbers: Sequence[int]) -> list[int]:
+    """Returns at most `_MAX_SHOWN` of the numbers, with the first and the last."""
+    if len(numbers) <= _MAX_SHOWN:
+        return list(numbers)
+    picked = np.linspace(0, len(numbers) - 1, _MAX_SHOWN).round().astype(int)
+    return [numbers[i] for i in picked]

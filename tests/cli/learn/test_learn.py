@@ -1,56 +1,132 @@
-"""Learning from logs: the curve, the size, what the file holds, and what a wrong input says."""
+"""Learning from logs: the curve, the size, the file, and errors."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import by_hand
 import numpy as np
 import pytest
-from ngram_npu import NgramConfig, NgramStore
-from ngram_npu.store import file as store_file
-from ngram_npu.store import scope_of
+from cli_helpers import read_sample
+from ngram_npu import NgramConfig, NgramStore, store_file
+from ngram_npu.config import UNLIMITED, default_costs, default_store_costs
+from ngram_npu.scopes import scope_of
 from ngram_npu_cli import command as cli
-from ngram_npu_cli.learn import LearnOptions, curve, describe, format_report, learn, reading, stores
+from ngram_npu_cli import learn as learn_module
+from ngram_npu_cli.learn import LearnOptions, curve, describe, format_report, learn
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 from ngram_npu_cli.replay import InputError
+from ops import reference
+
+SLOT = np.zeros(1, np.int32)
+Turn = tuple[list[int], list[int]]
+Talk = tuple[Any, list[Turn]]
+"""A scope and turns of a prompt and an answer."""
+
+
+def draft_by_reference(
+    row: list[int], store: Any, scope: int, sampled: int, k: int, limit: int
+) -> list[int]:
+    rows, length = np.array([row], np.int32), np.array([len(row)], np.int32)
+    costs = np.zeros((1, k), np.uint8)
+    of_row = reference.ngram_index_propose_(
+        rows,
+        length,
+        np.zeros(0, np.int32),
+        None,
+        None,
+        None,
+        *(1, 16, k, 1, True, UNLIMITED, True),
+        default_costs(),
+        limit,
+        costs,
+    )
+    if store is not None:
+        drafts = [np.array(part) for part in of_row]
+        arguments = rows, length, np.array([sampled], np.int32), store, None, SLOT
+        table = default_store_costs()
+        reference.ngram_store_step_(
+            *arguments, np.array([scope], np.int64), *drafts, costs, UNLIMITED, table, limit
+        )
+        of_row = tuple(drafts)
+    return [int(token) for token in of_row[0][0][: of_row[1][0]]]
+
+
+def store_by_reference(store: Any, text: list[int], scope: int) -> None:
+    """Stores a text like a request that generates it in one step and ends."""
+    draft_by_reference(text, store, scope, len(text), 0, 0)
+    reference.ngram_store_finish_(store, SLOT)
+
+
+def replay_by_reference(
+    talks: Sequence[Talk],
+    known: Sequence[tuple[Any, list[int]]] | None,
+    store_tokens: int,
+    k: int = 8,
+    limit: int = 40,
+) -> tuple[int, int, int]:
+    """Returns tokens, steps and drafted tokens. ``known``: scopes and texts; None: no store."""
+    store = None if known is None else NgramStore(1, store_tokens).tensor
+    for scope, text in known or ():
+        store_by_reference(store, text, scope_of(scope))
+    tokens = steps = drafted = 0
+    for scope, turns in talks:
+        context: list[int] = []
+        for prompt, answer in turns:
+            context = context + prompt
+            at, sampled = 1, 1
+            while at < len(answer):
+                row = context + answer[:at]
+                guess = draft_by_reference(row, store, scope_of(scope), sampled, k, limit)
+                rest = answer[at:]
+                right = 0
+                while right < min(len(guess), len(rest)) and guess[right] == rest[right]:
+                    right += 1
+                sampled = min(right + 1, len(rest))
+                at += sampled
+                tokens, steps, drafted = tokens + sampled, steps + 1, drafted + len(guess)
+            context = context + answer
+            if store is not None:
+                reference.ngram_store_finish_(store, SLOT)
+    return tokens, steps, drafted
+
 
 SMALL = LearnOptions(tokenizer="ids", store_tokens=16384)
 
 
-def talks(count: int, seed: int = 0) -> list[by_hand.Talk]:
-    """Conversations of two tenants, of two turns; answers are parts of few texts, no two equal."""
+def talks(count: int, seed: int = 0) -> list[Talk]:
+    """Returns conversations of two tenants and two turns. Answers are parts of six texts."""
     rng = np.random.default_rng(seed)
     texts = rng.integers(0, 500, (6, 60))
-    found = []
+    conversations = []
     for number in range(count):
         parts = [texts[i, a : a + 24].tolist() for i, a in rng.integers(0, (6, 36), (2, 2))]
         turns = [
             ([1000 + number, 2000 + i], [*part, 3000 + number]) for i, part in enumerate(parts)
         ]
-        found.append((f"tenant {number % 2}", turns))
-    return found
+        conversations.append((f"tenant {number % 2}", turns))
+    return conversations
 
 
-def write(path: Path, found: list[by_hand.Talk]) -> Path:
+def write(path: Path, conversations: list[Talk]) -> Path:
     with path.open("w") as file:
-        for scope, turns in found:
-            said = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
-            file.write(json.dumps({"turns": said, "who": {"tenant": scope}}) + "\n")
+        for scope, turns in conversations:
+            records = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
+            file.write(json.dumps({"turns": records, "who": {"tenant": scope}}) + "\n")
     return path
 
 
-def answers(found: list[by_hand.Talk]) -> list[tuple[Any, list[int]]]:
-    return [(scope, answer) for scope, turns in found for _, answer in turns]
+def answers(conversations: list[Talk]) -> list[tuple[Any, list[int]]]:
+    return [(scope, answer) for scope, turns in conversations for _, answer in turns]
 
 
 def held(path: Path) -> list[tuple[int, list[int]]]:
-    return [(scope, text.tolist()) for scope, text in stores.texts_of(NgramStore.load(path))]
+    return [(scope, text.tolist()) for scope, text in curve.list_texts(NgramStore.load(path))]
 
 
 @pytest.fixture
@@ -58,14 +134,14 @@ def logs(tmp_path: Path) -> Path:
     return write(tmp_path / "logs.jsonl", talks(20))
 
 
-def test_costs_are_fitted_on_the_same_conversations(tmp_path: Path) -> None:
+def test_learn_fits_the_same_costs_for_the_same_conversations(tmp_path: Path) -> None:
     logs, file = write(tmp_path / "logs.jsonl", talks(60)), tmp_path / "costs"
     report = learn([logs], options=SMALL, costs=file)
     assert report.costs is not None
-    found = report.costs
-    assert found["conversations"] > 0
-    assert found["gain"] == found["fitted"] / found["shipped"]
-    assert found["recommended"] == (found["gain"] > 1)
+    comparison = report.costs
+    assert comparison["conversations"] > 0
+    assert comparison["gain"] == comparison["fitted"] / comparison["shipped"]
+    assert comparison["recommended"] == (comparison["gain"] > 1)
     assert "costs fitted on these logs, " in format_report(report)
     again, other = (write(tmp_path / name, talks(60, seed)) for name, seed in (("a", 0), ("b", 1)))
     fitted = []
@@ -79,31 +155,33 @@ def test_costs_are_fitted_on_the_same_conversations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scope_field", "size"), [(None, 4096), ("who.tenant", 16384)])
-def test_the_curve_is_that_of_the_references(
+def test_curve_equals_the_reference_operators(
     logs: Path, scope_field: str | None, size: int
 ) -> None:
     """With 4096 tokens a store holds 16 answers."""
     options = LearnOptions(tokenizer="ids", store_tokens=size, scope_field=scope_field)
     report = learn([logs], options=options)
-    said = [(scope if scope_field else None, turns) for scope, turns in talks(20)]
-    earlier, last = answers(said[:18]), said[18:]
+    conversations = [(scope if scope_field else None, turns) for scope, turns in talks(20)]
+    earlier, last = answers(conversations[:18]), conversations[18:]
     assert report.evaluated == 2
-    assert [of.share for of in report.curve] == [None, 0, 1 / 8, 1 / 4, 1 / 2, 1]
-    for of in report.curve:
-        known = earlier[36 - round(36 * (of.share or 0)) :]
-        expected = by_hand.replayed(last, None if of.share is None else known, size)
-        assert (of.tokens, of.steps, of.drafted) == expected
-        assert of.known_tokens == 25 * len(known)
+    assert [point.share for point in report.curve] == [None, 0, 1 / 8, 1 / 4, 1 / 2, 1]
+    for point in report.curve:
+        known = earlier[36 - round(36 * (point.share or 0)) :]
+        expected = replay_by_reference(last, None if point.share is None else known, size)
+        assert (point.tokens, point.steps, point.drafted) == expected
+        assert point.known_tokens == 25 * len(known)
     assert report.curve[-1].tokens_per_step > 1.2 * report.curve[0].tokens_per_step
     assert list(report.by_k) == [8, 16, 32]
-    for k, of in report.by_k.items():
-        assert (of.tokens, of.steps, of.drafted) == by_hand.replayed(last, earlier, size, k=k)
+    for k, point in report.by_k.items():
+        assert (point.tokens, point.steps, point.drafted) == replay_by_reference(
+            last, earlier, size, k=k
+        )
     assert report.by_k[8] == report.curve[-1] != report.by_k[16]
     # Another limit, and the oldest answers in place of the newest ones, are noticed.
     half = report.curve[-2]
     for wrong in (
-        by_hand.replayed(last, earlier[:18], size),
-        by_hand.replayed(last, earlier, size, limit=9),
+        replay_by_reference(last, earlier[:18], size),
+        replay_by_reference(last, earlier, size, limit=9),
     ):
         assert (half.tokens, half.steps, half.drafted) != wrong
 
@@ -119,47 +197,50 @@ def test_the_curve_is_that_of_the_references(
         ([2.0, 1.998, 1.995, 1.993], 262144, 3),
     ],
 )
-def test_the_size_is_the_smallest_that_yields_as_much_as_one_that_holds_everything(
+def test_choose_size_returns_the_smallest_sufficient_size(
     yields: list[float], size: int, looked_at: int
 ) -> None:
-    class Known(curve.Replayed):
+    class Known(curve.Evaluation):
         def point(self, share: float | None, store_tokens: int) -> Any:
             place = (524288 // store_tokens).bit_length() - 1
             return SimpleNamespace(tokens_per_step=yields[place], store_tokens=store_tokens)
 
     earlier = [(0, np.zeros(100, np.int32))] * 2048
     replayed = Known([], earlier, NgramConfig(), lambda *_: None)
-    found, tried = replayed.sizes()
-    assert (found, len(tried)) == (size, looked_at)
+    chosen, tried = replayed.choose_size()
+    assert (chosen, len(tried)) == (size, looked_at)
 
 
 @pytest.mark.parametrize("lengths", [[2, 300, 256], [257], [497, 496, 5000]])
-def test_a_store_of_the_size_that_holds_all_forgets_nothing(lengths: list[int]) -> None:
+def test_full_size_store_keeps_all_texts(lengths: list[int]) -> None:
     texts = [(7, np.arange(length, dtype=np.int32)) for length in lengths]
-    blocks = sum(stores.blocks_of(length) for length in lengths)
+    blocks = sum(curve.count_blocks(length) for length in lengths)
     for spare, forgets in ((0, False), (1, True)):
-        store = stores.new(max(1024, 256 * (blocks - spare)))
-        stores.enter(store, texts)
+        store = curve.make_store(max(1024, 256 * (blocks - spare)))
+        curve.add_texts(store, texts)
         assert (store.statistics.tokens_held < sum(lengths)) == (forgets and blocks > 4)
-    assert curve.holding(texts) == curve.LEAST_TOKENS
+    assert curve.compute_full_size(texts) == curve.MIN_STORE_TOKENS
 
 
-def test_memory_is_bounded(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of long logs the newest text is kept, and the curve is of fewer conversations."""
-    monkeypatch.setattr(reading, "RECENT_TOKENS", 60)
-    heard = reading.Heard(most_blocks=3)
-    reading.read_logs([logs], heard, reading.Tokenizing("ids", "auto"), SMALL)
-    assert [text.tolist() for _, text in heard.texts] == [a for _, a in answers(talks(20))[-3:]]
-    assert (len(heard.recent), heard.conversations, heard.tokens) == (1, 20, 1000)
+def test_learn_keeps_only_the_newest_text_in_memory(
+    logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For long logs the newest text is kept, and fewer conversations are evaluated."""
+    monkeypatch.setattr(learn_module, "RECENT_TOKENS", 60)
+    sample = read_sample([logs], "ids", max_blocks=3)
+    assert [text.tolist() for _, text in sample.texts] == [a for _, a in answers(talks(20))[-3:]]
+    assert (len(sample.recent), sample.conversations, sample.tokens) == (1, 20, 1000)
     monkeypatch.setattr(curve, "MAX_EVALUATED", 40)
     report = learn([logs], options=SMALL)
     assert report.evaluated == 1
-    assert report.notes[0] == "replayed: the newest 1 conversations of the tenth"
+    assert report.notes[0] == "replayed: the newest 1 conversations of the last tenth"
 
 
 @pytest.mark.parametrize(("size", "is_full"), [(4096, True), (9216, False)])
-def test_curve_of_a_store_that_forgets_says_so(logs: Path, size: int, is_full: bool) -> None:
-    """36 answers of 25 tokens take a block of 256 tokens each."""
+def test_learn_notes_a_store_that_forgets_earlier_answers(
+    logs: Path, size: int, is_full: bool
+) -> None:
+    """36 answers of 25 tokens need a block of 256 tokens each."""
     report = learn([logs], options=LearnOptions(tokenizer="ids", store_tokens=size))
     notes = [note for note in report.notes if "forgets the oldest" in note]
     expected = "the earlier answers take 9216 tokens of a store, and this one has 4096"
@@ -169,16 +250,16 @@ def test_curve_of_a_store_that_forgets_says_so(logs: Path, size: int, is_full: b
 # The file
 
 
-def test_files_of_several_engines_become_one(tmp_path: Path) -> None:
-    said = talks(20)
-    parts = [write(tmp_path / f"{i}.jsonl", said[i * 10 : i * 10 + 10]) for i in range(2)]
-    whole = tmp_path / "whole"
-    report = learn(parts, whole, SMALL)
+def test_learn_merges_stores_of_several_engines(tmp_path: Path) -> None:
+    conversations = talks(20)
+    parts = [write(tmp_path / f"{i}.jsonl", conversations[i * 10 : i * 10 + 10]) for i in range(2)]
+    complete = tmp_path / "whole"
+    report = learn(parts, complete, SMALL)
     of_engine = [tmp_path / f"{i}.store" for i in range(2)]
     for part, file in zip(parts, of_engine, strict=True):
         learn([part], file, SMALL)
-    expected = [(0, answer) for _, answer in answers(said)]
-    assert held(whole) == expected
+    expected = [(0, answer) for _, answer in answers(conversations)]
+    assert held(complete) == expected
     assert report.tokens_held == sum(len(answer) for _, answer in expected)
     merged = tmp_path / "merged"
     alone = learn(of_engine, merged, SMALL)
@@ -190,32 +271,32 @@ def test_files_of_several_engines_become_one(tmp_path: Path) -> None:
     # A store is older than logs, wherever it is named; the curve then is that of the logs.
     mixed = learn([parts[1], of_engine[0]], merged, SMALL)
     assert held(merged) == expected
-    assert [of.tokens for of in mixed.curve] == [24 * 2] * 6
+    assert [point.tokens for point in mixed.curve] == [24 * 2] * 6
     assert mixed.curve[-1].known_tokens == report.curve[-1].known_tokens + 50
 
 
-def test_equal_texts_of_two_scopes_in_two_files_are_two_texts(tmp_path: Path) -> None:
-    said = [(scope, turns) for scope in ("a", "b") for _, turns in talks(3)]
+def test_merge_keeps_equal_texts_of_different_scopes(tmp_path: Path) -> None:
+    conversations = [(scope, turns) for scope in ("a", "b") for _, turns in talks(3)]
     options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
     files = [tmp_path / f"{i}.store" for i in range(2)]
-    for file, part in zip(files, (said[:3], said[3:]), strict=True):
+    for file, part in zip(files, (conversations[:3], conversations[3:]), strict=True):
         learn([write(tmp_path / "logs.jsonl", part)], file, options)
     merged = tmp_path / "merged.store"
     learn(files, merged, options)
-    assert held(merged) == [(scope_of(scope), text) for scope, text in answers(said)]
+    assert held(merged) == [(scope_of(scope), text) for scope, text in answers(conversations)]
 
 
-def test_merging_with_a_copy_adds_nothing_in_any_scope(tmp_path: Path, logs: Path) -> None:
+def test_merge_with_a_copy_adds_no_text(tmp_path: Path, logs: Path) -> None:
     options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
     first, second, merged = (tmp_path / f"{name}.store" for name in ("first", "copy", "merged"))
-    learn([logs], first, options)
+    learn([logs, logs], first, options)  # text that one store holds twice is kept twice
     second.write_bytes(first.read_bytes())
     learn([first, second], merged, options)
     assert held(merged) == held(first)
     assert describe(merged)["scopes"] == 2
 
 
-def test_stores_are_of_one_tokenizer(tmp_path: Path, logs: Path) -> None:
+def test_learn_rejects_stores_of_different_tokenizers(tmp_path: Path, logs: Path) -> None:
     text, digests = tmp_path / "text.jsonl", []
     text.write_text(json.dumps({"prompt": "a", "completion": "b c d"}) + "\n")
     for name in ("mistral-v1", "mistral-v3"):
@@ -237,7 +318,9 @@ def test_stores_are_of_one_tokenizer(tmp_path: Path, logs: Path) -> None:
     assert describe(tmp_path / "both")["tokenizer"] == report.tokenizer_digest == digests[1]
 
 
-def test_a_scope_is_the_record_s(tmp_path: Path, logs: Path) -> None:
+def test_scope_field_separates_scopes_and_skips_records_without_it(
+    tmp_path: Path, logs: Path
+) -> None:
     file = tmp_path / "s"
     with logs.open("a") as more:
         for who in ({}, {"tenant": None}, {"tenant": True}, {"tenant": 1 << 62}, "x"):
@@ -254,7 +337,7 @@ def test_a_scope_is_the_record_s(tmp_path: Path, logs: Path) -> None:
 
 
 @pytest.mark.parametrize("phase", ["read", "replay", "learn", "save"])
-def test_an_interruption_leaves_the_old_file(
+def test_interrupted_learn_keeps_the_old_file(
     tmp_path: Path, logs: Path, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "s"
@@ -280,13 +363,13 @@ def test_an_interruption_leaves_the_old_file(
 # The command
 
 
-def test_text_json_and_picture(
+def test_learn_writes_text_json_and_plot(
     tmp_path: Path, logs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
     file, picture = tmp_path / "s", tmp_path / "c.png"
-    given = ["learn", str(logs), "--tokenizer", "ids", "-c", "0.1"]
-    assert cli.main([*given, "-o", str(file), "--json", "-", "--plot", str(picture)]) == 0
+    arguments = ["learn", str(logs), "--tokenizer", "ids", "-c", "0.1"]
+    assert cli.main([*arguments, "-o", str(file), "--json", "-", "--plot", str(picture)]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert report["format"] == "ngram_npu.learn/1"
@@ -297,7 +380,7 @@ def test_text_json_and_picture(
         best["tokens_per_step"] / (1 + 0.1 * best["drafted"] / best["steps"])
     )
     assert f"{best['tokens_per_step']:>13.3f}{best['drafted_per_step']:>14.3f}" in err
-    speedups = {k: of["speedup"] for k, of in report["by_k"].items()}
+    speedups = {k: point["speedup"] for k, point in report["by_k"].items()}
     best_k = max(speedups, key=lambda k: speedups[k])
     assert f"32: {speedups['32']:.2f}x; best at this cost: k={best_k}" in err
     assert "TOO FEW: the figures are of 2 conversations" in err
@@ -307,11 +390,11 @@ def test_text_json_and_picture(
     assert "tokens      1000 of 65536, in 40 texts\nscopes      1\n" in capsys.readouterr().out
     assert cli.main(["store", "info", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file_bytes"] == report["file_bytes"]
-    assert cli.main(given) == 0
-    assert capsys.readouterr().out.endswith("nothing is saved: no -o FILE\n")
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out.endswith("the store is not saved: no -o FILE\n")
 
 
-def test_interrupted_writing_leaves_all_old_files(
+def test_interrupted_plot_keeps_all_old_files(
     tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
@@ -322,7 +405,7 @@ def test_interrupted_writing_leaves_all_old_files(
         assert len(os.listdir(tmp_path)) == 5, "the JSON is complete next to its target by now"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ngram_npu_cli.learn.plot.save_plot", interrupted_save)
+    monkeypatch.setattr("ngram_npu_cli.learn.learn_report.save_plot", interrupted_save)
     record.write_text("old")
     picture.write_text("old too")
     outputs = ["--json", str(record), "--plot", str(picture)]
@@ -341,13 +424,8 @@ def test_plot_without_matplotlib_names_the_missing_package(
     assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
 
 
-def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["learn", "--demo", "--limit", "2", "--tokenizer", "bytes"]) == 0
-    assert "2 conversations, 2 answers" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["learn", "none.jsonl"], "none.jsonl: no such file"),
         (["learn", "LOGS", "-o", "none/s"], "/none does not exist"),
@@ -364,29 +442,29 @@ def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
         (["learn", "LOGS", "--plot", "c.x"], 'c.x: unknown plot format "x"'),
         (["learn", "BAD"], "bad.store: truncated: 11 bytes"),
         (["learn", "SHORT"], "nothing to learn: no answer of 2 or more tokens"),
-        (["store", "info", "LOGS"], "logs.jsonl: not a store file"),
+        (["store", "info", "LOGS"], "logs.jsonl: not a file of a store"),
         (["store", "info", "none"], "none: No such file or directory"),
         (["store"], "the following arguments are required: ACTION"),
     ],
 )
-def test_wrong_input_is_one_line(
+def test_learn_reports_wrong_input_in_one_line(
     tmp_path: Path,
     logs: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    says: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.store").write_bytes(b"NGRSTORE" + bytes(3))
     short = {"prompt_token_ids": [1], "completion_token_ids": [2]}
     (tmp_path / "short.jsonl").write_text(json.dumps({"turns": [short]}))
     names = {"LOGS": str(logs), "BAD": "bad.store", "SHORT": "short.jsonl"}
-    given = [names.get(word, word) for word in arguments]
-    if given[0] == "learn" and "-o" not in given:
-        given += ["-o", "new.store", "--tokenizer", "ids"]
-    assert cli.main(given) == 2
+    command = [names.get(word, word) for word in arguments]
+    if command[0] == "learn" and "-o" not in command:
+        command += ["-o", "new.store", "--tokenizer", "ids"]
+    assert cli.main(command) == 2
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "new.store").exists()

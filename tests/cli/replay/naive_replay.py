@@ -61,7 +61,7 @@ def naive_replay(
     draft_of: Callable[..., list[int]] = naive_draft,
     **lookup: object,
 ) -> NaiveCounts:
-    """``draft_of``: returns the draft for a context and ``lookup``."""
+    """Counts a replay. ``draft_of`` returns the draft for a context and ``lookup``."""
     counts = NaiveCounts()
     for turns in conversations:
         context: list[int] = []

@@ -1,8 +1,8 @@
 """Every field of every format with values of every type.
 
-No value ends a run, drops a part of a prompt or joins texts of different records. Each text of a
-sample contains a word of its own with the record's number (`user_12`), so that what was read says
-which field of which record it is from.
+No value may end a run, drop a part of a prompt or join texts of different records. Each text of a
+sample contains a unique word with the record's number (`user_12`), which identifies the field and
+record of everything that was read.
 """
 
 from __future__ import annotations
@@ -16,19 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import read_sample
 from ngram_npu.errors import InputError
-from ngram_npu_cli.learn.reading import Heard, LearnOptions, Tokenizing, read_logs
 from ngram_npu_cli.logs.formats import iter_conversations
-from ngram_npu_cli.logs.log_files import Skipped
+from ngram_npu_cli.logs.reader import Tokenization
 from ngram_npu_cli.replay import (
     ReplayOptions,
-    load_inputs,
-    load_tokenizer,
     replay,
-    tokenize,
 )
-from ngram_npu_cli.replay.replaying import request_maker
-from ngram_npu_cli.tune.traffic import TuneOptions, read_traffic
+from ngram_npu_cli.tune import TuneOptions
+from ngram_npu_cli.tune.traffic import read_traffic
 
 Path_ = tuple[Any, ...]
 Texts = list[list[tuple[str, str]]]
@@ -61,7 +58,7 @@ VALUES: list[Any] = [
 
 
 def ids(text: str) -> list[int]:
-    """Token ids of the tokenizer `bytes`; the first and the last belong to no word."""
+    """Returns token ids of the tokenizer `bytes`; the first and the last are spaces."""
     return list(f" {text} ".encode())
 
 
@@ -92,14 +89,14 @@ def tools(t: int) -> list[Any]:
     return [{"type": "function", "function": {"name": f"tool_{t}", "parameters": {}}}]
 
 
-def asked(t: int) -> dict[str, Any]:
-    """Reasoning has left the context."""
+def make_request(t: int) -> dict[str, Any]:
+    """Returns a request without the reasoning of earlier turns."""
     messages = [*talk(t), {"role": "user", "content": f"ask_{t}"}]
     del messages[2]["reasoning_content"]
     return {"model": "m", "messages": messages}
 
 
-def asked_shortly(t: int) -> dict[str, Any]:
+def make_short_request(t: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": f"ask_{t}"}]}
 
 
@@ -112,8 +109,8 @@ def body(*choices: Any, **more: Any) -> dict[str, Any]:
     return {"id": "c", "object": "chat.completion", "choices": list(choices), **more}
 
 
-def delta(index: int, **said: Any) -> dict[str, Any]:
-    return body({"index": index, "delta": said, "finish_reason": None})
+def delta(index: int, **fields: Any) -> dict[str, Any]:
+    return body({"index": index, "delta": fields, "finish_reason": None})
 
 
 def call_delta(ident: str, index: int, **function: str) -> dict[str, Any]:
@@ -153,7 +150,7 @@ def response_items(t: int) -> list[Any]:
     ]
 
 
-def asked_items(t: int) -> dict[str, Any]:
+def make_items_request(t: int) -> dict[str, Any]:
     shown = [{"type": "input_text", "text": f"user_{t}"}]
     return {
         "instructions": f"sys_{t}",
@@ -181,7 +178,7 @@ def response_stream(t: int) -> list[Any]:
     ]
 
 
-def claude_asked(t: int) -> dict[str, Any]:
+def make_claude_request(t: int) -> dict[str, Any]:
     used = {"type": "tool_use", "id": "t", "name": f"one_{t}", "input": {"a": f"onearg_{t}"}}
     result = [{"type": "text", "text": f"result_{t}"}]
     returned = {"type": "tool_result", "tool_use_id": "t", "content": result}
@@ -197,7 +194,7 @@ def claude_asked(t: int) -> dict[str, Any]:
 
 
 def claude_stream(t: int) -> list[Any]:
-    def of(kind: str, **more: Any) -> dict[str, Any]:
+    def make_block(kind: str, **more: Any) -> dict[str, Any]:
         return {"type": f"content_block_{kind}", **more}
 
     thought = {"type": "thinking", "thinking": ""}
@@ -206,14 +203,14 @@ def claude_stream(t: int) -> list[Any]:
     message = {"type": "message", "role": "assistant", "content": []}
     return [
         {"type": "message_start", "message": message},
-        of("start", index=0, content_block=thought),
-        of("delta", index=0, delta={"type": "thinking_delta", "thinking": f" why_{t} "}),
-        of("delta", index=0, delta={"type": "signature_delta", "signature": "s"}),
-        of("start", index=1, content_block={"type": "text", "text": ""}),
-        of("delta", index=1, delta={"type": "text_delta", "text": f" said_{t} "}),
-        of("delta", index=1, delta={"type": "text_delta", "text": f" again_{t} "}),
-        of("start", index=2, content_block=used),
-        of("delta", index=2, delta=pieces),
+        make_block("start", index=0, content_block=thought),
+        make_block("delta", index=0, delta={"type": "thinking_delta", "thinking": f" why_{t} "}),
+        make_block("delta", index=0, delta={"type": "signature_delta", "signature": "s"}),
+        make_block("start", index=1, content_block={"type": "text", "text": ""}),
+        make_block("delta", index=1, delta={"type": "text_delta", "text": f" said_{t} "}),
+        make_block("delta", index=1, delta={"type": "text_delta", "text": f" again_{t} "}),
+        make_block("start", index=2, content_block=used),
+        make_block("delta", index=2, delta=pieces),
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}},
     ]
 
@@ -223,34 +220,34 @@ def events(chunks: Any) -> str:
 
 
 def as_events(record: Any) -> list[str]:
-    """The chunks of the response as the text of a stream, the request as text."""
-    made = dict(record)
-    if isinstance(made.get("response"), list):
-        made["response"] = events(made["response"])
-    if "request" in made:
-        made["request"] = json.dumps(made["request"])
-    return [json.dumps(made)]
+    """Serializes the response as the text of a stream, and the request as text."""
+    serialized = dict(record)
+    if isinstance(serialized.get("response"), list):
+        serialized["response"] = events(serialized["response"])
+    if "request" in serialized:
+        serialized["request"] = json.dumps(serialized["request"])
+    return [json.dumps(serialized)]
 
 
 def as_server_log(record: Any) -> list[str]:
-    """As vLLM writes its log: each value as Python's `repr`."""
+    """Serializes like vLLM's log: each value as Python's `repr`."""
     at = "(APIServer pid=1) {} 11-23 17:51:47 [entrypoints/request_logger.py:74] "
     debug, info = at.format("DEBUG"), at.format("INFO")
-    given = {key: record.get(key, "") for key in ("prompt", "prompt_token_ids", "n")}
+    fields = {key: record.get(key, "") for key in ("prompt", "prompt_token_ids", "n")}
     # Without an id a line is another one of the log.
-    given["id"] = re.sub(r"\s", "", str(record.get("id", ""))) or "no-id"
+    fields["id"] = re.sub(r"\s", "", str(record.get("id", ""))) or "no-id"
     lines = [
-        f"{debug}Request {given['id']} JSON body: {json.dumps({'prompt': given['prompt']})}",
-        f"{debug}Request {given['id']} details: prompt: {given['prompt']!r}, prompt_token_ids: "
-        f"{given['prompt_token_ids']!r}, prompt_embeds shape: None.",
-        f"{info}Received request {given['id']}: params: SamplingParams(n={given['n']}, top_k=0).",
+        f"{debug}Request {fields['id']} JSON body: {json.dumps({'prompt': fields['prompt']})}",
+        f"{debug}Request {fields['id']} details: prompt: {fields['prompt']!r}, prompt_token_ids: "
+        f"{fields['prompt_token_ids']!r}, prompt_embeds shape: None.",
+        f"{info}Received request {fields['id']}: params: SamplingParams(n={fields['n']}, top_k=0).",
     ]
     for answer in record.get("answers", ()) if isinstance(record.get("answers"), list) else ():
-        found = answer if isinstance(answer, dict) else {}
+        logged = answer if isinstance(answer, dict) else {}
         lines += [
-            f"{debug}Generated response {given['id']} details: output_token_ids: "
-            f"{found.get('token_ids', '')!r}, finish_reason: stop",
-            f"{info}Generated response {given['id']}: output: {found.get('output', '')!r}, "
+            f"{debug}Generated response {fields['id']} details: output_token_ids: "
+            f"{logged.get('token_ids', '')!r}, finish_reason: stop",
+            f"{info}Generated response {fields['id']}: output: {logged.get('output', '')!r}, "
             "finish_reason: stop",
         ]
     return lines
@@ -264,21 +261,25 @@ def as_json(record: Any) -> list[str]:
 class Sample:
     """A format: its records, how they are written, and the file that belongs to them.
 
-    `beside` names another file and makes its record; the fields of that one are changed then.
-    `last` is the last of several answers in a list of messages: what was asked before it is
-    nobody's prompt if it is no answer any more. Without `needed` the record is one of another
-    format.
+    Attributes:
+        make: Returns the record with a number.
+        write: Returns the lines of a record.
+        other_file: Name of another file and a function for its record. The fields of that record
+            are changed instead.
+        last: Path of the last of several answers in a list of messages. If it is no answer any
+            more, the messages before it are no prompt either.
+        needed: Path of a field without which the record has another format.
     """
 
     make: Callable[[int], Any]
     write: Callable[[Any], list[str]] = as_json
-    beside: tuple[str, Callable[[int], Any]] | None = None
+    other_file: tuple[str, Callable[[int], Any]] | None = None
     last: Path_ = ()
     needed: Path_ = ()
 
 
 def batch_request(t: int) -> dict[str, Any]:
-    return {"custom_id": f"r-{t}", "url": "/v1/chat", "body": asked_shortly(t)}
+    return {"custom_id": f"r-{t}", "url": "/v1/chat", "body": make_short_request(t)}
 
 
 def batch_answer(t: int) -> dict[str, Any]:
@@ -287,8 +288,8 @@ def batch_answer(t: int) -> dict[str, Any]:
 
 
 def fastchat_answer(t: int) -> dict[str, Any]:
-    said = [{"index": 0, "turns": [f"saida_{t}", f"again_{t}"]}]
-    return {"question_id": 1000 + t, "model_id": "m", "choices": said}
+    choices = [{"index": 0, "turns": [f"saida_{t}", f"again_{t}"]}]
+    return {"question_id": 1000 + t, "model_id": "m", "choices": choices}
 
 
 def question(t: int) -> dict[str, Any]:
@@ -296,7 +297,7 @@ def question(t: int) -> dict[str, Any]:
 
 
 def completions(t: int, **more: Any) -> dict[str, Any]:
-    """Two prompts, two answers to each."""
+    """Returns a record of two prompts with two answers each."""
     texts = [f"saida_{t}", f"saidb_{t}", f"saidc_{t}", f"saidd_{t}"]
     return {
         "request": {"prompt": [f"userone_{t}", f"usertwo_{t}"], "n": 2, **more},
@@ -305,16 +306,16 @@ def completions(t: int, **more: Any) -> dict[str, Any]:
 
 
 def streamed_ids(t: int) -> dict[str, Any]:
-    def of(index: int, text: str, **more: Any) -> dict[str, Any]:
+    def make_chunk(index: int, text: str, **more: Any) -> dict[str, Any]:
         return body({"index": index, "text": text, "token_ids": ids(text), **more})
 
     return {
         "request": {"prompt": [f"userone_{t}", f"usertwo_{t}"], "return_token_ids": True},
         "response": [
-            of(0, f"saida_{t}", prompt_token_ids=ids(f"userone_{t}")),
-            of(1, f"saidb_{t}", prompt_token_ids=ids(f"usertwo_{t}")),
-            of(0, f"againa_{t}", prompt_token_ids=None),
-            of(1, f"againb_{t}", prompt_token_ids=None),
+            make_chunk(0, f"saida_{t}", prompt_token_ids=ids(f"userone_{t}")),
+            make_chunk(1, f"saidb_{t}", prompt_token_ids=ids(f"usertwo_{t}")),
+            make_chunk(0, f"againa_{t}", prompt_token_ids=None),
+            make_chunk(1, f"againb_{t}", prompt_token_ids=None),
         ],
     }
 
@@ -367,10 +368,6 @@ SAMPLES: dict[str, Sample] = {
     "messages-system": Sample(
         lambda t: {"system": f"top_{t}", "messages": talk(t)[1:]}, last=("messages", 3)
     ),
-    "conversation": Sample(
-        lambda t: {"conversation_id": "i", "conversation": talk(t)}, last=("conversation", 4)
-    ),
-    "list": Sample(talk, last=(4,)),
     "sharegpt": Sample(
         lambda t: {
             "id": "i",
@@ -388,9 +385,6 @@ SAMPLES: dict[str, Sample] = {
     "pairs": Sample(
         lambda t: {"system": f"sys_{t}", "prompt": f"user_{t}", "completion": f"said_{t}"}
     ),
-    "pairs-lists": Sample(
-        lambda t: {"prompt": talk(t)[:2], "completion": talk(t)[2:]}, last=("completion", 2)
-    ),
     "pairs-ids": Sample(
         lambda t: {
             "prompt_token_ids": ids(f"user_{t}"),
@@ -399,33 +393,39 @@ SAMPLES: dict[str, Sample] = {
     ),
     "chat-n2": Sample(
         lambda t: {
-            "request": {**asked(t), "tools": tools(t), "n": 2},
+            "request": {**make_request(t), "tools": tools(t), "n": 2},
             "response": body(choice(t, 0), choice(t, 1, tool_calls=[call(t, "one")])),
         }
     ),
     "chat-body": Sample(
         lambda t: {
-            "request": {"body": asked_shortly(t)},
+            "request": {"body": make_short_request(t)},
             "response": {"status": 200, "body": body(choice(t, 0))},
         }
     ),
-    "chat-beside": Sample(
-        lambda t: {**body(choice(t, 0)), "messages": asked_shortly(t)["messages"]},
+    "chat-messages": Sample(
+        lambda t: {**body(choice(t, 0)), "messages": make_short_request(t)["messages"]},
         needed=("choices",),
     ),
-    "text-beside": Sample(lambda t: {"messages": asked(t)["messages"][:2], "output": f"said_{t}"}),
-    "chat-stream": Sample(lambda t: {"request": asked_shortly(t), "response": calling_stream(t)}),
-    "chat-stream-n2": Sample(lambda t: {"request": asked_shortly(t), "response": two_streams(t)}),
+    "text-messages": Sample(
+        lambda t: {"messages": make_request(t)["messages"][:2], "output": f"said_{t}"}
+    ),
+    "chat-stream": Sample(
+        lambda t: {"request": make_short_request(t), "response": calling_stream(t)}
+    ),
+    "chat-stream-n2": Sample(
+        lambda t: {"request": make_short_request(t), "response": two_streams(t)}
+    ),
     "chat-events": Sample(
-        lambda t: {"request": asked_shortly(t), "response": two_streams(t)}, as_events
+        lambda t: {"request": make_short_request(t), "response": two_streams(t)}, as_events
     ),
     "completions": Sample(completions),
     "completions-echo": Sample(echoed, as_events),
     "responses": Sample(
-        lambda t: {"request": asked_items(t), "response": {"output": response_items(t)}}
+        lambda t: {"request": make_items_request(t), "response": {"output": response_items(t)}}
     ),
     "responses-stream": Sample(
-        lambda t: {"request": asked_items(t), "response": response_stream(t)}
+        lambda t: {"request": make_items_request(t), "response": response_stream(t)}
     ),
     "responses-stream-whole": Sample(
         lambda t: {
@@ -438,7 +438,7 @@ SAMPLES: dict[str, Sample] = {
     ),
     "anthropic": Sample(
         lambda t: {
-            "request": claude_asked(t),
+            "request": make_claude_request(t),
             "response": {
                 "type": "message",
                 "role": "assistant",
@@ -451,9 +451,9 @@ SAMPLES: dict[str, Sample] = {
         }
     ),
     "anthropic-stream": Sample(
-        lambda t: {"request": claude_asked(t), "response": claude_stream(t)}, as_events
+        lambda t: {"request": make_claude_request(t), "response": claude_stream(t)}, as_events
     ),
-    "ollama": Sample(lambda t: {"request": asked_shortly(t), "response": ollama(t)}),
+    "ollama": Sample(lambda t: {"request": make_short_request(t), "response": ollama(t)}),
     "llama.cpp": Sample(
         lambda t: {"request": f"user_{t}", "response": {"content": f"said_{t}", "stop": True}}
     ),
@@ -469,9 +469,9 @@ SAMPLES: dict[str, Sample] = {
     ),
     "completions-ids-stream": Sample(streamed_ids),
     "run-batch": Sample(batch_answer),
-    "run-batch-input": Sample(batch_answer, beside=("input.jsonl", batch_request)),
+    "run-batch-input": Sample(batch_answer, other_file=("input.jsonl", batch_request)),
     "fastchat": Sample(fastchat_answer),
-    "fastchat-questions": Sample(fastchat_answer, beside=("question.jsonl", question)),
+    "fastchat-questions": Sample(fastchat_answer, other_file=("question.jsonl", question)),
     "server-log": Sample(
         lambda t: {
             "id": f"cmpl-{t}",
@@ -486,12 +486,15 @@ SAMPLES: dict[str, Sample] = {
         as_server_log,
     ),
 }
-BESIDE = {"run-batch": ("input.jsonl", batch_request), "fastchat": ("question.jsonl", question)}
-"""Files that must be there although their fields are not changed."""
+OTHER_FILES = {
+    "run-batch": ("input.jsonl", batch_request),
+    "fastchat": ("question.jsonl", question),
+}
+"""Files that must exist although their fields are not changed."""
 
 
-def paths_of(value: Any, at: Path_ = ()) -> Iterator[Path_]:
-    """Each field; of a list of token ids the first and the last."""
+def list_paths(value: Any, at: Path_ = ()) -> Iterator[Path_]:
+    """Yields each field; of a list of token ids the first and the last."""
     if at:
         yield at
     if isinstance(value, dict):
@@ -500,7 +503,7 @@ def paths_of(value: Any, at: Path_ = ()) -> Iterator[Path_]:
         keys = list(range(len(value))) if isinstance(value, list) else []
         keys = [0, -1] if keys and isinstance(value[0], int) else keys
     for key in keys:
-        yield from paths_of(value[key], (*at, key))
+        yield from list_paths(value[key], (*at, key))
 
 
 def at(value: Any, path: Path_) -> Any:
@@ -509,18 +512,18 @@ def at(value: Any, path: Path_) -> Any:
     return value
 
 
-def changed(record: Any, path: Path_, value: Any) -> Any:
-    made = copy.deepcopy(record)
-    parent = at(made, path[:-1])
+def change_field(record: Any, path: Path_, value: Any) -> Any:
+    copied = copy.deepcopy(record)
+    parent = at(copied, path[:-1])
     if value is MISSING:
         del parent[path[-1]]
     else:
         parent[path[-1]] = value
-    return made
+    return copied
 
 
-def values_for(record: Any, path: Path_, paths: list[Path_]) -> list[Any]:
-    """The values of other types, copies within one another, and other fields of the record."""
+def list_values(record: Any, path: Path_, paths: list[Path_]) -> list[Any]:
+    """Returns values of other types, nested copies, and values of other fields of the record."""
     old = at(record, path)
     place = paths.index(path)
     others = [at(record, paths[(place + step) % len(paths)]) for step in (-1, 1, len(paths) // 2)]
@@ -528,7 +531,7 @@ def values_for(record: Any, path: Path_, paths: list[Path_]) -> list[Any]:
 
 
 def words(value: Any) -> set[str]:
-    """The words with a record's number, also those spelt as token ids or within JSON text."""
+    """Returns the words with a record's number, also from token ids and JSON text."""
     if isinstance(value, dict):
         return set().union(*map(words, value.keys()), *map(words, value.values()))
     if isinstance(value, (list, tuple)):
@@ -540,7 +543,7 @@ def words(value: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A record in a file: one that is unchanged has the value that it had."""
+    """A record in a file, with a changed field unless `path` is empty."""
 
     number: int
     path: Path_ = ()
@@ -557,91 +560,92 @@ class Case:
         return f"{'.'.join(map(str, self.path))} = {value}" if self.path else "unchanged"
 
 
-def wrong_of(case: Case, expected: Texts, found: Texts | None, skipped: bool) -> str | None:
-    """What is wrong with what was read of a record; None: nothing."""
+def describe_problem(case: Case, expected: Texts, texts: Texts | None, skipped: bool) -> str | None:
+    """Returns what is wrong with the texts that were read from a record; None if nothing is."""
     if not case.path:
-        return None if found == expected else f"an unchanged record became {found!r:.300}"
-    if found is None:
+        return None if texts == expected else f"an unchanged record became {texts!r:.300}"
+    if texts is None:
         return None if skipped else "neither read nor skipped"
-    foreign = {word for word in words(found) if not re.fullmatch(rf"[a-z]+_{case.number}", word)}
+    foreign = {word for word in words(texts) if not re.fullmatch(rf"[a-z]+_{case.number}", word)}
     if foreign:
         return f"text of other records: {sorted(foreign)}"
     prompts = [words([prompt for prompt, _ in turns]) for turns in expected]
     answers = [words([answer for _, answer in turns]) for turns in expected]
     added = words(case.value) if case.value is not MISSING else set()
-    for turns in found:
+    for turns in texts:
         read = words(turns)
         # Which of the recorded requests this is: an answer belongs to its own prompt only.
-        whole = [p | a | added for p, a in zip(prompts, answers, strict=True)]
-        if not any(read <= own for own in whole) and not case.is_index:
+        allowed_sets = [p | a | added for p, a in zip(prompts, answers, strict=True)]
+        if not any(read <= allowed for allowed in allowed_sets) and not case.is_index:
             return f"texts of several answers in one: {sorted(read)}"
         if not any(p - case.removed <= read for p in prompts):
             return f"a part of the prompt is missing: {sorted(read)}"
-    lost = set().union(*prompts, *answers) - case.removed - words(found)
+    lost = set().union(*prompts, *answers) - case.removed - words(texts)
     lost = set() if skipped else lost  # one of several answers
     return f"text is missing without a note: {sorted(lost)}" if lost else None
 
 
 def read(path: Path) -> tuple[dict[int, Texts], list[InputError]]:
-    """The conversations by line, as texts, and what was skipped."""
+    """Returns the conversations by line, as texts, and the errors of skipped records."""
     errors: list[InputError] = []
-    found: dict[int, Texts] = {}
-    to_requests = request_maker(load_tokenizer("bytes"), "auto")
+    texts: dict[int, Texts] = {}
+    tokenization = Tokenization("bytes")
     for conversation in iter_conversations(path, None, errors.append):
         try:
-            turns = [turn for request in to_requests(conversation) for turn in request.turns]
+            requests = tokenization.make_requests(conversation)
         except InputError as error:
             errors.append(error)
             continue
+        turns = [turn for request in requests for turn in request.turns]
         decoded = [
             (bytes(turn.prompt.tolist()).decode(), bytes(turn.completion.tolist()).decode())
             for turn in turns
         ]
-        found.setdefault(int(conversation.where.rpartition(":")[2]), []).append(decoded)
-    return found, errors
+        texts.setdefault(int(conversation.where.rpartition(":")[2]), []).append(decoded)
+    return texts, errors
 
 
 def write(folder: Path, name: str, cases: list[Case]) -> tuple[Path, dict[int, Case]]:
-    """A file of the cases; returns its path and each line's case."""
+    """Writes a file of the cases; returns its path and the case of each line."""
     sample = SAMPLES[name]
     folder.mkdir(parents=True)
     lines: list[str] = []
     case_of: dict[int, Case] = {}
-    beside_lines = []
+    other_lines = []
     for case in cases:
         record = sample.make(case.number)
-        beside = BESIDE.get(name, sample.beside)
-        other = None if beside is None else beside[1](case.number)
-        if case.path and sample.beside is not None:
-            other = changed(other, case.path, case.value)
+        other_file = OTHER_FILES.get(name, sample.other_file)
+        other = None if other_file is None else other_file[1](case.number)
+        if case.path and sample.other_file is not None:
+            other = change_field(other, case.path, case.value)
         elif case.path:
-            record = changed(record, case.path, case.value)
+            record = change_field(record, case.path, case.value)
         if other is not None:
-            beside_lines.append(json.dumps(other))
+            other_lines.append(json.dumps(other))
         for line in sample.write(record):
             lines.append(line)
             case_of[len(lines)] = case
-    if beside is not None:
-        (folder / beside[0]).write_text("".join(f"{line}\n" for line in beside_lines))
+    if other_file is not None:
+        (folder / other_file[0]).write_text("".join(f"{line}\n" for line in other_lines))
     path = folder / ("talk.log" if sample.write is as_server_log else "talk.jsonl")
     path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass"))
     return path, case_of
 
 
-def cases_of(name: str) -> list[tuple[Path_, list[Case]]]:
-    """For each field of a sample its cases, with unchanged records at both ends and between."""
+def make_cases(name: str) -> list[tuple[Path_, list[Case]]]:
+    """Returns the cases of each field, with unchanged records before, between and after them."""
     sample = SAMPLES[name]
-    make = sample.make if sample.beside is None else sample.beside[1]
-    made = []
-    paths = list(paths_of(make(1)))
+    make = sample.make if sample.other_file is None else sample.other_file[1]
+    all_cases = []
+    paths = list(list_paths(make(1)))
     for path in paths:
         cases = [Case(1)]
-        for i in range(len(values_for(make(1), path, paths))):
+        for i in range(len(list_values(make(1), path, paths))):
             if i % 4 == 0:
                 cases.append(Case(len(cases) + 1))
             number = len(cases) + 1
             record = make(number)
-            value = values_for(record, path, paths)[i]
+            value = list_values(record, path, paths)[i]
             if value is MISSING and path == sample.needed:
                 continue
             removed = words(at(record, path))
@@ -650,25 +654,25 @@ def cases_of(name: str) -> list[tuple[Path_, list[Case]]]:
                 removed |= words(messages[sample.last[-1] - 1 :])
             cases.append(Case(number, path, value, frozenset(removed)))
         cases.append(Case(len(cases) + 1))
-        made.append((path, cases))
-    return made
+        all_cases.append((path, cases))
+    return all_cases
 
 
-def by_number(found: dict[int, Texts], case_of: dict[int, Case]) -> dict[int, Texts]:
-    made: dict[int, Texts] = {}
-    for line, conversations in found.items():
-        made.setdefault(case_of[line].number, []).extend(conversations)
-    return made
+def by_number(by_line: dict[int, Texts], case_of: dict[int, Case]) -> dict[int, Texts]:
+    grouped: dict[int, Texts] = {}
+    for line, conversations in by_line.items():
+        grouped.setdefault(case_of[line].number, []).extend(conversations)
+    return grouped
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_any_type_in_any_field_changes_no_other_record(tmp_path: Path, name: str) -> None:
-    every = cases_of(name)
+def test_wrong_type_in_a_field_changes_no_other_record(tmp_path: Path, name: str) -> None:
+    every = make_cases(name)
     most = max(len(cases) for _, cases in every)
     unchanged = [Case(number + 1) for number in range(most)]
     path, case_of = write(tmp_path / "unchanged", name, unchanged)
-    found, errors = read(path)
-    expected = by_number(found, case_of)
+    by_line, errors = read(path)
+    expected = by_number(by_line, case_of)
     assert not errors
     for number, conversations in expected.items():
         record = SAMPLES[name].make(number)
@@ -678,11 +682,11 @@ def test_any_type_in_any_field_changes_no_other_record(tmp_path: Path, name: str
         path, case_of = write(tmp_path / str(i), name, cases)
         shown = ".".join(map(str, field))
         try:
-            found, errors = read(path)
-        except Exception as error:  # whatever ends the run is the fault that is looked for
+            by_line, errors = read(path)
+        except Exception as error:  # any exception would end a run
             wrong.append(f"{shown}: the run ends: {error!r:.200}")
             continue
-        numbers = by_number(found, case_of)
+        numbers = by_number(by_line, case_of)
         skipped = set()
         for error in errors:
             at_line = re.match(rf"{re.escape(str(path))}:(\d+): ", str(error))
@@ -692,66 +696,37 @@ def test_any_type_in_any_field_changes_no_other_record(tmp_path: Path, name: str
                 skipped.add(case_of[int(at_line[1])].number)
         for case in cases:
             texts, was_skipped = numbers.get(case.number), case.number in skipped
-            problem = wrong_of(case, expected[case.number], texts, was_skipped)
+            problem = describe_problem(case, expected[case.number], texts, was_skipped)
             if problem is not None:
                 wrong.append(f"{case}: {problem}")
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_check_notices_each_kind_of_wrong_result() -> None:
-    case = Case(2, ("prompt",), "x", frozenset({"user_2"}))
-    expected = [[("sys_2 user_2", "saida_2")], [("sys_2 user_2", "saidb_2")]]
-    right = [[("sys_2 x", "saida_2")], [("sys_2 x", "saidb_2")]]
-    assert wrong_of(case, expected, right, skipped=False) is None
-    assert wrong_of(case, expected, None, skipped=True) is None
-    assert wrong_of(Case(2), expected, expected, skipped=False) is None
-    for found, problem in (
-        (None, "neither read nor skipped"),
-        ([[("sys_2 user_3", "saida_2")], right[1]], "text of other records"),
-        ([[("sys_2", "saida_2 saidb_2")]], "texts of several answers in one"),
-        ([[("x", "saida_2")], right[1]], "a part of the prompt is missing"),
-        (right[:1], "text is missing without a note"),
-    ):
-        assert problem in str(wrong_of(case, expected, found, skipped=False))
-    for unchanged in (None, right):
-        assert "unchanged" in str(wrong_of(Case(2), expected, unchanged, skipped=True))
-
-
-def test_the_commands_read_what_is_left_of_files_with_wrong_fields(tmp_path: Path) -> None:
+def test_commands_read_the_valid_records_of_files_with_wrong_fields(tmp_path: Path) -> None:
     """Of each field of each sample one value; a file per sample, two records of which are unchanged
-    for each changed one, so that not more than half of a file is skipped."""
+    for each change_field one, so that not more than half of a file is skipped."""
     paths: list[Path] = []
     for name in SAMPLES:
         cases = []
-        for i, (_, of_field) in enumerate(cases_of(name)):
+        for i, (_, of_field) in enumerate(make_cases(name)):
             changed_ones = [case for case in of_field if case.path]
             case = changed_ones[i % len(changed_ones)]
             cases += [Case(len(cases) + 1), replace(case, number=len(cases) + 2)]
             cases.append(Case(len(cases) + 1))
         path, _ = write(tmp_path / name, name, cases)
         paths.append(path.rename(path.with_stem(name)))
-    item_notes: list[str] = []
-    found = 0
-    for item in load_inputs(paths):
-        skipped = Skipped("conversations")
-        tokenize(item, load_tokenizer("bytes"), skipped=skipped)
-        used = len(item.conversations) - skipped.number
-        found += used
-        item_notes += [f"{item.name}: {note}" for note in (*item.notes, *skipped.notes(used))]
+    inputs = replay(paths, ReplayOptions(tokenizer="bytes")).inputs
+    item_notes = [f"{item.name}: {note}" for item in inputs for note in item.notes]
     assert len(item_notes) >= len(SAMPLES)
-    heard = Heard(most_blocks=1 << 20)
-    read_logs(paths, heard, Tokenizing("bytes", "auto"), LearnOptions())
-    assert heard.conversations == found
-    assert heard.notes == item_notes
+    sample = read_sample(paths, "bytes")
+    assert sample.notes == item_notes
     traffic = read_traffic(paths, TuneOptions(tokenizer="bytes", sample=None))
-    assert len(traffic.names) == found
+    assert len(traffic.names) == sample.conversations
     assert sorted(traffic.notes) == sorted(item_notes)
     for read_strictly in (
         lambda path: replay([path], ReplayOptions(tokenizer="bytes", strict=True)),
         lambda path: read_traffic([path], TuneOptions(tokenizer="bytes", strict=True)),
-        lambda path: read_logs(
-            [path], Heard(1 << 20), Tokenizing("bytes", "auto"), LearnOptions(strict=True)
-        ),
+        lambda path: read_sample([path], "bytes", strict=True),
     ):
         for path in paths:
             with pytest.raises(InputError, match=rf"^{re.escape(str(path))}:\d+: "):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_helpers import read_sample
 from ngram_npu_cli import command as cli
-from ngram_npu_cli.learn.reading import Heard, LearnOptions, Tokenizing, read_logs
 from ngram_npu_cli.logs import files as files_module
-from ngram_npu_cli.logs.chat_template import texts
+from ngram_npu_cli.logs.chat_template import render_turns
 from ngram_npu_cli.logs.formats import FORMATS
 from ngram_npu_cli.replay import (
     Conversation,
@@ -28,7 +28,8 @@ from ngram_npu_cli.replay import (
     read_conversations,
     replay,
 )
-from ngram_npu_cli.tune.traffic import TuneOptions, read_traffic
+from ngram_npu_cli.tune import TuneOptions
+from ngram_npu_cli.tune.traffic import read_traffic
 
 Write = Callable[..., Path]
 
@@ -142,12 +143,12 @@ RECORDS: list[tuple[str, object, list[tuple[str, str]]]] = [
 
 
 def plain(conversations: list[Conversation]) -> list[tuple[str, str]]:
-    return [turn for item in conversations for part in texts(item, None) for turn in part]
+    return [turn for item in conversations for part in render_turns(item, None) for turn in part]
 
 
 @pytest.mark.parametrize(("name", "record", "expected"), RECORDS, ids=range(len(RECORDS)))
 @pytest.mark.parametrize("form", ["lines", "array", "pretty", "insisted"])
-def test_each_format_is_told_by_its_content(
+def test_format_is_detected_from_content(
     tmp_path: Path, name: str, record: Any, expected: list[tuple[str, str]], form: str
 ) -> None:
     path = tmp_path / "traffic.json"
@@ -158,8 +159,8 @@ def test_each_format_is_told_by_its_content(
         path.write_text("\n" + json.dumps(records, indent=2) + "\n")
     else:
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = read_conversations(path, format_name=name if form == "insisted" else None)
-    assert plain(found) == expected * 2
+    conversations = read_conversations(path, format_name=name if form == "insisted" else None)
+    assert plain(conversations) == expected * 2
 
 
 @pytest.mark.parametrize(
@@ -173,20 +174,10 @@ def test_each_format_is_told_by_its_content(
         {"system": "You are terse.", "messages": CHAT},  # some records have it twice
     ],
 )
-def test_a_system_beside_the_messages_is_part_of_the_prompt(
+def test_separate_system_text_is_part_of_the_prompt(
     write_jsonl: Write, record: dict[str, Any]
 ) -> None:
     assert plain(read_conversations(write_jsonl(record))) == CHAT_TEXTS
-
-
-def test_a_system_beside_a_prompt_is_part_of_it(write_jsonl: Write) -> None:
-    expected = [("Be kind. USER: Hi ASSISTANT:", "Ho")]
-    for record in (
-        {"system": "Be kind.", "prompt": "Hi", "completion": "Ho"},
-        {"request": {"system": "Be kind.", "prompt": "Hi"}, "response": "Ho"},
-        {"request": {"instructions": "Be kind.", "input": "Hi"}, "response": "Ho"},
-    ):
-        assert plain(read_conversations(write_jsonl(record))) == expected
 
 
 def test_tools_as_json_text_are_part_of_the_prompt(write_jsonl: Write) -> None:
@@ -197,7 +188,7 @@ def test_tools_as_json_text_are_part_of_the_prompt(write_jsonl: Write) -> None:
         read_conversations(write_jsonl({"messages": AGENT, "tools": "find"}))
 
 
-def test_an_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> None:
+def test_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps([*CHAT[:2], None, *CHAT[2:]]))
     with pytest.raises(InputError, match=r":1: messages\[2\] must be an object, got null"):
@@ -206,7 +197,7 @@ def test_an_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) ->
     records = [{"prompt": "Hi", "completion": "Ho"}, {"role": "user", "content": "x"}] * 2
     path.write_text(json.dumps([*records, records[0]], indent=1))
     (item,) = load_inputs([path])
-    assert [of.turns[0].completion for of in item.conversations] == ["Ho"] * 3
+    assert [conversation.turns[0].completion for conversation in item.conversations] == ["Ho"] * 3
     assert item.notes[0].startswith("2 of 5 records are skipped (40.0%): ")
 
 
@@ -214,14 +205,14 @@ def test_an_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) ->
     "value", ["[" * 3000 + '"]"' + "]" * 3000, "9" * 5000], ids=["deep", "long"]
 )
 @pytest.mark.parametrize("indent", [None, 1])
-def test_an_item_that_python_cannot_read_is_skipped(
+def test_item_that_python_cannot_parse_is_skipped(
     tmp_path: Path, value: str, indent: int | None
 ) -> None:
     path = tmp_path / "talk.json"
     records = [{"prompt": f"]{i}", "completion": "Ho", "more": i} for i in range(3)]
     path.write_text(json.dumps(records, indent=indent).replace('"more": 1', f'"more": {value}'))
     (item,) = load_inputs([path])
-    assert [of.turns[0].prompt for of in item.conversations] == ["]0", "]2"]
+    assert [conversation.turns[0].prompt for conversation in item.conversations] == ["]0", "]2"]
     line = 1 if indent is None else 7
     assert f"{path}:{line}: not JSON that can be read" in item.notes[0]
     path.write_text(f'{{"prompt": {value}}}\nx\n' + "".join(json.dumps(r) + "\n" for r in records))
@@ -230,7 +221,7 @@ def test_an_item_that_python_cannot_read_is_skipped(
     assert item.notes[0].startswith("2 of 5 records are skipped (40.0%): ")
 
 
-def test_one_value_may_be_the_file(tmp_path: Path) -> None:
+def test_file_may_contain_a_single_value(tmp_path: Path) -> None:
     path = tmp_path / "one.json"
     for indent in (None, 2):
         for value in ({"messages": CHAT}, CHAT):
@@ -238,13 +229,15 @@ def test_one_value_may_be_the_file(tmp_path: Path) -> None:
             assert plain(read_conversations(path)) == CHAT_TEXTS
 
 
-def test_a_log_has_earlier_answers_as_context_and_each_choice_as_an_answer(
+def test_log_reads_each_choice_as_a_conversation(
     write_jsonl: Write,
 ) -> None:
     two = [{"message": {"role": "assistant", "content": text}} for text in ("9.", "13.")]
-    found = read_conversations(write_jsonl({"request": ASKED, "response": {"choices": two}}))
-    assert [len(item.turns) for item in found] == [1, 1]
-    assert [item.turns[0].completion for item in found] == ["9.", "13."]
+    conversations = read_conversations(
+        write_jsonl({"request": ASKED, "response": {"choices": two}})
+    )
+    assert [len(item.turns) for item in conversations] == [1, 1]
+    assert [item.turns[0].completion for item in conversations] == ["9.", "13."]
 
 
 ANSWER = {"question_id": 81, "model_id": "v", "choices": [{"index": 0, "turns": ["Ho", "Hu"]}]}
@@ -252,7 +245,7 @@ QUESTION = {"question_id": 81, "category": "writing", "turns": ["Hi", "Ha"]}
 
 
 @pytest.mark.parametrize("folder", ["", "model_answer/"])
-def test_fastchat_answers_find_their_questions(write_jsonl: Write, folder: str) -> None:
+def test_fastchat_answers_read_their_questions(write_jsonl: Write, folder: str) -> None:
     write_jsonl(QUESTION, name="question.jsonl")
     path = write_jsonl(ANSWER, name=f"{folder}vicuna.jsonl")
     expected = [("USER: Hi ASSISTANT:", "Ho"), ("USER: Ha ASSISTANT:", "Hu")]
@@ -261,19 +254,13 @@ def test_fastchat_answers_find_their_questions(write_jsonl: Write, folder: str) 
     assert [item.name for item in load_inputs([path.parent])] == ["vicuna"]
 
 
-def test_fastchat_answers_without_their_questions(write_jsonl: Write) -> None:
+def test_fastchat_answers_without_questions_are_an_error(write_jsonl: Write) -> None:
     path = write_jsonl(ANSWER, name="a/b/vicuna.jsonl")
-    with pytest.raises(InputError, match=r"vicuna.jsonl:1: .* put question.jsonl beside"):
+    with pytest.raises(InputError, match=r"vicuna.jsonl:1: .* put question.jsonl into"):
         read_conversations(path)
     write_jsonl({**QUESTION, "question_id": 82}, name="a/b/question.jsonl")
     with pytest.raises(InputError, match=r"question.jsonl has no question 81"):
         read_conversations(path)
-
-
-def test_ids_are_optional(write_jsonl: Write) -> None:
-    turns = {"turns": [{"prompt": "a", "completion": "b"}]}
-    path = write_jsonl(turns, {"custom_id": "x", **turns}, {"id": None, **turns})
-    assert [item.id for item in read_conversations(path)] == ["1", "x", "3"]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +284,7 @@ def test_ids_are_optional(write_jsonl: Write) -> None:
         (["a", "b"], "expected an object, got an array"),
     ],
 )
-def test_an_error_shows_the_line_what_was_found_and_what_works(
+def test_error_names_line_and_value_and_a_working_example(
     write_jsonl: Write, record: object, message: str
 ) -> None:
     path = write_jsonl({"prompt": "a", "completion": "b"}, record)
@@ -305,26 +292,18 @@ def test_an_error_shows_the_line_what_was_found_and_what_works(
         read_conversations(path)
     assert str(caught.value).startswith(f"{path}:2: ")
     if isinstance(record, dict):
-        # The example in the message can be used as it stands.
+        # The example in the message is valid.
         example = str(caught.value).partition("works: ")[2] or str(caught.value)
         example = example.partition("this would work: ")[2].partition(" or ")[0] or example
         assert read_conversations(write_jsonl(json.loads(example)))
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "fastchat"])
-def test_every_example_works_and_is_of_its_format(write_jsonl: Write, name: str) -> None:
-    record = json.loads(FORMATS[name].example)
-    assert next(of for of, f in FORMATS.items() if f.matches(record)) == name
-    (found,) = read_conversations(write_jsonl(record))
-    assert plain([found]) == [("USER: Hello ASSISTANT:", "Hi")]
-
-
-def test_the_command_offers_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["replay", "--help"])
     assert "{" + ",".join(FORMATS) + "}" in capsys.readouterr().out.replace("\n", "")
 
 
-def test_insisting_on_a_format(write_jsonl: Write) -> None:
+def test_format_option_rejects_other_formats(write_jsonl: Write) -> None:
     path = write_jsonl({"prompt": "a", "completion": "b"})
     with pytest.raises(InputError, match=r':1: missing key "messages"; read as messages, of wh'):
         read_conversations(path, format_name="messages")
@@ -333,10 +312,10 @@ def test_insisting_on_a_format(write_jsonl: Write) -> None:
 # Files
 
 
-def test_stdin_packed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = json.dumps({"messages": CHAT}).encode()
-    for given in (raw, gzip.compress(raw)):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+    for content in (raw, gzip.compress(raw)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         (item,) = load_inputs(["-"])
         assert item.name == "stdin"
         assert item.conversations[0].where == "stdin:1"
@@ -350,7 +329,7 @@ def test_zstd(write_jsonl: Write, tmp_path: Path) -> None:
     path.write_bytes(pack(line) + pack(line))
     assert [item.name for item in load_inputs([tmp_path])] == ["traffic"]
     assert len(read_conversations(path)) == 2
-    # pzstd writes a frame to skip before each of its own.
+    # pzstd writes a skippable frame before each frame.
     path.write_bytes(b"\x50\x2a\x4d\x18" + b"\x04\0\0\0" + b"size" + pack(line))
     assert len(read_conversations(path)) == 1
     path.write_bytes(b"\x28\xb5\x2f\xfd" + b"\xff" * 40)
@@ -358,7 +337,7 @@ def test_zstd(write_jsonl: Write, tmp_path: Path) -> None:
         read_conversations(path)
 
 
-def test_zstd_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_without_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("compression.zstd", "backports.zstd", "zstandard"):
         monkeypatch.setitem(sys.modules, name, None)
     path = tmp_path / "traffic.jsonl.zst"
@@ -380,7 +359,7 @@ def test_zstd_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("[\n\n3]", ":3: expected an object, got the number 3"),
     ],
 )
-def test_a_document_says_where_it_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+def test_document_error_names_the_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "traffic.json"
     path.write_text(text)
     with pytest.raises(InputError) as caught:
@@ -389,18 +368,18 @@ def test_a_document_says_where_it_is_wrong(tmp_path: Path, text: str, message: s
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_a_long_array_is_read_in_pieces(
+def test_long_array_is_read_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
 ) -> None:
-    """The array exceeds the line limit, its items do not; borders split multi-byte characters."""
+    """The array exceeds the line limit, but not its items. Pieces split multi-byte characters."""
     monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
     monkeypatch.setattr(files_module, "_CHUNK", 1 << 12)
     records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(400)]
     path = tmp_path / "traffic.json"
     path.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
     assert path.stat().st_size > 4 << 20
-    found = read_conversations(path)
-    assert [item.turns[0].completion for item in found] == ["b" * i for i in range(400)]
+    conversations = read_conversations(path)
+    assert [item.turns[0].completion for item in conversations] == ["b" * i for i in range(400)]
     path.write_text(json.dumps([{"prompt": "a" * (3 << 20), "completion": "b"}]))
     with pytest.raises(InputError, match=":1: the value is longer than 1 MiB"):
         read_conversations(path)
@@ -429,10 +408,12 @@ def with_template(tmp_path: Path) -> Callable[[str], Any]:
     return load
 
 
-def test_a_folders_own_template(write_jsonl: Write, with_template: Callable[[str], Any]) -> None:
+def test_template_of_a_folder_is_rendered(
+    write_jsonl: Write, with_template: Callable[[str], Any]
+) -> None:
     template = with_template("{{ bos_token }}" + CHATML)
     (item,) = read_conversations(write_jsonl({"messages": AGENT[:3] + CHAT[3:]}))
-    (turns,) = texts(item, template)
+    (turns,) = render_turns(item, template)
     assert turns == [
         (
             "<s><|im_start|>user\nWeather in Oslo?<|im_end|>\n<|im_start|>assistant\n",
@@ -446,7 +427,7 @@ def test_a_folders_own_template(write_jsonl: Write, with_template: Callable[[str
     ]
 
 
-def test_a_template_that_changes_earlier_turns_makes_requests_of_their_own(
+def test_template_that_changes_earlier_turns_makes_separate_requests(
     write_jsonl: Write, with_template: Callable[[str], Any]
 ) -> None:
     template = with_template(
@@ -454,7 +435,7 @@ def test_a_template_that_changes_earlier_turns_makes_requests_of_their_own(
         "{% endfor %}"
     )
     (item,) = read_conversations(write_jsonl({"messages": CHAT}))
-    assert texts(item, template) == [
+    assert render_turns(item, template) == [
         [("[Two primes?]", "[2 and 3.]")],
         [("[Two primes?][Two more?]", "[5 and 7.]")],
     ]
@@ -468,12 +449,12 @@ def test_a_template_that_changes_earlier_turns_makes_requests_of_their_own(
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     ],
 )
-def test_a_template_that_fails(
+def test_failing_template_is_an_input_error(
     write_jsonl: Write, with_template: Callable[[str], Any], source: str, message: str
 ) -> None:
     (item,) = read_conversations(write_jsonl({"messages": CHAT}))
     with pytest.raises(InputError, match=message):
-        texts(item, with_template(source))
+        render_turns(item, with_template(source))
 
 
 EVERY_COMMAND: list[Callable[..., Any]] = [
@@ -481,23 +462,17 @@ EVERY_COMMAND: list[Callable[..., Any]] = [
     lambda paths, tokenizer, **more: (
         read_traffic(paths, TuneOptions(tokenizer=tokenizer, **more)).notes
     ),
-    lambda paths, tokenizer, **more: heard(paths, tokenizer, **more).notes,
+    lambda paths, tokenizer, **more: read_sample(paths, tokenizer, **more).notes,
 ]
 
 
 def load_and_replay(paths: list[Path], tokenizer: str, **more: Any) -> list[str]:
     inputs = replay(paths, ReplayOptions(tokenizer=tokenizer, **more)).inputs
-    return [f"{of.name}: {note}" for of in inputs for note in of.notes]
-
-
-def heard(paths: list[Path], tokenizer: str, **more: Any) -> Heard:
-    made = Heard(most_blocks=1 << 20)
-    read_logs(paths, made, Tokenizing(tokenizer, "auto"), LearnOptions(**more))
-    return made
+    return [f"{figures.name}: {note}" for figures in inputs for note in figures.notes]
 
 
 @pytest.mark.parametrize("command", EVERY_COMMAND, ids=["replay", "tune", "learn"])
-def test_a_conversation_that_the_template_refuses_is_skipped(
+def test_conversation_refused_by_the_template_is_skipped(
     write_jsonl: Write, tmp_path: Path, with_template: Callable[[str], Any], command: Any
 ) -> None:
     pytest.importorskip("tokenizers")
@@ -522,7 +497,7 @@ def test_a_conversation_that_the_template_refuses_is_skipped(
         command([path], tokenizer=str(tmp_path))
 
 
-def test_a_tool_call_without_arguments_has_an_empty_object(
+def test_tool_call_without_arguments_has_an_empty_object(
     write_jsonl: Write, with_template: Callable[[str], Any]
 ) -> None:
     template = with_template(
@@ -535,11 +510,11 @@ def test_a_tool_call_without_arguments_has_an_empty_object(
         called = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
         record = {"messages": [{"role": "user", "content": "Hi"}, called]}
         (item,) = read_conversations(write_jsonl(record))
-        assert texts(item, template) == [[("[Hi]", "[{}]")]]
+        assert render_turns(item, template) == [[("[Hi]", "[{}]")]]
         assert item.turns[0].completion == CALL.replace('{"city": "Oslo"}', "{}")
 
 
-def test_a_template_without_jinja(
+def test_template_without_jinja2_names_the_package(
     with_template: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2.sandbox", None)
@@ -547,9 +522,9 @@ def test_a_template_without_jinja(
         with_template("{{ messages }}")
 
 
-def test_no_template(write_jsonl: Write) -> None:
+def test_template_none_uses_texts_unchanged(write_jsonl: Write) -> None:
     (item,) = read_conversations(write_jsonl({"prompt": "[INST] a", "completion": "b"}))
-    assert texts(item, None, as_is=True) == [[("[INST] a", "b")]]
+    assert render_turns(item, None, as_is=True) == [[("[INST] a", "b")]]
 
 
 @pytest.mark.parametrize(
@@ -560,7 +535,7 @@ def test_no_template(write_jsonl: Write) -> None:
         ("none", "Hi"),
     ],
 )
-def test_replay_takes_the_template_of_the_tokenizers_folder(
+def test_replay_uses_the_template_of_the_tokenizer_folder(
     tmp_path: Path, with_template: Callable[[str], Any], choice: Any, prompt: str
 ) -> None:
     with_template(CHATML)  # writes it into the folder

@@ -1,4 +1,4 @@
-"""The replay loop: against a naive one, against examples by hand, and against bad proposers."""
+"""The replay loop: compared with a naive one and with examples by hand; wrong proposers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import EXAMPLE, ScriptedProposer, token_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from naive_replay import NaiveCounts, naive_replay
@@ -15,7 +16,6 @@ from ngram_npu.config import default_costs
 from ngram_npu_cli.replay import InputError, ReplayFigures, simulate
 from ngram_npu_cli.replay import simulation as simulation_module
 from ops.reference import ladder
-from replay_helpers import EXAMPLE, ScriptedProposer, token_request
 
 # Two or three different tokens, so that repetitions and right and wrong drafts are frequent.
 token_lists = st.lists(st.integers(0, 2), max_size=14)
@@ -66,7 +66,9 @@ def without_time(figures: ReplayFigures) -> ReplayFigures:
 
 @settings(max_examples=300, deadline=None)
 @given(conversations, st.integers(1, 7), lookups())
-def test_equals_the_naive_replay(turns_of_all: Any, batch_size: int, lookup: Any) -> None:
+def test_simulation_equals_the_naive_replay(
+    turns_of_all: Any, batch_size: int, lookup: Any
+) -> None:
     figures = run(turns_of_all, batch_size, **lookup)
     assert_equal(figures, naive_replay(turns_of_all, **lookup), lookup["k"])
 
@@ -80,7 +82,7 @@ def test_equals_the_naive_replay(turns_of_all: Any, batch_size: int, lookup: Any
     st.booleans(),
     st.integers(0, 40),
 )
-def test_a_ladder_equals_the_naive_replay(
+def test_ladder_simulation_equals_the_naive_replay(
     turns_of_all: Any, batch_size: int, k: int, limit: int | None, overlap: bool, max_len: int
 ) -> None:
     least = None if limit is None else 2 ** (-limit / 16)
@@ -93,8 +95,8 @@ def test_a_ladder_equals_the_naive_replay(
     assert_equal(figures, naive_replay(turns_of_all, draft_of, **lookup), k)
 
 
-def test_a_ladder_knows_a_prompt_as_soon_as_it_is_there() -> None:
-    """At any length: outcome bytes of tokens that a step has no time to index count as 0."""
+def test_ladder_uses_a_prompt_from_the_first_step() -> None:
+    """Long prompts must be indexed completely, because missing outcome bytes count as 0."""
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, 40, 30_000).tolist() for _ in range(4)]
     talks = [[(prompt, prompt[100:140]), ([7] * 3, prompt[50:90])] for prompt in prompts]
@@ -107,7 +109,7 @@ def test_a_ladder_knows_a_prompt_as_soon_as_it_is_there() -> None:
     assert proposer.index.statistics.rows_scanned_catching_up == 0
 
 
-def test_the_example_worked_through_by_hand() -> None:
+def test_example_has_the_figures_computed_by_hand() -> None:
     figures = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
     assert without_time(figures) == ReplayFigures(
         name="test",
@@ -132,19 +134,6 @@ def test_the_example_worked_through_by_hand() -> None:
     assert figures.no_draft_share == 3 / 5
 
 
-def test_tokens_per_step_is_over_the_whole_input_not_a_mean_of_means() -> None:
-    long = [([5], list(range(100, 111)))]  # nothing repeats: 10 tokens in 10 steps
-    short = [([1, 2, 3, 4, 1], [2, 3, 4, 1])]  # `1 2` drafts 3 4 1 2: 3 tokens, 1 step
-    figures = run([long, short], 2, min_n=2, max_n=5, k=5)
-    assert (figures.num_tokens, figures.num_steps) == (13, 11)
-    assert figures.tokens_per_step == 13 / 11
-
-
-def test_first_token_of_a_completion_is_not_counted() -> None:
-    figures = run([[([1], [9])], [([1], [])], [([], [4, 5])]], 3, min_n=2, max_n=5, k=5)
-    assert (figures.num_requests, figures.num_tokens, figures.num_steps) == (3, 1, 1)
-
-
 @pytest.mark.parametrize(
     ("completion", "steps", "accepted"),
     [
@@ -154,7 +143,9 @@ def test_first_token_of_a_completion_is_not_counted() -> None:
         ([0] + [1] * 8, 2, (0, 0, 0, 2)),
     ],
 )
-def test_a_perfect_drafter(completion: list[int], steps: int, accepted: tuple[int, ...]) -> None:
+def test_perfect_drafter_yields_k_plus_one_tokens_per_step(
+    completion: list[int], steps: int, accepted: tuple[int, ...]
+) -> None:
     def draft(context: list[int]) -> list[int]:
         left = len(completion) + 1 - len(context)
         return [1] * min(3, left - 1)  # the model itself gives the last one
@@ -165,7 +156,7 @@ def test_a_perfect_drafter(completion: list[int], steps: int, accepted: tuple[in
     assert figures.accepted_length_counts == accepted
 
 
-def test_nothing_is_accepted_beyond_the_end_of_a_completion() -> None:
+def test_drafts_beyond_the_completion_are_not_accepted() -> None:
     # The drafts run on into the next turn's prompt and happen to be right. They count as drafted
     # but not as accepted, because the completion ended before them.
     turns = [([1], [2, 3, 4]), ([5, 6, 7], [8, 9])]
@@ -177,16 +168,8 @@ def test_nothing_is_accepted_beyond_the_end_of_a_completion() -> None:
     assert figures.num_draft_tokens == 4 + 1
 
 
-def test_only_the_leading_run_is_accepted() -> None:
-    drafts = iter([[3, 99, 5, 6], []])
-    proposer = ScriptedProposer(4, lambda _: next(drafts))
-    figures = simulate("t", [token_request([([1], [2, 3, 4, 5])])], proposer, k=4, batch_size=1)
-    assert [call.sampled for call in proposer.calls] == [[[2]], [[3, 4]]]
-    assert figures.accepted_tokens_per_pos == (1, 0, 0, 0)
-
-
-def test_what_the_proposer_is_given() -> None:
-    """Per call: the whole context so far; as sampled, the accepted tokens plus one."""
+def test_proposer_receives_context_and_accepted_tokens() -> None:
+    """Each call has the complete context, and samples the accepted tokens plus one."""
     proposer = ScriptedProposer(2, lambda _: [])
     turns = [([1, 2], [3, 4, 5]), ([6], []), ([7], [8]), ([9], [10, 11])]
     simulate("t", [token_request(turns)], proposer, k=2, batch_size=4)
@@ -195,7 +178,7 @@ def test_what_the_proposer_is_given() -> None:
     assert contexts == [[1, 2, 3], [1, 2, 3, 4], list(range(1, 11))]
 
 
-def test_conversations_take_over_the_rows_of_finished_ones() -> None:
+def test_waiting_conversations_reuse_rows() -> None:
     lengths = [2, 5, 3, 1, 2]  # of the completions; each takes one step less, the fourth none
     requests = [
         token_request([([100 * i], [100 * i + j for j in range(1, n + 1)])], str(i))
@@ -213,7 +196,7 @@ def test_conversations_take_over_the_rows_of_finished_ones() -> None:
     assert figures.num_steps == 1 + 4 + 2 + 1
 
 
-def test_row_indices_name_the_rows_that_are_left() -> None:
+def test_row_indices_contain_the_active_rows() -> None:
     requests = [token_request([([1], [2] * n)]) for n in (2, 4, 3)]
     proposer = ScriptedProposer(1, lambda _: [])
     simulate("t", requests, proposer, k=1, batch_size=3)
@@ -222,7 +205,7 @@ def test_row_indices_name_the_rows_that_are_left() -> None:
     assert proposer.calls[1].row_indices.dtype == np.int32
 
 
-def test_time_is_that_of_the_proposer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draft_time_excludes_everything_but_the_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = {"ns": 0}
     monkeypatch.setattr(simulation_module.time, "perf_counter_ns", lambda: clock["ns"])
 
@@ -248,7 +231,7 @@ def test_time_is_that_of_the_proposer_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_no_requests_and_requests_without_tokens() -> None:
+def test_requests_without_steps_have_no_ratios() -> None:
     for turns_of_all in ([], [[([], [])]], [[([1, 2], [])], [([], [3])]]):
         figures = run(turns_of_all, 4, min_n=2, max_n=5, k=5)
         assert (figures.num_tokens, figures.num_steps, figures.num_calls) == (0, 0, 0)
@@ -278,36 +261,37 @@ class _Broken(ScriptedProposer):
 
 
 @pytest.mark.parametrize("fault", ["num_tokens", "token_ids", "shape", "count", "negative count"])
-def test_a_proposer_that_does_wrong_is_found_out(fault: str) -> None:
+def test_wrong_proposer_is_an_error(fault: str) -> None:
     word = {"negative count": "count"}.get(fault, fault)
+    requests = [token_request([([1], [2, 3])])] * 2  # only the first one has the fault
     with pytest.raises(InputError, match=word):
-        simulate("t", [token_request([([1], [2, 3])])], _Broken(fault), k=2, batch_size=1)
+        simulate("t", requests, _Broken(fault), k=2, batch_size=2)
 
 
-def test_total_adds_counts_up() -> None:
+def test_total_sums_counts() -> None:
     one = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
     total = ReplayFigures.total([one, dataclasses.replace(one, name="other")])
     assert total.name == "total"
     assert (total.num_tokens, total.num_steps, total.num_requests) == (24, 10, 2)
     assert total.accepted_length_counts == (6, 0, 2, 0, 0, 2)
     assert total.tokens_per_step == one.tokens_per_step
-    with pytest.raises(ValueError, match="no figures"):
+    with pytest.raises(ValueError, match="expected at least one input"):
         ReplayFigures.total([])
     with pytest.raises(ValueError, match="zip"):
         ReplayFigures.total([one, run([EXAMPLE], 1, min_n=2, max_n=5, k=4)])
 
 
-def test_a_proposer_with_state_is_told_when_a_row_changes_hands() -> None:
-    """Two rows, four conversations; the example is in its row for several turns."""
-    told: list[list[int]] = []
+def test_reset_is_called_for_rows_with_a_new_conversation() -> None:
+    """Uses two rows for four conversations of several turns."""
+    reset_rows: list[list[int]] = []
 
     class Stateful(ScriptedProposer):
         def reset(self, rows: np.ndarray) -> None:
             assert rows.dtype == np.int32
-            told.append(rows.tolist())
+            reset_rows.append(rows.tolist())
 
     proposer = Stateful(5, lambda tokens: [])
     turns = [([1], [2, 3, 4]), ([5], [6, 7])]
     requests = [token_request(turns, name) for name in "abcd"]
     simulate("x", requests, proposer, k=5, batch_size=2)
-    assert told == [[0, 1], [0, 1]]
+    assert reset_rows == [[0, 1], [0, 1]]

@@ -32,13 +32,13 @@ def test_candidates_and_bytes(tokens: list[int]) -> None:
 def replayed(
     turns: list[tuple[list[int], list[int]]], costs: list[list[int]], limit: int
 ) -> Counts:
-    """The reference, one step at a time."""
+    """Replays with the reference, one step at a time."""
 
     def draft(context: list[int]) -> list[int]:
         return ladder.draft(context, 8, costs, limit, True, 10_000)[0]
 
-    found = naive_replay([turns], draft)
-    return Counts(found.tokens, found.steps, sum(n * c for n, c in found.drafted.items()))
+    counts = naive_replay([turns], draft)
+    return Counts(counts.tokens, counts.steps, sum(n * c for n, c in counts.drafted.items()))
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -49,8 +49,8 @@ def test_a_replay(limit: int) -> None:
         ([rng.randrange(4) for _ in range(10)], [rng.randrange(3) for _ in range(length)])
         for length in (20, 0, 1, 33, 2, 17)
     ]
-    made = tuple(TokenTurn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in turns)
-    found = walks([TokenRequest("none", ()), TokenRequest("one", made)])
+    token_turns = tuple(TokenTurn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in turns)
+    drafts = walks([TokenRequest("none", ()), TokenRequest("one", token_turns)])
     expected = replayed(turns, costs, limit)
-    assert found.replay(found.lengths(np.array(costs), limit, 8)) == expected
+    assert drafts.replay(drafts.lengths(np.array(costs), limit, 8)) == expected
     assert expected.tokens == 19 + 32 + 1 + 16

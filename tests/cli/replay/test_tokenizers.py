@@ -1,7 +1,8 @@
-"""Tokenizers: those of mistral-common, folders, the local cache, and none that is downloaded."""
+"""Tokenizers: mistral-common, folders, the local cache, and digests of vocabularies."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ngram_npu.tokenizer_digest import digest_of
 from ngram_npu_cli.replay import InputError, ReplayOptions, format_table, load_tokenizer, replay
 
 Write = Callable[..., Path]
 
 
-def test_bytes() -> None:
+def test_bytes_tokenizer_encodes_utf8() -> None:
     assert load_tokenizer("bytes").encode("aé") == [97, 0xC3, 0xA9]
 
 
@@ -42,7 +44,7 @@ def test_bundled_tokenizers_add_no_special_tokens(name: str, size: int) -> None:
         ("tekken", "mistral_common"),
     ],
 )
-def test_missing_package_of_a_bundled_tokenizer(
+def test_bundled_tokenizer_without_package_names_it(
     monkeypatch: pytest.MonkeyPatch, name: str, package: str
 ) -> None:
     pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
@@ -51,19 +53,19 @@ def test_missing_package_of_a_bundled_tokenizer(
         load_tokenizer(name)
 
 
-def test_hugging_face_folder(tmp_path: Path) -> None:
-    """Truncation and padding of its training must not cut the recordings, or fill them up."""
+def test_hugging_face_folder_ignores_truncation_and_padding(tmp_path: Path) -> None:
+    """Truncation and padding settings from training must not change the recordings."""
     tokenizers = pytest.importorskip("tokenizers")
     words = {word: number for number, word in enumerate(("[BOS]", "a", "b"))}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.post_processor = tokenizers.processors.TemplateProcessing(
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.post_processor = tokenizers.processors.TemplateProcessing(
         single="[BOS] $A", special_tokens=[("[BOS]", 0)]
     )
-    made.enable_truncation(2)
-    made.enable_padding(length=5)
-    made.save(str(tmp_path / "tokenizer.json"))
-    assert made.encode("b a b").ids == [0, 2, 0, 0, 0]
+    model.enable_truncation(2)
+    model.enable_padding(length=5)
+    model.save(str(tmp_path / "tokenizer.json"))
+    assert model.encode("b a b").ids == [0, 2, 0, 0, 0]
     for name in (str(tmp_path), str(tmp_path / "tokenizer.json")):
         tokenizer = load_tokenizer(name)
         assert (tokenizer.name, tokenizer.vocab_size) == (name, 3)
@@ -71,7 +73,7 @@ def test_hugging_face_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])
-def test_a_models_name_is_looked_up_in_the_local_cache(
+def test_model_name_is_resolved_in_the_local_cache(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
 ) -> None:
     tokenizers = pytest.importorskip("tokenizers")
@@ -87,8 +89,8 @@ def test_a_models_name_is_looked_up_in_the_local_cache(
         folder.mkdir(parents=True)
         if revision != "weights":
             words = {str(n): n for n in range(number + 1)}
-            made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
-            made.save(str(folder / "tokenizer.json"))
+            saved = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
+            saved.save(str(folder / "tokenizer.json"))
         os.utime(folder, (number, number))
     tokenizer = load_tokenizer("org/Name-8B")
     assert (tokenizer.vocab_size, tokenizer.folder) == (2, model / "snapshots" / "new")
@@ -99,7 +101,7 @@ def test_a_models_name_is_looked_up_in_the_local_cache(
     assert load_tokenizer("org/Name-8B").vocab_size == 2
 
 
-def test_a_tokenizer_that_nobody_chose_is_warned_of(write_jsonl: Write) -> None:
+def test_default_tokenizer_is_reported_with_a_warning(write_jsonl: Write) -> None:
     pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
     pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
     path = write_jsonl({"prompt": "one two", "completion": "one two three"})
@@ -120,18 +122,97 @@ def test_hugging_face_folder_without_the_packages(
         load_tokenizer(str(tmp_path))
 
 
-def test_no_code_of_a_tokenizer_folder_is_run(
+def test_tokenizer_folder_runs_no_remote_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nor does `transformers` ask on a terminal, as it does when the option is not given."""
-    said = {}
+    """`transformers` would ask on a terminal without the option."""
+    used_options = {}
 
     def from_pretrained(folder: str, **options: Any) -> Any:
-        said.update(options)
+        used_options.update(options)
         raise ValueError("seen")
 
     stand_in = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
     monkeypatch.setitem(sys.modules, "transformers", stand_in)
     with pytest.raises(InputError, match="seen"):
         load_tokenizer(str(tmp_path))
-    assert said == {"local_files_only": True, "trust_remote_code": False}
+    assert used_options == {"local_files_only": True, "trust_remote_code": False}
+
+
+VOCAB = {"a</w>": 0, "b</w>": 1, "a": 2, "<unk>": 3, "\udc80": 4, "ü": 5}
+ADDED = ["<tool>", "xy"]
+WITH_ADDED = {**VOCAB, "<tool>": 6, "xy": 7}
+
+
+def test_digest_is_stable() -> None:
+    """Files of stores contain the digest."""
+    assert digest_of(WITH_ADDED) == "48a7899b83fa2eb452a85173b4d6d85e"
+    assert digest_of(dict(reversed(WITH_ADDED.items()))) == digest_of(WITH_ADDED)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        VOCAB,
+        {**WITH_ADDED, "xy": 8},
+        {**WITH_ADDED, "z": 7},
+        {**WITH_ADDED, "a": 5, "ü": 2},
+        {("axy" if t == "xy" else "" if t == "a" else t): i for t, i in WITH_ADDED.items()},
+        {},
+    ],
+)
+def test_digest_depends_on_the_vocabulary(other: dict[str, int]) -> None:
+    assert len(digest_of(other)) == 32
+    assert digest_of(other) != digest_of(WITH_ADDED)
+
+
+def _rust(folder: Path) -> Any:
+    package = pytest.importorskip("tokenizers")
+    vocab = {token: i for token, i in VOCAB.items() if i != 4} | {"?": 4}
+    model = package.Tokenizer(package.models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    model.add_special_tokens(ADDED[:1])
+    model.add_tokens(ADDED[1:])
+    model.save(str(folder / "tokenizer.json"))
+    return model
+
+
+def _fast(folder: Path) -> Any:
+    package = pytest.importorskip("transformers")
+    return package.PreTrainedTokenizerFast(tokenizer_object=_rust(folder))
+
+
+def _slow(folder: Path) -> Any:
+    package = pytest.importorskip("transformers")
+    vocab = {token: i for token, i in VOCAB.items() if i != 4} | {"?": 4}
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version\na b\n")
+    model = package.CTRLTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    model.add_special_tokens({"additional_special_tokens": ADDED[:1]})
+    model.add_tokens(ADDED[1:])
+    assert not model.is_fast
+    return model
+
+
+@pytest.mark.parametrize("make", [_rust, _fast, _slow])
+def test_digest_is_the_same_for_all_loaders(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+    expected = {token: i for token, i in WITH_ADDED.items() if i != 4} | {"?": 4}
+    assert digest_of(make(tmp_path).get_vocab()) == digest_of(expected)
+    if make is _rust:
+        assert load_tokenizer(str(tmp_path)).digest == digest_of(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("mistral-v1", "828d2b0baf0f3cc19eff011b646f50b4"),
+        ("mistral-v3", "812be1a963dfb5313eabf031d10ef1cc"),
+        ("tekken", "207db1d253222307fd0b79d0cc52cff7"),
+        ("bytes", ""),
+    ],
+)
+def test_mistral_digest_equals_vllms(name: str, digest: str) -> None:
+    """The expected digests are those of `get_vocab()` of vLLM's classes for these files."""
+    if name != "bytes":
+        pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
+        pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
+    assert load_tokenizer(name).digest == digest

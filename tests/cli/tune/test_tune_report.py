@@ -1,8 +1,9 @@
-"""Tuning as a whole: traffic, the report and the command."""
+"""Tuning: traffic, runners, stores, the report and the command."""
 
 from __future__ import annotations
 
 import html
+import io
 import json
 import re
 import shlex
@@ -11,49 +12,57 @@ import sys
 import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import FEW, cost_file, make_talk, write_similar_talk
+from ngram_npu import NgramConfig
 from ngram_npu_cli import command as cli
+from ngram_npu_cli.logs.reader import Progress
 from ngram_npu_cli.replay import InputError, ReplayInput, ReplayOptions, load_inputs, replay
 from ngram_npu_cli.tune import (
+    CANDIDATES,
+    Candidate,
     TuneOptions,
+    format_report,
+    load_cost,
+    parse_candidate,
     share_of_a_step,
     tune,
+    vllm_options,
 )
 from ngram_npu_cli.tune import measure as measure_module
-from ngram_npu_cli.tune.html import draw
-from ngram_npu_cli.tune.runners import SYNCHRONOUS
+from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS
+from ngram_npu_cli.tune.html import draw, to_html
+from ngram_npu_cli.tune.measure import Cache, measure_settings
 from ngram_npu_cli.tune.traffic import read_traffic
-from tune_helpers import FEW, cost_file, talk
 
 
-def test_a_sample_is_stated_and_always_the_same(tmp_path: Path) -> None:
+def test_sample_is_deterministic(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     lines = [{"prompt": f"{n} " * 40, "completion": "a b c " * (n % 30)} for n in range(400)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
-    assert found.is_sample
-    assert 6000 < found.characters <= 8000
-    assert (found.found, found.found_characters) == (
+    sampled = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
+    assert sampled.is_sample
+    assert 6000 < sampled.characters <= 8000
+    assert (sampled.num_read, sampled.characters_read) == (
         400,
         sum(len(str(line["prompt"])) + len(str(line["completion"])) for line in lines),
     )
-    assert found.names == read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes")).names
-    numbers = [int(name) for name in found.names]
+    assert sampled.names == read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes")).names
+    numbers = [int(name) for name in sampled.names]
     assert numbers == sorted(numbers)
     assert max(numbers) > 200, "from everywhere"
-    whole = read_traffic([path], TuneOptions(tokenizer="bytes"))
-    assert not whole.is_sample
-    assert whole.left_out == sum(n % 30 == 0 for n in range(400))
+    complete = read_traffic([path], TuneOptions(tokenizer="bytes"))
+    assert not complete.is_sample
+    assert complete.left_out == sum(n % 30 == 0 for n in range(400))
 
 
 @pytest.mark.parametrize("sample", [None, 6000])
-def test_file_left_out_after_records_were_read_leaves_no_trace(
-    tmp_path: Path, sample: int | None
-) -> None:
-    """More than half of `b` is no conversation, which is known only at its end."""
+def test_omitted_file_does_not_change_the_traffic(tmp_path: Path, sample: int | None) -> None:
+    """More than half of `b` is not conversations, which is only known at its end."""
     for name in ("a", "c"):
         lines = [
             {"id": f"{name}{n}", "prompt": f"{n} " * 40, "completion": "d e"} for n in range(90)
@@ -63,28 +72,28 @@ def test_file_left_out_after_records_were_read_leaves_no_trace(
     expected = read_traffic([tmp_path], options)
     good = json.dumps({"id": "b", "prompt": "x" * 2000, "completion": "again"}) + "\n"
     (tmp_path / "b.jsonl").write_text(good * 9 + '{"no": "conversation"}\n' * 10)
-    found = read_traffic([tmp_path], options)
-    (note,) = found.notes
+    read = read_traffic([tmp_path], options)
+    (note,) = read.notes
     assert note.startswith("no log, left out: ")
-    same = [replace(of, requests=(), notes=()) for of in (found, expected)]
+    same = [replace(traffic, requests=(), notes=()) for traffic in (read, expected)]
     np.testing.assert_equal(*map(asdict, same))
-    assert [r.tokens().tolist() for r in found.requests] == [
+    assert [r.tokens().tolist() for r in read.requests] == [
         r.tokens().tolist() for r in expected.requests
     ]
 
 
-def test_halves_are_of_each_input(tmp_path: Path) -> None:
+def test_each_input_is_split_in_halves(tmp_path: Path) -> None:
     for name, count in (("a", 3), ("b", 4)):
-        lines = [json.dumps(line) + "\n" for line in talk(count, name=name)]
+        lines = [json.dumps(line) + "\n" for line in make_talk(count, name=name)]
         (tmp_path / f"{name}.jsonl").write_text("".join(lines))
-    found = read_traffic([tmp_path])
-    assert found.names == ("a0", "a1", "a2", "b0", "b1", "b2", "b3")
-    assert found.chosen_half.tolist() == [True, False, True, True, False, True, False]
+    traffic = read_traffic([tmp_path])
+    assert traffic.names == ("a0", "a1", "a2", "b0", "b1", "b2", "b3")
+    assert traffic.chosen_half.tolist() == [True, False, True, True, False, True, False]
 
 
-def test_too_little_traffic(tmp_path: Path) -> None:
+def test_traffic_with_fewer_than_two_conversations_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
-    path.write_text(json.dumps(talk(1)[0]))
+    path.write_text(json.dumps(make_talk(1)[0]))
     with pytest.raises(InputError, match=r"expected 2 or more conversations .* got 1"):
         read_traffic([path])
     path.write_text("\n")
@@ -96,13 +105,13 @@ def test_too_little_traffic(tmp_path: Path) -> None:
 
 
 def executed(command: str) -> list[str]:
-    """The arguments that a shell passes to vllm for a command copied from a report."""
+    """Returns the arguments that a shell passes to vllm for a command copied from a report."""
     script = f"vllm() {{ printf '%s\\0' \"$@\"; }}\n{command}\n"
     done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, check=True)
     return done.stdout.split("\0")[:-1]
 
 
-def test_the_prediction_is_what_replay_counts_on_the_held_out_half(traffic: Path) -> None:
+def test_prediction_equals_a_replay_of_the_held_out_half(traffic: Path) -> None:
     report = tune([traffic], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=FEW)
     (item,) = load_inputs([traffic])
     odd = ReplayInput("odd", item.conversations[1::2])
@@ -118,7 +127,7 @@ def test_the_prediction_is_what_replay_counts_on_the_held_out_half(traffic: Path
     assert not list((traffic.parent / "cache").iterdir()), "done: nothing to resume"
 
 
-def test_the_reports_show_the_same_and_are_whole(
+def test_text_json_and_html_show_the_same_result(
     traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, data = tmp_path / "r.html", tmp_path / "r.json"
@@ -154,12 +163,14 @@ def test_the_reports_show_the_same_and_are_whole(
     loaded = re.findall(r"(?:src|href|url|@import|http-equiv)\s*[=(]\s*[\"']?(.)", text)
     assert set(loaded) == {"#"}, "needs a network"
     (drawing,) = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    labels = [of.text for of in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")]
+    labels = [
+        element.text for element in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")
+    ]
     assert label in labels
     assert result["against"]["label"] in labels
 
 
-def test_the_drawing_has_the_report_s_figures(traffic: Path) -> None:
+def test_drawing_shows_the_figures_of_the_report(traffic: Path) -> None:
     report = tune([traffic], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=FEW)
     by_batch, yields, gains = draw(report).axes
     chosen, against, _ = by_batch.lines
@@ -167,14 +178,14 @@ def test_the_drawing_has_the_report_s_figures(traffic: Path) -> None:
     assert chosen.get_ydata() == [row.speedup.value]
     assert against.get_ydata() == [row.against.value]
     held_out = [s.held_out for s in report.settings]
-    expected = [[of.drafted_per_step, of.tokens_per_step] for of in held_out]
+    expected = [[item.drafted_per_step, item.tokens_per_step] for item in held_out]
     assert yields.collections[0].get_offsets().tolist() == expected
-    counted = sum(of.get_height() for of in gains.patches)
+    counted = sum(item.get_height() for item in gains.patches)
     assert counted == 2 * len(report.singles)
 
 
 @pytest.mark.parametrize("module", ["jinja2", "matplotlib"])
-def test_a_page_without_its_extra(
+def test_html_without_its_packages_names_them(
     module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
@@ -182,11 +193,13 @@ def test_a_page_without_its_extra(
     monkeypatch.setitem(sys.modules, module, None)
     arguments = ["tune", "nowhere.jsonl", "-c", "0.05", "--html", str(tmp_path / "r.html")]
     assert cli.main(arguments) == 2
-    says = f'--html needs {module}: pip install {module} (the extra "html")'
-    assert says in capsys.readouterr().err
+    message = f'--html needs {module}: pip install {module} (the extra "html")'
+    assert message in capsys.readouterr().err
 
 
-def test_nothing_to_gain_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_without_gain_advises_against_speculation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "talk.jsonl"
     rng = np.random.default_rng(3)
     lines = [
@@ -203,7 +216,7 @@ def test_nothing_to_gain_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--speculative-config" not in page.read_text()
 
 
-def test_the_sample_and_the_example_are_stated(
+def test_report_states_sample_and_example_cost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "talk.jsonl"
@@ -215,10 +228,10 @@ def test_the_sample_and_the_example_are_stated(
     assert json.loads(out)["traffic"]["is_sample"]
     assert "(a SAMPLE of 30 conversations, 1.51 million characters)" in err
     assert "The verification cost is an EXAMPLE" in err
-    assert "These figures compare with nothing" in err
+    assert "These figures are far too high" in err
 
 
-def test_interrupted_and_resumed(
+def test_interrupted_command_resumes(
     traffic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     replay_piece = measure_module._replay
@@ -264,3 +277,256 @@ def test_bad_options_are_exit_code_2(
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
+
+
+COST = share_of_a_step(0.02)
+SEARCHED = [c for c in CANDIDATES if c.config.k in (3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts", "method", "command"),
+    [
+        ("gpu", "padded", "ngram_gpu", "NGRAM_NPU_VLLM=1 vllm serve MODEL"),
+        ("host", "trimmed", "custom_class", "NGRAM_NPU_VLLM=1 vllm serve MODEL"),
+        (
+            "ascend",
+            "trimmed",
+            "ngram",
+            "NGRAM_NPU_VLLM=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL",
+        ),
+    ],
+)
+def test_runner_determines_method_and_variables(
+    traffic: Path, name: str, drafts: str, method: str, command: str
+) -> None:
+    report = tune([traffic], COST, TuneOptions(jobs=1, runner=name), candidates=SEARCHED)
+    assert report.runner is RUNNERS[name]
+    assert not report.others
+    assert {s.candidate.drafts for s in report.settings} == {drafts}
+    speculative = json.loads(report.vllm_options[0].split(" ", 1)[1].strip("'"))
+    assert speculative["method"] == method
+    assert ("model" in speculative) == (method == "custom_class")
+    assert report.vllm_command.split(" \\\n")[0] == command
+    assert report.vllm_command in format_report(report)
+
+
+def test_without_a_runner_both_are_recommended(traffic: Path) -> None:
+    report = tune([traffic], COST, TuneOptions(jobs=1), candidates=SEARCHED)
+    (host,) = report.others
+    assert (report.runner.name, host.runner.name) == ("gpu", "host")
+    assert report.candidate != host.candidate
+    text, page = format_report(report), to_html(report)
+    for part in (report, host):
+        assert f"RECOMMENDED: {part.candidate.label}\n" in text
+        assert part.vllm_command in text
+        for shown in (text, page):
+            assert part.runner.about in shown
+    assert text.count("TAKES AWAY the V2 runner and asynchronous scheduling") == 1
+    assert [part["runner"]["name"] for part in report.to_dict()["others"]] == ["host"]
+    for part, name in ((report, "gpu"), (host, "host")):
+        (alone,) = [tune([traffic], COST, TuneOptions(jobs=1, runner=name), candidates=SEARCHED)]
+        assert alone.batches == part.batches, "the same as alone"
+
+
+def test_report_names_another_setting_that_gains_at_a_batch_size(
+    traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At batch 64 the second drafted token of a request costs more than it yields."""
+    steps = ((1, 1, 1.0), (1, 17, 1.01), (64, 64, 1.0), (64, 128, 1.1), (64, 192, 1.9))
+    cost = cost_file(tmp_path / "cost.json", *steps)
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    arguments = ["tune", str(traffic), "--cost", cost, "--runner", "gpu", "--jobs", "1"]
+    assert cli.main([*arguments, "--html", str(page), "--json", str(data)]) == 0
+    out = capsys.readouterr().out
+    result = json.loads(data.read_text())
+    first, second = result["batches"]
+    assert first["use"] == result["recommended"]["label"]
+    assert second["speedup"]["low"] < 1 < second["best_speedup"]["low"]
+    assert second["use"] == second["best"] == "n=1-16 latest k=1 overlap padded"
+    assert result["off_above_batch"] is None
+    value = f"{second['best_speedup']['value']:.3f}"
+    for shown in (out, page.read_text()):
+        assert "Do not speculate" not in shown
+        assert f"At batch 64 use {second['use']}: {value} [" in shown
+        assert shown.count("vllm serve MODEL") == 2
+    assert json.dumps({"method": "ngram_gpu", "num_speculative_tokens": 1}) in out
+
+
+def test_speedup_includes_synchronous_scheduling(traffic: Path, tmp_path: Path) -> None:
+    def value(cost: Any = COST, **options: Any) -> tuple[float, Any]:
+        report = tune([traffic], cost, TuneOptions(jobs=1, **options), candidates=FEW[:1])
+        held_out = report.settings[report.recommended].held_out
+        (row,) = report.batches
+        return row.speedup.value, held_out
+
+    for options, lost in (
+        ({}, SYNCHRONOUS),
+        ({"synchronous": 0.3}, 0.3),
+        ({"synchronous": 0.0}, 0.0),
+        ({"runner": "ascend"}, SYNCHRONOUS),
+    ):
+        speedup, counts = value(**options)
+        steps = 1 + 0.02 * counts.drafted_per_step + lost
+        assert speedup == pytest.approx(counts.tokens_per_step / steps)
+    # The times of a server that drafts on the host have it already.
+    measured = load_cost(cost_file(tmp_path / "c.json", (1, 1, 1.0), (1, 2, 1.02)))
+    assert value(measured)[0] == pytest.approx(value(synchronous=0.0)[0])
+
+
+def test_gpu_runner_searches_no_ladders(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="runner gpu: no setting to search: padded drafts are of"):
+        tune([traffic], COST, TuneOptions(runner="gpu"), candidates=FEW)
+    arguments = ["tune", str(traffic), "-c", "0.02", "--jobs", "1", "--sizes", "ladder"]
+    assert cli.main(arguments) == 0
+    assert "host: drafts on the host" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "is_too_few"), [(39, True), (40, False)])
+def test_too_few_conversations_recommend_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int, is_too_few: bool
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in make_talk(count)))
+    page = tmp_path / "r.html"
+    arguments = ["tune", str(path), "-c", "0.02", "--jobs", "1", "--sizes", "ladder"]
+    assert cli.main([*arguments, "--html", str(page), "--json", str(tmp_path / "r.json")]) == 0
+    out = capsys.readouterr().out
+    message = "TOO FEW: 19 held-out conversations; a recommendation needs 20."
+    for shown in (out, page.read_text()):
+        assert (message in shown) == is_too_few
+    for word in ("RECOMMENDED", "vllm serve"):
+        assert (word in out) == (not is_too_few)
+    assert json.loads((tmp_path / "r.json").read_text())["too_few"] == is_too_few
+
+
+def test_progress_without_a_terminal_prints_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([0.0, 9.9, 10.1, 10.1, 11.0, 20.2, 20.2])
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    stream = io.StringIO()
+    drawn = cli.ProgressBar(stream)
+    for progress in (
+        Progress("talk", "read", 5, 0),
+        Progress("talk", "read", 6, 0),
+        Progress("\x1b", "tokenize", 1, 9),
+        Progress("\x1b", "tokenize", 4, 9),
+    ):
+        drawn.show(progress)
+    drawn.clear()
+    assert stream.getvalue() == "read talk: 6\ntokenize \\x1b: 4 of 9\n"
+
+
+STORE_COST = share_of_a_step(0.05)
+ALONE = TuneOptions(jobs=1, store=True)
+
+
+def replay_half(path: Path, number: int, candidate: Candidate) -> Any:
+    """Replays every second conversation like `ngram-npu replay --store live --generated-only`."""
+    (item,) = load_inputs([path])
+    part = ReplayInput("part", item.conversations[number::2])
+    fields: dict[str, Any] = dict(candidate.options)
+    return replay(inputs=[part], options=ReplayOptions(**fields, generated_only=True)).total
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_store_is_recommended_for_similar_conversations(tmp_path: Path, jobs: int) -> None:
+    path = write_similar_talk(40, tmp_path / "similar.jsonl")
+    report = tune([path], STORE_COST, TuneOptions(jobs=jobs, store=True), candidates=FEW)
+    assert report.candidate.has_store
+    assert report.store is not None
+    assert report.store.best == report.recommended
+    assert report.store.ratio.low > 1
+    setting = report.settings[report.recommended]
+    for figures, number in ((setting.chosen, 0), (setting.held_out, 1)):
+        counted = replay_half(path, number, report.candidate)
+        assert (figures.steps, figures.drafted) == (counted.num_steps, counted.num_draft_tokens)
+    text = format_report(report)
+    assert "A store shares text" in text
+    assert "A store shares text" in to_html(report)
+    result = report.to_dict()
+    assert result["store"]["is_recommended"]
+    assert result["recommended"]["config"]["store"] == "live"
+    first, *_, last = sorted(report.singles, key=lambda single: int(single.name))
+    # The held-out half begins with an empty store: only the synchronous step remains.
+    assert first.speedup == pytest.approx(1 / 1.1, abs=1e-4)
+    assert last.speedup > 1
+
+
+def test_no_store_is_recommended_without_repetition(traffic: Path) -> None:
+    report = tune([traffic], STORE_COST, ALONE, candidates=FEW)
+    assert report.store is not None
+    assert not report.candidate.has_store
+    assert "No store is recommended" in format_report(report)
+    assert not report.to_dict()["store"]["is_recommended"]
+
+
+def test_inputs_have_separate_stores(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_similar_talk(8, tmp_path / f"{name}.jsonl")
+    traffic = read_traffic([tmp_path])
+    assert traffic.streams() == [[1, 3, 5, 7], [0, 2, 4, 6], [9, 11, 13, 15], [8, 10, 12, 14]]
+    store = Candidate.of(**dict(FEW[2].options), store="live")
+    (counts,) = measure_settings([store], traffic.requests, streams=traffic.streams())
+    np.testing.assert_array_equal(counts[:8], counts[8:])
+    (as_one,) = measure_settings([store], traffic.requests)
+    assert as_one.sum() < counts.sum(), "one store for all knows more"
+
+
+@pytest.mark.parametrize(
+    ("options", "searched"),
+    [
+        ([], []),
+        (["--sizes", "ladder"], []),
+        (["--store", "--sizes", "consecutive"], []),
+        (["--store", "--runner", "gpu"], []),
+        (["--store"], ["host"]),
+        (["--store", "--runner", "ascend"], ["ascend"]),
+    ],
+)
+def test_store_is_searched_only_if_requested_and_possible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], searched: list[str]
+) -> None:
+    path = write_similar_talk(6, tmp_path / "similar.jsonl")
+    arguments = ["tune", str(path), "-c", "0.05", "--jobs", "1", *options, "--json", "-"]
+    assert cli.main(arguments) == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    reports = [result, *result["others"]]
+    assert [r["runner"]["name"] for r in reports if r["store"] is not None] == searched
+    for part in reports:
+        tried = any("store" in setting["config"] for setting in part["settings"])
+        assert tried == (part["runner"]["name"] in searched)
+    assert err.count("\nStore: ladder") == len(searched), "its gain has a separate line"
+
+
+def test_store_pieces_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_similar_talk(12, tmp_path / "similar.jsonl")
+    options = TuneOptions(jobs=1, store=True, cache=tmp_path / "pieces.jsonl")
+    first = tune([path], STORE_COST, options, candidates=FEW)
+    assert len(Cache(options.cache)) == 3 + 2 * 2, "a ladder with two stores, over two halves"
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("replay_half again")
+
+    monkeypatch.setattr(measure_module, "_replay", never)
+    assert tune([path], STORE_COST, options, candidates=FEW).settings == first.settings
+
+
+@pytest.mark.parametrize("tokens", [100_000, 1_000_000])
+def test_vllm_options_of_a_store_give_the_setting(tokens: int) -> None:
+    candidate = Candidate.of(**dict(FEW[2].options), store="live", store_tokens=tokens)
+    words = shlex.split(" ".join(vllm_options(candidate)))
+    k = json.loads(words[1])["num_speculative_tokens"]
+    section = json.loads(words[3])["ngram_npu"]
+    assert section["store"] == "live"
+    assert NgramConfig(num_speculative_tokens=k, **section) == candidate.config
+    assert candidate.label.endswith(
+        {100_000: "live store=100k", 1_000_000: "live store=1M"}[tokens]
+    )
+
+
+def test_store_that_is_too_small_is_an_error() -> None:
+    text = '{"sizes": "ladder", "min_draft_probability": 0.1, "store": "live", "store_tokens": 9}'
+    with pytest.raises(InputError, match="expected at least 1024, got 9"):
+        parse_candidate(text)

@@ -15,7 +15,7 @@ import pytest
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import InputError
 from ngram_npu_cli.tune import load_cost
-from ngram_npu_cli.tune.client import Stream, steps_of
+from ngram_npu_cli.tune.measure_cost import Stream, compute_step_time
 
 STEP_S = 0.002
 
@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             text = json.dumps({"data": [{"id": "tiny"}]})
         elif self.path == "/metrics" and self.server.counts_drafts:
-            # Two engines, and a counter whose name has the same prefix.
+            # Two engines, and a comment line with the same prefix.
             text = (
                 "# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.\n"
                 f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {self.server.drafted}.0\n'
@@ -98,13 +98,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(self.server.answer)
             return
         while left > 0:
-            said = 0
+            generated = 0
             for _ in range(self.server.steps_per_chunk):
                 time.sleep(STEP_S * (1 + self.server.k))
                 with self.server.lock:
                     self.server.drafted += self.server.k
-                said += 1 + self.server.k
-            left -= said
+                generated += 1 + self.server.k
+            left -= generated
             held.append(b'data: {"choices": [{"text": "x"}], "usage": null}\n\n')
             if len(held) == self.server.burst or left <= 0:
                 self.wfile.write(b"".join(held))
@@ -136,7 +136,7 @@ def run(server: FakeServer, output: Path, *more: str) -> int:
     return cli.main(["measure-cost", str(output), *options, *more])
 
 
-def test_runs_without_and_with_drafts_make_a_cost(
+def test_runs_without_and_with_drafts_give_a_cost(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "cost.json"
@@ -146,12 +146,12 @@ def test_runs_without_and_with_drafts_make_a_cost(
     server.k = 3
     assert run(server, output) == 0
     assert run(server, output) == 0, "in place of the run before"
-    found = json.loads(output.read_text())
-    steps = [(s["batch"], s["verified"]) for s in found["steps"]]
+    contents = json.loads(output.read_text())
+    steps = [(s["batch"], s["verified"]) for s in contents["steps"]]
     assert steps == [(1, 1.0), (1, 4.0), (4, 4.0), (4, 16.0)]
     # A sleep takes at least the time asked for; how much longer depends on the machine.
-    assert all(s["seconds"] > STEP_S / 2 for s in found["steps"])
-    assert [run["model"] for run in found["runs"]] == ["tiny"] * 3
+    assert all(s["seconds"] > STEP_S / 2 for s in contents["steps"])
+    assert [run["model"] for run in contents["runs"]] == ["tiny"] * 3
     assert load_cost(str(output)).batch_sizes == (1, 4)
     assert "batch 4: " in capsys.readouterr().out
     body = server.bodies[0]
@@ -159,42 +159,33 @@ def test_runs_without_and_with_drafts_make_a_cost(
     assert body["ignore_eos"] is True
 
 
-def test_a_server_that_counts_no_drafts_does_not_speculate(
-    server: FakeServer, tmp_path: Path
-) -> None:
+def test_server_without_draft_counter_drafts_nothing(server: FakeServer, tmp_path: Path) -> None:
     server.counts_drafts = False
     output = tmp_path / "cost.json"
     assert run(server, output, "--model", "other") == 0
     assert [s["verified"] for s in json.loads(output.read_text())["steps"]] == [1.0, 4.0]
 
 
-def test_only_steps_of_all_requests_together_count() -> None:
+def test_step_time_uses_only_steps_with_all_requests() -> None:
     """A step takes 1 alone and 10 together; the second request starts late and ends late."""
     first = [float(n) for n in range(5)] + [4 + 10.0 * n for n in range(1, 12)]
     second = [4.5 + 10.0 * n for n in range(11)] + [110.0 + n for n in range(50)]
-    assert steps_of([Stream(first), Stream(second)]) == 10.0
+    assert compute_step_time([Stream(first), Stream(second)]) == 10.0
 
 
 @pytest.mark.parametrize("burst", [1, 2, 3, 8])
-def test_steps_of_chunks_in_bursts_share_the_time_between_bursts(burst: int) -> None:
+def test_step_time_divides_bursts_evenly(burst: int) -> None:
     """Each request's chunks leave a proxy together; within a burst they are 10 us apart."""
     times = [
         [late + 0.02 * (n - n % burst) + 1e-5 * (n % burst) for n in range(128)]
         for late in (0.0, 0.003)
     ]
-    assert steps_of([Stream(of) for of in times]) == pytest.approx(0.02, rel=1e-2)
+    assert compute_step_time([Stream(arrived) for arrived in times]) == pytest.approx(
+        0.02, rel=1e-2
+    )
 
 
-def test_chunks_in_bursts_store_no_time_shorter_than_a_step(
-    server: FakeServer, tmp_path: Path
-) -> None:
-    server.burst = 8
-    output = tmp_path / "cost.json"
-    assert run(server, output, "--rounds", "1") == 0
-    assert all(s["seconds"] > STEP_S / 2 for s in json.loads(output.read_text())["steps"])
-
-
-def test_answers_that_arrive_whole_are_an_error(
+def test_buffered_answer_is_an_error(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.burst = 1 << 30
@@ -205,10 +196,10 @@ def test_answers_that_arrive_whole_are_an_error(
 
 
 @pytest.mark.parametrize(("k", "counts"), [(0, True), (3, True), (3, False)])
-def test_chunks_of_several_steps_are_an_error(
+def test_chunks_with_several_steps_are_an_error(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], k: int, counts: bool
 ) -> None:
-    """Also drafts that the server does not count: its steps cannot be told apart from those."""
+    """Uncounted drafts are an error too, because they look like chunks of several steps."""
     server.k, server.counts_drafts = k, counts
     server.steps_per_chunk = 2 if counts else 1
     output = tmp_path / "cost.json"
@@ -220,9 +211,9 @@ def test_chunks_of_several_steps_are_an_error(
 @pytest.mark.parametrize(
     "streams", [[[0.0, 1.0, 2.0]], [list(range(20)), list(range(30, 50))], [[], []]]
 )
-def test_too_few_steps_together(streams: list[list[float]]) -> None:
+def test_too_few_common_steps_are_an_error(streams: list[list[float]]) -> None:
     with pytest.raises(InputError, match="raise --max-tokens"):
-        steps_of([Stream(of) for of in streams])
+        compute_step_time([Stream(arrived) for arrived in streams])
 
 
 @pytest.mark.parametrize(
@@ -230,11 +221,11 @@ def test_too_few_steps_together(streams: list[list[float]]) -> None:
     [
         (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: no answer: "),
         (["--url", "ftp://host"], "ftp://host: expected a URL such as http://localhost:8000"),
-        (["--batch-size", "1,x"], "1,x: expected batch sizes such as 1,4,16"),
-        (["--batch-size", "0"], "0: expected batch sizes"),
+        (["--batch-size", "1,x"], "--batch-size: invalid list of integers value: '1,x'"),
+        (["--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
     ],
 )
-def test_bad_options(
+def test_invalid_options_are_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     output = tmp_path / "cost.json"
@@ -243,10 +234,10 @@ def test_bad_options(
     assert not output.exists()
 
 
-def test_failure_at_a_batch_size_keeps_the_sizes_before(
+def test_failure_keeps_earlier_batch_sizes(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As a server that runs fewer requests at once fails at the largest."""
+    """A server with too few concurrent requests fails at the largest batch size."""
     output, once = tmp_path / "cost.json", ("--rounds", "1")
     assert run(server, output, *once) == 0
     before = json.loads(output.read_text())
@@ -263,30 +254,28 @@ def test_failure_at_a_batch_size_keeps_the_sizes_before(
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
         (b'data: {"error": {"message": "engine died"}}\n\n', "sent data: .*engine died"),
         (b"data: [DONE]\n\n", "/v1/completions sent no text"),
         (b"data: {\n\n", "http://127.*: Expecting property name"),
     ],
 )
-def test_answer_that_is_no_stream_of_text_is_one_line(
+def test_invalid_stream_is_reported_in_one_line(
     server: FakeServer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     answer: bytes,
-    says: str,
+    message: str,
 ) -> None:
     server.answer = answer
     assert run(server, tmp_path / "cost.json") == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert re.search(says, error)
+    assert re.search(message, error)
 
 
-def test_failure_at_the_first_batch_size_leaves_the_file_as_it_was(
-    server: FakeServer, tmp_path: Path
-) -> None:
+def test_failure_at_the_first_batch_size_keeps_the_file(server: FakeServer, tmp_path: Path) -> None:
     output, once = tmp_path / "cost.json", ("--rounds", "1")
     assert run(server, output, *once) == 0
     before = output.read_text()
@@ -296,7 +285,7 @@ def test_failure_at_the_first_batch_size_leaves_the_file_as_it_was(
 
 
 @pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "MY_KEY"])
-def test_api_key_is_sent_and_shown_nowhere(
+def test_api_key_is_sent_and_never_shown(
     server: FakeServer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -320,7 +309,7 @@ def test_api_key_is_sent_and_shown_nowhere(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "key", "says"),
+    ("arguments", "key", "message"),
     [
         (["--api-key-env", "sk-secret"], "x", "--api-key-env: expected the name of an environment"),
         ([], "sk-sec\nret", "OPENAI_API_KEY: expected a key of printable ASCII characters"),
@@ -333,47 +322,39 @@ def test_wrong_api_key_is_not_shown(
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
     key: str,
-    says: str,
+    message: str,
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", key)
     assert cli.main(["measure-cost", str(tmp_path / "c.json"), *arguments]) == 2
     error = capsys.readouterr().err
-    assert says in error
+    assert message in error
     assert "sk-" not in error
 
 
 @pytest.mark.parametrize(
-    ("status", "k", "says"),
+    ("status", "k", "message"),
     [(500, 0, "/metrics answered 500: "), (403, 3, "or does not count its drafts"), (403, 0, "")],
 )
 @pytest.mark.parametrize("sends_usage", [True, False])
-def test_metrics_that_fail_are_not_taken_for_a_server_without_drafts(
+def test_failing_metrics_are_an_error(
     server: FakeServer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     status: int,
     k: int,
-    says: str,
+    message: str,
     sends_usage: bool,
 ) -> None:
     server.metrics_status, server.k, server.sends_usage = status, k, sends_usage
     if status == 403 and not sends_usage:
-        says = "expected counts of drafted tokens at /metrics or `usage` in the stream, got neither"
-    assert run(server, tmp_path / "cost.json", "--batch-size", "1") == (2 if says else 0)
-    assert says in capsys.readouterr().err
+        message = (
+            "expected counts of drafted tokens at /metrics or `usage` in the stream, got neither"
+        )
+    assert run(server, tmp_path / "cost.json", "--batch-size", "1") == (2 if message else 0)
+    assert message in capsys.readouterr().err
 
 
-def test_https_to_a_server_of_http_names_the_cause(
-    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    url = server.url.replace("http", "https")
-    assert cli.main(["measure-cost", str(tmp_path / "c.json"), "--url", url]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert f"{url}: no answer: [SSL" in error
-
-
-def test_a_file_that_is_something_else_is_not_touched(
+def test_file_of_another_format_is_not_changed(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "cost.json"

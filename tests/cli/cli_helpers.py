@@ -1,4 +1,4 @@
-"""Shared by the replay's tests: an example by hand, a scripted proposer, recorded logs as files."""
+"""Shared by the tests of the command: conversations, recorded logs, proposers, settings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from ngram_npu_cli.learn import LogSample, StoreTokenization, _read_sample
+from ngram_npu_cli.options import LearnOptions
 from ngram_npu_cli.replay import TokenRequest, TokenTurn
+from ngram_npu_cli.tune import BASELINE, Candidate
 
 Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="recorded-")
 DATA = Path(_FOLDER.name)
 """The files of data/recorded.jsonl (data/README.md), while the tests run."""
-for _line in (Path(__file__).parent / "data" / "recorded.jsonl").read_bytes().splitlines():
+for _line in (
+    (Path(__file__).parent / "replay" / "data" / "recorded.jsonl").read_bytes().splitlines()
+):
     _file = json.loads(_line)
     (DATA / _file["file"]).parent.mkdir(exist_ok=True)
     (DATA / _file["file"]).write_bytes(_file["text"].encode())
@@ -28,7 +33,7 @@ EXAMPLE: Turns = (
     ([50], []),
     ([51], [52]),
 )
-"""Worked through by hand, for earliest 2-5 and k=5.
+"""Computed by hand for earliest 2-5 and k=5.
 
 Turn 1: 1 from prefill; `9 1` is new: no draft, yields 2. `1 2` is at the front: drafts 3 4 5 6 7,
 all accepted, and yields 20. `7 20` is new: no draft, yields 21. 8 tokens in 3 steps.
@@ -37,7 +42,7 @@ are accepted, and yields 40, the end. 4 tokens in 2 steps.
 Turns 3 and 4 have no token after the first: no steps.
 """
 
-EXAMPLE_LINE = {
+EXAMPLE_LINE: dict[str, Any] = {
     "id": "example",
     "turns": [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in EXAMPLE],
 }
@@ -45,11 +50,21 @@ EXAMPLE_LINE = {
 
 
 def token_request(turns: Turns, name: str = "r") -> TokenRequest:
-    """A replay request made of token ids."""
+    """Returns a replay request of token ids."""
     return TokenRequest(
         name,
         tuple(TokenTurn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in turns),
     )
+
+
+def read_sample(
+    paths: Sequence[Path], tokenizer: str, max_blocks: int = 1 << 20, **options: Any
+) -> LogSample:
+    """Reads logs as `learn` does."""
+    sample = LogSample(max_blocks)
+    tokenization = StoreTokenization(tokenizer, "auto")
+    _read_sample(paths, sample, tokenization, LearnOptions(**options), None)
+    return sample
 
 
 class ScriptedProposer:
@@ -69,7 +84,7 @@ class ScriptedProposer:
         row_indices: Any = None,
         advance: bool = False,
     ) -> Any:
-        assert advance, "the replay keeps no lengths of its own"
+        assert advance, "the proposer must advance the lengths"
         for array in (token_ids, num_tokens, sampled_token_ids):
             assert array.dtype == np.int32
         batch = len(sampled_token_ids)
@@ -91,3 +106,47 @@ class ScriptedProposer:
             SimpleNamespace(rows=rows, row_indices=row_indices, sampled=sampled, contexts=contexts)
         )
         return SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts)
+
+
+FEW = (
+    BASELINE,
+    Candidate.of(min_n=2, max_n=3, k=2, match_policy="latest"),
+    Candidate.of(sizes="ladder", k=16, min_draft_probability=0.1),
+)
+
+
+def make_talk(count: int, seed: int = 0, name: str = "") -> list[dict[str, Any]]:
+    """Returns conversations that repeat themselves, some more than others."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for number in range(count):
+        phrase = rng.integers(0, 40, int(rng.integers(20, 60))).tolist()
+        noise = rng.integers(0, 40, 30).tolist()
+        turn = {
+            "prompt_token_ids": phrase + noise[: number % 20],
+            "completion_token_ids": phrase[5:] + noise[number % 7 :],
+        }
+        lines.append({"id": f"{name}{number}", "turns": [turn, turn]})
+    return lines
+
+
+def write_similar_talk(count: int, file: Path) -> Path:
+    """Writes conversations of two turns. Answers are parts of one text that no prompt contains."""
+    text = np.random.default_rng(7).integers(0, 10**6, 400).tolist()
+    lines = []
+    for number in range(count):
+        begin = 37 * number % 300
+        parts = text[begin : begin + 60], text[begin + 60 : begin + 100]
+        turns = [
+            {"prompt_token_ids": [10**6 + number, 10**6 + turn], "completion_token_ids": part}
+            for turn, part in enumerate(parts)
+        ]
+        lines.append({"id": f"{number}", "turns": turns})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def cost_file(path: Path, *steps: tuple[int, float, float], **more: Any) -> str:
+    entries = [{"batch": b, "verified": v, "seconds": s} for b, v, s in steps]
+    path.write_text(json.dumps({"format": "ngram_npu.cost/1", "steps": entries, **more}))
+    return str(path)

@@ -1,14 +1,17 @@
-"""The command: exit codes, streams, output files that are complete or absent."""
+"""The command: help, exit codes, streams, and output files that are complete or absent."""
 
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import io
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,33 +19,180 @@ from typing import Any
 import ngram_npu
 import numpy as np
 import pytest
+from cli_helpers import EXAMPLE_LINE
 from ngram_npu.output import atomic_output, check_writable
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import (
     Conversation,
     InputError,
     ReplayInput,
-    ReplayReport,
     ReplayTokenizer,
     Turn,
     format_table,
     replay,
 )
-from replay_helpers import EXAMPLE_LINE
 
 Write = Callable[..., Path]
 
 
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ngram-npu {ngram_npu.__version__}\n"
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().out == f"{ngram_npu.doctor()}\n"
+    assert cli.main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == ngram_npu.__version__
+
+
+def test_missing_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["replay", "--help"], ["learn", "--help"], ["store", "info", "-h"], ["--version"]],
+)
+def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from ngram_npu_cli.command import main\n"
+        f"code = main({arguments!r})\n"
+        "heavy = {'numpy', 'torch', 'ngram_npu'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_installed_command_is_the_light_entry_module() -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="ngram-npu")
+    assert script.value == "ngram_npu_cli.command:main"
+    assert cli.main is script.load(), "the public path"
+
+
+@pytest.mark.parametrize("command", ["replay", "tune", "learn"])
+def test_missing_path_is_an_error_that_names_demo(
+    command: str, capsys: pytest.CaptureFixture[str], talk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = (
+        f"ngram-npu {command}: error: PATH: expected a file or a folder of conversations, or a "
+    )
+    with open(os.devnull) as nothing:
+        for stdin in (nothing, None):
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert cli.main([command]) == 2
+            error = capsys.readouterr().err
+            assert error.startswith(message)
+            assert "--demo" in error
+            assert error.count("\n") == 1
+    assert cli.main([command, str(talk), "--demo"]) == 2
+    assert "--demo: expected no PATH with it, got" in capsys.readouterr().err
+
+
+def test_pipe_and_redirection_need_no_path(talk: Path) -> None:
+    command = f'"{sys.executable}" -m ngram_npu_cli replay --tokenizer ids'
+    for line in (f'cat "{talk}" | {command}', f'{command} < "{talk}"'):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+        assert "\nstdin " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["replay", "x", "--batchsize", "4"], "; did you mean --batch-size?"),
+        (["tune", "x", "--min-draft-probability", "0.1"], " (see ngram-npu tune --help)"),
+        (["tune", "x", "--runer=gpu"], "; did you mean --runner?"),
+        (["measure-cost", "x", "--batch-sizes", "4"], "; did you mean --batch-size?"),
+    ],
+)
+def test_unknown_option_suggests_the_most_similar_one(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"ngram-npu {arguments[0]}: error: unrecognized arguments: --")
+    assert hint in error
+    assert error.count("\n") == 1
+
+
+def test_tables_fit_80_columns(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    many = [{**EXAMPLE_LINE, "id": str(number)} for number in range(60)]
+    paths = [str(write_jsonl(*many, name=f"{'long' * 12}-{number}.jsonl")) for number in (1, 2)]
+    assert cli.main(["replay", *paths, "--k", "16"]) == 0
+    rows = capsys.readouterr().out.split("\n\n")[1].split("\n")
+    assert len(rows) == 4
+    assert cli.main(["tune", *paths, "--jobs", "1", "--store"]) == 0
+    rows += [line for line in capsys.readouterr().out.split("\n") if re.match("  [^-]", line)]
+    assert len(rows) > 20
+    assert not [line for line in rows if len(line) > 80]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("replay - <&-", 2, " replay: error: stdin: standard input is closed"),
+        ("tune - <&-", 2, " tune: error: stdin: standard input is closed"),
+        ("replay {talk} --json /dev/full", 2, " replay: error: /dev/full: cannot be written: No s"),
+        ("tune {talk} -c 0.05 --cache /dev/full", 2, " tune: error: /dev/full: cannot be written"),
+        # Reading what is there already would not end.
+        (
+            "measure-cost /dev/full --url http://localhost:1",
+            2,
+            " measure-cost: error: http://local",
+        ),
+        ("replay {talk} > /dev/full", 1, ": error: [Errno 28] No space left on device"),
+        ("replay {talk} >&-", 1, ": error: standard output is closed"),
+        ("replay {talk} > /dev/full 2> /dev/full", 1, None),
+        ("replay nowhere.jsonl 2> /dev/full", 2, None),
+        ("replay {talk} --kk 2> /dev/full", 2, None),
+        ("tune {talk} -c 0.05 --jobs 1 --sizes ladder > /dev/full", 1, ": error: [Errno 28] No sp"),
+        ("tune {talk} -c 0.05 --json /dev/full", 2, " tune: error: /dev/full: cannot be written"),
+        ("doctor > /dev/full", 1, ": error: [Errno 28] No space left on device"),
+        ("doctor >&-", 1, ": error: standard output is closed"),
+        ("--version > /dev/full", 1, ": error: [Errno 28] No space left on device"),
+    ],
+)
+def test_closed_or_full_stream_is_reported_in_one_line(
+    request: pytest.FixtureRequest, write_jsonl: Write, line: str, code: int, message: str | None
+) -> None:
+    if not line.startswith("doctor"):
+        request.getfixturevalue("no_torch")
+    talk = write_jsonl(*[{**EXAMPLE_LINE, "id": str(i)} for i in range(4)])
+    done = _shell(line.format(talk=talk))
+    assert (done.returncode, done.stdout) == (code, "")
+    if message is None:  # nowhere to say it
+        assert done.stderr == ""
+        return
+    assert done.stderr.startswith(f"ngram-npu{message}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_replay_works_with_unused_streams_closed(write_jsonl: Write) -> None:
+    talk = write_jsonl(EXAMPLE_LINE)
+    done = _shell(f"replay {talk} --json - <&- 2>&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["total"]["num_tokens"] == 12
+
+
+def _shell(line: str) -> subprocess.CompletedProcess[str]:
+    command = Path(sysconfig.get_path("scripts")) / "ngram-npu"
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # else argparse ignores a failing write
+    return subprocess.run(
+        ["bash", "-c", f"ulimit -v 16000000; exec {command} {line}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+
+
 def files_in(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_file())
-
-
-def test_replay_prints_the_table(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["replay", str(talk)]) == 0
-    out, err = capsys.readouterr()
-    assert "tokens/step" in out
-    assert out.splitlines()[3].split()[:4] == ["talk", "1", "12", "2.40"]
-    assert err == "", "no progress bar where no terminal is"
 
 
 def test_replay_writes_json(talk: Path, tmp_path: Path) -> None:
@@ -50,14 +200,14 @@ def test_replay_writes_json(talk: Path, tmp_path: Path) -> None:
     target.write_text("old")
     arguments = ["replay", str(talk.parent), "--json", str(target), "--batch-size", "4"]
     assert cli.main(arguments) == 0
-    report = ReplayReport.from_dict(json.loads(target.read_text(encoding="utf-8")))
-    assert report.total.num_steps == 5
-    assert report.command == "ngram-npu " + " ".join(arguments)
-    assert report.batch_size == 4
+    report = json.loads(target.read_text(encoding="utf-8"))
+    assert report["total"]["num_steps"] == 5
+    assert report["command"] == "ngram-npu " + " ".join(arguments)
+    assert report["batch_size"] == 4
     assert files_in(tmp_path) == ["result.json"]
 
 
-def test_json_on_stdout_is_nothing_but_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_on_stdout_contains_only_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", str(talk), "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["total"]["num_tokens"] == 12
@@ -68,10 +218,6 @@ def test_json_on_stdout_is_nothing_but_json(talk: Path, capsys: pytest.CaptureFi
     ("arguments", "expected"),
     [
         ("--min-n 1 --max-n 3 --k 7", {"min_n": 1, "max_n": 3, "k": 7}),
-        (
-            "--prompt-lookup-min 3 --prompt-lookup-max 4 --num-speculative-tokens 2",
-            {"min_n": 3, "max_n": 4, "k": 2},
-        ),
         ("--match-policy latest --overlap", {"match_policy": "latest", "overlap": True}),
         ("--no-overlap --max-len 100", {"overlap": False, "max_len": 100}),
         ("--sizes ladder", {"sizes": "ladder", "min_n": 1, "max_n": 16, "overlap": True}),
@@ -89,10 +235,8 @@ def test_drafting_options(
     assert {name: config[name] for name in expected} == expected
 
 
-def test_no_figure_depends_on_the_engine(
-    write_jsonl: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Several conversations in sequence per row, long enough to be worth an index."""
+def test_engine_changes_no_figure(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """Uses several conversations per row that are long enough for an index."""
     rng = np.random.default_rng(2)
     phrase = rng.integers(0, 50, 300).tolist()
     lines = []
@@ -102,17 +246,19 @@ def test_no_figure_depends_on_the_engine(
         turn = {"prompt_token_ids": prompt, "completion_token_ids": phrase[start : start + 80]}
         lines.append({"id": str(number), "turns": [turn, turn]})
     path = write_jsonl(*lines)
-    found = []
+    results = []
     for arguments in ([], ["--engine", "auto"], ["--engine", "index"], ["--engine", "scan"]):
         arguments += ["--batch-size", "3", "--json", "-"]
         assert cli.main(["replay", str(path), *arguments]) == 0
         (figures,) = json.loads(capsys.readouterr().out)["inputs"]
-        found.append({k: v for k, v in figures.items() if "time" not in k and "us_per" not in k})
-    assert found[0]["num_drafts"] > 100
-    assert all(other == found[0] for other in found)
+        results.append({k: v for k, v in figures.items() if "time" not in k and "us_per" not in k})
+    assert results[0]["num_drafts"] > 100
+    assert all(other == results[0] for other in results)
 
 
-def test_an_index_that_cannot_be(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_index_engine_with_too_many_sizes_is_an_error(
+    talk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     span = ["--min-n", "1", "--max-n", "9"]
     assert cli.main(["replay", str(talk), *span]) == 0  # reads the contexts
     assert cli.main(["replay", str(talk), *span, "--engine", "index"]) == 2
@@ -120,30 +266,9 @@ def test_an_index_that_cannot_be(talk: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [(b"{", "talk.jsonl:1: not JSON"), (b"", "talk.jsonl: empty"), (b"{}", ":1: no format has")],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    write_jsonl: Write,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    line: bytes,
-    message: str,
-) -> None:
-    target = tmp_path / "result.json"
-    assert cli.main(["replay", str(write_jsonl(line)), "--json", str(target)]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("ngram-npu replay: error: ")
-    assert message in err
-    assert err.count("\n") == 1
-    assert not target.exists()
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--k", "0"], "--k/--num-speculative-tokens: must be at least 1, got 0"),
+        (["--k", "0"], "--k: must be at least 1, got 0"),
         (["--k", "many"], "invalid integer value: 'many'"),
         (["--k", "65"], "k: expected 1 to 64, got 65"),
         (["--min-n", "6"], "min_n: expected 1 to 5, got 6"),
@@ -158,7 +283,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["--draft-costs", "{tmp}/own.json"], "costs: expected none without min_draft_probability"),
         (
             ["--draft-costs", "{tmp}/own.json", "--min-draft-probability", "1"],
-            "own.json: no table of costs",
+            "own.json: not a table of costs",
         ),
         (["--batch-size", "0"], "--batch-size: must be at least 1"),
         (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
@@ -182,30 +307,6 @@ def test_bad_options_are_exit_code_2(
 
 
 # Interruption
-
-
-def test_interrupted_replay_writes_nothing(
-    talk: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    calls = iter(range(100))
-    step = ngram_npu.NgramProposer.step
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        if next(calls) == 3:
-            raise KeyboardInterrupt
-        return step(*args, **kwargs)
-
-    monkeypatch.setattr(ngram_npu.NgramProposer, "step", interrupted)
-    target = tmp_path / "result.json"
-    target.write_text("old")
-    assert cli.main(["replay", str(talk), "--json", str(target)]) == 130
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "ngram-npu: interrupted\n")
-    assert target.read_text() == "old"
-    assert files_in(tmp_path) == ["result.json"]
 
 
 @pytest.mark.usefixtures("no_torch")
@@ -233,7 +334,7 @@ def test_sigint_ends_the_process_with_130(talk: Path, tmp_path: Path) -> None:
 # Output files
 
 
-def test_atomic_output(tmp_path: Path) -> None:
+def test_atomic_output_replaces_the_file_completely(tmp_path: Path) -> None:
     target = tmp_path / "x"
     target.write_text("old")
     target.chmod(0o640)
@@ -269,12 +370,12 @@ def test_atomic_output_keeps_links_and_devices(tmp_path: Path) -> None:
     assert null.is_char_device()
 
 
-def test_a_failing_write_is_a_replay_error(tmp_path: Path) -> None:
+def test_atomic_output_reports_a_failed_write(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"), atomic_output(tmp_path / "x"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_nothing_can_be_planted_where_an_output_is_written(
+def test_atomic_output_does_not_follow_planted_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, victim = tmp_path / "x", tmp_path / "victim"
@@ -291,7 +392,7 @@ def test_nothing_can_be_planted_where_an_output_is_written(
     assert link.is_symlink()
 
 
-def test_an_output_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
+def test_atomic_output_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         with atomic_output(tmp_path / "x") as scratch:
@@ -320,7 +421,7 @@ def test_progress_bar_on_a_terminal(talk: Path, monkeypatch: pytest.MonkeyPatch)
     assert drawn[-2].strip() == "", "the bar is wiped away at the end"
 
 
-def test_no_bar_without_tqdm(
+def test_progress_without_tqdm_shows_no_bar(
     talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     terminal = _Terminal()
@@ -330,12 +431,12 @@ def test_no_bar_without_tqdm(
     assert terminal.getvalue() == ""
     assert "talk" in capsys.readouterr().out
     assert cli.main(["tune", str(talk), "-c", "0.05", "--progress"]) == 2
-    says = '--progress needs tqdm: pip install tqdm (the extra "replay")'
-    assert says in terminal.getvalue()
+    message = '--progress needs tqdm: pip install tqdm (the extra "replay")'
+    assert message in terminal.getvalue()
 
 
 @pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])
-def test_no_file_name_steers_the_terminal(
+def test_control_characters_of_file_names_are_escaped(
     write_jsonl: Write,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -353,7 +454,7 @@ def test_no_file_name_steers_the_terminal(
     assert terminal.getvalue().replace("\r", "").replace("\n", "").isprintable()
 
 
-def test_no_argument_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_arguments_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """A shell's `*` can turn a file name that begins with dashes into an option."""
     assert cli.main(["replay", "--\x1b[2J.jsonl"]) == 2
     err = capsys.readouterr().err
@@ -361,7 +462,7 @@ def test_no_argument_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> 
     assert err.replace("\n", "").isprintable()
 
 
-def test_no_text_of_an_input_steers_the_terminal() -> None:
+def test_control_characters_of_inputs_are_escaped() -> None:
     hostile = "\x1b[2J"
     tokenizer = ReplayTokenizer(hostile, "source", None, lambda text: list(text.encode()))
     conversation = Conversation("a", (Turn("p", "completion"),))
@@ -372,7 +473,7 @@ def test_no_text_of_an_input_steers_the_terminal() -> None:
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_a_closed_pipe_is_no_traceback(talk: Path) -> None:
+def test_closed_pipe_prints_no_traceback(talk: Path) -> None:
     command = f'"{sys.executable}" -m ngram_npu_cli replay "{talk}" | true'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""

@@ -17,7 +17,6 @@ import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,20 @@ from ngram_npu.errors import InputError, escape_unprintable, one_line
 from ngram_npu.output import atomic_output
 from ngram_npu.step_time import FORMAT
 
-__all__ = ["Stream", "measure_cost", "steps_of"]
+from ngram_npu_cli.options import MeasureCostOptions
+
+__all__ = ["Stream", "compute_step_time", "measure_cost"]
 
 _TIMEOUT_S = 600
-_DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
+_DRAFT_COUNTER = "vllm:spec_decode_num_draft_tokens_total"
 _PHRASE = "one two three four five six seven eight nine ten eleven twelve "
 """Repetitive text, so that every step finds n-gram drafts."""
-_TOKENS_OF_PHRASE = 12
-_LEAST_STEPS = 8
+_PHRASE_TOKENS = 12
+_MIN_STEPS = 8
 _KEY_VARIABLE = "OPENAI_API_KEY"
-_NO_METRICS = (401, 403, 404, 405, 501)
-"""Answers of servers without counts, and of proxies that do not show them. If such a server drafts,
-more tokens than chunks arrive."""
+_NO_METRICS_STATUS = (401, 403, 404, 405, 501)
+"""Statuses of servers without counts, and of proxies that hide them. If such a server drafts, more
+tokens than chunks arrive."""
 
 
 @dataclass
@@ -45,9 +46,9 @@ class Stream:
     """One request.
 
     Attributes:
-        arrived: when its chunks arrived, in seconds.
-        sent: when it was sent.
-        tokens: how many the server says it generated; None: it does not say.
+        arrived: Times at which its chunks arrived, in seconds.
+        sent: Time at which it was sent.
+        tokens: Number of generated tokens that the server reports; None: it reports none.
     """
 
     arrived: list[float] = field(default_factory=list)
@@ -60,68 +61,48 @@ class Stream:
 
 
 def measure_cost(
-    output: Path,
-    *,
-    url: str,
-    model: str | None,
-    key_variable: str | None = None,
-    batch_sizes: str,
-    prompt_tokens: int,
-    max_tokens: int,
-    rounds: int,
-    command: str,
-    report: Callable[[str], None],
+    options: MeasureCostOptions, *, command: str, report: Callable[[str], None]
 ) -> None:
-    """Measure at each batch size and add the times to a file for `load_cost`.
+    """Measures at each batch size and adds the times to a file for `load_cost`.
 
     The file is written after each batch size, so that a later failure loses nothing.
 
     Args:
-        output: the file; created if it does not exist.
-        url: of the server, without /v1.
-        model: its name on the server; None: the first that the server lists.
-        key_variable: name of the environment variable that holds the server's API key; None:
-            OPENAI_API_KEY, if it is set.
-        batch_sizes: separated by commas: "1,4,16".
-        prompt_tokens: approximate length of each prompt.
-        max_tokens: of each answer.
-        rounds: per batch size; the median counts.
-        command: command line to store in the file.
-        report: called with each result as a line.
+        options: What is measured, and the file, which is created if it does not exist.
+        command: Command line to store in the file.
+        report: Called with each result as a line.
 
     Raises:
-        InputError: the server's answer is not as expected, or the file has another format.
+        InputError: The server's answer is not as expected, or the file has another format.
     """
-    try:
-        sizes = sorted({int(part) for part in batch_sizes.split(",")})
-        if sizes[0] < 1:
-            raise ValueError
-    except ValueError as error:
-        raise InputError(f"{batch_sizes:.80}: expected batch sizes such as 1,4,16") from error
-    found = _read(output)
-    server = _Server(url, key_variable)
-    name = model or server.model()
-    prompt = _PHRASE * max(1, prompt_tokens // _TOKENS_OF_PHRASE)
-    server.run(name, prompt, 1, max_tokens)  # warms up, and fills the prefix cache
-    _check_that_chunks_are_sent_at_once(server, name, prompt, max_tokens)
-    found["runs"].append(
+    output = options.output
+    sizes = sorted(options.batch_sizes)
+    contents = _read_file(output)
+    server = _Server(options.url, options.api_key_env)
+    model = options.model or server.find_model()
+    prompt = _PHRASE * max(1, options.prompt_tokens // _PHRASE_TOKENS)
+    server.run(model, prompt, 1, options.max_tokens)  # warms up, and fills the prefix cache
+    _check_bursts(server, model, prompt, options.max_tokens)
+    contents["runs"].append(
         {
             "command": command,
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "model": name,
+            "model": model,
         }
     )
     for batch in sizes:
         try:
-            per_request, seconds = _measure(server, name, prompt, batch, max_tokens, rounds)
+            per_request, seconds = _measure(
+                server, model, prompt, batch, options.max_tokens, options.rounds
+            )
         except InputError as error:
             done = ", ".join(map(str, sizes[: sizes.index(batch)]))
             raise InputError(
                 f"{error}; {output} has batch size {done}" if done else str(error)
             ) from error
-        _add(found, batch, round(batch * (1 + per_request), 2), seconds)
+        _add_step(contents, batch, round(batch * (1 + per_request), 2), seconds)
         with atomic_output(output) as scratch:
-            scratch.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            scratch.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
         report(
             f"batch {batch}: {1e3 * seconds:.2f} ms per step, {per_request:.2f} drafted tokens per "
             "request"
@@ -131,22 +112,22 @@ def measure_cost(
 def _measure(
     server: _Server, model: str, prompt: str, batch: int, max_tokens: int, rounds: int
 ) -> tuple[float, float]:
-    """Drafted tokens per request and step, and seconds per step: medians over the rounds."""
+    """Returns medians over the rounds: drafted tokens per request and step, seconds per step."""
     times, drafted = [], []
     for _ in range(rounds):
-        before = server.drafted()
+        before = server.count_drafted()
         streams = server.run(model, prompt, batch, max_tokens)
         chunks = sum(len(stream.arrived) for stream in streams)
-        drafts = (server.drafted() or 0.0) - (before or 0.0)
+        drafts = (server.count_drafted() or 0.0) - (before or 0.0)
         if before is None and any(stream.tokens is None for stream in streams):
             raise InputError(
                 "expected counts of drafted tokens at /metrics or `usage` in the stream, got "
-                "neither: it is not known whether the server drafts; measure without the proxy "
+                "neither, so drafts of the server would not be noticed; measure without the proxy "
                 "that hides them"
             )
         tokens = sum(stream.tokens or 0 for stream in streams)
-        # A step yields a token and at most what was drafted. Some chunks of a server that is busy
-        # may have two steps.
+        # A step yields at most one token more than it drafts. A busy server may send two steps in
+        # one chunk now and then.
         if tokens > 1.1 * (chunks + drafts):
             raise InputError(
                 f"{batch} requests at once: {tokens} tokens arrived in {chunks} chunks with "
@@ -155,57 +136,57 @@ def _measure(
                 "drafts"
             )
         drafted.append(drafts / chunks)
-        times.append(steps_of(streams))
+        times.append(compute_step_time(streams))
     return statistics.median(drafted), float(f"{statistics.median(times):.4g}")
 
 
-def _check_that_chunks_are_sent_at_once(
-    server: _Server, model: str, prompt: str, max_tokens: int
-) -> None:
-    """A proxy may hold an answer back until it is complete. Its chunks then arrive as fast as the
-    network, although a long answer takes longer than one of a single token.
+def _check_bursts(server: _Server, model: str, prompt: str, max_tokens: int) -> None:
+    """Checks that chunks are sent when they are generated.
+
+    A proxy may buffer an answer until it is complete. Its chunks then arrive as fast as the network
+    allows, although a long answer takes longer than one of a single token.
 
     Raises:
-        InputError: the chunks of an answer arrive far faster than it is generated.
+        InputError: The chunks of an answer arrive far faster than it is generated.
     """
     (short,) = server.run(model, prompt, 1, 1)
     streams = server.run(model, prompt, 1, max_tokens)
-    step = steps_of(streams)
-    of_answer = (streams[0].seconds - short.seconds) / (len(streams[0].arrived) - 1)
-    if step < of_answer / 4:
+    step = compute_step_time(streams)
+    per_chunk = (streams[0].seconds - short.seconds) / (len(streams[0].arrived) - 1)
+    if step < per_chunk / 4:
         raise InputError(
             f"chunks arrive in bursts: {1e3 * step:.2g} ms apart, in an answer that takes "
-            f"{1e3 * of_answer:.2g} ms per chunk; measure without the proxy that holds them back"
+            f"{1e3 * per_chunk:.2g} ms per chunk; measure without the proxy that buffers them"
         )
 
 
-def steps_of(streams: Sequence[Stream]) -> float:
-    """Median time per chunk of a request while all requests are running, in seconds.
+def compute_step_time(streams: Sequence[Stream]) -> float:
+    """Returns the median time per chunk of a request while all requests are running, in seconds.
 
-    Chunks that arrive in a burst, as through a proxy that buffers, share the time since the burst
-    before.
+    Chunks that arrive in a burst, as through a proxy that buffers, share the time since the
+    previous burst.
 
     Raises:
-        InputError: they never ran together for long enough.
+        InputError: The requests did not run together for long enough.
     """
     begin = max((stream.arrived[0] for stream in streams if stream.arrived), default=0.0)
     end = min((stream.arrived[-1] for stream in streams if stream.arrived), default=0.0)
     inside = [[at for at in stream.arrived if begin <= at <= end] for stream in streams]
-    gaps = [later - at for of in inside for at, later in pairwise(of)]
-    apart = sum(gaps) / max(1, len(gaps)) / 5
+    gaps = np.concatenate([np.diff(arrived) for arrived in inside]).tolist()
+    burst_gap = sum(gaps) / max(1, len(gaps)) / 5  # chunks closer than this are one burst
     times: list[float] = []
-    for of in inside:
-        arrived = np.array(of)
-        first = np.flatnonzero(np.diff(arrived, prepend=-np.inf) > apart)
+    for arrived_inside in inside:
+        arrived = np.array(arrived_inside)
+        first = np.flatnonzero(np.diff(arrived, prepend=-np.inf) > burst_gap)
         chunks = np.diff(first, append=len(arrived))
         times += (np.diff(arrived[first]) / chunks[1:]).tolist()
-    if len(times) < _LEAST_STEPS * len(streams):
+    if len(times) < _MIN_STEPS * len(streams):
         bursts = len(gaps) >= 2 * len(times) > 0
         raise InputError(
-            f"{len(streams)} requests at once: expected {_LEAST_STEPS} steps with all of them "
+            f"{len(streams)} requests at once: expected {_MIN_STEPS} steps with all of them "
             f"running, got {len(times) // max(1, len(streams))}; raise --max-tokens, "
             + (
-                "or measure without the proxy that holds chunks back: they arrive in bursts"
+                "or measure without the proxy that buffers chunks: they arrive in bursts"
                 if bursts
                 else "or lower --batch-size to what the server runs at once"
             )
@@ -223,35 +204,38 @@ class _Server:
         self._host = parts.netloc
         self._is_secure = parts.scheme == "https"
         self._key_variable = key_variable or _KEY_VARIABLE
-        key = _key(key_variable)
+        key = _read_key(key_variable)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
         return kind(self._host, timeout=_TIMEOUT_S)
 
-    def model(self) -> str:
+    def find_model(self) -> str:
         status, text = self._get("/v1/models")
         if status != 200:
-            raise self._refused("/v1/models", status, text)
+            raise self._make_error("/v1/models", status, text)
         try:
             return str(json.loads(text)["data"][0]["id"])
         except (ValueError, LookupError, TypeError) as error:
             raise InputError(f"{self._url}: /v1/models lists no model; pass --model") from error
 
-    def drafted(self) -> float | None:
-        """Tokens drafted so far; 0 if the server has no such counter: it does not speculate. None
-        if it shows no counters."""
+    def count_drafted(self) -> float | None:
+        """Returns the number of tokens drafted so far.
+
+        It is 0 if the server has no such counter, because it does not speculate then, and None if
+        the server shows no counters.
+        """
         status, text = self._get("/metrics")
-        if status in _NO_METRICS:
+        if status in _NO_METRICS_STATUS:
             return None
         if status != 200:
-            raise self._refused("/metrics", status, text)
-        lines = [line for line in text.splitlines() if line.startswith(_DRAFTED)]
+            raise self._make_error("/metrics", status, text)
+        lines = [line for line in text.splitlines() if line.startswith(_DRAFT_COUNTER)]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def run(self, model: str, prompt: str, batch: int, max_tokens: int) -> list[Stream]:
-        """Sends ``batch`` equal requests at once."""
+        """Sends ``batch`` equal requests at the same time."""
         streams = [Stream() for _ in range(batch)]
         failed: list[Exception] = []
 
@@ -295,8 +279,8 @@ class _Server:
             )
             answer = connection.getresponse()
             if answer.status != 200:
-                said = answer.read(300).decode(errors="replace")
-                raise self._refused("/v1/completions", answer.status, said)
+                text = answer.read(300).decode(errors="replace")
+                raise self._make_error("/v1/completions", answer.status, text)
             while line := answer.readline():
                 if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
                     chunks.append((time.perf_counter(), line))
@@ -314,7 +298,7 @@ class _Server:
             raise InputError(f"{self._url}: /v1/completions sent no text")
 
     def _get(self, path: str) -> tuple[int, str]:
-        """The status and the text of the answer."""
+        """Returns the status and the text of the answer."""
         connection = self._connect()
         try:
             connection.request("GET", self._path + path, headers=self._headers)
@@ -325,25 +309,25 @@ class _Server:
         finally:
             connection.close()
 
-    def _refused(self, path: str, status: int, said: str) -> InputError:
-        if status in (401, 403):  # the server's own words may repeat the key
-            said = (
+    def _make_error(self, path: str, status: int, text: str) -> InputError:
+        if status in (401, 403):  # the server's message may repeat the key
+            text = (
                 f"it does not accept the key in {self._key_variable}"
                 if self._headers
                 else f"it expects an API key: set {_KEY_VARIABLE}, or name the variable that holds "
                 "it with --api-key-env"
             )
-        return InputError(f"{self._url}: {path} answered {status}: {' '.join(said.split()):.300}")
+        return InputError(f"{self._url}: {path} answered {status}: {' '.join(text.split()):.300}")
 
 
-def _key(variable: str | None) -> str:
-    """The API key in an environment variable; empty: there is none. Errors never show it.
+def _read_key(variable: str | None) -> str:
+    """Returns the API key in an environment variable, or an empty text. Errors never show it.
 
     Raises:
-        InputError: a variable is named and holds none, or the key cannot be in a header.
+        InputError: A variable is named and is empty, or the key cannot be sent in a header.
     """
     key = os.environ.get(variable or _KEY_VARIABLE, "").strip()
-    if variable is not None and not key:  # the name may be a key, passed by mistake
+    if variable is not None and not key:  # not shown: it may be a key, passed by mistake
         raise InputError(
             "--api-key-env: expected the name of an environment variable that holds the API key, "
             "got one that is not set or is empty"
@@ -356,8 +340,8 @@ def _key(variable: str | None) -> str:
     return key
 
 
-def _read(output: Path) -> dict[str, Any]:
-    if not output.is_file():  # a device is written only; reading /dev/full would not end
+def _read_file(output: Path) -> dict[str, Any]:
+    if not output.is_file():  # a device is only written; reading /dev/full would never end
         return {
             "format": FORMAT,
             "about": "seconds of a step of a model by batch size and by the tokens that it "
@@ -366,20 +350,20 @@ def _read(output: Path) -> dict[str, Any]:
             "steps": [],
         }
     try:
-        found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-        if found["format"] != FORMAT:
-            raise ValueError(f"expected format {FORMAT!r}, got {found['format']!r}")
-        found["runs"], found["steps"] = list(found["runs"]), list(found["steps"])
+        contents: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+        if contents["format"] != FORMAT:
+            raise ValueError(f"expected format {FORMAT!r}, got {contents['format']!r}")
+        contents["runs"], contents["steps"] = list(contents["runs"]), list(contents["steps"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         reason = escape_unprintable(one_line(error))
         raise InputError(
             f"{output}: exists and is not a file of step times: {reason:.200}"
         ) from error
-    return found
+    return contents
 
 
-def _add(found: dict[str, Any], batch: int, verified: float, seconds: float) -> None:
-    """Adds a time, or replaces that of an earlier run for the same step."""
-    steps = [s for s in found["steps"] if (s["batch"], s["verified"]) != (batch, verified)]
-    steps.append({"batch": batch, "verified": verified, "seconds": seconds})
-    found["steps"] = sorted(steps, key=lambda s: (s["batch"], s["verified"]))
+def _add_step(contents: dict[str, Any], batch: int, verified: float, seconds: float) -> None:
+    """Adds a time, or replaces the time of an earlier run for the same step."""
+    steps = {(step["batch"], step["verified"]): step for step in contents["steps"]}
+    steps[batch, verified] = {"batch": batch, "verified": verified, "seconds": seconds}
+    contents["steps"] = [steps[key] for key in sorted(steps)]

@@ -1,4 +1,4 @@
-"""Fixtures of the replay's tests."""
+"""Fixtures of the tests of the command."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from replay_helpers import EXAMPLE_LINE
+from cli_helpers import EXAMPLE_LINE, make_talk
 
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """Write objects (or raw lines) to a replay file; one named `.gz` is compressed."""
+    """Writes objects (or raw lines) to a replay file; one named `.gz` is compressed."""
 
     def write(*lines: object, name: str = "talk.jsonl") -> Path:
         path = tmp_path / name
@@ -30,5 +30,18 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def talk(write_jsonl: Callable[..., Path]) -> Path:
-    """The example."""
+    """A file with the example."""
     return write_jsonl(EXAMPLE_LINE, name="input/talk.jsonl")
+
+
+@pytest.fixture
+def traffic(tmp_path: Path) -> Path:
+    """Forty conversations that repeat themselves."""
+    path = tmp_path / "talk.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in make_talk(40)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _separate_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -1,0 +1,526 @@
+"""The command `ngram-npu`: parses arguments, runs a subcommand, and prints and writes its report.
+
+A subcommand imports what it needs, so `--help` and `--version` load neither torch nor NumPy. Only
+this module prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from ngram_npu_cli.options import (
+    LearnCommandOptions,
+    LearnOptions,
+    MeasureCostOptions,
+    PathOptions,
+    PrintOptions,
+    ReplayOptions,
+    ReportOptions,
+    StoreInfoOptions,
+    TuneCommandOptions,
+    TuneOptions,
+    add_options,
+    select_fields,
+)
+
+if TYPE_CHECKING:
+    from ngram_npu.step_time import VerificationCost
+
+    from ngram_npu_cli.logs.reader import Progress
+    from ngram_npu_cli.tune import TuneReport
+
+    OutputFile = tuple[Path | None, Callable[..., object]]
+    """A file, None if it is not asked for, and a function that writes a report to a path."""
+
+__all__ = ["main"]
+
+PROGRAM = "ngram-npu"
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    Args:
+        argv: Arguments without the program's name; None for those of the process.
+
+    Returns:
+        0; 1 if a part of the package cannot be loaded, the result cannot be printed, or the doctor
+        found a problem; 2 for input or options that cannot be used (one line on stderr states the
+        reason); 130 when interrupted.
+    """
+    if sys.stderr is None:  # closed; print() would write to stdout instead
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    try:
+        return _run_safely(list(sys.argv[1:] if argv is None else argv))
+    finally:
+        try:
+            sys.stderr.flush()
+        except OSError:  # The disk is full. The exit code still reports the failure.
+            _redirect_to_null(sys.stderr)
+
+
+def _run_safely(arguments: Sequence[str]) -> int:
+    try:
+        if sys.stdout is None:
+            raise OSError("standard output is closed")
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print_error(f"{PROGRAM}: interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader has closed the pipe (`| head`)
+        _redirect_to_null(sys.stdout)
+        return EXIT_FAILED
+    except (ImportError, OSError) as error:
+        print_error(f"{PROGRAM}: error: {error}")
+        if isinstance(error, OSError) and sys.stdout is not None:
+            _redirect_to_null(sys.stdout)
+        return EXIT_FAILED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        parsed, unknown = _make_parser().parse_known_args(arguments)
+        if unknown:
+            parsed.parser.reject(unknown)
+    except SystemExit as stop:  # argparse has printed the message
+        return stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    from ngram_npu.errors import InputError
+
+    run: Callable[[argparse.Namespace, str], int] = parsed.run
+    try:
+        return run(parsed, shlex.join([PROGRAM, *arguments]))
+    except InputError as error:
+        print_error(f"{parsed.parser.prog}: error: {error}")
+        return EXIT_USAGE
+
+
+def print_error(text: str) -> None:
+    """Prints to stderr. A full disk is ignored, because nothing else can report it."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)
+
+
+def _redirect_to_null(stream: TextIO) -> None:
+    """Otherwise Python writes the rest at exit and reports the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+# Parsing
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Exits with one line.
+
+        It may contain a file name with control characters, because shells expand globs.
+        """
+        from ngram_npu.errors import printable
+
+        line = f"{self.prog}: error: {message} (see {self.prog} --help)"
+        self.exit(EXIT_USAGE, printable(line) + "\n")
+
+    def reject(self, unknown: Sequence[str]) -> NoReturn:
+        """Exits with an error for unknown arguments that suggests the most similar option."""
+        import difflib
+
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        similar = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
+        hint = f"; did you mean {similar[0]}?" if similar else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+
+
+class _PrintVersion(argparse.Action):
+    """Looks the version up only if it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import importlib.metadata
+
+        try:
+            version = importlib.metadata.version("ngram_npu")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"{PROGRAM} {version}")
+        parser.exit()
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=PROGRAM, description="N-gram speculative-decoding drafting.", allow_abbrev=False
+    )
+    parser.add_argument("--version", nargs=0, action=_PrintVersion, help="print the version")
+    commands: dict[str, Any] = {
+        "": parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    }
+    for command in COMMANDS:
+        group, _, name = command.name.rpartition(" ")
+        if group not in commands:
+            actions = commands[""].add_parser(group, help=command.help, allow_abbrev=False)
+            commands[group] = actions.add_subparsers(
+                title="actions", required=True, metavar="ACTION"
+            )
+        subparser = commands[group].add_parser(
+            name,
+            help=command.help,
+            description=command.description,
+            epilog=command.epilog,
+            allow_abbrev=False,
+        )
+        subparser.set_defaults(run=command.run, parser=subparser)
+        add_options(subparser, *command.options)
+    return parser
+
+
+def _select_paths(arguments: argparse.Namespace) -> list[Path]:
+    """Returns the paths; none with `--demo`; stdin without both if it is a pipe or a file.
+
+    Raises:
+        InputError: There is no input, or both a path and `--demo`.
+    """
+    from ngram_npu.errors import InputError
+
+    paths: list[Path] = arguments.paths
+    if arguments.demo and paths:
+        raise InputError(f"--demo: expected no PATH with it, got {paths[0]}")
+    if paths or arguments.demo:
+        return paths
+    with suppress(OSError, ValueError, AttributeError):  # closed, or not a real file
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
+            return [Path("-")]
+    raise InputError(
+        "PATH: expected a file or a folder of conversations, or a pipe on stdin; --demo shows how "
+        "it works"
+    )
+
+
+# Reports
+
+
+def _print_report(
+    arguments: argparse.Namespace,
+    make_report: Callable[[ProgressBar], Any],
+    format_text: Callable[[Any], str],
+    *files: OutputFile,
+    list_notes: Callable[[Any], Iterable[str]],
+    checked: Sequence[Path | None] = (),
+) -> int:
+    """Makes a report, writes it to all files or to none, and prints it.
+
+    Every file is complete before the first one is moved into place.
+
+    Args:
+        arguments: Of the command line.
+        make_report: Does the work.
+        format_text: Returns the report as text.
+        files: Written in addition to the JSON.
+        list_notes: Returns the report's notes, which are also printed to stderr.
+        checked: Files that `make_report` writes.
+
+    Raises:
+        InputError: The report cannot be made, or a file cannot be written. All files are checked
+            before any work.
+    """
+    from ngram_npu.errors import printable
+    from ngram_npu.output import atomic_output, check_writable
+
+    if arguments.json not in (None, "-"):
+        files = ((Path(arguments.json), _write_json), *files)
+    for path in (*(path for path, _ in files), *checked):
+        if path is not None:
+            check_writable(path)
+    bar = ProgressBar(sys.stderr, getattr(arguments, "progress", None) or None)
+    try:
+        report = make_report(bar)
+    finally:
+        bar.clear()
+    # The stack moves the files into place together, after all of them are complete.
+    with ExitStack() as stack:
+        for path, write in files:
+            if path is not None:
+                write(report, stack.enter_context(atomic_output(path)))
+    for note in list_notes(report):
+        print_error(printable(f"{arguments.parser.prog}: note: {note}"))
+    if arguments.json == "-":
+        print_error(format_text(report))
+        sys.stdout.write(report.to_json())
+    else:
+        print(format_text(report))
+    return EXIT_OK
+
+
+def _write_json(report: Any, path: Path) -> None:
+    path.write_text(report.to_json(), encoding="utf-8")
+
+
+class ProgressBar:
+    """Shows progress on stderr: a bar of tqdm for each phase of each input on a terminal.
+
+    Without a terminal, or without tqdm, it prints a line every ten seconds.
+    """
+
+    INTERVAL_S = 10.0
+
+    def __init__(self, stream: TextIO, is_wanted: bool | None = None) -> None:
+        self._stream = stream
+        self._shown = ("", "")  # phase and name of the bar
+        self._bar: Any = None
+        self._tqdm: Any = None
+        self._last_line = time.monotonic()
+        if stream.isatty() if is_wanted is None else is_wanted:
+            with suppress(ImportError):
+                from tqdm import tqdm
+
+                tqdm.monitor_interval = 0  # no thread, because `tune` forks
+                self._tqdm = tqdm
+
+    def show(self, progress: Progress) -> None:
+        """Draws, at most ten times a second, or prints a line."""
+        from ngram_npu.errors import printable
+
+        name = printable(progress.name)
+        if self._tqdm is None:
+            if time.monotonic() - self._last_line >= self.INTERVAL_S:
+                self._last_line = time.monotonic()
+                done = f"{progress.done} of {progress.total}" if progress.total else progress.done
+                print(f"{progress.phase} {name}: {done}", file=self._stream, flush=True)
+            return
+        if self._shown != (progress.phase, progress.name):
+            self.clear()
+            self._shown = progress.phase, progress.name
+            self._bar = self._tqdm(
+                desc=f"{progress.phase} {name}",
+                total=progress.total or None,
+                file=self._stream,
+                leave=False,
+                dynamic_ncols=True,
+                ascii=True,
+                unit_scale=True,
+            )
+        self._bar.update(progress.done - self._bar.n)
+
+    def clear(self) -> None:
+        """Removes the bar, so that later output starts on an empty line."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+# Subcommands
+
+
+def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
+    from ngram_npu_cli.replay import format_table, replay
+
+    options = ReplayOptions(**select_fields(ReplayOptions, arguments))
+    return _print_report(
+        arguments,
+        lambda bar: replay(
+            _select_paths(arguments), options, progress=bar.show, command=command_line
+        ),
+        format_table,
+        list_notes=lambda report: (
+            f"{figures.name}: {note}" for figures in report.inputs for note in figures.notes
+        ),
+    )
+
+
+def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
+    from ngram_npu.errors import optional
+
+    from ngram_npu_cli.tune import CANDIDATES, format_report, tune
+    from ngram_npu_cli.tune.candidates import parse_candidate
+    from ngram_npu_cli.tune.html import check_html, to_html
+
+    if arguments.html is not None:
+        check_html()
+    if arguments.progress:
+        optional("tqdm", "--progress", "replay")
+    cost = _parse_cost(arguments.cost)
+    if arguments.batch_size:
+        cost = cost.at(arguments.batch_size)
+    options = TuneOptions(**select_fields(TuneOptions, arguments))
+
+    def make_report(bar: ProgressBar) -> TuneReport:
+        against = None if arguments.against is None else parse_candidate(arguments.against)
+        try:
+            return tune(
+                _select_paths(arguments),
+                cost,
+                options,
+                candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
+                against=against,
+                progress=bar.show,
+                command=command_line,
+            )
+        except KeyboardInterrupt:
+            bar.clear()
+            print_error("finished pieces are kept: the same command continues from here")
+            raise
+
+    return _print_report(
+        arguments,
+        make_report,
+        format_report,
+        (arguments.html, lambda report, path: path.write_text(to_html(report), encoding="utf-8")),
+        list_notes=lambda report: report.traffic["notes"],
+        checked=[arguments.cache],
+    )
+
+
+def _parse_cost(text: str) -> VerificationCost:
+    """Returns a share of a step, or what `load_cost` loads."""
+    from ngram_npu.errors import InputError
+    from ngram_npu.step_time import load_cost, share_of_a_step
+
+    with suppress(ValueError):
+        share = float(text)
+        if not 0 <= share < 10:
+            raise InputError(f"--cost: must be at least 0 and below 10, got {text}")
+        return share_of_a_step(share)
+    return load_cost(text)
+
+
+def _run_measure_cost(arguments: argparse.Namespace, command_line: str) -> int:
+    from ngram_npu.output import check_writable
+
+    from ngram_npu_cli.tune.measure_cost import measure_cost
+
+    options = MeasureCostOptions(**select_fields(MeasureCostOptions, arguments))
+    check_writable(options.output)
+    measure_cost(options, command=command_line, report=print)
+    return EXIT_OK
+
+
+def _run_learn(arguments: argparse.Namespace, command_line: str) -> int:
+    from ngram_npu_cli.learn import format_report, learn
+    from ngram_npu_cli.learn.learn_report import check_plot, save_plot
+
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    fields = select_fields(LearnOptions, arguments)
+    return _print_report(
+        arguments,
+        lambda bar: learn(
+            _select_paths(arguments),
+            arguments.output,
+            LearnOptions(**fields),
+            costs=arguments.costs,
+            progress=bar.show,
+            command=command_line,
+        ),
+        format_report,
+        (arguments.plot, lambda report, path: save_plot(report, path, arguments.plot.suffix)),
+        list_notes=lambda report: report.notes,
+        checked=[arguments.costs],
+    )
+
+
+def _run_store_info(arguments: argparse.Namespace, _: str) -> int:
+    from ngram_npu_cli.learn import describe
+    from ngram_npu_cli.learn.learn_report import format_store
+
+    info = describe(arguments.file)
+    print(json.dumps(info, indent=2) if arguments.json else format_store(info))
+    return EXIT_OK
+
+
+def _run_doctor(arguments: argparse.Namespace, _: str) -> int:
+    import ngram_npu
+
+    report = ngram_npu.doctor()
+    print(json.dumps(report.to_dict(), indent=2) if arguments.json else report)
+    return EXIT_FAILED if report.problems else EXIT_OK
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+        name: With a space, the second word is an action of the first.
+        run: Called with the arguments and the command line.
+        options: Classes of `ngram_npu_cli.options`.
+        help, description, epilog: For `--help`.
+    """
+
+    name: str
+    run: Callable[[argparse.Namespace, str], int]
+    options: tuple[type, ...]
+    help: str
+    description: str
+    epilog: str | None = None
+
+
+COMMANDS = (
+    Command(
+        "replay",
+        _run_replay,
+        (PathOptions, ReplayOptions, ReportOptions),
+        "measure drafting on recorded conversations",
+        "Replay recorded conversations: the recorded completion takes the place of the target "
+        "model's output. Prints one line of drafting results per input.",
+    ),
+    Command(
+        "tune",
+        _run_tune,
+        (PathOptions, TuneOptions, TuneCommandOptions, ReportOptions),
+        "find the best setting for recorded traffic, and whether drafting pays at all",
+        "Search settings over recorded traffic: replays each, weighs the tokens it yields against "
+        "the cost of verifying its drafts, and recommends one per runner, as options of vLLM. "
+        "Settings are chosen on one half of the conversations; figures are of the other.",
+        "Without --cost the report uses an example cost and states this. After Ctrl-C the same "
+        "command continues where it stopped.",
+    ),
+    Command(
+        "measure-cost",
+        _run_measure_cost,
+        (MeasureCostOptions,),
+        "measure what verifying drafts costs on your server, for `tune --cost`",
+        "Time the steps of an OpenAI-compatible server by batch size. Run it once without "
+        "speculation and once for each number of draft tokens, with the same FILE; "
+        "docs/guides/tune.md shows how.",
+    ),
+    Command(
+        "learn",
+        _run_learn,
+        (PathOptions, LearnOptions, LearnCommandOptions, ReportOptions),
+        "fill a store from logs, and measure its gain",
+        "Fill a store from logs, and from files of other stores, so that a server drafts from the "
+        "first request on. Prints tokens per step and speed-up on the last tenth of the logs, with "
+        "none to all of the rest in the store. Name the newest logs last. Stores are taken as "
+        "older than logs.",
+        "The file holds text of users as token ids: protect it as you protect the logs.",
+    ),
+    Command(
+        "store info",
+        _run_store_info,
+        (StoreInfoOptions,),
+        "describe the file of a store",
+        "Print what the file of a store holds, and for which tokenizer.",
+    ),
+    Command(
+        "doctor",
+        _run_doctor,
+        (PrintOptions,),
+        "report what is installed and what can be used",
+        "Versions, backends built and loadable, instruction set chosen, whether vLLM uses the "
+        "plugin, and why something is absent. Exit code 1 if something that the environment asks "
+        "for cannot work.",
+    ),
+)

@@ -1,0 +1,351 @@
+"""Reads conversations from files and folders, and converts them to requests of token ids.
+
+replay, tune and learn read their input with `read_logs` and convert it with a `Tokenization`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from ngram_npu.errors import InputError, RecordError, one_line
+
+from ngram_npu_cli.logs.answers import check_text
+from ngram_npu_cli.logs.chat_template import ChatTemplate, load_chat_template, render_turns
+from ngram_npu_cli.logs.conversations import (
+    Conversation,
+    TokenRequest,
+    TokenTurn,
+    stdlib_conversations,
+)
+from ngram_npu_cli.logs.files import STDIN, SUFFIXES, find_files
+from ngram_npu_cli.logs.formats import iter_conversations
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
+from ngram_npu_cli.options import ReadingOptions
+
+IDS_ONLY = "ids"
+"""Tokenizer name that refuses text: conversations without token ids are skipped."""
+
+STDLIB_NAME = "python-stdlib"
+
+_REASONS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a command.
+
+    Attributes:
+        name: Of the input.
+        phase: "read" or "tokenize" (counted in conversations), "replay" (in generated tokens) or
+            "learn" (in answers).
+        done, total: Count so far and in all, for this input and phase; 0: not known.
+    """
+
+    name: str
+    phase: Literal["read", "tokenize", "replay", "learn"]
+    done: int
+    total: int
+
+
+ShowProgress = Callable[[Progress], None]
+
+
+def ignore_progress(_: Progress) -> None:
+    """Replaces a missing callback."""
+
+
+@dataclass
+class Skipped:
+    """What was skipped of an input, and why.
+
+    Attributes:
+        items: Name of what is counted, in the plural.
+        path: The file, with which reasons begin.
+        strict: Whether one skipped item is an error.
+        number: Of skipped items.
+        reasons: One of each kind, with file and line.
+    """
+
+    items: str
+    path: str = ""
+    strict: bool = False
+    number: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, error: InputError) -> None:
+        """Counts one; raises its error if `strict`."""
+        if self.strict:
+            raise error
+        self.number += 1
+        # Equal reasons differ in the line: "chat.jsonl:7: not JSON ..."
+        reason = str(error).removeprefix(self.path).partition(": ")[2]
+        if reason not in self.reasons and len(self.reasons) < _REASONS_SHOWN:
+            self.reasons[reason] = str(error)
+
+    def check(self, used: int) -> None:
+        """Raises RecordError if more items were skipped than used."""
+        if self.number > used:
+            first = next(iter(self.reasons.values()))
+            raise RecordError(f"{first}; {self._describe(used)}, which is more than half")
+
+    def notes(self, used: int) -> tuple[str, ...]:
+        """Returns the number, the share and three reasons; empty if nothing was skipped."""
+        if not self.number:
+            return ()
+        reasons = [reason.partition("; read as ")[0] for reason in self.reasons.values()]
+        shown = "; ".join(f"{reason:.160}" for reason in reasons)
+        return (f"{self._describe(used)}: {shown}",)
+
+    def _describe(self, used: int) -> str:
+        total = self.number + used
+        share = self.number / total
+        return f"{self.number} of {total} {self.items} are skipped ({share:.1%})"
+
+
+@dataclass
+class LogFile:
+    """An input file and what was read of it.
+
+    Attributes:
+        name: Short name for tables.
+        path: Of the file.
+        is_in_folder: Whether it was found in a folder, which may contain other files too.
+        skipped: Records that were not conversations.
+        num_records: Records that were conversations.
+    """
+
+    name: str
+    path: Path
+    is_in_folder: bool
+    skipped: Skipped
+    num_records: int = 0
+
+    def read(
+        self,
+        options: ReadingOptions,
+        scope_field: str | None,
+        receive: Callable[[Conversation], None],
+        show: ShowProgress,
+    ) -> None:
+        """Reads conversations, at most `options.limit`, and passes each to `receive`.
+
+        Raises:
+            RecordError: At least half of the file is not conversations.
+            InputError: The file cannot be read; with `strict`, a record is not a conversation.
+        """
+        last = None
+        conversations = islice(
+            iter_conversations(self.path, options.format, self.skipped.add, scope_field),
+            options.limit,
+        )
+        for number, conversation in enumerate(conversations, start=1):
+            show(Progress(self.name, "read", number, 0))
+            self.num_records += conversation.where != last  # a record may have several answers
+            last = conversation.where
+            receive(conversation)
+        self.skipped.check(self.num_records)
+        if not self.num_records:
+            raise RecordError(f"{self.path}: empty, no conversation in this file")
+
+    def explain_omission(self, error: RecordError) -> str:
+        """Returns why a file of a folder is not a log; raises the error of any other file."""
+        if self.skipped.strict or not self.is_in_folder or self.num_records > self.skipped.number:
+            raise error
+        return f"no log, left out: {str(error).partition('; read as ')[0]:.240}"
+
+
+@dataclass
+class InputLog:
+    """An input that was read completely.
+
+    Attributes:
+        name: Short name for tables.
+        notes: What was skipped.
+    """
+
+    name: str
+    notes: tuple[str, ...]
+
+
+def read_logs(
+    paths: Sequence[str | PathLike[str]],
+    options: ReadingOptions,
+    receive: Callable[[int, Conversation], None],
+    *,
+    discard: Callable[[int], None] | None = None,
+    scope_field: str | None = None,
+    progress: ShowProgress | None = None,
+) -> tuple[list[InputLog], list[str]]:
+    """Reads all conversations of files and folders; without a path, the standard library's sources.
+
+    Records that are not conversations are skipped.
+
+    Args:
+        paths: Files and folders.
+        options: How they are read.
+        receive: Called with the number of the input and each of its conversations.
+        discard: Called with the number of an input that turns out to be no log. Its conversations
+            must be forgotten, and the next input has the same number. None: such a file is an error
+            if conversations were received from it.
+        scope_field: As for `iter_conversations`.
+        progress: Called after each conversation.
+
+    Returns:
+        The inputs, and why files of folders were left out.
+
+    Raises:
+        InputError: A file or folder is missing, not readable or empty, or more than half of the
+            records of a file are not conversations.
+    """
+    if not paths:
+        if scope_field is not None:
+            raise InputError("scope_field: expected none for the standard library's sources")
+        conversations, missing = stdlib_conversations(limit=options.limit)
+        for conversation in conversations:
+            receive(0, conversation)
+        notes = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
+        return [InputLog(STDLIB_NAME, notes if missing else ())], []
+    inputs: list[InputLog] = []
+    omissions: list[str] = []
+    for log in list_log_files(paths, strict=options.strict):
+        number = len(inputs)
+
+        # The default binds `number` now: the name has another value in the next iteration.
+        def receive_from_log(conversation: Conversation, number: int = number) -> None:
+            receive(number, conversation)
+
+        try:
+            log.read(options, scope_field, receive_from_log, progress or ignore_progress)
+        except RecordError as error:
+            if log.num_records and discard is None:
+                raise  # the conversations that were received cannot be forgotten
+            omissions.append(log.explain_omission(error))
+            if discard is not None:
+                discard(number)
+        else:
+            inputs.append(InputLog(log.name, log.skipped.notes(log.num_records)))
+    if not inputs and omissions:
+        raise InputError(omissions[0])
+    return inputs, omissions
+
+
+def list_log_files(paths: Sequence[str | PathLike[str]], *, strict: bool = False) -> list[LogFile]:
+    """Returns the files of `paths`, each with its name in tables.
+
+    Raises:
+        InputError: A path does not exist, or a folder has no replay files.
+    """
+    files = [(file, file != Path(path)) for path in paths for file in find_files(Path(path))]
+    names = Counter(_shorten(file) for file, _ in files)
+    return [
+        # Files of the same name in different folders get different names in tables.
+        LogFile(
+            str(file) if names[_shorten(file)] > 1 else _shorten(file),
+            file,
+            is_in_folder,
+            Skipped("records", str(file), strict),
+        )
+        for file, is_in_folder in files
+    ]
+
+
+def _shorten(file: Path) -> str:
+    if file == STDIN:
+        return "stdin"
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if file.name.endswith(suffix):
+            return file.name[: -len(suffix)]
+    return file.name
+
+
+class Tokenization:
+    """Converts conversations to requests of token ids.
+
+    Attributes:
+        tokenizer: None until it is loaded: by `load`, or for the first text.
+        is_guessed: Whether the default tokenizer was loaded because none was chosen.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        chat_template: str = "auto",
+        tokenizer: ReplayTokenizer | None = None,
+    ) -> None:
+        self.tokenizer: ReplayTokenizer | None = None
+        self.is_guessed = False
+        self._name = name
+        self._chat_template = chat_template
+        self._template: ChatTemplate | None = None
+        if tokenizer is not None:
+            self._use(tokenizer)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the tokenizer's vocabulary; empty if it is not known."""
+        return "" if self.tokenizer is None else self.tokenizer.digest
+
+    def load(self) -> None:
+        """Loads the tokenizer, unless only token ids are accepted.
+
+        Raises:
+            InputError: There is no such tokenizer, or its chat template cannot be read.
+        """
+        if self.tokenizer is None and self._name != IDS_ONLY:
+            self.is_guessed = self._name is None
+            self._use(load_tokenizer(self._name or DEFAULT_TOKENIZER))
+
+    def _use(self, tokenizer: ReplayTokenizer) -> None:
+        self.tokenizer = tokenizer
+        if self._chat_template == "auto" and tokenizer.folder is not None:
+            self._template = load_chat_template(tokenizer.folder)
+
+    def make_requests(self, conversation: Conversation) -> list[TokenRequest]:
+        """Returns one request, or several if the template changes earlier turns.
+
+        Raises:
+            RecordError: The template refuses the conversation, or it is text and only token ids are
+                accepted. The message names file and line.
+        """
+        if conversation.has_token_ids:
+            turns = conversation.turns
+            ids = [(t.prompt_token_ids or (), t.completion_token_ids or ()) for t in turns]
+            return [TokenRequest(conversation.id, _make_turns(ids))]
+        self.load()
+        if self.tokenizer is None:
+            raise RecordError(f'{conversation.where}: missing key "prompt_token_ids"')
+        # Prompt and answer are tokenized separately, because no token of the answer can begin in
+        # the model's prompt.
+        encode = self.tokenizer.encode
+        return [
+            TokenRequest(
+                conversation.id,
+                _make_turns((encode(prompt), encode(completion)) for prompt, completion in turns),
+            )
+            for turns in self._render(conversation)
+        ]
+
+    def _render(self, conversation: Conversation) -> list[list[tuple[str, str]]]:
+        """Returns texts that a tokenizer accepts."""
+        try:
+            as_is = self._chat_template == "none"
+            requests = render_turns(conversation, self._template, as_is=as_is)
+            for text in chain.from_iterable(chain.from_iterable(requests)):
+                check_text(text, "the text in its template")
+        except (InputError, RecursionError) as error:
+            raise RecordError(f"{conversation.where}: {one_line(error)}") from error
+        return requests
+
+
+def _make_turns(turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[TokenTurn, ...]:
+    return tuple(
+        TokenTurn(np.asarray(prompt, np.int32), np.asarray(completion, np.int32))
+        for prompt, completion in turns
+    )

@@ -1,0 +1,436 @@
+"""Options of the commands, each defined once: a field of a data class is also an argument.
+
+The class docstring has the help text and the field has the rest. `add_options` makes arguments of
+`argparse` from both. This module imports neither torch nor NumPy, so that `--help` stays fast.
+"""
+
+# ruff: noqa: RUF009 (fields are defined by calls of `option`, as by `dataclasses.field`)
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from ngram_npu.config import NgramConfig
+
+DEFAULT_SAMPLE = 10_000_000
+"""Characters. All settings take two minutes for them on two cores."""
+
+
+def number_type(
+    kind: type, name: str, is_valid: Callable[[Any], bool], expected: str
+) -> Callable[[str], Any]:
+    """Returns a parser of numbers for argparse, which shows `name` in its messages."""
+
+    def parse(text: str) -> Any:
+        value = kind(text)
+        if not is_valid(value):
+            raise argparse.ArgumentTypeError(f"must be {expected}, got {text}")
+        return value
+
+    parse.__name__ = name
+    return parse
+
+
+parse_count = number_type(int, "integer", lambda value: value >= 1, "at least 1")
+parse_megabytes = number_type(int, "integer", lambda value: value >= 0, "at least 0")
+parse_probability = number_type(
+    float, "number", lambda value: 0 < value <= 1, "above 0 and at most 1"
+)
+parse_share = number_type(float, "number", lambda value: 0 <= value < 10, "at least 0 and below 10")
+
+
+def parse_counts(text: str) -> list[int]:
+    """Parses integers of at least 1, separated by commas."""
+    return sorted({parse_count(word) for word in text.split(",")})
+
+
+def parse_sample(text: str) -> int | None:
+    """Parses millions of characters. 0 stands for all of them."""
+    return parse_megabytes(text) * 1_000_000 or None
+
+
+parse_counts.__name__ = "list of integers"
+parse_sample.__name__ = "integer"
+
+
+def option(default: Any = None, *flags: str, group: str = "", **argument: Any) -> Any:
+    """Defines a field of an options class that is also an argument of the command line.
+
+    Args:
+        default: Of the field. It is not printed: the help text states it.
+        flags: The spellings; by default the field's name as a long option.
+        group: Heading of the group in the help.
+        argument: Keywords of `argparse.ArgumentParser.add_argument`.
+    """
+    if default is False and "action" not in argument:
+        argument["action"] = "store_true"
+    metadata = {"flags": flags, "group": group, "argument": argument}
+    return field(default=default, metadata=metadata)
+
+
+def count_option(*flags: str, default: Any = None, group: str = "", metavar: str = "N") -> Any:
+    """Defines an `option` of an integer of at least 1."""
+    return option(default, *flags, group=group, type=parse_count, metavar=metavar)
+
+
+def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
+    """Adds the fields of options classes to a parser, in groups."""
+    groups: dict[str, Any] = {"": parser}
+    for options_class in classes:
+        helps = read_attribute_docs(options_class)
+        for option_field in dataclasses.fields(options_class):
+            group = option_field.metadata["group"]
+            if group not in groups:
+                groups[group] = parser.add_argument_group(group)
+            name = option_field.name
+            flags = option_field.metadata["flags"] or ("--" + name.replace("_", "-"),)
+            argument = dict(option_field.metadata["argument"])
+            if flags[0].startswith("-"):  # argparse sets both for positional arguments itself
+                argument |= {"dest": name, "default": option_field.default}
+            groups[group].add_argument(*flags, help=helps.get(name, ""), **argument)
+
+
+def read_attribute_docs(options_class: type) -> dict[str, str]:
+    """Returns the texts of the "Attributes:" sections of a class and its bases by name."""
+    docs: dict[str, str] = {}
+    for base in reversed(options_class.__mro__):
+        section = inspect.cleandoc(base.__doc__ or "").partition("\nAttributes:\n")[2]
+        for entry in re.split(r"\n(?=    \S)", section.partition("\n\n")[0]):
+            name, _, text = entry.partition(":")
+            docs[name.strip()] = " ".join(text.split()).replace("%", "%%")
+    return docs
+
+
+def select_fields(options_class: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns the arguments that belong to an options class, for its constructor."""
+    fields = dataclasses.fields(options_class)
+    return {field.name: getattr(arguments, field.name) for field in fields}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathOptions:
+    """The input of a command.
+
+    Attributes:
+        paths: a file of conversations or a log (.jsonl, .json, .log, also .gz or .zst), a folder of
+            them, or - for stdin, which is the default if it is a pipe
+        demo: use sources of Python's standard library as input, to see how it works
+    """
+
+    paths: Any = option((), "paths", nargs="*", metavar="PATH", type=Path)
+    demo: bool = option(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingOptions:
+    """How logs are read.
+
+    Attributes:
+        limit: only the first N conversations of each input
+        format: format of the files (default: detected from the content of each record)
+        strict: stop with an error at a record that is not a conversation, or that the chat template
+            refuses (default: skip it and count it)
+        tokenizer: your model's: a local Hugging Face folder, or ORG/NAME from the hub's local
+            cache; or mistral-v1, mistral-v3, tekken, bytes; ids: only recorded token ids (default:
+            mistral-v1, with a warning)
+        chat_template: auto: the one in the tokenizer's folder, otherwise the default; default:
+            always the default; none: use texts without a template (default: auto)
+    """
+
+    limit: int | None = count_option(group="input")
+    format: str | None = option(
+        group="input", choices=("turns", "log", "fastchat", "messages", "sharegpt", "pairs")
+    )
+    strict: bool = option(False, group="input")
+    tokenizer: str | None = option(group="input", metavar="NAME|FOLDER")
+    chat_template: str = option("auto", group="input", choices=("auto", "default", "none"))
+
+
+CONFIG_FIELDS = (
+    "min_n",
+    "max_n",
+    "k",
+    "match_policy",
+    "overlap",
+    "max_len",
+    "sizes",
+    "min_draft_probability",
+    "store",
+    "store_tokens",
+)
+"""Fields that `ReplayOptions` has in common with `NgramConfig`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(ReadingOptions):
+    """How to replay. Where a default is None, the default of `NgramConfig` applies.
+
+    Attributes:
+        min_n: shortest n-gram looked up (default: 2)
+        max_n: longest n-gram looked up (default: 5)
+        k: draft tokens per step (default: 5; 8 with a ladder)
+        match_policy: which of equally long matches to follow (default: earliest; latest with a
+            ladder)
+        overlap: let a draft that reaches the end of the context continue into itself (default: only
+            with a ladder)
+        max_len: no draft reaches beyond this context length (default: no limit)
+        sizes: look up n-grams of min_n to max_n tokens, or of 1, 2, 4, 8 and 16 tokens (default:
+            consecutive; a ladder with a min_draft_probability)
+        min_draft_probability: end a draft where the probability that all of it is accepted falls
+            below P; 0.177 is a good value (default: draft K tokens)
+        costs: costs fitted on your logs (ngram_npu.Costs), or a table of `python -m
+            tools.fit_draft_costs`, for a min_draft_probability (default: the package's)
+        store: with a min_draft_probability, draft also from other requests' text, at once or after
+            they have finished (default: only from each request's own text). Each input has its own
+            store, which is empty at first
+        store_tokens: capacity of the store in tokens (default: 1000000)
+        engine: find drafts with an index or by scanning each context; the drafts are the same
+            (default: the index, unless max_n - min_n exceeds 7)
+        drafts: what the runner verifies: the drafted tokens (trimmed: V1's ngram and custom_class)
+            or always K tokens, filled up with the newest token (padded: V2, V1's ngram_gpu)
+            (default: trimmed)
+        generated_only: with a store, replay each turn as a request, so that only completions are
+            stored
+        threads: maximum number of CPU threads (default: no limit)
+        batch_size: conversations replayed together (default: 32; 1 with a store)
+    """
+
+    min_n: int | None = count_option(group="drafting")
+    max_n: int | None = count_option(group="drafting")
+    k: int | None = count_option(group="drafting", metavar="K")
+    match_policy: Literal["earliest", "latest"] | None = option(
+        group="drafting", choices=("earliest", "latest")
+    )
+    overlap: bool | None = option(group="drafting", action=argparse.BooleanOptionalAction)
+    max_len: int | None = count_option(group="drafting", metavar="LEN")
+    sizes: Literal["consecutive", "ladder"] | None = option(
+        group="drafting", choices=("consecutive", "ladder")
+    )
+    min_draft_probability: float | None = option(
+        group="drafting", type=parse_probability, metavar="P"
+    )
+    costs: str | PathLike[str] | None = option(
+        None, "--draft-costs", group="drafting", metavar="FILE"
+    )
+    store: Literal["live", "finish"] | None = option(group="drafting", choices=("live", "finish"))
+    store_tokens: int = count_option(default=1_000_000, group="drafting")
+    engine: Literal["index", "scan", "auto"] = option(
+        "auto", group="drafting", choices=("index", "scan", "auto")
+    )
+    drafts: Literal["padded", "trimmed"] = option(
+        "trimmed", group="drafting", choices=("padded", "trimmed")
+    )
+    generated_only: bool = option(False, group="drafting")
+    threads: int | None = count_option(group="drafting")
+    batch_size: int | None = count_option(group="input", metavar="B")
+
+    def __post_init__(self) -> None:
+        if self.drafts not in ("padded", "trimmed"):
+            raise ValueError(f"drafts: expected 'padded' or 'trimmed', got {self.drafts!r}")
+        for name in ("batch_size", "limit", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+
+    def config(self) -> NgramConfig:
+        """Returns the drafting settings.
+
+        Raises:
+            InputError: An option is out of its range or contradicts another, or the file of costs
+                cannot be read.
+        """
+        from ngram_npu.config import NgramConfig
+        from ngram_npu.errors import InputError
+
+        has_probability = self.min_draft_probability is not None
+        if self.costs is not None and not has_probability:
+            raise InputError("costs: expected none without min_draft_probability")
+        if self.generated_only and self.store is None:
+            raise InputError("generated_only: expected False without a store")
+        settings = {name: getattr(self, name) for name in CONFIG_FIELDS}
+        settings["sizes"] = self.sizes or ("ladder" if has_probability else "consecutive")
+        if self.costs is not None:
+            settings |= _load_costs(Path(self.costs), has_store=self.store is not None)
+        try:
+            return NgramConfig(**settings)
+        except ValueError as error:
+            raise InputError(str(error)) from error
+
+
+def _load_costs(file: Path, *, has_store: bool) -> dict[str, Any]:
+    """Reads `Costs` or the tables of `tools.fit_draft_costs`, as keywords of `NgramConfig`."""
+    import json
+
+    import numpy as np
+    from ngram_npu.draft_costs import FORMAT, Costs
+    from ngram_npu.errors import InputError, one_line
+
+    try:
+        tables = json.loads(file.read_text(encoding="utf-8"))
+        if tables.get("format") == FORMAT:
+            return {"costs": Costs.load(file)}
+        costs = {"costs": np.array(tables["row"])}
+        return {**costs, "store_costs": np.array(tables["store"])} if has_store else costs
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{file}: not a table of costs: {one_line(error):.200}") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(ReadingOptions):
+    """How to tune.
+
+    Attributes:
+        sample: replay a sample of at most this many million characters; 0: replay all (default: 10)
+        jobs: number of processes (default: one per core)
+        cache: keep finished pieces in this file for later runs (default: delete them after the run)
+        runner: where vLLM drafts: on its GPU (ngram_gpu), on the host (custom_class), or on the
+            host with vLLM-Ascend (ngram); this determines what is verified (default: gpu and host,
+            one recommendation each)
+        synchronous: how much longer a step takes without asynchronous scheduling, which host and
+            ascend lose, as a share of a step; 0 on a CPU (default: 0.1, an assumption; 0 with step
+            times of your own server)
+        store: also search stores, from which requests draft other requests' text
+    """
+
+    sample: int | None = option(DEFAULT_SAMPLE, group="search", type=parse_sample, metavar="MB")
+    jobs: int | None = count_option(group="search")
+    cache: Path | None = option(group="search", type=Path, metavar="FILE")
+    runner: str | None = option(group="search", choices=("gpu", "host", "ascend"))
+    synchronous: float | None = option(group="search", type=parse_share, metavar="SHARE")
+    store: bool = option(False, group="search")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions(ReadingOptions):
+    """How to learn.
+
+    Attributes:
+        scope_field: field of each record, such as request.user, with dots between the keys; only
+            requests with the same value share text, and a record without it is skipped (default:
+            all requests share text)
+        store_tokens: capacity of the store in tokens (default: the smallest power of two that
+            yields at least 99.8 % of the tokens per step of a store that holds everything, at most
+            64 Mi)
+        k: draft tokens per step (default: 8); the learning curve is also replayed with 8, 16 and 32
+        min_draft_probability: as for replay (default: 0.177)
+        cost: cost of verifying one draft token as a fraction of a step (default: 0.05)
+    """
+
+    scope_field: str | None = option(group="store", metavar="KEY[.KEY...]")
+    store_tokens: int | None = count_option(group="store")
+    k: int = count_option(default=8, group="learning curve", metavar="K")
+    min_draft_probability: float = option(
+        0.177, group="learning curve", type=parse_probability, metavar="P"
+    )
+    cost: float = option(
+        0.05, "-c", "--cost", group="learning curve", type=parse_share, metavar="C"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where a report is written.
+
+    Attributes:
+        json: write the result as JSON; - for stdout (the text then goes to stderr)
+    """
+
+    json: str | None = option(group="output", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneCommandOptions:
+    """What only the command `tune` has.
+
+    Attributes:
+        cost: cost of verifying one draft token as a fraction of a step, such as 0.05; step times of
+            `ngram-npu measure-cost`; or an example: example-8b-h100, example-8b-l4,
+            example-70b-4xh100 (default: example-8b-h100)
+        batch_size: use only these batch sizes of the cost
+        sizes: search only n-grams of consecutive sizes (available on all devices), or only ladders
+        against: a setting to compare with, as fields of NgramConfig, such as '{"min_n": 2, "max_n":
+            4, "k": 3}' (default: n-grams of 2 to 5, k = 5)
+        html: write a report for a browser (needs the extra html)
+        progress: show progress even if stderr is not a terminal
+    """
+
+    cost: str = option(
+        "example-8b-h100", "-c", "--cost", group="verification cost", metavar="C|FILE|EXAMPLE"
+    )
+    batch_size: Any = option(group="search", type=parse_counts, metavar="B,...")
+    sizes: str | None = option(group="search", choices=("consecutive", "ladder"))
+    against: str | None = option(group="search", metavar="JSON")
+    html: Path | None = option(group="output", type=Path, metavar="FILE")
+    progress: bool = option(False, group="output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnCommandOptions:
+    """What only the command `learn` has.
+
+    Attributes:
+        output: the file of the store, replaced atomically (default: none, only the report)
+        costs: also fit the costs of draft tokens on the newest conversations, and write them
+        plot: draw the learning curve (needs matplotlib)
+    """
+
+    output: Path | None = option(None, "-o", "--output", group="store", type=Path, metavar="FILE")
+    costs: Path | None = option(group="store", type=Path, metavar="FILE")
+    plot: Path | None = option(group="output", type=Path, metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureCostOptions:
+    """How step times are measured.
+
+    Attributes:
+        output: JSON file to add the times to
+        url: the server, without /v1 (default: http://localhost:8000)
+        model: model name (default: the first that the server lists)
+        api_key_env: environment variable that holds the server's API key (default: OPENAI_API_KEY,
+            if it is set)
+        batch_sizes: batch sizes to measure (default: 1,4,16,64)
+        prompt_tokens: approximate length of each prompt (default: 1024)
+        max_tokens: length of each answer (default: 128)
+        rounds: rounds per batch size, of which the median counts (default: 3)
+    """
+
+    output: Path = option(None, "output", metavar="FILE", type=Path)
+    url: str = option("http://localhost:8000")
+    model: str | None = option()
+    api_key_env: str | None = option(metavar="NAME")
+    batch_sizes: Any = option((1, 4, 16, 64), "--batch-size", type=parse_counts, metavar="B,...")
+    prompt_tokens: int = count_option(default=1024)
+    max_tokens: int = count_option(default=128)
+    rounds: int = count_option(default=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrintOptions:
+    """How a result is printed.
+
+    Attributes:
+        json: print JSON
+    """
+
+    json: bool = option(False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreInfoOptions(PrintOptions):
+    """Which store is described.
+
+    Attributes:
+        file: the file of the store
+    """
+
+    file: Path = option(None, "file", metavar="FILE", type=Path)

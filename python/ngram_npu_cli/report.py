@@ -1,0 +1,143 @@
+"""What the reports of all commands have in common: their record of the run, JSON, and text."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ngram_npu._C as _C
+from ngram_npu.errors import printable
+
+BYTES_WARNING = (
+    "WARNING: each token is a byte. These figures are far too high and not comparable with others, "
+    "because no model has such tokens. Choose another --tokenizer."
+)
+
+TOKENIZER_WARNING = (
+    "WARNING: this is not your model's tokenizer, on which the figures depend. Choose it: "
+    "--tokenizer FOLDER, or --tokenizer ORG/NAME from the local cache."
+)
+
+_NAME_WIDTH = 22
+
+
+class Run:
+    """Command, start, machine and versions of a measurement, for its report."""
+
+    def __init__(self, command: str, threads: int | None = None) -> None:
+        self._command, self._threads = command, threads
+        self._start = time.monotonic()
+        now = datetime.datetime.now(datetime.timezone.utc)
+        self._date = now.isoformat(timespec="seconds")
+
+    @property
+    def seconds(self) -> float:
+        """Wall time so far."""
+        return round(time.monotonic() - self._start, 2)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what every report has."""
+        return {
+            "command": self._command,
+            "date": self._date,
+            "machine": machine(self._threads),
+            "versions": versions(),
+        }
+
+
+class JsonReport:
+    """A report that can be written as JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain dicts, lists, numbers and strings."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """Returns `to_dict` as indented JSON with a final newline."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+
+def machine(threads: int | None) -> dict[str, Any]:
+    """Returns CPU model, cores that this process may use, and the requested thread limit."""
+    return {
+        "cpu": _find_cpu_model(),
+        "architecture": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cores": count_usable_cores(),
+        "threads": threads,
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Returns versions by package; torch is None if it has not been loaded."""
+    torch = sys.modules.get("torch")
+    return {
+        "python": platform.python_version(),
+        "numpy": package_version("numpy"),
+        "torch": None if torch is None else str(torch.__version__),
+        "ngram_npu": _C.__version__,
+    }
+
+
+def package_version(name: str) -> str | None:
+    """Returns the installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def count_usable_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def _find_cpu_model() -> str:
+    try:
+        cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        for line in cpuinfo.splitlines():
+            # x86 has "model name"; some ARM kernels have "Model" or "Hardware" only.
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model", "Hardware") and value.strip():
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def align_columns(
+    rows: Sequence[Sequence[str]], *, left: Sequence[int] = (), indent: str = ""
+) -> list[str]:
+    """Returns lines of a table, with columns aligned to the right except those in `left`."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    left_columns = {column % len(widths) for column in left}
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if column in left_columns else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines
+
+
+def format_number(value: float | None, digits: int = 2) -> str:
+    """Returns a number as text, and "-" for None."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def shorten_name(name: str) -> str:
+    """Returns an input's name for tables: at most 22 characters, its end."""
+    shown = printable(name)
+    return shown if len(shown) <= _NAME_WIDTH else f"...{shown[3 - _NAME_WIDTH :]}"
