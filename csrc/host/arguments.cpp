@@ -158,9 +158,9 @@ IndexArray Arguments::indices(const std::optional<TensorView>& view, int64_t siz
   return {view->data, static_cast<int32_t>(view->item_bytes)};
 }
 
-IndexArray Arguments::row_indices(const std::optional<TensorView>& view, const char* batch_of, int64_t batch,
+IndexArray Arguments::row_indices(const std::optional<TensorView>& view, const char* make_batch, int64_t batch,
                                   int64_t limit, const char* limit_of) {
-  if (!view) at_most(batch_of, "batch", batch, limit, limit_of);
+  if (!view) at_most(make_batch, "batch", batch, limit, limit_of);
   return indices(view, batch);
 }
 

@@ -103,7 +103,7 @@ class Arguments {
 
   IndexArray indices(const std::optional<TensorView>& view, int64_t size);
   // The row of each of `batch` requests, out of `limit` rows; if absent, request i has row i.
-  IndexArray row_indices(const std::optional<TensorView>& view, const char* batch_of, int64_t batch, int64_t limit,
+  IndexArray row_indices(const std::optional<TensorView>& view, const char* make_batch, int64_t batch, int64_t limit,
                          const char* limit_of);
   const uint8_t* mask(const std::optional<TensorView>& view, int64_t size);
   void on_host(const char* because) const;

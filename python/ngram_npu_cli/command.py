@@ -131,10 +131,10 @@ class _Parser(argparse.ArgumentParser):
 
         It may contain a file name with control characters, because shells expand globs.
         """
-        from ngram_npu.errors import printable
+        from ngram_npu.errors import escape_unprintable
 
         line = f"{self.prog}: error: {message} (see {self.prog} --help)"
-        self.exit(EXIT_USAGE, printable(line) + "\n")
+        self.exit(EXIT_USAGE, escape_unprintable(line) + "\n")
 
     def reject(self, unknown: Sequence[str]) -> NoReturn:
         """Exits with an error for unknown arguments that suggests the most similar option."""
@@ -237,7 +237,7 @@ def _print_report(
         InputError: The report cannot be made, or a file cannot be written. All files are checked
             before any work.
     """
-    from ngram_npu.errors import printable
+    from ngram_npu.errors import escape_unprintable
     from ngram_npu.output import atomic_output, check_writable
 
     if arguments.json not in (None, "-"):
@@ -256,7 +256,7 @@ def _print_report(
             if path is not None:
                 write(report, stack.enter_context(atomic_output(path)))
     for note in list_notes(report):
-        print_error(printable(f"{arguments.parser.prog}: note: {note}"))
+        print_error(escape_unprintable(f"{arguments.parser.prog}: note: {note}"))
     if arguments.json == "-":
         print_error(format_text(report))
         sys.stdout.write(report.to_json())
@@ -292,9 +292,9 @@ class ProgressBar:
 
     def show(self, progress: Progress) -> None:
         """Draws, at most ten times a second, or prints a line."""
-        from ngram_npu.errors import printable
+        from ngram_npu.errors import escape_unprintable
 
-        name = printable(progress.name)
+        name = escape_unprintable(progress.name)
         if self._tqdm is None:
             if time.monotonic() - self._last_line >= self.INTERVAL_S:
                 self._last_line = time.monotonic()
@@ -341,7 +341,7 @@ def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
 
 
 def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
-    from ngram_npu.errors import optional
+    from ngram_npu.errors import import_optional
 
     from ngram_npu_cli.tune import CANDIDATES, format_report, tune
     from ngram_npu_cli.tune.candidates import parse_candidate
@@ -350,7 +350,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
     if arguments.html is not None:
         check_html()
     if arguments.progress:
-        optional("tqdm", "--progress", "replay")
+        import_optional("tqdm", "--progress", "replay")
     cost = _parse_cost(arguments.cost)
     if arguments.batch_size:
         cost = cost.at(arguments.batch_size)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ngram_npu._C as _C
-from ngram_npu.errors import printable
+from ngram_npu.errors import escape_unprintable
 
 BYTES_WARNING = (
     "WARNING: each token is a byte. These figures are far too high and not comparable with others, "
@@ -139,5 +139,5 @@ def format_number(value: float | None, digits: int = 2) -> str:
 
 def shorten_name(name: str) -> str:
     """Returns an input's name for tables: at most 22 characters, its end."""
-    shown = printable(name)
+    shown = escape_unprintable(name)
     return shown if len(shown) <= _NAME_WIDTH else f"...{shown[3 - _NAME_WIDTH :]}"

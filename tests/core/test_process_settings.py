@@ -14,7 +14,7 @@ import ngram_npu
 import numpy as np
 import pytest
 import torch
-from async_state.small import admit, batch_of, ints, small_state
+from async_state import admit, ints, make_batch, small_state
 from ngram_npu import NgramConfig, NgramProposer, num_threads, set_num_threads
 from ngram_npu.async_state import KVGroup, MergeConfig, NeuralDrafts, verify_greedy
 
@@ -144,7 +144,7 @@ def run_async_state(ngram: NgramConfig, draft_on: str, is_merged: bool) -> list[
     results: list[Any] = []
     new = [admit(row, token_ids=ints(1, 2)) for row in range(2)]
     for number, ids in enumerate(SAMPLED):
-        batch = batch_of([0, 1], [1 if number else 2] * 2, [0, 0], new=() if number else new)
+        batch = make_batch([0, 1], [1 if number else 2] * 2, [0, 0], new=() if number else new)
         inputs = state.begin_step(batch)
         results += as_lists(inputs.input_ids, inputs.positions, inputs.seq_lens)
         sampled = tensor([[ids[0], -1, -1], [ids[1], -1, -1]])

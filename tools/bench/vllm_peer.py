@@ -45,7 +45,7 @@ Definitions = Mapping[str, Mapping[str, Any]]
 class Speculator(NgramSpeculator):
     """vLLM's speculator in a runner that the plugin has wrapped, so that stores are available."""
 
-    sees_requests = True
+    has_request_data = True
 
 
 def find_folder(path: Path | None) -> Path:

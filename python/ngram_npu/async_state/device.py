@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from ngram_npu.config import NgramConfig
-from ngram_npu.drafting import make_store
 from ngram_npu.host_drafting import Stream as HostFunctionStream
 from ngram_npu.host_drafting import SynchronousStream, current_stream
 from ngram_npu.index import NgramIndex, make_index

@@ -20,8 +20,7 @@ from typing import Any
 
 from ngram_npu.config import NgramConfig
 from ngram_npu.errors import InputError, RecordError
-from ngram_npu.scopes import scope_of
-from ngram_npu.store import BLOCK_TOKENS, NgramStore
+from ngram_npu.store import BLOCK_TOKENS, NgramStore, scope_of
 
 from ngram_npu_cli.learn.curve import (
     MAX_STORE_TOKENS,

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from ngram_npu.config import NgramConfig
 from ngram_npu.errors import InputError
-from ngram_npu.memory import Int32Array
 from ngram_npu.output import check_writable
 from ngram_npu.proposer import NgramProposer
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
-from ngram_npu.store_file import MAGIC
+from ngram_npu.store.file import MAGIC
+from ngram_npu.tensors import Int32Array
 
 from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.replay.simulation import simulate
@@ -294,4 +294,4 @@ def list_texts(store: NgramStore) -> list[Text]:
 def add_texts(store: NgramStore, texts: Iterable[Text]) -> None:
     """Adds texts to the store, each under its scope as a number."""
     for scope, tokens in texts:
-        store._enter(tokens, scope)
+        store._add_text(tokens, scope)

@@ -15,8 +15,8 @@ from ngram_npu.draft_costs import (
     Costs,
     FloatArray,
     IntArray,
-    costs_of,
-    logits_of,
+    costs_to_logits,
+    logits_to_costs,
 )
 from ngram_npu.errors import InputError
 from ngram_npu.store import NgramStore
@@ -24,7 +24,7 @@ from ngram_npu.store import NgramStore
 from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.replay.walks import Walks, at_equal_drafts, record, walks
 
-__all__ = ["Comparison", "Costs", "compare", "costs_of", "fit", "logits_of"]
+__all__ = ["Comparison", "Costs", "compare", "costs_to_logits", "fit", "logits_to_costs"]
 
 MAX_TOKENS = 1 << 20
 """Maximum number of completion tokens to fit on; they take 200 MB of memory."""
@@ -77,7 +77,7 @@ def compare(conversations: Sequence[TokenRequest], k: int = 8, limit: int = 40) 
     drafts = walks(measured)
     shipped = drafts.replay(drafts.lengths(default_costs().astype(np.int64), limit, k))
     curve = [
-        drafts.replay(drafts.lengths(fitted.of_row, fitted_limit, k))
+        drafts.replay(drafts.lengths(fitted.row_token_costs, fitted_limit, k))
         for fitted_limit in (*range(0, 160, 2), 4080)
     ]
     if shipped.drafted in (curve[0].drafted, curve[-1].drafted):  # no limit changes the drafts
@@ -96,11 +96,11 @@ def fit(conversations: Sequence[TokenRequest], tokenizer: str = "") -> Costs:
     Args:
         conversations: Oldest first. If they have more than ``MAX_TOKENS`` tokens, the newest ones
             are used.
-        tokenizer: 32 hex digits (``ngram_npu.tokenizer_digest.digest_of``).
+        tokenizer: 32 hex digits (``ngram_npu.store.tokenizer_digest``).
     """
     places, right = observed(list(_select_newest(conversations)))
     shipped = np.concatenate([default_costs().ravel(), default_store_costs().ravel()])
-    cells, *tokens = _maximize_likelihood(places, right, logits_of(shipped))
+    cells, *tokens = _maximize_likelihood(places, right, costs_to_logits(shipped))
     row, store = np.split(_round(cells, "row"), [default_costs().size])
     pair = np.stack([_round(logits, "tokens") for logits in tokens], axis=1)
     return Costs(row.reshape(SHAPES["row"]), store.reshape(SHAPES["store"]), pair, tokenizer)

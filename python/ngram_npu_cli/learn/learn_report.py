@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import InputError, optional, printable
+from ngram_npu.errors import InputError, escape_unprintable, import_optional
 
 from ngram_npu_cli.learn.curve import Point
 from ngram_npu_cli.report import JsonReport, align_columns
@@ -150,7 +150,7 @@ def format_report(report: LearnReport) -> str:
         f"{(report.file_bytes or 0) / 1e6:.0f} MB; it holds text of users: protect it as you "
         "protect the logs"
     )
-    return "\n".join(map(printable, lines))
+    return "\n".join(map(escape_unprintable, lines))
 
 
 def format_store(info: Mapping[str, Any]) -> str:
@@ -163,7 +163,7 @@ def format_store(info: Mapping[str, Any]) -> str:
         f"visibility  {info['visibility']}",
         f"tokenizer   {info['tokenizer'] or 'not known'}",
     ]
-    return "\n".join(map(printable, lines))
+    return "\n".join(map(escape_unprintable, lines))
 
 
 # Plot
@@ -218,4 +218,4 @@ def _get_format(suffix: str) -> str:
 
 
 def _import_matplotlib(module: str) -> Any:
-    return optional(f"matplotlib.{module}", "--plot", "plot")
+    return import_optional(f"matplotlib.{module}", "--plot", "plot")

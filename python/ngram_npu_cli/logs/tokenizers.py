@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu.errors import InputError
-from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.store import tokenizer_digest
 
 DEFAULT_TOKENIZER = "mistral-v1"
 
@@ -56,7 +56,7 @@ class ReplayTokenizer:
     @property
     def digest(self) -> str:
         """Digest of the vocabulary; empty if there is none."""
-        return "" if self.vocab is None else digest_of(self.vocab())
+        return "" if self.vocab is None else tokenizer_digest(self.vocab())
 
 
 def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ngram_npu.errors import printable
+from ngram_npu.errors import escape_unprintable
 
 from ngram_npu_cli.report import (
     BYTES_WARNING,
@@ -220,7 +220,7 @@ def format_table(report: ReplayReport) -> str:
         f"{format_number(figures.draft_us_per_token)} per token",
     ]
     for part in report.inputs:
-        lines += [printable(f"note ({part.name}): {note}") for note in part.notes]
+        lines += [escape_unprintable(f"note ({part.name}): {note}") for note in part.notes]
     return "\n".join(lines)
 
 
@@ -260,4 +260,4 @@ def _describe_setting(report: ReplayReport) -> str:
         parts.append(f"first {report.limit} of each input")
     tokenizer = "token ids as recorded" if report.tokenizer is None else report.tokenizer["name"]
     parts.append(f"tokenizer: {tokenizer}")
-    return printable(", ".join(parts))
+    return escape_unprintable(", ".join(parts))

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-from ngram_npu.errors import optional, printable
+from ngram_npu.errors import escape_unprintable, import_optional
 
 from ngram_npu_cli.tune.tune_report import (
     TuneReport,
@@ -24,7 +24,7 @@ def check_html() -> None:
         InputError: The package jinja2 or matplotlib is not installed.
     """
     for module in ("jinja2", "matplotlib.figure"):
-        optional(module, "--html", "html")
+        import_optional(module, "--html", "html")
 
 
 def to_html(report: TuneReport) -> str:
@@ -33,7 +33,7 @@ def to_html(report: TuneReport) -> str:
     Raises:
         InputError: As for `check_html`.
     """
-    jinja2 = optional("jinja2", "--html", "html")
+    jinja2 = import_optional("jinja2", "--html", "html")
     environment = jinja2.Environment(
         autoescape=True,
         trim_blocks=True,
@@ -55,12 +55,12 @@ def to_html(report: TuneReport) -> str:
 
 def _escape_text(value: Any) -> Any:
     """Escapes control characters of everything but HTML."""
-    return value if hasattr(value, "__html__") else printable(str(value))
+    return value if hasattr(value, "__html__") else escape_unprintable(str(value))
 
 
 def _render_svg(report: TuneReport) -> str:
     buffer = io.StringIO()
-    with optional("matplotlib", "--html", "html").rc_context({"svg.fonttype": "none"}):
+    with import_optional("matplotlib", "--html", "html").rc_context({"svg.fonttype": "none"}):
         draw(report).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
@@ -69,7 +69,7 @@ def _render_svg(report: TuneReport) -> str:
 def draw(report: TuneReport) -> Any:
     """Returns a figure of matplotlib: speed-up by batch size, tokens and drafts per step, and a
     histogram of the conversations."""
-    figure = optional("matplotlib.figure", "--html", "html").Figure(
+    figure = import_optional("matplotlib.figure", "--html", "html").Figure(
         figsize=(12, 3.6), layout="constrained"
     )
     by_batch, yields, gains = figure.subplots(1, 3)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from ngram_npu.config import STORE_TOKENS
-from ngram_npu.errors import printable
+from ngram_npu.errors import escape_unprintable
 from ngram_npu.step_time import VerificationCost
 
 from ngram_npu_cli.replay.walks import Counts as TotalCounts
@@ -408,12 +408,12 @@ def describe_traffic(report: TuneReport) -> list[str]:
     tokenizer = traffic["tokenizer"] or "token ids as recorded"
     lines = [
         f"Traffic: {kept}",
-        f"Verification cost: {printable(report.cost.name)}",
+        f"Verification cost: {escape_unprintable(report.cost.name)}",
         f"{len(report.settings)} settings, chosen on one half of the conversations; figures are of "
         f"the other {traffic['held_out_conversations']}. "
-        f"Tokenizer: {printable(tokenizer)}",
+        f"Tokenizer: {escape_unprintable(tokenizer)}",
     ]
-    lines += [printable(f"Note: {note}") for note in traffic["notes"]]
+    lines += [escape_unprintable(f"Note: {note}") for note in traffic["notes"]]
     if tokenizer.startswith("bytes:"):
         lines.append(BYTES_WARNING)
     if report.cost.is_example:
@@ -523,7 +523,7 @@ def _describe_inputs(report: TuneReport) -> list[str]:
     ]
     if report.singles:
         for word, single in (("Most", report.singles[-1]), ("Least", report.singles[0])):
-            name = printable(f"{single.name} of {single.input}")
+            name = escape_unprintable(f"{single.name} of {single.input}")
             lines.append(f"{word}: {single.speedup:.2f}, {name}, {single.tokens} tokens")
     return lines
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import read_sample
-from ngram_npu import NgramConfig, NgramStore, store_file
+from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.config import UNLIMITED, default_costs, default_store_costs
-from ngram_npu.scopes import scope_of
+from ngram_npu.store import file as store_file
+from ngram_npu.store import scope_of
 from ngram_npu_cli import command as cli
 from ngram_npu_cli import learn as learn_module
 from ngram_npu_cli.learn import LearnOptions, curve, describe, format_report, learn
@@ -34,7 +35,7 @@ def draft_by_reference(
 ) -> list[int]:
     rows, length = np.array([row], np.int32), np.array([len(row)], np.int32)
     costs = np.zeros((1, k), np.uint8)
-    of_row = reference.ngram_index_propose_(
+    row_token_costs = reference.ngram_index_propose_(
         rows,
         length,
         np.zeros(0, np.int32),
@@ -47,14 +48,14 @@ def draft_by_reference(
         costs,
     )
     if store is not None:
-        drafts = [np.array(part) for part in of_row]
+        drafts = [np.array(part) for part in row_token_costs]
         arguments = rows, length, np.array([sampled], np.int32), store, None, SLOT
         table = default_store_costs()
         reference.ngram_store_step_(
             *arguments, np.array([scope], np.int64), *drafts, costs, UNLIMITED, table, limit
         )
-        of_row = tuple(drafts)
-    return [int(token) for token in of_row[0][0][: of_row[1][0]]]
+        row_token_costs = tuple(drafts)
+    return [int(token) for token in row_token_costs[0][0][: row_token_costs[1][0]]]
 
 
 def store_by_reference(store: Any, text: list[int], scope: int) -> None:
@@ -442,7 +443,7 @@ def test_plot_without_matplotlib_names_the_missing_package(
         (["learn", "LOGS", "--plot", "c.x"], 'c.x: unknown plot format "x"'),
         (["learn", "BAD"], "bad.store: truncated: 11 bytes"),
         (["learn", "SHORT"], "nothing to learn: no answer of 2 or more tokens"),
-        (["store", "info", "LOGS"], "logs.jsonl: not a file of a store"),
+        (["store", "info", "LOGS"], "logs.jsonl: not a store file"),
         (["store", "info", "none"], "none: No such file or directory"),
         (["store"], "the following arguments are required: ACTION"),
     ],

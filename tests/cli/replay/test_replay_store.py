@@ -11,8 +11,14 @@ import numpy as np
 import pytest
 from ngram_npu.config import default_costs, default_store_costs
 from ngram_npu_cli import command as cli
-from ngram_npu_cli.replay import InputError, ReplayFigures, ReplayOptions, ReplayReport, replay
-from ngram_npu_cli.replay.simulation import TokenRequest, TokenTurn
+from ngram_npu_cli.replay import (
+    InputError,
+    ReplayFigures,
+    ReplayOptions,
+    TokenRequest,
+    TokenTurn,
+    replay,
+)
 
 ANSWERS = np.random.default_rng(8).permutation(4000).reshape(4, -1)[:, :60].tolist()
 """Four texts that share no token and do not repeat themselves."""
@@ -74,10 +80,10 @@ def test_small_store_overwrites_text_before_it_repeats(tmp_path: Path) -> None:
     assert total(path, store_tokens=2048).num_accepted_tokens == 0
 
 
-def test_turns_apart_repeat_the_context() -> None:
+def test_split_turns_repeat_the_context() -> None:
     pairs = [([1], [2, 3]), ([4], [5])]
     turns = tuple(TokenTurn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in pairs)
-    requests = TokenRequest("x", turns).turns_apart()
+    requests = TokenRequest("x", turns).split_turns()
     assert [r.tokens().tolist() for r in requests] == [[1, 2, 3], [1, 2, 3, 4, 5]]
     assert [r.turns[0].prompt.tolist() for r in requests] == [[1], [1, 2, 3, 4]]
 
@@ -90,7 +96,7 @@ def test_costs_file_has_tables_for_row_and_store(logs: Path, tmp_path: Path) -> 
     path.write_text(json.dumps({**tables, "store": np.full((16, 56), 200).tolist()}))
     assert total(logs, costs=path).num_draft_tokens == 0
     path.write_text(json.dumps({"row": tables["row"]}))
-    with pytest.raises(InputError, match="no table of costs: 'store'"):
+    with pytest.raises(InputError, match="not a table of costs: 'store'"):
         total(logs, costs=path)
 
 
@@ -120,6 +126,6 @@ def test_command_reports_store(
     caption = capsys.readouterr().out.splitlines()[0]
     assert "store=finish of 8192 tokens, each turn a request" in caption
     assert "batch size 1," in caption
-    config = ReplayReport.from_dict(json.loads(result.read_text())).config
+    config = json.loads(result.read_text())["config"]
     options = {name: config[name] for name in ("store", "store_tokens", "generated_only")}
     assert options == {"store": "finish", "store_tokens": 8192, "generated_only": True}

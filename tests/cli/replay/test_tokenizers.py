@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.replay import InputError, ReplayOptions, format_table, load_tokenizer, replay
 
 Write = Callable[..., Path]
@@ -146,8 +146,8 @@ WITH_ADDED = {**VOCAB, "<tool>": 6, "xy": 7}
 
 def test_digest_is_stable() -> None:
     """Files of stores contain the digest."""
-    assert digest_of(WITH_ADDED) == "48a7899b83fa2eb452a85173b4d6d85e"
-    assert digest_of(dict(reversed(WITH_ADDED.items()))) == digest_of(WITH_ADDED)
+    assert tokenizer_digest(WITH_ADDED) == "48a7899b83fa2eb452a85173b4d6d85e"
+    assert tokenizer_digest(dict(reversed(WITH_ADDED.items()))) == tokenizer_digest(WITH_ADDED)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_digest_is_stable() -> None:
     ],
 )
 def test_digest_depends_on_the_vocabulary(other: dict[str, int]) -> None:
-    assert len(digest_of(other)) == 32
-    assert digest_of(other) != digest_of(WITH_ADDED)
+    assert len(tokenizer_digest(other)) == 32
+    assert tokenizer_digest(other) != tokenizer_digest(WITH_ADDED)
 
 
 def _rust(folder: Path) -> Any:
@@ -196,9 +196,9 @@ def _slow(folder: Path) -> Any:
 @pytest.mark.parametrize("make", [_rust, _fast, _slow])
 def test_digest_is_the_same_for_all_loaders(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     expected = {token: i for token, i in WITH_ADDED.items() if i != 4} | {"?": 4}
-    assert digest_of(make(tmp_path).get_vocab()) == digest_of(expected)
+    assert tokenizer_digest(make(tmp_path).get_vocab()) == tokenizer_digest(expected)
     if make is _rust:
-        assert load_tokenizer(str(tmp_path)).digest == digest_of(expected)
+        assert load_tokenizer(str(tmp_path)).digest == tokenizer_digest(expected)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 import torch
 from core.host_drafting.reference import Reference
 from core.host_drafting.stand_in import LateStream, build_driver
-from core.index.words import slot_of
+from core.index.index_words import slot_words
 from ngram_npu import Costs, NgramConfig, NgramStore, host_drafting
 from ngram_npu.host_drafting import DeviceDrafts, HostDrafting, Stop, SynchronousStream
 from ngram_npu.index import make_index
@@ -170,7 +170,7 @@ def test_job_indexes_at_most_its_budget() -> None:
         drafting.begin(row, np.arange(length))
     for job in range(1, 4):
         _propose(drafting, *[[1]] * rows)
-        indexed = sum(int(slot_of(index.tensor, row)[1]) for row in range(rows))
+        indexed = sum(int(slot_words(index.tensor, row)[1]) for row in range(rows))
         assert indexed == min(job * budget, rows * (length + job))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from async_state.late import LateDevice
-from async_state.small import ints, sampled_of
+from async_state.devices import LateDevice
+from async_state import ints, sampled_tensor
 from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
 from ngram_npu.config import default_store_costs
@@ -323,7 +323,7 @@ def run_step(state: Any, rows: list[int], sampled: list[list[int]], **changes: A
     for admission in changes.get("new", ()):
         num_scheduled[rows.index(admission.row)] = len(admission.token_ids)
     state.begin_step(Batch(ints(*rows), ints(*num_scheduled), ints(*[0] * len(rows)), **changes))
-    outputs = state.end_step(sampled_of(*sampled))
+    outputs = state.end_step(sampled_tensor(*sampled))
     state.reconcile()
     return outputs
 
@@ -351,7 +351,7 @@ def test_async_state_equals_proposer() -> None:
         sampled = rng.integers(0, 9, 1).tolist()
         outputs = run_step(state, [row], [sampled], new=new, removed=ints(*removed))
         requests: Any = {"row_indices": torch.tensor([row]), "scopes": torch.tensor([row % 2])}
-        expected = proposer.step(tokens, lengths, sampled_of(sampled), **requests)
+        expected = proposer.step(tokens, lengths, sampled_tensor(sampled), **requests)
         assert torch.equal(outputs.draft_token_ids, expected.draft_token_ids)
         assert torch.equal(outputs.match_len, expected.match_len)
         assert torch.equal(outputs.num_draft_tokens, expected.num_draft_tokens)

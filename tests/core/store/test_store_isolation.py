@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from core.store.isolation import FIRST_MARK, ROWS, AsyncAttack, ProposerAttack, TextRequest
-from ngram_npu.async_state import on_host
+from ngram_npu.async_state import device_state
 from ngram_npu.drafting import Drafting
 from ngram_npu.host_drafting import HostDrafting
 from ops.reference.store import BLOCK, HEAD_FILL, opened
@@ -86,7 +86,7 @@ def test_attack_detects_wrong_arguments(fault: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_attack_detects_missing_lag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_host, "LAG", 0)
+    monkeypatch.setattr(device_state, "LAG", 0)
     with pytest.raises(AssertionError, match=DETECTED):
         run_attack("async live host", 0, 3000)
 

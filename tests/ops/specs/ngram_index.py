@@ -104,7 +104,7 @@ def indexed_spec(
     scan: OpSpec,
     reference: Callable[..., tuple[Array, ...] | None],
     *,
-    batch_of: Callable[[Args], int],
+    make_batch: Callable[[Args], int],
     missing: tuple[int, ...],
     bad_calls: tuple[BadCall, ...],
     slot_call: Callable[[np.random.Generator, Array, Array, tuple[int, bool]], Args],
@@ -112,7 +112,7 @@ def indexed_spec(
     """The spec of a lookup in an index: the calls of ``scan``, with indexes of every kind.
 
     Args:
-        batch_of: the number of requests of a call.
+        make_batch: the number of requests of a call.
         missing: the number of tokens of each row, in turn, that a warm index does not have yet.
         slot_call: from rows, lengths and a policy the call of 8 requests for rows 0 to 7.
     """
@@ -224,11 +224,11 @@ def indexed_spec(
         index = fresh(draw(st.integers(1, 6)), num_pages=draw(st.sampled_from([1, 8])))
         slots = None
         if draw(st.booleans()) or a_slot_twice(args):
-            slots = in_buffer(draw(st.permutations(range(-1, 6)))[: batch_of(args)])
+            slots = in_buffer(draw(st.permutations(range(-1, 6)))[: make_batch(args)])
         return call(args, index, slots)
 
     sizes = (
-        call(args, fresh(30 + i, 5 + i), np.arange(batch_of(args), dtype=np.int32))
+        call(args, fresh(30 + i, 5 + i), np.arange(make_batch(args), dtype=np.int32))
         for i, args in enumerate(scan.sizes)
     )
     return OpSpec(
@@ -271,7 +271,7 @@ NGRAM_INDEX_PROPOSE = indexed_spec(
     "ngram_index_propose_",
     ngram_propose.SPEC,
     reference.ngram_index_propose_,
-    batch_of=_batch,
+    make_batch=_batch,
     missing=(1, 0, 3, 1, 70),
     bad_calls=(
         *ngram_propose.LOOKUP_BAD_CALLS,
@@ -296,7 +296,7 @@ NGRAM_INDEX_STEP = indexed_spec(
     "ngram_index_step_",
     ngram_step.SPEC,
     reference.ngram_index_step_,
-    batch_of=lambda args: len(args[SAMPLED]),
+    make_batch=lambda args: len(args[SAMPLED]),
     missing=(0,),
     bad_calls=(
         *ngram_step.LOOKUP_BAD_CALLS,

@@ -78,7 +78,7 @@ class Job(Contestant):
             config,
             num_rows=rows,
             capacity=capacity,
-            most_sampled=workload.sampled.shape[2],
+            max_sampled=workload.sampled.shape[2],
             device=device,
             lag=1,
             index=make_index(config, rows, rows * capacity, kind="numpy"),
@@ -297,7 +297,7 @@ def measure_latency(device: torch.device, size: Size, k: int, steps: int) -> dic
         config,
         num_rows=size.batch,
         capacity=capacity,
-        most_sampled=1,
+        max_sampled=1,
         device=device,
         index=make_index(config, size.batch, size.batch * capacity, kind="numpy"),
     )

@@ -65,5 +65,5 @@ def test_costs_that_do_not_win_are_not_recommended() -> None:
     """The predictable tokens of the fitted half are unpredictable in the other half."""
     pairs = zip(new_conversations(40), new_conversations(40, parity=1), strict=True)
     assert not compare([request for pair in pairs for request in pair], limit=30).wins
-    with pytest.raises(InputError, match="expected two conversations"):
+    with pytest.raises(InputError, match="expected at least 2 conversations"):
         compare(new_conversations(1))
