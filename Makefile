@@ -121,7 +121,7 @@ format: setup
 PYBIND11 = -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
 tidy: setup gtest
 	cmake --preset python-asan $(PYBIND11) >/dev/null
-	git ls-files 'csrc/host/*.cpp' 'csrc/cpu/*.cpp' 'csrc/numpy/*.cpp' 'csrc/torch/*.cpp' | grep -v _neon | \
+	git ls-files 'csrc/api/*.cpp' 'csrc/cpu/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
 
 # How large this repository is. Results are data; pictures and data are not lines.

@@ -1,4 +1,4 @@
-// Parameters of the drafting operators, and the rules of those that every device has. The bodies (host/drafting.h) fill
+// Parameters of the drafting operators, and the rules of those that every device has. The bodies (api/drafting.h) fill
 // in the parameters; the kernels follow the rules. What an index looks like: core/ngram_index_layout.h.
 #pragma once
 

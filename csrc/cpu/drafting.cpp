@@ -1,4 +1,4 @@
-// CPU kernels of the drafting operators, called by their bodies (host/drafting.h), and the two entries of the drafting
+// CPU kernels of the drafting operators, called by their bodies (api/drafting.h), and the two entries of the drafting
 // core, called by drafters without Python.
 #include "core/drafting.h"
 

@@ -1,4 +1,4 @@
-// A store made, checked, counted and cleared, for those who own it (numpy/store_tools.cpp).
+// A store made, checked, counted and cleared, for those who own it (api/numpy/store_tools.cpp).
 #include <algorithm>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// The drafter of a stream, called by HostDrafting (numpy/stream_drafter.cpp) and from a driver's callback.
+// The drafter of a stream, called by HostDrafting (api/numpy/stream_drafter.cpp) and from a driver's callback.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>

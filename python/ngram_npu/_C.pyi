@@ -209,7 +209,7 @@ class StreamDrafter:
         """Where in ``drafts`` the numbers, lengths and costs of a step begin and end, in bytes."""
 
 class RowRecognizer:
-    """Finds the slot of each row's request: csrc/numpy/row_recognizer.cpp."""
+    """Finds the slot of each row's request: csrc/api/numpy/row_recognizer.cpp."""
 
     row_slots: _Int32
     """The slots of the last step's rows."""

@@ -8,14 +8,14 @@
 #include <tuple>
 #include <vector>
 
-#include "host/drafting.h"
+#include "api/drafting.h"
 
 namespace ngram_npu::test {
 namespace {
 
-using host::ArgumentError;
-using host::DType;
-using host::TensorView;
+using api::ArgumentError;
+using api::DType;
+using api::TensorView;
 
 template <class T>
 TensorView view(T* data, DType dtype, int64_t rows, int64_t columns, int64_t stride) {
@@ -44,7 +44,7 @@ TensorView view(T* data, DType dtype, int64_t size) {
 }
 
 // A front end without tensors: an operator's body returns the parameters that its kernel would get.
-class ViewCall : public host::Arguments {
+class ViewCall : public api::Arguments {
  public:
   using Params = std::tuple<NgramProposeParams, NgramStepParams, NgramIndexProposeParams, NgramIndexStepParams,
                             NgramIndexAppendParams, NgramIndexResetParams>;
@@ -114,16 +114,16 @@ struct Call {
   int64_t min_n = 1, max_n = 3, k = 4, match_policy = kEarliest, max_len = 100;
 
   NgramProposeParams propose() {
-    return std::get<NgramProposeParams>(host::ngram_propose<ViewCall>(
+    return std::get<NgramProposeParams>(api::ngram_propose<ViewCall>(
         token_ids, num_tokens, with_row_indices ? &row_indices : nullptr, with_mask ? &counts : nullptr, min_n, max_n,
         k, match_policy, true, max_len, nullptr, 40, false));
   }
 
   NgramStepParams step() {
     return std::get<NgramStepParams>(
-        host::ngram_step_<ViewCall>(token_ids, num_tokens, sampled, with_mask ? &mask : nullptr,
-                                    with_row_indices ? &row_indices : nullptr, true, 50, min_n, max_n, k, match_policy,
-                                    true, max_len, nullptr, 40, false, nullptr, with_workspace ? &workspace : nullptr));
+        api::ngram_step_<ViewCall>(token_ids, num_tokens, sampled, with_mask ? &mask : nullptr,
+                                   with_row_indices ? &row_indices : nullptr, true, 50, min_n, max_n, k, match_policy,
+                                   true, max_len, nullptr, 40, false, nullptr, with_workspace ? &workspace : nullptr));
   }
 };
 
@@ -162,20 +162,19 @@ TEST(ArgumentsTest, TheIndexIsOnTheHost) {
               first + ": expected device cpu (the index is in host memory; other devices scan), got cuda:0");
   };
   const auto append = [&] {
-    host::ngram_index_append_<ViewCall>(c.token_ids, c.num_tokens, c.workspace, nullptr, nullptr, 1, 3, 0, false,
-                                        false);
+    api::ngram_index_append_<ViewCall>(c.token_ids, c.num_tokens, c.workspace, nullptr, nullptr, 1, 3, 0, false, false);
   };
   const TensorView& index = c.workspace;
   refused("ngram_index_propose_: token_ids", [&] {
-    host::ngram_index_propose_<ViewCall>(c.token_ids, c.num_tokens, index, nullptr, nullptr, nullptr, 1, 3, 4, 0, false,
-                                         100, false, nullptr, 40, nullptr, false, nullptr);
+    api::ngram_index_propose_<ViewCall>(c.token_ids, c.num_tokens, index, nullptr, nullptr, nullptr, 1, 3, 4, 0, false,
+                                        100, false, nullptr, 40, nullptr, false, nullptr);
   });
   refused("ngram_index_step_: token_ids", [&] {
-    host::ngram_index_step_<ViewCall>(c.token_ids, c.num_tokens, c.sampled, index, nullptr, nullptr, nullptr, true, 50,
-                                      1, 3, 4, 0, false, 100, false, nullptr, 40, nullptr, false, nullptr);
+    api::ngram_index_step_<ViewCall>(c.token_ids, c.num_tokens, c.sampled, index, nullptr, nullptr, nullptr, true, 50,
+                                     1, 3, 4, 0, false, 100, false, nullptr, 40, nullptr, false, nullptr);
   });
   refused("ngram_index_append_: token_ids", append);
-  refused("ngram_index_reset_: index", [&] { host::ngram_index_reset_<ViewCall>(index, c.row_indices); });
+  refused("ngram_index_reset_: index", [&] { api::ngram_index_reset_<ViewCall>(index, c.row_indices); });
   c.workspace.device = {};  // an index where it belongs, and rows that are elsewhere
   refused("ngram_index_append_: token_ids", append);
 }

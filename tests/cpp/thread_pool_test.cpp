@@ -1,5 +1,5 @@
 // The thread pool of `_C`, compiled into this test.
-#include "numpy/thread_pool.h"
+#include "api/numpy/thread_pool.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

@@ -1,5 +1,5 @@
 """The gate: every operator is complete in every layer, found by its family, then by its name. The
-family is the file of csrc/host that has its body; other layers have it in a file of the family's
+family is the file of csrc/api that has its body; other layers have it in a file of the family's
 name, or of its own where its kernel is one of substance.
 
 `problems` checks a `Tree`, a plain description of the registrations and the files, so that tests
@@ -52,7 +52,7 @@ class Tree:
     pages: dict[str, str]
     """Source text of what names every operator: docs/README.md, CHANGELOG.md."""
     bodies: dict[str, str]
-    """Source text of csrc/host/*.h, by family."""
+    """Source text of csrc/api/*.h, by family."""
 
 
 def problems(tree: Tree) -> list[str]:
@@ -109,7 +109,7 @@ def _family_problems(tree: Tree, spec: OpSpec) -> list[str]:
             found.append(f"lacks a function in tests/reference/{family}.py")
         found += _source_problems(tree, spec, family)
         return found
-    return ["has no body in csrc/host"]
+    return ["has no body in csrc/api"]
 
 
 def _source_problems(tree: Tree, spec: OpSpec, family: str) -> list[str]:
@@ -166,9 +166,9 @@ def source_problems(root: Path) -> list[str]:
         if relative.split("/")[0] not in {"csrc", "python", "tests", "tools"}:
             continue
         text = path.read_text()
-        torch_free = relative.startswith("csrc/") and not relative.startswith("csrc/torch/")
+        torch_free = relative.startswith("csrc/") and not relative.startswith("csrc/api/torch/")
         if torch_free and re.search(r'^#include [<"](torch|ATen|c10)/', text, re.MULTILINE):
-            found.append(f"{relative}: includes torch outside csrc/torch")
+            found.append(f"{relative}: includes torch outside csrc/api/torch")
         if relative != "csrc/ascendc/launch.cpp" and re.search(
             r'^#include [<"]torch_npu', text, re.MULTILINE
         ):

@@ -1,15 +1,15 @@
 // `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`. No torch here.
-#include "numpy/module.h"
+#include "api/numpy/module.h"
 
+#include "api/bookkeeping.h"
+#include "api/correction.h"
+#include "api/drafting.h"
+#include "api/merging.h"
+#include "api/numpy/numpy_call.h"
+#include "api/numpy/schema.h"
+#include "api/store.h"
 #include "cpu/instruction_set.h"
 #include "cpu/parallel.h"
-#include "host/bookkeeping.h"
-#include "host/correction.h"
-#include "host/drafting.h"
-#include "host/merging.h"
-#include "host/store.h"
-#include "numpy/numpy_call.h"
-#include "numpy/schema.h"
 
 namespace ngram_npu::numpy {
 namespace {
@@ -18,18 +18,18 @@ using py::arg;
 
 void set_instruction_set(const std::string& name) {
   if (ngram_npu_cpu_set_instruction_set(name.c_str()) != kOk) {
-    host::Arguments("set_instruction_set")
+    api::Arguments("set_instruction_set")
         .fail("name", "an instruction set of this machine or 'auto'", "'" + name + "'");
   }
 }
 
 void set_num_threads(int32_t limit) {
-  host::Arguments("set_num_threads").scalar("limit", limit, 0, INT32_MAX);
+  api::Arguments("set_num_threads").scalar("limit", limit, 0, INT32_MAX);
   ngram_npu_cpu_set_num_threads(limit);
 }
 
 void define_operators(py::module_& m) {
-#define NGRAM_NPU_DEFINE(op) Operator<host::op<NumpyCall>>::define(m, #op);
+#define NGRAM_NPU_DEFINE(op) Operator<api::op<NumpyCall>>::define(m, #op);
   NGRAM_NPU_OPERATORS(NGRAM_NPU_DEFINE)
 }
 
@@ -44,7 +44,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_instruction_set", set_instruction_set, arg("name"));
   m.def("num_threads", ngram_npu_cpu_num_threads);
   m.def("set_num_threads", set_num_threads, arg("limit"));
-  m.def("workspace_words", &host::workspace_words, arg("op"), arg("batch"));
+  m.def("workspace_words", &api::workspace_words, arg("op"), arg("batch"));
   define_operators(m);
   define_async_tools(m);
   define_index_tools(m);

@@ -11,9 +11,9 @@
 //   static Executor executor()
 #pragma once
 
-#include "host/arguments.h"
+#include "api/arguments.h"
 
-namespace ngram_npu::host {
+namespace ngram_npu::api {
 
 template <class F>
 using In = typename F::In;
@@ -29,4 +29,4 @@ using Optional = typename F::Optional;
     static constexpr auto kCpuKernel = ngram_npu_cpu_##op;             \
   };
 
-}  // namespace ngram_npu::host
+}  // namespace ngram_npu::api

@@ -1,24 +1,24 @@
-// The numpy front end: passes arrays to the operators' bodies (csrc/host/front_end.h) without a copy.
+// The numpy front end: passes arrays to the operators' bodies (csrc/api/front_end.h) without a copy.
 #pragma once
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-#include "host/front_end.h"
-#include "numpy/thread_pool.h"
+#include "api/front_end.h"
+#include "api/numpy/thread_pool.h"
 
 namespace ngram_npu::numpy {
 
 namespace py = pybind11;
 
-inline host::DType dtype_of(const py::dtype& dtype) {
-  if (dtype.byteorder() == '>') return host::DType::kOther;  // all supported machines are little-endian
+inline api::DType dtype_of(const py::dtype& dtype) {
+  if (dtype.byteorder() == '>') return api::DType::kOther;  // all supported machines are little-endian
   struct Known {
     char kind;
     py::ssize_t bytes;
-    host::DType dtype;
+    api::DType dtype;
   };
-  using host::DType;
+  using api::DType;
   static constexpr Known kKnown[] = {
       {'i', 4, DType::kInt32},  {'i', 8, DType::kInt64},   {'b', 1, DType::kBool},    {'i', 1, DType::kInt8},
       {'i', 2, DType::kInt16},  {'u', 1, DType::kUInt8},   {'u', 2, DType::kUInt16},  {'u', 4, DType::kUInt32},
@@ -30,15 +30,15 @@ inline host::DType dtype_of(const py::dtype& dtype) {
   return DType::kOther;
 }
 
-class NumpyCall : public host::Arguments {
+class NumpyCall : public api::Arguments {
  public:
   using In = py::handle;
   using Optional = const py::object&;  // may be None
   using Output = py::array_t<int32_t>;
   using Arguments::Arguments;
 
-  host::TensorView operator()(const char* name, py::handle object) const { return view(name, object, "a numpy array"); }
-  std::optional<host::TensorView> operator()(const char* name, const py::object& object) const {
+  api::TensorView operator()(const char* name, py::handle object) const { return view(name, object, "a numpy array"); }
+  std::optional<api::TensorView> operator()(const char* name, const py::object& object) const {
     if (object.is_none()) return std::nullopt;
     return view(name, object, "a numpy array or None");
   }
@@ -57,7 +57,7 @@ class NumpyCall : public host::Arguments {
     static void* data() { return nullptr; }
   };
   template <class Op>
-  static NoWorkspace workspace(const typename Op::Params&, const std::optional<host::TensorView>&) {
+  static NoWorkspace workspace(const typename Op::Params&, const std::optional<api::TensorView>&) {
     return {};
   }
 
@@ -82,13 +82,13 @@ class NumpyCall : public host::Arguments {
   static Executor executor() { return pool_executor(); }
 
  private:
-  host::TensorView view(const char* name, py::handle object, const char* expected) const;
+  api::TensorView view(const char* name, py::handle object, const char* expected) const;
 };
 
-inline host::TensorView NumpyCall::view(const char* name, py::handle object, const char* expected) const {
+inline api::TensorView NumpyCall::view(const char* name, py::handle object, const char* expected) const {
   if (!py::isinstance<py::array>(object)) fail(name, expected, Py_TYPE(object.ptr())->tp_name);
   const auto array = py::reinterpret_borrow<py::array>(object);
-  host::TensorView view;
+  api::TensorView view;
   view.name = name;
   view.dtype = dtype_of(array.dtype());
   view.item_bytes = array.itemsize();
@@ -97,7 +97,7 @@ inline host::TensorView NumpyCall::view(const char* name, py::handle object, con
   if (view.item_bytes == 0) return view;  // an empty record type: kOther, which all checks reject
   view.writable = array.writeable();
   view.aligned = reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(view.item_bytes) == 0;
-  for (int32_t d = 0; d < view.ndim && d < host::TensorView::kMaxDim; ++d) {
+  for (int32_t d = 0; d < view.ndim && d < api::TensorView::kMaxDim; ++d) {
     view.sizes[d] = array.shape(d);
     view.strides[d] = array.strides(d) / view.item_bytes;
     view.aligned = view.aligned && array.strides(d) % view.item_bytes == 0;

@@ -2,10 +2,10 @@
 // kernel. `F` is the front end, torch or numpy (front_end.h).
 #pragma once
 
+#include "api/front_end.h"
 #include "core/bookkeeping.h"
-#include "host/front_end.h"
 
-namespace ngram_npu::host {
+namespace ngram_npu::api {
 
 NGRAM_NPU_OPERATOR(prepare_next_token_ids, PrepareNextTokenIdsParams)
 NGRAM_NPU_OPERATOR(prepare_inputs_padded, PrepareInputsPaddedParams)
@@ -104,4 +104,4 @@ void prepare_input_ids_(In<F> input_ids, In<F> query_start_loc, In<F> prev_posit
   if (p.batch > 0 && p.num_inputs > 0) call.template run<prepare_input_ids__op>(p);
 }
 
-}  // namespace ngram_npu::host
+}  // namespace ngram_npu::api

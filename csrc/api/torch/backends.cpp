@@ -1,5 +1,5 @@
 // Loads backend libraries, and finds kernels in them for the torch operators.
-#include "torch/backends.h"
+#include "api/torch/backends.h"
 
 #include <dlfcn.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -10,7 +10,7 @@
 #include <mutex>
 #include <string>
 
-#include "torch/torch_call.h"
+#include "api/torch/torch_call.h"
 
 namespace ngram_npu::torch_side {
 namespace {
@@ -33,7 +33,7 @@ using NativeHandle = AOTITorchError (*)(StreamHandle stream, void** handle);
 // While it exists, an accelerator's device is the current one. Throws if torch cannot return the current stream.
 class OnDevice {
  public:
-  explicit OnDevice(const host::Device& device) : device_(device), guard_(device.index) {}
+  explicit OnDevice(const api::Device& device) : device_(device), guard_(device.index) {}
 
   void* stream() const {
     if (device_.type == kNpu) return nullptr;  // asking torch_npu would drain its queue; launch.cpp gets the stream
@@ -55,7 +55,7 @@ class OnDevice {
   }
 
  private:
-  host::Device device_;
+  api::Device device_;
   torch::stable::accelerator::DeviceGuard guard_;
 };
 
@@ -85,7 +85,7 @@ void load_deferred(const char* op, int32_t device_type) {
   if (served < 0) throw std::runtime_error(std::string(op) + ": this device's kernels do not load: " + error);
 }
 
-std::string failure(const char* op, const host::Device& device, int32_t status) {
+std::string failure(const char* op, const api::Device& device, int32_t status) {
   std::string text = std::string(op) + ": the kernel returned status " + std::to_string(status);
   if (status == kLaunchFailed && last_errors[device.type] != nullptr) {
     text += std::string(" (the launch failed: ") + last_errors[device.type]() + ")";
@@ -99,7 +99,7 @@ Operator::Operator(const char* name) : name_(name), next_(head()) { head() = thi
 
 Operator* Operator::first() { return head(); }
 
-void Operator::call(const host::Device& device, const void* params) const {
+void Operator::call(const api::Device& device, const void* params) const {
   const bool known = device.type >= 0 && device.type < kNumDeviceTypes;
   if (known) load_deferred(name_, device.type);
   const Kernel kernel = known ? kernels_[device.type] : nullptr;
@@ -116,7 +116,7 @@ void Operator::call(const host::Device& device, const void* params) const {
   if (status != kOk) throw std::runtime_error(failure(name_, device, status));
 }
 
-int64_t Operator::workspace_words(const host::Device& device, const void* params) const {
+int64_t Operator::workspace_words(const api::Device& device, const void* params) const {
   const bool known = device.type >= 0 && device.type < kNumDeviceTypes;
   if (known) load_deferred(name_, device.type);
   const WorkspaceWords words = known ? workspaces_[device.type] : nullptr;

@@ -2,33 +2,33 @@
 #include <utility>
 #include <vector>
 
+#include "api/drafting.h"
+#include "api/numpy/module.h"
+#include "api/numpy/numpy_call.h"
 #include "core/ngram_index_layout.h"
 #include "cpu/ngram_index.h"
-#include "host/drafting.h"
-#include "numpy/module.h"
-#include "numpy/numpy_call.h"
 
 namespace ngram_npu::numpy {
 namespace {
 
-host::TensorView index_view(const char* op, py::handle index, host::Arguments::Access access) {
+api::TensorView index_view(const char* op, py::handle index, api::Arguments::Access access) {
   NumpyCall call(op);
-  const host::TensorView view = call("index", index);
-  call.vector(view, {host::DType::kInt32}, -1, access);
+  const api::TensorView view = call("index", index);
+  call.vector(view, {api::DType::kInt32}, -1, access);
   return view;
 }
 
 void index_init(py::handle index, int64_t num_slots) {
   constexpr const char* op = "index_init";
-  const host::TensorView view = index_view(op, index, host::Arguments::kWrite);
+  const api::TensorView view = index_view(op, index, api::Arguments::kWrite);
   if (ngram_npu_cpu_ngram_index_init(static_cast<int32_t*>(view.data), view.sizes[0], num_slots) != kOk) {
-    host::Arguments(op).fail("index", "room for " + std::to_string(num_slots) + " slots and a page",
-                             std::to_string(view.sizes[0]) + " words");
+    api::Arguments(op).fail("index", "room for " + std::to_string(num_slots) + " slots and a page",
+                            std::to_string(view.sizes[0]) + " words");
   }
 }
 
 std::pair<int32_t, int64_t> index_check(py::handle index) {
-  const host::TensorView view = index_view("index_check", index, host::Arguments::kRead);
+  const api::TensorView view = index_view("index_check", index, api::Arguments::kRead);
   int64_t where = 0;
   const int32_t fault = ngram_npu_cpu_ngram_index_check(static_cast<const int32_t*>(view.data), view.sizes[0], &where);
   return {fault, where};
@@ -36,9 +36,9 @@ std::pair<int32_t, int64_t> index_check(py::handle index) {
 
 int32_t index_check_row(py::handle index, int64_t slot, py::handle tokens) {
   constexpr const char* op = "index_check_row";
-  const host::TensorView view = index_view(op, index, host::Arguments::kRead);
+  const api::TensorView view = index_view(op, index, api::Arguments::kRead);
   NumpyCall call(op);
-  const host::TensorView row = call("tokens", tokens);
+  const api::TensorView row = call("tokens", tokens);
   const int32_t* data = call.int32s(row, -1);
   return ngram_npu_cpu_ngram_index_check_row(static_cast<const int32_t*>(view.data), view.sizes[0], slot, data,
                                              row.sizes[0]);
@@ -60,7 +60,7 @@ py::dict index_statistics(py::handle index) {
       {"page_splits", index::kStatSplits},
       {"slots_given_up", index::kStatGivenUp},
   };
-  const host::TensorView view = index_view("index_statistics", index, host::Arguments::kRead);
+  const api::TensorView view = index_view("index_statistics", index, api::Arguments::kRead);
   const auto* words = static_cast<const uint32_t*>(view.data);
   py::dict found;
   // 0 for words beyond the tensor.
@@ -82,7 +82,7 @@ py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle
                          py::handle num_sampled, int64_t least_tokens, int64_t prompt_tokens, int64_t min_n,
                          int64_t max_n, int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
   NumpyCall call("index_catch_up");
-  const host::TensorView slots_view = call("slot_indices", slot_indices);
+  const api::TensorView slots_view = call("slot_indices", slot_indices);
   const int32_t* slots = call.int32s(slots_view, -1);
   const int64_t batch = slots_view.sizes[0];
   NgramIndexAppendParams p{};
@@ -91,7 +91,7 @@ py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle
     call.fail("token_ids", std::to_string(batch) + " rows", std::to_string(p.token_ids.rows));
   const int32_t* ends = call.int32s(call("num_tokens", num_tokens), batch);
   const int32_t* counts = call.int32s(call("num_sampled", num_sampled), batch);
-  const host::TensorView words = call("index", index);
+  const api::TensorView words = call("index", index);
   p.index = {call.written_int32s(words, -1), words.sizes[0], {}};
   call.scalar("least_tokens", least_tokens, 0, INT32_MAX);
   call.scalar("prompt_tokens", prompt_tokens, 0, INT32_MAX);
@@ -144,7 +144,7 @@ py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle
     p.index.slot_indices = {appended_slots.data(), sizeof(int32_t)};
     const Executor executor = NumpyCall::executor();
     p.executor = &executor;
-    NumpyCall::run<host::ngram_index_append__op>(p);
+    NumpyCall::run<api::ngram_index_append__op>(p);
   }
   return py::make_tuple(std::move(lookup_slots), behind);
 }

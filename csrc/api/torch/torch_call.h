@@ -1,4 +1,4 @@
-// The torch front end: passes tensors of the LibTorch stable ABI to the operators' bodies (csrc/host/front_end.h).
+// The torch front end: passes tensors of the LibTorch stable ABI to the operators' bodies (csrc/api/front_end.h).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -8,8 +8,8 @@
 #include <optional>
 #include <tuple>
 
-#include "host/front_end.h"
-#include "torch/backends.h"
+#include "api/front_end.h"
+#include "api/torch/backends.h"
 
 // Before 2.13 torch's headers have it under another name.
 #ifndef STABLE_TORCH_ERROR_CODE_CHECK
@@ -20,7 +20,7 @@ namespace ngram_npu::torch_side {
 
 using torch::stable::Tensor;
 
-host::TensorView view_of(const Tensor& tensor);
+api::TensorView view_of(const Tensor& tensor);
 
 // Uninitialised outputs on the device of `like`, of int32 or int64.
 Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes = 4);
@@ -45,15 +45,15 @@ class Workspace {
   void* data_ = nullptr;
 };
 
-class TorchCall : public host::Arguments {
+class TorchCall : public api::Arguments {
  public:
   using In = const Tensor&;
   using Optional = const std::optional<Tensor>&;
   using Output = Tensor;
   using Arguments::Arguments;
 
-  host::TensorView operator()(const char* name, In tensor) {
-    host::TensorView view = view_of(tensor);
+  api::TensorView operator()(const char* name, In tensor) {
+    api::TensorView view = view_of(tensor);
     view.name = name;
     if (first_ == nullptr) {
       first_ = &tensor;
@@ -61,9 +61,9 @@ class TorchCall : public host::Arguments {
     }
     return view;
   }
-  std::optional<host::TensorView> operator()(const char* name, Optional tensor) const {
+  std::optional<api::TensorView> operator()(const char* name, Optional tensor) const {
     if (!tensor.has_value()) return std::nullopt;
-    host::TensorView view = view_of(*tensor);
+    api::TensorView view = view_of(*tensor);
     view.name = name;
     return view;
   }
@@ -77,7 +77,7 @@ class TorchCall : public host::Arguments {
   static void* tokens(Tensor& tensor) { return tensor.mutable_data_ptr(); }
 
   template <class Op>
-  Workspace workspace(const typename Op::Params& params, const std::optional<host::TensorView>& given) const {
+  Workspace workspace(const typename Op::Params& params, const std::optional<api::TensorView>& given) const {
     const int64_t words = kOperator<Op>.workspace_words(device_, &params);
     if (words == 0) return Workspace();
     if (!given) return Workspace(empty(words));
@@ -102,7 +102,7 @@ class TorchCall : public host::Arguments {
   static Operator kOperator;
 
   const Tensor* first_ = nullptr;
-  host::Device device_;
+  api::Device device_;
 };
 
 template <class Op>

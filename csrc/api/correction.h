@@ -2,10 +2,10 @@
 // `F` is the front end, torch or numpy (front_end.h).
 #pragma once
 
+#include "api/front_end.h"
 #include "core/correction.h"
-#include "host/front_end.h"
 
-namespace ngram_npu::host {
+namespace ngram_npu::api {
 
 NGRAM_NPU_OPERATOR(correct_num_computed_tokens_, CorrectNumComputedTokensParams)
 NGRAM_NPU_OPERATOR(compute_slot_mapping_, ComputeSlotMappingParams)
@@ -128,4 +128,4 @@ void correct_spec_state_(In<F> num_computed_tokens, In<F> num_accepted_tokens, I
   }
 }
 
-}  // namespace ngram_npu::host
+}  // namespace ngram_npu::api

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "numpy/module.h"
-#include "numpy/numpy_call.h"
+#include "api/numpy/module.h"
+#include "api/numpy/numpy_call.h"
 
 namespace ngram_npu::numpy {
 namespace {
@@ -20,20 +20,20 @@ constexpr int32_t kUnused = -1;
 py::tuple pack_rows(const py::list& rows, py::handle firsts, py::handle least, int64_t split) {
   NumpyCall call("pack_rows");
   const auto count = static_cast<int64_t>(rows.size());
-  const host::TensorView firsts_view = call("firsts", firsts), least_view = call("least", least);
-  call.vector(firsts_view, {host::DType::kInt64}, count, host::Arguments::kRead);
-  call.vector(least_view, {host::DType::kInt64}, count, host::Arguments::kRead);
+  const api::TensorView firsts_view = call("firsts", firsts), least_view = call("least", least);
+  call.vector(firsts_view, {api::DType::kInt64}, count, api::Arguments::kRead);
+  call.vector(least_view, {api::DType::kInt64}, count, api::Arguments::kRead);
   call.scalar("split", split, 0, count);
   const auto* first = static_cast<const int64_t*>(firsts_view.data);
   const auto* at_least = static_cast<const int64_t*>(least_view.data);
 
-  std::vector<host::TensorView> views;
+  std::vector<api::TensorView> views;
   std::vector<int64_t> chunks_of;
   int64_t total = 0, of_split = 0;
   for (int64_t i = 0; i < count; ++i) {
     const py::object row = rows[static_cast<size_t>(i)];
-    const host::TensorView view = call("rows", py::handle(row));
-    if (view.ndim != 1 || view.dtype != host::DType::kInt32)
+    const api::TensorView view = call("rows", py::handle(row));
+    if (view.ndim != 1 || view.dtype != api::DType::kInt32)
       call.fail("rows", "int32 vectors", "another array at " + std::to_string(i));
     call.scalar("rows", view.sizes[0], 0, INT32_MAX);
     call.scalar("least", at_least[i], 0, INT32_MAX);
@@ -48,7 +48,7 @@ py::tuple pack_rows(const py::list& rows, py::handle firsts, py::handle least, i
   int32_t* to = chunks.mutable_data();
   int32_t smallest = INT32_MAX;
   for (int64_t i = 0; i < count; ++i) {
-    const host::TensorView& view = views[static_cast<size_t>(i)];
+    const api::TensorView& view = views[static_cast<size_t>(i)];
     const int64_t size = view.sizes[0], taken = chunks_of[static_cast<size_t>(i)];
     // In bytes: a runner's row may be unaligned.
     const auto* from = static_cast<const char*>(view.data);
@@ -65,9 +65,9 @@ py::tuple pack_rows(const py::list& rows, py::handle firsts, py::handle least, i
 // items[begins[i] : begins[i] + counts[i]] of each i, one after the other.
 py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle counts) {
   NumpyCall call("join_spans");
-  const host::TensorView source = call("items", items), begins_view = call("begins", begins);
+  const api::TensorView source = call("items", items), begins_view = call("begins", begins);
   const int32_t* from = call.int32s(source, -1);
-  call.vector(begins_view, {host::DType::kInt64}, -1, host::Arguments::kRead);
+  call.vector(begins_view, {api::DType::kInt64}, -1, api::Arguments::kRead);
   const int64_t num_spans = begins_view.sizes[0];
   const auto* begin = static_cast<const int64_t*>(begins_view.data);
   const int32_t* count = call.int32s(call("counts", counts), num_spans);

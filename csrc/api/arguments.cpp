@@ -1,9 +1,9 @@
 // The checks of the operators' arguments, called by their bodies.
-#include "host/arguments.h"
+#include "api/arguments.h"
 
 #include "core/correction.h"
 
-namespace ngram_npu::host {
+namespace ngram_npu::api {
 namespace {
 
 const char* name_of(DType dtype) {
@@ -322,4 +322,4 @@ int64_t workspace_words(std::string_view op, int64_t batch) {
   return op == "correct_spec_state_" ? kCorrectSpecStateWorkspaceWords : -1;
 }
 
-}  // namespace ngram_npu::host
+}  // namespace ngram_npu::api

@@ -1,13 +1,13 @@
-// Registers the operators with torch: their schemas, and one body (csrc/host) for all devices.
+// Registers the operators with torch: their schemas, and one body (csrc/api) for all devices.
 #include <pybind11/detail/common.h>
 
-#include "host/bookkeeping.h"
-#include "host/correction.h"
-#include "host/drafting.h"
-#include "host/merging.h"
-#include "host/store.h"
+#include "api/bookkeeping.h"
+#include "api/correction.h"
+#include "api/drafting.h"
+#include "api/merging.h"
+#include "api/store.h"
+#include "api/torch/torch_call.h"
 #include "schemas.h"
-#include "torch/torch_call.h"
 
 namespace ngram_npu::torch_side {
 namespace {
@@ -23,13 +23,13 @@ template <auto boxed>
 void with_value_errors(StableIValue* stack, uint64_t num_args, uint64_t num_outputs) {
   try {
     boxed(stack, num_args, num_outputs);
-  } catch (const host::ArgumentError& error) {
+  } catch (const api::ArgumentError& error) {
     throw pybind11::value_error(error.what());
   }
 }
 
 // One implementation for all devices: backends.h selects the kernel.
-#define NGRAM_NPU_IMPL(op) m.impl(#op, &with_value_errors<TORCH_BOX(&host::op<TorchCall>)>);
+#define NGRAM_NPU_IMPL(op) m.impl(#op, &with_value_errors<TORCH_BOX(&api::op<TorchCall>)>);
 STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m){NGRAM_NPU_OPERATORS(NGRAM_NPU_IMPL)} STABLE_TORCH_LIBRARY_IMPL(ngram_npu,
                                                                                                             CUDA, m){
     NGRAM_NPU_OPERATORS(NGRAM_NPU_IMPL)} STABLE_TORCH_LIBRARY_IMPL(ngram_npu, PrivateUse1, m) {

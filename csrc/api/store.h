@@ -2,10 +2,10 @@
 // torch or numpy (front_end.h).
 #pragma once
 
+#include "api/front_end.h"
 #include "core/store.h"
-#include "host/front_end.h"
 
-namespace ngram_npu::host {
+namespace ngram_npu::api {
 
 NGRAM_NPU_OPERATOR(ngram_store_step_, NgramStoreStepParams)
 NGRAM_NPU_OPERATOR(ngram_store_finish_, NgramStoreFinishParams)
@@ -65,4 +65,4 @@ void ngram_store_finish_(In<F> store, In<F> slot_indices) {
   if (p.count > 0) call.template run<ngram_store_finish__op>(p);
 }
 
-}  // namespace ngram_npu::host
+}  // namespace ngram_npu::api

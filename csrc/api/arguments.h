@@ -16,7 +16,7 @@
 #include "core/draft_costs.h"
 #include "core/drafting.h"
 
-namespace ngram_npu::host {
+namespace ngram_npu::api {
 
 // Both front ends convert it to Python's ValueError.
 class ArgumentError : public std::invalid_argument {
@@ -149,4 +149,4 @@ class Arguments {
 // Words (int32) of workspace that an operator needs for a batch on any device; -1 if it takes no workspace.
 int64_t workspace_words(std::string_view op, int64_t batch);
 
-}  // namespace ngram_npu::host
+}  // namespace ngram_npu::api

@@ -1,16 +1,16 @@
 // What the torch front end asks of torch, for the operators' bodies.
-#include "torch/torch_call.h"
+#include "api/torch/torch_call.h"
 
 namespace ngram_npu::torch_side {
 
 namespace {
 
-host::DType dtype_of(int32_t code) {
+api::DType dtype_of(int32_t code) {
   struct Known {
     int32_t code;
-    host::DType dtype;
+    api::DType dtype;
   };
-  using host::DType;
+  using api::DType;
   static const Known kKnown[] = {
       {aoti_torch_dtype_int32(), DType::kInt32},       {aoti_torch_dtype_int64(), DType::kInt64},
       {aoti_torch_dtype_bool(), DType::kBool},         {aoti_torch_dtype_int8(), DType::kInt8},
@@ -28,10 +28,10 @@ host::DType dtype_of(int32_t code) {
 
 }  // namespace
 
-host::TensorView view_of(const Tensor& tensor) {
-  host::TensorView view;
+api::TensorView view_of(const Tensor& tensor) {
+  api::TensorView view;
   if (!tensor.defined()) {
-    view.dtype = host::DType::kNone;
+    view.dtype = api::DType::kNone;
     return view;
   }
   AtenTensorHandle handle = tensor.get();
@@ -46,7 +46,7 @@ host::TensorView view_of(const Tensor& tensor) {
   int64_t* strides = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(handle, &sizes));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(handle, &strides));
-  for (int32_t d = 0; d < view.ndim && d < host::TensorView::kMaxDim; ++d) {
+  for (int32_t d = 0; d < view.ndim && d < api::TensorView::kMaxDim; ++d) {
     view.sizes[d] = sizes[d];
     view.strides[d] = strides[d];
   }
@@ -60,7 +60,7 @@ Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes, i
   int32_t index = -1;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
-  int64_t strides[host::TensorView::kMaxDim] = {};
+  int64_t strides[api::TensorView::kMaxDim] = {};
   int64_t stride = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = stride;

@@ -2,10 +2,10 @@
 // outputs, call the kernel. `F` is the front end, torch or numpy (front_end.h).
 #pragma once
 
+#include "api/front_end.h"
 #include "core/merging.h"
-#include "host/front_end.h"
 
-namespace ngram_npu::host {
+namespace ngram_npu::api {
 
 NGRAM_NPU_OPERATOR(merge_drafts_, MergeDraftsParams)
 
@@ -88,4 +88,4 @@ auto merge_drafts_(In<F> neural_draft_token_ids, In<F> ngram_draft_token_ids, In
   return call.results(draft_token_ids, num_draft_tokens, draft_source);
 }
 
-}  // namespace ngram_npu::host
+}  // namespace ngram_npu::api

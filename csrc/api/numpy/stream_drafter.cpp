@@ -3,11 +3,11 @@
 #include <utility>
 #include <vector>
 
+#include "api/drafting.h"
+#include "api/numpy/module.h"
+#include "api/numpy/numpy_call.h"
+#include "api/store.h"
 #include "core/host_drafting.h"
-#include "host/drafting.h"
-#include "host/store.h"
-#include "numpy/module.h"
-#include "numpy/numpy_call.h"
 
 namespace ngram_npu::numpy {
 namespace {
@@ -37,14 +37,14 @@ class Drafter {
     options.capacity = capacity;
     options.most_sampled = most_sampled;
     options.lag = lag;
-    const host::TensorView tokens = call("sampled", py::handle(sampled));
+    const api::TensorView tokens = call("sampled", py::handle(sampled));
     const TokenRows<const int32_t> rows = call.rows<const int32_t>(tokens);
     call.shape(tokens, num_rows, 1 + most_sampled);
     if (rows.stride != rows.capacity)
       call.fail("sampled", "rows without a gap", std::to_string(rows.stride) + " apart");
     options.sampled = rows.data;
-    const host::TensorView results = call("drafts", py::handle(drafts));
-    call.vector(results, {host::DType::kUInt8}, layout(num_rows, k).end, host::Arguments::kWrite);
+    const api::TensorView results = call("drafts", py::handle(drafts));
+    call.vector(results, {api::DType::kUInt8}, layout(num_rows, k).end, api::Arguments::kWrite);
     if (const auto rest = reinterpret_cast<uintptr_t>(results.data) % alignof(int64_t); rest != 0)
       call.fail("drafts", "8-byte alignment", "address % 8 == " + std::to_string(rest));
     options.drafts = static_cast<uint8_t*>(results.data);
@@ -53,12 +53,12 @@ class Drafter {
     call.scan_costs(&lookup.propose.lookup, call("match_costs", match_costs), cost_limit);
     if (!index.is_none()) {
       call.index_span(min_n, max_n, match_policy, ladder);
-      lookup.index = host::check_index(call, index, py::none(), num_rows);
+      lookup.index = api::check_index(call, index, py::none(), num_rows);
     }
     lookup.catch_up_tokens = 0;  // a job takes text in after it has drafted
     lookup.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
     if (!store.is_none()) {
-      options.draft.store.store = host::check_store(call, store);
+      options.draft.store.store = api::check_store(call, store);
       const CostTable table = call.cost_table(call("store_costs", py::handle(store_costs)), store::kStoreCostColumns,
                                               call("token_logits", token_logits));
       options.draft.store.costs = table.cells;
@@ -81,9 +81,9 @@ class Drafter {
     NumpyCall call("StreamDrafter.begin");
     call.scalar("row", row, 0, num_rows_ - 1);
     call.scalar("prompt_length", prompt_length, 0, kNoLimit);
-    const host::TensorView text = call("tokens", py::handle(tokens));
+    const api::TensorView text = call("tokens", py::handle(tokens));
     const int32_t* ids = call.int32s(text, -1);
-    const host::TensorView stops = call("stop_tokens", py::handle(stop_tokens));
+    const api::TensorView stops = call("stop_tokens", py::handle(stop_tokens));
     const int32_t* stop_ids = call.int32s(stops, -1);
     const StreamBegin begin{
         row,
@@ -95,14 +95,14 @@ class Drafter {
   }
 
   void end(int64_t row) {
-    host::Arguments("StreamDrafter.end").scalar("row", row, 0, num_rows_ - 1);
+    api::Arguments("StreamDrafter.end").scalar("row", row, 0, num_rows_ - 1);
     check(ngram_npu_cpu_stream_end(drafter_, row));
   }
 
   // The address of a new job.
   uintptr_t step(const py::object& rows) {
     NumpyCall call("StreamDrafter.step");
-    const host::TensorView view = call("rows", py::handle(rows));
+    const api::TensorView view = call("rows", py::handle(rows));
     const int32_t* indices = call.int32s(view, -1);
     call.scalar("rows size", view.sizes[0], 0, num_rows_);
     StreamJob* job = ngram_npu_cpu_stream_step(drafter_, indices, view.sizes[0]);

@@ -7,7 +7,7 @@
 //   const char* ngram_npu_<backend>_error()                        why the calling thread's last launch failed
 #pragma once
 
-#include "host/arguments.h"
+#include "api/arguments.h"
 
 namespace ngram_npu::torch_side {
 
@@ -24,9 +24,9 @@ class Operator {
 
   const char* name() const { return name_; }
   // Runs the device's kernel: on the CPU synchronously, otherwise on the current stream of the device.
-  void call(const host::Device& device, const void* params) const;
+  void call(const api::Device& device, const void* params) const;
   // Words of workspace that the device's kernel needs for a call; 0 on the CPU.
-  int64_t workspace_words(const host::Device& device, const void* params) const;
+  int64_t workspace_words(const api::Device& device, const void* params) const;
 
   static Operator* first();
   Operator* next() const { return next_; }

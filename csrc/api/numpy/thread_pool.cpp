@@ -1,5 +1,5 @@
 // The small thread pool of `_C`.
-#include "numpy/thread_pool.h"
+#include "api/numpy/thread_pool.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -5,18 +5,18 @@
 #include <string_view>
 #include <utility>
 
+#include "api/numpy/module.h"
+#include "api/numpy/numpy_call.h"
 #include "cpu/ngram_store.h"
-#include "numpy/module.h"
-#include "numpy/numpy_call.h"
 
 namespace ngram_npu::numpy {
 namespace {
 
 // A store's words and their number.
-std::pair<int32_t*, int64_t> words_of(const char* op, py::handle store, host::Arguments::Access access) {
+std::pair<int32_t*, int64_t> words_of(const char* op, py::handle store, api::Arguments::Access access) {
   NumpyCall call(op);
-  const host::TensorView view = call("store", store);
-  call.vector(view, {host::DType::kInt32}, -1, access);
+  const api::TensorView view = call("store", store);
+  call.vector(view, {api::DType::kInt32}, -1, access);
   return {static_cast<int32_t*>(view.data), view.sizes[0]};
 }
 
@@ -41,26 +41,26 @@ py::dict store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
 
 void store_init(py::handle store, int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t visibility) {
   constexpr const char* op = "store_init";
-  const auto [words, size] = words_of(op, store, host::Arguments::kWrite);
-  host::Arguments(op).scalar("visibility", visibility, store::kLive, store::kFinish);
+  const auto [words, size] = words_of(op, store, api::Arguments::kWrite);
+  api::Arguments(op).scalar("visibility", visibility, store::kLive, store::kFinish);
   if (ngram_npu_cpu_ngram_store_init(words, size, num_slots, num_blocks, line_bits,
                                      static_cast<uint32_t>(visibility)) != kOk) {
-    host::Arguments(op).fail("store",
-                             "room for " + std::to_string(num_slots) + " slots, " + std::to_string(num_blocks) +
-                                 " blocks and 2**" + std::to_string(line_bits) + " lines",
-                             std::to_string(size) + " words");
+    api::Arguments(op).fail("store",
+                            "room for " + std::to_string(num_slots) + " slots, " + std::to_string(num_blocks) +
+                                " blocks and 2**" + std::to_string(line_bits) + " lines",
+                            std::to_string(size) + " words");
   }
 }
 
 std::pair<int32_t, int64_t> store_check(py::handle store) {
-  const auto [words, size] = words_of("store_check", store, host::Arguments::kRead);
+  const auto [words, size] = words_of("store_check", store, api::Arguments::kRead);
   int64_t where = 0;
   const int32_t fault = ngram_npu_cpu_ngram_store_check(words, size, &where);
   return {fault, where};
 }
 
 py::dict store_statistics(py::handle store) {
-  const auto [words, size] = words_of("store_statistics", store, host::Arguments::kRead);
+  const auto [words, size] = words_of("store_statistics", store, api::Arguments::kRead);
   constexpr std::pair<const char*, int> kWords[] = {
       {"num_slots", store::kHeaderSlots},      {"num_blocks", store::kHeaderBlocks},
       {"line_bits", store::kHeaderLineBits},   {"visibility", store::kHeaderVisibility},
@@ -81,34 +81,34 @@ py::dict store_statistics(py::handle store) {
 }
 
 bool store_take(py::handle store) {
-  const auto [words, size] = words_of("store_take", store, host::Arguments::kWrite);
+  const auto [words, size] = words_of("store_take", store, api::Arguments::kWrite);
   return ngram_npu_cpu_ngram_store_take(words, size);
 }
 
 void store_give_back(py::handle store) {
-  const auto [words, size] = words_of("store_give_back", store, host::Arguments::kWrite);
+  const auto [words, size] = words_of("store_give_back", store, api::Arguments::kWrite);
   ngram_npu_cpu_ngram_store_give_back(words, size);
 }
 
 int64_t store_pieces(py::handle store) {
-  const auto [words, size] = words_of("store_pieces", store, host::Arguments::kRead);
+  const auto [words, size] = words_of("store_pieces", store, api::Arguments::kRead);
   return ngram_npu_cpu_ngram_store_pieces(words, size);
 }
 
 // The number of words written. None: another call is using the store.
 std::optional<int64_t> store_pack(py::handle store, int64_t piece, py::handle to) {
-  const auto [words, size] = words_of("store_pack", store, host::Arguments::kWrite);
+  const auto [words, size] = words_of("store_pack", store, api::Arguments::kWrite);
   NumpyCall call("store_pack");
   call.scalar("piece", piece, 0, larger(ngram_npu_cpu_ngram_store_pieces(words, size) - 1, int64_t{0}));
-  const host::TensorView room = call("to", to);
-  call.vector(room, {host::DType::kInt32}, kStorePieceWords, host::Arguments::kWrite);
+  const api::TensorView room = call("to", to);
+  call.vector(room, {api::DType::kInt32}, kStorePieceWords, api::Arguments::kWrite);
   const py::gil_scoped_release release;
   const int64_t count = ngram_npu_cpu_ngram_store_pack(words, size, piece, static_cast<uint32_t*>(room.data));
   return count < 0 ? std::nullopt : std::optional(count);
 }
 
 int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
-  const auto [words, size] = words_of("store_unpack", store, host::Arguments::kWrite);
+  const auto [words, size] = words_of("store_unpack", store, api::Arguments::kWrite);
   const std::string_view bytes(packed);  // the interpreter aligns it to 8 bytes
   if (bytes.size() % sizeof(uint32_t) != 0) return kStoreFaultPiece;
   const auto* from = reinterpret_cast<const uint32_t*>(bytes.data());
@@ -117,7 +117,7 @@ int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
 }
 
 void store_clear(py::handle store, std::optional<int64_t> scope) {
-  const auto [words, size] = words_of("store_clear", store, host::Arguments::kWrite);
+  const auto [words, size] = words_of("store_clear", store, api::Arguments::kWrite);
   ngram_npu_cpu_ngram_store_clear(words, size, scope ? &*scope : nullptr);
 }
 

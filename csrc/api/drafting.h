@@ -2,10 +2,10 @@
 // front end, torch or numpy (front_end.h).
 #pragma once
 
+#include "api/front_end.h"
 #include "core/drafting.h"
-#include "host/front_end.h"
 
-namespace ngram_npu::host {
+namespace ngram_npu::api {
 
 NGRAM_NPU_OPERATOR(ngram_propose, NgramProposeParams)
 NGRAM_NPU_OPERATOR(ngram_step_, NgramStepParams)
@@ -240,4 +240,4 @@ void ngram_index_reset_(In<F> index, In<F> slot_indices) {
   if (p.count > 0) call.template run<ngram_index_reset__op>(p);
 }
 
-}  // namespace ngram_npu::host
+}  // namespace ngram_npu::api

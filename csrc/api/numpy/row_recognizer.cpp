@@ -22,8 +22,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "numpy/module.h"
-#include "numpy/numpy_call.h"
+#include "api/numpy/module.h"
+#include "api/numpy/numpy_call.h"
 
 namespace ngram_npu::numpy {
 namespace {
@@ -67,14 +67,14 @@ Print fingerprint(const Rows& rows, int64_t row, int32_t length) {
 class RowRecognizer {
  public:
   explicit RowRecognizer(int64_t num_slots) {
-    host::Arguments(kName).scalar("num_slots", num_slots, 0, INT32_MAX);
+    api::Arguments(kName).scalar("num_slots", num_slots, 0, INT32_MAX);
     slots_.resize(static_cast<size_t>(num_slots));
     last_seen_.resize(slots_.size());
   }
 
   py::tuple assign(py::handle token_ids, py::handle num_tokens, py::handle num_sampled) {
     NumpyCall call(kName);
-    const host::TensorView lengths = call("num_tokens", num_tokens);
+    const api::TensorView lengths = call("num_tokens", num_tokens);
     const int32_t* ends = call.int32s(lengths, -1);
     const int64_t batch = lengths.sizes[0];
     const int32_t* counts = call.int32s(call("num_sampled", num_sampled), batch);
@@ -98,7 +98,7 @@ class RowRecognizer {
   }
 
   py::array_t<int32_t> forget_absent(int64_t steps) {
-    host::Arguments(kName).scalar("steps", steps, 0, INT32_MAX);
+    api::Arguments(kName).scalar("steps", steps, 0, INT32_MAX);
     std::vector<int32_t> absent;
     for (size_t slot = 0; slot < slots_.size(); ++slot) {
       if (last_seen_[slot] > 0 && last_seen_[slot] < step_ - steps) absent.push_back(static_cast<int32_t>(slot));
