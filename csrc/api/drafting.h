@@ -4,6 +4,7 @@
 
 #include "api/front_end.h"
 #include "core/drafting.h"
+#include "cpu/index_policy.h"
 
 namespace ngram_npu::api {
 
@@ -128,7 +129,7 @@ auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Option
   p.propose.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
   call.index_span(min_n, max_n, match_policy, ladder);
   p.index = check_index(call, index, slot_indices, p.propose.batch);
-  p.catch_up_tokens = kNgramIndexCatchUpTokens;
+  p.catch_up_tokens = cpu::kOperatorCatchUpTokens;
   p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
   p.propose.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.propose.batch, k,
                                            p.ladder.costs != nullptr, "without costs");
@@ -194,7 +195,7 @@ auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_id
   p.step.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
   call.index_span(min_n, max_n, match_policy, ladder);
   p.index = check_index(call, index, slot_indices, p.step.batch);
-  p.catch_up_tokens = kNgramIndexCatchUpTokens;
+  p.catch_up_tokens = cpu::kOperatorCatchUpTokens;
   p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
   p.step.draft_costs =
       call.draft_costs(call("draft_costs", draft_costs), p.step.batch, k, p.ladder.costs != nullptr, "without costs");

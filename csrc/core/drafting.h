@@ -137,9 +137,6 @@ struct LadderOptions {
 // ngram_index_propose_: ngram_propose with an index. Contract: docs/ops/ngram_index_propose.md; layout of the index:
 // core/ngram_index_layout.h; why its results are exact: docs/design/index.md.
 
-// Indexing this many tokens takes about a millisecond.
-constexpr int64_t kNgramIndexCatchUpTokens = 32768;
-
 struct NgramIndexProposeParams {
   NgramProposeParams propose;  // its executor is not used: one thread is fastest here
   IndexAccess index;

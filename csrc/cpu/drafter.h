@@ -2,7 +2,7 @@
 // so that their cache misses overlap.
 #pragma once
 
-#include "core/host_drafting.h"
+#include "cpu/host_drafting.h"
 #include "cpu/lookup.h"
 #include "cpu/ngram_index_outcomes.h"
 #include "cpu/ngram_store_drafter.h"

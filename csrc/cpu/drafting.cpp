@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "core/host_drafting.h"
 #include "cpu/drafter.h"
+#include "cpu/host_drafting.h"
 
 namespace ngram_npu::cpu {
 namespace {

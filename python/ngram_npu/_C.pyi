@@ -90,14 +90,34 @@ def pack_rows(
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32:
     """items[begins[i] : begins[i] + counts[i]] of each i, one after the other."""
 
+class IndexPolicy:
+    """Decides when an index is used and how fast it catches up: csrc/cpu/index_policy.h."""
+
+    short_row: int
+    short_context: int
+    scanned_tokens: int
+    prompt_tokens: int
+    least_tokens: int
+    steps_to_catch_up: int
+    patience: int
+
+    def __init__(self) -> None: ...
+    def steps_to_index(
+        self, step: int, num_tokens: _Int32, num_sampled: _Int32, num_behind: int
+    ) -> int:
+        """Returns the number of steps for which a step indexes; 0: it scans its rows instead."""
+
+    def steps_to_keep_absent(self, step: int, share_in_use: float, ends_requests: bool) -> int:
+        """Returns the number of steps after which absent requests lose their slots; negative: all
+        keep them."""
+
 def index_catch_up(
+    policy: IndexPolicy,
     token_ids: _Int32,
     num_tokens: _Int32,
     index: _Int32,
     slot_indices: _Int32,
     num_sampled: _Int32,
-    least_tokens: int,
-    prompt_tokens: int,
     min_n: int,
     max_n: int,
     match_policy: int,
@@ -105,11 +125,11 @@ def index_catch_up(
     outcomes: bool,
     steps: int,
 ) -> tuple[_Int32, int]:
-    """Indexes, before a lookup, some of the tokens that rows hold and their slots lack.
+    """Indexes, before a lookup, some of the tokens that rows have and their slots are missing.
 
     The time spent is 1/32 of a scan of the rows that draft (num_sampled > 0), plus the time that
-    rows without a scan save; at least ``least_tokens`` are indexed. All of this is multiplied by
-    ``steps``. If no row drafts, ``prompt_tokens`` are indexed.
+    rows without a scan save; at least ``policy.least_tokens`` are indexed. All of this is
+    multiplied by ``steps``. If no row drafts, ``policy.prompt_tokens`` are indexed.
 
     token_ids [>= B,S]; num_tokens, slot_indices and num_sampled [B]; ``min_n`` and later arguments
     as in ``ngram_index_append_``. Returns the slots to look up with [B], -1 for a row to be
@@ -159,7 +179,7 @@ def stream_run(job: int) -> None: ...
 def stream_results_bytes(batch: int, k: int) -> int: ...
 
 class StreamDrafter:
-    """Drafts in jobs: csrc/core/host_drafting.h. Its arrays stay alive while jobs are pending."""
+    """Drafts in jobs: csrc/cpu/host_drafting.h. Its arrays stay alive while jobs are pending."""
 
     pending: int
     def __init__(
@@ -209,7 +229,7 @@ class StreamDrafter:
         """Where in ``drafts`` the numbers, lengths and costs of a step begin and end, in bytes."""
 
 class RowRecognizer:
-    """Finds the slot of each row's request: csrc/api/numpy/row_recognizer.cpp."""
+    """Finds the slot of each row's request: csrc/cpu/row_recognizer.h."""
 
     row_slots: _Int32
     """The slots of the last step's rows."""

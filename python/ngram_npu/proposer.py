@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ngram_npu.config import SHORT_ROW, NgramConfig
+from ngram_npu.config import INDEX_POLICY, NgramConfig
 from ngram_npu.drafting import ArrayT, Drafting, Drafts, StepResult, make_store, takes_index
 from ngram_npu.index import NgramIndex, is_tensor, make_index, operators_for
 from ngram_npu.store import NgramStore
@@ -349,7 +349,7 @@ class NgramProposer:
             )
 
 
-_SHORT: Any = {"short": SHORT_ROW, "says": "NgramProposer: "}
+_SHORT: Any = {"short": INDEX_POLICY.short_row, "says": "NgramProposer: "}
 
 
 def _of(drafting: Drafting) -> dict[str, Any]:

@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "choices.h"
-#include "core/host_drafting.h"
+#include "cpu/host_drafting.h"
+#include "cpu/index_policy.h"
 #include "entry_points.h"
 #include "late_stream.h"
 
@@ -457,7 +458,7 @@ TEST(StreamDrafterTest, AJobIndexesAtMostItsBudgetInTotal) {
     ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, rows, 3));
     int64_t lengths[3];
     ngram_npu_cpu_ngram_index_lengths(index.data(), index.count(), rows, 3, lengths);
-    EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * kStreamCatchUpTokens, 3 * (kPrompt + job)));
+    EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * cpu::kStreamCatchUpTokens, 3 * (kPrompt + job)));
   }
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
 }

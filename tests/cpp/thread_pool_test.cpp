@@ -1,5 +1,5 @@
 // The thread pool of `_C`, compiled into this test.
-#include "api/numpy/thread_pool.h"
+#include "cpu/thread_pool.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -18,7 +18,7 @@ namespace {
 // too early.
 std::vector<int> run(int32_t num_tasks) {
   std::vector<int> counts(static_cast<size_t>(num_tasks));
-  const Executor executor = numpy::pool_executor();
+  const Executor executor = cpu::pool_executor();
   executor.run(
       &executor, num_tasks, [](void* context, int32_t task) { ++static_cast<int*>(context)[task]; }, counts.data());
   return counts;
@@ -61,7 +61,7 @@ TEST(ThreadPoolTest, ABusyPoolMakesNobodyWait) {
     std::atomic<bool> leave{false};
   } shared;
   std::thread holder([&shared] {
-    const Executor executor = numpy::pool_executor();
+    const Executor executor = cpu::pool_executor();
     executor.run(
         &executor, 2,
         [](void* context, int32_t) {
@@ -79,7 +79,7 @@ TEST(ThreadPoolTest, ABusyPoolMakesNobodyWait) {
 
 [[noreturn]] void offers(const char* omp_num_threads, int32_t expected) {
   setenv("OMP_NUM_THREADS", omp_num_threads, 1);
-  std::_Exit(numpy::pool_executor().max_threads == expected ? 0 : 1);
+  std::_Exit(cpu::pool_executor().max_threads == expected ? 0 : 1);
 }
 
 // Re-executed: the environment is read at first use.
@@ -130,7 +130,7 @@ TEST(ThreadPoolForkTest, ForkWhileOthersUseThePool) {
   for (int i = 0; i < 2; ++i) {
     users.emplace_back([&stop] {
       // Must not allocate: the fork may interrupt only the pool's own state.
-      const Executor executor = numpy::pool_executor();
+      const Executor executor = cpu::pool_executor();
       while (!stop) executor.run(&executor, 2, [](void*, int32_t) {}, nullptr);
     });
   }

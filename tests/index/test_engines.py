@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu.config import SHORT_ROW
+from ngram_npu.config import INDEX_POLICY
 
 ROWS = 5
 
@@ -21,11 +21,11 @@ def _batch(capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     ("engine", "max_n", "capacity", "uses_index"),
     [
-        ("auto", 5, SHORT_ROW, False),
-        ("auto", 5, SHORT_ROW + 1, True),
-        ("auto", 9, SHORT_ROW + 1, True),
-        ("auto", 10, SHORT_ROW + 1, False),
-        ("scan", 5, SHORT_ROW + 1, False),
+        ("auto", 5, INDEX_POLICY.short_row, False),
+        ("auto", 5, INDEX_POLICY.short_row + 1, True),
+        ("auto", 9, INDEX_POLICY.short_row + 1, True),
+        ("auto", 10, INDEX_POLICY.short_row + 1, False),
+        ("scan", 5, INDEX_POLICY.short_row + 1, False),
         ("index", 5, 700, True),
     ],
 )

@@ -1,11 +1,12 @@
 // Making, sizing, checking and reading an index, for NgramIndex (python/ngram_npu/index.py).
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "api/drafting.h"
-#include "api/numpy/module.h"
 #include "api/numpy/numpy_call.h"
 #include "core/ngram_index_layout.h"
+#include "cpu/index_policy.h"
 #include "cpu/ngram_index.h"
 
 namespace ngram_npu::numpy {
@@ -68,19 +69,22 @@ py::dict index_statistics(py::handle index) {
   return found;
 }
 
-// Indexing a token takes as long as scanning this many tokens, on machines that scan fast.
-constexpr int64_t kScannedPerIndexed = 768;
-// Looking up a row in the index takes as long as scanning this many tokens.
-constexpr int64_t kScannedPerLookup = 2048;
-// The lookup itself indexes up to this many missing tokens of a row that drafts.
-constexpr int64_t kLeftToLookup = 64;
+int64_t steps_to_index(const cpu::IndexPolicy& self, int64_t step, py::handle num_tokens, py::handle num_sampled,
+                       int64_t num_behind) {
+  NumpyCall call("IndexPolicy.steps_to_index");
+  const api::TensorView lengths = call("num_tokens", num_tokens);
+  const int32_t* ends = call.int32s(lengths, -1);
+  const int64_t rows = lengths.sizes[0];
+  const int32_t* counts = call.int32s(call("num_sampled", num_sampled), rows);
+  const int64_t total = std::accumulate(ends, ends + rows, int64_t{0});
+  return self.steps_to_index(step, total, rows, num_behind, rows > 0 && counts[0] > 0);
+}
 
-// Indexes, before a lookup, some of the tokens that the rows' slots lack. The time for it is 1/32 of a scan of the
-// rows, so that a step takes little longer than a scan, plus the time that rows without a scan save. `steps` multiplies
-// it.
-py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle index, py::handle slot_indices,
-                         py::handle num_sampled, int64_t least_tokens, int64_t prompt_tokens, int64_t min_n,
-                         int64_t max_n, int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
+// Indexes, before a lookup, some of the tokens that the rows' slots are missing.
+// Returns the slots to look up (-1: scan the row) and the number of rows that are still behind.
+py::tuple index_catch_up(const cpu::IndexPolicy& policy, py::handle token_ids, py::handle num_tokens, py::handle index,
+                         py::handle slot_indices, py::handle num_sampled, int64_t min_n, int64_t max_n,
+                         int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
   NumpyCall call("index_catch_up");
   const api::TensorView slots_view = call("slot_indices", slot_indices);
   const int32_t* slots = call.int32s(slots_view, -1);
@@ -93,60 +97,49 @@ py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle
   const int32_t* counts = call.int32s(call("num_sampled", num_sampled), batch);
   const api::TensorView words = call("index", index);
   p.index = {call.written_int32s(words, -1), words.sizes[0], {}};
-  call.scalar("least_tokens", least_tokens, 0, INT32_MAX);
-  call.scalar("prompt_tokens", prompt_tokens, 0, INT32_MAX);
   call.scalar("steps", steps, 1, INT32_MAX);
   call.ngram_range(min_n, max_n, match_policy);
   call.index_span(min_n, max_n, match_policy, ladder);
   call.disjoint();
 
-  std::vector<int64_t> done(static_cast<size_t>(batch));
-  ngram_npu_cpu_ngram_index_lengths(p.index.words, p.index.num_words, slots, batch, done.data());
-  const auto missing = [&](int64_t i) {
-    return int64_t{ends[i]} - larger(counts[i], 0) - done[static_cast<size_t>(i)];
-  };
-  int64_t scanned = 0, saved = 0;
-  bool drafting = false;
-  for (int64_t i = 0; i < batch; ++i) {
-    if (counts[i] < 1) continue;
-    drafting = true;
-    scanned += ends[i];
-    if (missing(i) <= kLeftToLookup) saved += larger(ends[i] - kScannedPerLookup, int64_t{0});
-  }
-  int64_t budget = drafting ? larger(least_tokens, (scanned / 32 + saved) / kScannedPerIndexed) * steps : prompt_tokens;
-
-  py::array_t<int32_t> lookup_slots(batch);
-  std::vector<int32_t> upto(static_cast<size_t>(batch)), appended_slots;
-  std::vector<int64_t> appended;
-  int64_t behind = 0;
-  for (int64_t i = 0; i < batch; ++i) {
-    const int64_t left = missing(i), bearable = counts[i] < 1 ? 0 : kLeftToLookup;
-    const int64_t taken = left > bearable ? smaller(left, budget) : 0;
-    budget -= taken;
-    if (taken > 0) {
-      upto[static_cast<size_t>(i)] = static_cast<int32_t>(done[static_cast<size_t>(i)] + taken);
-      appended.push_back(i);
-      appended_slots.push_back(slots[i]);
-    }
-    const bool late = left - taken > bearable;
-    lookup_slots.mutable_data()[i] = late ? -1 : slots[i];
-    behind += late ? 1 : 0;
-  }
-  if (!appended.empty()) {
-    p.num_tokens = upto.data();
-    p.row_indices = {appended.data(), sizeof(int64_t)};
-    p.batch = static_cast<int64_t>(appended.size());
+  std::vector<int64_t> indexed(static_cast<size_t>(batch));
+  ngram_npu_cpu_ngram_index_lengths(p.index.words, p.index.num_words, slots, batch, indexed.data());
+  const cpu::CatchUpPlan plan = cpu::plan_catch_up(policy, ends, counts, slots, indexed, steps);
+  if (!plan.rows.empty()) {
+    p.num_tokens = plan.num_tokens.data();
+    p.row_indices = {plan.rows.data(), sizeof(int64_t)};
+    p.batch = static_cast<int64_t>(plan.rows.size());
     p.min_n = min_n;
     p.max_n = max_n;
     p.match_policy = static_cast<int32_t>(match_policy);
     p.ladder = ladder;
     p.outcomes = outcomes;
-    p.index.slot_indices = {appended_slots.data(), sizeof(int32_t)};
+    p.index.slot_indices = {plan.slots.data(), sizeof(int32_t)};
     const Executor executor = NumpyCall::executor();
     p.executor = &executor;
     NumpyCall::run<api::ngram_index_append__op>(p);
   }
-  return py::make_tuple(std::move(lookup_slots), behind);
+  return py::make_tuple(py::array_t<int32_t>(batch, plan.lookup_slots.data()), plan.num_behind);
+}
+
+void define_index_policy(py::module_& m) {
+  using cpu::IndexPolicy;
+  py::class_<IndexPolicy>(m, "IndexPolicy")
+      .def(py::init<>())
+      .def_readwrite("short_row", &IndexPolicy::short_row)
+      .def_readwrite("short_context", &IndexPolicy::short_context)
+      .def_readwrite("scanned_tokens", &IndexPolicy::scanned_tokens)
+      .def_readwrite("prompt_tokens", &IndexPolicy::prompt_tokens)
+      .def_readwrite("least_tokens", &IndexPolicy::least_tokens)
+      .def_readwrite("steps_to_catch_up", &IndexPolicy::steps_to_catch_up)
+      .def_readwrite("patience", &IndexPolicy::patience)
+      .def("steps_to_index", steps_to_index, py::arg("step"), py::arg("num_tokens"), py::arg("num_sampled"),
+           py::arg("num_behind"))
+      .def("steps_to_keep_absent", &IndexPolicy::steps_to_keep_absent, py::arg("step"), py::arg("share_in_use"),
+           py::arg("ends_requests"));
+  m.def("index_catch_up", index_catch_up, py::arg("policy"), py::arg("token_ids"), py::arg("num_tokens"),
+        py::arg("index"), py::arg("slot_indices"), py::arg("num_sampled"), py::arg("min_n"), py::arg("max_n"),
+        py::arg("match_policy"), py::arg("ladder"), py::arg("outcomes"), py::arg("steps"));
 }
 
 }  // namespace
@@ -167,10 +160,7 @@ void define_index_tools(py::module_& m) {
   m.def("index_check", index_check, py::arg("index"));
   m.def("index_check_row", index_check_row, py::arg("index"), py::arg("slot"), py::arg("tokens"));
   m.def("index_statistics", index_statistics, py::arg("index"));
-  m.def("index_catch_up", index_catch_up, py::arg("token_ids"), py::arg("num_tokens"), py::arg("index"),
-        py::arg("slot_indices"), py::arg("num_sampled"), py::arg("least_tokens"), py::arg("prompt_tokens"),
-        py::arg("min_n"), py::arg("max_n"), py::arg("match_policy"), py::arg("ladder"), py::arg("outcomes"),
-        py::arg("steps"));
+  define_index_policy(m);
 }
 
 }  // namespace ngram_npu::numpy

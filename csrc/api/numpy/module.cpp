@@ -1,5 +1,4 @@
 // `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`. No torch here.
-#include "api/numpy/module.h"
 
 #include "api/bookkeeping.h"
 #include "api/correction.h"
@@ -46,10 +45,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_num_threads", set_num_threads, arg("limit"));
   m.def("workspace_words", &api::workspace_words, arg("op"), arg("batch"));
   define_operators(m);
-  define_async_tools(m);
   define_index_tools(m);
+  define_row_tools(m);
   define_store_tools(m);
-  define_row_recognizer(m);
   define_stream_drafter(m);
 }
 

@@ -5,7 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include "api/front_end.h"
-#include "api/numpy/thread_pool.h"
+#include "cpu/thread_pool.h"
 
 namespace ngram_npu::numpy {
 
@@ -29,6 +29,12 @@ inline api::DType dtype_of(const py::dtype& dtype) {
   }
   return DType::kOther;
 }
+
+// What _C has besides the operators; module.cpp calls these.
+void define_index_tools(py::module_& m);
+void define_row_tools(py::module_& m);
+void define_store_tools(py::module_& m);
+void define_stream_drafter(py::module_& m);
 
 class NumpyCall : public api::Arguments {
  public:
@@ -79,7 +85,7 @@ class NumpyCall : public api::Arguments {
     return py::make_tuple(std::move(outputs)...);
   }
 
-  static Executor executor() { return pool_executor(); }
+  static Executor executor() { return cpu::pool_executor(); }
 
  private:
   api::TensorView view(const char* name, py::handle object, const char* expected) const;

@@ -5,7 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include "api/numpy/module.h"
 #include "api/numpy/numpy_call.h"
 #include "cpu/ngram_store.h"
 

@@ -4,10 +4,9 @@
 #include <vector>
 
 #include "api/drafting.h"
-#include "api/numpy/module.h"
 #include "api/numpy/numpy_call.h"
 #include "api/store.h"
-#include "core/host_drafting.h"
+#include "cpu/host_drafting.h"
 
 namespace ngram_npu::numpy {
 namespace {

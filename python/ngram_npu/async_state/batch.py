@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu.async_state.neural import MergeConfig
-from ngram_npu.config import SHORT_ROW, NgramConfig
+from ngram_npu.config import INDEX_POLICY, NgramConfig
 from ngram_npu.drafting import takes_index
 from ngram_npu.host_drafting import Stop
 
@@ -129,7 +129,7 @@ class AsyncConfig:
             self.ngram,
             self.engine,
             capacity=self.row_capacity,
-            short=SHORT_ROW if on_cpu else self.row_capacity,
+            short=INDEX_POLICY.short_row if on_cpu else self.row_capacity,
             device_type="cpu",
             says="AsyncConfig: ",
         )

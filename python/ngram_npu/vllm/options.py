@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from ngram_npu.config import MAX_DRAFT_TOKENS, SHORT_CONTEXT, STORE_TOKENS, NgramConfig
+from ngram_npu.config import INDEX_POLICY, MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
 from ngram_npu.cost_tables import Costs
 from ngram_npu.drafting import takes_index
 from ngram_npu.tokenizer_digest import digest_of
@@ -89,7 +89,9 @@ class Options:
         """
         rows: Any = {"capacity": self.max_model_len, "device_type": device_type}
         says = "ngram_npu: "
-        return takes_index(self.ngram, self.engine, short=SHORT_CONTEXT, says=says, **rows)
+        return takes_index(
+            self.ngram, self.engine, short=INDEX_POLICY.short_context, says=says, **rows
+        )
 
     def check_device(self, method: Method, device_type: str) -> None:
         """

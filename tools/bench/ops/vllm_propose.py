@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ngram_npu import _C
+from ngram_npu.config import INDEX_POLICY
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.v1_host import PROMPT_TOKENS_PER_STEP, IndexedRows
+from ngram_npu.vllm.v1_host import IndexedRows
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
@@ -50,7 +51,7 @@ class ProposerContestant(Contestant):
         """As on a server: rows that sample nothing yet are indexed, a bounded number of tokens per
         step. The result is kept as the start of each lap."""
         lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
-        for _ in range(int(lengths.sum()) // PROMPT_TOKENS_PER_STEP + 1):
+        for _ in range(int(lengths.sum()) // INDEX_POLICY.prompt_tokens + 1):
             self.function(nothing, lengths, self._workload.token_ids)
         assert not engine._behind
         if engine.index is not None:  # None: so few tokens are scanned instead

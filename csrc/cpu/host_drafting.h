@@ -55,9 +55,6 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_take_in(const ngram_npu::TakeInParams* pa
 
 namespace ngram_npu {
 
-// The budget of one job for text that an index lacks, prompts above all: 0.2 to 0.6 ms.
-constexpr int64_t kStreamCatchUpTokens = 8192;
-
 struct StreamOptions {
   int64_t num_rows;
   int64_t capacity;      // tokens of a row

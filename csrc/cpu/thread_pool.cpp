@@ -1,5 +1,5 @@
 // The small thread pool of `_C`.
-#include "api/numpy/thread_pool.h"
+#include "cpu/thread_pool.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace ngram_npu::numpy {
+namespace ngram_npu::cpu {
 namespace {
 
 // The number that torch would use: OMP_NUM_THREADS, otherwise the cores that this process may use.
@@ -119,4 +119,4 @@ Executor pool_executor() {
   return {run, threads, kMinTokensPerThread, nullptr};
 }
 
-}  // namespace ngram_npu::numpy
+}  // namespace ngram_npu::cpu

@@ -4,10 +4,10 @@
 
 #include "core/common.h"
 
-namespace ngram_npu::numpy {
+namespace ngram_npu::cpu {
 
 // An executor over the pool. A call that finds the pool busy runs on its own thread instead of waiting; a process
 // forked from one that used the pool starts a new one.
 Executor pool_executor();
 
-}  // namespace ngram_npu::numpy
+}  // namespace ngram_npu::cpu
