@@ -132,10 +132,10 @@ counts:
 
 # The tests that need no twin, and parity for this machine's best instruction set.
 QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.py tests/ops/test_bookkeeping.py \
-  tests/ops/test_peer_modes.py tests/package tests/vllm/unit tests/replay tests/tune \
+  tests/ops/test_peer_modes.py $(wildcard tests/core/test_*.py) tests/engines/vllm/unit tests/cli/replay tests/cli/tune \
   tests/async_state/test_config.py tests/async_state/test_state.py tests/async_state/test_failures.py \
-  tests/gates/test_documents.py tests/gates/test_gate.py tests/bench/test_figures.py \
-  tests/index/test_index.py tests/index/test_ladder_index.py tests/index/test_engines.py
+  tests/repo/test_documents.py tests/repo/test_gate.py tests/repo/bench/test_figures.py \
+  tests/core/index/test_index.py tests/core/index/test_ladder_index.py tests/core/index/test_engines.py
 check-python:
 	native=$$($(PY) -c 'from ngram_npu import _C; print(_C.instruction_set())') && $(PYTEST) -q $(QUICK) -m "not slow" \
 	  -k "test_parity and $$native or not (test_parity or cuda_ or ascendc_)"
@@ -190,7 +190,7 @@ twins: setup gtest
 test-twins: twins
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 
-# Builds the NPU backend without an NPU: torch_npu's wheel in a separate folder, with stand-ins for CANN (tests/ascend).
+# Builds the NPU backend without an NPU: torch_npu's wheel in a separate folder, with stand-ins for CANN (tests/npu).
 # Uses the twins' build folder, which already has the CPU kernels. The next torch_npu needs the next torch, so the
 # launches are only compiled with it and linked to it.
 TORCH_NPU := $(BUILD)/torch-npu
@@ -204,7 +204,7 @@ $(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready: $(VENV)/.ready
 	touch $@
 
 launch: twins $(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready
-	$(PY) tests/ascend/stand_ins.py $(TORCH_NPU)/torch_npu $(BUILD)/cann
+	$(PY) tests/npu/stand_ins.py $(TORCH_NPU)/torch_npu $(BUILD)/cann
 	$(call build,twins,-DNGRAM_NPU_ASCENDC=ON -DASCEND_HOME_PATH=$(abspath $(BUILD)/cann) -DSOC_VERSION=Ascend910B3 \
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu))
 	rm -rf $(BUILD)/launch && cmake --install $(BUILD)/twins --prefix $(BUILD)/launch >/dev/null
@@ -249,8 +249,8 @@ $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 
 test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/vllm/engine
-	$(VLLM_VENV)/bin/python -m pytest tests/bench/test_peers.py
+	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/engines/vllm/engine
+	$(VLLM_VENV)/bin/python -m pytest tests/repo/bench/test_peers.py
 
 # Its V2 runner, in an environment that adds Triton to the other's packages: with Triton the V1 runner does not start on a
 # CPU.
@@ -264,7 +264,7 @@ $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 
 test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/vllm/engine_v2
+	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/engines/vllm/engine_v2
 
 # Tests that take hours. Mutants continue from the record; PROOF=tools/bench/results updates the published records.
 PROOF ?= $(BUILD)/proof
@@ -283,7 +283,7 @@ prove-mutants: install twins
 
 prove-fuzz: install
 	$(MAKE) fuzz FUZZ_SECONDS=3600
-	NGRAM_NPU_STORE_FILE_SECONDS=3600 $(PY) -m pytest -q tests/store/test_damaged_files.py
+	NGRAM_NPU_STORE_FILE_SECONDS=3600 $(PY) -m pytest -q tests/core/store/test_damaged_files.py
 
 # All tests of the engines, on each release that the plugin accepts.
 prove-engines: install $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready

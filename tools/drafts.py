@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.replay import ReplayError, TokenRequest, load_inputs, load_tokenizer, tokenize
-from ngram_npu.replay.walks import IntArray, Walks
+from ngram_npu_cli.replay import InputError, TokenRequest, load_inputs, load_tokenizer, tokenize
+from ngram_npu_cli.replay.walks import IntArray, Walks
 
 PARTS = {"even": slice(0, None, 2), "odd": slice(1, None, 2), "all": slice(None)}
 """Halves of a set's conversations, whose first has number 0."""
@@ -30,13 +30,13 @@ def load(paths: Sequence[Path], tokenizer: str) -> Recorded:
     """Read files of conversations and folders of them; `tokenizer` is as for `load_tokenizer`.
 
     Raises:
-        ReplayError: something cannot be read, or generates nothing in more than one step.
+        InputError: something cannot be read, or generates nothing in more than one step.
     """
     loaded = load_tokenizer(tokenizer)
     sets = {item.name: tokenize(item, loaded) for item in load_inputs(paths)}
     for name, requests in sets.items():
         if not any(request.spans() for request in requests):
-            raise ReplayError(f"{name}: no completion of two tokens or more")
+            raise InputError(f"{name}: no completion of two tokens or more")
     return Recorded(sets, f"{loaded.name}: {loaded.source}")
 
 

@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def folder_of(runner: str) -> str:
-    return f"tests/vllm/{RUNNERS[runner][1]}"
+    return f"tests/engines/vllm/{RUNNERS[runner][1]}"
 
 
 def newest_release() -> str:

@@ -37,11 +37,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.costs import observed
 from ngram_npu.output import atomic_output, check_writable
-from ngram_npu.replay import ReplayError, TokenRequest
-from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu.replay.walks import STORE_SHAPE, IntArray, walks
+from ngram_npu_cli.learn.fit_draft_costs import observed
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.replay import InputError, TokenRequest
+from ngram_npu_cli.replay.walks import STORE_SHAPE, IntArray, walks
 
 from tools.drafts import PARTS, load
 
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         _run(given, arguments)
-    except ReplayError as error:
+    except InputError as error:
         print(f"tools.fit_costs: {error}", file=sys.stderr)
         return 2
     return 0

@@ -69,9 +69,9 @@ def commands(python: Path, folder: Path, wheel: Path | None = None) -> list[list
     return [
         [str(python), "-m", "venv", str(home)],
         [mine, *pip, "install", "hypothesis>=6.100,<7", *package],
-        [mine, "-m", "ngram_npu", "doctor"],
+        [mine, "-m", "ngram_npu_cli", "doctor"],
         [str(home / "bin/ngram-npu"), "replay", "--demo", "--tokenizer", "bytes", "--limit", "8"],
-        [mine, str(ROOT / "tests/wheel/numpy_parity.py")],
+        [mine, str(ROOT / "tests/repo/wheel/numpy_parity.py")],
     ]
 
 

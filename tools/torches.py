@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHES = ROOT / "build" / "torches"
-TESTS = ("tests/ops", "tests/index", "tests/store", "tests/package", "tests/async_state")
+TESTS = ("tests/ops", "tests/core/index", "tests/core/store", "tests/core", "tests/async_state")
 NVIDIA = "lib(cu|nv|nccl)"
 NO_DEVICE = 100  # cudaErrorNoDevice
 # The twins do not depend on torch.

@@ -32,7 +32,7 @@ DIST = pythons.ROOT / "dist" / "manylinux_2_28"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 NEEDED = ("scikit-build-core>=0.11,<1", "pybind11>=2.13", "ninja")
-PARITY = pythons.ROOT / "tests/wheel/numpy_parity.py"
+PARITY = pythons.ROOT / "tests/repo/wheel/numpy_parity.py"
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 CROSS = (
     "CMAKE_SYSTEM_NAME=Linux",

@@ -5,14 +5,11 @@ without torch the same CPU kernels work on numpy arrays. :func:`doctor` reports 
 and why something is not.
 """
 
-import importlib
-from types import ModuleType
-
 from ngram_npu import _library
 from ngram_npu._C import __version__, num_threads, set_num_threads
 from ngram_npu.config import CONTRACT_VERSION, NgramConfig
-from ngram_npu.cost_tables import Costs
 from ngram_npu.doctor import Report, doctor
+from ngram_npu.draft_costs import Costs
 from ngram_npu.index import (
     IndexStatistics,
     IntegrityError,
@@ -44,14 +41,6 @@ __all__ = [
     "scope_of",
     "set_num_threads",
 ]
-
-
-def __getattr__(name: str) -> ModuleType:
-    """``ngram_npu.costs`` and ``.transformers`` without an import of their own, which may take
-    seconds."""
-    if name in ("costs", "transformers"):
-        return importlib.import_module(f"ngram_npu.{name}")
-    raise AttributeError(f"module 'ngram_npu' has no attribute {name!r}")
 
 
 if not _library.torch_absence():

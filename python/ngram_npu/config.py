@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ngram_npu._C as _C
-from ngram_npu.cost_tables import Costs
+from ngram_npu.draft_costs import Costs
 
 CONTRACT_VERSION = 9
 """The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""

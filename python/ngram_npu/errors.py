@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["RecordError", "ReplayError", "one_line", "optional", "printable"]
+__all__ = ["InputError", "RecordError", "one_line", "optional", "printable"]
 
 
 def printable(text: str) -> str:
@@ -18,7 +18,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-class ReplayError(Exception):
+class InputError(Exception):
     """The replay is not possible; the message is one line that tells the user what to do.
 
     Raised for input that cannot be read or is malformed (the message names file and line), for a
@@ -29,7 +29,7 @@ class ReplayError(Exception):
         super().__init__(printable(message))
 
 
-class RecordError(ReplayError):
+class RecordError(InputError):
     """Something is missing or of the wrong type in a record; the reader adds a working example."""
 
 
@@ -37,12 +37,12 @@ def optional(module: str, option: str, extra: str) -> Any:
     """Import what an option of the command needs.
 
     Raises:
-        ReplayError: it is not installed; the message names the extra.
+        InputError: it is not installed; the message names the extra.
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ReplayError(
+        raise InputError(
             f'{option} needs {package}: pip install {package} (the extra "{extra}")'
         ) from error

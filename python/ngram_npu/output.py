@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ngram_npu.errors import ReplayError
+from ngram_npu.errors import InputError
 
 __all__ = ["atomic_output", "check_writable"]
 
@@ -18,16 +18,16 @@ def check_writable(path: Path) -> None:
     """Check before any work that a result can be written.
 
     Raises:
-        ReplayError: `path` is a folder, or its folder does not exist or is not writable.
+        InputError: `path` is a folder, or its folder does not exist or is not writable.
     """
     if path.is_dir():
-        raise ReplayError(f"{path}: is a directory")
+        raise InputError(f"{path}: is a directory")
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise ReplayError(f"{path}: the directory {folder} does not exist")
+        raise InputError(f"{path}: the directory {folder} does not exist")
     target = path if _is_special(path) else folder
     if not os.access(target, os.W_OK):
-        raise ReplayError(f"{path}: no permission to write")
+        raise InputError(f"{path}: no permission to write")
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
     which cannot be replaced, are written directly.
 
     Raises:
-        ReplayError: writing fails.
+        InputError: writing fails.
     """
     target = path.resolve()
     # The name is random, so that nobody can create a file or link under it beforehand.
@@ -58,7 +58,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
             with suppress(OSError):
                 scratch.unlink(missing_ok=True)
     except OSError as error:
-        raise ReplayError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _is_special(path: Path) -> bool:

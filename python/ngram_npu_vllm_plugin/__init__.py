@@ -25,6 +25,6 @@ def register() -> None:
             "ngram_npu: not enabled: %s: expected 0 or 1, got %r", VARIABLE, wish
         )
         return
-    from ngram_npu.vllm.plugin import install
+    from ngram_npu.engines.vllm.plugin import install
 
     install()

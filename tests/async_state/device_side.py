@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import reference
 import torch
 from ngram_npu.async_state import NeuralDrafts, PaddedDrafterBatch, StepInputs, StepOutputs
-from reference import ladder
-from reference.drafting import draft_for
+from ops import reference
+from ops.reference import ladder
+from ops.reference.drafting import draft_for
 
 from async_state.late import value_of
 from async_state.model import VOCAB, WRONG, Target

@@ -10,9 +10,7 @@ from unittest import mock
 
 import numpy as np
 from ngram_npu.async_state import AsyncSpecState
-from ngram_npu.async_state.mirrors import Mirrors
-from ngram_npu.async_state.staging import Download
-from ngram_npu.async_state.truth import (
+from ngram_npu.async_state.device_state import (
     ACCEPTED,
     COMPUTED,
     CU_DRAFTS,
@@ -25,6 +23,8 @@ from ngram_npu.async_state.truth import (
     SLOTS,
     DeviceTruth,
 )
+from ngram_npu.async_state.host_state import Mirrors
+from ngram_npu.async_state.staging import Download
 from ngram_npu.async_state.upload import NO_CELLS, NO_ROWS, PackedUpload, Upload
 
 Mutant = Callable[[], Any]
@@ -194,7 +194,8 @@ MUTANTS |= {
         sampled_up_to=lambda s: s.num_scheduled_drafts + 1
     ),
     "step keeps the runner's arrays": lambda: mock.patch(
-        "ngram_npu.async_state.mirrors._int32", lambda values, field: np.asarray(values, np.int32)
+        "ngram_npu.async_state.host_state._int32",
+        lambda values, field: np.asarray(values, np.int32),
     ),
 }
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from host_drafting.reference import Reference
+from core.host_drafting.reference import Reference
 from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.async_state import (
     Admission,

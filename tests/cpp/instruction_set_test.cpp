@@ -1,4 +1,4 @@
-// Choosing the instruction set. What the environment says: tests/package/test_doctor.py.
+// Choosing the instruction set. What the environment says: tests/core/test_doctor.py.
 #include "cpu/instruction_set.h"
 
 #include <gtest/gtest.h>

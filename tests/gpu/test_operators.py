@@ -14,7 +14,7 @@ from backends import call_torch
 from ngram_npu import _library
 from on_device import OnDevice, torch_op
 from ops.parity import MismatchError, as_arrays, compare
-from opspecs import OPSPECS, Args, OpSpec, Sample, clone_args
+from ops.specs import OPSPECS, Args, OpSpec, Sample, clone_args
 
 from gpu.replay import DEVICES, GPU_ONLY, HAS_GPU, NO_GPU, Replay, no_synchronisation, times
 

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from ngram_npu.ops import workspace_size
 from ops.parity import Case, case_of
-from opspecs import OPSPECS, Args, OpSpec, Sample
+from ops.specs import OPSPECS, Args, OpSpec, Sample
 
 
 def sized(spec: OpSpec, args: Args) -> Args:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 from backends import Backend
-from opspecs import Args, Array, OpSpec
+from ops.specs import Args, Array, OpSpec
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from opspecs import Args, Array, OpSpec, Sample, clone, clone_args, owner, same_bits
+from ops.specs import Args, Array, OpSpec, Sample, clone, clone_args, owner, same_bits
 
 if TYPE_CHECKING:
     from backends import Backend  # needs torch

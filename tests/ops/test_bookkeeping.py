@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ngram_npu import ops
 from ops.parity import check_parity
-from opspecs import OPSPECS, Args, Sample, clone_args, owner
+from ops.specs import OPSPECS, Args, Sample, clone_args, owner
 
 FUSED = OPSPECS["correct_spec_state_"]
 NAMES = [name for name, _ in FUSED.arguments]

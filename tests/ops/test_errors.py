@@ -12,7 +12,7 @@ import torch
 from backends import DEVICE_BACKENDS, FRONT_ENDS, Backend, to_torch
 from ngram_npu import _C
 from on_device import torch_op
-from opspecs import OPSPECS, BadCall, OpSpec, clone_args, owner, same_bits
+from ops.specs import OPSPECS, BadCall, OpSpec, clone_args, owner, same_bits
 
 SPECS = list(OPSPECS.values())
 CALLERS = [*FRONT_ENDS, *DEVICE_BACKENDS]

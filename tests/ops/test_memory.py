@@ -14,8 +14,8 @@ from backends import BACKENDS, TWIN_BACKENDS, Backend, call_numpy
 from ops.cases import cases_of
 from ops.guard_pages import guarded, guarding
 from ops.parity import check_case
-from opspecs import OPSPECS, Array, OpSpec
-from opspecs.rows import random_rows
+from ops.specs import OPSPECS, Array, OpSpec
+from ops.specs.rows import random_rows
 
 # The twins have bounds checks of their own.
 GUARDED = [b for b in BACKENDS if b.call is call_numpy]

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ops.cases import cases_of
 from ops.parity import Case, MismatchError, case_of, check_case, check_parity
-from opspecs import OPSPECS, OpSpec, Sample, clone_args, owner
+from ops.specs import OPSPECS, OpSpec, Sample, clone_args, owner
 
 SANITIZED = os.environ.get("NGRAM_NPU_EXPECT_VERSION")
 SPECS = list(OPSPECS.values())

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import reference
-from opspecs.store import FINISH, LIVE, UNLIMITED, fresh, no_drafts
-from reference.ladder import SIZES
-from reference.store import mix, promise, updated
+from ops import reference
+from ops.reference.ladder import SIZES
+from ops.reference.store import mix, promise, updated
+from ops.specs.store import FINISH, LIVE, UNLIMITED, fresh, no_drafts
 
 FREE = np.zeros((16, 56), np.uint8)
 KINDS = 5

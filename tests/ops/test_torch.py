@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ngram_npu import _C
 from on_device import torch_op
 from ops.parity import as_tuple, check_parity, compare
-from opspecs import OPSPECS, Args, OpSpec, Sample, clone_args
-from opspecs import spec as spec_module
-from opspecs.rows import random_rows
+from ops.specs import OPSPECS, Args, OpSpec, Sample, clone_args
+from ops.specs import spec as spec_module
+from ops.specs.rows import random_rows
 from torch._dynamo.testing import CompileCounterWithBackend
 
 SPECS = list(OPSPECS.values())

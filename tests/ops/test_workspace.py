@@ -11,7 +11,7 @@ import pytest
 from backends import DEVICE_BACKENDS, TWIN_BACKENDS, Backend
 from ngram_npu.ops import workspace_size
 from ops.cases import sized
-from opspecs import OPSPECS, Args, Array, OpSpec, clone_args, owner
+from ops.specs import OPSPECS, Args, Array, OpSpec, clone_args, owner
 
 TAKERS = [op for op, spec in OPSPECS.items() if "workspace" in spec.tensor_names]
 LOOKUPS = [b for b in [*TWIN_BACKENDS, *DEVICE_BACKENDS] if b.serves(OPSPECS["ngram_step_"])]

@@ -13,7 +13,7 @@ import torch
 from ngram_npu import _C, _library
 from on_device import call_on, torch_op
 from ops.parity import as_arrays
-from opspecs import Args, Array, OpSpec
+from ops.specs import Args, Array, OpSpec
 from twins import TWINS, Twin, load_kernels
 
 ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")

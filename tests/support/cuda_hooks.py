@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from backends import Backend, call_torch
 from ops.guard_pages import guarded
-from opspecs import Args, Array, OpSpec, Sample, clone_args, owner
+from ops.specs import Args, Array, OpSpec, Sample, clone_args, owner
 from twins import Twin
 
 HOOKS = Twin("cuda_hooks", "cuda", "cuda")

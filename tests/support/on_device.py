@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from ops.parity import as_arrays
-from opspecs import OPSPECS, Args, Array, owner
+from ops.specs import OPSPECS, Args, Array, owner
 
 GUARD = 256
 """Bytes before and after each owner: a multiple of a kernel's largest load, so that a view has the

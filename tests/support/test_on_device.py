@@ -9,8 +9,8 @@ import torch
 from backends import Backend
 from on_device import OnDevice, StrayWriteError, call_on, run_on
 from ops.parity import check_parity
-from opspecs import OPSPECS, OpSpec, owner
-from opspecs.spec import in_buffer
+from ops.specs import OPSPECS, OpSpec, owner
+from ops.specs.spec import in_buffer
 
 SPECS = list(OPSPECS.values())
 BACKEND = Backend("device-cpu", call_on("cpu"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu import _C
-from ngram_npu.replay import ReplayError
+from ngram_npu_cli.replay import InputError
 
 from tools.bench import device, report
 from tools.bench.ops import OPS
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         return _run(_parser().parse_args(arguments), arguments)
-    except (BenchError, ReplayError, UnavailableError) as error:
+    except (BenchError, InputError, UnavailableError) as error:
         print(f"tools.bench: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -76,7 +76,8 @@ def suffix_tree() -> Any:
 
 
 class SuffixDecoding:
-    """A proposer for `ngram_npu.replay.simulate`: one tree per row, which holds its conversation.
+    """A proposer for `ngram_npu_cli.replay.simulate`: one tree per row, which holds its
+    conversation.
     If rows share what follows their first prompts, there is one more tree for all of them."""
 
     def __init__(self, k: int, *, shared: bool = False) -> None:

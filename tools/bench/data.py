@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.replay import load_tokenizer, read_conversations, stdlib_conversations
-from ngram_npu.replay.files import find_files
+from ngram_npu_cli.logs.files import find_files
+from ngram_npu_cli.replay import load_tokenizer, read_conversations, stdlib_conversations
 
 from tools.bench.options import BenchError, Options, Size
 

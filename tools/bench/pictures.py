@@ -17,7 +17,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from ngram_npu.learn.plot import draw
+from ngram_npu_cli.learn.plot import draw
 
 from tools.bench.figures import RESULTS
 

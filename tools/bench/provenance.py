@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu import _C
-from ngram_npu.replay import environment
+from ngram_npu_cli.replay import environment
 
 from tools.bench import vllm_peer
 

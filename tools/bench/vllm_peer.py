@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ngram_npu.vllm.v2 import NgramSpeculator
+from ngram_npu.engines.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant

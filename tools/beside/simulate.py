@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from reference.merging import UNIT, measured, promise
+from ops.reference.merging import UNIT, measured, promise
 
 from tools.bench import provenance
 

@@ -137,7 +137,7 @@ def plan(out: Path) -> list[Stage]:
     )  # fmt: skip
     return [
         Stage("build", python("-m", "tools.npu.build"), 2 * _HOUR, required=True),
-        Stage("doctor", python("-m", "ngram_npu", "doctor"), 300, read=str.splitlines),
+        Stage("doctor", python("-m", "ngram_npu_cli", "doctor"), 300, read=str.splitlines),
         # The names of the parity suite's tests end in the backend's: "[<op>-device-npu]".
         Stage(
             "parity", pytest("-k", "npu]", "tests/ops/test_parity.py"), _HOUR,

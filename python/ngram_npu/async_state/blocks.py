@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu.async_state.batch import AsyncConfig, Batch, NewBlocks
-from ngram_npu.async_state.mirrors import RowChanges, Step, int32_vector, live_slots
+from ngram_npu.async_state.host_state import RowChanges, Step, int32_vector, live_slots
 from ngram_npu.async_state.upload import NO_CELLS, Int64Array, NewRows, Writes
 
 _NO_ROWS: NewRows = (), np.zeros(0, np.int64)

@@ -7,7 +7,7 @@ import torch
 
 from ngram_npu.async_state.batch import AsyncConfig
 from ngram_npu.async_state.device import CpuDevice, Device
-from ngram_npu.async_state.mirrors import RowChanges
+from ngram_npu.async_state.host_state import RowChanges
 from ngram_npu.async_state.upload import Int64Array
 from ngram_npu.host_drafting import HostDrafting, HostDrafts
 from ngram_npu.store import NgramStore

@@ -11,11 +11,7 @@ import torch
 from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, check_sequence, check_types
 from ngram_npu.async_state.blocks import BlockTable, Planned, check_used
 from ngram_npu.async_state.device import Device, device_for
-from ngram_npu.async_state.mirrors import Mirrors, RowChanges, Step, is_integer
-from ngram_npu.async_state.neural import NeuralDrafter, check_drafter
-from ngram_npu.async_state.results import HostDrafts, Reconciled, StepInputs, StepOutputs
-from ngram_npu.async_state.staging import Download
-from ngram_npu.async_state.truth import (
+from ngram_npu.async_state.device_state import (
     ACCEPTED,
     COMPUTED,
     CU_DRAFTS,
@@ -31,6 +27,10 @@ from ngram_npu.async_state.truth import (
     check_sampled,
     check_store,
 )
+from ngram_npu.async_state.host_state import Mirrors, RowChanges, Step, is_integer
+from ngram_npu.async_state.neural import NeuralDrafter, check_drafter
+from ngram_npu.async_state.results import HostDrafts, Reconciled, StepInputs, StepOutputs
+from ngram_npu.async_state.staging import Download
 from ngram_npu.async_state.upload import NO_ROWS, Int32Array, Rows
 from ngram_npu.index import NgramIndex
 from ngram_npu.store import NgramStore

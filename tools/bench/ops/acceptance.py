@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu.replay import Proposer, TokenRequest, simulate
-from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu.replay.walks import Counts, IntArray, at_equal_drafts, walks
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.replay import Proposer, TokenRequest, simulate
+from ngram_npu_cli.replay.walks import Counts, IntArray, at_equal_drafts, walks
 
 from tools.bench import arctic_peer
 from tools.bench.data import default_data

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
 
 from tools.bench.data import default_data
 from tools.bench.ops.acceptance import proposed

@@ -7,9 +7,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu.replay import TokenRequest
-from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu.replay.walks import Counts
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.replay import TokenRequest
+from ngram_npu_cli.replay.walks import Counts
 
 from tools.bench import arctic_peer
 from tools.bench.data import default_data

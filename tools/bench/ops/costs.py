@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from ngram_npu import _C, Costs, NgramConfig, NgramIndex, NgramProposer
-from ngram_npu.costs import fit
-from ngram_npu.replay import TokenRequest, TokenTurn, load_tokenizer, stdlib_conversations
-from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu.replay.walks import Counts, at_equal_drafts, walks
+from ngram_npu_cli.learn.fit_draft_costs import fit
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.replay import TokenRequest, TokenTurn, load_tokenizer, stdlib_conversations
+from ngram_npu_cli.replay.walks import Counts, at_equal_drafts, walks
 
 from tools.bench.data import default_data, make_workload
 from tools.bench.ops.acceptance import VERIFYING, Acceptance, proposed

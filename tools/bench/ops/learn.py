@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu import NgramConfig
-from ngram_npu.learn import LearnOptions, Point, learn
-from ngram_npu.learn.curve import MOST_TOKENS, Replayed, holding, split
-from ngram_npu.learn.learn_report import label
-from ngram_npu.learn.reading import Heard, Tokenizing, read_logs
-from ngram_npu.replay.files import find_files
-from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 from ngram_npu.store import BLOCK_TOKENS
+from ngram_npu_cli.learn import LearnOptions, Point, learn
+from ngram_npu_cli.learn.curve import MOST_TOKENS, Replayed, holding, split
+from ngram_npu_cli.learn.learn_report import label
+from ngram_npu_cli.learn.reading import Heard, Tokenizing, read_logs
+from ngram_npu_cli.logs.files import find_files
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
 
 from tools.bench.data import default_data
 from tools.bench.ops.base import Op, Result, Skipped
@@ -106,7 +106,7 @@ def _large(files: Sequence[Path]) -> Result:
         report = Path(folder, "report.json")
         started = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, "-m", "ngram_npu", *given, "--json", str(report)],
+            [sys.executable, "-m", "ngram_npu_cli", *given, "--json", str(report)],
             stdout=subprocess.DEVNULL,
         )
         _, status, used = os.wait4(process.pid, 0)

@@ -12,13 +12,13 @@ from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
-from ngram_npu.replay import ReplayInput, ReplayOptions, load_inputs, load_tokenizer, replay
-from ngram_npu.replay.files import find_files
-from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu.tune import CANDIDATES, Candidate, share_of_a_step
-from ngram_npu.tune.measure import Cache, Counts, measure
-from ngram_npu.tune.search import Measured, best, interval
-from ngram_npu.tune.traffic import Traffic, read_traffic
+from ngram_npu_cli.logs.files import find_files
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.replay import ReplayInput, ReplayOptions, load_inputs, load_tokenizer, replay
+from ngram_npu_cli.tune import CANDIDATES, Candidate, share_of_a_step
+from ngram_npu_cli.tune.measure import Cache, Counts, measure
+from ngram_npu_cli.tune.search import Measured, best, interval
+from ngram_npu_cli.tune.traffic import Traffic, read_traffic
 
 from tools.bench.data import default_data
 from tools.bench.ops.base import Op, Result, Skipped
@@ -62,7 +62,7 @@ class TuneRecorded(Op):
         f"{len(PROBABILITIES)} probabilities and without, n-grams of 1 to 8 tokens; its best is "
         "found on the very conversations that it is judged on",
         "tune": f"{len(CANDIDATES)} settings",
-        "replayed": "tokens per step that ngram_npu.replay counts on the held-out half",
+        "replayed": "tokens per step that ngram_npu_cli.replay counts on the held-out half",
     }
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:

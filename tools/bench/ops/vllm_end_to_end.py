@@ -20,7 +20,7 @@ from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
 ROOT = Path(__file__).resolve().parents[3]
-ENGINE_TESTS = ROOT / "tests" / "vllm" / "engine"
+ENGINE_TESTS = ROOT / "tests" / "engines" / "vllm" / "engine"
 OUTPUT_TOKENS = 96
 OWN_TOKENS = 512
 """Last tokens of a prompt; the rest is the same for all requests of a batch."""
@@ -136,7 +136,7 @@ class VllmEndToEnd(Op):
             raise UnavailableError("vLLM is not installed here: run it in .venv-vllm")
         from transformers import AutoTokenizer
 
-        from tests.vllm.engine import tiny_model
+        from tests.engines.vllm.engine import tiny_model
 
         folder = ROOT / "build" / "vllm"
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu.replay import TokenRequest, TokenTurn, simulate
+from ngram_npu_cli.replay import TokenRequest, TokenTurn, simulate
 
 from tools.bench import stats
 from tools.bench.ops.base import Result, Skipped

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 from ngram_npu import _C
 from ngram_npu.config import INDEX_POLICY
-from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.v1_host import IndexedRows
+from ngram_npu.engines.vllm import NgramProposer
+from ngram_npu.engines.vllm.v1_sync import IndexedRows
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
@@ -38,7 +38,7 @@ class ProposerContestant(Contestant):
         proposer = NgramProposer(config)
         self.function = proposer.propose
         self.detail = (
-            f"ngram_npu.vllm.NgramProposer.propose, engine: {options.engine}, "
+            f"ngram_npu.engines.vllm.NgramProposer.propose, engine: {options.engine}, "
             f"threads: at most {options.threads}, match_policy: {options.match_policy}"
         )
         self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)

@@ -1,0 +1,1 @@
+"""Adapters for engines: vLLM and transformers."""

@@ -1,0 +1,309 @@
+"""Drafts in Hugging Face transformers. Guide: docs/guides/transformers.md.
+
+:func:`drafting` makes `model.generate` use our drafts (one request per call, a limit of
+transformers' speculation). The text does not change. If the config asks for a store, all calls
+within one `drafting` block share it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ngram_npu.config import NgramConfig
+from ngram_npu.drafting import make_store
+from ngram_npu.proposer import NgramProposer
+from ngram_npu.store import NgramStore
+
+__all__ = ["NgramCandidates", "drafting"]
+
+OLDEST, NEWEST = "4.57", "5.24"
+"""Oldest and newest minor version of transformers that the tests have run with."""
+
+
+def _parsed(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+_VERSION = importlib.metadata.version("transformers")
+if _parsed(_VERSION) < _parsed(OLDEST):
+    raise ImportError(
+        f"ngram_npu.engines.transformers: expected transformers {OLDEST} or later, got {_VERSION}"
+    )
+if _parsed(_VERSION) > _parsed(NEWEST):
+    warnings.warn(
+        f"ngram_npu.engines.transformers: transformers {_VERSION} is newer than {NEWEST}, "
+        "the last one that was tried",
+        stacklevel=2,
+    )
+
+from transformers import GenerationConfig, GenerationMixin  # noqa: E402
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer  # noqa: E402
+from transformers.generation.candidate_generator import CandidateGenerator  # noqa: E402
+from transformers.generation.stopping_criteria import StoppingCriteriaList  # noqa: E402
+
+_ARGUMENTS = {"attention_mask", "generation_config", "input_ids", "inputs", "streamer", "tokenizer"}
+"""Arguments of `model.generate` that `drafting` accepts, besides the fields of a config."""
+_FIELDS = {
+    *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings"),
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff", "renormalize_logits", "remove_invalid_values"),
+    *("repetition_penalty", "no_repeat_ngram_size", "exponential_decay_length_penalty"),
+    *("encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids"),
+    *("sequence_bias", "suppress_tokens", "begin_suppress_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("decoder_start_token_id",),  # of encoder-decoder models
+    *("return_dict_in_generate", "output_scores", "output_logits", "output_hidden_states"),
+    *("output_attentions", "early_stopping", "length_penalty", "disable_compile"),
+    "transformers_version",
+}
+"""Fields of a generation config that may have any value: with each, drafts change no token."""
+_IMAGES = {
+    *("image_grid_thw", "image_sizes", "mm_token_type_ids", "pixel_attention_mask"),
+    *("pixel_values", "token_type_ids"),
+}
+"""Arguments of `model.generate` that `drafting` accepts for `_IMAGE_MODELS`."""
+_IMAGE_MODELS = {
+    f"{family}ForConditionalGeneration"
+    for family in (
+        *("Gemma3", "Idefics3", "InternVL", "Llava", "LlavaNext", "Mistral3"),
+        *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL"),
+    )
+}
+_COMPARED = _IMAGE_MODELS | {"BloomForCausalLM", "Phi3ForCausalLM"}
+"""Models that read more than text or prepare their inputs by themselves: with these, drafts change
+no token. Other such models may be wrong for several new tokens."""
+_REPLACED = ("_prepare_generation_config", "_get_stopping_criteria", "_get_candidate_generator")
+"""Methods of the model that `drafting` replaces."""
+_STOCK = ("generate", "_sample", "_assisted_decoding", "_get_logits_processor", *_REPLACED)
+"""Methods that a model must not define itself: its text could differ from that with drafts."""
+
+
+class _StoppingCriteria(StoppingCriteriaList):  # type: ignore[misc]
+    """Never holds for the prompt alone, for which transformers asks before version 5.17."""
+
+    prompt_length = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **options: Any) -> torch.Tensor:
+        if input_ids.shape[1] == self.prompt_length:
+            return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        done: torch.Tensor = super().__call__(input_ids, scores, **options)
+        return done
+
+
+class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
+    """A candidate generator for transformers that drafts with :class:`NgramProposer`.
+
+    Use one per call of `generate`: tokens that it has seen must not change. The first call, with
+    the prompt, drafts nothing: its forward pass is the same as without drafts, images included.
+    """
+
+    def __init__(
+        self,
+        config: NgramConfig,
+        max_length: int,
+        stopping_criteria: Callable[[torch.Tensor, None], torch.Tensor],
+        *,
+        store: NgramStore | None = None,
+    ) -> None:
+        """
+        Args:
+            max_length: tokens of prompt and output together.
+            stopping_criteria: a draft ends before the first token that would end the output, for
+                transformers checks only the last of the tokens that it accepts at once.
+            store: a store that several calls of `generate` share, one after the other.
+        """
+        self._proposer = NgramProposer(config, store=store)
+        if store is not None:
+            store.finish(np.zeros(1, np.int32))  # the previous call has ended
+        self._tokens: npt.NDArray[np.int32] = np.zeros((1, max_length), np.int32)
+        self._count: npt.NDArray[np.int32] = np.zeros(1, np.int32)
+        self._stopping_criteria = stopping_criteria
+
+    def get_candidates(
+        self, input_ids: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[1, T] the tokens so far -> [1, T+D] with drafts, and None instead of draft logits."""
+        known, length = int(self._count[0]), input_ids.shape[1]
+        self._tokens[0, known:length] = input_ids[0, known:].cpu().numpy()
+        self._count[0] = length
+        if known == 0:
+            return input_ids, None
+        # A store adds all tokens by which the row has grown.
+        drafts = self._proposer.propose(self._tokens, self._count, num_sampled=np.ones(1, np.int32))
+        found = drafts.draft_token_ids[0, : int(drafts.num_draft_tokens[0])]
+        tail = torch.from_numpy(found.astype(np.int64)).to(input_ids.device)
+        candidates = torch.cat([input_ids, tail[None]], 1)
+        for end in range(length, candidates.shape[1]):
+            if self._stopping_criteria(candidates[:, : end + 1], None).all():
+                return candidates[:, :end], None
+        return candidates, None
+
+    def update_candidate_strategy(self, *_: Any, **__: Any) -> None:
+        """Nothing to do: the next call sees the accepted tokens."""
+
+
+@contextmanager
+def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
+    """Within the block, `model.generate` speculates with our drafts::
+
+        with drafting(model, NgramConfig(k=5)):
+            model.generate(**inputs)
+
+    The text is the same as without drafts. An argument or an option with which this has not been
+    verified is refused by `model.generate` with a ValueError that names it.
+
+    Args:
+        model: a causal LM of transformers, with its own text generation and a cache of attention.
+        config: None: `NgramConfig()`. Its `k` is the number of draft tokens. With a store, later
+            calls within the block also draft from the output of earlier ones, except for the tokens
+            of its last step.
+
+    Raises:
+        TypeError: a model whose text drafts could change, or a wrapper such as a PeftModel.
+        RuntimeError: a block within a block, or a transformers whose generation has other parts.
+    """
+    ngram = config or NgramConfig()
+    _check_model(model)
+    store = make_store(ngram, 1, kind="numpy") if ngram.store else None
+    generate, prepare, stopping, _ = (getattr(model, name) for name in ("generate", *_REPLACED))
+    parameters = inspect.signature(generate)
+
+    @functools.wraps(generate)
+    def checked_generate(*args: Any, **kwargs: Any) -> Any:
+        _check_arguments(model, parameters.bind(*args, **kwargs).arguments)
+        return generate(*args, **kwargs)
+
+    def prepare_checked_config(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        settings, inputs = prepare(*args, **kwargs)
+        _check_fields(settings)
+        settings.prompt_lookup_num_tokens = ngram.k  # turns speculation on
+        return settings, inputs
+
+    def keep_stopping_criteria(*args: Any, generation_config: Any, **kwargs: Any) -> Any:
+        criteria = stopping(*args, generation_config=generation_config, **kwargs)
+        generation_config._stopping_criteria = _StoppingCriteria(criteria)
+        return generation_config._stopping_criteria
+
+    def make_candidates(
+        *, generation_config: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], **_: Any
+    ) -> NgramCandidates:
+        if "cache" in model_kwargs:  # since version 5.24
+            cache = model_kwargs["cache"]
+        else:  # version 5.0 leaves it to the model, which may choose another kind
+            cache = model_kwargs.setdefault("past_key_values", DynamicCache())
+        _check_cache(cache)
+        criteria = generation_config._stopping_criteria
+        criteria.prompt_length = input_ids.shape[1]
+        return NgramCandidates(ngram, generation_config.max_length, criteria, store=store)
+
+    ours = (checked_generate, prepare_checked_config, keep_stopping_criteria, make_candidates)
+    names = ("generate", *_REPLACED)
+    vars(model).update(zip(names, ours, strict=True))
+    try:
+        yield
+    finally:
+        for name in names:
+            delattr(model, name)
+
+
+def _check_model(model: Any) -> None:
+    """Refuses a model whose text drafts could change."""
+    kind = type(model)
+    if "_get_candidate_generator" in vars(model):
+        raise RuntimeError("drafting: already active for this model; do not nest the blocks")
+    for name in _REPLACED:
+        stock = getattr(GenerationMixin, name, None)
+        if stock is None or "generation_config" not in inspect.signature(stock).parameters:
+            raise RuntimeError(
+                f"drafting: expected {name}(generation_config, ...) of the model, "
+                f"which transformers {_VERSION} lacks; the last version tried is {NEWEST}"
+            )
+
+    def inherits(name: str) -> bool:
+        return getattr(kind, name, None) is vars(GenerationMixin)[name] and name not in vars(model)
+
+    own = [name for name in _STOCK if not inherits(name)]
+    reason = ""
+    if own:
+        reason = f"its {own[0]} is not transformers' own (of a PeftModel, pass get_base_model())"
+    elif model.config.is_encoder_decoder:
+        reason = "it has an encoder"
+    elif model._is_stateful or not model._supports_default_dynamic_cache():
+        reason = "rejected drafts can be removed only from a cache of attention"
+    elif kind.__name__ not in _COMPARED and (
+        model.config.sub_configs or not inherits("prepare_inputs_for_generation")
+    ):
+        reason = "it reads more than text or prepares its inputs by itself, and was not compared"
+    elif any(
+        word in str(getattr(part, "rope_type", ""))
+        for part in model.modules()
+        for word in ("dynamic", "longrope")
+    ):
+        reason = "its rotary embeddings depend on the length of the text, drafts included"
+    if reason:
+        raise TypeError(f"drafting: model: not supported: {kind.__name__}: {reason}")
+
+
+def _check_arguments(model: Any, arguments: dict[str, Any]) -> None:
+    given = {**arguments, **arguments.get("kwargs", {})}
+    known = _ARGUMENTS | vars(GenerationConfig()).keys() | {"kwargs"}
+    if type(model).__name__ in _IMAGE_MODELS:
+        known |= _IMAGES
+    _refuse({name: value for name, value in given.items() if name not in known})
+    if "prepare_inputs_for_generation" in vars(model):
+        raise ValueError("drafting: prompt learning of a PeftModel is not supported")
+    ids = given.get("inputs", given.get("input_ids"))
+    if ids is not None and len(ids) != 1:
+        raise ValueError(f"drafting: input_ids: expected one request per call, got {len(ids)}")
+
+
+def _check_fields(settings: Any) -> None:
+    usual = GenerationConfig()
+    neutral = vars(usual) | getattr(usual, "_get_default_generation_params", dict)()
+    given = {name: value for name, value in vars(settings).items() if name[0] != "_"}
+    # False is the same as None, but must not switch off what is on by default.
+    _refuse(
+        {
+            name: value
+            for name, value in given.items()
+            if name not in _FIELDS
+            and value != neutral.get(name)
+            and not (value is False and neutral.get(name) is None)
+        }
+    )
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """Refuses what is given, except for None."""
+    refused = [f"{name}={value!r:.60}" for name, value in given.items() if value is not None]
+    if refused:
+        raise ValueError(
+            f"drafting: not supported, because drafts could change the text: {', '.join(refused)}; "
+            "call generate outside of the block"
+        )
+
+
+def _check_cache(cache: Any) -> None:
+    """Refuses a cache from which the keys and values of rejected drafts cannot be removed."""
+    unlike = [type(cache)]
+    if type(cache) is DynamicCache:
+        unlike = [
+            type(layer)
+            for layer in cache.layers
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
+        ]
+    if unlike:
+        raise ValueError(
+            "drafting: model: expected a cache of full or sliding attention, from which rejected "
+            f"drafts can be removed, got {unlike[0].__name__}"
+        )

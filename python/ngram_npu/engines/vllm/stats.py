@@ -1,0 +1,212 @@
+"""Statistics that every drafter keeps of its calls, in the log and in Prometheus.
+
+vLLM itself counts accepted drafts for every method, in its ``SpecDecoding metrics`` line and as
+``vllm:spec_decode_*``. The option ``metrics`` adds acceptance by match length and by position.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.util import Finalize
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu.engines.vllm.options import Options, engine_index
+from ngram_npu.engines.vllm.patching import logger
+from ngram_npu.index import NgramIndex
+from ngram_npu.memory import Int32Array
+
+if TYPE_CHECKING:
+    import torch
+
+Rows = slice | npt.NDArray[np.intp]
+Values = Sequence[Int32Array] | Int32Array
+
+_COUNTERS = {
+    "proposals": ("ngram_npu_proposals", "Steps with a lookup."),
+    "rows": ("ngram_npu_rows", "Requests looked up, summed over steps."),
+    "drafts": ("ngram_npu_drafts", "Requests with a draft, summed over steps."),
+    "tokens": ("ngram_npu_draft_tokens", "Draft tokens found."),
+    "seconds": ("ngram_npu_propose_seconds", "Time spent in propose()."),
+}
+_SOURCE_ROWS = "ngram_npu_source_rows", "Requests looked up, by index or scan."
+_NEURAL = "neural"
+"""Stands for a match length where the draft is a neural drafter's."""
+_BY_MATCH = (
+    ("ngram_npu_verified_tokens", "Draft tokens whose verification the drafter observed."),
+    ("ngram_npu_accepted_tokens", "Of these, accepted."),
+)
+# A counter can be registered only once per process, but a process may start several engines.
+_registered: dict[str, Any] = {}
+
+
+class Verdicts:
+    """Verified and accepted draft tokens by the length of their match and by position. A step
+    samples one token more than it accepts, of the last draft of its row if the row has grown only
+    by these since: drafts of requests that ended, or whose row moved, are not counted."""
+
+    def __init__(self, rows: int, max_n: int, k: int) -> None:
+        self._lengths = np.full(rows, -1, np.int64)  # when the draft was made; -1: no draft
+        self._drafts = np.zeros((2, rows), np.int64)  # length of the match, tokens found
+        self._ends = np.zeros((2, max_n + 1, k + 1), np.int64)  # drafts by tokens found, accepted
+
+    def observe(self, rows: Rows, values: Values) -> None:
+        """As :meth:`Stats.observe`."""
+        lengths, num_sampled, match_len, counts = values
+        known = (num_sampled > 0) & (self._lengths[rows] == lengths - num_sampled)
+        match, found = self._drafts[:, rows][:, known]
+        np.add.at(self._ends[0], (match, found), 1)
+        np.add.at(self._ends[1], (match, np.minimum(num_sampled[known] - 1, found)), 1)
+        self._lengths[rows] = np.where(num_sampled > 0, lengths, -1)
+        self._drafts[:, rows] = match_len, counts
+
+    def take(self) -> npt.NDArray[np.int64]:
+        """[2, max_n + 1, k]: verified tokens and, of these, accepted ones, since the last call."""
+        tokens = self._ends[:, :, :0:-1].cumsum(axis=2)[:, :, ::-1]
+        self._ends[:] = 0
+        return tokens
+
+
+class Stats:
+    """The counters of one engine, which ends with ``owner``. Logs one line per vLLM log interval
+    with drafts, the last one at the latest when the process or the engine ends."""
+
+    def __init__(self, owner: object, vllm_config: Any, options: Options) -> None:
+        interval = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
+        self._interval = interval if interval > 0 else 10.0  # as in vLLM
+        self._labels = {
+            "model_name": str(getattr(vllm_config.model_config, "served_model_name", "")),
+            "engine": str(engine_index(vllm_config.parallel_config)),
+        }
+        self._counters = {k: self._counter(name, text) for k, (name, text) in _COUNTERS.items()}
+        self._sums: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
+        self._is_beside = options.beside
+        self._since = 0.0
+        self._timer: threading.Timer | None = None
+        self._lock = threading.Lock()
+        self.verdicts: Verdicts | None = None
+        if options.metrics:
+            self.verdicts = Verdicts(options.max_num_seqs, options.ngram.max_n, options.ngram.k)
+        self.rows_indexed = self._rows_indexed_before = 0
+        Finalize(owner, self.end_interval, exitpriority=0)
+
+    def observe(self, seconds: float, rows: Rows, values: Values, index: NgramIndex | None) -> None:
+        """Counts one call of ``propose()``, which took ``seconds``.
+
+        Args:
+            rows: [B], row of each request, the same as long as the request does not move.
+            values: four arrays [B]: lengths with the sampled tokens; num_sampled; match_len and
+                counts of the drafts found, 0 and all tokens for a neural one.
+            index: what has answered rows; None: scans.
+        """
+        with self._lock:
+            _, num_sampled, match_len, counts = values
+            if self._is_beside:
+                counts = counts * (match_len > 0)
+            with_rows, with_drafts = np.count_nonzero(num_sampled), np.count_nonzero(counts)
+            tokens = int(np.add.reduce(counts))  # half of what sum() takes
+            amounts = 1, int(with_rows), int(with_drafts), tokens, seconds
+            for name, amount in zip(_COUNTERS, amounts, strict=True):
+                self._sums[name] += amount
+                self._counters[name].inc(amount)
+            if self._timer is None:
+                self._since = time.perf_counter() - seconds
+                self._timer = threading.Timer(self._interval, self.end_interval)
+                self._timer.daemon = True
+                self._timer.start()
+            if self.verdicts is not None:
+                self.rows_indexed = 0 if index is None else index.statistics.rows_indexed
+                self.verdicts.observe(rows, values)
+
+    def end_interval(self) -> None:
+        with self._lock:
+            if self._timer is None:
+                return
+            self._timer.cancel()
+            self._timer = None
+            sums, self._sums = self._sums, dict.fromkeys(_COUNTERS, 0)
+            elapsed = time.perf_counter() - self._since
+            tokens = None if self.verdicts is None else self.verdicts.take()
+            indexed = self.rows_indexed - self._rows_indexed_before
+            self._rows_indexed_before = self.rows_indexed
+        rows, drafts = int(sums["rows"]), int(sums["drafts"])
+        logger.info(
+            f"ngram_npu metrics: last {elapsed:.1f} s: {sums['proposals']} proposals, "
+            f"{1e3 * sums['seconds'] / sums['proposals']:.3f} ms each, {drafts} of {rows} rows "
+            f"drafted ({100 * drafts / max(rows, 1):.1f}%), "
+            f"{sums['tokens'] / max(drafts, 1):.2f} tokens per draft"
+        )
+        if tokens is None:
+            return
+        answered = {"index": indexed, "scan": rows - indexed}
+        if self._is_beside:
+            answered = {"ngram": drafts, _NEURAL: rows - drafts}
+        sources = ", ".join(f"{source}: {count}" for source, count in answered.items())
+        logger.info(
+            f"ngram_npu acceptance: by match length {_shares(tokens.sum(axis=2), first=_NEURAL)}; "
+            f"by position {_shares(tokens.sum(axis=1))}; rows from {sources}"
+        )
+        for source, count in answered.items():
+            self._counter(*_SOURCE_ROWS, source=source).inc(count)
+        for (name, text), table in zip(_BY_MATCH, tokens, strict=True):
+            for match_len, position in np.argwhere(table):
+                labels = {"match_len": str(match_len or _NEURAL), "position": str(position)}
+                self._counter(name, text, **labels).inc(int(table[match_len, position]))
+
+    def _counter(self, name: str, text: str, **more: str) -> Any:
+        """In prometheus_client's default registry, which vLLM's ``/metrics`` serves."""
+        try:
+            import prometheus_client
+        except ImportError:  # only outside vLLM, which needs prometheus_client itself
+            return SimpleNamespace(inc=lambda amount: None)
+        if name not in _registered:
+            _registered[name] = prometheus_client.Counter(name, text, (*self._labels, *more))
+        return _registered[name].labels(**self._labels, **more)
+
+
+class DeviceStats(Stats):
+    """Of tensors. From a GPU they are copied asynchronously after the step; the first later step
+    that finds the copy complete counts it."""
+
+    def __init__(self, owner: Any, vllm_config: Any, options: Options, index: Any) -> None:
+        import torch
+
+        super().__init__(owner, vllm_config, options)
+        self._index = index
+        self._on_host = owner.device.type == "cpu"
+        self._runtime: Any = torch.get_device_module(owner.device)
+        self._copies: deque[tuple[Any, torch.Tensor, float, Rows]] = deque()
+
+    def observe_tensors(self, started: float, rows: Rows, *values: torch.Tensor) -> None:
+        """As :meth:`observe`, for a call that began at ``started`` (``time.perf_counter()``)."""
+        import torch
+
+        table = torch.stack(values)
+        if self._on_host:
+            self.observe(time.perf_counter() - started, rows, table.numpy(), self._index)
+            return
+        table = table.to("cpu", non_blocking=True)  # into pinned memory
+        event = self._runtime.Event()
+        event.record()
+        self._copies.append((event, table, time.perf_counter() - started, rows))
+        while self._copies and self._copies[0][0].query():
+            _, table, seconds, rows = self._copies.popleft()
+            self.observe(seconds, rows, table.numpy(), None)  # the index is in host memory
+
+
+def _shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:
+    """``3: 41% of 120`` for each column of [2, N], verified and accepted, with verified tokens;
+    ``first`` names column 0."""
+    shares = (
+        f"{i or first}: {100 * part / whole:.0f}% of {whole}"
+        for i, (whole, part) in enumerate(tokens.T.tolist())
+        if whole
+    )
+    return ", ".join(shares) or "none"

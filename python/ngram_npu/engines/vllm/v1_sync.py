@@ -1,0 +1,207 @@
+"""The drafters of vLLM's synchronous V1 runner, ``method="custom_class"`` and ``"ngram"``.
+
+They do not use torch: the runner's token buffer is a numpy array, and drafts are returned as lists.
+Drafts are found with a scan of the rows or with an index of them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+import ngram_npu._C as _C
+from ngram_npu.config import INDEX_POLICY, NgramConfig
+from ngram_npu.drafting import Drafting, Drafts
+from ngram_npu.engines.vllm.options import Method, Options, read_options
+from ngram_npu.engines.vllm.patching import check_call, logger
+from ngram_npu.engines.vllm.sharing import SharedStore
+from ngram_npu.engines.vllm.startup import MOST_TOKENS, index_for, start
+from ngram_npu.engines.vllm.stats import Stats
+from ngram_npu.index import NgramIndex
+from ngram_npu.memory import Int32Array
+
+
+class ScannedRows:
+    """By a scan of each whole row at every step. It keeps no state, so rows may change to other
+    requests."""
+
+    store: SharedStore | None = None
+
+    def __init__(self, config: NgramConfig) -> None:
+        self._drafting = Drafting(config, kind="numpy")
+
+    @property
+    def index(self) -> NgramIndex | None:
+        return self._drafting.index
+
+    def draft(
+        self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
+    ) -> Drafts[Any]:
+        """Up to ``k`` draft tokens for each of B rows that has sampled tokens. With ``k`` = 0 an
+        index is updated all the same."""
+        return self._drafting.propose(
+            token_ids, num_tokens, num_sampled=num_sampled, k=k, scan=True
+        )
+
+
+class IndexedRows(ScannedRows):
+    """With an index of each request's tokens; a step with few tokens is scanned.
+
+    A request keeps its slot when its row moves (``_C.RowRecognizer``). Slots of absent requests are
+    kept, because preempted requests come back: all of them while half of the memory is free, then
+    only recent ones, and none when memory is nearly full. The first draft makes the index, because
+    vLLM then knows how many tokens its KV cache holds.
+    """
+
+    def __init__(self, vllm_config: Any, options: Options) -> None:
+        super().__init__(options.ngram)
+        self._options, config = options, options.ngram
+        self._is_ladder = config.is_ladder
+        sizes, outcomes = (config.min_n, config.max_n), config.cost_limit is not None
+        self._kept = *sizes, config.match_policy_code, config.is_ladder, outcomes
+        self._cache_config: Any = getattr(vllm_config, "cache_config", None)
+        parallel = vllm_config.parallel_config
+        self._ranks_of_a_block = getattr(parallel, "decode_context_parallel_size", 1)
+        self._slots = 2 * options.max_num_seqs
+        self._rows = _C.RowRecognizer(self._slots)
+        self._steps = self._behind = 0  # steps, and rows whose tokens are not all indexed
+        if options.ngram.store is not None:
+            self.store = SharedStore(vllm_config, options, self._slots, "numpy")
+
+    def draft(
+        self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
+    ) -> Drafts[Any]:
+        self._steps += 1
+        steps = 1
+        if not self._is_ladder:
+            steps = INDEX_POLICY.steps_to_index(self._steps, num_tokens, num_sampled, self._behind)
+            if steps == 0:
+                return super().draft(token_ids, num_tokens, num_sampled, k)
+        index = self._drafting.index or self._make_index()
+        of_requests, new = self._rows.assign(token_ids, num_tokens, num_sampled)
+        # When memory runs low, absent requests lose their slots. vLLM does not tell which requests
+        # have finished, so with "finish" a store takes absent ones as finished.
+        ends = self.store is not None and self.store.held.visibility == "finish"
+        patience = INDEX_POLICY.steps_to_keep_absent(self._steps, index.share_in_use, ends)
+        if patience >= 0:
+            self._drafting.end(self._rows.forget_absent(patience))
+        if len(new):
+            self._drafting.end(of_requests[new])
+            self._behind = len(new)
+        slots = of_requests
+        if self._behind:
+            rows = token_ids, num_tokens, index.tensor, slots, num_sampled
+            slots, self._behind = _C.index_catch_up(INDEX_POLICY, *rows, *self._kept, steps)
+        return self._drafting.propose(
+            token_ids,
+            num_tokens,
+            num_sampled=num_sampled,
+            slot_indices=slots,
+            store_slots=of_requests,
+            k=k,
+            scan=self._behind == len(num_tokens) and not self._is_ladder,
+        )
+
+    def _make_index(self) -> NgramIndex:
+        blocks = getattr(self._cache_config, "num_gpu_blocks", None)
+        cached = blocks and blocks * self._cache_config.block_size * self._ranks_of_a_block
+        index = index_for(self._options, self._slots, "numpy", cached or MOST_TOKENS)
+        store = None if self.store is None else self.store.held
+        self._drafting = Drafting(self._options.ngram, kind="numpy", index=index, store=store)
+        return index
+
+
+class StockNgramProposer:
+    """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
+
+    _method: Method = "ngram"
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.options = options = read_options(vllm_config, self._method)
+        self.k = options.ngram.k
+        name, self.engine = "scan", ScannedRows(options.ngram)
+        if options.takes_index():
+            name, self.engine = "index", IndexedRows(vllm_config, options)
+        self.shared_store = self.engine.store
+        speaks = start(self, vllm_config, options, self._method, name)
+        self._stats = Stats(self, vllm_config, options) if speaks else None
+
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        """vLLM calls it; there is no model."""
+
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32Array,
+        token_ids_cpu: Int32Array,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """As :meth:`ngram_npu.engines.vllm.NgramProposer.propose`, with up to
+        ``num_speculative_tokens`` per draft, which vLLM may lower with the batch size."""
+        batch = len(sampled_token_ids)
+        if batch == 0 or token_ids_cpu.shape[1] == 0:
+            return [[] for _ in sampled_token_ids]
+        started = time.perf_counter()
+        k = self.k if num_speculative_tokens > self.k else num_speculative_tokens
+        num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
+        lengths = num_tokens_no_spec[:batch]
+        drafts, counts, match_len = self.engine.draft(
+            token_ids_cpu[:batch], lengths, num_sampled, k
+        )
+        lists = [row[:n] for row, n in zip(drafts.tolist(), counts.tolist(), strict=True)]
+        if self.options.keep_drafting and k > 0:
+            limit = self.options.max_model_len
+            for draft, sampled, n in zip(lists, sampled_token_ids, lengths.tolist(), strict=True):
+                if sampled and not draft and n < limit:
+                    draft.append(sampled[-1])
+        if self._stats is not None:
+            values = lengths, num_sampled, match_len, counts
+            seconds = time.perf_counter() - started
+            self._stats.observe(seconds, slice(batch), values, self.engine.index)
+        return lists
+
+
+class NgramProposer(StockNgramProposer):
+    """N-gram drafts for vLLM's V1 model runner, synchronous scheduling, as a custom class. vLLM
+    drops ``prompt_lookup_*`` for these, so ours are options, by default 2 and 5.
+
+    Raises:
+        ValueError: an option that is unknown, malformed, or contradicts another, or a runner that
+            calls a custom class with other arguments; one line.
+    """
+
+    _method = "custom_class"
+    _draft = StockNgramProposer.propose  # super() would take longer
+
+    def __init__(self, vllm_config: Any) -> None:
+        check_call(self.propose)
+        super().__init__(vllm_config)
+        if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
+            logger.warning(
+                "ngram_npu: num_speculative_tokens_per_batch_size has no effect: vLLM does not "
+                "pass it to a custom class; use method 'ngram' with NGRAM_NPU_VLLM=1 instead"
+            )
+
+    def propose(  # type: ignore[override]
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32Array,
+        token_ids_cpu: Int32Array,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """A draft for each request, possibly empty.
+
+        Args:
+            sampled_token_ids: tokens that this step sampled for each request; empty: the request is
+                still in prefill and gets no draft.
+            num_tokens_no_spec: [max_num_seqs] int32, lengths of the rows, sampled tokens included.
+            token_ids_cpu: [max_num_seqs, max_model_len] int32; the first rows are the requests'.
+            slot_mappings: not used.
+
+        Raises:
+            ValueError: an array of the wrong dtype, shape or stride.
+        """
+        return self._draft(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

@@ -1,0 +1,217 @@
+"""Step times of the target model, by batch size and by number of verified tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu.errors import InputError, one_line
+
+FORMAT = "ngram_npu.cost/1"
+"""The format of a file of step times."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class VerificationCost:
+    """Step times.
+
+    Attributes:
+        name: their origin, for the report.
+        tables: by batch size, (tokens verified in a step, all requests together, ascending; and
+            the time of such a step, in any unit). Linear in between and beyond.
+        is_example: computed for an example machine, not the user's.
+        is_measured: on the user's server.
+        same_for_any_batch: whether the table of batch size 1, the only one, is for all sizes.
+        synchronous: what each step with speculation takes longer, because it is not scheduled
+            asynchronously, as a share of a step without drafts.
+    """
+
+    name: str
+    tables: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]]
+    is_example: bool = False
+    is_measured: bool = False
+    same_for_any_batch: bool = False
+    synchronous: float = 0.0
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        return tuple(sorted(self.tables))
+
+    def at(self, batch_sizes: Sequence[int]) -> VerificationCost:
+        """The step times of these batch sizes only.
+
+        Raises:
+            InputError: one of them has no step times.
+        """
+        missing = [size for size in batch_sizes if size not in self.tables]
+        if missing:
+            known = ", ".join(map(str, self.batch_sizes))
+            raise InputError(f"batch size {missing[0]}: {self.name} has step times for {known}")
+        tables = {size: self.tables[size] for size in batch_sizes}
+        return replace(self, tables=tables)
+
+    def seconds(self, batch: int, verified: FloatArray) -> FloatArray:
+        """Times of steps of `batch` requests that verify `verified` tokens in all."""
+        tokens, times = (np.asarray(of, np.float64) for of in self.tables[batch])
+        found = np.interp(verified, tokens, times)
+        slope = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2])
+        beyond: FloatArray = found + np.maximum(0, verified - tokens[-1]) * max(0.0, slope)
+        return beyond
+
+    def speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
+        """Tokens per second relative to those without speculation.
+
+        Requests of a batch draft independently of each other. So this averages over the number of
+        tokens that a batch verifies in a step, instead of taking a step of average size.
+
+        Args:
+            batch: requests in a step.
+            tokens: [R], generated.
+            counts: [R, K+1], steps that drafted 0, 1, ..., K tokens.
+
+        Returns:
+            [R]; 1 for requests without a step.
+        """
+        counts = np.asarray(counts, np.float64)
+        steps = counts.sum(axis=1)
+        drafted = counts / np.maximum(steps, 1)[:, None]
+        size = batch * (counts.shape[1] - 1) + 1
+        if batch > 1:
+            spectrum = np.fft.rfft(drafted, size, axis=1) ** batch
+            drafted = np.maximum(0, np.fft.irfft(spectrum, size, axis=1))
+        times = self.seconds(batch, batch + np.arange(size, dtype=np.float64))
+        per_step = np.asarray(tokens, np.float64) / np.maximum(steps, 1)
+        taken = drafted @ times + self.synchronous * times[0]
+        sped: FloatArray = per_step * times[0] / np.where(steps > 0, taken, 1)
+        return np.where(steps > 0, sped, 1.0)
+
+
+def share_of_a_step(share: float) -> VerificationCost:
+    """Each drafted token costs this fraction of a step without drafts, at any batch size.
+
+    The speed-up is then tokens per step / (1 + share * drafted tokens per step).
+    """
+    return VerificationCost(
+        f"{share:g} of a step per drafted token",
+        {1: ((1, 2), (1, 1 + share))},
+        same_for_any_batch=True,
+    )
+
+
+def load_cost(name: str) -> VerificationCost:
+    """One of `EXAMPLES`, or a file of step times.
+
+    Raises:
+        InputError: the file does not exist or has another format.
+    """
+    if name in EXAMPLES:
+        return _example(name)
+    path = Path(name)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        known = ", ".join(EXAMPLES)
+        raise InputError(
+            f"{path}: not a file of step times: {one_line(error):.200}; make one with `ngram-npu "
+            f"measure-cost`, or use an example: {known}"
+        ) from error
+    found: dict[int, dict[float, float]] = {}
+    try:
+        if data["format"] != FORMAT:
+            raise ValueError(f"expected format {FORMAT!r}, got {data['format']!r}")
+        for step in data["steps"]:
+            batch, verified, seconds = int(step["batch"]), step["verified"], step["seconds"]
+            if not (batch >= 1 and verified >= batch and 0 < seconds < float("inf")):
+                raise ValueError(
+                    f"expected batch >= 1, verified >= batch, seconds > 0, got {json.dumps(step)}"
+                )
+            found.setdefault(batch, {})[float(verified)] = float(seconds)
+        for batch, times in found.items():
+            if len(times) < 2 or min(times) != batch:
+                raise ValueError(
+                    f"batch size {batch}: expected a step without drafts (verified = {batch}) and "
+                    f"one with, got verified = {', '.join(f'{v:g}' for v in sorted(times))}"
+                )
+        if not found:
+            raise ValueError("no steps")
+    except (LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: not a file of step times: {one_line(error):.200}") from error
+    tables = {
+        batch: (tuple(sorted(times)), tuple(times[v] for v in sorted(times)))
+        for batch, times in found.items()
+    }
+    return VerificationCost(f"step times of {path.name}", tables, is_measured=True)
+
+
+# Examples
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """A model on a machine, with figures from data sheets; `kv_bytes` is for 1k tokens."""
+
+    about: str
+    parameters: float
+    bytes_per_s: float
+    operations_per_s: float
+    kv_bytes: float
+    batches: tuple[int, ...]
+
+
+EXAMPLES = {
+    "example-8b-h100": _Machine(
+        "8B parameters in bf16, 1k tokens of context, one GPU of 3.35 TB/s and 990 TFLOP/s",
+        8e9,
+        3.35e12,
+        990e12,
+        1024 * 131072,
+        (1, 4, 16, 64, 256),
+    ),
+    "example-8b-l4": _Machine(
+        "8B parameters in bf16, 1k tokens of context, one GPU of 0.3 TB/s and 121 TFLOP/s",
+        8e9,
+        0.3e12,
+        121e12,
+        1024 * 131072,
+        (1, 4, 16, 48),
+    ),
+    "example-70b-4xh100": _Machine(
+        "70B parameters in bf16, 1k tokens of context, four GPUs of 3.35 TB/s and 990 TFLOP/s each",
+        70e9,
+        4 * 3.35e12,
+        4 * 990e12,
+        1024 * 327680,
+        (1, 4, 16, 64, 256),
+    ),
+}
+"""Computed, not measured. A step takes 2 ms, plus the longer of reading the weights and
+multiplying, plus reading the KV cache, at half of the data sheet's rates. Each drafted token of a
+request adds 1 % of the step, because kernels and sampler process more than one token."""
+
+_EFFICIENCY = 0.5
+_OVERHEAD_S = 0.002
+_SHARE = 0.01
+
+
+def _example(name: str) -> VerificationCost:
+    machine = EXAMPLES[name]
+    tables = {}
+    for batch in machine.batches:
+        drafted = np.linspace(0, 64, 129)
+        verified = batch * (1 + drafted)
+        multiply = 2 * machine.parameters * verified / machine.operations_per_s
+        weights = 2 * machine.parameters / machine.bytes_per_s
+        cache = batch * machine.kv_bytes / machine.bytes_per_s
+        times = _OVERHEAD_S + (np.maximum(weights, multiply) + cache) / _EFFICIENCY
+        times += _SHARE * times[0] * drafted
+        tables[batch] = (tuple(verified.tolist()), tuple(times.tolist()))
+    about = f'the EXAMPLE "{name}", computed and not measured: {machine.about}'
+    return VerificationCost(about, tables, is_example=True)

@@ -1,0 +1,1 @@
+"""Reads recorded conversations from logs of many formats."""

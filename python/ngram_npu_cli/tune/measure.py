@@ -1,0 +1,239 @@
+"""Replays of many settings over many conversations: in pieces, on several processes, resumable.
+
+A piece is one setting on one chunk of conversations. Its result is the number of steps of each
+conversation by the number of tokens drafted; all figures follow from that. With a store, which
+carries text from one conversation to the next, a piece is a stream of conversations in order.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import multiprocessing
+import signal
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from ngram_npu.errors import InputError
+
+from ngram_npu_cli.replay.simulation import TokenRequest, simulate
+from ngram_npu_cli.tune.candidates import Candidate
+
+Counts = npt.NDArray[np.int32]
+"""[N, K+1], steps of each request that drafted 0, 1, ..., K tokens."""
+
+_ROWS = 256
+_TOKENS = 4 << 20
+"""Maximum rows of a chunk and tokens of its buffer, which bound a worker's memory."""
+
+_requests: Sequence[TokenRequest] = ()
+"""The requests; worker processes inherit them from the parent."""
+
+
+def chunks_of(requests: Sequence[TokenRequest]) -> list[list[int]]:
+    """Numbers of the requests that are replayed together: requests of similar length, so that a
+    batch stays full to its end."""
+    generated = [sum(end - start for start, end in r.spans()) for r in requests]
+    order = sorted(range(len(requests)), key=lambda i: (generated[i], i))
+    chunks: list[list[int]] = []
+    longest = 0
+    for i in order:
+        longest = max(longest, requests[i].num_tokens)
+        full = chunks and (len(chunks[-1]) == _ROWS or (len(chunks[-1]) + 1) * longest > _TOKENS)
+        if not chunks or full:
+            chunks.append([])
+            longest = requests[i].num_tokens
+        chunks[-1].append(i)
+    return chunks
+
+
+def measure(
+    candidates: Sequence[Candidate],
+    requests: Sequence[TokenRequest],
+    *,
+    streams: Sequence[Sequence[int]] | None = None,
+    jobs: int = 1,
+    cache: Cache | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Counts]:
+    """Replay every setting on every request.
+
+    Args:
+        candidates: the settings.
+        requests: all with at least one step.
+        streams: numbers of the requests that share a store, in order; the store is empty at first,
+            and each request is in one stream. None: one stream of all requests.
+        jobs: processes.
+        cache: finished pieces, which are not replayed again.
+        progress: called with (pieces done, pieces in all).
+
+    Returns:
+        For each setting [N, K+1], steps of each request by the number of tokens drafted.
+    """
+    chunks = chunks_of(requests)
+    first_stream = len(chunks)
+    if any(candidate.has_store for candidate in candidates):
+        chunks += [list(of) for of in streams or [range(len(requests))]]
+    results = [np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates]
+    cache = Cache(None) if cache is None else cache
+    digests = [_digest(requests[i] for i in chunk) for chunk in chunks]
+    todo: list[tuple[int, int]] = []
+    total = done = 0
+    # Long chunks first, so that the last process to finish has little left to do.
+    for j in reversed(range(len(chunks))):
+        for i, candidate in enumerate(candidates):
+            if candidate.has_store != (j >= first_stream):
+                continue
+            total += 1
+            found = cache.get(_key(candidate, digests[j]), (len(chunks[j]), candidate.config.k + 1))
+            if found is None:
+                todo.append((i, j))
+            else:
+                results[i][chunks[j]] = found
+                done += 1
+    if progress is not None:
+        progress(done, total)
+    for (i, j), counts in _results(candidates, requests, chunks, todo, jobs):
+        results[i][chunks[j]] = counts
+        cache.put(_key(candidates[i], digests[j]), counts)
+        done += 1
+        if progress is not None:
+            progress(done, total)
+    return results
+
+
+def _results(
+    candidates: Sequence[Candidate],
+    requests: Sequence[TokenRequest],
+    chunks: Sequence[list[int]],
+    todo: Sequence[tuple[int, int]],
+    jobs: int,
+) -> Iterator[tuple[tuple[int, int], Counts]]:
+    if jobs == 1 or len(todo) < 2:
+        for i, j in todo:
+            yield (i, j), _replay([requests[n] for n in chunks[j]], candidates[i])
+        return
+    with _workers(requests, min(jobs, len(todo))) as pool:
+        waiting = iter(todo)
+        running: dict[Future[Counts], tuple[int, int]] = {}
+        while True:
+            # Only enough pieces to keep all processes busy, so that an interruption ends soon.
+            while len(running) < 2 * jobs and (piece := next(waiting, None)) is not None:
+                i, j = piece
+                running[pool.submit(_work, chunks[j], candidates[i])] = piece
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+
+
+@contextmanager
+def _workers(requests: Sequence[TokenRequest], jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that inherit the requests, so that they need not be copied."""
+    global _requests
+    _requests = requests
+    pool = ProcessPoolExecutor(
+        jobs, mp_context=multiprocessing.get_context("fork"), initializer=_start
+    )
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        _requests = ()
+
+
+def _start() -> None:
+    from ngram_npu._C import set_num_threads
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    set_num_threads(1)
+
+
+def _work(chunk: Sequence[int], candidate: Candidate) -> Counts:
+    return _replay([_requests[n] for n in chunk], candidate)
+
+
+def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
+    from ngram_npu.proposer import NgramProposer
+
+    config = candidate.config
+    # As in vLLM each turn is a request, so that only completions enter a store.
+    turns = [r.turns_apart() if candidate.has_store else [r] for r in requests]
+    owner = np.repeat(np.arange(len(requests)), [len(of) for of in turns])
+    counts: Counts = np.zeros((len(requests), config.k + 1), np.int32)
+
+    def observe(holders: npt.NDArray[np.int64], drafted: npt.NDArray[np.int64]) -> None:
+        counts[owner[holders], drafted] += 1
+
+    simulate(
+        "",
+        [turn for of in turns for turn in of],
+        NgramProposer(config, "index" if config.fits_index else "scan"),
+        k=config.k,
+        batch_size=1 if candidate.has_store else len(requests),
+        padded=candidate.drafts == "padded",
+        observe=observe,
+    )
+    return counts
+
+
+def _digest(requests: Iterator[TokenRequest]) -> str:
+    digest = hashlib.sha256()
+    for request in requests:
+        digest.update(repr([(len(t.prompt), len(t.completion)) for t in request.turns]).encode())
+        digest.update(request.tokens().tobytes())
+    return digest.hexdigest()
+
+
+def _key(candidate: Candidate, chunk: str) -> str:
+    """Everything that a piece's result depends on, including the drafter's version."""
+    from ngram_npu.config import CONTRACT_VERSION, default_costs, default_store_costs
+
+    costs = zlib.crc32(default_costs().tobytes() + default_store_costs().tobytes())
+    whole = json.dumps([CONTRACT_VERSION, costs, candidate.options, candidate.drafts, chunk])
+    return hashlib.sha256(whole.encode()).hexdigest()[:32]
+
+
+class Cache:
+    """Finished pieces in a file of JSON lines; each is written at once."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._found: dict[str, str] = {}
+        if path is None or not path.is_file():  # reading a device may not end
+            return
+        try:
+            for line in path.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                self._found[entry["key"]] = entry["counts"]
+        except ValueError:
+            pass  # the last line of an interrupted run may be incomplete; the piece is repeated
+        except (OSError, LookupError, TypeError) as error:
+            raise InputError(f"{path}: not a cache of ngram-npu tune: {error}") from error
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, key: str, shape: tuple[int, int]) -> Counts | None:
+        if key not in self._found:
+            return None
+        raw = zlib.decompress(base64.b85decode(self._found[key]))
+        return np.frombuffer(raw, np.int32).reshape(shape)
+
+    def put(self, key: str, counts: Counts) -> None:
+        if self.path is None:
+            return
+        packed = base64.b85encode(zlib.compress(counts.astype("<i4").tobytes(), 1)).decode()
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key, "counts": packed}) + "\n")
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: cannot be written: {error.strerror or error}"
+            ) from error

@@ -1,0 +1,366 @@
+"""From texts and options to a report: the definitions, the tokenizers, the default, the JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ngram_npu
+import pytest
+from ngram_npu_cli.logs.stdlib_corpus import MAX_COMPLETION_CHARS, STDLIB_FILES, split_source
+from ngram_npu_cli.replay import (
+    Conversation,
+    InputError,
+    Progress,
+    ReplayFigures,
+    ReplayInput,
+    ReplayOptions,
+    ReplayReport,
+    ReplayTokenizer,
+    Turn,
+    format_table,
+    load_tokenizer,
+    replay,
+    stdlib_conversations,
+)
+from replay_helpers import EXAMPLE_LINE, ScriptedProposer
+
+Write = Callable[..., Path]
+
+CONFIG = {
+    "min_n": 2,
+    "max_n": 5,
+    "k": 5,
+    "match_policy": "earliest",
+    "overlap": False,
+    "max_len": None,
+    "sizes": "consecutive",
+    "min_draft_probability": None,
+    "costs": None,
+    "store": None,
+    "store_tokens": 1_000_000,
+    "drafts": "trimmed",
+    "generated_only": False,
+}
+"""What a report says of the default options."""
+
+
+def test_texts_are_put_in_the_template_and_tokenized_apart() -> None:
+    seen: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        seen.append(text)
+        return [len(seen) * 10 + i for i in range(3)]
+
+    proposer = ScriptedProposer(5, lambda _: [])
+    conversation = Conversation("x", (Turn("Hi {there}", " yes"), Turn("two", ""), Turn("3", "z")))
+    report = replay(
+        inputs=[ReplayInput("talk", (conversation,))],
+        tokenizer=ReplayTokenizer("fake", "made up", None, encode),
+        make_proposer=lambda _: proposer,
+    )
+    assert seen == [
+        "USER: Hi {there} ASSISTANT:",
+        " yes",
+        "USER: two ASSISTANT:",
+        "",
+        "USER: 3 ASSISTANT:",
+        "z",
+    ]
+    # One growing context: nothing is inserted or dropped between the parts.
+    measured = proposer.calls[1:]  # the first warms up
+    assert measured[-1].contexts[0] == [10 * n + i for n in range(1, 7) for i in range(3)][:-1]
+    assert report.tokenizer == {"name": "fake", "source": "made up", "vocab_size": None}
+    assert report.inputs[0].num_prompt_tokens == 9
+
+
+def test_token_ids_win_over_text_and_need_no_tokenizer(write_jsonl: Write) -> None:
+    both = [{"prompt": "p", "completion": "c", **turn} for turn in EXAMPLE_LINE["turns"]]
+    for tokenizer, line in (("ids", EXAMPLE_LINE), ("/no/such/folder", {"turns": both})):
+        report = replay([write_jsonl(line)], ReplayOptions(tokenizer=tokenizer))
+        assert report.tokenizer is None
+        assert (report.total.num_tokens, report.total.num_steps) == (12, 5)
+        assert report.total.num_prompt_tokens == 13
+
+
+TEXT = {"id": "b", "turns": [{"prompt": "p", "completion": "c"}]}
+
+
+def test_text_where_only_token_ids_are_wanted(write_jsonl: Write) -> None:
+    path = write_jsonl(EXAMPLE_LINE, TEXT)
+    reason = f'{path}:2: missing key "prompt_token_ids"'
+    (figures,) = replay([path], ReplayOptions(tokenizer="ids")).inputs
+    assert figures.notes == (f"1 of 2 conversations are skipped (50.0%): {reason}",)
+    with pytest.raises(InputError, match=reason):
+        replay([path], ReplayOptions(tokenizer="ids", strict=True))
+    with pytest.raises(InputError, match="more than half"):
+        replay([write_jsonl(EXAMPLE_LINE, TEXT, TEXT)], ReplayOptions(tokenizer="ids"))
+
+
+def test_options_reach_the_proposer(write_jsonl: Write) -> None:
+    path = write_jsonl(EXAMPLE_LINE)
+
+    def lengths(**options: Any) -> tuple[int, ...]:
+        return replay([path], ReplayOptions(**options)).total.accepted_length_counts
+
+    assert lengths() == (3, 0, 1, 0, 0, 1)
+    assert lengths(k=2) == (3, 0, 3)  # 3 4 | 6 7 (after 5, given by the model) | 21 30
+    # `1 2 3` drafts 4 5 6 7 8 where 20 follows 7; `7 20 21` drafts 30 31 .. where 40 follows 30.
+    assert lengths(min_n=3) == (5, 1, 0, 0, 1, 0)
+    # The first draft would be made at 11 tokens: max_len leaves room for one more token, or none.
+    assert lengths(max_len=12)[:2] == (10, 1)
+    assert lengths(max_len=11) == (12, 0, 0, 0, 0, 0)
+
+
+def test_bad_options(write_jsonl: Write) -> None:
+    path = write_jsonl(EXAMPLE_LINE)
+    for options in ({"min_n": 6}, {"k": 65}, {"max_n": 65}, {"match_policy": "middle"}):
+        with pytest.raises(InputError, match=f"{next(iter(options))}: expected"):
+            replay([path], ReplayOptions(**options))  # type: ignore[arg-type]
+    for name in ("batch_size", "limit", "threads"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            ReplayOptions(**{name: 0})
+
+
+def test_padded_drafts(write_jsonl: Write) -> None:
+    """Every step verifies k tokens, the newest where none was found; found ones count as before."""
+    ids = [1, 2, 3, 3, 3, 3, 9, 1, 2, 3, 3, 4]
+    line = {"turns": [{"prompt_token_ids": ids[:2], "completion_token_ids": ids[2:]}]}
+    path = write_jsonl({"id": "a", **line})
+    trimmed, padded = (
+        replay([path], ReplayOptions(min_n=2, k=3, drafts=drafts)).total
+        for drafts in ("trimmed", "padded")
+    )
+    assert (padded.num_steps, padded.num_draft_tokens) == (4, 12)
+    # Nothing is found for `2 3`: of 3 3 3 all are right. `1 2` is found: of 3 3 3 two are right.
+    assert padded.accepted_length_counts == (2, 0, 1, 1)
+    assert trimmed.num_steps > padded.num_steps
+    with pytest.raises(ValueError, match="drafts must be 'padded' or 'trimmed', got 'both'"):
+        ReplayOptions(drafts="both")  # type: ignore[arg-type]
+
+
+def test_a_ladder(write_jsonl: Write, tmp_path: Path) -> None:
+    path = write_jsonl(EXAMPLE_LINE)
+
+    def made(**options: Any) -> ReplayReport:
+        return replay([path], ReplayOptions(**options))
+
+    as_long = made(sizes="ladder")
+    # A match of `1` is enough to draft 2 3 4 ..; the example's first step had no draft.
+    assert as_long.total.num_draft_tokens > made(k=8).total.num_draft_tokens
+    ladder = {"min_n": 1, "max_n": 16, "k": 8, "match_policy": "latest", "overlap": True}
+    assert as_long.config == CONFIG | ladder | {"sizes": "ladder"}
+    caption = "latest match of 1, 2, 4, 8 or 16 tokens, k=8 trimmed, "
+    assert format_table(as_long).startswith(caption + "batch size")
+
+    worth = made(min_draft_probability=0.177)
+    assert (worth.config["sizes"], worth.config["min_draft_probability"]) == ("ladder", 0.177)
+    assert 0 < worth.total.num_draft_tokens < as_long.total.num_draft_tokens
+    assert format_table(worth).startswith(f"{caption}min_draft_probability=0.177, batch size")
+
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({"row": [[16] * 32] * 16}))
+    one = made(min_draft_probability=0.5, costs=own, overlap=False)
+    assert one.total.num_draft_tokens == one.total.num_drafts > 0  # one token reaches the bound
+    assert one.config["costs"] == str(own)
+    assert f"min_draft_probability=0.5, costs={own}, no overlap, batch" in format_table(one)
+
+
+def test_what_contradicts_a_ladder_is_refused_by_name(write_jsonl: Write, tmp_path: Path) -> None:
+    path = write_jsonl(EXAMPLE_LINE)
+    table = tmp_path / "own.json"
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"min_n": 2}, "min_n: expected 1 with sizes='ladder', got 2"),
+        ({"max_n": 5}, "max_n: expected 16 with"),
+        ({"match_policy": "earliest"}, "match_policy: expected 'latest' with"),
+        ({"engine": "scan"}, "engine: expected 'index' or 'auto' with sizes='ladder'"),
+        ({"sizes": "consecutive", "store": "live"}, "store: expected None without sizes='ladder'"),
+        ({"min_draft_probability": 0.0}, "min_draft_probability: expected above 0"),
+        ({"costs": table, "min_draft_probability": None}, "costs: expected none without min_dr"),
+        ({"costs": table}, "own.json: no table of costs: .*No such file"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(InputError, match=message):
+            replay([path], ReplayOptions(**{"min_draft_probability": 0.177, **options}))
+    for text in ("{", "[]", "{}", '{"row": [[1, 2], [3]]}', '{"row": [[1, 2], [3, 4]]}'):
+        table.write_text(text)
+        with pytest.raises(InputError, match="costs"):
+            replay([path], ReplayOptions(min_draft_probability=0.177, costs=table))
+
+
+def test_the_thread_limit_holds_during_the_replay_only(write_jsonl: Write) -> None:
+    before = ngram_npu.num_threads()
+    during: list[int] = []
+    path = write_jsonl(EXAMPLE_LINE)
+    options = ReplayOptions(threads=before + 3)
+    report = replay([path], options, progress=lambda _: during.append(ngram_npu.num_threads()))
+    assert set(during) == {before + 3}
+    assert ngram_npu.num_threads() == before
+    assert report.machine["threads"] == before + 3
+
+
+def test_progress_ends_complete(write_jsonl: Write) -> None:
+    events: list[Progress] = []
+    replay([write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE)], progress=events.append)
+    last = {event.phase: event for event in events}
+    assert last["tokenize"] == Progress("talk", "tokenize", 2, 2)
+    assert last["replay"] == Progress("talk", "replay", 24, 24)
+    assert [e.done for e in events if e.phase == "replay"] == sorted(
+        e.done for e in events if e.phase == "replay"
+    )
+
+
+# The embedded default
+
+
+def test_the_default_input_is_there_and_stable() -> None:
+    first, missing = stdlib_conversations()
+    assert stdlib_conversations() == (first, missing)
+    assert sorted([c.id for c in first] + missing) == sorted(STDLIB_FILES)
+    assert len(set(STDLIB_FILES)) == len(STDLIB_FILES)
+    assert len(first) > len(STDLIB_FILES) // 2, f"missing: {missing}"
+    for conversation in first:
+        (turn,) = conversation.turns
+        assert turn.prompt is not None
+        assert turn.completion
+        assert turn.prompt.endswith("\n")
+
+
+def test_a_source_is_split_at_a_line_end_and_capped() -> None:
+    assert split_source("a\nbb\ncc\n") == ("a\nbb\n", "cc\n")
+    assert split_source("no line end") == ("no line end", "")
+    prompt, completion = split_source("0123456789abcde\n" * 4096)
+    assert len(prompt) == 2048 * 16 + 16  # the line at the middle is the prompt's last
+    assert MAX_COMPLETION_CHARS <= len(completion) <= MAX_COMPLETION_CHARS + 16
+
+
+def test_missing_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no sources of the Python standard library"):
+        stdlib_conversations(tmp_path)
+    (tmp_path / "copy.py").write_bytes(b"a = 1\r\nb = 2\r\nc = 3\r\n")
+    found, missing = stdlib_conversations(tmp_path)
+    (conversation,) = found
+    assert conversation.id == "copy.py"
+    assert conversation.turns == (Turn("a = 1\nb = 2\n", "c = 3\n"),)
+    assert len(missing) == len(STDLIB_FILES) - 1
+
+
+def test_the_default_is_replayed_without_a_path() -> None:
+    report = replay((), ReplayOptions(tokenizer="bytes", limit=2))
+    assert [(f.name, f.num_requests) for f in report.inputs] == [("python-stdlib", 2)]
+    assert report.total.tokens_per_step is not None
+    assert report.total.tokens_per_step > 1.2  # code repeats itself
+    assert "These figures compare with nothing" in format_table(report)
+
+
+# Report
+
+
+@pytest.fixture
+def report(write_jsonl: Write) -> ReplayReport:
+    one = write_jsonl(EXAMPLE_LINE, name="one.jsonl")
+    two = write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE, name="two.jsonl.gz")
+    options = ReplayOptions(batch_size=3, threads=1, limit=2)
+    return replay([one, two], options, command="ngram-npu replay x")
+
+
+def test_json_round_trip(report: ReplayReport) -> None:
+    text = report.to_json()
+    again = ReplayReport.from_dict(json.loads(text))
+    assert again == report
+    assert again.to_json() == text
+
+
+def test_json_says_what_is_needed_to_take_it_again(report: ReplayReport) -> None:
+    data = json.loads(report.to_json())
+    assert data["command"] == "ngram-npu replay x"
+    assert data["date"].endswith("+00:00")
+    assert data["machine"]["cpu"]
+    assert data["machine"]["cores"] >= 1
+    assert data["machine"]["threads"] == 1
+    assert set(data["versions"]) == {"python", "numpy", "torch", "ngram_npu"}
+    assert data["config"] == CONFIG
+    assert (data["batch_size"], data["limit"], data["tokenizer"]) == (3, 2, None)
+    one, two = data["inputs"]
+    assert (one["name"], one["tokens_per_step"]) == ("one", 12 / 5)
+    assert two["accepted_length_counts"] == [6, 0, 2, 0, 0, 2]
+    assert two["acceptance_rate_per_pos"] == [1, 1, 0.5, 0.5, 0.5]
+    assert data["total"]["num_steps"] == 15
+
+
+def test_json_of_another_format_is_refused(report: ReplayReport) -> None:
+    with pytest.raises(ValueError, match="expected format"):
+        ReplayReport.from_dict({**report.to_dict(), "format": "other/1"})
+
+
+def test_table(report: ReplayReport) -> None:
+    caption, empty, header, *rows, _, accepted, drafting = format_table(report).splitlines()
+    assert caption == (
+        "earliest match of 2-5 tokens, k=5 trimmed, batch size 3, first 2 of each input, "
+        "tokenizer: token ids as recorded"
+    )
+    assert empty == ""
+    assert [row.split()[0] for row in rows] == ["one", "two", "total"]
+    assert rows[1].split()[1:] == ["2", "24", "2.40", "2.00", "60.0%"]
+    assert accepted == "accepted by position: 1.00 1.00 0.50 0.50 0.50"
+    times = [float(word) for word in re.findall(r"\d+\.\d+", drafting)]
+    total = report.total
+    expected = [total.draft_us_per_call, total.draft_us_per_step, total.draft_us_per_token]
+    assert times == pytest.approx(expected, abs=0.05)
+    end = header.index("tokens/step") + len("tokens/step")
+    assert all(row[:end].endswith("2.40") for row in rows), "columns are aligned"
+
+
+def test_table_without_steps_and_with_many_positions(write_jsonl: Write) -> None:
+    path = write_jsonl(
+        {"id": "a", "turns": [{"prompt_token_ids": [1], "completion_token_ids": []}]}
+    )
+    row = format_table(replay([path], ReplayOptions(k=9, max_len=7, limit=1))).splitlines()
+    assert row[0].startswith("earliest match of 2-5 tokens, k=9 trimmed, max_len=7, batch size 32")
+    assert row[3].split() == ["talk", "1", "0", *"---"]
+    assert row[-2] == "accepted by position: - - - - - - - - ..."
+    assert row[-1] == "drafting: - us per call, - per step, - per token"
+
+
+def test_notes_are_shown(report: ReplayReport) -> None:
+    figures = ReplayFigures.from_dict({**report.inputs[0].to_dict(), "notes": ["half is missing"]})
+    shown = ReplayReport.from_dict({**report.to_dict(), "inputs": [figures.to_dict()]})
+    assert format_table(shown).splitlines()[-1] == "note (one): half is missing"
+
+
+DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "replay"
+
+# Tokens per step for earliest 2-5, k=5; and the tokens and steps counted by an independent program
+# (a dictionary of n-grams per conversation), which must match exactly.
+PUBLISHED = {
+    "specbench-chat": (1.54, 42059, 27327),
+    "specbench-summarization": (2.13, 13474, 6325),
+    "tau-bench-airline": (1.69, 79300, 46955),
+    "zeroeval-math-l5": (2.34, 200810, 85993),
+    "humaneval-gpt4": (2.57, 37946, 14750),
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, ReplayFigures]:
+    files = [DATA / f"{name}.jsonl.gz" for name in PUBLISHED]
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        pytest.skip(f"the recorded sets are not here: {', '.join(absent)} in {DATA}")
+    pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
+    pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
+    report = replay(
+        files, ReplayOptions(min_n=2, max_n=5, k=5), tokenizer=load_tokenizer("mistral-v1")
+    )
+    return {figures.name: figures for figures in report.inputs}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_figure(measured: dict[str, ReplayFigures], name: str) -> None:
+    tokens_per_step, tokens, steps = PUBLISHED[name]
+    figures = measured[name]
+    assert figures.tokens_per_step == pytest.approx(tokens_per_step, abs=0.02)
+    assert (figures.num_tokens, figures.num_steps) == (tokens, steps)

@@ -1,0 +1,313 @@
+"""The replay loop: against a naive one, against examples by hand, and against bad proposers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive_replay import NaiveCounts, naive_replay
+from ngram_npu import NgramConfig, NgramProposer
+from ngram_npu.config import default_costs
+from ngram_npu_cli.replay import InputError, ReplayFigures, simulate
+from ngram_npu_cli.replay import simulation as simulation_module
+from ops.reference import ladder
+from replay_helpers import EXAMPLE, ScriptedProposer, token_request
+
+# Two or three different tokens, so that repetitions and right and wrong drafts are frequent.
+token_lists = st.lists(st.integers(0, 2), max_size=14)
+conversations = st.lists(
+    st.lists(st.tuples(token_lists, token_lists), min_size=1, max_size=3), max_size=6
+)
+
+
+@st.composite
+def lookups(draw: st.DrawFn) -> dict[str, Any]:
+    min_n = draw(st.integers(1, 3))
+    return {
+        "min_n": min_n,
+        "max_n": draw(st.integers(min_n, 5)),
+        "k": draw(st.integers(1, 6)),
+        "match_policy": draw(st.sampled_from(["earliest", "latest"])),
+        "overlap": draw(st.booleans()),
+        "max_len": draw(st.none() | st.integers(0, 40)),
+    }
+
+
+def run(turns_of_all: Any, batch_size: int, **lookup: Any) -> ReplayFigures:
+    return simulate(
+        "test",
+        [token_request(turns) for turns in turns_of_all],
+        NgramProposer(NgramConfig(**lookup)),
+        k=lookup["k"],
+        batch_size=batch_size,
+    )
+
+
+def assert_equal(figures: ReplayFigures, naive: NaiveCounts, k: int) -> None:
+    assert (figures.num_tokens, figures.num_steps) == (naive.tokens, naive.steps)
+    assert figures.accepted_length_counts == tuple(naive.accepted[n] for n in range(k + 1))
+    assert figures.num_drafts == naive.steps - naive.drafted[0]
+    assert figures.num_draft_tokens == sum(n * c for n, c in naive.drafted.items())
+    assert figures.num_accepted_tokens == sum(n * c for n, c in naive.accepted.items())
+    for j in range(k):
+        drafted = sum(c for n, c in naive.drafted.items() if n > j)
+        accepted = sum(c for n, c in naive.accepted.items() if n > j)
+        assert figures.draft_tokens_per_pos[j] == drafted
+        assert figures.accepted_tokens_per_pos[j] == accepted
+
+
+def without_time(figures: ReplayFigures) -> ReplayFigures:
+    return dataclasses.replace(figures, draft_time_ns=0, num_calls=0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(conversations, st.integers(1, 7), lookups())
+def test_equals_the_naive_replay(turns_of_all: Any, batch_size: int, lookup: Any) -> None:
+    figures = run(turns_of_all, batch_size, **lookup)
+    assert_equal(figures, naive_replay(turns_of_all, **lookup), lookup["k"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    conversations,
+    st.integers(1, 7),
+    st.integers(1, 6),
+    st.none() | st.integers(0, 150),
+    st.booleans(),
+    st.integers(0, 40),
+)
+def test_a_ladder_equals_the_naive_replay(
+    turns_of_all: Any, batch_size: int, k: int, limit: int | None, overlap: bool, max_len: int
+) -> None:
+    least = None if limit is None else 2 ** (-limit / 16)
+    lookup = {"k": k, "overlap": overlap, "max_len": max_len}
+    figures = run(turns_of_all, batch_size, **lookup, sizes="ladder", min_draft_probability=least)
+
+    def draft_of(context: list[int], **lookup: Any) -> list[int]:
+        return ladder.draft(context, costs=default_costs(), limit=limit, **lookup)[0]
+
+    assert_equal(figures, naive_replay(turns_of_all, draft_of, **lookup), k)
+
+
+def test_a_ladder_knows_a_prompt_as_soon_as_it_is_there() -> None:
+    """At any length: outcome bytes of tokens that a step has no time to index count as 0."""
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, 40, 30_000).tolist() for _ in range(4)]
+    talks = [[(prompt, prompt[100:140]), ([7] * 3, prompt[50:90])] for prompt in prompts]
+    options = {"sizes": "ladder", "min_draft_probability": 0.5, "k": 8}
+    alone = without_time(run(talks, 1, **options))
+    assert without_time(run(talks, 4, **options)) == alone
+    proposer = NgramProposer(NgramConfig(**options), "index")
+    simulate("t", [token_request(turns) for turns in talks], proposer, k=8, batch_size=4)
+    assert proposer.index is not None
+    assert proposer.index.statistics.rows_scanned_catching_up == 0
+
+
+def test_the_example_worked_through_by_hand() -> None:
+    figures = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
+    assert without_time(figures) == ReplayFigures(
+        name="test",
+        num_requests=1,
+        num_turns=4,
+        num_prompt_tokens=13,
+        num_tokens=12,
+        num_steps=5,
+        num_calls=0,
+        draft_time_ns=0,
+        num_drafts=2,
+        num_draft_tokens=10,
+        num_accepted_tokens=7,
+        draft_tokens_per_pos=(2, 2, 2, 2, 2),
+        accepted_tokens_per_pos=(2, 2, 1, 1, 1),
+        accepted_length_counts=(3, 0, 1, 0, 0, 1),
+    )
+    assert figures.tokens_per_step == 12 / 5
+    assert figures.draft_tokens_per_step == 10 / 5
+    assert figures.acceptance_rate == 7 / 10
+    assert figures.acceptance_rate_per_pos == (1, 1, 0.5, 0.5, 0.5)
+    assert figures.no_draft_share == 3 / 5
+
+
+def test_tokens_per_step_is_over_the_whole_input_not_a_mean_of_means() -> None:
+    long = [([5], list(range(100, 111)))]  # nothing repeats: 10 tokens in 10 steps
+    short = [([1, 2, 3, 4, 1], [2, 3, 4, 1])]  # `1 2` drafts 3 4 1 2: 3 tokens, 1 step
+    figures = run([long, short], 2, min_n=2, max_n=5, k=5)
+    assert (figures.num_tokens, figures.num_steps) == (13, 11)
+    assert figures.tokens_per_step == 13 / 11
+
+
+def test_first_token_of_a_completion_is_not_counted() -> None:
+    figures = run([[([1], [9])], [([1], [])], [([], [4, 5])]], 3, min_n=2, max_n=5, k=5)
+    assert (figures.num_requests, figures.num_tokens, figures.num_steps) == (3, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("completion", "steps", "accepted"),
+    [
+        # A step that accepts everything yields 4 tokens: 3 drafts and one more.
+        ([0] + [1] * 4, 1, (0, 0, 0, 1)),
+        ([0] + [1] * 5, 2, (1, 0, 0, 1)),  # one token is left for the last step
+        ([0] + [1] * 8, 2, (0, 0, 0, 2)),
+    ],
+)
+def test_a_perfect_drafter(completion: list[int], steps: int, accepted: tuple[int, ...]) -> None:
+    def draft(context: list[int]) -> list[int]:
+        left = len(completion) + 1 - len(context)
+        return [1] * min(3, left - 1)  # the model itself gives the last one
+
+    proposer = ScriptedProposer(3, draft)
+    figures = simulate("t", [token_request([([9], completion)])], proposer, k=3, batch_size=1)
+    assert (figures.num_tokens, figures.num_steps) == (len(completion) - 1, steps)
+    assert figures.accepted_length_counts == accepted
+
+
+def test_nothing_is_accepted_beyond_the_end_of_a_completion() -> None:
+    # The drafts run on into the next turn's prompt and happen to be right. They count as drafted
+    # but not as accepted, because the completion ended before them.
+    turns = [([1], [2, 3, 4]), ([5, 6, 7], [8, 9])]
+    recording = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    proposer = ScriptedProposer(4, lambda context: recording[len(context) : len(context) + 4])
+    figures = simulate("t", [token_request(turns)], proposer, k=4, batch_size=1)
+    assert (figures.num_tokens, figures.num_steps) == (3, 2)
+    assert figures.accepted_length_counts == (0, 1, 1, 0, 0)  # 9 of turn 2; 3 and 4 of turn 1
+    assert figures.num_draft_tokens == 4 + 1
+
+
+def test_only_the_leading_run_is_accepted() -> None:
+    drafts = iter([[3, 99, 5, 6], []])
+    proposer = ScriptedProposer(4, lambda _: next(drafts))
+    figures = simulate("t", [token_request([([1], [2, 3, 4, 5])])], proposer, k=4, batch_size=1)
+    assert [call.sampled for call in proposer.calls] == [[[2]], [[3, 4]]]
+    assert figures.accepted_tokens_per_pos == (1, 0, 0, 0)
+
+
+def test_what_the_proposer_is_given() -> None:
+    """Per call: the whole context so far; as sampled, the accepted tokens plus one."""
+    proposer = ScriptedProposer(2, lambda _: [])
+    turns = [([1, 2], [3, 4, 5]), ([6], []), ([7], [8]), ([9], [10, 11])]
+    simulate("t", [token_request(turns)], proposer, k=2, batch_size=4)
+    contexts = [call.contexts[0] for call in proposer.calls]
+    # No draft is requested after 5 and 11: the completion is over.
+    assert contexts == [[1, 2, 3], [1, 2, 3, 4], list(range(1, 11))]
+
+
+def test_conversations_take_over_the_rows_of_finished_ones() -> None:
+    lengths = [2, 5, 3, 1, 2]  # of the completions; each takes one step less, the fourth none
+    requests = [
+        token_request([([100 * i], [100 * i + j for j in range(1, n + 1)])], str(i))
+        for i, n in enumerate(lengths, start=1)
+    ]
+    proposer = ScriptedProposer(1, lambda _: [])
+    figures = simulate("t", requests, proposer, k=1, batch_size=2)
+    served = [
+        {row: context[0] // 100 for row, context in zip(call.rows, call.contexts, strict=True)}
+        for call in proposer.calls
+    ]
+    assert served == [{0: 1, 1: 2}, {0: 3, 1: 2}, {0: 3, 1: 2}, {0: 5, 1: 2}]
+    assert all(call.row_indices is None for call in proposer.calls)
+    assert figures.num_calls == 4
+    assert figures.num_steps == 1 + 4 + 2 + 1
+
+
+def test_row_indices_name_the_rows_that_are_left() -> None:
+    requests = [token_request([([1], [2] * n)]) for n in (2, 4, 3)]
+    proposer = ScriptedProposer(1, lambda _: [])
+    simulate("t", requests, proposer, k=1, batch_size=3)
+    assert [call.rows for call in proposer.calls] == [[0, 1, 2], [1, 2], [1]]
+    assert proposer.calls[0].row_indices is None
+    assert proposer.calls[1].row_indices.dtype == np.int32
+
+
+def test_time_is_that_of_the_proposer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = {"ns": 0}
+    monkeypatch.setattr(simulation_module.time, "perf_counter_ns", lambda: clock["ns"])
+
+    def draft(_: list[int]) -> list[int]:
+        clock["ns"] += 7
+        return []
+
+    def progress(done: int, total: int) -> None:
+        clock["ns"] += 1000
+        seen.append((done, total))
+
+    seen: list[tuple[int, int]] = []
+    figures = simulate(
+        "t",
+        [token_request([([1], [2, 3, 4, 5])])],
+        ScriptedProposer(2, draft),
+        k=2,
+        batch_size=1,
+        progress=progress,
+    )
+    assert (figures.num_calls, figures.draft_time_ns) == (3, 21)
+    assert figures.draft_us_per_call == figures.draft_us_per_step == pytest.approx(0.007)
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_no_requests_and_requests_without_tokens() -> None:
+    for turns_of_all in ([], [[([], [])]], [[([1, 2], [])], [([], [3])]]):
+        figures = run(turns_of_all, 4, min_n=2, max_n=5, k=5)
+        assert (figures.num_tokens, figures.num_steps, figures.num_calls) == (0, 0, 0)
+        assert figures.tokens_per_step is None
+        assert figures.no_draft_share is None
+        assert figures.acceptance_rate_per_pos == (None,) * 5
+
+
+class _Broken(ScriptedProposer):
+    def __init__(self, fault: str) -> None:
+        super().__init__(2, lambda _: [])
+        self.fault = fault
+
+    def step(self, token_ids: Any, num_tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().step(token_ids, num_tokens, *args, **kwargs)
+        if self.fault == "num_tokens":
+            num_tokens[0] += 1
+        elif self.fault == "token_ids":
+            token_ids[0, 0] += 1
+        elif self.fault == "shape":
+            result.draft_token_ids = result.draft_token_ids[:, :1]
+        elif self.fault == "count":
+            result.num_draft_tokens[0] = 3
+        elif self.fault == "negative count":
+            result.num_draft_tokens[0] = -1
+        return result
+
+
+@pytest.mark.parametrize("fault", ["num_tokens", "token_ids", "shape", "count", "negative count"])
+def test_a_proposer_that_does_wrong_is_found_out(fault: str) -> None:
+    word = {"negative count": "count"}.get(fault, fault)
+    with pytest.raises(InputError, match=word):
+        simulate("t", [token_request([([1], [2, 3])])], _Broken(fault), k=2, batch_size=1)
+
+
+def test_total_adds_counts_up() -> None:
+    one = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
+    total = ReplayFigures.total([one, dataclasses.replace(one, name="other")])
+    assert total.name == "total"
+    assert (total.num_tokens, total.num_steps, total.num_requests) == (24, 10, 2)
+    assert total.accepted_length_counts == (6, 0, 2, 0, 0, 2)
+    assert total.tokens_per_step == one.tokens_per_step
+    with pytest.raises(ValueError, match="no figures"):
+        ReplayFigures.total([])
+    with pytest.raises(ValueError, match="zip"):
+        ReplayFigures.total([one, run([EXAMPLE], 1, min_n=2, max_n=5, k=4)])
+
+
+def test_a_proposer_with_state_is_told_when_a_row_changes_hands() -> None:
+    """Two rows, four conversations; the example is in its row for several turns."""
+    told: list[list[int]] = []
+
+    class Stateful(ScriptedProposer):
+        def reset(self, rows: np.ndarray) -> None:
+            assert rows.dtype == np.int32
+            told.append(rows.tolist())
+
+    proposer = Stateful(5, lambda tokens: [])
+    turns = [([1], [2, 3, 4]), ([5], [6, 7])]
+    requests = [token_request(turns, name) for name in "abcd"]
+    simulate("x", requests, proposer, k=5, batch_size=2)
+    assert told == [[0, 1], [0, 1]]

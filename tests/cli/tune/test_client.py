@@ -1,0 +1,383 @@
+"""Step times over HTTP, from a server that streams as vLLM does."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ngram_npu_cli import command as cli
+from ngram_npu_cli.replay import InputError
+from ngram_npu_cli.tune import load_cost
+from ngram_npu_cli.tune.client import Stream, steps_of
+
+STEP_S = 0.002
+
+
+class FakeServer(ThreadingHTTPServer):
+    """Drafts `k` tokens in each step of each request, and accepts all of them."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.k = 0
+        self.counts_drafts = True
+        self.fails_after = 1 << 30
+        self.key = ""
+        self.metrics_status = 200
+        self.sends_usage = True
+        self.burst = 1  # chunks that arrive together, as through a proxy that buffers
+        self.steps_per_chunk = 1  # as vLLM's --stream-interval
+        self.answer = b""  # in place of the chunks
+        self.drafted = 0
+        self.bodies: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeServer
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def _is_refused(self) -> bool:
+        """As vLLM with --api-key: only paths of /v1 need the key."""
+        expected = f"Bearer {self.server.key}"
+        if not self.server.key or self.headers["Authorization"] == expected:
+            return False
+        self.send_error(401, f"Unauthorized {self.headers['Authorization']}")
+        return True
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/v1") and self._is_refused():
+            return
+        if self.path == "/metrics" and self.server.metrics_status != 200:
+            self.send_error(self.server.metrics_status)
+            return
+        if self.path == "/v1/models":
+            text = json.dumps({"data": [{"id": "tiny"}]})
+        elif self.path == "/metrics" and self.server.counts_drafts:
+            # Two engines, and a counter whose name has the same prefix.
+            text = (
+                "# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.\n"
+                f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {self.server.drafted}.0\n'
+                'vllm:spec_decode_num_draft_tokens_total{engine="1"} 3.0\n'
+            )
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_refused():
+            return
+        with self.server.lock:
+            self.server.bodies.append(body)
+            if len(self.server.bodies) > self.server.fails_after:
+                self.send_error(503, "busy")
+                return
+        self.send_response(200)
+        self.end_headers()
+        left, held = body["max_tokens"], []
+        if self.server.answer:
+            self.wfile.write(self.server.answer)
+            return
+        while left > 0:
+            said = 0
+            for _ in range(self.server.steps_per_chunk):
+                time.sleep(STEP_S * (1 + self.server.k))
+                with self.server.lock:
+                    self.server.drafted += self.server.k
+                said += 1 + self.server.k
+            left -= said
+            held.append(b'data: {"choices": [{"text": "x"}], "usage": null}\n\n')
+            if len(held) == self.server.burst or left <= 0:
+                self.wfile.write(b"".join(held))
+                self.wfile.flush()
+                held.clear()
+        if self.server.sends_usage and body.get("stream_options") == {"include_usage": True}:
+            usage = {"completion_tokens": body["max_tokens"]}
+            self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    fake = FakeServer()
+    thread = threading.Thread(target=fake.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield fake
+    fake.shutdown()
+    fake.server_close()
+
+
+def run(server: FakeServer, output: Path, *more: str) -> int:
+    options = ["--url", server.url, "--batch-size", "4,1", "--rounds", "2", "--max-tokens", "160"]
+    return cli.main(["measure-cost", str(output), *options, *more])
+
+
+def test_runs_without_and_with_drafts_make_a_cost(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "cost.json"
+    assert run(server, output) == 0
+    with pytest.raises(InputError, match=r"expected a step without drafts .* and one with"):
+        load_cost(str(output))
+    server.k = 3
+    assert run(server, output) == 0
+    assert run(server, output) == 0, "in place of the run before"
+    found = json.loads(output.read_text())
+    steps = [(s["batch"], s["verified"]) for s in found["steps"]]
+    assert steps == [(1, 1.0), (1, 4.0), (4, 4.0), (4, 16.0)]
+    # A sleep takes at least the time asked for; how much longer depends on the machine.
+    assert all(s["seconds"] > STEP_S / 2 for s in found["steps"])
+    assert [run["model"] for run in found["runs"]] == ["tiny"] * 3
+    assert load_cost(str(output)).batch_sizes == (1, 4)
+    assert "batch 4: " in capsys.readouterr().out
+    body = server.bodies[0]
+    assert (body["model"], body["stream"], body["temperature"]) == ("tiny", True, 0)
+    assert body["ignore_eos"] is True
+
+
+def test_a_server_that_counts_no_drafts_does_not_speculate(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    server.counts_drafts = False
+    output = tmp_path / "cost.json"
+    assert run(server, output, "--model", "other") == 0
+    assert [s["verified"] for s in json.loads(output.read_text())["steps"]] == [1.0, 4.0]
+
+
+def test_only_steps_of_all_requests_together_count() -> None:
+    """A step takes 1 alone and 10 together; the second request starts late and ends late."""
+    first = [float(n) for n in range(5)] + [4 + 10.0 * n for n in range(1, 12)]
+    second = [4.5 + 10.0 * n for n in range(11)] + [110.0 + n for n in range(50)]
+    assert steps_of([Stream(first), Stream(second)]) == 10.0
+
+
+@pytest.mark.parametrize("burst", [1, 2, 3, 8])
+def test_steps_of_chunks_in_bursts_share_the_time_between_bursts(burst: int) -> None:
+    """Each request's chunks leave a proxy together; within a burst they are 10 us apart."""
+    times = [
+        [late + 0.02 * (n - n % burst) + 1e-5 * (n % burst) for n in range(128)]
+        for late in (0.0, 0.003)
+    ]
+    assert steps_of([Stream(of) for of in times]) == pytest.approx(0.02, rel=1e-2)
+
+
+def test_chunks_in_bursts_store_no_time_shorter_than_a_step(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    server.burst = 8
+    output = tmp_path / "cost.json"
+    assert run(server, output, "--rounds", "1") == 0
+    assert all(s["seconds"] > STEP_S / 2 for s in json.loads(output.read_text())["steps"])
+
+
+def test_answers_that_arrive_whole_are_an_error(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.burst = 1 << 30
+    output = tmp_path / "cost.json"
+    assert run(server, output) == 2
+    assert "arrive in bursts" in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(("k", "counts"), [(0, True), (3, True), (3, False)])
+def test_chunks_of_several_steps_are_an_error(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], k: int, counts: bool
+) -> None:
+    """Also drafts that the server does not count: its steps cannot be told apart from those."""
+    server.k, server.counts_drafts = k, counts
+    server.steps_per_chunk = 2 if counts else 1
+    output = tmp_path / "cost.json"
+    assert run(server, output) == 2
+    assert "--stream-interval 1" in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    "streams", [[[0.0, 1.0, 2.0]], [list(range(20)), list(range(30, 50))], [[], []]]
+)
+def test_too_few_steps_together(streams: list[list[float]]) -> None:
+    with pytest.raises(InputError, match="raise --max-tokens"):
+        steps_of([Stream(of) for of in streams])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: no answer: "),
+        (["--url", "ftp://host"], "ftp://host: expected a URL such as http://localhost:8000"),
+        (["--batch-size", "1,x"], "1,x: expected batch sizes such as 1,4,16"),
+        (["--batch-size", "0"], "0: expected batch sizes"),
+    ],
+)
+def test_bad_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    output = tmp_path / "cost.json"
+    assert cli.main(["measure-cost", str(output), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_failure_at_a_batch_size_keeps_the_sizes_before(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a server that runs fewer requests at once fails at the largest."""
+    output, once = tmp_path / "cost.json", ("--rounds", "1")
+    assert run(server, output, *once) == 0
+    before = json.loads(output.read_text())
+    server.k = 3
+    server.fails_after = len(server.bodies) + 5  # three before the first round, one of batch size 1
+    assert run(server, output, *once) == 2
+    error = capsys.readouterr().err
+    assert "/v1/completions answered 503" in error
+    assert f"{output} has batch size 1" in error
+    after = json.loads(output.read_text())
+    assert [(s["batch"], s["verified"]) for s in after["steps"]] == [(1, 1.0), (1, 4.0), (4, 4.0)]
+    assert [s for s in after["steps"] if s["verified"] == s["batch"]] == before["steps"]
+    assert len(after["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b'data: {"error": {"message": "engine died"}}\n\n', "sent data: .*engine died"),
+        (b"data: [DONE]\n\n", "/v1/completions sent no text"),
+        (b"data: {\n\n", "http://127.*: Expecting property name"),
+    ],
+)
+def test_answer_that_is_no_stream_of_text_is_one_line(
+    server: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    answer: bytes,
+    says: str,
+) -> None:
+    server.answer = answer
+    assert run(server, tmp_path / "cost.json") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(says, error)
+
+
+def test_failure_at_the_first_batch_size_leaves_the_file_as_it_was(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    output, once = tmp_path / "cost.json", ("--rounds", "1")
+    assert run(server, output, *once) == 0
+    before = output.read_text()
+    server.fails_after = len(server.bodies) + 3
+    assert run(server, output, *once) == 2
+    assert output.read_text() == before
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "MY_KEY"])
+def test_api_key_is_sent_and_shown_nowhere(
+    server: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+) -> None:
+    server.key = "sk-right"
+    option = [] if variable == "OPENAI_API_KEY" else ["--api-key-env", variable]
+    output = tmp_path / "cost.json"
+    assert run(server, output) == 2
+    missing = capsys.readouterr().err
+    assert "/v1/models answered 401: it expects an API key: set OPENAI_API_KEY" in missing
+    monkeypatch.setenv(variable, "sk-wrong")
+    for model in ([], ["--model", "tiny"]):
+        assert run(server, output, *option, *model) == 2
+        assert f"answered 401: it does not accept the key in {variable}" in capsys.readouterr().err
+    monkeypatch.setenv(variable, "sk-right\n")  # as a file that a shell did not strip has it
+    assert run(server, output, *option, "--batch-size", "1", "--rounds", "1") == 0
+    shown = capsys.readouterr()
+    assert "sk-" not in output.read_text() + shown.out + shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "says"),
+    [
+        (["--api-key-env", "sk-secret"], "x", "--api-key-env: expected the name of an environment"),
+        ([], "sk-sec\nret", "OPENAI_API_KEY: expected a key of printable ASCII characters"),
+        ([], "sk-sec\u00fcret", "OPENAI_API_KEY: expected a key of printable ASCII characters"),
+    ],
+)
+def test_wrong_api_key_is_not_shown(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    key: str,
+    says: str,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert cli.main(["measure-cost", str(tmp_path / "c.json"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "sk-" not in error
+
+
+@pytest.mark.parametrize(
+    ("status", "k", "says"),
+    [(500, 0, "/metrics answered 500: "), (403, 3, "or does not count its drafts"), (403, 0, "")],
+)
+@pytest.mark.parametrize("sends_usage", [True, False])
+def test_metrics_that_fail_are_not_taken_for_a_server_without_drafts(
+    server: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    k: int,
+    says: str,
+    sends_usage: bool,
+) -> None:
+    server.metrics_status, server.k, server.sends_usage = status, k, sends_usage
+    if status == 403 and not sends_usage:
+        says = "expected counts of drafted tokens at /metrics or `usage` in the stream, got neither"
+    assert run(server, tmp_path / "cost.json", "--batch-size", "1") == (2 if says else 0)
+    assert says in capsys.readouterr().err
+
+
+def test_https_to_a_server_of_http_names_the_cause(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = server.url.replace("http", "https")
+    assert cli.main(["measure-cost", str(tmp_path / "c.json"), "--url", url]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{url}: no answer: [SSL" in error
+
+
+def test_a_file_that_is_something_else_is_not_touched(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "cost.json"
+    output.write_text('{"mine": 1}')
+    assert run(server, output) == 2
+    assert "exists and is not a file of step times" in capsys.readouterr().err
+    assert output.read_text() == '{"mine": 1}'

@@ -1,0 +1,101 @@
+"""What drafting on the host does, by the operators' references and at once."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from ngram_npu import NgramConfig, NgramStore
+from ngram_npu.host_drafting import Stop
+from ops.reference.drafting import ngram_index_propose_
+from ops.reference.store import HEADER_WORDS, MASK32, Store, ngram_store_step_
+
+UNLIMITED = 2**63 - 1
+
+
+@dataclass
+class _Request:
+    text: list[int]
+    scope: int
+    stop: Stop
+    settled: int = 0
+    cut: int | None = None
+
+
+@dataclass
+class Reference:
+    """Steps at once, by the operators' references. The store has what was said ``lag`` steps ago,
+    and of a request that has ended what it said up to its own stop."""
+
+    config: NgramConfig
+    store: NgramStore
+    lag: int
+    shape: tuple[int, int]
+    """R and S."""
+    fill: bool = True
+    rows: dict[int, _Request] = field(default_factory=dict)
+    late: deque[list[tuple[_Request, int, int]]] = field(default_factory=deque)
+
+    def begin(self, row: int, text: list[int], scope: int = 0, stop: Stop | None = None) -> None:
+        self.rows[row] = _Request(list(text), scope, stop or Stop(), len(text))
+
+    def end(self, row: int) -> None:
+        request = self.rows.pop(row)
+        if request.cut is not None:
+            self._settle(request, row, request.cut)
+        Store(self.store.tensor).close(row)  # type: ignore[arg-type]
+
+    def step(self, rows: list[int], sampled: list[list[int]]) -> list[Any]:
+        for row, tokens in zip(rows, sampled, strict=True):
+            request = self.rows[row]
+            for token in tokens[: self.shape[1] - len(request.text)]:
+                request.text.append(token)
+                ends = token in request.stop.tokens or len(request.text) >= request.stop.max_length
+                if ends and request.cut is None:
+                    request.cut = len(request.text)
+        drafts = self._draft(rows, [len(tokens) for tokens in sampled])
+        if not rows:  # a dummy run, no step
+            return drafts
+        self.late.append([(self.rows[row], row, len(self.rows[row].text)) for row in rows])
+        if len(self.late) > self.lag:
+            for request, row, length in self.late.popleft():
+                if self.rows.get(row) is request:
+                    self._settle(request, row, min(length, request.cut or length))
+        return drafts
+
+    def _draft(self, rows: list[int], counts: list[int]) -> list[Any]:
+        config, k = self.config, self.config.k
+        token_ids, lengths = np.zeros(self.shape, np.int32), np.zeros(self.shape[0], np.int32)
+        for row, request in self.rows.items():
+            token_ids[row, : len(request.text)] = request.text
+            lengths[row] = len(request.text)
+        costs = np.zeros((len(rows), k), np.uint8)
+        told = np.array(counts, np.int32)
+        asked = token_ids, lengths, self.store.tensor, np.array(rows), None, told
+        lookup = 1, 16, k, 1, config.overlap, UNLIMITED
+        by_cost = config.cost_table, config.cost_limit, costs, self.fill, config.token_logits
+        found = ngram_index_propose_(*asked, *lookup, True, *by_cost)
+        copy = np.array(self.store.tensor)  # what it takes in is thrown away
+        requests = np.array(rows), None, np.array([self.rows[row].scope for row in rows])
+        limits = UNLIMITED, config.store_cost_table, config.cost_limit, self.fill
+        drafts = *found, costs, *limits, config.token_logits
+        ngram_store_step_(token_ids, lengths, told, copy, *requests, *drafts)
+        return [array.tolist() for array in (*found, costs)]
+
+    def _settle(self, request: _Request, row: int, length: int) -> None:
+        if length <= request.settled:
+            return
+        store = Store(self.store.tensor)  # type: ignore[arg-type]
+        text = [token & MASK32 for token in request.text[:length]]
+        if not store.holds(row, text, request.scope):
+            store.close(row)
+            store.set_slot(row, 0, request.settled)
+        store.write(row, text[request.settled :], request.scope)
+        request.settled = length
+
+    def has_the_text_of(self, store: NgramStore) -> bool:
+        """Whether the stores are equal but for their statistics."""
+        both = (np.asarray(one.tensor)[HEADER_WORDS:] for one in (self.store, store))
+        return np.array_equal(*both)

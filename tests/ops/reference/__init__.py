@@ -1,0 +1,16 @@
+"""The operators once more, in plain, slow, obvious Python on numpy arrays: what the kernels are
+compared with. Independent of the C++ sources; the definitions are those of docs/ops."""
+
+from ops.reference import bookkeeping, correction, drafting, merging, store
+from ops.reference.bookkeeping import *
+from ops.reference.correction import *
+from ops.reference.drafting import *
+from ops.reference.merging import *
+from ops.reference.store import *
+
+__all__: list[str] = []
+__all__ += bookkeeping.__all__
+__all__ += correction.__all__
+__all__ += drafting.__all__
+__all__ += merging.__all__
+__all__ += store.__all__

@@ -1,0 +1,444 @@
+"""The reference of the store that requests share: docs/ops, docs/design/store.md."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, repeat
+from typing import NamedTuple
+
+import numpy as np
+from ops.reference.drafting import NO_TOKEN, Drafts, Found, affordable
+from ops.reference.integers import Array
+from ops.reference.ladder import MAX_MATCH, SIZES, cost_of
+
+__all__ = [
+    "ngram_store_finish_",
+    "ngram_store_step_",
+]
+
+MAGIC, NUM_SLOTS, NUM_BLOCKS, LINE_BITS, VISIBILITY, NEXT_SERIAL, BUSY = range(7)
+LOOKUPS, HITS, DRAFTS, DRAFT_TOKENS, ENTERED, EVICTED, LOST_BLOCKS, RENUMBERED = range(7, 15)
+REFUSED, EPOCH = 15, 16
+HEADER_WORDS = 64
+SLOT_WORDS, SLOT_SERIAL, SLOT_LENGTH = 4, 0, 1
+HEAD_WORDS, HEAD_SERIAL, HEAD_FILL, HEAD_FIRST, HEAD_PREVIOUS, HEAD_NEXT, HEAD_SCOPE = 8, *range(6)
+LINE_ENTRIES, ENTRY_WORDS = 8, 2
+BLOCK = 256
+OVERLAP = 16
+END_OF_SERIALS = 2**24
+FINISH = 1
+
+BASE = 0x9E3779B97F4A7C15
+MASK32, MASK64 = 2**32 - 1, 2**64 - 1
+POWERS = [pow(BASE, j, 2**64) for j in range(MAX_MATCH)]
+
+Tokens = Sequence[int]
+"""As unsigned 32-bit numbers."""
+
+
+def mix(z: int) -> int:
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK64
+    return z ^ z >> 31
+
+
+@lru_cache
+def seed_of(scope: int) -> int:
+    return mix(scope)
+
+
+def key_of(gram: Tokens, scope: int) -> int:
+    polynomial = sum(token * power for token, power in zip(reversed(gram), POWERS, strict=False))
+    level = len(gram).bit_length() - 1
+    return mix((polynomial & MASK64 ^ seed_of(scope)) + (level + 1) * BASE & MASK64)
+
+
+def updated(right: int, wrong: int, same: bool) -> tuple[int, int, bool]:
+    """The counts of an entry after a token was the expected one or was not, and whether the entry
+    is now for that token's place."""
+    if same:
+        return (8, wrong // 2, True) if right == 15 else (right + 1, wrong, True)
+    if wrong + 1 > right + 1:
+        return 0, 1, True
+    return (right // 2, 8, False) if wrong == 15 else (right, wrong + 1, False)
+
+
+class Gram(NamedTuple):
+    n: int
+    scope: int
+    entries: range
+    """The words in which the entries of its line begin."""
+    tag: int
+
+
+class Hit(NamedTuple):
+    entry: int
+    """The word in which the entry begins."""
+    right: int
+    wrong: int
+    place: int
+    m: int
+    """How many tokens before the place agree with the text, at most 16."""
+
+
+class Store:
+    """The tensor of a store, as unsigned words that are read and written in place."""
+
+    def __init__(self, tensor: Array) -> None:
+        self.words = tensor.view(np.uint32).data
+        self.octets = tensor.view(np.uint8).data
+        self.num_slots = self.words[NUM_SLOTS]
+        self.num_blocks = self.words[NUM_BLOCKS]
+        self.line_bits = self.words[LINE_BITS]
+        self.heads = HEADER_WORDS + self.num_slots * SLOT_WORDS
+        self.lines = -(-(self.heads + self.num_blocks * HEAD_WORDS) // 16) * 16
+        self.tokens = self.lines + (LINE_ENTRIES * ENTRY_WORDS << self.line_bits)
+        self.bytes = self.tokens + self.num_blocks * BLOCK
+
+    def count(self, statistic: int, by: int = 1) -> None:
+        self.words[statistic] = self.words[statistic] + by & MASK32
+
+    # Slots.
+
+    def slot(self, slot: int) -> tuple[int, int]:
+        """The serial number of the slot's block, 0 for none, and the length L of its row."""
+        at = HEADER_WORDS + slot * SLOT_WORDS
+        return self.words[at + SLOT_SERIAL], self.words[at + SLOT_LENGTH]
+
+    def set_slot(self, slot: int, serial: int, length: int) -> None:
+        at = HEADER_WORDS + slot * SLOT_WORDS
+        self.words[at + SLOT_SERIAL] = serial
+        self.words[at + SLOT_LENGTH] = length
+
+    # Blocks.
+
+    def head(self, serial: int) -> int:
+        """The word in which the head of the block with that serial number begins."""
+        return self.heads + serial % self.num_blocks * HEAD_WORDS
+
+    def alive(self, serial: int) -> bool:
+        return serial > 0 and self.words[self.head(serial) + HEAD_SERIAL] == serial
+
+    def fill(self, serial: int) -> int:
+        return min(BLOCK, self.words[self.head(serial) + HEAD_FILL])
+
+    def scope(self, serial: int) -> int:
+        at = self.head(serial) + HEAD_SCOPE
+        return self.words[at] | self.words[at + 1] << 32
+
+    def text(self, serial: int, begin: int, end: int) -> list[int]:
+        at = self.tokens + serial % self.num_blocks * BLOCK
+        return list(self.words[at + begin : at + end])
+
+    def token(self, place: int) -> int:
+        return self.words[self.tokens + place % (self.num_blocks * BLOCK)]
+
+    def byte(self, place: int) -> int:
+        return self.octets[self.bytes * 4 + place % (self.num_blocks * BLOCK)]
+
+    def set_byte(self, place: int, byte: int) -> None:
+        self.octets[self.bytes * 4 + place % (self.num_blocks * BLOCK)] = byte
+
+    def give_out(self, previous: int, scope: int) -> int:
+        """The serial number of a new block, which comes after the one of number ``previous``; 0: it
+        is the first of its request."""
+        if self.words[NEXT_SERIAL] == END_OF_SERIALS:
+            by = self.renumber()
+            previous = max(0, previous - by)
+        if not 0 < self.words[NEXT_SERIAL] < END_OF_SERIALS:
+            self.restart()
+            previous = 0
+        repeated = self.text(previous, BLOCK - OVERLAP, BLOCK) if previous else []
+        serial = self.words[NEXT_SERIAL]
+        self.words[NEXT_SERIAL] = serial + 1
+        head = [serial, 0, len(repeated), previous, 0, scope & MASK32, scope >> 32]
+        for i, word in enumerate(head):
+            self.words[self.head(serial) + i] = word
+        for i in range(BLOCK):
+            self.set_byte(serial * BLOCK + i, 0)
+            self.words[self.tokens + serial % self.num_blocks * BLOCK + i] = 0
+        for token in repeated:
+            self.append(serial, token)
+        return serial
+
+    def append(self, serial: int, token: int) -> int:
+        """Writes a token to a block and returns its place."""
+        fill = self.fill(serial)
+        place = serial * BLOCK + fill
+        self.words[self.tokens + place % (self.num_blocks * BLOCK)] = token
+        self.words[self.head(serial) + HEAD_FILL] = fill + 1
+        return place
+
+    def renumber(self) -> int:
+        """All serial numbers have been given out: subtracts the same from each."""
+        blocks = self.num_blocks
+        by: int = (END_OF_SERIALS - blocks - 1) // blocks * blocks
+        slots = range(HEADER_WORDS + SLOT_SERIAL, self.heads, SLOT_WORDS)
+        heads = range(self.heads, self.heads + blocks * HEAD_WORDS, HEAD_WORDS)
+        links = [at + word for at in heads for word in (HEAD_SERIAL, HEAD_PREVIOUS, HEAD_NEXT)]
+        for at in (*slots, *links):
+            self.words[at] = max(0, self.words[at] - by)
+        for entry in range(self.lines, self.tokens, ENTRY_WORDS):
+            place = self.words[entry + 1]
+            if place // BLOCK > by:
+                self.words[entry + 1] = place - by * BLOCK
+            else:
+                self.words[entry] = self.words[entry + 1] = 0
+        self.words[NEXT_SERIAL] -= by
+        self.count(EPOCH)
+        self.count(RENUMBERED)
+        return by
+
+    def restart(self) -> None:
+        """The header is not a store's: begins with an empty one."""
+        for i in range(HEADER_WORDS, self.tokens):
+            self.words[i] = 0
+        self.words[NEXT_SERIAL] = 1
+        self.count(EPOCH)
+
+    # Entries.
+
+    def gram(self, text: Tokens, n: int, scope: int) -> Gram:
+        """Where the last n tokens of a text have their entry."""
+        key = key_of(text[-n:], scope)
+        line = self.lines + (key >> 64 - self.line_bits) * LINE_ENTRIES * ENTRY_WORDS
+        entries = range(line, line + LINE_ENTRIES * ENTRY_WORDS, ENTRY_WORDS)
+        return Gram(n, scope, entries, key & 0xFFFFFF)
+
+    def agreement(self, place: int, text: Tokens) -> int:
+        """How many tokens before the place agree with the text's end, at most 16."""
+        serial, most = place // BLOCK, min(place % BLOCK, len(text), MAX_MATCH)
+        before = self.text(serial, place % BLOCK - most, place % BLOCK)
+        m = 0
+        while m < most and before[-1 - m] == text[-1 - m]:
+            m += 1
+        return m
+
+    def look_up(self, gram: Gram, text: Tokens) -> Hit | None:
+        """The hit of the gram at the text's end."""
+        for entry in gram.entries:
+            state, place = self.words[entry], self.words[entry + 1]
+            serial = place // BLOCK
+            if state >> 8 == gram.tag and self.alive(serial) and self.scope(serial) == gram.scope:
+                m = self.agreement(place, text)
+                if m >= gram.n:
+                    return Hit(entry, state >> 4 & 15, state & 15, place, m)
+        return None
+
+    def set_entry(self, entry: int, tag: int, right: int, wrong: int, place: int) -> None:
+        self.words[entry] = tag << 8 | right << 4 | wrong
+        self.words[entry + 1] = place
+
+    def victim(self, entries: range) -> int:
+        """The entry of a line that gives way to a new one."""
+        for entry in entries:
+            if not self.alive(self.words[entry + 1] // BLOCK):
+                return entry
+        self.count(EVICTED)
+        return min(entries, key=lambda entry: self.words[entry + 1])
+
+    def enter(self, place: int) -> None:
+        """Enters the token at that place after the tokens before it."""
+        serial, before = place // BLOCK, place % BLOCK
+        scope = self.scope(serial)
+        text = self.text(serial, max(0, before - MAX_MATCH), before)
+        token = self.token(place)
+        byte = None
+        for n in SIZES:
+            if n > len(text):
+                continue
+            gram = self.gram(text, n, scope)
+            hit = self.look_up(gram, text)
+            if hit is None:
+                self.set_entry(self.victim(gram.entries), gram.tag, 0, 0, place)
+                continue
+            same = self.token(hit.place) == token
+            if byte is None:
+                byte = min(hit.m, 15) * 2 + same
+            right, wrong, moved = updated(hit.right, hit.wrong, same)
+            self.set_entry(hit.entry, gram.tag, right, wrong, place if moved else hit.place)
+        self.set_byte(place, byte or 0)
+        self.count(ENTERED)
+
+    # Requests.
+
+    def close(self, slot: int) -> None:
+        """Enters what a slot holds back, and frees it."""
+        serial, _ = self.slot(slot)
+        if serial and not self.alive(serial):
+            self.count(LOST_BLOCKS)
+        if self.words[VISIBILITY] == FINISH and self.alive(serial):
+            for block in self.chain(serial):
+                first = self.words[self.head(block) + HEAD_FIRST]
+                for i in range(first, self.fill(block)):
+                    self.enter(block * BLOCK + i)
+        self.set_slot(slot, 0, 0)
+
+    def chain(self, newest: int) -> list[int]:
+        """The blocks linked to the newest one of a request, the oldest first. Each is told the one
+        after it."""
+        serials = [newest]
+        self.words[self.head(newest) + HEAD_NEXT] = 0
+        while True:
+            previous = self.words[self.head(serials[0]) + HEAD_PREVIOUS]
+            if not self.alive(previous) or previous >= serials[0]:
+                return serials
+            self.words[self.head(previous) + HEAD_NEXT] = serials[0]
+            serials.insert(0, previous)
+
+    def holds(self, slot: int, row: Tokens, scope: int) -> bool:
+        """Whether the slot's request is that of the row."""
+        serial, length = self.slot(slot)
+        if not self.alive(serial) or self.scope(serial) != scope or length > len(row):
+            return False
+        fill = self.fill(serial)
+        last = self.text(serial, max(0, fill - OVERLAP), fill)
+        return len(last) <= length and list(row[length - len(last) : length]) == last
+
+    def write(self, slot: int, tokens: Tokens, scope: int) -> None:
+        """Appends tokens to a slot's text, the next ones of its row."""
+        for token in tokens:
+            serial, length = self.slot(slot)
+            if not serial or self.fill(serial) == BLOCK:
+                serial = self.give_out(serial, scope)
+            place = self.append(serial, token)
+            self.set_slot(slot, serial, length + 1)
+            if self.words[VISIBILITY] != FINISH:
+                self.enter(place)
+
+
+def opened(tensor: Array) -> Store | None:
+    """The store, or None where a call goes without: the tensor contains none, or another call has
+    it, which is counted."""
+    if len(tensor) < HEADER_WORDS or int(tensor[MAGIC]) != 0x31534E47:
+        return None
+    slots, blocks, bits = (int(word) for word in tensor[NUM_SLOTS : LINE_BITS + 1])
+    if not (1 <= slots <= blocks // 4 and blocks <= 2**20 and 1 <= bits <= 24):
+        return None
+    store = Store(tensor)
+    if store.bytes + blocks * BLOCK // 4 > len(tensor):
+        return None
+    if store.words[BUSY]:
+        store.count(REFUSED)
+        return None
+    return store
+
+
+BACKLOG = 4096
+FIRST_RIGHT = (1, 2, 3, 5, 9)
+FIRST_WRONG = (1, 2, 4)
+
+CHANCES = [65536]
+while len(CHANCES) < 256:
+    CHANCES.append(CHANCES[-1] * 62757 // 65536)
+
+
+def promise(costs: list[int]) -> int:
+    return sum(CHANCES[c] for c in accumulate(costs) if c < 256)
+
+
+def longest_hit(store: Store, row: Tokens, scope: int) -> Hit | None:
+    for n in SIZES:
+        if n <= len(row) and (hit := store.look_up(store.gram(row, n, scope), row)):
+            return hit
+    return None
+
+
+def costs_of(
+    store: Store, hit: Hit, text: Tokens, costs: Array, token_logits: Array | None
+) -> list[int]:
+    """What the tokens of a draft cost: ``text`` is the row's last token, then the draft."""
+    first = 32 + 4 * bisect_right(FIRST_RIGHT, hit.right) + bisect_right(FIRST_WRONG, hit.wrong)
+    columns = [store.byte(hit.place + j) % 32 if j else first for j in range(len(text) - 1)]
+    cells = [int(costs[min(hit.m + j, 15), column]) for j, column in enumerate(columns)]
+    return [cost_of(*given) for given in zip(cells, repeat(token_logits), text, text[1:])]
+
+
+def signed(token: int) -> int:
+    return token - (token >> 31 << 32)
+
+
+def ngram_store_step_(
+    token_ids: Array,
+    num_tokens: Array,
+    num_sampled: Array,
+    store: Array,
+    row_indices: Array | None,
+    slot_indices: Array | None,
+    scopes: Array | None,
+    draft_token_ids: Array,
+    num_draft_tokens: Array,
+    match_len: Array,
+    draft_costs: Array,
+    max_len: int,
+    costs: Array,
+    cost_limit: int,
+    fill: bool = False,
+    token_logits: Array | None = None,
+) -> None:
+    """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
+    [16,56] uint8; store [W], draft_token_ids [B,k], num_draft_tokens and match_len [B] and
+    draft_costs [B,k] uint8 are written; no results."""
+    opened_store = opened(store) if len(num_sampled) else None
+    if opened_store is None:
+        return
+    num_rows, capacity = token_ids.shape
+    k = draft_token_ids.shape[1]
+    drafts = Drafts(draft_token_ids, num_draft_tokens, match_len, draft_costs)
+
+    def item(array: Array | None, i: int, default: int) -> int:
+        return default if array is None else int(array[i])
+
+    requests = []
+    for i, sampled in enumerate(map(int, num_sampled)):
+        at = item(row_indices, i, i)
+        if not 0 <= at < num_rows or sampled <= 0 or not 1 <= num_tokens[at] <= capacity:
+            continue
+        row = [int(token) & MASK32 for token in token_ids[at, : num_tokens[at]]]
+        scope = item(scopes, i, 0) & MASK64
+        requests.append((i, row, sampled, item(slot_indices, i, at), scope))
+
+    for i, row, _, _, scope in requests:
+        opened_store.count(LOOKUPS)
+        hit = longest_hit(opened_store, row, scope)
+        if hit is None:
+            continue
+        opened_store.count(HITS)
+        place, left = hit.place, opened_store.fill(hit.place // BLOCK) - hit.place % BLOCK
+        text = [signed(opened_store.token(place + j)) for j in range(min(k, left))]
+        most = max(0, min(len(text), max_len - len(row)))
+        paid = costs_of(opened_store, hit, [row[-1], *text[:most]], costs, token_logits)
+        count = affordable(paid, cost_limit)
+        own = [int(cost) for cost in draft_costs[i, : max(0, num_draft_tokens[i])]]
+        if promise(paid[:count]) <= promise(own):
+            continue
+        opened_store.count(DRAFTS)
+        opened_store.count(DRAFT_TOKENS, count)
+        found = Found(text if fill else text[:count], count, paid[:count], hit.m)
+        drafts.put(i, found, signed(row[-1]) if fill else NO_TOKEN)
+
+    backlog = BACKLOG
+    for _, row, sampled, slot, scope in requests:
+        if not 0 <= slot < opened_store.num_slots:
+            continue
+        if not opened_store.holds(slot, row, scope):
+            opened_store.close(slot)
+            opened_store.set_slot(slot, 0, max(0, len(row) - sampled))
+        _, length = opened_store.slot(slot)
+        waiting = max(0, len(row) - sampled - length)
+        taken = min(waiting, backlog)
+        backlog -= taken
+        new = min(sampled, len(row) - length)
+        opened_store.write(slot, row[length : length + taken + new], scope)
+
+
+def ngram_store_finish_(store: Array, slot_indices: Array) -> None:
+    """store [W] is written; slot_indices [N]; no results."""
+    opened_store = opened(store) if len(slot_indices) else None
+    if opened_store is None:
+        return
+    for slot in map(int, slot_indices):
+        if 0 <= slot < opened_store.num_slots:
+            opened_store.close(slot)

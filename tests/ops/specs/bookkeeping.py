@@ -1,0 +1,372 @@
+"""The OpSpecs of the operators for sampled tokens and for a drafter's batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from hypothesis import strategies as st
+from ops import reference
+
+from .batches import (
+    NO_OFFSET,
+    hostile_offsets,
+    index_vectors,
+    int32_vectors,
+    lengths_lists,
+    offsets,
+    one_hostile,
+    previous,
+    unordered_offsets,
+)
+from .ngram_step import SAMPLED_BAD_CALLS, sampled_and_discard
+from .ngram_step import _sampled as sampled_matrix
+from .rows import (
+    HOSTILE_INT32,
+    HOSTILE_INT64,
+    INT32_MAX,
+    INT32_MIN,
+    matrices,
+    random_rows,
+    token_rows,
+)
+from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
+
+UNLIMITED = 2**63 - 1
+
+
+def _next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    tokens = in_buffer(random_rows(rng, 5, 40, 90), before=3, gap=5)
+    lengths = in_buffer([40, 33, 17, 2, 1], gap=1)
+    sampled = in_buffer([[3, -1, -1, -1], [-1, -1, -1, -1], [7, 8, 9, -1]], gap=2)
+    discard = in_buffer([False, False, True], dtype=np.bool_)
+    backup = in_buffer([70, 71, 72], gap=2)
+    indices = in_buffer([1, 0, 4], gap=2, dtype=np.int64)
+    from_rows = (None, tokens, lengths, indices)
+    given = (backup, None, None, None)
+    yield Sample("ordinary", (sampled, discard, *from_rows, 1000))
+    yield Sample("backup-given", (sampled, discard, *given, 1000))
+    for mask in (None, discard, in_buffer([True, False, False], dtype=np.bool_)):
+        for source in (from_rows, given, (None, tokens, lengths, None)):
+            for vocab_size in (1, 8, 1000):
+                yield Sample(f"sources-{vocab_size}", (sampled, mask, *source, vocab_size))
+    for width in (1, 2, 5, 64, 65):
+        for batch in (1, 2, 9):
+            new = in_buffer(sampled_matrix(rng, batch, width, 6), before=1, gap=1)
+            rows = in_buffer(random_rows(rng, batch, 3, 90), gap=1)
+            ragged = in_buffer(rng.integers(0, 4, batch))
+            order = in_buffer(rng.permutation(batch))
+            label = f"width-{width}-{batch}"
+            yield Sample(f"{label}-rows", (new, None, None, rows, ragged, None, 5))
+            yield Sample(f"{label}-indices", (new, None, None, rows, ragged, order, UNLIMITED))
+            yield Sample(f"{label}-given", (new, None, ragged, None, None, None, 5))
+    for batch in (127, 128, 129):
+        new = in_buffer(sampled_matrix(rng, batch, 2, 6), gap=1)
+        yield Sample(
+            f"batch-{batch}", (new, None, np.arange(batch, dtype=np.int32), *[None] * 3, 5)
+        )
+    yield from _empty_samples()
+    yield from _hostile_samples(rng)
+
+
+def _empty_samples() -> Iterator[Sample]:
+    for rows, capacity, batch in ((0, 0, 0), (0, 9, 3), (3, 0, 3), (3, 1, 2), (1, 1, 0)):
+        tokens = np.full((rows, capacity), 7, np.int32)
+        indices = np.arange(batch, dtype=np.int32)
+        sampled = np.full((batch, 2), -1, np.int32)
+        for length in {0, capacity}:
+            lengths = np.full(rows, length, np.int32)
+            args = (sampled, None, None, tokens, lengths, indices, 5)
+            yield Sample(f"empty-{rows}x{capacity}-{batch}-{length}", args)
+    none = np.zeros((0, 3), np.int32)
+    yield Sample("no-requests", (none, None, np.zeros(0, np.int32), None, None, None, 5))
+
+
+def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    lengths = [*HOSTILE_INT32, 40, 41, 39]
+    rows = in_buffer(random_rows(rng, len(lengths), 40, 90), gap=4)
+    none = in_buffer(np.full((len(lengths), 3), -1))
+    some = in_buffer(sampled_matrix(rng, len(lengths), 3, 50))
+    for sampled in (none, some):
+        args = (sampled, None, None, rows, in_buffer(lengths), None, 60)
+        yield Sample("hostile-lengths", args)
+        yield Sample("hostile-backups", (sampled, None, in_buffer(lengths), None, None, None, 60))
+        for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+            indices = in_buffer([*bad, 11, 10][: len(lengths)], dtype=dtype)
+            good = in_buffer([20] * len(lengths))
+            args = (sampled[: len(indices)], None, None, rows, good, indices, 60)
+            yield Sample(f"hostile-indices-{np.dtype(dtype).name}", args)
+    values = in_buffer([[v, 1, -1] for v in HOSTILE_INT32] + [[0, v, 1] for v in HOSTILE_INT32])
+    backup = in_buffer([33] * len(values))
+    for vocab_size in (-(2**63), -1, 0, 1, 2, INT32_MAX, UNLIMITED):
+        args = (values, None, backup, None, None, None, vocab_size)
+        yield Sample(f"hostile-tokens-{vocab_size}", args)
+    holes = in_buffer([[0, -1, 1, 1], [-1, 0, 0, 0], [99, 0, 0, 0], [0, 0, 99, 0]])
+    yield Sample("holes", (holes, None, backup[:4], None, None, None, 10))
+
+
+@st.composite
+def _next_token_strategy(draw: st.DrawFn) -> Args:
+    tokens = in_buffer(draw(token_rows()), gap=1)
+    rows, capacity = tokens.shape
+    lengths = draw(int32_vectors(rows, 0, capacity))
+    batch = draw(st.integers(0, rows))
+    sampled, discard = draw(sampled_and_discard(batch))
+    vocab_size = draw(st.sampled_from([0, 2, 6, UNLIMITED]))
+    if draw(st.booleans()):
+        backup = draw(int32_vectors(batch, 0, 90))
+        return (sampled, discard, backup, None, None, None, vocab_size)
+    indices = draw(st.one_of(st.none(), index_vectors(batch, rows)))
+    return (sampled, discard, None, tokens, lengths, indices, vocab_size)
+
+
+def _next_token_sizes() -> tuple[Args, ...]:
+    rng = np.random.default_rng(1)
+    made = []
+    for batch, width, rows, capacity in ((7, 3, 12, 50), (8, 4, 13, 51), (9, 5, 14, 52)):
+        sampled = sampled_matrix(rng, batch, width, 9)
+        tokens = random_rows(rng, rows, capacity, 9)
+        lengths = np.full(rows, capacity, np.int32)
+        indices = np.arange(batch, dtype=np.int32)
+        discard = np.arange(batch) % 2 == 0
+        made.append((sampled, discard, None, tokens, lengths, indices, 60 + batch))
+    return tuple(made)
+
+
+FROM_ROWS = ("token_ids", "num_tokens", "row_indices")
+
+PREPARE_NEXT_TOKEN_IDS = OpSpec(
+    name="prepare_next_token_ids",
+    reference=reference.prepare_next_token_ids,
+    samples=_next_token_samples,
+    strategy=_next_token_strategy(),
+    bad_calls=(
+        *(
+            BadCall(
+                f"{FROM_ROWS[at]} with a backup",
+                {"backup_token_ids": np.zeros(3, np.int32), **dict.fromkeys(FROM_ROWS[:at])},
+                r"expected None \(backup_token_ids is given\), got a tensor",
+                FROM_ROWS[at],
+            )
+            for at in range(3)
+        ),
+        BadCall("no backup", {"token_ids": None}, r"got None"),
+        BadCall("no lengths", {"num_tokens": None}, r"got None"),
+        *SAMPLED_BAD_CALLS,
+    ),
+    sizes=_next_token_sizes(),
+)
+
+
+def _batch(rng: np.random.Generator, batch: int, k: int) -> tuple[Array, Array, Array]:
+    """Each request's drafts, what was sampled for them, and chunks of prefill among them."""
+    drafts = rng.integers(0, k + 1, batch)
+    sampled = rng.integers(0, drafts + 2)
+    lengths = drafts + 1 + np.where(drafts == 0, rng.integers(0, 20, batch), 0)
+    return (
+        in_buffer(np.cumsum(drafts), gap=1),
+        in_buffer(sampled, before=1),
+        in_buffer(offsets(lengths), gap=2),
+    )
+
+
+def _padded_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    ordinary = (in_buffer([4, 4, 7]), in_buffer([2, 1, 4], gap=1), in_buffer([0, 5, 15, 19]))
+    yield Sample("ordinary", ordinary)
+    for batch in (0, 1, 2, 3, 17, 127, 128, 129, 1300):
+        for k in (0, 1, 5, 64):
+            yield Sample(f"batch-{batch}-{k}", _batch(rng, batch, k))
+    lists = [a.tolist() for a in ordinary]
+    for at in range(3):
+        for bad in one_hostile(lists[at], HOSTILE_INT32):
+            args = [in_buffer(bad if i == at else good) for i, good in enumerate(lists)]
+            yield Sample(f"hostile-{at}", tuple(args))
+    for _ in range(20):
+        args = [in_buffer(rng.choice(HOSTILE_INT32, n)) for n in (9, 9, 10)]
+        yield Sample("all-hostile", tuple(args))
+
+
+@st.composite
+def _padded_strategy(draw: st.DrawFn) -> Args:
+    batch = draw(st.integers(0, 6))
+    sizes = (batch, batch, batch + 1)
+    return tuple(draw(int32_vectors(size, -3, 30)) for size in sizes)
+
+
+PREPARE_INPUTS_PADDED = OpSpec(
+    name="prepare_inputs_padded",
+    reference=reference.prepare_inputs_padded,
+    samples=_padded_samples,
+    strategy=_padded_strategy(),
+    bad_calls=(),
+    sizes=tuple(_batch(np.random.default_rng(1), batch, 5) for batch in (7, 11, 15)),
+)
+
+
+def _inputs_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    start, seq_lens, rejected = [0, 5, 8, 9, 13], [30, 31, 9, 40], [2, 0, 0, 3]
+    args = (in_buffer(start, gap=1), in_buffer(seq_lens, before=1), in_buffer(rejected, gap=2))
+    yield Sample("ordinary", (*args, 13))
+    for total in (0, 1, 4, 7, 8, 9, 14, 100):
+        yield Sample(f"total-{total}", (*args, total))
+    for batch in (0, 1, 2, 3, 60, 1023, 1024, 1025, 2100):
+        lengths = rng.integers(0, 12, batch)
+        good = (in_buffer(offsets(lengths)), in_buffer(lengths + rng.integers(0, 99, batch)))
+        for name, drop in (
+            ("some", rng.integers(0, lengths + 1)),
+            ("none", lengths * 0),
+            ("all", lengths),
+            ("more-than-all", lengths + 3),
+            ("negative", lengths * 0 - 1),
+        ):
+            made = (*good, in_buffer(drop), int(lengths.sum()))
+            yield Sample(f"batch-{batch}-{name}", made)
+    lengths = np.array([100, 33, 32, 0, 64])
+    long = (in_buffer(offsets(lengths)), in_buffer(lengths), in_buffer([3, 0, 0, 0, 31]))
+    yield Sample("long", (*long, int(lengths.sum())))
+    shifted = (in_buffer(offsets([3, 4], first=7)), in_buffer([3, 4]), in_buffer([1, 2]), 20)
+    yield Sample("first-is-not-0", shifted)
+    # A kept length is an int32, their list has no width: every offset is defined here.
+    for name, bad in (*hostile_offsets(start), *unordered_offsets(rng, start)):
+        yield Sample(f"offsets-{name}", (in_buffer(bad), *args[1:], 20))
+    for bad in one_hostile(seq_lens, HOSTILE_INT32):
+        yield Sample("seq-lens", (args[0], in_buffer(bad), args[2], 13))
+    for bad in one_hostile(rejected, HOSTILE_INT32):
+        yield Sample("rejected", (*args[:2], in_buffer(bad), 13))
+    wide = [0, 2**31 - 1, -(2**31) + 5, 2**31 - 1, 7]  # the sum of the kept lengths wraps
+    yield Sample("wrapping-sum", (in_buffer(wide), args[1], in_buffer([0] * 4), 9))
+
+
+@st.composite
+def _inputs_strategy(draw: st.DrawFn) -> Args:
+    batch = draw(st.integers(0, 6))
+    start = draw(int32_vectors(batch + 1, 0, 30))
+    if draw(st.booleans()):
+        lengths = draw(st.lists(st.integers(0, 9), min_size=batch, max_size=batch))
+        start = in_buffer(offsets(lengths))
+    seq_lens = draw(int32_vectors(batch, 0, 60))
+    rejected = draw(int32_vectors(batch, 0, 9))
+    return (start, seq_lens, rejected, draw(st.integers(0, 60)))
+
+
+def _inputs_sizes() -> tuple[Args, ...]:
+    made = []
+    for batch, total in ((7, 40), (11, 60), (15, 80)):
+        vectors = offsets([4] * batch), np.full(batch, 13), np.arange(batch) % 3
+        made.append((*map(in_buffer, vectors), total))
+    return tuple(made)
+
+
+PREPARE_INPUTS = OpSpec(
+    name="prepare_inputs",
+    reference=reference.prepare_inputs,
+    samples=_inputs_samples,
+    strategy=_inputs_strategy(),
+    bad_calls=(
+        NO_OFFSET,
+        BadCall("negative", {"total_tokens": -1}, r"expected 0 to 2147483647"),
+        BadCall("too many", {"total_tokens": 2**31}, r"expected 0 to 2147483647"),
+    ),
+    sizes=_inputs_sizes(),
+)
+
+
+def _drafts(rng: np.random.Generator, requests: int, k: int) -> Array:
+    """Drafts of any length, -1 in unused places."""
+    drafts = rng.integers(0, 90, (requests, k))
+    drafts[np.arange(k) >= rng.integers(0, k + 1, (requests, 1))] = -1
+    return in_buffer(drafts, before=1, gap=2)
+
+
+def _ids_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    start, prev, scheduled = [0, 4, 5, 12, 15], [2, -1, 0, 1], [3, 0, 0, 2]
+    ids = in_buffer(np.full(18, 500), before=2, gap=2)
+    next_tokens = in_buffer([70, 71, 72], gap=1)
+    drafts = in_buffer([[1, 2, 3], [4, -1, -1], [7, 8, 9]], gap=3)
+    args = (
+        ids,
+        in_buffer(start, gap=1),
+        in_buffer(prev, gap=1, dtype=np.int64),
+        next_tokens,
+        drafts,
+        in_buffer(scheduled, before=1),
+    )
+    yield Sample("ordinary", (*args, 0))
+    for pad_token in (INT32_MIN, -1, 1, INT32_MAX):
+        yield Sample(f"pad-{pad_token}", (*args, pad_token))
+    for batch in (0, 1, 2, 3, 150):
+        for k in (0, 1, 4, 64):
+            for name, order in previous(batch, rng):
+                count = rng.integers(0, k + 1, batch)
+                lengths = count + 1 + rng.integers(0, 3, batch)
+                made = (
+                    in_buffer(np.full(int(lengths.sum()) + 2, 500), gap=1),
+                    in_buffer(offsets(lengths)),
+                    in_buffer(order, dtype=rng.choice([np.int32, np.int64])),
+                    in_buffer(rng.integers(0, 90, batch)),
+                    _drafts(rng, batch, k),
+                    in_buffer(count),
+                )
+                yield Sample(f"batch-{batch}-{k}-{name}", (*made, 0))
+    for size in (0, 1, 3, 4, 11, 14):
+        yield Sample(f"inputs-{size}", (ids[:size], *args[1:], 0))
+    for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+        for values in one_hostile(prev, (*bad, 2, 3)):
+            made = (*args[:2], in_buffer(values, dtype=dtype), *args[3:], 0)
+            yield Sample("hostile-previous", made)
+    # More drafts than the request has tokens, than there are columns, or fewer than none.
+    for values in one_hostile(scheduled, (*HOSTILE_INT32, 2, 3, 4, 5, 64)):
+        yield Sample("hostile-scheduled", (*args[:5], in_buffer(values), 0))
+    for values in one_hostile(next_tokens.tolist(), HOSTILE_INT32):
+        yield Sample("hostile-next", (*args[:3], in_buffer(values), *args[4:], 0))
+    hostile = in_buffer(np.resize(HOSTILE_INT32, (3, 3)))
+    yield Sample("hostile-drafts", (*args[:4], hostile, args[5], 0))
+    for name, bad in hostile_offsets(start):
+        yield Sample(f"offsets-{name}", (ids, in_buffer(bad), *args[2:], 0))
+    for name, bad in unordered_offsets(rng, start):
+        made = (ids, in_buffer(bad), *args[2:], 0)
+        yield Sample(f"unordered-offsets-{name}", made, compare=False)
+
+
+@st.composite
+def _ids_strategy(draw: st.DrawFn) -> Args:
+    lengths = draw(lengths_lists())
+    batch = len(lengths)
+    rows, k = draw(st.integers(0, 6)), draw(st.integers(0, 5))
+    return (
+        draw(int32_vectors(draw(st.integers(0, 60)), 0, 90)),
+        in_buffer(offsets(lengths, draw(st.integers(-3, 3)))),
+        draw(index_vectors(batch, rows)),
+        draw(int32_vectors(rows, 0, 90)),
+        in_buffer(draw(matrices(rows, k, st.integers(-2, 90))), gap=1),
+        draw(int32_vectors(batch, 0, 6)),
+        draw(st.sampled_from([0, -1, 42])),
+    )
+
+
+def _ids_sizes() -> tuple[Args, ...]:
+    made = []
+    rng = np.random.default_rng(1)
+    for batch, rows, k in ((5, 8, 3), (11, 14, 4), (17, 20, 6)):
+        made.append(
+            (
+                np.zeros(7 * batch + 2, np.int32),
+                np.array(offsets([7] * batch), np.int32),
+                np.arange(batch, dtype=np.int32),
+                rng.integers(0, 90, rows, dtype=np.int32),
+                rng.integers(-1, 90, (rows, k), dtype=np.int32),
+                np.full(batch, 2, np.int32),
+                0,
+            )
+        )
+    return tuple(made)
+
+
+PREPARE_INPUT_IDS = OpSpec(
+    name="prepare_input_ids_",
+    reference=reference.prepare_input_ids_,
+    samples=_ids_samples,
+    strategy=_ids_strategy(),
+    bad_calls=(BadCall("no token", {"pad_token": 2**31}, r"-2147483648 to 2147483647, got"),),
+    sizes=_ids_sizes(),
+)

@@ -1,0 +1,496 @@
+"""The OpSpecs of the operators between two forward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from ops import reference
+
+from .batches import (
+    NO_OFFSET,
+    hostile_offsets,
+    index_vectors,
+    int32_vectors,
+    lengths_lists,
+    offsets,
+    one_hostile,
+    previous,
+    unordered_offsets,
+)
+from .rows import HOSTILE_INT32, HOSTILE_INT64, matrices
+from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
+
+
+def _counts_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    computed = in_buffer([10, 20, 30, 40, 50, 60], before=1, gap=2)
+    accepted = in_buffer([1, 1, 1, 1, 9], gap=3)
+    prev = in_buffer([2, -1, 0, 1], gap=1, dtype=np.int64)
+    sampled = in_buffer([3, 1, 2, 1, 1])
+    drafts = in_buffer([4, 0, 4, 0, 1])
+    host = in_buffer([35, 0, 15, 21], gap=1)
+    yield Sample("ordinary", (computed, accepted, prev, sampled, drafts, host))
+
+    for batch in (0, 1, 2, 3, 40, 2047, 2048, 2049, 5000):
+        for name, order in previous(batch, rng):
+            for dtype in (np.int32, np.int64):
+                drafted = rng.integers(0, 5, batch)
+                args = (
+                    in_buffer(rng.integers(0, 9000, batch + 2), gap=1),
+                    in_buffer(np.ones(batch), gap=1),
+                    in_buffer(order, dtype=dtype),
+                    in_buffer(rng.integers(0, drafted + 2)),
+                    in_buffer(drafted),
+                    in_buffer(rng.integers(0, 9000, batch)),
+                )
+                yield Sample(f"batch-{batch}-{name}-{np.dtype(dtype).name}", args)
+    order = in_buffer([0, 1, 2, 3])
+    for sizes in ((4, 4, 0), (4, 0, 4), (4, 1, 3), (4, 3, 1), (9, 9, 9), (9, 2, 9), (4, 9, 9)):
+        made = [in_buffer(rng.integers(1, 9, n), gap=2) for n in sizes]
+        args = (made[0], in_buffer([1] * 4), order, made[1], made[2], host)
+        yield Sample(f"previous-arrays-{sizes}", args)
+    for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+        for values in one_hostile(prev.tolist(), bad):
+            args = (computed, accepted, in_buffer(values, dtype=dtype), sampled, drafts, host)
+            yield Sample("hostile-previous", args)
+    first = (computed, accepted, prev, sampled, drafts, host)
+    for at in (0, 1, 3, 4, 5):
+        for values in one_hostile(first[at].tolist(), HOSTILE_INT32):
+            yield Sample(f"hostile-{at}", (*first[:at], in_buffer(values), *first[at + 1 :]))
+
+
+@st.composite
+def _counts_strategy(draw: st.DrawFn) -> Args:
+    batch = draw(st.integers(0, 6))
+    sizes = [draw(st.integers(batch, 8)), draw(st.integers(0, 8)), draw(st.integers(0, 8))]
+    return (
+        draw(int32_vectors(sizes[0], 0, 99)),
+        draw(int32_vectors(draw(st.integers(batch, 8)), 0, 5)),
+        draw(index_vectors(batch, max(sizes))),
+        draw(int32_vectors(sizes[1], 0, 5)),
+        draw(int32_vectors(sizes[2], 0, 4)),
+        draw(int32_vectors(batch, 0, 99)),
+    )
+
+
+def _counts_sizes() -> tuple[Args, ...]:
+    made = []
+    for batch in (5, 11, 17):
+        sizes = (batch + 1, batch + 2, batch, batch + 3, batch + 4)
+        vectors = [np.arange(n, dtype=np.int32) for n in sizes]
+        made.append((*vectors, np.full(batch, 7, np.int32)))
+    return tuple(made)
+
+
+def _too_few(name: str) -> BadCall:
+    """For the four requests of the ordinary sample."""
+    said = r"size >= 4 \(size of prev_positions\), got size 3"
+    return BadCall(f"too few {name}", {name: lambda a: a[:3]}, said)
+
+
+COUNTS_BAD_CALLS = (
+    _too_few("num_computed_tokens"),
+    _too_few("num_accepted_tokens"),
+    BadCall("host mismatch", {"host_num_computed_tokens": lambda a: a[:3]}, r"size 4, got size 3"),
+)
+
+CORRECT_NUM_COMPUTED_TOKENS = OpSpec(
+    name="correct_num_computed_tokens_",
+    reference=reference.correct_num_computed_tokens_,
+    samples=_counts_samples,
+    strategy=_counts_strategy(),
+    bad_calls=COUNTS_BAD_CALLS,
+    sizes=_counts_sizes(),
+)
+
+
+# block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
+LAYOUTS = [
+    (16, 1, 1, 0, 1),
+    (1, 1, 1, 0, 1),
+    (7, 1, 1, 0, 1),
+    (4, 3, 1, 0, 1),
+    (5, 2, 1, 0, 3),  # one rank: the interleave does not matter
+    (16, 1, 2, 0, 1),
+    (16, 1, 2, 1, 1),
+    (8, 1, 3, 1, 4),
+    (8, 1, 2, 1, 8),
+    (6, 2, 3, 2, 4),  # chunks that lie across two blocks
+    (3, 4, 2, 0, 12),
+    (1, 1, 4, 3, 1),
+    (2**31 - 1, 1, 1, 0, 1),
+    (1, 2**31 - 1, 1, 0, 1),
+    (1, 1, 2**31 - 1, 5, 1),
+    (2**10, 2**10, 2**10, 3, 2**11),
+]
+SLOT_DTYPES = (np.int64, np.int32)
+
+
+def table(rng: np.random.Generator, rows: int, blocks: int) -> Array:
+    """A block table inside a wider one; no block occurs twice."""
+    ids = rng.permutation(rows * blocks).reshape(rows, blocks) + 1
+    return in_buffer(ids, before=1, gap=3)
+
+
+def _slots_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    start = in_buffer([0, 5, 6, 30], gap=1)
+    positions = in_buffer([*range(60, 65), 17, *range(24)], before=2, gap=2, dtype=np.int64)
+    blocks = table(rng, 5, 6)
+    indices = in_buffer([3, 0, 4], gap=1, dtype=np.int64)
+    slots = in_buffer(np.zeros(40), before=1, gap=3, dtype=np.int64)
+    args = (start, positions, blocks, slots, indices)
+    yield Sample("ordinary", (*args, 16, 1, 1, 0, 1, -1))
+    for dtype in SLOT_DTYPES:
+        out = in_buffer(np.zeros(40), before=1, gap=3, dtype=dtype)
+        for layout in LAYOUTS:
+            for rows in (None, indices):
+                for pad_id in (-1, 0, 12345):
+                    made = (start, positions, blocks, out, rows, *layout, pad_id)
+                    yield Sample(f"{layout}-{np.dtype(dtype).name}-{pad_id}", made)
+    shuffled = in_buffer(rng.permutation(positions), dtype=np.int64)
+    for layout in LAYOUTS:
+        yield Sample(f"any-order-{layout}", (start, shuffled, blocks, slots, None, *layout, -1))
+    for size in (0, 1, 5, 6, 29, 30, 31):
+        few = in_buffer(np.zeros(size), gap=3, dtype=np.int64)
+        yield Sample(f"slots-{size}", (*args[:3], few, indices, 16, 1, 1, 0, 1, -1))
+        yield Sample(f"positions-{size}", (start, positions[:size], *args[2:], 16, 1, 1, 0, 1, -1))
+    yield from _long_samples(rng)
+    yield from _empty_samples()
+    yield from _hostile_samples(rng, args)
+
+
+def _long_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for tokens in (255, 256, 257, 1000):
+        # At 1056 offsets a kernel that goes through all of them takes the next stretch.
+        for batch in (1, 100, *((1055, 1056, 2200) if tokens == 1000 else ())):
+            cuts = np.sort(rng.integers(0, tokens + 1, batch - 1))
+            start = in_buffer([0, *cuts.tolist(), tokens])
+            positions = in_buffer(rng.integers(0, 1100, tokens), dtype=np.int64)
+            slots = in_buffer(np.zeros(tokens + 3), gap=1, dtype=np.int64)
+            args = (start, positions, table(rng, batch, 64), slots, None)
+            yield Sample(f"long-{tokens}-{batch}", (*args, 16, 1, 1, 0, 1, -1))
+
+
+def _empty_samples() -> Iterator[Sample]:
+    tail = (16, 1, 1, 0, 1, -1)
+    for batch, rows, width, tokens in ((0, 0, 0, 0), (0, 3, 4, 5), (2, 2, 0, 4), (1, 1, 1, 1)):
+        start = in_buffer(offsets([1] * batch))
+        positions = np.arange(tokens, dtype=np.int64)
+        slots = in_buffer(np.zeros(tokens), gap=1, dtype=np.int64)
+        args = (start, positions, np.ones((rows, width), np.int32), slots, None, *tail)
+        yield Sample(f"empty-{batch}-{rows}x{width}-{tokens}", args)
+
+
+def _hostile_samples(rng: np.random.Generator, args: Args) -> Iterator[Sample]:
+    start, positions, blocks, slots, indices = args
+    tails = [(*layout, -1) for layout in LAYOUTS]
+    far = [b + d for b in (2**31, 2**32, 2**62) for d in (-1, 0, 1)]
+    for tail in tails:
+        hostile = in_buffer(np.resize([*HOSTILE_INT64, *far, 95, 96, 97], 30), dtype=np.int64)
+        yield Sample(f"positions-{tail}", (start, hostile, blocks, slots, None, *tail))
+        up = in_buffer(2**63 - 1 - np.arange(30)[::-1], dtype=np.int64)
+        yield Sample(f"last-positions-{tail}", (start, up, blocks, slots, None, *tail))
+        for dtype in SLOT_DTYPES:  # slots of any block fit 64 bits and wrap in 32
+            ids = in_buffer(np.resize(HOSTILE_INT32, (5, 6)), gap=1)
+            out = in_buffer(np.zeros(33), dtype=dtype)
+            yield Sample(f"blocks-{tail}", (start, positions, ids, out, None, *tail))
+    for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+        for value in (*bad, 4, 5):
+            rows = in_buffer([3, value, 0], dtype=dtype)
+            yield Sample(f"row-{value}", (start, positions, blocks, slots, rows, *tails[0]))
+    for name, bad in hostile_offsets(start.tolist()):
+        for tail in tails[:6]:
+            made = (in_buffer(bad), positions, blocks, slots, indices, *tail)
+            yield Sample(f"offsets-{name}", made)
+    for name, bad in unordered_offsets(rng, start.tolist()):
+        made = (in_buffer(bad), positions, blocks, slots, indices, *tails[0])
+        yield Sample(f"unordered-offsets-{name}", made, compare=False)
+    for pad_id in (-(2**63), 2**63 - 1):
+        yield Sample(f"pad-{pad_id}", (*args, 16, 1, 2, 1, 1, pad_id))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[int, ...]:
+    block_size, per_kv, world = draw(st.tuples(*[st.sampled_from([1, 2, 3, 4, 16])] * 3))
+    divisors = [n for n in range(1, block_size * per_kv + 1) if block_size * per_kv % n == 0]
+    rank, interleave = draw(st.integers(0, world - 1)), draw(st.sampled_from(divisors))
+    return block_size, per_kv, world, rank, interleave
+
+
+@st.composite
+def block_tables(draw: st.DrawFn, min_rows: int) -> Array:
+    rows, blocks = draw(st.integers(min_rows, min_rows + 3)), draw(st.integers(0, 6))
+    block = st.one_of(st.integers(0, 40), st.integers(0, 40), st.sampled_from(HOSTILE_INT32))
+    return in_buffer(draw(matrices(rows, blocks, block)), gap=draw(st.integers(0, 2)))
+
+
+@st.composite
+def slot_arrays(draw: st.DrawFn, high: int) -> Array:
+    size = draw(st.integers(0, high))
+    return in_buffer(np.zeros(size), gap=2, dtype=draw(st.sampled_from(SLOT_DTYPES)))
+
+
+@st.composite
+def _slots_strategy(draw: st.DrawFn) -> Args:
+    lengths = draw(lengths_lists())
+    start = offsets(lengths, draw(st.integers(-3, 3)))
+    blocks = draw(block_tables(len(lengths)))
+    indices = draw(st.one_of(st.none(), index_vectors(len(lengths), len(blocks))))
+    position = st.one_of(st.integers(0, 99), st.integers(0, 99), st.sampled_from(HOSTILE_INT64))
+    positions: Any = draw(st.lists(position, max_size=60))
+    if draw(st.booleans()):
+        positions = np.arange(len(positions)) + draw(st.integers(-3, 90))
+    return (
+        in_buffer(start),
+        in_buffer(positions, dtype=np.int64),
+        blocks,
+        draw(slot_arrays(60)),
+        indices,
+        *draw(layouts()),
+        draw(st.sampled_from([-1, 0, 77])),
+    )
+
+
+def _slots_sizes() -> tuple[Args, ...]:
+    rng = np.random.default_rng(1)
+    made = []
+    for batch, tokens, slots, width, layout in (
+        (5, 20, 33, 9, (16, 2, 3, 2, 4)),
+        (7, 22, 36, 10, (24, 3, 5, 4, 6)),
+        (11, 25, 39, 12, (28, 4, 6, 5, 7)),
+    ):
+        start = np.array(offsets([2] * batch), np.int32)
+        indices = np.arange(batch, dtype=np.int32)
+        blocks = np.ascontiguousarray(table(rng, batch + 3, width))
+        positions = np.arange(tokens, dtype=np.int64)
+        out = np.zeros(slots, np.int64)
+        made.append((start, positions, blocks, out, indices, *layout, -1))
+    return tuple(made)
+
+
+LAYOUT_BAD_CALLS = (
+    BadCall("block_size 0", {"block_size": 0}, r"1 to 2147483647, got 0"),
+    BadCall("block_size 2**31", {"block_size": 2**31}, r"1 to 2147483647"),
+    BadCall("no block", {"blocks_per_kv_block": 0}, r"got 0"),
+    BadCall(
+        "kv block too large",
+        {"block_size": 2**16, "blocks_per_kv_block": 2**15},
+        r"expected 1 to 32767, got 32768",
+        "blocks_per_kv_block",
+    ),
+    BadCall(
+        "block_size * blocks_per_kv_block beyond 2**63",
+        {"block_size": 2**31 - 1, "blocks_per_kv_block": 2**62},
+        r"expected 1 to 1, got",
+        "blocks_per_kv_block",
+    ),
+    BadCall("no rank", {"cp_world": 0}, r"got 0"),
+    BadCall("too many ranks", {"cp_world": 2**40}, r"expected 1 to 134217727"),
+    BadCall("negative rank", {"cp_rank": -1}, r"expected 0 to 0, got -1"),
+    BadCall("rank = world", {"cp_world": 2, "cp_rank": 2}, r"expected 0 to 1, got 2", "cp_rank"),
+    BadCall("interleave 0", {"cp_interleave": 0}, r"got 0"),
+    BadCall("interleave too large", {"cp_interleave": 2**31}, r"1 to 2147483647"),
+    BadCall(
+        "interleave lets ranks share a slot",
+        {"cp_world": 2, "cp_interleave": 5},
+        r"a divisor of 16 \(block_size \* blocks_per_kv_block\), got 5",
+        "cp_interleave",
+    ),
+    BadCall(
+        "pad_id of 64 bits in 32",
+        {"pad_id": 2**31, "slot_mapping": lambda a: a.astype(np.int32)},
+        r"-2147483648 to 2147483647, got 2147483648",
+    ),
+    BadCall(
+        "positions of 32 bits",
+        {"positions": lambda a: a.astype(np.int32)},
+        r"expected int64, got int32",
+    ),
+)
+
+MORE_THAN_ROWS = BadCall(
+    "more requests than rows",
+    {"block_table": lambda a: a[:2], "row_indices": None},
+    r"batch <= 2 \(rows of block_table, without row_indices\), got [34]",
+    "query_start_loc",
+)
+
+COMPUTE_SLOT_MAPPING = OpSpec(
+    name="compute_slot_mapping_",
+    reference=reference.compute_slot_mapping_,
+    samples=_slots_samples,
+    strategy=_slots_strategy(),
+    bad_calls=(
+        *LAYOUT_BAD_CALLS,
+        NO_OFFSET,
+        MORE_THAN_ROWS,
+    ),
+    sizes=_slots_sizes(),
+)
+
+
+def _step(rng: np.random.Generator, batch: int, **change: Any) -> dict[str, Any]:
+    """A step of `batch` requests by argument name: some drafted in the step before, some are new,
+    some are in the middle of their prompts."""
+    lengths = rng.integers(0, 9, batch)
+    tokens = int(lengths.sum())
+    drafts = rng.integers(0, 5, batch + 1)
+    step = {
+        "num_computed_tokens": in_buffer(rng.integers(0, 60, batch + 2), gap=1),
+        "num_accepted_tokens": in_buffer(np.ones(batch + 1), before=1, gap=1),
+        "positions": in_buffer(np.zeros(tokens + 4), gap=2, dtype=np.int64),
+        "seq_lens": in_buffer(np.full(batch + 3, 99), before=2, gap=1),
+        "slot_mapping": in_buffer(np.zeros(tokens + 4), gap=3, dtype=np.int64),
+        "discard": in_buffer(np.zeros(batch + 1), gap=1, dtype=np.bool_),
+        "prev_positions": in_buffer(rng.permutation(batch), gap=1, dtype=np.int64),
+        "num_sampled_prev": in_buffer(rng.integers(0, drafts + 2)),
+        "num_draft_prev": in_buffer(drafts, gap=1),
+        "host_num_computed_tokens": in_buffer(rng.integers(0, 60, batch)),
+        "query_start_loc": in_buffer(offsets(lengths), gap=1),
+        "num_tokens": in_buffer(rng.integers(20, 70, batch + 2)),
+        "block_table": table(rng, batch + 2, 5),
+        "row_indices": in_buffer(rng.permutation(batch + 2)[:batch], gap=1, dtype=np.int64),
+        **_layout(LAYOUTS[0]),
+        "pad_id": -1,
+        "workspace": None,
+    }
+    assert not change.keys() - step.keys()
+    return step | change
+
+
+def _layout(values: tuple[int, ...]) -> dict[str, int]:
+    names = ("block_size", "blocks_per_kv_block", "cp_world", "cp_rank", "cp_interleave")
+    return dict(zip(names, values, strict=True))
+
+
+def _state_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    def sample(label: str, step: dict[str, Any], compare: bool = True) -> Sample:
+        return Sample(label, tuple(step.values()), compare)
+
+    start = in_buffer([0, 5, 6, 6, 9], gap=1)
+    four = _step(rng, 4, query_start_loc=start)
+    yield sample("ordinary", four)
+    yield sample("workspace", four | {"workspace": np.zeros(64, np.int32)})
+    large = _step(rng, 400, workspace=np.zeros(1024, np.int32))  # on devices: of several blocks
+    yield sample("workspace-large", large)
+    for name in ("positions", "slot_mapping"):  # so that the other has more blocks
+        few = in_buffer(np.zeros(5), gap=2, dtype=np.int64)
+        yield sample(f"workspace-few-{name}", large | {name: few})
+    yield sample("no-mask", four | {"discard": None, "num_tokens": None})
+    yield sample("lengths-without-mask", four | {"discard": None})
+    for batch in (0, 1, 2, 3, 30, 2049):
+        for name, order in previous(batch, rng):
+            for dtype in (np.int32, np.int64):
+                prev = in_buffer(order, dtype=dtype)
+                step = _step(rng, batch, prev_positions=prev)
+                yield sample(f"batch-{batch}-{name}", step)
+            yield sample(f"batch-{batch}-{name}-no-rows", step | {"row_indices": None})
+    for batch in (1024, 1025):  # what one block on a GPU can hold, and one more
+        yield sample(f"batch-{batch}", _step(rng, batch))
+    for values in LAYOUTS:
+        for dtype in SLOT_DTYPES:
+            step = _step(rng, 6, **_layout(values)) | {"pad_id": 7}
+            step["slot_mapping"] = in_buffer(np.zeros(60), gap=1, dtype=dtype)
+            yield sample(f"layout-{values}", step)
+    for size in (0, 1, 5, 8, 9, 10, 40):
+        few = in_buffer(np.zeros(size), gap=2, dtype=np.int64)
+        yield sample(f"slots-{size}", four | {"slot_mapping": few})
+        yield sample(f"positions-{size}", four | {"positions": few})
+    for name in ("num_computed_tokens", "num_sampled_prev", "num_draft_prev", "num_tokens"):
+        for bad in one_hostile(four[name].tolist(), HOSTILE_INT32):
+            yield sample(f"hostile-{name}", four | {name: in_buffer(bad)})
+    for bad in one_hostile(four["host_num_computed_tokens"].tolist(), HOSTILE_INT32):
+        step = four | {"host_num_computed_tokens": in_buffer(bad)}
+        yield sample("hostile-host", step | {"prev_positions": in_buffer([-1, 1, -1, 2])})
+    # Behind the known lengths stand zeros, with which no request would be discarded.
+    lengths = four["num_tokens"]
+    four = four | {"num_tokens": np.append(lengths, np.zeros_like(lengths))[: len(lengths)]}
+    for name in ("prev_positions", "row_indices"):
+        for dtype, hostile in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+            for bad in one_hostile(four[name].tolist(), (*hostile, 4, 5, 6, 7)):
+                yield sample(f"hostile-{name}", four | {name: in_buffer(bad, dtype=dtype)})
+    for name, bad in hostile_offsets(start.tolist()):
+        for values in LAYOUTS[:6]:
+            step = four | _layout(values) | {"query_start_loc": in_buffer(bad)}
+            yield sample(f"offsets-{name}", step)
+    for name, bad in unordered_offsets(rng, start.tolist()):
+        step = four | {"query_start_loc": in_buffer(bad)}
+        yield sample(f"unordered-offsets-{name}", step, compare=False)
+
+
+@st.composite
+def _state_strategy(draw: st.DrawFn) -> Args:
+    lengths = draw(lengths_lists())
+    batch = len(lengths)
+    rows = draw(block_tables(batch))
+    known = draw(int32_vectors(len(rows), 0, 70))
+    sizes = [draw(st.integers(batch, batch + 2)) for _ in range(4)]
+    before = [draw(st.integers(0, 8)) for _ in range(2)]
+    mask = in_buffer(np.zeros(sizes[3]), gap=1, dtype=np.bool_)
+    return (
+        draw(int32_vectors(sizes[0], 0, 60)),
+        draw(int32_vectors(sizes[1], 0, 5)),
+        in_buffer(np.zeros(draw(st.integers(0, 60))), gap=1, dtype=np.int64),
+        draw(int32_vectors(sizes[2], 0, 60)),
+        draw(slot_arrays(60)),
+        draw(st.sampled_from([None, mask])),
+        draw(index_vectors(batch, 8)),
+        draw(int32_vectors(before[0], 0, 5)),
+        draw(int32_vectors(before[1], 0, 4)),
+        draw(int32_vectors(batch, 0, 60)),
+        in_buffer(offsets(lengths, draw(st.integers(-3, 3)))),
+        known,
+        rows,
+        draw(st.one_of(st.none(), index_vectors(batch, len(rows)))),
+        *draw(layouts()),
+        draw(st.sampled_from([-1, 0, 77])),
+        None,
+    )
+
+
+def _state_sizes() -> tuple[Args, ...]:
+    made = []
+    rng = np.random.default_rng(1)
+    for batch, layout in ((5, (34, 2, 3, 2, 4)), (25, (48, 3, 5, 4, 6)), (45, (56, 4, 6, 5, 7))):
+        sizes = iter(range(batch + 2, batch + 20))
+        step = _step(rng, batch, **_layout(layout)) | {
+            "num_computed_tokens": np.arange(next(sizes), dtype=np.int32),
+            "num_accepted_tokens": np.ones(next(sizes), np.int32),
+            "positions": np.zeros(3 * batch + 21, np.int64),
+            "seq_lens": np.zeros(next(sizes), np.int32),
+            "slot_mapping": np.zeros(3 * batch + 22, np.int64),
+            "discard": np.zeros(next(sizes), np.bool_),
+            "num_sampled_prev": np.ones(next(sizes), np.int32),
+            "num_draft_prev": np.ones(next(sizes), np.int32),
+            "query_start_loc": np.array(offsets([3] * batch), np.int32),
+            "num_tokens": np.full(next(sizes), 30, np.int32),
+            "block_table": rng.integers(0, 99, (next(sizes), next(sizes)), dtype=np.int32),
+            "workspace": np.zeros(4 * batch + 23, np.int32),
+        }
+        made.append(tuple(step.values()))
+    return tuple(made)
+
+
+CORRECT_SPEC_STATE = OpSpec(
+    name="correct_spec_state_",
+    reference=reference.correct_spec_state_,
+    samples=_state_samples,
+    strategy=_state_strategy(),
+    bad_calls=(
+        *COUNTS_BAD_CALLS,
+        *LAYOUT_BAD_CALLS,
+        _too_few("seq_lens"),
+        _too_few("discard"),
+        BadCall("mask without lengths", {"num_tokens": None}, r"got None"),
+        BadCall(
+            "more requests than known lengths",
+            {"num_tokens": lambda a: a[:3], "row_indices": None},
+            r"batch <= 3 \(size of num_tokens, without row_indices\), got 4",
+            "prev_positions",
+        ),
+        MORE_THAN_ROWS,
+    ),
+    sizes=_state_sizes(),
+)

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from ops import reference
+
+from .batches import index_vectors, int32_vectors, one_hostile
+from .rows import HOSTILE_INT32, HOSTILE_INT64
+from .spec import Args, Array, BadCall, OpSpec, Sample, arguments_of, contiguous, in_buffer
+
+UNIT = 65536
+NAMES = [name for name, _ in arguments_of("merge_drafts_")]
+NO_MERGE_ON_NPU = {"npu": "this version merges on the CPU and on GPUs"}
+
+
+def _costs(rng: np.random.Generator, *shape: int) -> Array:
+    """Cheap ones, dear ones, and those of no draft."""
+    return in_buffer(rng.choice([0, 1, 5, 16, 40, 128, 255], shape), gap=1, dtype=np.uint8)
+
+
+def _batch(
+    rng: np.random.Generator, batch: int, width: int, k: int, dtype: Any = np.int32
+) -> dict[str, Any]:
+    """Drafts by argument name, some of a row's n-grams beginning as the neural draft does."""
+    neural = rng.integers(0, 50, (batch, width))
+    ngram = rng.integers(0, 3, (batch, k))
+    same = rng.integers(0, width + 1, batch)
+    for i in range(batch):
+        ngram[i, : same[i]] = neural[i, : same[i]]
+    drafted = rng.integers(0, k + 1, batch)
+    acceptance = np.stack(
+        [rng.integers(0, (width + 1) * UNIT, batch + 1), rng.integers(0, width + 2, batch + 1)], 1
+    )
+    return dict.fromkeys(NAMES) | {
+        "neural_draft_token_ids": in_buffer(neural, before=1, gap=2, dtype=dtype),
+        "ngram_draft_token_ids": in_buffer(ngram, gap=3),
+        "num_ngram_draft_tokens": in_buffer(drafted, gap=1),
+        "match_len": in_buffer(rng.integers(0, 18, batch), before=1),
+        "num_neural_draft_tokens": in_buffer(rng.integers(0, width + 1, batch), gap=1),
+        "draft_costs": _costs(rng, batch, k),
+        "row_indices": in_buffer(rng.permutation(batch + 1)[:batch], gap=1),
+        "num_sampled": in_buffer(rng.integers(0, width + 2, batch), gap=1),
+        "num_scheduled_drafts": in_buffer(rng.integers(0, k + 1, batch), gap=1),
+        "neural_acceptance": in_buffer(acceptance, before=1, gap=2),
+        "min_match_len": 1,
+        "threshold": 0,
+        "extend": False,
+    }
+
+
+def _sample(label: str, call: dict[str, Any], compare: bool = True) -> Sample:
+    assert list(call) == NAMES
+    return Sample(label, tuple(call.values()), compare)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    ordinary = _batch(rng, 4, 2, 3)
+    yield _sample("ordinary", ordinary)
+    by_match = {"draft_costs": None, "match_costs": _costs(rng, 16)}
+    by_confidence = {"neural_draft_costs": _costs(rng, 4, 2)}
+    yield _sample("costs by match", ordinary | by_match)
+    yield _sample("a neural confidence", ordinary | by_confidence)
+    yield _sample("no costs", ordinary | {"draft_costs": None})
+    yield _sample("no acceptance", ordinary | {"neural_acceptance": None})
+    yield _sample("all drafts verified", ordinary | {"num_scheduled_drafts": None})
+    bare = dict.fromkeys(
+        ("neural_acceptance", "num_sampled", "row_indices", "num_neural_draft_tokens")
+    )
+    yield _sample("no acceptance, bare", ordinary | bare | {"num_scheduled_drafts": None})
+    yield _sample("rows in order", ordinary | {"row_indices": None})
+
+    for batch, (width, k) in product((0, 1, 63, 64, 65, 200), ((0, 0), (0, 5), (4, 4), (3, 8))):
+        for dtype, extend in product((np.int32, np.int64), (False, True)):
+            call = _batch(rng, batch, width, k, dtype) | {"extend": extend}
+            yield _sample(f"batch-{batch}-{width}-{k}", call)
+            match = {"draft_costs": None, "match_costs": _costs(rng, 16)}
+            confidence = {"neural_draft_costs": _costs(rng, batch, width)}
+            more = {"min_match_len": 6, "threshold": UNIT}
+            yield _sample(f"match-{batch}-{width}-{k}", call | match | confidence | more)
+            yield _sample(f"none-{batch}-{width}-{k}", call | {"draft_costs": None})
+    yield _sample("widest", _batch(rng, 9, 64, 64) | {"extend": True})
+    yield from _edges(rng)
+
+    for name in (
+        "num_ngram_draft_tokens", "match_len", "num_neural_draft_tokens", "num_sampled",
+        "num_scheduled_drafts",
+    ):  # fmt: skip
+        for bad in one_hostile(ordinary[name].tolist(), HOSTILE_INT32):
+            hostile = ordinary | {name: in_buffer(bad)}
+            yield _sample(f"hostile-{name}", hostile)
+            yield _sample(f"hostile-{name}-by-match", hostile | by_match | {"extend": True})
+    for column, bad in product((0, 1), HOSTILE_INT32):
+        acceptance = in_buffer(ordinary["neural_acceptance"], gap=1)
+        acceptance[:, column] = bad
+        call = ordinary | {"neural_acceptance": acceptance, "num_sampled": in_buffer([3, 1, 0, 2])}
+        yield _sample(f"hostile-acceptance-{column}", call)
+    for dtype, values in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+        for bad in one_hostile([4, 2, 1, 3], (*values, 5, 6)):
+            distinct = len(set(bad)) == 4
+            call = ordinary | {"row_indices": in_buffer(bad, dtype=dtype)}
+            yield _sample("hostile-rows", call, compare=distinct)
+    for dtype, values in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+        tokens = rng.choice(np.array(values, dtype), (20, 3))
+        ngram = rng.choice(HOSTILE_INT32, (20, 5))
+        ngram[:10, :3] = tokens[:10].astype(np.int32)  # of int64: alike in 32 bits only
+        call = _batch(rng, 20, 3, 5) | {
+            "neural_draft_token_ids": in_buffer(tokens, gap=1, dtype=dtype),
+            "ngram_draft_token_ids": in_buffer(ngram, gap=1),
+            "num_neural_draft_tokens": in_buffer(rng.integers(1, 4, 20)),
+            "num_ngram_draft_tokens": in_buffer(rng.integers(3, 6, 20)),
+            "extend": True,
+        }
+        yield _sample("hostile-tokens", call)
+    for rows in (0, 1, 3):
+        acceptance = in_buffer(np.full((rows, 2), 1), gap=1)
+        yield _sample(f"few-rows-{rows}", ordinary | {"neural_acceptance": acceptance})
+
+
+def _edges(rng: np.random.Generator) -> Iterator[Sample]:
+    """One row each side of every comparison that decides."""
+    lone = _batch(rng, 1, 2, 3) | {
+        "num_ngram_draft_tokens": in_buffer([2]),
+        "num_neural_draft_tokens": None,
+        "match_len": in_buffer([4]),
+        "draft_costs": in_buffer([[16, 0, 255]], dtype=np.uint8),  # promises 2 * 32759
+        "row_indices": None,
+        "num_sampled": in_buffer([0]),
+    }
+    for mean in (65517, 65518, 65519):
+        acceptance = in_buffer([[mean, 1]])
+        yield _sample(f"mean-{mean}", lone | {"neural_acceptance": acceptance})
+        bare = lone | {"neural_acceptance": None}
+        yield _sample(f"threshold-{mean}", bare | {"threshold": mean})
+    for length in (3, 4, 5):
+        yield _sample(f"min-match-{length}", bare | {"min_match_len": length})
+        free = {"draft_costs": None, "num_neural_draft_tokens": in_buffer([0])}
+        yield _sample(f"min-match-{length}-alone", bare | free | {"min_match_len": length})
+    for first in (15, 16, 17):
+        confidence = in_buffer([[first, 0]], dtype=np.uint8)
+        yield _sample(f"confidence-{first}", bare | {"neural_draft_costs": confidence})
+    for total in (254, 255, 256):
+        costs = in_buffer([[total - 127, 127, 255]], dtype=np.uint8)
+        more = {"draft_costs": costs, "neural_draft_costs": in_buffer([[255, 0]], dtype=np.uint8)}
+        yield _sample(f"sum-{total}", bare | more)
+    many = {"draft_costs": np.zeros((1, 20), np.uint8), "num_ngram_draft_tokens": in_buffer([20])}
+    long = _batch(rng, 1, 20, 20) | many | {"num_sampled": in_buffer([0]), "row_indices": None}
+    for mean in (8, 9, 19, 20):  # a promise counts all its tokens, not a store's eight
+        acceptance = in_buffer([[mean * UNIT, 1]])
+        counts = {"num_neural_draft_tokens": in_buffer([20]), "match_len": in_buffer([4])}
+        yield _sample(f"long-{mean}", long | counts | {"neural_acceptance": acceptance})
+    for mean, last, sampled in product((0, 7, 65535, 3 * UNIT), (0, 1, 2, 3), (0, 1, 2, 4)):
+        more = {"neural_acceptance": in_buffer([[mean, last]]), "num_sampled": in_buffer([sampled])}
+        for verified in (None, in_buffer([0]), in_buffer([1]), in_buffer([2])):
+            measured = lone | more | {"num_scheduled_drafts": verified}
+            yield _sample(f"measured-{mean}-{last}-{sampled}", measured)
+    for sampled in (64, 65, 66):
+        many = {"neural_acceptance": in_buffer([[7, 70]]), "num_sampled": in_buffer([sampled])}
+        for verified in (None, in_buffer([68])):
+            call = lone | many | {"num_scheduled_drafts": verified}
+            yield _sample(f"accepted-many-{sampled}", call)
+    for ngram in ([1, 2, 3], [1, 9, 3], [9, 2, 3]):
+        for n, g, extend in product((0, 1, 2), (1, 2, 3), (False, True)):
+            more = {
+                "neural_draft_token_ids": in_buffer([[1, 2]]),
+                "ngram_draft_token_ids": in_buffer([ngram]),
+                "num_neural_draft_tokens": in_buffer([n]),
+                "num_ngram_draft_tokens": in_buffer([g]),
+                "min_match_len": 5,
+                "extend": extend,
+                "num_sampled": in_buffer([1]),
+                "neural_acceptance": in_buffer([[UNIT, 2]]),
+            }
+            yield _sample(f"extended-{ngram}-{n}-{g}", lone | more)
+
+
+@st.composite
+def _strategy(draw: st.DrawFn) -> Args:
+    batch = draw(st.integers(0, 5))
+    k = draw(st.integers(0, 6))
+    width = draw(st.integers(0, k))
+    dtype: Any = draw(st.sampled_from([np.int32, np.int64]))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    call = _batch(rng, batch, width, k, dtype)
+    costs = draw(st.sampled_from([None, "draft_costs", "match_costs"]))
+    call["draft_costs"] = None
+    if costs is not None:
+        call[costs] = _costs(rng, batch, k) if costs == "draft_costs" else _costs(rng, 16)
+        call["threshold"] = draw(st.sampled_from([0, 1, UNIT // 2, UNIT, 2**31 - 1]))
+        if draw(st.booleans()):
+            call["neural_draft_costs"] = _costs(rng, batch, width)
+    call["num_ngram_draft_tokens"] = draw(int32_vectors(batch, 0, k))
+    call["num_neural_draft_tokens"] = draw(st.one_of(st.none(), int32_vectors(batch, 0, width)))
+    call["match_len"] = draw(int32_vectors(batch, 0, 18))
+    call["num_sampled"] = draw(int32_vectors(batch, 0, width + 1))
+    call["num_scheduled_drafts"] = draw(st.one_of(st.none(), int32_vectors(batch, 0, k)))
+    call["min_match_len"] = draw(st.sampled_from([0, 1, 5, 2**31 - 1]))
+    call["extend"] = draw(st.booleans())
+    if draw(st.booleans()):
+        call["neural_acceptance"] = None
+        call["row_indices"] = draw(st.one_of(st.none(), index_vectors(batch, 3)))
+    return tuple(call.values())
+
+
+def _sizes() -> tuple[Args, ...]:
+    made = []
+    rng = np.random.default_rng(1)
+    for batch, width, k in ((11, 3, 5), (21, 4, 7), (31, 6, 9)):
+        call = _batch(rng, batch, width, k) | {"min_match_len": k + 4, "threshold": batch * 2}
+        made.append(contiguous(call.values()))
+    return tuple(made)
+
+
+SPEC = OpSpec(
+    name="merge_drafts_",
+    no_kernel=NO_MERGE_ON_NPU,
+    reference=reference.merge_drafts_,
+    samples=_samples,
+    strategy=_strategy(),
+    bad_calls=(
+        BadCall(
+            "a wider neural draft",
+            {"neural_draft_token_ids": np.zeros((4, 4), np.int32)},
+            r"width <= 3 \(width of ngram_draft_token_ids\), got 4",
+        ),
+        BadCall(
+            "k",
+            {"ngram_draft_token_ids": np.zeros((4, 65), np.int32)},
+            "0 to 64, got 65",
+            "ngram_draft_token_ids width",
+        ),
+        BadCall(
+            "both costs",
+            {"match_costs": np.zeros(16, np.uint8)},
+            r"None \(draft_costs is given\), got a tensor",
+        ),
+        BadCall(
+            "confidences",
+            {"neural_draft_costs": lambda a: a[:, :1]},
+            r"\[4, 2\], got .*\[4, 1\]",
+            sample="a neural confidence",
+        ),
+        BadCall(
+            "a confidence without costs",
+            {"draft_costs": None},
+            r"None \(without draft_costs or match_costs\), got a tensor",
+            "neural_draft_costs",
+            sample="a neural confidence",
+        ),
+        BadCall(
+            "a threshold without costs",
+            {"draft_costs": None, "threshold": 1},
+            r"threshold <= 0 \(without draft_costs or match_costs\), got 1",
+            "threshold",
+        ),
+        BadCall("nothing sampled", {"num_sampled": None}, r"\(neural_acc.* None"),
+        BadCall(
+            "acceptance",
+            {"neural_acceptance": np.zeros((5, 3), np.int32)},
+            r"\[5, 2\], got .*\[5, 3\]",
+        ),
+        BadCall(
+            "more requests than rows",
+            {"row_indices": None, "neural_acceptance": lambda a: a[:3]},
+            "batch <= 3 .*got 4",
+            "neural_draft_token_ids",
+        ),
+        BadCall("length below 0", {"min_match_len": -1}, "0 to .*, got -1"),
+        BadCall("length 2**31", {"min_match_len": 2**31}, "0 to .*, got 21"),
+        BadCall("threshold below 0", {"threshold": -1}, "0 to .*, got -1"),
+        BadCall("threshold 2**31", {"threshold": 2**31}, "0 to .*, got 21"),
+    ),
+    sizes=_sizes(),
+)

@@ -1,0 +1,192 @@
+"""What an OpSpec is: everything that can be tested of an operator without knowing which it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+OPERATOR_DOCUMENTS = Path(__file__).parents[3] / "docs" / "ops"
+
+Array = npt.NDArray[Any]
+Args = tuple[Any, ...]
+
+NO_INDEX_ON_DEVICES = dict.fromkeys(("cuda", "npu"), "the index is in host memory; devices scan")
+
+CANARY = 1_094_795_585  # 0x41414141: what surrounds the data that an operator may touch
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call's arguments, in schema order, as numpy arrays and scalars."""
+
+    label: str
+    args: Args
+    compare: bool = True
+    """False for class-B input (duplicate rows and the like): safe, but of unspecified result."""
+
+
+@dataclass(frozen=True)
+class BadCall:
+    """A call that must be refused before anything is written."""
+
+    label: str
+    change: dict[str, Any]
+    """Arguments replaced by name; a callable gets the good value."""
+    message: str
+    """A regular expression the error must match; op and argument are checked as well."""
+    argument: str = ""
+    """What the error names; the first argument changed where empty."""
+    sample: str = ""
+    """The label of the sample that is changed; the first one where empty."""
+
+
+def schema_of(op: str) -> str:
+    text = (OPERATOR_DOCUMENTS / f"{op.rstrip('_')}.md").read_text()
+    return next(line for line in text.splitlines() if line.startswith(f"{op}("))
+
+
+def arguments_of(op: str) -> list[tuple[str, str]]:
+    split = [part.split() for part in _parts(op) if part != "*"]
+    return [(name.partition("=")[0], kind) for kind, name in split]
+
+
+def _parts(op: str) -> list[str]:
+    schema = schema_of(op)
+    return schema[schema.index("(") + 1 : schema.index(") ->")].split(", ")
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    name: str
+    reference: Callable[..., tuple[Array, ...] | None]
+    samples: Callable[[np.random.Generator], Iterator[Sample]]
+    """Ordinary, edge and hostile ones; the first is an ordinary one with every size above 1."""
+    strategy: st.SearchStrategy[Args]
+    bad_calls: tuple[BadCall, ...]
+    sizes: tuple[Args, ...]
+    """Argument tuples for one compiled graph: all sizes differ between them, and within each (torch
+    takes two equal sizes for one symbol)."""
+    opaque: frozenset[str] = frozenset()
+    """Arguments whose contents are an implementation's own affair and are not compared."""
+    no_kernel: dict[str, str] = field(default_factory=dict)
+    """Backend -> why this operator has no kernel there."""
+    kernel_of: str = ""
+    """The operator whose kernels it runs, if that is another one."""
+
+    @property
+    def kernel(self) -> str:
+        """The name of its kernels."""
+        return self.kernel_of or self.name
+
+    @property
+    def family(self) -> str:
+        """The name of the files that have it, where it has none of its own (tests/repo)."""
+        return self.reference.__module__.rpartition(".")[2]
+
+    @cached_property
+    def schema(self) -> str:
+        """What the operator's document says; a gate compares what is registered with it."""
+        return schema_of(self.name)
+
+    @cached_property
+    def arguments(self) -> list[tuple[str, str]]:
+        """(name, type) of each argument, e.g. ("token_ids", "Tensor(a!)")."""
+        return arguments_of(self.name)
+
+    @cached_property
+    def num_positional(self) -> int:
+        """How many arguments may be passed by position."""
+        parts = _parts(self.name)
+        return parts.index("*") if "*" in parts else len(parts)
+
+    def split(self, args: Args) -> tuple[Args, dict[str, Any]]:
+        """Positional and keyword arguments of a call."""
+        names = [name for name, _ in self.arguments[self.num_positional :]]
+        keywords = dict(zip(names, args[self.num_positional :], strict=True))
+        return args[: self.num_positional], keywords
+
+    @cached_property
+    def tensor_names(self) -> list[str]:
+        return [name for name, kind in self.arguments if kind.startswith("Tensor")]
+
+    @cached_property
+    def written(self) -> set[str]:
+        return {name for name, kind in self.arguments if re.match(r"Tensor\(\w+!\)", kind)}
+
+    def sample(self, label: str = "") -> Sample:
+        """The sample of that label; the first where it is empty."""
+        samples = self.samples(np.random.default_rng(1))
+        return next(s for s in samples if label in ("", s.label))
+
+    def sample_with(self, name: str) -> Sample:
+        """The first sample that has this tensor, with no size below 2."""
+        at = [n for n, _ in self.arguments].index(name)
+        for sample in self.samples(np.random.default_rng(1)):
+            value = sample.args[at]
+            if value is not None and min(value.shape) > 1:
+                return sample
+        raise LookupError(f"{self.name}: no sample has {name}")
+
+    def get(self, args: Args, name: str) -> Any:
+        return args[[n for n, _ in self.arguments].index(name)]
+
+    def replace(self, args: Args, **change: Any) -> Args:
+        names = [name for name, _ in self.arguments]
+        values = dict(zip(names, args, strict=True))
+        for name, value in change.items():
+            values[name] = value(values[name]) if callable(value) else value
+        return tuple(values[name] for name in names)
+
+
+def owner(array: Array) -> Array:
+    """The array whose memory `array` is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def clone(array: Array) -> Array:
+    """A copy that keeps the layout: same strides, same offset into a copy of the owner."""
+    base = owner(array)
+    offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return np.ndarray(array.shape, array.dtype, base.copy(), offset, array.strides)
+
+
+def clone_args(args: Args) -> Args:
+    return tuple(clone(a) if isinstance(a, np.ndarray) else a for a in args)
+
+
+def contiguous(args: Iterable[Any]) -> Args:
+    return tuple(np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in args)
+
+
+def in_buffer(
+    values: npt.ArrayLike, *, before: int = 0, gap: int = 0, dtype: Any = np.int32
+) -> Array:
+    """The values as a slice of a larger buffer of canaries: `before` items ahead of each row and
+    `gap` behind it, so that the outer stride exceeds the width and stray writes show."""
+    array = np.asarray(values, dtype)
+    if array.ndim == 1:
+        base = np.full(before + array.shape[0] + gap, CANARY).astype(dtype)
+        view = base[before : before + array.shape[0]]
+    else:
+        base = np.full((array.shape[0], before + array.shape[1] + gap), CANARY).astype(dtype)
+        view = base[:, before : before + array.shape[1]]
+    view[...] = array
+    return view
+
+
+def same_bits(got: Array, expected: Array) -> bool:
+    return (
+        got.dtype == expected.dtype
+        and got.shape == expected.shape
+        and bool(np.array_equal(got, expected))
+    )

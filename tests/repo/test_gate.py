@@ -1,0 +1,221 @@
+"""The gate passes on this tree and fails on every wrong one."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ngram_npu import _C, _library, ops
+from ops import reference
+from ops.specs import OPSPECS
+from repo.gate import KERNELS, Tree, problems, source_problems
+
+from tools import ops_stub
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _registered() -> dict[str, str]:
+    names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("ngram_npu::")]
+    schemas = {}
+    for name in names:
+        op = name.removeprefix("ngram_npu::")
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"), name
+        schema = str(getattr(torch.ops.ngram_npu, op).default._schema)
+        schemas[op] = schema.removeprefix("ngram_npu::")
+    return schemas
+
+
+def _texts(folder: str, suffix: str) -> dict[str, str]:
+    return {p.stem: p.read_text() for p in (ROOT / folder).glob(f"*{suffix}")}
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    schemas = _registered()
+    return Tree(
+        specs=OPSPECS,
+        schemas=schemas,
+        kernels={op for op in schemas if _library.has_kernel(op, "cpu")},
+        sources={
+            path.relative_to(ROOT).as_posix(): path.read_text()
+            for folder in ("csrc/core", *(str(Path(p).parent) for p, _ in KERNELS.values()))
+            for path in (ROOT / folder).iterdir()
+        },
+        references={op: getattr(reference, op) for op in reference.__all__},
+        wrappers={op: getattr(ops, op) for op in schemas if hasattr(ops, op)},
+        fakes={
+            op
+            for op in schemas
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"ngram_npu::{op}", "Meta")
+            or torch._library.simple_registry.singleton.find(f"ngram_npu::{op}").fake_impl.kernel
+        },
+        numpy_functions={op for op in schemas if callable(getattr(_C, op, None))},
+        documents=_texts("docs/ops", ".md"),
+        pages={page: (ROOT / page).read_text() for page in ("docs/README.md", "CHANGELOG.md")},
+        bodies=_texts("csrc/api", ".h"),
+    )
+
+
+def test_this_tree(tree: Tree) -> None:
+    assert problems(tree) == []
+    assert set(tree.schemas) == set(OPSPECS)
+    assert len(OPSPECS) >= 2
+
+
+OP, FILE = "ngram_step_", "ngram_step"
+
+
+def _without(mapping: dict[Any, Any], key: Any) -> dict[Any, Any]:
+    return {k: v for k, v in mapping.items() if k != key}
+
+
+def _moved(sources: dict[str, str], path: str, name: str) -> dict[str, str]:
+    return {**_without(sources, path), str(Path(path).with_name(name)): sources[path]}
+
+
+def _lacks(field: str, key: str = OP) -> Callable[[Tree], Tree]:
+    def change(tree: Tree) -> Tree:
+        held = getattr(tree, field)
+        return replace(
+            tree, **{field: held - {key} if isinstance(held, set) else _without(held, key)}
+        )
+
+    return change
+
+
+def _with_schema(old: str, new: str) -> Callable[[Tree], Tree]:
+    return lambda t: replace(t, schemas={**t.schemas, OP: t.schemas[OP].replace(old, new)})
+
+
+def _with_spec(tree: Tree, **change: Any) -> Tree:
+    return replace(tree, specs={**tree.specs, OP: replace(tree.specs[OP], **change)})
+
+
+def _with_body(tree: Tree, old: str, new: str) -> Tree:
+    text = tree.bodies["drafting"]
+    assert old in text
+    return replace(tree, bodies={**tree.bodies, "drafting": text.replace(old, new)})
+
+
+def _without_page(page: str) -> tuple[Callable[[Tree], Tree], str]:
+    return lambda t: replace(t, pages={**t.pages, page: ""}), f"{page} lacks"
+
+
+WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
+    "no OpSpec": (_lacks("specs"), "has no OpSpec"),
+    "not registered": (_lacks("schemas"), "not registered"),
+    "other schema": (_with_schema("SymInt k", "int k"), "does not show its schema"),
+    "other name": (lambda t: _with_spec(t, name="ngram_stepp_"), "is called ngram_stepp_"),
+    "unmarked write": (_with_schema("!)", ")"), "ends in _"),
+    "no cpu kernel": (
+        _lacks("sources", "csrc/cpu/drafting.cpp"),
+        "no kernel for cpu: lacks ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
+    ),
+    "no cpu kernel in the library": (_lacks("kernels"), "no kernel for cpu is loaded"),
+    "no reason": (
+        _lacks("sources", "csrc/cuda/ngram_step.cu"),
+        "no kernel for cuda: lacks ngram_npu_cuda_ngram_step_( in csrc/cuda/drafting.cu",
+    ),
+    "no npu kernel": (
+        _lacks("sources", "csrc/ascendc/drafting.cpp"),
+        "no kernel for npu: lacks ngram_npu_ngram_step( in csrc/ascendc/drafting.cpp",
+    ),
+    "kernel in another family's file": (
+        lambda t: replace(t, sources=_moved(t.sources, "csrc/cpu/drafting.cpp", "merging.cpp")),
+        "no kernel for cpu: lacks ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
+    ),
+    "OpSpec in another family's file": (
+        lambda t: _with_spec(t, samples=t.specs["prepare_inputs"].samples),
+        "not in tests/ops/specs/drafting.py",
+    ),
+    "stale reason": (
+        lambda t: _with_spec(t, no_kernel={"cpu": "none yet", "cuda": "none yet"}),
+        "kernel for cpu, but",
+    ),
+    "no reference": (_lacks("references"), "lacks a function in tests/ops/reference/drafting.py"),
+    "other reference": (
+        lambda t: replace(t, references={**t.references, OP: reference.ngram_propose}),
+        "or not the OpSpec's",
+    ),
+    "no wrapper": (_lacks("wrappers"), "lacks a function in python/ngram_npu/ops.py"),
+    "other family": (
+        lambda t: replace(t, references={**t.references, OP: reference.merge_drafts_}),
+        "lacks a function in tests/ops/reference/drafting.py",
+    ),
+    "no row of the table": _without_page("docs/README.md"),
+    "not in the changelog": _without_page("CHANGELOG.md"),
+    "no fake": (_lacks("fakes"), "a fake"),
+    "no numpy function": (_lacks("numpy_functions"), "a numpy function"),
+    "no parameters": (
+        _lacks("sources", "csrc/core/drafting.h"),
+        "lacks NgramStepParams in csrc/core/drafting.h",
+    ),
+    "no document": (_lacks("documents", FILE), "lacks docs/ops/ngram_step.md"),
+    "document without example": (
+        lambda t: replace(t, documents={**t.documents, FILE: t.specs[OP].schema}),
+        "no worked example",
+    ),
+    "no body": (lambda t: _with_body(t, f"auto {OP}(", "auto other("), "has no body"),
+    "C++ type": (lambda t: _with_body(t, "int64_t max_n", "double max_n"), "signature differ"),
+    "C++ name": (lambda t: _with_body(t, "int64_t max_n", "int64_t most"), "signature differ"),
+    "C++ order": (
+        lambda t: _with_body(t, "min_n, int64_t max_n,", "max_n, int64_t min_n,"),
+        "signature differ",
+    ),
+    "C++ fewer results": (
+        lambda t: _with_body(t, "call.results(next_token_ids, ", "call.results("),
+        "signature differ",
+    ),
+    "C++ results": (lambda t: _with_body(t, f"auto {OP}(", f"void {OP}("), "signature differ"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_trees_fail(tree: Tree, wrong: str) -> None:
+    change, message = WRONG[wrong]
+    found = problems(change(tree))
+    assert any(message in problem for problem in found), found
+
+
+def test_stub_has_signature_and_description_of_each_operator() -> None:
+    stub = ast.parse(ops_stub.write_stub(ROOT))
+    functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
+    assert functions.keys() == {*OPSPECS, "computed_tokens_drift", "workspace_size"}
+    for name in OPSPECS:
+        written, registered = functions[name].args, inspect.signature(getattr(ops, name))
+        names = [argument.arg for argument in (*written.args, *written.kwonlyargs)]
+        assert names == list(registered.parameters)
+        optional = [d for d in (*written.defaults, *written.kw_defaults) if d is not None]
+        defaults = [p.default for p in registered.parameters.values() if p.default is not p.empty]
+        assert [ast.literal_eval(default) for default in optional] == defaults
+        description = ast.get_docstring(functions[name])
+        assert description is not None
+        assert "Args:\n    " in description
+
+
+def test_sources() -> None:
+    assert source_problems(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("csrc/cpu/kernel.cpp", "#include <torch/all.h>\n", "outside csrc/api/torch"),
+        ("csrc/core/op.h", "#include <ATen/ATen.h>\n", "outside csrc/api/torch"),
+        ("csrc/api/torch/op.cpp", "#include <torch_npu/npu.h>\n", "torch_npu outside"),
+        ("python/a.py", "class A(NamedTuple, Generic[T]):\n    x: T\n", "and a NamedTuple"),
+        ("tools/a.py", "class A(typing.TypedDict, Generic[T]): ...\n", "and a TypedDict"),
+    ],
+)
+def test_wrong_sources_fail(tmp_path: Path, file: str, text: str, message: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert any(message in problem for problem in source_problems(tmp_path))

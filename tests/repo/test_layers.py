@@ -1,0 +1,53 @@
+"""The layers of the source tree: a layer uses the layers below it and never one above it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def imported_modules(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+
+
+def forbidden_imports(folder: Path, packages: set[str]) -> list[str]:
+    return [
+        f"{path.relative_to(folder)}: {module}"
+        for path in sorted(folder.rglob("*.py"))
+        for module in imported_modules(path.read_text(encoding="utf-8"))
+        if module.partition(".")[0] in packages
+    ]
+
+
+def test_library_imports_nothing_from_the_command() -> None:
+    library = ROOT / "python" / "ngram_npu"
+    assert forbidden_imports(library, {"ngram_npu_cli", "tests", "tools", "examples"}) == []
+
+
+def test_command_imports_nothing_from_tests_tools_or_examples() -> None:
+    command = ROOT / "python" / "ngram_npu_cli"
+    assert forbidden_imports(command, {"tests", "tools", "examples"}) == []
+
+
+@pytest.mark.parametrize("source", ["import ngram_npu_cli.logs", "from ngram_npu_cli import logs"])
+def test_forbidden_import_is_reported(tmp_path: Path, source: str) -> None:
+    (tmp_path / "module.py").write_text(f"def load():\n    {source}\n")
+    [problem] = forbidden_imports(tmp_path, {"ngram_npu_cli"})
+    assert problem.startswith("module.py: ngram_npu_cli")
+
+
+def test_core_includes_only_core_headers() -> None:
+    for path in sorted((ROOT / "csrc" / "core").iterdir()):
+        for included in re.findall(r'#include "(.+?)"', path.read_text(encoding="utf-8")):
+            is_compiler_header = included == "kernel_operator.h"  # of CANN
+            assert included.startswith("core/") or is_compiler_header, f"{path.name}: {included}"

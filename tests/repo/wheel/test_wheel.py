@@ -1,0 +1,210 @@
+"""The wheel: its tag, description and errors, what building it requires; its use without source
+tree, compiler or torch; its libraries' imports and exports."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import ngram_npu
+import pytest
+from ngram_npu import _library
+from scikit_build_core.settings.skbuild_read_settings import SettingsReader
+
+from tools import abi_audit
+
+WHEEL = Path(os.environ.get("NGRAM_NPU_WHEEL", "")).resolve()
+ROOT = Path(__file__).resolve().parents[3]
+BIN = Path(sys.executable).parent
+needs_wheel = pytest.mark.skipif(
+    WHEEL.suffix != ".whl", reason="`make test` names the wheel in NGRAM_NPU_WHEEL"
+)
+
+
+def _audit(tag: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BIN / "auditwheel", "repair", "--only-plat", "--plat", tag, "-w", folder]
+        + ["--exclude", "libtorch*.so", WHEEL],
+        env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@needs_wheel
+@pytest.mark.skipif("ASCEND_HOME_PATH" in os.environ, reason="the NPU backend needs CANN")
+def test_auditwheel_confirms_the_tag(tmp_path: Path) -> None:
+    tag = WHEEL.stem.rpartition("-")[2]
+    assert tag.startswith("manylinux_"), WHEEL.name
+    confirmed = _audit(tag, tmp_path)
+    assert confirmed.returncode == 0, confirmed.stderr
+    too_old = _audit(f"manylinux_2_17_{platform.machine()}", tmp_path)
+    assert too_old.returncode != 0
+    assert "too-recent versioned symbols" in too_old.stderr
+
+
+@needs_wheel
+def test_nothing_is_vendored() -> None:
+    with zipfile.ZipFile(WHEEL) as wheel:
+        libraries = {Path(name).name.split(".")[0] for name in wheel.namelist() if ".so" in name}
+    assert all(name == "_C" or name.startswith("libngram_npu") for name in libraries), libraries
+
+
+@pytest.mark.parametrize(
+    ("environment", "torch", "cuda"),
+    [
+        ({}, "ON", "AUTO"),
+        ({"NGRAM_NPU_TORCH": "ON", "NGRAM_NPU_CUDA": "ON"}, "ON", "AUTO"),
+        ({"NGRAM_NPU_TORCH": "0"}, "OFF", "AUTO"),
+        ({"NGRAM_NPU_CUDA": "no"}, "ON", "OFF"),
+        ({"NGRAM_NPU_TORCH": "OFF", "NGRAM_NPU_CUDA": "OFF"}, "OFF", "OFF"),
+    ],
+)
+def test_build_options_in_environment_combine(
+    environment: dict[str, str], torch: str, cuda: str
+) -> None:
+    """Each is passed to CMake always, because a build folder keeps what an earlier build chose."""
+    settings = SettingsReader.from_file(
+        ROOT / "pyproject.toml", state="wheel", env=environment
+    ).settings
+    assert settings.cmake.define == {"NGRAM_NPU_TORCH": torch, "NGRAM_NPU_CUDA": cuda}
+    assert settings.build.requires == (["torch==2.13.0"] if torch == "ON" else [])
+    always = re.search(r"^requires = .*$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert always is not None
+    assert "torch==" not in always[0]
+
+
+@pytest.mark.parametrize("version", ["3.9.1", platform.python_version()])
+def test_wheel_after_environment_of_another_python_is_built_again(
+    version: str, tmp_path: Path
+) -> None:
+    made = [tmp_path / "venv" / ".ready", tmp_path / "dist" / ".ready"]
+    for ready in made:
+        ready.parent.mkdir()
+        ready.touch()
+        os.utime(ready, (2**32, 2**32))  # nothing else is newer
+    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = {version}\n")
+    places = [f"VENV={made[0].parent}", f"DIST={made[1].parent}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(
+        ["make", "--dry-run", "wheel", *places],
+        cwd=ROOT, env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    commands = [f"{sys.executable} -m venv", "pip --quiet --disable-pip-version-check wheel"]
+    rebuilt = version != platform.python_version()
+    assert [command in done.stdout for command in commands] == [rebuilt, rebuilt], done.stdout
+
+
+LIBRARIES = _library.cpu_library_path().parent
+
+USE = """
+import sys
+import numpy as np
+import ngram_npu
+
+assert "torch" not in sys.modules
+tokens = np.array([[1, 2, 3, 1, 2, 0]], np.int32)
+lengths = np.array([5], np.int32)
+proposer = ngram_npu.NgramProposer(ngram_npu.NgramConfig())
+step = proposer.step(tokens, lengths, np.array([[3]], np.int32))
+assert step.draft_token_ids.tolist() == [[1, 2, 3, -1, -1]], step
+"""
+
+
+@needs_wheel
+def test_in_an_empty_environment(tmp_path: Path) -> None:
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=True)
+    pip = [home / "bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", WHEEL], check=True)
+    shutil.rmtree(home / "include", ignore_errors=True)
+
+    conversation = tmp_path / "one.jsonl"
+    turn = {"prompt_token_ids": [1, 2, 3, 9], "completion_token_ids": [1, 2, 3, 9]}
+    conversation.write_text(json.dumps({"id": "1", "turns": [turn]}))
+    bare = {"PATH": str(home / "bin")}  # no compiler, no tools of the system
+    for command in (
+        [home / "bin/python", "-c", USE],
+        [home / "bin/ngram-npu", "doctor"],
+        [home / "bin/python", "-m", "ngram_npu_cli", "doctor"],
+        [home / "bin/ngram-npu", "replay", "--tokenizer", "ids", conversation],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "torch is not installed" in subprocess.check_output(
+        [home / "bin/ngram-npu", "doctor"], cwd=tmp_path, env=bare, text=True
+    )
+
+
+def test_libraries() -> None:
+    assert abi_audit.main(LIBRARIES) == 0
+
+
+def test_the_audit_bites(tmp_path: Path) -> None:
+    """A library with an unknown name, one with another's name, one whose search path lacks its own
+    folder, and a folder without libraries."""
+    (tmp_path / "empty").mkdir()
+    assert abi_audit.main(tmp_path / "empty") == 1
+    module = next(LIBRARIES.glob("_C*.so"))
+    shutil.copy(module, tmp_path / "libngram_npu_cpu.so")
+    found = abi_audit.problems(tmp_path / "libngram_npu_cpu.so")
+    assert any("exports PyInit__C" in problem for problem in found)
+    assert any("needs libngram_npu_cpu.so" in problem for problem in found)
+    shutil.copy(module, tmp_path / "libother.so")
+    assert abi_audit.problems(tmp_path / "libother.so") == ["libother.so: an unknown library"]
+    searching = module.read_bytes()
+    assert searching.count(b"\0$ORIGIN\0") == 1
+    (tmp_path / module.name).write_bytes(searching.replace(b"\0$ORIGIN\0", b"\0/origin\0"))
+    assert abi_audit.problems(tmp_path / module.name) == [
+        f"{module.name}: does not find libngram_npu_cpu.so beside it",
+        f"{module.name}: searches /origin",
+    ]
+
+
+def test_a_path_of_the_machine_that_built_it_is_found(tmp_path: Path) -> None:
+    library = (LIBRARIES / "libngram_npu.so").read_bytes()
+    (tmp_path / "libngram_npu.so").write_bytes(library + b"\0/home/me/torch/include/ops.h\0")
+    assert abi_audit.problems(tmp_path / "libngram_npu.so") == [
+        "libngram_npu.so: names /home/me/torch/include/ops.h"
+    ]
+
+
+def test_a_symbol_that_the_oldest_torch_lacks_is_found(tmp_path: Path) -> None:
+    library = (LIBRARIES / "libngram_npu.so").read_bytes()
+    assert library.count(b"\0torch_get_num_threads\0") == 1
+    newer = library.replace(b"\0torch_get_num_threads\0", b"\0torch_get_num_threadz\0")
+    (tmp_path / "libngram_npu.so").write_bytes(newer)
+    assert abi_audit.problems(tmp_path / "libngram_npu.so") == [
+        "libngram_npu.so: needs torch_get_num_threadz: "
+        "TORCH_SYMBOLS does not say since which torch it is there"
+    ]
+    assert abi_audit.torch_problems("torch_parallel_for", (2, 9)) == [
+        "needs torch_parallel_for, which is there since torch 2.10 only"
+    ]
+
+
+def test_torch_library_raises_value_errors_through_pybind11() -> None:
+    """From 2.15 on torch converts other exceptions of an operator to RuntimeError. The tests of
+    errors show it only where that torch runs (tools/torches.py)."""
+    assert b"N8pybind1111value_errorE" in (LIBRARIES / "libngram_npu.so").read_bytes()
+
+
+def test_the_oldest_torch_is_the_same_everywhere() -> None:
+    major, minor = abi_audit.TORCH_FLOOR
+    assert (major, minor) == _library._MINIMUM_TORCH
+    assert f'torch = ["torch>={major}.{minor}"]' in (ROOT / "pyproject.toml").read_text()
+    target = f"TORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000ULL"
+    assert target in (ROOT / "csrc/api/CMakeLists.txt").read_text()
+
+
+@needs_wheel  # an editable install keeps its sources
+def test_no_source_is_needed() -> None:
+    """The tests run on the installed package."""
+    assert Path(sys.prefix).resolve() in Path(ngram_npu.__file__).resolve().parents
