@@ -1,8 +1,8 @@
 // Bodies of the operators for sampled tokens and for a drafter's batch: check the arguments, make the outputs, call the
-// kernel. `F` is the front end, torch or numpy (front_end.h).
+// kernel. `F` is the front end, torch or numpy (arguments.h).
 #pragma once
 
-#include "api/front_end.h"
+#include "api/arguments.h"
 #include "core/bookkeeping.h"
 
 namespace ngram_npu::api {

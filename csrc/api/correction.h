@@ -1,8 +1,8 @@
 // Bodies of the operators that correct the assumptions of an asynchronous host: check the arguments, call the kernel.
-// `F` is the front end, torch or numpy (front_end.h).
+// `F` is the front end, torch or numpy (arguments.h).
 #pragma once
 
-#include "api/front_end.h"
+#include "api/arguments.h"
 #include "core/correction.h"
 
 namespace ngram_npu::api {

@@ -1,8 +1,8 @@
 // Bodies of the operators that look up n-grams: check the arguments, make the outputs, call the kernel. `F` is the
-// front end, torch or numpy (front_end.h).
+// front end, torch or numpy (arguments.h).
 #pragma once
 
-#include "api/front_end.h"
+#include "api/arguments.h"
 #include "core/drafting.h"
 #include "cpu/index_policy.h"
 

@@ -1,8 +1,8 @@
 // Body of the operator that chooses between drafts of a neural drafter and of n-grams: check the arguments, make the
-// outputs, call the kernel. `F` is the front end, torch or numpy (front_end.h).
+// outputs, call the kernel. `F` is the front end, torch or numpy (arguments.h).
 #pragma once
 
-#include "api/front_end.h"
+#include "api/arguments.h"
 #include "core/merging.h"
 
 namespace ngram_npu::api {

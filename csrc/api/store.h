@@ -1,8 +1,8 @@
 // Bodies of the operators of the store that requests share: check the arguments, call the kernel. `F` is the front end,
-// torch or numpy (front_end.h).
+// torch or numpy (arguments.h).
 #pragma once
 
-#include "api/front_end.h"
+#include "api/arguments.h"
 #include "core/store.h"
 
 namespace ngram_npu::api {

@@ -3,10 +3,9 @@
 #pragma once
 
 #include "cpu/host_drafting.h"
-#include "cpu/lookup.h"
-#include "cpu/ngram_index_outcomes.h"
+#include "cpu/machine.h"
+#include "cpu/ngram_index_arena.h"
 #include "cpu/ngram_store_drafter.h"
-#include "cpu/parallel.h"
 
 namespace ngram_npu::cpu {
 

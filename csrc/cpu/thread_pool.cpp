@@ -1,6 +1,4 @@
 // The small thread pool of `_C`.
-#include "cpu/thread_pool.h"
-
 #include <pthread.h>
 #include <sched.h>
 
@@ -10,6 +8,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "cpu/machine.h"
 
 namespace ngram_npu::cpu {
 namespace {

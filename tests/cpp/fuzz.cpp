@@ -8,7 +8,7 @@
 #if defined(FUZZ_STORE)
 #include "store_episode.h"
 #else
-#include "cpu/instruction_set.h"
+#include "cpu/machine.h"
 #include "index_episode.h"
 #endif
 

@@ -9,7 +9,7 @@
 
 #include "choices.h"
 #include "core/drafting.h"
-#include "cpu/instruction_set.h"
+#include "cpu/machine.h"
 #include "oracle.h"
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_propose(const ngram_npu::NgramProposeParams* params, void* stream);

@@ -11,8 +11,7 @@
 #include <vector>
 
 #include "core/ngram_index_layout.h"
-#include "cpu/parallel.h"
-#include "cpu/thread_pool.h"
+#include "cpu/machine.h"
 #include "entry_points.h"
 #include "instruction_sets.h"
 

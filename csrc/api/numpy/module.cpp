@@ -7,8 +7,7 @@
 #include "api/numpy/numpy_call.h"
 #include "api/numpy/schema.h"
 #include "api/store.h"
-#include "cpu/instruction_set.h"
-#include "cpu/parallel.h"
+#include "cpu/machine.h"
 
 namespace ngram_npu::numpy {
 namespace {

@@ -1,11 +1,11 @@
-// The numpy front end: passes arrays to the operators' bodies (csrc/api/front_end.h) without a copy.
+// The numpy front end: passes arrays to the operators' bodies (csrc/api/arguments.h) without a copy.
 #pragma once
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-#include "api/front_end.h"
-#include "cpu/thread_pool.h"
+#include "api/arguments.h"
+#include "cpu/machine.h"
 
 namespace ngram_npu::numpy {
 

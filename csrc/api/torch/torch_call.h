@@ -1,4 +1,4 @@
-// The torch front end: passes tensors of the LibTorch stable ABI to the operators' bodies (csrc/api/front_end.h).
+// The torch front end: passes tensors of the LibTorch stable ABI to the operators' bodies (csrc/api/arguments.h).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -8,7 +8,7 @@
 #include <optional>
 #include <tuple>
 
-#include "api/front_end.h"
+#include "api/arguments.h"
 #include "api/torch/backends.h"
 
 // Before 2.13 torch's headers have it under another name.

@@ -1,5 +1,5 @@
-// Chooses the instruction set of the vector kernels, for their callers and the tests.
-#include "cpu/instruction_set.h"
+// Chooses the instruction set of the vector kernels and the number of threads.
+#include "cpu/machine.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -8,8 +8,6 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
-
-#include "cpu/lookup.h"
 
 namespace ngram_npu::cpu {
 namespace {
@@ -59,10 +57,12 @@ const Entry* named(const char* name) {
   return nullptr;
 }
 
-std::atomic<const Entry*>& in_force() {
+std::atomic<int32_t> thread_limit{0};
+
+std::atomic<const Entry*>& selected() {
   static std::atomic<const Entry*> entry = [] {
-    const char* wish = std::getenv("NGRAM_NPU_INSTRUCTION_SET");
-    const Entry* chosen = wish ? named(wish) : nullptr;
+    const char* requested = std::getenv("NGRAM_NPU_INSTRUCTION_SET");
+    const Entry* chosen = requested ? named(requested) : nullptr;
     return chosen ? chosen : widest();
   }();
   return entry;
@@ -70,17 +70,28 @@ std::atomic<const Entry*>& in_force() {
 
 }  // namespace
 
-InstructionSet instruction_set() { return in_force().load(std::memory_order_relaxed)->set; }
+InstructionSet instruction_set() { return selected().load(std::memory_order_relaxed)->set; }
 
-FindOccurrence find_occurrence() { return in_force().load(std::memory_order_relaxed)->find; }
+FindOccurrence find_occurrence() { return selected().load(std::memory_order_relaxed)->find; }
+
+int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens) {
+  if (executor == nullptr) return 1;
+  int64_t threads = executor->max_threads;
+  if (const int32_t limit = ngram_npu_cpu_num_threads(); limit > 0) threads = smaller<int64_t>(threads, limit);
+  return static_cast<int32_t>(smaller(smaller(threads, batch), tokens / executor->min_tokens_per_thread));
+}
 
 }  // namespace ngram_npu::cpu
 
-const char* ngram_npu_cpu_instruction_set() { return ngram_npu::cpu::in_force().load(std::memory_order_relaxed)->name; }
+const char* ngram_npu_cpu_instruction_set() { return ngram_npu::cpu::selected().load(std::memory_order_relaxed)->name; }
 
 int32_t ngram_npu_cpu_set_instruction_set(const char* name) {
   const ngram_npu::cpu::Entry* entry = name ? ngram_npu::cpu::named(name) : nullptr;
   if (!entry) return ngram_npu::kInvalidParams;
-  ngram_npu::cpu::in_force().store(entry, std::memory_order_relaxed);
+  ngram_npu::cpu::selected().store(entry, std::memory_order_relaxed);
   return ngram_npu::kOk;
 }
+
+void ngram_npu_cpu_set_num_threads(int32_t limit) { ngram_npu::cpu::thread_limit.store(limit < 0 ? 0 : limit); }
+
+int32_t ngram_npu_cpu_num_threads() { return ngram_npu::cpu::thread_limit.load(); }

@@ -1,12 +1,21 @@
-// The index's table with AVX2, compiled for it alone.
+// The scan of a row and the table of the index, with AVX2, compiled for it alone.
 #include <immintrin.h>
 
+#include "cpu/lookup_impl.h"
 #include "cpu/ngram_index_walk.h"
 
 namespace ngram_npu::cpu {
 namespace {
 
 struct Avx2 : LaneByLane {
+  static constexpr int64_t kLanes = 8;
+  using Reg = __m256i;
+  static Reg splat(int32_t token) { return _mm256_set1_epi32(token); }
+  static uint64_t equal(const int32_t* at, Reg token) {
+    const __m256i found = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(found, token))));
+  }
+
   static __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
 
   static uint32_t zeros(__m256i lanes) {
@@ -38,6 +47,11 @@ struct Avx2 : LaneByLane {
 };
 
 }  // namespace
+
+Occurrence find_occurrence_avx2(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
+                                int32_t match_policy) {
+  return find_with<Avx2>(tokens, num_tokens, min_n, max_n, match_policy);
+}
 
 const IndexTable kIndexTableAvx2 = {look_up<Avx2>, extend<Avx2>};
 

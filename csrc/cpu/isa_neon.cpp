@@ -1,12 +1,21 @@
-// The index's table with NEON.
+// The scan of a row and the table of the index, with NEON.
 #include <arm_neon.h>
 
+#include "cpu/lookup_impl.h"
 #include "cpu/ngram_index_walk.h"
 
 namespace ngram_npu::cpu {
 namespace {
 
 struct Neon : LaneByLane {
+  static constexpr int64_t kLanes = 4;
+  using Reg = int32x4_t;
+  static Reg splat(int32_t token) { return vdupq_n_s32(token); }
+  static uint64_t equal(const int32_t* at, Reg token) {
+    const uint32x4_t lane_bit = {1, 2, 4, 8};
+    return vaddvq_u32(vandq_u32(vceqq_s32(vld1q_s32(at), token), lane_bit));
+  }
+
   // Bit i: the vector's lane i is all ones; `first` numbers lane 0.
   static uint32x4_t lane_bits(uint32x4_t lanes, int first) {
     constexpr uint32x4_t kLaneBit = {1, 2, 4, 8};
@@ -52,6 +61,11 @@ struct Neon : LaneByLane {
 };
 
 }  // namespace
+
+Occurrence find_occurrence_neon(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
+                                int32_t match_policy) {
+  return find_with<Neon>(tokens, num_tokens, min_n, max_n, match_policy);
+}
 
 const IndexTable kIndexTableNeon = {look_up<Neon>, extend<Neon>};
 

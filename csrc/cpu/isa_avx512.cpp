@@ -1,12 +1,18 @@
-// The index's table with AVX-512, compiled for it alone.
+// The scan of a row and the table of the index, with AVX-512, compiled for it alone.
 #include <immintrin.h>
 
+#include "cpu/lookup_impl.h"
 #include "cpu/ngram_index_walk.h"
 
 namespace ngram_npu::cpu {
 namespace {
 
 struct Avx512 {
+  static constexpr int64_t kLanes = 16;
+  using Reg = __m512i;
+  static Reg splat(int32_t token) { return _mm512_set1_epi32(token); }
+  static uint64_t equal(const int32_t* at, Reg token) { return _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(at), token); }
+
   static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
     const __m512i differ = _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int32_t>(want)));
     return _mm512_testn_epi32_mask(differ, _mm512_set1_epi32(static_cast<int32_t>(mask)));
@@ -56,6 +62,11 @@ struct Avx512 {
 };
 
 }  // namespace
+
+Occurrence find_occurrence_avx512(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
+                                  int32_t match_policy) {
+  return find_with<Avx512>(tokens, num_tokens, min_n, max_n, match_policy);
+}
 
 const IndexTable kIndexTableAvx512 = {look_up<Avx512>, extend<Avx512>};
 
