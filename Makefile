@@ -120,7 +120,7 @@ format: setup
 PYBIND11 = -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
 tidy: setup gtest
 	cmake --preset python-asan $(PYBIND11) >/dev/null
-	git ls-files 'csrc/host/*.cpp' 'csrc/cpu/*.cpp' 'csrc/numpy/*.cpp' 'csrc/torch/*.cpp' | grep -v _neon | \
+	git ls-files 'csrc/api/*.cpp' 'csrc/cpu/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
 
 # The size of this repository. Results are data; images and data are not counted as lines.

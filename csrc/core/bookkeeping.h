@@ -1,4 +1,4 @@
-// Parameters and rules of the operators for sampled tokens and for a drafter's batch. The bodies (host/bookkeeping.h)
+// Parameters and rules of the operators for sampled tokens and for a drafter's batch. The bodies (api/bookkeeping.h)
 // fill in the parameters; the kernels of every device follow the rules. ngram_step_ takes its tokens by them too.
 #pragma once
 

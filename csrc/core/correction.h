@@ -1,5 +1,5 @@
 // Parameters and rules of the operators between two forward passes: counts, positions, lengths, slots. The bodies
-// (host/correction.h) fill in the parameters; the kernels of every device follow the rules.
+// (api/correction.h) fill in the parameters; the kernels of every device follow the rules.
 #pragma once
 
 #include "core/common.h"

@@ -1,4 +1,4 @@
-// Parameters of the drafting operators, and the rules of those that every device has. The bodies (host/drafting.h) fill
+// Parameters of the drafting operators, and the rules of those that every device has. The bodies (api/drafting.h) fill
 // in the parameters; the kernels follow the rules. What an index looks like: core/ngram_index_layout.h.
 #pragma once
 
@@ -136,9 +136,6 @@ struct LadderOptions {
 
 // ngram_index_propose_: ngram_propose with an index. Contract: docs/ops/ngram_index_propose.md; layout of the index:
 // core/ngram_index_layout.h; why its results are exact: docs/design/index.md.
-
-// Indexing this many tokens takes about a millisecond.
-constexpr int64_t kNgramIndexCatchUpTokens = 32768;
 
 struct NgramIndexProposeParams {
   NgramProposeParams propose;  // its executor is not used: one thread is fastest here

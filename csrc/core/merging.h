@@ -1,5 +1,5 @@
 // Parameters and rules of merge_drafts_: each request's draft from a neural drafter or from n-grams. Contract:
-// docs/ops/merge_drafts.md. The body (host/merging.h) fills in the parameters; the kernels follow the rules.
+// docs/ops/merge_drafts.md. The body (api/merging.h) fills in the parameters; the kernels follow the rules.
 #pragma once
 
 #include "core/draft_costs.h"

@@ -1,4 +1,4 @@
-// CPU kernels of the operators between two forward passes, called by their bodies (host/correction.h).
+// CPU kernels of the operators between two forward passes, called by their bodies (api/correction.h).
 // correct_spec_state_ consists of the parts that the two before it are.
 #include "core/correction.h"
 

@@ -2,11 +2,10 @@
 // so that their cache misses overlap.
 #pragma once
 
-#include "core/host_drafting.h"
-#include "cpu/lookup.h"
-#include "cpu/ngram_index_outcomes.h"
+#include "cpu/host_drafting.h"
+#include "cpu/machine.h"
+#include "cpu/ngram_index_arena.h"
 #include "cpu/ngram_store_drafter.h"
-#include "cpu/parallel.h"
 
 namespace ngram_npu::cpu {
 

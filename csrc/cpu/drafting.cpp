@@ -1,11 +1,11 @@
-// CPU kernels of the drafting operators, called by their bodies (host/drafting.h), and the two entries of the drafting
+// CPU kernels of the drafting operators, called by their bodies (api/drafting.h), and the two entries of the drafting
 // core, called by drafters without Python.
 #include "core/drafting.h"
 
 #include <cstring>
 
-#include "core/host_drafting.h"
 #include "cpu/drafter.h"
+#include "cpu/host_drafting.h"
 
 namespace ngram_npu::cpu {
 namespace {

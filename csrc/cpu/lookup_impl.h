@@ -1,4 +1,4 @@
-// The lookup, generic over a vector type; each lookup_<isa>.cpp compiles it once for its instruction set.
+// The lookup, generic over a vector type; each isa_<name>.cpp compiles it for its instruction set.
 //
 // A pass keeps the best length so far and looks only for longer matches, in the order that breaks ties (ascending ends
 // for earliest, descending for latest), so the first of equal matches wins without a comparison of positions. An end e
@@ -10,7 +10,7 @@
 // for different instruction sets.
 #pragma once
 
-#include "cpu/lookup.h"
+#include "cpu/machine.h"
 
 namespace ngram_npu::cpu {
 namespace {

@@ -1,4 +1,4 @@
-// CPU kernel of merge_drafts_, called by its body (host/merging.h).
+// CPU kernel of merge_drafts_, called by its body (api/merging.h).
 #include "core/merging.h"
 
 using namespace ngram_npu;

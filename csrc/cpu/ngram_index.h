@@ -1,4 +1,4 @@
-// Making, sizing and checking an index, for numpy/index_tools.cpp; the operators themselves are in drafting.cpp.
+// Making, sizing and checking an index, for api/numpy/index_tools.cpp; the operators themselves are in drafting.cpp.
 //
 // An index with an invalid header is not an error, because its contents are data: the step scans, append and reset do
 // nothing.

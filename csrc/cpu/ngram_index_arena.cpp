@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "core/draft_costs.h"
-#include "cpu/instruction_set.h"
+#include "cpu/machine.h"
 #include "cpu/ngram_index.h"
 
 namespace ngram_npu::cpu {

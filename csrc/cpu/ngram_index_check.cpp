@@ -1,7 +1,7 @@
 // Integrity checks of an index, for tests and `NgramIndex.check_integrity()`. Slow and read-only.
 #include "core/draft_costs.h"
 #include "cpu/ngram_index.h"
-#include "cpu/ngram_index_outcomes.h"
+#include "cpu/ngram_index_arena.h"
 
 using namespace ngram_npu;
 using namespace ngram_npu::index;

@@ -5,7 +5,6 @@
 
 #include <type_traits>
 
-#include "cpu/ngram_index_outcomes.h"
 #include "cpu/ngram_index_table.h"
 
 namespace ngram_npu::cpu {

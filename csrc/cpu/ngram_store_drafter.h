@@ -2,7 +2,7 @@
 // docs/ops/ngram_store_step.md, "Draft" and "Entering".
 #pragma once
 
-#include "core/host_drafting.h"
+#include "cpu/host_drafting.h"
 #include "cpu/ngram_store.h"
 
 namespace ngram_npu::cpu {

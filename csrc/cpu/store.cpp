@@ -1,4 +1,4 @@
-// CPU kernels of the store's operators, called by their bodies (host/store.h), and the entering of rows' new text,
+// CPU kernels of the store's operators, called by their bodies (api/store.h), and the entering of rows' new text,
 // which the drafting core calls too.
 #include "core/store.h"
 

@@ -1,4 +1,4 @@
-// The drafter of a stream, called by HostDrafting (numpy/stream_drafter.cpp) and from a driver's callback.
+// The drafter of a stream, called by HostDrafting (api/numpy/stream_drafter.cpp) and from a driver's callback.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -10,7 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/host_drafting.h"
+#include "cpu/host_drafting.h"
+#include "cpu/index_policy.h"
 #include "cpu/ngram_index.h"
 #include "cpu/ngram_index_arena.h"
 #include "cpu/ngram_store_drafter.h"
@@ -316,7 +317,7 @@ class StreamDrafter {
                     ladder.costs != nullptr,
                     {index().words, index().num_words, {}},
                     nullptr};
-    params.catch_up_tokens = kStreamCatchUpTokens;
+    params.catch_up_tokens = cpu::kStreamCatchUpTokens;
     ngram_npu_cpu_take_in(&params);
     ngram_npu_cpu_ngram_index_lengths(index().words, index().num_words, behind_.data(), batch, done_.data());
     size_t kept = 0;

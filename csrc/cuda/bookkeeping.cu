@@ -1,5 +1,5 @@
 // CUDA kernels of the operators for sampled tokens and for a drafter's batch, called by their bodies
-// (host/bookkeeping.h).
+// (api/bookkeeping.h).
 #include "core/bookkeeping.h"
 #include "cuda/launch.cuh"
 

@@ -1,4 +1,4 @@
-// CUDA kernels of the operators between two forward passes, called by their bodies (host/correction.h).
+// CUDA kernels of the operators between two forward passes, called by their bodies (api/correction.h).
 // correct_spec_state_ consists of the parts that the two others are: counts corrected in place, and slots token by
 // token.
 #include "core/correction.h"

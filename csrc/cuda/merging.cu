@@ -1,4 +1,4 @@
-// CUDA kernel of merge_drafts_, called by its body (host/merging.h).
+// CUDA kernel of merge_drafts_, called by its body (api/merging.h).
 #include "core/merging.h"
 #include "cuda/launch.cuh"
 

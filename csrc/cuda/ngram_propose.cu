@@ -1,4 +1,4 @@
-// CUDA kernel of ngram_propose, called by its body (host/drafting.h): the lookup over rows as they stand.
+// CUDA kernel of ngram_propose, called by its body (api/drafting.h): the lookup over rows as they stand.
 #include "core/drafting.h"
 #include "cuda/lookup.cuh"
 

@@ -1,4 +1,4 @@
-// CUDA kernel of ngram_step_, called by its body (host/drafting.h): the lookup over rows and their sampled tokens.
+// CUDA kernel of ngram_step_, called by its body (api/drafting.h): the lookup over rows and their sampled tokens.
 #include "cuda/lookup.cuh"
 
 namespace ngram_npu::cuda {

@@ -91,14 +91,34 @@ def pack_rows(
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32:
     """Returns items[begins[i] : begins[i] + counts[i]] for each i, concatenated."""
 
+class IndexPolicy:
+    """Decides when an index is used and how fast it catches up: csrc/cpu/index_policy.h."""
+
+    short_row: int
+    short_context: int
+    scanned_tokens: int
+    prompt_tokens: int
+    least_tokens: int
+    steps_to_catch_up: int
+    patience: int
+
+    def __init__(self) -> None: ...
+    def steps_to_index(
+        self, step: int, num_tokens: _Int32, num_sampled: _Int32, num_behind: int
+    ) -> int:
+        """Returns the number of steps for which a step indexes; 0: it scans its rows instead."""
+
+    def steps_to_keep_absent(self, step: int, share_in_use: float, ends_requests: bool) -> int:
+        """Returns the number of steps after which absent requests lose their slots; negative: all
+        keep them."""
+
 def index_catch_up(
+    policy: IndexPolicy,
     token_ids: _Int32,
     num_tokens: _Int32,
     index: _Int32,
     slot_indices: _Int32,
     num_sampled: _Int32,
-    least_tokens: int,
-    prompt_tokens: int,
     min_n: int,
     max_n: int,
     match_policy: int,
@@ -108,9 +128,9 @@ def index_catch_up(
 ) -> tuple[_Int32, int]:
     """Indexes, before a lookup, some of the tokens of rows that their slots do not contain.
 
-    The time is limited to 1/32 of a scan of the rows that draft (num_sampled > 0), plus the time
-    that rows without a scan save; at least ``least_tokens`` are indexed. All of this is multiplied
-    by ``steps``. If no row drafts, ``prompt_tokens`` are indexed.
+    The time spent is 1/32 of a scan of the rows that draft (num_sampled > 0), plus the time that
+    rows without a scan save; at least ``policy.least_tokens`` are indexed. All of this is
+    multiplied by ``steps``. If no row drafts, ``policy.prompt_tokens`` are indexed.
 
     token_ids [>= B,S]; num_tokens, slot_indices and num_sampled [B]; ``min_n`` and later arguments
     as in ``ngram_index_append_``. Returns the slots for the lookup [B], -1 for rows to scan, and
@@ -161,7 +181,7 @@ def stream_run(job: int) -> None: ...
 def stream_results_bytes(batch: int, k: int) -> int: ...
 
 class StreamDrafter:
-    """Drafts in jobs of a stream. Its arrays stay alive while jobs are pending."""
+    """Drafts in jobs: csrc/cpu/host_drafting.h. Its arrays stay alive while jobs are pending."""
 
     pending: int
     def __init__(
@@ -211,7 +231,7 @@ class StreamDrafter:
         """Returns the byte offsets in ``drafts`` of a step's numbers, lengths and costs."""
 
 class RowRecognizer:
-    """Finds the slot of each row's request."""
+    """Finds the slot of each row's request: csrc/cpu/row_recognizer.h."""
 
     row_slots: _Int32
     """The slots of the last step's rows."""

@@ -24,15 +24,9 @@ MAX_NGRAM = _C.MAX_NGRAM
 MAX_DRAFT_TOKENS = _C.MAX_DRAFT_TOKENS
 MAX_INDEX_SPAN = _C.MAX_INDEX_SPAN
 
-SHORT_ROW = 2048
-"""Row capacity in tokens up to which ``auto`` scans, because an index would not be faster:
-tools/bench/results/ngram_index_step_-curve.json."""
-SHORT_CONTEXT = 8192
-"""The same limit for vLLM's ``max_model_len``. It is higher because finding a row's slot takes time
-as well: tools/bench/results/vllm-propose.json."""
-SCANNED_TOKENS = 3 << 17
-"""vLLM's host drafter scans up to this number of tokens in all rows of a step, or 128 times the
-tokens of a row: docs/design/index.md, "When it pays"."""
+INDEX_POLICY = _C.IndexPolicy()
+"""Decides when an index is used and how fast it catches up: csrc/cpu/index_policy.h. Measured in
+tools/bench/results/ngram_index_step_-curve.json and vllm-propose.json."""
 UNLIMITED = 2**63 - 1
 """The operators' ``max_len`` without a limit."""
 ANY_TOKEN = 2**31 - 1

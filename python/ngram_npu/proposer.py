@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ngram_npu.config import SHORT_ROW, NgramConfig
+from ngram_npu.config import INDEX_POLICY, NgramConfig
 from ngram_npu.drafting import ArrayT, Drafting, Drafts, StepResult, uses_index
 from ngram_npu.index import NgramIndex, make_index
 from ngram_npu.store import NgramStore, make_store
@@ -97,7 +97,7 @@ class NgramProposer:
             config,
             engine,
             capacity=capacity,
-            short=SHORT_ROW,
+            short=INDEX_POLICY.short_row,
             device_type=device_type,
             prefix="NgramProposer: ",
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import NgramConfig, NgramIndex, NgramProposer, ops
-from ngram_npu.config import SHORT_ROW, default_costs
+from ngram_npu.config import INDEX_POLICY, default_costs
 from ops import reference
 from ops.reference.ladder import draft
 
@@ -122,11 +122,11 @@ def test_propose_with_index_equals_scan(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("engine", "max_n", "capacity", "uses_index"),
     [
-        ("auto", 5, SHORT_ROW, False),
-        ("auto", 5, SHORT_ROW + 1, True),
-        ("auto", 9, SHORT_ROW + 1, True),
-        ("auto", 10, SHORT_ROW + 1, False),
-        ("scan", 5, SHORT_ROW + 1, False),
+        ("auto", 5, INDEX_POLICY.short_row, False),
+        ("auto", 5, INDEX_POLICY.short_row + 1, True),
+        ("auto", 9, INDEX_POLICY.short_row + 1, True),
+        ("auto", 10, INDEX_POLICY.short_row + 1, False),
+        ("scan", 5, INDEX_POLICY.short_row + 1, False),
         ("index", 5, 700, True),
     ],
 )

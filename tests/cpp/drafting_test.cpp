@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "choices.h"
-#include "core/host_drafting.h"
 #include "core/ngram_index_layout.h"
+#include "cpu/host_drafting.h"
 #include "entry_points.h"
 
 namespace ngram_npu::test {

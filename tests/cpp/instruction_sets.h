@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "choices.h"
 #include "core/drafting.h"
-#include "cpu/instruction_set.h"
+#include "cpu/machine.h"
 #include "oracle.h"
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_propose(const ngram_npu::NgramProposeParams* params, void* stream);
@@ -35,6 +36,12 @@ class InstructionSetTest : public testing::TestWithParam<std::string> {
   }
   void TearDown() override { ngram_npu_cpu_set_instruction_set("auto"); }
 };
+
+inline Tokens random_row(RandomChoices& random, int64_t length, int64_t alphabet) {
+  Tokens tokens(static_cast<size_t>(length));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random.below(alphabet));
+  return tokens;
+}
 
 constexpr int64_t kNoLimit = int64_t{1} << 40;  // a max_len without effect
 

@@ -1,5 +1,5 @@
-// Jobs on a stream that is late, against a model that steps at once: rows reused while jobs are pending, ends that are
-// announced late or early, text that the store may have only when its step is surely over, a store that is saved.
+// Jobs on a late stream, compared with a model that runs each step immediately: rows reused while jobs are pending,
+// ends announced late or early, text that may be stored only after a lag, a store that is being saved.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,8 @@
 #include <vector>
 
 #include "choices.h"
-#include "core/host_drafting.h"
+#include "cpu/host_drafting.h"
+#include "cpu/index_policy.h"
 #include "entry_points.h"
 #include "late_stream.h"
 
@@ -22,8 +23,8 @@ namespace {
 constexpr int64_t kRows = 5, kCapacity = 300, kDrafts = 4, kMost = kDrafts + 1, kPages = 80, kBlocks = 24,
                   kLineBits = 6;
 
-struct Kept {
-  explicit Kept(uint32_t visibility) : store(kRows, kBlocks, kLineBits, visibility) {}
+struct Memory {
+  explicit Memory(uint32_t visibility) : store(kRows, kBlocks, kLineBits, visibility) {}
 
   Index index{kRows, kPages};
   SharedStore store;
@@ -62,30 +63,30 @@ struct Tables {
   LadderOptions ladder;
 };
 
-// Steps at once; what it lets the store take in is that of the steps before, request by request.
+// Runs each step immediately, and stores text `lag` steps later, request by request.
 class Model {
  public:
-  Model(const Tables& tables, uint32_t visibility, int64_t lag) : kept(visibility), tables_(tables), lag_(lag) {}
+  Model(const Tables& tables, uint32_t visibility, int64_t lag) : memory(visibility), tables_(tables), lag_(lag) {}
 
   void begin(int64_t row, Request request) {
     end(row);
     request.settled = static_cast<int64_t>(request.text.size());
     requests_[row] = std::move(request);
-    ++names_[row];
+    ++generations_[row];
   }
   void end(int64_t row) {
     Request& request = requests_[row];
     if (request.text.empty()) return;
     if (request.cut > request.settled) settle(row, request.cut);
     const int64_t slot = row;
-    const NgramStoreFinishParams finish{kept.store.access(), {&slot, 8}, 1};
+    const NgramStoreFinishParams finish{memory.store.access(), {&slot, 8}, 1};
     ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
-    const NgramIndexResetParams reset{kept.index.access({&slot, 8}), 1};
+    const NgramIndexResetParams reset{memory.index.access({&slot, 8}), 1};
     ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
     request = {};
-    ++names_[row];
+    ++generations_[row];
   }
-  // Rows without a request are padding: they sample nothing, and a step of nothing else is none.
+  // Rows without a request are padding: they sample nothing. A step with padding only does not count.
   std::vector<uint8_t> step(const std::vector<int32_t>& rows, const std::vector<std::vector<int32_t>>& sampled) {
     std::vector<Step> now;
     std::vector<int32_t> counts;
@@ -104,14 +105,15 @@ class Model {
         if (request.cut < 0 && request.stops()) request.cut = static_cast<int64_t>(request.text.size());
       }
       const auto size = static_cast<int64_t>(request.text.size());
-      now.push_back({rows[i], names_[rows[i]], request.cut < 0 ? size : smaller(size, request.cut)});
+      now.push_back({rows[i], generations_[rows[i]], request.cut < 0 ? size : smaller(size, request.cut)});
     }
     const std::vector<uint8_t> drafts = draft(rows, counts);
     if (!is_step) return drafts;
     steps_.push_back(now);
     if (static_cast<int64_t>(steps_.size()) > lag_) {
       for (const Step& step : steps_.front()) {
-        if (names_[step.row] == step.name && step.length > requests_[step.row].settled) settle(step.row, step.length);
+        if (generations_[step.row] == step.generation && step.length > requests_[step.row].settled)
+          settle(step.row, step.length);
       }
       steps_.pop_front();
     }
@@ -121,11 +123,11 @@ class Model {
   bool full(int64_t row) const { return static_cast<int64_t>(requests_[row].text.size()) == kCapacity; }
   bool stopped(int64_t row) const { return requests_[row].cut >= 0; }
 
-  Kept kept;
+  Memory memory;
 
  private:
   struct Step {
-    int64_t row, name, length;
+    int64_t row, generation, length;
   };
 
   void settle(int64_t row, int64_t length) {
@@ -135,7 +137,7 @@ class Model {
     const int64_t slot = row, at = 0;
     request.text.reserve(kCapacity);
     TakeInParams params{};
-    params.store = {kept.store.access(),
+    params.store = {memory.store.access(),
                     {request.text.data(), 1, kCapacity, kCapacity},
                     &end,
                     &count,
@@ -157,7 +159,7 @@ class Model {
     }
     for (const int32_t row : rows) scopes.push_back(row >= 0 && row < kRows ? requests_[row].scope : 0);
     const StreamDrafts at(batch, kDrafts);
-    std::vector<uint8_t> found(static_cast<size_t>(at.end));
+    std::vector<uint8_t> drafts(static_cast<size_t>(at.end));
     DraftParams params{};
     NgramProposeParams& p = params.lookup.propose;
     p.token_ids = {text.data(), kRows, kCapacity, kCapacity};
@@ -166,73 +168,73 @@ class Model {
     p.num_sampled = counts.data();
     p.batch = batch;
     p.lookup = tables_.lookup;
-    p.draft_token_ids = {found.data(), kDrafts, 8};
-    p.num_draft_tokens = reinterpret_cast<int32_t*>(found.data() + at.counts);
-    p.match_len = reinterpret_cast<int32_t*>(found.data() + at.lengths);
-    p.draft_costs = {found.data() + at.costs, kDrafts};
-    params.lookup.index = kept.index.access();
+    p.draft_token_ids = {drafts.data(), kDrafts, 8};
+    p.num_draft_tokens = reinterpret_cast<int32_t*>(drafts.data() + at.counts);
+    p.match_len = reinterpret_cast<int32_t*>(drafts.data() + at.lengths);
+    p.draft_costs = {drafts.data() + at.costs, kDrafts};
+    params.lookup.index = memory.index.access();
     params.lookup.catch_up_tokens = -1;
     params.lookup.ladder = tables_.ladder;
-    params.store = {kept.store.access(), {scopes.data(), 8}, tables_.store_costs.data(), 40};
+    params.store = {memory.store.access(), {scopes.data(), 8}, tables_.store_costs.data(), 40};
     ngram_npu_cpu_draft(&params);
-    return found;
+    return drafts;
   }
 
   const Tables& tables_;
   int64_t lag_;
   Request requests_[kRows];
-  int64_t names_[kRows] = {};
+  int64_t generations_[kRows] = {};
   std::deque<std::vector<Step>> steps_;
 };
 
-struct Seen {
+struct Counts {
   int64_t reused = 0, flushed = 0, dropped = 0, from_store = 0;
 };
 
-// Copies a store in pieces all the while, as the thread of an engine that saves it.
+// Copies a store in pieces repeatedly, as the thread of an engine that saves it.
 class Saving {
  public:
-  explicit Saving(Kept* kept) : kept_(kept), thread_([this] { copy(); }) {}
+  explicit Saving(Memory* memory) : memory_(memory), thread_([this] { copy(); }) {}
   Saving(const Saving&) = delete;
   Saving& operator=(const Saving&) = delete;
 
-  // Whether the last whole copy is one of a sound store.
-  bool ends_well(uint32_t visibility) {
-    over_ = true;
+  // Stops. Returns whether the last complete copy is a sound store.
+  bool stop(uint32_t visibility) {
+    stopped_ = true;
     thread_.join();
-    Kept loaded(visibility);
+    Memory loaded(visibility);
     const StoreAccess to = loaded.store.access();
-    for (size_t i = 0; i < whole_.size(); ++i) {
-      const auto count = static_cast<int64_t>(whole_[i].size());
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const auto count = static_cast<int64_t>(pieces_[i].size());
       const auto piece = static_cast<int64_t>(i);
-      if (ngram_npu_cpu_ngram_store_unpack(to.words, to.num_words, piece, whole_[i].data(), count) != 0) return false;
+      if (ngram_npu_cpu_ngram_store_unpack(to.words, to.num_words, piece, pieces_[i].data(), count) != 0) return false;
     }
     return loaded.store.fault() == kStoreFaultNone;
   }
 
  private:
   void copy() {
-    const StoreAccess from = kept_->store.access();
-    std::vector<uint32_t> room(static_cast<size_t>(kStorePieceWords));
+    const StoreAccess from = memory_->store.access();
+    std::vector<uint32_t> buffer(static_cast<size_t>(kStorePieceWords));
     do {
       std::vector<std::vector<uint32_t>> pieces;
       const int64_t number = ngram_npu_cpu_ngram_store_pieces(from.words, from.num_words);
       while (static_cast<int64_t>(pieces.size()) < number) {
         const auto piece = static_cast<int64_t>(pieces.size());
-        const int64_t count = ngram_npu_cpu_ngram_store_pack(from.words, from.num_words, piece, room.data());
-        if (count >= 0) pieces.emplace_back(room.begin(), room.begin() + count);
+        const int64_t count = ngram_npu_cpu_ngram_store_pack(from.words, from.num_words, piece, buffer.data());
+        if (count >= 0) pieces.emplace_back(buffer.begin(), buffer.begin() + count);
       }
-      whole_.swap(pieces);
-    } while (!over_);
+      pieces_.swap(pieces);
+    } while (!stopped_);
   }
 
-  Kept* kept_;
-  std::atomic<bool> over_{false};
-  std::vector<std::vector<uint32_t>> whole_;
+  Memory* memory_;
+  std::atomic<bool> stopped_{false};
+  std::vector<std::vector<uint32_t>> pieces_;
   std::thread thread_;
 };
 
-void run_episode(uint64_t seed, int steps, Seen* seen) {
+void run_episode(uint64_t seed, int steps, Counts* counts) {
   RandomChoices c(seed, steps);
   Tables tables{std::vector<uint8_t>(kCostRows * kCostColumns),
                 std::vector<uint8_t>(kCostRows * store::kStoreCostColumns),
@@ -245,19 +247,19 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
   const uint32_t visibility = c.one_in(2) ? store::kLive : store::kFinish;
   const int64_t lag = c.below(4);
   Model model(tables, visibility, lag);
-  Kept kept(visibility);
+  Memory memory(visibility);
   std::vector<int32_t> staging(kRows * (1 + kMost));
   std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
   StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
   options.draft.lookup.propose.lookup = tables.lookup;
-  options.draft.lookup.index = kept.index.access();
+  options.draft.lookup.index = memory.index.access();
   options.draft.lookup.ladder = tables.ladder;
-  options.draft.store = {kept.store.access(), {}, tables.store_costs.data(), 40};
+  options.draft.store = {memory.store.access(), {}, tables.store_costs.data(), 40};
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   ASSERT_NE(drafter, nullptr);
-  const std::unique_ptr<Saving> saving(seed % 3 == 0 ? new Saving(&kept) : nullptr);
+  const std::unique_ptr<Saving> saving(seed % 3 == 0 ? new Saving(&memory) : nullptr);
 
-  std::deque<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>> results;  // wanted, found
+  std::deque<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>> results;  // expected, actual
   {
     LateStream stream;
     const int64_t tokens = c.from(3, 6);
@@ -266,8 +268,8 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
       for (int32_t row = 0; row < kRows; ++row) {
         if (model.has(row) && (model.full(row) || c.one_in(model.stopped(row) ? 2 : 25))) {
           ngram_npu_cpu_stream_end(drafter, row);
-          seen->flushed += model.stopped(row);
-          seen->dropped += !model.stopped(row) && lag > 0;
+          counts->flushed += model.stopped(row);
+          counts->dropped += !model.stopped(row) && lag > 0;
           model.end(row);
         }
         if (!model.has(row) && c.one_in(3)) {
@@ -289,7 +291,7 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
           begin.stop.tokens = request.stop_tokens.data();
           begin.stop.num_tokens = static_cast<int64_t>(request.stop_tokens.size());
           ngram_npu_cpu_stream_begin(drafter, &begin);
-          seen->reused += ngram_npu_cpu_stream_pending(drafter) > 0;
+          counts->reused += ngram_npu_cpu_stream_pending(drafter) > 0;
           model.begin(row, std::move(request));
         }
         if (model.has(row) ? !c.one_in(4) : c.one_in(8)) rows.push_back(row);
@@ -298,147 +300,147 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
       if (c.one_in(8) && static_cast<int64_t>(rows.size()) < kRows) rows.push_back(c.one_in(2) ? -1 : kRows);
       std::vector<std::vector<int32_t>> sampled(rows.size());
       std::vector<int32_t> copied;
-      for (std::vector<int32_t>& of : sampled) {
+      for (std::vector<int32_t>& row_sampled : sampled) {
         for (int64_t n = c.below(kMost + 1); n > 0; --n)
-          of.push_back(static_cast<int32_t>(c.one_in(30) ? tokens : c.below(tokens)));
-        copied.push_back(static_cast<int32_t>(of.size()));
-        copied.insert(copied.end(), of.begin(), of.end());
-        copied.resize(copied.size() + static_cast<size_t>(kMost) - of.size(), -1);
+          row_sampled.push_back(static_cast<int32_t>(c.one_in(30) ? tokens : c.below(tokens)));
+        copied.push_back(static_cast<int32_t>(row_sampled.size()));
+        copied.insert(copied.end(), row_sampled.begin(), row_sampled.end());
+        copied.resize(copied.size() + static_cast<size_t>(kMost) - row_sampled.size(), -1);
       }
       StreamJob* job = ngram_npu_cpu_stream_step(drafter, rows.data(), static_cast<int64_t>(rows.size()));
       ASSERT_NE(job, nullptr);
       results.emplace_back(model.step(rows, sampled), std::vector<uint8_t>());
-      auto* found = &results.back().second;
+      auto* actual = &results.back().second;
       const auto bytes = StreamDrafts(static_cast<int64_t>(rows.size()), kDrafts).end;
       stream.add([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
       stream.add([=] { ngram_npu_cpu_stream_run(job); });
-      stream.add([=, &drafts] { found->assign(drafts.begin(), drafts.begin() + bytes); });
+      stream.add([=, &drafts] { actual->assign(drafts.begin(), drafts.begin() + bytes); });
     }
   }
   EXPECT_EQ(ngram_npu_cpu_stream_pending(drafter), 0);
   if (saving != nullptr) {
-    EXPECT_TRUE(saving->ends_well(visibility)) << "seed " << seed;
+    EXPECT_TRUE(saving->stop(visibility)) << "seed " << seed;
   }
   for (size_t i = 0; i < results.size(); ++i) {
     ASSERT_EQ(results[i].second, results[i].first) << "seed " << seed << ", step " << i << ", lag " << lag;
   }
-  ASSERT_EQ(kept.store, model.kept.store) << "seed " << seed;
-  seen->from_store += static_cast<int64_t>(kept.store[store::kStatDrafts]);
+  ASSERT_EQ(memory.store, model.memory.store) << "seed " << seed;
+  counts->from_store += static_cast<int64_t>(memory.store[store::kStatDrafts]);
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
 }
 
-TEST(StreamDrafterTest, DraftsAsIfItHadSteppedAtOnce) {
-  Seen seen;
+TEST(StreamDrafterTest, DraftsEqualThoseOfImmediateSteps) {
+  Counts counts;
   const char* more = std::getenv("NGRAM_NPU_STREAM_EPISODES");  // `make prove`
   const uint64_t episodes = more != nullptr ? std::strtoull(more, nullptr, 10) : 60;
-  for (uint64_t seed = 1; seed <= episodes; ++seed) run_episode(seed, 100, &seen);
-  EXPECT_GT(seen.reused, 1000);
-  EXPECT_GT(seen.flushed, 100);
-  EXPECT_GT(seen.dropped, 50);
-  EXPECT_GT(seen.from_store, 500);
+  for (uint64_t seed = 1; seed <= episodes; ++seed) run_episode(seed, 100, &counts);
+  EXPECT_GT(counts.reused, 1000);
+  EXPECT_GT(counts.flushed, 100);
+  EXPECT_GT(counts.dropped, 50);
+  EXPECT_GT(counts.from_store, 500);
 }
 
-// A drafter that weighs only what a store has.
-struct Drafter {
-  explicit Drafter(StoreAccess store = {}, int64_t lag = 0) {
-    StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
+// A drafter of one request with the text 1, 2, 3 in row 0. Its lookups only find text of a store.
+class Drafter {
+ public:
+  explicit Drafter(StoreAccess store = {}, int64_t lag = 0, int32_t sampled = 1) {
+    std::fill(staging_.begin(), staging_.end(), sampled);  // `sampled` tokens `sampled` per row
+    StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging_.data(), drafts_.data()};
     options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
-    options.draft.store = {store, {}, costs.data(), 40};
-    made = ngram_npu_cpu_stream_make(&options);
+    options.draft.store = {store, {}, costs_.data(), 40};
+    drafter_ = ngram_npu_cpu_stream_make(&options);
   }
-  StreamJob* step(const std::vector<int32_t>& rows = {0}) const {
-    return ngram_npu_cpu_stream_step(made, rows.data(), static_cast<int64_t>(rows.size()));
+  Drafter(const Drafter&) = delete;
+  Drafter& operator=(const Drafter&) = delete;
+  ~Drafter() { EXPECT_TRUE(free()); }
+
+  void begin(int64_t scope = 0, const std::vector<int32_t>& stop_tokens = {}) {
+    const int32_t text[] = {1, 2, 3};
+    const auto num_stops = static_cast<int64_t>(stop_tokens.size());
+    const StreamBegin begin{0, scope, text, 3, {stop_tokens.data(), num_stops, INT64_MAX, 0, 0, 0, 0, 0}};
+    ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter_, &begin), kOk);
+  }
+  void end() { ASSERT_EQ(ngram_npu_cpu_stream_end(drafter_, 0), kOk); }
+  StreamJob* step(const std::vector<int32_t>& rows = {0}) {
+    return ngram_npu_cpu_stream_step(drafter_, rows.data(), static_cast<int64_t>(rows.size()));
+  }
+  void run(const std::vector<int32_t>& rows = {0}) { ngram_npu_cpu_stream_run(step(rows)); }
+  bool free() const { return ngram_npu_cpu_stream_free(drafter_); }
+
+  // The number of draft tokens of a step of one request.
+  int32_t num_drafts() const {
+    int32_t count = 0;
+    std::memcpy(&count, drafts_.data() + StreamDrafts(1, kDrafts).counts, sizeof count);
+    return count;
   }
 
-  // Of a step of one request: how many tokens were found.
-  int32_t count() const {
-    int32_t found = 0;
-    std::memcpy(&found, drafts.data() + StreamDrafts(1, kDrafts).counts, sizeof found);
-    return found;
-  }
-
-  std::vector<uint8_t> costs = std::vector<uint8_t>(kCostRows * store::kStoreCostColumns);
-  std::vector<int32_t> staging = std::vector<int32_t>(kRows * (1 + kMost), 1);
-  std::vector<uint8_t> drafts = std::vector<uint8_t>(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
-  StreamDrafter* made;
+ private:
+  std::vector<uint8_t> costs_ = std::vector<uint8_t>(kCostRows * store::kStoreCostColumns);
+  std::vector<int32_t> staging_ = std::vector<int32_t>(kRows * (1 + kMost));
+  std::vector<uint8_t> drafts_ = std::vector<uint8_t>(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
+  StreamDrafter* drafter_;
 };
 
-// As the drafter of a second engine would, which must never happen: then neither writes, and the count says so.
-TEST(StreamDrafterTest, AStoreIsUsedByOneCallAtATime) {
+// Another call on the store, as by the drafter of a second engine, must never happen. If it does, neither writes, and
+// the statistics count it.
+TEST(StreamDrafterTest, JobSkipsAStoreInUse) {
   SharedStore store(kRows, kBlocks, kLineBits);
-  const Drafter drafter(store.access());
-  const int32_t text[] = {1, 2, 3};
-  const StreamBegin begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
-  ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter.made, &begin), 0);
+  Drafter drafter(store.access());
+  drafter.begin();
   store[store::kHeaderBusy] = 1;
   Words before = store;
-  ngram_npu_cpu_stream_run(drafter.step());
+  drafter.run();
   ++before[store::kStatBusy];
   EXPECT_EQ(store, before);
-  std::vector<uint32_t> room(static_cast<size_t>(kStorePieceWords));
-  EXPECT_EQ(ngram_npu_cpu_ngram_store_pack(store.data(), store.count(), 0, room.data()), -1);
+  std::vector<uint32_t> piece(static_cast<size_t>(kStorePieceWords));
+  EXPECT_EQ(ngram_npu_cpu_ngram_store_pack(store.data(), store.count(), 0, piece.data()), -1);
   EXPECT_EQ(store, before);
-  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
 }
 
 // A dummy run and a wait for all jobs are not steps of the engine: a request's end may become known only in the next
-// one.
-TEST(StreamDrafterTest, AJobWithoutRequestsDoesNotAdvanceTheLag) {
-  const int32_t text[] = {1, 2, 3};
-  const StreamBegin begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
-  for (const std::vector<int32_t>& nobody : {std::vector<int32_t>{}, {-1}, {kRows}, {1}}) {
+// step.
+TEST(StreamDrafterTest, JobWithoutRequestsDoesNotAdvanceTheLag) {
+  for (const std::vector<int32_t>& no_requests : {std::vector<int32_t>{}, {-1}, {kRows}, {1}}) {
     for (const bool ends : {true, false}) {
       SharedStore store(kRows, kBlocks, kLineBits);
-      Drafter drafter(store.access(), 1);
-      std::fill(drafter.staging.begin(), drafter.staging.end(), 2);  // two tokens of each request
-      ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter.made, &begin), 0);
-      ngram_npu_cpu_stream_run(drafter.step());
-      for (int i = 0; i < 3; ++i) ngram_npu_cpu_stream_run(drafter.step(nobody));
-      EXPECT_EQ(store.header(store::kStatEntered), 0u) << "rows " << nobody.size();
-      if (ends) {
-        ASSERT_EQ(ngram_npu_cpu_stream_end(drafter.made, 0), 0);
-      }
-      ngram_npu_cpu_stream_run(ends ? drafter.step(nobody) : drafter.step());
-      EXPECT_EQ(store.header(store::kStatEntered), ends ? 0u : 2u) << "rows " << nobody.size();
-      EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
+      Drafter drafter(store.access(), 1, 2);
+      drafter.begin();
+      drafter.run();
+      for (int i = 0; i < 3; ++i) drafter.run(no_requests);
+      EXPECT_EQ(store.header(store::kStatEntered), 0u) << "rows " << no_requests.size();
+      if (ends) drafter.end();
+      drafter.run(ends ? no_requests : std::vector<int32_t>{0});
+      EXPECT_EQ(store.header(store::kStatEntered), ends ? 0u : 2u) << "rows " << no_requests.size();
     }
   }
 }
 
-TEST(StreamDrafterTest, AJobWithoutRequestsTakesInWhatBeginsAndEnds) {
+TEST(StreamDrafterTest, JobWithoutRequestsStoresTextUpToTheStop) {
   SharedStore store(kRows, kBlocks, kLineBits);
-  Drafter drafter(store.access(), 1);
-  std::fill(drafter.staging.begin(), drafter.staging.end(), 2);
-  const int32_t text[] = {1, 2, 3}, stop = 2;
-  const StreamBegin begin{0, 0, text, 3, {&stop, 1, INT64_MAX, 0, 0, 0, 0, 0}};
-  ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter.made, &begin), 0);
-  ngram_npu_cpu_stream_run(drafter.step({}));
-  ngram_npu_cpu_stream_run(drafter.step());
-  ASSERT_EQ(ngram_npu_cpu_stream_end(drafter.made, 0), 0);
-  ngram_npu_cpu_stream_run(drafter.step({}));
-  EXPECT_EQ(store.header(store::kStatEntered), 1u) << "what it said up to its stop is not lost";
-  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
+  Drafter drafter(store.access(), 1, 2);
+  drafter.begin(0, {2});
+  drafter.run({});
+  drafter.run();
+  drafter.end();
+  drafter.run({});
+  EXPECT_EQ(store.header(store::kStatEntered), 1u);
 }
 
 TEST(StreamDrafterTest, TokensOfARowWithoutARequestAreDropped) {
   SharedStore store(kRows, kBlocks, kLineBits);
-  Drafter drafter(store.access());
-  std::fill(drafter.staging.begin(), drafter.staging.end(), 4);
-  const int32_t text[] = {1, 2, 3};
-  const StreamBegin begin{0, 7, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+  Drafter drafter(store.access(), 0, 4);
   for (const bool ended : {false, true}) {
     if (ended) {
-      ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter.made, &begin), 0);
-      ASSERT_EQ(ngram_npu_cpu_stream_end(drafter.made, 0), 0);
+      drafter.begin(7);
+      drafter.end();
     }
-    for (int i = 0; i < 3; ++i) ngram_npu_cpu_stream_run(drafter.step());
+    for (int i = 0; i < 3; ++i) drafter.run();
     EXPECT_EQ(store.header(store::kStatEntered), 0u);
-    EXPECT_EQ(drafter.count(), 0);
+    EXPECT_EQ(drafter.num_drafts(), 0);
   }
-  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
 }
 
-TEST(StreamDrafterTest, AJobIndexesAtMostItsBudgetInTotal) {
+TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
   constexpr int64_t kPrompt = 5000;
   const std::vector<int32_t> text(kPrompt, 3);
   std::vector<int32_t> staging(3 * (1 + kMost), 1);
@@ -451,23 +453,22 @@ TEST(StreamDrafterTest, AJobIndexesAtMostItsBudgetInTotal) {
   const int32_t rows[] = {0, 1, 2};
   for (const int64_t row : rows) {
     const StreamBegin begin{row, 0, text.data(), kPrompt, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
-    ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter, &begin), 0);
+    ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter, &begin), kOk);
   }
   for (int64_t job = 1; job < 4; ++job) {
     ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, rows, 3));
     int64_t lengths[3];
     ngram_npu_cpu_ngram_index_lengths(index.data(), index.count(), rows, 3, lengths);
-    EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * kStreamCatchUpTokens, 3 * (kPrompt + job)));
+    EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * cpu::kStreamCatchUpTokens, 3 * (kPrompt + job)));
   }
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
 }
 
-TEST(StreamDrafterTest, AJobThatNeverRanKeepsItsDrafter) {
-  const Drafter drafter;
+TEST(StreamDrafterTest, DrafterWithAPendingJobIsNotFreed) {
+  Drafter drafter;
   StreamJob* job = drafter.step();
-  EXPECT_FALSE(ngram_npu_cpu_stream_free(drafter.made));
+  EXPECT_FALSE(drafter.free());
   ngram_npu_cpu_stream_run(job);
-  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
 }
 
 }  // namespace

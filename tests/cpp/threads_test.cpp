@@ -1,24 +1,39 @@
 // Calls with several threads. This suite runs under TSan too.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
 #include "core/ngram_index_layout.h"
-#include "cpu/parallel.h"
+#include "cpu/machine.h"
 #include "entry_points.h"
 #include "instruction_sets.h"
-#include "lookup_cases.h"
 
 namespace ngram_npu::test {
 
+namespace {
+
+// Runs a function in a forked child, and returns whether it returned true there. The alarm turns a deadlock into a
+// signal.
+template <class Fn>
+bool succeeds_in_child(const Fn& fn) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(fn() ? 0 : 1);
+  }
+  int status = -1;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
 // The scan: when an executor is called, with how many tasks, and that several threads give the same results as one. No
 // test uses a row twice in a step, which would be the caller's race.
-namespace {
 
 // The minimum work per thread of the executors here; small, so that the tests are fast.
 constexpr int64_t kTokensPerThread = int64_t{1} << 17;
@@ -87,18 +102,11 @@ struct Batch {
     }
   }
 
-  struct Results {
-    Tokens tokens, num_tokens, next, num_sampled, drafts, num_draft, match_len;
-
-    bool operator==(const Results& o) const {
-      return tokens == o.tokens && num_tokens == o.num_tokens && next == o.next && num_sampled == o.num_sampled &&
-             drafts == o.drafts && num_draft == o.num_draft && match_len == o.match_len;
-    }
-  };
+  using Results = std::vector<Tokens>;  // tokens, lengths, next token, number of samples, drafts, counts, match lengths
 
   Results outputs() const {
-    const Tokens batch(kRows, 77);
-    return {tokens, num_tokens, batch, batch, Tokens(kRows * kDrafts, 77), batch, batch};
+    const Tokens unset(kRows, 77);
+    return {tokens, num_tokens, unset, unset, Tokens(kRows * kDrafts, 77), unset, unset};
   }
 
   Results step(const Executor* executor, int32_t match_policy) const {
@@ -107,8 +115,8 @@ struct Batch {
     p.sampled_token_ids = {sampled.data(), kRows, kWidth, kWidth};
     p.advance = true;
     p.vocab_size = 50000;
-    p.next_token_ids = out.next.data();
-    p.num_sampled = out.num_sampled.data();
+    p.next_token_ids = out[2].data();
+    p.num_sampled = out[3].data();
     EXPECT_EQ(ngram_npu_cpu_ngram_step_(look_up(p, out, executor, match_policy), nullptr), kOk);
     return out;
   }
@@ -120,38 +128,35 @@ struct Batch {
     return out;
   }
 
-  // What both take.
+  // Fills in the parameters of both operators.
   template <class Params>
   static const Params* look_up(Params& p, Results& out, const Executor* executor, int32_t match_policy) {
-    p.token_ids = {out.tokens.data(), kRows, kCapacity, kCapacity};
-    p.num_tokens = out.num_tokens.data();
+    p.token_ids = {out[0].data(), kRows, kCapacity, kCapacity};
+    p.num_tokens = out[1].data();
     p.batch = kRows;
     p.lookup = {2, 5, kDrafts, kNoLimit, match_policy, true, false, nullptr, 0};
-    p.draft_token_ids = {out.drafts.data(), p.lookup.k, 4};
-    p.num_draft_tokens = out.num_draft.data();
-    p.match_len = out.match_len.data();
+    p.draft_token_ids = {out[4].data(), p.lookup.k, 4};
+    p.num_draft_tokens = out[5].data();
+    p.match_len = out[6].data();
     p.executor = executor;
     return &p;
   }
 
-  Tokens tokens;
-  Tokens num_tokens;
-  Tokens sampled;
+  Tokens tokens, num_tokens, sampled;
 };
 
 const Batch& batch() {
-  static const Batch made;
-  return made;
+  static const Batch shared;
+  return shared;
 }
 
-TEST_P(ThreadsTest, SeveralThreadsGiveWhatOneGives) {
+TEST_P(ThreadsTest, SeveralThreadsEqualOneThread) {
   const Executor backwards{run_backwards, 3, kTokensPerThread, nullptr};
   for (const int32_t match_policy : {kEarliest, kLatest}) {
     const Batch::Results stepped = batch().step(nullptr, match_policy);
     const Batch::Results proposed = batch().propose(nullptr, match_policy);
-    int64_t drafted = 0;
-    for (const int32_t count : stepped.num_draft) drafted += count > 0;
-    EXPECT_GT(drafted, Batch::kRows / 2);  // or the comparison would show little
+    const auto undrafted = std::count(stepped[5].begin(), stepped[5].end(), 0);
+    EXPECT_LT(undrafted, Batch::kRows / 2);  // or the comparison would show little
     ThreadExecutor threads(4);
     EXPECT_TRUE(batch().step(threads.get(), match_policy) == stepped);
     EXPECT_EQ(threads.tasks(), 3);
@@ -161,7 +166,7 @@ TEST_P(ThreadsTest, SeveralThreadsGiveWhatOneGives) {
   }
 }
 
-TEST_P(ThreadsTest, TheCallerLimitsTheThreads) {
+TEST_P(ThreadsTest, ThreadsAreLimitedByExecutorWorkAndCaller) {
   ThreadExecutor two(2);
   batch().propose(two.get(), kEarliest);
   EXPECT_EQ(two.tasks(), 2);  // the executor's limit
@@ -190,27 +195,11 @@ TEST_P(ThreadsTest, TheCallerLimitsTheThreads) {
   EXPECT_EQ(many.tasks(), 3);
 }
 
-// Calls that read the same rows at once, each with an executor of its own.
-TEST_P(ThreadsTest, CallsAtOnce) {
-  const Batch::Results alone = batch().propose(nullptr, kEarliest);
-  std::atomic<int32_t> equal{0};
-  std::vector<std::thread> callers;
-  for (int i = 0; i < 3; ++i) {
-    callers.emplace_back([&] {
-      const ThreadExecutor threads(2);
-      equal += batch().propose(threads.get(), kEarliest) == alone;
-    });
-  }
-  for (std::thread& caller : callers) caller.join();
-  EXPECT_EQ(equal.load(), 3);
-}
-
 // The work is the number of tokens that a pass reads: threads are used from the crossover on, never for invalid lengths
 // or rows, and never more threads than rows.
-TEST_P(ThreadsTest, WorkBelowTheCrossoverStaysOnTheCaller) {
+TEST_P(ThreadsTest, ThreadsAreUsedFromTheCrossoverOn) {
   const Tokens row(static_cast<size_t>(2 * kTokensPerThread), 7);
   const auto tasks_for = [&](const std::vector<int32_t>& lengths, const std::vector<int64_t>& indices) {
-    const auto n = static_cast<int64_t>(indices.size());
     Tokens drafts(indices.size()), num_draft(indices.size()), match_len(indices.size());
     ThreadExecutor threads(8);
     NgramProposeParams p{};
@@ -218,7 +207,7 @@ TEST_P(ThreadsTest, WorkBelowTheCrossoverStaysOnTheCaller) {
     p.token_ids = {row.data(), static_cast<int64_t>(lengths.size()), static_cast<int64_t>(row.size()), 0};
     p.num_tokens = lengths.data();
     p.row_indices = {indices.data(), 8};
-    p.batch = n;
+    p.batch = static_cast<int64_t>(indices.size());
     p.lookup = {1, 1, 1, kNoLimit, kEarliest, false, false, nullptr, 0};
     p.draft_token_ids = {drafts.data(), p.lookup.k, 4};
     p.num_draft_tokens = num_draft.data();
@@ -339,7 +328,7 @@ class Indexed {
   Index words_{kRows, pages_};
 };
 
-TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
+TEST(IndexThreadsTest, SeveralThreadsEqualOneThread) {
   RandomChoices random(3);
   std::vector<uint8_t> costs(kCostRows * kCostColumns);
   for (uint8_t& cost : costs) cost = static_cast<uint8_t>(random.below(40));
@@ -350,7 +339,7 @@ TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
     const Tokens tokens = random_row(random, kRows * kCapacity, alphabet);
     for (const Lookup& lookup : lookups) {
       for (const int64_t pages : {1000, 60}) {  // 60 are too few
-        // The threads decide which rows find no room; those rows have no outcomes.
+        // Which rows find no memory depends on the threads; those rows have no outcomes.
         if (pages == 60 && lookup.costs != nullptr) continue;
         ThreadExecutor threads(4, 1000);
         EXPECT_EQ(Indexed(pages, tokens, lookup).drafts_after_append(threads.get()),
@@ -361,7 +350,7 @@ TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
   }
 }
 
-TEST(IndexThreadsTest, ASlotNamedTwiceIsLeftToOneThread) {
+TEST(IndexThreadsTest, DuplicateSlotsAreIndexedByOneThread) {
   RandomChoices random(5);
   const ThreadExecutor threads(4, 1000);
   Indexed indexed(1000, random_row(random, kRows * kCapacity, 300));
@@ -376,7 +365,7 @@ TEST(IndexThreadsTest, ASlotNamedTwiceIsLeftToOneThread) {
 
 #if !defined(__SANITIZE_THREAD__)  // TSan does not support forking a process with threads
 
-TEST(IndexThreadsTest, AChildIndexesThoughItsParentDidAtTheFork) {
+TEST(IndexThreadsTest, ForkedChildIndexesWhileItsParentIndexes) {
   RandomChoices random(5);
   const Tokens tokens = random_row(random, kRows * kCapacity, 300);
   Indexed mine(10, tokens), its(200, tokens);
@@ -388,21 +377,16 @@ TEST(IndexThreadsTest, AChildIndexesThoughItsParentDidAtTheFork) {
       mine.reset(slot);
     }
   });
-  int failed = 0;
-  const Tokens one = {7};
-  for (int i = 0; i < 5 && failed == 0; ++i) {
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(20);
-      its.append(nullptr, one);
-      _exit(its.is_sound(7, 0) ? 0 : 1);
-    }
-    int status = -1;
-    failed += !(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  bool succeeded = true;
+  for (int i = 0; i < 5 && succeeded; ++i) {
+    succeeded = succeeds_in_child([&] {
+      its.append(nullptr, {7});
+      return its.is_sound(7, 0);
+    });
   }
   stop = true;
   user.join();
-  EXPECT_EQ(failed, 0);
+  EXPECT_TRUE(succeeded);
 }
 
 #endif
@@ -442,7 +426,7 @@ void use(SharedStore& store, int64_t slot) {
   ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
 }
 
-TEST(StoreThreadsTest, CallsThatMeetDoNoHarm) {
+TEST(StoreThreadsTest, ConcurrentCallsLeaveTheStoreSound) {
   SharedStore store(kThreads, 5 * kThreads, kBits);
   std::vector<std::thread> threads;
   for (int64_t i = 0; i < kThreads; ++i) threads.emplace_back(use, std::ref(store), i);
@@ -456,7 +440,7 @@ TEST(StoreThreadsTest, CallsThatMeetDoNoHarm) {
   EXPECT_GE(calls, 199u * kThreads);
 }
 
-TEST(StoreThreadsTest, WhoeverFindsTheStoreTakenGoesWithout) {
+TEST(StoreThreadsTest, CallsSkipAStoreInUse) {
   SharedStore store(1, 4, kBits);
   ASSERT_TRUE(ngram_npu_cpu_ngram_store_take(store.data(), store.count()));
   EXPECT_FALSE(ngram_npu_cpu_ngram_store_take(store.data(), store.count()));
@@ -467,6 +451,117 @@ TEST(StoreThreadsTest, WhoeverFindsTheStoreTakenGoesWithout) {
   use(store, 0);
   EXPECT_GT(store.header(store::kStatEntered), 0u);
 }
+
+}  // namespace
+
+// The thread pool of ngram_npu._C.
+namespace {
+
+// The number of calls of each task of a run. Each task has its own plain int, so that TSan reports a run() that returns
+// too early.
+std::vector<int> run_in_pool(int32_t num_tasks) {
+  std::vector<int> counts(static_cast<size_t>(num_tasks));
+  const Executor executor = cpu::pool_executor();
+  executor.run(
+      &executor, num_tasks, [](void* context, int32_t task) { ++static_cast<int*>(context)[task]; }, counts.data());
+  return counts;
+}
+
+std::vector<int> once_each(int32_t num_tasks) { return std::vector<int>(static_cast<size_t>(num_tasks), 1); }
+
+TEST(ThreadPoolTest, EveryTaskRunsOnce) {
+  for (const int32_t num_tasks : {0, 1, 2, 3, 8, 2, 1, 5, 8}) ASSERT_EQ(run_in_pool(num_tasks), once_each(num_tasks));
+}
+
+// A caller does not wait for a busy pool, but works on its own thread.
+TEST(ThreadPoolTest, ConcurrentCallersRunEachTaskOnce) {
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> callers;
+  for (int32_t caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&wrong, caller] {
+      for (int32_t round = 0; round < 1000; ++round) {
+        const int32_t num_tasks = 1 + (caller + round) % 4;
+        wrong += run_in_pool(num_tasks) != once_each(num_tasks);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST(ThreadPoolTest, CallDuringABusyPoolDoesNotWait) {
+  struct Shared {
+    std::atomic<int> inside{0};
+    std::atomic<bool> leave{false};
+  } shared;
+  std::thread holder([&shared] {
+    const Executor executor = cpu::pool_executor();
+    executor.run(
+        &executor, 2,
+        [](void* context, int32_t) {
+          auto& s = *static_cast<Shared*>(context);
+          ++s.inside;
+          while (!s.leave) std::this_thread::yield();
+        },
+        &shared);
+  });
+  while (shared.inside != 2) std::this_thread::yield();  // both tasks run at once, on different threads
+  EXPECT_EQ(run_in_pool(3), once_each(3));               // would hang if it waited
+  shared.leave = true;
+  holder.join();
+}
+
+[[noreturn]] void exit_with_threads(const char* omp_num_threads, int32_t expected) {
+  setenv("OMP_NUM_THREADS", omp_num_threads, 1);
+  std::_Exit(cpu::pool_executor().max_threads == expected ? 0 : 1);
+}
+
+// Re-executed: the environment is read at first use.
+TEST(ThreadPoolDeathTest, OmpNumThreadsOverridesTheNumberOfCores) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  cpu_set_t cores;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
+  EXPECT_EXIT(exit_with_threads("3", 3), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_with_threads("1", 1), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_with_threads("5,2", 5), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_with_threads("99999999999999", 1024), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_with_threads("0", CPU_COUNT(&cores)), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_with_threads("-4", CPU_COUNT(&cores)), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(exit_with_threads("many", CPU_COUNT(&cores)), testing::ExitedWithCode(0), "");
+}
+
+// TSan does not support these tests: it ends a process with threads' child as soon as the child starts a thread.
+#if !defined(__SANITIZE_THREAD__)
+
+bool works() {
+  return run_in_pool(3) == once_each(3) && run_in_pool(4) == once_each(4) && run_in_pool(2) == once_each(2);
+}
+
+TEST(ThreadPoolForkTest, ChildAndGrandchildHaveTheirOwnPool) {
+  ASSERT_TRUE(works());
+  EXPECT_TRUE(succeeds_in_child([] { return works() && succeeds_in_child(works) && works(); }));
+  EXPECT_TRUE(works());
+}
+
+// A data loader may fork at any time, also while another thread is inside a call.
+TEST(ThreadPoolForkTest, ForkedChildWorksWhileOtherThreadsUseThePool) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> users;
+  for (int i = 0; i < 2; ++i) {
+    users.emplace_back([&stop] {
+      // Must not allocate: the fork may interrupt only the pool's own state.
+      const Executor executor = cpu::pool_executor();
+      while (!stop) executor.run(&executor, 2, [](void*, int32_t) {}, nullptr);
+    });
+  }
+  int failed = 0;
+  for (int i = 0; i < 150 && failed == 0; ++i) failed += !succeeds_in_child(works);
+  stop = true;
+  for (std::thread& user : users) user.join();
+  EXPECT_EQ(failed, 0);
+}
+
+#endif
 
 }  // namespace
 }  // namespace ngram_npu::test

@@ -52,7 +52,7 @@ class Tree:
     pages: dict[str, str]
     """Source text of what names every operator: docs/README.md, CHANGELOG.md."""
     bodies: dict[str, str]
-    """Source text of csrc/host/*.h, by family."""
+    """Source text of csrc/api/*.h, by family."""
 
 
 def find_problems(tree: Tree) -> list[str]:
@@ -111,7 +111,7 @@ def _check_family(tree: Tree, spec: OpSpec) -> list[str]:
             problems.append(f"no function in tests/ops/reference/{family}.py")
         problems += _check_sources(tree, spec, family)
         return problems
-    return ["has no body in csrc/host"]
+    return ["has no body in csrc/api"]
 
 
 def _check_sources(tree: Tree, spec: OpSpec, family: str) -> list[str]:
@@ -169,9 +169,9 @@ def find_source_problems(root: Path) -> list[str]:
         if relative.split("/")[0] not in {"csrc", "python", "tests", "tools"}:
             continue
         text = path.read_text()
-        torch_free = relative.startswith("csrc/") and not relative.startswith("csrc/torch/")
+        torch_free = relative.startswith("csrc/") and not relative.startswith("csrc/api/torch/")
         if torch_free and re.search(r'^#include [<"](torch|ATen|c10)/', text, re.MULTILINE):
-            problems.append(f"{relative}: includes torch outside csrc/torch")
+            problems.append(f"{relative}: includes torch outside csrc/api/torch")
         if relative != "csrc/ascendc/launch.cpp" and re.search(
             r'^#include [<"]torch_npu', text, re.MULTILINE
         ):

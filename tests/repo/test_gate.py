@@ -59,7 +59,7 @@ def tree() -> Tree:
         numpy_functions={op for op in schemas if callable(getattr(_C, op, None))},
         documents=_texts("docs/ops", ".md"),
         pages={page: (ROOT / page).read_text() for page in ("docs/README.md", "CHANGELOG.md")},
-        bodies=_texts("csrc/host", ".h"),
+        bodies=_texts("csrc/api", ".h"),
     )
 
 
@@ -206,9 +206,9 @@ def test_sources_pass_the_gate() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("csrc/cpu/kernel.cpp", "#include <torch/all.h>\n", "outside csrc/torch"),
-        ("csrc/core/op.h", "#include <ATen/ATen.h>\n", "outside csrc/torch"),
-        ("csrc/torch/op.cpp", "#include <torch_npu/npu.h>\n", "torch_npu outside"),
+        ("csrc/cpu/kernel.cpp", "#include <torch/all.h>\n", "outside csrc/api/torch"),
+        ("csrc/core/op.h", "#include <ATen/ATen.h>\n", "outside csrc/api/torch"),
+        ("csrc/api/torch/op.cpp", "#include <torch_npu/npu.h>\n", "torch_npu outside"),
         ("python/a.py", "class A(NamedTuple, Generic[T]):\n    x: T\n", "and a NamedTuple"),
         ("tools/a.py", "class A(typing.TypedDict, Generic[T]): ...\n", "and a TypedDict"),
     ],

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.config import SHORT_ROW, NgramConfig
+from ngram_npu.config import INDEX_POLICY, NgramConfig
 from ngram_npu.drafting import uses_index
 from ngram_npu.host_drafting import Stop
 
@@ -170,7 +170,7 @@ class AsyncConfig:
             self.ngram,
             self.engine,
             capacity=self.row_capacity,
-            short=SHORT_ROW if on_cpu else self.row_capacity,
+            short=INDEX_POLICY.short_row if on_cpu else self.row_capacity,
             device_type="cpu",
             prefix="AsyncConfig: ",
         )

@@ -197,7 +197,7 @@ def test_oldest_torch_is_the_same_everywhere() -> None:
     assert (major, minor) == _library._MINIMUM_TORCH
     assert f'torch = ["torch>={major}.{minor}"]' in (ROOT / "pyproject.toml").read_text()
     target = f"TORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000ULL"
-    assert target in (ROOT / "csrc/torch/CMakeLists.txt").read_text()
+    assert target in (ROOT / "csrc/api/CMakeLists.txt").read_text()
 
 
 @needs_wheel  # an editable install uses the source tree

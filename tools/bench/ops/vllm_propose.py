@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ngram_npu import _C
+from ngram_npu.config import INDEX_POLICY
 from ngram_npu.engines.vllm import NgramProposer
-from ngram_npu.engines.vllm.v1_sync import PROMPT_TOKENS_PER_STEP, IndexedRows
+from ngram_npu.engines.vllm.v1_sync import IndexedRows
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant, Drafts
@@ -49,7 +50,7 @@ class ProposerContestant(Contestant):
         """Indexes the rows as a server does: rows that sample nothing yet, a bounded number of
         tokens per step. The result is kept as the start of each lap."""
         lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
-        for _ in range(int(lengths.sum()) // PROMPT_TOKENS_PER_STEP + 1):
+        for _ in range(int(lengths.sum()) // INDEX_POLICY.prompt_tokens + 1):
             self.function(nothing, lengths, self._workload.token_ids)
         assert not engine._num_behind
         if engine.index is not None:  # None: so few tokens are scanned

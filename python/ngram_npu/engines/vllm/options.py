@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from ngram_npu.config import MAX_DRAFT_TOKENS, SHORT_CONTEXT, STORE_TOKENS, NgramConfig
+from ngram_npu.config import INDEX_POLICY, MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
 from ngram_npu.draft_costs import Costs
 from ngram_npu.drafting import uses_index
 from ngram_npu.store import tokenizer_digest
@@ -89,7 +89,7 @@ class Options:
         """
         rows: Any = {"capacity": self.max_model_len, "device_type": device_type}
         says = "ngram_npu: "
-        return uses_index(self.ngram, self.engine, short=SHORT_CONTEXT, prefix=says, **rows)
+        return uses_index(self.ngram, self.engine, short=INDEX_POLICY.short_context, prefix=says, **rows)
 
     def check_device(self, method: Method, device_type: str) -> None:
         """

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import ngram_npu._C as _C
-from ngram_npu.config import SCANNED_TOKENS, NgramConfig
+from ngram_npu.config import INDEX_POLICY, NgramConfig
 from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.engines.vllm.options import Method, Options, read_options
 from ngram_npu.engines.vllm.patching import check_call, logger
@@ -21,17 +21,6 @@ from ngram_npu.engines.vllm.startup import MOST_TOKENS, index_for, start
 from ngram_npu.engines.vllm.stats import Stats
 from ngram_npu.index import NgramIndex
 from ngram_npu.tensors import Int32Array
-
-PROMPT_TOKENS_PER_STEP = 32768
-"""Indexed in a step in which all rows prefill, which takes much longer than this millisecond."""
-LEAST_TOKENS_PER_STEP = 16
-"""Indexed at least, in every step with tokens to index: takes less than a microsecond."""
-STEPS_TO_CATCH_UP = 4
-"""While no row can be looked up yet, one of this many steps indexes for all of them: most of the
-additional time is for the call, not for the tokens."""
-PATIENCE = 64
-"""While memory is half used, a request keeps its index for this many steps without being in the
-batch: it may still run (in another micro-batch, or the token budget was too small for it)."""
 
 
 class ScannedRows:
@@ -87,30 +76,24 @@ class IndexedRows(ScannedRows):
         self._steps += 1
         steps = 1
         if not self._is_ladder:
-            few = max(SCANNED_TOKENS, SCANNED_TOKENS // 128 * len(num_tokens))
-            scans = np.add.reduce(num_tokens) <= few  # half of what sum() takes
-            if not scans and self._behind == len(num_tokens) and num_sampled[0] > 0:
-                steps = STEPS_TO_CATCH_UP
-                scans = self._steps % steps > 0
-            if scans:
+            steps = INDEX_POLICY.steps_to_index(self._steps, num_tokens, num_sampled, self._behind)
+            if steps == 0:
                 return super().draft(token_ids, num_tokens, num_sampled, k)
         index = self._drafting.index or self._make_index()
         of_requests, new = self._rows.assign(token_ids, num_tokens, num_sampled)
         # When memory runs low, absent requests lose their slots. vLLM does not tell which requests
         # have finished, so with "finish" a store takes absent ones as finished.
-        share = index.share_in_use
         ends = self.store is not None and self.store.held.visibility == "finish"
-        if share > 0.5 or (ends and self._steps % PATIENCE == 0):
-            self._drafting.end(self._rows.forget_absent(0 if share > 0.9 else PATIENCE))
+        patience = INDEX_POLICY.steps_to_keep_absent(self._steps, index.share_in_use, ends)
+        if patience >= 0:
+            self._drafting.end(self._rows.forget_absent(patience))
         if len(new):
             self._drafting.end(of_requests[new])
             self._behind = len(new)
         slots = of_requests
         if self._behind:
             rows = token_ids, num_tokens, index.tensor, slots, num_sampled
-            least = LEAST_TOKENS_PER_STEP, PROMPT_TOKENS_PER_STEP
-            given: Any = *rows, *least, *self._kept, steps
-            slots, self._behind = _C.index_catch_up(*given)
+            slots, self._behind = _C.index_catch_up(INDEX_POLICY, *rows, *self._kept, steps)
         return self._drafting.propose(
             token_ids,
             num_tokens,

@@ -12,7 +12,8 @@ from typing import Any
 import cpu_platform  # before modules that import numba
 import pytest
 import torch
-from ngram_npu.engines.vllm import plugin, v1_device, v1_sync
+from ngram_npu.config import INDEX_POLICY
+from ngram_npu.engines.vllm import plugin, v1_device
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.v1.spec_decode import ngram_proposer, ngram_proposer_gpu
@@ -288,7 +289,7 @@ def engine(
         patched = stack.enter_context(pytest.MonkeyPatch.context())
         for module, name in REPLACED:
             patched.setattr(module, name, getattr(module, name))  # to be restored
-        patched.setattr(v1_sync, "SCANNED_TOKENS", -1)  # tests have few tokens
+        patched.setattr(INDEX_POLICY, "scanned_tokens", -1)  # tests have few tokens
         if method.plugged:
             plugin.install()
             assert ngram_proposer.NgramProposer is plugin.StockNgramProposer

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from ngram_npu import set_num_threads
-from ngram_npu.engines.vllm import v1_sync
+from ngram_npu.config import INDEX_POLICY
 
 
 @pytest.fixture(autouse=True)
 def _indexed_however_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the index would never be used: tests have few tokens."""
-    monkeypatch.setattr(v1_sync, "SCANNED_TOKENS", -1)
+    monkeypatch.setattr(INDEX_POLICY, "scanned_tokens", -1)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from configs import config
 from ngram_npu import _C
-from ngram_npu.engines.vllm import NgramProposer, v1_sync
+from ngram_npu.config import INDEX_POLICY
+from ngram_npu.engines.vllm import NgramProposer
 from ngram_npu.index import NgramIndex
 from vllm_config import vllm_config
 
@@ -28,7 +29,9 @@ def _caught_up(
     steps: int = 1,
 ) -> tuple[list[int], int, list[int]]:
     """The result of ``index_catch_up``, and each slot's number of tokens afterwards."""
-    arguments = token_ids, lengths, index.tensor, slots, counts, least, prompt
+    policy = _C.IndexPolicy()
+    policy.least_tokens, policy.prompt_tokens = least, prompt
+    arguments = policy, token_ids, lengths, index.tensor, slots, counts
     looked_up, behind = _C.index_catch_up(*arguments, 2, 4, 0, False, False, steps)
     header, slot_words, length = 64, 48, 1
     indexed = [int(index.tensor[header + slot * slot_words + length]) for slot in slots]
@@ -68,20 +71,20 @@ def test_catching_up_takes_lengths_and_slots_for_data() -> None:
     lengths = np.array([-5, 2**31 - 1, 7, -(2**31), 9], np.int32)
     counts = np.array([2**31 - 1, -(2**31), -3, 1, 0], np.int32)
     for words in (index.tensor, np.zeros(3, np.int32)):
-        arguments = token_ids, lengths, words, slots, counts
-        looked_up, _ = _C.index_catch_up(*arguments, 5, 50, 2, 4, 0, False, False, 1)
+        arguments = INDEX_POLICY, token_ids, lengths, words, slots, counts
+        looked_up, _ = _C.index_catch_up(*arguments, 2, 4, 0, False, False, 1)
         assert set(looked_up.tolist()) <= {-1, *slots.tolist()}
     index.check_integrity({0: token_ids[3, :0]})
     for name, at, wrong in (
-        ("token_ids: expected 5 rows, got 4", 0, token_ids[:4]),
-        ("num_tokens: expected size 5, got size 2", 1, lengths[:2]),
-        ("index: expected int32", 2, index.tensor.astype(np.int64)),
-        ("least_tokens: expected 0 to", 5, -1),
-        ("min_n: expected", 7, 9),
-        ("steps: expected 1 to", 12, 0),
+        ("token_ids: expected 5 rows, got 4", 1, token_ids[:4]),
+        ("num_tokens: expected size 5, got size 2", 2, lengths[:2]),
+        ("index: expected int32", 3, index.tensor.astype(np.int64)),
+        ("min_n: expected", 6, 9),
+        ("steps: expected 1 to", 11, 0),
     ):
         given: list[Any] = [
-            token_ids, lengths, index.tensor, slots, counts, 5, 5, 2, 4, 0, False, False, 1,
+            INDEX_POLICY, token_ids, lengths, index.tensor, slots, counts,
+            2, 4, 0, False, False, 1,
         ]  # fmt: skip
         given[at] = wrong
         with pytest.raises(ValueError, match=f"^index_catch_up: {name}"):
@@ -90,7 +93,7 @@ def test_catching_up_takes_lengths_and_slots_for_data() -> None:
 
 def test_a_step_of_few_tokens_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens in total, or per row of many; not for a ladder, whose scan drafts differently."""
-    monkeypatch.setattr(v1_sync, "SCANNED_TOKENS", 1280)
+    monkeypatch.setattr(INDEX_POLICY, "scanned_tokens", 1280)
     token_ids = np.random.default_rng(0).integers(0, 9, (200, 1300), np.int32)
     for rows, length, scanned in (
         (1, 1280, True),

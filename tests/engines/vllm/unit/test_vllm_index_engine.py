@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from configs import config
 from fresh_index import drafts_of
-from ngram_npu.engines.vllm import NgramProposer, startup, v1_sync
+from ngram_npu.config import INDEX_POLICY
+from ngram_npu.engines.vllm import NgramProposer, startup
 from ngram_npu.engines.vllm.v1_sync import IndexedRows, ScannedRows, StockNgramProposer
 from test_vllm_rows import WIDTH, Runner
 from vllm_config import vllm_config
@@ -21,7 +22,7 @@ K = 4
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are indexed by their first draft, even if a scan of them would be cheap."""
-    monkeypatch.setattr(v1_sync, "LEAST_TOKENS_PER_STEP", 32768)
+    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 32768)
 
 
 def _proposer(engine: str, *, high: int = 4, length: int = WIDTH, **more: Any) -> Any:
@@ -95,7 +96,7 @@ def test_a_ladder_drafts_what_a_fresh_index_does(seed: int, probability: float |
 def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bounded number of tokens per step, in row order; then a step only appends, also for a
     request that was preempted and prefills again."""
-    monkeypatch.setattr(v1_sync, "PROMPT_TOKENS_PER_STEP", 150)
+    monkeypatch.setattr(INDEX_POLICY, "prompt_tokens", 150)
     token_ids = np.random.default_rng(0).integers(0, 9, (2, WIDTH), np.int32)
     lengths = np.array([200, 170], np.int32)
     proposer, scan = _proposer("index"), _proposer("scan")

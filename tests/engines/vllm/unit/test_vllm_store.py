@@ -11,7 +11,8 @@ import pytest
 import torch
 from configs import config
 from ngram_npu import scope_of
-from ngram_npu.engines.vllm import NgramProposer, admission, plugin, v1_device, v1_sync, v2
+from ngram_npu.config import INDEX_POLICY
+from ngram_npu.engines.vllm import NgramProposer, admission, plugin, v1_device, v2
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.sharing import scope_of_request
 from ngram_npu.engines.vllm.v2 import RowLookup
@@ -126,7 +127,7 @@ def test_v1_sync_drafts_what_others_said() -> None:
 
 
 def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(v1_sync, "PATIENCE", 4)
+    monkeypatch.setattr(INDEX_POLICY, "patience", 4)
     rows, proposer = Rows(), NgramProposer(config_of(store="finish"))
     rows.begin(0, 9)
     rows.begin(1, 1)
@@ -146,7 +147,7 @@ def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.Mon
 def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(v1_sync, "LEAST_TOKENS_PER_STEP", 1)
+    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 1)
     rows, proposer = Rows(), NgramProposer(config_of())
     rows.begin(0, *range(100, 400))
     rows.begin(1, 1)

@@ -1,0 +1,178 @@
+// Checks of an operator's arguments, shared by all backends and both front ends (torch and numpy).
+//
+// They check what the host knows without waiting for a device: dtype, device, rank, sizes, strides, scalars, overlap.
+// A violation throws ArgumentError before anything is written; the message names op, argument, expected, got.
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/common.h"
+#include "core/correction.h"
+#include "core/draft_costs.h"
+#include "core/drafting.h"
+
+namespace ngram_npu::api {
+
+// Both front ends convert it to Python's ValueError.
+class ArgumentError : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+enum class DType : int32_t {
+  kBool,
+  kInt32,
+  kInt64,
+  // No operator takes the types below; they are for messages.
+  kInt8,
+  kInt16,
+  kUInt8,
+  kUInt16,
+  kUInt32,
+  kUInt64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kOther,
+  kNone
+};
+
+struct Device {
+  int32_t type = 0;  // torch's numbering; 0 is the CPU
+  int32_t index = -1;
+
+  bool operator==(const Device& other) const { return type == other.type && index == other.index; }
+};
+
+// The properties of a torch tensor or a numpy array that the checks need. Sizes and strides are in elements.
+struct TensorView {
+  static constexpr int32_t kMaxDim = 2;
+
+  const char* name = nullptr;
+  void* data = nullptr;
+  DType dtype = DType::kOther;
+  int64_t item_bytes = 0;
+  int32_t ndim = 0;
+  int64_t sizes[kMaxDim] = {};  // of the first kMaxDim dimensions
+  int64_t strides[kMaxDim] = {};
+  Device device;
+  bool writable = true;
+  bool aligned = true;  // address and strides are multiples of the item size
+};
+
+class Arguments {
+ public:
+  explicit Arguments(const char* op) : op_(op) {}
+
+  const char* op() const { return op_; }
+
+  enum Access { kRead, kWrite };
+
+  // Every tensor must be on the device of the first one checked. Size -1 means any size.
+  void vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access = kRead);
+  const int32_t* int32s(const TensorView& view, int64_t size);
+  int32_t* written_int32s(const TensorView& view, int64_t size);
+  // A written vector of at least `low` items; `what` explains `low` in the message.
+  template <class T>
+  T* at_least(const TensorView& view, DType dtype, int64_t low, const char* what) {
+    vector_of_at_least(view, dtype, low, what, kWrite);
+    return static_cast<T*>(view.data);
+  }
+  // query_start_loc: [B + 1].
+  const int32_t* starts(const TensorView& view);
+  void matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access = kRead);
+  // A matrix of int32.
+  template <class Token>
+  TokenRows<Token> rows(const TensorView& view, Access access = kRead) {
+    matrix(view, {DType::kInt32}, access);
+    return {static_cast<Token*>(view.data), view.sizes[0], view.sizes[1], view.strides[0]};
+  }
+  TokenRows<const int32_t> sampled(const TensorView& view);
+
+  void shape(const TensorView& view, int64_t rows, int64_t columns) const;
+  // A uint8 matrix of that shape.
+  TokenRows<uint8_t> costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
+  // The table of costs, which must be contiguous: with token logits of logits.
+  CostTable cost_table(const TensorView& view, int64_t columns, const std::optional<TensorView>& token_logits);
+
+  IndexArray indices(const std::optional<TensorView>& view, int64_t size);
+  // The row of each of `batch` requests, out of `limit` rows; if absent, request i has row i.
+  IndexArray row_indices(const std::optional<TensorView>& view, const char* make_batch, int64_t batch, int64_t limit,
+                         const char* limit_of);
+  const uint8_t* mask(const std::optional<TensorView>& view, int64_t size);
+  void on_host(const char* because) const;
+  void absent(const std::optional<TensorView>& view, const char* because);
+
+  void scalar(const char* name, int64_t value, int64_t low, int64_t high);
+  void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
+  void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
+  // Checks that an index can hold n-grams of these lengths; those of a ladder are fixed.
+  void index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
+  LadderOptions ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
+                       const std::optional<TensorView>& token_logits);
+  LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
+                       bool fill);
+  // [kCostRows] uint8, or none: a scan's drafts are not cut by cost.
+  void scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs, int64_t cost_limit);
+  // A written [batch, any] matrix of token ids, int32 or int64.
+  DraftRows drafts(const TensorView& view, int64_t batch);
+  DraftCosts draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
+                         const char* because);
+  void slot_layout(const SlotLayout& layout);
+  // Checks a workspace for a kernel that needs `words` words.
+  void usable_workspace(const TensorView& view, int64_t words) const;
+
+  // A written tensor must not share memory with another argument, or between its own rows. Call it last.
+  void disjoint() const;
+
+  [[noreturn]] void fail(const char* name, const std::string& expected, const std::string& got) const;
+
+ private:
+  struct Seen {
+    TensorView view;
+    Access access;
+  };
+
+  void tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access);
+  void vector_of_at_least(const TensorView& view, DType dtype, int64_t low, const char* what, Access access);
+
+  const char* op_;
+  std::vector<Seen> seen_;
+};
+
+// Words (int32) of workspace that an operator needs for a batch on any device; -1 if it takes no workspace.
+int64_t workspace_words(std::string_view op, int64_t batch);
+
+// The interface of a front end F, torch's or numpy's, for the operators' bodies, the other headers of
+// this folder. F derives from Arguments; an object is one call.
+//   In, Optional            types of an argument, and of one that may be absent
+//   Output                  a new int32 tensor, on the device of the first argument
+//   view operator()(name, In), optional view operator()(name, Optional)
+//   Output empty(sizes...), int32_t* data(Output&)
+//   empty_tokens(item_bytes, rows, columns), void* tokens(...)   the same for token ids, int32 or int64
+//   workspace<Op>(params, given)   workspace of Op's kernel; its data() is null if the kernel needs none
+//   run<Op>(params)         calls Op's kernel for the device
+//   results(Output&...)     the caller's return value
+//   static Executor executor()
+
+template <class F>
+using In = typename F::In;
+template <class F>
+using Optional = typename F::Optional;
+
+// `op`_op: an operator's name, parameters and CPU kernel.
+#define NGRAM_NPU_OPERATOR(op, OpParams)                               \
+  NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_##op(const OpParams*, void*); \
+  struct op##_op {                                                     \
+    using Params = OpParams;                                           \
+    static constexpr const char* kName = #op;                          \
+    static constexpr auto kCpuKernel = ngram_npu_cpu_##op;             \
+  };
+
+}  // namespace ngram_npu::api

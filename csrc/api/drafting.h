@@ -1,0 +1,244 @@
+// Bodies of the operators that look up n-grams: check the arguments, make the outputs, call the kernel. `F` is the
+// front end, torch or numpy (arguments.h).
+#pragma once
+
+#include "api/arguments.h"
+#include "core/drafting.h"
+#include "cpu/index_policy.h"
+
+namespace ngram_npu::api {
+
+NGRAM_NPU_OPERATOR(ngram_propose, NgramProposeParams)
+NGRAM_NPU_OPERATOR(ngram_step_, NgramStepParams)
+NGRAM_NPU_OPERATOR(ngram_index_propose_, NgramIndexProposeParams)
+NGRAM_NPU_OPERATOR(ngram_index_step_, NgramIndexStepParams)
+NGRAM_NPU_OPERATOR(ngram_index_append_, NgramIndexAppendParams)
+NGRAM_NPU_OPERATOR(ngram_index_reset_, NgramIndexResetParams)
+
+// The last outputs of every lookup: [B, k], [B], [B].
+template <class F>
+struct DraftOutputs {
+  typename F::Output draft_token_ids, num_draft_tokens, match_len;
+
+  template <class Params>
+  DraftOutputs(const F& call, Params& p)
+      : draft_token_ids(call.empty(p.batch, p.lookup.k)),
+        num_draft_tokens(call.empty(p.batch)),
+        match_len(call.empty(p.batch)) {
+    p.draft_token_ids = {call.data(draft_token_ids), p.lookup.k, sizeof(int32_t)};
+    p.num_draft_tokens = call.data(num_draft_tokens);
+    p.match_len = call.data(match_len);
+  }
+};
+
+// The rows, their lengths, and the row of each request.
+template <class F, class Params>
+void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<F> row_indices) {
+  p.token_ids = call.template rows<const int32_t>(call("token_ids", token_ids));
+  p.num_tokens = call.int32s(call("num_tokens", num_tokens), p.token_ids.rows);
+  const auto rows = call("row_indices", row_indices);
+  p.row_indices = call.indices(rows, -1);
+  p.batch = rows ? rows->sizes[0] : p.token_ids.rows;
+}
+
+constexpr const char* kIndexOnHost = "the index is in host memory; other devices scan";
+
+template <class F>
+IndexAccess check_index(F& call, In<F> index, Optional<F> slot_indices, int64_t batch) {
+  call.on_host(kIndexOnHost);
+  const TensorView view = call("index", index);
+  int32_t* words = call.written_int32s(view, -1);
+  return {words, view.sizes[0], call.indices(call("slot_indices", slot_indices), batch)};
+}
+
+template <class F>
+std::optional<TensorView> check_workspace(F& call, Optional<F> workspace) {
+  const auto view = call("workspace", workspace);
+  if (view) call.written_int32s(*view, -1);
+  return view;
+}
+
+// Calls an operator's kernel: `all` are its parameters, `p` those of its lookup.
+template <class Operator, class F, class Params>
+void run_lookup(F& call, typename Operator::Params& all, Params& p, const std::optional<TensorView>& workspace) {
+  if (p.batch == 0) return;
+  const Executor executor = F::executor();
+  p.executor = &executor;
+  const auto memory = call.template workspace<Operator>(all, workspace);
+  p.workspace = memory.data();
+  call.template run<Operator>(all);
+}
+
+// Arguments that ngram_propose and ngram_index_propose_ share.
+template <class F>
+NgramProposeParams check_propose(F& call, In<F> token_ids, In<F> num_tokens, Optional<F> row_indices,
+                                 Optional<F> num_sampled) {
+  NgramProposeParams p{};
+  check_rows(call, p, token_ids, num_tokens, row_indices);
+  if (const auto counts = call("num_sampled", num_sampled)) p.num_sampled = call.int32s(*counts, p.batch);
+  return p;
+}
+
+template <class Operator, class F>
+auto run_propose(F& call, typename Operator::Params& all, NgramProposeParams& p) {
+  DraftOutputs<F> drafts(call, p);
+  run_lookup<Operator>(call, all, p, {});
+  return call.results(drafts.draft_token_ids, drafts.num_draft_tokens, drafts.match_len);
+}
+
+template <class F>
+auto ngram_propose(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, Optional<F> num_sampled, int64_t min_n,
+                   int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
+                   Optional<F> match_costs, int64_t cost_limit, bool fill) {
+  F call("ngram_propose");
+  NgramProposeParams p = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
+  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.scan_costs(&p.lookup, call("match_costs", match_costs), cost_limit);
+  call.disjoint();
+  return run_propose<ngram_propose_op>(call, p, p);
+}
+
+template <class F>
+void ngram_propose_(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, Optional<F> num_sampled, int64_t min_n,
+                    int64_t max_n, int64_t match_policy, bool overlap, int64_t max_len, Optional<F> match_costs,
+                    int64_t cost_limit, bool fill, In<F> draft_token_ids, In<F> num_draft_tokens, In<F> match_len,
+                    Optional<F> draft_costs, Optional<F> workspace) {
+  F call("ngram_propose_");
+  NgramProposeParams p = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
+  const TensorView drafts = call("draft_token_ids", draft_token_ids);
+  p.draft_token_ids = call.drafts(drafts, p.batch);
+  p.lookup = call.lookup(min_n, max_n, drafts.sizes[1], match_policy, overlap, max_len, fill);
+  call.scan_costs(&p.lookup, call("match_costs", match_costs), cost_limit);
+  p.num_draft_tokens = call.written_int32s(call("num_draft_tokens", num_draft_tokens), p.batch);
+  p.match_len = call.written_int32s(call("match_len", match_len), p.batch);
+  p.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.batch, p.lookup.k,
+                                   p.lookup.match_costs != nullptr, "without match_costs");
+  const auto memory = check_workspace(call, workspace);
+  call.disjoint();
+  run_lookup<ngram_propose_op>(call, p, p, memory);
+}
+
+template <class F>
+auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Optional<F> row_indices,
+                          Optional<F> slot_indices, Optional<F> num_sampled, int64_t min_n, int64_t max_n, int64_t k,
+                          int64_t match_policy, bool overlap, int64_t max_len, bool ladder, Optional<F> costs,
+                          int64_t cost_limit, Optional<F> draft_costs, bool fill, Optional<F> token_logits) {
+  F call("ngram_index_propose_");
+  NgramIndexProposeParams p{};
+  p.propose = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
+  p.propose.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.index_span(min_n, max_n, match_policy, ladder);
+  p.index = check_index(call, index, slot_indices, p.propose.batch);
+  p.catch_up_tokens = cpu::kOperatorCatchUpTokens;
+  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
+  p.propose.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.propose.batch, k,
+                                           p.ladder.costs != nullptr, "without costs");
+  call.disjoint();
+  return run_propose<ngram_index_propose__op>(call, p, p.propose);
+}
+
+// Arguments that ngram_step_ and ngram_index_step_ share.
+template <class F>
+NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Optional<F> discard,
+                           Optional<F> row_indices, bool advance, int64_t vocab_size) {
+  NgramStepParams p{};
+  p.token_ids = call.template rows<int32_t>(call("token_ids", token_ids), Arguments::kWrite);
+  p.num_tokens = call.written_int32s(call("num_tokens", num_tokens), p.token_ids.rows);
+  p.sampled_token_ids = call.sampled(call("sampled_token_ids", sampled_token_ids));
+  p.batch = p.sampled_token_ids.rows;
+  p.discard = call.mask(call("discard", discard), p.batch);
+  p.row_indices = call.row_indices(call("row_indices", row_indices), "sampled_token_ids", p.batch, p.token_ids.rows,
+                                   "rows of token_ids, without row_indices");
+  p.advance = advance;
+  p.vocab_size = vocab_size;
+  return p;
+}
+
+template <class Operator, class F>
+auto run_step(F& call, typename Operator::Params& all, NgramStepParams& p,
+              const std::optional<TensorView>& workspace = {}) {
+  auto next_token_ids = call.empty(p.batch);
+  auto num_sampled = call.empty(p.batch);
+  DraftOutputs<F> drafts(call, p);
+  p.next_token_ids = call.data(next_token_ids);
+  p.num_sampled = call.data(num_sampled);
+  run_lookup<Operator>(call, all, p, workspace);
+  return call.results(next_token_ids, num_sampled, drafts.draft_token_ids, drafts.num_draft_tokens, drafts.match_len);
+}
+
+template <class F>
+auto ngram_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Optional<F> discard,
+                 Optional<F> row_indices, bool advance, int64_t vocab_size, int64_t min_n, int64_t max_n, int64_t k,
+                 int64_t match_policy, bool overlap, int64_t max_len, Optional<F> match_costs, int64_t cost_limit,
+                 bool fill, Optional<F> draft_costs, Optional<F> workspace) {
+  F call("ngram_step_");
+  NgramStepParams p =
+      check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
+  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.scan_costs(&p.lookup, call("match_costs", match_costs), cost_limit);
+  p.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.batch, k, p.lookup.match_costs != nullptr,
+                                   "without match_costs");
+  const auto memory = check_workspace(call, workspace);
+  call.disjoint();
+  return run_step<ngram_step__op>(call, p, p, memory);
+}
+
+template <class F>
+auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, In<F> index, Optional<F> discard,
+                       Optional<F> row_indices, Optional<F> slot_indices, bool advance, int64_t vocab_size,
+                       int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
+                       bool ladder, Optional<F> costs, int64_t cost_limit, Optional<F> draft_costs, bool fill,
+                       Optional<F> token_logits) {
+  F call("ngram_index_step_");
+  NgramIndexStepParams p{};
+  p.step = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
+  p.step.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.index_span(min_n, max_n, match_policy, ladder);
+  p.index = check_index(call, index, slot_indices, p.step.batch);
+  p.catch_up_tokens = cpu::kOperatorCatchUpTokens;
+  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
+  p.step.draft_costs =
+      call.draft_costs(call("draft_costs", draft_costs), p.step.batch, k, p.ladder.costs != nullptr, "without costs");
+  call.disjoint();
+  return run_step<ngram_index_step__op>(call, p, p.step);
+}
+
+template <class F>
+void ngram_index_append_(In<F> token_ids, In<F> num_tokens, In<F> index, Optional<F> row_indices,
+                         Optional<F> slot_indices, int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder,
+                         bool outcomes) {
+  F call("ngram_index_append_");
+  NgramIndexAppendParams p{};
+  check_rows(call, p, token_ids, num_tokens, row_indices);
+  call.ngram_range(min_n, max_n, match_policy);
+  call.index_span(min_n, max_n, match_policy, ladder);
+  if (outcomes && !ladder) call.fail("outcomes", "False without ladder", "True");
+  p.index = check_index(call, index, slot_indices, p.batch);
+  p.ladder = ladder;
+  p.outcomes = outcomes;
+  p.min_n = min_n;
+  p.max_n = max_n;
+  p.match_policy = static_cast<int32_t>(match_policy);
+  call.disjoint();
+  if (p.batch == 0) return;
+  const Executor executor = F::executor();
+  p.executor = &executor;
+  call.template run<ngram_index_append__op>(p);
+}
+
+template <class F>
+void ngram_index_reset_(In<F> index, In<F> slot_indices) {
+  F call("ngram_index_reset_");
+  NgramIndexResetParams p{};
+  const TensorView words = call("index", index);
+  p.index.words = call.written_int32s(words, -1);
+  call.on_host(kIndexOnHost);
+  p.index.num_words = words.sizes[0];
+  const TensorView slots = call("slot_indices", slot_indices);
+  p.index.slot_indices = call.indices(slots, -1);
+  p.count = slots.sizes[0];
+  call.disjoint();
+  if (p.count > 0) call.template run<ngram_index_reset__op>(p);
+}
+
+}  // namespace ngram_npu::api

@@ -1,0 +1,166 @@
+// Making, sizing, checking and reading an index, for NgramIndex (python/ngram_npu/index.py).
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "api/drafting.h"
+#include "api/numpy/numpy_call.h"
+#include "core/ngram_index_layout.h"
+#include "cpu/index_policy.h"
+#include "cpu/ngram_index.h"
+
+namespace ngram_npu::numpy {
+namespace {
+
+api::TensorView index_view(const char* op, py::handle index, api::Arguments::Access access) {
+  NumpyCall call(op);
+  const api::TensorView view = call("index", index);
+  call.vector(view, {api::DType::kInt32}, -1, access);
+  return view;
+}
+
+void index_init(py::handle index, int64_t num_slots) {
+  constexpr const char* op = "index_init";
+  const api::TensorView view = index_view(op, index, api::Arguments::kWrite);
+  if (ngram_npu_cpu_ngram_index_init(static_cast<int32_t*>(view.data), view.sizes[0], num_slots) != kOk) {
+    api::Arguments(op).fail("index", "room for " + std::to_string(num_slots) + " slots and a page",
+                            std::to_string(view.sizes[0]) + " words");
+  }
+}
+
+std::pair<int32_t, int64_t> index_check(py::handle index) {
+  const api::TensorView view = index_view("index_check", index, api::Arguments::kRead);
+  int64_t where = 0;
+  const int32_t fault = ngram_npu_cpu_ngram_index_check(static_cast<const int32_t*>(view.data), view.sizes[0], &where);
+  return {fault, where};
+}
+
+int32_t index_check_row(py::handle index, int64_t slot, py::handle tokens) {
+  constexpr const char* op = "index_check_row";
+  const api::TensorView view = index_view(op, index, api::Arguments::kRead);
+  NumpyCall call(op);
+  const api::TensorView row = call("tokens", tokens);
+  const int32_t* data = call.int32s(row, -1);
+  return ngram_npu_cpu_ngram_index_check_row(static_cast<const int32_t*>(view.data), view.sizes[0], slot, data,
+                                             row.sizes[0]);
+}
+
+py::dict index_statistics(py::handle index) {
+  constexpr std::pair<const char*, int> kWords[] = {
+      {"num_slots", index::kHeaderSlots},
+      {"num_pages", index::kHeaderPages},
+      {"pages_in_use", index::kHeaderPagesInUse},
+      {"pages_peak", index::kHeaderPagesPeak},
+      {"rows_indexed", index::kStatIndexed},
+      {"rows_scanned_full", index::kStatScanFull},
+      {"rows_scanned_catching_up", index::kStatScanCatchUp},
+      {"rows_scanned_other", index::kStatScanOther},
+      {"rebuilds_shorter", index::kStatRebuildLength},
+      {"rebuilds_rewritten", index::kStatRebuildTokens},
+      {"rebuilds_options", index::kStatRebuildOptions},
+      {"page_splits", index::kStatSplits},
+      {"slots_given_up", index::kStatGivenUp},
+  };
+  const api::TensorView view = index_view("index_statistics", index, api::Arguments::kRead);
+  const auto* words = static_cast<const uint32_t*>(view.data);
+  py::dict found;
+  // 0 for words beyond the tensor.
+  for (const auto& [name, word] : kWords) found[name] = word < view.sizes[0] ? words[word] : 0;
+  return found;
+}
+
+int64_t steps_to_index(const cpu::IndexPolicy& self, int64_t step, py::handle num_tokens, py::handle num_sampled,
+                       int64_t num_behind) {
+  NumpyCall call("IndexPolicy.steps_to_index");
+  const api::TensorView lengths = call("num_tokens", num_tokens);
+  const int32_t* ends = call.int32s(lengths, -1);
+  const int64_t rows = lengths.sizes[0];
+  const int32_t* counts = call.int32s(call("num_sampled", num_sampled), rows);
+  const int64_t total = std::accumulate(ends, ends + rows, int64_t{0});
+  return self.steps_to_index(step, total, rows, num_behind, rows > 0 && counts[0] > 0);
+}
+
+// Indexes, before a lookup, some of the tokens that the rows' slots are missing.
+// Returns the slots to look up (-1: scan the row) and the number of rows that are still behind.
+py::tuple index_catch_up(const cpu::IndexPolicy& policy, py::handle token_ids, py::handle num_tokens, py::handle index,
+                         py::handle slot_indices, py::handle num_sampled, int64_t min_n, int64_t max_n,
+                         int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
+  NumpyCall call("index_catch_up");
+  const api::TensorView slots_view = call("slot_indices", slot_indices);
+  const int32_t* slots = call.int32s(slots_view, -1);
+  const int64_t batch = slots_view.sizes[0];
+  NgramIndexAppendParams p{};
+  p.token_ids = call.rows<const int32_t>(call("token_ids", token_ids));
+  if (p.token_ids.rows < batch)
+    call.fail("token_ids", std::to_string(batch) + " rows", std::to_string(p.token_ids.rows));
+  const int32_t* ends = call.int32s(call("num_tokens", num_tokens), batch);
+  const int32_t* counts = call.int32s(call("num_sampled", num_sampled), batch);
+  const api::TensorView words = call("index", index);
+  p.index = {call.written_int32s(words, -1), words.sizes[0], {}};
+  call.scalar("steps", steps, 1, INT32_MAX);
+  call.ngram_range(min_n, max_n, match_policy);
+  call.index_span(min_n, max_n, match_policy, ladder);
+  call.disjoint();
+
+  std::vector<int64_t> indexed(static_cast<size_t>(batch));
+  ngram_npu_cpu_ngram_index_lengths(p.index.words, p.index.num_words, slots, batch, indexed.data());
+  const cpu::CatchUpPlan plan = cpu::plan_catch_up(policy, ends, counts, slots, indexed, steps);
+  if (!plan.rows.empty()) {
+    p.num_tokens = plan.num_tokens.data();
+    p.row_indices = {plan.rows.data(), sizeof(int64_t)};
+    p.batch = static_cast<int64_t>(plan.rows.size());
+    p.min_n = min_n;
+    p.max_n = max_n;
+    p.match_policy = static_cast<int32_t>(match_policy);
+    p.ladder = ladder;
+    p.outcomes = outcomes;
+    p.index.slot_indices = {plan.slots.data(), sizeof(int32_t)};
+    const Executor executor = NumpyCall::executor();
+    p.executor = &executor;
+    NumpyCall::run<api::ngram_index_append__op>(p);
+  }
+  return py::make_tuple(py::array_t<int32_t>(batch, plan.lookup_slots.data()), plan.num_behind);
+}
+
+void define_index_policy(py::module_& m) {
+  using cpu::IndexPolicy;
+  py::class_<IndexPolicy>(m, "IndexPolicy")
+      .def(py::init<>())
+      .def_readwrite("short_row", &IndexPolicy::short_row)
+      .def_readwrite("short_context", &IndexPolicy::short_context)
+      .def_readwrite("scanned_tokens", &IndexPolicy::scanned_tokens)
+      .def_readwrite("prompt_tokens", &IndexPolicy::prompt_tokens)
+      .def_readwrite("least_tokens", &IndexPolicy::least_tokens)
+      .def_readwrite("steps_to_catch_up", &IndexPolicy::steps_to_catch_up)
+      .def_readwrite("patience", &IndexPolicy::patience)
+      .def("steps_to_index", steps_to_index, py::arg("step"), py::arg("num_tokens"), py::arg("num_sampled"),
+           py::arg("num_behind"))
+      .def("steps_to_keep_absent", &IndexPolicy::steps_to_keep_absent, py::arg("step"), py::arg("share_in_use"),
+           py::arg("ends_requests"));
+  m.def("index_catch_up", index_catch_up, py::arg("policy"), py::arg("token_ids"), py::arg("num_tokens"),
+        py::arg("index"), py::arg("slot_indices"), py::arg("num_sampled"), py::arg("min_n"), py::arg("max_n"),
+        py::arg("match_policy"), py::arg("ladder"), py::arg("outcomes"), py::arg("steps"));
+}
+
+}  // namespace
+
+void define_index_tools(py::module_& m) {
+  py::list faults;
+  for (const char* text : kIndexFaultTexts) faults.append(text);
+  m.attr("INDEX_FAULTS") = faults;
+  m.attr("INDEX_PAGE_WORDS") = index::kPageWords;
+  m.attr("INDEX_MAX_SLOTS") = index::kMaxSlots;
+  m.attr("INDEX_HEADER_PAGES") = static_cast<int>(index::kHeaderPages);
+  m.attr("INDEX_HEADER_UNUSED_PAGE") = static_cast<int>(index::kHeaderUnusedPage);
+  m.attr("INDEX_HEADER_PAGES_IN_USE") = static_cast<int>(index::kHeaderPagesInUse);
+  m.def("index_words", ngram_npu_cpu_ngram_index_words, py::arg("num_slots"), py::arg("num_pages"));
+  m.def("index_pages", ngram_npu_cpu_ngram_index_pages, py::arg("tokens"), py::arg("num_slots"), py::arg("min_n"),
+        py::arg("max_n"), py::arg("any_data"), py::arg("ladder") = false, py::arg("outcomes") = false);
+  m.def("index_init", index_init, py::arg("index"), py::arg("num_slots"));
+  m.def("index_check", index_check, py::arg("index"));
+  m.def("index_check_row", index_check_row, py::arg("index"), py::arg("slot"), py::arg("tokens"));
+  m.def("index_statistics", index_statistics, py::arg("index"));
+  define_index_policy(m);
+}
+
+}  // namespace ngram_npu::numpy

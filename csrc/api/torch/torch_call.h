@@ -1,0 +1,111 @@
+// The torch front end: passes tensors of the LibTorch stable ABI to the operators' bodies (csrc/api/arguments.h).
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <tuple>
+
+#include "api/arguments.h"
+#include "api/torch/backends.h"
+
+// Before 2.13 torch's headers have it under another name.
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK
+#define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
+
+namespace ngram_npu::torch_side {
+
+using torch::stable::Tensor;
+
+api::TensorView view_of(const Tensor& tensor);
+
+// Uninitialised outputs on the device of `like`, of int32 or int64.
+Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes = 4);
+
+// torch's own threads: the pool of at::parallel_for, torch.get_num_threads() of them.
+Executor torch_executor();
+
+// The workspace of a call, if the device's kernel needs one: the caller's, or zeroed memory for this call.
+class Workspace {
+ public:
+  Workspace() = default;
+  explicit Workspace(void* given) : data_(given) {}
+  explicit Workspace(Tensor own) : own_(std::move(own)) {
+    torch::stable::zero_(*own_);
+    data_ = own_->mutable_data_ptr();
+  }
+
+  void* data() const { return data_; }  // null if the kernel needs none
+
+ private:
+  std::optional<Tensor> own_;  // freed once the call is queued: torch's allocators respect the stream's order
+  void* data_ = nullptr;
+};
+
+class TorchCall : public api::Arguments {
+ public:
+  using In = const Tensor&;
+  using Optional = const std::optional<Tensor>&;
+  using Output = Tensor;
+  using Arguments::Arguments;
+
+  api::TensorView operator()(const char* name, In tensor) {
+    api::TensorView view = view_of(tensor);
+    view.name = name;
+    if (first_ == nullptr) {
+      first_ = &tensor;
+      device_ = view.device;
+    }
+    return view;
+  }
+  std::optional<api::TensorView> operator()(const char* name, Optional tensor) const {
+    if (!tensor.has_value()) return std::nullopt;
+    api::TensorView view = view_of(*tensor);
+    view.name = name;
+    return view;
+  }
+
+  Tensor empty(int64_t size) const { return empty_like_on(*first_, {size}); }
+  Tensor empty(int64_t rows, int64_t columns) const { return empty_like_on(*first_, {rows, columns}); }
+  static int32_t* data(Tensor& tensor) { return static_cast<int32_t*>(tensor.mutable_data_ptr()); }
+  Tensor empty_tokens(int64_t item_bytes, int64_t rows, int64_t columns) const {
+    return empty_like_on(*first_, {rows, columns}, item_bytes);
+  }
+  static void* tokens(Tensor& tensor) { return tensor.mutable_data_ptr(); }
+
+  template <class Op>
+  Workspace workspace(const typename Op::Params& params, const std::optional<api::TensorView>& given) const {
+    const int64_t words = kOperator<Op>.workspace_words(device_, &params);
+    if (words == 0) return Workspace();
+    if (!given) return Workspace(empty(words));
+    usable_workspace(*given, words);
+    return Workspace(given->data);
+  }
+
+  template <class Op>
+  void run(const typename Op::Params& params) const {
+    kOperator<Op>.call(device_, &params);
+  }
+
+  template <class... Tensors>
+  static std::tuple<Tensors...> results(Tensors&... tensors) {
+    return {std::move(tensors)...};
+  }
+
+  static Executor executor() { return torch_executor(); }
+
+ private:
+  template <class Op>
+  static Operator kOperator;
+
+  const Tensor* first_ = nullptr;
+  api::Device device_;
+};
+
+template <class Op>
+Operator TorchCall::kOperator{Op::kName};
+
+}  // namespace ngram_npu::torch_side

@@ -1,0 +1,121 @@
+// Drafting on the host without Python. One entry drafts, the other takes text in, so that drafts can be handed out
+// before anything learns: the CPU's drafting operators call them too. Neither allocates, starts a thread, or holds a
+// lock while it calls elsewhere. Below: the drafter of a stream, which calls both (docs/design/host-drafting.md).
+#pragma once
+
+#include "core/drafting.h"
+#include "core/store.h"
+
+namespace ngram_npu {
+
+NGRAM_FN int64_t scope_of(const IndexArray& scopes, int64_t i) { return scopes.bytes == 0 ? 0 : scopes[i]; }
+
+// The store's part in a draft. `store.words` null: it is not asked.
+struct StoreLookup {
+  StoreAccess store;
+  IndexArray scopes;  // [B]; absent: all 0
+  const void* costs;  // CostTable of [kCostRows, store::kStoreCostColumns]
+  int64_t cost_limit;
+  const int8_t* token_logits = nullptr;
+};
+
+// Look up, weigh costs, ask the store, fill, write. Results are those of ngram_propose (without index words) or
+// ngram_index_propose_, then of the drafts of ngram_store_step_, which finds no busy store.
+struct DraftParams {
+  NgramIndexProposeParams lookup;
+  StoreLookup store;
+};
+
+// Rows that have grown, for the store. As in DraftParams, the caller lets nobody else use the store meanwhile.
+struct StoreIntakeParams {
+  StoreAccess store;  // words null: nothing is stored
+  TokenRows<const int32_t> token_ids;
+  const int32_t* num_tokens;   // [R]
+  const int32_t* num_sampled;  // [B]: the tokens at each row's end that are taken; none: the row is left out
+  IndexArray row_indices;      // [B]
+  IndexArray slot_indices;     // [B]; absent: the slot of a row is the row
+  IndexArray scopes;           // [B]; absent: all 0
+  int64_t batch;
+};
+
+// Enter rows into the index, then into the store. Either may be without words.
+struct TakeInParams {
+  NgramIndexAppendParams index;
+  int64_t catch_up_tokens;  // the most that the index takes in; negative: no limit
+  StoreIntakeParams store;
+};
+
+}  // namespace ngram_npu
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_draft(const ngram_npu::DraftParams* params);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_take_in(const ngram_npu::TakeInParams* params);
+
+// Drafting on the host for a model runner whose tokens are on a device: a step is a job, and the jobs run one after the
+// other where the device's stream has reached them, in a callback without Python. Design: docs/design/host-drafting.md.
+
+namespace ngram_npu {
+
+struct StreamOptions {
+  int64_t num_rows;
+  int64_t capacity;     // tokens of a row
+  int64_t max_sampled;  // tokens of a row and step
+  int64_t lag;          // the store takes in what was sampled so many steps ago: jobs with a request in a row
+  DraftParams draft;    // its lookup options, ladder, index and store; the rest is the drafter's
+  // In stream order the caller writes `sampled` before a job, which writes `drafts`. Both are reused by the next job.
+  const int32_t* sampled;  // [num_rows, 1 + max_sampled]: of each request of the batch the number of tokens, the tokens
+  uint8_t* drafts;         // of num_rows requests: StreamDrafts
+};
+
+// Where a batch's results are: tokens [B, k] int64, then numbers of tokens [B] and match lengths [B] int32, then costs
+// [B, k] uint8 (if the lookup gives costs).
+struct StreamDrafts {
+  int64_t counts, lengths, costs, end;  // offsets in bytes
+
+  StreamDrafts(int64_t batch, int64_t k)
+      : counts(batch * k * 8), lengths(counts + batch * 4), costs(lengths + batch * 4), end(costs + batch * k) {}
+};
+
+// How a request may end that the drafter can see itself. Its text up to there is stored even if the end is announced
+// before the lag is over.
+struct StreamStop {
+  const int32_t* tokens;  // any of them ends the text, as its last token
+  int64_t num_tokens;
+  int64_t max_length;     // of the row
+  int64_t prompt_length;  // behind it is the output
+  int64_t min_output;     // the output is not checked for repetition before
+  int64_t min_pattern;    // repetition: the output ends in `min_count` times the same pattern
+  int64_t max_pattern;    // 0: is not checked
+  int64_t min_count;
+};
+
+struct StreamBegin {
+  int64_t row;
+  int64_t scope;
+  const int32_t* tokens;
+  int64_t num_tokens;
+  StreamStop stop;
+};
+
+class StreamDrafter;
+class StreamJob;
+
+}  // namespace ngram_npu
+
+// Reserves all memory that a job needs; null: there is not enough.
+NGRAM_NPU_EXPORT ngram_npu::StreamDrafter* ngram_npu_cpu_stream_make(const ngram_npu::StreamOptions* options);
+// Frees it, unless jobs are pending: then it must stay, as must all that its options point to. True: freed.
+NGRAM_NPU_EXPORT bool ngram_npu_cpu_stream_free(ngram_npu::StreamDrafter* drafter);
+// A row begins with a text, or ends, in the next job. The tokens are copied.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_begin(ngram_npu::StreamDrafter* drafter,
+                                                    const ngram_npu::StreamBegin* begin);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_end(ngram_npu::StreamDrafter* drafter, int64_t row);
+// A job for the step of these rows, of which none is named twice: int32 [batch]. Rows without a request get no drafts
+// and their tokens are dropped. It has to be run once, after those made before it. Null: too little memory.
+NGRAM_NPU_EXPORT ngram_npu::StreamJob* ngram_npu_cpu_stream_step(ngram_npu::StreamDrafter* drafter, const int32_t* rows,
+                                                                 int64_t batch);
+// The job made last will not run: its begins and ends are the next one's.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_take_back(ngram_npu::StreamDrafter* drafter);
+// Runs a job: a driver's callback. Never throws, allocates nothing, calls no driver.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_stream_run(void* job);
+// Jobs that have not run to their end.
+NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_stream_pending(const ngram_npu::StreamDrafter* drafter);

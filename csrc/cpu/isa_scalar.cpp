@@ -1,0 +1,45 @@
+// The scan of a row and the table of the index, without vectors.
+#include "cpu/lookup_impl.h"
+#include "cpu/ngram_index_walk.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+struct Scalar : LaneByLane {
+  static constexpr int64_t kLanes = 1;
+  using Reg = int32_t;
+  static Reg splat(int32_t token) { return token; }
+  static uint64_t equal(const int32_t* at, Reg token) { return *at == token; }
+
+  static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
+    uint32_t lanes = 0;
+    for (uint32_t i = 0; i < kLineWords; ++i) lanes |= static_cast<uint32_t>(((line[i] ^ want) & mask) == 0) << i;
+    return lanes;
+  }
+
+  static uint32_t used(const uint32_t* line) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < kLineWords; ++i) count += line[i] != 0;
+    return count < kLineWords ? count : kLineWords - 1;
+  }
+
+  template <uint32_t kMost>
+  static uint32_t common_suffix(const int32_t* a, const int32_t* b) {
+    uint32_t common = 0;
+    while (common < kMost && a[kMost - 1 - common] == b[kMost - 1 - common]) ++common;
+    return common;
+  }
+  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) { return common_suffix<8>(a, b); }
+  static uint32_t common_suffix16(const int32_t* a, const int32_t* b) { return common_suffix<16>(a, b); }
+};
+
+}  // namespace
+
+Occurrence find_occurrence_scalar(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
+                                  int32_t match_policy) {
+  return find_with<Scalar>(tokens, num_tokens, min_n, max_n, match_policy);
+}
+
+const IndexTable kIndexTableScalar = {look_up<Scalar>, extend<Scalar>};
+
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,97 @@
+// Chooses the instruction set of the vector kernels and the number of threads.
+#include "cpu/machine.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+namespace ngram_npu::cpu {
+namespace {
+
+struct Entry {
+  const char* name;
+  InstructionSet set;
+  FindOccurrence find;
+  bool (*available)();
+};
+
+#if defined(__x86_64__)
+// A hypervisor may hide these although it shows AVX. Without LZCNT its opcode silently runs as BSR.
+bool has_bit_manipulation() {
+  unsigned a = 0, b = 0, features = 0, d = 0;  // clang has no feature name for LZCNT
+  const bool has_lzcnt = __get_cpuid(0x80000001u, &a, &b, &features, &d) != 0 && (features & bit_LZCNT) != 0;
+  return __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_lzcnt;
+}
+#endif
+
+// Widest last.
+constexpr Entry kEntries[] = {
+    {"scalar", InstructionSet::kScalar, find_occurrence_scalar, [] { return true; }},
+#if defined(__x86_64__)
+    {"avx2", InstructionSet::kAvx2, find_occurrence_avx2,
+     [] { return __builtin_cpu_supports("avx2") && has_bit_manipulation(); }},
+    {"avx512", InstructionSet::kAvx512, find_occurrence_avx512,
+     [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && has_bit_manipulation(); }},
+#elif defined(__aarch64__)
+    {"neon", InstructionSet::kNeon, find_occurrence_neon, [] { return true; }},
+#endif
+};
+
+const Entry* widest() {
+  const Entry* best = kEntries;
+  for (const Entry& entry : kEntries) {
+    if (entry.available()) best = &entry;
+  }
+  return best;
+}
+
+const Entry* named(const char* name) {
+  if (std::strcmp(name, "auto") == 0) return widest();
+  for (const Entry& entry : kEntries) {
+    if (std::strcmp(name, entry.name) == 0 && entry.available()) return &entry;
+  }
+  return nullptr;
+}
+
+std::atomic<int32_t> thread_limit{0};
+
+std::atomic<const Entry*>& selected() {
+  static std::atomic<const Entry*> entry = [] {
+    const char* requested = std::getenv("NGRAM_NPU_INSTRUCTION_SET");
+    const Entry* chosen = requested ? named(requested) : nullptr;
+    return chosen ? chosen : widest();
+  }();
+  return entry;
+}
+
+}  // namespace
+
+InstructionSet instruction_set() { return selected().load(std::memory_order_relaxed)->set; }
+
+FindOccurrence find_occurrence() { return selected().load(std::memory_order_relaxed)->find; }
+
+int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens) {
+  if (executor == nullptr) return 1;
+  int64_t threads = executor->max_threads;
+  if (const int32_t limit = ngram_npu_cpu_num_threads(); limit > 0) threads = smaller<int64_t>(threads, limit);
+  return static_cast<int32_t>(smaller(smaller(threads, batch), tokens / executor->min_tokens_per_thread));
+}
+
+}  // namespace ngram_npu::cpu
+
+const char* ngram_npu_cpu_instruction_set() { return ngram_npu::cpu::selected().load(std::memory_order_relaxed)->name; }
+
+int32_t ngram_npu_cpu_set_instruction_set(const char* name) {
+  const ngram_npu::cpu::Entry* entry = name ? ngram_npu::cpu::named(name) : nullptr;
+  if (!entry) return ngram_npu::kInvalidParams;
+  ngram_npu::cpu::selected().store(entry, std::memory_order_relaxed);
+  return ngram_npu::kOk;
+}
+
+void ngram_npu_cpu_set_num_threads(int32_t limit) { ngram_npu::cpu::thread_limit.store(limit < 0 ? 0 : limit); }
+
+int32_t ngram_npu_cpu_num_threads() { return ngram_npu::cpu::thread_limit.load(); }

@@ -1,0 +1,82 @@
+// The kernels' use of the machine: instruction set, threads.
+#pragma once
+
+#include <atomic>
+
+#include "core/lookup_rules.h"
+
+namespace ngram_npu::cpu {
+
+// The instruction set in use: the widest of the machine, unless a caller or the environment variable
+// NGRAM_NPU_INSTRUCTION_SET selects a narrower one, as the tests do.
+enum class InstructionSet : int32_t { kScalar, kAvx2, kAvx512, kNeon };
+
+InstructionSet instruction_set();
+
+// The lookup without an index: one pass over the row. Finds the occurrence that docs/ops/ngram_propose.md defines in
+// tokens[0..num_tokens), num_tokens >= 2.
+using FindOccurrence = Occurrence (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
+                                      int32_t match_policy);
+
+Occurrence find_occurrence_scalar(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+#if defined(__x86_64__)
+Occurrence find_occurrence_avx2(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+Occurrence find_occurrence_avx512(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+#elif defined(__aarch64__)
+Occurrence find_occurrence_neon(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+#endif
+
+// The function for the instruction set in use.
+FindOccurrence find_occurrence();
+
+// Distributes rows to threads if there is enough work.
+int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens);
+
+// The number of tokens that a pass over these rows reads; invalid lengths count 0, because such rows are not read.
+template <class Token>
+int64_t tokens_to_read(const TokenRows<Token>& rows, const int32_t* num_tokens, const IndexArray& row_indices,
+                       int64_t batch) {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < batch; ++i) {
+    const int64_t row = row_indices[i];
+    if (rows.has(row) && num_tokens[row] > 0 && num_tokens[row] <= rows.capacity) sum += num_tokens[row];
+  }
+  return sum;
+}
+
+// Calls fn(i) for every i in [0, batch). Rows differ in length, so a thread takes the next row when it is free.
+template <class Fn>
+void for_each_row(const Executor* executor, int64_t batch, int64_t tokens, const Fn& fn) {
+  const int32_t threads = threads_for(executor, batch, tokens);
+  if (threads <= 1) {
+    for (int64_t i = 0; i < batch; ++i) fn(i);
+    return;
+  }
+  struct Shared {
+    const Fn& fn;
+    int64_t batch;
+    std::atomic<int64_t> next;
+  } shared{fn, batch, {0}};
+  executor->run(
+      executor, threads,
+      [](void* context, int32_t) {
+        auto& s = *static_cast<Shared*>(context);
+        for (int64_t i; (i = s.next.fetch_add(1, std::memory_order_relaxed)) < s.batch;) s.fn(i);
+      },
+      &shared);
+}
+
+// An executor over a small thread pool of this process, for callers without torch (thread_pool.cpp). The first call
+// starts its threads; they sleep between calls. A call that finds the pool busy runs on its own thread instead of
+// waiting; a process forked from one that used the pool starts a new one.
+Executor pool_executor();
+
+}  // namespace ngram_npu::cpu
+
+// Name of the instruction set in use: "scalar", "avx2", "avx512", "neon".
+NGRAM_NPU_EXPORT const char* ngram_npu_cpu_instruction_set();
+// Selects one of these names, or "auto". kInvalidParams if the machine does not have it; nothing changes then.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_set_instruction_set(const char* name);
+// Limits every call to `limit` threads, in addition to the executor's own limit; 0: no limit.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_set_num_threads(int32_t limit);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_num_threads();

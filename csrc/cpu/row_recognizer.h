@@ -1,0 +1,89 @@
+// Finds the request of each row of a token buffer, because vLLM does not pass request ids to a custom class.
+//
+// The runner moves rows: it swaps and condenses them when requests finish, removes preempted requests, and puts them
+// into other rows later. An engine with state per request (an index) has to find the request again. A row is taken to
+// hold the request of a slot if
+//
+// - its length without the newly sampled tokens is at least the slot's length, and
+// - the tokens at up to 14 positions below the slot's length are the slot's: the last six, and those at the powers of
+//   four up to 16384.
+//
+// The row may have grown by more than the sampled tokens: vLLM does not call the drafter in steps in which any request
+// is within k tokens of max_model_len, although rows grow in them. So the next turn of a conversation continues with
+// the slot of its previous turn, if it still exists. An absent request keeps its slot until the slot is needed; the
+// request absent longest loses its slot first.
+//
+// Limits: a request that has the tokens of another at all of these positions, but differs elsewhere, may get the other
+// request's slot if they swap rows or if the other one is gone. The index then describes another request's tokens. Hits
+// are verified against the row, and drafts by the model, so the result is a missed or a worse draft, never a wrong
+// token. Requests that are equal up to the slot's length (n samples of one prompt) may swap slots without any effect.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/common.h"
+
+namespace ngram_npu::cpu {
+
+class RowRecognizer {
+ public:
+  using Rows = TokenRows<const int32_t>;
+
+  explicit RowRecognizer(int64_t num_slots)
+      : slots_(static_cast<size_t>(num_slots)), last_seen_(static_cast<size_t>(num_slots)) {}
+
+  int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
+
+  // Writes the slot of each of the first `batch` rows to `slots`, and returns the rows whose request is new. Expects
+  // batch <= rows.rows and batch <= num_slots(). A row whose length is invalid has no request.
+  std::vector<int64_t> assign(const Rows& rows, const int32_t* num_tokens, const int32_t* num_sampled, int64_t batch,
+                              int32_t* slots);
+
+  // Frees the slots of requests that had no row for more than `steps` steps, and returns these slots.
+  std::vector<int32_t> forget_absent(int64_t steps);
+
+  // The slot of each row in the previous step.
+  const std::vector<int32_t>& row_slots() const { return row_slots_; }
+
+ private:
+  static constexpr int kTail = 6, kPowers = 8, kWidth = kTail + kPowers;
+  static constexpr int32_t kFree = -1;
+
+  using Fingerprint = std::array<int32_t, kWidth>;
+
+  // One cache line: if no request has moved, a row costs only this line and the reads of its tokens.
+  struct alignas(64) Slot {
+    int32_t length = kFree;
+    Fingerprint fingerprint{};  // of the request at that length
+  };
+
+  struct Lengths {
+    int32_t before;  // length without the newly sampled tokens
+    int32_t after;
+  };
+
+  static int32_t position(int32_t length, int i);
+  static Fingerprint fingerprint(const Rows& rows, int64_t row, int32_t length);
+  static uint64_t hash(int32_t length, const Fingerprint& fingerprint);
+  static std::vector<Lengths> read_lengths(const Rows& rows, const int32_t* num_tokens, const int32_t* num_sampled,
+                                           int64_t batch);
+  bool fits(const Rows& rows, int64_t row, int32_t before, const Slot& slot) const;
+  void find_unmoved(const Rows& rows, const std::vector<Lengths>& lengths, int32_t* slots) const;
+  std::vector<char> slots_in_use(const int32_t* slots, int64_t batch) const;
+  std::vector<int32_t> absent_slots(const int32_t* slots, int64_t batch) const;
+  void find_moved(const Rows& rows, const std::vector<Lengths>& lengths, const std::vector<int64_t>& missing,
+                  const std::vector<int32_t>& absent, int32_t* slots) const;
+  void find_grown(const Rows& rows, const std::vector<Lengths>& lengths, const std::vector<int64_t>& missing,
+                  const std::vector<int32_t>& absent, int32_t* slots) const;
+  void take_oldest(const std::vector<int64_t>& rows, int32_t* slots, int64_t batch) const;
+
+  std::vector<Slot> slots_;
+  std::vector<int64_t> last_seen_;  // step; 0: never, or forgotten
+  std::vector<int32_t> row_slots_;  // of the previous step
+  int64_t step_ = 0;
+};
+
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,122 @@
+// The small thread pool of `_C`.
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cpu/machine.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+// The number that torch would use: OMP_NUM_THREADS, otherwise the cores that this process may use.
+int32_t default_threads() {
+  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
+    if (const long n = std::strtol(text, nullptr, 10); n > 0) return static_cast<int32_t>(smaller(n, 1024L));
+  }
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof(cores), &cores) == 0) return CPU_COUNT(&cores);
+  return 1;
+}
+
+class Pool {
+ public:
+  using Task = void (*)(void*, int32_t);
+
+  void run(int32_t num_tasks, Task fn, void* context) {
+    const std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
+    if (num_tasks < 2 || !owner.owns_lock() || !grow(num_tasks - 1)) {
+      for (int32_t task = 0; task < num_tasks; ++task) fn(context, task);
+      return;
+    }
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      fn_ = fn;
+      context_ = context;
+      helpers_ = num_tasks - 1;
+      pending_ = num_tasks - 1;
+      ++round_;
+    }
+    start_.notify_all();
+    fn(context, 0);
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return pending_ == 0; });
+  }
+
+ private:
+  bool grow(int32_t helpers) {
+    try {
+      while (static_cast<int32_t>(threads_.size()) < helpers) {
+        const auto id = static_cast<int32_t>(threads_.size()) + 1;
+        threads_.emplace_back([this, id, seen = round_] { work(id, seen); });
+      }
+    } catch (const std::system_error&) {
+      return false;  // no more threads available: the caller does the work itself
+    }
+    return true;
+  }
+
+  void work(int32_t id, uint64_t seen) {
+    for (;;) {
+      Task fn = nullptr;
+      void* context = nullptr;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        start_.wait(lock, [&] { return round_ != seen; });
+        seen = round_;
+        if (id > helpers_) continue;
+        fn = fn_;
+        context = context_;
+      }
+      fn(context, id);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (--pending_ == 0) done_.notify_one();
+    }
+  }
+
+  std::mutex owner_;  // held by the call that uses the pool
+  std::mutex mutex_;  // guards all members below
+  std::condition_variable start_;
+  std::condition_variable done_;
+  std::vector<std::thread> threads_;
+  Task fn_ = nullptr;
+  void* context_ = nullptr;
+  int32_t helpers_ = 0;
+  int32_t pending_ = 0;
+  uint64_t round_ = 0;
+};
+
+// Never destroyed, because its threads may sleep in it until the process ends. A forked child has no such threads, so
+// it abandons the parent's pool and makes its own. No lock here: if another thread held it during the fork, the child
+// could never get it.
+std::atomic<Pool*> current{nullptr};
+[[maybe_unused]] const int forget_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+
+Pool& pool() {
+  Pool* found = current.load();
+  if (found != nullptr) return *found;
+  Pool* made = new Pool;
+  if (current.compare_exchange_strong(found, made)) return *made;
+  delete made;  // another thread was faster
+  return *found;
+}
+
+}  // namespace
+
+Executor pool_executor() {
+  // These threads sleep between calls, so waking one takes longer than with torch's pool: two threads are faster from
+  // about 2M tokens in all (docs/design/cpu.md).
+  constexpr int64_t kMinTokensPerThread = int64_t{1} << 20;
+  static const int32_t threads = default_threads();
+  const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
+    pool().run(num_tasks, fn, context);
+  };
+  return {run, threads, kMinTokensPerThread, nullptr};
+}
+
+}  // namespace ngram_npu::cpu
