@@ -12,7 +12,7 @@ import pytest
 from backends import TWIN_BACKENDS, Backend
 from ops.parity import check_parity
 from ops.specs import OPSPECS, Sample
-from ops.specs.rows import matches_ending_at
+from ops.specs.inputs import matches_ending_at
 from twins import ascendc_plan
 
 TWIN = next(b for b in TWIN_BACKENDS if b.twin is not None and b.twin.device == "npu")
