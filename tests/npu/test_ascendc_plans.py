@@ -16,7 +16,7 @@ import pytest
 from backends import TWIN_BACKENDS, Backend
 from ops.parity import check_parity
 from ops.specs import OPSPECS, Sample
-from ops.specs.rows import matches_ending_at
+from ops.specs.inputs import matches_ending_at
 from twins import ascendc_plan
 
 UB_910B = 192 * 1024

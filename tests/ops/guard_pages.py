@@ -1,5 +1,5 @@
-"""Arguments next to guard pages: a kernel that reads or writes one item outside them, or writes to
-a read-only argument, kills this process."""
+"""Arguments next to guard pages. A kernel that reads or writes one item outside them, or writes to
+a read-only argument, ends this process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
 
 
-class Fence:
-    """Memory between two inaccessible pages. To map it takes longer than most calls, so it is used
-    again."""
+class GuardedMemory:
+    """Memory between two inaccessible pages. Mapping it takes longer than most calls, so it is
+    reused."""
 
     def __init__(self, size: int) -> None:
         self.size, self.writable = size, True
@@ -29,7 +29,7 @@ class Fence:
         _protect(self.begin - mmap.PAGESIZE, mmap.PAGESIZE, _PROT_NONE)
         _protect(self.begin + size, mmap.PAGESIZE, _PROT_NONE)
 
-    def put(self, array: Array, span: int, *, at_end: bool, writable: bool) -> Array:
+    def copy_of(self, array: Array, span: int, *, at_end: bool, writable: bool) -> Array:
         if not self.writable:
             _protect(self.begin, self.size, _PROT_READ | _PROT_WRITE)
         offset = mmap.PAGESIZE + (self.size - span if at_end else 0)
@@ -41,27 +41,27 @@ class Fence:
         return copy
 
 
-_free: dict[int, list[Fence]] = defaultdict(list)
-"""By size."""
+_free: dict[int, list[GuardedMemory]] = defaultdict(list)
+"""Unused memory by size."""
 
 
 def guarded(array: Array, *, at_end: bool, writable: bool) -> Array:
-    """A copy with the same strides, its last (else its first) item next to an inaccessible page."""
+    """Returns a copy with the same strides, its last or first item next to an inaccessible page."""
     low, high = np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)
     size = max(1, -(-(high - low) // mmap.PAGESIZE)) * mmap.PAGESIZE
-    fence = _free[size].pop() if _free[size] else Fence(size)
-    copy = fence.put(array, high - low, at_end=at_end, writable=writable)
-    weakref.finalize(copy, _free[size].append, fence)
+    memory = _free[size].pop() if _free[size] else GuardedMemory(size)
+    copy = memory.copy_of(array, high - low, at_end=at_end, writable=writable)
+    weakref.finalize(copy, _free[size].append, memory)
     return copy
 
 
-def _protect(address: int, size: int, how: int) -> None:
-    if _LIBC.mprotect(address, size, how) != 0:
+def _protect(address: int, size: int, access: int) -> None:
+    if _LIBC.mprotect(address, size, access) != 0:
         raise OSError(ctypes.get_errno(), "mprotect")
 
 
 def guarding(spec: OpSpec, backend: Backend, at_end: bool) -> Backend:
-    """The backend, called with guarded copies; what it wrote goes back to the arguments."""
+    """The backend, called with guarded copies of the arguments."""
 
     def call(op: str, args: Args) -> tuple[Array, ...]:
         copies = []

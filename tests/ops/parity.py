@@ -1,15 +1,17 @@
-"""Compares one call with the reference: results, written arguments, and memory around them."""
+"""Compares calls with the reference: results, written arguments, and the memory around them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ops.specs import Args, Array, OpSpec, Sample, clone, clone_args, owner, same_bits
+from ops.specs import OPSPECS, Args, Array, OpSpec, Sample, clone, clone_args, owner, same_bits
+from ops.specs.inputs import HOSTILE_INT64, UNLIMITED
 
 if TYPE_CHECKING:
-    from backends import Backend  # needs torch
+    from backends import Backend  # imports torch
 
 
 class MismatchError(AssertionError):
@@ -30,30 +32,122 @@ def as_arrays(results: Any) -> tuple[Array, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """A sample with what the reference makes of it, for any number of backends: most of the time of
-    a comparison is the reference's."""
+    """A sample with the reference's results, which many backends are compared with: most of the
+    time of a comparison is spent in the reference."""
 
     sample: Sample
     results: tuple[Array, ...]
     args: Args
-    """After the call; None for what is opaque."""
+    """After the call; None for opaque arguments."""
 
 
-def case_of(spec: OpSpec, sample: Sample) -> Case:
-    """Raises MismatchError if the reference writes what the schema does not mark."""
+def make_case(spec: OpSpec, sample: Sample) -> Case:
+    """Raises MismatchError if the reference writes to an argument that the schema does not mark."""
     args = clone_args(sample.args)
     results = as_arrays(spec.reference(*args))
     _check_arguments(spec, sample, args, None)
-    kept = (
+    compared = (
         None if name in spec.opaque else value
         for (name, _), value in zip(spec.arguments, args, strict=True)
     )
-    return Case(sample, results, tuple(kept))
+    return Case(sample, results, tuple(compared))
+
+
+@cache
+def sample_cases(op: str) -> list[Case]:
+    """The operator's samples. Of an operator with a workspace, two samples of three have one of the
+    size that ``workspace_size`` returns. The reference does not use it, so a kernel must leave
+    zeros there."""
+    spec = OPSPECS[op]
+    samples = list(spec.samples(np.random.default_rng(2026)))
+    if "workspace" in spec.tensor_names:
+        for i, sample in enumerate(samples):
+            if i % 3:
+                args = with_workspace(spec, sample.args)
+                samples[i] = Sample(sample.label, args, sample.compare)
+    return [make_case(spec, sample) for sample in samples]
+
+
+def with_workspace(spec: OpSpec, args: Args) -> Args:
+    from ngram_npu.ops import workspace_size  # imports torch
+
+    values = dict(zip([name for name, _ in spec.arguments], args, strict=True))
+    first = ("sampled_token_ids", "row_indices", "prev_positions", "token_ids")
+    batch = next(len(values[name]) for name in first if values.get(name) is not None)
+    return spec.replace(args, workspace=np.zeros(workspace_size(spec.name, batch), np.int32))
+
+
+NUM_VARIATIONS = 150
+_SCALARS: dict[str, tuple[Any, ...]] = {
+    "match_policy": (0, 1),
+    "overlap": (False, True),
+    "fill": (False, True),
+    "advance": (False, True),
+    "extend": (False, True),
+    "max_len": (-(2**63), -1, 0, 10, 20, 40, 60, 80, 95, UNLIMITED),
+    "cost_limit": (0, 10, 40, 100, 2**31 - 1),
+    "vocab_size": (0, 2, 6, UNLIMITED),
+    "min_match_len": (0, 1, 5, 2**31 - 1),
+    "pad_token": (0, -1, 42),
+    "pad_id": (-1, 0, 77),
+}
+_MAX_ITEMS = 3000
+"""Of an argument of a sample that is varied: the reference is slow on long rows."""
+
+
+@cache
+def random_cases(op: str) -> list[Case]:
+    """Samples with random changes of all values that a caller may change without breaking a rule
+    of the contract (``OpSpec.fixed``)."""
+    spec = OPSPECS[op]
+    rng = np.random.default_rng(2027)
+    fixed = {"index", "store", "workspace"} | spec.fixed
+
+    def is_small(sample: Sample) -> bool:
+        arrays = (spec.get(sample.args, name) for name in spec.tensor_names if name not in fixed)
+        return all(a is None or a.size <= _MAX_ITEMS for a in arrays)
+
+    samples = list(spec.samples(np.random.default_rng(2026)))
+    samples = [sample for sample in samples if sample.compare and is_small(sample)]
+    cases = []
+    for i in range(NUM_VARIATIONS):
+        sample = samples[int(rng.integers(len(samples)))]
+        args = clone_args(sample.args)
+        changed = {}
+        for (name, _), value in zip(spec.arguments, args, strict=True):
+            if name in fixed or rng.random() < 0.5:
+                continue
+            if isinstance(value, np.ndarray):
+                _change_items(rng, value)
+            elif name in _SCALARS:
+                choices = _SCALARS[name]
+                changed[name] = choices[int(rng.integers(len(choices)))]
+        label = f"random-{i}-{sample.label}"
+        cases.append(make_case(spec, Sample(label, spec.replace(args, **changed))))
+    return cases
+
+
+def _change_items(rng: np.random.Generator, array: Array) -> None:
+    """Replaces about a third of the items: by each other, by a neighbouring value, and by a hostile
+    one."""
+    if array.dtype == np.bool_:
+        array ^= rng.random(array.shape) < 0.3
+        return
+    limits = np.iinfo(array.dtype)
+    hostile = [v for v in HOSTILE_INT64 if limits.min <= v <= limits.max]
+    kind = rng.random(array.shape)
+    shuffled = rng.permutation(array.reshape(-1)).reshape(array.shape)
+    array[...] = np.where(kind < 0.15, shuffled, array)
+    step = rng.choice(np.array([1, limits.max], array.dtype), array.shape)
+    array[...] = np.where((kind > 0.15) & (kind < 0.25), array + step, array)
+    array[...] = np.where(
+        kind > 0.9, rng.choice(np.array(hostile, array.dtype), array.shape), array
+    )
 
 
 def check_parity(spec: OpSpec, backend: Backend, sample: Sample) -> None:
     """Raises MismatchError unless the backend does exactly what the reference does."""
-    check_case(spec, backend, case_of(spec, sample))
+    check_case(spec, backend, make_case(spec, sample))
 
 
 def check_case(spec: OpSpec, backend: Backend, case: Case) -> None:
@@ -77,25 +171,25 @@ def compare(
     if not sample.compare:
         return
     if len(got) != len(expected):
-        raise MismatchError(f"{len(got)} results instead of {len(expected)}")
-    for i, (mine, truth) in enumerate(zip(got, expected, strict=True)):
-        if not same_bits(mine, truth):
-            raise MismatchError(f"{sample.label}: result {i}: got\n{mine}\nexpected\n{truth}")
+        raise MismatchError(f"{sample.label}: expected {len(expected)} results, got {len(got)}")
+    for i, (result, reference) in enumerate(zip(got, expected, strict=True)):
+        if not same_bits(result, reference):
+            raise MismatchError(f"{sample.label}: result {i}: got\n{result}\nexpected\n{reference}")
 
 
 def _check_arguments(spec: OpSpec, sample: Sample, got: Args, expected: Args | None) -> None:
-    """Compares whole buffers, so that a write outside a slice is found as well."""
-    for (name, _), before, mine, truth in zip(
+    """Compares whole buffers, so that writes outside a slice are found too."""
+    for (name, _), before, after, reference in zip(
         spec.arguments, sample.args, got, expected or got, strict=True
     ):
         if not isinstance(before, np.ndarray) or name in spec.opaque:
             continue
-        if name not in spec.written and not np.array_equal(owner(mine), owner(before)):
+        if name not in spec.written and not np.array_equal(owner(after), owner(before)):
             raise MismatchError(f"{sample.label}: {name} was changed but is not marked as written")
-        if expected is None:  # whatever was written, it was not beside the tensor
-            truth = clone(before)
-            truth[...] = mine
-        if not np.array_equal(owner(mine), owner(truth)):
+        if expected is None:  # the values are unspecified, but the memory around must not change
+            reference = clone(before)
+            reference[...] = after
+        if not np.array_equal(owner(after), owner(reference)):
             raise MismatchError(
-                f"{sample.label}: {name}: got\n{owner(mine)}\nexpected\n{owner(truth)}"
+                f"{sample.label}: {name}: got\n{owner(after)}\nexpected\n{owner(reference)}"
             )

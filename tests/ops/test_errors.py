@@ -1,5 +1,5 @@
-"""Bad calls are rejected before anything is written, by an error that names op, argument, expected
-and got. The calls are derived from the schemas and the OpSpecs."""
+"""Bad calls are rejected before anything is written, by an error that names the operator, the
+argument, what was expected and what it got. The calls are derived from schemas and OpSpecs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,18 @@ from ops.specs import OPSPECS, BadCall, OpSpec, clone_args, owner, same_bits
 
 SPECS = list(OPSPECS.values())
 CALLERS = [*FRONT_ENDS, *DEVICE_BACKENDS]
+NUMPY = FRONT_ENDS[1]
+
+each_spec = pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+each_caller = pytest.mark.parametrize("caller", CALLERS, ids=lambda b: b.name)
+each_front_end = pytest.mark.parametrize("caller", FRONT_ENDS, ids=lambda b: b.name)
 
 
 def _inner_stride_two(array: np.ndarray) -> np.ndarray:
     return np.repeat(array, 2, axis=-1)[..., ::2]
 
 
-def _derived(spec: OpSpec) -> Iterator[BadCall]:
+def _derived_bad_calls(spec: OpSpec) -> Iterator[BadCall]:
     """Every tensor with a wrong dtype, rank and inner stride."""
     for name in spec.tensor_names:
         label = spec.sample_with(name).label
@@ -34,28 +39,30 @@ def _derived(spec: OpSpec) -> Iterator[BadCall]:
             yield BadCall(f"{name} {what}", {name: change}, message, name, label)
 
 
-CASES = [
-    pytest.param(spec, bad, front_end, id=f"{spec.name}-{bad.label}-{front_end.name}")
+BAD_CALLS = [
+    pytest.param(spec, bad, caller, id=f"{spec.name}-{bad.label}-{caller.name}")
     for spec in SPECS
-    for bad in (*spec.bad_calls, *_derived(spec))
-    for front_end in CALLERS
+    for bad in (*spec.bad_calls, *_derived_bad_calls(spec))
+    for caller in CALLERS
 ]
 
 
-@pytest.mark.parametrize(("spec", "bad", "front_end"), CASES)
-def test_refused_before_anything_is_written(spec: OpSpec, bad: BadCall, front_end: Backend) -> None:
+@pytest.mark.parametrize(("spec", "bad", "caller"), BAD_CALLS)
+def test_bad_call_is_rejected_before_anything_is_written(
+    spec: OpSpec, bad: BadCall, caller: Backend
+) -> None:
     args = spec.replace(clone_args(spec.sample(bad.sample).args), **bad.change)
     before = clone_args(args)
     with pytest.raises(ValueError) as raised:
-        front_end.call(spec.name, args)
+        caller.call(spec.name, args)
     message = str(raised.value)
     argument = bad.argument or next(iter(bad.change))
     assert message.startswith(f"{spec.name}: {argument}: expected "), message
     assert ", got " in message
     assert re.search(bad.message, message), message
-    for mine, original in zip(args, before, strict=True):
-        if isinstance(mine, np.ndarray):
-            assert np.array_equal(owner(mine), owner(original))
+    for after, original in zip(args, before, strict=True):
+        if isinstance(after, np.ndarray):
+            assert np.array_equal(owner(after), owner(original))
 
 
 OF_ANY_SIZE = {
@@ -65,43 +72,45 @@ OF_ANY_SIZE = {
     "correct_spec_state_: num_tokens",
     "ngram_index_reset_: slot_indices", "ngram_store_finish_: slot_indices",
 }  # fmt: skip
-"""What may be larger than it must be, or has a size of its own."""
+"""Tensors that may be larger than necessary, or whose size no other tensor determines."""
 
 
-@pytest.mark.parametrize("front_end", CALLERS, ids=lambda b: b.name)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_sizes_have_to_agree(spec: OpSpec, front_end: Backend) -> None:
-    """Each tensor one item shorter; the error may name another one, which then is too long."""
+@each_caller
+@each_spec
+def test_tensor_that_is_too_short_is_rejected(spec: OpSpec, caller: Backend) -> None:
+    """The error may name another tensor, which is then too long."""
     for name in spec.tensor_names:
+        if {name, f"{spec.name}: {name}"} & OF_ANY_SIZE:
+            continue
         for sample in (spec.sample(), spec.sample_with(name)):
             args = clone_args(sample.args)
-            if {name, f"{spec.name}: {name}"} & OF_ANY_SIZE or spec.get(args, name) is None:
+            if spec.get(args, name) is None:
                 continue
             short = spec.replace(args, **{name: lambda a: a[:-1]})
             with pytest.raises(ValueError, match=rf"^{spec.name}: \w+: expected s\w+ .*, got s"):
-                front_end.call(spec.name, short)
+                caller.call(spec.name, short)
 
 
-@pytest.mark.parametrize("front_end", CALLERS, ids=lambda b: b.name)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_memory_of_a_written_tensor_is_its_own(spec: OpSpec, front_end: Backend) -> None:
-    """Every pair of a written int32 tensor and another one of its rank that share memory."""
-    sample = next(spec.samples(np.random.default_rng(1)))
-    values = dict(zip([n for n, _ in spec.arguments], clone_args(sample.args), strict=True))
+@each_caller
+@each_spec
+def test_written_tensor_that_shares_memory_is_rejected(spec: OpSpec, caller: Backend) -> None:
+    """Every pair of a written tensor and another one of its dtype and rank."""
+    args = clone_args(spec.sample().args)
+    values = dict(zip([n for n, _ in spec.arguments], args, strict=True))
     pairs = 0
     for written in sorted(spec.written):
         for other in spec.tensor_names:
-            mine, theirs = values[written], values[other]
-            if other == written or mine is None or theirs is None:
+            target, source = values[written], values[other]
+            if other == written or target is None or source is None:
                 continue
-            if (mine.dtype, mine.ndim) != (theirs.dtype, theirs.ndim):
+            if (target.dtype, target.ndim) != (source.dtype, source.ndim):
                 continue
-            if any(m < t for m, t in zip(mine.shape, theirs.shape, strict=True)):
+            if any(t < s for t, s in zip(target.shape, source.shape, strict=True)):
                 continue
-            shared = mine[tuple(slice(0, n) for n in theirs.shape)]
+            shared = target[tuple(slice(0, n) for n in source.shape)]
             pairs += 1
             with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected memory not shared"):
-                front_end.call(spec.name, spec.replace(tuple(values.values()), **{other: shared}))
+                caller.call(spec.name, spec.replace(args, **{other: shared}))
     assert pairs > 0 or not spec.written - {"workspace"}
 
 
@@ -111,50 +120,40 @@ OF_EITHER_WIDTH = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda b: b.name)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_int64_for_int32_says_how_to_convert(spec: OpSpec, front_end: Backend) -> None:
-    """What argmax gives; not for what is written, where the result would go to the copy."""
+@each_front_end
+@each_spec
+def test_error_for_int64_names_the_conversion(spec: OpSpec, caller: Backend) -> None:
+    """argmax returns int64. A written tensor must not be converted: the results would be written
+    to the copy."""
     for name in spec.tensor_names:
         args = spec.sample_with(name).args
         if spec.get(args, name).dtype != np.int32:
             continue
         wide = spec.replace(clone_args(args), **{name: lambda a: a.astype(np.int64)})
         if {name, f"{spec.name}: {name}"} & OF_EITHER_WIDTH:
-            front_end.call(spec.name, wide)
+            caller.call(spec.name, wide)
             continue
         with pytest.raises(ValueError, match=f"{name}: expected int32, got int64") as raised:
-            front_end.call(spec.name, wide)
+            caller.call(spec.name, wide)
         assert (".astype(numpy.int32)" in str(raised.value)) == (name not in spec.written)
 
 
-DTYPES = "int8 int16 uint8 uint16 uint32 uint64 float16 float32 float64 complex64"
+DTYPES = "int8 int16 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 bfloat16"
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda b: b.name)
+@each_front_end
 @pytest.mark.parametrize("dtype", DTYPES.split())
-def test_a_wrong_dtype_is_named(dtype: str, front_end: Backend) -> None:
-    spec = OPSPECS["ngram_step_"]
-    args = spec.replace(spec.sample().args, sampled_token_ids=np.zeros((3, 2), dtype))
+def test_error_names_the_wrong_dtype(dtype: str, caller: Backend) -> None:
+    if dtype == "bfloat16":  # numpy does not have it
+        call, tensor = torch_op("ngram_step_"), torch.zeros((3, 2), dtype=torch.bfloat16)
+        args = to_torch(OPSPECS["ngram_step_"].sample().args)
+    else:
+        call, tensor = lambda *args: caller.call("ngram_step_", args), np.zeros((3, 2), dtype)
+        args = OPSPECS["ngram_step_"].sample().args
+    args = OPSPECS["ngram_step_"].replace(args, sampled_token_ids=tensor)
     expected = "another dtype" if dtype == "complex64" else dtype
     with pytest.raises(ValueError, match=f"sampled_token_ids: expected int32, got {expected}$"):
-        front_end.call(spec.name, args)
-
-
-def test_bfloat16_is_named() -> None:
-    """A dtype that numpy does not have."""
-    args = list(to_torch(clone_args(OPSPECS["ngram_step_"].sample().args)))
-    args[2] = args[2].bfloat16()
-    with pytest.raises(ValueError, match="sampled_token_ids: expected int32, got bfloat16"):
-        torch_op("ngram_step_")(*args)
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_numpy_wants_arrays(spec: OpSpec) -> None:
-    good = next(spec.samples(np.random.default_rng(1))).args
-    for name in spec.tensor_names:
-        with pytest.raises(ValueError, match=f"{spec.name}: {name}: expected a numpy array"):
-            FRONT_ENDS[1].call(spec.name, spec.replace(good, **{name: [1, 2, 3]}))
+        call(*args)
 
 
 class NoText:
@@ -162,43 +161,45 @@ class NoText:
         raise OSError
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_numpy_takes_each_argument_by_place_or_by_name(spec: OpSpec) -> None:
+@each_spec
+def test_numpy_binds_arguments_by_position_and_name(spec: OpSpec) -> None:
     args, operator = spec.sample().args, getattr(_C, spec.name)
     names = [name for name, _ in spec.arguments]
-    given = dict(zip(names, args, strict=True))
-    backwards = {name: given[name] for name in reversed(names)}
-    returned = operator(*clone_args(args))
-    found = operator(**dict(zip(backwards, clone_args([*backwards.values()]), strict=True)))
-    for mine, other in zip(found or (), returned or (), strict=True):
-        assert same_bits(mine, other)
-    for bad, keywords, message in (
+    by_name = dict(zip(names, args, strict=True))
+    reverse = reversed(list(zip(names, clone_args(args), strict=True)))
+    expected = operator(*clone_args(args)) or ()
+    for result, reference in zip(operator(**dict(reverse)) or (), expected, strict=True):
+        assert same_bits(result, reference)
+    for positional, keywords, message in (
         (args, {names[0]: args[0]}, f"{names[0]}: given twice"),
         (args, {"tokens": 1}, "tokens: no such argument"),
         ((*args, 1), {}, f"at most {len(args)} arguments"),
         ((), {}, f"{names[0]}: missing"),
     ):
         with pytest.raises(TypeError, match=f"^{spec.name}: .*{message}"):
-            operator(*bad, **keywords)
+            operator(*positional, **keywords)
     for name, kind in spec.arguments:
-        if not kind.startswith("Tensor"):
-            for bad, said in (("7", "'7'"), (NoText(), ".*NoText")):
-                expected = rf"^{spec.name}: {name}: expected (int|bool), got {said}"
-                with pytest.raises(TypeError, match=expected):
-                    operator(**{**given, name: bad})
+        if kind.startswith("Tensor"):
+            with pytest.raises(ValueError, match=f"{spec.name}: {name}: expected a numpy array"):
+                operator(**{**by_name, name: [1, 2, 3]})
+            continue
+        for value, shown in (("7", "'7'"), (NoText(), ".*NoText")):
+            expected_text = rf"^{spec.name}: {name}: expected (int|bool), got {shown}"
+            with pytest.raises(TypeError, match=expected_text):
+                operator(**{**by_name, name: value})
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_numpy_layouts_no_kernel_can_take(spec: OpSpec) -> None:
-    """Read-only, unaligned and byte-swapped arrays; what is only read may be read-only."""
-    fine = spec.sample().args
-    for (name, _), value in zip(spec.arguments, fine, strict=True):
+@each_spec
+def test_numpy_layout_that_kernels_cannot_read_is_rejected(spec: OpSpec) -> None:
+    """Unaligned, byte-swapped and structured arrays, and read-only ones that would be written."""
+    args = spec.sample().args
+    for (name, _), value in zip(spec.arguments, args, strict=True):
         if isinstance(value, np.ndarray) and name not in spec.written:
             value.flags.writeable = False
-    FRONT_ENDS[1].call(spec.name, fine)
+    NUMPY.call(spec.name, args)
     for name in spec.tensor_names:
         good = spec.sample_with(name).args
-        value = good[[n for n, _ in spec.arguments].index(name)]
+        value = spec.get(good, name)
         changes = {}
         if value.dtype.itemsize > 1:
             raw = np.zeros(value.nbytes + 1, np.uint8)[1:]
@@ -206,60 +207,37 @@ def test_numpy_layouts_no_kernel_can_take(spec: OpSpec) -> None:
             changes["aligned"] = np.ndarray(value.shape, value.dtype, raw)
             changes["got another"] = value.astype(value.dtype.newbyteorder(">"))
         if name in spec.written:
-            frozen = value.copy()
-            frozen.flags.writeable = False
-            changes["writable"] = frozen
+            changes["writable"] = value.copy()
+            changes["writable"].flags.writeable = False
         for message, change in changes.items():
             with pytest.raises(ValueError, match=f"{spec.name}: {name}: .*{message}"):
-                FRONT_ENDS[1].call(spec.name, spec.replace(clone_args(good), **{name: change}))
+                NUMPY.call(spec.name, spec.replace(clone_args(good), **{name: change}))
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_torch_tensors_without_a_place_to_read(spec: OpSpec) -> None:
-    """Unaligned ones, and None for what is not optional."""
+@each_spec
+def test_torch_tensor_that_kernels_cannot_read_is_rejected(spec: OpSpec) -> None:
+    """Unaligned tensors, None for required ones, and real tensors together with fake ones; and
+    fake tensors of rank 0."""
     call = getattr(torch.ops.ngram_npu, spec.name)
     required = {a.name for a in call.default._schema.arguments if str(a.type) == "Tensor"}
     assert required
     for name in spec.tensor_names:
-        good = clone_args(spec.sample_with(name).args)
-        args = dict(zip([n for n, _ in spec.arguments], to_torch(good), strict=True))
-        value = args[name]
+        args = to_torch(clone_args(spec.sample_with(name).args))
+        value = spec.get(args, name)
+        error = rf"{spec.name}: {name}: expected"
         if value.itemsize > 1:
             raw = bytearray(value.nbytes + 1)
             odd = torch.frombuffer(raw, dtype=value.dtype, offset=1, count=value.numel())
-            with pytest.raises(ValueError, match=f"{spec.name}: {name}: expected .* aligned"):
-                call(**{**args, name: odd.view(value.shape)})
+            with pytest.raises(ValueError, match=f"{error} .* aligned"):
+                torch_op(spec.name)(*spec.replace(args, **{name: odd.view(value.shape)}))
         if name in required:
-            with pytest.raises(ValueError, match=f"{spec.name}: {name}: expected .* got None"):
-                call(**{**args, name: None})
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_devices_are_not_mixed(spec: OpSpec) -> None:
-    """A real tensor and one without data: torch calls the fake, which must reject them as well."""
-    for name in spec.tensor_names:
-        args = dict(
-            zip(
-                [n for n, _ in spec.arguments],
-                to_torch(clone_args(spec.sample_with(name).args)),
-                strict=True,
-            )
-        )
-        if sum(isinstance(value, torch.Tensor) for value in args.values()) < 2:
-            continue
-        args[name] = args[name].to("meta")
-        with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected device \w+ as \w+, got"):
-            torch_op(spec.name)(*args.values())
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_fakes_refuse_rank_0(spec: OpSpec) -> None:
-    for name in spec.tensor_names:
-        args = [
-            value.to("meta") if isinstance(value, torch.Tensor) else value
-            for value in to_torch(clone_args(spec.sample_with(name).args))
-        ]
-        at = [n for n, _ in spec.arguments].index(name)
-        args[at] = args[at].new_empty(())
-        with pytest.raises(ValueError, match=rf"{spec.name}: {name}: expected rank .* got rank 0"):
-            torch_op(spec.name)(*args)
+            with pytest.raises(ValueError, match=f"{error} .* got None"):
+                torch_op(spec.name)(*spec.replace(args, **{name: None}))
+        if sum(isinstance(other, torch.Tensor) for other in args) > 1:
+            mixed = spec.replace(args, **{name: value.to("meta")})
+            with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected device \w+ as \w+"):
+                torch_op(spec.name)(*mixed)
+        fakes = tuple(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args)
+        scalar = spec.replace(fakes, **{name: spec.get(fakes, name).new_empty(())})
+        with pytest.raises(ValueError, match=f"{error} rank .* got rank 0"):
+            torch_op(spec.name)(*scalar)

@@ -1,4 +1,7 @@
-"""No operator touches memory outside its arguments, and offsets of rows may exceed 32 bits."""
+"""No operator accesses memory outside its arguments, offsets of rows may exceed 32 bits, and a
+workspace is zero after every call.
+
+test_parity.py shows that ``workspace_size`` returns enough: its samples have such workspaces."""
 
 from __future__ import annotations
 
@@ -7,17 +10,18 @@ import faulthandler
 import mmap
 import os
 import signal
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from backends import BACKENDS, TWIN_BACKENDS, Backend, call_numpy
-from ops.cases import cases_of
+from backends import BACKENDS, DEVICE_BACKENDS, TWIN_BACKENDS, Backend, call_numpy
+from ngram_npu.ops import workspace_size
 from ops.guard_pages import guarded, guarding
-from ops.parity import check_case
-from ops.specs import OPSPECS, Array, OpSpec
-from ops.specs.rows import random_rows
+from ops.parity import check_case, sample_cases, with_workspace
+from ops.specs import OPSPECS, Args, Array, OpSpec, clone_args, owner
+from ops.specs.inputs import random_rows
 
-# The twins have bounds checks of their own.
+# The twins check bounds themselves.
 GUARDED = [b for b in BACKENDS if b.call is call_numpy]
 
 
@@ -30,15 +34,15 @@ GUARDED = [b for b in BACKENDS if b.call is call_numpy]
         if backend.serves(spec)
     ],
 )
-def test_every_sample_stays_inside(spec: OpSpec, backend: Backend) -> None:
+def test_samples_stay_inside_their_tensors(spec: OpSpec, backend: Backend) -> None:
     for at_end in (False, True):
-        for case in cases_of(spec.name):
-            print(case.sample.label)  # the last one that pytest -s shows is the one that ended it
+        for case in sample_cases(spec.name):
+            print(case.sample.label)  # a violation ends the process: pytest -s shows the sample
             check_case(spec, guarding(spec, backend, at_end), case)
 
 
 @pytest.mark.parametrize("fault", ["read", "write"])
-def test_the_guards_bite(fault: str) -> None:
+def test_guard_page_ends_the_process(fault: str) -> None:
     array = guarded(np.arange(3, dtype=np.int32), at_end=True, writable=fault == "read")
     address = array.__array_interface__["data"][0]
     child = os.fork()
@@ -53,12 +57,12 @@ def test_the_guards_bite(fault: str) -> None:
 
 
 ROWS, CAPACITY, STRIDE = 3, 150, 2**30 + 7
-NO_RESERVE = 0x4000  # MAP_NORESERVE: only what is touched needs memory
+NO_RESERVE = 0x4000  # MAP_NORESERVE: only touched pages use memory
 LOOKUP = (2, 5, 4, 0, True, 2**62)
 
 
 @pytest.fixture(scope="module")
-def far() -> Array:
+def distant_rows() -> Array:
     size = 4 * (STRIDE * (ROWS - 1) + CAPACITY)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     memory = np.frombuffer(mmap.mmap(-1, size, flags=flags), np.int32)
@@ -66,20 +70,124 @@ def far() -> Array:
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, *TWIN_BACKENDS], ids=lambda b: b.name)
-def test_far_rows(backend: Backend, far: Array) -> None:
-    near = random_rows(np.random.default_rng(9), ROWS, CAPACITY, 3)
+def test_row_offsets_may_exceed_32_bits(backend: Backend, distant_rows: Array) -> None:
+    rows = random_rows(np.random.default_rng(9), ROWS, CAPACITY, 3)
     lengths = np.full(ROWS, CAPACITY - 3, np.int32)
     sampled = np.array([[1, 2], [0, -1], [2, 0]], np.int32)
-    far[...] = near
+    distant_rows[...] = rows
     step, propose = OPSPECS["ngram_step_"], OPSPECS["ngram_propose"]
     step_tail = (sampled, None, None, True, 9, *LOOKUP, None, 40, False, None, None)
-    expected = step.reference(near, lengths.copy(), *step_tail)
+    propose_tail = (None, None, *LOOKUP, None, 40, True)
+    expected = step.reference(rows, lengths.copy(), *step_tail)
     with backend.selected():
-        got = backend.call(step.name, (far, lengths, *step_tail))
+        got = backend.call(step.name, (distant_rows, lengths, *step_tail))
         assert expected is not None
         assert all(map(np.array_equal, got, expected))
-        assert np.array_equal(far, near)
-        tail = (None, None, *LOOKUP, None, 40, True)
-        drafts = propose.reference(near, lengths, *tail)
-        assert drafts is not None
-        assert all(map(np.array_equal, backend.call(propose.name, (far, lengths, *tail)), drafts))
+        assert np.array_equal(distant_rows, rows)
+        expected = propose.reference(rows, lengths, *propose_tail)
+        got = backend.call(propose.name, (distant_rows, lengths, *propose_tail))
+        assert expected is not None
+        assert all(map(np.array_equal, got, expected))
+
+
+# Workspaces, on devices and their twins.
+
+STEP = OPSPECS["ngram_step_"]
+LOOKUP_BACKENDS = [b for b in [*TWIN_BACKENDS, *DEVICE_BACKENDS] if b.serves(STEP)]
+# The launches on an NPU allocate their own workspace and ignore the caller's.
+WORKSPACE_BACKENDS = [
+    b for b in LOOKUP_BACKENDS if "cuda" in (b.device, b.twin.device if b.twin else "")
+]
+each_lookup_backend = pytest.mark.parametrize("backend", LOOKUP_BACKENDS, ids=lambda b: b.name)
+each_workspace_backend = pytest.mark.parametrize(
+    "backend", WORKSPACE_BACKENDS, ids=lambda b: b.name
+)
+
+
+def _step_that_needs_workspace() -> Args:
+    """Several blocks share a row."""
+    samples = STEP.samples(np.random.default_rng(1))
+    return with_workspace(STEP, next(s.args for s in samples if s.label.startswith("tile-edges")))
+
+
+@each_lookup_backend
+def test_workspace_is_reused_between_calls(backend: Backend) -> None:
+    args = _step_that_needs_workspace()
+    workspace = STEP.get(args, "workspace")
+    with backend.selected():
+        first = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
+        for _ in range(3):
+            again = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
+            assert all(map(np.array_equal, first, again))
+            assert not workspace.any()
+
+
+def _misaligned(workspace: Array) -> Array:
+    return np.concatenate([workspace, workspace])[1 : 1 + len(workspace)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w[:-1], r"expected size >= \d+ \(for this batch\), got size \d+"),
+        (lambda w: w[:0], r"got size 0"),
+        (_misaligned, r"expected 16-byte alignment, got address % 16 == 4"),
+    ],
+)
+@each_workspace_backend
+def test_unusable_workspace_is_rejected_before_anything_is_written(
+    backend: Backend, change: Callable[[Array], Array], message: str
+) -> None:
+    args = STEP.replace(_step_that_needs_workspace(), workspace=change)
+    before = clone_args(args)
+    error = r"^ngram_step_: workspace: .*" + message
+    with backend.selected(), pytest.raises(ValueError, match=error):
+        backend.call(STEP.name, args)
+    for after, original in zip(args, before, strict=True):
+        if isinstance(after, np.ndarray):
+            assert np.array_equal(owner(after), owner(original))
+
+
+@each_lookup_backend
+def test_nonzero_workspace_causes_no_out_of_bounds_access(backend: Backend) -> None:
+    """The results are unspecified. The twins report accesses outside the tensors."""
+    args = _step_that_needs_workspace()
+    rng = np.random.default_rng(5)
+    for fill in (-1, 2**31 - 1, 1, None):
+        dirty = STEP.get(args, "workspace").copy()
+        dirty[:] = rng.integers(-(2**31), 2**31, len(dirty)) if fill is None else fill
+        with backend.selected():
+            backend.call(STEP.name, STEP.replace(clone_args(args), workspace=dirty))
+
+
+@each_workspace_backend
+def test_workspace_is_zero_after_requests_shared_a_row(backend: Backend) -> None:
+    """The requests' blocks may read the row's length before or after it changes."""
+    args = _step_that_needs_workspace()
+    batch = len(STEP.get(args, "sampled_token_ids"))
+    args = STEP.replace(args, row_indices=np.zeros(batch, np.int64))
+    with backend.selected(races_allowed=True):
+        for _ in range(5):
+            changed = clone_args(args)
+            backend.call(STEP.name, changed)
+            assert not STEP.get(changed, "workspace").any()
+
+
+def test_workspace_size_grows_with_batch() -> None:
+    for op, spec in OPSPECS.items():
+        if "workspace" in spec.tensor_names:
+            sizes = [workspace_size(op, batch) for batch in (0, 1, 2, 1000)]
+            assert sizes == sorted(sizes)
+            assert sizes[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("op", "batch", "message"),
+    [
+        ("prepare_inputs", 3, "workspace_size: op: expected an operator with .*'prepare_inputs'"),
+        ("ngram_step_", -1, "workspace_size: batch: expected >= 0, got -1"),
+    ],
+)
+def test_workspace_size_rejects_bad_arguments(op: str, batch: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        workspace_size(op, batch)

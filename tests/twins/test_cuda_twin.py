@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import pytest
 from backends import TWIN_BACKENDS, Backend
 from cuda_hooks import HOOKS, changed_lengths_break, failed_launch_goes_unnoticed
-from ops.cases import cases_of
-from ops.parity import Case, check_case
+from ops.parity import Case, check_case, sample_cases
 from ops.specs import OPSPECS, OpSpec
 from twins import ROOT
 
@@ -46,7 +45,7 @@ def _shared_rows(op: str) -> list[Case]:
     labels = ("few-long", "tile-edges", "workspace", "batch-2049")
     return [
         case
-        for case in cases_of(op)
+        for case in sample_cases(op)
         if case.sample.label.startswith(labels) and case.sample.compare
     ]
 

@@ -5,34 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from hypothesis import strategies as st
 from ops import reference
 
-from .batches import (
-    NO_OFFSET,
-    hostile_offsets,
-    index_vectors,
-    int32_vectors,
-    lengths_lists,
-    offsets,
-    one_hostile,
-    previous,
-    unordered_offsets,
-)
-from .ngram_step import SAMPLED_BAD_CALLS, sampled_and_discard
-from .ngram_step import _sampled as sampled_matrix
-from .rows import (
+from .drafting import SAMPLED_BAD_CALLS
+from .inputs import (
+    HOSTILE_INDICES,
     HOSTILE_INT32,
-    HOSTILE_INT64,
     INT32_MAX,
     INT32_MIN,
-    matrices,
+    NO_OFFSET,
+    UNLIMITED,
+    hostile_offsets,
+    offsets,
+    previous_positions,
     random_rows,
-    token_rows,
+    replace_each,
+    sampled_tokens,
+    unordered_offsets,
 )
 from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
-
-UNLIMITED = 2**63 - 1
 
 
 def _next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -43,16 +34,16 @@ def _next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
     backup = in_buffer([70, 71, 72], gap=2)
     indices = in_buffer([1, 0, 4], gap=2, dtype=np.int64)
     from_rows = (None, tokens, lengths, indices)
-    given = (backup, None, None, None)
+    from_backup = (backup, None, None, None)
     yield Sample("ordinary", (sampled, discard, *from_rows, 1000))
-    yield Sample("backup-given", (sampled, discard, *given, 1000))
+    yield Sample("backup-given", (sampled, discard, *from_backup, 1000))
     for mask in (None, discard, in_buffer([True, False, False], dtype=np.bool_)):
-        for source in (from_rows, given, (None, tokens, lengths, None)):
+        for source in (from_rows, from_backup, (None, tokens, lengths, None)):
             for vocab_size in (1, 8, 1000):
                 yield Sample(f"sources-{vocab_size}", (sampled, mask, *source, vocab_size))
     for width in (1, 2, 5, 64, 65):
         for batch in (1, 2, 9):
-            new = in_buffer(sampled_matrix(rng, batch, width, 6), before=1, gap=1)
+            new = in_buffer(sampled_tokens(rng, batch, width, 6), before=1, gap=1)
             rows = in_buffer(random_rows(rng, batch, 3, 90), gap=1)
             ragged = in_buffer(rng.integers(0, 4, batch))
             order = in_buffer(rng.permutation(batch))
@@ -61,7 +52,7 @@ def _next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(f"{label}-indices", (new, None, None, rows, ragged, order, UNLIMITED))
             yield Sample(f"{label}-given", (new, None, ragged, None, None, None, 5))
     for batch in (127, 128, 129):
-        new = in_buffer(sampled_matrix(rng, batch, 2, 6), gap=1)
+        new = in_buffer(sampled_tokens(rng, batch, 2, 6), gap=1)
         yield Sample(
             f"batch-{batch}", (new, None, np.arange(batch, dtype=np.int32), *[None] * 3, 5)
         )
@@ -86,12 +77,12 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     lengths = [*HOSTILE_INT32, 40, 41, 39]
     rows = in_buffer(random_rows(rng, len(lengths), 40, 90), gap=4)
     none = in_buffer(np.full((len(lengths), 3), -1))
-    some = in_buffer(sampled_matrix(rng, len(lengths), 3, 50))
+    some = in_buffer(sampled_tokens(rng, len(lengths), 3, 50))
     for sampled in (none, some):
         args = (sampled, None, None, rows, in_buffer(lengths), None, 60)
         yield Sample("hostile-lengths", args)
         yield Sample("hostile-backups", (sampled, None, in_buffer(lengths), None, None, None, 60))
-        for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+        for dtype, bad in HOSTILE_INDICES:
             indices = in_buffer([*bad, 11, 10][: len(lengths)], dtype=dtype)
             good = in_buffer([20] * len(lengths))
             args = (sampled[: len(indices)], None, None, rows, good, indices, 60)
@@ -105,32 +96,17 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("holes", (holes, None, backup[:4], None, None, None, 10))
 
 
-@st.composite
-def _next_token_strategy(draw: st.DrawFn) -> Args:
-    tokens = in_buffer(draw(token_rows()), gap=1)
-    rows, capacity = tokens.shape
-    lengths = draw(int32_vectors(rows, 0, capacity))
-    batch = draw(st.integers(0, rows))
-    sampled, discard = draw(sampled_and_discard(batch))
-    vocab_size = draw(st.sampled_from([0, 2, 6, UNLIMITED]))
-    if draw(st.booleans()):
-        backup = draw(int32_vectors(batch, 0, 90))
-        return (sampled, discard, backup, None, None, None, vocab_size)
-    indices = draw(st.one_of(st.none(), index_vectors(batch, rows)))
-    return (sampled, discard, None, tokens, lengths, indices, vocab_size)
-
-
 def _next_token_sizes() -> tuple[Args, ...]:
     rng = np.random.default_rng(1)
-    made = []
+    calls = []
     for batch, width, rows, capacity in ((7, 3, 12, 50), (8, 4, 13, 51), (9, 5, 14, 52)):
-        sampled = sampled_matrix(rng, batch, width, 9)
+        sampled = sampled_tokens(rng, batch, width, 9)
         tokens = random_rows(rng, rows, capacity, 9)
         lengths = np.full(rows, capacity, np.int32)
         indices = np.arange(batch, dtype=np.int32)
         discard = np.arange(batch) % 2 == 0
-        made.append((sampled, discard, None, tokens, lengths, indices, 60 + batch))
-    return tuple(made)
+        calls.append((sampled, discard, None, tokens, lengths, indices, 60 + batch))
+    return tuple(calls)
 
 
 FROM_ROWS = ("token_ids", "num_tokens", "row_indices")
@@ -139,7 +115,6 @@ PREPARE_NEXT_TOKEN_IDS = OpSpec(
     name="prepare_next_token_ids",
     reference=reference.prepare_next_token_ids,
     samples=_next_token_samples,
-    strategy=_next_token_strategy(),
     bad_calls=(
         *(
             BadCall(
@@ -159,7 +134,7 @@ PREPARE_NEXT_TOKEN_IDS = OpSpec(
 
 
 def _batch(rng: np.random.Generator, batch: int, k: int) -> tuple[Array, Array, Array]:
-    """Each request's drafts, what was sampled for them, and chunks of prefill among them."""
+    """Drafts per request, tokens sampled for them, and offsets; some requests are in prefill."""
     drafts = rng.integers(0, k + 1, batch)
     sampled = rng.integers(0, drafts + 2)
     lengths = drafts + 1 + np.where(drafts == 0, rng.integers(0, 20, batch), 0)
@@ -178,7 +153,7 @@ def _padded_samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(f"batch-{batch}-{k}", _batch(rng, batch, k))
     lists = [a.tolist() for a in ordinary]
     for at in range(3):
-        for bad in one_hostile(lists[at], HOSTILE_INT32):
+        for bad in replace_each(lists[at], HOSTILE_INT32):
             args = [in_buffer(bad if i == at else good) for i, good in enumerate(lists)]
             yield Sample(f"hostile-{at}", tuple(args))
     for _ in range(20):
@@ -186,18 +161,10 @@ def _padded_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample("all-hostile", tuple(args))
 
 
-@st.composite
-def _padded_strategy(draw: st.DrawFn) -> Args:
-    batch = draw(st.integers(0, 6))
-    sizes = (batch, batch, batch + 1)
-    return tuple(draw(int32_vectors(size, -3, 30)) for size in sizes)
-
-
 PREPARE_INPUTS_PADDED = OpSpec(
     name="prepare_inputs_padded",
     reference=reference.prepare_inputs_padded,
     samples=_padded_samples,
-    strategy=_padded_strategy(),
     bad_calls=(),
     sizes=tuple(_batch(np.random.default_rng(1), batch, 5) for batch in (7, 11, 15)),
 )
@@ -219,49 +186,36 @@ def _inputs_samples(rng: np.random.Generator) -> Iterator[Sample]:
             ("more-than-all", lengths + 3),
             ("negative", lengths * 0 - 1),
         ):
-            made = (*good, in_buffer(drop), int(lengths.sum()))
-            yield Sample(f"batch-{batch}-{name}", made)
+            args_of_batch = (*good, in_buffer(drop), int(lengths.sum()))
+            yield Sample(f"batch-{batch}-{name}", args_of_batch)
     lengths = np.array([100, 33, 32, 0, 64])
     long = (in_buffer(offsets(lengths)), in_buffer(lengths), in_buffer([3, 0, 0, 0, 31]))
     yield Sample("long", (*long, int(lengths.sum())))
     shifted = (in_buffer(offsets([3, 4], first=7)), in_buffer([3, 4]), in_buffer([1, 2]), 20)
     yield Sample("first-is-not-0", shifted)
-    # A kept length is an int32, their list has no width: every offset is defined here.
+    # Kept lengths wrap as int32, but their list does not: the results are defined for all offsets.
     for name, bad in (*hostile_offsets(start), *unordered_offsets(rng, start)):
         yield Sample(f"offsets-{name}", (in_buffer(bad), *args[1:], 20))
-    for bad in one_hostile(seq_lens, HOSTILE_INT32):
+    for bad in replace_each(seq_lens, HOSTILE_INT32):
         yield Sample("seq-lens", (args[0], in_buffer(bad), args[2], 13))
-    for bad in one_hostile(rejected, HOSTILE_INT32):
+    for bad in replace_each(rejected, HOSTILE_INT32):
         yield Sample("rejected", (*args[:2], in_buffer(bad), 13))
     wide = [0, 2**31 - 1, -(2**31) + 5, 2**31 - 1, 7]  # the sum of the kept lengths wraps
     yield Sample("wrapping-sum", (in_buffer(wide), args[1], in_buffer([0] * 4), 9))
 
 
-@st.composite
-def _inputs_strategy(draw: st.DrawFn) -> Args:
-    batch = draw(st.integers(0, 6))
-    start = draw(int32_vectors(batch + 1, 0, 30))
-    if draw(st.booleans()):
-        lengths = draw(st.lists(st.integers(0, 9), min_size=batch, max_size=batch))
-        start = in_buffer(offsets(lengths))
-    seq_lens = draw(int32_vectors(batch, 0, 60))
-    rejected = draw(int32_vectors(batch, 0, 9))
-    return (start, seq_lens, rejected, draw(st.integers(0, 60)))
-
-
 def _inputs_sizes() -> tuple[Args, ...]:
-    made = []
+    calls = []
     for batch, total in ((7, 40), (11, 60), (15, 80)):
         vectors = offsets([4] * batch), np.full(batch, 13), np.arange(batch) % 3
-        made.append((*map(in_buffer, vectors), total))
-    return tuple(made)
+        calls.append((*map(in_buffer, vectors), total))
+    return tuple(calls)
 
 
 PREPARE_INPUTS = OpSpec(
     name="prepare_inputs",
     reference=reference.prepare_inputs,
     samples=_inputs_samples,
-    strategy=_inputs_strategy(),
     bad_calls=(
         NO_OFFSET,
         BadCall("negative", {"total_tokens": -1}, r"expected 0 to 2147483647"),
@@ -272,7 +226,7 @@ PREPARE_INPUTS = OpSpec(
 
 
 def _drafts(rng: np.random.Generator, requests: int, k: int) -> Array:
-    """Drafts of any length, -1 in unused places."""
+    """Drafts of all lengths, with -1 in unused places."""
     drafts = rng.integers(0, 90, (requests, k))
     drafts[np.arange(k) >= rng.integers(0, k + 1, (requests, 1))] = -1
     return in_buffer(drafts, before=1, gap=2)
@@ -296,10 +250,10 @@ def _ids_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"pad-{pad_token}", (*args, pad_token))
     for batch in (0, 1, 2, 3, 150):
         for k in (0, 1, 4, 64):
-            for name, order in previous(batch, rng):
+            for name, order in previous_positions(batch, rng):
                 count = rng.integers(0, k + 1, batch)
                 lengths = count + 1 + rng.integers(0, 3, batch)
-                made = (
+                args_of_batch = (
                     in_buffer(np.full(int(lengths.sum()) + 2, 500), gap=1),
                     in_buffer(offsets(lengths)),
                     in_buffer(order, dtype=rng.choice([np.int32, np.int64])),
@@ -307,48 +261,32 @@ def _ids_samples(rng: np.random.Generator) -> Iterator[Sample]:
                     _drafts(rng, batch, k),
                     in_buffer(count),
                 )
-                yield Sample(f"batch-{batch}-{k}-{name}", (*made, 0))
+                yield Sample(f"batch-{batch}-{k}-{name}", (*args_of_batch, 0))
     for size in (0, 1, 3, 4, 11, 14):
         yield Sample(f"inputs-{size}", (ids[:size], *args[1:], 0))
-    for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
-        for values in one_hostile(prev, (*bad, 2, 3)):
-            made = (*args[:2], in_buffer(values, dtype=dtype), *args[3:], 0)
-            yield Sample("hostile-previous", made)
-    # More drafts than the request has tokens, than there are columns, or fewer than none.
-    for values in one_hostile(scheduled, (*HOSTILE_INT32, 2, 3, 4, 5, 64)):
+    for dtype, bad in HOSTILE_INDICES:
+        for values in replace_each(prev, (*bad, 2, 3)):
+            changed = (*args[:2], in_buffer(values, dtype=dtype), *args[3:], 0)
+            yield Sample("hostile-previous", changed)
+    # More drafts than the request has tokens or the matrix has columns, or a negative number.
+    for values in replace_each(scheduled, (*HOSTILE_INT32, 2, 3, 4, 5, 64)):
         yield Sample("hostile-scheduled", (*args[:5], in_buffer(values), 0))
-    for values in one_hostile(next_tokens.tolist(), HOSTILE_INT32):
+    for values in replace_each(next_tokens.tolist(), HOSTILE_INT32):
         yield Sample("hostile-next", (*args[:3], in_buffer(values), *args[4:], 0))
     hostile = in_buffer(np.resize(HOSTILE_INT32, (3, 3)))
     yield Sample("hostile-drafts", (*args[:4], hostile, args[5], 0))
     for name, bad in hostile_offsets(start):
         yield Sample(f"offsets-{name}", (ids, in_buffer(bad), *args[2:], 0))
     for name, bad in unordered_offsets(rng, start):
-        made = (ids, in_buffer(bad), *args[2:], 0)
-        yield Sample(f"unordered-offsets-{name}", made, compare=False)
-
-
-@st.composite
-def _ids_strategy(draw: st.DrawFn) -> Args:
-    lengths = draw(lengths_lists())
-    batch = len(lengths)
-    rows, k = draw(st.integers(0, 6)), draw(st.integers(0, 5))
-    return (
-        draw(int32_vectors(draw(st.integers(0, 60)), 0, 90)),
-        in_buffer(offsets(lengths, draw(st.integers(-3, 3)))),
-        draw(index_vectors(batch, rows)),
-        draw(int32_vectors(rows, 0, 90)),
-        in_buffer(draw(matrices(rows, k, st.integers(-2, 90))), gap=1),
-        draw(int32_vectors(batch, 0, 6)),
-        draw(st.sampled_from([0, -1, 42])),
-    )
+        changed = (ids, in_buffer(bad), *args[2:], 0)
+        yield Sample(f"unordered-offsets-{name}", changed, compare=False)
 
 
 def _ids_sizes() -> tuple[Args, ...]:
-    made = []
+    calls = []
     rng = np.random.default_rng(1)
     for batch, rows, k in ((5, 8, 3), (11, 14, 4), (17, 20, 6)):
-        made.append(
+        calls.append(
             (
                 np.zeros(7 * batch + 2, np.int32),
                 np.array(offsets([7] * batch), np.int32),
@@ -359,14 +297,14 @@ def _ids_sizes() -> tuple[Args, ...]:
                 0,
             )
         )
-    return tuple(made)
+    return tuple(calls)
 
 
 PREPARE_INPUT_IDS = OpSpec(
     name="prepare_input_ids_",
     reference=reference.prepare_input_ids_,
     samples=_ids_samples,
-    strategy=_ids_strategy(),
     bad_calls=(BadCall("no token", {"pad_token": 2**31}, r"-2147483648 to 2147483647, got"),),
     sizes=_ids_sizes(),
+    fixed=frozenset({"query_start_loc"}),  # must not fall
 )

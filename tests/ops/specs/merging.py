@@ -1,3 +1,5 @@
+"""The OpSpec of the merge of neural drafts with n-gram drafts."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -5,11 +7,9 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 from ops import reference
 
-from .batches import index_vectors, int32_vectors, one_hostile
-from .rows import HOSTILE_INT32, HOSTILE_INT64
+from .inputs import HOSTILE_INDICES, HOSTILE_INT32, replace_each
 from .spec import Args, Array, BadCall, OpSpec, Sample, arguments_of, contiguous, in_buffer
 
 UNIT = 65536
@@ -18,14 +18,14 @@ NO_MERGE_ON_NPU = {"npu": "this version merges on the CPU and on GPUs"}
 
 
 def _costs(rng: np.random.Generator, *shape: int) -> Array:
-    """Cheap ones, dear ones, and those of no draft."""
+    """Low and high costs, and 255, which unused places have."""
     return in_buffer(rng.choice([0, 1, 5, 16, 40, 128, 255], shape), gap=1, dtype=np.uint8)
 
 
 def _batch(
     rng: np.random.Generator, batch: int, width: int, k: int, dtype: Any = np.int32
 ) -> dict[str, Any]:
-    """Drafts by argument name, some of a row's n-grams beginning as the neural draft does."""
+    """The arguments by name. Some n-gram drafts begin with tokens of the neural draft."""
     neural = rng.integers(0, 50, (batch, width))
     ngram = rng.integers(0, 3, (batch, k))
     same = rng.integers(0, width + 1, batch)
@@ -89,7 +89,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         "num_ngram_draft_tokens", "match_len", "num_neural_draft_tokens", "num_sampled",
         "num_scheduled_drafts",
     ):  # fmt: skip
-        for bad in one_hostile(ordinary[name].tolist(), HOSTILE_INT32):
+        for bad in replace_each(ordinary[name].tolist(), HOSTILE_INT32):
             hostile = ordinary | {name: in_buffer(bad)}
             yield _sample(f"hostile-{name}", hostile)
             yield _sample(f"hostile-{name}-by-match", hostile | by_match | {"extend": True})
@@ -98,15 +98,17 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         acceptance[:, column] = bad
         call = ordinary | {"neural_acceptance": acceptance, "num_sampled": in_buffer([3, 1, 0, 2])}
         yield _sample(f"hostile-acceptance-{column}", call)
-    for dtype, values in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
-        for bad in one_hostile([4, 2, 1, 3], (*values, 5, 6)):
+    for dtype, values in HOSTILE_INDICES:
+        for bad in replace_each([4, 2, 1, 3], (*values, 5, 6)):
             distinct = len(set(bad)) == 4
             call = ordinary | {"row_indices": in_buffer(bad, dtype=dtype)}
             yield _sample("hostile-rows", call, compare=distinct)
-    for dtype, values in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+    for dtype, values in HOSTILE_INDICES:
         tokens = rng.choice(np.array(values, dtype), (20, 3))
         ngram = rng.choice(HOSTILE_INT32, (20, 5))
-        ngram[:10, :3] = tokens[:10].astype(np.int32)  # of int64: alike in 32 bits only
+        ngram[:10, :3] = tokens[:10].astype(
+            np.int32
+        )  # int64 ids are equal in their low 32 bits only
         call = _batch(rng, 20, 3, 5) | {
             "neural_draft_token_ids": in_buffer(tokens, gap=1, dtype=dtype),
             "ngram_draft_token_ids": in_buffer(ngram, gap=1),
@@ -121,12 +123,14 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _edges(rng: np.random.Generator) -> Iterator[Sample]:
-    """One row each side of every comparison that decides."""
+    """One row on each side of every comparison."""
     lone = _batch(rng, 1, 2, 3) | {
         "num_ngram_draft_tokens": in_buffer([2]),
         "num_neural_draft_tokens": None,
         "match_len": in_buffer([4]),
-        "draft_costs": in_buffer([[16, 0, 255]], dtype=np.uint8),  # promises 2 * 32759
+        "draft_costs": in_buffer(
+            [[16, 0, 255]], dtype=np.uint8
+        ),  # expected accepted tokens: 2 * 32759
         "row_indices": None,
         "num_sampled": in_buffer([0]),
     }
@@ -148,7 +152,7 @@ def _edges(rng: np.random.Generator) -> Iterator[Sample]:
         yield _sample(f"sum-{total}", bare | more)
     many = {"draft_costs": np.zeros((1, 20), np.uint8), "num_ngram_draft_tokens": in_buffer([20])}
     long = _batch(rng, 1, 20, 20) | many | {"num_sampled": in_buffer([0]), "row_indices": None}
-    for mean in (8, 9, 19, 20):  # a promise counts all its tokens, not a store's eight
+    for mean in (8, 9, 19, 20):  # all tokens count, not only eight as in a store
         acceptance = in_buffer([[mean * UNIT, 1]])
         counts = {"num_neural_draft_tokens": in_buffer([20]), "match_len": in_buffer([4])}
         yield _sample(f"long-{mean}", long | counts | {"neural_acceptance": acceptance})
@@ -177,41 +181,13 @@ def _edges(rng: np.random.Generator) -> Iterator[Sample]:
             yield _sample(f"extended-{ngram}-{n}-{g}", lone | more)
 
 
-@st.composite
-def _strategy(draw: st.DrawFn) -> Args:
-    batch = draw(st.integers(0, 5))
-    k = draw(st.integers(0, 6))
-    width = draw(st.integers(0, k))
-    dtype: Any = draw(st.sampled_from([np.int32, np.int64]))
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
-    call = _batch(rng, batch, width, k, dtype)
-    costs = draw(st.sampled_from([None, "draft_costs", "match_costs"]))
-    call["draft_costs"] = None
-    if costs is not None:
-        call[costs] = _costs(rng, batch, k) if costs == "draft_costs" else _costs(rng, 16)
-        call["threshold"] = draw(st.sampled_from([0, 1, UNIT // 2, UNIT, 2**31 - 1]))
-        if draw(st.booleans()):
-            call["neural_draft_costs"] = _costs(rng, batch, width)
-    call["num_ngram_draft_tokens"] = draw(int32_vectors(batch, 0, k))
-    call["num_neural_draft_tokens"] = draw(st.one_of(st.none(), int32_vectors(batch, 0, width)))
-    call["match_len"] = draw(int32_vectors(batch, 0, 18))
-    call["num_sampled"] = draw(int32_vectors(batch, 0, width + 1))
-    call["num_scheduled_drafts"] = draw(st.one_of(st.none(), int32_vectors(batch, 0, k)))
-    call["min_match_len"] = draw(st.sampled_from([0, 1, 5, 2**31 - 1]))
-    call["extend"] = draw(st.booleans())
-    if draw(st.booleans()):
-        call["neural_acceptance"] = None
-        call["row_indices"] = draw(st.one_of(st.none(), index_vectors(batch, 3)))
-    return tuple(call.values())
-
-
 def _sizes() -> tuple[Args, ...]:
-    made = []
+    calls = []
     rng = np.random.default_rng(1)
     for batch, width, k in ((11, 3, 5), (21, 4, 7), (31, 6, 9)):
         call = _batch(rng, batch, width, k) | {"min_match_len": k + 4, "threshold": batch * 2}
-        made.append(contiguous(call.values()))
-    return tuple(made)
+        calls.append(contiguous(call.values()))
+    return tuple(calls)
 
 
 SPEC = OpSpec(
@@ -219,7 +195,6 @@ SPEC = OpSpec(
     no_kernel=NO_MERGE_ON_NPU,
     reference=reference.merge_drafts_,
     samples=_samples,
-    strategy=_strategy(),
     bad_calls=(
         BadCall(
             "a wider neural draft",
@@ -274,4 +249,5 @@ SPEC = OpSpec(
         BadCall("threshold 2**31", {"threshold": 2**31}, "0 to .*, got 21"),
     ),
     sizes=_sizes(),
+    fixed=frozenset({"row_indices"}),  # a row must not occur twice
 )

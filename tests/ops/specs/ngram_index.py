@@ -1,6 +1,5 @@
-"""Indexes for calls of the index operators: fresh, warm, too small, and with random contents.
-
-The lookups with an index have the samples of those without one: ``indexed_spec``."""
+"""The OpSpecs of the operators with an index. The lookups have the samples of the lookups without
+an index, with empty, filled and too small indexes and with random contents (``indexed_spec``)."""
 
 from __future__ import annotations
 
@@ -8,23 +7,30 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from hypothesis import strategies as st
 from ngram_npu import _C
 from ops import reference
 
-from . import ngram_propose, ngram_step
-from .costs import bad_logits, with_token_logits
-from .rows import HOSTILE_INT32, HOSTILE_INT64, POLICIES, random_rows, token_rows
+from . import drafting
+from .inputs import (
+    HOSTILE_INDICES,
+    HOSTILE_INT32,
+    HOSTILE_INT64,
+    POLICIES,
+    UNLIMITED,
+    bad_logits,
+    random_logits,
+    random_rows,
+)
 from .spec import NO_INDEX_ON_DEVICES, Args, Array, BadCall, OpSpec, Sample, arguments_of, in_buffer
 
 
-def fresh(num_slots: int, num_pages: int = 64) -> Array:
+def new_index(num_slots: int, num_pages: int = 64) -> Array:
     index = np.zeros(_C.index_words(num_slots, num_pages), np.int32)
     _C.index_init(index, num_slots)
     return index
 
 
-def warm(
+def filled_index(
     tokens: Array,
     lengths: Array,
     num_slots: int,
@@ -35,8 +41,8 @@ def warm(
     outcomes: bool = False,
     **size: Any,
 ) -> Array:
-    """An index that has indexed these rows, row i in slot i."""
-    index = fresh(num_slots, **size)
+    """An index of these rows, row i in slot i."""
+    index = new_index(num_slots, **size)
     options = min_n, max_n, policy, ladder, outcomes
     _C.ngram_index_append_(tokens, lengths, index, None, None, *options)
     return index
@@ -52,28 +58,37 @@ NO_LADDER = {
 
 
 def ladder_lookups(rng: np.random.Generator, batch: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A ladder's arguments for a batch, with a label: without costs, with limits of all sizes."""
+    """Arguments of lookups with a ladder, with a label: without costs, and with several limits."""
     for overlap in (False, True):
         lookup = {"min_n": 1, "max_n": 16, "match_policy": 1, "overlap": overlap, "ladder": True}
-        yield f"no-costs-{overlap}", {**lookup, "k": 6, "max_len": 2**63 - 1}
+        yield f"no-costs-{overlap}", {**lookup, "k": 6, "max_len": UNLIMITED}
         yield f"no-tokens-{overlap}", {**lookup, "k": 0}
-        for limit, k, asked in ((0, 1, True), (40, 8, False), (75, 20, True), (16320, 64, True)):
+        for limit, k, with_costs in (
+            (0, 1, True),
+            (40, 8, False),
+            (75, 20, True),
+            (16320, 64, True),
+        ):
             table = rng.integers(0, 60, (16, 32)).astype(np.uint8)
             table[rng.random(table.shape) < 0.2] = 0
             out = in_buffer(rng.integers(0, 9, (batch, k)), gap=3, dtype=np.uint8)
-            costs = {"costs": table, "cost_limit": limit, "draft_costs": out if asked else None}
+            costs = {
+                "costs": table,
+                "cost_limit": limit,
+                "draft_costs": out if with_costs else None,
+            }
             yield f"limit-{limit}-{overlap}", {**lookup, **costs, "k": k}
-            costs |= with_token_logits(rng, 32)
+            costs |= random_logits(rng, 32)
             yield f"logits-{limit}-{overlap}", {**lookup, **costs, "k": k}
 
 
-def nonsense(rng: np.random.Generator, good: Array) -> Iterator[Array]:
-    """Contents that no operator writes. A kernel must stay inside the tensor; its drafts may
-    differ, so tests compare only memory outside the results."""
+def random_contents(rng: np.random.Generator, good: Array) -> Iterator[Array]:
+    """Contents that no operator writes. A kernel must stay inside the tensor. Its drafts are
+    unspecified, so such samples are not compared."""
     for share in (0.001, 0.05, 1.0):
         index = good.copy()
         hit = rng.random(index.size) < share
-        hit[:64] = False  # behind a good header
+        hit[:64] = False  # the header stays valid
         index[hit] = rng.integers(-(2**31), 2**31, int(hit.sum()))
         yield index
     yield rng.integers(-(2**31), 2**31, 5000).astype(np.int32)
@@ -85,17 +100,29 @@ def nonsense(rng: np.random.Generator, good: Array) -> Iterator[Array]:
 
 LADDER = {"ladder": True, "min_n": 1, "max_n": 16, "match_policy": 1}
 _TABLE = np.zeros((16, 32), np.uint8)
-BAD: list[tuple[str, dict[str, Any], str, str]] = [
-    ("ladder's max_n", {"max_n": 8}, "expected 16 to 16, got 8", "max_n"),
-    ("ladder's policy", {"match_policy": 0}, "expected 1 to 1, got 0", "match_policy"),
-    ("costs' shape", {"costs": _TABLE[:, :31]}, r"shape \[16, 32\], got shape", "costs"),
-    ("costs' dtype", {"costs": _TABLE.astype(np.int32)}, "uint8, got int32", "costs"),
-    ("costs' stride", {"costs": np.zeros((16, 64), np.uint8)[:, :32]}, "contiguous", "costs"),
-    ("limit below 0", {"costs": _TABLE, "cost_limit": -1}, "0 to .*, got -1", "cost_limit"),
-    ("draft_costs alone", {"draft_costs": _TABLE}, "without costs", "draft_costs"),
-    ("draft_costs' shape", {"costs": _TABLE, "draft_costs": _TABLE.copy()}, "shape", "draft_costs"),
-    ("logits alone", {"token_logits": np.zeros((4096, 2), np.int8)}, "without costs", ""),
-    *bad_logits(32),
+LADDER_BAD_CALLS = [
+    BadCall(label, LADDER | change, message, argument)
+    for label, change, message, argument in (
+        ("ladder's max_n", {"max_n": 8}, "expected 16 to 16, got 8", "max_n"),
+        ("ladder's policy", {"match_policy": 0}, "expected 1 to 1, got 0", "match_policy"),
+        ("costs' shape", {"costs": _TABLE[:, :31]}, r"shape \[16, 32\], got shape", "costs"),
+        ("costs' dtype", {"costs": _TABLE.astype(np.int32)}, "uint8, got int32", "costs"),
+        ("costs' stride", {"costs": np.zeros((16, 64), np.uint8)[:, :32]}, "contiguous", "costs"),
+        ("limit below 0", {"costs": _TABLE, "cost_limit": -1}, "0 to .*, got -1", "cost_limit"),
+        ("draft_costs alone", {"draft_costs": _TABLE}, "without costs", "draft_costs"),
+        (
+            "draft_costs' shape",
+            {"costs": _TABLE, "draft_costs": _TABLE.copy()},
+            "shape",
+            "draft_costs",
+        ),
+        (
+            "logits alone",
+            {"token_logits": np.zeros((4096, 2), np.int8)},
+            "without costs",
+            "token_logits",
+        ),
+    )
 ]
 
 
@@ -104,17 +131,18 @@ def indexed_spec(
     scan: OpSpec,
     reference: Callable[..., tuple[Array, ...] | None],
     *,
-    make_batch: Callable[[Args], int],
+    batch_of: Callable[[Args], int],
     missing: tuple[int, ...],
     bad_calls: tuple[BadCall, ...],
     slot_call: Callable[[np.random.Generator, Array, Array, tuple[int, bool]], Args],
 ) -> OpSpec:
-    """The spec of a lookup in an index: the calls of ``scan``, with indexes of every kind.
+    """The OpSpec of a lookup with an index: the calls of ``scan``, with indexes of every kind.
 
     Args:
-        make_batch: the number of requests of a call.
-        missing: the number of tokens of each row, in turn, that a warm index does not have yet.
-        slot_call: from rows, lengths and a policy the call of 8 requests for rows 0 to 7.
+        batch_of: Returns the number of requests of a call.
+        missing: Numbers of tokens at the rows' ends that a filled index does not contain yet,
+            repeated for all rows.
+        slot_call: Returns the call of 8 requests for rows 0 to 7, from rows, lengths and a policy.
     """
     names = [argument for argument, _ in arguments_of(name)]
 
@@ -126,71 +154,74 @@ def indexed_spec(
     def within_span(args: Args) -> bool:
         return bool(scan.get(args, "max_n") - scan.get(args, "min_n") < 8)
 
-    def a_slot_twice(args: Args) -> bool:
+    def repeats_a_row(args: Args) -> bool:
         rows = scan.get(args, "row_indices")
         return rows is not None and len(set(rows.tolist())) < len(rows)
 
     def num_rows(args: Args) -> int:
         return max(1, scan.get(args, "token_ids").shape[0])
 
-    def warm_for(args: Args, ladder: bool = False, costs: Any = None, **size: Any) -> Array:
+    def filled_for(args: Args, ladder: bool = False, costs: Any = None, **size: Any) -> Array:
         tokens, lengths = scan.get(args, "token_ids"), scan.get(args, "num_tokens")
-        behind = np.resize(np.array(missing, np.int32), len(lengths))
-        known = np.where(lengths > behind, lengths - behind, lengths)
+        num_missing = np.resize(np.array(missing, np.int32), len(lengths))
+        known = np.where(lengths > num_missing, lengths - num_missing, lengths)
         options = [scan.get(args, n) for n in ("min_n", "max_n", "match_policy")]
-        return warm(tokens, known, num_rows(args), *options, ladder, costs is not None, **size)
+        return filled_index(
+            tokens, known, num_rows(args), *options, ladder, costs is not None, **size
+        )
 
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         for i, sample in enumerate(scan.samples(rng)):
-            args, compare = sample.args, sample.compare and not a_slot_twice(sample.args)
+            args, compare = sample.args, sample.compare and not repeats_a_row(sample.args)
             if not within_span(args):
                 continue
             if i == 0:
-                yield Sample("ordinary", call(args, fresh(7), in_buffer([3, 0, 6], gap=1)))
+                yield Sample("ordinary", call(args, new_index(7), in_buffer([3, 0, 6], gap=1)))
                 continue
-            if rng.random() < 0.5:  # of the eight variants that a sample comes in, half
-                cold = call(args, fresh(num_rows(args)))
-                yield Sample(f"cold-{sample.label}", cold, compare)
+            if rng.random() < 0.5:  # scan samples come in variants, so one index for each suffices
+                empty = call(args, new_index(num_rows(args)))
+                yield Sample(f"empty-{sample.label}", empty, compare)
             else:
-                yield Sample(f"warm-{sample.label}", call(args, warm_for(args)), compare)
+                yield Sample(f"filled-{sample.label}", call(args, filled_for(args)), compare)
             if i % 5 == 0:
-                small = call(args, warm_for(args, num_pages=2))
+                small = call(args, filled_for(args, num_pages=2))
                 yield Sample(f"no-memory-{sample.label}", small, compare)
         yield from slot_samples(rng)
         yield from ladder_samples(rng)
 
     def ladder_samples(rng: np.random.Generator) -> Iterator[Sample]:
         lengths = in_buffer([50, 49, 17, 16, 15, 2, 1, 0, 50])
-        for kinds in (1, 2, 4):
-            tokens = in_buffer(random_rows(rng, 9, 60, kinds), gap=2)
+        for alphabet in (1, 2, 4):
+            tokens = in_buffer(random_rows(rng, 9, 60, alphabet), gap=2)
             for label, lookup in ladder_lookups(rng, 8):
                 plain = slot_call(rng, tokens, lengths, (1, False))
-                own = {n: lookup[n] for n in ("min_n", "max_n", "k", "match_policy", "overlap")}
-                args = scan.replace(plain, **own)
-                given = {n: lookup[n] for n in NO_LADDER if n in lookup}
+                shared = ("min_n", "max_n", "k", "match_policy", "overlap")
+                args = scan.replace(plain, **{n: lookup[n] for n in shared})
+                ladder = {n: lookup[n] for n in NO_LADDER if n in lookup}
                 index = {
-                    "cold": fresh(9),
-                    "warm": warm_for(args, True, given.get("costs")),
-                    "consecutive": warm_for(plain),
-                    "no-memory": warm_for(args, True, given.get("costs"), num_pages=3),
+                    "empty": new_index(9),
+                    "filled": filled_for(args, True, ladder.get("costs")),
+                    "consecutive": filled_for(plain),
+                    "no-memory": filled_for(args, True, ladder.get("costs"), num_pages=3),
                 }
                 for state, words in index.items():
-                    name = f"ladder-{kinds}-{label}-{state}"
-                    yield Sample(name, call(args, words, **given))
+                    name = f"ladder-{alphabet}-{label}-{state}"
+                    yield Sample(name, call(args, words, **ladder))
                 slots = in_buffer(HOSTILE_INT32[:8])
-                hostile = call(args, index["warm"], slots, **given)
-                yield Sample(f"ladder-slots-{kinds}-{label}", hostile)
-                for i, words in enumerate(nonsense(rng, index["warm"])):
-                    wrong = call(args, words, **given)
-                    yield Sample(f"ladder-nonsense-{i}-{kinds}-{label}", wrong, compare=False)
+                hostile = call(args, index["filled"], slots, **ladder)
+                yield Sample(f"ladder-slots-{alphabet}-{label}", hostile)
+                for i, words in enumerate(random_contents(rng, index["filled"])):
+                    wrong = call(args, words, **ladder)
+                    yield Sample(f"ladder-random-{i}-{alphabet}-{label}", wrong, compare=False)
 
     def slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
-        # Of two kinds, two rows had the same last eight tokens: a slot took one for the other.
+        # With an alphabet of 2, two rows could end with the same eight tokens, by which an index
+        # recognises the row of a slot.
         tokens = in_buffer(random_rows(rng, 9, 60, 4), gap=2)
         lengths = in_buffer([50] * 9)
         for policy in POLICIES:
             args = slot_call(rng, tokens, lengths, policy)
-            index = warm_for(args)
+            index = filled_for(args)
             order = rng.permutation(9)[:8]
             # Slots that index other rows, and slots that do not exist.
             yield Sample(f"others-slots-{policy}", call(args, index, in_buffer(order)))
@@ -204,7 +235,7 @@ def indexed_spec(
             shorter = scan.replace(args, num_tokens=in_buffer([30] * 9))
             yield Sample(f"shorter-{policy}", call(shorter, index))
             if "sampled_token_ids" in names:
-                # The last indexed token is sampled again, behind another beginning.
+                # The last indexed token is sampled again, after different text.
                 other = in_buffer(np.hstack([random_rows(rng, 9, 40, 4), tokens[:, 40:]]))
                 again = scan.replace(
                     args,
@@ -215,20 +246,11 @@ def indexed_spec(
                 yield Sample(f"one-shorter-{policy}", call(again, index))
             rewritten = scan.replace(args, token_ids=in_buffer(random_rows(rng, 9, 60, 5)))
             yield Sample(f"rewritten-{policy}", call(rewritten, index), compare=False)
-            for i, words in enumerate(nonsense(rng, index)):
-                yield Sample(f"nonsense-{i}-{policy}", call(args, words), compare=False)
-
-    @st.composite
-    def strategy(draw: st.DrawFn) -> Args:
-        args = draw(scan.strategy.filter(within_span))
-        index = fresh(draw(st.integers(1, 6)), num_pages=draw(st.sampled_from([1, 8])))
-        slots = None
-        if draw(st.booleans()) or a_slot_twice(args):
-            slots = in_buffer(draw(st.permutations(range(-1, 6)))[: make_batch(args)])
-        return call(args, index, slots)
+            for i, words in enumerate(random_contents(rng, index)):
+                yield Sample(f"random-{i}-{policy}", call(args, words), compare=False)
 
     sizes = (
-        call(args, fresh(30 + i, 5 + i), np.arange(make_batch(args), dtype=np.int32))
+        call(args, new_index(30 + i, 5 + i), np.arange(batch_of(args), dtype=np.int32))
         for i, args in enumerate(scan.sizes)
     )
     return OpSpec(
@@ -236,19 +258,18 @@ def indexed_spec(
         no_kernel=NO_INDEX_ON_DEVICES,
         reference=reference,
         samples=samples,
-        strategy=strategy(),
         bad_calls=(
             *bad_calls,
             BadCall("span of 9", {"min_n": 2, "max_n": 10}, r"max_n <= 9 .*got 10", "max_n"),
             BadCall("ladder's min_n", {"ladder": True}, "expected 1 to 1, got", "min_n"),
             BadCall("costs alone", {"costs": np.zeros((16, 32), np.uint8)}, "None"),
-            *(
-                BadCall(label, {**LADDER, **change}, said, name or "token_logits")
-                for label, change, said, name in BAD
-            ),
+            *LADDER_BAD_CALLS,
+            *bad_logits(32, **LADDER),
         ),
         sizes=tuple(sizes),
         opaque=frozenset({"index"}),
+        # Other tokens would not be those of the index, and a slot must not occur twice.
+        fixed=frozenset({"token_ids", "num_tokens", "row_indices", "slot_indices", "match_policy"}),
     )
 
 
@@ -263,19 +284,20 @@ def _propose_slot_call(
     rng: np.random.Generator, tokens: Array, lengths: Array, policy: tuple[int, bool]
 ) -> Args:
     counts = in_buffer(rng.integers(-1, 4, 8))
-    options = (2, 4, 3, *policy, 70, None, 40, bool(counts[0] > 0))  # filled as it happens
+    fill = bool(counts[0] > 0)  # either value
+    options = (2, 4, 3, *policy, 70, None, 40, fill)
     return (tokens, lengths, in_buffer(range(8)), counts, *options)
 
 
 NGRAM_INDEX_PROPOSE = indexed_spec(
     "ngram_index_propose_",
-    ngram_propose.SPEC,
+    drafting.NGRAM_PROPOSE,
     reference.ngram_index_propose_,
-    make_batch=_batch,
+    batch_of=_batch,
     missing=(1, 0, 3, 1, 70),
     bad_calls=(
-        *ngram_propose.LOOKUP_BAD_CALLS,
-        *ngram_propose.K_BAD_CALLS,
+        *drafting.LOOKUP_BAD_CALLS,
+        *drafting.K_BAD_CALLS,
     ),
     slot_call=_propose_slot_call,
 )
@@ -288,20 +310,21 @@ def _step_slot_call(
     rng: np.random.Generator, tokens: Array, lengths: Array, policy: tuple[int, bool]
 ) -> Args:
     sampled = in_buffer(rng.integers(0, 2, (8, 3), dtype=np.int32))
-    options = (2, 4, 3, *policy, 70, None, 40, bool(sampled[0, 0]), None, None)  # as it happens
+    fill = bool(sampled[0, 0])  # either value
+    options = (2, 4, 3, *policy, 70, None, 40, fill, None, None)
     return (tokens, lengths, sampled, None, None, True, 9, *options)
 
 
 NGRAM_INDEX_STEP = indexed_spec(
     "ngram_index_step_",
-    ngram_step.SPEC,
+    drafting.NGRAM_STEP,
     reference.ngram_index_step_,
-    make_batch=lambda args: len(args[SAMPLED]),
+    batch_of=lambda args: len(args[SAMPLED]),
     missing=(0,),
     bad_calls=(
-        *ngram_step.LOOKUP_BAD_CALLS,
-        *ngram_step.K_BAD_CALLS,
-        ngram_step.SAMPLED_BAD_CALLS[0],  # to the batch of the other the slots would not fit
+        *drafting.LOOKUP_BAD_CALLS,
+        *drafting.K_BAD_CALLS,
+        drafting.SAMPLED_BAD_CALLS[0],  # for the other one the number of slots is wrong as well
     ),
     slot_call=_step_slot_call,
 )
@@ -315,76 +338,64 @@ def _append_samples(rng: np.random.Generator) -> Iterator[Sample]:
     lengths = in_buffer([90, 60, 33, 17, 2], gap=1)
     rows = in_buffer([4, 0, 2], gap=2, dtype=np.int64)
     slots = in_buffer([6, 1, 3], gap=1)
-    yield Sample("ordinary", (tokens, lengths, fresh(7), rows, slots, 2, 4, 0, False, False))
+    yield Sample("ordinary", (tokens, lengths, new_index(7), rows, slots, 2, 4, 0, False, False))
     for policy in (0, 1):
         for low, high in ((1, 1), (1, 8), (2, 4), (57, 64), (64, 64)):
-            index = fresh(5)
+            index = new_index(5)
             args = (tokens, lengths, index, None, None, low, high, policy, *PLAIN)
             yield Sample(f"{low}-{high}", args)
         for pages in (1, 2, 3):
-            index = fresh(5, pages)
+            index = new_index(5, pages)
             args = (tokens, lengths, index, None, None, 1, 8, policy, *PLAIN)
             yield Sample(f"pages-{pages}", args)
-        good = warm(tokens, lengths, 5, 2, 4, policy)
-        for i, words in enumerate(nonsense(rng, good)):
+        good = filled_index(tokens, lengths, 5, 2, 4, policy)
+        for i, words in enumerate(random_contents(rng, good)):
             args = (tokens, lengths, words, None, None, 2, 4, policy, *PLAIN)
-            yield Sample(f"nonsense-{i}", args)
+            yield Sample(f"random-{i}", args)
     for outcomes in (False, True):
         ladder = (1, 16, 1, True, outcomes)
         for pages in (1, 2, 3, 64):
-            args = (tokens, lengths, fresh(5, pages), None, None, *ladder)
+            args = (tokens, lengths, new_index(5, pages), None, None, *ladder)
             yield Sample(f"ladder-{pages}-{outcomes}", args)
-        for i, words in enumerate(nonsense(rng, warm(tokens, lengths, 5, *ladder))):
-            yield Sample(f"ladder-nonsense-{i}", (tokens, lengths, words, None, None, *ladder))
+        for i, words in enumerate(random_contents(rng, filled_index(tokens, lengths, 5, *ladder))):
+            yield Sample(f"ladder-random-{i}", (tokens, lengths, words, None, None, *ladder))
     longer = in_buffer([91, 90, 95, 89, 91])
-    yield Sample("longer-than-rows", (tokens, longer, fresh(5), None, None, 2, 4, 0, *PLAIN))
+    yield Sample("longer-than-rows", (tokens, longer, new_index(5), None, None, 2, 4, 0, *PLAIN))
     few = in_buffer(random_rows(rng, len(HOSTILE_INT32), 20, 2))
     hostile = in_buffer(HOSTILE_INT32)
-    yield Sample("hostile-lengths", (few, hostile, fresh(8), None, None, 2, 4, 0, *PLAIN))
+    yield Sample("hostile-lengths", (few, hostile, new_index(8), None, None, 2, 4, 0, *PLAIN))
     good = in_buffer([20] * len(HOSTILE_INT32))
-    for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+    for dtype, bad in HOSTILE_INDICES:
         indices = in_buffer(bad, dtype=dtype)
-        own = in_buffer(np.arange(len(bad)))
-        yield Sample("hostile-rows", (few, good, fresh(20), indices, own, 2, 4, 0, *PLAIN))
-        yield Sample("hostile-slots", (few, good, fresh(8), own[:8], indices[:8], 2, 4, 0, *PLAIN))
+        slots_of_rows = in_buffer(np.arange(len(bad)))
+        yield Sample(
+            "hostile-rows", (few, good, new_index(20), indices, slots_of_rows, 2, 4, 0, *PLAIN)
+        )
+        yield Sample(
+            "hostile-slots",
+            (few, good, new_index(8), slots_of_rows[:8], indices[:8], 2, 4, 0, *PLAIN),
+        )
     for rows_, capacity in ((0, 0), (0, 5), (3, 0), (1, 1)):
         nothing = np.zeros((rows_, capacity), np.int32)
         full = np.full(rows_, capacity, np.int32)
-        yield Sample("empty", (nothing, full, fresh(3), None, None, 1, 2, 0, *PLAIN))
+        yield Sample("empty", (nothing, full, new_index(3), None, None, 1, 2, 0, *PLAIN))
     yield Sample(
         "no-rows",
-        (tokens, lengths, fresh(3), in_buffer([]), in_buffer([]), 1, 2, 0, *PLAIN),
-    )
-
-
-@st.composite
-def _strategy(draw: st.DrawFn) -> Args:
-    tokens = in_buffer(draw(token_rows()), gap=2)
-    rows, capacity = tokens.shape
-    lengths = in_buffer(draw(st.lists(st.integers(-1, capacity + 1), min_size=rows, max_size=rows)))
-    low = draw(st.integers(1, 57))
-    return (
-        tokens,
-        lengths,
-        fresh(4, 4),
-        None,
-        None,
-        low,
-        low + draw(st.integers(0, 7)),
-        0,
-        *PLAIN,
+        (tokens, lengths, new_index(3), in_buffer([]), in_buffer([]), 1, 2, 0, *PLAIN),
     )
 
 
 def _append_sizes() -> tuple[Args, ...]:
     rng = np.random.default_rng(1)
-    made = []
+    calls = []
     for rows, capacity, low, high in ((12, 50, 2, 5), (17, 61, 3, 6), (20, 83, 4, 9)):
         lengths = np.full(rows, capacity - 5, np.int32)
         some = np.arange(rows - 3, dtype=np.int32)
         tokens = random_rows(rng, rows, capacity, 3)
-        made.append((tokens, lengths, fresh(rows, rows), some, some.copy(), low, high, 0, *PLAIN))
-    return tuple(made)
+        calls.append(
+            (tokens, lengths, new_index(rows, rows), some, some.copy(), low, high, 0, *PLAIN)
+        )
+    return tuple(calls)
 
 
 NGRAM_INDEX_APPEND = OpSpec(
@@ -392,7 +403,6 @@ NGRAM_INDEX_APPEND = OpSpec(
     no_kernel=NO_INDEX_ON_DEVICES,
     reference=reference.ngram_index_append_,
     samples=_append_samples,
-    strategy=_strategy(),
     bad_calls=(
         BadCall("min_n > max_n", {"min_n": 5, "max_n": 4}, r"expected 1 to 4, got 5"),
         BadCall("max_n = 65", {"min_n": 60, "max_n": 65}, r"1 to 64, got 65", "max_n"),
@@ -403,24 +413,25 @@ NGRAM_INDEX_APPEND = OpSpec(
     ),
     sizes=_append_sizes(),
     opaque=frozenset({"index"}),
+    fixed=frozenset({"match_policy"}),
 )
 
 
 def _reset_samples(rng: np.random.Generator) -> Iterator[Sample]:
     tokens = random_rows(rng, 5, 90, 3)
     lengths = np.full(5, 90, np.int32)
-    index = warm(tokens, lengths, 5, 2, 4, 0)
+    index = filled_index(tokens, lengths, 5, 2, 4, 0)
     yield Sample("ordinary", (index, in_buffer([3, 1], gap=1)))
-    for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+    for dtype, bad in HOSTILE_INDICES:
         yield Sample("hostile-slots", (index, in_buffer(bad, dtype=dtype)))
     yield Sample("twice", (index, in_buffer([3, 3, 3])))
     yield Sample("none", (index, in_buffer([])))
-    for i, words in enumerate(nonsense(rng, index)):
-        yield Sample(f"nonsense-{i}", (words, in_buffer(range(5))))
+    for i, words in enumerate(random_contents(rng, index)):
+        yield Sample(f"random-{i}", (words, in_buffer(range(5))))
 
 
 def _reset_sizes() -> tuple[Args, ...]:
-    return tuple((fresh(n, n + 2), np.arange(n, dtype=np.int32)) for n in (3, 5, 8))
+    return tuple((new_index(n, n + 2), np.arange(n, dtype=np.int32)) for n in (3, 5, 8))
 
 
 NGRAM_INDEX_RESET = OpSpec(
@@ -428,7 +439,6 @@ NGRAM_INDEX_RESET = OpSpec(
     no_kernel=NO_INDEX_ON_DEVICES,
     reference=reference.ngram_index_reset_,
     samples=_reset_samples,
-    strategy=st.lists(st.integers(-1, 5)).map(lambda slots: (fresh(4, 4), in_buffer(slots))),
     bad_calls=(),
     sizes=_reset_sizes(),
     opaque=frozenset({"index"}),

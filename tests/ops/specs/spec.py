@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from hypothesis import strategies as st
 
 OPERATOR_DOCUMENTS = Path(__file__).parents[3] / "docs" / "ops"
 
@@ -69,13 +68,15 @@ class OpSpec:
     reference: Callable[..., tuple[Array, ...] | None]
     samples: Callable[[np.random.Generator], Iterator[Sample]]
     """Ordinary, edge and hostile ones; the first is an ordinary one with every size above 1."""
-    strategy: st.SearchStrategy[Args]
     bad_calls: tuple[BadCall, ...]
     sizes: tuple[Args, ...]
     """Argument tuples for one compiled graph: all sizes differ between them, and within each (torch
     takes two equal sizes for one symbol)."""
     opaque: frozenset[str] = frozenset()
-    """Arguments whose contents are an implementation's own affair and are not compared."""
+    """Arguments whose contents are specific to the implementation and not compared."""
+    fixed: frozenset[str] = frozenset()
+    """Arguments that ``parity.random_cases`` must not change: with other values the results would
+    be unspecified. Indexes, stores and workspaces are never changed."""
     no_kernel: dict[str, str] = field(default_factory=dict)
     """Backend -> why this operator has no kernel there."""
     kernel_of: str = ""

@@ -1,6 +1,13 @@
 #include "core.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <unordered_map>
 
 namespace ngram_npu::twin {
 
@@ -277,6 +284,160 @@ void Core::wait_flag(int event, int id) {
   const int to = event % kPipes;
   for (int q = 0; q < kPipes; ++q) clock_[to][q] = std::max(clock_[to][q], flag.clock[q]);
   time_[to] = std::max(time_[to], flag.time);
+}
+
+// Global memory.
+
+void GlobalMemory::check(uintptr_t at, uint64_t bytes, bool write, const char* what) const {
+  const Region* near = nullptr;
+  for (const Region& region : regions_) {
+    if (region.holds(at, bytes)) {
+      NGRAM_TWIN_CHECK(!write || region.writable, "%s: writes to %s, which the launch may only read", what,
+                       region.name);
+      return;
+    }
+    if (at + bytes > region.begin && at < region.begin + region.span()) near = &region;
+  }
+  if (near == nullptr) {
+    NGRAM_TWIN_FAULT("%s: %s of %llu bytes of global memory at %p, outside every tensor of the launch", what,
+                     write ? "write" : "read", static_cast<unsigned long long>(bytes), reinterpret_cast<void*>(at));
+  }
+  NGRAM_TWIN_FAULT("%s: %s of bytes [%lld, %lld) of %s (%llu rows of %llu bytes, %llu apart) leaves its rows", what,
+                   write ? "write" : "read", static_cast<long long>(at) - static_cast<long long>(near->begin),
+                   static_cast<long long>(at + bytes) - static_cast<long long>(near->begin), near->name,
+                   static_cast<unsigned long long>(near->rows), static_cast<unsigned long long>(near->row_bytes),
+                   static_cast<unsigned long long>(near->pitch));
+}
+
+void GlobalMemory::load_line(uintptr_t line, uint8_t* data) const {
+  for (const Region& region : regions_) {
+    if (region.span() == 0 || line + kScalarLine <= region.begin || line >= region.begin + region.span()) continue;
+    for (uint64_t i = 0; i < kScalarLine; ++i)
+      if (region.holds(line + i, 1)) data[i] = *reinterpret_cast<const uint8_t*>(line + i);
+  }
+}
+
+namespace {
+
+void collect(std::vector<AccessLog>& logs, std::vector<Interval> AccessLog::* list, std::vector<Interval>& all) {
+  all.clear();
+  for (AccessLog& log : logs) all.insert(all.end(), (log.*list).begin(), (log.*list).end());
+  std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+}
+
+// Compares every interval of `a` with every interval of `b` that overlaps it and belongs to another core. Both sorted.
+void check_pairs(const std::vector<Interval>& a, const std::vector<Interval>& b, const char* what) {
+  // For each interval of b, the furthest end so far: it tells a search where to stop.
+  std::vector<uintptr_t> reach(b.size());
+  uintptr_t furthest = 0;
+  for (size_t i = 0; i < b.size(); ++i) reach[i] = furthest = std::max(furthest, b[i].end);
+  for (const Interval& x : a) {
+    const auto past = std::partition_point(b.begin(), b.end(), [&](const Interval& y) { return y.begin < x.end; });
+    for (size_t i = static_cast<size_t>(past - b.begin()); i-- > 0 && reach[i] > x.begin;) {
+      const Interval& y = b[i];
+      NGRAM_TWIN_CHECK(y.end <= x.begin || y.core == x.core, "blocks %d and %d: %s, at %p of global memory", x.core,
+                       y.core, what, reinterpret_cast<void*>(std::max(x.begin, y.begin)));
+    }
+  }
+}
+
+}  // namespace
+
+uint64_t copies_at_one_line(const std::vector<AccessLog>& logs) {
+  constexpr uintptr_t kLine = 512;
+  std::unordered_map<uintptr_t, uint64_t> copies;
+  uint64_t most = 0;
+  for (const AccessLog& log : logs) {
+    for (const auto* list : {&log.reads, &log.writes}) {
+      for (const Interval& x : *list) {
+        for (uintptr_t line = x.begin / kLine; line * kLine < x.end; ++line) most = std::max(most, ++copies[line]);
+      }
+    }
+  }
+  return most;
+}
+
+void check_races(std::vector<AccessLog>& logs) {
+  std::vector<Interval> writes;
+  std::vector<Interval> reads;
+  collect(logs, &AccessLog::writes, writes);
+  check_pairs(writes, writes, "both write the same bytes");
+  for (const auto list : {&AccessLog::reads, &AccessLog::loads}) {
+    collect(logs, list, reads);
+    check_pairs(writes, reads, "one writes what the other reads");
+  }
+}
+
+// A launch.
+
+namespace {
+
+// Allocating a core is expensive, so cores are kept and reused.
+class Cores {
+ public:
+  std::unique_ptr<Core> take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.empty()) return std::make_unique<Core>();
+    std::unique_ptr<Core> core = std::move(idle_.back());
+    idle_.pop_back();
+    return core;
+  }
+  void give_back(std::unique_ptr<Core> core) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(core));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Core>> idle_;
+};
+
+}  // namespace
+
+Outcome run(const std::vector<Region>& regions, int32_t blocks, const std::function<void()>& kernel,
+            const Options& options) {
+  const GlobalMemory gm(regions);
+  Outcome outcome;
+  outcome.costs.resize(static_cast<size_t>(blocks));
+  std::vector<AccessLog> logs(static_cast<size_t>(blocks));
+  std::vector<int32_t> order(static_cast<size_t>(blocks));
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(options.seed));
+
+  std::atomic<size_t> next{0};
+  std::mutex mutex;
+  static Cores cores;
+  const auto work = [&] {
+    std::unique_ptr<Core> core = cores.take();
+    Core::of_this_thread() = core.get();
+    for (size_t i = next++; i < order.size(); i = next++) {
+      const size_t block = static_cast<size_t>(order[i]);
+      try {
+        core->begin(&gm, order[i], blocks, options.ub_bytes, options.model, options.races_allowed);
+        kernel();
+        core->end(logs[block], outcome.costs[block]);
+      } catch (const Fault& fault) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (outcome.fault.empty()) outcome.fault = fault.what();
+        next = order.size();
+      }
+    }
+    cores.give_back(std::move(core));
+  };
+  std::vector<std::thread> threads;
+  for (int t = 1; t < std::min(options.threads, blocks); ++t) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+
+  if (outcome.fault.empty() && options.model.same_line > 0) outcome.same_line = copies_at_one_line(logs);
+  if (outcome.fault.empty() && !options.races_allowed) {
+    try {
+      check_races(logs);
+    } catch (const Fault& fault) {
+      outcome.fault = fault.what();
+    }
+  }
+  return outcome;
 }
 
 }  // namespace ngram_npu::twin

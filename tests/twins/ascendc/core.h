@@ -10,11 +10,12 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "chip.h"
-#include "fault.h"
 #include "gm.h"
 
 namespace ngram_npu::twin {
@@ -200,5 +201,23 @@ class Core {
   int pipes_made_ = 0;
   uint64_t issued_ = 0;
 };
+
+// A launch: its blocks run in shuffled order on threads, one simulated core each.
+struct Outcome {
+  std::string fault;        // empty: no fault
+  std::vector<Cost> costs;  // per block
+  uint64_t same_line = 0;   // the most copies that cores made at one 512-byte line of global memory
+};
+
+struct Options {
+  uint64_t seed = 0;
+  int threads = 2;
+  uint32_t ub_bytes = kChip.ub_bytes;
+  CostModel model;
+  bool races_allowed = false;  // the launch breaks the rules on purpose: it must still stay inside its tensors
+};
+
+Outcome run(const std::vector<Region>& regions, int32_t blocks, const std::function<void()>& kernel,
+            const Options& options);
 
 }  // namespace ngram_npu::twin

@@ -1,12 +1,30 @@
 // Global memory as a launch sees it: the tensors it was given, and nothing between them.
 #pragma once
 
+#include <cstdarg>
 #include <cstdint>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "chip.h"
 
 namespace ngram_npu::twin {
+
+// A failed check of the model. It ends the launch, which returns a status and keeps the message.
+struct Fault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+  char buffer[512];
+  va_list args;
+  va_start(args, format);
+  std::vsnprintf(buffer, sizeof(buffer), format, args);
+  va_end(args);
+  return buffer;
+}
 
 // `rows` runs of `row_bytes`, `pitch` apart: a tensor whose rows may be slices of a larger buffer. The gaps between
 // rows do not belong to the launch.
@@ -73,3 +91,9 @@ class GlobalMemory {
 };
 
 }  // namespace ngram_npu::twin
+
+#define NGRAM_TWIN_FAULT(...) throw ::ngram_npu::twin::Fault(::ngram_npu::twin::text(__VA_ARGS__))
+#define NGRAM_TWIN_CHECK(condition, ...)             \
+  do {                                               \
+    if (!(condition)) NGRAM_TWIN_FAULT(__VA_ARGS__); \
+  } while (false)

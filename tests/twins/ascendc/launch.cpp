@@ -3,12 +3,17 @@
 // simulated.
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "ascendc/plans.h"
-#include "regions.h"
-#include "run.h"
+#include "core.h"
+#include "core/bookkeeping.h"
+#include "core/correction.h"
+#include "core/drafting.h"
 
 #define NGRAM_TWIN_KERNEL(name) extern "C" void name(NgramNpuLaunchArgs args);
 NGRAM_NPU_ASCENDC_KERNELS(NGRAM_TWIN_KERNEL)
@@ -16,6 +21,117 @@ NGRAM_NPU_ASCENDC_KERNELS(NGRAM_TWIN_KERNEL)
 
 namespace ngram_npu::twin {
 namespace {
+
+// The tensors behind each operator's Params: the only bytes that a launch may access.
+class Regions {
+ public:
+  template <class T>
+  void add(const char* name, T* data, int64_t count) {
+    add(name, data, 1, count * static_cast<int64_t>(sizeof(T)), 0, !std::is_const_v<T>);
+  }
+  void add(const char* name, const IndexArray& indices, int64_t count) {
+    add(name, indices.data, 1, count * indices.bytes, 0, false);
+  }
+  void add(const char* name, const DraftRows& rows, int64_t batch, int64_t k) {
+    add(name, rows.data, batch, k * rows.bytes, rows.stride * rows.bytes, true);
+  }
+  void add(const char* name, const DraftCosts& rows, int64_t batch, int64_t k) {
+    add(name, rows.data, batch, k, rows.stride, true);
+  }
+  template <class T>
+  void add(const char* name, const TokenRows<T>& rows) {
+    constexpr int64_t item = static_cast<int64_t>(sizeof(T));
+    add(name, rows.data, rows.rows, rows.capacity * item, rows.stride * item, !std::is_const_v<T>);
+  }
+  void add(const char* name, const void* data, int64_t rows, int64_t row_bytes, int64_t pitch, bool writable) {
+    if (data == nullptr || rows <= 0 || row_bytes <= 0) return;
+    list.push_back({name, reinterpret_cast<uintptr_t>(data), static_cast<uint64_t>(rows),
+                    static_cast<uint64_t>(row_bytes), static_cast<uint64_t>(rows == 1 ? row_bytes : pitch), writable});
+  }
+
+  std::vector<Region> list;
+};
+
+template <class Params>  // of a lookup
+void tensors(const Params& p, Regions& r) {
+  if constexpr (std::is_same_v<Params, NgramStepParams>) {
+    r.add("sampled_token_ids", p.sampled_token_ids);
+    r.add("discard", p.discard, p.batch);
+    r.add("next_token_ids", p.next_token_ids, p.batch);
+  }
+  r.add("token_ids", p.token_ids);
+  r.add("num_tokens", p.num_tokens, p.token_ids.rows);
+  r.add("row_indices", p.row_indices, p.batch);
+  r.add("num_sampled", p.num_sampled, p.batch);
+  r.add("match_costs", p.lookup.match_costs, kCostRows);
+  r.add("draft_token_ids", p.draft_token_ids, p.batch, p.lookup.k);
+  r.add("draft_costs", p.draft_costs, p.batch, p.lookup.k);
+  r.add("num_draft_tokens", p.num_draft_tokens, p.batch);
+  r.add("match_len", p.match_len, p.batch);
+}
+
+inline void tensors(const PrepareNextTokenIdsParams& p, Regions& r) {
+  r.add("sampled_token_ids", p.sampled_token_ids);
+  r.add("discard", p.discard, p.batch);
+  r.add("backup_token_ids", p.backup_token_ids, p.batch);
+  r.add("token_ids", p.token_ids);
+  r.add("num_tokens", p.num_tokens, p.token_ids.rows);
+  r.add("row_indices", p.row_indices, p.batch);
+  r.add("next_token_ids", p.next_token_ids, p.batch);
+  r.add("num_sampled", p.num_sampled, p.batch);
+}
+
+inline void tensors(const PrepareInputsPaddedParams& p, Regions& r) {
+  r.add("cu_num_draft_tokens", p.cu_num_draft_tokens, p.batch);
+  r.add("num_sampled", p.num_sampled, p.batch);
+  r.add("query_start_loc", p.query_start_loc, p.batch + 1);
+  r.add("token_indices_to_sample", p.token_indices_to_sample, p.batch);
+  r.add("num_rejected", p.num_rejected, p.batch);
+}
+
+inline void tensors(const PrepareInputsParams& p, Regions& r) {
+  r.add("query_start_loc", p.query_start_loc, p.batch + 1);
+  r.add("seq_lens", p.seq_lens, p.batch);
+  r.add("num_rejected", p.num_rejected, p.batch);
+  r.add("query_start_loc_out", p.query_start_loc_out, p.batch + 1);
+  r.add("seq_lens_out", p.seq_lens_out, p.batch);
+  r.add("token_indices", p.token_indices, p.total_tokens);
+}
+
+inline void tensors(const CorrectNumComputedTokensParams& p, Regions& r) {
+  r.add("num_computed_tokens", p.num_computed_tokens, larger(p.batch, p.num_previous));
+  r.add("num_accepted_tokens", p.num_accepted_tokens, p.batch);
+  r.add("prev_positions", p.prev_positions, p.batch);
+  r.add("num_sampled_prev", p.num_sampled_prev, p.num_previous);
+  r.add("num_draft_prev", p.num_draft_prev, p.num_previous);
+  r.add("host_num_computed_tokens", p.host_num_computed_tokens, p.batch);
+}
+
+inline void tensors(const ComputeSlotMappingParams& p, Regions& r) {
+  r.add("query_start_loc", p.query_start_loc, p.batch + 1);
+  r.add("positions", p.positions, p.num_positions);
+  r.add("block_table", p.block_table);
+  r.add("row_indices", p.row_indices, p.batch);
+  r.add("slot_mapping", p.slot_mapping, 1, p.num_slots * p.slot_bytes, 0, true);
+}
+
+inline void tensors(const CorrectSpecStateParams& p, Regions& r) {
+  r.add("positions", p.positions, p.slots.num_positions);  // added before the slots' own region, which is read-only
+  tensors(p.counts, r);
+  tensors(p.slots, r);
+  r.add("seq_lens", p.seq_lens, p.num_seq_lens);
+  r.add("discard", p.discard, p.slots.batch);
+  r.add("num_tokens", p.num_tokens, p.num_rows);
+}
+
+inline void tensors(const PrepareInputIdsParams& p, Regions& r) {
+  r.add("input_ids", p.input_ids, p.num_inputs);
+  r.add("query_start_loc", p.query_start_loc, p.batch + 1);
+  r.add("prev_positions", p.prev_positions, p.batch);
+  r.add("next_token_ids", p.next_token_ids, p.draft_token_ids.rows);
+  r.add("draft_token_ids", p.draft_token_ids);
+  r.add("num_scheduled_drafts", p.num_scheduled_drafts, p.batch);
+}
 
 using KernelFunction = void (*)(NgramNpuLaunchArgs);
 constexpr KernelFunction kKernels[] = {
@@ -176,4 +292,108 @@ NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_take_cost(double* out) {
   s.total = Cost();
   s.launches = 0;
   s.max_blocks = 0;
+}
+
+// Launch plans as JSON, for tests: the plans are plain host functions and need no NPU.
+namespace {
+
+using namespace ngram_npu;
+using namespace ngram_npu::ascendc;
+
+std::string json(const Shares& s) {
+  return "{\"per_pass\": " + std::to_string(s.per_pass) + ", \"cores\": " + std::to_string(s.cores) + "}";
+}
+
+std::string json(const BatchTiling& t) {
+  return "{\"requests\": " + json(t.requests) + ", \"tokens\": " + json(t.tokens) + "}";
+}
+
+std::string json(const LookupTiling& t) {
+  return "{\"launches\": " + std::to_string(t.launches) + ", \"spans\": " + std::to_string(t.spans) +
+         ", \"items\": " + json(t.items) + ", \"tile_tokens\": " + std::to_string(t.tile_tokens) +
+         ", \"requests\": " + json(t.requests) + "}";
+}
+
+// null where the machine cannot carry the operator out.
+template <class Tiling, class Params>
+std::string described(const Params& params, const Machine& machine) {
+  const LaunchPlan made = plan(params, machine);
+  if (made.status != kOk) return "null";
+  constexpr const char* kNames[] = {
+#define NGRAM_NPU_NAME(name) #name,
+      NGRAM_NPU_ASCENDC_KERNELS(NGRAM_NPU_NAME)
+#undef NGRAM_NPU_NAME
+  };
+  Tiling tiling;
+  std::memcpy(&tiling, made.args.tiling, sizeof(tiling));
+  std::string launches;
+  for (int32_t i = 0; i < made.num_launches; ++i) {
+    launches += std::string(i > 0 ? ", " : "") + "[\"" + kNames[static_cast<size_t>(made.launches[i].kernel)] + "\", " +
+                std::to_string(made.launches[i].blocks) + "]";
+  }
+  return "{\"launches\": [" + launches + "], \"workspace_bytes\": " + std::to_string(made.workspace_bytes) +
+         ", \"tiling\": " + json(tiling) + "}";
+}
+
+// The sizes that plans depend on.
+struct Sizes {
+  int64_t batch, capacity, k, total_tokens, num_slots, num_positions, num_seq_lens;
+};
+
+template <class Params>
+std::string lookup(const Sizes& sizes, const Machine& machine) {
+  Params p{};
+  p.batch = sizes.batch;
+  p.token_ids.capacity = sizes.capacity;
+  p.lookup.k = sizes.k;
+  p.draft_token_ids = {nullptr, sizes.k, sizeof(int32_t)};
+  return described<LookupTiling>(p, machine);
+}
+
+template <class Tiling, class Params>
+std::string requests(const Sizes& sizes, const Machine& machine) {
+  Params p{};
+  p.batch = sizes.batch;
+  return described<Tiling>(p, machine);
+}
+
+std::string plan_of(const std::string& op, const Sizes& sizes, const Machine& machine) {
+  if (op == "ngram_propose") return lookup<NgramProposeParams>(sizes, machine);
+  if (op == "ngram_step_") return lookup<NgramStepParams>(sizes, machine);
+  if (op == "prepare_next_token_ids") return requests<Shares, PrepareNextTokenIdsParams>(sizes, machine);
+  if (op == "prepare_inputs_padded") return requests<Shares, PrepareInputsPaddedParams>(sizes, machine);
+  if (op == "prepare_input_ids_") return requests<Shares, PrepareInputIdsParams>(sizes, machine);
+  if (op == "correct_num_computed_tokens_") {
+    return requests<BatchTiling, CorrectNumComputedTokensParams>(sizes, machine);
+  }
+  if (op == "prepare_inputs") {
+    PrepareInputsParams p{};
+    p.batch = sizes.batch;
+    p.total_tokens = sizes.total_tokens;
+    return described<BatchTiling>(p, machine);
+  }
+  if (op == "compute_slot_mapping_") {
+    ComputeSlotMappingParams p{};
+    p.num_slots = sizes.num_slots;
+    return described<Shares>(p, machine);
+  }
+  if (op == "correct_spec_state_") {
+    CorrectSpecStateParams p{};
+    p.counts.batch = sizes.batch;
+    p.num_seq_lens = sizes.num_seq_lens;
+    p.slots.num_positions = sizes.num_positions;
+    p.slots.num_slots = sizes.num_slots;
+    return described<BatchTiling>(p, machine);
+  }
+  return "";
+}
+
+}  // namespace
+
+// Bytes of the JSON, 0 for an operator without kernels.
+NGRAM_NPU_EXPORT int64_t ngram_npu_ascendc_twin_plan(const char* op, const Sizes* sizes, int64_t vector_cores,
+                                                     int64_t ub_bytes, char* text, int64_t bytes) {
+  const std::string made = plan_of(op, *sizes, {vector_cores, ub_bytes});
+  std::snprintf(text, static_cast<size_t>(bytes), "%s", made.c_str());
+  return static_cast<int64_t>(made.size());
 }

@@ -1,10 +1,10 @@
-#include "fiber.h"
-
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <new>
+
+#include "grid.h"
 
 #if defined(__x86_64__)
 // Saves what a called function must preserve, and returns on the other stack.

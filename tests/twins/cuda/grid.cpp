@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdarg>
+#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <numeric>
 #include <unordered_map>
-
-#include "control.h"
 
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
@@ -17,6 +17,149 @@ extern char shared_begin[] __asm__("__start_" NGRAM_TWIN_SHARED_SECTION) __attri
 extern char shared_end[] __asm__("__stop_" NGRAM_TWIN_SHARED_SECTION) __attribute__((weak));
 
 namespace twin {
+
+// Messages.
+
+static uint32_t lanes_that_run(const Block& block, int warp) {
+  uint32_t lanes = 0;
+  for (int lane = 0; lane < block.lanes_of_warp(warp); ++lane) {
+    const auto number = static_cast<size_t>(block.first_of_warp(warp) + lane);
+    if (block.threads[number].state != State::kDone) lanes |= 1u << lane;
+  }
+  return lanes;
+}
+
+std::string place_of(const Thread& thread) {
+  const uint3 block = thread.block->index;
+  return text_of("thread %d of block (%u, %u, %u)", thread.number, block.x, block.y, block.z);
+}
+
+std::string place_of(const Site& site) {
+  const char* name = std::strrchr(site.file, '/');
+  return std::string(name == nullptr ? site.file : name + 1) + ":" + std::to_string(site.line);
+}
+
+std::string text_of(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+std::string describe_waiting(const Block& block) {
+  std::string text;
+  int shown = 0;
+  const Thread* before = nullptr;
+  for (const Thread& t : block.threads) {
+    if (t.state == State::kDone) continue;
+    const bool same =
+        before != nullptr && before->state == t.state && before->site.line == t.site.line && before->mask == t.mask;
+    before = &t;
+    if (same) continue;
+    if (++shown > 4) return text + "; ...";
+    text += (text.empty() ? "" : "; ") + place_of(t) + " waits ";
+    if (t.state == State::kAtBarrier) {
+      text += "at the barrier of " + place_of(t.site);
+    } else {
+      text += text_of("in %s at %s for the lanes %08x, of which %08x have left the kernel", name_of(t.collective),
+                      place_of(t.site).c_str(), t.mask, t.mask & ~lanes_that_run(block, t.warp()));
+    }
+  }
+  return text;
+}
+
+// Collective operations of a warp's lanes.
+
+namespace {
+
+// The lane that this one reads.
+int source_of(const Thread& t) {
+  if (t.collective == Collective::kShuffle) return t.operand & (kWarp - 1);
+  return t.lane() < t.operand ? t.lane() : t.lane() - t.operand;
+}
+
+uint64_t shuffled(const Thread* lanes, const Thread& t) {
+  if (t.operand < 0 && t.collective != Collective::kShuffle) {
+    throw Violation{text_of("%s at %s by %d lanes", name_of(t.collective), place_of(t.site).c_str(), t.operand)};
+  }
+  const int source = source_of(t);
+  if ((t.mask >> source & 1u) == 0) {
+    throw Violation{text_of("%s at %s: %s reads lane %d, which is not in the mask %08x", name_of(t.collective),
+                            place_of(t.site).c_str(), place_of(t).c_str(), source, t.mask)};
+  }
+  return lanes[source].value;
+}
+
+uint64_t result_for(const Thread* lanes, const Thread& t) {
+  uint32_t lanes_true = 0;
+  uint64_t most = 0;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((t.mask >> lane & 1u) == 0) continue;
+    if (lanes[lane].value != 0) lanes_true |= 1u << lane;
+    most = std::max(most, lanes[lane].value);
+  }
+  switch (t.collective) {
+    case Collective::kSync: return 0;
+    case Collective::kShuffle:
+    case Collective::kShuffleUp: return shuffled(lanes, t);
+    case Collective::kBallot: return lanes_true;
+    case Collective::kAny: return lanes_true != 0;
+    case Collective::kMax: return most;
+  }
+  return 0;
+}
+
+}  // namespace
+
+const char* name_of(Collective kind) {
+  switch (kind) {
+    case Collective::kSync: return "__syncwarp";
+    case Collective::kShuffle: return "__shfl_sync";
+    case Collective::kShuffleUp: return "__shfl_up_sync";
+    case Collective::kBallot: return "__ballot_sync";
+    case Collective::kAny: return "__any_sync";
+    default: return "__reduce_max_sync";
+  }
+}
+
+bool finish_collective(Block& block, const Thread& last) {
+  const int warp = last.warp();
+  Thread* lanes = &block.threads[static_cast<size_t>(block.first_of_warp(warp))];
+  const int count = block.lanes_of_warp(warp);
+  const uint32_t mask = last.mask;
+  const uint32_t waiting = block.in_collective[static_cast<size_t>(warp)];
+  bool all_here = (waiting & mask) == mask;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((mask >> lane & 1u) == 0) continue;
+    if (lane >= count || lanes[lane].state == State::kDone) {
+      throw Violation{text_of("%s at %s: the mask %08x of %s names lane %d, which %s", name_of(last.collective),
+                              place_of(last.site).c_str(), mask, place_of(last).c_str(), lane,
+                              lane >= count ? "the block does not have" : "has left the kernel")};
+    }
+    if ((waiting >> lane & 1u) == 0) continue;
+    const Thread& other = lanes[lane];
+    if (other.mask == mask && other.collective == last.collective) continue;
+    all_here = false;
+    if ((other.mask >> last.lane() & 1u) != 0) {  // neither can ever continue
+      throw Violation{text_of("%s waits in %s at %s with mask %08x, %s in %s at %s with mask %08x",
+                              place_of(last).c_str(), name_of(last.collective), place_of(last.site).c_str(), mask,
+                              place_of(other).c_str(), name_of(other.collective), place_of(other.site).c_str(),
+                              other.mask)};
+    }
+  }
+  if (!all_here) return false;
+  uint64_t results[kWarp];
+  for (int lane = 0; lane < count; ++lane) {
+    if ((mask >> lane & 1u) != 0) results[lane] = result_for(lanes, lanes[lane]);
+  }
+  for (int lane = 0; lane < count; ++lane) {
+    if ((mask >> lane & 1u) != 0) lanes[lane].value = results[lane];
+  }
+  return true;
+}
+
 namespace {
 
 class Grid;

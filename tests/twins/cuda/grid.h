@@ -3,14 +3,52 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "fiber.h"
 #include "watch.h"
 
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
 namespace twin {
+
+// Memory for one fiber's calls, with an inaccessible page below it: an overflow is a fault, not a stray write.
+class Stack {
+ public:
+  static constexpr size_t kBytes = size_t{128} << 10;
+  Stack();
+  ~Stack();
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+
+  char* top() const { return memory_ + kBytes; }
+  bool holds(const void* address) const { return address >= memory_ && address < memory_ + kBytes; }
+  bool guards(const void* address) const;
+
+ private:
+  char* memory_;
+};
+
+// The point at which a suspended thread of control resumes.
+class Context {
+ public:
+  // A context that begins in `entry`, which must not return.
+  void begin(const Stack& stack, void (*entry)());
+  // Saves the running thread of control in `from`, and resumes `to`.
+  static void switch_to(Context& from, Context& to);
+
+ private:
+#if defined(__x86_64__)
+  void* stack_pointer_ = nullptr;
+#else
+  ucontext_t context_{};
+#endif
+};
 
 constexpr int kWarp = 32;
 
@@ -112,4 +150,41 @@ std::string place_of(const Thread& thread);  // "thread 3 of block (0, 0, 0)"
 std::string place_of(const Site& site);      // "file:line"
 std::string describe_waiting(const Block& block);
 
+// The tests' control of the model, and its reports to them.
+
+// Sets how kernels are run; the default is the mode that the library was built for.
+Options& options();
+// Sets the seed of the following launches' thread order. The first seed is NGRAM_NPU_TWIN_SEED.
+void set_seed(uint64_t seed);
+uint64_t next_seed();  // for the launch that begins
+// Stores a launch's error until it is read; returns it.
+cudaError_t set_error(cudaError_t error, const std::string& what);
+// Whether a launch was told to fail (ngram_npu_cuda_twin_fail_launches).
+bool next_launch_fails();
+// Exchanges what a test told to (ngram_npu_cuda_twin_exchange_at_barriers).
+void exchange();
+// Notes which stream a launch was for.
+void note_stream(cudaStream_t stream);
+
 }  // namespace twin
+
+#define NGRAM_TWIN_EXPORT extern "C" __attribute__((visibility("default")))
+
+// What the last failed launch did wrong; empty if none failed.
+NGRAM_TWIN_EXPORT const char* ngram_npu_cuda_twin_violation();
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_seed(uint64_t seed);
+// So many launches from now on fail before their kernel begins.
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_fail_launches(int64_t count);
+// At about half of the barriers from now on the two memories are exchanged, as if another stream wrote them: the block
+// of the barrier has the new values behind it, all its threads the same. Without bytes: no longer.
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_exchange_at_barriers(void* one, void* other, int64_t bytes);
+// Totals since the library was loaded: see Meetings.
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met);
+// Writes the streams of the launches since the last call of this, up to the given room. Returns their number.
+NGRAM_TWIN_EXPORT int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t room);
+// For watched launches: see watch.h.
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_allow_races(int32_t allowed);
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_forget_tensors();
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_tensor(const void* owner, int64_t owner_bytes, const void* first,
+                                                  int64_t rows, int64_t row_bytes, int64_t stride_bytes,
+                                                  int32_t writable);

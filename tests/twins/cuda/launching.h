@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "control.h"
+#include "grid.h"
 
 namespace twin {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "control.h"
+#include "grid.h"
 
 namespace twin {
 namespace {

@@ -8,14 +8,14 @@
 // order nothing (CUDA programming guide, warp functions).
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <unordered_map>
 #include <vector>
-
-#include "twin/model.h"
 
 namespace twin {
 

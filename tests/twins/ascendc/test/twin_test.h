@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernel_operator.h"
-#include "run.h"
 
 namespace ngram_npu::twin {
 
