@@ -1,4 +1,4 @@
-"""Tiny models that read an image, with random weights: nothing is downloaded."""
+"""Tiny models of transformers with random weights; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import transformers
 
 IMAGE, BEGIN, END, VIDEO = 39, 38, 37, 36
-"""Token ids: placeholders and the marks around an image."""
+"""Token ids: placeholders, and the tokens before and after an image."""
 _TEXT: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 64,
@@ -42,7 +42,7 @@ _PIXELS = {"pixel_values": torch.randn(1, 3, 8, 8)}
 _SIZES = {"image_sizes": torch.tensor([[8, 8]])}
 _PATCHES = {"pixel_values": torch.randn(16, 96), "image_grid_thw": torch.tensor([[1, 4, 4]])}
 
-MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+IMAGE_MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "Gemma3": (
         _TEXT
         | {
@@ -116,13 +116,13 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str
         _PATCHES,
     ),
 }
-"""Per family: settings of text, of vision, of both; what `generate` gets of the image."""
+"""Per family: text options, vision options, common options, and the image for `generate`."""
 
 
-def made(family: str) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
-    """The model, a prompt that repeats the tokens before its image, and the image."""
+def make_image_model(family: str) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
+    """Returns a model, a prompt that repeats the tokens before its image, and the image."""
     torch.manual_seed(2)
-    text, vision, both, image = MODELS[family]
+    text, vision, both, image = IMAGE_MODELS[family]
     config = getattr(transformers, f"{family}Config")(
         text_config=text, vision_config=vision, **both
     )
@@ -138,3 +138,71 @@ def made(family: str) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
     if family == "Gemma3":
         image["token_type_ids"] = (prompt == IMAGE).long()
     return model, prompt, image
+
+
+TINY = {
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,  # otherwise the model repeats its last token
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+LONGROPE = {
+    "original_max_position_embeddings": 16,
+    "rope_scaling": {
+        "type": "longrope",
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+    },
+}
+DYNAMIC = {
+    "max_position_embeddings": 16,
+    "rope_scaling": {"type": "dynamic", "rope_type": "dynamic", "factor": 4.0},
+}
+GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
+CAUSAL_MODELS: dict[str, dict[str, Any]] = {
+    "BloomForCausalLM": {"n_layer": 2, "n_head": 4},
+    "Gemma2ForCausalLM": {"sliding_window": 8},
+    "GPT2LMHeadModel": GPT2,
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 9},
+    "Phi3ForCausalLM": {"sliding_window": 9},
+    "Qwen3ForCausalLM": {},
+}
+UNSUPPORTED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "dynamic": ("LlamaForCausalLM", DYNAMIC, "depend on the length"),
+    "longrope": ("LlamaForCausalLM", LONGROPE, "depend on the length"),
+    "gpt": ("OpenAIGPTLMHeadModel", GPT2, "prepares its inputs itself"),
+    "images": (
+        "GitForCausalLM",
+        {"vision_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}},
+        "reads more than text",
+    ),
+    "mamba": ("MambaForCausalLM", {"state_size": 8}, "only from a cache of attention"),
+    "minimax": (
+        "MiniMaxForCausalLM",
+        {"num_local_experts": 2, "layer_types": ["full_attention", "linear_attention"]},
+        "only from a cache of attention",
+    ),
+    "t5": ("T5ForConditionalGeneration", {"d_model": 64, "num_layers": 1}, "has an encoder"),
+    "convolution": (
+        "Lfm2ForCausalLM",
+        {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
+        "cache of ",
+    ),
+}
+
+
+def make_causal_model(name: str, settings: dict[str, Any]) -> Any:
+    torch.manual_seed(1)
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**TINY | settings)).double().eval()
