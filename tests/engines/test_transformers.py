@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-import ngram_npu
 import numpy as np
 import pytest
 import torch
@@ -572,10 +571,9 @@ def test_candidates_end_before_token_that_ends_output() -> None:
 
 
 def test_readme_example_runs(model: Any) -> None:
-    pattern = r"^with ngram_npu\.engines\.transformers.*\n(?: .*\n)+"
-    (lines,) = re.findall(pattern, README.read_text(), re.M)
-    inputs = workload.pad_left(workload.make_prompts(1))
-    exec(lines, {"ngram_npu": ngram_npu, "model": model, "inputs": inputs})
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
+    (example,) = [block for block in blocks if "engines.transformers" in block]
+    exec(example, {"model": model, "inputs": workload.pad_left(workload.make_prompts(1))})
 
 
 def test_nested_drafting_raises(model: Any) -> None:
@@ -614,5 +612,4 @@ def test_newer_version_warns_and_checks_interface(
 
 def test_package_does_not_import_transformers() -> None:
     code = "import sys, ngram_npu, ngram_npu.async_state; assert 'transformers' not in sys.modules"
-    code += "; assert ngram_npu.engines.transformers.drafting"  # but it is reachable
     subprocess.run([sys.executable, "-c", code], check=True)
