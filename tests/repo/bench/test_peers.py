@@ -1,5 +1,5 @@
 """vLLM's code as peers, from its files: it loads without vLLM or is skipped with a reason, and on
-the CPU it drafts the same as ours. Its Triton kernels are tried in tests/engines/vllm/engine_v2."""
+the CPU it drafts the same as ours. Its Triton kernels are tried in tests/engines/vllm/engine."""
 
 from __future__ import annotations
 
