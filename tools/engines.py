@@ -32,35 +32,35 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}+cpu\n"
 ADDED_REQUIREMENTS = ("orjson",)
 """Packages that newer releases import and the environments do not have."""
 
-RUNNERS = {"v1": (".venv-vllm", "engine"), "v2": (".venv-vllm-v2", "engine_v2")}
+RUNNERS = {"v1": (".venv-vllm", "engine"), "v2": (".venv-vllm-v2", "engine")}
 """Environment and folder of tests."""
 
 METHODS = {
     "v1": {
-        "ranks": "_ranks::",
-        "recurrent layers": "_hybrid::",
+        "ranks": "_ranks?_",
+        "recurrent layers": "_hybrid_",
         "LoRA": "_lora::",
         "correction of counts": "_correction::",
         "as deployed": "_http::|_processes::",
-        "store": r"\[store|_tenants::",
-        "ladder": "_ladder::",
+        "store": r"\[store|_scopes?_|_salt_",
+        "ladder": r"\bladder|_ladder_",
         "ngram_gpu": "_async::",
-        "custom_class": "custom_class|_controls::",
+        "custom_class": "custom_class|_random_drafts_|_wrong_requests_|_match_policy_",
         "ngram": "plugin",
     },
     "v2": {
-        "data parallel": "_data_parallel::",
-        "ranks": "_ranks::",
-        "a shrinking max_model_len": "_fitted::",
+        "data parallel": "_data_parallel_",
+        "ranks": "_ranks::|_ranks?_",
+        "a shrinking max_model_len": "_fitted_",
         "steps without drafts": "_steps_without_drafts_",
         "beside draft_model": r"_beside_.*\bdraft",
         "beside eagle": r"_beside_.*\beagle-",
         "beside": "_beside_",
-        "as deployed": "_processes::|_warm_up::",
-        "store": r"_store::|\bstore",
-        "adaptive": r"\bladder-adaptive|vllm_may_choose",
-        "ladder": r"\bladder|_ladders_",
-        "ngram_gpu": r"\basync-|other.options|_parity::|late-index",
+        "as deployed": "_processes::|_http::|_warm_up_",
+        "store": r"_store::|\bstore|_scopes?_|_salt_",
+        "adaptive": r"\bladder-adaptive|_adaptive_",
+        "ladder": r"\bladder|_ladder_",
+        "ngram_gpu": r"\basync-|other.options|_match_policy_|_parity::|late-index",
         "ngram": r"\bsync-",
     },
 }

@@ -97,7 +97,7 @@ $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 
 test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) tests/engines/vllm/engine_v2
+	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) tests/engines/vllm/engine
 
 # Tests that take hours. PROOF=tools/bench/results updates the published records.
 PROOF ?= $(BUILD)/proof

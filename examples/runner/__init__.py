@@ -1,9 +1,9 @@
-"""A model runner to copy from: continuous batching, paged KV cache, n-gram drafts, asynchronous.
+"""An example model runner: continuous batching, paged KV cache, n-gram drafts, asynchronous steps.
 
-`runner.py` is the loop, `scheduler.py` what it runs, `paged_model.py` the model, `draft_model.py` a
-smaller one beside the n-grams, `sampling.py` how tokens are chosen, `trace.py` where the time goes.
-docs/guides/own-runner.md explains it step by step. It needs torch and transformers, and is not part
-of the installed package.
+`runner.py` has the loop, `scheduler.py` chooses the requests of a step, `paged_model.py` runs the
+model, `draft_model.py` adds a neural drafter, `sampling.py` chooses tokens, and `trace.py` times
+the phases of a step. docs/guides/own-runner.md explains it step by step. The example needs torch
+and transformers. It is meant to be copied and is not part of the installed package.
 """
 
 from .draft_model import DraftModel

@@ -1,4 +1,4 @@
-"""A smaller model beside the n-grams: it drafts from the last tokens of each request."""
+"""A neural drafter: a smaller model that drafts from the newest tokens of each request."""
 
 from __future__ import annotations
 
@@ -8,40 +8,43 @@ from transformers import DynamicCache, PreTrainedModel
 
 
 class DraftModel:
-    """Greedy drafts of a causal LM, computed anew in each step from a window of the newest tokens.
+    """Drafts greedily with a causal LM, from a window of each request's newest tokens.
 
-    So it needs no memory between steps, and rejected drafts leave nothing behind. A deployment
-    keeps keys and values from step to step instead: `StepOutputs.drafter_batch` says where they go
-    on.
+    Each step computes the window again, so the drafter keeps no state between steps and rejected
+    drafts need no cleanup. A deployment would keep its KV cache between steps and continue at the
+    positions in `StepOutputs.drafter_batch`.
     """
 
     def __init__(self, model: PreTrainedModel, num_drafts: int, window: int) -> None:
         """
         Args:
             model: a causal LM with transformers' own attention and the target's vocabulary.
-            num_drafts: per request and step.
-            window: tokens that it reads of each request.
+            num_drafts: draft tokens per request and step.
+            window: number of newest tokens of each request that the model reads.
         """
         self.model = model
         self._num_drafts = num_drafts
         limit = getattr(model.config, "max_position_embeddings", window + num_drafts)
-        self._places = torch.arange(min(window, limit - num_drafts), device=model.device)
+        self._offsets = torch.arange(min(window, limit - num_drafts), device=model.device)
 
     def draft(
         self, state: AsyncSpecState, inputs: StepInputs, outputs: StepOutputs
     ) -> NeuralDrafts:
-        """Called by `end_step`, which has appended the newest tokens to the rows. The host does not
-        know how long these are: what lies before a row's first token is masked."""
+        """Drafts for all requests of a step; `AsyncSpecState.end_step` calls it.
+
+        The rows already end with the newest tokens. Only the device knows their lengths, so every
+        window has the full width and positions before a row's first token are masked.
+        """
         slots = inputs.slot_indices.long()
-        width = len(self._places)
+        width = len(self._offsets)
         first = state.num_tokens_on_device[slots].long()[:, None] - width
-        places = first + self._places
-        tokens = state.token_ids[slots[:, None], places.clamp(min=0)].long()
-        positions = (places - first.clamp(min=0)).clamp(min=0)
-        seen = places >= 0
-        # A place before the first token sees itself: a mask of nothing would make its values NaN.
-        mask = self._places[:, None] >= self._places
-        mask = (mask & seen[:, None, :]) | torch.eye(width, dtype=torch.bool, device=mask.device)
+        indices = first + self._offsets
+        tokens = state.token_ids[slots[:, None], indices.clamp(min=0)].long()
+        positions = (indices - first.clamp(min=0)).clamp(min=0)
+        valid = indices >= 0
+        # A masked position attends to itself, because softmax over an empty row is NaN.
+        mask = self._offsets[:, None] >= self._offsets
+        mask = (mask & valid[:, None, :]) | torch.eye(width, dtype=torch.bool, device=mask.device)
         cache, drafts = DynamicCache(), []
         for _ in range(self._num_drafts):
             logits = self.model(
@@ -55,6 +58,6 @@ class DraftModel:
             tokens = logits.argmax(-1)
             drafts.append(tokens)
             positions = positions[:, -1:] + 1
-            seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
-            mask = seen[:, None, :]
+            valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)
+            mask = valid[:, None, :]
         return NeuralDrafts(torch.cat(drafts, 1))

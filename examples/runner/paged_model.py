@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM with a paged KV cache, at the slots that the state computes."""
+"""Runs a Hugging Face causal LM with a paged KV cache, at the slots that the state computes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PagedKVCache:
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores key and value [N, heads, size] at `slots` [N]; returns the layer's whole cache."""
+        """Stores key and value [N, heads, size] at `slots` [N]; returns the layer's full cache."""
         if layer not in self.layers:
             self.layers[layer] = (
                 key.new_zeros(self.num_slots, *key.shape[1:]),
@@ -56,12 +56,14 @@ class QueryGroup:
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> torch.Tensor:
-        """[b,1,q,L] attention mask: a token sees its own position and those before it."""
+        """Returns the [b,1,q,L] causal attention mask, limited to `window` positions if given."""
         if window not in self.masks:
-            places = torch.arange(self.slots.shape[1], device=self.slots.device)
-            before = self.positions[..., None] - places
-            seen = before >= 0
-            self.masks[window] = (seen if window is None else seen & (before < window))[:, None]
+            key_positions = torch.arange(self.slots.shape[1], device=self.slots.device)
+            distance = self.positions[..., None] - key_positions
+            visible = distance >= 0
+            if window is not None:
+                visible &= distance < window
+            self.masks[window] = visible[:, None]
         return self.masks[window]
 
 
@@ -103,7 +105,7 @@ def plan_step(
         num_blocks = -(-int(upper_seq_lens[members].max()) // block_size)
         tokens = to_device(starts[members, None] + np.arange(length), device)
         rows = inputs.slot_indices[to_device(members, device)].long()
-        # -1 means no block: such places are masked, so any slot can be read.
+        # -1 means no block: these positions are masked, so any slot can be read.
         blocks = block_table[rows, :num_blocks].long().clamp(min=0)
         slots = (blocks[..., None] * block_size + offsets).flatten(1)
         groups.append(QueryGroup(tokens, inputs.positions[tokens], slots))
@@ -112,7 +114,7 @@ def plan_step(
 
 
 def to_device(values: IntArray, device: torch.device) -> torch.Tensor:
-    """The values as int64 on the device; the host does not wait for the copy."""
+    """Copies the values as int64 to the device; the host does not wait for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(values, np.int64))
     if device.type == "cpu":
         return tensor
@@ -131,10 +133,12 @@ def paged_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it, with query, key and value [1, heads, N, size]."""
+    """Computes attention for transformers, with query, key and value [1, heads, N, size]."""
     for name in ("softcap", "s_aux"):
         if options.get(name) is not None:
-            raise NotImplementedError(f"paged_attention: {name}: expected None")
+            raise NotImplementedError(
+                f"paged_attention: {name}: expected None, got {options[name]!r:.60}"
+            )
     keys, values = paged_step.cache.write(
         module.layer_idx,  # type: ignore[arg-type]
         paged_step.slot_mapping,
@@ -144,7 +148,7 @@ def paged_attention(
     queries = query[0].transpose(0, 1)
     attended = values.new_empty(*queries.shape[:2], values.shape[-1])
     for group in paged_step.groups:
-        found = torch.nn.functional.scaled_dot_product_attention(
+        output = torch.nn.functional.scaled_dot_product_attention(
             queries[group.tokens].transpose(1, 2),
             keys[group.slots].transpose(1, 2),
             values[group.slots].transpose(1, 2),
@@ -152,7 +156,7 @@ def paged_attention(
             scale=scaling,
             enable_gqa=True,
         )
-        attended[group.tokens] = found.transpose(1, 2)
+        attended[group.tokens] = output.transpose(1, 2)
     return attended[None], None
 
 
@@ -168,13 +172,13 @@ class PagedModel:
             model: a causal LM in evaluation mode, its attention set to :data:`IMPLEMENTATION`.
 
         Raises:
-            ValueError: the model has another attention.
+            ValueError: the model does not use this attention.
         """
         attention = model.config._attn_implementation
         if attention != IMPLEMENTATION:
             raise ValueError(
                 f"PagedModel: model: expected attention {IMPLEMENTATION!r}, got {attention!r}; "
-                "see load and paged of this module"
+                "use load() or paged() of this module"
             )
         self.model = model
         self.block_size = block_size
@@ -186,19 +190,19 @@ class PagedModel:
         block_table: torch.Tensor,
         num_tokens: IntArray,
         upper_seq_lens: IntArray,
-        logits_of: torch.Tensor,
+        logit_indices: torch.Tensor,
     ) -> torch.Tensor:
-        """The logits [L,V] after the flat tokens `logits_of` [L]; arguments as of
-        :func:`plan_step`."""
+        """Runs the step's tokens; returns logits [L,V] at the flat positions `logit_indices` [L].
+        The other arguments are those of :func:`plan_step`."""
         step = plan_step(
             self.cache, inputs, block_table, self.block_size, num_tokens, upper_seq_lens
         )
-        used = inputs.num_step_tokens
+        count = inputs.num_step_tokens
         logits: torch.Tensor = self.model(
-            input_ids=inputs.input_ids[None, :used],
-            position_ids=inputs.positions[None, :used],
+            input_ids=inputs.input_ids[None, :count],
+            position_ids=inputs.positions[None, :count],
             use_cache=False,
-            logits_to_keep=logits_of,
+            logits_to_keep=logit_indices,
             paged_step=step,
         ).logits
         return logits[0]
@@ -206,13 +210,13 @@ class PagedModel:
 
 @contextmanager
 def paged(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block, a loaded model uses our attention."""
-    before = model.config._attn_implementation
+    """Makes a loaded model use paged attention within the block."""
+    previous = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(previous)
 
 
 def load(
@@ -222,8 +226,11 @@ def load(
     dtype: torch.dtype | None = None,
     attention: str = IMPLEMENTATION,
 ) -> PreTrainedModel:
-    """A local model folder, with our attention or another (a draft model's: "sdpa"). Nothing is
-    downloaded."""
+    """Loads a model from a local folder; nothing is downloaded.
+
+    Args:
+        attention: transformers' name of the attention; a draft model needs "sdpa".
+    """
     from transformers import AutoModelForCausalLM
 
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

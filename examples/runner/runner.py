@@ -1,9 +1,9 @@
-"""The loop: schedule, run the model, sample, draft; the host is at most one step ahead."""
+"""The runner's loop: schedule, forward, sample, draft. The host runs at most one step ahead."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -28,54 +28,54 @@ from .scheduler import Request, ScheduledStep, Scheduler
 from .trace import Trace
 
 NO_DRAFTS = NgramConfig(k=1, max_len=0)
-"""A lookup without drafts, so that the same state also runs without speculation."""
+"""A lookup that never drafts, so that the same state also runs without speculation."""
 
 
 @dataclass(frozen=True)
 class RunnerConfig:
-    """Sizes and modes."""
+    """Sizes and modes of a runner."""
 
     ngram: NgramConfig | None = field(default_factory=NgramConfig)
-    """What drafts, from a store too if it asks for one; None: no speculation."""
+    """Options of n-gram drafting, including the store; None: no speculation."""
     merge: MergeConfig = field(default_factory=MergeConfig)
-    """With a draft model: when n-grams replace its drafts."""
+    """With a draft model: the rule by which n-gram drafts replace neural drafts."""
     draft_window: int = 64
-    """With a draft model: the newest tokens of each request that it reads."""
+    """With a draft model: number of newest tokens of each request that it reads."""
     engine: Literal["index", "scan", "auto"] = "auto"
     """How drafts are found (`AsyncConfig.engine`)."""
     draft_on: Literal["auto", "device", "host"] = "auto"
-    """Where they are found (`AsyncConfig.draft_on`)."""
+    """Where drafts are found (`AsyncConfig.draft_on`)."""
     asynchronous: bool = True
     """Whether the host schedules a step while the previous one runs."""
     padded: bool = True
-    """Whether each request has k drafts in each step, padded if fewer were found: then all steps
-    have one shape and the host never waits for a lookup."""
+    """Whether each request gets exactly k drafts per step, padded if the lookup found fewer. All
+    steps then have the same shape, and the host never waits for the lookup."""
     max_rows: int = 16
-    """Requests that run at once."""
+    """Maximum number of requests that run at once."""
     row_capacity: int = 2048
-    """Tokens of the longest request."""
+    """Maximum number of tokens of a request."""
     block_size: int = 16
-    """Tokens of a KV block."""
+    """Tokens per KV block."""
     num_blocks: int | None = None
-    """KV blocks of all requests together; None: enough for all rows. If they do not suffice,
-    requests are preempted."""
+    """KV blocks shared by all requests; None: enough for all rows. If a step needs more blocks than
+    are free, requests are preempted."""
     max_step_tokens: int = 512
-    """Maximum tokens of a step; a longer prompt takes several steps."""
+    """Maximum tokens per step; a longer prompt takes several steps."""
     sampling: Sampling = field(default_factory=Sampling)
     trace: bool = False
-    """Whether `Runner.trace` times the phases of each step. Its memory grows with the steps."""
+    """Whether `Runner.trace` times the phases of each step. Memory grows with each step."""
 
 
 @dataclass
 class Figures:
-    """Counts over all steps; padding does not count as drafts."""
+    """Counts over all steps. Padding is not counted as drafts."""
 
     steps: int = 0
     tokens: int = 0
     drafts: int = 0
     accepted: int = 0
     neural_drafts: int = 0
-    """Of these drafts, those that the draft model began."""
+    """The part of `drafts` that came from the draft model."""
     neural_accepted: int = 0
     preemptions: int = 0
 
@@ -83,17 +83,20 @@ class Figures:
 def check_draft_model(
     draft_model: PreTrainedModel, model: PreTrainedModel, config: RunnerConfig
 ) -> None:
-    """
+    """Checks that the draft model can draft for the model.
+
     Raises:
-        ValueError: it cannot draft for the model.
+        ValueError: no speculation is configured, or vocabulary or device differ.
     """
     if config.ngram is None:
-        raise ValueError("Runner: draft_model: expected None without speculation")
-    sizes = draft_model.config.vocab_size, model.config.vocab_size
-    if sizes[0] != sizes[1]:
         raise ValueError(
-            f"Runner: draft_model: expected the model's vocabulary of {sizes[1]} tokens, "
-            f"got {sizes[0]}"
+            "Runner: draft_model: expected None without speculation (ngram=None), got a model"
+        )
+    draft_size, size = draft_model.config.vocab_size, model.config.vocab_size
+    if draft_size != size:
+        raise ValueError(
+            f"Runner: draft_model: expected the model's vocabulary of {size} tokens, "
+            f"got {draft_size}"
         )
     if draft_model.device != model.device:
         raise ValueError(
@@ -114,20 +117,20 @@ class Runner:
     ) -> None:
         """
         Args:
-            model: a causal LM whose attention is ours (:func:`paged_model.load`).
-            store: one of ``kind="torch"``, loaded or warmed, in place of its own.
-            draft_model: a smaller causal LM of the same vocabulary and device, with transformers'
-                own attention; it drafts where n-grams promise less.
+            model: a causal LM that uses paged attention (:func:`paged_model.load`).
+            store: an existing store of ``kind="torch"``; None: a new one if the config asks for it.
+            draft_model: a smaller causal LM with the same vocabulary and device, and with
+                transformers' own attention. Its drafts are used where n-grams are expected to be
+                worse.
 
         Raises:
-            ValueError: a model whose attention is another, a draft model that does not fit, or one
-                without speculation.
+            ValueError: the model does not use paged attention, or the draft model does not fit.
         """
         if draft_model is not None:
             check_draft_model(draft_model, model, config)
         self.config, self.device = config, model.device
-        width = -(-config.row_capacity // config.block_size)
-        num_blocks = config.num_blocks or config.max_rows * width
+        blocks_per_row = -(-config.row_capacity // config.block_size)
+        num_blocks = config.num_blocks or config.max_rows * blocks_per_row
         self.model = PagedModel(model, num_blocks, config.block_size)
         self.state = AsyncSpecState(
             AsyncConfig(
@@ -137,7 +140,7 @@ class Runner:
                 max_rows=config.max_rows,
                 row_capacity=config.row_capacity,
                 max_step_tokens=config.max_step_tokens,
-                kv_groups=(KVGroup(config.block_size, width),),
+                kv_groups=(KVGroup(config.block_size, blocks_per_row),),
                 disable_padded_drafter_batch=not config.padded,
                 merge=config.merge if draft_model is not None else None,
             ),
@@ -156,15 +159,9 @@ class Runner:
         if draft_model is not None:
             self.draft_model = DraftModel(draft_model, self.scheduler.k, config.draft_window)
         self.trace = Trace(self.device, enabled=config.trace)
-        self.reset_figures()
+        self.figures = Figures()
         self._in_flight: deque[ScheduledStep] = deque()
         self._has_drafts = False
-        self._on_tokens: Callable[[int, list[int]], None] | None = None
-
-    def reset_figures(self) -> None:
-        """Resets counts and times."""
-        self.figures = Figures()
-        self.trace.clear()
 
     def generate(
         self,
@@ -174,32 +171,30 @@ class Runner:
         stop_token_ids: Iterable[int] = (),
         request_ids: Iterable[int] | None = None,
         scopes: Iterable[int | str | None] | None = None,
-        on_tokens: Callable[[int, list[int]], None] | None = None,
     ) -> list[list[int]]:
-        """The continuation of each prompt, a stop token included.
+        """Returns the continuation of each prompt, including a stop token.
 
         Args:
-            request_ids: keys of each request's randomness; None: 0, 1, ...
-            scopes: with a store: requests share text only within a scope; None: one scope for all.
-            on_tokens: is told the id and the new tokens of each request, when they are known.
+            request_ids: random seeds of the requests are derived from these ids; None: 0, 1, ...
+            scopes: with a store, requests share text only within a scope; None: one scope for all.
 
         Raises:
-            ValueError: a prompt that is empty or too long for a row.
+            ValueError: a prompt is empty or too long for a row.
         """
         ids = range(len(prompts)) if request_ids is None else request_ids
-        owners = [None] * len(prompts) if scopes is None else scopes
+        scope_names = [None] * len(prompts) if scopes is None else scopes
         stops = frozenset(stop_token_ids)
         requests = [
-            Request(id, list(prompt), len(prompt) + max_new_tokens, stops, scope_of(owner))
-            for id, prompt, owner in zip(ids, prompts, owners, strict=True)
+            Request(id, list(prompt), len(prompt) + max_new_tokens, stops, scope_of(scope))
+            for id, prompt, scope in zip(ids, prompts, scope_names, strict=True)
         ]
-        self._on_tokens = on_tokens
         self.scheduler.add(*requests)
         while self.scheduler.has_work:
             self.step()
         while self._in_flight:
             self._reconcile()
-        if self.state.store is not None:  # no further step removes the last requests
+        if self.state.store is not None:
+            # No further step removes the last requests, so tell the store that they ended.
             self.scheduler.clear()
             self.state.rebuild([])
             self._has_drafts = False
@@ -207,8 +202,8 @@ class Runner:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Launches one step, and gets the results of the previous one (asynchronous) or of this
-        one."""
+        """Launches one step, then reads the results of the previous step (asynchronous) or of this
+        step (synchronous)."""
         number = self.figures.steps
         with self.trace.span("schedule", number):
             step = self._schedule()
@@ -237,25 +232,25 @@ class Runner:
         upper_tokens = self.state.upper_num_tokens
         assert upper_computed is not None
         assert upper_tokens is not None
-        found = None
+        num_found_drafts = None
         if not self.config.padded and self._has_drafts:
-            found = self.state.wait_drafts().num_draft_tokens
-        return self.scheduler.schedule(upper_computed, upper_tokens, found)
+            num_found_drafts = self.state.wait_drafts().num_draft_tokens
+        return self.scheduler.schedule(upper_computed, upper_tokens, num_found_drafts)
 
     def _forward(
         self, step: ScheduledStep, inputs: StepInputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [D+B,V] after each request's newest token and each of its drafts, and the flat
-        positions of these tokens."""
-        on_device = to_device(inputs.sample_indices, self.device)
+        """Returns logits [D+B,V] at each request's newest token and each of its drafts, and the
+        flat positions of these tokens."""
+        sample_indices = to_device(inputs.sample_indices, self.device)
         logits = self.model.forward(
             inputs,
             self.state.block_tables[0],
             step.batch.num_scheduled_tokens,
             step.upper_seq_lens,
-            on_device,
+            sample_indices,
         )
-        return logits, on_device
+        return logits, sample_indices
 
     def _sample(
         self,
@@ -264,38 +259,37 @@ class Runner:
         logits: torch.Tensor,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        drafts = inputs.draft_indices
-        owners = np.repeat([r.id for r in step.requests], step.batch.num_scheduled_drafts + 1)
-        # The token sampled after position p gets position p + 1, by the device's count.
+        """Returns the [B,k+1] sampled tokens: accepted drafts, the token after them, then -1."""
+        request_ids = np.repeat(
+            [request.id for request in step.requests], step.batch.num_scheduled_drafts + 1
+        )
+        # The token sampled after position p gets position p + 1, which only the device knows.
         scores = self.config.sampling.scores(
-            logits, to_device(owners, self.device), inputs.positions[rows] + 1
+            logits, to_device(request_ids, self.device), inputs.positions[rows] + 1
         )
         return verify_greedy(
             scores,
-            inputs.input_ids[to_device(drafts, self.device)],
+            inputs.input_ids[to_device(inputs.draft_indices, self.device)],
             inputs.cu_num_scheduled_drafts,
             self.state.config.ngram.k,
         )
 
     def _reconcile(self) -> None:
-        """Takes the tokens of the oldest step in flight."""
+        """Waits for the oldest step in flight and appends its tokens to the requests."""
         with self.trace.span("reconcile", self.figures.steps - len(self._in_flight)):
-            truth = self.state.reconcile()
+            result = self.state.reconcile()
             step = self._in_flight.popleft()
-            if truth.faults:  # only with an invalid sampler; this one is valid
-                raise RuntimeError(f"step {truth.step}: {dict(truth.faults)}")
+            if result.faults:  # only an invalid sampler causes faults
+                raise RuntimeError(f"step {result.step}: {dict(result.faults)}")
             for position, request in enumerate(step.requests):
-                count = truth.num_sampled[position]
+                count = result.num_sampled[position]
                 before = len(request.token_ids)
-                request.take(truth.sampled_token_ids[position, :count].tolist())
-                new = request.token_ids[before:]
-                self.figures.tokens += len(new)
-                if new and self._on_tokens is not None:
-                    self._on_tokens(request.id, new)
-            self.figures.drafts += int(truth.num_valid_drafts.sum())
-            self.figures.accepted += int(truth.num_accepted_drafts.sum())
-            if truth.draft_source is not None:
-                neural = truth.draft_source % 2 == 1
-                self.figures.neural_drafts += int(truth.num_valid_drafts[neural].sum())
-                self.figures.neural_accepted += int(truth.num_accepted_drafts[neural].sum())
+                request.append_sampled(result.sampled_token_ids[position, :count].tolist())
+                self.figures.tokens += len(request.token_ids) - before
+            self.figures.drafts += int(result.num_valid_drafts.sum())
+            self.figures.accepted += int(result.num_accepted_drafts.sum())
+            if result.draft_source is not None:
+                neural = result.draft_source % 2 == 1
+                self.figures.neural_drafts += int(result.num_valid_drafts[neural].sum())
+                self.figures.neural_accepted += int(result.num_accepted_drafts[neural].sum())
             self.figures.preemptions += step.preemptions

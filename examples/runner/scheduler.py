@@ -1,7 +1,7 @@
-"""Continuous batching: the requests of the next step, with their numbers of tokens and drafts.
+"""Continuous batching: chooses the requests of a step and their numbers of tokens and drafts.
 
-It never waits for a count from the device. It manages rows and blocks itself; for the lengths of
-requests it uses the state's upper bounds while steps are in flight.
+The scheduler never waits for the device. It manages rows and blocks itself, and uses the state's
+upper bounds for the lengths of requests while steps are in flight.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, its output and its state."""
+    """A prompt, its output and its scheduling state."""
 
     id: int
-    """The key of its randomness in sampling."""
+    """Selects the random numbers for sampling."""
     token_ids: list[int]
-    """The prompt, then the generated tokens known to the host."""
+    """The prompt, followed by the generated tokens that the host knows."""
     max_tokens: int
-    """Prompt and output together."""
+    """Maximum number of tokens of prompt and output."""
     stop_token_ids: frozenset[int] = frozenset()
     scope: int = 0
-    """With a store: the scope of its text."""
+    """With a store: requests entry text only within a scope."""
     num_prompt_tokens: int = 0
     row: int = -1
-    """-1 while it waits."""
+    """Row in the state, or -1 while the request waits."""
     blocks: list[int] = field(default_factory=list)
     position: int = -1
-    """Position in the last step's batch if it sampled there: then it has drafts."""
+    """Position in the last step's batch if the request sampled there and so has drafts, else -1."""
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -46,8 +46,8 @@ class Request:
     def output(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
-    def take(self, token_ids: Sequence[int]) -> None:
-        """Appends sampled tokens, up to a stop token or the last token allowed."""
+    def append_sampled(self, token_ids: Sequence[int]) -> None:
+        """Appends sampled tokens, up to a stop token or the maximum length."""
         for token in token_ids:
             if self.finished:
                 return
@@ -56,21 +56,21 @@ class Request:
 
 
 @dataclass
-class Share:
-    """A request's share of a step."""
+class ScheduledTokens:
+    """The tokens of a request in a step."""
 
     request: Request
     computed: int
-    """Upper bound of the tokens stored before the step: drafts in flight count as accepted."""
+    """Upper bound of computed tokens before the step; drafts in flight count as accepted."""
     known: int
-    """Upper bound of the tokens before the step."""
+    """Upper bound of the request's length before the step."""
     tokens: int
-    """Tokens in this step, drafts included."""
+    """Tokens in this step, including drafts."""
     drafts: int = 0
 
     @property
     def samples(self) -> bool:
-        """Whether it samples a token; otherwise its prompt continues in the next step."""
+        """Whether the request samples a token; otherwise its prefill continues in the next step."""
         return self.computed + self.tokens >= self.known
 
 
@@ -79,13 +79,13 @@ class ScheduledStep:
     batch: Batch
     requests: list[Request]
     upper_seq_lens: Int32Array
-    """[B] upper bounds of each request's length after the step's tokens are stored."""
+    """[B] upper bounds of each request's computed tokens after the step."""
     preemptions: int
-    """Requests that were preempted for the step."""
+    """Number of requests that were preempted to free blocks for the step."""
 
 
 class Scheduler:
-    """Rows, blocks, and the queues of waiting and running requests."""
+    """Manages rows, blocks, and the queues of waiting and running requests."""
 
     def __init__(
         self,
@@ -99,23 +99,23 @@ class Scheduler:
     ) -> None:
         """
         Args:
-            k: drafts per request and step; 0: no speculation.
+            k: maximum number of drafts per request and step; 0: no speculation.
         """
         self.block_size, self.max_step_tokens, self.k = block_size, max_step_tokens, k
         self.longest = min(row_capacity, num_blocks * block_size)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        """The longest-running first; the last one is preempted first."""
+        """In the order of admission; the last one is preempted first."""
         self.free_rows = list(range(max_rows))[::-1]
         self.free_blocks = list(range(num_blocks))[::-1]
         self._preemptions = 0
-        """Since the last step."""
+        """Preemptions since the last step."""
         self._removed: list[int] = []
 
     def clear(self) -> None:
-        """All requests have finished, and a state that is rebuilt without any has removed them."""
+        """Forgets all requests. Call it when they have finished and the state is rebuilt empty."""
         for request in list(self.running):
-            self._leave(request)
+            self._release(request)
         self.waiting.clear()
         self._removed.clear()
 
@@ -127,7 +127,8 @@ class Scheduler:
         """Adds all of the requests or none.
 
         Raises:
-            ValueError: no token to generate, or more tokens than a row or all blocks hold.
+            ValueError: a prompt is empty, max_tokens allows no output, or a request needs more
+                tokens than fit in a row or in all blocks.
         """
         for request in requests:
             if not 1 <= request.num_prompt_tokens < request.max_tokens <= self.longest:
@@ -139,91 +140,92 @@ class Scheduler:
         self.waiting += requests
 
     def schedule(
-        self, upper_computed: Int32Array, upper_tokens: Int32Array, found: Int32Array | None
+        self, upper_computed: Int32Array, upper_tokens: Int32Array, num_found: Int32Array | None
     ) -> ScheduledStep | None:
-        """The next step; None if no request can continue before a pending step is reconciled.
+        """Returns the next step, or None if every request must wait for a pending step's result.
 
         Args:
-            upper_computed, upper_tokens: [R] by row, the state's upper bounds.
-            found: [B] drafts that the last step's lookup found (unpadded), or None: every request
-                has k drafts, found or not (padded).
+            upper_computed, upper_tokens: [R] the state's upper bounds per row.
+            num_found: [B] number of drafts that the last step's lookup found (unpadded);
+                None: every request has k drafts (padded).
         """
         for request in [r for r in self.running if r.finished]:
-            self._leave(request)
+            self._release(request)
         self.waiting = deque(r for r in self.waiting if not r.finished)
         before = self._preemptions
-        shares, new_blocks = self._schedule_running(upper_computed, upper_tokens, found)
-        new = [] if self._preemptions > before else self._admit(shares)
-        if not shares:
+        scheduled, new_blocks = self._schedule_running(upper_computed, upper_tokens, num_found)
+        new = [] if self._preemptions > before else self._admit(scheduled)
+        if not scheduled:
             return None
         for request in self.running:
             request.position = -1
-        for position, share in enumerate(shares):
-            if share.samples:
-                share.request.position = position
+        for position, entry in enumerate(scheduled):
+            if entry.samples:
+                entry.request.position = position
         removed, self._removed = self._removed, []
         preemptions, self._preemptions = self._preemptions, 0
         batch = Batch(
-            rows=_int32([share.request.row for share in shares]),
-            num_scheduled_tokens=_int32([share.tokens for share in shares]),
-            num_scheduled_drafts=_int32([share.drafts for share in shares]),
+            rows=_int32([entry.request.row for entry in scheduled]),
+            num_scheduled_tokens=_int32([entry.tokens for entry in scheduled]),
+            num_scheduled_drafts=_int32([entry.drafts for entry in scheduled]),
             removed=_int32(removed),
             new=new,
             new_blocks=(new_blocks,),
         )
         return ScheduledStep(
             batch,
-            [share.request for share in shares],
-            _int32([share.computed + share.tokens for share in shares]),
+            [entry.request for entry in scheduled],
+            _int32([entry.computed + entry.tokens for entry in scheduled]),
             preemptions,
         )
 
     def _schedule_running(
-        self, upper_computed: Int32Array, upper_tokens: Int32Array, found: Int32Array | None
-    ) -> tuple[list[Share], NewBlocks]:
-        shares: list[Share] = []
+        self, upper_computed: Int32Array, upper_tokens: Int32Array, num_found: Int32Array | None
+    ) -> tuple[list[ScheduledTokens], NewBlocks]:
+        scheduled: list[ScheduledTokens] = []
         rows: list[int] = []
         blocks: list[int] = []
         budget = self.max_step_tokens
         for request in list(self.running):
-            if request.row < 0 or budget == 0:  # preempted for one before it; nothing left
+            if request.row < 0 or budget == 0:  # preempted by an earlier request; budget spent
                 break
             computed, known = int(upper_computed[request.row]), int(upper_tokens[request.row])
             if known >= request.max_tokens:
-                continue  # it may be done: wait for the exact length
-            share = Share(request, computed, known, min(known - computed, budget))
+                continue  # may be finished: wait for the exact length
+            entry = ScheduledTokens(request, computed, known, min(known - computed, budget))
             if request.position >= 0:
-                # No step may exceed the request's last token.
-                share.drafts = min(self.k, request.max_tokens - 1 - known, budget - 1)
-                if found is not None:
-                    share.drafts = min(share.drafts, int(found[request.position]))
-                share.tokens += share.drafts
-            missing = self._missing_blocks(request, computed + share.tokens)
+                # A step must not compute positions after the request's last token.
+                entry.drafts = min(self.k, request.max_tokens - 1 - known, budget - 1)
+                if num_found is not None:
+                    entry.drafts = min(entry.drafts, int(num_found[request.position]))
+                entry.tokens += entry.drafts
+            missing = self._missing_blocks(request, computed + entry.tokens)
             while missing > len(self.free_blocks) and request.row >= 0:
                 self._preempt(self.running[-1])
             if request.row < 0:
                 break
-            given = self._give_blocks(request, missing)
-            rows += [request.row] * len(given)
-            blocks += given
-            shares.append(share)
-            budget -= share.tokens
-        return shares, NewBlocks(_int32(rows), _int32(blocks))
+            added = self._add_blocks(request, missing)
+            rows += [request.row] * len(added)
+            blocks += added
+            scheduled.append(entry)
+            budget -= entry.tokens
+        return scheduled, NewBlocks(_int32(rows), _int32(blocks))
 
-    def _admit(self, shares: list[Share]) -> list[Admission]:
+    def _admit(self, scheduled: list[ScheduledTokens]) -> list[Admission]:
+        """Starts waiting requests while rows, blocks and the token budget suffice."""
         admissions = []
-        budget = self.max_step_tokens - sum(share.tokens for share in shares)
+        budget = self.max_step_tokens - sum(entry.tokens for entry in scheduled)
         while self.waiting and self.free_rows and budget:
             request = self.waiting[0]
             known = len(request.token_ids)
-            share = Share(request, 0, known, min(known, budget))
-            missing = self._missing_blocks(request, share.tokens)
+            entry = ScheduledTokens(request, 0, known, min(known, budget))
+            missing = self._missing_blocks(request, entry.tokens)
             if missing > len(self.free_blocks):
                 break
             self.waiting.popleft()
             self.running.append(request)
             request.row = self.free_rows.pop()
-            self._give_blocks(request, missing)
+            self._add_blocks(request, missing)
             admissions.append(
                 Admission(
                     request.row,
@@ -233,28 +235,31 @@ class Scheduler:
                     stop=Stop(tuple(request.stop_token_ids), request.max_tokens),
                 )
             )
-            shares.append(share)
-            budget -= share.tokens
+            scheduled.append(entry)
+            budget -= entry.tokens
         return admissions
 
     def _missing_blocks(self, request: Request, num_tokens: int) -> int:
         return max(0, -(-num_tokens // self.block_size) - len(request.blocks))
 
-    def _give_blocks(self, request: Request, count: int) -> list[int]:
-        given = [self.free_blocks.pop() for _ in range(count)]
-        request.blocks += given
-        return given
+    def _add_blocks(self, request: Request, count: int) -> list[int]:
+        added = [self.free_blocks.pop() for _ in range(count)]
+        request.blocks += added
+        return added
 
     def _preempt(self, request: Request) -> None:
-        """Preempts a request, which will be recomputed from the tokens known to the host. Those of
-        a pending step are known by then: it is reconciled before the second next step."""
-        self._leave(request)
+        """Moves a request back to the waiting queue, to be recomputed from the host's tokens.
+
+        The host then also knows the tokens of a pending step, because each step is reconciled
+        before the step after the next one is scheduled.
+        """
+        self._release(request)
         self.waiting.appendleft(request)
         self._preemptions += 1
 
-    def _leave(self, request: Request) -> None:
-        """Frees its row and blocks at once: on the device, writes of pending steps come before
-        later ones."""
+    def _release(self, request: Request) -> None:
+        """Frees a request's row and blocks. They can be reused at once, because the device executes
+        the writes of pending steps before those of later steps."""
         self.running.remove(request)
         self._removed.append(request.row)
         self.free_rows.append(request.row)

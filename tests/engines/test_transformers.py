@@ -1,187 +1,615 @@
-"""Our drafts in `model.generate`: the text is the same."""
+"""`drafting` does not change the output of `model.generate`, or the call raises an error that names
+the reason. The tests cover all arguments and options of the installed transformers."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
+import random
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
-import ngram_npu
+import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig
+from ngram_npu import NgramConfig, NgramStore
 
 pytest.importorskip("transformers")
 
-import ngram_npu.engines.transformers as ours
-from runner import worlds
+import ngram_npu.engines.transformers as adapter
+import transformers
+import transformers_models as models
+from ngram_npu.engines.transformers import drafting
+from runner import tiny_model, workload
 from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DynamicCache,
     EosTokenCriteria,
+    GenerationConfig,
     GenerationMixin,
+    LogitsProcessorList,
     MaxLengthCriteria,
     StoppingCriteriaList,
+    TextStreamer,
 )
 
 README = Path(__file__).resolve().parents[2] / "README.md"
-REQUESTS = 100
+K = 5
 NEW_TOKENS = 24
+NEWLINE = ord("\n")
+PROMPT = b"> read(a41)\nread(a41) ok\n> find(c70)\nfind(c70) no\n> read(a4"
+TOKENS = torch.tensor([list(PROMPT)])
+SAMPLED = {"do_sample": True}
+RETURNED = {"return_dict_in_generate": True}
+
+
+def make_supported_options(greedy: list[int]) -> dict[str, dict[str, Any]]:
+    """Returns options that set each supported field of a generation config.
+
+    Args:
+        greedy: the greedy output, from which tokens are chosen so that the options have an effect.
+    """
+    length = TOKENS.shape[1]
+    ends = {"eos_token_id": [greedy[3], greedy[12]]}
+    return {
+        "bad_words_ids": {"bad_words_ids": [[greedy[4]], [greedy[1], greedy[2]]]},
+        "begin_suppress_tokens": {"begin_suppress_tokens": [greedy[0]]},
+        "bos_token_id": {"bos_token_id": 5},
+        "decoder_start_token_id": {"decoder_start_token_id": 5},
+        "disable_compile": {"disable_compile": True},
+        "do_sample": SAMPLED,
+        "early_stopping": {"early_stopping": True},
+        "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 3},
+        "encoder_repetition_penalty": {"encoder_repetition_penalty": 0.2},
+        "eos_token_id": ends,
+        "epsilon_cutoff": {**SAMPLED, "epsilon_cutoff": 0.3},
+        "eta_cutoff": {**SAMPLED, "eta_cutoff": 0.9},
+        "exponential_decay_length_penalty": {
+            "eos_token_id": greedy[9],
+            "exponential_decay_length_penalty": (1, 4.0),
+        },
+        "forced_bos_token_id": {"forced_bos_token_id": greedy[0], "input_ids": TOKENS[:, :1]},
+        "forced_eos_token_id": {"forced_eos_token_id": 5},
+        "length_penalty": {"length_penalty": 2.0},
+        "max_length": {"max_length": length + 17, "max_new_tokens": None},
+        "max_new_tokens": {"max_new_tokens": 13},
+        "max_time": {"max_time": 1e-9},
+        "min_length": {"min_length": length + 9, **ends},
+        "min_new_tokens": {"min_new_tokens": 9, **ends},
+        "min_p": {**SAMPLED, "min_p": 0.9},
+        "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
+        "output_attentions": {**RETURNED, "output_attentions": True},
+        "output_hidden_states": {**RETURNED, "output_hidden_states": True},
+        "output_logits": {**RETURNED, "output_logits": True},
+        "output_scores": {**RETURNED, **SAMPLED, "output_scores": True, "top_k": 5},
+        "pad_token_id": {"pad_token_id": 5},
+        "remove_invalid_values": {"remove_invalid_values": True},
+        "renormalize_logits": {**SAMPLED, "renormalize_logits": True},
+        "repetition_penalty": {"repetition_penalty": 3.0},
+        "return_dict_in_generate": RETURNED,
+        "sequence_bias": {"sequence_bias": [[[greedy[1], greedy[2]], -50.0], [[greedy[5]], -9.0]]},
+        "stop_strings": {"stop_strings": [bytes(greedy[7:10]).decode(), "?!"]},
+        "suppress_tokens": {"suppress_tokens": [greedy[2], greedy[7]]},
+        "temperature": {**SAMPLED, "temperature": 3.0},
+        "top_h": {**SAMPLED, "top_h": 0.1},
+        "top_k": {**SAMPLED, "top_k": 1},
+        "top_p": {**SAMPLED, "top_p": 0.2},
+        "typical_p": {**SAMPLED, "typical_p": 0.2},
+    }
+
+
+SUPPORTED = make_supported_options([65] * NEW_TOKENS).keys()
+FIELDS_WITHOUT_EFFECT = {
+    *("bos_token_id", "decoder_start_token_id", "disable_compile", "early_stopping"),
+    *("length_penalty", "pad_token_id", "remove_invalid_values", "renormalize_logits"),
+    *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
+    "return_dict_in_generate",
+}
+"""Fields that do not change the text; the options of all others must change it."""
+UNSUPPORTED: dict[str, Any] = {
+    "assistant_confidence_threshold": 0.5,
+    "assistant_early_exit": 1,
+    "assistant_ensemble_weight": 0.5,
+    "assistant_lookbehind": 5,
+    "cache_config": {"nbits": 4},
+    "cache_implementation": "static",
+    "compile_config": transformers.CompileConfig(),
+    "constraints": [1],
+    "continuous_batching_config": object(),
+    "diversity_penalty": 0.5,
+    "dola_layers": "low",
+    "force_words_ids": [[5]],
+    "guidance_scale": 2.0,
+    "is_assistant": True,
+    "low_memory": True,
+    "max_cache_len": 100,
+    "max_matching_ngram_size": 3,
+    "num_assistant_tokens": 3,
+    "num_assistant_tokens_schedule": "heuristic",
+    "num_beam_groups": 2,
+    "num_beams": 2,
+    "num_return_sequences": 2,
+    "penalty_alpha": 0.6,
+    "prefill_chunk_size": 8,
+    "prompt_lookup_num_tokens": 3,
+    "return_legacy_cache": True,
+    "speculation_type": "dflash",
+    "target_lookbehind": 5,
+    "token_healing": True,
+    "use_cache": False,
+    "use_mtp": True,
+    "watermarking_config": transformers.WatermarkingConfig(),
+}
+UNSUPPORTED_ARGUMENTS: dict[str, Any] = {
+    "assistant_model": object(),
+    "assistant_tokenizer": object(),
+    "custom_generate": lambda *_, **__: None,
+    "inputs_embeds": torch.zeros(1, 3, 64, dtype=torch.float64),
+    "logits_processor": LogitsProcessorList(),
+    "logits_to_keep": 1,
+    "negative_prompt_attention_mask": torch.ones(1, 2),
+    "negative_prompt_ids": TOKENS,
+    "past_key_values": DynamicCache(),
+    "pixel_values": torch.zeros(1, 3, 8, 8),
+    "position_ids": torch.arange(TOKENS.shape[1])[None],
+    "prefix_allowed_tokens_fn": lambda *_: [5],
+    "stopping_criteria": StoppingCriteriaList([lambda *_, **__: torch.ones(1, dtype=torch.bool)]),
+    "synced_gpus": True,
+    "token_type_ids": torch.zeros_like(TOKENS),
+    "trust_remote_code": True,
+    "use_model_defaults": True,
+}
+FIELDS = {name for name in vars(GenerationConfig()) if name[0] != "_"} - {"transformers_version"}
+
+
+@pytest.fixture(scope="module")
+def folder() -> str:
+    return str(tiny_model.cached())
+
+
+@pytest.fixture(scope="module")
+def model(folder: str) -> Any:
+    """The tiny model as transformers loads it, on one thread: it is too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def drafter(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Drafts some tokens of `text` in each step, then wrong tokens from `make_wrong`."""
+    rng = random.Random(0)
+    drafter = SimpleNamespace(text=[], make_wrong=lambda: rng.randrange(32, 128))
+
+    def propose(_: Any, count: Any, **__: Any) -> SimpleNamespace:
+        length = int(count[0])
+        draft = drafter.text[length : length + rng.randint(0, K)]
+        draft = draft + [drafter.make_wrong() for _ in range(K - len(draft))]
+        return SimpleNamespace(
+            draft_token_ids=np.array([draft], np.int32), num_draft_tokens=np.array([K])
+        )
+
+    monkeypatch.setattr(adapter, "NgramProposer", lambda *_, **__: SimpleNamespace(propose=propose))
+    return drafter
+
+
+@pytest.fixture
+def deterministic_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a sampled token a function of its probabilities. Equal texts then show that drafts
+    change neither a probability nor the choice."""
+
+    def choose(probabilities: torch.Tensor, num_samples: int) -> torch.Tensor:
+        assert num_samples == 1
+        return (probabilities.cumsum(-1) < 0.8).sum(-1, keepdim=True).clamp(max=127)
+
+    monkeypatch.setattr(torch, "multinomial", choose)
+
+
+def get_text(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output.sequences
+
+
+def assert_equal(output: Any, expected: Any) -> None:
+    """Compares two outputs of `generate` of any kind."""
+    assert type(output) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert output.shape == expected.shape
+        torch.testing.assert_close(output, expected)
+    elif isinstance(expected, dict):
+        assert output.keys() == expected.keys()
+        for name in expected:
+            assert_equal(output[name], expected[name])
+    elif isinstance(expected, tuple):
+        assert len(output) == len(expected)
+        for one, other in zip(output, expected, strict=True):
+            assert_equal(one, other)
+    elif hasattr(expected, "get_seq_length"):
+        assert output.get_seq_length() == expected.get_seq_length()
+        for one, other in zip(output.layers, expected.layers, strict=True):
+            assert_equal(one.keys, other.keys)
+    else:
+        assert output == expected
+
+
+@contextmanager
+def count_passes(model: Any) -> Iterator[list[None]]:
+    """Yields a list that gets an item for each forward pass within the block."""
+    passes: list[None] = []
+    hook = model.register_forward_hook(lambda *_: passes.append(None))
+    try:
+        yield passes
+    finally:
+        hook.remove()
+
+
+def compare(model: Any, drafter: SimpleNamespace, **options: Any) -> tuple[torch.Tensor, int]:
+    """Compares the outputs with and without drafts. Returns the text and the number of forward
+    passes with drafts."""
+    settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **options}
+    expected = model.generate(**settings)
+    drafter.text = get_text(expected)[0].tolist()
+    with count_passes(model) as passes, drafting(model, NgramConfig(k=K)):
+        output = model.generate(**settings)
+    assert_equal(output, expected)
+    return get_text(expected), len(passes)
+
+
+def test_tables_name_all_fields_and_arguments() -> None:
+    """A field or argument of a new version raises an error until these tests cover it."""
+    assert not SUPPORTED & UNSUPPORTED.keys()
+    assert adapter._FIELDS - {"transformers_version"} == SUPPORTED
+    assert SUPPORTED | UNSUPPORTED.keys() >= FIELDS
+    arguments = inspect.signature(GenerationMixin.generate).parameters.keys()
+    assert arguments <= UNSUPPORTED_ARGUMENTS.keys() | adapter._ARGUMENTS | {"self", "kwargs"}
+    assert not UNSUPPORTED_ARGUMENTS.keys() & adapter._ARGUMENTS
+    families = {f"{family}ForConditionalGeneration" for family in models.IMAGE_MODELS}
+    assert families == adapter._IMAGE_MODELS
+
+
+@pytest.mark.parametrize("field", sorted(FIELDS & SUPPORTED))
+def test_drafting_with_supported_field_returns_equal_output(
+    model: Any, folder: str, drafter: SimpleNamespace, deterministic_sampling: None, field: str
+) -> None:
+    defaults = {"input_ids": TOKENS, "max_new_tokens": NEW_TOKENS, "do_sample": False}
+    greedy = model.generate(**defaults)[0, TOKENS.shape[1] :].tolist()
+    options = defaults | make_supported_options(greedy)[field]
+    if field == "stop_strings":
+        options["tokenizer"] = AutoTokenizer.from_pretrained(folder)
+    if field == "output_attentions":
+        model.set_attn_implementation("eager")
+    try:
+        text, passes = compare(model, drafter, **options)
+    finally:
+        model.set_attn_implementation("sdpa")
+    generated = text.shape[1] - options["input_ids"].shape[1]
+    assert passes < generated or generated == 1  # some drafts were accepted
+    without = {name: value for name, value in options.items() if name != field}
+    if field in defaults:
+        without[field] = defaults[field]
+    elif field == "max_length":
+        without["max_new_tokens"] = NEW_TOKENS
+    plain = get_text(model.generate(**without))
+    assert plain.equal(text) == (field in FIELDS_WITHOUT_EFFECT)
+
+
+@pytest.mark.parametrize("field", sorted(FIELDS & UNSUPPORTED.keys()))
+def test_drafting_with_unsupported_field_raises_error(model: Any, field: str) -> None:
+    options = {"max_new_tokens": 3, "do_sample": True, field: UNSUPPORTED[field]}
+    config = GenerationConfig(max_new_tokens=3, do_sample=True)
+    setattr(config, field, UNSUPPORTED[field])
+    for arguments in (options, {"generation_config": config}):
+        with drafting(model), pytest.raises(ValueError, match=rf"^drafting: .*{field}="):
+            model.generate(TOKENS, **arguments)
+
+
+def test_drafting_with_default_fields_is_accepted(model: Any) -> None:
+    """Including explicit defaults, and False instead of None."""
+    defaults = getattr(GenerationConfig(), "_get_default_generation_params", dict)()
+    fields = {**vars(GenerationConfig()), **defaults, "is_assistant": False, "max_new_tokens": 3}
+    options = {
+        name: value for name, value in fields.items() if name in FIELDS and value is not None
+    }
+    options.pop("max_length", None)
+    with drafting(model):
+        model.generate(TOKENS, **options)
+
+
+def test_drafting_with_unknown_field_raises_error(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in (1, True):
+        config = GenerationConfig(max_new_tokens=3, a_new_field=value)
+        with (
+            drafting(model),
+            pytest.raises(ValueError, match=r"drafting: .*a_new_field="),
+        ):
+            model.generate(TOKENS, generation_config=config)
+    monkeypatch.setattr(model.generation_config, "guidance_scale", 2.0)
+    with (
+        drafting(model),
+        pytest.raises(ValueError, match=r"drafting: .*guidance_scale="),
+    ):
+        model.generate(TOKENS, max_new_tokens=3)
+
+
+@pytest.mark.parametrize("argument", [*UNSUPPORTED_ARGUMENTS, "no_argument"])
+def test_drafting_with_unsupported_argument_raises_error(model: Any, argument: str) -> None:
+    arguments = {argument: UNSUPPORTED_ARGUMENTS.get(argument, 1)}
+    with drafting(model), pytest.raises(ValueError, match=f"^drafting: .*{argument}="):
+        model.generate(TOKENS, max_new_tokens=3, **arguments)
+    if argument in inspect.signature(GenerationMixin.generate).parameters:
+        with drafting(model):
+            model.generate(TOKENS, max_new_tokens=3, **{argument: None})
+
+
+def test_drafting_with_several_requests_raises_error(model: Any) -> None:
+    both = TOKENS.repeat(2, 1)
+    for call in (
+        lambda: model.generate(both),
+        lambda: model.generate(inputs=both),
+        lambda: model.generate(input_ids=both),
+    ):
+        with drafting(model), pytest.raises(ValueError, match="one request per call"):
+            call()
+
+
+def test_drafting_with_padded_prompt_returns_equal_text(
+    model: Any, drafter: SimpleNamespace
+) -> None:
+    for masked in ([0, 1, 2], [0, 20, 21]):
+        mask = torch.ones_like(TOKENS)
+        mask[0, masked] = 0
+        compare(model, drafter, input_ids=TOKENS, attention_mask=mask)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_output_with_stop_condition_ends_at_same_token(
+    model: Any, folder: str, drafter: SimpleNamespace, deterministic_sampling: None, do_sample: bool
+) -> None:
+    """Stops at each position: by a string of two tokens, by one token, and by the length."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    sampled = {"input_ids": TOKENS, "do_sample": do_sample, "temperature": 2.0}
+    text, _ = compare(model, drafter, **sampled)
+    generated = text[0, TOKENS.shape[1] :].tolist()
+    ends = set()
+    for place in range(0, NEW_TOKENS - 1, 2):
+        first, second = generated[place : place + 2]
+        for ending in (
+            {"stop_strings": [bytes([first, second]).decode()], "tokenizer": tokenizer},
+            {"eos_token_id": first},
+            {"max_new_tokens": place + 1},
+        ):
+            ended, _ = compare(model, drafter, **sampled, **ending)
+            ends.add(ended.shape[1])
+    assert len(ends) > 8
+
+
+@pytest.mark.parametrize("ending", ["stop_strings", "eos_token_id"])
+def test_prompt_that_ends_with_stop_is_continued(
+    model: Any,
+    folder: str,
+    drafter: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: str,
+) -> None:
+    """Without drafts, only the tokens after the prompt are compared with the stop conditions.
+    Before version 5.17, transformers also checks the prompt and its draft."""
+    get_candidates = adapter.NgramCandidates.get_candidates
+
+    def checked(self: Any, *arguments: Any) -> Any:
+        candidates = get_candidates(self, *arguments)
+        assert not self._stopping_criteria(candidates[0], None).any()
+        return candidates
+
+    monkeypatch.setattr(adapter.NgramCandidates, "get_candidates", checked)
+    prompt = TOKENS[:, : PROMPT.rindex(b"\n") + 1]
+    options: dict[str, Any] = {"eos_token_id": NEWLINE}
+    if ending == "stop_strings":
+        options = {"stop_strings": ["\n"], "tokenizer": AutoTokenizer.from_pretrained(folder)}
+    text, _ = compare(model, drafter, input_ids=prompt, **options)
+    assert text.shape[1] > prompt.shape[1] + 1
+
+
+def test_streamer_receives_equal_text(
+    model: Any, folder: str, drafter: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streamer = TextStreamer(AutoTokenizer.from_pretrained(folder))
+    compare(model, drafter, input_ids=TOKENS, streamer=streamer, eos_token_id=NEWLINE)
+    printed = capsys.readouterr().out
+    half = len(printed) // 2
+    assert printed[:half] == printed[half:] != ""
+
+
+@pytest.mark.parametrize("visibility", ["live", "finish"])
+def test_call_that_continues_previous_text_drafts_from_store(
+    model: Any, monkeypatch: pytest.MonkeyPatch, visibility: Any
+) -> None:
+    """A conversation's next turn begins with the text of the previous call. It must count as a new
+    request: "finish" hides an unfinished request's text, and a prompt is not stored as output."""
+    stores: list[NgramStore] = []
+    make_store = adapter.make_store
+    monkeypatch.setattr(
+        adapter, "make_store", lambda *a, **k: stores.append(make_store(*a, **k)) or stores[0]
+    )
+    ngram = replace(workload.LADDER, store=visibility, store_tokens=8192)
+    with drafting(model, ngram):
+        first = model.generate(TOKENS, max_new_tokens=NEW_TOKENS, do_sample=False)
+        hits = stores[0].statistics.hits
+        turn = torch.cat([first, TOKENS], 1)
+        model.generate(turn, max_new_tokens=NEW_TOKENS, do_sample=False)
+    assert stores[0].statistics.hits > hits
+    assert stores[0].statistics.tokens_held <= 2 * NEW_TOKENS
+
+
+@pytest.mark.parametrize("name", models.CAUSAL_MODELS)
+def test_drafting_with_causal_model_returns_equal_text(name: str, drafter: SimpleNamespace) -> None:
+    model = models.make_causal_model(name, models.CAUSAL_MODELS[name])
+    drafter.make_wrong = lambda: 3
+    generated: set[int] = set()
+    for prompt in ([5], [9, 7, 30], list(range(4, 24))):
+        text, passes = compare(model, drafter, input_ids=torch.tensor([prompt]))
+        assert passes < NEW_TOKENS
+        generated |= set(text[0, len(prompt) :].tolist())
+    assert len(generated) > 3
+
+
+@pytest.mark.parametrize("name", models.UNSUPPORTED_MODELS)
+def test_drafting_with_unsupported_model_raises_error(name: str) -> None:
+    kind, settings, message = models.UNSUPPORTED_MODELS[name]
+    model = models.make_causal_model(kind, settings)
+    with (
+        pytest.raises((TypeError, ValueError), match=f"^drafting: .*{message}"),
+        drafting(model),
+    ):
+        model.generate(torch.tensor([[5]]), max_new_tokens=3)
+    assert not {"generate", *adapter._REPLACED} & vars(model).keys()
+
+
+@pytest.mark.parametrize("family", models.IMAGE_MODELS)
+def test_drafting_with_image_returns_equal_text(family: str, drafter: SimpleNamespace) -> None:
+    """The wrong drafts are image placeholders."""
+    model, prompt, image = models.make_image_model(family)
+    drafter.make_wrong = lambda: models.IMAGE
+    text, passes = compare(model, drafter, input_ids=prompt, **image)
+    assert passes < NEW_TOKENS
+    assert len(set(text[0, prompt.shape[1] :].tolist())) > 3
+
+
+def test_drafting_with_image_whose_tokens_recur_returns_equal_text() -> None:
+    """Earlier in the prompt, its last tokens are followed by the image."""
+    model, prompt, image = models.make_image_model("Llava")
+    settings = {"max_new_tokens": 4, "do_sample": False}
+    plain = model.generate(input_ids=prompt, **image, **settings)
+    with drafting(model, NgramConfig(k=K)):
+        assert model.generate(input_ids=prompt, **image, **settings).equal(plain)
+
+
+def test_drafting_with_peft_model_raises_error(model: Any) -> None:
+    """A PeftModel's `generate` calls `generate` of the base model. With prompt learning it replaces
+    a method of the base model during the call."""
+
+    class PeftModel:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(model, name)
+
+        def generate(self, *args: Any, **kwargs: Any) -> Any:
+            return model.generate(*args, **kwargs)
+
+    with (
+        pytest.raises(TypeError, match=r"^drafting: .*PeftModel: .*pass get_base_model\(\)"),
+        drafting(PeftModel()),
+    ):
+        pass
+    with drafting(model), pytest.MonkeyPatch.context() as patch:
+        PeftModel().generate(TOKENS, max_new_tokens=3)
+        patch.setattr(model, "prepare_inputs_for_generation", lambda *_, **__: {})
+        with pytest.raises(ValueError, match="drafting: prompt learning"):
+            PeftModel().generate(TOKENS, max_new_tokens=3)
+
+
+REQUESTS = 100
 STOP = ord("8")
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """No prompt ends with the stop token: older versions stop speculating after it."""
-    found = [p for p in worlds.prompts(REQUESTS + 20, seed=2) if p[-1] != STOP]
-    return found[:REQUESTS]
+    """Prompts that do not end with the stop token, after which older versions do not speculate."""
+    prompts = [p for p in workload.make_prompts(REQUESTS + 20, seed=2) if p[-1] != STOP]
+    return prompts[:REQUESTS]
 
 
-@pytest.fixture
-def passes(plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Has an item for each forward pass."""
-    counted: list[int] = []
-    forward = plain_model.forward
-
-    def counting(*arguments: Any, **keywords: Any) -> Any:
-        counted.append(1)
-        return forward(*arguments, **keywords)
-
-    monkeypatch.setattr(plain_model, "forward", counting)
-    return counted
-
-
-@pytest.fixture(scope="module")
-def plain(plain_model: Any, prompts: list[list[int]]) -> torch.Tensor:
-    return plain_model.generate(
-        **worlds.padded(prompts), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=STOP
-    )
-
-
-def test_assisted(
-    plain_model: Any,
-    passes: list[int],
-    prompts: list[list[int]],
-    plain: torch.Tensor,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """One request at a time. Every text is that of the batch without speculation."""
-    drafted, candidates = [], ours.NgramCandidates.get_candidates
-
-    def recorded(self: Any, input_ids: torch.Tensor, *more: Any, **keywords: Any) -> Any:
-        found = candidates(self, input_ids, *more, **keywords)
-        drafted.append(found[0].shape[1] - input_ids.shape[1])
-        return found
-
-    monkeypatch.setattr(ours.NgramCandidates, "get_candidates", recorded)
-    generated = 0
-    with ours.drafting(plain_model, NgramConfig(k=4)):
-        for prompt, row in zip(prompts, plain, strict=True):
-            found = plain_model.generate(
-                torch.tensor([prompt]),
-                max_new_tokens=NEW_TOKENS,
-                do_sample=False,
-                eos_token_id=STOP,
-            )[0, len(prompt) :]
-            text = row[plain.shape[1] - NEW_TOKENS :]
-            assert text[: len(found)].equal(found)
-            assert not text[len(found) :].any()
-            generated += len(found)
-    assert max(drafted) == 4
-    assert len(passes) < 0.75 * generated
-    assert not {"_get_candidate_generator", "generate"} & {*vars(plain_model)}
+def test_text_with_drafts_equals_batch_without_drafts(model: Any, prompts: list[list[int]]) -> None:
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": STOP}
+    batch = model.generate(**workload.pad_left(prompts), **options)
+    num_generated = 0
+    with drafting(model, NgramConfig(k=4)), count_passes(model) as passes:
+        for prompt, row in zip(prompts, batch[:, -NEW_TOKENS:], strict=True):
+            text = model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :]
+            assert row[: len(text)].equal(text)
+            assert not row[len(text) :].any()
+            num_generated += len(text)
+    assert len(passes) < 0.75 * num_generated
+    assert not {"_get_candidate_generator", "generate"} & {*vars(model)}
 
 
 @pytest.mark.parametrize("visibility", ["live", "finish"])
-def test_a_store_is_shared(
-    plain_model: Any, passes: list[int], visibility: Literal["live", "finish"]
-) -> None:
-    """Calls within a block share it. The text is the same."""
-
-    def passes_of_call() -> int:
-        before = len(passes)
-        found = plain_model.generate(prompt, max_new_tokens=NEW_TOKENS, eos_token_id=STOP)
-        assert found.equal(plain)
-        return len(passes) - before
-
-    prompt = torch.tensor([worlds.prompts(1)[0]])
-    plain = plain_model.generate(
-        prompt, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=STOP
-    )
-    ngram = replace(worlds.LADDER, store=visibility, store_tokens=8192)
-    for _ in range(2):  # a block does not see the text of the previous one
-        with ours.drafting(plain_model, ngram):
-            first, second = passes_of_call(), passes_of_call()
-        assert second < first
+def test_calls_within_block_share_store(model: Any, visibility: Literal["live", "finish"]) -> None:
+    prompt = torch.tensor([workload.make_prompts(1)[0]])
+    options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": STOP}
+    expected = model.generate(prompt, **options)
+    ngram = replace(workload.LADDER, store=visibility, store_tokens=8192)
+    for _ in range(2):  # a block does not use the text of the previous block
+        counts = []
+        with drafting(model, ngram):
+            for _ in range(2):
+                with count_passes(model) as passes:
+                    assert model.generate(prompt, **options).equal(expected)
+                counts.append(len(passes))
+        assert counts[1] < counts[0]
 
 
-def test_a_wrong_draft_is_not_believed(plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nonsense(self: Any, input_ids: torch.Tensor, *_: Any, **__: Any) -> Any:
-        return torch.cat([input_ids, torch.full((1, 1), 33)], 1), None
-
-    prompt = torch.tensor([worlds.prompts(1)[0]])
-    plain = plain_model.generate(prompt, max_new_tokens=8, do_sample=False)
-    monkeypatch.setattr(ours.NgramCandidates, "get_candidates", nonsense)
-    with ours.drafting(plain_model):
-        assert plain_model.generate(prompt, max_new_tokens=8, do_sample=False).equal(plain)
-
-
-def test_candidates_end_before_the_token_that_ends_the_output() -> None:
-    seen = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
-    for longest, stops, expected in ((20, [], [7, 8, 9]), (20, [9], [7, 8]), (9, [], [7])):
-        criteria = StoppingCriteriaList([MaxLengthCriteria(longest), EosTokenCriteria(stops)])
-        candidates = ours.NgramCandidates(NgramConfig(k=3), longest, criteria)
-        found, logits = candidates.get_candidates(seen[:, :-1])
-        assert found.equal(seen[:, :-1])  # nothing is drafted for the prompt
-        found, logits = candidates.get_candidates(seen)
-        assert found.tolist() == [seen[0].tolist() + expected]
+def test_candidates_end_before_token_that_ends_output() -> None:
+    tokens = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
+    for max_length, stops, expected in ((20, [], [7, 8, 9]), (20, [9], [7, 8]), (9, [], [7])):
+        criteria = StoppingCriteriaList([MaxLengthCriteria(max_length), EosTokenCriteria(stops)])
+        generator = adapter.NgramCandidates(NgramConfig(k=3), max_length, criteria)
+        candidates, logits = generator.get_candidates(tokens[:, :-1])
+        assert candidates.equal(tokens[:, :-1])  # nothing is drafted for the prompt
+        candidates, logits = generator.get_candidates(tokens)
+        assert candidates.tolist() == [tokens[0].tolist() + expected]
         assert logits is None
 
 
-def test_the_lines_of_the_readme(plain_model: Any) -> None:
-    (lines,) = re.findall(r"^with ngram_npu\.transformers.*\n(?: .*\n)+", README.read_text(), re.M)
-    inputs = worlds.padded(worlds.prompts(1))
-    exec(lines, {"ngram_npu": ngram_npu, "model": plain_model, "inputs": inputs})
+def test_readme_example_runs(model: Any) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.M | re.S)
+    (example,) = [block for block in blocks if "engines.transformers" in block]
+    exec(example, {"model": model, "inputs": workload.pad_left(workload.make_prompts(1))})
 
 
-def test_drafting_twice_is_refused(plain_model: Any) -> None:
+def test_nested_drafting_raises(model: Any) -> None:
     with (
-        ours.drafting(plain_model),
+        drafting(model),
         pytest.raises(RuntimeError, match="already active for this model"),
-        ours.drafting(plain_model),
+        drafting(model),
     ):
         pass
 
 
-def test_an_old_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_with_old_version_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.9.2")
     message = "ngram_npu.engines.transformers: expected transformers 4.57 or later, got 4.9.2"
     with pytest.raises(ImportError, match=f"^{message}$"):
-        runpy.run_path(ours.__file__)
+        runpy.run_path(adapter.__file__)
 
 
 @pytest.mark.parametrize("version", ["5.25.0", "6.0.0"])
-def test_a_newer_version_is_checked_by_its_interface(
-    version: str, monkeypatch: pytest.MonkeyPatch, plain_model: Any
+def test_newer_version_warns_and_checks_interface(
+    version: str, monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     with pytest.warns(UserWarning, match=f"transformers {version} is newer than 5"):
-        newer = runpy.run_path(ours.__file__)
-    with newer["drafting"](plain_model):
+        newer = runpy.run_path(adapter.__file__)
+    with newer["drafting"](model):
         pass
 
     monkeypatch.setattr(GenerationMixin, "_get_candidate_generator", lambda self, settings: None)
     with (
-        pytest.raises(RuntimeError, match=f"which transformers {version} lacks"),
-        newer["drafting"](plain_model),
+        pytest.raises(RuntimeError, match=f"transformers {version} does not have"),
+        newer["drafting"](model),
     ):
         pass
 
 
-def test_the_package_does_not_import_transformers() -> None:
+def test_package_does_not_import_transformers() -> None:
     code = "import sys, ngram_npu, ngram_npu.async_state; assert 'transformers' not in sys.modules"
-    code += "; assert ngram_npu.engines.transformers.drafting"  # but it is reachable
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,31 +1,39 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from runner.workload import Reference
     from transformers import PreTrainedModel
 
-    from runner.worlds import Plain
 
-ROOT = Path(__file__).resolve().parents[2]
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """The model is too small for several threads, and other tests run in parallel."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def folder() -> str:
     """The tiny model's folder."""
     pytest.importorskip("transformers")
     from runner import tiny_model
 
-    return str(tiny_model.cached(ROOT / "build" / "tiny-model"))
+    return str(tiny_model.cached())
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def model(folder: str) -> PreTrainedModel:
-    """In float64, so that the order of a sum does not change the chosen token."""
+    """The model with paged attention, in float64 so that rounding does not change a token."""
     import torch
 
     from examples.runner import load
@@ -33,43 +41,34 @@ def model(folder: str) -> PreTrainedModel:
     return load(folder, dtype=torch.float64)
 
 
-@pytest.fixture(scope="package")
-def plain_model(folder: str) -> Any:
-    """As transformers loads it."""
-    import torch
-    from transformers import AutoModelForCausalLM
+@pytest.fixture(scope="session")
+def greedy(folder: str) -> Reference:
+    from runner import workload
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    return workload.generate_with_transformers(folder)
 
 
-@pytest.fixture(scope="package")
-def plain(folder: str) -> Plain:
-    from runner import worlds
+@pytest.fixture(scope="session")
+def sampled(model: PreTrainedModel, greedy: Reference) -> Reference:
+    """Sampled text: one request at a time, without speculation, synchronous."""
+    from runner import workload
 
-    return worlds.by_transformers(folder)
-
-
-@pytest.fixture(scope="package")
-def sampled(model: PreTrainedModel, plain: Plain) -> Plain:
-    """The sampled text: one request at a time, without speculation, synchronous."""
     from examples.runner import Sampling
-    from runner import worlds
 
-    found = worlds.texts(
+    texts = workload.generate_few(
         model,
-        plain.stops,
+        greedy.stops,
         ngram=None,
         asynchronous=False,
         max_rows=1,
         sampling=Sampling(0.8, seed=7),
     )
-    return replace(plain, texts=found)
+    return replace(greedy, texts=texts)
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def draft_models(folder: str) -> dict[str, PreTrainedModel]:
-    """Two draft models: "good" agrees with the model as far as its window reaches; "bad" is
-    untrained."""
+    """Two draft models: "good" is the model itself, limited by its window; "bad" is untrained."""
     import torch
     from transformers import LlamaForCausalLM
 
@@ -79,14 +78,3 @@ def draft_models(folder: str) -> dict[str, PreTrainedModel]:
     torch.manual_seed(1)
     bad = LlamaForCausalLM(good.config).to(torch.float64).eval()
     return {"good": good, "bad": bad}
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _one_thread() -> Any:
-    """The model is too small for more threads, and other tests run in parallel."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -1,47 +1,51 @@
+"""Sampling in the example runner, and verification of greedy drafts."""
+
 from __future__ import annotations
+
+import random
 
 import pytest
 import torch
+from ngram_npu.async_state import verify_greedy
 
 pytest.importorskip("transformers")
 
 from examples.runner import Sampling
-from examples.runner.sampling import gumbel_noise
+from examples.runner.sampling import _mix, _to_signed, gumbel_noise
 
 
 def _ids(*values: int) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def test_tokens_follow_the_softmax() -> None:
+def test_sampled_tokens_follow_softmax() -> None:
     probabilities = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03, 0.0])
     count = 20_000
     sampling = Sampling(temperature=1.0, seed=3)
     scores = sampling.scores(
         probabilities.log().expand(count, -1), torch.zeros(count).long(), torch.arange(count)
     )
-    found = scores.argmax(-1).bincount(minlength=6) / count
-    assert found[5] == 0
-    assert (found - probabilities).abs().max() < 0.012  # over three standard deviations
+    frequencies = scores.argmax(-1).bincount(minlength=6) / count
+    assert frequencies[5] == 0
+    # More than three standard deviations.
+    assert (frequencies - probabilities).abs().max() < 0.012
 
 
-def test_temperature_sharpens() -> None:
+def test_temperature_sharpens_distribution() -> None:
     logits = torch.tensor([1.0, 0.0]).expand(4000, -1)
     ids, positions = torch.zeros(4000).long(), torch.arange(4000)
-    warm, cold = (
-        (Sampling(t, seed=1).scores(logits, ids, positions).argmax(-1) == 0).double().mean().item()
-        for t in (1.0, 0.25)
-    )
-    assert warm == pytest.approx(0.731, abs=0.03)
-    assert cold == pytest.approx(0.982, abs=0.01)
+    for temperature, expected, tolerance in ((1.0, 0.731, 0.03), (0.25, 0.982, 0.01)):
+        scores = Sampling(temperature, seed=1).scores(logits, ids, positions)
+        share = (scores.argmax(-1) == 0).double().mean().item()
+        assert share == pytest.approx(expected, abs=tolerance)
 
 
-def test_greedy_leaves_the_logits() -> None:
+def test_greedy_sampling_returns_logits_unchanged() -> None:
     logits = torch.randn(3, 7)
     assert Sampling().scores(logits, _ids(1, 2, 3), _ids(1, 2, 3)) is logits
 
 
-def test_only_the_likeliest_tokens() -> None:
+def test_top_k_and_top_p_equal_transformers() -> None:
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(1)).double()
@@ -52,12 +56,11 @@ def test_only_the_likeliest_tokens() -> None:
         if top_p < 1:
             expected = TopPLogitsWarper(top_p)(None, expected)
         ids = torch.arange(20)
-        found = Sampling(0.7, top_k=top_k, top_p=top_p).scores(logits, ids, ids)
-        assert found.isinf().equal(expected.isinf())
-        assert found.equal(expected + gumbel_noise(0, ids, ids, 50))
+        scores = Sampling(0.7, top_k=top_k, top_p=top_p).scores(logits, ids, ids)
+        assert scores.equal(expected + gumbel_noise(0, ids, ids, 50))
 
 
-def test_noise_is_a_function_of_seed_request_and_position() -> None:
+def test_noise_depends_on_seed_request_and_position_only() -> None:
     rows = gumbel_noise(5, _ids(1, 1, 2, 1), _ids(9, 10, 9, 9), 50)
     assert rows[0].equal(rows[3])
     assert not rows[0].equal(rows[1])
@@ -66,25 +69,73 @@ def test_noise_is_a_function_of_seed_request_and_position() -> None:
     assert gumbel_noise(5, _ids(2), _ids(9), 50)[0].equal(rows[2])
     assert not gumbel_noise(6, _ids(2), _ids(9), 50)[0].equal(rows[2])
     assert rows.isfinite().all()
+    assert gumbel_noise(5, _ids(1), _ids(9), 7)[0].equal(rows[0, :7])
 
 
-def test_a_smaller_vocabulary_has_the_same_noise() -> None:
-    assert gumbel_noise(0, _ids(4), _ids(4), 20)[:, :7].equal(gumbel_noise(0, _ids(4), _ids(4), 7))
-
-
-def test_the_generator_is_splitmix() -> None:
-    """Its published first outputs for seed 1234567."""
-    from examples.runner.sampling import _mixed, _signed
-
+def test_generator_equals_published_splitmix_outputs() -> None:
+    """The first outputs for seed 1234567."""
     golden = 0x9E3779B97F4A7C15
-    states = torch.tensor([_signed((1234567 + n * golden) % 2**64) for n in range(3)])
-    found = [value % 2**64 for value in _mixed(states).tolist()]
-    assert found == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    states = torch.tensor([_to_signed((1234567 + n * golden) % 2**64) for n in range(3)])
+    outputs = [value % 2**64 for value in _mix(states).tolist()]
+    assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
-def test_a_negative_temperature_is_refused() -> None:
+def test_invalid_sampling_options_raise() -> None:
     with pytest.raises(ValueError, match="temperature: expected at least 0 and finite, got -1"):
         Sampling(temperature=-1)
     for wrong in ({"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}):
         with pytest.raises(ValueError, match="top_k, top_p: expected"):
             Sampling(**wrong)  # type: ignore[arg-type]
+
+
+VOCAB = 5
+
+
+def _verify_in_a_loop(targets: list[int], drafts: list[list[int]], k: int) -> list[list[int]]:
+    """Returns the expected result if the model's argmax per row is `targets`."""
+    rows, start = [], 0
+    for draft in drafts:
+        sampled = []
+        for place in range(len(draft) + 1):
+            sampled.append(targets[start + place])
+            if place < len(draft) and draft[place] != targets[start + place]:
+                break
+        start += len(draft) + 1
+        rows.append(sampled + [-1] * (k + 1 - len(sampled)))
+    return rows
+
+
+def _flatten(drafts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    flat = torch.tensor([token for draft in drafts for token in draft], dtype=torch.int32)
+    counts = torch.tensor([len(draft) for draft in drafts], dtype=torch.int32)
+    return flat, counts.cumsum(0, dtype=torch.int32)
+
+
+def test_verify_greedy_equals_loop() -> None:
+    rng = random.Random(0)
+    num_accepted = 0
+    for _ in range(300):
+        k, num_requests = rng.randint(0, 5), rng.randint(1, 6)
+        drafts, targets = [], []
+        for _ in range(num_requests):
+            draft = [rng.randrange(VOCAB) for _ in range(rng.randint(0, k))]
+            row_targets = [rng.randrange(VOCAB) for _ in range(len(draft) + 1)]
+            if rng.random() < 0.5:  # accept more drafts than by chance
+                draft = row_targets[:-1]
+            drafts.append(draft)
+            targets += row_targets
+        logits = torch.nn.functional.one_hot(torch.tensor(targets), VOCAB).double()
+        sampled = verify_greedy(logits, *_flatten(drafts), k)
+        assert sampled.dtype == torch.int32
+        assert sampled.tolist() == _verify_in_a_loop(targets, drafts, k)
+        num_accepted += int((sampled >= 0).sum()) - len(drafts)
+    assert num_accepted > 100
+
+
+def test_verify_greedy_with_invalid_arguments_raises() -> None:
+    flat, cumulative = _flatten([[1, 0], [2]])
+    for rows in (3, 6):
+        with pytest.raises(ValueError, match=r"logits: expected 5 rows.*got shape"):
+            verify_greedy(torch.zeros(rows, VOCAB), flat, cumulative, 2)
+    with pytest.raises(ValueError, match="k: expected at least 0, got -1"):
+        verify_greedy(torch.zeros(1, VOCAB), *_flatten([[]]), -1)

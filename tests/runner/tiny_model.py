@@ -1,9 +1,8 @@
-"""A tiny Llama, made and trained on this machine in seconds: nothing is downloaded.
+"""A tiny Llama that is trained on this machine in seconds; nothing is downloaded.
 
-It reads ASCII and is trained on repetitive logs. So some drafts are accepted and some rejected, and
-a token depends on keys and values of many earlier tokens. Tests run it in float64, so that the
-order of a sum does not change the chosen token.
-Run as a script, this file writes the model into the given folder.
+The model reads ASCII and is trained on repetitive logs, so some drafts are accepted and some are
+rejected, and a token depends on keys and values of many earlier tokens. Tests run it in float64, so
+that rounding does not change a token. As a script, this file writes the model to the given folder.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ import sys
 import time
 from pathlib import Path
 
+CACHE = Path(__file__).resolve().parents[2] / "build" / "tiny-model"
 LONGEST = 512
 STOP = 0
 STEPS = 150
 _BATCH, _LENGTH = 16, 64
 
 
-def cached(folder: Path) -> Path:
-    """The model's folder below `folder`, created by one process if missing."""
+def cached(folder: Path = CACHE) -> Path:
+    """Returns the model's folder below `folder`; one process creates it if it is missing."""
     recipe = Path(__file__).read_bytes()
     recipe += "".join(importlib.metadata.version(n) for n in ("torch", "transformers")).encode()
     model = folder / f"tiny-bytes-{hashlib.sha256(recipe).hexdigest()[:12]}"
@@ -42,7 +42,7 @@ def cached(folder: Path) -> Path:
 
 
 def transcript(chooser: random.Random, length: int) -> bytes:
-    """An agent's log: each call names a tool and an id, and its result repeats them."""
+    """Returns an agent's log: each call names a tool and an id, and its result repeats them."""
     lines = []
     while sum(map(len, lines)) < length:
         tool = chooser.choice(("read", "write", "list", "find"))

@@ -1,7 +1,7 @@
-"""Drafts in Hugging Face transformers. Guide: docs/guides/transformers.md.
+"""N-gram drafts for Hugging Face transformers. Guide: docs/guides/transformers.md.
 
-:func:`drafting` makes `model.generate` use our drafts (one request per call, a limit of
-transformers' speculation). The text does not change. If the config asks for a store, all calls
+:func:`drafting` makes `model.generate` use n-gram drafts for one request per call, which is a limit
+of transformers' speculation. The text does not change. If the config enables a store, all calls
 within one `drafting` block share it.
 """
 
@@ -26,22 +26,22 @@ from ngram_npu.store import NgramStore, make_store
 __all__ = ["NgramCandidates", "drafting"]
 
 OLDEST, NEWEST = "4.57", "5.24"
-"""Oldest and newest minor version of transformers that the tests have run with."""
+"""Oldest and newest minor version of transformers that were tested."""
 
 
-def _parsed(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2])
 
 
 _VERSION = importlib.metadata.version("transformers")
-if _parsed(_VERSION) < _parsed(OLDEST):
+if _parse_version(_VERSION) < _parse_version(OLDEST):
     raise ImportError(
         f"ngram_npu.engines.transformers: expected transformers {OLDEST} or later, got {_VERSION}"
     )
-if _parsed(_VERSION) > _parsed(NEWEST):
+if _parse_version(_VERSION) > _parse_version(NEWEST):
     warnings.warn(
         f"ngram_npu.engines.transformers: transformers {_VERSION} is newer than {NEWEST}, "
-        "the last one that was tried",
+        "the newest tested version",
         stacklevel=2,
     )
 
@@ -65,7 +65,7 @@ _FIELDS = {
     *("output_attentions", "early_stopping", "length_penalty", "disable_compile"),
     "transformers_version",
 }
-"""Fields of a generation config that may have any value: with each, drafts change no token."""
+"""Fields of a generation config with any value of which drafts change no token."""
 _IMAGES = {
     *("image_grid_thw", "image_sizes", "mm_token_type_ids", "pixel_attention_mask"),
     *("pixel_values", "token_type_ids"),
@@ -79,16 +79,16 @@ _IMAGE_MODELS = {
     )
 }
 _COMPARED = _IMAGE_MODELS | {"BloomForCausalLM", "Phi3ForCausalLM"}
-"""Models that read more than text or prepare their inputs by themselves: with these, drafts change
-no token. Other such models may be wrong for several new tokens."""
+"""Tested models that read more than text or prepare their inputs themselves. Other models of this
+kind may compute wrong logits for several new tokens, and raise an error."""
 _REPLACED = ("_prepare_generation_config", "_get_stopping_criteria", "_get_candidate_generator")
 """Methods of the model that `drafting` replaces."""
 _STOCK = ("generate", "_sample", "_assisted_decoding", "_get_logits_processor", *_REPLACED)
-"""Methods that a model must not define itself: its text could differ from that with drafts."""
+"""Methods that a model must inherit; with its own methods, drafts could change the text."""
 
 
 class _StoppingCriteria(StoppingCriteriaList):  # type: ignore[misc]
-    """Never holds for the prompt alone, for which transformers asks before version 5.17."""
+    """Never stops at the prompt, which transformers also checks before version 5.17."""
 
     prompt_length = 0
 
@@ -102,8 +102,9 @@ class _StoppingCriteria(StoppingCriteriaList):  # type: ignore[misc]
 class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
     """A candidate generator for transformers that drafts with :class:`NgramProposer`.
 
-    Use one per call of `generate`: tokens that it has seen must not change. The first call, with
-    the prompt, drafts nothing: its forward pass is the same as without drafts, images included.
+    Use one instance per call of `generate`, because earlier tokens must not change. The first call,
+    with the prompt, drafts nothing, so its forward pass is the same as without drafts (with images,
+    too).
     """
 
     def __init__(
@@ -116,9 +117,9 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
     ) -> None:
         """
         Args:
-            max_length: tokens of prompt and output together.
-            stopping_criteria: a draft ends before the first token that would end the output, for
-                transformers checks only the last of the tokens that it accepts at once.
+            max_length: maximum number of tokens of prompt and output.
+            stopping_criteria: a draft ends before the first token that would end the output,
+                because transformers checks only the last of the tokens that it accepts in a step.
             store: a store that several calls of `generate` share, one after the other.
         """
         self._proposer = NgramProposer(config, store=store)
@@ -131,45 +132,45 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
     def get_candidates(
         self, input_ids: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[1, T] the tokens so far -> [1, T+D] with drafts, and None instead of draft logits."""
+        """Returns [1, T+D] the tokens [1, T] with drafts, and None instead of draft logits."""
         known, length = int(self._count[0]), input_ids.shape[1]
         self._tokens[0, known:length] = input_ids[0, known:].cpu().numpy()
         self._count[0] = length
         if known == 0:
             return input_ids, None
-        # A store adds all tokens by which the row has grown.
+        # A store receives all tokens that were added to the row.
         drafts = self._proposer.propose(self._tokens, self._count, num_sampled=np.ones(1, np.int32))
-        found = drafts.draft_token_ids[0, : int(drafts.num_draft_tokens[0])]
-        tail = torch.from_numpy(found.astype(np.int64)).to(input_ids.device)
-        candidates = torch.cat([input_ids, tail[None]], 1)
+        draft = drafts.draft_token_ids[0, : int(drafts.num_draft_tokens[0])]
+        draft_ids = torch.from_numpy(draft.astype(np.int64)).to(input_ids.device)
+        candidates = torch.cat([input_ids, draft_ids[None]], 1)
         for end in range(length, candidates.shape[1]):
             if self._stopping_criteria(candidates[:, : end + 1], None).all():
                 return candidates[:, :end], None
         return candidates, None
 
     def update_candidate_strategy(self, *_: Any, **__: Any) -> None:
-        """Nothing to do: the next call sees the accepted tokens."""
+        """Does nothing: the next call receives the accepted tokens."""
 
 
 @contextmanager
 def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
-    """Within the block, `model.generate` speculates with our drafts::
+    """Makes `model.generate` use n-gram drafts within the block::
 
         with drafting(model, NgramConfig(k=5)):
             model.generate(**inputs)
 
-    The text is the same as without drafts. An argument or an option with which this has not been
-    verified is refused by `model.generate` with a ValueError that names it.
+    The text is the same as without drafts. `model.generate` raises a ValueError that names any
+    argument or option for which this was not tested.
 
     Args:
-        model: a causal LM of transformers, with its own text generation and a cache of attention.
-        config: None: `NgramConfig()`. Its `k` is the number of draft tokens. With a store, later
-            calls within the block also draft from the output of earlier ones, except for the tokens
-            of its last step.
+        model: a causal LM of transformers, with transformers' text generation and attention cache.
+        config: drafting options; None: `NgramConfig()`. `k` is the number of draft tokens. With a
+            store, later calls within the block also draft from the output of earlier calls, except
+            for the tokens of their last step.
 
     Raises:
-        TypeError: a model whose text drafts could change, or a wrapper such as a PeftModel.
-        RuntimeError: a block within a block, or a transformers whose generation has other parts.
+        TypeError: drafts could change the model's text, or the model is a wrapper (PeftModel).
+        RuntimeError: blocks are nested, or this version of transformers has another interface.
     """
     ngram = config or NgramConfig()
     _check_model(model)
@@ -198,16 +199,21 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
     ) -> NgramCandidates:
         if "cache" in model_kwargs:  # since version 5.24
             cache = model_kwargs["cache"]
-        else:  # version 5.0 leaves it to the model, which may choose another kind
+        else:  # in version 5.0 the model chooses the cache, maybe of another type
             cache = model_kwargs.setdefault("past_key_values", DynamicCache())
         _check_cache(cache)
         criteria = generation_config._stopping_criteria
         criteria.prompt_length = input_ids.shape[1]
         return NgramCandidates(ngram, generation_config.max_length, criteria, store=store)
 
-    ours = (checked_generate, prepare_checked_config, keep_stopping_criteria, make_candidates)
+    replacements = (
+        checked_generate,
+        prepare_checked_config,
+        keep_stopping_criteria,
+        make_candidates,
+    )
     names = ("generate", *_REPLACED)
-    vars(model).update(zip(names, ours, strict=True))
+    vars(model).update(zip(names, replacements, strict=True))
     try:
         yield
     finally:
@@ -216,7 +222,7 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
 
 
 def _check_model(model: Any) -> None:
-    """Refuses a model whose text drafts could change."""
+    """Raises an error if drafts could change the model's text."""
     kind = type(model)
     if "_get_candidate_generator" in vars(model):
         raise RuntimeError("drafting: already active for this model; do not nest the blocks")
@@ -224,17 +230,19 @@ def _check_model(model: Any) -> None:
         stock = getattr(GenerationMixin, name, None)
         if stock is None or "generation_config" not in inspect.signature(stock).parameters:
             raise RuntimeError(
-                f"drafting: expected {name}(generation_config, ...) of the model, "
-                f"which transformers {_VERSION} lacks; the last version tried is {NEWEST}"
+                f"drafting: expected a method {name}(generation_config, ...) of the model, which "
+                f"transformers {_VERSION} does not have; the newest tested version is {NEWEST}"
             )
 
     def inherits(name: str) -> bool:
         return getattr(kind, name, None) is vars(GenerationMixin)[name] and name not in vars(model)
 
-    own = [name for name in _STOCK if not inherits(name)]
+    overridden = [name for name in _STOCK if not inherits(name)]
     reason = ""
-    if own:
-        reason = f"its {own[0]} is not transformers' own (of a PeftModel, pass get_base_model())"
+    if overridden:
+        reason = (
+            f"its {overridden[0]} is not transformers' own (of a PeftModel, pass get_base_model())"
+        )
     elif model.config.is_encoder_decoder:
         reason = "it has an encoder"
     elif model._is_stateful or not model._supports_default_dynamic_cache():
@@ -242,7 +250,7 @@ def _check_model(model: Any) -> None:
     elif kind.__name__ not in _COMPARED and (
         model.config.sub_configs or not inherits("prepare_inputs_for_generation")
     ):
-        reason = "it reads more than text or prepares its inputs by itself, and was not compared"
+        reason = "it reads more than text or prepares its inputs itself, and was not tested"
     elif any(
         word in str(getattr(part, "rope_type", ""))
         for part in model.modules()
@@ -254,14 +262,14 @@ def _check_model(model: Any) -> None:
 
 
 def _check_arguments(model: Any, arguments: dict[str, Any]) -> None:
-    given = {**arguments, **arguments.get("kwargs", {})}
+    values = {**arguments, **arguments.get("kwargs", {})}
     known = _ARGUMENTS | vars(GenerationConfig()).keys() | {"kwargs"}
     if type(model).__name__ in _IMAGE_MODELS:
         known |= _IMAGES
-    _refuse({name: value for name, value in given.items() if name not in known})
+    _raise_if_any({name: value for name, value in values.items() if name not in known})
     if "prepare_inputs_for_generation" in vars(model):
         raise ValueError("drafting: prompt learning of a PeftModel is not supported")
-    ids = given.get("inputs", given.get("input_ids"))
+    ids = values.get("inputs", values.get("input_ids"))
     if ids is not None and len(ids) != 1:
         raise ValueError(f"drafting: input_ids: expected one request per call, got {len(ids)}")
 
@@ -269,40 +277,38 @@ def _check_arguments(model: Any, arguments: dict[str, Any]) -> None:
 def _check_fields(settings: Any) -> None:
     usual = GenerationConfig()
     neutral = vars(usual) | getattr(usual, "_get_default_generation_params", dict)()
-    given = {name: value for name, value in vars(settings).items() if name[0] != "_"}
-    # False is the same as None, but must not switch off what is on by default.
-    _refuse(
-        {
-            name: value
-            for name, value in given.items()
-            if name not in _FIELDS
-            and value != neutral.get(name)
-            and not (value is False and neutral.get(name) is None)
-        }
-    )
+    unsupported = {}
+    for name, value in vars(settings).items():
+        if name[0] == "_" or name in _FIELDS or value == neutral.get(name):
+            continue
+        # False is the same as None, but must not disable an option that is on by default.
+        if value is False and neutral.get(name) is None:
+            continue
+        unsupported[name] = value
+    _raise_if_any(unsupported)
 
 
-def _refuse(given: dict[str, Any]) -> None:
-    """Refuses what is given, except for None."""
-    refused = [f"{name}={value!r:.60}" for name, value in given.items() if value is not None]
-    if refused:
+def _raise_if_any(unsupported: dict[str, Any]) -> None:
+    """Raises an error that names the values that are not None."""
+    named = [f"{name}={value!r:.60}" for name, value in unsupported.items() if value is not None]
+    if named:
         raise ValueError(
-            f"drafting: not supported, because drafts could change the text: {', '.join(refused)}; "
+            f"drafting: not supported, because drafts could change the text: {', '.join(named)}; "
             "call generate outside of the block"
         )
 
 
 def _check_cache(cache: Any) -> None:
-    """Refuses a cache from which the keys and values of rejected drafts cannot be removed."""
-    unlike = [type(cache)]
+    """Raises an error if rejected drafts' keys and values cannot be removed from the cache."""
+    unsupported = [type(cache)]
     if type(cache) is DynamicCache:
-        unlike = [
+        unsupported = [
             type(layer)
             for layer in cache.layers
             if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
         ]
-    if unlike:
+    if unsupported:
         raise ValueError(
             "drafting: model: expected a cache of full or sliding attention, from which rejected "
-            f"drafts can be removed, got {unlike[0].__name__}"
+            f"drafts can be removed, got {unsupported[0].__name__}"
         )

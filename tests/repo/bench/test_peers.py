@@ -1,5 +1,5 @@
 """vLLM's code as peers, from its files: it drafts the same as ours on the CPU, or is skipped with a
-reason. tests/engines/vllm/engine_v2 tests its Triton kernels."""
+reason. tests/engines/vllm/engine tests its Triton kernels."""
 
 from __future__ import annotations
 

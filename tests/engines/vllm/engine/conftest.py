@@ -1,39 +1,64 @@
+"""Engine tests run on V1's runner if Triton is not installed, and on the V2 runner if it is.
+
+`make test-vllm` and `make test-vllm-v2` have one environment each. Files named test_v1_* or
+test_v2_* need that runner, test_beside_* needs V2, and the others run on both.
+"""
+
 from __future__ import annotations
 
 import importlib.util
 import os
-from functools import cache
+import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from engine_runs import Run
+HERE = Path(__file__).parent
 
-# The search may find the folder `vllm` above, which has no loader; the real package has one.
-_found = importlib.util.find_spec("vllm")
-HAVE_VLLM = _found is not None and _found.loader is not None
-if HAVE_VLLM:
-    # Set before vLLM is imported, and only if it is installed: every test session loads this file.
-    # One thread: no waiting for threads on a busy core, and sums always in the same order.
+
+def _is_installed(name: str) -> bool:
+    # The search may find the folder `vllm` above, which has no loader; a package has one.
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.loader is not None
+
+
+RUNNER = "none"
+if _is_installed("vllm"):
+    RUNNER = "v2" if _is_installed("triton") else "v1"
+
+IGNORED = {"none": ["*"], "v1": ["test_v2_*", "test_beside_*"], "v2": ["test_v1_*"]}
+collect_ignore_glob = IGNORED[RUNNER]
+
+# Set before vLLM is imported, and only if it is installed: every test session loads this file. The
+# processes that tests start inherit these variables.
+if RUNNER != "none":
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         HF_HUB_OFFLINE="1",
         TORCHDYNAMO_DISABLE="1",
+        # One thread: threads do not wait for a busy core, and sums have a fixed order.
         OMP_NUM_THREADS="1",
-        NUMBA_NUM_THREADS="1",  # numba's threads are torch's, from its first call on
+        NUMBA_NUM_THREADS="1",  # numba's first call sets torch's number of threads to its own
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_NO_USAGE_STATS="1",
     )
-else:
-    collect_ignore_glob = ["*"]
+if RUNNER == "v2":
+    paths = [str(HERE / "site"), str(HERE)]
+    sys.path[:0] = paths
+    os.environ.update(
+        PYTHONPATH=os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        TRITON_INTERPRET="1",
+        VLLM_USE_V2_MODEL_RUNNER="1",
+        VLLM_LOG_STATS_INTERVAL="100000",  # keeps the counts until a test reads them
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not HAVE_VLLM:
+    if RUNNER == "none":
         terminalreporter.write_line(
-            "tests/engines/vllm/engine: left out, vLLM is not installed here (make test-vllm)"
+            "tests/engines/vllm/engine: left out, vLLM is not installed (make test-vllm)"
         )
 
 
@@ -41,7 +66,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def model() -> Path:
     import tiny_model
 
-    folder = Path(__file__).parents[4] / "build" / "vllm"
+    folder = HERE.parents[3] / "build" / "vllm"
     folder.mkdir(parents=True, exist_ok=True)
     return tiny_model.cached(folder)
 
@@ -51,40 +76,40 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(model, tmp_path_factory)
 
 
-# Seeded requests crash vLLM's CPU runner (0.32.0) if one of them is prefilled in chunks, with or
-# without speculation, so they get an engine without chunked prefill.
-ENGINES: dict[tuple[str, ...], dict[str, Any]] = {
-    ("greedy", "structured", "logprobs"): {},
-    ("sampled",): {
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": 512,
-        "num_gpu_blocks_override": 400,
-    },
-}
-
-
 class Runs:
-    """Each method's results for each set of requests; each engine is started once, in one of
-    pytest's processes."""
+    """Results by drafting method. Each engine runs once, in one of pytest's processes."""
 
     def __init__(self, model: Path, factory: pytest.TempPathFactory) -> None:
         self._model, self._factory = model, factory
+        self._results: dict[str, Any] = {}
 
-    def __call__(self, method: str, requests: str) -> Run:
-        return self._of_engine(method, next(names for names in ENGINES if requests in names))[
-            requests
-        ]
+    def __call__(self, method: str, requests: str = "greedy") -> Any:
+        """Returns a method's results; V1 has several sets of requests."""
+        if RUNNER == "v2":
+            import v2_runs
 
-    @cache  # noqa: B019, one object per session
-    def _of_engine(self, method: str, names: tuple[str, ...]) -> dict[str, Run]:
-        import request_sets
-        from engine_runs import METHODS, engine
-        from processes import once
-        from transformers import AutoTokenizer
+            return self._run_once(method, v2_runs.run, v2_runs.METHODS[method])
+        import v1_runs
 
-        def run() -> dict[str, Run]:
-            prompts = request_sets.Prompts(AutoTokenizer.from_pretrained(self._model))
-            with engine(self._model, METHODS[method], **ENGINES[names]) as running:
-                return {name: running.run(getattr(request_sets, name)(prompts)) for name in names}
+        sets = next(names for names in v1_runs.ENGINE_OPTIONS if requests in names)
+        name = f"{method}-{sets[0]}"
+        return self._run_once(name, v1_runs.run, v1_runs.METHODS[method], sets)[requests]
 
-        return once(self._factory, f"{method}-{names[0]}", run)
+    def beside(self, method: str) -> Any:
+        """Returns the results of a neural drafter with n-gram drafts."""
+        import beside_runs
+
+        return self._run_once(f"beside-{method}", beside_runs.run, beside_runs.METHODS[method])
+
+    def count_output_tokens(self, method: str, *requests: str) -> int:
+        """Counts the tokens in the outputs of some sets of requests (V1)."""
+        outputs = [output for name in requests for output in self(method, name).outputs]
+        return sum(len(sample.token_ids) for samples in outputs for sample in samples)
+
+    def _run_once(self, name: str, run: Any, *arguments: Any) -> Any:
+        from processes import run_once
+
+        if name not in self._results:
+            call = partial(run, self._model, *arguments)
+            self._results[name] = run_once(self._factory, name, call)
+        return self._results[name]

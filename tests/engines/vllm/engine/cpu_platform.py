@@ -1,5 +1,5 @@
-"""Repairs two faults of vLLM's CPU platform (0.32.0) that do not depend on the drafter, and lets
-it schedule asynchronously, which it does not support by itself."""
+"""Repairs two faults of vLLM's CPU platform (0.32.0) that do not depend on the drafter, and enables
+asynchronous scheduling on V1's runner, which the platform does not support."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _expand(
     *_: Any,
     **__: Any,
 ) -> None:
-    """Each request's value at each of its drafted positions. vLLM's writes them to a copy that is
-    dropped: temperature, top_k and top_p there are uninitialised memory."""
+    """Writes each request's value to each of its drafted positions. vLLM's function writes to a
+    temporary copy, so that temperature, top_k and top_p remain uninitialized memory."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(values == replace_from, replace_to, values)
     output.copy_(replaced.repeat_interleave(counts))
@@ -31,14 +31,14 @@ def _expand(
 
 cpu_triton_utils._expand_kernel_impl = _expand
 
-# A worker searches all modules when it starts, and fails on numba's. The search takes effect for
-# the whole process, so it is done once, before numba is imported.
+# A worker searches all loaded modules when it starts, and fails on numba's. The result applies to
+# the whole process, so the search is made once, before numba is imported.
 current_platform.register_triton_kernel_overrides()
 type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
 
 
 class Event:
-    """Replaces a device's event: recorded work is already done. Counts the waits."""
+    """Replaces a device event. Recorded work is already done; waits are counted."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.waits = 0
@@ -55,7 +55,7 @@ class Event:
 
 
 class Stream:
-    """Runs its work immediately."""
+    """Replaces a stream; its work runs immediately."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -75,33 +75,32 @@ _zeros = torch.zeros
 
 
 @contextmanager
-def asynchronous() -> Iterator[None]:
-    """Asynchronous scheduling on the CPU platform, which otherwise switches it off. The stand-ins
-    for streams, events and pinned memory stay in place, like vLLM's own."""
+def allow_async_scheduling() -> Iterator[None]:
+    """Allows asynchronous scheduling on the CPU platform, which otherwise disables it. The
+    replacements of streams, events and pinned memory stay after the block, like vLLM's own."""
     platform = type(current_platform)
     check = platform.check_and_update_config.__func__
 
-    def keeping(cls: Any, vllm_config: Any) -> None:
-        wish = vllm_config.scheduler_config.async_scheduling
+    def keep_option(cls: Any, vllm_config: Any) -> None:
+        requested = vllm_config.scheduler_config.async_scheduling
         check(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = wish
+        vllm_config.scheduler_config.async_scheduling = requested
 
     torch.Event = torch.cuda.Event = Event
     torch.cuda.Stream = Stream
     torch.cuda.stream = torch.cuda.current_stream = lambda *_: Stream()
     torch.Tensor.pin_memory = lambda self, *_: self
     torch.zeros = lambda *a, pin_memory=False, **kw: _zeros(*a, **kw)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(platform, "check_and_update_config", classmethod(keeping))
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(platform, "check_and_update_config", classmethod(keep_option))
         yield
 
 
-_for_good = ExitStack()
+_until_exit = ExitStack()
 
 
 def register() -> None:
-    """The same for a whole process: the entry point below ``site``, which vLLM loads in each of its
-    processes with that folder on its path. May be called again."""
+    """Allows it until the process ends. The entry point in `site` may call this repeatedly."""
     if not hasattr(register, "done"):
         register.done = True  # type: ignore[attr-defined]
-        _for_good.enter_context(asynchronous())
+        _until_exit.enter_context(allow_async_scheduling())

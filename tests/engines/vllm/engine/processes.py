@@ -1,13 +1,19 @@
-"""Scripts in processes of their own, and what tests share between the processes that run them."""
+"""Engines and servers in separate processes, and results that pytest's processes share."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import pickle
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,16 +24,40 @@ from ngram_npu import NgramStore
 T = TypeVar("T")
 
 SERVE = Path(__file__).with_name("serve_offline.py")
+SITE = Path(__file__).with_name("site")
 ONE_ENGINE = {
     "NGRAM_NPU_VLLM": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # fewer NUMA nodes than ranks
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # there are fewer NUMA nodes than ranks
 }
-"""Environment of an engine that has several ranks below it."""
+"""Environment of an engine with several ranks."""
+START_S = 300
+
+
+def run_once(factory: pytest.TempPathFactory, name: str, run: Callable[[], T]) -> T:
+    """Returns the result of `run`, called by the first of pytest's processes that needs it."""
+    folder = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    file = folder / f"{name}.pickle"
+    with FileLock(file.with_suffix(".lock")):
+        if not file.exists():
+            file.write_bytes(pickle.dumps(run()))
+    result: T = pickle.loads(file.read_bytes())
+    return result
+
+
+def make_python_path(*folders: Path) -> str:
+    """Returns a PYTHONPATH with these folders first."""
+    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
+
+
+ASYNC_V1 = (SITE, SITE.parent)
+"""Folders on the PYTHONPATH with which V1's runner schedules asynchronously on a CPU."""
 
 
 class Process:
-    """A script with arguments, those that are no strings as JSON."""
+    """A Python script in another process. Arguments that are not strings are passed as JSON."""
 
     def __init__(
         self, log: Path, script: Path | str, model: Path, *arguments: Any, **environment: str
@@ -42,47 +72,150 @@ class Process:
                 stderr=subprocess.STDOUT,
             )
 
-    def end(self) -> tuple[int, str]:
-        """Its exit status and its log."""
+    def wait(self) -> tuple[int, str]:
+        """Returns the exit status and the log."""
         return self._process.wait(900), self._log.read_text()
 
-    def result(self) -> tuple[dict[str, Any], str]:
-        """What it printed as its result, and its log."""
-        status, log = self.end()
+    def read_result(self) -> tuple[dict[str, Any], str]:
+        """Returns the result that the script printed, and the log."""
+        status, log = self.wait()
         assert status == 0, log[-4000:]
         (line,) = [line for line in log.splitlines() if line.startswith("RESULT ")]
         return json.loads(line.removeprefix("RESULT ")), log
 
 
-def once(factory: pytest.TempPathFactory, name: str, run: Callable[[], T]) -> T:
-    """What ``run`` returns, made by the first of pytest's processes that needs it."""
-    folder = factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    file = folder / f"{name}.pickle"
-    with FileLock(file.with_suffix(".lock")):
-        if not file.exists():
-            file.write_bytes(pickle.dumps(run()))
-    made: T = pickle.loads(file.read_bytes())
-    return made
+def find_start_lines(log: str) -> list[str]:
+    """Returns the lines in which ngram_npu reports the options of an engine."""
+    return [line for line in log.splitlines() if "drafts for this engine" in line]
 
 
-def saved_often(store: Path) -> dict[str, str]:
-    """The environment of an engine that saves its store in each step."""
+def save_often(store: Path) -> dict[str, str]:
+    """Returns the environment of an engine that saves its store in each step."""
     return {
         "NGRAM_NPU_VLLM_STORE_FILE": str(store),
         "NGRAM_NPU_VLLM_STORE_SAVE_MINUTES": "0.0001",
     }
 
 
-def assert_died_and_left(process: Process, store: Path) -> None:
-    """The engine said in one line that its second rank was killed, and left a whole file."""
-    status, log = process.end()
-    assert status != 0
-    (line,) = [line for line in log.splitlines() if "died unexpectedly" in line]
-    assert "VllmWorker-1" in line
-    assert "EngineDeadError" in log
-    assert "RESULT " not in log
-    saved = NgramStore.load(store)
+def assert_store_has_tokens(file: Path) -> None:
+    saved = NgramStore.load(file)
     saved.check_integrity()
     assert saved.statistics.tokens_held > 0
+
+
+class Server:
+    """`vllm serve` in another process at a free port, with its log in `folder`."""
+
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        options: dict[str, Any],
+        *,
+        python_path: Sequence[Path] = (),
+        **environment: str,
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.log = folder / "server.log"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        options = {"host": "127.0.0.1", "port": self.port, "served_model_name": "tiny", **options}
+        command = ["serve", str(model), *_make_words(options)]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "vllm.entrypoints.cli.main", *command],
+                env={
+                    **os.environ,
+                    "NGRAM_NPU_VLLM": "1",
+                    "PYTHONPATH": make_python_path(_make_vllm_metadata(folder), *python_path),
+                    # Otherwise all engines use the same core, even a busy one.
+                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                    **environment,
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                self.get("health")
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+            else:
+                return
+        raise AssertionError(self.log.read_text()[-4000:])
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"{self.url}/{path}", timeout=10) as response:
+            text: bytes = response.read()
+        return text.decode()
+
+    def complete(self, prompt: Any, max_tokens: int, timeout: float = 120) -> list[int]:
+        """Returns the token ids of a greedy completion."""
+        body = {
+            "model": "tiny",
+            "prompt": prompt,
+            "temperature": 0,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        request = urllib.request.Request(
+            f"{self.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            token_ids: list[int] = json.load(response)["choices"][0]["token_ids"]
+        return token_ids
+
+    def read_metrics(self) -> dict[str, float]:
+        """Returns the values of `/metrics`, summed over labels."""
+        sums: dict[str, float] = {}
+        for line in self.get("metrics").splitlines():
+            if not line.startswith("#"):
+                name = line.partition("{")[0].partition(" ")[0]
+                sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+        return sums
+
+    def stop(self) -> None:
+        """Stops the process and its children."""
+        for sign in (signal.SIGTERM, signal.SIGKILL):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, sign)
+                try:
+                    self.process.wait(20)
+                except subprocess.TimeoutExpired:
+                    continue
+
+
+def _make_vllm_metadata(folder: Path) -> Path:
+    """Makes a folder with metadata of a package `vllm`, whose version the server reads: the
+    installed package is called `vllm-cpu`."""
+    site = folder / "site"
+    version = f"{importlib.metadata.version('vllm-cpu')}+cpu"
+    info = site / f"vllm-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+    return site
+
+
+def _make_words(options: dict[str, Any]) -> list[str]:
+    """Makes command-line arguments; dictionaries are passed as JSON."""
+    words = []
+    for name, value in options.items():
+        if value is not False:
+            words.append("--" + name.replace("_", "-"))
+            if isinstance(value, dict):
+                words.append(json.dumps(value))
+            elif value is not True:
+                words.append(str(value))
+    return words

@@ -1,7 +1,9 @@
-"""A small deployment, run as a process of its own; the engine has another one, as vLLM runs it by
-default. Prints one line of JSON. Arguments: the model, the engine's arguments as JSON, prompts
-with their numbers of tokens to generate and maybe a ``cache_salt``, as JSON, and maybe calls of
-``collective_rpc``, as JSON, which are made after them."""
+"""A small deployment as a script; by default vLLM runs the engine in another process.
+
+Arguments: the model, the engine's arguments as JSON, a JSON list of prompts with their numbers of
+tokens to generate and optionally a `cache_salt`, and optionally a JSON list of calls of
+`collective_rpc`, made after generation. Prints one line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def main() -> None:
         use_tqdm=False,
     )
     calls = json.loads(sys.argv[4]) if len(sys.argv) > 4 else []
-    answers = [llm.collective_rpc(name, args=tuple(given)) for name, *given in calls]
+    answers = [llm.collective_rpc(name, args=tuple(args)) for name, *args in calls]
     metrics = {
         sample.name: sample.value
         for family in get_prometheus_registry().collect()
@@ -38,7 +40,7 @@ def main() -> None:
         "metrics": metrics,
         "answers": answers,
     }
-    # In one write: the engine's process may write its last log line here at any time.
+    # One write, because the engine's process may write its last log line here at any time.
     sys.stdout.flush()
     os.write(1, f"\nRESULT {json.dumps(result)}\n".encode())
 

@@ -1,0 +1,80 @@
+"""Repairs of Triton's interpreter (3.9.0) for the V2 runner on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+import triton.language.extra.libdevice as libdevice
+from triton.runtime import interpreter
+
+
+class _NothingToRestore:
+    """Result of the interpreter's patch of triton.language, which stays in place."""
+
+    def restore(self) -> None: ...
+
+
+def register() -> None:
+    """Applies all repairs once."""
+    if hasattr(register, "done"):
+        return
+    register.done = True  # type: ignore[attr-defined]
+    _give_comparisons_bool_dtype()
+    _patch_language_once()
+    _skip_overflow_checks()
+    libdevice.log1p = lambda x: tl.log(x + 1.0)  # the interpreter has no log1p
+    _allow_async_scheduling()
+
+
+def _give_comparisons_bool_dtype() -> None:
+    """The interpreter gives a comparison the dtype of its operands. A condition that is broadcast
+    to a vector would then be rejected as a mask."""
+    binary_op = interpreter.InterpreterBuilder.binary_op
+
+    def with_bool_dtype(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+        result = binary_op(self, lhs, rhs, op)
+        if result.data.dtype == np.bool_:
+            return interpreter.TensorHandle(result.data, tl.int1)
+        return result
+
+    interpreter.InterpreterBuilder.binary_op = with_bool_dtype
+
+
+def _patch_language_once() -> None:
+    """The interpreter patches triton.language for every launch and restores it afterwards, which
+    takes most of a launch's time. Only the interpreter uses triton.language here."""
+    patch, result = interpreter._patch_lang, _NothingToRestore()
+    done: set[str] = set()
+
+    def once(fn: Any) -> _NothingToRestore:
+        used = {v.__name__ for v in fn.__globals__.values() if v is tl or v is tl.core}
+        if not used <= done:
+            patch(fn)
+            done.update(used)
+        return result
+
+    interpreter._patch_lang = once
+
+
+def _skip_overflow_checks() -> None:
+    """The interpreter repeats integer arithmetic in 64 bits to detect overflows, which takes a
+    sixth of a step's time."""
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+
+
+def _allow_async_scheduling() -> None:
+    """vLLM's CPU platform always disables asynchronous scheduling."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def keep_option(cls: type, vllm_config: Any) -> None:
+        requested = vllm_config.scheduler_config.async_scheduling
+        check(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = requested
+
+    CpuPlatform.check_and_update_config = classmethod(keep_option)

@@ -1,0 +1,110 @@
+"""The V2 runner with a neural drafter and n-gram drafts: the text equals no speculation, and each
+row's draft is the reference's choice of the two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import beside_runs
+import pytest
+import torch
+import toy_drafters
+import v2_runs
+from ngram_npu.engines.vllm.beside import _doubt
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.states import RequestState
+
+if TYPE_CHECKING:
+    from conftest import Runs
+
+# The other two cover each drafter, way of scheduling and engine of the lookup.
+DRAFT_SYNC, EAGLE_ASYNC = (
+    pytest.param(method, marks=pytest.mark.prove) for method in ("draft-sync", "eagle-async")
+)
+COMPARED = ["draft-async", DRAFT_SYNC, EAGLE_ASYNC, "eagle-sync"]
+STORES = ["draft-store", "eagle-store"]
+
+
+@pytest.mark.parametrize("method", [*COMPARED, *STORES, "adaptive"])
+def test_text_equals_no_speculation(runs: Runs, method: str) -> None:
+    run = runs.beside(method)
+    assert run.find_different(runs("none")) == []
+    assert run.state_changes == run.waits_in_propose == 0
+
+
+@pytest.mark.parametrize("method", COMPARED)
+def test_drafts_equal_choice_of_reference(runs: Runs, method: str) -> None:
+    run = runs.beside(method)
+    assert run.mismatches == []
+    assert run.replaced >= 15
+    assert run.kept >= 40
+
+
+@pytest.mark.parametrize("method", COMPARED)
+def test_requests_have_preemptions_and_rejections(runs: Runs, method: str) -> None:
+    run = runs.beside(method)
+    assert run.preemptions >= 3
+    assert run.prefilling >= 10
+    assert run.partly_accepted >= 5
+    assert run.accepted >= 100
+    assert run.batch_queue_size == (2 if method.endswith("async") else 1)
+
+
+@pytest.mark.parametrize("method", STORES)
+def test_store_with_neural_drafter_contains_tokens_and_drafts(runs: Runs, method: str) -> None:
+    run = runs.beside(method)
+    assert run.replaced >= 15
+    assert run.preemptions >= 3
+    assert run.store is not None
+    assert run.store.calls_busy == 0
+    assert run.store.drafts >= 10
+    assert run.store.tokens_entered >= sum(len(tokens) for tokens, _ in run.outputs) / 2
+
+
+@pytest.mark.parametrize("method", ["draft-async", EAGLE_ASYNC])
+def test_accepted_tokens_are_counted(runs: Runs, method: str) -> None:
+    run = runs.beside(method)
+    verified, accepted = run.draft_counts.sum(1)
+    assert verified > accepted
+    # These counts include the step that was running when a request ended.
+    assert 0.5 < accepted / run.accepted < 1.5
+
+
+def test_steps_without_drafts_do_not_change_text(runs: Runs) -> None:
+    """vLLM drafts only in small batches."""
+    run = runs.beside("eagle-small-batches")
+    assert run.outputs == runs("none").outputs[: len(run.outputs)]
+    assert min(run.steps_without_drafts, run.steps - run.steps_without_drafts) >= 10
+    assert run.accepted >= 20
+
+
+def test_acceptance_estimator_receives_neural_drafts_only(runs: Runs) -> None:
+    run = runs.beside("adaptive")
+    assert run.replaced >= 15
+    assert run.neural_results >= 20
+    assert run.ngram_results == 0
+    assert run.not_verified >= 20
+
+
+def test_mtp_drafter_with_ngram_drafts(model: Path, tmp_path: Path) -> None:
+    target = toy_drafters.target_with_mtp(model, tmp_path)
+    method, alone = beside_runs.METHODS["mtp"], v2_runs.Run()
+    arguments = {**v2_runs.OPTIONS, "load_format": "dummy"}
+    with v2_runs.start_engine(target, arguments, alone) as engine:
+        v2_runs.serve(engine, v2_runs.make_requests(model)[: method.count], alone)
+    run = beside_runs.run(target, method)
+    assert run.find_different(alone) == []
+    assert run.mismatches == []
+    assert min(run.replaced, run.kept) >= 15
+    assert run.accepted >= 50
+
+
+def test_eagle3_is_supported() -> None:
+    """There is no toy drafter of this kind, so only the attributes that are read are tested."""
+    speculator = EagleSpeculator.__new__(EagleSpeculator)
+    speculator.draft_logits = None
+    config = SimpleNamespace(speculative_config=SimpleNamespace(method="eagle3"))
+    state = RequestState(2, 64, 64, 4, 1000, torch.device("cpu"))
+    assert _doubt(config, None, torch.device("cpu"), state, speculator) == ""

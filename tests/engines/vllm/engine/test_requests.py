@@ -1,0 +1,87 @@
+"""Prompts as embeddings, and requests of different tenants in an engine with a store."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import RUNNER, encode_corpus, greedy, start_engine
+from ngram_npu.engines.vllm import admission
+from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT, scope_of_request
+from transformers import AutoModelForCausalLM
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.request import Request
+
+EMBEDS_METHODS = {"v1": ["plugin", "custom_class"], "v2": ["async-scan", "store"]}[RUNNER]
+STORE_METHOD = {"v1": "store_padded", "v2": "store"}[RUNNER]
+SALT, SCOPE = {"cache_salt": "a"}, {EXTRA_ARGUMENT: "a"}
+
+
+def _generate_with_embeds(model: Path, method: str) -> tuple[list[list[int]], int]:
+    """Returns the outputs of prompts, half of them embedded, and the number of accepted drafts."""
+    ids = encode_corpus(model, 5_000)
+    table = AutoModelForCausalLM.from_pretrained(model).get_input_embeddings().weight.detach()
+    prompts = [ids[start : start + 60] for start in range(0, 600, 150)]
+    inputs = [
+        {"prompt_embeds": table[prompt]} if number % 2 else {"prompt_token_ids": prompt}
+        for number, prompt in enumerate(prompts)
+    ]
+    with start_engine(model, method, enable_prompt_embeds=True) as engine:
+        outputs = engine.generate(inputs, greedy(60))
+        _, accepted = engine.read_counters()
+    return outputs, accepted
+
+
+def test_text_of_prompt_embeddings_equals_no_speculation(model: Path) -> None:
+    expected, _ = _generate_with_embeds(model, "none")
+    for method in EMBEDS_METHODS:
+        outputs, accepted = _generate_with_embeds(model, method)
+        assert outputs == expected
+        assert accepted > 40
+
+
+def test_requests_draft_from_text_of_own_salt_and_scope_only(model: Path) -> None:
+    tenants: list[tuple[dict[str, str], dict[str, Any]]] = [
+        (salt, scope)
+        for salt in ({}, SALT, {"cache_salt": "b"})
+        for scope in ({}, SCOPE)
+    ]  # fmt: skip
+    prompt = encode_corpus(model, 2_000)[:60]
+    drafts: list[int] = []
+    with start_engine(model, STORE_METHOD, {"store": "finish"}) as engine:
+        store = engine.drafter.shared_store.held
+        # A further request closes the text of the last tenant before the second round.
+        for salt, extra in [*tenants, ({}, {EXTRA_ARGUMENT: "end"}), *tenants]:
+            before = store.statistics.drafts
+            engine.generate([{"prompt_token_ids": prompt, **salt}], greedy(40, extra))
+            drafts.append(store.statistics.drafts - before)
+    assert drafts[: len(tenants)] == [0] * len(tenants)
+    assert min(drafts[-len(tenants) :]) > 0
+    scopes = {scope_of_request(None, greedy(40, e), s.get("cache_salt")) for s, e in tenants}
+    assert len(scopes) == len(tenants)
+    assert scopes <= set(store.scopes)
+
+
+def test_misspelled_and_missing_scopes_raise(model: Path) -> None:
+    prompt = encode_corpus(model, 2_000)[:60]
+    changes = {"store": "finish", "scope": "required"}
+    with start_engine(model, STORE_METHOD, changes) as engine:
+        for salt, extra in ((SALT, {}), ({}, SCOPE), ({}, {EXTRA_ARGUMENT: 7})):
+            engine.generate([{"prompt_token_ids": prompt, **salt}], greedy(4, extra))
+        for salt, extra, message in (
+            ({}, {}, r"scope='required': expected a cache_salt, .* got none of them"),
+            (SALT, {"ngram_npu_scop": "a"}, "unknown key 'ngram_npu_scop'"),
+            (SALT, {EXTRA_ARGUMENT: ["a"]}, r"ngram_npu_scope in .*, got \['a'\]"),
+        ):
+            with pytest.raises(ValueError, match=f"ngram_npu: {message}"):
+                engine.generate([{"prompt_token_ids": prompt, **salt}], greedy(4, extra))
+        engine.generate([{"prompt_token_ids": prompt, **SALT}], greedy(4))
+
+
+def test_salt_of_scheduled_request_survives_pickling() -> None:
+    admission.install()
+    request = Request("r", [1, 2], greedy(), None, cache_salt="a")
+    new = NewRequestData.from_request(request, ([],), prefill_token_ids=[1])
+    assert pickle.loads(pickle.dumps(new)).cache_salt == "a"

@@ -1,0 +1,87 @@
+"""LoRA adapters: each has its own text and its own scope in a store; runners that do not know the
+owner of a request reject it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import Engine, K, encode_corpus, greedy
+from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT, scope_of_request
+from safetensors.torch import save_file
+from v1_runs import METHODS, Method, start_engine
+from vllm.lora.request import LoRARequest
+
+RANK = 4
+LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LoRARequest]:
+    """Two adapters with random weights."""
+    model_config = json.loads((model / "config.json").read_text())
+    hidden_size = model_config["hidden_size"]
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["q_proj"]}
+    adapters = []
+    for number in (1, 2):
+        folder = tmp_path_factory.mktemp("adapter")
+        torch.manual_seed(number)
+        weights = {}
+        for layer in range(model_config["num_hidden_layers"]):
+            name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+            weights[f"{name}.lora_A.weight"] = torch.randn(RANK, hidden_size) / 4
+            weights[f"{name}.lora_B.weight"] = torch.randn(hidden_size, RANK) / 4
+        save_file(weights, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        adapters.append(LoRARequest(f"adapter {number}", number, str(folder)))
+    return adapters
+
+
+def _generate(
+    engine: Engine, prompts: list[list[int]], adapters: list[LoRARequest]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns the outputs of both adapters."""
+    outputs = engine.generate(
+        [{"prompt_token_ids": prompt} for _ in adapters for prompt in prompts],
+        greedy(),
+        lora_request=[adapter for adapter in adapters for _ in prompts],
+    )
+    return outputs[: len(prompts)], outputs[len(prompts) :]
+
+
+def test_adapters_share_no_text(model: Path, adapters: list[LoRARequest]) -> None:
+    ids = encode_corpus(model, 10_000)
+    prompts = [ids[start : start + 60] for start in range(0, 600, 150)]
+    with start_engine(model, Method(), **LORA) as engine:
+        expected = _generate(engine, prompts, adapters)
+    assert expected[0] != expected[1], "the adapters change the text"
+    with start_engine(model, METHODS["store_padded"], **LORA) as engine:
+        assert _generate(engine, prompts, adapters) == expected
+        store = engine.drafter.shared_store.held
+    scopes = [scope_of_request(adapter, None, None) for adapter in adapters]
+    assert set(store.scopes) == set(scopes)
+    for scope, outputs in zip(scopes, expected, strict=True):
+        # The last steps of a request may be missing or may have sampled after its end.
+        texts = [list(text)[: -(2 * K + 1)] for owner, text in store._texts() if owner == scope]
+        assert len(texts) == len(prompts)
+        for text in texts:
+            assert any(output[: len(text)] == text for output in outputs)
+
+
+def test_owners_in_runner_without_owners_raise(model: Path) -> None:
+    prompt = {"prompt_token_ids": encode_corpus(model, 2_000)[:60]}
+    adapter = LoRARequest("adapter", 1, "/none")
+    with start_engine(model, METHODS["store"], enable_lora=True, max_lora_rank=8) as engine:
+        engine.generate([prompt], greedy())
+        for name, salt, extra, more in (
+            ("cache_salt", {"cache_salt": "a"}, {}, {}),
+            ("LoRA adapter", {}, {}, {"lora_request": adapter}),
+            (EXTRA_ARGUMENT, {}, {EXTRA_ARGUMENT: "a"}, {}),
+        ):
+            message = f"ngram_npu: {name}: expected none, got one: this"
+            with pytest.raises(ValueError, match=message):
+                engine.generate([{**prompt, **salt}], greedy(40, extra), **more)
+        engine.generate([prompt], greedy())

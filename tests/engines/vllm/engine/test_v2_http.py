@@ -1,0 +1,100 @@
+"""`vllm serve` on the V2 runner: the store's file of a stopped server, and data parallelism."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import v2_runs
+from ngram_npu import NgramStore
+from processes import Server, assert_store_has_tokens, save_often
+
+if TYPE_CHECKING:
+    from conftest import Runs
+
+CHOSEN = [0, 5, 6, 11]
+TIMEOUT_S = 120
+
+
+def _wait_until(condition: Callable[[], bool], server: Server) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, server.log.read_text()[-4000:]
+        time.sleep(0.2)
+
+
+def test_store_file_of_stopped_server_contains_its_text(model: Path, tmp_path: Path) -> None:
+    """vLLM kills the workers when the server is stopped."""
+    servers = {}
+    for stop in (signal.SIGTERM, signal.SIGINT):
+        folder = tmp_path / stop.name
+        servers[stop] = Server(
+            model,
+            folder,
+            v2_runs.METHODS["store"].arguments,
+            NGRAM_NPU_VLLM_STORE_FILE=str(folder / "store"),
+            VLLM_ENABLE_V1_MULTIPROCESSING="1",
+        )
+    try:
+        for stop, server in servers.items():
+            server.wait_until_ready()
+            token_ids = server.complete("import os\nimport sys\n", 40)
+            file = tmp_path / stop.name / "store"
+
+            def is_saved(file: Path = file, count: int = len(token_ids)) -> bool:
+                return file.exists() and NgramStore.load(file).statistics.tokens_held >= count
+
+            _wait_until(is_saved, server)
+            server.process.send_signal(stop)
+            server.process.wait(TIMEOUT_S)
+            ((_, text),) = NgramStore.load(file)._texts()
+            assert text.tolist() == token_ids
+            log = server.log.read_text()
+            assert f"store_file={file} is written 1 s after text stops coming in" in log
+            assert "with shutdown_timeout=0 vLLM kills its workers" in log
+    finally:
+        for server in servers.values():
+            server.stop()
+
+
+def test_data_parallel_engines_have_own_files_and_labels(
+    model: Path, runs: Runs, tmp_path: Path
+) -> None:
+    metrics, files = tmp_path / "metrics", [tmp_path / "store", tmp_path / "store.1"]
+    metrics.mkdir()
+    server = Server(
+        model,
+        tmp_path,
+        {**v2_runs.METHODS["store"].arguments, "data_parallel_size": 2},
+        **save_often(files[0]),
+        PROMETHEUS_MULTIPROC_DIR=str(metrics),
+        CPU_VISIBLE_MEMORY_NODES="0,0",  # otherwise vLLM 0.33 needs a node for each engine
+        VLLM_ENABLE_V1_MULTIPROCESSING="1",
+        VLLM_LOG_STATS_INTERVAL="1",
+    )
+    requests = v2_runs.make_requests(model)
+
+    def complete(number: int) -> list[int]:
+        prompt, params = requests[number]
+        return server.complete(prompt, params.max_tokens or 0)
+
+    try:
+        server.wait_until_ready()
+        with ThreadPoolExecutor() as pool:  # concurrently, so that both engines get requests
+            outputs = list(pool.map(complete, CHOSEN * 2))
+        assert outputs == [runs("none").outputs[i][0] for i in CHOSEN] * 2
+        _wait_until(lambda: all(file.exists() for file in files), server)
+        rows = dict(
+            re.findall(r'^ngram_npu_rows_total{engine="(\d)".* (\S+)$', server.get("metrics"), re.M)
+        )
+    finally:
+        server.stop()
+    assert rows.keys() == {"0", "1"}
+    assert min(map(float, rows.values())) > 0
+    for file in files:
+        assert_store_has_tokens(file)

@@ -1,0 +1,87 @@
+"""The plugin on the modules of the installed vLLM.
+
+`python -m tools.engines newest --runner v2 -- tests/engines/vllm/engine/test_v2_plugin.py` runs
+this file on the sources of the newest release.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+MODULES = """
+import importlib, json, logging
+from ngram_npu.engines.vllm import plugin
+lines = []
+handler = logging.Handler()
+handler.emit = lambda record: lines.append(record.getMessage())
+logger = logging.getLogger("vllm.ngram_npu")
+logger.setLevel(logging.DEBUG)
+logger.addHandler(handler)
+plugin.install()
+def resolve(module, *names):
+    member = importlib.import_module(module)
+    for name in names:
+        member = getattr(member, name)
+    return member
+importlib.import_module(plugin.V2_RUNNER)  # first, as in a worker
+speculator = resolve(plugin.V2_MODULE, plugin.V2_CLASS)
+wrapped = [
+    resolve(plugin.CONFIG, "VllmConfig", "__post_init__"),
+    resolve(plugin.V2_RUNNER, plugin.V2_FACTORY),
+    resolve(plugin.V2_RUNNER, "GPUModelRunner", "add_requests"),
+]
+print(json.dumps({
+    "lines": lines,
+    "replaced": [
+        resolve(plugin.MODULE, plugin.CLASS).__module__,
+        resolve(plugin.RUNNER, plugin.ASYNC_CLASS).__module__,
+        speculator.__module__,
+    ],
+    "abstract": sorted(speculator.__abstractmethods__),
+    "wrapped": [hasattr(function, "ngram_npu") for function in wrapped],
+}))
+"""
+
+CONFIG = """
+import sys
+from vllm.engine.arg_utils import EngineArgs
+EngineArgs(
+    model=sys.argv[1],
+    speculative_config={"method": "ngram", "num_speculative_tokens": 4},
+    additional_config={"ngram_npu": {"lokup": "1-16"}},
+).create_engine_config()
+"""
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_plugin_replaces_all_methods_of_installed_vllm() -> None:
+    process = run(MODULES)
+    assert process.returncode == 0, process.stderr
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    assert [line for line in result["lines"] if "not enabled" in line] == []
+    modules = ["v1_sync", "v1_device", "v2"]
+    assert result["replaced"] == [f"ngram_npu.engines.vllm.{module}" for module in modules]
+    assert result["abstract"] == []
+    assert result["wrapped"] == [True] * 3
+
+
+def test_unknown_option_is_an_error_before_an_engine_starts(model: Path) -> None:
+    process = run(CONFIG, str(model), NGRAM_NPU_VLLM="1")
+    assert process.returncode != 0
+    assert "ngram_npu: unknown option 'lokup'" in process.stderr
+    assert "did you mean 'lookup'?" in process.stderr
+    assert run(CONFIG, str(model), NGRAM_NPU_VLLM="0").returncode == 0  # without the plugin

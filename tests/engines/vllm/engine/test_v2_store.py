@@ -1,0 +1,107 @@
+"""The store of a running V2 engine: seed, calls between steps, and its file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import v2_runs
+from engines import Engine, encode_corpus, greedy
+from ngram_npu import NgramStore, store_file
+from ngram_npu.engines.vllm import plugin
+from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu_cli.learn.fit_draft_costs import Costs
+
+EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
+
+
+@contextmanager
+def _start_engine(model: Path, result: v2_runs.Run, **options: Any) -> Iterator[Engine]:
+    plugin.install_v2()  # the end of an engine removes it
+    method = v2_runs.METHODS["store"]
+    method = replace(method, ours={**(method.ours or {}), **options})
+    arguments = {**method.arguments, "worker_extension_cls": EXTENSION}
+    with v2_runs.start_engine(model, arguments, result) as engine:
+        yield engine
+
+
+def _call(engine: Engine, name: str, *arguments: Any) -> Any:
+    """Calls a method of the store in the worker and returns its result."""
+    (result,) = engine.llm.collective_rpc(f"ngram_npu_store_{name}", args=arguments)
+    return result
+
+
+def test_store_is_seeded_changed_by_calls_and_saved(
+    model: Path, tmp_path: Path, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, result = tmp_path / "store", v2_runs.Run()
+    requests = v2_runs.make_requests(model)
+    saving = {"store_file": str(file), "store_save_minutes": 0.002}
+    with _start_engine(model, result, **saving) as engine:
+        vocabulary = digest_of(engine.llm.get_tokenizer().get_vocab())
+        v2_runs.serve(engine, requests, result)
+        statistics = _call(engine, "statistics")
+        assert statistics["calls_busy"] == 0
+        num_tokens = statistics["tokens_held"]
+        deadline = time.monotonic() + 60
+        while not (file.exists() and NgramStore.load(file).statistics.tokens_held == num_tokens):
+            assert time.monotonic() < deadline, "the store is saved while the engine runs"
+            time.sleep(0.05)
+        _call(engine, "warm", [[5, 6, 7]] * 3, "other tenant")
+        _call(engine, "merge", str(file))
+        assert _call(engine, "statistics")["tokens_held"] > num_tokens + 9
+        _call(engine, "clear")
+        _call(engine, "clear", "tenant")
+        assert engine.drafter.shared_store.held.scopes.keys() != {0}
+        assert _call(engine, "statistics")["tokens_held"] == 9
+        _call(engine, "merge", str(file))
+        engine.drafter.shared_store.held.check_integrity()
+    assert result.find_different(runs("none")) == []
+    assert store_file.describe(file).tokenizer == vocabulary
+    saved = NgramStore.load(file, tokenizer=vocabulary).statistics
+    assert saved.tokens_held > num_tokens
+
+    # Draft costs of the same tokenizer, with which all of the store's drafts are used, or none.
+    for logit in (40, -768):
+        tables = np.zeros((16, 32), int), np.full((16, 56), logit), np.zeros((4096, 2), int)
+        costs_file = tmp_path / "costs"
+        Costs(*tables, tokenizer=vocabulary).save(costs_file)
+        seeded, before = v2_runs.Run(), file.read_bytes()
+        options = {"store_seed": str(file), "costs_file": str(costs_file)}
+        with _start_engine(model, seeded, **options) as engine:
+            v2_runs.serve(engine, requests, seeded)
+            statistics = _call(engine, "statistics")
+        assert seeded.find_different(runs("none")) == []
+        assert file.read_bytes() == before
+        assert statistics["hits"] > saved.hits
+        drafts = statistics["drafts"] - saved.drafts  # a file contains the counts
+        if logit > 0:
+            assert drafts > 0
+            assert seeded.accepted > result.accepted + 50, "the seed contains all of this text"
+        else:
+            assert drafts == 0
+
+    monkeypatch.setattr("ngram_npu.engines.vllm.options.digest_of", lambda vocabulary: "0f" * 16)
+    with (
+        pytest.raises(ValueError, match=r"store_seed: .* of another tokenizer"),
+        _start_engine(model, v2_runs.Run(), store_seed=str(file)),
+    ):
+        pass
+
+
+def test_clear_of_salt_and_scope_removes_only_their_text(model: Path) -> None:
+    prompt = encode_corpus(model, 2_000)[:60]
+    with _start_engine(model, v2_runs.Run(), store="finish") as engine:
+        store = engine.drafter.shared_store.held
+        for salt in ("a", "b", "c"):
+            params = greedy(40, {"ngram_npu_scope": "a"})
+            engine.generate([{"prompt_token_ids": prompt, "cache_salt": salt}], params)
+        before = set(store.scopes)
+        _call(engine, "clear", "a", None, "b")
+        assert len(before - set(store.scopes)) == 1

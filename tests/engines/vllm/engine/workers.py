@@ -1,0 +1,96 @@
+"""Workers for `worker_cls`: they report their drafts, or the second rank has a fault."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import time
+from typing import Any
+
+import torch
+from ngram_npu.engines.vllm.v2 import BESIDE
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+STEPS = 5
+"""Steps before the fault."""
+
+
+class ReportingWorker(CPUWorker):
+    """Reports what it drafted."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        self._digest, self._steps, drafter = hashlib.sha256(), 0, _get_drafter(self)
+        propose = drafter.propose
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            result = propose(*args, **kwargs)
+            drafts = result if isinstance(result, torch.Tensor) else result[0]
+            self._digest.update(f"{drafts.tolist()}".encode())
+            self._steps += 1
+            return result
+
+        drafter.propose = recorded
+
+    def report_drafts(self) -> tuple[str, int]:
+        """Returns a digest of all drafts, and the number of steps."""
+        return self._digest.hexdigest(), self._steps
+
+
+class DelayedWorker(ReportingWorker):
+    """Delays the jobs of the second rank, each by a random time."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        if self.rank == 1:
+            speculator = self.model_runner.speculator
+            stream = getattr(speculator, BESIDE, speculator)._host._stream
+            run = stream.run
+
+            def run_late(job: int) -> None:
+                time.sleep(random.random() / 100)
+                run(job)
+
+            stream.run = run_late
+
+
+class FailingWorker(CPUWorker):
+    """Fails to draft on the second rank after a few steps."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        if self.rank == 1:
+            host = self.model_runner.speculator._host
+            propose, self.steps = host.propose, 0
+
+            def fail(*args: Any) -> Any:
+                self.steps += 1
+                if self.steps > STEPS:
+                    raise RuntimeError("no drafts")
+                return propose(*args)
+
+            host.propose = fail
+
+
+class KilledWorker(CPUWorker):
+    """Is killed on the second rank in a step after the store was saved."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        if self.rank == 1:
+            drafter = _get_drafter(self)
+            propose, file = drafter.propose, os.environ["NGRAM_NPU_VLLM_STORE_FILE"]
+
+            def kill(*args: Any, **kwargs: Any) -> Any:
+                if os.path.exists(file):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return propose(*args, **kwargs)
+
+            drafter.propose = kill
+
+
+def _get_drafter(worker: CPUWorker) -> Any:
+    """Returns the drafter of either runner."""
+    return getattr(worker.model_runner, "speculator", None) or worker.model_runner.drafter

@@ -1,1 +1,0 @@
-"""The example runner, on a model trained here."""

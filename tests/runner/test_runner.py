@@ -1,0 +1,325 @@
+"""The example runner generates the same text as transformers in all modes, and its host never waits
+for the device in a padded step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ngram_npu import NgramConfig
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("transformers")
+
+import transformers
+from runner import workload
+from runner.workload import NEW_TOKENS, Reference, make_prompts, make_runner
+
+from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler, Trace, paged
+
+MODES = {
+    "none": {"ngram": None},
+    "scan": {"engine": "scan"},
+    "index": {"engine": "index"},
+    "ladder": {"engine": "index", "ngram": workload.LADDER},
+    "live": {"engine": "index", "ngram": workload.LIVE},
+    "finish": {"engine": "index", "ngram": workload.FINISH},
+    "live, host": {"engine": "index", "ngram": workload.LIVE, "draft_on": "host"},
+}
+QUICK = (
+    *itertools.product(("scan",), ("sync", "async"), ("padded", "unpadded")),
+    ("none", "sync", "padded"),
+    ("index", "sync", "unpadded"),
+    ("index", "async", "padded"),
+    ("ladder", "async", "unpadded"),
+    ("live", "async", "padded"),
+    ("finish", "sync", "unpadded"),
+    ("live, host", "async", "padded"),
+    ("live, host", "sync", "unpadded"),
+)
+ALL = [
+    pytest.param(*mode, marks=[] if mode in QUICK else pytest.mark.slow)
+    for mode in itertools.product(MODES, ("sync", "async"), ("padded", "unpadded"))
+]
+
+
+@pytest.mark.parametrize(("drafts", "scheduling", "layout"), ALL)
+def test_greedy_text_equals_transformers(
+    model: Any, greedy: Reference, drafts: str, scheduling: str, layout: str
+) -> None:
+    runner = make_runner(
+        model,
+        asynchronous=scheduling == "async",
+        padded=layout == "padded",
+        **MODES[drafts],
+    )
+    texts = runner.generate(make_prompts(), NEW_TOKENS, stop_token_ids=greedy.stops)
+    assert texts == greedy.texts
+    figures = runner.figures
+    assert figures.preemptions > 5
+    assert figures.tokens == sum(map(len, greedy.texts))
+    if drafts == "none":
+        assert figures.drafts == 0
+    else:  # the comparison needs both accepted and rejected drafts
+        assert 100 < figures.accepted < figures.drafts - 100
+    if (store := runner.state.store) is not None:
+        assert store.statistics.drafts > 100
+        store.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"asynchronous": False, "padded": False}, {}, MODES["ladder"], MODES["live"]],
+    ids=["sync unpadded", "async padded", "async ladder", "async live"],
+)
+def test_sampled_text_equals_no_speculation(
+    model: Any, sampled: Reference, changes: dict[str, Any]
+) -> None:
+    sampling = Sampling(0.8, seed=7)
+    texts = workload.generate_few(model, sampled.stops, sampling=sampling, **changes)
+    assert texts == sampled.texts
+
+
+def test_sampled_text_depends_on_request_and_seed_only(model: Any, sampled: Reference) -> None:
+    chosen, prompts = [7, 2, 5], make_prompts()
+    runner = make_runner(model, sampling=Sampling(0.8, seed=7))
+    texts = runner.generate(
+        [prompts[i] for i in chosen],
+        NEW_TOKENS,
+        stop_token_ids=sampled.stops,
+        request_ids=chosen,
+    )
+    assert texts == [sampled.texts[i] for i in chosen]
+    first, second = runner.generate([prompts[0]] * 2, NEW_TOKENS)
+    assert first != second
+    other_seed = Sampling(0.8, seed=8)
+    assert workload.generate_few(model, sampled.stops, sampling=other_seed) != sampled.texts
+
+
+def test_runner_generates_again_after_first_call(model: Any, greedy: Reference) -> None:
+    runner, prompts = make_runner(model), make_prompts()
+    for part in (slice(0, 3), slice(3, 8)):
+        texts = runner.generate(prompts[part], NEW_TOKENS, stop_token_ids=greedy.stops)
+        assert texts == greedy.texts[part]
+
+
+def test_host_store_contains_generated_tokens_only(model: Any, greedy: Reference) -> None:
+    runner = make_runner(model, **MODES["live, host"], num_blocks=400)
+    for part in (slice(0, 8), slice(8, 24)):
+        runner.generate(make_prompts()[part], NEW_TOKENS, stop_token_ids=greedy.stops)
+        assert runner.figures.preemptions == 0
+        assert runner.state.store is not None
+        assert runner.state.store.statistics.tokens_entered == runner.figures.tokens
+
+
+@pytest.mark.parametrize("draft_on", ["device", "host"])
+@pytest.mark.parametrize("ngram", [workload.LIVE, workload.FINISH], ids=["live", "finish"])
+def test_store_drafts_within_scope_and_closes_finished_requests(
+    model: Any, ngram: NgramConfig, draft_on: str
+) -> None:
+    """One request at a time, so that the store drafts an earlier request's text."""
+    runner = make_runner(model, ngram=ngram, engine="index", max_rows=1, draft_on=draft_on)
+    [prompt] = make_prompts(1)
+    store, steps = runner.state.store, []
+    assert store is not None
+    for scope in ("a", "b", "a"):
+        before = runner.figures.steps
+        runner.generate([prompt], NEW_TOKENS, scopes=[scope])
+        assert store.statistics.open_slots == 0
+        steps.append(runner.figures.steps - before)
+    assert steps[1] == steps[0] > steps[2]
+    new_store = make_runner(model, ngram=ngram, engine="index", max_rows=1)
+    same_store = make_runner(model, ngram=ngram, engine="index", max_rows=1, store=store)
+    for later in (new_store, same_store):
+        later.generate([prompt], NEW_TOKENS, scopes=["b"])
+    assert same_store.figures.steps < new_store.figures.steps
+
+
+def test_request_that_preempts_itself_is_admitted_again(model: Any) -> None:
+    """While the first request may be finished, the second finds no block and preempts itself."""
+    runner = make_runner(model, ngram=None, num_blocks=4, max_step_tokens=16)
+    first, second = Request(0, [65] * 7, 8), Request(1, [66] * 8, 12)
+    runner.scheduler.add(first, second)
+    while runner.scheduler.has_work:
+        runner.step()
+    assert runner.figures.preemptions == 1
+    assert (len(first.output), len(second.output)) == (1, 4)
+
+
+def test_scheduler_rejects_request_that_never_fits() -> None:
+    scheduler = Scheduler(
+        max_rows=2, row_capacity=64, num_blocks=4, block_size=8, max_step_tokens=16, k=2
+    )
+    with pytest.raises(ValueError, match=r"request 3: .* at most 32 tokens .* got 20 and 33"):
+        scheduler.add(Request(3, [1] * 20, 33))
+    with pytest.raises(ValueError, match="request 4: expected a prompt of 1 token or more"):
+        scheduler.add(Request(5, [1], 8), Request(4, [], 8))
+    assert not scheduler.has_work
+    scheduler.add(Request(5, [1] * 20, 32))
+    assert scheduler.has_work
+
+
+def test_model_without_paged_attention_raises(folder: str) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match="model: expected attention 'ngram_npu_paged', got 'sdpa'"):
+        Runner(model, RunnerConfig(ngram=NgramConfig()))
+
+
+VOCAB = 40
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 24},
+    "Mistral": {"sliding_window": 9},
+    "Gemma3": {"head_dim": 16, "sliding_window": 8},
+}
+UNSUPPORTED = {"Gemma2": "softcap", "GptOss": "s_aux"}
+
+
+def _random_model(family: str, **more: Any) -> Any:
+    torch.manual_seed(1)
+    names = {"Gemma3": "Gemma3TextConfig"}
+    config = getattr(transformers, names.get(family, f"{family}Config"))(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=None,
+        **more,
+    )
+    return getattr(transformers, f"{family}ForCausalLM")(config).double().eval()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_of_model_family_equals_transformers(family: str) -> None:
+    model = _random_model(family, **FAMILIES[family])
+    rng = random.Random(0)
+    prompts = [[rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(5)]
+    expected = [
+        model.generate(torch.tensor([p]), max_new_tokens=24, do_sample=False)[0, len(p) :].tolist()
+        for p in prompts
+    ]
+    config = RunnerConfig(
+        ngram=NgramConfig(min_n=1, k=3), max_rows=4, row_capacity=64, block_size=4
+    )
+    with paged(model):
+        assert Runner(model, config).generate(prompts, 24) == expected
+
+
+@pytest.mark.parametrize("family", UNSUPPORTED)
+def test_unsupported_attention_option_raises(family: str) -> None:
+    more = {"num_local_experts": 2, "num_experts_per_tok": 1} if family == "GptOss" else {}
+    model = _random_model(family, head_dim=16, **more)
+    with paged(model), pytest.raises(NotImplementedError, match=UNSUPPORTED[family]):
+        Runner(model, RunnerConfig(row_capacity=64)).generate([[3]], 2)
+
+
+SYNCHRONIZING = {"item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
+"""Operators that make the host wait for a GPU."""
+
+
+class NoSynchronization(TorchDispatchMode):
+    """Fails on operators that would make the host wait for a GPU."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = op.overloadpacket.__name__
+        by_mask = name in ("index", "index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        assert name not in SYNCHRONIZING, f"{name} waits for the device"
+        assert not by_mask, f"{name} with a mask waits for the device"
+        return op(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(("temperature", "neural"), [(0.0, None), (0.8, None), (0.0, "good")])
+def test_padded_step_does_not_wait_for_device(
+    model: Any, draft_models: Any, temperature: float, neural: str | None
+) -> None:
+    draft_model = None if neural is None else draft_models[neural]
+    runner = make_runner(model, sampling=Sampling(temperature), draft_model=draft_model)
+    with NoSynchronization():
+        texts = runner.generate(make_prompts(8), NEW_TOKENS)
+    assert all(len(text) == NEW_TOKENS for text in texts)
+
+
+def test_synchronization_check_detects_item(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = Runner._forward
+
+    def synchronizing_forward(self: Runner, step: Any, inputs: Any) -> Any:
+        inputs.positions.max().item()
+        return forward(self, step, inputs)
+
+    monkeypatch.setattr(Runner, "_forward", synchronizing_forward)
+    with pytest.raises(AssertionError, match="item waits"), NoSynchronization():
+        make_runner(model).generate(make_prompts(1), 2)
+
+
+class Event:
+    """An event of a GPU that starts 5 ms after the host; events are 2 ms apart."""
+
+    now = 5.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.now += 2.0
+        self.time = Event.now
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.time - self.time
+
+
+def test_trace_on_gpu_times_device_work_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    trace = Trace(torch.device("cuda"))
+    with trace.span("forward", 0, device=True):
+        pass
+    with trace.span("schedule", 1):
+        pass
+    assert not waits
+    seconds = trace.seconds()
+    assert waits
+    assert seconds["forward"] == pytest.approx(0.002)
+    assert 0 <= seconds["schedule"] < 0.002
+    tracks = [(name, track) for name, _, track, *_ in trace.spans()]
+    assert tracks == [("forward", 0), ("forward", 1), ("schedule", 0)]
+
+
+def test_trace_of_asynchronous_run_has_each_phase_once_per_step(model: Any, tmp_path: Path) -> None:
+    runner = make_runner(model, trace=True)
+    runner.generate(make_prompts(3), NEW_TOKENS)
+    phases = ["schedule", "begin", "forward", "sample", "draft", "reconcile"]
+    assert list(runner.trace.seconds()) == phases
+    runner.trace.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    tracks = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
+    spans = [event for event in events if event["ph"] == "X"]
+    host = [event for event in spans if event["tid"] == tracks["host"]]
+    device = [event for event in spans if event["tid"] == tracks["device"]]
+    assert {event["name"] for event in device} == {"begin", "forward", "sample", "draft"}
+    assert {event["args"]["step"] for event in device} == set(range(runner.figures.steps))
+    for first, second in itertools.pairwise(host):
+        assert first["ts"] + first["dur"] <= second["ts"] + 0.2  # rounded
+    # The host is one step ahead: a step's results arrive after the launch of the next step.
+    order = [(event["name"], event["args"]["step"]) for event in host]
+    assert order.index(("draft", 1)) < order.index(("reconcile", 0)) < order.index(("schedule", 2))
+
+
+def test_trace_of_runner_without_trace_is_empty(model: Any) -> None:
+    runner = make_runner(model)
+    runner.generate([[65, 66]], 4)
+    assert runner.trace.seconds() == {}
