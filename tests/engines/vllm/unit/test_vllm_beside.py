@@ -22,8 +22,8 @@ from beside_runner import (
     step,
 )
 from ngram_npu.config import default_match_costs
-from ngram_npu.engines.vllm import beside
-from ngram_npu.engines.vllm.beside import Beside, attach
+from ngram_npu.engines.vllm import v2 as beside
+from ngram_npu.engines.vllm.v2 import NeuralDrafterWrapper as Beside, attach_ngram_drafts as attach
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.v2 import RowLookup
 from torch_calls import TorchCalls
@@ -129,7 +129,7 @@ def test_fewer_tokens_than_there_are_places() -> None:
 
 def test_a_step_without_drafts_is_learnt_from_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM has such steps for large batches (num_speculative_tokens_per_batch_size)."""
-    monkeypatch.setattr(RowLookup, "sees_requests", True)  # as the plugin leaves the runner
+    monkeypatch.setattr(RowLookup, "has_request_data", True)  # as the plugin leaves the runner
     state = State()
     speculator, beside = _beside(state, sizes="ladder", min_draft_probability=0.1, store="live")
     for token in (1, 2, 3):
@@ -139,7 +139,7 @@ def test_a_step_without_drafts_is_learnt_from_all_the_same(monkeypatch: pytest.M
     assert beside.index is not None
     assert beside.shared_store is not None
     beside.index.check_integrity({3: np.array([*TWICE, 1, 2, 3], np.int32)})
-    assert beside.shared_store.held.statistics.tokens_entered == 3
+    assert beside.shared_store.contents.statistics.tokens_entered == 3
 
 
 def test_a_step_that_verified_no_drafts_says_nothing_about_them() -> None:
@@ -308,7 +308,7 @@ def _stop(*_: Any) -> None:
 def test_cost_of_a_neural_token_is_sixteen_times_its_negative_logarithm() -> None:
     speculator, lookup = _beside(State(), adaptive=True)
     speculator.draft_token_confidence_probs[0] = torch.tensor([1.0, 0.5, 0.25, 1e-9])
-    costs = lookup._predicted(NEURAL[:1])
+    costs = lookup._neural_draft_costs(NEURAL[:1])
     assert costs is not None
     assert costs.dtype == torch.uint8
     assert costs.tolist() == [[0, 16, 32, 255]]

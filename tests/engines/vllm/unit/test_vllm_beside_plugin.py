@@ -11,7 +11,7 @@ import torch
 from beside_runner import VOCAB, K, R, StandaloneARSpeculator, State, config
 from ngram_npu.engines.vllm import plugin
 from ngram_npu.engines.vllm.plugin import V2_RUNNER as RUNNER
-from ngram_npu.engines.vllm.v2 import BESIDE
+from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("info")
@@ -40,7 +40,7 @@ def _made_by_the_runner(
 def test_it_is_there_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     made = _made_by_the_runner(StandaloneARSpeculator(), config(), monkeypatch)
     assert isinstance(made, StandaloneARSpeculator)
-    assert made.propose.__self__ is getattr(made, BESIDE)
+    assert made.propose.__self__ is getattr(made, LOOKUP_ATTRIBUTE)
 
 
 @pytest.mark.parametrize("asked", [{"beside": False}, {}])
@@ -50,7 +50,7 @@ def test_it_is_off_otherwise(
     given = config()
     given.additional_config = {"ngram_npu": asked}
     made = _made_by_the_runner(StandaloneARSpeculator(), given, monkeypatch)
-    assert not hasattr(made, BESIDE)
+    assert not hasattr(made, LOOKUP_ATTRIBUTE)
     assert caplog.messages == []
 
 
@@ -58,7 +58,9 @@ def test_the_environment_may_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("NGRAM_NPU_VLLM_BESIDE", "1")
     given = config()
     given.additional_config = {}
-    assert hasattr(_made_by_the_runner(StandaloneARSpeculator(), given, monkeypatch), BESIDE)
+    assert hasattr(
+        _made_by_the_runner(StandaloneARSpeculator(), given, monkeypatch), LOOKUP_ATTRIBUTE
+    )
 
 
 def test_an_option_that_cannot_be_meant_stops_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +103,7 @@ def test_the_v1_runner_says_that_it_has_no_effect(caplog: pytest.LogCaptureFixtu
             made.append((vllm_config, device))
 
     for _ in range(2):
-        plugin.wrap(GPUModelRunner, "__init__", plugin._without_beside)
+        plugin.wrap_function(GPUModelRunner, "__init__", plugin._warn_without_beside)
     asked, other = config(), config()
     other.additional_config = {}
     GPUModelRunner(other, CPU)
@@ -166,7 +168,7 @@ def test_others_are_left_as_they_are(
     doubt: str,
 ) -> None:
     assert _made_by_the_runner(made, given, monkeypatch) is made
-    assert not hasattr(made, BESIDE)
+    assert not hasattr(made, LOOKUP_ATTRIBUTE)
     assert "propose" not in vars(made)
     (line,) = caplog.messages
     start = "ngram_npu: beside=True has no effect, the speculator is left as it is: "
@@ -180,7 +182,7 @@ def test_a_state_that_cannot_be_looked_up_in(
 ) -> None:
     state = SimpleNamespace(all_token_ids=State().all_token_ids)
     made = _made_by_the_runner(StandaloneARSpeculator(), config(), monkeypatch, state)
-    assert not hasattr(made, BESIDE)
+    assert not hasattr(made, LOOKUP_ATTRIBUTE)
     assert "the runner's state has no total_len.gpu" in caplog.messages[0]
 
 
@@ -191,6 +193,6 @@ def test_a_runner_that_makes_its_speculator_otherwise(
         return StandaloneARSpeculator()
 
     module = _installed(monkeypatch, init_speculator=init_speculator)
-    assert not hasattr(module.init_speculator(config(), CPU), BESIDE)
+    assert not hasattr(module.init_speculator(config(), CPU), LOOKUP_ATTRIBUTE)
     assert "init_speculator takes (vllm_config, device), expected" in caplog.messages[0]
     assert not hasattr(_installed(monkeypatch), "init_speculator")

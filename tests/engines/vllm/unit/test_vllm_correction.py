@@ -31,7 +31,7 @@ def _imported(fake_vllm: Path, text: str) -> ModuleType:
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line for line in caplog.messages if v1_device.CORRECTION_WHAT in line]
+    return [line for line in caplog.messages if plugin.CORRECTION_LABEL in line]
 
 
 @pytest.mark.usefixtures("info")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from configs import config
 from fresh_index import drafts_of
-from ngram_npu.engines.vllm import NgramProposer, startup, v1_sync
+from ngram_npu.engines.vllm import NgramProposer, v1_sync
 from ngram_npu.engines.vllm.v1_sync import IndexedRows, ScannedRows, StockNgramProposer
 from test_vllm_rows import WIDTH, Runner
 from vllm_config import vllm_config
@@ -21,7 +21,7 @@ K = 4
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are indexed by their first draft, even if a scan of them would be cheap."""
-    monkeypatch.setattr(v1_sync, "LEAST_TOKENS_PER_STEP", 32768)
+    monkeypatch.setattr(v1_sync, "MIN_TOKENS_PER_STEP", 32768)
 
 
 def _proposer(engine: str, *, high: int = 4, length: int = WIDTH, **more: Any) -> Any:
@@ -206,9 +206,9 @@ def test_size_goes_by_the_kv_cache(
     given.parallel_config.decode_context_parallel_size = context_ranks
     proposer = NgramProposer(given)
     made = []
-    real = startup.make_index
+    real = v1_sync.make_index
     monkeypatch.setattr(
-        startup, "make_index", lambda *a, **kw: made.append(a[1:]) or real(*a, **kw)
+        v1_sync, "make_index", lambda *a, **kw: made.append(a[1:]) or real(*a, **kw)
     )
     assert made == []  # only the first draft reveals it
     proposer.propose([[1]], np.array([5], np.int32), np.zeros((1, WIDTH), np.int32))

@@ -18,7 +18,7 @@ from configs import config
 from ngram_npu.engines.vllm import NgramProposer, v1_device, v2
 from ngram_npu.engines.vllm import stats as stats_module
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.engines.vllm.stats import Stats, Verdicts
+from ngram_npu.engines.vllm.stats import Stats, AcceptanceCounts
 from ops.reference.drafting import draft_for
 from v2_state import RequestState, propose
 
@@ -41,7 +41,7 @@ class _Loop:
         self.texts = [self._text() for _ in range(B)]
         self.drafts: list[tuple[list[int], int]] = [([], 0)] * B
         self.begun = list(range(B))
-        # As Verdicts.take: [verified, accepted][length of the match][position].
+        # As AcceptanceCounts.take: [verified, accepted][length of the match][position].
         self.expected = np.zeros((2, HIGH + 1, K), np.int64)
         self.rows = 0
 
@@ -146,22 +146,22 @@ def test_acceptance_by_match_and_position(drive: Any, engine: str) -> None:
     stats = drafter._stats
     assert stats._sums["rows"] == loop.rows
     assert stats.rows_indexed > 0.9 * loop.rows if engine == "index" else stats.rows_indexed == 0
-    tokens = stats.verdicts.take()
+    tokens = stats.acceptance.read_and_reset()
     assert tokens.tolist() == loop.expected.tolist()
     verified, accepted = tokens.sum(axis=(1, 2))
     assert verified > accepted > 100
     assert (tokens[1].sum(axis=1) > 0).sum() >= 2  # lengths of matches
-    assert stats.verdicts.take().sum() == 0
+    assert stats.acceptance.read_and_reset().sum() == 0
 
 
 def test_who_moved_or_came_anew_is_not_counted() -> None:
-    verdicts = Verdicts(4, HIGH, K)
+    verdicts = AcceptanceCounts(4, HIGH, K)
 
     def step(lengths: list[int], num_sampled: list[int]) -> list[int]:
         batch = slice(len(lengths))
         values = np.array([lengths, num_sampled, [3] * len(lengths), [2] * len(lengths)], np.int32)
         verdicts.observe(batch, values)
-        return verdicts.take()[:, 3].sum(axis=1).tolist()
+        return verdicts.read_and_reset()[:, 3].sum(axis=1).tolist()
 
     assert step([10, 20, 30], [1, 1, 0]) == [0, 0]
     # Accepted 1 of 2; another request; the earlier prompt continues.
@@ -173,7 +173,7 @@ def test_who_moved_or_came_anew_is_not_counted() -> None:
 def test_without_the_option() -> None:
     assert v1_device.AsyncNgramProposer(_config(metrics=False), CPU)._stats is None
     drafter = NgramProposer(_config(method="custom_class", metrics=False))
-    assert drafter._stats.verdicts is None
+    assert drafter._stats.acceptance is None
 
 
 class _Event:
@@ -203,7 +203,7 @@ def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         values = torch.tensor([[10 + step], [1], [3], [2]], dtype=torch.int32)
         stats.observe_tensors(time.perf_counter(), slice(1), *values)
         assert stats._sums["proposals"] == arrived
-    assert stats.verdicts.take()[0, 3].tolist() == [5, 5, 0]
+    assert stats.acceptance.read_and_reset()[0, 3].tolist() == [5, 5, 0]
 
 
 class _Engine:

@@ -54,8 +54,8 @@ def test_few_tokens_are_refused_at_the_start_and_enough_are_the_default() -> Non
         many.scheduler_config.max_num_seqs = requests
         shared = NgramProposer(many).shared_store
         assert shared is not None
-        assert shared.held.token_capacity == capacity
-        assert resident_share(shared.held.tensor) == 1
+        assert shared.contents.token_capacity == capacity
+        assert resident_share(shared.contents.tensor) == 1
 
 
 # Scopes.
@@ -122,17 +122,17 @@ def test_v1_sync_drafts_what_others_said() -> None:
     assert not drafts[1]
     assert rows.step([shared], {1: WORDS[:3]})[1][0] == WORDS[3]
     assert alone.propose([[]] * R, rows.lengths, rows.tokens) == [[]] * R
-    assert shared.engine.store.held.statistics.drafts == 1  # type: ignore[union-attr]
+    assert shared.engine.store.contents.statistics.drafts == 1  # type: ignore[union-attr]
 
 
 def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(v1_sync, "PATIENCE", 4)
+    monkeypatch.setattr(v1_sync, "ABSENT_STEPS", 4)
     rows, proposer = Rows(), NgramProposer(config_of(store="finish"))
     rows.begin(0, 9)
     rows.begin(1, 1)
     for at in range(0, 40, 4):
         rows.step([proposer], {0: WORDS[at : at + 4], 1: [2 + at]})
-    held = proposer.engine.store.held  # type: ignore[union-attr]
+    held = proposer.engine.store.contents  # type: ignore[union-attr]
     assert held.statistics.tokens_entered == 0
     rows.lengths[:2] = rows.lengths[1::-1]  # the last request has the first row now
     rows.tokens[0] = rows.tokens[1]
@@ -146,15 +146,15 @@ def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.Mon
 def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(v1_sync, "LEAST_TOKENS_PER_STEP", 1)
+    monkeypatch.setattr(v1_sync, "MIN_TOKENS_PER_STEP", 1)
     rows, proposer = Rows(), NgramProposer(config_of())
     rows.begin(0, *range(100, 400))
     rows.begin(1, 1)
     for at in range(0, 40, 4):
         rows.step([proposer], {0: WORDS[at : at + 4]})
     engine = proposer.engine
-    assert engine._behind > 0  # type: ignore[union-attr]
-    assert engine.store.held.statistics.tokens_entered == 40  # type: ignore[union-attr]
+    assert engine._num_behind > 0  # type: ignore[union-attr]
+    assert engine.store.contents.statistics.tokens_entered == 40  # type: ignore[union-attr]
     assert rows.step([proposer], {1: WORDS[:3]})[1][0] == WORDS[3]
 
 
@@ -267,7 +267,7 @@ class V2Runner:
         given = config_of(store=store)
         given.max_concurrent_batches = batches
         self.speculator = v2.NgramSpeculator(given, CPU, self.req_states)
-        self.held: Any = self.speculator.shared_store.held  # type: ignore[union-attr]
+        self.held: Any = self.speculator.shared_store.contents  # type: ignore[union-attr]
 
     def add_requests(self, scheduler_output: Any) -> None:
         for new in scheduler_output.scheduled_new_reqs:
@@ -302,9 +302,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> type[V2Runner]:
     module = ModuleType(plugin.V2_RUNNER)
     module.GPUModelRunner = V2Runner  # type: ignore[attr-defined]
     monkeypatch.setattr(V2Runner, "add_requests", V2Runner.add_requests)
-    monkeypatch.setattr(RowLookup, "sees_requests", False)
-    plugin.tell_of_requests(module)
-    assert RowLookup.sees_requests
+    monkeypatch.setattr(RowLookup, "has_request_data", False)
+    plugin.install_request_data(module)
+    assert RowLookup.has_request_data
     return V2Runner
 
 
@@ -382,6 +382,6 @@ def test_v2_another_runner_is_left_alone() -> None:
 
     module, stays = ModuleType(plugin.V2_RUNNER), Other.add_requests
     module.GPUModelRunner = Other  # type: ignore[attr-defined]
-    plugin.tell_of_requests(module)
+    plugin.install_request_data(module)
     assert Other.add_requests is stays
-    assert not RowLookup.sees_requests
+    assert not RowLookup.has_request_data

@@ -18,7 +18,7 @@ import torch
 from configs import config
 from fresh_index import drafts_of
 from ngram_npu import NgramConfig
-from ngram_npu.engines.vllm import plugin, startup, v1_device, v2
+from ngram_npu.engines.vllm import plugin, v1_device, v2
 from ngram_npu.ops import workspace_size
 from ops import reference
 from torch_calls import TorchCalls
@@ -186,7 +186,7 @@ def test_more_preempted_requests_than_slots(seed: int) -> None:
         (_, _, drafts, _, _), got, _ = _step(drafter, runner)
         assert got.tolist() == drafts.tolist()
         most = max(most, len(runner.requests))
-        held = [slot for slot, _ in slots._known.values()]
+        held = [slot for slot, _ in slots._assigned.values()]
         assert sorted([*held, *slots._free]) == list(range(6))
         drafter._drafting.index.check_integrity()
     assert most > 6
@@ -202,7 +202,7 @@ def test_slots_of_finished_requests_are_emptied() -> None:
     runner.requests.clear()
     runner.input_batch.req_ids.clear()
     _step(drafter, runner)
-    assert set(slots._known) == set(runner.requests)
+    assert set(slots._assigned) == set(runner.requests)
     assert drafter._drafting.index.statistics.rows_indexed > 100
     assert drafter._drafting.index.statistics.pages_in_use <= len(runner.requests)
 
@@ -268,14 +268,16 @@ def test_a_workspace_is_made_once(
 ) -> None:
     asked = []
 
+    REAL = v1_device.make_workspace
+
     def workspace(op: str, options: Any, device: torch.device) -> Any:
         asked.append(op)
-        assert startup.workspace(op, options, device) is None  # the CPU needs none
-        found = startup.workspace(op, options, torch.device("meta"))
+        assert REAL(op, options, device) is None  # the CPU needs none
+        found = REAL(op, options, torch.device("meta"))
         assert found.shape == (workspace_size(op, 6),)
         return torch.zeros_like(found, device="cpu")
 
-    monkeypatch.setattr(module, "workspace", workspace)
+    monkeypatch.setattr(module, "make_workspace", workspace)
     step = made()
     with TorchCalls() as seen:
         for _ in range(3):

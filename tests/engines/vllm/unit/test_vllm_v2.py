@@ -174,7 +174,7 @@ def test_a_dummy_run_looks_nothing_up() -> None:
 
 def test_dummy_run_before_an_end_is_known_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request ended in the step before its last one, which only the next step says."""
-    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)  # as the plugin leaves the runner
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)  # as the plugin leaves the runner
     given = _config(**STORE)
     given.max_concurrent_batches = 2
     given.speculative_config.enable_adaptive_verification = True
@@ -189,7 +189,7 @@ def test_dummy_run_before_an_end_is_known_stores_nothing(monkeypatch: pytest.Mon
     state.sample(1, [5])
     propose(speculator, state, [1], [1])
     assert speculator.shared_store is not None
-    assert speculator.shared_store.held.statistics.tokens_entered == 0
+    assert speculator.shared_store.contents.statistics.tokens_entered == 0
 
 
 def _texts_of_one_request(batches: int, prompt: list[int], sampled: list[int]) -> list[list[int]]:
@@ -208,7 +208,7 @@ def _texts_of_one_request(batches: int, prompt: list[int], sampled: list[int]) -
     state.sample(1, [5])
     propose(speculator, state, [1], [0])
     assert speculator.shared_store is not None
-    return [text.tolist() for _, text in speculator.shared_store.held._texts()]
+    return [text.tolist() for _, text in speculator.shared_store.contents._texts()]
 
 
 @pytest.mark.parametrize(("batches", "stored"), [(1, [7, 8, 9]), (2, [7, 8]), (3, [7])])
@@ -217,7 +217,7 @@ def test_text_of_steps_that_ran_after_an_unseen_end_is_not_stored(
 ) -> None:
     """Such as a stop string, which is found elsewhere: the scheduler ends the request up to
     ``batches - 1`` steps later."""
-    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
     assert _texts_of_one_request(batches, [1, 2, 3], [7, 8, 9]) == [stored]
 
 
@@ -225,7 +225,7 @@ def test_text_of_steps_that_ran_after_an_unseen_end_is_not_stored(
 def test_request_cut_by_max_model_len_is_stored_up_to_its_last_token(
     monkeypatch: pytest.MonkeyPatch, batches: int
 ) -> None:
-    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
     prompt = list(range(S - 3))
     assert _texts_of_one_request(batches, prompt, [7, 8, 9]) == [[7, 8, 9]]
 
@@ -234,7 +234,7 @@ def test_requests_that_the_runner_did_not_announce_share_no_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is not known whose they are, as in a runner with an ``add_requests`` of its own."""
-    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
     state = _State()
     speculator = v2.NgramSpeculator(_config(**STORE), CPU, state)
     for row, name in enumerate(("one", "other")):
@@ -242,7 +242,7 @@ def test_requests_that_the_runner_did_not_announce_share_no_text(
         state.sample(row, [7, 8])
         propose(speculator, state, [row], [2])
     assert speculator.shared_store is not None
-    assert len(speculator.shared_store.held.scopes.keys() - {0}) == 2
+    assert len(speculator.shared_store.contents.scopes.keys() - {0}) == 2
 
 
 def test_a_row_for_another_request_is_indexed_anew() -> None:
