@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import NgramConfig, _library
-from ngram_npu.engines.vllm.ascend import triton_ngram_spec_decode
+from ngram_npu.engines.vllm.v1_device import triton_ngram_spec_decode
 from ngram_npu.engines.vllm.v2 import in_place_of
 from ngram_npu.host_drafting import HostDrafting
 from ngram_npu.index import make_index

@@ -44,7 +44,7 @@ FILES = {
 class Speculator(NgramSpeculator):
     """vLLM's speculator in a runner that the plugin has wrapped, so that stores are available."""
 
-    sees_requests = True
+    has_request_data = True
 
 
 def folder_of(path: Path | None) -> Path:

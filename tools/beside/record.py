@@ -45,7 +45,7 @@ class Recorder:
             if num_sampled[i] > 0:
                 count, match = int(counts[i]), int(match_len[i])
                 costs = [self._costs[min(match + j, 15)] for j in range(count)]
-                if self._beside._gives_costs:
+                if self._beside._computes_costs:
                     costs = self._beside._draft_costs[i, :count].tolist()
                 found = Drafts(neural[i].tolist(), ngram[i, :count].tolist(), costs)
                 self._drafts.setdefault(req_id, {})[length] = found

@@ -52,7 +52,7 @@ class ProposerContestant(Contestant):
         lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
         for _ in range(int(lengths.sum()) // PROMPT_TOKENS_PER_STEP + 1):
             self.function(nothing, lengths, self._workload.token_ids)
-        assert not engine._behind
+        assert not engine._num_behind
         if engine.index is not None:  # None: so few tokens are scanned instead
             self._keep(engine)
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import METHODS, Engine, engine
-from ngram_npu.engines.vllm import v1_device
+from ngram_npu.engines.vllm import plugin, v1_device
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import SamplingParams
 from vllm.v1.worker import gpu_model_runner
 
-STOCK = getattr(gpu_model_runner, v1_device.CORRECTION_NAME)
+STOCK = getattr(gpu_model_runner, plugin.CORRECT)
 VIEWS = {"slice", "alias", "detach"}
 
 Function = Callable[..., None]
@@ -69,8 +69,8 @@ class Compared:
 @pytest.fixture(scope="module")
 def running(model: Path) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(v1_device.CORRECTION, "1")
-        patched.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, STOCK)  # to be restored
+        patched.setenv(plugin.CORRECTION, "1")
+        patched.setattr(gpu_model_runner, plugin.CORRECT, STOCK)  # to be restored
         with engine(model, METHODS["padded_scan"], num_gpu_blocks_override=18) as made:
             yield made
 
@@ -108,10 +108,10 @@ def test_the_counts_are_those_of_vllm_s_function(
     capsys: pytest.CaptureFixture[str],
     schedules: int,
 ) -> None:
-    ours = getattr(gpu_model_runner, v1_device.CORRECTION_NAME)
+    ours = getattr(gpu_model_runner, plugin.CORRECT)
     assert ours is v1_device.update_num_computed_tokens_for_batch_change
     compared = Compared(ours)
-    monkeypatch.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, compared)
+    monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, compared)
     preemptions = _schedules(running, schedules)
     with capsys.disabled():
         print(f"\n{schedules} schedules: {dict(compared.seen)}, {preemptions} preemptions")
@@ -129,6 +129,6 @@ def test_wrong_counts_are_noticed(running: Engine, monkeypatch: pytest.MonkeyPat
         STOCK(computed, accepted, prev, drafts[: len(counts)] + 1, drafts, host)
 
     compared = Compared(wrong)
-    monkeypatch.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, compared)
+    monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, compared)
     _schedules(running, 5)
     assert compared.different >= 5

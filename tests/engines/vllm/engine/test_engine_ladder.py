@@ -62,7 +62,7 @@ def test_a_store_leaves_the_text_and_is_drafted_from(
     assert run.differing(runs("none", "greedy")) == []
     assert run.preemptions >= 5
     assert run.accepted >= 300
-    held = made[0].held
+    held = made[0].contents
     held.check_integrity()
     found = held.statistics
     assert found.drafts >= 20, "the store matters"

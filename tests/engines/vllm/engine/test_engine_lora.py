@@ -60,7 +60,7 @@ def test_adapters_share_no_text(model: Path, adapters: list[LoRARequest]) -> Non
     assert expected[0] != expected[1], "the adapters matter"
     with engine(model, METHODS["store_padded"], **LORA) as running:
         assert _texts(running, prompts, adapters) == expected
-        held = running.drafter.shared_store.held
+        held = running.drafter.shared_store.contents
         del running
     scopes = [scope_of_request(adapter, None, None) for adapter in adapters]
     assert set(held.scopes) == set(scopes)

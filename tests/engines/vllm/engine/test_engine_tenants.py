@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from engine_runs import LADDER, METHODS, Engine, asynchronous, engine
 from ngram_npu.engines.vllm import admission
-from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT, scope_of_request
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.sharing import scope_of_request
 from tiny_model import corpus
 from transformers import AutoTokenizer
 from vllm import SamplingParams
@@ -49,7 +50,7 @@ def test_salted_requests_draft_from_own_text_only(model: Path, prompt: list[int]
         for scope in ({}, SCOPE)
     ]  # fmt: skip
     with engine(model, METHODS["store_padded"]) as running:
-        held = running.drafter.shared_store.held
+        held = running.drafter.shared_store.contents
         drafts: list[int] = []
         for salt, extra in [*tenants, ({}, {EXTRA_ARGUMENT: "end"}), *tenants]:
             before = held.statistics.drafts

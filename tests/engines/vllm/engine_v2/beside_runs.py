@@ -129,7 +129,7 @@ def run(model: Path, method: Method) -> BesideRun:
             if beside._stats is not None:
                 result.counted = v2_runs.counted(beside)
             if beside.shared_store is not None:
-                result.store = beside.shared_store.held.statistics
+                result.store = beside.shared_store.contents.statistics
             del llm, runner, beside, watched
     finally:
         model_runner.init_speculator = INIT_SPECULATOR

@@ -12,7 +12,7 @@ import pytest
 import torch
 import toy_drafters
 import v2_runs
-from ngram_npu.engines.vllm.beside import _doubt
+from ngram_npu.engines.vllm.v2 import unsupported_reason
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
@@ -127,4 +127,4 @@ def test_eagle3_for_which_there_is_no_toy_is_known() -> None:
     made.draft_logits = None
     given = SimpleNamespace(speculative_config=SimpleNamespace(method="eagle3"))
     state = RequestState(2, 64, 64, 4, 1000, torch.device("cpu"))
-    assert _doubt(given, None, torch.device("cpu"), state, made) == ""
+    assert unsupported_reason(given, None, torch.device("cpu"), state, made) == ""

@@ -24,7 +24,7 @@ def _run(model: Path, method: str) -> tuple[v2_runs.Run, int, Any]:
         prompts = [prompt for prompt, _ in v2_runs.requests(llm.get_tokenizer())[:5]]
         v2_runs.serve(llm, [(prompt, endless) for prompt in prompts], result)
         shared = getattr(runner.speculator, "shared_store", None)
-        store = shared and shared.held.statistics
+        store = shared and shared.contents.statistics
         del llm, runner, shared
     assert [reason for _, reason in result.outputs] == ["length"] * 5
     return result, longest, store

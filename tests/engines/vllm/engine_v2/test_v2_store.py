@@ -14,7 +14,8 @@ import pytest
 import v2_runs
 from ngram_npu import NgramStore, store_file
 from ngram_npu.engines.vllm import plugin
-from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT, scope_of_request
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.sharing import scope_of_request
 from ngram_npu.tokenizer_digest import digest_of
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 
@@ -54,11 +55,11 @@ def test_a_store_is_seeded_told_and_saved(
         assert found["tokens_held"] > held + 9
         llm.collective_rpc("ngram_npu_store_clear")
         llm.collective_rpc("ngram_npu_store_clear", args=("tenant",))
-        assert runner.speculator.shared_store.held.scopes.keys() != {0}
+        assert runner.speculator.shared_store.contents.scopes.keys() != {0}
         (found,) = llm.collective_rpc("ngram_npu_store_statistics")
         assert found["tokens_held"] == 9
         llm.collective_rpc("ngram_npu_store_merge", args=(str(own),))
-        runner.speculator.shared_store.held.check_integrity()
+        runner.speculator.shared_store.contents.check_integrity()
         del llm, runner
     assert result.differing(runs("none")) == []
     assert store_file.describe(own).tokenizer == vocabulary
@@ -102,7 +103,7 @@ def test_salted_requests_draft_from_own_text_only(model: Path) -> None:
     ]
     drafts: list[int] = []
     with _engine(model, v2_runs.Run(), store="finish") as (llm, runner):
-        held = runner.speculator.shared_store.held
+        held = runner.speculator.shared_store.contents
         prompt, greedy = v2_runs.requests(llm.get_tokenizer())[0]
         for salt, extra in [*tenants, *tenants]:
             before = held.statistics.drafts

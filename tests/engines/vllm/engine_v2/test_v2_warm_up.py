@@ -9,7 +9,7 @@ import beside_runs
 import pytest
 import v2_runs
 from ngram_npu.engines.vllm import plugin
-from ngram_npu.engines.vllm.v2 import BESIDE
+from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from vllm import SamplingParams
 from vllm.v1.worker.gpu import model_runner, warmup
 
@@ -26,7 +26,7 @@ def test_they_leave_no_trace(model: Path, monkeypatch: pytest.MonkeyPatch, besid
     result = v2_runs.Run()
     with v2_runs.engine(model, arguments, result) as (llm, runner):
         worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-        lookup = getattr(runner.speculator, BESIDE, runner.speculator)
+        lookup = getattr(runner.speculator, LOOKUP_ATTRIBUTE, runner.speculator)
         calls = _count(runner.speculator)
         steps = runner, worker.execute_model, worker.sample_tokens
         monkeypatch.setattr("torch.accelerator.synchronize", lambda: None)  # a GPU's
@@ -36,7 +36,7 @@ def test_they_leave_no_trace(model: Path, monkeypatch: pytest.MonkeyPatch, besid
         warmup.warmup_kernels(*steps)
         assert warmup.run_mixed_prefill_decode_warmup(*steps, 8)
         assert len(calls) > 5
-        held, tally = lookup.shared_store.held, lookup._stats
+        held, tally = lookup.shared_store.contents, lookup._stats
         found = held.statistics
         assert (found.lookups, found.tokens_entered, found.open_slots) == (0, 0, 0)
         assert set(tally._sums.values()) == {0}

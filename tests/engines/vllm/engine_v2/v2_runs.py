@@ -14,7 +14,7 @@ import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401, puts stand-ins in the place of events
 from ngram_npu import StoreStatistics, host_drafting
 from ngram_npu.engines.vllm import admission, plugin
-from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from tiny_model import corpus
 from vllm import LLM, SamplingParams
 from vllm.config import VllmConfig
@@ -249,9 +249,9 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
             result.counted = counted(runner.speculator)
         shared = getattr(runner.speculator, "shared_store", None)
         if shared is not None:
-            shared.held.check_integrity()
-            result.store = shared.held.statistics
-            result.scopes = len(shared.held.scopes)
+            shared.contents.check_integrity()
+            result.store = shared.contents.statistics
+            result.scopes = len(shared.contents.scopes)
         del llm, runner, shared, late
     return result
 
@@ -300,7 +300,7 @@ def serve(llm: LLM, asked: Sequence[tuple[list[int], SamplingParams]], result: R
 
 def counted(lookup: Any) -> Any:
     """[2, K], draft tokens verified and accepted by position, as counted by the drafter."""
-    return lookup._stats.verdicts.take().sum(1)
+    return lookup._stats.acceptance.read_and_reset().sum(1)
 
 
 def stocks_drafts(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
