@@ -16,7 +16,8 @@ import pytest
 import torch
 from configs import config
 from ngram_npu import _library
-from ngram_npu.engines.vllm import v1_device as ascend, plugin
+from ngram_npu.engines.vllm import plugin
+from ngram_npu.engines.vllm import v1_device as ascend
 from ops import reference
 
 # As of vLLM-Ascend in August 2026.

@@ -23,7 +23,7 @@ from beside_runner import State as BesideState
 from ngram_npu import Costs, NgramStore, draft_costs
 from ngram_npu.engines.vllm import options, sharing, v1_device, v2
 from ngram_npu.engines.vllm import v2 as beside
-from ngram_npu.engines.vllm.options import read_options, read_beside_option
+from ngram_npu.engines.vllm.options import read_beside_option, read_options
 from test_vllm_store import CPU, Async, R, State, config_of, request
 
 Config = Callable[..., Any]
