@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from configs import config
+from fake_engine import config
 from ngram_npu.engines.vllm import NgramProposer, admission, plugin
 from ngram_npu.engines.vllm.admission import Rules
 

@@ -18,13 +18,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from beside_runner import StandaloneARSpeculator
-from beside_runner import State as BesideState
+from fake_engine import RequestState, StandaloneARSpeculator, config
 from ngram_npu import Costs, NgramStore, draft_costs
 from ngram_npu.engines.vllm import options, sharing, v1_device, v2
 from ngram_npu.engines.vllm import v2 as beside
 from ngram_npu.engines.vllm.options import read_beside_option, read_options
-from test_vllm_store import CPU, Async, R, State, config_of, request
+from test_vllm_store import CPU, Async, R, S, config_of, request
 
 Config = Callable[..., Any]
 """Makes a configuration of this rank from options."""
@@ -35,7 +34,7 @@ Said = list[str]
 
 def alike(config: Config, rank: int, folder: Path) -> list[bool]:
     given = config(num_threads=rank, metrics=True)
-    speculator: Any = v2.NgramSpeculator(given, CPU, State())
+    speculator: Any = v2.NgramSpeculator(given, CPU, RequestState(R, S))
     return [speculator.has_other_ranks, speculator.is_logging_rank, speculator._stats is not None]
 
 
@@ -48,11 +47,11 @@ def alike_beside(config: Config, rank: int, folder: Path) -> str:
     given = config(beside=True)
     given.speculative_config.method = "draft_model"
     options = read_options(given, "beside")
-    return beside.attach_ngram_drafts(given, options, CPU, BesideState(), StandaloneARSpeculator())
+    return beside.attach_ngram_drafts(given, options, CPU, RequestState(), StandaloneARSpeculator())
 
 
 def other_options(config: Config, rank: int, folder: Path) -> object:
-    return v2.NgramSpeculator(config(overlap=rank == 1), CPU, State())
+    return v2.NgramSpeculator(config(overlap=rank == 1), CPU, RequestState(R, S))
 
 
 def silent(config: Config, rank: int, folder: Path) -> object:
@@ -62,7 +61,9 @@ def silent(config: Config, rank: int, folder: Path) -> object:
 
 def _tokens_found(config: Config, path: Path) -> int:
     """What a rank begins with. Its store then grows, so that a file would differ once saved."""
-    speculator = v2.NgramSpeculator(config(store="live", store_file=str(path)), CPU, State())
+    speculator = v2.NgramSpeculator(
+        config(store="live", store_file=str(path)), CPU, RequestState(R, S)
+    )
     held: Any = speculator.shared_store.contents  # type: ignore[union-attr]
     found = held.statistics.tokens_held
     held.warm([range(50, 60)])
@@ -241,8 +242,10 @@ def _compared(monkeypatch: pytest.MonkeyPatch, configs: Sequence[Any]) -> list[s
 
 def _configs(name: str, values: Sequence[Any]) -> list[Any]:
     """Of two ranks that differ in an option, which applies with these others."""
+    if name == "lookup":  # contradicts the options of a ladder
+        return [config(rank=rank, ranks=2, lookup=value) for rank, value in enumerate(values)]
     base: dict[str, Any] = {"store": "live"}
-    if name in ("sizes", "lookup"):
+    if name == "sizes":
         base = {"store": None}
     elif name == "match_policy":
         base = {"store": None, "sizes": "consecutive"}

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from configs import config
+from fake_engine import GPUModelRunner, RequestState, batch_of, config
 from ngram_npu import scope_of
 from ngram_npu.engines.vllm import NgramProposer, admission, plugin, v1_device, v1_sync, v2
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.sharing import scope_of_request
 from ngram_npu.engines.vllm.v2 import RowLookup
 from residence import resident_share
-from v1_runner import GPUModelRunner
-from v2_state import RequestState, propose
 
 CPU = torch.device("cpu")
 R, S, K = 6, 400, 4
@@ -256,14 +254,9 @@ def test_v1_store_in_unknown_runner_raises() -> None:
 # The V2 runner.
 
 
-class State(RequestState):
-    def __init__(self) -> None:
-        super().__init__(R, S)
-
-
 class V2Runner:
     def __init__(self, store: str, batches: int = 1) -> None:
-        self.req_states: Any = State()
+        self.req_states: Any = RequestState(R, S)
         given = config_of(store=store)
         given.max_concurrent_batches = batches
         self.speculator = v2.NgramSpeculator(given, CPU, self.req_states)
@@ -284,9 +277,16 @@ class V2Runner:
         states = self.req_states
         rows = [states.req_id_to_index[name] for name in said]
         for row, tokens in zip(rows, said.values(), strict=True):
-            states.sample(row, tokens)
+            states.append(row, tokens)
         counts = [len(tokens) for tokens in said.values()]
-        drafts = propose(self.speculator, states, rows, counts, list(said))
+        drafts: torch.Tensor = self.speculator.propose(
+            batch_of(rows, list(said)),
+            *[None] * 4,
+            torch.tensor(counts, dtype=torch.int32),
+            None,
+            states.last_sampled_tokens,
+            *[None] * 3,
+        )
         return dict(zip(said, drafts.tolist(), strict=True))
 
 

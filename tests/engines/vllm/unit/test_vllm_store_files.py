@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_engine import GPUModelRunner
 from ngram_npu import NgramStore
 from ngram_npu.engines.vllm import NgramProposer, sharing, v1_device
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.sharing import scope_of_request
 from test_vllm_store import WORDS, R, Rows, config_of
-from v1_runner import GPUModelRunner
 
 
 def test_ranks_have_equal_stores_and_one_keeps_it(
