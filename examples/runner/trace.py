@@ -90,5 +90,5 @@ class Trace:
 
 def _record_event() -> Any:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()  # type: ignore[no-untyped-call]
+    event.record()
     return event

@@ -64,7 +64,7 @@ def called():
 IMPORT = """
 import ngram_npu
 from ngram_npu import _library
-from ngram_npu.engines.vllm import plugin, ascend
+from ngram_npu.engines.vllm import plugin, v1_device as ascend
 plugin.install()
 plugin.install_ascend()
 assert _library.has_kernel("ngram_step_", "npu") and not _library.has_kernel("nothing", "npu")

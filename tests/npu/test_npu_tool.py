@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from ngram_npu.engines.vllm.ascend import triton_ngram_spec_decode
+from ngram_npu.engines.vllm.v1_device import triton_ngram_spec_decode
 
 from tools.bench.ops import OPS
 from tools.bench.options import BenchError, Options, Size

@@ -6,7 +6,7 @@
     16 bytes  digest of the tokenizer's vocabulary; zeros: unknown
     16 bytes  first half of the checksum of the file that the store was seeded with; zeros: none
     32 bytes  checksum: BLAKE2b of the contents and of all bytes above
-    contents  pieces (csrc/cpu/ngram_store_lifecycle.cpp), each preceded by its size in bytes, a word
+    contents  pieces (csrc/cpu/ngram_store_lifecycle.cpp), each after its size in bytes, a word
 
 All numbers are little-endian, as in memory.
 """

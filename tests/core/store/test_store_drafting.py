@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from async_state.devices import LateDevice
 from async_state import ints, sampled_tensor
+from async_state.devices import LateDevice
 from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
 from ngram_npu.config import default_store_costs

@@ -1,9 +1,9 @@
-"""Who a request belongs to, by which a store separates text: its ``cache_salt``, its LoRA adapter,
-and the scope that it names.
+"""Checks to whom a request belongs: its ``cache_salt``, its LoRA adapter and its named scope, by
+which a store separates text.
 
-Checked where vLLM takes requests in, in the process of the API: there an error is the answer to one
-request (HTTP 400), while in the engine it would end all of them. vLLM's scheduler does not pass
-``cache_salt`` on to the runner; it is added to what the scheduler says of new requests.
+Requests are checked in the API's process, where an error is the answer to one request (HTTP 400);
+in the engine it would end all of them. vLLM's scheduler does not pass ``cache_salt`` on to the
+runner, so it is added to the scheduler's data of new requests.
 """
 
 from __future__ import annotations
@@ -15,9 +15,19 @@ import inspect
 import sys
 from typing import Any, NamedTuple
 
-from ngram_npu.engines.vllm.options import SECTION, scope_option, wants_beside
-from ngram_npu.engines.vllm.patching import RUNNER, V2_RUNNER, after_import, parameters, wrap
-from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.options import (
+    EXTRA_ARGUMENT,
+    SECTION,
+    read_beside_option,
+    read_scope_option,
+)
+from ngram_npu.engines.vllm.patching import (
+    RUNNER,
+    V2_RUNNER,
+    parameter_names,
+    run_after_import,
+    wrap_function,
+)
 from ngram_npu.store import scope_of
 
 INPUT = "vllm.v1.engine.input_processor"
@@ -31,61 +41,61 @@ _WHERE = "extra_args (over HTTP: vllm_xargs)"
 
 
 class Rules(NamedTuple):
-    """What an engine expects of requests."""
+    """What an engine accepts of requests."""
 
     hidden: tuple[str, ...] = ()
-    """What the runner does not know of a request: one that has it is refused."""
+    """Properties that the runner cannot see. A request that has one of them is refused."""
     required: bool = False
-    """Whether a request must say to whom it belongs."""
+    """Whether a request must have a salt, an adapter or a scope."""
     has_store: bool = False
 
 
 def install() -> None:
     """Wraps both functions, now or when vLLM imports them. May be called again."""
-    after_import(INPUT, _check_requests)
-    after_import(SCHEDULED, _pass_salts_on)
+    run_after_import(INPUT, _wrap_input_processor)
+    run_after_import(SCHEDULED, _pass_salts_on)
 
 
-def _check_requests(module: Any) -> None:
-    """Nothing is changed where requests do not say what is checked; then :func:`expect_checks`
-    raises."""
+def _wrap_input_processor(module: Any) -> None:
+    # If requests lack a field that is checked, nothing is wrapped, and require_checks raises.
     request = getattr(module, "EngineCoreRequest", None)
     if {SALT, "lora_request", "sampling_params"} <= {*getattr(request, "__annotations__", ())}:
-        wrap(getattr(module, "InputProcessor", None), "process_inputs", _process_inputs)
+        wrap_function(getattr(module, "InputProcessor", None), "process_inputs", _process_inputs)
 
 
 def _process_inputs(stock: Any, processor: Any, *args: Any, **kwargs: Any) -> Any:
     request = stock(processor, *args, **kwargs)
     if not hasattr(processor, SECTION):
-        setattr(processor, SECTION, rules_of(processor.vllm_config))
+        setattr(processor, SECTION, rules_for(processor.vllm_config))
     try:
-        check(request, getattr(processor, SECTION))
+        check_request(request, getattr(processor, SECTION))
     except ValueError as error:
-        raise _clients_error()(str(error)) from None
+        raise _request_error()(str(error)) from None
     return request
 
 
 @functools.cache
-def _clients_error() -> type[Exception]:
-    """A ValueError that vLLM answers with HTTP 400, where a ValueError of another kind is 500."""
-    theirs = importlib.import_module(EXCEPTIONS).VLLMValidationError
-    return type("RequestError", (theirs, ValueError), {})
+def _request_error() -> type[Exception]:
+    # vLLM answers its own VLLMValidationError with HTTP 400, and any other ValueError with 500.
+    base = importlib.import_module(EXCEPTIONS).VLLMValidationError
+    return type("RequestError", (base, ValueError), {})
 
 
-def rules_of(vllm_config: Any) -> Rules:
-    """
+def rules_for(vllm_config: Any) -> Rules:
+    """Returns what the engine with this configuration accepts.
+
     Raises:
-        ValueError: an option that is unknown or malformed; one line.
+        ValueError: An option is unknown or malformed.
     """
     method = getattr(vllm_config.speculative_config, "method", None)
     in_v2 = getattr(vllm_config, "use_v2_model_runner", False)
-    ours = method in ("ngram", "ngram_gpu", "custom_class") or (
-        method is not None and in_v2 and wants_beside(vllm_config)
+    is_replaced = method in ("ngram", "ngram_gpu", "custom_class") or (
+        method is not None and in_v2 and read_beside_option(vllm_config)
     )
     scope = None
     # The options of another custom class are not checked with the configuration.
     with contextlib.suppress(*([ValueError] if method == "custom_class" else [])):
-        scope = scope_option(vllm_config) if ours else None
+        scope = read_scope_option(vllm_config) if is_replaced else None
     if scope is None:
         return Rules()
     hidden: tuple[str, ...] = ()
@@ -96,10 +106,11 @@ def rules_of(vllm_config: Any) -> Rules:
     return Rules(hidden, scope == "required", has_store=True)
 
 
-def check(request: Any, rules: Rules) -> None:
+def check_request(request: Any, rules: Rules) -> None:
     """
     Raises:
-        ValueError: an unknown key of ours, a malformed scope, or what the rules exclude; one line.
+        ValueError: The request has an unknown key with our prefix, a malformed scope, or a property
+            that the rules exclude.
     """
     extra = getattr(request.sampling_params, "extra_args", None) or {}
     for key in extra:
@@ -108,75 +119,75 @@ def check(request: Any, rules: Rules) -> None:
             raise ValueError(
                 f"ngram_npu: unknown key {key!r} in {_WHERE}; known: {EXTRA_ARGUMENT!r}"
             )
-    named = extra.get(EXTRA_ARGUMENT)
-    if not _is_scope(named):
+    scope = extra.get(EXTRA_ARGUMENT)
+    if not _is_scope(scope):
         raise ValueError(
             f"ngram_npu: {EXTRA_ARGUMENT} in {_WHERE}: expected a string that is not empty or an "
-            f"integer from 0 to 2**62 - 1, got {named!r}"
+            f"integer from 0 to 2**62 - 1, got {scope!r}"
         )
     if rules.has_store and getattr(request, "resumable", False):
         raise ValueError(
             "ngram_npu: streaming input: expected none with a store, got a request whose later "
             "parts may belong to others"
         )
-    of_request = {
+    properties = {
         SALT: bool(request.cache_salt),  # vLLM ignores an empty one
         ADAPTER: request.lora_request is not None,
-        EXTRA_ARGUMENT: named is not None,
+        EXTRA_ARGUMENT: scope is not None,
     }
     for name in rules.hidden:
-        if of_request[name]:
+        if properties[name]:
             raise ValueError(
                 f"ngram_npu: {name}: expected none, got one: this engine's runner does not know it "
                 "and its store could not separate the request; use method 'ngram_gpu' with a "
                 "tested vLLM, or no store"
             )
-    if rules.required and not any(of_request.values()):
+    if rules.required and not any(properties.values()):
         raise ValueError(
             f"ngram_npu: scope='required': expected a cache_salt, a LoRA adapter or "
             f"{EXTRA_ARGUMENT} in {_WHERE}, got none of them"
         )
 
 
-def _is_scope(named: Any) -> bool:
+def _is_scope(value: Any) -> bool:
     with contextlib.suppress(TypeError, ValueError):
-        scope_of(named)
-        return bool(named != "")
+        scope_of(value)
+        return bool(value != "")
     return False
 
 
 def _pass_salts_on(module: Any) -> None:
-    """Has ``NewRequestData.from_request``, which the scheduler calls, note the salt. Nothing is
-    changed where it is another function; then :func:`rules_of` excludes salts."""
+    """Makes ``NewRequestData.from_request``, which the scheduler calls, keep the salt. A function
+    with other parameters stays as it is; :func:`rules_for` then excludes salts."""
     data = getattr(module, "NewRequestData", None)
     stock = vars(data).get("from_request") if inspect.isclass(data) else None
     if not isinstance(stock, classmethod) or hasattr(data, SALT) or hasattr(data, "__slots__"):
         return
     make = stock.__func__
-    if parameters(make)[:2] != ["cls", "request"]:
+    if parameter_names(make)[:2] != ["cls", "request"]:
         return
 
     @functools.wraps(make)
     def from_request(cls: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        new = make(cls, request, *args, **kwargs)
-        new.cache_salt = getattr(request, SALT, None)
-        return new
+        new_request = make(cls, request, *args, **kwargs)
+        new_request.cache_salt = getattr(request, SALT, None)
+        return new_request
 
-    data.cache_salt = None  # type: ignore[union-attr]  # of requests made up to warm up
+    data.cache_salt = None  # type: ignore[union-attr]  # of requests that warm up the kernels
     data.from_request = classmethod(from_request)  # type: ignore[union-attr]
 
 
 def _salts_are_passed_on() -> bool:
     scheduled, request = map(importlib.import_module, (SCHEDULED, REQUEST))
-    of_request = parameters(request.Request.__init__)
-    return SALT in of_request and hasattr(scheduled.NewRequestData, SALT)
+    has_salt = SALT in parameter_names(request.Request.__init__)
+    return has_salt and hasattr(scheduled.NewRequestData, SALT)
 
 
-def expect_checks() -> None:
-    """For a worker with a store.
+def require_checks() -> None:
+    """Checks, in a worker with a store, that the API's process checks requests.
 
     Raises:
-        ValueError: requests are not checked; one line.
+        ValueError: It does not.
     """
     if not sys.modules.keys() & {RUNNER, V2_RUNNER}:  # not in a vLLM worker
         return
@@ -186,10 +197,10 @@ def expect_checks() -> None:
                 f"ngram_npu: store: expected vLLM's Python front end, got {RUST_FRONT_END}, which "
                 "does not check requests: a cache_salt or a misspelt scope would be ignored"
             )
-    found: Any = None
+    process_inputs: Any = None
     with contextlib.suppress(ImportError, AttributeError):
-        found = importlib.import_module(INPUT).InputProcessor.process_inputs
-    if not hasattr(found, "ngram_npu"):
+        process_inputs = importlib.import_module(INPUT).InputProcessor.process_inputs
+    if not hasattr(process_inputs, "ngram_npu"):
         raise ValueError(
             "ngram_npu: store: expected NGRAM_NPU_VLLM=1 and a vLLM whose requests can be checked "
             f"in {INPUT}: else a cache_salt or a misspelt scope would be ignored"
@@ -197,11 +208,11 @@ def expect_checks() -> None:
 
 
 def install_v1(module: Any) -> None:
-    """Has the V1 runner, in ``module``, keep the salts of its requests."""
+    """Makes the V1 runner in ``module`` keep the salts of its requests."""
     runner = getattr(module, "GPUModelRunner", None)
     stock = getattr(runner, "_update_states", None)
-    if inspect.isfunction(stock) and parameters(stock) == ["self", "scheduler_output"]:
-        wrap(runner, "_update_states", _update_states)
+    if inspect.isfunction(stock) and parameter_names(stock) == ["self", "scheduler_output"]:
+        wrap_function(runner, "_update_states", _update_states)
 
 
 def keeps_salts(runner: Any) -> bool:
@@ -209,8 +220,9 @@ def keeps_salts(runner: Any) -> bool:
 
 
 def _update_states(stock: Any, runner: Any, scheduler_output: Any) -> Any:
-    """Of V1's ``GPUModelRunner``: makes the states of new requests."""
-    found = stock(runner, scheduler_output)
-    for new in scheduler_output.scheduled_new_reqs:
-        runner.requests[new.req_id].cache_salt = getattr(new, SALT, None)
-    return found
+    """Wraps the function of V1's ``GPUModelRunner`` that creates the states of new requests."""
+    result = stock(runner, scheduler_output)
+    for new_request in scheduler_output.scheduled_new_reqs:
+        state = runner.requests[new_request.req_id]
+        state.cache_salt = getattr(new_request, SALT, None)
+    return result

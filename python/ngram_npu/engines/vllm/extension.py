@@ -1,4 +1,4 @@
-"""What a running engine's store can be told: ``worker_extension_cls`` of vLLM."""
+"""Administers the store of a running engine, as vLLM's ``worker_extension_cls``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.patching import logger
-from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT, SharedStore, scope_of_request
-from ngram_npu.engines.vllm.v2 import BESIDE
+from ngram_npu.engines.vllm.sharing import SharedStore, scope_of_request
+from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from ngram_npu.store import NgramStore, StoreFileError
 
 T = TypeVar("T")
@@ -16,17 +17,18 @@ Adapter = tuple[int, str] | None
 
 
 class StoreExtension:
-    """Methods for ``collective_rpc``, which calls them on every rank at the same place between two
-    steps, so that all stores stay equal. They wait for the steps that are under way. A rank that
-    fails where others may not ends its worker.
+    """Methods for ``collective_rpc``, which calls them on every rank at the same point between two
+    steps, so that all stores stay equal. They wait for the steps that are in progress. If a rank
+    fails where others may not, its worker ends.
 
-    A scope is what requests name in ``extra_args["ngram_npu_scope"]``, with their LoRA adapter
-    (``adapter``: its (lora_int_id, lora_name)) and their ``cache_salt`` (``salt``). None: theirs
-    who have none.
+    A scope is the value that requests have in ``extra_args["ngram_npu_scope"]``, with their LoRA
+    adapter (``adapter``: its lora_int_id and lora_name) and their ``cache_salt`` (``salt``). With
+    None for all three it is the scope of requests without any.
 
     Raises:
-        RuntimeError: the engine has no store, or a call or the device keeps it in use.
-        ValueError: a scope in a runner that has one for all, or texts that are no token ids.
+        RuntimeError: The engine has no store, or a call or the device keeps it in use.
+        ValueError: A scope, in a runner that has one for all requests, or texts that are not token
+            ids.
     """
 
     def ngram_npu_store_warm(
@@ -36,8 +38,10 @@ class StoreExtension:
         adapter: Adapter = None,
         salt: str | None = None,
     ) -> None:
-        """Adds texts, lists of token ids, as if requests had said them (``NgramStore.warm``)."""
-        _told(self, lambda s: s.held.warm(texts, scope=_scope(s, scope, adapter, salt)))
+        """Adds texts, lists of token ids, as if requests had output them (``NgramStore.warm``)."""
+        _call_with_store(
+            self, lambda s: s.contents.warm(texts, scope=_scope(s, scope, adapter, salt))
+        )
 
     def ngram_npu_store_clear(
         self,
@@ -48,38 +52,43 @@ class StoreExtension:
         all_scopes: bool = False,
     ) -> None:
         """Removes the text of one scope, or of all, and wipes it from memory, not from files."""
-        _told(
-            self,
-            lambda s: s.held.clear(None if all_scopes else _scope(s, scope, adapter, salt)),
-        )
+
+        def clear(shared: SharedStore) -> None:
+            shared.contents.clear(None if all_scopes else _scope(shared, scope, adapter, salt))
+
+        _call_with_store(self, clear)
 
     def ngram_npu_store_merge(self, path: str) -> None:
         """Adds the text of a store's file, which has to be the same on all ranks."""
 
         def merge(shared: SharedStore) -> None:
-            vocabulary = shared.held.tokenizer or shared.vocabulary()
-            shared.held.merge(NgramStore.load(path, tokenizer=vocabulary))
+            vocabulary = shared.contents.tokenizer or shared.vocabulary()
+            shared.contents.merge(NgramStore.load(path, tokenizer=vocabulary))
 
-        _told(self, merge)
+        _call_with_store(self, merge)
 
     def ngram_npu_store_statistics(self) -> dict[str, Any]:
-        """``StoreStatistics`` as a mapping."""
-        return _told(self, lambda shared: vars(shared.held.statistics).copy())
+        """Returns ``StoreStatistics`` as a mapping."""
+        return _call_with_store(self, lambda shared: vars(shared.contents.statistics).copy())
 
 
-def _scope(shared: SharedStore, named: object, adapter: Adapter, salt: str | None) -> int:
-    if not shared.scoped and (named, adapter, salt) != (None, None, None):
+def _scope(shared: SharedStore, name: object, adapter: Adapter, salt: str | None) -> int:
+    if not shared.has_scopes and (name, adapter, salt) != (None, None, None):
         raise ValueError("ngram_npu: scope: expected none, this runner has one for all requests")
     lora = adapter and SimpleNamespace(lora_int_id=adapter[0], lora_name=adapter[1])
-    extra = {} if named is None else {EXTRA_ARGUMENT: named}
+    extra = {} if name is None else {EXTRA_ARGUMENT: name}
     return scope_of_request(lora, SimpleNamespace(extra_args=extra), salt)
 
 
-def _told(worker: Any, call: Callable[[SharedStore], T]) -> T:
-    """Calls with the store of a worker's drafter, when all steps begun have run."""
+def _call_with_store(worker: Any, call: Callable[[SharedStore], T]) -> T:
+    """Calls ``call`` with the store of a worker's drafter, after all steps in progress."""
     runner = worker.model_runner
     speculator = getattr(runner, "speculator", None)
-    drafters = getattr(runner, "drafter", None), speculator, getattr(speculator, BESIDE, None)
+    drafters = (
+        getattr(runner, "drafter", None),
+        speculator,
+        getattr(speculator, LOOKUP_ATTRIBUTE, None),
+    )
     drafter: Any = next((d for d in drafters if getattr(d, "shared_store", None)), None)
     if drafter is None:
         raise RuntimeError("ngram_npu: store: this engine has none")
@@ -90,7 +99,7 @@ def _told(worker: Any, call: Callable[[SharedStore], T]) -> T:
         return call(shared)
     except Exception as error:
         on_all_ranks = isinstance(error, ValueError) and not isinstance(error, StoreFileError)
-        if on_all_ranks or not getattr(drafter, "one_of_many", False):
+        if on_all_ranks or not getattr(drafter, "has_other_ranks", False):
             raise
         logger.critical(
             "ngram_npu: store: other ranks may have changed theirs, so this worker ends"

@@ -1,17 +1,17 @@
-"""Serves the n-gram methods of vLLM and of vLLM-Ascend, when it is loaded as vLLM's plugin.
+"""Replaces the n-gram methods of vLLM and of vLLM-Ascend, as vLLM's plugin.
 
 - vLLM's ``method="ngram"``, and ``"ngram_gpu"`` of its V1 runner: the runner looks up the stock
-  classes in their modules when it makes a drafter and again when it calls it, so an assignment in
-  that module is sufficient. It waits until vLLM imports the module: that imports numba, and vLLM's
-  CPU worker (0.32.0) does not start if numba was imported before.
-- The n-gram methods of the V2 runner: it imports the stock speculator's class when it makes one.
-- N-gram drafts beside a neural drafter of the V2 runner: any speculator is made by one function,
-  which gets the configuration and the state of the requests. It is wrapped.
+  classes in their modules when it creates a drafter and when it calls it, so an assignment in that
+  module is sufficient. It waits until vLLM imports the module: that imports numba, and vLLM's CPU
+  worker (0.32.0) does not start if numba was imported before.
+- The n-gram methods of the V2 runner: it imports the stock speculator's class to create one.
+- n-gram drafts with a neural drafter of the V2 runner: one function creates any speculator from the
+  configuration and the state of the requests. It is wrapped.
 - vLLM-Ascend: its V1 runner's module has the drafter classes and the launcher of the device lookup
-  as globals, and a factory in another module makes the drafter; both places are replaced together.
-  Its V2 runner derives from vLLM's, and is served as that is.
+  as globals, and a factory in another module creates the drafter; both are replaced together.
+  Its V2 runner derives from vLLM's, and so does the replacement.
 
-Each replacement is made only if what it replaces has the signatures this was written for.
+Each replacement is made only if the stock signatures are those that it was written for.
 """
 
 from __future__ import annotations
@@ -21,27 +21,35 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import logging
+import os
 import sys
 from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.engines.vllm import admission, ascend, beside, v1_device, v2
-from ngram_npu.engines.vllm.options import Method, method_of, read_options, wants_beside
+from ngram_npu.engines.vllm import admission, v1_device, v2
+from ngram_npu.engines.vllm.options import (
+    CORRECTION,
+    Method,
+    find_method,
+    read_beside_option,
+    read_options,
+)
 from ngram_npu.engines.vllm.patching import (
     ASCEND_RUNNER,
     RUNNER,
     V2_RUNNER,
-    after_import,
-    installed,
+    format_error,
+    installed_version,
+    log_refusal,
     logger,
-    one_line,
-    parameters,
-    put,
-    refuse,
-    serve,
-    unlike,
-    wrap,
+    parameter_names,
+    replace_after_import,
+    replace_attributes,
+    run_after_import,
+    signature_mismatch,
+    wrap_function,
 )
 from ngram_npu.engines.vllm.v1_sync import StockNgramProposer
 
@@ -50,6 +58,8 @@ CLASS = "NgramProposer"
 ASYNC_CLASS = "NgramProposerGPU"
 TRIM = "update_scheduler_for_invalid_drafts"
 COPY = "copy_num_valid_draft_tokens"
+CORRECT = "update_num_computed_tokens_for_batch_change"
+CORRECTION_LABEL = "the correction of counts"
 
 V2_MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
 V2_CLASS = "NgramGPUSpeculator"
@@ -65,59 +75,59 @@ ASCEND_V2_MODULE = "vllm_ascend.worker.v2.spec_decode.ngram"
 
 
 def install() -> None:
-    """Replaces the stock classes, now or when vLLM imports them, and logs one line for each:
-    enabled, or why not. Never raises, because vLLM would not start; may be called again."""
-    refused = f", vLLM is left as it is: this vLLM ({installed()}) is not supported"
+    """Replaces the stock classes, now or when vLLM imports them, and logs for each one line:
+    enabled, or why not. Never raises, because vLLM would not start. May be called again."""
+    refused = f", vLLM is left as it is: this vLLM ({installed_version()}) is not supported"
     try:
         admission.install()
         if importlib.util.find_spec("vllm_ascend") is not None:
             # vLLM-Ascend has its own drafter classes; one of them derives from the stock class.
             install_ascend()
         elif MODULE not in sys.modules and importlib.util.find_spec(MODULE) is None:
-            refuse(refused, f"it has no {MODULE}")
+            log_refusal(refused, f"it has no {MODULE}")
         else:
-            serve(MODULE, _replace, "method 'ngram'", refused)
-            after_import(RUNNER, _serve_async)
+            replace_after_import(MODULE, _replace_sync, "method 'ngram'", refused)
+            run_after_import(RUNNER, _install_async)
             install_v2()
             install_beside()
-        after_import(CONFIG, _check_when_created)
+        run_after_import(CONFIG, _install_option_check)
     except Exception as error:
-        refuse(refused, f"{MODULE} is not found: {one_line(error)}")
+        log_refusal(refused, f"{MODULE} is not found: {format_error(error)}")
 
 
-def _check_when_created(module: ModuleType) -> None:
-    """Wraps the function that validates vLLM's configuration. It runs in the API's process, before
-    an engine starts, so that an invalid option fails at once and not after the model is loaded."""
-    wrap(getattr(module, "VllmConfig", None), "__post_init__", _check_options)
+def _install_option_check(module: ModuleType) -> None:
+    # The wrapped function validates vLLM's configuration in the API's process, before an engine
+    # starts. So an invalid option fails at once and not after the model is loaded.
+    wrap_function(getattr(module, "VllmConfig", None), "__post_init__", _check_options)
 
 
 def _check_options(validate: Any, vllm_config: Any) -> None:
     validate(vllm_config)
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
-    draft, target = (getattr(speculative, f"{n}_model_config", None) for n in ("draft", "target"))
-    is_drafts = model is draft is not target  # vLLM's n-gram methods have one for both
-    if getattr(model, "is_submodel_config", False) or is_drafts:
+    draft = getattr(speculative, "draft_model_config", None)
+    target = getattr(speculative, "target_model_config", None)
+    is_of_draft = model is draft is not target  # n-gram methods have one object for both
+    if getattr(model, "is_submodel_config", False) or is_of_draft:
         return  # derived from a configuration that has been checked
-    method = method_of(vllm_config)
+    method = find_method(vllm_config)
     if method is not None:
-        platforms = importlib.import_module("vllm.platforms")
-        read_options(vllm_config, method).check_device(
-            method, platforms.current_platform.device_type
-        )
+        platform = importlib.import_module("vllm.platforms").current_platform
+        read_options(vllm_config, method).check_device(method, platform.device_type)
 
 
-def _replace(module: Any) -> str | None:
-    bound = getattr(sys.modules.get(RUNNER), CLASS, None) is getattr(module, CLASS, None)
-    doubt = f"{RUNNER} has bound {CLASS} already" if bound else ""
-    return put(module, {CLASS: StockNgramProposer}, doubt)
+def _replace_sync(module: Any) -> str | None:
+    is_bound = getattr(sys.modules.get(RUNNER), CLASS, None) is getattr(module, CLASS, None)
+    reason = f"{RUNNER} has bound {CLASS} already" if is_bound else ""
+    return replace_attributes(module, {CLASS: StockNgramProposer}, reason)
 
 
-def _serve_async(runner: ModuleType) -> None:
-    wrap(getattr(runner, "GPUModelRunner", None), "__init__", _without_beside)
+def _install_async(runner: ModuleType) -> None:
+    wrap_function(getattr(runner, "GPUModelRunner", None), "__init__", _warn_without_beside)
     admission.install_v1(runner)
     method = "method 'ngram_gpu' of the V1 runner"
-    serve(RUNNER, _replace_async, method, f" for {method}, which is left as it is")
-    v1_device.install_correction(runner, lambda module: module.current_platform.device_type)
+    refused = f" for {method}, which is left as it is"
+    replace_after_import(RUNNER, _replace_async, method, refused)
+    _install_correction(runner, lambda: runner.current_platform.device_type)
 
 
 def _replace_async(runner: Any) -> str | None:
@@ -125,28 +135,50 @@ def _replace_async(runner: Any) -> str | None:
         return None
     trim: Any = getattr(runner, TRIM, None)
 
-    def unless_padded(num_valid_draft_tokens_event: Any, *args: Any, **kwargs: Any) -> None:
+    def trim_unless_padded(num_valid_draft_tokens_event: Any, *args: Any, **kwargs: Any) -> None:
         if num_valid_draft_tokens_event is not None:
             trim(num_valid_draft_tokens_event, *args, **kwargs)
 
-    ours = {ASYNC_CLASS: v1_device.AsyncNgramProposer, TRIM: unless_padded}
-    return put(runner, ours, unlike(COPY, getattr(runner, COPY, None), _copy))
-
-
-def _without_beside(init: Any, self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-    """Logs one line if ``beside`` is asked for and an engine takes the V1 runner."""
-    with contextlib.suppress(ValueError):  # what reads the options says what is wrong with them
-        if wants_beside(vllm_config):
-            logger.warning("ngram_npu: beside=True has no effect: this is the V1 runner")
-    init(self, vllm_config, *args, **kwargs)
+    replacements = {ASYNC_CLASS: v1_device.AsyncNgramProposer, TRIM: trim_unless_padded}
+    mismatch = signature_mismatch(COPY, getattr(runner, COPY, None), _copy)
+    return replace_attributes(runner, replacements, mismatch)
 
 
 def _copy(*args: Any, num_valid_draft_tokens: Any, **kwargs: Any) -> None:
-    """vLLM's function, which copies nothing if the count is None, as for padded drafts."""
+    """The signature of vLLM's function, which copies nothing without counts (padded drafts)."""
+
+
+def _warn_without_beside(
+    init: Any, runner: Any, vllm_config: Any, *args: Any, **kwargs: Any
+) -> None:
+    with contextlib.suppress(ValueError):  # raised again, and shown, by the reader of the options
+        if read_beside_option(vllm_config):
+            logger.warning("ngram_npu: beside=True has no effect: this is the V1 runner")
+    init(runner, vllm_config, *args, **kwargs)
+
+
+def _install_correction(runner: ModuleType, find_device_type: Any) -> None:
+    """Replaces the function in the runner's module if the environment asks for it, and logs one
+    line. Never raises; may be called again."""
+
+    def replace(runner: Any) -> str | None:
+        device_type = find_device_type()
+        has_kernel = _library.has_kernel("correct_num_computed_tokens_", device_type)
+        reason = "" if has_kernel else f"there is no kernel for {device_type!r}"
+        replacement = v1_device.update_num_computed_tokens_for_batch_change
+        return replace_attributes(runner, {CORRECT: replacement}, reason)
+
+    refused = f" for {CORRECTION_LABEL}, which is left as it is"
+    value = os.environ.get(CORRECTION, "0")
+    if value not in ("0", "1"):
+        log_refusal(refused, f"{CORRECTION}: expected 0 or 1, got {value!r}")
+    elif value == "1":
+        replace_after_import(runner.__name__, replace, CORRECTION_LABEL, refused, logging.INFO)
 
 
 def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "v2") -> None:
-    """As :func:`install`. Does nothing in a vLLM without the class."""
+    """Replaces the class of the V2 runner's speculator as :func:`install` does. Does nothing in a
+    vLLM without the module."""
 
     def replace(module: Any) -> str | None:
         stock: Any = getattr(module, name, None)
@@ -154,19 +186,22 @@ def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "
             return f"there is no class {name}"
         if issubclass(stock, v2.NgramSpeculator):
             return None
-        ours = v2.in_place_of(stock, functools.partial(refuse, V2_REFUSED), method)
-        found = put(module, {name: ours}, _conflict(name, stock, ours))
-        if not found:
-            tell_of_requests(sys.modules.get(V2_RUNNER))
-        return found
+        refuse = functools.partial(log_refusal, V2_REFUSED)
+        replacement = v2.in_place_of(stock, refuse, method)
+        reason = replace_attributes(
+            module, {name: replacement}, _inheritance_conflict(name, stock, replacement)
+        )
+        if not reason:
+            install_request_data(sys.modules.get(V2_RUNNER))
+        return reason
 
-    serve(module, replace, "n-gram methods of the V2 runner", V2_REFUSED)
+    replace_after_import(module, replace, "n-gram methods of the V2 runner", V2_REFUSED)
 
 
-def _conflict(name: str, stock: type, ours: type) -> str:
-    """Why ``ours`` cannot derive from ``stock``, called ``name``: a method that neither implements,
-    or a private member that both have; empty if it can."""
-    for member in sorted(getattr(ours, "__abstractmethods__", ())):
+def _inheritance_conflict(name: str, stock: type, replacement: type) -> str:
+    """Returns why ``replacement`` cannot derive from ``stock``, called ``name``: a method that
+    neither implements, or a private member that both have; empty if it can."""
+    for member in sorted(getattr(replacement, "__abstractmethods__", ())):
         return f"{name}.{member} is abstract"
     for member in dir(stock):
         is_private = member.startswith("_") and not member.startswith("__")
@@ -178,37 +213,37 @@ def _conflict(name: str, stock: type, ours: type) -> str:
     return ""
 
 
-def tell_of_requests(module: Any) -> None:
-    """A speculator gets tensors only; scopes are in what the scheduler says of new requests.
-    ``module`` is the runner's."""
+def install_request_data(module: Any) -> None:
+    """Makes the V2 runner in ``module`` pass the scheduler's data of new requests, which has their
+    scopes, to its speculator, which gets tensors only."""
     runner: Any = getattr(module, "GPUModelRunner", None)
     add_requests = getattr(runner, "add_requests", None)
-    if add_requests is not None and parameters(add_requests) == ["self", "scheduler_output"]:
-        wrap(runner, "add_requests", v2.add_requests)
-        v2.RowLookup.sees_requests = True
+    if add_requests is not None and parameter_names(add_requests) == ["self", "scheduler_output"]:
+        wrap_function(runner, "add_requests", v2.add_requests)
+        v2.RowLookup.has_request_data = True
 
 
 def install_beside() -> None:
-    """Wraps the runner's function, now or when vLLM imports the runner. Unless ``beside`` is set,
-    it does then what it did before. Never raises; may be called again."""
-    after_import(V2_RUNNER, lambda module: wrap(module, V2_FACTORY, _with_beside))
+    """Wraps the V2 runner's factory of speculators, now or when vLLM imports the runner. Without
+    the option ``beside`` it works as before. Never raises; may be called again."""
+    run_after_import(V2_RUNNER, lambda module: wrap_function(module, V2_FACTORY, _with_beside))
 
 
 def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     speculator = stock(vllm_config, *args, **kwargs)
-    if not wants_beside(vllm_config):
+    if not read_beside_option(vllm_config):
         return speculator
 
     def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
         options = read_options(vllm_config, "beside")
         if options.ngram.store is not None:
-            tell_of_requests(sys.modules.get(V2_RUNNER))
-        return beside.attach(vllm_config, options, device, req_states, speculator)
+            install_request_data(sys.modules.get(V2_RUNNER))
+        return v2.attach_ngram_drafts(vllm_config, options, device, req_states, speculator)
 
-    doubt = unlike(V2_FACTORY, stock, attach) or attach(vllm_config, *args, **kwargs)
-    if doubt:
+    reason = signature_mismatch(V2_FACTORY, stock, attach) or attach(vllm_config, *args, **kwargs)
+    if reason:
         logger.warning(
-            "ngram_npu: beside=True has no effect, the speculator is left as it is: %s", doubt
+            "ngram_npu: beside=True has no effect, the speculator is left as it is: %s", reason
         )
     return speculator
 
@@ -216,30 +251,30 @@ def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any
 def install_ascend() -> None:
     """Replaces the drafters now or when vLLM-Ascend imports its runner or its V2 speculator, and
     logs one line per method: enabled, or why not. Never raises; may be called again."""
-    version = installed("vllm-ascend")
+    version = installed_version("vllm-ascend")
 
-    def served(runner: Any) -> None:
+    def install_v1(runner: Any) -> None:
         device = ASCEND_DEVICE, ASCEND_LAUNCHER
         for method, names in (("ngram", (ASCEND_HOST,)), ("ngram_gpu", device)):
-            what = f"method {method!r}"
+            label = f"method {method!r}"
             replace = functools.partial(_replace_ascend, names=names)
-            refused = f" for {what}, {version} is left as it is"
-            serve(ASCEND_RUNNER, replace, f"{what} of vllm-ascend", refused)
-        v1_device.install_correction(runner, lambda _: "npu")
+            refused = f" for {label}, {version} is left as it is"
+            replace_after_import(ASCEND_RUNNER, replace, f"{label} of vllm-ascend", refused)
+        _install_correction(runner, lambda: "npu")
 
-    after_import(ASCEND_RUNNER, served)
+    run_after_import(ASCEND_RUNNER, install_v1)
     install_v2(ASCEND_V2_MODULE, "AscendNgramSpeculator", "ascend_v2")
 
 
 def _replace_ascend(runner: Any, names: tuple[str, ...]) -> str | None:
-    """The first of the names is the class that the factory makes."""
-    factory, made, doubt = sys.modules[ASCEND_FACTORY], names[0], ""
-    ours = {name: getattr(ascend, name) for name in names}
-    if getattr(factory, made, None) is not getattr(runner, made, None):
-        doubt = f"{ASCEND_FACTORY} makes another {made} than {ASCEND_RUNNER} knows"
+    """Replaces the attributes ``names``, the first of which is the class that the factory makes."""
+    factory, drafter, reason = sys.modules[ASCEND_FACTORY], names[0], ""
+    replacements = {name: getattr(v1_device, name) for name in names}
+    if getattr(factory, drafter, None) is not getattr(runner, drafter, None):
+        reason = f"{ASCEND_FACTORY} makes another {drafter} than {ASCEND_RUNNER} knows"
     if ASCEND_LAUNCHER in names and not _library.has_kernel("ngram_step_", "npu"):
-        doubt = f"no NPU kernels: {_library.backends()['npu'].reason}"
-    found = put(runner, ours, doubt)
-    if found == "":
-        setattr(factory, made, ours[made])
-    return found
+        reason = f"no NPU kernels: {_library.backends()['npu'].reason}"
+    result = replace_attributes(runner, replacements, reason)
+    if result == "":
+        setattr(factory, drafter, replacements[drafter])
+    return result

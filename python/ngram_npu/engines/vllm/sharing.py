@@ -1,7 +1,12 @@
-"""The store that the requests of an engine share, for all drafters: its file, requests' scopes.
+"""What the requests and the ranks of an engine share: the store with its files, requests' scopes,
+and options that must be equal on all ranks.
 
-Every rank has its own. All begin with the same one (:mod:`ngram_npu.engines.vllm.startup`) and get
-the same tokens, and so have the same contents; one of them writes the file.
+Every rank has its own store. All of them begin with the same contents and get the same tokens, so
+their contents stay equal; one rank writes the file.
+
+In the V2 runner and in V1's asynchronous one, each rank puts its own drafts into the model's input.
+If one rank drafts differently, the text is wrong. So the ranks compare at the start everything that
+drafts depend on.
 """
 
 from __future__ import annotations
@@ -13,34 +18,53 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 import ngram_npu._C as _C
-from ngram_npu.engines.vllm.options import Options, vocabulary_digest
-from ngram_npu.engines.vllm.patching import logger, one_line
+from ngram_npu.engines.vllm.options import (
+    EXTRA_ARGUMENT,
+    Options,
+    engine_index,
+    vocabulary_digest,
+)
+from ngram_npu.engines.vllm.patching import format_error, logger
 from ngram_npu.store import Kind, NgramStore, scope_of
 from ngram_npu.store import file as store_file
 
 STORE_TOKENS = 1 << 24
-"""350 MB, which are committed at the start."""
+"""350 MB, which are allocated at the start."""
 TOKENS_PER_SLOT = 1024
-EXTRA_ARGUMENT = "ngram_npu_scope"
-"""Key in ``SamplingParams.extra_args`` for the scope of a request."""
 IDLE_S = 1.0
-"""A store that no text has entered for so long is saved."""
+"""A store to which no text was added for this time is saved."""
 IDLE_SHARE = 1 / 6
-"""Of ``store_save_minutes``: the least time between two saves of an idle store."""
+"""Minimum time between two saves of an idle store, as a share of ``store_save_minutes``."""
 PAUSE_PER_SAVE = 20
-"""Least time between two saves in durations of the last one, so that saves take at most 5 %."""
-NO_SCOPES = (
-    "ngram_npu: store: expected a runner that shows whose its requests are, this vLLM's has "
+"""Minimum time between two saves, in durations of the last one: saves take at most 5 %."""
+UNKNOWN_RUNNER = (
+    "ngram_npu: store: expected a runner that passes on the scopes of requests, this vLLM's has "
     "another GPUModelRunner.{}"
 )
 _MARK = "ngram_npu: "
 """Prefix of scopes that are not an ``extra_args`` string."""
+
+RANK_TIMEOUT_S = 60.0
+"""How long a rank waits for the others."""
+_NOT_COMPARED = (
+    *("sources", "num_threads", "metrics"),
+    *("store_seed", "store_file", "store_save_minutes"),
+)
+"""Options that change no draft. Instead of the store's files, their contents are compared."""
+_STORE = "store's contents"
+
+RankState = dict[str, str]
+"""Options of a rank and the digest of its store, by name."""
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class SharedStore:
@@ -49,15 +73,15 @@ class SharedStore:
     def __init__(self, vllm_config: Any, options: Options, slots: int, kind: Kind) -> None:
         """
         Raises:
-            ValueError: too few tokens for ``slots`` slots, or a file that cannot be used; one line.
+            ValueError: Too few tokens for ``slots`` slots, or a file that cannot be used.
         """
         visibility = options.ngram.store
         assert visibility is not None
-        least = TOKENS_PER_SLOT * slots
-        tokens = options.store_tokens or max(STORE_TOKENS, least)
-        if tokens < least:
+        minimum = TOKENS_PER_SLOT * slots
+        tokens = options.store_tokens or max(STORE_TOKENS, minimum)
+        if tokens < minimum:
             raise ValueError(
-                f"ngram_npu: store_tokens: expected at least {least}, {TOKENS_PER_SLOT} for each "
+                f"ngram_npu: store_tokens: expected at least {minimum}, {TOKENS_PER_SLOT} for each "
                 f"of {slots} slots, got {tokens}"
             )
         self.path, self._minutes = options.store_file, options.store_save_minutes
@@ -67,68 +91,70 @@ class SharedStore:
         vocabulary = self.vocabulary() if self.path or options.store_seed else ""
         sizes: dict[str, Any] = {"num_slots": slots, "token_capacity": tokens, "kind": kind}
         sizes |= {"visibility": visibility, "tokenizer": vocabulary}
-        self._empty = functools.partial(NgramStore, **sizes)
+        self._make_empty = functools.partial(NgramStore, **sizes)
         self._load: Callable[[str], NgramStore] = functools.partial(NgramStore.load, **sizes)
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.digest = ""
-        """Of what was loaded; empty: nothing."""
+        """Of the contents that were loaded; empty: none."""
         self.loaded = ""
         """The files that were loaded, as text."""
         self.settle: Callable[[], bool] = lambda: True
-        """Waits until the text of all steps has come in; says whether it has."""
-        self.scoped = False
-        """Whether requests have scopes of their own: the runner must know them."""
+        """Waits until the text of all steps is stored; returns whether it is."""
+        self.has_scopes = False
+        """Whether the runner passes on the scopes of requests."""
         self._requires_scope = options.scope == "required"
         self._calls_busy: tuple[int, ...] | None = None
-        self.held = self._begin(options.store_seed)
+        self.contents = self._load_files(options.store_seed)
 
-    def _begin(self, seed: str) -> NgramStore:
-        """What this engine's own file holds, which includes the seed that it began with. Of a new
-        seed, what both hold is held once."""
+    def _load_files(self, seed: str) -> NgramStore:
+        """Returns the contents of this engine's own file. It includes the seed with which it began;
+        a new seed is merged, and text that both contain is kept once."""
         own = self.path if self.path and os.path.exists(self.path) else ""
         if seed and self.path and os.path.realpath(seed) == os.path.realpath(self.path):
             raise ValueError("ngram_npu: store_seed: expected another file than store_file")
-        name, found, earlier = "store_file", None, None
+        name, store, earlier = "store_file", None, None
         try:
             if own:
-                found = self._load(own)
+                store = self._load(own)
             name = "store_seed"
             checksum = store_file.describe(seed).checksum[:32] if seed else ""
-            if found is not None and checksum in (found.seed, found.checksum[:32]):
+            if store is not None and checksum in (store.seed, store.checksum[:32]):
                 seed = ""
             if seed:
-                found, earlier = self._load(seed), found
-                found.seed = checksum
-            if found is None:
-                return self._empty()
+                store, earlier = self._load(seed), store
+                store.seed = checksum
+            if store is None:
+                return self._make_empty()
             if earlier is not None:
-                found.merge(earlier, new_only=True)
+                store.merge(earlier, new_only=True)
         except (OSError, ValueError) as error:
             raise ValueError(f"ngram_npu: {name}: {error}") from error
         self.loaded = " and ".join(filter(None, (seed, own)))
-        self.digest = found.checksum + ("" if earlier is None else earlier.checksum)
-        return found
+        self.digest = store.checksum + ("" if earlier is None else earlier.checksum)
+        return store
 
     def vocabulary(self) -> str:
-        """The model's digest; empty, and one line in the log, if it cannot be read."""
+        """Returns the digest of the model's vocabulary; empty, with a log line, if it cannot be
+        read."""
         try:
             return vocabulary_digest(self._model_config) or ""
         except Exception as error:
-            says = "ngram_npu: the store's files are not compared with the tokenizer: %s"
-            logger.info(says, one_line(error))
+            text = "ngram_npu: the store's files are not compared with the tokenizer: %s"
+            logger.info(text, format_error(error))
             return ""
 
-    def is_one_of_many(self, *, alike: bool) -> None:
-        """From now on a step that finds the store in use raises: other ranks' would not skip it.
-        Drops what was loaded if that is not ``alike`` on all; its file stays as it is."""
-        if not alike:
-            self.held, self.path = self._empty(), ""
-        self._calls_busy = self._words("calls_busy")
+    def share_with_ranks(self, *, contents_equal: bool) -> None:
+        """Makes a step that finds the store in use raise: other ranks' steps would not skip it.
+        Drops what was loaded if other ranks loaded something else; the file stays as it is."""
+        if not contents_equal:
+            self.contents, self.path = self._make_empty(), ""
+        self._calls_busy = self._read_words("calls_busy")
 
-    def announce(self, owner: object) -> None:
-        """Logs a line about the store and one about its file. Saves the file while the engine runs
-        (:meth:`_save_when_due`) and when ``owner`` ends. Steps go on meanwhile. For one rank."""
+    def start_saving(self, owner: object) -> None:
+        """Logs a line about the store and one about its file. The file is saved while the engine
+        runs (:meth:`_save_when_due`), without stopping steps, and when ``owner`` ends. Called on
+        one rank."""
         if self.path:
             if self._minutes > 0:
                 self._thread = threading.Thread(
@@ -137,25 +163,27 @@ class SharedStore:
                 self._thread.start()
             Finalize(owner, self._end, exitpriority=0)
             self._log_when_saved()
-        whose = "all requests of this engine"
+        requests = "all requests of this engine"
         refused = "; those with a cache_salt, a LoRA adapter or a scope are refused"
-        if self.scoped:
-            whose = f"requests of one cache_salt, LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
+        if self.has_scopes:
+            requests = (
+                f"requests of one cache_salt, LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
+            )
             refused = "; those with none of the three are refused" if self._requires_scope else ""
-        held, tokens = self.held, self.held.statistics.tokens_held
+        store, tokens = self.contents, self.contents.statistics.tokens_held
         loaded = f", {tokens} of them from {self.loaded}" if tokens else ""
         logger.info(
-            f"ngram_npu: store={held.visibility} is on: {whose} draft from each other's text "
-            f"({held.token_capacity} tokens in {held.nbytes >> 20} MB{loaded}){refused}"
+            f"ngram_npu: store={store.visibility} is on: {requests} draft from each other's text "
+            f"({store.token_capacity} tokens in {store.nbytes >> 20} MB{loaded}){refused}"
         )
 
     def check_not_skipped(self) -> None:
-        """Checks that the last step did not skip a store in use, after :meth:`is_one_of_many`.
+        """Checks, after :meth:`share_with_ranks`, that the last step did not skip the store.
 
         Raises:
-            RuntimeError: it did.
+            RuntimeError: It did, because another call used the store.
         """
-        if self._calls_busy not in (None, self._words("calls_busy")):
+        if self._calls_busy not in (None, self._read_words("calls_busy")):
             raise RuntimeError("ngram_npu: store: expected to be free, got a call that uses it")
 
     def _log_when_saved(self) -> None:
@@ -175,13 +203,13 @@ class SharedStore:
             )
 
     def _save_when_due(self) -> None:
-        """vLLM may kill a worker at any time, so the file is written soon after requests end: when
-        text stops coming in, or after ``store_save_minutes`` of it."""
-        saved = seen = self._words("entered", "epoch")
+        """Saves soon after requests end, since vLLM may kill a worker at any time: when text stops
+        coming in, or after ``store_save_minutes`` of it."""
+        saved = previous = self._read_words("entered", "epoch")
         last, busy_s, idle_s = time.monotonic(), 60 * self._minutes, 0.0
         while not self._ended.wait(min(IDLE_S, busy_s)):
-            state = self._words("entered", "epoch")
-            is_idle, seen = state == seen, state
+            state = self._read_words("entered", "epoch")
+            is_idle, previous = state == previous, state
             started = time.monotonic()
             if state == saved or started - last < (idle_s if is_idle else busy_s):
                 continue
@@ -192,8 +220,8 @@ class SharedStore:
             busy_s = max(60 * self._minutes, pause_s)
             idle_s = max(60 * self._minutes * IDLE_SHARE, pause_s) if saved == state else busy_s
 
-    def _words(self, *names: str) -> tuple[int, ...]:
-        words = np.asarray(self.held.tensor)
+    def _read_words(self, *names: str) -> tuple[int, ...]:
+        words = np.asarray(self.contents.tensor)
         return tuple(int(words[_C.STORE_WORDS[name]]) for name in names)
 
     def _end(self) -> None:
@@ -207,25 +235,119 @@ class SharedStore:
 
     def _save(self) -> bool:
         try:
-            self.held.save(self.path)
+            self.contents.save(self.path)
         except Exception as error:
-            logger.warning("ngram_npu: the store is not saved: %s", one_line(error))
+            logger.warning("ngram_npu: the store is not saved: %s", format_error(error))
             return False
         return True
 
 
 def scope_of_request(lora_request: Any, sampling_params: Any, cache_salt: str | None) -> int:
-    """Differs for each LoRA adapter, salt and scope in ``extra_args``. Without the first two it is
-    ``scope_of`` the third. Never raises, which would end the engine."""
+    """Returns a scope that differs for each LoRA adapter, salt and scope in ``extra_args``. Without
+    the first two it is ``scope_of`` the third. Never raises, because that would end the engine."""
     extra = getattr(sampling_params, "extra_args", None) or {}
-    named = extra.get(EXTRA_ARGUMENT)
-    marked = isinstance(named, str) and named.startswith(_MARK)
+    name = extra.get(EXTRA_ARGUMENT)
+    marked = isinstance(name, str) and name.startswith(_MARK)
     if lora_request is None and not cache_salt and not marked:
         with contextlib.suppress(TypeError, ValueError):
-            return scope_of(named)
+            return scope_of(name)
     adapter = lora_request and [lora_request.lora_int_id, lora_request.lora_name]
-    owner = [adapter, named, cache_salt] if cache_salt else [adapter, named]
+    owner = [adapter, name, cache_salt] if cache_salt else [adapter, name]
     try:
         return scope_of(_MARK + json.dumps(owner, default=repr))
-    except (TypeError, ValueError):  # such as a key that is no string
+    except (TypeError, ValueError):  # such as a key that is not a string
         return scope_of(_MARK + repr(owner))
+
+
+def ranks_of_stage(parallel_config: Any) -> range:
+    """Returns the ranks of the engine that draft for the same requests as this one: those of its
+    pipeline stage."""
+    size = parallel_config.tensor_parallel_size
+    size *= getattr(parallel_config, "prefill_context_parallel_size", 1)
+    first = getattr(parallel_config, "rank", 0) // size * size
+    return range(first, first + size)
+
+
+def compare_ranks(
+    vllm_config: Any, options: Options, store: SharedStore | None, timeout: float = RANK_TIMEOUT_S
+) -> bool:
+    """Compares this rank's options and store with those of the other ranks, and returns whether
+    there are others. If only the stores differ, all ranks begin with an empty one.
+
+    Ranks communicate through the key-value store of vLLM's process group, because a rank without
+    ngram_npu would not join a collective.
+
+    Raises:
+        ValueError: Other options, or no answer within ``timeout`` seconds. One line.
+    """
+    ranks = ranks_of_stage(vllm_config.parallel_config)
+    if len(ranks) == 1:
+        return False
+    values = asdict(options)
+    values = values.pop("ngram") | values
+    state = {name: repr(value) for name, value in values.items() if name not in _NOT_COMPARED}
+    state |= {"version of ngram_npu": _C.__version__, _STORE: store.digest if store else ""}
+    states = _exchange(vllm_config.parallel_config, ranks, state, timeout)
+    first, expected = ranks[0], states[ranks[0]]
+    for rank, other in states.items():
+        for name in sorted((expected.keys() | other.keys()) - {_STORE}):
+            if expected.get(name) != other.get(name):
+                raise ValueError(
+                    f"ngram_npu: {name}: expected the same on all ranks of an engine, got "
+                    f"{expected.get(name)} on rank {first} and {other.get(name)} on rank {rank}"
+                )
+    if store is not None:
+        different = [rank for rank, other in states.items() if other[_STORE] != expected[_STORE]]
+        store.share_with_ranks(contents_equal=not different)
+        if different and vllm_config.parallel_config.rank == first:
+            logger.warning(
+                f"ngram_npu: store_seed, store_file: rank {different[0]} loaded another store than "
+                f"rank {first}: all ranks begin with an empty one, and none saves it; give all of "
+                "them the same files"
+            )
+    return True
+
+
+def _exchange(
+    parallel_config: Any, ranks: range, state: RankState, timeout: float
+) -> dict[int, RankState]:
+    """Publishes this rank's state, and returns that of all ranks."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    # Engines of a data-parallel server may have one process group.
+    prefix = f"ngram_npu/{engine_index(parallel_config)}"
+    shared = distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
+    keys = {rank: str(rank) for rank in ranks}
+    shared.set(keys[parallel_config.rank], json.dumps(state))
+    try:
+        shared.wait(list(keys.values()), timedelta(seconds=timeout))
+    except dist.DistStoreError:
+        silent = [key for key in keys.values() if not shared.check([key])]
+        raise ValueError(
+            f"ngram_npu: no answer in {timeout:g} s from rank {', '.join(silent)}, expected one "
+            "from all ranks of the engine: each needs this ngram_npu, and NGRAM_NPU_VLLM=1"
+        ) from None
+    return {rank: json.loads(shared.get(key)) for rank, key in keys.items()}
+
+
+def exit_worker_on_error(draft: Callable[P, T]) -> Callable[P, T]:
+    """Decorates a drafter's method: an exception ends the worker if ``has_other_ranks``. vLLM would
+    only log it on a rank that does not answer, and the other ranks would continue."""
+
+    @functools.wraps(draft)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return draft(*args, **kwargs)
+        except Exception as error:
+            drafter: Any = args[0]
+            if not drafter.has_other_ranks:
+                raise
+            logger.critical(
+                "ngram_npu: this rank cannot draft, so its worker ends: the others would go on "
+                "with other drafts, and the text would be wrong",
+                exc_info=True,
+            )
+            raise SystemExit(1) from error
+
+    return wrapped

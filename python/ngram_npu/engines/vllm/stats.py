@@ -1,4 +1,4 @@
-"""Statistics that every drafter keeps of its calls, in the log and in Prometheus.
+"""Logs the settings of a drafter at start-up, and counts its calls, in the log and in Prometheus.
 
 vLLM itself counts accepted drafts for every method, in its ``SpecDecoding metrics`` line and as
 ``vllm:spec_decode_*``. The option ``metrics`` adds acceptance by match length and by position.
@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+import ngram_npu._C as _C
+from ngram_npu.engines.vllm.admission import require_checks
 from ngram_npu.engines.vllm.options import Options, engine_index
 from ngram_npu.engines.vllm.patching import logger
+from ngram_npu.engines.vllm.sharing import ranks_of_stage
 from ngram_npu.index import NgramIndex
 from ngram_npu.tensors import Int32Array
 
@@ -38,7 +41,7 @@ _COUNTERS = {
 }
 _SOURCE_ROWS = "ngram_npu_source_rows", "Requests looked up, by index or scan."
 _NEURAL = "neural"
-"""Stands for a match length where the draft is a neural drafter's."""
+"""Label in place of a match length if the draft is from a neural drafter."""
 _BY_MATCH = (
     ("ngram_npu_verified_tokens", "Draft tokens whose verification the drafter observed."),
     ("ngram_npu_accepted_tokens", "Of these, accepted."),
@@ -47,36 +50,92 @@ _BY_MATCH = (
 _registered: dict[str, Any] = {}
 
 
-class Verdicts:
-    """Verified and accepted draft tokens by the length of their match and by position. A step
-    samples one token more than it accepts, of the last draft of its row if the row has grown only
-    by these since: drafts of requests that ended, or whose row moved, are not counted."""
+def log_start(drafter: Any, vllm_config: Any, options: Options, method: str, engine: str) -> bool:
+    """Sets the number of threads, logs the settings, and starts to save the store.
+
+    Returns:
+        Whether this rank logs and counts: the first of those that make the same drafts.
+    """
+    if drafter.shared_store is not None:
+        require_checks()
+    config, threads = options.ngram, options.num_threads
+    # vLLM runs one drafter per tensor-parallel rank on the cores that also tokenise.
+    _C.set_num_threads(threads)
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "rank", 0) != ranks_of_stage(parallel)[0]:
+        return False
+    lookup = f"prompt_lookup_min={config.min_n} prompt_lookup_max={config.max_n}"
+    if options.lookup != "ngram":
+        lookup = f"lookup={options.lookup}"
+    min_probability = options.min_draft_probability
+    num_threads = threads or "as torch's"
+    drafts = f" drafts={options.drafts}" if method == "ngram_gpu" else ""
+    if config.is_ladder:
+        lookup += f" min_draft_probability={min_probability}"
+    logger.info(
+        f"ngram_npu {_C.__version__} drafts for this engine (method {method}): {lookup} "
+        f"num_speculative_tokens={config.k} match_policy={config.match_policy} "
+        f"overlap={config.overlap} max_model_len={options.max_model_len} engine={engine} "
+        f"device={getattr(drafter, 'device', 'cpu')} num_threads={num_threads} "
+        f"instruction_set={_C.instruction_set()} keep_drafting={options.keep_drafting}{drafts}; "
+        f"options from {' and '.join(options.sources) or 'the defaults'}"
+    )
+    if min_probability != config.min_draft_probability:
+        logger.info(
+            f"ngram_npu: min_draft_probability={min_probability} ends no draft here: vLLM verifies "
+            f"num_speculative_tokens={config.k} tokens of every request, however many are likely"
+        )
+    if options.ignored_bounds:
+        logger.info(
+            f"ngram_npu: lookup={options.lookup} decides; {options.ignored_bounds} has no effect"
+        )
+    cores = os.environ.get("OMP_NUM_THREADS", "")
+    if cores.isdigit() and 0 < int(cores) < threads:
+        logger.warning(
+            f"ngram_npu: num_threads={threads} has no effect beyond OMP_NUM_THREADS={cores}"
+        )
+    if drafter.shared_store is not None:
+        drafter.shared_store.start_saving(drafter)
+    return True
+
+
+class AcceptanceCounts:
+    """Counts verified and accepted draft tokens by the length of their match and by position.
+
+    A step samples one token more than it accepts. These belong to the last draft of the row if the
+    row has grown only by them since. Drafts of requests that ended or moved to another row are not
+    counted.
+    """
 
     def __init__(self, rows: int, max_n: int, k: int) -> None:
-        self._lengths = np.full(rows, -1, np.int64)  # when the draft was made; -1: no draft
-        self._drafts = np.zeros((2, rows), np.int64)  # length of the match, tokens found
-        self._ends = np.zeros((2, max_n + 1, k + 1), np.int64)  # drafts by tokens found, accepted
+        self._lengths = np.full(rows, -1, np.int64)  # when drafted; -1: no draft
+        self._drafts = np.zeros((2, rows), np.int64)  # length of the match, number of draft tokens
+        # Numbers of drafts: [0] by match length and draft tokens, [1] by match length and accepted
+        # tokens.
+        self._num_drafts = np.zeros((2, max_n + 1, k + 1), np.int64)
 
     def observe(self, rows: Rows, values: Values) -> None:
-        """As :meth:`Stats.observe`."""
+        """Takes the arguments of :meth:`Stats.observe`."""
         lengths, num_sampled, match_len, counts = values
         known = (num_sampled > 0) & (self._lengths[rows] == lengths - num_sampled)
-        match, found = self._drafts[:, rows][:, known]
-        np.add.at(self._ends[0], (match, found), 1)
-        np.add.at(self._ends[1], (match, np.minimum(num_sampled[known] - 1, found)), 1)
+        match, drafted = self._drafts[:, rows][:, known]
+        accepted = np.minimum(num_sampled[known] - 1, drafted)
+        np.add.at(self._num_drafts[0], (match, drafted), 1)
+        np.add.at(self._num_drafts[1], (match, accepted), 1)
         self._lengths[rows] = np.where(num_sampled > 0, lengths, -1)
         self._drafts[:, rows] = match_len, counts
 
-    def take(self) -> npt.NDArray[np.int64]:
-        """[2, max_n + 1, k]: verified tokens and, of these, accepted ones, since the last call."""
-        tokens = self._ends[:, :, :0:-1].cumsum(axis=2)[:, :, ::-1]
-        self._ends[:] = 0
+    def read_and_reset(self) -> npt.NDArray[np.int64]:
+        """Returns [2, max_n + 1, k]: verified tokens, and how many of them were accepted, since the
+        last call."""
+        tokens = self._num_drafts[:, :, :0:-1].cumsum(axis=2)[:, :, ::-1]
+        self._num_drafts[:] = 0
         return tokens
 
 
 class Stats:
-    """The counters of one engine, which ends with ``owner``. Logs one line per vLLM log interval
-    with drafts, the last one at the latest when the process or the engine ends."""
+    """The counters of one engine, which ends with ``owner``. Logs one line per vLLM log interval in
+    which it drafted; the last line follows when the process or the engine ends."""
 
     def __init__(self, owner: object, vllm_config: Any, options: Options) -> None:
         interval = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
@@ -87,13 +146,15 @@ class Stats:
         }
         self._counters = {k: self._counter(name, text) for k, (name, text) in _COUNTERS.items()}
         self._sums: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
-        self._is_beside = options.beside
+        self._has_neural = options.beside
         self._since = 0.0
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
-        self.verdicts: Verdicts | None = None
+        self.acceptance: AcceptanceCounts | None = None
         if options.metrics:
-            self.verdicts = Verdicts(options.max_num_seqs, options.ngram.max_n, options.ngram.k)
+            self.acceptance = AcceptanceCounts(
+                options.max_num_seqs, options.ngram.max_n, options.ngram.k
+            )
         self.rows_indexed = self._rows_indexed_before = 0
         Finalize(owner, self.end_interval, exitpriority=0)
 
@@ -101,17 +162,17 @@ class Stats:
         """Counts one call of ``propose()``, which took ``seconds``.
 
         Args:
-            rows: [B], row of each request, the same as long as the request does not move.
-            values: four arrays [B]: lengths with the sampled tokens; num_sampled; match_len and
-                counts of the drafts found, 0 and all tokens for a neural one.
-            index: what has answered rows; None: scans.
+            rows: [B], the row of each request, the same as long as the request does not move.
+            values: Four arrays [B]: lengths with the sampled tokens; num_sampled; match_len and
+                number of draft tokens. For a neural draft these are 0 and all of its tokens.
+            index: The index that answered rows; None: rows were scanned.
         """
         with self._lock:
             _, num_sampled, match_len, counts = values
-            if self._is_beside:
+            if self._has_neural:
                 counts = counts * (match_len > 0)
             with_rows, with_drafts = np.count_nonzero(num_sampled), np.count_nonzero(counts)
-            tokens = int(np.add.reduce(counts))  # half of what sum() takes
+            tokens = int(np.add.reduce(counts))  # takes half the time of sum()
             amounts = 1, int(with_rows), int(with_drafts), tokens, seconds
             for name, amount in zip(_COUNTERS, amounts, strict=True):
                 self._sums[name] += amount
@@ -121,9 +182,9 @@ class Stats:
                 self._timer = threading.Timer(self._interval, self.end_interval)
                 self._timer.daemon = True
                 self._timer.start()
-            if self.verdicts is not None:
+            if self.acceptance is not None:
                 self.rows_indexed = 0 if index is None else index.statistics.rows_indexed
-                self.verdicts.observe(rows, values)
+                self.acceptance.observe(rows, values)
 
     def end_interval(self) -> None:
         with self._lock:
@@ -133,7 +194,7 @@ class Stats:
             self._timer = None
             sums, self._sums = self._sums, dict.fromkeys(_COUNTERS, 0)
             elapsed = time.perf_counter() - self._since
-            tokens = None if self.verdicts is None else self.verdicts.take()
+            tokens = None if self.acceptance is None else self.acceptance.read_and_reset()
             indexed = self.rows_indexed - self._rows_indexed_before
             self._rows_indexed_before = self.rows_indexed
         rows, drafts = int(sums["rows"]), int(sums["drafts"])
@@ -146,12 +207,13 @@ class Stats:
         if tokens is None:
             return
         answered = {"index": indexed, "scan": rows - indexed}
-        if self._is_beside:
+        if self._has_neural:
             answered = {"ngram": drafts, _NEURAL: rows - drafts}
         sources = ", ".join(f"{source}: {count}" for source, count in answered.items())
         logger.info(
-            f"ngram_npu acceptance: by match length {_shares(tokens.sum(axis=2), first=_NEURAL)}; "
-            f"by position {_shares(tokens.sum(axis=1))}; rows from {sources}"
+            "ngram_npu acceptance: by match length "
+            f"{_format_shares(tokens.sum(axis=2), first=_NEURAL)}; "
+            f"by position {_format_shares(tokens.sum(axis=1))}; rows from {sources}"
         )
         for source, count in answered.items():
             self._counter(*_SOURCE_ROWS, source=source).inc(count)
@@ -161,7 +223,8 @@ class Stats:
                 self._counter(name, text, **labels).inc(int(table[match_len, position]))
 
     def _counter(self, name: str, text: str, **more: str) -> Any:
-        """In prometheus_client's default registry, which vLLM's ``/metrics`` serves."""
+        """Returns a counter of prometheus_client's default registry, which vLLM's ``/metrics``
+        serves."""
         try:
             import prometheus_client
         except ImportError:  # only outside vLLM, which needs prometheus_client itself
@@ -172,8 +235,8 @@ class Stats:
 
 
 class DeviceStats(Stats):
-    """Of tensors. From a GPU they are copied asynchronously after the step; the first later step
-    that finds the copy complete counts it."""
+    """Counts from tensors. Those of a GPU are copied asynchronously after the step; the first later
+    step that finds the copy complete counts them."""
 
     def __init__(self, owner: Any, vllm_config: Any, options: Options, index: Any) -> None:
         import torch
@@ -185,7 +248,8 @@ class DeviceStats(Stats):
         self._copies: deque[tuple[Any, torch.Tensor, float, Rows]] = deque()
 
     def observe_tensors(self, started: float, rows: Rows, *values: torch.Tensor) -> None:
-        """As :meth:`observe`, for a call that began at ``started`` (``time.perf_counter()``)."""
+        """Takes the values of :meth:`observe`, for a call that began at ``started``, a time of
+        ``time.perf_counter()``."""
         import torch
 
         table = torch.stack(values)
@@ -201,12 +265,12 @@ class DeviceStats(Stats):
             self.observe(seconds, rows, table.numpy(), None)  # the index is in host memory
 
 
-def _shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:
-    """``3: 41% of 120`` for each column of [2, N], verified and accepted, with verified tokens;
-    ``first`` names column 0."""
+def _format_shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:
+    """Returns ``3: 41% of 120`` for each column with verified tokens of [2, N], which has verified
+    and accepted tokens. ``first`` names column 0."""
     shares = (
-        f"{i or first}: {100 * part / whole:.0f}% of {whole}"
-        for i, (whole, part) in enumerate(tokens.T.tolist())
-        if whole
+        f"{i or first}: {100 * accepted / verified:.0f}% of {verified}"
+        for i, (verified, accepted) in enumerate(tokens.T.tolist())
+        if verified
     )
     return ", ".join(shares) or "none"

@@ -1,44 +1,56 @@
-"""What vLLM's asynchronous V1 runner calls: the drafter of ``method="ngram_gpu"``, and the
-correction of counts as one operator.
+"""Drafters of ``method="ngram_gpu"`` in vLLM's asynchronous V1 runner, drafters of vLLM-Ascend's V1
+runner, and the correction of counts as one operator.
 
-After a step with drafts, that runner or vLLM-Ascend's corrects on the device what the host assumed:
-some dozen small operators in one function, a global of the runner's module, for every asynchronous
-method. What follows from the counts (positions, lengths, slots) is in the middle of
-``_prepare_inputs``, where no plugin reaches: docs/design/upstream.md.
+After a step with drafts, either runner corrects on the device what the host assumed: a dozen small
+operators in one function, a global of the runner's module, for every asynchronous method. What
+follows from the counts (positions, lengths, slots) is in the middle of ``_prepare_inputs``, which
+no plugin can replace: docs/design/upstream.md.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from ngram_npu import _library
 from ngram_npu.drafting import Drafting
 from ngram_npu.engines.vllm.admission import keeps_salts
-from ngram_npu.engines.vllm.options import CORRECTION, read_options
-from ngram_npu.engines.vllm.patching import put, refuse, serve
-from ngram_npu.engines.vllm.sharing import NO_SCOPES, SharedStore, scope_of_request
-from ngram_npu.engines.vllm.startup import compare_ranks, index_for, or_end, start, workspace
-from ngram_npu.engines.vllm.stats import DeviceStats
-from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
+from ngram_npu.engines.vllm.options import Options, read_options
+from ngram_npu.engines.vllm.sharing import (
+    UNKNOWN_RUNNER,
+    SharedStore,
+    compare_ranks,
+    exit_worker_on_error,
+    scope_of_request,
+)
+from ngram_npu.engines.vllm.stats import DeviceStats, log_start
+from ngram_npu.engines.vllm.v1_sync import StockNgramProposer, index_for
+from ngram_npu.ops import (
+    correct_num_computed_tokens_,
+    ngram_step_,
+    prepare_next_token_ids,
+    workspace_size,
+)
 
-CORRECTION_NAME = "update_num_computed_tokens_for_batch_change"
-CORRECTION_WHAT = "the correction of counts"
+
+def make_workspace(op: str, options: Options, device: torch.device) -> torch.Tensor | None:
+    """Returns a workspace for ``op`` on a GPU. Without it, each call would allocate and zero
+    one."""
+    if device.type == "cpu":
+        return None
+    size = workspace_size(op, options.max_num_seqs)
+    return torch.zeros(size, dtype=torch.int32, device=device)
 
 
 class AsyncNgramProposer:
-    """Replaces vLLM's ``NgramProposerGPU``. Its drafts are padded or trimmed: for trimmed ones, as
-    in vLLM, the host waits for the number of tokens found before it prepares the next step.
+    """Replaces vLLM's ``NgramProposerGPU``. Drafts are padded or trimmed. For trimmed drafts the
+    host waits, as in vLLM, for the number of draft tokens before it prepares the next step.
 
     Raises:
-        ValueError: an option that is unknown, malformed, or contradicts another; one line.
+        ValueError: An option is unknown, malformed, or contradicts another. One line.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
@@ -52,25 +64,26 @@ class AsyncNgramProposer:
         self.shared_store: SharedStore | None = None
         if options.ngram.store is not None:
             if not keeps_salts(runner):
-                raise ValueError(NO_SCOPES.format("_update_states"))
+                raise ValueError(UNKNOWN_RUNNER.format("_update_states"))
             self.shared_store = SharedStore(vllm_config, options, slots, "torch")
-            self.shared_store.scoped = True
-        self.one_of_many = compare_ranks(vllm_config, options, self.shared_store)
+            self.shared_store.has_scopes = True
+        self.has_other_ranks = compare_ranks(vllm_config, options, self.shared_store)
         self._drafting = Drafting(
             config,
             kind="torch",
             index=index,
-            store=None if self.shared_store is None else self.shared_store.held,
-            workspace=workspace("ngram_step_", options, device),
+            store=None if self.shared_store is None else self.shared_store.contents,
+            workspace=make_workspace("ngram_step_", options, device),
         )
         self._slots = None if index is None else _IndexSlots(self._drafting, slots)
         engine = "scan" if index is None else "index"
-        speaks = start(self, vllm_config, options, "ngram_gpu", engine)
-        counts = speaks and options.metrics
+        logs = log_start(self, vllm_config, options, "ngram_gpu", engine)
+        counts = logs and options.metrics
         self._stats = DeviceStats(self, vllm_config, options, index) if counts else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """There is no model. The runner calls this before its first step."""
+        """Prepares the runner for padded drafts; there is no model. It is called before the first
+        step."""
         if self._padded:
             self._runner._num_valid_draft_tokens_event = None
 
@@ -82,11 +95,14 @@ class AsyncNgramProposer:
         num_tokens_no_spec: torch.Tensor,
         discard_request_mask: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The newest token [B], the number of valid sampled tokens [B], and the sampled tokens
-        [B, M], -1 for discarded requests, that is those still in prefill; all int32. The lengths
-        given are without the sampled tokens."""
+        """Returns, all int32, the newest token [B], the number of valid sampled tokens [B], and the
+        sampled tokens [B, M], -1 for discarded requests, which are still in prefill.
+
+        Args:
+            num_tokens_no_spec: Lengths of the rows without the sampled tokens.
+        """
         batch = gpu_input_batch.num_reqs
-        sampled = as_matrix(sampled_token_ids, token_ids_gpu.device)[:batch]
+        sampled = to_matrix(sampled_token_ids, token_ids_gpu.device)[:batch]
         discard = discard_request_mask[:batch]
         next_token_ids, counts = prepare_next_token_ids(
             sampled,
@@ -97,7 +113,7 @@ class AsyncNgramProposer:
         )
         return next_token_ids, counts, sampled.masked_fill(discard.unsqueeze(1), -1)
 
-    @or_end
+    @exit_worker_on_error
     def propose(
         self,
         num_speculative_tokens: int,
@@ -106,17 +122,20 @@ class AsyncNgramProposer:
         valid_sampled_token_ids_gpu: torch.Tensor,
         valid_sampled_tokens_count: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Writes the sampled tokens into the rows, leaves the lengths as they are, and drafts: [B,
-        num_speculative_tokens], and the number of tokens found [B]. Trimmed, -1 is in unused
-        places; padded, there is no number."""
+        """Writes the sampled tokens into the rows, without changing the lengths, and drafts.
+
+        Returns:
+            Draft tokens [B, num_speculative_tokens], and their numbers [B]. Unused positions of
+            trimmed drafts are -1. Padded drafts have no numbers.
+        """
         started = time.perf_counter()
         k = min(num_speculative_tokens, self.k)
-        sampled = as_matrix(valid_sampled_token_ids_gpu, token_ids_gpu.device)[: len(token_ids_gpu)]
+        sampled = to_matrix(valid_sampled_token_ids_gpu, token_ids_gpu.device)[: len(token_ids_gpu)]
         slots = scopes = None
         if self._slots is not None:
             names = self._runner.input_batch.req_ids[: len(num_tokens_no_spec)]
-            slots, scopes = self._slots.of(names, self._runner.requests)
-        found = self._drafting.step(
+            slots, scopes = self._slots.assign(names, self._runner.requests)
+        step = self._drafting.step(
             token_ids_gpu,
             num_tokens_no_spec,
             sampled,
@@ -129,25 +148,26 @@ class AsyncNgramProposer:
         if self.shared_store is not None:
             self.shared_store.check_not_skipped()
         if self._stats is not None and k > 0:
-            lengths = num_tokens_no_spec + found.num_sampled
-            values = found.num_sampled, found.match_len, found.num_draft_tokens
+            lengths = num_tokens_no_spec + step.num_sampled
+            values = step.num_sampled, step.match_len, step.num_draft_tokens
             self._stats.observe_tensors(started, slice(len(lengths)), lengths, *values)
         if self._padded:
-            return found.draft_token_ids, None
+            return step.draft_token_ids, None
         if self._keep_drafting and k > 0:
-            found = never_empty(found)
-        return found.draft_token_ids, found.num_draft_tokens
+            step = draft_newest_token(step)
+        return step.draft_token_ids, step.num_draft_tokens
 
 
-def never_empty(found: Any) -> Any:
-    """Gives each request that sampled tokens but has no draft its newest token as a draft."""
-    none = (found.num_draft_tokens == 0) & (found.num_sampled > 0)
-    drafts = found.draft_token_ids
-    drafts[:, 0] = torch.where(none, found.next_token_ids, drafts[:, 0])
-    return found._replace(num_draft_tokens=found.num_draft_tokens + none)
+def draft_newest_token(step: Any) -> Any:
+    """Drafts the newest token for each request that sampled tokens but has no draft."""
+    is_empty = (step.num_draft_tokens == 0) & (step.num_sampled > 0)
+    drafts = step.draft_token_ids
+    drafts[:, 0] = torch.where(is_empty, step.next_token_ids, drafts[:, 0])
+    return step._replace(num_draft_tokens=step.num_draft_tokens + is_empty)
 
 
-def as_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> torch.Tensor:
+def to_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> torch.Tensor:
+    """Returns the sampled tokens as [B, M] int32, -1 in unused positions."""
     if isinstance(sampled, torch.Tensor):
         return sampled.to(torch.int32)
     width = max([1, *map(len, sampled)])
@@ -156,62 +176,43 @@ def as_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> 
 
 
 class _IndexSlots:
-    """The slot of each request in an index and in a store, and its scope there."""
+    """Assigns requests to slots of an index and of a store, and knows their scopes."""
 
     def __init__(self, drafting: Drafting, count: int) -> None:
         self._drafting = drafting
         self._free = list(range(count))
-        self._known: dict[str, tuple[int, int]] = {}
-        self._requests: Sequence[str] = ()
-        self._found: tuple[torch.Tensor, torch.Tensor]
+        self._assigned: dict[str, tuple[int, int]] = {}  # slot and scope of each request
+        self._last_requests: Sequence[str] = ()
+        self._last_result: tuple[torch.Tensor, torch.Tensor]
 
-    def of(
+    def assign(
         self, requests: Sequence[str], alive: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Slots [B] int32 and scopes [B] int64 of a step's requests; frees the slots of requests
-        that are not alive."""
-        if requests == self._requests:
-            return self._found
-        freed = [name for name in self._known if name not in alive]
-        new = [name for name in requests if name not in self._known]
-        lacking = len(new) - len(self._free) - len(freed)
-        if lacking > 0:  # preempted requests lose their slots, those known longest first
-            here = {*requests, *freed}
-            freed += [name for name in self._known if name not in here][:lacking]
+        """Returns slots [B] int32 and scopes [B] int64 of a step's requests, and frees the slots of
+        requests that are not alive."""
+        if requests == self._last_requests:
+            return self._last_result
+        freed = [name for name in self._assigned if name not in alive]
+        new = [name for name in requests if name not in self._assigned]
+        missing = len(new) - len(self._free) - len(freed)
+        if missing > 0:  # preempted requests lose their slots, the oldest first
+            kept = {*requests, *freed}
+            freed += [name for name in self._assigned if name not in kept][:missing]
         if freed:
-            slots = [self._known.pop(name)[0] for name in freed]
+            slots = [self._assigned.pop(name)[0] for name in freed]
             self._drafting.end(torch.tensor(slots, dtype=torch.int32, device="cpu"))
             self._free += slots
         for name in new:
             request = alive[name]
             owner = ("lora_request", "sampling_params", "cache_salt")
             scope = scope_of_request(*(getattr(request, part, None) for part in owner))
-            self._known[name] = self._free.pop(), scope
-        self._requests = list(requests)
-        known = torch.tensor(
-            [self._known[name] for name in requests], dtype=torch.int64, device="cpu"
-        )
-        slots_of, scopes = known.reshape(-1, 2).T.contiguous()
-        self._found = slots_of.int(), scopes
-        return self._found
-
-
-def install_correction(runner: ModuleType, device: Callable[[Any], str]) -> None:
-    """Replaces the function in the runner's module if the environment asks for it, and logs one
-    line. ``device`` takes the type of its device from it. Never raises; may be called again."""
-
-    def replace(runner: Any) -> str | None:
-        kind = device(runner)
-        has_kernel = _library.has_kernel("correct_num_computed_tokens_", kind)
-        doubt = "" if has_kernel else f"there is no kernel for {kind!r}"
-        return put(runner, {CORRECTION_NAME: update_num_computed_tokens_for_batch_change}, doubt)
-
-    refused = f" for {CORRECTION_WHAT}, which is left as it is"
-    wish = os.environ.get(CORRECTION, "0")
-    if wish not in ("0", "1"):
-        refuse(refused, f"{CORRECTION}: expected 0 or 1, got {wish!r}")
-    elif wish == "1":
-        serve(runner.__name__, replace, CORRECTION_WHAT, refused, logging.INFO)
+            self._assigned[name] = self._free.pop(), scope
+        self._last_requests = list(requests)
+        pairs = [self._assigned[name] for name in requests]
+        table = torch.tensor(pairs, dtype=torch.int64, device="cpu")
+        slot_column, scopes = table.reshape(-1, 2).T.contiguous()
+        self._last_result = slot_column.int(), scopes
+        return self._last_result
 
 
 def update_num_computed_tokens_for_batch_change(
@@ -222,7 +223,7 @@ def update_num_computed_tokens_for_batch_change(
     prev_num_draft_tokens: torch.Tensor,
     cpu_num_computed_tokens: torch.Tensor,
 ) -> None:
-    """``correct_num_computed_tokens_`` under the name and with the arguments of vLLM's function."""
+    """Calls ``correct_num_computed_tokens_`` with the arguments of vLLM's function."""
     correct_num_computed_tokens_(
         num_computed_tokens,
         num_accepted_tokens,
@@ -231,3 +232,75 @@ def update_num_computed_tokens_for_batch_change(
         num_draft_prev=prev_num_draft_tokens,
         host_num_computed_tokens=cpu_num_computed_tokens,
     )
+
+
+class AscendNgramProposer(StockNgramProposer):
+    """Replaces vLLM-Ascend's drafter of ``method="ngram"``, which reads the host's copy of the
+    tokens."""
+
+    def __init__(self, vllm_config: Any, runner: object) -> None:
+        super().__init__(vllm_config)
+
+    def dummy_run(self, num_tokens: int, *args: object, **kwargs: object) -> None:
+        """Does nothing. The runner calls it to profile, to warm up and during graph capture, but
+        these kernels are compiled ahead of time and are not part of the model's graphs."""
+
+
+class AscendNgramProposerNPU:
+    """Replaces vLLM-Ascend's drafter of ``method="ngram_gpu"``, which drafts on the device with
+    asynchronous scheduling. The runner passes ``min_n``, ``max_n`` and ``k`` to
+    :func:`triton_ngram_spec_decode`.
+
+    Raises:
+        ValueError: An option is unknown, malformed, or contradicts another. One line.
+    """
+
+    load_model, dummy_run = StockNgramProposer.load_model, AscendNgramProposer.dummy_run
+
+    def __init__(self, vllm_config: Any, device: torch.device, runner: object) -> None:
+        global _keep_drafting
+        options = read_options(vllm_config, "ngram_gpu")
+        config = options.ngram
+        options.uses_index("npu")  # raises if one is requested
+        compare_ranks(vllm_config, options, None)
+        self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
+        _keep_drafting = options.keep_drafting
+
+
+# Global, because the launcher does not get the drafter; a process has one runner.
+_keep_drafting = False
+
+
+def triton_ngram_spec_decode(
+    token_ids: torch.Tensor,
+    num_tokens_no_spec: torch.Tensor,
+    sampled_token_ids: torch.Tensor | list[list[int]],
+    discard_request_mask: torch.Tensor | None,
+    vocab_size: int,
+    min_n: int,
+    max_n: int,
+    k: int,
+) -> tuple[torch.Tensor, ...]:
+    """Calls ``ngram_step_`` with ``advance=False``, with arguments and results of vLLM-Ascend's
+    launcher. There may be more sampled tokens than rows, or lists of different lengths.
+
+    Two differences from the original: no draft reaches beyond the row's capacity, and if the
+    sampled tokens do not fit into the row, the next token is the last sampled one, not the last one
+    that fits.
+    """
+    batch, capacity = token_ids.shape
+    step = ngram_step_(
+        token_ids,
+        num_tokens_no_spec,
+        to_matrix(sampled_token_ids, token_ids.device)[:batch],
+        discard=discard_request_mask,
+        advance=False,
+        vocab_size=vocab_size,
+        min_n=min_n,
+        max_n=max_n,
+        k=k,
+        max_len=capacity,
+    )
+    if _keep_drafting:
+        step = draft_newest_token(step)
+    return step.next_token_ids, step.draft_token_ids, step.num_draft_tokens, step.num_sampled

@@ -1,7 +1,7 @@
-"""The drafters of vLLM's synchronous V1 runner, ``method="custom_class"`` and ``"ngram"``.
+"""Drafters for vLLM's synchronous V1 runner: ``method="custom_class"`` and ``"ngram"``.
 
 They do not use torch: the runner's token buffer is a numpy array, and drafts are returned as lists.
-Drafts are found with a scan of the rows or with an index of them.
+Drafts are found by a scan of the rows or with an index.
 """
 
 from __future__ import annotations
@@ -15,16 +15,27 @@ import ngram_npu._C as _C
 from ngram_npu.config import INDEX_POLICY, NgramConfig
 from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.engines.vllm.options import Method, Options, read_options
-from ngram_npu.engines.vllm.patching import check_call, logger
+from ngram_npu.engines.vllm.patching import check_custom_class_call, logger
 from ngram_npu.engines.vllm.sharing import SharedStore
-from ngram_npu.engines.vllm.startup import MOST_TOKENS, index_for, start
-from ngram_npu.engines.vllm.stats import Stats
-from ngram_npu.index import NgramIndex
+from ngram_npu.engines.vllm.stats import Stats, log_start
+from ngram_npu.index import NgramIndex, make_index
+from ngram_npu.store import Kind
 from ngram_npu.tensors import Int32Array
+
+MAX_INDEX_TOKENS = 1 << 26
+"""Capacity of an index in tokens if the capacity of the KV cache is not known."""
+
+
+def index_for(
+    options: Options, slots: int, kind: Kind, max_tokens: int = MAX_INDEX_TOKENS
+) -> NgramIndex:
+    """Returns an index for all requests of a batch, but for at most ``max_tokens`` tokens."""
+    tokens = min(options.max_num_seqs * options.max_model_len, max_tokens)
+    return make_index(options.ngram, slots, tokens, kind=kind)
 
 
 class ScannedRows:
-    """By a scan of each whole row at every step. It keeps no state, so rows may change to other
+    """Scans every row completely in each step. It keeps no state, so rows may change to other
     requests."""
 
     store: SharedStore | None = None
@@ -39,20 +50,20 @@ class ScannedRows:
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> Drafts[Any]:
-        """Up to ``k`` draft tokens for each of B rows that has sampled tokens. With ``k`` = 0 an
-        index is updated all the same."""
+        """Drafts up to ``k`` tokens for each of B rows that sampled tokens. With ``k`` = 0 the
+        index and the store are still updated."""
         return self._drafting.propose(
             token_ids, num_tokens, num_sampled=num_sampled, k=k, scan=True
         )
 
 
 class IndexedRows(ScannedRows):
-    """With an index of each request's tokens; a step with few tokens is scanned.
+    """Keeps an index of each request's tokens; a step with few tokens is scanned.
 
-    A request keeps its slot when its row moves (``_C.RowRecognizer``). Slots of absent requests are
-    kept, because preempted requests come back: all of them while half of the memory is free, then
-    only recent ones, and none when memory is nearly full. The first draft makes the index, because
-    vLLM then knows how many tokens its KV cache holds.
+    A request keeps its slot when its row moves (``_C.RowRecognizer``). Absent requests keep their
+    slots too, because preempted requests return: all of them while half of the memory is free, then
+    only recent ones, and none when memory is nearly full. The first draft creates the index, since
+    vLLM knows by then how many tokens its KV cache holds.
     """
 
     def __init__(self, vllm_config: Any, options: Options) -> None:
@@ -60,61 +71,65 @@ class IndexedRows(ScannedRows):
         self._options, config = options, options.ngram
         self._is_ladder = config.is_ladder
         sizes, outcomes = (config.min_n, config.max_n), config.cost_limit is not None
-        self._kept = *sizes, config.match_policy_code, config.is_ladder, outcomes
+        self._index_arguments = *sizes, config.match_policy_code, config.is_ladder, outcomes
         self._cache_config: Any = getattr(vllm_config, "cache_config", None)
         parallel = vllm_config.parallel_config
-        self._ranks_of_a_block = getattr(parallel, "decode_context_parallel_size", 1)
+        self._ranks_per_block = getattr(parallel, "decode_context_parallel_size", 1)
         self._slots = 2 * options.max_num_seqs
         self._rows = _C.RowRecognizer(self._slots)
-        self._steps = self._behind = 0  # steps, and rows whose tokens are not all indexed
+        self._num_steps = 0
+        self._num_behind = 0  # rows with tokens that are not indexed yet
         if options.ngram.store is not None:
             self.store = SharedStore(vllm_config, options, self._slots, "numpy")
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> Drafts[Any]:
-        self._steps += 1
+        self._num_steps += 1
         steps = 1
         if not self._is_ladder:
-            steps = INDEX_POLICY.steps_to_index(self._steps, num_tokens, num_sampled, self._behind)
+            steps = INDEX_POLICY.steps_to_index(
+                self._num_steps, num_tokens, num_sampled, self._num_behind
+            )
             if steps == 0:
                 return super().draft(token_ids, num_tokens, num_sampled, k)
         index = self._drafting.index or self._make_index()
-        of_requests, new = self._rows.assign(token_ids, num_tokens, num_sampled)
-        # When memory runs low, absent requests lose their slots. vLLM does not tell which requests
-        # have finished, so with "finish" a store takes absent ones as finished.
-        ends = self.store is not None and self.store.held.visibility == "finish"
-        patience = INDEX_POLICY.steps_to_keep_absent(self._steps, index.share_in_use, ends)
+        request_slots, new = self._rows.assign(token_ids, num_tokens, num_sampled)
+        # When memory runs low, absent requests lose their slots. vLLM does not report which
+        # requests have finished, so with store="finish" absent ones count as finished.
+        at_finish = self.store is not None and self.store.contents.visibility == "finish"
+        patience = INDEX_POLICY.steps_to_keep_absent(self._num_steps, index.share_in_use, at_finish)
         if patience >= 0:
             self._drafting.end(self._rows.forget_absent(patience))
         if len(new):
-            self._drafting.end(of_requests[new])
-            self._behind = len(new)
-        slots = of_requests
-        if self._behind:
-            rows = token_ids, num_tokens, index.tensor, slots, num_sampled
-            slots, self._behind = _C.index_catch_up(INDEX_POLICY, *rows, *self._kept, steps)
+            self._drafting.end(request_slots[new])
+            self._num_behind = len(new)
+        index_slots = request_slots
+        if self._num_behind:
+            rows = token_ids, num_tokens, index.tensor, request_slots, num_sampled
+            arguments: Any = *rows, *self._index_arguments, steps
+            index_slots, self._num_behind = _C.index_catch_up(INDEX_POLICY, *arguments)
         return self._drafting.propose(
             token_ids,
             num_tokens,
             num_sampled=num_sampled,
-            slot_indices=slots,
-            store_slots=of_requests,
+            slot_indices=index_slots,
+            store_slots=request_slots,
             k=k,
-            scan=self._behind == len(num_tokens) and not self._is_ladder,
+            scan=self._num_behind == len(num_tokens) and not self._is_ladder,
         )
 
     def _make_index(self) -> NgramIndex:
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)
-        cached = blocks and blocks * self._cache_config.block_size * self._ranks_of_a_block
-        index = index_for(self._options, self._slots, "numpy", cached or MOST_TOKENS)
-        store = None if self.store is None else self.store.held
+        cached = blocks and blocks * self._cache_config.block_size * self._ranks_per_block
+        index = index_for(self._options, self._slots, "numpy", cached or MAX_INDEX_TOKENS)
+        store = None if self.store is None else self.store.contents
         self._drafting = Drafting(self._options.ngram, kind="numpy", index=index, store=store)
         return index
 
 
 class StockNgramProposer:
-    """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
+    """Replaces vLLM's ``NgramProposer``; n, k and limits are from ``speculative_config``."""
 
     _method: Method = "ngram"
 
@@ -125,11 +140,11 @@ class StockNgramProposer:
         if options.uses_index():
             name, self.engine = "index", IndexedRows(vllm_config, options)
         self.shared_store = self.engine.store
-        speaks = start(self, vllm_config, options, self._method, name)
-        self._stats = Stats(self, vllm_config, options) if speaks else None
+        logs = log_start(self, vllm_config, options, self._method, name)
+        self._stats = Stats(self, vllm_config, options) if logs else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """vLLM calls it; there is no model."""
+        """Does nothing: there is no model. vLLM calls it."""
 
     def propose(
         self,
@@ -139,8 +154,8 @@ class StockNgramProposer:
         token_ids_cpu: Int32Array,
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """As :meth:`ngram_npu.engines.vllm.NgramProposer.propose`, with up to
-        ``num_speculative_tokens`` per draft, which vLLM may lower with the batch size."""
+        """Drafts as :meth:`NgramProposer.propose`, with up to ``num_speculative_tokens`` tokens,
+        which vLLM may lower with the batch size."""
         batch = len(sampled_token_ids)
         if batch == 0 or token_ids_cpu.shape[1] == 0:
             return [[] for _ in sampled_token_ids]
@@ -165,19 +180,19 @@ class StockNgramProposer:
 
 
 class NgramProposer(StockNgramProposer):
-    """N-gram drafts for vLLM's V1 model runner, synchronous scheduling, as a custom class. vLLM
-    drops ``prompt_lookup_*`` for these, so ours are options, by default 2 and 5.
+    """Drafts for vLLM's V1 model runner with synchronous scheduling, as a custom class. vLLM drops
+    ``prompt_lookup_*`` for custom classes, so they are options here, by default 2 and 5.
 
     Raises:
-        ValueError: an option that is unknown, malformed, or contradicts another, or a runner that
-            calls a custom class with other arguments; one line.
+        ValueError: An option is unknown, malformed, or contradicts another, or the runner calls a
+            custom class with other arguments. One line.
     """
 
     _method = "custom_class"
-    _draft = StockNgramProposer.propose  # super() would take longer
+    _draft = StockNgramProposer.propose  # super() takes longer
 
     def __init__(self, vllm_config: Any) -> None:
-        check_call(self.propose)
+        check_custom_class_call(self.propose)
         super().__init__(vllm_config)
         if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
             logger.warning(
@@ -192,16 +207,16 @@ class NgramProposer(StockNgramProposer):
         token_ids_cpu: Int32Array,
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """A draft for each request, possibly empty.
+        """Returns a draft for each request, possibly empty.
 
         Args:
-            sampled_token_ids: tokens that this step sampled for each request; empty: the request is
-                still in prefill and gets no draft.
-            num_tokens_no_spec: [max_num_seqs] int32, lengths of the rows, sampled tokens included.
-            token_ids_cpu: [max_num_seqs, max_model_len] int32; the first rows are the requests'.
-            slot_mappings: not used.
+            sampled_token_ids: Tokens that this step sampled for each request. A request without any
+                is still in prefill and gets no draft.
+            num_tokens_no_spec: [max_num_seqs] int32, lengths of the rows with the sampled tokens.
+            token_ids_cpu: [max_num_seqs, max_model_len] int32. The first rows are the requests'.
+            slot_mappings: Not used.
 
         Raises:
-            ValueError: an array of the wrong dtype, shape or stride.
+            ValueError: An array has the wrong dtype, shape or stride.
         """
         return self._draft(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

@@ -15,7 +15,7 @@ import v2_runs
 from engines import Engine, encode_corpus, greedy
 from ngram_npu import NgramStore, store_file
 from ngram_npu.engines.vllm import plugin
-from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 
 EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
@@ -44,7 +44,7 @@ def test_store_is_seeded_changed_by_calls_and_saved(
     requests = v2_runs.make_requests(model)
     saving = {"store_file": str(file), "store_save_minutes": 0.002}
     with _start_engine(model, result, **saving) as engine:
-        vocabulary = digest_of(engine.llm.get_tokenizer().get_vocab())
+        vocabulary = tokenizer_digest(engine.llm.get_tokenizer().get_vocab())
         v2_runs.serve(engine, requests, result)
         statistics = _call(engine, "statistics")
         assert statistics["calls_busy"] == 0
@@ -87,7 +87,9 @@ def test_store_is_seeded_changed_by_calls_and_saved(
         else:
             assert drafts == 0
 
-    monkeypatch.setattr("ngram_npu.engines.vllm.options.digest_of", lambda vocabulary: "0f" * 16)
+    monkeypatch.setattr(
+        "ngram_npu.engines.vllm.options.tokenizer_digest", lambda vocabulary: "0f" * 16
+    )
     with (
         pytest.raises(ValueError, match=r"store_seed: .* of another tokenizer"),
         _start_engine(model, v2_runs.Run(), store_seed=str(file)),

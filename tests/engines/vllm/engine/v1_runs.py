@@ -13,7 +13,8 @@ import engines
 import pytest
 import torch
 from engines import LADDER, LOOKUP, K
-from ngram_npu.engines.vllm import plugin, v1_device, v1_sync
+from ngram_npu.config import INDEX_POLICY
+from ngram_npu.engines.vllm import plugin, v1_device
 from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import StructuredOutputsParams
@@ -280,7 +281,7 @@ def start_engine(
         patches = stack.enter_context(pytest.MonkeyPatch.context())
         for module, name in REPLACED:
             patches.setattr(module, name, getattr(module, name))  # restored at the end
-        patches.setattr(v1_sync, "SCANNED_TOKENS", -1)  # the tests have few tokens
+        patches.setattr(INDEX_POLICY, "scanned_tokens", -1)  # the tests have few tokens
         if method.uses_plugin:
             plugin.install()
             assert ngram_proposer.NgramProposer is plugin.StockNgramProposer

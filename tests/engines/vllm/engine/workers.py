@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import torch
-from ngram_npu.engines.vllm.v2 import BESIDE
+from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 STEPS = 5
@@ -46,7 +46,7 @@ class DelayedWorker(ReportingWorker):
         super().init_device()
         if self.rank == 1:
             speculator = self.model_runner.speculator
-            stream = getattr(speculator, BESIDE, speculator)._host._stream
+            stream = getattr(speculator, LOOKUP_ATTRIBUTE, speculator)._host._stream
             run = stream.run
 
             def run_late(job: int) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +11,14 @@ from ngram_npu.config import INDEX_POLICY
 
 
 @pytest.fixture(autouse=True)
-def _indexed_however_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the index would never be used: tests have few tokens."""
+def _index_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests have few tokens, which would be scanned instead."""
     monkeypatch.setattr(INDEX_POLICY, "scanned_tokens", -1)
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """A drafter sets how many, for the process."""
+def _restore_threads() -> Iterator[None]:
+    """A drafter sets the number of threads of the process."""
     yield
     set_num_threads(0)
 
@@ -33,8 +32,8 @@ def _end_engines() -> Iterator[None]:
 
 @pytest.fixture
 def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """What the plugins log; and what they wait for is taken away again."""
-    caplog.set_level(logging.DEBUG, "vllm.ngram_npu")
+    """Records what the plugin logs, and removes its import hooks after the test."""
+    caplog.set_level("DEBUG", "vllm.ngram_npu")
     finders = list(sys.meta_path)
     yield
     sys.meta_path[:] = finders
@@ -44,10 +43,10 @@ def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder vllm/v1 of a vLLM without modules, in place of the one that is installed."""
 
-    def ours() -> list[str]:
+    def loaded() -> list[str]:
         return [name for name in sys.modules if name.partition(".")[0] == "vllm"]
 
-    hidden = {name: sys.modules.pop(name) for name in ours()}
+    hidden = {name: sys.modules.pop(name) for name in loaded()}
     finders = list(sys.meta_path)
     for folder in ("vllm", "vllm/v1", "vllm/v1/spec_decode", "vllm/v1/worker"):
         (tmp_path / folder).mkdir()
@@ -55,6 +54,6 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path / "vllm" / "v1"
     sys.meta_path[:] = finders
-    for name in ours():
+    for name in loaded():
         del sys.modules[name]
     sys.modules.update(hidden)

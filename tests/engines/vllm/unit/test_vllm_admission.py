@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from configs import config
+from fake_engine import config
 from ngram_npu.engines.vllm import NgramProposer, admission, plugin
 from ngram_npu.engines.vllm.admission import Rules
 
@@ -74,7 +74,7 @@ class VLLM:
             admission.REQUEST: REQUEST,
             admission.EXCEPTIONS: EXCEPTIONS,
         }
-        admission._clients_error.cache_clear()
+        admission._request_error.cache_clear()
 
     def imported(self, install: bool = True) -> VLLM:
         for name, text in self.texts.items():
@@ -148,7 +148,7 @@ def test_rules_of_engine(vllm: VLLM, name: str) -> None:
         given = engine("ngram")
         given.speculative_config = None
     vllm.imported()
-    assert admission.rules_of(given) == expected
+    assert admission.rules_for(given) == expected
 
 
 def test_streaming_input_is_refused_only_with_a_store(vllm: VLLM) -> None:
@@ -170,10 +170,10 @@ def test_front_end_that_checks_no_requests_is_refused_with_a_store(
     envs: Any = ModuleType("vllm.envs")
     envs.VLLM_USE_RUST_FRONTEND = False
     monkeypatch.setitem(sys.modules, "vllm.envs", envs)
-    admission.expect_checks()
+    admission.require_checks()
     envs.VLLM_USE_RUST_FRONTEND = True
     with pytest.raises(ValueError, match="expected vLLM's Python front end, got VLLM_USE_RUST_FRO"):
-        admission.expect_checks()
+        admission.require_checks()
 
 
 def test_misspelt_option_of_another_custom_class_refuses_no_request(

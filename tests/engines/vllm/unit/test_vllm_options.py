@@ -189,7 +189,7 @@ def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
         ({"scope": "required"}, "scope: expected none without a store"),
         (
             {"lookup": "auto", "store": "live", "scope": "required"},
-            "scope: expected 'shared', got 'required': the V1 runner does not tell 'custom_class'",
+            "scope: expected 'shared', got 'required': with 'custom_class'",
         ),
         ({"store_token": 1}, "unknown option 'store_token'"),
         ("on", "expected a mapping of options, got 'on'"),
@@ -309,13 +309,13 @@ def test_lookup(method: Any, given: dict[str, Any], expected: tuple[Any, ...]) -
     found = ngram.match_policy, ngram.overlap, options.min_draft_probability
     assert (options.lookup, *_lookup(options), *found) == expected
     decided = options.lookup != "ngram"
-    assert options.overruled == ("prompt_lookup_min=3 prompt_lookup_max=7" if decided else "")
+    assert options.ignored_bounds == ("prompt_lookup_min=3 prompt_lookup_max=7" if decided else "")
 
 
 def test_a_lookup_wins_over_our_own_bounds_too() -> None:
     options = _section(lookup="1-16", prompt_lookup_max=4)
     assert _lookup(options) == (1, 16)
-    assert options.overruled == "prompt_lookup_max=4"
+    assert options.ignored_bounds == "prompt_lookup_max=4"
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from beside_runner import StandaloneARSpeculator
-from beside_runner import State as BesideState
+from fake_engine import RequestState, StandaloneARSpeculator, config
 from ngram_npu import Costs, NgramStore, draft_costs
-from ngram_npu.engines.vllm import beside, options, startup, v1_device, v2
-from ngram_npu.engines.vllm.options import read_options, wants_beside
-from test_vllm_store import CPU, Async, R, State, config_of, request
+from ngram_npu.engines.vllm import options, sharing, v1_device, v2
+from ngram_npu.engines.vllm import v2 as beside
+from ngram_npu.engines.vllm.options import read_beside_option, read_options
+from test_vllm_store import CPU, Async, R, S, config_of, request
 
 Config = Callable[..., Any]
 """Makes a configuration of this rank from options."""
@@ -34,35 +34,37 @@ Said = list[str]
 
 def alike(config: Config, rank: int, folder: Path) -> list[bool]:
     given = config(num_threads=rank, metrics=True)
-    speculator: Any = v2.NgramSpeculator(given, CPU, State())
-    return [speculator.one_of_many, speculator.speaks, speculator._stats is not None]
+    speculator: Any = v2.NgramSpeculator(given, CPU, RequestState(R, S))
+    return [speculator.has_other_ranks, speculator.is_logging_rank, speculator._stats is not None]
 
 
 def alike_in_v1(config: Config, rank: int, folder: Path) -> list[bool]:
     drafter = v1_device.AsyncNgramProposer(config(metrics=True), CPU, None)
-    return [drafter.one_of_many, drafter._stats is not None]
+    return [drafter.has_other_ranks, drafter._stats is not None]
 
 
 def alike_beside(config: Config, rank: int, folder: Path) -> str:
     given = config(beside=True)
     given.speculative_config.method = "draft_model"
     options = read_options(given, "beside")
-    return beside.attach(given, options, CPU, BesideState(), StandaloneARSpeculator())
+    return beside.attach_ngram_drafts(given, options, CPU, RequestState(), StandaloneARSpeculator())
 
 
 def other_options(config: Config, rank: int, folder: Path) -> object:
-    return v2.NgramSpeculator(config(overlap=rank == 1), CPU, State())
+    return v2.NgramSpeculator(config(overlap=rank == 1), CPU, RequestState(R, S))
 
 
 def silent(config: Config, rank: int, folder: Path) -> object:
     options = read_options(config(), "v2")
-    return rank == 1 or startup.compare_ranks(config(), options, None, timeout=0.2)
+    return rank == 1 or sharing.compare_ranks(config(), options, None, timeout=0.2)
 
 
 def _tokens_found(config: Config, path: Path) -> int:
     """What a rank begins with. Its store then grows, so that a file would differ once saved."""
-    speculator = v2.NgramSpeculator(config(store="live", store_file=str(path)), CPU, State())
-    held: Any = speculator.shared_store.held  # type: ignore[union-attr]
+    speculator = v2.NgramSpeculator(
+        config(store="live", store_file=str(path)), CPU, RequestState(R, S)
+    )
+    held: Any = speculator.shared_store.contents  # type: ignore[union-attr]
     found = held.statistics.tokens_held
     held.warm([range(50, 60)])
     return found
@@ -116,7 +118,7 @@ def _worker(rank: int, port: int, folder: Path, test: Connection) -> None:
     shared = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=100))
     logger = logging.getLogger("vllm.ngram_npu")
     logger.setLevel("INFO")
-    v2.RowLookup.sees_requests = True  # as the plugin leaves the runner
+    v2.RowLookup.has_request_data = True  # as the plugin leaves the runner
     said = {}
 
     def config(store: str | None = None, **options: Any) -> Any:
@@ -227,9 +229,9 @@ def _compared(monkeypatch: pytest.MonkeyPatch, configs: Sequence[Any]) -> list[s
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: shared)
 
     def compare(given: Any) -> str:
-        method: Any = "beside" if wants_beside(given) else "v2"
+        method: Any = "beside" if read_beside_option(given) else "v2"
         try:
-            startup.compare_ranks(given, read_options(given, method), None)
+            sharing.compare_ranks(given, read_options(given, method), None)
         except ValueError as error:
             return str(error)
         return ""
@@ -240,8 +242,10 @@ def _compared(monkeypatch: pytest.MonkeyPatch, configs: Sequence[Any]) -> list[s
 
 def _configs(name: str, values: Sequence[Any]) -> list[Any]:
     """Of two ranks that differ in an option, which applies with these others."""
+    if name == "lookup":  # contradicts the options of a ladder
+        return [config(rank=rank, ranks=2, lookup=value) for rank, value in enumerate(values)]
     base: dict[str, Any] = {"store": "live"}
-    if name in ("sizes", "lookup"):
+    if name == "sizes":
         base = {"store": None}
     elif name == "match_policy":
         base = {"store": None, "sizes": "consecutive"}
@@ -281,7 +285,7 @@ def test_option_that_changes_no_draft_may_differ_between_ranks(
 def test_every_option_is_compared_or_known_to_change_no_draft() -> None:
     bounds = {"prompt_lookup_min", "prompt_lookup_max"}  # of speculative_config
     known = CHANGES.keys() | NO_CHANGES.keys() | {"beside", "costs_file"} | bounds
-    assert known == options._KINDS.keys()
+    assert known == options.OPTION_TYPES.keys()
 
 
 def test_a_rank_that_does_not_answer_is_named(both: Both) -> None:
@@ -330,4 +334,4 @@ def test_the_ranks_of_a_stage_draft_alike(tp: int, pcp: int, pp: int) -> None:
             parallel = SimpleNamespace(
                 rank=rank, tensor_parallel_size=tp, prefill_context_parallel_size=pcp
             )
-            assert list(startup.drafting_alike(parallel)) == stage
+            assert list(sharing.ranks_of_stage(parallel)) == stage

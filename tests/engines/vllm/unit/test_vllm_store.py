@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from configs import config
+from fake_engine import GPUModelRunner, RequestState, batch_of, config
 from ngram_npu import scope_of
 from ngram_npu.config import INDEX_POLICY
 from ngram_npu.engines.vllm import NgramProposer, admission, plugin, v1_device, v2
@@ -17,8 +17,6 @@ from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.sharing import scope_of_request
 from ngram_npu.engines.vllm.v2 import RowLookup
 from residence import resident_share
-from v1_runner import GPUModelRunner
-from v2_state import RequestState, propose
 
 CPU = torch.device("cpu")
 R, S, K = 6, 400, 4
@@ -55,8 +53,8 @@ def test_few_tokens_are_refused_at_the_start_and_enough_are_the_default() -> Non
         many.scheduler_config.max_num_seqs = requests
         shared = NgramProposer(many).shared_store
         assert shared is not None
-        assert shared.held.token_capacity == capacity
-        assert resident_share(shared.held.tensor) == 1
+        assert shared.contents.token_capacity == capacity
+        assert resident_share(shared.contents.tensor) == 1
 
 
 # Scopes.
@@ -123,7 +121,7 @@ def test_v1_sync_drafts_what_others_said() -> None:
     assert not drafts[1]
     assert rows.step([shared], {1: WORDS[:3]})[1][0] == WORDS[3]
     assert alone.propose([[]] * R, rows.lengths, rows.tokens) == [[]] * R
-    assert shared.engine.store.held.statistics.drafts == 1  # type: ignore[union-attr]
+    assert shared.engine.store.contents.statistics.drafts == 1  # type: ignore[union-attr]
 
 
 def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +131,7 @@ def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.Mon
     rows.begin(1, 1)
     for at in range(0, 40, 4):
         rows.step([proposer], {0: WORDS[at : at + 4], 1: [2 + at]})
-    held = proposer.engine.store.held  # type: ignore[union-attr]
+    held = proposer.engine.store.contents  # type: ignore[union-attr]
     assert held.statistics.tokens_entered == 0
     rows.lengths[:2] = rows.lengths[1::-1]  # the last request has the first row now
     rows.tokens[0] = rows.tokens[1]
@@ -154,8 +152,8 @@ def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
     for at in range(0, 40, 4):
         rows.step([proposer], {0: WORDS[at : at + 4]})
     engine = proposer.engine
-    assert engine._behind > 0  # type: ignore[union-attr]
-    assert engine.store.held.statistics.tokens_entered == 40  # type: ignore[union-attr]
+    assert engine._num_behind > 0  # type: ignore[union-attr]
+    assert engine.store.contents.statistics.tokens_entered == 40  # type: ignore[union-attr]
     assert rows.step([proposer], {1: WORDS[:3]})[1][0] == WORDS[3]
 
 
@@ -257,18 +255,13 @@ def test_v1_store_in_unknown_runner_raises() -> None:
 # The V2 runner.
 
 
-class State(RequestState):
-    def __init__(self) -> None:
-        super().__init__(R, S)
-
-
 class V2Runner:
     def __init__(self, store: str, batches: int = 1) -> None:
-        self.req_states: Any = State()
+        self.req_states: Any = RequestState(R, S)
         given = config_of(store=store)
         given.max_concurrent_batches = batches
         self.speculator = v2.NgramSpeculator(given, CPU, self.req_states)
-        self.held: Any = self.speculator.shared_store.held  # type: ignore[union-attr]
+        self.held: Any = self.speculator.shared_store.contents  # type: ignore[union-attr]
 
     def add_requests(self, scheduler_output: Any) -> None:
         for new in scheduler_output.scheduled_new_reqs:
@@ -285,9 +278,16 @@ class V2Runner:
         states = self.req_states
         rows = [states.req_id_to_index[name] for name in said]
         for row, tokens in zip(rows, said.values(), strict=True):
-            states.sample(row, tokens)
+            states.append(row, tokens)
         counts = [len(tokens) for tokens in said.values()]
-        drafts = propose(self.speculator, states, rows, counts, list(said))
+        drafts: torch.Tensor = self.speculator.propose(
+            batch_of(rows, list(said)),
+            *[None] * 4,
+            torch.tensor(counts, dtype=torch.int32),
+            None,
+            states.last_sampled_tokens,
+            *[None] * 3,
+        )
         return dict(zip(said, drafts.tolist(), strict=True))
 
 
@@ -303,9 +303,9 @@ def told(monkeypatch: pytest.MonkeyPatch) -> type[V2Runner]:
     module = ModuleType(plugin.V2_RUNNER)
     module.GPUModelRunner = V2Runner  # type: ignore[attr-defined]
     monkeypatch.setattr(V2Runner, "add_requests", V2Runner.add_requests)
-    monkeypatch.setattr(RowLookup, "sees_requests", False)
-    plugin.tell_of_requests(module)
-    assert RowLookup.sees_requests
+    monkeypatch.setattr(RowLookup, "has_request_data", False)
+    plugin.install_request_data(module)
+    assert RowLookup.has_request_data
     return V2Runner
 
 
@@ -383,6 +383,6 @@ def test_v2_another_runner_is_left_alone() -> None:
 
     module, stays = ModuleType(plugin.V2_RUNNER), Other.add_requests
     module.GPUModelRunner = Other  # type: ignore[attr-defined]
-    plugin.tell_of_requests(module)
+    plugin.install_request_data(module)
     assert Other.add_requests is stays
-    assert not RowLookup.sees_requests
+    assert not RowLookup.has_request_data

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_engine import GPUModelRunner
 from ngram_npu import NgramStore
 from ngram_npu.engines.vllm import NgramProposer, sharing, v1_device
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.sharing import scope_of_request
 from test_vllm_store import WORDS, R, Rows, config_of
-from v1_runner import GPUModelRunner
 
 
 def test_ranks_have_equal_stores_and_one_keeps_it(
@@ -39,7 +39,7 @@ def test_ranks_have_equal_stores_and_one_keeps_it(
         for row in rng.permutation(R)[:1] if at % 5 == 0 else ():
             rows.begin(int(row), *rng.integers(0, 9, 5).tolist())
         rows.step(ranks, {row: rng.integers(0, 9, 2).tolist() for row in range(at % R)})
-    held = [rank.engine.store.held for rank in ranks]
+    held = [rank.engine.store.contents for rank in ranks]
     assert np.array_equal(held[0].tensor, held[1].tensor)
     assert held[0].statistics.drafts > 10
     tokens = held[0].statistics.tokens_held
@@ -55,14 +55,14 @@ def test_ranks_have_equal_stores_and_one_keeps_it(
     again: list[Any] = [
         NgramProposer(config_of(rank, ranks=2, store_file=str(path))) for rank in (0, 1)
     ]
-    held = [rank.engine.store.held for rank in again]
+    held = [rank.engine.store.contents for rank in again]
     assert held[0].statistics.tokens_held == tokens
     assert np.array_equal(held[0].tensor, held[1].tensor)
     assert f"{tokens} of them from {path}" in caplog.text
     other: Any = NgramProposer(
         config_of(1, ranks=2, store="finish", store_tokens=20000, store_file=str(path))
     )
-    merged = other.engine.store.held
+    merged = other.engine.store.contents
     assert (merged.visibility, merged.statistics.tokens_held) == ("finish", tokens)
 
 
@@ -79,7 +79,7 @@ def test_a_store_begins_with_a_seed_and_keeps_its_own_file(tmp_path: Path) -> No
         given = {"store_seed": str(tmp_path / seed)} if seed else {}
         made = NgramProposer(config_of(store_tokens=16384, store_file=str(own), **given))
         assert made.shared_store is not None
-        store = made.shared_store.held
+        store = made.shared_store.contents
         store.warm([[next(fresh)]])
         texts = store._texts()
         del made, store
@@ -128,7 +128,7 @@ def test_a_store_is_saved_while_its_engine_runs(tmp_path: Path) -> None:
     assert made.shared_store is not None
     time.sleep(0.2)
     assert not path.exists(), "nothing came in"
-    made.shared_store.held.warm([WORDS])
+    made.shared_store.contents.warm([WORDS])
     until = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < until
@@ -154,7 +154,7 @@ def test_store_is_saved_when_text_stops_coming_in(
     monkeypatch.setattr(sharing, "IDLE_S", 0.02)
     made = NgramProposer(config_of(store_file=str(path)))
     assert made.shared_store is not None
-    held = made.shared_store.held
+    held = made.shared_store.contents
     held.warm([WORDS])
     _wait_for_tokens(path, len(WORDS))
     held.warm([WORDS])
@@ -172,10 +172,10 @@ def test_store_is_saved_at_the_interval_while_text_comes_in(
     monkeypatch.setattr(sharing, "IDLE_S", 0.02)
     made = NgramProposer(config_of(store_file=str(path), store_save_minutes=0.3 / 60))
     assert made.shared_store is not None
-    words, started = made.shared_store._words, time.monotonic()
+    words, started = made.shared_store._read_words, time.monotonic()
     changing = lambda *names: (*words(*names), next(fresh))  # noqa: E731
-    monkeypatch.setattr(made.shared_store, "_words", changing)
-    made.shared_store.held.warm([WORDS])
+    monkeypatch.setattr(made.shared_store, "_read_words", changing)
+    made.shared_store.contents.warm([WORDS])
     _wait_for_tokens(path, len(WORDS))
     assert time.monotonic() - started >= 0.3
 
@@ -209,7 +209,7 @@ def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path:
     path = tmp_path / "store"
     made = NgramProposer(config_of(store_file=str(path), store_save_minutes=0.001))
     assert made.shared_store is not None
-    held, saved = made.shared_store.held, []
+    held, saved = made.shared_store.contents, []
     save = held.save
 
     def save_while_text_arrives(path: str) -> None:
@@ -270,10 +270,10 @@ def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
     named = SimpleNamespace(extra_args={"ngram_npu_scope": "a"})
     as_requests = [scope_of_request(None, named, salt) for salt in (None, "b")]
     assert proposer.shared_store is not None
-    assert proposer.shared_store.held.scopes == dict(zip(as_requests, (2, 3), strict=True))
+    assert proposer.shared_store.contents.scopes == dict(zip(as_requests, (2, 3), strict=True))
     with pytest.raises(FileNotFoundError):
         worker.ngram_npu_store_merge(str(tmp_path / "none"))
-    proposer.one_of_many = True
+    proposer.has_other_ranks = True
     with pytest.raises(ValueError, match="expected a vector of token ids"):
         worker.ngram_npu_store_warm([["a"]])
     with pytest.raises(SystemExit):

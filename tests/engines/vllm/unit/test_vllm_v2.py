@@ -1,341 +1,367 @@
-"""The speculator for vLLM's V2 runner, with a stand-in of a few tensors for the runner's state."""
+"""What only the V2 runner's speculators do: rows out of range, unknown states of the runner, and
+the choice between n-gram drafts and those of a neural drafter."""
 
 from __future__ import annotations
 
-import functools
-import logging
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from configs import config
-from fresh_index import drafts_of
-from ngram_npu import NgramConfig
-from ngram_npu.engines.vllm import v2
-from ops.reference.drafting import draft_for
-from torch_calls import TorchCalls
-from v2_state import RandomState, batch_of, propose
-
-CPU = torch.device("cpu")
-R, S, K = 6, 96, 4
-STORE = {
-    "sizes": "ladder",
-    "min_draft_probability": 0.177,
-    "store": "live",
-    "store_tokens": 8192,
-}
-
-
-_State = functools.partial(RandomState, R, S, K + 1)
-
-
-def _speculator(state: RandomState, engine: str = "scan", **options: Any) -> v2.NgramSpeculator:
-    made = v2.NgramSpeculator(_config(engine=engine, **options), CPU, state)
-    state.fill()
-    return made
-
-
-_config = functools.partial(config, k=K, rows=R, length=S)
-
-
-def _expected(
-    state: RandomState,
-    rows: list[int],
-    sampled: list[int],
-    match_policy: int = 1,
-    overlap: bool = False,
-) -> list[list[int]]:
-    expected = []
-    for row, count in zip(rows, sampled, strict=True):
-        tokens = state.all_token_ids.gpu[row, : state.total_len.gpu[row]].tolist()
-        draft = draft_for(tokens, 2, 4, K, match_policy, overlap, 2 * S)[0] if count else []
-        newest = int(state.last_sampled_tokens[row])
-        expected.append(draft + [newest] * (K - len(draft)))
-    return expected
-
-
-@pytest.mark.parametrize("engine", ["scan", "index"])
-@pytest.mark.parametrize(
-    ("options", "arguments"),
-    [
-        ({}, {}),
-        ({"match_policy": "earliest"}, {"match_policy": 0}),
-        ({"overlap": True}, {"overlap": True}),
-    ],
+from fake_engine import (
+    CPU,
+    LENGTH,
+    ROWS,
+    STORE,
+    V2,
+    K,
+    Request,
+    RequestState,
+    StandaloneARSpeculator,
+    TorchCalls,
+    V2Neural,
+    batch_of,
+    config,
 )
-def test_drafts_are_the_references_and_the_newest_token_fills_them(
-    engine: str, options: Any, arguments: Any
-) -> None:
-    state = _State()
-    speculator = _speculator(state, engine, **options)
-    filled = 0
-    for rows, sampled in state.steps(R):
-        drafts = propose(speculator, state, rows, sampled)
-        assert drafts.tolist() == _expected(state, rows, sampled, **arguments)
-        filled += int((drafts == state.last_sampled_tokens[rows]).all(1).sum())
-    assert filled >= 10
+from ngram_npu.config import default_match_costs
+from ngram_npu.engines.vllm import v2
+from ngram_npu.engines.vllm.options import read_options
 
 
 @pytest.mark.parametrize("engine", ["scan", "index"])
-def test_speculator_with_rows_out_of_range_drafts_for_the_others(engine: str) -> None:
-    state = _State()
-    speculator = _speculator(state, engine)
-    state.sample(1, [7, 8, 9, 7, 8])
-    state.sample(R - 1, [1, 2, 1])
-    rows, sampled = [1, -1, R, R - 1], [5, 2, 1, 3]
-    expected = _expected(state, [1, R - 1], [1, 1])
-    found, counts, _ = speculator._look_up(
-        batch_of(rows), torch.tensor(sampled, dtype=torch.int32), int64=True
+def test_rows_out_of_range_get_no_draft_and_others_do(engine: str) -> None:
+    runner = V2(engine=engine)
+    for row in range(ROWS):
+        runner.begin(Request(f"{row}", [1, 2, 3, 9, 1, 2]))
+    runner.step({"0": [3]})
+    rows = [runner.row("0"), -1, ROWS, runner.row("1")]
+    runner.req_states.append(rows[3], [3])
+    drafts, counts, _ = runner.speculator._look_up(
+        batch_of(rows), torch.tensor([1, 2, 1, 1], dtype=torch.int32), int64=True
     )
-    assert found[[0, 3]].tolist() == expected
-    assert found[1:3].eq(-1).all()
+    assert drafts[1:3].eq(-1).all()
     assert counts[1:3].tolist() == [0, 0]
+    assert drafts[3].tolist() == [9, 1, 2, 3]
 
 
-def _ladder(state: RandomState, adaptive: bool, probability: float | None) -> v2.NgramSpeculator:
-    given = _config(sizes="ladder", min_draft_probability=probability)
-    given.speculative_config.enable_adaptive_verification = adaptive
-    made = v2.NgramSpeculator(given, CPU, state)
-    state.fill()
-    return made
+def test_draft_may_exceed_the_models_length_like_the_stock_one() -> None:
+    engine = V2()
+    engine.begin(Request("full", [*([1, 2, 3] * LENGTH)][: LENGTH - 1]))
+    drafts = engine.step({"full": [([1, 2, 3] * LENGTH)[LENGTH - 1]]})
+    assert drafts["full"] == [1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-def test_a_ladder_drafts_what_a_fresh_index_does_and_says_how_likely_it_is(adaptive: bool) -> None:
-    """Where all tokens are verified, no draft ends early; behind one that does its text goes on."""
-    state = _State()
-    speculator = _ladder(state, adaptive, 0.177)
-    assert speculator.enable_adaptive_verification == adaptive
-    whole = NgramConfig(k=K, sizes="ladder")
-    ngram = NgramConfig(k=K, sizes="ladder", min_draft_probability=0.177) if adaptive else whole
-    lengths = []
-    for rows, sampled in state.steps(R):
-        got = propose(speculator, state, rows, sampled)
-        token_ids, grown = state.all_token_ids.gpu[rows].numpy(), state.total_len.gpu[rows].numpy()
-        rows_now = token_ids, grown, np.array(sampled, np.int32)
-        drafts, costs = drafts_of(ngram, *rows_now)
-        for i, draft in enumerate(drafts_of(whole, *rows_now)[0]):
-            newest = int(state.last_sampled_tokens[rows[i]])
-            assert got[i].tolist() == draft + [newest] * (K - len(draft))
-        if adaptive:
-            confidence = speculator.draft_token_confidence_probs
-            assert (confidence.dtype, confidence.shape) == (torch.float32, (R, K))
-            expected = 2 ** (np.array(costs) / -16)
-            assert confidence[: len(rows)].numpy() == pytest.approx(expected, rel=1e-5)
-        lengths += [len(draft) for draft in drafts if draft]
-    assert len(lengths) > 100
-    assert max(lengths) == K
-    assert (min(lengths) < K) == adaptive
+@pytest.mark.parametrize("options", [{}, {"draft_on": "host"}, {"method": "eagle"}])
+def test_dummy_run_and_warm_up_look_nothing_up(options: dict[str, str]) -> None:
+    kind = V2Neural if "method" in options else V2
+    engine = kind(**options) if kind is V2 else kind()
+    engine.begin(Request("a", [1, 2, 1]))
+    rows = [engine.row("a")]
+    for names, more in ((["a"], {"dummy_run": True}), (["_warmup_0_"], {})):
+        with TorchCalls() as seen:
+            drafts = engine.propose(rows, {name: [2] for name in names}, **more)
+        assert not any(name.startswith("ngram_npu") for name in seen.names)
+        assert drafts.tolist() == ([[1, 2, 3, 4]] if kind is V2Neural else [[0] * K])
+    assert engine.step({}) == {}
 
 
-@pytest.mark.parametrize(("adaptive", "probability"), [(False, 0.177), (True, None)])
-def test_how_likely_drafts_are_is_said_where_it_is_asked_and_known(
-    adaptive: bool, probability: float | None
-) -> None:
-    state = _State()
-    speculator = _ladder(state, adaptive, probability)
-    assert not speculator.enable_adaptive_verification
-    propose(speculator, state, [3, 1], [1, 1])
-    assert not hasattr(speculator, "draft_token_confidence_probs")
+def test_row_of_another_request_is_indexed_again() -> None:
+    """The request equals the previous one at the position that an index itself compares."""
+    engine = V2(engine="index")
+    engine.begin(Request("before", [5, 6, 7, 8, *range(20, 40)]))
+    engine.step({"before": [5]})
+    row = engine.row("before")
+    engine.end("before")
+    engine.begin(Request("after", [9, 9, 9, 9, *range(20, 40), 5, 6]))
+    assert engine.row("after") == row
+    assert engine.step({"after": [7]})["after"] == [7] * K
+    tokens = engine.req_states.all_token_ids.gpu[row].numpy()
+    engine.index.check_integrity({row: tokens})
+    assert engine.index.statistics.rebuilds_rewritten == 0
 
 
-def test_a_draft_may_pass_the_models_length_as_the_stock_ones_do() -> None:
-    state = _State()
-    speculator = _speculator(state)
-    state.begin_one("full", 0, S)
-    state.sample(1, [7, 8, 9, 7, 8])
-    drafts = propose(speculator, state, [0, 1], [1, 1])
-    assert drafts.tolist() == _expected(state, [0, 1], [1, 1])
-    assert drafts[0].tolist() != state.last_sampled_tokens[0].expand(K).tolist()
-
-
-def test_a_step_on_the_device_is_one_lookup() -> None:
-    """So nothing reads from the device or copies to it."""
-    state = _State()
-    speculator = _speculator(state)
-    num_sampled = torch.ones(2, dtype=torch.int32)
-    rest = (None, None, None, None, num_sampled, None, state.last_sampled_tokens)
-    batch = batch_of([3, 1])
-    with TorchCalls() as seen:
-        speculator.propose(batch, *rest)
-    called = [name.partition(".")[2] for name in seen.names]
-    assert [name for name in called if not name.startswith("empty")] == ["ngram_propose_"]
-
-
-def test_a_dummy_run_looks_nothing_up() -> None:
-    state = _State()
-    with TorchCalls() as seen:
-        drafts = propose(_speculator(state), state, [0, 1], [1, 1], dummy_run=True)
-    assert not any(name.startswith("ngram_npu") for name in seen.names)
-    assert drafts.tolist() == [[0] * K] * 2
-
-
-def test_dummy_run_before_an_end_is_known_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request ended in the step before its last one, which only the next step says."""
-    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)  # as the plugin leaves the runner
-    given = _config(**STORE)
-    given.max_concurrent_batches = 2
-    given.speculative_config.enable_adaptive_verification = True
-    state = _State()
-    speculator = v2.NgramSpeculator(given, CPU, state)
-    state.begin("ended", 0, [1, 2, 3])
-    state.sample(0, [7, 8])
-    propose(speculator, state, [0], [2])
-    propose(speculator, state, [0], [1], dummy_run=True)
-    state.remove_request("ended")
-    state.begin("next", 1, [4])
-    state.sample(1, [5])
-    propose(speculator, state, [1], [1])
-    assert speculator.shared_store is not None
-    assert speculator.shared_store.held.statistics.tokens_entered == 0
-
-
-def _texts_of_one_request(batches: int, prompt: list[int], sampled: list[int]) -> list[list[int]]:
-    """What the store of an engine with ``batches`` in flight has of a request that samples one
-    token per step. The scheduler then ends it, and another request takes a step."""
-    given = _config(**STORE)
-    given.max_concurrent_batches = batches
-    state = _State()
-    speculator = v2.NgramSpeculator(given, CPU, state)
-    state.begin("one", 0, prompt)
-    for token in sampled:
-        state.sample(0, [token])
-        propose(speculator, state, [0], [1])
-    state.remove_request("one")
-    state.begin("next", 1, [4])
-    state.sample(1, [5])
-    propose(speculator, state, [1], [0])
-    assert speculator.shared_store is not None
-    return [text.tolist() for _, text in speculator.shared_store.held._texts()]
-
-
-@pytest.mark.parametrize(("batches", "stored"), [(1, [7, 8, 9]), (2, [7, 8]), (3, [7])])
-def test_text_of_steps_that_ran_after_an_unseen_end_is_not_stored(
-    monkeypatch: pytest.MonkeyPatch, batches: int, stored: list[int]
-) -> None:
-    """Such as a stop string, which is found elsewhere: the scheduler ends the request up to
-    ``batches - 1`` steps later."""
-    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)
-    assert _texts_of_one_request(batches, [1, 2, 3], [7, 8, 9]) == [stored]
-
-
-@pytest.mark.parametrize("batches", [1, 2, 3])
-def test_request_cut_by_max_model_len_is_stored_up_to_its_last_token(
-    monkeypatch: pytest.MonkeyPatch, batches: int
-) -> None:
-    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)
-    prompt = list(range(S - 3))
-    assert _texts_of_one_request(batches, prompt, [7, 8, 9]) == [[7, 8, 9]]
-
-
-def test_requests_that_the_runner_did_not_announce_share_no_text(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is not known whose they are, as in a runner with an ``add_requests`` of its own."""
-    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)
-    state = _State()
-    speculator = v2.NgramSpeculator(_config(**STORE), CPU, state)
-    for row, name in enumerate(("one", "other")):
-        state.begin(name, row, [1, 2, 3])
-        state.sample(row, [7, 8])
-        propose(speculator, state, [row], [2])
-    assert speculator.shared_store is not None
-    assert len(speculator.shared_store.held.scopes.keys() - {0}) == 2
-
-
-def test_a_row_for_another_request_is_indexed_anew() -> None:
-    """A request that equals the previous one at the place that an index itself checks."""
-    state = _State()
-    speculator = _speculator(state, "index")
-    assert speculator.index is not None
-    state.begin("before", 2, [5, 6, 7, 8, *range(20, 40)])
-    state.sample(2, [5])
-    propose(speculator, state, [2], [1])
-    state.begin("after", 2, [9, 9, 9, 9, *range(20, 40), 5, 6])
-    state.sample(2, [7])
-    assert propose(speculator, state, [2], [1]).tolist() == [[7] * K]
-    speculator.index.check_integrity({2: state.all_token_ids.gpu[2].numpy()})
-    assert speculator.index.statistics.rebuilds_rewritten == 0
-
-
-@pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])
-def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
-    speculator = v2.NgramSpeculator(_config(length=max_model_len), CPU, _State())
-    assert (speculator.index is not None) == index
-
-
-def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
-    v2.NgramSpeculator(_config(), CPU, _State())
-    (line,) = caplog.messages
-    assert "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4" in line
-    assert (
-        "match_policy=latest overlap=False max_model_len=96 engine=scan device=cpu num_th" in line
-    )
-
-
-class _Stock:
+class Stock:
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self.vllm_config, self.device, self.req_states = vllm_config, device, req_states
 
     def hook(self) -> Any:
-        """Of a vLLM that this module does not know."""
+        """A member that the replacement does not know."""
         return self.vllm_config, self.device, self.req_states
 
 
-def _made(state: Any, device: torch.device = CPU) -> tuple[Any, list[str]]:
-    said: list[str] = []
-    return v2.in_place_of(_Stock, said.append)(_config(), device, state), said
+def make(state: Any, device: torch.device = CPU, **options: Any) -> tuple[Any, list[str]]:
+    reasons: list[str] = []
+    return v2.in_place_of(Stock, reasons.append)(config(**options), device, state), reasons
 
 
-def test_ours_is_made_from_a_state_that_is_known() -> None:
-    state = _State()
-    made, said = _made(state)
-    assert isinstance(made, v2.NgramSpeculator)
-    assert said == []
-    config, device, states = made.hook()  # inherited; the stock constructor did not run
-    assert (config.speculative_config, device, states) == (made.speculative_config, CPU, state)
-
-
-def _without(state: RandomState, name: str) -> Any:
-    parts = ("all_token_ids", "total_len", "add_request", "remove_request", "req_id_to_index")
-    return SimpleNamespace(**{part: getattr(state, part) for part in parts if part != name})
+def test_replacement_inherits_members_and_has_the_constructors_attributes() -> None:
+    state = RequestState()
+    speculator, reasons = make(state)
+    assert isinstance(speculator, v2.NgramSpeculator)
+    assert reasons == []
+    vllm_config, device, req_states = speculator.hook()  # the stock constructor did not run
+    assert (vllm_config.speculative_config, device) == (speculator.speculative_config, CPU)
+    assert req_states is state
+    assert speculator.num_speculative_steps == K
+    assert (speculator.max_num_reqs, speculator.max_model_len) == (ROWS, LENGTH)
 
 
 @pytest.mark.parametrize(
-    ("name", "gpu", "doubt"),
+    ("name", "tensor", "reason"),
     [
-        ("all_token_ids", torch.zeros(R, S, dtype=torch.int64), "is (2, torch.int64, 'cpu', 1)"),
-        ("all_token_ids", torch.zeros(S, R, dtype=torch.int32).t(), "'cpu', 6), expected (2, tor"),
-        ("total_len", torch.zeros(R, 1, dtype=torch.int32), "total_len.gpu (rank, dtype, device"),
-        ("total_len", np.zeros(R, np.int32), "the runner's state has no total_len.gpu"),
+        ("all_token_ids", torch.zeros(9, 9, dtype=torch.int64), "is (2, torch.int64, 'cpu', 1)"),
+        ("all_token_ids", torch.zeros(9, 6, dtype=torch.int32).t(), "'cpu', 6), expected (2, tor"),
+        ("total_len", torch.zeros(9, 1, dtype=torch.int32), "total_len.gpu (rank, dtype, device"),
+        ("total_len", np.zeros(9, np.int32), "the runner's state has no total_len.gpu"),
         ("req_id_to_index", None, "the runner's state has no req_id_to_index"),
+        ("add_request", None, "add_request takes no all_token_ids, max_tokens, prompt_len, req_id"),
     ],
 )
-def test_the_stock_one_is_made_from_any_other(name: str, gpu: Any, doubt: str) -> None:
-    state = _without(_State(), name)
-    if gpu is not None:
-        setattr(state, name, SimpleNamespace(gpu=gpu))
-    made, said = _made(state)
-    assert isinstance(made, _Stock)
-    assert made.req_states is state
-    assert len(said) == 1
-    assert doubt in said[0]
-
-
-def test_the_stock_one_is_made_where_requests_are_added_otherwise() -> None:
-    state = _without(_State(), "add_request")
-    state.add_request = lambda request: None
-    made, said = _made(state)
-    assert isinstance(made, _Stock)
-    (line,) = said
-    assert line == "add_request takes no all_token_ids, max_tokens, prompt_len, req_id"
+def test_stock_speculator_is_created_for_an_unknown_state(
+    name: str, tensor: Any, reason: str
+) -> None:
+    known = RequestState()
+    parts = ("all_token_ids", "total_len", "add_request", "remove_request", "req_id_to_index")
+    state: Any = SimpleNamespace(**{part: getattr(known, part) for part in parts if part != name})
+    if tensor is not None:
+        setattr(state, name, SimpleNamespace(gpu=tensor))
+    elif name == "add_request":
+        state.add_request = lambda request: None
+    speculator, (line,) = make(state)
+    assert isinstance(speculator, Stock)
+    assert speculator.req_states is state
+    assert reason in line
 
 
 @pytest.mark.parametrize("device", ["xpu", "meta"])
-def test_the_stock_one_is_made_where_there_are_no_kernels(device: str) -> None:
-    made, said = _made(_State(), torch.device(device))
-    assert isinstance(made, _Stock)
-    assert said == [f"no kernels for {device}"]
+def test_stock_speculator_is_created_without_kernels(device: str) -> None:
+    speculator, reasons = make(RequestState(), torch.device(device))
+    assert isinstance(speculator, Stock)
+    assert reasons == [f"no kernels for {device}"]
+
+
+# N-gram drafts with a neural drafter.
+
+PASSAGE = list(range(10, 30))
+NEXT = PASSAGE[12 : 12 + K]
+NEURAL = (torch.arange(ROWS * K).reshape(ROWS, K) + 1).tolist()
+LOOKUPS = pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "scan"},
+        {"lookup": "1-16", "min_draft_probability": 0.1},
+        {"lookup": "1-16", "min_draft_probability": 1},  # ends no draft: all tokens are verified
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+
+
+def make_neural(**options: Any) -> V2Neural:
+    """Returns an engine with a request that repeats a passage, and one without repetition."""
+    engine = V2Neural(**options)
+    engine.begin(Request("twice", [*PASSAGE, *PASSAGE[:12]]), Request("once", [*range(32, 60)]))
+    return engine
+
+
+def propose(engine: V2Neural, names: str, counts: list[int], *arguments: Any, **more: Any) -> Any:
+    """Runs a step that sampled tokens which the rows have already."""
+    sampled = {name: [0] * n for name, n in zip(names.split(), counts, strict=True)}
+    rows = [engine.row(name) for name in sampled]
+    return engine.propose(rows, sampled, *arguments, **more).tolist()
+
+
+def reject(engine: V2Neural, names: str, steps: int = 20) -> None:
+    """Runs steps in which no neural token was accepted."""
+    for _ in range(steps):
+        propose(engine, names, [1] * len(names.split()))
+
+
+@LOOKUPS
+def test_ngram_draft_replaces_a_neural_one_that_achieves_less(options: Any) -> None:
+    engine = make_neural(**options)
+    assert propose(engine, "twice once", [1, 1]) == NEURAL[:2], "trusted until it was measured"
+    reject(engine, "twice once")
+    assert propose(engine, "twice once", [1, 1]) == [NEXT, NEURAL[1]]
+    rows = [engine.row("twice"), engine.row("once")]
+    assert engine.drafter.neural_acceptance[rows, 1].tolist() == [1, 1 + K]
+
+
+@LOOKUPS
+def test_neural_drafts_are_kept_while_they_are_accepted(options: Any) -> None:
+    engine = make_neural(**options)
+    for _ in range(20):
+        assert propose(engine, "twice once", [K + 1, K + 1]) == NEURAL[:2]
+
+
+def test_new_request_begins_with_the_highest_mean() -> None:
+    engine = make_neural()
+    reject(engine, "twice")
+    assert propose(engine, "twice", [1]) == [NEXT]
+    before = engine.drafter.neural_acceptance.clone()
+    assert propose(engine, "twice", [0]) == NEURAL[:1], "nothing was sampled"
+    assert torch.equal(engine.drafter.neural_acceptance, before)
+    row = engine.row("twice")
+    engine.end("twice")
+    engine.begin(Request("twice", [*PASSAGE, *PASSAGE[:12]]))
+    assert engine.row("twice") == row
+    assert propose(engine, "twice", [1]) == NEURAL[:1]
+    assert engine.drafter.neural_acceptance[row].tolist() == [K << 16, 1 + K]
+
+
+def test_threshold_keeps_the_neural_draft() -> None:
+    engine = make_neural(beside_threshold=float(K))
+    reject(engine, "twice")
+    assert propose(engine, "twice", [1]) == NEURAL[:1]
+    fraction = make_neural(beside_threshold=K - 0.5)
+    assert fraction.drafter._threshold == (2 * K - 1) << 15
+
+
+def test_step_that_verified_no_drafts_changes_no_mean() -> None:
+    engine = make_neural()
+    for _ in range(20):
+        propose(engine, "twice", [1], 0)
+    acceptance = engine.drafter.neural_acceptance[engine.row("twice")]
+    assert acceptance.tolist() == [K << 16, 1 + K]
+
+
+def test_fewer_draft_tokens_leave_positions_empty() -> None:
+    engine = make_neural()
+    acceptance = engine.drafter.neural_acceptance[engine.row("twice")]
+    for _ in range(30):  # one accepted of one: the best possible
+        drafts = propose(engine, "twice", [2], 1, num_speculative_tokens=1)
+        assert drafts == [[NEURAL[0][0], *[-1] * (K - 1)]]
+        assert acceptance[1] == 2
+    assert engine.speculator.arguments["num_speculative_tokens"] == 1
+    propose(engine, "twice", [1], 1, num_speculative_tokens=0)
+    assert acceptance[1] == 1, "no neural token was drafted"
+
+
+def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has such steps for large batches (num_speculative_tokens_per_batch_size)."""
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
+    engine = make_neural(**STORE)
+    for token in (1, 2, 3):
+        drafts = engine.step({"twice": [token]}, 0, 0, num_speculative_tokens=0)
+        assert drafts["twice"] == [-1] * K
+    text = np.array(engine.alive["twice"].tokens, np.int32)
+    engine.index.check_integrity({engine.row("twice"): text})
+    assert engine.store.statistics.tokens_entered == 3
+
+
+def test_ngram_drafts_have_probability_one_in_the_logits() -> None:
+    engine = make_neural(probabilistic=True)
+    reject(engine, "twice once")
+    logits = engine.speculator.draft_logits
+    logits.copy_(torch.rand(logits.shape))
+    before, row = logits.clone(), engine.row("twice")
+    drafts = propose(engine, "twice once", [1, 1])
+    assert drafts == [NEXT, NEURAL[1]]
+    assert logits.shape == (ROWS, K, 64)
+    one_hot = torch.nn.functional.one_hot(torch.tensor(NEXT), 64)
+    assert torch.equal(logits[row].softmax(-1), one_hot.float())
+    others = [other for other in range(ROWS) if other != row]
+    assert torch.equal(logits[others], before[others])
+
+
+def make_adaptive(confidence: float = 0.01, **options: Any) -> V2Neural:
+    engine = make_neural(adaptive=True, **options)
+    engine.speculator.draft_token_confidence_probs[:] = confidence
+    return engine
+
+
+def test_estimator_observes_its_own_drafts_only() -> None:
+    engine = make_adaptive()
+    propose(engine, "twice once", [1, 1])
+    rows = torch.tensor([engine.row("once"), engine.row("twice")])
+    engine.speculator.observe_verification(rows, torch.tensor([2, 3]), torch.tensor([1, 2]))
+    assert engine.speculator.observed == [([2, 0], [1, 0])]
+    plain = make_neural().speculator
+    assert plain.observe_verification.__self__ is plain
+
+
+@pytest.mark.parametrize("options", [{}, {"lookup": "1-16", "min_draft_probability": 0.1}])
+def test_confidence_of_an_ngram_draft_follows_from_its_costs(options: Any) -> None:
+    engine = make_adaptive(**options)
+    assert propose(engine, "once twice", [1, 1]) == [NEURAL[0], NEXT]
+    confidence = engine.speculator.draft_token_confidence_probs
+    assert torch.equal(confidence[[0, 2]], torch.full((2, K), 0.01))
+    costs = torch.from_numpy(default_match_costs()[12 : 12 + K].copy())
+    if options:
+        costs = engine.drafter._draft_costs[1]
+    assert torch.allclose(confidence[1], 2 ** (costs / -16))
+
+
+def test_costs_of_neural_tokens_decide_unless_they_are_sampled() -> None:
+    """The cost of a token is -16 times the binary logarithm of its probability."""
+    for probabilistic in (False, True):
+        engine = make_adaptive(probabilistic=probabilistic)
+        assert propose(engine, "twice", [1]) == [NEURAL[0] if probabilistic else NEXT]
+        engine.speculator.draft_token_confidence_probs[:] = 0.999
+        assert probabilistic or propose(engine, "twice", [1]) == [NEURAL[0]]
+        engine.speculator.draft_token_confidence_probs[0] = torch.tensor([1.0, 0.5, 0.25, 1e-9])
+        costs = engine.drafter._neural_draft_costs(torch.tensor(NEURAL[:1]))
+        if probabilistic:
+            assert costs is None
+        else:
+            assert costs.dtype == torch.uint8
+            assert costs.tolist() == [[0, 16, 32, 255]]
+
+
+def test_both_kinds_of_drafts_are_counted() -> None:
+    engine = make_neural(metrics=True)
+    engine.begin(Request("prefilling", [1]))
+    reject(engine, "twice once")
+    stats = engine.drafter._stats
+    stats.end_interval()
+    propose(engine, "twice once prefilling", [1, 1, 0])
+    assert (stats._sums["rows"], stats._sums["drafts"], stats._sums["tokens"]) == (2, 1, K)
+    stats.end_interval()
+
+
+def test_start_of_ngram_drafts_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "vllm.ngram_npu")
+    make_neural(beside_threshold=0.5)
+    line = caplog.messages[1]
+    assert "the one of StandaloneARSpeculator where it promises more" in line
+    assert "at least 0.5 (beside_threshold)" in line
+
+
+class StagedWriteTensor:
+    """vLLM's rows, in host memory with ``uva``."""
+
+    def __init__(
+        self, size: Any, dtype: Any, device: Any, max_concurrency: Any = None, uva: bool = False
+    ) -> None:
+        self.gpu = torch.zeros(size, dtype=dtype)
+        self.dtype, self.device = dtype, device
+        self.write_contents = object() if uva else None
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "is_dense"),
+    [
+        ("cpu", {}, False),
+        ("meta", {}, True),
+        ("meta", {"dense_rows": False}, False),
+        ("meta", {"draft_on": "host"}, False),
+    ],
+)
+def test_rows_are_moved_to_an_accelerator_that_looks_them_up(
+    monkeypatch: pytest.MonkeyPatch, device: str, options: Any, is_dense: bool
+) -> None:
+    def stop(*_: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(v2.RowLookup, "__init__", stop)
+    rows = StagedWriteTensor((ROWS, 9), torch.int32, CPU, uva=True)
+    state = SimpleNamespace(all_token_ids=rows)
+    vllm_config = config(method="draft_model", beside=True, **options)
+    arguments = vllm_config, read_options(vllm_config, "beside"), torch.device(device), state
+    for _ in range(2):
+        with pytest.raises(InterruptedError):
+            v2.NeuralDrafterWrapper(*arguments, StandaloneARSpeculator())
+        moved = state.all_token_ids
+        assert (moved is rows) != is_dense
+        assert (moved.write_contents is None) == is_dense
+        assert (moved.gpu.shape, moved.gpu.dtype, moved.device) == ((ROWS, 9), torch.int32, CPU)

@@ -1,0 +1,504 @@
+"""A fake of vLLM's engine: its configuration, its requests, and how each runner keeps the requests
+in rows and calls its drafter. The fakes check what the real runners rely on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from ngram_npu.engines.vllm import NgramProposer, admission, v1_device, v2
+from ngram_npu.engines.vllm.options import read_options
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm_config import vllm_config
+
+CPU = torch.device("cpu")
+K, ROWS, LENGTH, VOCABULARY = 4, 6, 96, 100
+WORDS = list(range(50, 90))
+LADDER: dict[str, Any] = {"sizes": "ladder", "min_draft_probability": 0.01}
+STORE: dict[str, Any] = {**LADDER, "store": "live", "store_tokens": 16384}
+
+
+def config(
+    *,
+    method: str = "ngram_gpu",
+    bounds: tuple[int, int] = (2, 4),
+    k: int = K,
+    rows: int = ROWS,
+    length: int = LENGTH,
+    vocabulary: int = VOCABULARY,
+    rank: int = 0,
+    ranks: int = 1,
+    batches: int = 1,
+    adaptive: bool = False,
+    **options: Any,
+) -> Any:
+    """Returns a VllmConfig. vLLM drops ``prompt_lookup_*`` of a custom class: they are options."""
+    lookup = {"prompt_lookup_min": bounds[0], "prompt_lookup_max": bounds[1]}
+    is_custom = method == "custom_class"
+    result = vllm_config(
+        k=k,
+        max_model_len=length,
+        max_num_seqs=rows,
+        rank=rank,
+        tensor_parallel_size=ranks,
+        additional_config={"ngram_npu": {**(lookup if is_custom else {}), **options}},
+        **({} if is_custom else {"method": method, **lookup}),
+    )
+    result.max_concurrent_batches = batches
+    result.speculative_config.enable_adaptive_verification = adaptive
+    result.model_config.get_vocab_size = lambda: vocabulary
+    return result
+
+
+def lora(number: int, name: str) -> Any:
+    return SimpleNamespace(lora_int_id=number, lora_name=name)
+
+
+def sampling_params(scope: object = None) -> Any:
+    """Returns parameters with a scope and without stop rules."""
+    extra_args = None if scope is None else {"ngram_npu_scope": scope}
+    stop = dict.fromkeys(("stop_token_ids", "eos_token_id", "repetition_detection"))
+    return SimpleNamespace(extra_args=extra_args, max_tokens=1 << 20, **stop)
+
+
+class Request:
+    """A request, with the attributes of the scheduler's ``NewRequestData``."""
+
+    def __init__(
+        self,
+        req_id: str,
+        prompt: list[int],
+        scope: object = None,
+        adapter: Any = None,
+        salt: str | None = None,
+    ) -> None:
+        self.req_id, self.tokens, self.prompt_len = req_id, list(prompt), len(prompt)
+        self.lora_request, self.cache_salt = adapter, salt
+        self.sampling_params = sampling_params(scope)
+
+
+class Engine:
+    """Requests and the drafter that a runner calls after each step."""
+
+    pads = False
+    """Whether drafts are padded with the newest token."""
+
+    def __init__(self) -> None:
+        self.alive: dict[str, Request] = {}
+
+    def begin(self, *requests: Request) -> None:
+        self.alive |= {request.req_id: request for request in requests}
+
+    def end(self, name: str) -> None:
+        del self.alive[name]
+
+    def preempt(self, name: str) -> None:
+        """The request leaves the batch. It is alive, and a later step may have it again."""
+
+    def step(self, sampled: dict[str, list[int]], k: int = K) -> dict[str, list[int]]:
+        """Runs a step whose batch is ``sampled``, in this order, and returns the drafts. A request
+        without sampled tokens is in prefill."""
+        for name, tokens in sampled.items():
+            self.alive[name].tokens += tokens
+        drafts = self._propose(sampled, k) if sampled else []
+        return dict(zip(sampled, drafts, strict=True))
+
+    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
+        raise NotImplementedError
+
+    @property
+    def store(self) -> Any:
+        return self.drafter.shared_store.contents
+
+    drafter: Any
+
+
+class V1(Engine):
+    """The synchronous V1 runner, whose first rows are those of the batch."""
+
+    def __init__(self, *, rows: int = ROWS, length: int = LENGTH, **options: Any) -> None:
+        super().__init__()
+        self.drafter = NgramProposer(
+            config(method="custom_class", rows=rows, length=length, **options)
+        )
+        self.buffer = np.full((rows, length), 3, np.int32)
+        self.lengths = np.full(rows, 5, np.int32)
+
+    def _write_rows(self, sampled: dict[str, list[int]]) -> None:
+        for row, name in enumerate(sampled):
+            tokens = self.alive[name].tokens
+            self.buffer[row, : len(tokens)] = tokens
+            self.lengths[row] = len(tokens)
+
+    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
+        self._write_rows(sampled)
+        arrays, lists = (self.buffer.copy(), self.lengths.copy()), [*map(list, sampled.values())]
+        drafts: list[list[int]] = self.drafter.propose(
+            list(sampled.values()), self.lengths, self.buffer, slot_mappings=None
+        )
+        assert np.array_equal(self.buffer, arrays[0])
+        assert np.array_equal(self.lengths, arrays[1])
+        assert list(sampled.values()) == lists
+        return drafts
+
+    @property
+    def index(self) -> Any:
+        return self.drafter.engine.index
+
+
+class GPUModelRunner:
+    """vLLM's V1 runner. The states of its requests have no ``cache_salt``."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Any] = {}
+        self.input_batch = SimpleNamespace(req_ids=[], num_reqs=0, vocab_size=VOCABULARY)
+        self._num_valid_draft_tokens_event = "event"
+
+    def _update_states(self, scheduler_output: Any) -> None:
+        for new in scheduler_output.scheduled_new_reqs:
+            self.requests[new.req_id] = SimpleNamespace(
+                lora_request=new.lora_request, sampling_params=new.sampling_params
+            )
+
+
+admission.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
+
+
+class V1Async(Engine):
+    """The asynchronous V1 runner."""
+
+    def __init__(self, *, drafts: str = "trimmed", length: int = LENGTH, **options: Any) -> None:
+        super().__init__()
+        self.pads = drafts == "padded"
+        self.runner = GPUModelRunner()
+        self.tokens = torch.full((ROWS, length), 7, dtype=torch.int32)
+        self.drafter = v1_device.AsyncNgramProposer(
+            config(drafts=drafts, length=length, **options), CPU, self.runner
+        )
+        self.drafter.load_model(object())
+        assert self.runner._num_valid_draft_tokens_event == (None if self.pads else "event")
+
+    def begin(self, *requests: Request) -> None:
+        super().begin(*requests)
+        self.runner._update_states(SimpleNamespace(scheduled_new_reqs=requests))
+
+    def end(self, name: str) -> None:
+        super().end(name)
+        del self.runner.requests[name]
+
+    def prepare(self, sampled: dict[str, list[int]]) -> tuple[Any, Any, Any]:
+        """Writes the rows without the sampled tokens. Returns sampled tokens, with one for requests
+        in prefill, the lengths, and the mask of those requests."""
+        batch = self.runner.input_batch
+        batch.req_ids, batch.num_reqs = list(sampled), len(sampled)
+        lengths = torch.full((ROWS,), 5, dtype=torch.int32)
+        matrix = torch.full((len(sampled), K + 1), -1, dtype=torch.int32)
+        discard = torch.zeros(ROWS, dtype=torch.bool)
+        for row, (name, new) in enumerate(sampled.items()):
+            tokens = self.alive[name].tokens
+            lengths[row] = len(tokens) - len(new)
+            self.tokens[row, : lengths[row]] = torch.tensor(tokens[: lengths[row]])
+            matrix[row, : max(1, len(new))] = torch.tensor(new or [1])
+            discard[row] = not new
+        return matrix, lengths, discard
+
+    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
+        matrix, lengths, discard = self.prepare(sampled)
+        batch = len(sampled)
+        newest, counts, valid = self.drafter.update_token_ids_ngram(
+            matrix, self.runner.input_batch, self.tokens, lengths, discard
+        )
+        assert newest.tolist() == [self.alive[name].tokens[-1] for name in sampled]
+        assert counts.tolist() == [len(new) for new in sampled.values()]
+        before = lengths.clone()
+        drafts, numbers = self.drafter.propose(
+            k, lengths[:batch], self.tokens[:batch], valid, counts
+        )
+        assert torch.equal(lengths, before)
+        for row, name in enumerate(sampled):
+            tokens = self.alive[name].tokens
+            assert self.tokens[row, : len(tokens)].tolist() == tokens
+        assert drafts.dtype == torch.int32
+        assert (numbers is None) == self.pads
+        if numbers is None:
+            return [row.tolist() for row in drafts]
+        assert (drafts < 0).sum(1).tolist() == (drafts.shape[1] - numbers).tolist()
+        return [row[:n].tolist() for row, n in zip(drafts, numbers, strict=True)]
+
+    @property
+    def index(self) -> Any:
+        return self.drafter._drafting.index
+
+
+class Ascend(V1Async):
+    """The asynchronous V1 runner of vLLM-Ascend, which passes everything in one call."""
+
+    def __init__(self, **options: Any) -> None:
+        Engine.__init__(self)
+        self.runner = GPUModelRunner()
+        self.tokens = torch.full((ROWS, LENGTH), 7, dtype=torch.int32)
+        self.drafter = v1_device.AscendNgramProposerNPU(config(**options), CPU, self.runner)
+
+    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
+        matrix, lengths, discard = self.prepare(sampled)
+        batch = len(sampled)
+        newest, drafts, numbers, counts = v1_device.triton_ngram_spec_decode(
+            self.tokens[:batch],
+            lengths[:batch],
+            matrix,
+            discard[:batch],
+            VOCABULARY,
+            self.drafter.min_n,
+            self.drafter.max_n,
+            k,
+        )
+        assert newest.tolist() == [self.alive[name].tokens[-1] for name in sampled]
+        assert counts.tolist() == [len(new) for new in sampled.values()]
+        return [row[:n].tolist() for row, n in zip(drafts, numbers, strict=True)]
+
+
+class RequestState:
+    """The part of vLLM's ``RequestState`` that is read, with its arguments."""
+
+    def __init__(self, rows: int = ROWS, length: int = LENGTH) -> None:
+        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(rows, length, dtype=torch.int32))
+        self.total_len = SimpleNamespace(gpu=torch.zeros(rows, dtype=torch.int32))
+        self.last_sampled_tokens = torch.zeros(rows, 1, dtype=torch.int64)
+        self.req_id_to_index: dict[str, int] = {}
+        self.free_indices = list(range(rows))
+        self.max_model_len = length
+
+    def add_request(
+        self,
+        req_id: str,
+        prompt_len: int,
+        all_token_ids: list[int],
+        num_computed_tokens: int,
+        max_tokens: int,
+    ) -> None:
+        row = self.req_id_to_index[req_id] = self.free_indices.pop()
+        self.total_len.gpu[row] = 0
+        self.append(row, all_token_ids)
+
+    def remove_request(self, req_id: str) -> int | None:
+        row = self.req_id_to_index.pop(req_id, None)
+        if row is not None:
+            self.free_indices.append(row)
+        return row
+
+    def append(self, row: int, tokens: list[int]) -> None:
+        begin = int(self.total_len.gpu[row])
+        end = begin + len(tokens)
+        self.all_token_ids.gpu[row, begin:end] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len.gpu[row] = end
+        self.last_sampled_tokens[row] = tokens[-1]
+
+
+def batch_of(rows: list[int], names: list[str] | None = None) -> Any:
+    """Returns the V2 runner's input batch with the requests of these rows."""
+    return SimpleNamespace(
+        req_ids=names or ["request"] * len(rows),
+        num_reqs=len(rows),
+        idx_mapping=torch.tensor(rows, dtype=torch.int32),
+        idx_mapping_np=np.array(rows, np.int32),
+    )
+
+
+class V2(Engine):
+    """The V2 runner, which keeps a request in one row. ``add_requests`` is the part of its
+    ``GPUModelRunner`` that the plugin wraps."""
+
+    pads = True
+
+    def __init__(self, *, length: int = LENGTH, **options: Any) -> None:
+        super().__init__()
+        self.req_states: Any = RequestState(length=length)
+        self.speculator = self.make(config(length=length, **options))
+
+    def make(self, vllm_config: Any) -> Any:
+        return v2.NgramSpeculator(vllm_config, CPU, self.req_states)
+
+    @property
+    def drafter(self) -> Any:  # type: ignore[override]
+        return getattr(self.speculator, v2.LOOKUP_ATTRIBUTE, self.speculator)
+
+    @property
+    def index(self) -> Any:
+        return self.drafter.index
+
+    def add_requests(self, scheduler_output: Any) -> None:
+        for request in scheduler_output.scheduled_new_reqs:
+            self._add(request)
+
+    def _add(self, request: Request) -> None:
+        self.req_states.add_request(
+            req_id=request.req_id,
+            prompt_len=request.prompt_len,
+            all_token_ids=request.tokens,
+            num_computed_tokens=0,
+            max_tokens=request.sampling_params.max_tokens,
+        )
+
+    def begin(self, *requests: Request) -> None:
+        super().begin(*requests)
+        self.add_requests(SimpleNamespace(scheduled_new_reqs=requests))
+
+    def end(self, name: str) -> None:
+        super().end(name)
+        self.req_states.remove_request(name)
+
+    def preempt(self, name: str) -> None:
+        self.req_states.remove_request(name)
+
+    def row(self, name: str) -> int:
+        row: int = self.req_states.req_id_to_index[name]
+        return row
+
+    def step(
+        self, sampled: dict[str, list[int]], k: int = K, verified: int = K, **arguments: Any
+    ) -> dict[str, list[int]]:
+        """Runs a step that verified this many drafts of each request."""
+        for name in sampled:
+            if name not in self.req_states.req_id_to_index:  # it was preempted
+                self._add(self.alive[name])
+        for name, tokens in sampled.items():
+            self.alive[name].tokens += tokens
+            if tokens:
+                self.req_states.append(self.row(name), tokens)
+        drafts = self.propose([*map(self.row, sampled)], sampled, verified, **arguments)
+        return dict(zip(sampled, drafts.tolist(), strict=True))
+
+    def propose(
+        self, rows: list[int], sampled: dict[str, list[int]], verified: int = K, **arguments: Any
+    ) -> torch.Tensor:
+        num_sampled = torch.tensor([*map(len, sampled.values())], dtype=torch.int32)
+        num_rejected = (verified + 1 - num_sampled) * (num_sampled > 0)
+        drafts: torch.Tensor = self.speculator.propose(
+            batch_of(rows, list(sampled)),
+            *[None] * 4,
+            num_sampled,
+            num_rejected,
+            self.req_states.last_sampled_tokens,
+            *[None] * 3,
+            **arguments,
+        )
+        assert drafts.dtype == torch.int64
+        return drafts
+
+
+class StandaloneARSpeculator:
+    """vLLM's neural speculator for ``draft_model``, with drafts set by the test."""
+
+    enable_adaptive_verification = False
+    draft_watermarker = None
+
+    def __init__(self, probabilistic: bool = False, vocabulary: int = VOCABULARY) -> None:
+        self.drafts = torch.arange(ROWS * K).reshape(ROWS, K) + 1
+        self.draft_logits = torch.zeros(ROWS, K, vocabulary) if probabilistic else None
+        self.draft_token_confidence_probs = torch.full((ROWS, K), 0.5)
+        self.observed: list[tuple[list[int], list[int]]] = []
+        self.arguments: dict[str, Any] = {}
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: Any,
+        num_rejected: Any,
+        last_sampled: Any,
+        next_prefill_tokens: Any,
+        temperature: Any,
+        seeds: Any,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> torch.Tensor:
+        self.arguments = dict(locals())
+        return self.drafts[: input_batch.num_reqs]
+
+    def observe_verification(self, idx_mapping: Any, num_sampled: Any, num_rejected: Any) -> None:
+        self.observed.append((num_sampled.tolist(), num_rejected.tolist()))
+
+
+class V2Neural(V2):
+    """The V2 runner with a neural drafter and n-gram drafts."""
+
+    def __init__(self, *, probabilistic: bool = False, **options: Any) -> None:
+        self._probabilistic = probabilistic
+        super().__init__(**{"method": "draft_model", "beside": True, "vocabulary": 64, **options})
+
+    def make(self, vllm_config: Any) -> Any:
+        neural: Any = StandaloneARSpeculator(self._probabilistic, 64)
+        adaptive = vllm_config.speculative_config.enable_adaptive_verification
+        neural.enable_adaptive_verification = adaptive
+        options = read_options(vllm_config, "beside")
+        arguments = vllm_config, options, CPU, self.req_states, neural
+        assert v2.attach_ngram_drafts(*arguments) == ""
+        return neural
+
+
+class AscendV2(V2):
+    """vLLM-Ascend's V2 runner."""
+
+    def make(self, vllm_config: Any) -> Any:
+        def fail(reason: str) -> None:
+            raise AssertionError(reason)
+
+        return v2.in_place_of(object, fail, "ascend_v2")(vllm_config, CPU, self.req_states)
+
+
+def random_steps(
+    engine: Engine, seed: int, count: int = 60, vocabulary: int = 4, alive: int = 2 * ROWS
+) -> Iterator[tuple[dict[str, list[int]], dict[str, list[int]]]]:
+    """Runs steps in which requests begin, end, are preempted and return, in another order. Yields
+    the sampled tokens and the drafts of each step."""
+    rng = random.Random(seed)
+    running: list[str] = []
+    for step in range(count):
+        for name in list(engine.alive):
+            if len(engine.alive[name].tokens) > LENGTH - 3 * K or rng.random() < 0.03:
+                engine.end(name)
+        running = [name for name in running if name in engine.alive]
+        if running and rng.random() < 0.3:
+            engine.preempt(running.pop(rng.randrange(len(running))))
+        while len(running) < ROWS and rng.random() < 0.6:
+            preempted = [name for name in engine.alive if name not in running]
+            if preempted and (len(engine.alive) >= alive or rng.random() < 0.5):
+                running.append(rng.choice(preempted))
+            elif len(engine.alive) < alive:
+                name = f"request {step} {len(running)}"
+                prompt = [rng.randrange(vocabulary) for _ in range(rng.randrange(1, 60))]
+                engine.begin(Request(name, prompt))
+                running.append(name)
+        rng.shuffle(running)
+        sampled = {}
+        for name in running:
+            new = rng.choice((0, 1, 1, 2, K + 1))
+            sampled[name] = [rng.randrange(vocabulary) for _ in range(new)]
+        yield sampled, engine.step(sampled)
+
+
+class TorchCalls(TorchDispatchMode):
+    """Records the operators that torch runs, and their keyword arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Any]] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append((str(func).removesuffix(".default"), kwargs))
+        return func(*args, **kwargs or {})

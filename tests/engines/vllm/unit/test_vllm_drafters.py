@@ -1,0 +1,579 @@
+"""Every drafter in its runner, with a scan, an index, a ladder and a store: drafts are those of the
+reference, whatever the runner does with its rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_engine import (
+    CPU,
+    LADDER,
+    LENGTH,
+    ROWS,
+    STORE,
+    V1,
+    V2,
+    VOCABULARY,
+    WORDS,
+    Ascend,
+    AscendV2,
+    Engine,
+    K,
+    Request,
+    TorchCalls,
+    V1Async,
+    V2Neural,
+    batch_of,
+    config,
+    lora,
+    random_steps,
+)
+from ngram_npu import _C, NgramConfig
+from ngram_npu import NgramProposer as CoreProposer
+from ngram_npu.config import INDEX_POLICY
+from ngram_npu.engines.vllm import NgramProposer, plugin, v1_device, v2
+from ngram_npu.engines.vllm.stats import AcceptanceCounts
+from ngram_npu.engines.vllm.v2 import RowLookup
+from ngram_npu.ops import workspace_size
+from ops.reference.drafting import draft_for
+
+LATEST = {"match_policy": "latest"}
+DRAFTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "v1 scan": (V1, {"engine": "scan"}),
+    "v1 index": (V1, {"engine": "index"}),
+    "v1 index, latest": (V1, {"engine": "index", **LATEST}),
+    "v1 async scan": (V1Async, {"engine": "scan"}),
+    "v1 async index": (V1Async, {"engine": "index"}),
+    "v1 async padded": (V1Async, {"engine": "scan", "drafts": "padded"}),
+    "v1 async padded index": (V1Async, {"engine": "index", "drafts": "padded"}),
+    "ascend scan": (Ascend, {}),
+    "v2 scan": (V2, {"engine": "scan"}),
+    "v2 index": (V2, {"engine": "index"}),
+    "v2 index, overlap": (V2, {"engine": "index", "overlap": True}),
+    "v2 scan, earliest": (V2, {"engine": "scan", "match_policy": "earliest"}),
+    "ascend v2 scan": (AscendV2, {}),
+    "ascend v2 index": (AscendV2, {"draft_on": "host", "engine": "index"}),
+}
+
+
+@pytest.fixture
+def immediate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are indexed by their first draft, even if a scan of them would be cheap."""
+    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 32768)
+
+
+def pad(draft: list[int], engine: Engine, name: str) -> list[int]:
+    newest = engine.alive[name].tokens[-1]
+    return draft + [newest] * (K - len(draft)) if engine.pads else draft
+
+
+@pytest.mark.usefixtures("immediate")
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_equal_the_reference(name: str, seed: int) -> None:
+    kind, options = DRAFTERS[name]
+    engine = kind(**options)
+    is_latest = kind is V2 or "match_policy" in options
+    policy = int(is_latest and options.get("match_policy") != "earliest")
+    overlap = options.get("overlap", False)
+    limit = 2 * LENGTH if isinstance(engine, V2) else LENGTH
+    drafted = 0
+    for sampled, drafts in random_steps(engine, seed):
+        for request, tokens in sampled.items():
+            text = engine.alive[request].tokens
+            draft = draft_for(text, 2, 4, K, policy, overlap, limit)[0] if tokens else []
+            assert drafts[request] == pad(draft, engine, request)
+            drafted += bool(draft)
+    assert drafted > 60
+    if options.get("engine") == "index":
+        engine.index.check_integrity()
+        statistics = engine.index.statistics
+        assert statistics.rows_indexed > 0.9 * drafted
+        assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
+
+
+def ladder_drafts(
+    engine: Engine, sampled: dict[str, list[int]], probability: float | None
+) -> tuple[list[list[int]], Any]:
+    """Returns drafts and costs from a new index of the requests' text."""
+    ladder = NgramConfig(k=K, sizes="ladder", min_draft_probability=probability, max_len=LENGTH)
+    texts = [engine.alive[name].tokens for name in sampled]
+    rows = np.zeros((len(texts), LENGTH), np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = text
+    lengths = np.array([*map(len, texts)], np.int32)
+    counts = np.array([*map(len, sampled.values())], np.int32)
+    costs = None if probability is None else np.zeros((len(texts), K), np.uint8)
+    drafts = CoreProposer(ladder).propose(rows, lengths, num_sampled=counts, draft_costs=costs)
+    pairs = zip(drafts.draft_token_ids.tolist(), drafts.num_draft_tokens.tolist(), strict=True)
+    return [draft[:n] for draft, n in pairs], costs
+
+
+@pytest.mark.usefixtures("immediate")
+@pytest.mark.parametrize("probability", [None, 0.177])
+@pytest.mark.parametrize(
+    ("kind", "options", "ends_early"),
+    [
+        (V1, {}, True),
+        (V1Async, {"drafts": "trimmed"}, True),
+        (V1Async, {"drafts": "padded"}, False),
+        (V2, {}, False),
+        (V2, {"adaptive": True}, True),
+    ],
+)
+def test_ladder_drafts_equal_those_of_a_new_index(
+    kind: Any, options: Any, ends_early: bool, probability: float | None
+) -> None:
+    """If all tokens are verified, no draft ends early. A padded one continues behind its end."""
+    engine = kind(sizes="ladder", min_draft_probability=probability, **options)
+    limit = probability if ends_early else None
+    lengths = []
+    for sampled, drafts in random_steps(engine, 4):
+        expected, costs = ladder_drafts(engine, sampled, limit) if sampled else ([], None)
+        lengths += [len(draft) for draft in expected if draft]
+        if engine.pads and ends_early:
+            expected, _ = ladder_drafts(engine, sampled, None)
+        for name, draft in zip(sampled, expected, strict=True):
+            assert drafts[name] == pad(draft, engine, name)
+        if costs is not None and kind is V2:
+            confidence = engine.speculator.draft_token_confidence_probs
+            assert (confidence.dtype, confidence.shape) == (torch.float32, (ROWS, K))
+            probabilities = 2 ** (costs / -16.0)
+            assert confidence[: len(sampled)].numpy() == pytest.approx(probabilities, rel=1e-5)
+    assert len(lengths) > 60
+    assert (min(lengths) < K) == (ends_early and probability is not None)
+    engine.index.check_integrity()
+    assert engine.index.statistics.rebuilds_options == 0
+    if kind is V2:
+        is_known = ends_early and probability is not None
+        assert engine.speculator.enable_adaptive_verification == is_known
+        assert hasattr(engine.speculator, "draft_token_confidence_probs") == is_known
+
+
+# Stores.
+
+
+@pytest.fixture
+def announcing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The V2 runner as the plugin leaves it."""
+    module: Any = ModuleType(plugin.V2_RUNNER)
+    module.GPUModelRunner = V2
+    monkeypatch.setattr(V2, "add_requests", V2.add_requests)
+    monkeypatch.setattr(RowLookup, "has_request_data", False)
+    plugin.install_request_data(module)
+    assert RowLookup.has_request_data
+
+
+def say_words(engine: Engine, name: str = "a", others: tuple[str, ...] = ()) -> dict[str, Any]:
+    """``name`` outputs ``WORDS``. Returns the drafts of ``others``, which output their begin."""
+    for begin in range(0, 40, 4):
+        engine.step({name: WORDS[begin : begin + 4]})
+    return engine.step(dict.fromkeys(others, WORDS[:3]))
+
+
+def first_new(engine: Engine, drafts: dict[str, list[int]]) -> list[Any]:
+    """The first token of each draft, None without one, which padding repeats the newest for."""
+    newest = WORDS[2]
+    return [None if draft in ([], [newest] * K) else draft[0] for draft in drafts.values()]
+
+
+@pytest.mark.usefixtures("announcing")
+@pytest.mark.parametrize("kind", [V1Async, V2, V2Neural])
+def test_store_shares_text_within_a_scope(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "vllm.ngram_npu")
+    engine = kind(**STORE)
+    scopes = "requests of one cache_salt, LoRA adapter and extra_args['ngram_npu_scope'] draft"
+    assert scopes in caplog.text
+    engine.begin(Request("a", [1], "t"), Request("b", [2], "t"), Request("c", [3], "u"))
+    engine.begin(Request("d", [4], "t", lora(1, "x")), Request("e", [5], "t", None, "salt"))
+    engine.begin(Request("f", [6]))
+    if kind is V2Neural:
+        engine.drafter.neural_acceptance[:] = 1  # no neural draft was accepted
+        engine.speculator.drafts[:] = WORDS[2]
+        engine.drafter.neural_acceptance[:, 1] = 1 + K
+    drafts = say_words(engine, "a", tuple("bcdef"))
+    if kind is V2Neural:
+        rest = [drafts[name] for name in "cdef"]
+        assert rest == [[WORDS[2]] * K] * 4
+    assert first_new(engine, drafts) == [WORDS[3], None, None, None, None]
+    if kind is not V1Async:
+        assert first_new(engine, {"b": drafts["b"]}) == [WORDS[3]]
+    engine.end("b")
+    engine.begin(Request("g", [7], "v"))  # in the row and the slot of b
+    assert first_new(engine, engine.step({"g": WORDS[:3]})) == [None]
+    engine.store.check_integrity()
+
+
+def test_store_of_the_synchronous_runner_is_shared_by_all() -> None:
+    shared, alone = V1(**STORE), V1(**LADDER)
+    for engine in shared, alone:
+        engine.begin(*(Request(name, [1, 1, 1 + i]) for i, name in enumerate("abc")))
+    assert say_words(shared, others=("b",))["b"][0] == WORDS[3]
+    assert say_words(alone, others=("b",))["b"] == []
+    assert shared.store.statistics.drafts == 1
+
+
+def test_store_has_output_of_rows_that_are_not_indexed_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 1)
+    engine = V1(length=400, **STORE)
+    engine.begin(Request("a", [*range(100, 400)]), Request("b", [1]))
+    for begin in range(0, 40, 4):
+        engine.step({"a": WORDS[begin : begin + 4], "b": []})
+    assert engine.drafter.engine._num_behind > 0
+    assert engine.store.statistics.tokens_entered == 40
+    assert engine.step({"a": [], "b": WORDS[:3]})["b"][0] == WORDS[3]
+
+
+FINISH = {**STORE, "store": "finish"}
+
+
+def test_synchronous_runner_treats_absent_requests_as_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(INDEX_POLICY, "patience", 4)
+    engine = V1(**FINISH)
+    engine.begin(Request("a", [9]), Request("b", [1]))
+    for begin in range(0, 40, 4):
+        engine.step({"a": WORDS[begin : begin + 4], "b": [2 + begin]})
+    assert engine.store.statistics.tokens_entered == 0
+    for step in range(9):
+        engine.step({"b": [90 + step]})
+    assert engine.store.statistics.tokens_entered == 40
+
+
+def test_asynchronous_runner_stores_finished_requests_but_not_preempted_ones() -> None:
+    engine = V1Async(**FINISH)
+    engine.begin(Request("a", [9]), Request("b", [1]))
+    for begin in range(0, 40, 4):
+        engine.step({"a": WORDS[begin : begin + 4], "b": []})
+    engine.step({"b": [3]})  # a is preempted
+    assert engine.store.statistics.open_slots == 2
+    engine.step({"b": [3], "a": [90, 91]})
+    assert engine.store.statistics.tokens_entered == 0
+    engine.end("a")
+    engine.step({"b": [4]})
+    assert engine.store.statistics.tokens_entered == 42, "in one piece"
+
+
+@pytest.mark.usefixtures("announcing")
+def test_v2_stores_a_removed_request_with_the_next_step_or_when_idle() -> None:
+    engine = V2(**FINISH)
+    engine.begin(Request("a", [1]), Request("b", [2]))
+    say_words(engine)
+    engine.end("a")
+    assert engine.step({"b": [3]})["b"] == [3] * K
+    assert engine.store.statistics.tokens_entered == 40
+    assert engine.step({"b": WORDS[:3]})["b"][0] == WORDS[3]
+    # Drafts of the store are padded too, because vLLM's model reads every position.
+    assert engine.step({"b": WORDS[37:39]})["b"] == [WORDS[39]] + [WORDS[38]] * (K - 1)
+    assert engine.req_states.remove_request("unknown") is None
+    engine.end("b")
+    assert engine.store.statistics.tokens_entered == 40 + 1 + 3 + 2
+
+
+def stored_texts(engine: V2, length: int = 1) -> list[list[int]]:
+    """What the store has of a request that samples 7, 8 and 9 and ends in the next step."""
+    engine.begin(Request("one", [*range(length)]))
+    for token in (7, 8, 9):
+        engine.step({"one": [token]})
+    engine.step({})
+    engine.end("one")
+    engine.begin(Request("next", [4]))
+    engine.step({"next": []})
+    return [text.tolist() for _, text in engine.store._texts()]
+
+
+@pytest.mark.usefixtures("announcing")
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_v2_stores_no_text_of_steps_after_an_unreported_end(batches: int) -> None:
+    """A stop string is found elsewhere: the scheduler ends the request up to ``batches - 1`` steps
+    later. An end at ``max_model_len`` is known, so no text is lost there."""
+    assert stored_texts(V2(**STORE, batches=batches)) == [[7, 8, 9][: 4 - batches]]
+    assert stored_texts(V2(**STORE, batches=batches), LENGTH - 3) == [[7, 8, 9]]
+    engine = V2(**STORE, batches=batches)
+    engine.req_states.max_model_len = 3  # vLLM may lower it
+    assert stored_texts(engine) == [[7, 8]] if batches < 3 else [[7]]
+
+
+@pytest.mark.usefixtures("announcing")
+def test_v2_dummy_run_does_not_count_as_a_step() -> None:
+    """The request ended in the step before its last one, which only the next step reports."""
+    engine = V2(**STORE, batches=2, adaptive=True)
+    engine.begin(Request("ended", [1, 2, 3]))
+    engine.step({"ended": [7, 8]})
+    engine.propose([engine.row("ended")], {"ended": [1]}, dummy_run=True)
+    engine.end("ended")
+    engine.begin(Request("next", [4]))
+    engine.step({"next": [5]})
+    assert engine.store.statistics.tokens_entered == 0
+
+
+def test_v2_requests_that_were_not_announced_share_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their owner is unknown, as in a runner with another ``add_requests``."""
+    monkeypatch.setattr(RowLookup, "has_request_data", True)
+    engine = V2(**STORE)
+    engine.begin(Request("one", [1, 2, 3]), Request("other", [1, 2, 3]))
+    engine.step({"one": [7, 8], "other": [7, 8]})
+    assert len(engine.store.scopes.keys() - {0}) == 2
+
+
+def test_store_in_an_unknown_runner_raises() -> None:
+    class Unknown:
+        def _update_states(self, output: Any) -> None: ...
+
+        def add_requests(self, output: Any) -> None: ...
+
+    module: Any = SimpleNamespace(GPUModelRunner=Unknown)
+    before = vars(Unknown).copy()
+    plugin.admission.install_v1(module)
+    plugin.install_request_data(module)
+    assert vars(Unknown) == before
+    for runner in (Unknown(), None):
+        with pytest.raises(ValueError, match=r"store: expected a runner .*_update_states"):
+            v1_device.AsyncNgramProposer(config(**STORE), CPU, runner)
+    with pytest.raises(ValueError, match=r"store: expected a runner .*Runner.add_requests"):
+        V2(**STORE)
+
+
+# What a step costs, and what is logged.
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": "index"}, {"drafts": "trimmed"}])
+@pytest.mark.parametrize("kind", [V1Async, Ascend])
+def test_step_waits_for_no_device(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, options: dict[str, Any]
+) -> None:
+    if kind is Ascend and options:
+        return
+    engine = kind(**{"drafts": "padded", **options} if kind is V1Async else {})
+    engine.begin(Request("a", [1, 2, 1]), Request("b", [3]))
+    sampled = {"a": [2], "b": []}
+    engine.step(sampled)
+    matrix, lengths, discard = engine.prepare(sampled)
+    here = lengths[:2], engine.tokens[:2]
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a step must not wait")
+
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "pin_memory"):
+        monkeypatch.setattr(torch.Tensor, name, fail)
+    for name in ("current_stream", "Stream", "Event", "synchronize", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, fail)
+    if kind is Ascend:
+        lookup = VOCABULARY, 2, 4, K
+        v1_device.triton_ngram_spec_decode(here[1], here[0], matrix, discard[:2], *lookup)
+        return
+    arguments = matrix, engine.runner.input_batch, engine.tokens, lengths, discard
+    _, counts, valid = engine.drafter.update_token_ids_ngram(*arguments)
+    engine.drafter.propose(K, *here, valid, counts)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (V2, ["ngram_npu.ngram_propose_"]),
+        (
+            V2Neural,
+            [
+                *("ngram_npu.ngram_propose", "aten.add.Tensor", "aten.sub_.Tensor"),
+                "ngram_npu.merge_drafts_",
+            ],
+        ),
+    ],
+)
+def test_v2_step_on_the_device_is_one_lookup(kind: Any, expected: list[str]) -> None:
+    """With a neural drafter also one merge. Nothing reads from the device or copies to it."""
+    engine = kind(engine="scan")
+    engine.begin(Request("a", [1, 2, 1]))
+    engine.step({"a": [2]})
+    batch, one = batch_of([engine.row("a")]), torch.ones(1, dtype=torch.int32)
+    rest = one, one - 1, engine.req_states.last_sampled_tokens, *[None] * 3
+    with TorchCalls() as seen:
+        engine.speculator.propose(batch, *[None] * 4, *rest)
+    names = [name for name in seen.names if not re.search("slice|empty", name)]
+    assert names == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "op"), [(V1Async, v1_device, "ngram_step_"), (V2, v2, "ngram_propose_")]
+)
+def test_workspace_is_allocated_once(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, module: Any, op: str
+) -> None:
+    requested, make_workspace = [], v1_device.make_workspace
+
+    def record(op: str, options: Any, device: torch.device) -> Any:
+        requested.append(op)
+        assert make_workspace(op, options, device) is None  # the CPU needs none
+        workspace: Any = make_workspace(op, options, torch.device("meta"))
+        assert workspace.shape == (workspace_size(op, ROWS),)
+        return torch.zeros_like(workspace, device="cpu")
+
+    monkeypatch.setattr(module, "make_workspace", record)
+    engine = kind(engine="scan")
+    engine.begin(Request("a", [1]))
+    with TorchCalls() as seen:
+        for token in range(3):
+            engine.step({"a": [token]})
+    assert requested == [op]
+    workspaces = [kw["workspace"] for name, kw in seen.calls if name == f"ngram_npu.{op}"]
+    assert len(workspaces) == 3
+    assert all(workspace is workspaces[0] for workspace in workspaces)
+
+
+@pytest.mark.parametrize("kind", [V1Async, V2])
+@pytest.mark.parametrize(("length", "has_index"), [(8192, False), (8193, True)])
+def test_auto_selects_the_index_for_long_rows(kind: Any, length: int, has_index: bool) -> None:
+    assert (kind(length=length).index is not None) == has_index
+
+
+LIMITED = {"sizes": "ladder", "min_draft_probability": 0.177}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "parts"),
+    [
+        (
+            V1,
+            {"k": 3},
+            [
+                f"ngram_npu {_C.__version__} drafts for this engine (method custom_class): pro",
+                "prompt_lookup_min=2 prompt_lookup_max=4 num_speculative_tokens=3 match_pol",
+                " engine=scan device=cpu num_threads=1 ",
+            ],
+        ),
+        (V1, {"num_threads": 0}, ["num_threads=as torch's ", "'ngram_npu']"]),
+        (
+            V1,
+            LIMITED,
+            ["): lookup=ladder min_draft_probability=0.177 num_speculative_tokens", "engine=index"],
+        ),
+        (V1, {"length": 8193}, [" engine=index "]),
+        (V1, {"length": 8193, "bounds": (2, 10)}, [" engine=scan "]),
+        (V1Async, {"engine": "index"}, ["(method ngram_gpu)", " engine=index ", "=trimmed;"]),
+        (
+            V2,
+            {"engine": "scan"},
+            [
+                "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4",
+                "match_policy=latest overlap=False max_model_len=96 engine=scan device=cpu num_th",
+            ],
+        ),
+        (V2, {"draft_on": "host"}, ["engine=scan on the host"]),
+        (
+            V2Neural,
+            {},
+            [
+                "(method draft_model, V2 runner, beside its drafts): prompt_lookup_min=2",
+                "match_policy=latest overlap=True",
+            ],
+        ),
+    ],
+)
+def test_settings_are_logged_in_one_line(
+    kind: Any, options: Any, parts: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "vllm.ngram_npu")
+    kind(**options)
+    line, *more = caplog.messages
+    assert [part for part in parts if part not in line] == []
+    assert len(more) == (kind is V2Neural or options is LIMITED)
+
+
+def test_limit_that_ends_no_draft_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "vllm.ngram_npu")
+    V1Async(drafts="trimmed", **LIMITED)
+    V1Async(drafts="padded", **LIMITED)
+    trimmed, padded, line = (m for m in caplog.messages if "min_draft_probability" in m)
+    assert "min_draft_probability=0.177" in trimmed
+    assert "min_draft_probability=0.177" in padded
+    assert line == (
+        "ngram_npu: min_draft_probability=0.177 ends no draft here: vLLM verifies "
+        f"num_speculative_tokens={K} tokens of every request, however many are likely"
+    )
+
+
+# Acceptance, as the option `metrics` counts it.
+
+
+@pytest.mark.parametrize("name", [name for name in DRAFTERS if re.match("v[12].*(scan|x)$", name)])
+def test_acceptance_is_counted_by_match_and_position(name: str) -> None:
+    """Drafts are verified against texts that repeat themselves. Requests end, and others follow."""
+    kind, options = DRAFTERS[name]
+    engine = kind(**options, metrics=True)
+    rng, policy = np.random.default_rng(0), int(kind is V2)
+    expected = np.zeros((2, 5, K), np.int64)
+    texts: dict[str, list[int]] = {}
+    known: dict[str, tuple[list[int], int]] = {}
+    num_rows = 0
+    for step in range(120):
+        sampled: dict[str, list[int]] = {}
+        order = [f"{row}" for row in range(5)]
+        for row in order:
+            name = next((n for n in engine.alive if n.split()[0] == row), "")
+            if name and len(engine.alive[name].tokens) + 2 * K >= LENGTH:
+                engine.end(name)
+                name = ""
+            if not name:
+                name = f"{row} {step}"
+                words = [rng.integers(0, 6, 5).tolist() for _ in range(3)]
+                texts[name] = [t for _ in range(LENGTH) for t in words[rng.integers(3)]]
+                begin = int(rng.integers(8, 40))
+                engine.begin(Request(name, texts[name][:begin]))
+                sampled[name] = [] if rng.random() < 0.5 else [texts[name][begin]]
+                continue
+            length = len(engine.alive[name].tokens)
+            draft, match_len = known[name]
+            accepted = 0
+            while accepted < len(draft) and draft[accepted] == texts[name][length + accepted]:
+                accepted += 1
+            expected[0, match_len, : len(draft)] += 1
+            expected[1, match_len, :accepted] += 1
+            sampled[name] = texts[name][length : length + accepted + 1]
+        engine.step(sampled)
+        for name, tokens in sampled.items():
+            text = engine.alive[name].tokens
+            found = draft_for(text, 2, 4, K, policy, False, LENGTH)[:2]
+            known[name] = found if tokens else ([], 0)
+            num_rows += bool(tokens)
+    stats = engine.drafter._stats
+    assert stats._sums["rows"] == num_rows
+    is_indexed = options.get("engine") == "index"
+    assert stats.rows_indexed > 0.9 * num_rows if is_indexed else stats.rows_indexed == 0
+    tokens = stats.acceptance.read_and_reset()
+    assert tokens.tolist() == expected.tolist()
+    verified, accepted = tokens.sum(axis=(1, 2))
+    assert verified > accepted > 100
+    assert stats.acceptance.read_and_reset().sum() == 0
+
+
+def test_acceptance_ignores_rows_that_moved_or_began() -> None:
+    counts = AcceptanceCounts(4, 4, K)
+
+    def step(lengths: list[int], num_sampled: list[int]) -> list[int]:
+        values = np.array([lengths, num_sampled, [3] * len(lengths), [2] * len(lengths)], np.int32)
+        counts.observe(slice(len(lengths)), values)
+        return counts.read_and_reset()[:, 3].sum(axis=1).tolist()
+
+    assert step([10, 20, 30], [1, 1, 0]) == [0, 0]
+    # One of two accepted; another request; a prefill that continues.
+    assert step([12, 40, 31], [2, 1, 1]) == [2, 1]
+    assert step([40, 43], [1, 3]) == [2, 2]  # only the second is in its old row
+    assert step([41, 47], [1, 4]) == [4, 2]  # none accepted; two of two, then a padding token
+
+
+@pytest.mark.parametrize("kind", [V1Async, V2])
+def test_metrics_are_off_by_default(kind: Any) -> None:
+    assert kind().drafter._stats is None
+    assert V1().drafter._stats.acceptance is None
+    assert NgramProposer(config(method="custom_class", rank=1, ranks=2))._stats is None
