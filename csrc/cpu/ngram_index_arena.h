@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "core/lookup_rules.h"
 #include "core/draft_costs.h"
+#include "core/lookup_rules.h"
 #include "core/ngram_index_layout.h"
 
 namespace ngram_npu::cpu {
@@ -104,7 +104,6 @@ const IndexTable& index_table();
 namespace {
 
 using namespace index;
-
 
 // The outcomes of a ladder's slot: one byte per token, in pages of the arena, and the candidate for the next token.
 class Outcomes {
