@@ -221,7 +221,7 @@ __aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchT
     requests.load(smaller(first_entry, p.num_seq_lens), tiling.requests.per_pass);
     positions.load(p.positions, p.slots.num_positions, begin_token, share.per_pass);
     slots.load(mapping, p.slots.num_slots, begin_token, share.per_pass);
-    // Orders vectors too: they are issued behind this wait.
+    // Orders vectors too: they are issued after this wait.
     order<AscendC::HardEvent::MTE2_S>();
     staged.blocks.clear();
     const int64_t begin = first_request(staged.query_start_loc, p.slots.batch, begin_token);

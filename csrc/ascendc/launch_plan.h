@@ -98,7 +98,7 @@ constexpr int64_t kMaxPerPass = 1024;
 // Maximum number of tokens whose blocks it loads at a time.
 constexpr int64_t kMaxSlotsPerPass = 512;
 
-// The bytes that arrays of these sizes take in the unified buffer, as Whole in device.h.
+// The bytes that arrays of these sizes occupy in the unified buffer, as Whole in device.h.
 inline int64_t whole_bytes(int64_t size, int64_t item_bytes) {
   constexpr int64_t kUnit = 32;
   return size <= kWhole ? (size * item_bytes + kUnit - 1) / kUnit * kUnit + kUnit : kUnit;

@@ -26,7 +26,7 @@ std::string beside_this(const char* file) {
   return path.substr(0, path.find_last_of('/') + 1) + file;
 }
 
-// A function of CANN's runtime, or null if this release lacks it. Not linked, because releases differ.
+// A function of CANN's runtime, or null if this release does not have it. Not linked, because releases differ.
 template <class Function>
 Function of_runtime(const char* name) {
   void* runtime = dlopen("libascendcl.so", RTLD_LAZY | RTLD_NOLOAD);

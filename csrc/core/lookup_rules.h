@@ -5,7 +5,7 @@
 
 namespace ngram_npu {
 
-// Rows of a table of costs by the length of the match; longer matches cost what the last row says.
+// Rows of a table of costs by the length of the match; longer matches have the costs of the last row.
 constexpr int64_t kCostRows = 16;
 constexpr uint8_t kNoCost = 255;  // for unused places of a draft
 
@@ -37,7 +37,7 @@ struct DraftRows {
   }
 };
 
-// The costs of a draft's tokens: [B, k], rows `stride` apart; `data` null: not asked for.
+// The costs of a draft's tokens: [B, k], rows `stride` apart; `data` null: not requested.
 struct DraftCosts {
   Gm<uint8_t> data;
   int64_t stride;

@@ -74,7 +74,7 @@ NGRAM_FN bool takes_ngram(const MergeDraftsParams& p, const Powers& powers, int6
   return promised > smaller(mean, n * kAcceptedUnit);
 }
 
-// One request. Token is int32_t or int64_t, as p.token_bytes says.
+// One request. Token is int32_t or int64_t, according to p.token_bytes.
 template <class Token>
 NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const Powers& powers, int64_t i) {
   const int64_t k = p.ngram_draft_token_ids.capacity;

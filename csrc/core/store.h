@@ -171,7 +171,7 @@ struct NgramStoreStepParams {
   const void* costs;  // CostTable of [kCostRows, store::kStoreCostColumns]
   int64_t cost_limit;
   const int8_t* token_logits;
-  bool fill;  // behind a draft from the store the text goes on
+  bool fill;  // after a draft from the store its text continues
 };
 
 // ngram_store_finish_: finish requests. Contract: docs/ops/ngram_store_finish.md.

@@ -244,7 +244,7 @@ class Drafter {
     return found;
   }
 
-  // The outcome that an index would have kept: a row that is behind drafts as one that has caught up.
+  // The outcome that an index would have kept: a row that is not completely indexed gets the same draft as one that is.
   uint8_t outcome(const int32_t* tokens, int64_t place) const {
     return place < 2 ? 0 : outcome_of(search_ladder(tokens, place), tokens, place);
   }

@@ -1,4 +1,4 @@
-// Drafting on the host without Python. One entry drafts, the other takes text in, so that drafts can be handed out
+// Drafting on the host without Python. One entry drafts, the other inserts text, so that drafts can be handed out
 // before anything learns: the CPU's drafting operators call them too. Neither allocates, starts a thread, or holds a
 // lock while it calls elsewhere. Below: the drafter of a stream, which calls both (docs/design/host-drafting.md).
 #pragma once
@@ -26,7 +26,8 @@ struct DraftParams {
   StoreLookup store;
 };
 
-// Rows that have grown, for the store. As in DraftParams, the caller lets nobody else use the store meanwhile.
+// Rows that have grown, for the store. As in DraftParams, the caller ensures that no other call uses the store
+// meanwhile.
 struct StoreIntakeParams {
   StoreAccess store;  // words null: nothing is stored
   TokenRows<const int32_t> token_ids;
@@ -41,7 +42,7 @@ struct StoreIntakeParams {
 // Enter rows into the index, then into the store. Either may be without words.
 struct TakeInParams {
   NgramIndexAppendParams index;
-  int64_t catch_up_tokens;  // the most that the index takes in; negative: no limit
+  int64_t catch_up_tokens;  // the most that the index inserts; negative: no limit
   StoreIntakeParams store;
 };
 
@@ -59,7 +60,7 @@ struct StreamOptions {
   int64_t num_rows;
   int64_t capacity;     // tokens of a row
   int64_t max_sampled;  // tokens of a row and step
-  int64_t lag;          // the store takes in what was sampled so many steps ago: jobs with a request in a row
+  int64_t lag;          // the store inserts what was sampled this number of steps ago: jobs with a request in a row
   DraftParams draft;    // its lookup options, ladder, index and store; the rest is the drafter's
   // In stream order the caller writes `sampled` before a job, which writes `drafts`. Both are reused by the next job.
   const int32_t* sampled;  // [num_rows, 1 + max_sampled]: of each request of the batch the number of tokens, the tokens
@@ -81,7 +82,7 @@ struct StreamStop {
   const int32_t* tokens;  // any of them ends the text, as its last token
   int64_t num_tokens;
   int64_t max_length;     // of the row
-  int64_t prompt_length;  // behind it is the output
+  int64_t prompt_length;  // the output follows it
   int64_t min_output;     // the output is not checked for repetition before
   int64_t min_pattern;    // repetition: the output ends in `min_count` times the same pattern
   int64_t max_pattern;    // 0: is not checked

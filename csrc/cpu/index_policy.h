@@ -32,8 +32,8 @@ struct IndexPolicy {
   int64_t prompt_tokens = 32768;
   // Any other step indexes at least this many tokens: takes less than a microsecond.
   int64_t least_tokens = 16;
-  // While all rows are behind, one of this many steps indexes for all of them: most of the additional time is for the
-  // call, not for the tokens.
+  // While no row is completely indexed, one of this many steps indexes for all of them: most of the additional time is
+  // for the call, not for the tokens.
   int64_t steps_to_catch_up = 4;
   // While memory is half used, a request without a row keeps its slot for this many steps. It may still run: in
   // another micro-batch, or the token budget was too small for it.
@@ -58,10 +58,11 @@ struct IndexPolicy {
 // Rows to index before a lookup, and how far.
 struct CatchUpPlan {
   std::vector<int64_t> rows;
-  std::vector<int32_t> slots;         // of these rows
-  std::vector<int32_t> num_tokens;    // of every row of the batch: the length to index; 0 if not in `rows`
-  std::vector<int32_t> lookup_slots;  // of every row of the batch; -1: still too far behind, to be scanned
-  int64_t num_behind = 0;             // rows of the latter kind
+  std::vector<int32_t> slots;       // of these rows
+  std::vector<int32_t> num_tokens;  // of every row of the batch: the length to index; 0 if not in `rows`
+  std::vector<int32_t>
+      lookup_slots;        // of every row of the batch; -1: too many tokens are not indexed yet: the row is scanned
+  int64_t num_behind = 0;  // rows of the latter kind
 };
 
 // Plans a step's catching up. It takes 1/32 of the time of a scan of the rows, so that a step takes little longer than

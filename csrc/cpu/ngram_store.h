@@ -119,7 +119,7 @@ class StoreUse {
   }
 
  private:
-  static constexpr int kPatience = 1 << 26;  // a minute or so: a header of nonsense must not hang a call
+  static constexpr int kPatience = 1 << 26;  // a minute or so: a header with random contents must not block a call
 
   const Store& store_;
   const bool got_;
@@ -191,7 +191,7 @@ NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pieces(const int32_t* store, 
 constexpr int64_t kStorePieceWords = 1024 * (ngram_npu::store::kHeadWords + 256 + 64);
 // Writes at most kStorePieceWords words and returns their number; -1: another call is using the store.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pack(int32_t* store, int64_t words, int64_t piece, uint32_t* to);
-// Puts pieces in their order into an empty store of the same sizes that nobody uses. 0 or a StoreFault.
+// Puts pieces in their order into an empty store of the same sizes that is not in use. 0 or a StoreFault.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_unpack(int32_t* store, int64_t words, int64_t piece,
                                                           const uint32_t* from, int64_t count);
 // Wipes the text of a scope, or (null) of all. The caller holds the lock.

@@ -13,7 +13,7 @@ struct StoredRow {
   uint64_t scope;
 };
 
-// `row` as a request with so many new tokens sees it.
+// `row` as seen by a request with this number of new tokens.
 inline StoredRow stored_row(const TokenRows<const int32_t>& rows, int64_t row, const int32_t* num_tokens,
                             int32_t num_sampled, int64_t scope) {
   if (!rows.has(row) || num_sampled <= 0 || num_tokens[row] < 1 || num_tokens[row] > rows.capacity) return {};
@@ -30,7 +30,7 @@ struct StoreQuery {
   StoreHit hit;
 };
 
-// The draft of a hit. Behind `count` tokens the text goes on to `readable`.
+// The draft of a hit. After `count` tokens the text continues up to `readable`.
 struct StoreDraft {
   const int32_t* tokens;
   int64_t count;

@@ -92,8 +92,8 @@ StoreFault check(const cpu::Store& store, int64_t* where) {
 //   lines   for each with entries: line << 8 | which of the eight, then these
 //   header  its words
 //
-// Steps go on between two pieces. So an entry may be newer than its block's copy, and a block may have been given out
-// again since: what does not fit together is left out when the pieces are put back.
+// Steps continue between two pieces. So an entry may be newer than its block's copy, and a block may have been given
+// out again since: what does not fit together is left out when the pieces are put back.
 
 constexpr int64_t kPieceBlocks = 1024;
 constexpr int64_t kPieceLines = 16384;
@@ -178,7 +178,7 @@ bool unpack_lines(const cpu::Store& store, const uint32_t* from, const uint32_t*
   return true;
 }
 
-// The numbers that go on, and the statistics. Blocks that were given out again after their copy are left out.
+// The numbers that continue, and the statistics. Blocks that were given out again after their copy are left out.
 bool unpack_header(const cpu::Store& store, const uint32_t* from, const uint32_t* end) {
   if (end - from != kHeaderWords) return false;
   std::copy(from + kHeaderNextSerial, end, store.header + kHeaderNextSerial);

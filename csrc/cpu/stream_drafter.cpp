@@ -299,7 +299,7 @@ class StreamDrafter {
                   count});
   }
 
-  // Indexes text of rows that are behind, those first that began first.
+  // Indexes text of rows that are not completely indexed, in the order in which they began.
   void catch_up() {
     if (behind_.empty()) return;
     const LookupOptions& lookup = o_.draft.lookup.propose.lookup;

@@ -10,7 +10,8 @@ namespace {
 constexpr int32_t kThreads = 1024;
 
 // A request's new num_computed_tokens may not be written while others still read old ones. Until then it waits where
-// the request's num_accepted_tokens will be, which nobody reads: so no batch is too large, and no other room is needed.
+// the request's num_accepted_tokens will be, which no reader needs: so no batch is too large, and no other memory is
+// needed.
 __device__ void stage_counts(const CorrectNumComputedTokensParams& p, int64_t i, const CorrectedCounts& counts) {
   if (counts.accepted_changes) p.num_accepted_tokens[i] = counts.num_computed;
 }
@@ -26,7 +27,7 @@ __device__ void settle_counts(const CorrectNumComputedTokensParams& p, int64_t i
   }
 }
 
-// The request whose token n is; -1 before the first request, `batch` behind the last. Tokens are shared out evenly to
+// The request whose token n is; -1 before the first request, `batch` after the last. Tokens are shared out evenly to
 // the threads, whatever the requests' lengths, and each looks its request up. Any offsets give a result in this range.
 __device__ int64_t request_of(const int32_t* query_start_loc, int64_t batch, int64_t n) {
   int64_t low = 0, high = batch + 1;  // the first offset above n lies in [low, high]

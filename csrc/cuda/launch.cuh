@@ -54,7 +54,7 @@ __device__ Int sum_over_warp(Int value) {
 }
 
 // Each thread's sum of the values up to and including its own, and all threads' in *total. `warp_sums` is shared
-// memory, a place for each warp; nobody may be using it.
+// memory, a place for each warp; it must not be in use.
 template <class Int>
 __device__ Int sum_over_block(Int value, Int* warp_sums, Int* total) {
   const auto thread = static_cast<int32_t>(threadIdx.x), warps = static_cast<int32_t>(blockDim.x) / kWarpSize;
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kItemThreads) items_kernel(const __grid_consta
   }
 }
 
-// An operator whose items have nothing to do with each other: write_item(), which stands beside its parameters, for
+// An operator with independent items: write_item(), which is defined next to its parameters, for
 // each of `count` items by kLanes threads.
 template <int32_t kLanes = 1, class Params>
 int32_t launch_items(const Params& p, int64_t count, void* stream) {

@@ -280,7 +280,7 @@ class HostDrafting:
             raise ValueError(f"HostDrafting: propose: rows: expected at most {limit}, got {batch}")
         expected = batch, self._sampled.shape[1]
         if tuple(sampled.shape) != expected or sampled.dtype != torch.int32:
-            # A copy would broadcast a single row, and thereby give its tokens to all requests.
+            # A copy would broadcast a single row, and give its tokens to all requests.
             got = f"{str(sampled.dtype).rpartition('.')[2]} {list(sampled.shape)}"
             raise ValueError(
                 f"HostDrafting: propose: sampled: expected int32 {list(expected)}, got {got}"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ngram_npu_cli.tune import TuneReport
 
     OutputFile = tuple[Path | None, Callable[..., object]]
-    """A file, None if it is not asked for, and a function that writes a report to a path."""
+    """A file, None if it is not requested, and a function that writes a report to a path."""
 
 __all__ = ["main"]
 
@@ -147,7 +147,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _PrintVersion(argparse.Action):
-    """Looks the version up only if it is asked for."""
+    """Looks the version up only if it is requested."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import importlib.metadata

@@ -81,7 +81,7 @@ int64_t steps_to_index(const cpu::IndexPolicy& self, int64_t step, py::handle nu
 }
 
 // Indexes, before a lookup, some of the tokens that the rows' slots are missing.
-// Returns the slots to look up (-1: scan the row) and the number of rows that are still behind.
+// Returns the slots to look up (-1: scan the row) and the number of rows that are not completely indexed yet.
 py::tuple index_catch_up(const cpu::IndexPolicy& policy, py::handle token_ids, py::handle num_tokens, py::handle index,
                          py::handle slot_indices, py::handle num_sampled, int64_t min_n, int64_t max_n,
                          int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {

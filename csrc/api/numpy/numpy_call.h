@@ -67,7 +67,7 @@ class NumpyCall : public api::Arguments {
     return {};
   }
 
-  // Releases the GIL. After the checks a kernel can fail only for lack of memory.
+  // Releases the GIL. After the checks a kernel can fail only if memory is exhausted.
   template <class Op>
   static void run(const typename Op::Params& params) {
     int32_t status = kOk;

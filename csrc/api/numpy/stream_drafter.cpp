@@ -54,7 +54,7 @@ class Drafter {
       call.index_span(min_n, max_n, match_policy, ladder);
       lookup.index = api::check_index(call, index, py::none(), num_rows);
     }
-    lookup.catch_up_tokens = 0;  // a job takes text in after it has drafted
+    lookup.catch_up_tokens = 0;  // a job inserts text after it has drafted
     lookup.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
     if (!store.is_none()) {
       options.draft.store.store = api::check_store(call, store);

@@ -104,7 +104,8 @@ void Operator::call(const api::Device& device, const void* params) const {
   if (known) load_deferred(name_, device.type);
   const Kernel kernel = known ? kernels_[device.type] : nullptr;
   if (kernel == nullptr) {
-    throw std::runtime_error(std::string(name_) + ": no kernel is loaded for this device; `ngram-npu doctor` says why");
+    throw std::runtime_error(std::string(name_) +
+                             ": no kernel is loaded for this device; `ngram-npu doctor` reports why");
   }
   int32_t status = kOk;
   if (device.type == kCpu) {
@@ -147,7 +148,8 @@ int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const c
   int32_t served = 0;
   for (Operator* op = Operator::first(); op != nullptr; op = op->next()) {
     const std::string symbol = std::string("ngram_npu_") + backend + "_" + op->name();
-    // Operators that the library lacks lose the kernel of an earlier library: one backend serves a device at a time.
+    // Operators that are missing in the library lose the kernel of an earlier library: one backend serves a device at a
+    // time.
     op->set_kernel(device_type, reinterpret_cast<Kernel>(dlsym(library, symbol.c_str())),
                    reinterpret_cast<WorkspaceWords>(dlsym(library, (symbol + "_workspace").c_str())));
     served += op->kernel_for(device_type) != nullptr;

@@ -3,7 +3,7 @@
 A request keeps one *slot* until it leaves. The runner's row numbers are labels of slots, so moving
 a row changes only its label, and neither token rows nor pending steps are affected. When a slot is
 given to another request, its *generation* changes. Results of a step that ran with the previous
-request are thereby recognised and ignored.
+request are recognised by this and ignored.
 """
 
 from __future__ import annotations

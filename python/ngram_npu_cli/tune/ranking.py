@@ -151,8 +151,8 @@ def search_stores(
     """Adds ladders with a store.
 
     The best ladder with a store often differs from the best one without. So the search begins with
-    the best one without a store, goes on to the best ladder of the next length or probability until
-    none is better, and tries that one with stores of the other sizes.
+    the best one without a store, continues with the best ladder of the next length or probability
+    until none is better, and tries that one with stores of the other sizes.
 
     Args:
         measured: All settings so far.

@@ -161,7 +161,7 @@ class TuneReport(JsonReport):
 
     @property
     def exceptions(self) -> dict[int, list[BatchRow]]:
-        """Batch sizes where another setting than the recommended one is to be used, by the number
+        """Batch sizes where another setting than the recommended one should be used, by the number
         of that setting."""
         exceptions: dict[int, list[BatchRow]] = {}
         for row in self.batches:

@@ -57,7 +57,7 @@ def install() -> None:
 
 
 def _wrap_input_processor(module: Any) -> None:
-    # If requests lack a field that is checked, nothing is wrapped, and require_checks raises.
+    # If a checked field is missing in requests, nothing is wrapped, and require_checks raises.
     request = getattr(module, "EngineCoreRequest", None)
     if {SALT, "lora_request", "sampling_params"} <= {*getattr(request, "__annotations__", ())}:
         wrap_function(getattr(module, "InputProcessor", None), "process_inputs", _process_inputs)

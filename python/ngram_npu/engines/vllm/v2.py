@@ -301,7 +301,7 @@ class NgramSpeculator(RowLookup):
         super().__init__(vllm_config, options, device, req_states, method)
         adaptive = getattr(speculative, "enable_adaptive_verification", False)
         self.enable_adaptive_verification = adaptive and options.ngram.cost_limit is not None
-        """Whether the runner reads how likely each draft token is to be accepted."""
+        """Whether the runner reads the probability that each draft token is accepted."""
         self._computes_costs = self.enable_adaptive_verification
         if self._computes_costs:
             shape = options.max_num_seqs, self.k
