@@ -116,7 +116,7 @@ def run(model: Path, method: Method) -> BesideRun:
             if lookup._stats is not None:
                 result.draft_counts = v2_runs.take_draft_counts(lookup)
             if lookup.shared_store is not None:
-                result.store = lookup.shared_store.held.statistics
+                result.store = lookup.shared_store.contents.statistics
             del lookup
     finally:
         model_runner.init_speculator = INIT_SPECULATOR

@@ -12,7 +12,7 @@ import pytest
 import torch
 import toy_drafters
 import v2_runs
-from ngram_npu.engines.vllm.beside import _doubt
+from ngram_npu.engines.vllm.v2 import unsupported_reason
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
@@ -107,4 +107,4 @@ def test_eagle3_is_supported() -> None:
     speculator.draft_logits = None
     config = SimpleNamespace(speculative_config=SimpleNamespace(method="eagle3"))
     state = RequestState(2, 64, 64, 4, 1000, torch.device("cpu"))
-    assert _doubt(config, None, torch.device("cpu"), state, speculator) == ""
+    assert unsupported_reason(config, None, torch.device("cpu"), state, speculator) == ""

@@ -51,7 +51,7 @@ def test_requests_draft_from_text_of_own_salt_and_scope_only(model: Path) -> Non
     prompt = encode_corpus(model, 2_000)[:60]
     drafts: list[int] = []
     with start_engine(model, STORE_METHOD, {"store": "finish"}) as engine:
-        store = engine.drafter.shared_store.held
+        store = engine.drafter.shared_store.contents
         # A further request closes the text of the last tenant before the second round.
         for salt, extra in [*tenants, ({}, {EXTRA_ARGUMENT: "end"}), *tenants]:
             before = store.statistics.drafts

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from engines import Engine, greedy
-from ngram_npu.engines.vllm import v1_device
+from ngram_npu.engines.vllm import plugin, v1_device
 from torch.utils._python_dispatch import TorchDispatchMode
 from v1_runs import METHODS, start_engine
 from vllm.v1.worker import gpu_model_runner
 
-STOCK = getattr(gpu_model_runner, v1_device.CORRECTION_NAME)
+STOCK = getattr(gpu_model_runner, plugin.CORRECT)
 VIEWS = {"slice", "alias", "detach"}
 
 Function = Callable[..., None]
@@ -69,8 +69,8 @@ class Comparison:
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patches:
-        patches.setenv(v1_device.CORRECTION, "1")
-        patches.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, STOCK)  # restored at the end
+        patches.setenv(plugin.CORRECTION, "1")
+        patches.setattr(gpu_model_runner, plugin.CORRECT, STOCK)  # restored at the end
         with start_engine(model, METHODS["padded_scan"], num_gpu_blocks_override=18) as engine:
             yield engine
 
@@ -106,10 +106,10 @@ def test_corrected_counts_equal_vllm(
     capsys: pytest.CaptureFixture[str],
     schedules: int,
 ) -> None:
-    ours = getattr(gpu_model_runner, v1_device.CORRECTION_NAME)
+    ours = getattr(gpu_model_runner, plugin.CORRECT)
     assert ours is v1_device.update_num_computed_tokens_for_batch_change
     comparison = Comparison(ours)
-    monkeypatch.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, comparison)
+    monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, comparison)
     preemptions = _run_random_requests(engine, schedules)
     with capsys.disabled():
         print(f"\n{schedules} schedules: {dict(comparison.cases)}, {preemptions} preemptions")
@@ -127,6 +127,6 @@ def test_comparison_detects_wrong_counts(engine: Engine, monkeypatch: pytest.Mon
         STOCK(computed, accepted, prev, drafts[: len(counts)] + 1, drafts, host)
 
     comparison = Comparison(wrong)
-    monkeypatch.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, comparison)
+    monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, comparison)
     _run_random_requests(engine, 5)
     assert comparison.different >= 5

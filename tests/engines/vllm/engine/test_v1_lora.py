@@ -60,7 +60,7 @@ def test_adapters_share_no_text(model: Path, adapters: list[LoRARequest]) -> Non
     assert expected[0] != expected[1], "the adapters change the text"
     with start_engine(model, METHODS["store_padded"], **LORA) as engine:
         assert _generate(engine, prompts, adapters) == expected
-        store = engine.drafter.shared_store.held
+        store = engine.drafter.shared_store.contents
     scopes = [scope_of_request(adapter, None, None) for adapter in adapters]
     assert set(store.scopes) == set(scopes)
     for scope, outputs in zip(scopes, expected, strict=True):

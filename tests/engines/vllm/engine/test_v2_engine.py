@@ -13,7 +13,7 @@ import v2_runs
 from engines import greedy
 from ngram_npu.engines.vllm import plugin, v2
 from ngram_npu.engines.vllm.options import Options, read_options
-from ngram_npu.engines.vllm.v2 import BESIDE
+from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from v2_runs import METHODS
 from vllm import SamplingParams
 from vllm.v1.worker.gpu import model_runner, warmup
@@ -145,7 +145,7 @@ def _run_until_max_model_len(model: Path, method: str) -> tuple[v2_runs.Run, int
         prompts = [prompt for prompt, _ in v2_runs.make_requests(model)[:5]]
         v2_runs.serve(engine, [(prompt, greedy(2000)) for prompt in prompts], result)
         shared = getattr(engine.drafter, "shared_store", None)
-        statistics = shared and shared.held.statistics
+        statistics = shared and shared.contents.statistics
         del shared
     assert [reason for _, reason in result.outputs] == ["length"] * 5
     return result, max_model_len, statistics
@@ -186,7 +186,7 @@ def test_warm_up_requests_leave_store_index_and_metrics_empty(
         arguments = v2_runs.Method(ours=options).arguments
     result = v2_runs.Run()
     with v2_runs.start_engine(model, arguments, result) as engine:
-        lookup = getattr(engine.drafter, BESIDE, engine.drafter)
+        lookup = getattr(engine.drafter, LOOKUP_ATTRIBUTE, engine.drafter)
         calls = _record_calls(engine.drafter)
         steps = engine.runner, engine.worker.execute_model, engine.worker.sample_tokens
         monkeypatch.setattr("torch.accelerator.synchronize", lambda: None)  # needs a GPU
@@ -197,7 +197,7 @@ def test_warm_up_requests_leave_store_index_and_metrics_empty(
         warmup.warmup_kernels(*steps)
         assert warmup.run_mixed_prefill_decode_warmup(*steps, 8)
         assert len(calls) > 5
-        store, sums = lookup.shared_store.held, lookup._stats._sums
+        store, sums = lookup.shared_store.contents, lookup._stats._sums
         statistics = store.statistics
         assert statistics.lookups == statistics.tokens_entered == statistics.open_slots == 0
         assert set(sums.values()) == {0}

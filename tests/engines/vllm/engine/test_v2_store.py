@@ -58,10 +58,10 @@ def test_store_is_seeded_changed_by_calls_and_saved(
         assert _call(engine, "statistics")["tokens_held"] > num_tokens + 9
         _call(engine, "clear")
         _call(engine, "clear", "tenant")
-        assert engine.drafter.shared_store.held.scopes.keys() != {0}
+        assert engine.drafter.shared_store.contents.scopes.keys() != {0}
         assert _call(engine, "statistics")["tokens_held"] == 9
         _call(engine, "merge", str(file))
-        engine.drafter.shared_store.held.check_integrity()
+        engine.drafter.shared_store.contents.check_integrity()
     assert result.find_different(runs("none")) == []
     assert store_file.describe(file).tokenizer == vocabulary
     saved = NgramStore.load(file, tokenizer=vocabulary).statistics
@@ -100,7 +100,7 @@ def test_store_is_seeded_changed_by_calls_and_saved(
 def test_clear_of_salt_and_scope_removes_only_their_text(model: Path) -> None:
     prompt = encode_corpus(model, 2_000)[:60]
     with _start_engine(model, v2_runs.Run(), store="finish") as engine:
-        store = engine.drafter.shared_store.held
+        store = engine.drafter.shared_store.contents
         for salt in ("a", "b", "c"):
             params = greedy(40, {"ngram_npu_scope": "a"})
             engine.generate([{"prompt_token_ids": prompt, "cache_salt": salt}], params)

@@ -63,7 +63,7 @@ class Method:
         }
 
 
-class DelayedStream(host_drafting.CallingThread):
+class DelayedStream(host_drafting.SynchronousStream):
     """Delays copies and jobs until the runner reads the drafts in its next step."""
 
     def __init__(self, runner: Any, result: Run) -> None:
@@ -119,7 +119,7 @@ class UnorderedStream(DelayedStream):
     """A fault: jobs run before the copies that precede them."""
 
     def run(self, job: int) -> None:
-        host_drafting.CallingThread.run(self, job)
+        host_drafting.SynchronousStream.run(self, job)
 
 
 LADDER = {**engines.LADDER, "metrics": True}
@@ -244,9 +244,9 @@ def run(model: Path, method: Method, count: int = 20) -> Run:
             result.draft_counts = take_draft_counts(engine.drafter)
         shared = getattr(engine.drafter, "shared_store", None)
         if shared is not None:
-            shared.held.check_integrity()
-            result.store = shared.held.statistics
-            result.scopes = len(shared.held.scopes)
+            shared.contents.check_integrity()
+            result.store = shared.contents.statistics
+            result.scopes = len(shared.contents.scopes)
         del shared, stream
     return result
 
@@ -294,7 +294,7 @@ def serve(
 
 def take_draft_counts(drafter: Any) -> Any:
     """Returns [2, K] draft tokens verified and accepted by position, as the drafter counts them."""
-    return drafter._stats.verdicts.take().sum(1)
+    return drafter._stats.acceptance.read_and_reset().sum(1)
 
 
 def call_stock(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
