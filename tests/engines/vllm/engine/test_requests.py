@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from engines import RUNNER, encode_corpus, greedy, start_engine
 from ngram_npu.engines.vllm import admission
-from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT, scope_of_request
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.sharing import scope_of_request
 from transformers import AutoModelForCausalLM
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.request import Request

@@ -134,7 +134,7 @@ def test_store_contains_generated_tokens_and_drafts(
         assert runs(method, requests).find_different(runs("none", requests)) == []
     assert runs(method, "greedy").preemptions >= 5
     assert runs(method, "greedy").accepted >= 300
-    store = stores[0].held
+    store = stores[0].contents
     store.check_integrity()
     assert store.statistics.drafts >= 20
     assert store.statistics.calls_busy == 0

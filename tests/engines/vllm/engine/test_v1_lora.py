@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from engines import Engine, K, encode_corpus, greedy
-from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT, scope_of_request
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.sharing import scope_of_request
 from safetensors.torch import save_file
 from v1_runs import METHODS, Method, start_engine
 from vllm.lora.request import LoRARequest

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import v2_runs
 from engines import Engine, encode_corpus, greedy
-from ngram_npu import NgramStore, store_file
+from ngram_npu import NgramStore
 from ngram_npu.engines.vllm import plugin
+from ngram_npu.store import file as store_file
 from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 

@@ -14,7 +14,7 @@ import torch
 from engines import LOOKUP, Engine, K
 from ngram_npu import StoreStatistics, host_drafting
 from ngram_npu.engines.vllm import admission, plugin
-from ngram_npu.engines.vllm.sharing import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.distributed import cleanup_dist_env_and_memory
