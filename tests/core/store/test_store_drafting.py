@@ -406,7 +406,7 @@ def test_async_state_rejects_invalid_stores_and_scopes() -> None:
     late = LateDevice("eager", None)  # type: ignore[arg-type]
     options: list[tuple[dict[str, Any], str]] = [
         ({"ngram": NgramConfig(), "store": store}, "store: expected None without min_draft"),
-        ({"ngram": LADDER, "store": NgramStore(3, 16384)}, "store: expected one of kind='torch'"),
+        ({"ngram": LADDER, "store": NgramStore(3, 16384)}, "store: expected kind='torch'"),
         (
             {"ngram": LADDER, "store": store, "runtime": late, "draft_on": "device"},
             "store: expected None with draft_on='device' on a device other than the CPU",
