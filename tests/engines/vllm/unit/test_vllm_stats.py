@@ -1,0 +1,186 @@
+"""When the drafters' counts are logged, how they are exported, and how those of a GPU are read."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_engine import CPU, V1, K, Request, config
+from ngram_npu.engines.vllm import NgramProposer, stats, v1_device
+from ngram_npu.engines.vllm.options import read_options
+from ngram_npu.engines.vllm.stats import DeviceStats, Stats
+
+
+@pytest.fixture(autouse=True)
+def _level(caplog: pytest.LogCaptureFixture) -> None:
+    gc.collect()  # engines of earlier tests log their counts when they end
+    caplog.set_level("INFO", "vllm.ngram_npu")
+
+
+class Engine:
+    def __init__(self, method: Any = "custom_class", **options: Any) -> None:
+        vllm_config = config(method="custom_class", **{"metrics": True, **options})
+        self.stats = Stats(self, vllm_config, read_options(vllm_config, method))
+
+    def observe(self, *, sampled: int = 1, length: int = 10, second: tuple[int, ...] = ()) -> None:
+        """Counts a step of a row with a draft and of another, which prefills by default."""
+        rows = (length, sampled, 3, 2), second or (9, 0, 0, 0)
+        self.stats.observe(0.001, slice(2), np.array(rows, np.int32).T, None)
+
+
+def test_interval_begins_with_the_first_step_and_ends_without_another(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "0.2")
+    engine = Engine(metrics=False)
+    for _ in range(2):
+        time.sleep(0.3)  # the engine starts, then it is idle
+        caplog.clear()
+        began = time.monotonic()
+        engine.observe()
+        engine.observe()
+        while not caplog.messages and time.monotonic() < began + 30:
+            time.sleep(0.01)
+        (line,) = caplog.messages
+        found = re.match(r"ngram_npu metrics: last (\S+) s: 2 proposals, 1.000 ms each", line)
+        assert found
+        assert 0.2 <= float(found[1]) <= time.monotonic() - began + 0.1
+
+
+def test_remaining_counts_are_logged_when_the_engine_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine()
+    for sampled, length in ((1, 10), (2, 12), (3, 15)):
+        engine.observe(sampled=sampled, length=length)
+    assert caplog.messages == []
+    del engine
+    assert re.match(
+        r"ngram_npu metrics: last 0\.\d s: 3 proposals, 1\.000 ms each, 3 of 3 rows drafted "
+        r"\(100\.0%\), 2\.00 tokens per draft$",
+        caplog.messages[0],
+    )
+    assert caplog.messages[1:] == [
+        "ngram_npu acceptance: by match length 3: 75% of 4; by position 0: 100% of 2, "
+        "1: 50% of 2; rows from index: 0, scan: 3"
+    ]
+    caplog.clear()
+    idle = Engine()
+    del idle
+    assert caplog.messages == []
+
+
+def test_neural_and_ngram_drafts_are_logged_separately(caplog: pytest.LogCaptureFixture) -> None:
+    engine = Engine("beside")
+    for sampled, length in ((1, 10), (2, 12), (3, 15)):
+        engine.observe(sampled=sampled, length=length, second=(length, sampled, 0, 2))
+    del engine
+    assert "3 of 6 rows drafted (50.0%), 2.00 tokens per draft" in caplog.messages[0]
+    assert caplog.messages[1:] == [
+        "ngram_npu acceptance: by match length neural: 75% of 4, 3: 75% of 4; by position "
+        "0: 100% of 4, 1: 50% of 4; rows from ngram: 3, neural: 3"
+    ]
+
+
+@pytest.mark.parametrize("interval", ["-1", "0", "10"])
+def test_drafter_counts_its_steps(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, interval: str
+) -> None:
+    """vLLM replaces intervals that are not positive by 10 s."""
+    monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", interval)
+    engine = V1(bounds=(2, 2))
+    caplog.clear()
+    engine.begin(Request("a", [1, 2, 3, 1]), Request("b", [4, 5]), Request("c", [1]))
+    engine.step({"a": [2], "b": [6], "c": []})
+    assert engine.drafter._stats._interval == 10
+    assert caplog.messages == []
+    del engine
+    gc.collect()
+    pattern = r"ngram_npu metrics: last .* s: 1 proposals, .* ms each, 1 of 2 rows drafted "
+    assert re.match(pattern + r"\(50\.0%\), 3\.00 tokens per draft$", caplog.messages[-1])
+
+
+def test_only_the_first_rank_of_a_stage_logs(caplog: pytest.LogCaptureFixture) -> None:
+    NgramProposer(config(method="custom_class", rank=1, ranks=2))
+    assert caplog.messages == []
+    NgramProposer(config(method="custom_class", rank=2, ranks=2))  # the next stage
+    assert len(caplog.messages) == 1
+
+
+class Event:
+    """An event of a GPU that is a few steps behind."""
+
+    num_recorded = num_reached = 0
+
+    def record(self) -> None:
+        Event.num_recorded += 1
+        self.number = Event.num_recorded
+
+    def query(self) -> bool:
+        return self.number <= Event.num_reached
+
+
+def test_counts_of_a_gpu_are_read_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "num_recorded", 0)
+    vllm_config = config(metrics=True)
+    drafter = v1_device.AsyncNgramProposer(vllm_config, CPU)
+    drafter.device = torch.device("cuda")
+    counts: Any = DeviceStats(drafter, vllm_config, read_options(vllm_config, "ngram_gpu"), None)
+    for step, num_reached in enumerate([0, 0, 1, 1, 4, 6]):
+        monkeypatch.setattr(Event, "num_reached", num_reached)
+        values = torch.tensor([[10 + step], [1], [3], [2]], dtype=torch.int32)
+        counts.observe_tensors(time.perf_counter(), slice(1), *values)
+        assert counts._sums["proposals"] == num_reached
+    tokens = counts.acceptance.read_and_reset()
+    assert tokens[0, 3].tolist() == [5, 5, *[0] * (K - 2)]
+
+
+class Counter:
+    """The Counter of prometheus_client."""
+
+    values: dict[tuple[str, ...], float]
+
+    def __init__(self, name: str, text: str, names: tuple[str, ...]) -> None:
+        self.name, self.names = name, names
+
+    def labels(self, **labels: str) -> Any:
+        assert tuple(labels) == self.names
+        assert (labels.pop("model_name"), labels.pop("engine")) == ("model", "0")
+        key = self.name, *labels.values()
+        return SimpleNamespace(inc=lambda amount: self._increase(key, amount))
+
+    def _increase(self, key: tuple[str, ...], amount: float) -> None:
+        self.values[key] = self.values.get(key, 0) + amount
+
+
+def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counter, "values", {}, raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=Counter))
+    monkeypatch.setattr(stats, "_registered", {})
+    engine = Engine()
+    engine.observe()
+    engine.observe(sampled=2, length=12)
+    assert Counter.values == {
+        ("ngram_npu_proposals",): 2,
+        ("ngram_npu_rows",): 2,
+        ("ngram_npu_drafts",): 2,
+        ("ngram_npu_draft_tokens",): 4,
+        ("ngram_npu_propose_seconds",): 0.002,
+    }
+    Counter.values.clear()
+    del engine
+    assert Counter.values == {
+        ("ngram_npu_source_rows", "index"): 0,
+        ("ngram_npu_source_rows", "scan"): 2,
+        ("ngram_npu_verified_tokens", "3", "0"): 1,
+        ("ngram_npu_verified_tokens", "3", "1"): 1,
+        ("ngram_npu_accepted_tokens", "3", "0"): 1,
+    }
