@@ -54,6 +54,14 @@ def config(
     return result
 
 
+def store_config(
+    rank: int = 0, *, store: str | None = "live", ranks: int = 1, **options: Any
+) -> Any:
+    """Returns a VllmConfig with a store and its default capacity; None for no store."""
+    section = {**LADDER, **({} if store is None else {"store": store}), **options}
+    return config(rank=rank, ranks=ranks, length=400, vocabulary=1000, **section)
+
+
 def lora(number: int, name: str) -> Any:
     return SimpleNamespace(lora_int_id=number, lora_name=name)
 
@@ -97,10 +105,10 @@ class Engine:
         del self.alive[name]
 
     def preempt(self, name: str) -> None:
-        """The request leaves the batch. It is alive, and a later step may have it again."""
+        """Removes a request from the batch. The request stays alive and may resume later."""
 
     def step(self, sampled: dict[str, list[int]], k: int = K) -> dict[str, list[int]]:
-        """Runs a step whose batch is ``sampled``, in this order, and returns the drafts. A request
+        """Runs a step with the batch ``sampled``, in this order, and returns the drafts. A request
         without sampled tokens is in prefill."""
         for name, tokens in sampled.items():
             self.alive[name].tokens += tokens
@@ -118,7 +126,7 @@ class Engine:
 
 
 class V1(Engine):
-    """The synchronous V1 runner, whose first rows are those of the batch."""
+    """The synchronous V1 runner. The batch occupies its first rows."""
 
     def __init__(self, *, rows: int = ROWS, length: int = LENGTH, **options: Any) -> None:
         super().__init__()
@@ -262,7 +270,7 @@ class Ascend(V1Async):
 
 
 class RequestState:
-    """The part of vLLM's ``RequestState`` that is read, with its arguments."""
+    """The part of vLLM's ``RequestState`` that the adapter reads."""
 
     def __init__(self, rows: int = ROWS, length: int = LENGTH) -> None:
         self.all_token_ids = SimpleNamespace(gpu=torch.zeros(rows, length, dtype=torch.int32))
@@ -298,7 +306,7 @@ class RequestState:
         self.last_sampled_tokens[row] = tokens[-1]
 
 
-def batch_of(rows: list[int], names: list[str] | None = None) -> Any:
+def input_batch(rows: list[int], names: list[str] | None = None) -> Any:
     """Returns the V2 runner's input batch with the requests of these rows."""
     return SimpleNamespace(
         req_ids=names or ["request"] * len(rows),
@@ -363,7 +371,7 @@ class V2(Engine):
     ) -> dict[str, list[int]]:
         """Runs a step that verified this many drafts of each request."""
         for name in sampled:
-            if name not in self.req_states.req_id_to_index:  # it was preempted
+            if name not in self.req_states.req_id_to_index:  # preempted
                 self._add(self.alive[name])
         for name, tokens in sampled.items():
             self.alive[name].tokens += tokens
@@ -378,7 +386,7 @@ class V2(Engine):
         num_sampled = torch.tensor([*map(len, sampled.values())], dtype=torch.int32)
         num_rejected = (verified + 1 - num_sampled) * (num_sampled > 0)
         drafts: torch.Tensor = self.speculator.propose(
-            batch_of(rows, list(sampled)),
+            input_batch(rows, list(sampled)),
             *[None] * 4,
             num_sampled,
             num_rejected,

@@ -29,8 +29,8 @@ from fake_engine import (
     TorchCalls,
     V1Async,
     V2Neural,
-    batch_of,
     config,
+    input_batch,
     lora,
     random_steps,
 )
@@ -130,7 +130,7 @@ def ladder_drafts(
 def test_ladder_drafts_equal_those_of_a_new_index(
     kind: Any, options: Any, ends_early: bool, probability: float | None
 ) -> None:
-    """If all tokens are verified, no draft ends early. A padded one continues behind its end."""
+    """No draft ends early if all tokens are verified. Padding continues after the draft."""
     engine = kind(sizes="ladder", min_draft_probability=probability, **options)
     limit = probability if ends_early else None
     lengths = []
@@ -160,8 +160,8 @@ def test_ladder_drafts_equal_those_of_a_new_index(
 
 
 @pytest.fixture
-def announcing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The V2 runner as the plugin leaves it."""
+def request_data_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Installs the plugin's wrapper of ``add_requests`` in the V2 runner."""
     module: Any = ModuleType(plugin.V2_RUNNER)
     module.GPUModelRunner = V2
     monkeypatch.setattr(V2, "add_requests", V2.add_requests)
@@ -170,20 +170,20 @@ def announcing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RowLookup.has_request_data
 
 
-def say_words(engine: Engine, name: str = "a", others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """``name`` outputs ``WORDS``. Returns the drafts of ``others``, which output their begin."""
+def sample_words(engine: Engine, name: str = "a", others: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Samples ``WORDS`` for ``name``. Returns the drafts of ``others``, which sample the start."""
     for begin in range(0, 40, 4):
         engine.step({name: WORDS[begin : begin + 4]})
     return engine.step(dict.fromkeys(others, WORDS[:3]))
 
 
-def first_new(engine: Engine, drafts: dict[str, list[int]]) -> list[Any]:
-    """The first token of each draft, None without one, which padding repeats the newest for."""
+def first_tokens(engine: Engine, drafts: dict[str, list[int]]) -> list[Any]:
+    """Returns the first token of each draft, or None if it is empty or only padding."""
     newest = WORDS[2]
     return [None if draft in ([], [newest] * K) else draft[0] for draft in drafts.values()]
 
 
-@pytest.mark.usefixtures("announcing")
+@pytest.mark.usefixtures("request_data_installed")
 @pytest.mark.parametrize("kind", [V1Async, V2, V2Neural])
 def test_store_shares_text_within_a_scope(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "vllm.ngram_npu")
@@ -197,29 +197,29 @@ def test_store_shares_text_within_a_scope(kind: Any, caplog: pytest.LogCaptureFi
         engine.drafter.neural_acceptance[:] = 1  # no neural draft was accepted
         engine.speculator.drafts[:] = WORDS[2]
         engine.drafter.neural_acceptance[:, 1] = 1 + K
-    drafts = say_words(engine, "a", tuple("bcdef"))
+    drafts = sample_words(engine, "a", tuple("bcdef"))
     if kind is V2Neural:
         rest = [drafts[name] for name in "cdef"]
         assert rest == [[WORDS[2]] * K] * 4
-    assert first_new(engine, drafts) == [WORDS[3], None, None, None, None]
+    assert first_tokens(engine, drafts) == [WORDS[3], None, None, None, None]
     if kind is not V1Async:
-        assert first_new(engine, {"b": drafts["b"]}) == [WORDS[3]]
+        assert first_tokens(engine, {"b": drafts["b"]}) == [WORDS[3]]
     engine.end("b")
     engine.begin(Request("g", [7], "v"))  # in the row and the slot of b
-    assert first_new(engine, engine.step({"g": WORDS[:3]})) == [None]
+    assert first_tokens(engine, engine.step({"g": WORDS[:3]})) == [None]
     engine.store.check_integrity()
 
 
-def test_store_of_the_synchronous_runner_is_shared_by_all() -> None:
+def test_synchronous_store_is_shared_by_all_requests() -> None:
     shared, alone = V1(**STORE), V1(**LADDER)
     for engine in shared, alone:
         engine.begin(*(Request(name, [1, 1, 1 + i]) for i, name in enumerate("abc")))
-    assert say_words(shared, others=("b",))["b"][0] == WORDS[3]
-    assert say_words(alone, others=("b",))["b"] == []
+    assert sample_words(shared, others=("b",))["b"][0] == WORDS[3]
+    assert sample_words(alone, others=("b",))["b"] == []
     assert shared.store.statistics.drafts == 1
 
 
-def test_store_has_output_of_rows_that_are_not_indexed_yet(
+def test_store_has_output_of_rows_with_unindexed_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(INDEX_POLICY, "least_tokens", 1)
@@ -263,11 +263,11 @@ def test_asynchronous_runner_stores_finished_requests_but_not_preempted_ones() -
     assert engine.store.statistics.tokens_entered == 42, "in one piece"
 
 
-@pytest.mark.usefixtures("announcing")
+@pytest.mark.usefixtures("request_data_installed")
 def test_v2_stores_a_removed_request_with_the_next_step_or_when_idle() -> None:
     engine = V2(**FINISH)
     engine.begin(Request("a", [1]), Request("b", [2]))
-    say_words(engine)
+    sample_words(engine)
     engine.end("a")
     assert engine.step({"b": [3]})["b"] == [3] * K
     assert engine.store.statistics.tokens_entered == 40
@@ -280,7 +280,7 @@ def test_v2_stores_a_removed_request_with_the_next_step_or_when_idle() -> None:
 
 
 def stored_texts(engine: V2, length: int = 1) -> list[list[int]]:
-    """What the store has of a request that samples 7, 8 and 9 and ends in the next step."""
+    """Returns the stored texts of a request that samples 7, 8 and 9 and ends in the next step."""
     engine.begin(Request("one", [*range(length)]))
     for token in (7, 8, 9):
         engine.step({"one": [token]})
@@ -291,7 +291,7 @@ def stored_texts(engine: V2, length: int = 1) -> list[list[int]]:
     return [text.tolist() for _, text in engine.store._texts()]
 
 
-@pytest.mark.usefixtures("announcing")
+@pytest.mark.usefixtures("request_data_installed")
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_v2_stores_no_text_of_steps_after_an_unreported_end(batches: int) -> None:
     """A stop string is found elsewhere: the scheduler ends the request up to ``batches - 1`` steps
@@ -303,7 +303,20 @@ def test_v2_stores_no_text_of_steps_after_an_unreported_end(batches: int) -> Non
     assert stored_texts(engine) == [[7, 8]] if batches < 3 else [[7]]
 
 
-@pytest.mark.usefixtures("announcing")
+@pytest.mark.usefixtures("request_data_installed")
+@pytest.mark.parametrize(("max_model_len", "stored"), [(LENGTH, 4), (9, 8), (7, 6)])
+def test_v2_asynchronous_store_cuts_text_at_max_model_len(max_model_len: int, stored: int) -> None:
+    """The last step may have run after the request's end, unless the end is max_model_len."""
+    engine = V2(**STORE, batches=2)
+    engine.req_states.max_model_len = max_model_len
+    engine.begin(Request("a", [1]))
+    for begin in (0, 4):
+        engine.step({"a": WORDS[begin : begin + 4]})
+    engine.end("a")
+    assert [text.tolist() for _, text in engine.store._texts()] == [WORDS[:stored]]
+
+
+@pytest.mark.usefixtures("request_data_installed")
 def test_v2_dummy_run_does_not_count_as_a_step() -> None:
     """The request ended in the step before its last one, which only the next step reports."""
     engine = V2(**STORE, batches=2, adaptive=True)
@@ -316,7 +329,7 @@ def test_v2_dummy_run_does_not_count_as_a_step() -> None:
     assert engine.store.statistics.tokens_entered == 0
 
 
-def test_v2_requests_that_were_not_announced_share_no_text(
+def test_v2_requests_without_request_data_share_no_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their owner is unknown, as in a runner with another ``add_requests``."""
@@ -396,7 +409,7 @@ def test_v2_step_on_the_device_is_one_lookup(kind: Any, expected: list[str]) -> 
     engine = kind(engine="scan")
     engine.begin(Request("a", [1, 2, 1]))
     engine.step({"a": [2]})
-    batch, one = batch_of([engine.row("a")]), torch.ones(1, dtype=torch.int32)
+    batch, one = input_batch([engine.row("a")]), torch.ones(1, dtype=torch.int32)
     rest = one, one - 1, engine.req_states.last_sampled_tokens, *[None] * 3
     with TorchCalls() as seen:
         engine.speculator.propose(batch, *[None] * 4, *rest)
@@ -543,8 +556,8 @@ def test_acceptance_is_counted_by_match_and_position(name: str) -> None:
         engine.step(sampled)
         for name, tokens in sampled.items():
             text = engine.alive[name].tokens
-            found = draft_for(text, 2, 4, K, policy, False, LENGTH)[:2]
-            known[name] = found if tokens else ([], 0)
+            reference = draft_for(text, 2, 4, K, policy, False, LENGTH)[:2]
+            known[name] = reference if tokens else ([], 0)
             num_rows += bool(tokens)
     stats = engine.drafter._stats
     assert stats._sums["rows"] == num_rows

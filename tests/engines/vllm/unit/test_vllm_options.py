@@ -1,4 +1,4 @@
-"""The sources of options, and the one-line error for each invalid one."""
+"""The sources of options, and the one-line error for each invalid option."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def _read(method: Any, options: Any = None, **of_vllm: Any) -> Options:
+def _read_options(method: Any, options: Any = None, **settings: Any) -> Options:
     section = {} if options is None else {"ngram_npu": options}
-    return read_options(vllm_config(additional_config=section, **of_vllm), method)
+    return read_options(vllm_config(additional_config=section, **settings), method)
 
 
-def _section(**options: Any) -> Options:
-    return _read("custom_class", options)
+def _read_section(**options: Any) -> Options:
+    return _read_options("custom_class", options)
 
 
-def _lookup(options: Options) -> tuple[int, int]:
+def _get_bounds(options: Options) -> tuple[int, int]:
     return options.ngram.min_n, options.ngram.max_n
 
 
 def test_defaults() -> None:
-    options = _read("custom_class", k=3, max_model_len=77)
+    options = _read_options("custom_class", k=3, max_model_len=77)
     config = options.ngram
     assert (config.min_n, config.max_n, config.k, config.max_len) == (2, 5, 3, 77)
     assert (config.match_policy, config.overlap) == ("earliest", False)
     assert (options.engine, options.num_threads, options.sources) == ("auto", 1, ())
 
 
-GIVEN = {
+SECTION = {
     "prompt_lookup_min": 3,
     "prompt_lookup_max": 6,
     "match_policy": "latest",
@@ -56,10 +56,10 @@ GIVEN = {
 @pytest.mark.parametrize("source", ["additional_config['ngram_npu']", "the environment"])
 def test_options_are_read(environment: pytest.MonkeyPatch, source: str) -> None:
     in_environment = source == "the environment"
-    for name, value in GIVEN.items() if in_environment else ():
+    for name, value in SECTION.items() if in_environment else ():
         environment.setenv(f"NGRAM_NPU_VLLM_{name.upper()}", str(value))
-    options = _section(**({} if in_environment else GIVEN))
-    assert _lookup(options) == (3, 6)
+    options = _read_section(**({} if in_environment else SECTION))
+    assert _get_bounds(options) == (3, 6)
     assert (options.ngram.match_policy, options.ngram.overlap) == ("latest", True)
     assert (options.engine, options.num_threads, options.sources) == ("scan", 0, (source,))
 
@@ -67,67 +67,67 @@ def test_options_are_read(environment: pytest.MonkeyPatch, source: str) -> None:
 def test_additional_config_comes_before_the_environment(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MAX", "9")
     environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN", "3")
-    options = _section(prompt_lookup_max=4)
-    assert _lookup(options) == (3, 4)
+    options = _read_section(prompt_lookup_max=4)
+    assert _get_bounds(options) == (3, 4)
     assert options.sources == ("additional_config['ngram_npu']", "the environment")
 
 
-LEAST_UNCUT = MAX_DRAFT_TOKENS * 255
-"""The lowest limit that ends no draft."""
+MIN_UNLIMITED_COST = MAX_DRAFT_TOKENS * 255
+"""The lowest cost limit that ends no draft."""
 
 
 @pytest.mark.parametrize("method", ["custom_class", "ngram", "ngram_gpu", "v2", "beside"])
 @pytest.mark.parametrize(
     ("probability", "limit"), [(None, None), (0.177, 40), (1, 0), ("environment", 40)]
 )
-def test_a_ladder(
+def test_ladder_sets_sizes_and_cost_limit(
     environment: pytest.MonkeyPatch, method: Any, probability: Any, limit: int | None
 ) -> None:
-    """Whatever lookup vLLM gives, since it always gives one."""
+    """vLLM always sets prompt_lookup_*, which a ladder ignores."""
     section = {"sizes": "ladder", "min_draft_probability": probability}
     if probability == "environment":
         environment.setenv("NGRAM_NPU_VLLM_SIZES", "ladder")
         environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "0.177")
         section = {}
-    given = {"prompt_lookup_min": 3, "prompt_lookup_max": 40}
-    ngram = _read(method, section, **given).ngram
+    settings = {"prompt_lookup_min": 3, "prompt_lookup_max": 40}
+    ngram = _read_options(method, section, **settings).ngram
     assert (ngram.is_ladder, ngram.min_n, ngram.max_n) == (True, 1, 16)
     assert (ngram.match_policy, ngram.overlap) == ("latest", True)
     if limit is None or method in ("custom_class", "ngram"):
         assert ngram.cost_limit == limit
     else:
-        assert LEAST_UNCUT <= ngram.cost_limit < 2**31
+        assert MIN_UNLIMITED_COST <= ngram.cost_limit < 2**31
     environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "none")
-    ngram = _read(method, {"sizes": "ladder", "overlap": False}, **given).ngram
+    ngram = _read_options(method, {"sizes": "ladder", "overlap": False}, **settings).ngram
     assert (ngram.overlap, ngram.cost_limit) == (False, None)
 
 
 @pytest.mark.parametrize("method", ["ngram_gpu", "v2", "beside"])
-def test_drafts_that_vllm_verifies_in_part_end_by_their_cost(method: Any) -> None:
+def test_trimmed_or_adaptive_drafts_have_a_cost_limit(method: Any) -> None:
     section = {"sizes": "ladder", "min_draft_probability": 0.177, "drafts": "trimmed"}
     adaptive = method != "ngram_gpu"
-    options = _read(method, section, enable_adaptive_verification=adaptive)
+    options = _read_options(method, section, enable_adaptive_verification=adaptive)
     assert options.ngram.cost_limit == 40
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup_min", "prompt_lookup_max"])
-def test_one_of_two_is_both_as_in_vllm(name: str) -> None:
-    assert _lookup(_section(**{name: 3})) == (3, 3)
+def test_single_lookup_bound_sets_both(name: str) -> None:
+    assert _get_bounds(_read_section(**{name: 3})) == (3, 3)
 
 
-def test_the_switch_itself_is_no_option(environment: pytest.MonkeyPatch) -> None:
+def test_switch_of_the_plugin_is_not_an_option(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("NGRAM_NPU_VLLM", "1")
-    assert _read("custom_class").sources == ()
+    assert _read_options("custom_class").sources == ()
 
 
-def test_what_is_not_ours_is_left_alone() -> None:
+def test_foreign_additional_config_is_ignored() -> None:
     config = vllm_config(additional_config={"other_backend": {"prompt_lookup_min": "x"}})
     assert read_options(config, "custom_class").sources == ()
     assert read_options(vllm_config(additional_config=object()), "custom_class").sources == ()
 
 
 @pytest.mark.parametrize("name", ["ngram-npu", "ngramnpu", "NGRAM_NPU", "Ngram.NPU"])
-def test_a_section_that_looks_like_ours_is_a_typo(name: str) -> None:
+def test_misspelled_section_raises(name: str) -> None:
     config = vllm_config(additional_config={name: {"engine": "scan"}})
     with pytest.raises(ValueError) as raised:
         read_options(config, "custom_class")
@@ -136,13 +136,14 @@ def test_a_section_that_looks_like_ours_is_a_typo(name: str) -> None:
     )
 
 
-def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
-    given = {"prompt_lookup_min": 3, "prompt_lookup_max": 7, "max_model_len": 77}
-    options = _read("v2", **given)
-    assert _lookup(options) == (3, 7)
+def test_v2_runner_uses_the_latest_match_without_max_len() -> None:
+    settings = {"prompt_lookup_min": 3, "prompt_lookup_max": 7, "max_model_len": 77}
+    options = _read_options("v2", **settings)
+    assert _get_bounds(options) == (3, 7)
     assert (options.ngram.match_policy, options.ngram.max_len) == ("latest", None)
     assert options.max_model_len == 77
-    assert _read("v2", {"match_policy": "earliest"}, **given).ngram.match_policy == "earliest"
+    options = _read_options("v2", {"match_policy": "earliest"}, **settings)
+    assert options.ngram.match_policy == "earliest"
 
 
 @pytest.mark.parametrize(
@@ -195,23 +196,23 @@ def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
         ("on", "expected a mapping of options, got 'on'"),
     ],
 )
-def test_what_cannot_be_meant_is_one_clear_line(section: Any, message: str) -> None:
+def test_invalid_section_raises_a_one_line_error(section: Any, message: str) -> None:
     with pytest.raises(ValueError) as raised:
-        _read("custom_class", section)
+        _read_options("custom_class", section)
     assert message in str(raised.value)
     assert str(raised.value).startswith("ngram_npu: ")
     assert "\n" not in str(raised.value)
 
 
 def test_prompt_embeds_with_asynchronous_v1_raises() -> None:
-    given = vllm_config(prompt_lookup_min=2, prompt_lookup_max=4)
-    given.model_config.enable_prompt_embeds = True
+    config = vllm_config(prompt_lookup_min=2, prompt_lookup_max=4)
+    config.model_config.enable_prompt_embeds = True
     with pytest.raises(
         ValueError, match="ngram_npu: enable_prompt_embeds: expected false, got true"
     ):
-        read_options(given, "ngram_gpu")
+        read_options(config, "ngram_gpu")
     for method in ("ngram", "custom_class", "v2", "ascend_v2", "beside"):
-        read_options(given, method)
+        read_options(config, method)
 
 
 @pytest.mark.parametrize(
@@ -225,48 +226,47 @@ def test_prompt_embeds_with_asynchronous_v1_raises() -> None:
         ("MIN_DRAFT_PROBABILITY", "nan", "expected above 0, at most 1, got nan"),
     ],
 )
-def test_the_same_for_the_environment(
+def test_invalid_environment_raises_a_one_line_error(
     environment: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     environment.setenv(f"NGRAM_NPU_VLLM_{name}", value)
     with pytest.raises(ValueError) as raised:
-        _read("custom_class")
+        _read_options("custom_class")
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_beside_a_neural_drafter(environment: pytest.MonkeyPatch) -> None:
-    """A custom class has no lookup of its own to agree with."""
-    options = _read("beside")
-    assert _lookup(options) == (2, 16)
+def test_options_with_a_neural_drafter(environment: pytest.MonkeyPatch) -> None:
+    options = _read_options("beside")
+    assert _get_bounds(options) == (2, 16)
     ngram = options.ngram
     assert (ngram.match_policy, ngram.overlap, ngram.max_len) == ("latest", True, None)
     assert (options.beside, options.beside_threshold, options.dense_rows) == (True, 0, True)
-    assert not _read("custom_class").beside
+    assert not _read_options("custom_class").beside
     environment.setenv("NGRAM_NPU_VLLM_OVERLAP", "0")
     environment.setenv("NGRAM_NPU_VLLM_BESIDE_THRESHOLD", "1.5")
     environment.setenv("NGRAM_NPU_VLLM_DENSE_ROWS", "0")
-    options = _read("beside")
-    found = options.ngram.overlap, options.beside_threshold, options.dense_rows
-    assert found == (False, 1.5, False)
+    options = _read_options("beside")
+    assert not options.ngram.overlap
+    assert (options.beside_threshold, options.dense_rows) == (1.5, False)
 
 
-def test_the_stock_method_keeps_its_own_lookup(environment: pytest.MonkeyPatch) -> None:
-    given = {"prompt_lookup_min": 3, "prompt_lookup_max": 7}
-    options = _read("ngram", {"prompt_lookup_min": 3, "match_policy": "latest"}, **given)
-    assert (*_lookup(options), options.ngram.match_policy) == (3, 7, "latest")
+def test_lookup_that_contradicts_speculative_config_raises(environment: pytest.MonkeyPatch) -> None:
+    settings = {"prompt_lookup_min": 3, "prompt_lookup_max": 7}
+    options = _read_options("ngram", {"prompt_lookup_min": 3, "match_policy": "latest"}, **settings)
+    assert (*_get_bounds(options), options.ngram.match_policy) == (3, 7, "latest")
     environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MAX", "9")
     with pytest.raises(ValueError, match="contradicts speculative_config, which decides"):
-        _read("ngram", **given)
+        _read_options("ngram", **settings)
 
 
-def test_more_draft_tokens_than_the_operators_give() -> None:
+def test_more_draft_tokens_than_supported_raises() -> None:
     with pytest.raises(ValueError, match="k: expected 1 to 64, got 65"):
-        _read("custom_class", k=65)
+        _read_options("custom_class", k=65)
 
 
 @pytest.mark.parametrize("name", ["is_hybrid", "has_inner_state"])
-def test_drafting_is_kept_up_where_layers_keep_a_state(name: str) -> None:
+def test_keep_drafting_defaults_to_recurrent_models(name: str) -> None:
     config = vllm_config()
     setattr(config.model_config, name, False)
     assert not read_options(config, "custom_class").keep_drafting
@@ -277,7 +277,7 @@ def test_drafting_is_kept_up_where_layers_keep_a_state(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "expected"),
+    ("method", "section", "expected"),
     [
         ("custom_class", {"lookup": "1-16"}, ("1-16", 1, 16, "latest", True, None)),
         ("ngram", {"lookup": "1-16", "overlap": False}, ("1-16", 1, 16, "latest", False, None)),
@@ -302,19 +302,21 @@ def test_drafting_is_kept_up_where_layers_keep_a_state(name: str) -> None:
         ("v2", {"lookup": "auto", "store": "live"}, ("ladder", 1, 16, "latest", True, 0.177)),
     ],
 )
-def test_lookup(method: Any, given: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    """By the option alone, whatever vLLM's own fields say."""
-    options = _read(method, given, prompt_lookup_min=3, prompt_lookup_max=7)
+def test_lookup_option_sets_the_lookup(
+    method: Any, section: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    """The option overrides prompt_lookup_* of speculative_config."""
+    options = _read_options(method, section, prompt_lookup_min=3, prompt_lookup_max=7)
     ngram = options.ngram
-    found = ngram.match_policy, ngram.overlap, options.min_draft_probability
-    assert (options.lookup, *_lookup(options), *found) == expected
-    decided = options.lookup != "ngram"
-    assert options.ignored_bounds == ("prompt_lookup_min=3 prompt_lookup_max=7" if decided else "")
+    policy = ngram.match_policy, ngram.overlap, options.min_draft_probability
+    assert (options.lookup, *_get_bounds(options), *policy) == expected
+    ignored = "" if options.lookup == "ngram" else "prompt_lookup_min=3 prompt_lookup_max=7"
+    assert options.ignored_bounds == ignored
 
 
-def test_a_lookup_wins_over_our_own_bounds_too() -> None:
-    options = _section(lookup="1-16", prompt_lookup_max=4)
-    assert _lookup(options) == (1, 16)
+def test_lookup_option_overrides_the_bounds_options() -> None:
+    options = _read_section(lookup="1-16", prompt_lookup_max=4)
+    assert _get_bounds(options) == (1, 16)
     assert options.ignored_bounds == "prompt_lookup_max=4"
 
 
@@ -322,27 +324,28 @@ def test_a_lookup_wins_over_our_own_bounds_too() -> None:
     ("digest", "message"),
     [("a" * 32, ""), (None, ""), ("b" * 32, "expected costs for tokenizer b")],
 )
-def test_costs_of_a_file(
+def test_costs_file_is_loaded_for_its_tokenizer(
     digest: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "costs.json")
     costs = fit([], "a" * 32)
     costs.save(path)
     monkeypatch.setattr(options, "vocabulary_digest", lambda model_config: digest)
-    given: dict[str, Any] = {"costs_file": path, "lookup": "ladder", "min_draft_probability": 0.2}
+    section: dict[str, Any] = {"costs_file": path, "lookup": "ladder"}
+    section["min_draft_probability"] = 0.2
     if not message:
-        assert _section(**given).ngram.costs == costs
+        assert _read_section(**section).ngram.costs == costs
         with pytest.raises(ValueError, match=r"ngram_npu: .*costs: expected None with sizes="):
-            _section(costs_file=path)
+            _read_section(costs_file=path)
         return
     with pytest.raises(ValueError, match=f"ngram_npu: Costs: .*{message}"):
-        _section(**given)
+        _read_section(**section)
 
 
-def test_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vocabulary_digest_ignores_the_order_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
-    made = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
-    monkeypatch.setitem(sys.modules, "vllm.tokenizers", made)
+    module = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
+    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
     assert vocabulary_digest(SimpleNamespace()) == tokenizer_digest({"b": 1, "a": 0})
     assert vocabulary_digest(SimpleNamespace(skip_tokenizer_init=True)) is None
     assert tokenizer_digest({"a": 0, "b": 2}) != tokenizer_digest({"a": 0, "b": 1})

@@ -359,11 +359,11 @@ def test_correction_of_counts_is_replaced_on_request(
 
 
 def test_v1_runner_warns_that_beside_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
-    made: list[Any] = []
+    created: list[Any] = []
 
     class GPUModelRunner:
         def __init__(self, vllm_config: Any, device: Any) -> None:
-            made.append((vllm_config, device))
+            created.append((vllm_config, device))
 
     for _ in range(2):
         plugin._install_async(SimpleNamespace(GPUModelRunner=GPUModelRunner, __name__="other"))  # type: ignore[arg-type]
@@ -373,7 +373,7 @@ def test_v1_runner_warns_that_beside_has_no_effect(caplog: pytest.LogCaptureFixt
     GPUModelRunner(with_option, device=CPU)
     line = "ngram_npu: beside=True has no effect: this is the V1 runner"
     assert messages(caplog, "beside") == [line]
-    assert made == [(without, CPU), (with_option, CPU)]
+    assert created == [(without, CPU), (with_option, CPU)]
 
 
 CUSTOM_CLASS_CALL = """
@@ -401,7 +401,7 @@ Create = Callable[..., NgramProposer]
 
 @pytest.fixture
 def create_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Create:
-    """Creates a drafter beside a runner with this call, whose source can be read."""
+    """Returns a function that creates a drafter next to a runner with this call in its source."""
 
     def create(call: str, name: str = RUNNER, source: str = CUSTOM_CLASS_CALL) -> NgramProposer:
         path = tmp_path / f"{name}.py"
@@ -575,28 +575,32 @@ def test_options_are_checked_when_the_configuration_is_created(
         "current_platform = SimpleNamespace(device_type='cuda')\n",
     )
     create = vllm.install_and_import(plugin.CONFIG, CONFIG).VllmConfig
-    given = config(**settings)
-    given.speculative_config.method = stock
-    given.use_v2_model_runner = in_v2
-    given.speculative_config.target_model_config = given.model_config
+    vllm_config = config(**settings)
+    vllm_config.speculative_config.method = stock
+    vllm_config.use_v2_model_runner = in_v2
+    vllm_config.speculative_config.target_model_config = vllm_config.model_config
     is_ngram = str(stock).startswith("ngram")
-    draft = given.model_config if is_ngram else SimpleNamespace()
-    given.speculative_config.draft_model_config = draft
+    draft = vllm_config.model_config if is_ngram else SimpleNamespace()
+    vllm_config.speculative_config.draft_model_config = draft
     if message is None:
-        assert create(given).validated
+        assert create(vllm_config).validated
         return
     with pytest.raises(ValueError, match=message):
-        create(given)
+        create(vllm_config)
     if not is_ngram:  # the drafter's configuration, which vLLM derives
-        given.model_config = draft
-        assert create(given).validated
+        vllm_config.model_config = draft
+        assert create(vllm_config).validated
 
 
 # A neural drafter.
 
 
 def create_by_runner(
-    neural: Any, given: Any, monkeypatch: pytest.MonkeyPatch, state: Any = None, **functions: Any
+    neural: Any,
+    vllm_config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    state: Any = None,
+    **functions: Any,
 ) -> Any:
     """Lets the V2 runner's module, with the plugin, create a speculator."""
 
@@ -609,8 +613,8 @@ def create_by_runner(
     plugin.install_beside()
     plugin.install_beside()
     if functions:
-        return module.init_speculator(given, CPU)
-    return module.init_speculator(given, CPU, req_states=state or RequestState())
+        return module.init_speculator(vllm_config, CPU)
+    return module.init_speculator(vllm_config, CPU, req_states=state or RequestState())
 
 
 def neural_config(**settings: Any) -> Any:
@@ -627,9 +631,9 @@ def test_ngram_drafts_are_added_on_request(
     assert isinstance(neural, StandaloneARSpeculator)
     assert neural.propose.__self__ is getattr(neural, LOOKUP_ATTRIBUTE)
     monkeypatch.setenv("NGRAM_NPU_VLLM_BESIDE", "1")
-    given = neural_config()
-    given.additional_config = {}
-    neural = create_by_runner(StandaloneARSpeculator(), given, monkeypatch)
+    vllm_config = neural_config()
+    vllm_config.additional_config = {}
+    neural = create_by_runner(StandaloneARSpeculator(), vllm_config, monkeypatch)
     assert hasattr(neural, LOOKUP_ATTRIBUTE)
     with pytest.raises(ValueError, match="did you mean 'beside_threshold'"):
         create_by_runner(StandaloneARSpeculator(), neural_config(beside_treshold=1.0), monkeypatch)
@@ -640,7 +644,7 @@ class Gemma4Speculator(StandaloneARSpeculator):
 
 
 def change_class(**methods: Any) -> Any:
-    """Returns a known speculator whose class has these methods; None removes one."""
+    """Returns a known speculator with a class that has these methods; None removes a method."""
     members = {**vars(StandaloneARSpeculator), **methods}
     for name in ("__dict__", "__weakref__", *(n for n, v in methods.items() if v is None)):
         del members[name]
@@ -803,14 +807,14 @@ def import_ascend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
         del sys.modules[name]
 
 
-def test_ascend_factory_makes_our_drafters(import_ascend: Package) -> None:
+def test_ascend_factory_creates_ngram_drafters(import_ascend: Package) -> None:
     runner = import_ascend()
     for method, drafter in (
         ("ngram", v1_device.AscendNgramProposer),
         ("ngram_gpu", v1_device.AscendNgramProposerNPU),
     ):
-        made = runner.get_spec_decode_method(method, config(), CPU, object())
-        assert isinstance(made, drafter)
+        created = runner.get_spec_decode_method(method, config(), CPU, object())
+        assert isinstance(created, drafter)
         assert getattr(runner, drafter.__name__) is drafter
 
 
@@ -898,9 +902,9 @@ def test_ascend_v2_speculator_is_replaced_where_it_can_draft(
     monkeypatch.setitem(sys.modules, plugin.ASCEND_V2_MODULE, module)
     plugin.install_ascend()
     plugin.install_ascend()
-    made = module.AscendNgramSpeculator(config(), CPU, RequestState())
-    assert isinstance(made, NgramSpeculator)
-    assert made._drafting.config.match_policy == "earliest"
+    speculator = module.AscendNgramSpeculator(config(), CPU, RequestState())
+    assert isinstance(speculator, NgramSpeculator)
+    assert speculator._drafting.config.match_policy == "earliest"
     monkeypatch.setattr(_library, "has_kernel", lambda op, device: has_kernel)
     npu = SimpleNamespace(type="npu")
     assert type(module.AscendNgramSpeculator(config(), npu, RequestState())) is module.STOCK

@@ -1,4 +1,4 @@
-"""RowRecognizer against a runner that knows its requests and moves them about."""
+"""RowRecognizer compared with a runner that knows its requests and moves their rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 400
 
 @dataclass
 class Request:
-    """A request as the runner knows it."""
+    """A request of the runner."""
 
     name: int
     tokens: list[int]
@@ -28,7 +28,7 @@ class Request:
 class Assignment(NamedTuple):
     slots: np.ndarray
     new: np.ndarray
-    """By row, like the flags of a batch."""
+    """Flags by row."""
 
 
 def _assign(recognizer: RowRecognizer, *arguments: np.ndarray) -> Assignment:
@@ -38,8 +38,8 @@ def _assign(recognizer: RowRecognizer, *arguments: np.ndarray) -> Assignment:
     return Assignment(slots, new)
 
 
-def _assigned(recognizer: RowRecognizer, row: np.ndarray, length: int, count: int = 1) -> Any:
-    """The slot of a step's only row, and whether it is new."""
+def _assign_row(recognizer: RowRecognizer, row: np.ndarray, length: int, count: int = 1) -> Any:
+    """Returns the slot of a step with one row, and whether the slot is new."""
     slots, new = _assign(recognizer, row, np.array([length], np.int32), np.array([count], np.int32))
     return int(slots[0]), bool(new[0])
 
@@ -49,10 +49,10 @@ def _row(first: int = 0, length: int = 100) -> np.ndarray:
 
 
 class Runner:
-    """Rows that are swapped, condensed, preempted and resumed, as vLLM's input batch does."""
+    """Swaps, condenses, preempts and resumes rows, as vLLM's input batch does."""
 
     def __init__(self, seed: int, rows: int, vocabulary: int) -> None:
-        self.chooser = random.Random(seed)
+        self.rng = random.Random(seed)
         self.rows: list[Request] = []
         self.preempted: list[Request] = []
         self.capacity = rows
@@ -60,31 +60,31 @@ class Runner:
         self.buffer = np.full((rows, WIDTH), -7, np.int32)
         self.started = 0
 
-    def tokens(self, count: int) -> list[int]:
-        return [self.chooser.randrange(self.vocabulary) for _ in range(count)]
+    def draw_tokens(self, count: int) -> list[int]:
+        return [self.rng.randrange(self.vocabulary) for _ in range(count)]
 
     def change_batch(self) -> None:
         for request in [r for r in self.rows if len(r.tokens) > WIDTH - 8]:
             self.rows.remove(request)
-        if self.rows and self.chooser.random() < 0.3:
-            self.preempted.append(self.rows.pop(self.chooser.randrange(len(self.rows))))
-        if len(self.rows) > 2 and self.chooser.random() < 0.3:
-            self.rows[self.chooser.randrange(len(self.rows))] = self.rows[-1]  # condensed
+        if self.rows and self.rng.random() < 0.3:
+            self.preempted.append(self.rows.pop(self.rng.randrange(len(self.rows))))
+        if len(self.rows) > 2 and self.rng.random() < 0.3:
+            self.rows[self.rng.randrange(len(self.rows))] = self.rows[-1]  # condensed
             self.rows.pop()
-        if self.preempted and len(self.rows) < self.capacity and self.chooser.random() < 0.5:
+        if self.preempted and len(self.rows) < self.capacity and self.rng.random() < 0.5:
             self.rows.append(self.preempted.pop(0))
-        while len(self.rows) < self.capacity and self.chooser.random() < 0.5:
-            self.rows.append(Request(self.started, self.tokens(self.chooser.randrange(1, 300))))
+        while len(self.rows) < self.capacity and self.rng.random() < 0.5:
+            self.rows.append(Request(self.started, self.draw_tokens(self.rng.randrange(1, 300))))
             self.started += 1
-        if self.chooser.random() < 0.3:
-            self.chooser.shuffle(self.rows)
+        if self.rng.random() < 0.3:
+            self.rng.shuffle(self.rows)
 
     def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The arguments of `assign`; some rows sample nothing (their prefill goes on)."""
+        """Returns the arguments of `assign`. Rows in prefill sample nothing."""
         self.change_batch()
-        counts = [self.chooser.choice((0, 1, 1, 2, 5)) for _ in self.rows]
+        counts = [self.rng.choice((0, 1, 1, 2, 5)) for _ in self.rows]
         for row, (request, count) in enumerate(zip(self.rows, counts, strict=True)):
-            request.tokens += self.tokens(count)
+            request.tokens += self.draw_tokens(count)
             self.buffer[row, : len(request.tokens)] = request.tokens
         lengths = [len(request.tokens) for request in self.rows]
         batch = len(self.rows)
@@ -92,25 +92,25 @@ class Runner:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_scarce_slots_forget_but_never_mix_up(seed: int) -> None:
-    """As many slots as rows: a preempted request may have to start again, and this is reported."""
+def test_recognizer_with_few_slots_never_confuses_requests(seed: int) -> None:
+    """There are as many slots as rows. A preempted request may get a new slot, marked as new."""
     runner = Runner(seed, rows=6, vocabulary=1000)
     recognizer = RowRecognizer(num_slots=6)
-    holder: dict[int, Request] = {}
+    requests: dict[int, Request] = {}
     for _ in range(120):
         slots, new = _assign(recognizer, *runner.step())
         for request, slot, fresh in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
-            assert fresh or holder[slot] is request
-            holder[slot] = request
+            assert fresh or requests[slot] is request
+            requests[slot] = request
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_few_tokens_may_only_mix_up_what_looks_the_same(seed: int) -> None:
-    """With two tokens many rows look alike: a slot may go to another request with the same tokens
-    at all places compared; but two rows of a step never share one."""
+def test_recognizer_confuses_only_rows_with_equal_tokens(seed: int) -> None:
+    """The vocabulary has two tokens, so many rows are equal at all compared positions. A slot may
+    then go to another request, but two rows of a step never share a slot."""
     runner = Runner(seed, rows=8, vocabulary=2)
     recognizer = RowRecognizer(num_slots=16)
-    holder: dict[int, tuple[int, list[int]]] = {}
+    requests: dict[int, tuple[int, list[int]]] = {}
     for _ in range(120):
         token_ids, lengths, counts = runner.step()
         slots, new = _assign(recognizer, token_ids, lengths, counts)
@@ -118,21 +118,21 @@ def test_few_tokens_may_only_mix_up_what_looks_the_same(seed: int) -> None:
         for row, (slot, fresh) in enumerate(zip(slots.tolist(), new.tolist(), strict=True)):
             tokens = token_ids[row, : lengths[row]].tolist()
             if not fresh:
-                before, seen = holder[slot]
-                assert before <= lengths[row] - counts[row]
-                assert seen[-6:] == tokens[:before][-6:]
-            holder[slot] = (int(lengths[row]), tokens)
+                length, previous = requests[slot]
+                assert length <= lengths[row] - counts[row]
+                assert previous[-6:] == tokens[:length][-6:]
+            requests[slot] = (int(lengths[row]), tokens)
 
 
-def test_a_request_changed_below_its_length_is_new() -> None:
+def test_request_with_changed_tokens_is_new() -> None:
     recognizer, row = RowRecognizer(num_slots=4), _row()
-    _assigned(recognizer, row, 50)
-    assert not _assigned(recognizer, row, 51)[1]
+    _assign_row(recognizer, row, 50)
+    assert not _assign_row(recognizer, row, 51)[1]
     row[0, 48] = 7
-    assert _assigned(recognizer, row, 52)[1]
+    assert _assign_row(recognizer, row, 52)[1]
 
 
-def test_rows_of_a_larger_buffer() -> None:
+def test_strided_rows_get_the_slots_of_contiguous_rows() -> None:
     buffer = np.zeros((2, 200), np.int32)
     rows = buffer[:, 50:150]
     rows[:] = np.arange(200).reshape(2, 100)
@@ -152,55 +152,55 @@ def test_rows_of_a_larger_buffer() -> None:
     assert not plain.new.any()
 
 
-def test_a_row_may_have_grown_unseen_but_not_shrunk() -> None:
+def test_row_is_recognized_after_growth_but_not_after_shrinking() -> None:
     recognizer, row = RowRecognizer(num_slots=4), _row()
-    found = [_assigned(recognizer, row, length)[1] for length in (50, 53, 54, 54)]
-    assert found == [True, False, False, True]
+    new = [_assign_row(recognizer, row, length)[1] for length in (50, 53, 54, 54)]
+    assert new == [True, False, False, True]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_request_keeps_its_slot(seed: int) -> None:
-    """Half of the seeds have steps that nobody tells of: rows grow, move, leave and come back."""
+def test_request_keeps_its_slot_in_random_steps(seed: int) -> None:
+    """Odd seeds skip steps of the recognizer, in which rows grow, move, leave and resume."""
     runner = Runner(seed, rows=8, vocabulary=1000)
     recognizer = RowRecognizer(num_slots=256)
-    holder: dict[int, Request] = {}
-    kept = 0
+    requests: dict[int, Request] = {}
+    num_continued = 0
     for _ in range(120):
         step = runner.step()
-        if seed % 2 and runner.chooser.random() < 0.4:
+        if seed % 2 and runner.rng.random() < 0.4:
             continue
         slots, new = _assign(recognizer, *step)
         assert len(set(slots.tolist())) == len(runner.rows)
         for request, slot, fresh in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
             assert fresh == (not request.slots)
-            kept += not fresh
-            assert fresh or holder[slot] is request
+            num_continued += not fresh
+            assert fresh or requests[slot] is request
             request.slots.add(slot)
             assert len(request.slots) == 1
-            holder[slot] = request
-    assert kept > 100
+            requests[slot] = request
+    assert num_continued > 100
     assert runner.started > 30
 
 
-def test_of_several_beginnings_the_longest_is_continued() -> None:
-    """Like the turns of a conversation, each of which starts with the previous one."""
+def test_row_continues_the_longest_matching_request() -> None:
+    """Each turn of a conversation starts with the text of the previous turn."""
     recognizer = RowRecognizer(num_slots=8)
     slots = []
     for length in (50, 40, 90):  # the second is too short for the first
-        slots.append(_assigned(recognizer, _row(), length)[0])
-        _assigned(recognizer, _row(500), 7)
+        slots.append(_assign_row(recognizer, _row(), length)[0])
+        _assign_row(recognizer, _row(500), 7)
     assert slots[2] == slots[0] != slots[1]
 
 
-def test_who_was_there_lately_is_not_forgotten() -> None:
+def test_forget_absent_keeps_recent_requests() -> None:
     recognizer = RowRecognizer(num_slots=8)
 
     def step(row: int, length: int) -> int:
-        slot: int = _assigned(recognizer, _row(100 * row), length)[0]
+        slot: int = _assign_row(recognizer, _row(100 * row), length)[0]
         return slot
 
     first, second = step(0, 10), step(1, 10)
-    for length in range(11, 30):  # the usual way, without a search
+    for length in range(11, 30):  # a row that grows is recognized without a search
         assert step(1, length) == second
     assert recognizer.forget_absent(20).tolist() == []
     step(1, 30)
@@ -211,15 +211,15 @@ def test_who_was_there_lately_is_not_forgotten() -> None:
     assert step(2, 11) == third
 
 
-def test_all_absent_requests_lose_their_slots() -> None:
+def test_forget_absent_clears_all_absent_requests() -> None:
     recognizer = RowRecognizer(num_slots=8)
-    slots = [_assigned(recognizer, _row(100 * i), 10)[0] for i in range(4)]
+    slots = [_assign_row(recognizer, _row(100 * i), 10)[0] for i in range(4)]
     assert sorted(recognizer.forget_absent(0).tolist()) == sorted(slots[:3])
     assert recognizer.forget_absent(0).tolist() == []
-    assert [_assigned(recognizer, _row(100 * i), 11)[1] for i in range(4)] == [True] * 3 + [False]
+    assert [_assign_row(recognizer, _row(100 * i), 11)[1] for i in range(4)] == [True] * 3 + [False]
 
 
-def test_equal_requests_take_different_slots() -> None:
+def test_equal_requests_get_different_slots() -> None:
     recognizer = RowRecognizer(num_slots=4)
     rows = np.tile(np.arange(100, dtype=np.int32), (3, 1))
     lengths, ones = np.full(3, 50, np.int32), np.ones(3, np.int32)
@@ -230,16 +230,16 @@ def test_equal_requests_take_different_slots() -> None:
     assert not second.new.any()
 
 
-def test_the_request_absent_longest_gives_way() -> None:
+def test_new_request_replaces_the_one_absent_longest() -> None:
     recognizer = RowRecognizer(num_slots=2)
     rows = [np.full((1, 100), token, np.int32) for token in range(3)]
-    slots = [_assigned(recognizer, row, 50)[0] for row in rows]
+    slots = [_assign_row(recognizer, row, 50)[0] for row in rows]
     assert slots[2] == slots[0] != slots[1]
-    assert not _assigned(recognizer, rows[1], 51)[1]
-    assert _assigned(recognizer, rows[0], 51)[1]
+    assert not _assign_row(recognizer, rows[1], 51)[1]
+    assert _assign_row(recognizer, rows[0], 51)[1]
 
 
-def test_empty_rows_and_no_rows() -> None:
+def test_empty_rows_are_always_new() -> None:
     recognizer = RowRecognizer(num_slots=2)
     empty = np.zeros((0, 10), np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32)
     assert len(_assign(recognizer, *empty).slots) == 0
@@ -250,28 +250,27 @@ def test_empty_rows_and_no_rows() -> None:
         assert new.all()
 
 
-def test_more_rows_than_slots_is_an_error() -> None:
+def test_more_rows_than_slots_raises() -> None:
     three = np.zeros((3, 10), np.int32), np.ones(3, np.int32), np.ones(3, np.int32)
     expected = r"^RowRecognizer: num_tokens: expected at most 2 rows, the number of slots, got 3$"
     with pytest.raises(ValueError, match=expected):
         RowRecognizer(num_slots=2).assign(*three)
 
 
-def test_lengths_that_no_row_has_are_nobodys() -> None:
-    """For them nothing outside the rows is read, and no request is found."""
+def test_row_with_invalid_length_or_count_is_new() -> None:
     for length in (-5, 0, 101, 2**31 - 1, -(2**31)):
         recognizer = RowRecognizer(num_slots=4)
-        assert [_assigned(recognizer, _row(), length)[1] for _ in range(2)] == [True, True]
+        assert [_assign_row(recognizer, _row(), length)[1] for _ in range(2)] == [True, True]
     for count in (-1, 51, 2**31 - 1, -(2**31)):
         recognizer = RowRecognizer(num_slots=4)
-        _assigned(recognizer, _row(), 50)
-        assert _assigned(recognizer, _row(), 50, count)[1]
+        _assign_row(recognizer, _row(), 50)
+        assert _assign_row(recognizer, _row(), 50, count)[1]
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 3, 40])
 @pytest.mark.parametrize("at_end", [False, True])
-def test_lengths_are_data(capacity: int, at_end: bool) -> None:
-    """Readable memory starts or ends at the rows' bounds."""
+def test_arbitrary_lengths_cause_no_out_of_bounds_read(capacity: int, at_end: bool) -> None:
+    """Guard pages precede or follow the rows."""
     generator = np.random.default_rng(0)
     recognizer = RowRecognizer(num_slots=8)
     rows = guarded(np.zeros((8, capacity), np.int32), at_end=at_end, writable=True)
@@ -283,13 +282,13 @@ def test_lengths_are_data(capacity: int, at_end: bool) -> None:
         assert sorted(slots.tolist()) == list(range(8))
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_copy_is_independent() -> None:
     first, row = RowRecognizer(num_slots=4), _row()
-    _assigned(first, row, 50)
+    _assign_row(first, row, 50)
     second = copy.copy(first)
     assert first.forget_absent(0).tolist() == []
-    _assigned(first, row[:, ::-1].copy(), 50)
-    assert not _assigned(second, row, 51)[1]
+    _assign_row(first, row[:, ::-1].copy(), 50)
+    assert not _assign_row(second, row, 51)[1]
     assert first.row_slots.tolist() != second.row_slots.tolist()
 
 
@@ -304,7 +303,7 @@ def test_a_copy_goes_its_own_way() -> None:
         ((np.zeros((2, 4), np.int32), [[1]], [1]), "num_tokens: expected rank 1, got rank 2"),
     ],
 )
-def test_wrong_arrays_are_named(arguments: tuple[Any, ...], message: str) -> None:
+def test_invalid_array_raises(arguments: tuple[Any, ...], message: str) -> None:
     token_ids, lengths, counts = arguments
     with pytest.raises(ValueError, match=f"^RowRecognizer: {re.escape(message)}"):
         RowRecognizer(num_slots=4).assign(
@@ -312,7 +311,7 @@ def test_wrong_arrays_are_named(arguments: tuple[Any, ...], message: str) -> Non
         )
 
 
-def test_wrong_numbers_are_named() -> None:
+def test_number_out_of_range_raises() -> None:
     with pytest.raises(ValueError, match=r"^RowRecognizer: num_slots: expected 0 to "):
         RowRecognizer(num_slots=-1)
     with pytest.raises(ValueError, match=r"^RowRecognizer: steps: expected 0 to "):

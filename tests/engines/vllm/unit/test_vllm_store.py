@@ -1,388 +1,407 @@
-"""The store behind vLLM's methods: what requests share, its scopes, and who saves it."""
+"""The store of vLLM's drafters: its options, scopes and files, and the worker's methods."""
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from fake_engine import GPUModelRunner, RequestState, batch_of, config
-from ngram_npu import scope_of
-from ngram_npu.config import INDEX_POLICY
-from ngram_npu.engines.vllm import NgramProposer, admission, plugin, v1_device, v2
+from fake_engine import (
+    CPU,
+    ROWS,
+    WORDS,
+    GPUModelRunner,
+    lora,
+    sampling_params,
+    store_config,
+)
+from ngram_npu import NgramStore, scope_of
+from ngram_npu.engines.vllm import NgramProposer, sharing, v1_device
+from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.sharing import scope_of_request
-from ngram_npu.engines.vllm.v2 import RowLookup
 from residence import resident_share
 
-CPU = torch.device("cpu")
-R, S, K = 6, 400, 4
-LADDER: dict[str, Any] = {"sizes": "ladder", "min_draft_probability": 0.01}
-WORDS = list(range(50, 90))
 
-
-def config_of(rank: int = 0, store: str | None = "live", ranks: int = 1, **options: Any) -> Any:
-    given = {**LADDER, **({} if store is None else {"store": store}), **options}
-    return config(rank=rank, ranks=ranks, k=K, rows=R, length=S, vocabulary=1000, **given)
-
-
-# Options.
-
-
-def test_options() -> None:
-    off = read_options(config_of(store=None), "v2")
+def test_store_options_are_read() -> None:
+    off = read_options(store_config(store=None), "v2")
     assert (off.ngram.store, off.store_tokens, off.store_file) == (None, None, "")
-    on = read_options(config_of(store_tokens=5000, store_file="/x/y", store_seed="/s"), "v2")
+    on = read_options(store_config(store_tokens=5000, store_file="/x/y", store_seed="/s"), "v2")
     assert (on.ngram.store, on.store_tokens, on.store_file) == ("live", 5000, "/x/y")
     assert (on.store_seed, on.store_save_minutes, on.scope) == ("/s", 1, "shared")
     for method in ("v2", "ngram_gpu", "beside"):
-        assert read_options(config_of(scope="required"), method).scope == "required"
-    parallel = config_of(store_file="/x/y")
-    parallel.parallel_config.data_parallel_index = 2
-    assert read_options(parallel, "v2").store_file == "/x/y.2"
+        assert read_options(store_config(scope="required"), method).scope == "required"
+    data_parallel = store_config(store_file="/x/y")
+    data_parallel.parallel_config.data_parallel_index = 2
+    assert read_options(data_parallel, "v2").store_file == "/x/y.2"
 
 
-def test_few_tokens_are_refused_at_the_start_and_enough_are_the_default() -> None:
+def test_store_tokens_below_minimum_raises() -> None:
     with pytest.raises(ValueError, match=r"store_tokens: expected at least 12288, .* 12 slots"):
-        NgramProposer(config_of(store_tokens=12287))
-    many = config_of()
-    for requests, capacity in ((1024, 1 << 24), (16384, 2048 * 16384)):
-        many.scheduler_config.max_num_seqs = requests
-        shared = NgramProposer(many).shared_store
-        assert shared is not None
-        assert shared.contents.token_capacity == capacity
-        assert resident_share(shared.contents.tensor) == 1
+        NgramProposer(store_config(store_tokens=12287))
 
 
-# Scopes.
+@pytest.mark.parametrize(("requests", "capacity"), [(1024, 1 << 24), (16384, 2048 * 16384)])
+def test_default_store_tokens_depend_on_max_num_seqs(requests: int, capacity: int) -> None:
+    vllm_config = store_config()
+    vllm_config.scheduler_config.max_num_seqs = requests
+    shared_store = NgramProposer(vllm_config).shared_store
+    assert shared_store is not None
+    assert shared_store.contents.token_capacity == capacity
+    assert resident_share(shared_store.contents.tensor) == 1
 
 
-def lora(number: int, name: str) -> Any:
-    return SimpleNamespace(lora_int_id=number, lora_name=name)
-
-
-def params(**extra: Any) -> Any:
-    nothing = dict.fromkeys(("stop_token_ids", "eos_token_id", "repetition_detection"))
-    return SimpleNamespace(extra_args=extra or None, max_tokens=1 << 20, **nothing)
-
-
-def test_scopes_of_requests() -> None:
+def test_scope_of_request_differs_by_adapter_scope_and_salt() -> None:
+    params = sampling_params
     assert scope_of_request(None, None, None) == scope_of_request(None, params(), "") == 0
-    assert scope_of_request(None, params(ngram_npu_scope=7, other=1), None) == 7
-    assert scope_of_request(None, params(ngram_npu_scope="a"), None) == scope_of("a")
+    two_keys = params(7)
+    two_keys.extra_args["other"] = 1
+    assert scope_of_request(None, two_keys, None) == 7
+    assert scope_of_request(None, params("a"), None) == scope_of("a")
     assert scope_of_request(lora(1, "x"), None, None) == scope_of('ngram_npu: [[1, "x"], null]')
-    marked = ('ngram_npu: [[1, "x"], null]', 'ngram_npu: [null, null, "a"]')
-    different = [
-        scope_of_request(
-            adapter, params(**({} if named is None else {"ngram_npu_scope": named})), salt
-        )
+    encoded = ('ngram_npu: [[1, "x"], null]', 'ngram_npu: [null, null, "a"]')
+    scopes = [
+        scope_of_request(adapter, params(name), salt)
         for adapter in (None, lora(1, "x"), lora(2, "x"), lora(1, "y"))
-        for named in (None, 7, "7", "a", "b", -1, 1.5, ["a"], ["a", "b"], *marked)
-        for salt in (None, "a", "b", "7", "null", *marked)
+        for name in (None, 7, "7", "a", "b", -1, 1.5, ["a"], ["a", "b"], *encoded)
+        for salt in (None, "a", "b", "7", "null", *encoded)
     ]
-    assert len(set(different)) == len(different)
-    assert all(0 <= scope < 2**63 for scope in different)
+    assert len(set(scopes)) == len(scopes)
+    assert all(0 <= scope < 2**63 for scope in scopes)
 
 
-# The V1 runner, synchronous.
+# Store files.
+
+
+def create_proposer(**options: Any) -> tuple[NgramProposer, Any]:
+    """Returns a proposer with a store, and the store."""
+    proposer = NgramProposer(store_config(**options))
+    assert proposer.shared_store is not None
+    return proposer, proposer.shared_store.contents
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for_tokens(path: Path, count: int) -> None:
+    wait_until(lambda: path.exists() and load_count(path) == count)
+
+
+def load_count(path: Path) -> int:
+    """Returns the number of tokens in a store file."""
+    return NgramStore.load(path).statistics.tokens_held
 
 
 class Rows:
-    """A runner's buffer, in which requests keep their rows."""
+    """The synchronous V1 runner's buffer. Requests keep their rows."""
 
     def __init__(self) -> None:
-        self.tokens = np.zeros((R, S), np.int32)
-        self.lengths = np.zeros(R, np.int32)
+        self.tokens = np.zeros((ROWS, 400), np.int32)
+        self.lengths = np.zeros(ROWS, np.int32)
 
-    def begin(self, row: int, *prompt: int) -> None:
+    def begin(self, row: int, prompt: list[int]) -> None:
         self.lengths[row] = len(prompt)
         self.tokens[row, : len(prompt)] = prompt
 
-    def step(self, proposers: list[Any], said: dict[int, list[int]]) -> list[list[int]]:
-        sampled = [said.get(row, []) for row in range(R)]
-        for row, tokens in said.items():
-            at = self.lengths[row]
-            self.tokens[row, at : at + len(tokens)] = tokens
+    def step(self, proposers: list[Any], sampled: dict[int, list[int]]) -> None:
+        """Appends the sampled tokens by row, and compares the drafts of the proposers."""
+        for row, tokens in sampled.items():
+            begin = self.lengths[row]
+            self.tokens[row, begin : begin + len(tokens)] = tokens
             self.lengths[row] += len(tokens)
-        found = [proposer.propose(sampled, self.lengths, self.tokens) for proposer in proposers]
-        assert all(drafts == found[0] for drafts in found)
-        return found[0]
+        arguments = [sampled.get(row, []) for row in range(ROWS)], self.lengths, self.tokens
+        first, *others = (proposer.propose(*arguments) for proposer in proposers)
+        assert all(drafts == first for drafts in others)
 
 
-def test_v1_sync_drafts_what_others_said() -> None:
-    rows, shared, alone = Rows(), NgramProposer(config_of()), NgramProposer(config_of(store=None))
-    for row in range(R):
-        rows.begin(row, row, row)
-    for at in range(0, 40, 4):
-        drafts = rows.step([shared], {0: WORDS[at : at + 4]})
-    assert not drafts[1]
-    assert rows.step([shared], {1: WORDS[:3]})[1][0] == WORDS[3]
-    assert alone.propose([[]] * R, rows.lengths, rows.tokens) == [[]] * R
-    assert shared.engine.store.contents.statistics.drafts == 1  # type: ignore[union-attr]
-
-
-def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(INDEX_POLICY, "patience", 4)
-    rows, proposer = Rows(), NgramProposer(config_of(store="finish"))
-    rows.begin(0, 9)
-    rows.begin(1, 1)
-    for at in range(0, 40, 4):
-        rows.step([proposer], {0: WORDS[at : at + 4], 1: [2 + at]})
-    held = proposer.engine.store.contents  # type: ignore[union-attr]
-    assert held.statistics.tokens_entered == 0
-    rows.lengths[:2] = rows.lengths[1::-1]  # the last request has the first row now
-    rows.tokens[0] = rows.tokens[1]
-    for at in range(9):
-        end = int(rows.lengths[0])
-        rows.tokens[0, end], rows.lengths[0] = 200 + at, end + 1
-        proposer.propose([[200 + at]], rows.lengths[:1], rows.tokens[:1])
-    assert held.statistics.tokens_entered == 40
-
-
-def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
-    monkeypatch: pytest.MonkeyPatch,
+def test_ranks_have_equal_stores_and_only_rank_0_saves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 1)
-    rows, proposer = Rows(), NgramProposer(config_of())
-    rows.begin(0, *range(100, 400))
-    rows.begin(1, 1)
-    for at in range(0, 40, 4):
-        rows.step([proposer], {0: WORDS[at : at + 4]})
-    engine = proposer.engine
-    assert engine._num_behind > 0  # type: ignore[union-attr]
-    assert engine.store.contents.statistics.tokens_entered == 40  # type: ignore[union-attr]
-    assert rows.step([proposer], {1: WORDS[:3]})[1][0] == WORDS[3]
-
-
-# The V1 runner, asynchronous.
-
-
-def request(extra: Any = None, adapter: Any = None, salt: str | None = None) -> Any:
-    """What the scheduler says of a new request."""
-    given = {} if extra is None else {"ngram_npu_scope": extra}
-    return SimpleNamespace(lora_request=adapter, sampling_params=params(**given), cache_salt=salt)
-
-
-class Async(GPUModelRunner):
-    """A runner with one proposer; requests keep their rows."""
-
-    def __init__(self, store: str, config: Any = config_of, **requests: Any) -> None:
-        super().__init__()
-        self.begin(**requests)
-        self.input_batch = SimpleNamespace(req_ids=list(requests))
-        self.tokens = torch.zeros((R, S), dtype=torch.int32)
-        self.lengths = torch.ones(R, dtype=torch.int32)
-        self.proposer = v1_device.AsyncNgramProposer(
-            config(store=store, drafts="trimmed"), CPU, self
-        )
-        self.held = self.proposer._drafting.store
-
-    def begin(self, **requests: Any) -> None:
-        for name, new in requests.items():
-            new.req_id = name
-        self._update_states(SimpleNamespace(scheduled_new_reqs=list(requests.values())))
-
-    def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
-        names = self.input_batch.req_ids
-        sampled = torch.full((len(names), K + 1), -1, dtype=torch.int32)
-        for row, name in enumerate(names):
-            new = said.get(name, [])
-            sampled[row, : len(new)] = torch.tensor(new, dtype=torch.int32)
-        here = slice(len(names))
-        counts = (sampled >= 0).sum(1).int()
-        drafts, found = self.proposer.propose(
-            K, self.lengths[here], self.tokens[here], sampled, counts
-        )
-        self.lengths[here] += counts
-        assert found is not None
-        cut = zip(names, drafts.tolist(), found.tolist(), strict=True)
-        return {name: draft[:n] for name, draft, n in cut}
-
-
-def test_v1_async_scopes_are_the_requests() -> None:
-    runner = Async(
-        "live",
-        a=request("t"),
-        b=request("t"),
-        c=request("u"),
-        d=request("t", lora(1, "x")),
-        f=request("t", None, "salt"),
-    )
-    for at in range(0, 40, 4):
-        runner.step({"a": WORDS[at : at + 4]})
-    found = runner.step(dict.fromkeys("bcdf", WORDS[:3]))
-    assert [found[name][:1] for name in "bcdf"] == [[WORDS[3]], [], [], []]
-    runner.begin(e=request("v"))  # in the row and the slot of b
-    del runner.requests["b"]
-    runner.input_batch.req_ids[1], runner.lengths[1] = "e", 1
-    assert runner.step({"e": WORDS[:3]})["e"] == []
-    runner.held.check_integrity()
-
-
-def test_v1_async_tells_the_finished_from_the_preempted() -> None:
-    runner = Async("finish", a=request(), b=request())
-    runner.tokens[1] = 7
-    for at in range(0, 40, 4):
-        runner.step({"a": WORDS[at : at + 4]})
-    tokens, length = runner.tokens[0].clone(), runner.lengths[0].clone()
-    runner.input_batch.req_ids = ["b"]  # a is preempted
-    runner.tokens[0], runner.lengths[0] = 7, 1
-    runner.step({"b": [3]})
-    assert runner.held.statistics.open_slots == 2
-    runner.input_batch.req_ids = ["b", "a"]
-    runner.tokens[1], runner.lengths[1] = tokens, length
-    runner.step({"a": [90, 91]})
-    assert runner.held.statistics.tokens_entered == 0
-    runner.input_batch.req_ids = ["b"]
-    del runner.requests["a"]
-    runner.step({"b": [4]})
-    assert runner.held.statistics.tokens_entered == 42, "all that a said, in one piece"
-
-
-def test_v1_store_in_unknown_runner_raises() -> None:
-    class Unknown:
-        def _update_states(self, output: Any) -> None: ...
-
-    admission.install_v1(SimpleNamespace(GPUModelRunner=Unknown))
-    for runner in (Unknown(), None):
-        with pytest.raises(ValueError, match=r"store: expected a runner .*_update_states"):
-            v1_device.AsyncNgramProposer(config_of(), CPU, runner)
-
-
-# The V2 runner.
-
-
-class V2Runner:
-    def __init__(self, store: str, batches: int = 1) -> None:
-        self.req_states: Any = RequestState(R, S)
-        given = config_of(store=store)
-        given.max_concurrent_batches = batches
-        self.speculator = v2.NgramSpeculator(given, CPU, self.req_states)
-        self.held: Any = self.speculator.shared_store.contents  # type: ignore[union-attr]
-
-    def add_requests(self, scheduler_output: Any) -> None:
-        for new in scheduler_output.scheduled_new_reqs:
-            self.req_states.remove_request(new.req_id)
-            self.req_states.add_request(
-                req_id=new.req_id,
-                prompt_len=len(new.prompt),
-                all_token_ids=new.prompt,
-                num_computed_tokens=0,
-                max_tokens=new.sampling_params.max_tokens,
-            )
-
-    def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
-        states = self.req_states
-        rows = [states.req_id_to_index[name] for name in said]
-        for row, tokens in zip(rows, said.values(), strict=True):
-            states.append(row, tokens)
-        counts = [len(tokens) for tokens in said.values()]
-        drafts: torch.Tensor = self.speculator.propose(
-            batch_of(rows, list(said)),
-            *[None] * 4,
-            torch.tensor(counts, dtype=torch.int32),
-            None,
-            states.last_sampled_tokens,
-            *[None] * 3,
-        )
-        return dict(zip(said, drafts.tolist(), strict=True))
-
-
-def begins(name: str, prompt: list[int], *owner: Any) -> Any:
-    described = request(*owner)
-    described.req_id, described.prompt = name, prompt
-    return described
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> type[V2Runner]:
-    """The runner's class as the plugin leaves it."""
-    module = ModuleType(plugin.V2_RUNNER)
-    module.GPUModelRunner = V2Runner  # type: ignore[attr-defined]
-    monkeypatch.setattr(V2Runner, "add_requests", V2Runner.add_requests)
-    monkeypatch.setattr(RowLookup, "has_request_data", False)
-    plugin.install_request_data(module)
-    assert RowLookup.has_request_data
-    return V2Runner
-
-
-def test_v2_scopes_are_the_requests(told: type[V2Runner], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
-    runner = told("live")
-    whose = "requests of one cache_salt, LoRA adapter and extra_args['ngram_npu_scope'] draft"
-    assert whose in caplog.text
-    new = [
-        begins("a", [1], "t"),
-        begins("b", [2], "t"),
-        begins("c", [3]),
-        begins("d", [4], "t", lora(1, "x")),
-        begins("e", [5], "t", None, "salt"),
-    ]
-    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new))
-    for at in range(0, 40, 4):
-        runner.step({"a": WORDS[at : at + 4]})
-    found = runner.step(dict.fromkeys("bcde", WORDS[:3]))
-    newest = WORDS[2]
-    assert [found[name][0] for name in "bcde"] == [WORDS[3], *[newest] * 3]
-    runner.held.check_integrity()
+    path = tmp_path / "store"
+
+    def create_ranks() -> list[Any]:
+        file = str(path)
+        return [NgramProposer(store_config(rank, ranks=2, store_file=file)) for rank in (0, 1)]
+
+    ranks = create_ranks()
+    (line,) = [message for message in caplog.messages if "store=" in message]
+    assert "store=live is on: all requests of this engine draft from each other's text" in line
+    rows, rng = Rows(), np.random.default_rng(4)
+    for step in range(60):
+        for row in rng.permutation(ROWS)[:1] if step % 5 == 0 else ():
+            rows.begin(int(row), rng.integers(0, 9, 5).tolist())
+        rows.step(ranks, {row: rng.integers(0, 9, 2).tolist() for row in range(step % ROWS)})
+    stores = [rank.engine.store.contents for rank in ranks]
+    assert np.array_equal(stores[0].tensor, stores[1].tensor)
+    assert stores[0].statistics.drafts > 10
+    tokens = stores[0].statistics.tokens_held
+    assert not path.exists()
+    rank_1 = ranks.pop()
+    del rank_1, stores
+    gc.collect()
+    assert not path.exists(), "rank 1 saves nothing"
+    del ranks
+    gc.collect()
+    assert load_count(path) == tokens
+
+    restarted = create_ranks()
+    stores = [rank.engine.store.contents for rank in restarted]
+    assert stores[0].statistics.tokens_held == tokens
+    assert np.array_equal(stores[0].tensor, stores[1].tensor)
+    assert f"{tokens} of them from {path}" in caplog.text
+    resized: Any = NgramProposer(
+        store_config(1, ranks=2, store="finish", store_tokens=20000, store_file=str(path))
+    )
+    merged = resized.engine.store.contents
+    assert (merged.visibility, merged.statistics.tokens_held) == ("finish", tokens)
 
 
-def test_v2_what_leaves_has_finished(told: type[V2Runner]) -> None:
-    runner = told("finish")
-    new = [begins("a", [1]), begins("b", [2])]
-    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new))
-    for at in range(0, 40, 4):
-        runner.step({"a": WORDS[at : at + 4]})
-    runner.req_states.remove_request("a")
-    assert runner.step({"b": [3]})["b"] == [3] * K
-    assert runner.held.statistics.tokens_entered == 40
-    assert runner.step({"b": WORDS[:3]})["b"][0] == WORDS[3]
-    # The store's own drafts are filled up too: vLLM's model reads every place.
-    assert runner.step({"b": WORDS[37:39]})["b"] == [WORDS[39]] + [WORDS[38]] * (K - 1)
-    assert runner.req_states.remove_request("nobody") is None
+def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
+    """The store file already contains the seed's text, unless the seed is a new one."""
+    store_file, seeds, fresh = tmp_path / "file", {}, itertools.count()
+    for name, first in (("monday", 100), ("tuesday", 200)):
+        seed_store = NgramStore(1, 8192)
+        seed_store.warm([range(first, first + 30)])
+        seed_store.save(tmp_path / name)
+        seeds[name] = (tmp_path / name).read_bytes()
+
+    def load_hundreds(seed: str) -> set[int]:
+        """Runs an engine with this seed. Returns the hundreds of its stored tokens."""
+        options = {"store_seed": str(tmp_path / seed)} if seed else {}
+        proposer, store = create_proposer(store_tokens=16384, store_file=str(store_file), **options)
+        store.warm([[next(fresh)]])
+        texts = store._texts()
+        del proposer, store
+        gc.collect()
+        tokens = [token for _, text in texts for token in text.tolist()]
+        assert len(tokens) == len(set(tokens)), "no text is stored twice"
+        return {token // 100 for token in tokens} - {0}
+
+    hundreds = [load_hundreds(seed) for seed in ("monday", "monday", "", "tuesday")]
+    assert hundreds == [{1}, {1}, {1}, {1, 2}]
+    assert all((tmp_path / name).read_bytes() == data for name, data in seeds.items())
+    assert load_hundreds("monday") == {1, 2}
+    assert load_hundreds("tuesday") == {1, 2}
 
 
-def test_v2_text_of_last_request_is_stored_without_another_step(
-    told: type[V2Runner],
+@pytest.mark.parametrize(
+    ("message", "seed", "store_file"),
+    [
+        ("expected another file", "a", "a"),
+        (".*No such file", "missing", ""),
+        (".*not a store file", __file__, ""),
+    ],
+)
+def test_invalid_store_seed_raises(
+    tmp_path: Path, message: str, seed: str, store_file: str
 ) -> None:
-    runner = told("finish")
-    runner.add_requests(SimpleNamespace(scheduled_new_reqs=[begins("a", [1])]))
-    for at in range(0, 40, 4):
-        runner.step({"a": WORDS[at : at + 4]})
-    runner.req_states.remove_request("a")
-    assert runner.held.statistics.tokens_entered == 40
+    options = {"store_file": str(tmp_path / store_file)} if store_file else {}
+    with pytest.raises(ValueError, match=f"ngram_npu: store_seed: {message}"):
+        NgramProposer(store_config(store_seed=str(tmp_path / seed), **options))
 
 
-@pytest.mark.parametrize(("longest", "stored"), [(S, 4), (9, 8), (7, 6)])
-def test_v2_asynchronous_request_is_stored_to_its_end_and_no_further(
-    told: type[V2Runner], longest: int, stored: int
+def test_store_seed_of_another_tokenizer_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The last step may have run behind the end, unless max_model_len is known to be the end."""
-    runner = told("live", batches=2)
-    runner.req_states.max_model_len = longest
-    runner.add_requests(SimpleNamespace(scheduled_new_reqs=[begins("a", [1])]))
-    for at in (0, 4):
-        runner.step({"a": WORDS[at : at + 4]})
-    runner.req_states.remove_request("a")
-    assert [text.tolist() for _, text in runner.held._texts()] == [WORDS[:stored]]
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    path = str(tmp_path / "store")
+    NgramStore(1, 4096, tokenizer="0f" * 16).save(path)
+    NgramProposer(store_config(store_file=path))
+    assert "files are not compared with the tokenizer: ModuleNotFoundError" in caplog.text
+    module: Any = ModuleType("vllm.tokenizers")
+    module.cached_tokenizer_from_config = lambda model_config: SimpleNamespace(
+        get_vocab=lambda: {"a": 0}
+    )
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
+    with pytest.raises(ValueError, match=r"store_seed: .*of another tokenizer"):
+        NgramProposer(store_config(store_seed=path))
 
 
-def test_v2_store_in_unknown_runner_raises() -> None:
-    with pytest.raises(
-        ValueError, match=r"store: expected a runner .* GPUModelRunner.add_requests"
+def test_store_is_saved_while_engine_runs(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.001)
+    time.sleep(0.2)
+    assert not path.exists(), "an empty store is not saved"
+    store.warm([WORDS])
+    wait_until(path.exists)
+    assert load_count(path) == len(WORDS)
+    del proposer, store
+    gc.collect()
+    assert not [t for t in threading.enumerate() if t.name == "ngram_npu store"]
+
+
+def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interval is the default of a minute. Text that follows soon waits for the interval."""
+    path = tmp_path / "store"
+    monkeypatch.setattr(sharing, "IDLE_S", 0.02)
+    proposer, store = create_proposer(store_file=str(path))
+    store.warm([WORDS])
+    wait_for_tokens(path, len(WORDS))
+    store.warm([WORDS])
+    time.sleep(0.3)
+    assert load_count(path) == len(WORDS)
+    del proposer, store
+    gc.collect()
+    wait_for_tokens(path, 2 * len(WORDS))  # saved when the engine ends
+
+
+def test_store_that_is_never_idle_is_saved_at_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fresh = tmp_path / "store", itertools.count()
+    monkeypatch.setattr(sharing, "IDLE_S", 0.02)
+    proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.3 / 60)
+    shared: Any = proposer.shared_store
+    read_words, started = shared._read_words, time.monotonic()
+    changing = lambda *names: (*read_words(*names), next(fresh))  # noqa: E731
+    monkeypatch.setattr(shared, "_read_words", changing)
+    store.warm([WORDS])
+    wait_for_tokens(path, len(WORDS))
+    assert time.monotonic() - started >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("timeout", "minutes", "loss"),
+    [
+        (0, 1, "text since the last save is lost"),
+        (0, 0, "all text is lost"),
+        (5, 1, ""),
+        (5, 0, ""),
+    ],
+)
+def test_startup_logs_save_times_and_possible_loss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: int, loss: str
+) -> None:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    path = tmp_path / "store"
+    vllm_config = store_config(store_file=str(path), store_save_minutes=float(minutes))
+    vllm_config.shutdown_timeout = timeout
+    NgramProposer(vllm_config)
+    (line,) = [m for m in caplog.messages if f"store_file={path} is written" in m]
+    assert ("at least every 1 min while it comes in" in line) == bool(minutes)
+    assert line.endswith("when the engine ends")
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == bool(loss)
+    assert all(f"and {loss}; --shutdown-timeout 10" in warning for warning in warnings)
+
+
+def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path: Path) -> None:
+    path, saves = tmp_path / "store", []
+    proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.001)
+    save = store.save
+
+    def save_while_text_arrives(path: str) -> None:
+        save(path)
+        saves.append(path)
+        if len(saves) == 1:
+            store.warm([WORDS])
+
+    store.save = save_while_text_arrives
+    store.warm([WORDS[:9]])
+    wait_until(lambda: len(saves) >= 2)
+    assert load_count(path) == 9 + len(WORDS)
+    time.sleep(0.2)
+    assert len(saves) == 2, "an unchanged store is not saved again"
+    del proposer
+
+
+# The worker's methods.
+
+
+def create_async_proposer() -> Any:
+    return v1_device.AsyncNgramProposer(store_config(), CPU, GPUModelRunner())
+
+
+def create_worker(model_runner: Any) -> Any:
+    worker: Any = StoreExtension()
+    worker.model_runner = model_runner
+    return worker
+
+
+@pytest.mark.parametrize("runner", ["V1", "V2", "V2 with a neural drafter"])
+def test_worker_warms_merges_and_clears_the_store(tmp_path: Path, runner: str) -> None:
+    proposer = create_async_proposer()
+    worker = create_worker(
+        {
+            "V1": SimpleNamespace(drafter=proposer),
+            "V2": SimpleNamespace(speculator=proposer),
+            "V2 with a neural drafter": SimpleNamespace(
+                speculator=SimpleNamespace(ngram_npu=proposer)
+            ),
+        }[runner]
+    )
+    file_store = NgramStore(1, 4096)
+    file_store.warm([range(30)], scope="b")
+    file_store.save(tmp_path / "store")
+
+    def count_tokens() -> int:
+        statistics: dict[str, int] = worker.ngram_npu_store_statistics()
+        return statistics["tokens_held"]
+
+    worker.ngram_npu_store_warm([WORDS], "a")
+    worker.ngram_npu_store_warm([WORDS[:9]], "a", (1, "adapter"))
+    worker.ngram_npu_store_warm([WORDS[:5]], "a", (1, "adapter"), "salt")
+    worker.ngram_npu_store_warm([WORDS[:4]], salt="a")
+    worker.ngram_npu_store_warm([WORDS[:7]])
+    worker.ngram_npu_store_merge(str(tmp_path / "store"))
+    assert count_tokens() == len(WORDS) + 9 + 5 + 4 + 7 + 30
+    for arguments, remaining in (
+        (("a",), 9 + 5 + 4 + 7 + 30),
+        (("a", (1, "adapter")), 5 + 4 + 7 + 30),
+        (("a", (1, "adapter"), "salt"), 4 + 7 + 30),
+        ((None, None, "a"), 7 + 30),
+        ((), 30),
     ):
-        V2Runner("live")
+        worker.ngram_npu_store_clear(*arguments)
+        assert count_tokens() == remaining
+    worker.ngram_npu_store_clear(all_scopes=True)
+    assert count_tokens() == 0
 
 
-def test_v2_another_runner_is_left_alone() -> None:
-    class Other:
-        def add_requests(self, output: Any) -> None: ...
+def test_worker_uses_the_scopes_of_requests() -> None:
+    proposer = create_async_proposer()
+    worker = create_worker(SimpleNamespace(drafter=proposer))
+    worker.ngram_npu_store_warm([[1, 2]], "a")
+    worker.ngram_npu_store_warm([[1, 2, 3]], "a", salt="b")
+    scopes = [scope_of_request(None, sampling_params("a"), salt) for salt in (None, "b")]
+    assert proposer.shared_store.contents.scopes == dict(zip(scopes, (2, 3), strict=True))
 
-    module, stays = ModuleType(plugin.V2_RUNNER), Other.add_requests
-    module.GPUModelRunner = Other  # type: ignore[attr-defined]
-    plugin.install_request_data(module)
-    assert Other.add_requests is stays
-    assert not RowLookup.has_request_data
+
+def test_worker_merge_of_a_missing_file_raises_or_ends_a_rank(tmp_path: Path) -> None:
+    proposer = create_async_proposer()
+    worker = create_worker(SimpleNamespace(drafter=proposer))
+    with pytest.raises(FileNotFoundError):
+        worker.ngram_npu_store_merge(str(tmp_path / "missing"))
+    proposer.has_other_ranks = True
+    with pytest.raises(ValueError, match="expected a vector of token ids"):
+        worker.ngram_npu_store_warm([["a"]])
+    with pytest.raises(SystemExit):
+        worker.ngram_npu_store_merge(str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("arguments", [("a",), (None, (1, "adapter")), (None, None, "salt")])
+def test_worker_of_a_synchronous_runner_rejects_scopes(arguments: tuple[Any, ...]) -> None:
+    worker = create_worker(SimpleNamespace(drafter=NgramProposer(store_config())))
+    with pytest.raises(ValueError, match="scope: expected none, this runner has one for all"):
+        worker.ngram_npu_store_clear(*arguments)
+
+
+def test_worker_without_a_store_raises() -> None:
+    worker = create_worker(SimpleNamespace(drafter=NgramProposer(store_config(store=None))))
+    with pytest.raises(RuntimeError, match="store: this engine has none"):
+        worker.ngram_npu_store_statistics()

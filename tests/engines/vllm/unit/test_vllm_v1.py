@@ -1,5 +1,5 @@
-"""What only the V1 runners' drafters do: documented behaviour, how much is indexed per step, and
-whose memory an index keeps."""
+"""Behaviour specific to the V1 runners' drafters: documented drafts, the number of tokens indexed
+per step, and the memory of an index."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_draft_ends_at_max_model_len(length: int) -> None:
 
 
 @pytest.mark.parametrize(("engine", "op"), [("scan", "ngram_propose"), ("index", "RowRecognizer")])
-def test_empty_and_wrong_buffers(engine: str, op: str) -> None:
+def test_invalid_buffer_raises_and_empty_one_is_accepted(engine: str, op: str) -> None:
     proposer = NgramProposer(config(method="custom_class", engine=engine))
     buffer = np.empty((2, 0), np.int32)
     assert proposer.propose([[1], []], np.zeros(2, np.int32), buffer) == [[], []]
@@ -83,8 +83,8 @@ def test_stock_signature_lowers_k(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["scan", "index"])
-def test_recurrent_models_get_a_draft_for_every_sampled_row(engine: str) -> None:
-    """The newest token if nothing is found; none without a sampled token or at the end of a row."""
+def test_recurrent_model_gets_a_draft_for_every_sampled_row(engine: str) -> None:
+    """The newest token is drafted if nothing matches, except in unsampled or complete rows."""
     token_ids = np.arange(5 * 64, dtype=np.int32).reshape(5, 64)
     token_ids[0, :5] = [1, 2, 3, 1, 2]
     lengths = np.array([5, 5, 5, 64, 63], np.int32)
@@ -132,9 +132,9 @@ options = {"ngram_npu": {"engine": sys.argv[1]}}
 proposer = NgramProposer(
     vllm_config(additional_config=options, max_model_len=2048, max_num_seqs=32)
 )
-made = time.process_time()
+created = time.process_time()
 assert len(proposer.propose([[1]] * 32, lengths, token_ids)[31]) == 4
-print(made - started, time.process_time() - made)
+print(created - started, time.process_time() - created)
 """
 
 
@@ -142,9 +142,9 @@ def test_first_call_compiles_nothing() -> None:
     """CPU time, so that other load does not matter; vLLM's class takes 1.1 s."""
     command = [sys.executable, "-c", FIRST_CALL, "index", *sys.path]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    made, first_call = map(float, done.stdout.split())
+    creation, first_call = map(float, done.stdout.split())
     assert first_call < 0.05
-    assert made < 1.0
+    assert creation < 1.0
 
 
 # The index of the synchronous runner.
@@ -164,7 +164,7 @@ def catch_up(
     return looked_up.tolist(), behind, indexed
 
 
-def test_catching_up_is_limited_to_a_share_of_a_scan() -> None:
+def test_catch_up_is_limited_to_a_share_of_a_scan() -> None:
     """One token is indexed per 768 scanned, plus what looked-up rows save."""
     index = NgramIndex(4, 10**6, min_n=2, max_n=4)
     token_ids = np.random.default_rng(0).integers(0, 50, (3, 60000), np.int32)
@@ -185,7 +185,7 @@ def test_catching_up_is_limited_to_a_share_of_a_scan() -> None:
     assert catch_up(index, (*short, mixed), 50, 600) == ([2, -1], 1, [500, 150])
 
 
-def test_catching_up_accepts_any_lengths_and_slots() -> None:
+def test_catch_up_accepts_any_lengths_and_slots() -> None:
     index = NgramIndex(2, 1000, min_n=2, max_n=4)
     token_ids = np.zeros((5, 20), np.int32)
     slots = np.array([-1, 2, 2**31 - 1, 0, 1], np.int32)
@@ -220,7 +220,7 @@ def test_catching_up_accepts_any_lengths_and_slots() -> None:
 
 
 def test_steps_with_few_tokens_are_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens in total, or per row of many. Not for a ladder, whose scan drafts differently."""
+    """Few tokens in total or per row are scanned. A ladder is not, because its scan differs."""
     monkeypatch.setattr(INDEX_POLICY, "scanned_tokens", 1280)
     token_ids = np.random.default_rng(0).integers(0, 9, (200, 1300), np.int32)
     for rows, length, is_scanned in (
@@ -324,7 +324,7 @@ def test_absent_requests_lose_memory_while_others_grow(monkeypatch: pytest.Monke
 def test_requests_of_alternating_batches_keep_their_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Like micro-batches of a pipeline, in memory that is more than half full."""
+    """Like micro-batches of a pipeline, with more than half of the memory in use."""
     proposer = long_proposer(1750, monkeypatch)
     token_ids = np.random.default_rng(0).integers(0, 9999, (2, 3, 6000), np.int32)
     lengths = np.full(3, 5000, np.int32)
@@ -366,14 +366,14 @@ def test_index_has_the_capacity_of_the_kv_cache(
     vllm_config.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
     vllm_config.parallel_config.decode_context_parallel_size = ranks
     proposer = NgramProposer(vllm_config)
-    made: list[Any] = []
+    created: list[Any] = []
     make_index = v1_sync.make_index
     monkeypatch.setattr(
-        v1_sync, "make_index", lambda *a, **kw: made.append(a[1:]) or make_index(*a, **kw)
+        v1_sync, "make_index", lambda *a, **kw: created.append(a[1:]) or make_index(*a, **kw)
     )
-    assert made == []  # the capacity is known at the first draft
+    assert created == []  # the capacity is known at the first draft
     proposer.propose([[1]], np.array([5], np.int32), np.zeros((1, 400), np.int32))
-    assert made == [(16, tokens)]
+    assert created == [(16, tokens)]
 
 
 # The asynchronous runners.

@@ -21,8 +21,8 @@ from fake_engine import (
     StandaloneARSpeculator,
     TorchCalls,
     V2Neural,
-    batch_of,
     config,
+    input_batch,
 )
 from ngram_npu.config import default_match_costs
 from ngram_npu.engines.vllm import v2
@@ -38,7 +38,7 @@ def test_rows_out_of_range_get_no_draft_and_others_do(engine: str) -> None:
     rows = [runner.row("0"), -1, ROWS, runner.row("1")]
     runner.req_states.append(rows[3], [3])
     drafts, counts, _ = runner.speculator._look_up(
-        batch_of(rows), torch.tensor([1, 2, 1, 1], dtype=torch.int32), int64=True
+        input_batch(rows), torch.tensor([1, 2, 1, 1], dtype=torch.int32), int64=True
     )
     assert drafts[1:3].eq(-1).all()
     assert counts[1:3].tolist() == [0, 0]
