@@ -128,8 +128,9 @@ class Rows:
 
 
 def test_ranks_have_equal_stores_and_only_rank_0_saves(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sharing, "IDLE_S", 600.0)  # no save while the test steps slowly
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
     path = tmp_path / "store"
 
