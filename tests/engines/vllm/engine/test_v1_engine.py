@@ -116,13 +116,13 @@ def test_ladder_drafts_have_all_lengths(runs: Runs) -> None:
 def stores(monkeypatch: pytest.MonkeyPatch) -> list[SharedStore]:
     """The stores of the engines that start during the test."""
     stores: list[SharedStore] = []
-    announce = SharedStore.announce
+    start_saving = SharedStore.start_saving
 
-    def recorded(self: SharedStore, *arguments: Any, **keywords: Any) -> None:
+    def start_and_record(self: SharedStore, owner: object) -> None:
         stores.append(self)
-        announce(self, *arguments, **keywords)
+        start_saving(self, owner)
 
-    monkeypatch.setattr(SharedStore, "announce", recorded)
+    monkeypatch.setattr(SharedStore, "start_saving", start_and_record)
     return stores
 
 
