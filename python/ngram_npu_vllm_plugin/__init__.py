@@ -1,6 +1,6 @@
 """vLLM's entry point into ngram_npu (group ``vllm.general_plugins``).
 
-vLLM loads it in every process of every deployment in whose environment it is installed. So it is a
+vLLM loads it in every process of every deployment that has it installed. So it is a
 separate package: unless it is enabled, it imports nothing, not even ``ngram_npu``.
 """
 
@@ -11,18 +11,18 @@ BESIDE = "NGRAM_NPU_VLLM_BESIDE"
 
 
 def register() -> None:
-    """Serves vLLM's ``method="ngram"`` with ngram_npu if ``NGRAM_NPU_VLLM=1``, which
+    """Replaces vLLM's n-gram methods if ``NGRAM_NPU_VLLM=1``, which
     ``NGRAM_NPU_VLLM_BESIDE=1`` implies."""
-    wish = os.environ.get(VARIABLE, "")
-    if not wish and os.environ.get(BESIDE, "").lower() in ("1", "true"):
-        wish = "1"
-    if wish in ("", "0"):
+    value = os.environ.get(VARIABLE, "")
+    if not value and os.environ.get(BESIDE, "").lower() in ("1", "true"):
+        value = "1"
+    if value in ("", "0"):
         return
-    if wish != "1":
+    if value != "1":
         import logging
 
         logging.getLogger("vllm.ngram_npu").warning(
-            "ngram_npu: not enabled: %s: expected 0 or 1, got %r", VARIABLE, wish
+            "ngram_npu: not enabled: %s: expected 0 or 1, got %r", VARIABLE, value
         )
         return
     from ngram_npu.engines.vllm.plugin import install
