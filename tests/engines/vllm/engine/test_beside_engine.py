@@ -93,7 +93,7 @@ def test_mtp_drafter_with_ngram_drafts(model: Path, tmp_path: Path) -> None:
     method, alone = beside_runs.METHODS["mtp"], v2_runs.Run()
     arguments = {**v2_runs.OPTIONS, "load_format": "dummy"}
     with v2_runs.start_engine(target, arguments, alone) as engine:
-        v2_runs.serve(engine, v2_runs.make_requests(model)[: method.count], alone)
+        v2_runs.serve(engine, v2_runs.make_requests(target)[: method.count], alone)
     run = beside_runs.run(target, method)
     assert run.find_different(alone) == []
     assert run.mismatches == []

@@ -15,8 +15,8 @@ import v2_runs
 from engines import Engine, encode_corpus, greedy
 from ngram_npu import NgramStore
 from ngram_npu.engines.vllm import plugin
+from ngram_npu.engines.vllm.options import vocabulary_digest
 from ngram_npu.store import file as store_file
-from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 
 EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
@@ -45,7 +45,7 @@ def test_store_is_seeded_changed_by_calls_and_saved(
     requests = v2_runs.make_requests(model)
     saving = {"store_file": str(file), "store_save_minutes": 0.002}
     with _start_engine(model, result, **saving) as engine:
-        vocabulary = tokenizer_digest(engine.llm.get_tokenizer().get_vocab())
+        vocabulary = vocabulary_digest(engine.runner.model_config)
         v2_runs.serve(engine, requests, result)
         statistics = _call(engine, "statistics")
         assert statistics["calls_busy"] == 0
