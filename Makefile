@@ -132,7 +132,7 @@ counts:
 # The tests without twins, and parity for this machine's best instruction set.
 QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.py tests/ops/test_bookkeeping.py \
   tests/ops/test_drafts.py $(wildcard tests/core/test_*.py) tests/engines/vllm/unit tests/cli/replay tests/cli/tune \
-  tests/async_state/test_config.py tests/async_state/test_state.py tests/async_state/test_failures.py \
+  tests/async_state/test_state.py tests/async_state/test_failures.py \
   tests/repo/test_documents.py tests/repo/test_gate.py tests/repo/bench/test_figures.py \
   tests/core/index/test_index.py tests/core/index/test_ladder_index.py tests/core/test_proposer.py
 check-python:
