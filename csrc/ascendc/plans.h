@@ -131,7 +131,7 @@ inline LaunchPlan plan(const PrepareInputIdsParams& p, const Machine& machine) {
 }
 
 // Bytes of a Gathered (gather.h); of PreviousCounts and a CountCorrector (counts.h); of a RequestPass without its
-// CountCorrector and its Gathered (request_pass.h); of StagedSlots with both windows (slots.h).
+// CountCorrector and its Gathered (correction.cpp); of StagedSlots with both windows (slots.h).
 inline int64_t gathered_bytes(int64_t size) { return smaller(size, kWhole) * int64_t{sizeof(int32_t)} + 32; }
 inline int64_t previous_ub_bytes(const CorrectNumComputedTokensParams& p) { return 3 * gathered_bytes(p.num_previous); }
 inline int64_t indices_ub_bytes(const IndexArray& indices, int64_t per_pass) {

@@ -9,6 +9,7 @@ import os
 import platform
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,12 @@ class Run:
         }
 
 
-class JsonReport:
+class JsonReport(ABC):
     """A report that can be written as JSON."""
 
+    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Returns plain dicts, lists, numbers and strings."""
-        raise NotImplementedError
 
     def to_json(self) -> str:
         """Returns `to_dict` as indented JSON with a final newline."""
