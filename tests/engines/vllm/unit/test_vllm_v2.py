@@ -231,7 +231,7 @@ def test_fewer_draft_tokens_leave_positions_empty() -> None:
         drafts = propose(engine, "twice", [2], 1, num_speculative_tokens=1)
         assert drafts == [[NEURAL[0][0], *[-1] * (K - 1)]]
         assert acceptance[1] == 2
-    assert engine.speculator.arguments["num_speculative_tokens"] == 1
+    assert engine.speculator.num_speculative_tokens == 1
     propose(engine, "twice", [1], 1, num_speculative_tokens=0)
     assert acceptance[1] == 1, "no neural token was drafted"
 
