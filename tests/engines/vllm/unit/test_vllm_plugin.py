@@ -14,13 +14,15 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import ngram_npu_vllm_plugin
 import pytest
 import torch
 from conftest import FakeVLLM
-from fake_engine import CPU, ROWS, K, RequestState, StandaloneARSpeculator, config
+from fake_engine import CPU, K, RequestState, StandaloneARSpeculator, config
 from ngram_npu import _library
 from ngram_npu.engines.vllm import NgramProposer, options, plugin, v1_device
 from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, CLASSES, RUNNER
+from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE, NgramSpeculator
 from vllm_config import vllm_config
 
@@ -128,9 +130,9 @@ def triton_ngram_spec_decode(
 """
 
 SOURCES = {
-    plugin.MODULE: V1,
+    MODULE: V1,
     RUNNER: V1_ASYNC,
-    plugin.V2_MODULE: V2,
+    V2_MODULE: V2,
     plugin.ASCEND_FACTORY: ASCEND_FACTORY,
     ASCEND_RUNNER: ASCEND_IMPORTS + ASCEND_LAUNCHER,
     plugin.ASCEND_V2_MODULE: V2.replace("NgramGPU", "AscendNgram"),
@@ -174,7 +176,7 @@ def npu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 # The environment.
 
 INERT = """
-import importlib.metadata, os, sys
+import importlib.metadata, sys
 (entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="ngram_npu")
 before = set(sys.modules)
 entry.load()()
@@ -183,25 +185,16 @@ assert new == ["ngram_npu_vllm_plugin"], new
 """
 
 
-@pytest.mark.parametrize("value", [None, "0"])
-def test_disabled_plugin_imports_nothing(value: str | None) -> None:
-    environment = {name: v for name, v in os.environ.items() if name != "NGRAM_NPU_VLLM"}
-    environment["NGRAM_NPU_VLLM_ENGINE"] = "not an engine"
-    if value is not None:
-        environment["NGRAM_NPU_VLLM"] = value
+def test_disabled_plugin_imports_nothing() -> None:
+    environment = {**os.environ, "NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_ENGINE": "not an engine"}
     subprocess.run([sys.executable, "-c", INERT], env=environment, check=True)
 
 
 @pytest.mark.parametrize(
     ("switch", "beside", "is_on"),
     [
-        (None, "1", True),
-        (None, "true", True),
-        (None, "0", False),
-        ("0", "1", False),
-        ("1", None, True),
-        ("", None, False),
-        ("yes", None, False),
+        *((None, None, False), (None, "1", True), (None, "true", True), (None, "0", False)),
+        *(("0", "1", False), ("1", None, True), ("", None, False), ("yes", None, False)),
     ],
 )
 def test_environment_enables_the_plugin(
@@ -211,8 +204,6 @@ def test_environment_enables_the_plugin(
     beside: str | None,
     is_on: bool,
 ) -> None:
-    import ngram_npu_vllm_plugin
-
     for name, value in {"NGRAM_NPU_VLLM": switch, "NGRAM_NPU_VLLM_BESIDE": beside}.items():
         monkeypatch.delenv(name, raising=False)
         if value is not None:
@@ -232,18 +223,18 @@ def test_module_is_replaced_when_it_is_imported_not_when_it_is_found(
     vllm: FakeVLLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     finders = len(sys.meta_path)
-    vllm.write(plugin.MODULE, V1)
-    plain: Any = importlib.import_module(plugin.MODULE)
-    del sys.modules[plugin.MODULE]
+    vllm.write(MODULE, V1)
+    plain: Any = importlib.import_module(MODULE)
+    del sys.modules[MODULE]
     plugin.install()
     waiting = len(sys.meta_path)
     plugin.install()
     assert len(sys.meta_path) == waiting > finders
-    spec = importlib.util.find_spec(plugin.MODULE)
+    spec = importlib.util.find_spec(MODULE)
     assert spec is not None
     assert str(spec.origin).endswith("ngram_proposer.py")
-    assert plugin.MODULE not in sys.modules
-    module: Any = importlib.import_module(plugin.MODULE)
+    assert MODULE not in sys.modules
+    module: Any = importlib.import_module(MODULE)
     assert module.NgramProposer is plugin.StockNgramProposer
     assert len(sys.meta_path) == waiting - 1
     plugin.install()
@@ -255,19 +246,19 @@ def test_module_is_replaced_when_it_is_imported_not_when_it_is_found(
 
 
 def test_failed_import_may_be_repeated(vllm: FakeVLLM) -> None:
-    vllm.write(plugin.MODULE, "raise RuntimeError('theirs')")
+    vllm.write(MODULE, "raise RuntimeError('theirs')")
     with pytest.raises(RuntimeError, match="theirs"):
-        vllm.install_and_import(plugin.MODULE)
-    vllm.write(plugin.MODULE, V1 + "# longer, so that the cached bytecode is stale\n")
-    module: Any = importlib.import_module(plugin.MODULE)
+        vllm.install_and_import(MODULE)
+    vllm.write(MODULE, V1 + "# longer, so that the cached bytecode is stale\n")
+    module: Any = importlib.import_module(MODULE)
     assert module.NgramProposer is plugin.StockNgramProposer
 
 
 def test_imported_module_is_replaced_unless_the_runner_has_bound_its_class(
     vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vllm.write(plugin.MODULE, V1)
-    module: Any = importlib.import_module(plugin.MODULE)
+    vllm.write(MODULE, V1)
+    module: Any = importlib.import_module(MODULE)
     runner: Any = ModuleType(RUNNER)
     runner.NgramProposer = module.NgramProposer
     monkeypatch.setitem(sys.modules, RUNNER, runner)
@@ -303,33 +294,33 @@ PROPERTY = "    max_num_reqs = property(lambda self: 1)\n    def capture"
 PRIVATE = "    def _begin(self): ...\n    def capture"
 OTHER_CLASS = ASCEND_LAUNCHER + "class AscendNgramProposer: ...\n"
 SUBCLASS = ASCEND_LAUNCHER + "class AscendNgramProposer(AscendNgramProposer): ...\n"
-V1_REFUSED = ", vLLM is left as it is: this vLLM ("
-ASYNC_REFUSED = " for method 'ngram_gpu' of the V1 runner, which is left as it is: "
-ASCEND_NAMES = {plugin.ASCEND_HOST, plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER}
+DEVICE_NAMES = {plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER}
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "label"),
+    ("name", "old", "new"),
     [
-        (RUNNER, "", "", "method 'ngram_gpu' of the V1 runner"),
-        (plugin.V2_MODULE, "", "", "n-gram methods of the V2 runner"),
-        (plugin.V2_MODULE, "dp_sync_state", "dp_state", "n-gram methods of the V2 runner"),
-        (plugin.V2_MODULE, "capture(self)", "capture(self, n=None)", "methods of the V2 runner"),
-        (plugin.V2_MODULE, "req_states)", "req_states, more=None)", "methods of the V2 runner"),
-        (plugin.V2_MODULE, "    def capture", V2_MEMBERS, "n-gram methods of the V2 runner"),
+        (RUNNER, "", ""),
+        (V2_MODULE, "", ""),
+        (V2_MODULE, "dp_sync_state", "dp_state"),
+        (V2_MODULE, "capture(self)", "capture(self, sizes=None)"),
+        (V2_MODULE, "req_states)", "req_states, adapters=None)"),
+        (V2_MODULE, "    def capture", V2_MEMBERS),
     ],
 )
 def test_known_class_is_replaced_and_keeps_its_other_members(
-    vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, name: str, old: str, new: str, label: str
+    vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, name: str, old: str, new: str
 ) -> None:
     module = import_changed(vllm, name, old, new)
     replaced = vars(module).copy()
     plugin.install()
     assert vars(module) == replaced
-    (line,) = messages(caplog, "enabled for")
-    assert line.endswith(f"{label} (NGRAM_NPU_VLLM=1)")
+    is_v2 = name == V2_MODULE
+    label = "n-gram methods of the V2 runner" if is_v2 else "method 'ngram_gpu' of the V1 runner"
+    line = f"ngram_npu: enabled for {label} (NGRAM_NPU_VLLM=1)"
+    assert messages(caplog, "enabled for") == [line]
     assert caplog.records[-1].levelname == "DEBUG"  # the engine's method is not known yet
-    if name == plugin.V2_MODULE:
+    if is_v2:
         assert issubclass(module.NgramGPUSpeculator, NgramSpeculator)
         for member in {"confidences", "on_finished"} & set(dir(module.STOCK)):
             assert getattr(module.NgramGPUSpeculator, member) is getattr(module.STOCK, member)
@@ -341,95 +332,72 @@ def test_known_class_is_replaced_and_keeps_its_other_members(
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "refused", "reason"),
+    ("name", "old", "new", "reason"),
     [
         (
-            *(plugin.MODULE, "num_tokens_no_spec,", "req_ids, num_tokens_no_spec,", V1_REFUSED),
+            *(MODULE, "num_tokens_no_spec,", "req_ids, num_tokens_no_spec,"),
             "NgramProposer.propose takes (self, num_speculative_tokens, sampled_token_ids, req_ids",
         ),
+        (MODULE, "__init__(self", "__init__(self, n", "__init__ takes (self, n, vllm_config), exp"),
+        (MODULE, "load_model", "load", "there is no NgramProposer.load_model"),
+        (MODULE, "class Ngram", "class Other", "there is no class NgramProposer"),
+        (RUNNER, "valid_sampled_tokens_count", "n", "NgramProposerGPU.propose takes"),
+        (RUNNER, "drafts(\n", "drafts(n,\n", "update_scheduler_for_invalid_drafts takes (n, num"),
+        (RUNNER, "def copy_num", "def num", "there is no copy_num_valid_draft_tokens"),
+        (V2_MODULE, "num_sampled, num_", "num_", "NgramGPUSpeculator.propose takes (self, input"),
+        (V2_MODULE, "dummy_run=False, ", "", "NgramGPUSpeculator.propose takes (self, input_batch"),
+        (V2_MODULE, "    def capture", ABSTRACT, "NgramGPUSpeculator.bind is abstract"),
         (
-            *(plugin.MODULE, 'vllm_config: "VllmConfig"', "vllm_config, device", V1_REFUSED),
-            "NgramProposer.__init__ takes (self, vllm_config, device), expected (self, vllm_confi",
+            V2_MODULE,
+            "    def capture",
+            PRIVATE,
+            "has _begin, which ngram_npu's class has for",
         ),
-        (plugin.MODULE, "load_model", "load", V1_REFUSED, "there is no NgramProposer.load_model"),
-        (plugin.MODULE, "class Ngram", "class Other", V1_REFUSED, "there is no class NgramPropos"),
-        (
-            *(RUNNER, "valid_sampled_tokens_count", "more", ASYNC_REFUSED),
-            "NgramProposerGPU.propose takes",
-        ),
-        (
-            *(RUNNER, "event, num_valid_draft_tokens_cpu, s", "event_, cpu, s", ASYNC_REFUSED),
-            "update_scheduler_for_invalid_drafts takes",
-        ),
-        (
-            *(RUNNER, "def copy_num", "def copied_num", ASYNC_REFUSED),
-            "there is no copy_num_valid_draft_tokens",
-        ),
-        (
-            *(plugin.V2_MODULE, "num_sampled, num_rejected", "num_rejected, num_sampled"),
-            *(plugin.V2_REFUSED, "NgramGPUSpeculator.propose takes (self, input_batch,"),
-        ),
-        (plugin.V2_MODULE, "dummy_run=False, ", "", plugin.V2_REFUSED, "propose takes (self,"),
-        (
-            *(plugin.V2_MODULE, "    def capture", ABSTRACT, plugin.V2_REFUSED),
-            "NgramGPUSpeculator.bind is abstract",
-        ),
-        (
-            *(plugin.V2_MODULE, "    def capture", PRIVATE, plugin.V2_REFUSED),
-            "NgramGPUSpeculator has _begin, which ngram_npu's class has for itself",
-        ),
-        (
-            *(plugin.V2_MODULE, "    def capture", PROPERTY, plugin.V2_REFUSED),
-            "NgramGPUSpeculator.max_num_reqs is a property, which ngram_npu's class sets",
-        ),
-        (plugin.V2_MODULE, "NgramGPU", "Other", plugin.V2_REFUSED, "there is no class NgramGPU"),
-        (
-            *(ASCEND_RUNNER, "token_ids_cpu=None", "tokens=None", " for method 'ngram', vllm-asc"),
-            "AscendNgramProposer.propose takes",
-        ),
-        (
-            *(ASCEND_RUNNER, "max_n, k,\n", "max_n, k, stride\n", " for method 'ngram_gpu', "),
-            "triton_ngram_spec_decode takes",
-        ),
-        (
-            *(ASCEND_RUNNER, ASCEND_LAUNCHER, OTHER_CLASS, " for method 'ngram', "),
-            "there is no AscendNgramProposer.__init__",
-        ),
-        (
-            *(ASCEND_RUNNER, ASCEND_LAUNCHER, SUBCLASS, " for method 'ngram', "),
-            "makes another AscendNgramProposer than",
-        ),
+        (V2_MODULE, "    def capture", PROPERTY, "r.max_num_reqs is a property, which ngram_npu's"),
+        (V2_MODULE, "NgramGPU", "Other", "there is no class NgramGPUSpeculator"),
     ],
 )
-@pytest.mark.usefixtures("npu_kernels")
 def test_unknown_signature_is_left_unchanged(
-    vllm: FakeVLLM,
-    caplog: pytest.LogCaptureFixture,
-    name: str,
-    old: str,
-    new: str,
-    refused: str,
-    reason: str,
+    vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, name: str, old: str, new: str, reason: str
 ) -> None:
     module = import_changed(vllm, name, old, new)
-    lines = set(messages(caplog, "not enabled"))
-    (line,) = lines
-    assert line.startswith(f"ngram_npu: not enabled{refused}".replace("vllm-asc", ""))
+    (line,) = set(messages(caplog, "not enabled"))
+    refused = {
+        MODULE: ", vLLM is left as it is: this vLLM (",
+        RUNNER: " for method 'ngram_gpu' of the V1 runner, which is left as it is: ",
+        V2_MODULE: " for the V2 runner, which is left as it is: ",
+    }
+    assert line.startswith(f"ngram_npu: not enabled{refused[name]}")
     assert reason in line
-    expected = set()
-    if name == ASCEND_RUNNER:
-        is_host = "'ngram'" in refused
-        expected = ASCEND_NAMES - {plugin.ASCEND_HOST} if is_host else {plugin.ASCEND_HOST}
-    assert replaced_names(module) == expected
+    assert replaced_names(module) == set()
 
 
-def test_ascend_device_method_without_kernels_is_left_unchanged(
-    vllm: FakeVLLM, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("old", "new", "method", "reason"),
+    [
+        ("token_ids_cpu=None", "tokens=None", "ngram", "AscendNgramProposer.propose takes"),
+        ("max_n, k,\n", "max_n, k, stride\n", "ngram_gpu", "triton_ngram_spec_decode takes"),
+        (ASCEND_LAUNCHER, OTHER_CLASS, "ngram", "there is no AscendNgramProposer.__init__"),
+        (ASCEND_LAUNCHER, SUBCLASS, "ngram", "makes another AscendNgramProposer than"),
+        ("", "", "ngram_gpu", f"no NPU kernels: {_library.backends()['npu'].reason}"),
+    ],
+)
+def test_unknown_ascend_method_is_left_unchanged(
+    vllm: FakeVLLM,
+    caplog: pytest.LogCaptureFixture,
+    request: pytest.FixtureRequest,
+    old: str,
+    new: str,
+    method: str,
+    reason: str,
 ) -> None:
-    module = import_changed(vllm, ASCEND_RUNNER)
-    (line,) = messages(caplog, "not enabled for method 'ngram_gpu'")
-    assert f"no NPU kernels: {_library.backends()['npu'].reason}" in line
-    assert replaced_names(module) == {plugin.ASCEND_HOST}
+    if old:
+        request.getfixturevalue("npu_kernels")
+    module = import_changed(vllm, ASCEND_RUNNER, old, new)
+    (line,) = messages(caplog, f"not enabled for method {method!r}")
+    assert reason in line
+    others = {"ngram": DEVICE_NAMES, "ngram_gpu": {plugin.ASCEND_HOST}}
+    assert replaced_names(module) == others[method]
 
 
 # The V1 runner.
@@ -537,7 +505,6 @@ def test_known_call_of_a_custom_class_is_accepted(
 @pytest.mark.parametrize(
     "arguments",
     [
-        "k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu",
         "sampled_token_ids, token_ids_cpu, num_tokens_no_spec",
         "sampled_token_ids, num_tokens_no_spec, token_ids_cpu, metadata=None",
         "sampled_token_ids, num_tokens_no_spec",
@@ -656,27 +623,14 @@ def test_ngram_drafts_are_added_on_request(
         create(neural_config(beside_treshold=1.0))
 
 
-class Gemma4Speculator(StandaloneARSpeculator):
-    pass
-
-
-def change_class(**methods: Any) -> Any:
-    """Returns a known speculator with a class that has these methods; None removes a method."""
-    members = {**vars(StandaloneARSpeculator), **methods}
-    for name in ("__dict__", "__weakref__", *(n for n, v in methods.items() if v is None)):
-        del members[name]
-    return type("StandaloneARSpeculator", (), members)()
+def change_class(**members: Any) -> Any:
+    """Returns a known speculator with a class that has these members."""
+    return type("StandaloneARSpeculator", (StandaloneARSpeculator,), members)()
 
 
 def change(**attributes: Any) -> Any:
     speculator = StandaloneARSpeculator()
     vars(speculator).update(attributes)
-    return speculator
-
-
-def without_logits() -> Any:
-    speculator = StandaloneARSpeculator()
-    del speculator.draft_logits
     return speculator
 
 
@@ -687,32 +641,30 @@ def other_observe(self: Any, idx: Any, sampled: Any, rejected: Any, more: Any) -
 
 
 @pytest.mark.parametrize(
-    ("neural", "method", "reason"),
+    ("method", "neural", "reason"),
     [
-        (change(), "dflash", "method is 'dflash', expected one of"),
-        (change(), "ngram_gpu", "method is 'ngram_gpu', expected"),
-        (Gemma4Speculator(), "draft_model", "'draft_model' is served by Gemma4Speculator, expecte"),
-        (change(), "mtp", "expected MTPSpeculator"),
-        (change_class(propose=old_propose), "draft_model", "propose takes (self, input_batch, num"),
-        (change_class(observe_verification=other_observe), "draft_model", "takes (self, idx, samp"),
-        (change_class(observe_verification=None), "draft_model", "there is no StandaloneARSpecula"),
-        (change(draft_watermarker=object()), "draft_model", "drafts are watermarked"),
-        (without_logits(), "draft_model", "has no draft_logits"),
-        *(
-            (change(draft_logits=torch.zeros(shape)), "draft_model", reason)
-            for shape, reason in (
-                ((ROWS, 100), "draft_logits have shape (6, 100)"),
-                ((ROWS, K, 99), "expected (rows, 4, 100 or more)"),
-                ((ROWS, K + 1, 100), "draft_logits have shape (6, 5, 100)"),
+        ("dflash", change(), "method is 'dflash', expected one of"),
+        ("ngram_gpu", change(), "method is 'ngram_gpu', expected"),
+        ("mtp", change(), "'mtp' is served by StandaloneARSpeculator, expected MTPSpeculator"),
+        *[
+            ("draft_model", neural, reason)
+            for neural, reason in (
+                (change_class(propose=old_propose), "propose takes (self, input_batch, num_sam"),
+                (change_class(observe_verification=other_observe), "takes (self, idx, sampled,"),
+                (change_class(observe_verification=None), "there is no StandaloneARSpeculator.ob"),
+                (change(draft_watermarker=object()), "drafts are watermarked"),
+                (change(draft_logits=torch.zeros(6, 100)), "draft_logits have shape (6, 100)"),
+                (change(draft_logits=torch.zeros(6, K, 99)), "expected (rows, 4, 100 or more)"),
+                (change(draft_logits=torch.zeros(6, K + 1, 100)), "have shape (6, 5, 100)"),
             )
-        ),
+        ],
     ],
 )
 def test_unsupported_neural_speculator_is_left_unchanged(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    neural: Any,
     method: str,
+    neural: Any,
     reason: str,
 ) -> None:
     vllm_config, state = neural_config(method=method), RequestState()
@@ -739,6 +691,10 @@ def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
     assert not hasattr(neural, LOOKUP_ATTRIBUTE)
     (line,) = messages(caplog, "")
     assert reason in line
+    neural = StandaloneARSpeculator()
+    del neural.draft_logits
+    create_by_runner(neural, neural_config(), monkeypatch, req_states=RequestState())
+    assert "StandaloneARSpeculator has no draft_logits" in caplog.messages[1]
 
 
 # vLLM-Ascend.
@@ -790,8 +746,7 @@ def test_ascend_releases_are_supported_as_the_guide_states(vllm: FakeVLLM, relea
         vllm.write(f"{name}.__init__" if name == plugin.ASCEND_FACTORY else name, source)
     runner = vllm.install_and_import(ASCEND_RUNNER)
     host, device, *_ = (cell == "supported" for cell in table[release])
-    expected = {plugin.ASCEND_HOST} if host else set()
-    expected |= ASCEND_NAMES - {plugin.ASCEND_HOST} if device else set()
+    expected = {*([plugin.ASCEND_HOST] * host), *(DEVICE_NAMES if device else ())}
     assert replaced_names(runner) == expected
 
 
