@@ -63,14 +63,10 @@ def test_options_are_read(environment: pytest.MonkeyPatch, source: str) -> None:
     assert _get_bounds(options) == (3, 6)
     assert (options.ngram.match_policy, options.ngram.overlap) == ("latest", True)
     assert (options.engine, options.num_threads, options.sources) == ("scan", 0, (source,))
-
-
-def test_additional_config_comes_before_the_environment(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MAX", "9")
-    environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN", "3")
-    options = _read_section(prompt_lookup_max=4)
-    assert _get_bounds(options) == (3, 4)
-    assert options.sources == ("additional_config['ngram_npu']", "the environment")
+    if in_environment:  # the section comes before it
+        options = _read_section(prompt_lookup_max=4)
+        assert _get_bounds(options) == (3, 4)
+        assert options.sources == ("additional_config['ngram_npu']", "the environment")
 
 
 MIN_UNLIMITED_COST = MAX_DRAFT_TOKENS * 255
@@ -78,19 +74,13 @@ MIN_UNLIMITED_COST = MAX_DRAFT_TOKENS * 255
 
 
 @pytest.mark.parametrize("method", ["custom_class", "ngram", "ngram_gpu", "v2", "beside"])
-@pytest.mark.parametrize(
-    ("probability", "limit"), [(None, None), (0.177, 40), (1, 0), ("environment", 40)]
-)
+@pytest.mark.parametrize(("probability", "limit"), [(None, None), (0.177, 40), (1, 0)])
 def test_ladder_sets_sizes_and_cost_limit(
     environment: pytest.MonkeyPatch, method: Any, probability: Any, limit: int | None
 ) -> None:
     """vLLM always sets prompt_lookup_*, which a ladder ignores."""
-    section = {"sizes": "ladder", "min_draft_probability": probability}
-    if probability == "environment":
-        environment.setenv("NGRAM_NPU_VLLM_SIZES", "ladder")
-        environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "0.177")
-        section = {}
     settings = {"prompt_lookup_min": 3, "prompt_lookup_max": 40}
+    section = {"sizes": "ladder", "min_draft_probability": probability}
     ngram = _read_options(method, section, **settings).ngram
     assert (ngram.is_ladder, ngram.min_n, ngram.max_n) == (True, 1, 16)
     assert (ngram.match_policy, ngram.overlap) == ("latest", True)
@@ -98,9 +88,11 @@ def test_ladder_sets_sizes_and_cost_limit(
         assert ngram.cost_limit == limit
     else:
         assert MIN_UNLIMITED_COST <= ngram.cost_limit < 2**31
-    environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "none")
-    ngram = _read_options(method, {"sizes": "ladder", "overlap": False}, **settings).ngram
-    assert (ngram.overlap, ngram.cost_limit) == (False, None)
+    for text, limit in (("0.177", 40), ("none", None)):
+        environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", text)
+        options = _read_options(method, {"sizes": "ladder", "overlap": False}, **settings)
+        assert (options.ngram.overlap, options.min_draft_probability is None) == (False, not limit)
+        assert method != "ngram" or options.ngram.cost_limit == limit
 
 
 @pytest.mark.parametrize("method", ["ngram_gpu", "v2", "beside"])
@@ -285,26 +277,22 @@ def test_bounds_are_options_of_a_custom_class(name: str) -> None:
     assert options.ignored_bounds == f"{name}=4"
 
 
-@pytest.mark.parametrize(
-    ("digest", "message"),
-    [("a" * 32, ""), (None, ""), ("b" * 32, "expected costs for tokenizer b")],
-)
+@pytest.mark.parametrize("digest", ["a" * 32, None, "b" * 32])
 def test_costs_file_is_loaded_for_its_tokenizer(
-    digest: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digest: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "costs.json")
     costs = fit([], "a" * 32)
     costs.save(path)
     monkeypatch.setattr(options, "vocabulary_digest", lambda model_config: digest)
-    section: dict[str, Any] = {"costs_file": path, "lookup": "ladder"}
-    section["min_draft_probability"] = 0.2
-    if not message:
-        assert _read_section(**section).ngram.costs == costs
-        with pytest.raises(ValueError, match=r"ngram_npu: .*costs: expected None with sizes="):
-            _read_section(costs_file=path)
+    section = {"costs_file": path, "lookup": "ladder", "min_draft_probability": 0.2}
+    if digest == "b" * 32:
+        with pytest.raises(ValueError, match=r"ngram_npu: Costs: .*expected costs for tokenizer b"):
+            _read_section(**section)
         return
-    with pytest.raises(ValueError, match=f"ngram_npu: Costs: .*{message}"):
-        _read_section(**section)
+    assert _read_section(**section).ngram.costs == costs
+    with pytest.raises(ValueError, match=r"ngram_npu: .*costs: expected None with sizes="):
+        _read_section(costs_file=path)
 
 
 def test_vocabulary_digest_ignores_the_order_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ import ngram_npu_vllm_plugin
 import pytest
 import torch
 from conftest import FakeVLLM
-from fake_engine import CPU, K, RequestState, StandaloneARSpeculator, config
+from fake_engine import CPU, LADDER, K, RequestState, StandaloneARSpeculator, config
 from ngram_npu import _library
 from ngram_npu.engines.vllm import NgramProposer, options, plugin, v1_device
 from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, CLASSES, RUNNER
@@ -93,9 +92,9 @@ class VllmConfig:
     def __init__(self, config): vars(self).update(vars(config)); self.__post_init__()
     def __post_init__(self): self.validated = True
 """
-ASCEND_CLASS = """
-class {name}:
-    def __init__(self, {arguments}): ...
+ASCEND_FACTORY = """
+class AscendNgramProposer:
+    def __init__(self, vllm_config, runner): ...
     def load_model(self, *args, **kwargs): ...
     def dummy_run(
         self, num_tokens, with_prefill=None, in_graph_capturing=None, num_reqs=None,
@@ -106,17 +105,13 @@ class {name}:
         self, num_speculative_tokens: int, sampled_token_ids: "list[list[int]]",
         num_tokens_no_spec=None, token_ids_cpu=None, slot_mappings=None,
     ): ...
-"""
-ASCEND_FACTORY = (
-    ASCEND_CLASS.format(name="AscendNgramProposer", arguments="vllm_config, runner")
-    + ASCEND_CLASS.format(name="AscendNgramProposerNPU", arguments="vllm_config, device, runner")
-    + """
+class AscendNgramProposerNPU(AscendNgramProposer):
+    def __init__(self, vllm_config, device, runner): ...
 def get_spec_decode_method(method, vllm_config, device, runner):
     if method == "ngram":
         return AscendNgramProposer(vllm_config, runner)
     return AscendNgramProposerNPU(vllm_config, device, runner)
 """
-)
 ASCEND_IMPORTS = """
 from vllm_ascend.spec_decode import (
     AscendNgramProposer, AscendNgramProposerNPU, get_spec_decode_method
@@ -476,30 +471,28 @@ ASCEND_CALL = V1_CALL.replace("sampled_token_ids,", "valid_sampled_token_ids,").
 )
 """As in vLLM-Ascend's pull request 15710, September 2026."""
 
-Create = Callable[..., NgramProposer]
 
-
-@pytest.fixture
-def create_called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Create:
-    """Returns a function that creates a drafter next to a runner with this call in its source."""
-
-    def create(call: str, name: str = RUNNER, source: str = CUSTOM_CLASS_CALL) -> NgramProposer:
-        path = tmp_path / f"{name}.py"
-        path.write_text(source.format(call))
-        module = ModuleType(name)
-        setattr(module, CLASSES[name], runpy.run_path(str(path))["Runner"])
-        monkeypatch.setitem(sys.modules, name, module)
-        return NgramProposer(vllm_config())
-
-    return create
+def create_called(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, source: str, name: str = RUNNER
+) -> NgramProposer:
+    """Creates a drafter in a process that has loaded a runner with this source."""
+    path = folder / f"{name}.py"
+    path.write_text(source)
+    module = ModuleType(name)
+    setattr(module, CLASSES[name], runpy.run_path(str(path))["Runner"])
+    monkeypatch.setitem(sys.modules, name, module)
+    return NgramProposer(vllm_config())
 
 
 def test_known_call_of_a_custom_class_is_accepted(
-    create_called: Create, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    create_called(V1_CALL)
-    create_called(ASCEND_CALL, ASCEND_RUNNER)
-    assert {record.levelname for record in caplog.records} <= {"INFO", "DEBUG"}
+    create_called(monkeypatch, tmp_path, CUSTOM_CLASS_CALL.format(V1_CALL))
+    create_called(monkeypatch, tmp_path, CUSTOM_CLASS_CALL.format(ASCEND_CALL), ASCEND_RUNNER)
+    assert messages(caplog, "not checked") == []
+    for source in ("Runner = object", CUSTOM_CLASS_CALL.replace("custom", "my")):
+        create_called(monkeypatch, tmp_path, source, ASCEND_RUNNER)
+    assert len(messages(caplog, "the runner's call is not checked")) == 2
 
 
 @pytest.mark.parametrize(
@@ -510,44 +503,33 @@ def test_known_call_of_a_custom_class_is_accepted(
         "sampled_token_ids, num_tokens_no_spec",
     ],
 )
-def test_other_call_of_a_custom_class_raises(create_called: Create, arguments: str) -> None:
-    """vLLM-Ascend's runner derives from vLLM's, which is loaded too: its call decides."""
-    create_called(V1_CALL)
-    for name in (ASCEND_RUNNER, RUNNER):
-        with pytest.raises(ValueError) as caught:
-            create_called(arguments, name)
-        actual = arguments.replace("=None", "=")
-        assert str(caught.value).endswith(
-            f"is not supported: its runner calls a custom class with ({actual}), expected "
-            "(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)"
-        )
-        assert "\n" not in str(caught.value)
-        sys.modules.pop(ASCEND_RUNNER, None)
-
-
-@pytest.mark.parametrize("source", ["Runner = object", CUSTOM_CLASS_CALL.replace("custom", "my")])
-def test_unknown_call_of_a_custom_class_is_reported(
-    create_called: Create, caplog: pytest.LogCaptureFixture, source: str
+@pytest.mark.parametrize("name", [ASCEND_RUNNER, RUNNER])
+def test_other_call_of_a_custom_class_raises(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: str, name: str
 ) -> None:
-    create_called("", source=source)
-    assert "the runner's call is not checked" in caplog.text
+    """vLLM-Ascend's runner derives from vLLM's, which is loaded too: its call decides."""
+    create_called(monkeypatch, tmp_path, CUSTOM_CLASS_CALL.format(V1_CALL))
+    with pytest.raises(ValueError) as caught:
+        create_called(monkeypatch, tmp_path, CUSTOM_CLASS_CALL.format(arguments), name)
+    actual = arguments.replace("=None", "=")
+    assert str(caught.value).endswith(
+        f"is not supported: its runner calls a custom class with ({actual}), expected "
+        "(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)"
+    )
+    assert "\n" not in str(caught.value)
 
 
 # Options.
 
 
 @pytest.mark.parametrize(
-    ("stock", "in_v2", "settings", "message"),
+    ("method", "in_v2", "settings", "message"),
     [
         ("ngram_gpu", True, {"lokup": "1-16"}, "unknown option 'lokup' .* did you mean 'lookup'"),
-        (
-            *("ngram", True, {"draft_on": "device", "lookup": "auto", "store": "live"}),
-            "draft_on='host' drafts there",
-        ),
+        ("ngram_gpu", True, {"draft_on": "device", **LADDER}, "draft_on='host' drafts there"),
         ("ngram_gpu", False, {"draft_on": "host"}, "draft_on: expected only in the V2 runner"),
         ("ngram", False, {"engine": "fast"}, "engine: expected 'index', 'scan' or 'auto'"),
         ("eagle", True, {"beside": True, "store_file": "f"}, "store_file: expected none without"),
-        ("eagle", True, {"store_file": "f"}, None),
         ("eagle", False, {"beside": True, "store_file": "f"}, None),
         ("ngram_gpu", True, {"lookup": "1-16"}, None),
         (None, True, {"lokup": "1-16"}, None),
@@ -555,17 +537,17 @@ def test_unknown_call_of_a_custom_class_is_reported(
     ],
 )
 def test_options_are_checked_when_the_configuration_is_created(
-    vllm: FakeVLLM, stock: str | None, in_v2: bool, settings: dict[str, Any], message: str | None
+    vllm: FakeVLLM, method: str | None, in_v2: bool, settings: dict[str, Any], message: str | None
 ) -> None:
     vllm.write("vllm.config.__init__", "")
     vllm.write("vllm.platforms", "class current_platform: device_type = 'cuda'\n")
     vllm.write(plugin.CONFIG, CONFIG)
     create = vllm.install_and_import(plugin.CONFIG).VllmConfig
     vllm_config = config(**settings)
-    vllm_config.speculative_config.method = stock
+    vllm_config.speculative_config.method = method
     vllm_config.use_v2_model_runner = in_v2
     vllm_config.speculative_config.target_model_config = vllm_config.model_config
-    is_ngram = str(stock).startswith("ngram")
+    is_ngram = str(method).startswith("ngram")
     draft = vllm_config.model_config if is_ngram else SimpleNamespace()
     vllm_config.speculative_config.draft_model_config = draft
     if message is None:
@@ -714,13 +696,7 @@ def test_ascend_factory_creates_ngram_drafters(vllm: FakeVLLM) -> None:
 
 
 # The part that the plugin reads, per release in the guide's table.
-BEFORE = """
-class NgramProposer:
-    def __init__(self, vllm_config, device, runner): ...
-    def load_model(self, *args, **kwargs): ...
-def get_spec_decode_method(method, vllm_config, device, runner):
-    return NgramProposer(vllm_config, device, runner)
-"""
+BEFORE = "def get_spec_decode_method(method, vllm_config, device, runner): ...\n"
 RELEASES = {
     "before v0.24.0rc": (BEFORE, "from vllm_ascend.spec_decode import get_spec_decode_method"),
     "v0.24.0rc to v0.25.1": (ASCEND_FACTORY, ASCEND_IMPORTS),

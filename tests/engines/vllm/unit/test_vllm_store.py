@@ -237,19 +237,14 @@ def test_store_that_is_never_idle_is_saved_at_the_interval(
 
 @pytest.mark.parametrize(
     ("timeout", "minutes", "loss"),
-    [
-        (0, 1, "text since the last save is lost"),
-        (0, 0, "all text is lost"),
-        (5, 1, ""),
-        (5, 0, ""),
-    ],
+    [(0, 1.0, "text since the last save"), (0, 0.0, "all text"), (5, 1.0, ""), (5, 0.0, "")],
 )
 def test_startup_logs_save_times_and_possible_loss(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: int, loss: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: float, loss: str
 ) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
     path = tmp_path / "store"
-    vllm_config = store_config(store_file=str(path), store_save_minutes=float(minutes))
+    vllm_config = store_config(store_file=str(path), store_save_minutes=minutes)
     vllm_config.shutdown_timeout = timeout
     NgramProposer(vllm_config)
     (line,) = [m for m in caplog.messages if f"store_file={path} is written" in m]
@@ -257,7 +252,7 @@ def test_startup_logs_save_times_and_possible_loss(
     assert line.endswith("when the engine ends")
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == bool(loss)
-    assert all(f"and {loss}; --shutdown-timeout 10" in warning for warning in warnings)
+    assert all(f"and {loss} is lost; --shutdown-timeout 10" in warning for warning in warnings)
 
 
 def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path: Path) -> None:

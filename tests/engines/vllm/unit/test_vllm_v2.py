@@ -108,7 +108,7 @@ def test_replacement_inherits_members_and_has_the_constructors_attributes() -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "reason"),
+    ("name", "value", "reason"),
     [
         ("all_token_ids", torch.zeros(9, 9, dtype=torch.int64), "is (2, torch.int64, 'cpu', 1)"),
         ("all_token_ids", torch.zeros(9, 6, dtype=torch.int32).t(), "'cpu', 6), expected (2, tor"),
@@ -119,15 +119,15 @@ def test_replacement_inherits_members_and_has_the_constructors_attributes() -> N
     ],
 )
 def test_stock_speculator_is_created_for_an_unknown_state(
-    name: str, tensor: Any, reason: str
+    name: str, value: Any, reason: str
 ) -> None:
-    known = RequestState()
-    parts = ("all_token_ids", "total_len", "add_request", "remove_request", "req_id_to_index")
-    state: Any = SimpleNamespace(**{part: getattr(known, part) for part in parts if part != name})
-    if tensor is not None:
-        setattr(state, name, SimpleNamespace(gpu=tensor))
+    state: Any = RequestState()
+    if value is not None:
+        setattr(state, name, SimpleNamespace(gpu=value))
     elif name == "add_request":
         state.add_request = lambda request: None
+    else:
+        delattr(state, name)
     speculator, (line,) = make(state)
     assert isinstance(speculator, Stock)
     assert speculator.req_states is state
