@@ -5,24 +5,14 @@ from __future__ import annotations
 import copy
 import random
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from fake_engine import ROWS, V1, random_steps
 from ngram_npu._C import RowRecognizer
 from ops.guard_pages import guarded
-
-WIDTH = 400
-
-
-@dataclass
-class Request:
-    """A request of the runner."""
-
-    name: int
-    tokens: list[int]
-    slots: set[int] = field(default_factory=set)
 
 
 class Assignment(NamedTuple):
@@ -48,67 +38,32 @@ def _row(first: int = 0, length: int = 100) -> np.ndarray:
     return np.arange(first, first + length, dtype=np.int32)[None].copy()
 
 
-class Runner:
-    """Swaps, condenses, preempts and resumes rows, as vLLM's input batch does."""
-
-    def __init__(self, seed: int, rows: int, vocabulary: int) -> None:
-        self.rng = random.Random(seed)
-        self.rows: list[Request] = []
-        self.preempted: list[Request] = []
-        self.capacity = rows
-        self.vocabulary = vocabulary
-        self.buffer = np.full((rows, WIDTH), -7, np.int32)
-        self.started = 0
-
-    def draw_tokens(self, count: int) -> list[int]:
-        return [self.rng.randrange(self.vocabulary) for _ in range(count)]
-
-    def change_batch(self) -> None:
-        for request in [r for r in self.rows if len(r.tokens) > WIDTH - 8]:
-            self.rows.remove(request)
-        if self.rows and self.rng.random() < 0.3:
-            self.preempted.append(self.rows.pop(self.rng.randrange(len(self.rows))))
-        if len(self.rows) > 2 and self.rng.random() < 0.3:
-            self.rows[self.rng.randrange(len(self.rows))] = self.rows[-1]  # condensed
-            self.rows.pop()
-        if self.preempted and len(self.rows) < self.capacity and self.rng.random() < 0.5:
-            self.rows.append(self.preempted.pop(0))
-        while len(self.rows) < self.capacity and self.rng.random() < 0.5:
-            self.rows.append(Request(self.started, self.draw_tokens(self.rng.randrange(1, 300))))
-            self.started += 1
-        if self.rng.random() < 0.3:
-            self.rng.shuffle(self.rows)
-
-    def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the arguments of `assign`. Rows in prefill sample nothing."""
-        self.change_batch()
-        counts = [self.rng.choice((0, 1, 1, 2, 5)) for _ in self.rows]
-        for row, (request, count) in enumerate(zip(self.rows, counts, strict=True)):
-            request.tokens += self.draw_tokens(count)
-            self.buffer[row, : len(request.tokens)] = request.tokens
-        lengths = [len(request.tokens) for request in self.rows]
-        batch = len(self.rows)
-        return self.buffer[:batch], np.array(lengths, np.int32), np.array(counts, np.int32)
+def _random_steps(seed: int, vocabulary: int) -> Iterator[tuple[list[str], list[np.ndarray]]]:
+    """Yields the requests of each step and the arguments of ``assign``. Requests end, are preempted
+    and resume, move and grow."""
+    engine = V1()
+    for sampled, _ in random_steps(engine, seed, 120, vocabulary):
+        counts = np.array([*map(len, sampled.values())], np.int32)
+        batch = len(sampled)
+        yield list(sampled), [engine.buffer[:batch], engine.lengths[:batch], counts]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_recognizer_confuses_only_rows_with_equal_tokens(seed: int) -> None:
     """The vocabulary has two tokens, so many rows are equal at all compared positions. A slot may
     then go to another request, but two rows of a step never share a slot."""
-    runner = Runner(seed, rows=8, vocabulary=2)
     recognizer = RowRecognizer(num_slots=16)
-    requests: dict[int, tuple[int, list[int]]] = {}
-    for _ in range(120):
-        token_ids, lengths, counts = runner.step()
+    requests: dict[int, list[int]] = {}
+    for _, (token_ids, lengths, counts) in _random_steps(seed, vocabulary=2):
         slots, new = _assign(recognizer, token_ids, lengths, counts)
         assert len(set(slots.tolist())) == len(slots)
         for row, (slot, is_new) in enumerate(zip(slots.tolist(), new.tolist(), strict=True)):
             tokens = token_ids[row, : lengths[row]].tolist()
             if not is_new:
-                length, previous = requests[slot]
+                length = len(requests[slot])
                 assert length <= lengths[row] - counts[row]
-                assert previous[-6:] == tokens[:length][-6:]
-            requests[slot] = (int(lengths[row]), tokens)
+                assert requests[slot][-6:] == tokens[:length][-6:]
+            requests[slot] = tokens
 
 
 def test_strided_rows_get_the_slots_of_contiguous_rows() -> None:
@@ -125,31 +80,28 @@ def test_strided_rows_get_the_slots_of_contiguous_rows() -> None:
     assert not first.new.any()
 
 
-@pytest.mark.parametrize("num_slots", [6, 256])
+@pytest.mark.parametrize("num_slots", [ROWS, 256])
 @pytest.mark.parametrize("seed", range(15))
 def test_request_keeps_its_slot_in_random_steps(seed: int, num_slots: int) -> None:
     """Odd seeds skip steps of the recognizer, in which rows grow, move, leave and resume. With as
     few slots as rows, a preempted request may get a new slot, marked as new."""
-    runner = Runner(seed, rows=6, vocabulary=1000)
-    recognizer = RowRecognizer(num_slots)
-    requests: dict[int, Request] = {}
+    rng, recognizer = random.Random(seed), RowRecognizer(num_slots)
+    requests: dict[int, str] = {}
+    slots_of_requests: dict[str, int] = {}
     num_continued = 0
-    for _ in range(120):
-        step = runner.step()
-        if seed % 2 and runner.rng.random() < 0.4:
+    for names, arguments in _random_steps(seed, vocabulary=1000):
+        if seed % 2 and rng.random() < 0.4:
             continue
-        slots, new = _assign(recognizer, *step)
-        assert len(set(slots.tolist())) == len(runner.rows)
-        for request, slot, is_new in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
-            assert is_new or requests[slot] is request
-            requests[slot] = request
-            num_continued += not is_new
+        slots, new = _assign(recognizer, *arguments)
+        assert len(set(slots.tolist())) == len(names)
+        for name, slot, is_new in zip(names, slots.tolist(), new.tolist(), strict=True):
+            assert is_new or requests[slot] == name
             if num_slots == 256:
-                assert is_new == (not request.slots)
-                request.slots.add(slot)
-                assert len(request.slots) == 1
+                assert is_new == (name not in slots_of_requests)
+                assert slots_of_requests.setdefault(name, slot) == slot
+            requests[slot] = name
+            num_continued += not is_new
     assert num_continued > 100
-    assert runner.started > 30
 
 
 def test_row_continues_the_longest_matching_request() -> None:
