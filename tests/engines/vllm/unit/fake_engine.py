@@ -147,6 +147,7 @@ class V1(Engine):
         drafts: list[list[int]] = self.drafter.propose(*arguments, slot_mappings=None)
         assert all(map(np.array_equal, arguments[1:], before[1:]))
         assert arguments[0] == before[0]
+        assert {type(token) for draft in drafts for token in draft} <= {int}
         return drafts
 
     @property

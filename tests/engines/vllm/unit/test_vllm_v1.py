@@ -29,27 +29,6 @@ from ngram_npu.engines.vllm.v1_sync import StockNgramProposer
 from ngram_npu.index import NgramIndex
 
 
-@pytest.mark.parametrize(
-    ("bounds", "k", "context", "draft"),
-    [
-        pytest.param((2, 2), 4, [11, 12, 13, 14, 15], [], id="no-earlier-occurrence"),
-        pytest.param((2, 3), 2, [2, 3, 9, 8, 1, 2, 3, 6, 7, 1, 2, 3], [6, 7], id="longest"),
-        pytest.param((2, 2), 2, [2, 3, 9, 8, 1, 2, 3, 6, 7, 1, 2, 3], [9, 8], id="earliest"),
-        pytest.param((2, 2), 9, [1, 2, 3, 4, 1, 2], [3, 4, 1, 2], id="up-to-the-end"),
-    ],
-)
-def test_drafts_follow_the_documentation_of_vllm(
-    bounds: tuple[int, int], k: int, context: list[int], draft: list[int]
-) -> None:
-    """The longest suffix within [min, max] that occurred before, the earliest such occurrence, and
-    up to k tokens that followed it."""
-    engine = V1(bounds=bounds, k=k)
-    engine.begin(Request("a", context[:-1]))
-    result = engine.step({"a": context[-1:]})["a"]
-    assert result == draft
-    assert {type(token) for token in result} <= {int}
-
-
 @pytest.mark.parametrize("length", [7, 9, 64])
 def test_draft_ends_at_max_model_len(length: int) -> None:
     engine = V1(bounds=(2, 2), length=length)
