@@ -227,7 +227,7 @@ def _check_method(method: Method, settings: Mapping[str, Any], model_config: Any
         # vLLM's own class has this limit too: docs/guides/vllm-versions.md.
         raise ValueError(
             "ngram_npu: enable_prompt_embeds: expected false, got true, with 'ngram_gpu' in the "
-            "V1 runner, whose text would be wrong; use method 'ngram' or the V2 runner"
+            "V1 runner: its text would be wrong; use method 'ngram' or the V2 runner"
         )
     has_store = settings.get("store") is not None
     if has_store and settings.get("scope") == "required" and method in ("custom_class", "ngram"):

@@ -475,7 +475,7 @@ UNLIMITED = (
         (V2, {"draft_on": "host"}, ["engine=scan on the host"], []),
         (
             *(V2Neural, {"beside_threshold": 0.5}),
-            ["(method draft_model, V2 runner, beside its drafts): prompt_lookup_min=2"],
+            ["(method draft_model, V2 runner, with n-gram drafts): prompt_lookup_min=2"],
             ["ngram_npu: beside=True: a request's n-gram draft replaces the one of StandaloneARSp"],
         ),
     ],

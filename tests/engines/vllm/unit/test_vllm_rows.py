@@ -50,7 +50,7 @@ def _random_steps(seed: int, vocabulary: int) -> Iterator[tuple[list[str], list[
 
 @pytest.mark.parametrize("seed", range(10))
 def test_recognizer_confuses_only_rows_with_equal_tokens(seed: int) -> None:
-    """The vocabulary has two tokens, so many rows are equal at all compared positions. A slot may
+    """The vocabulary has two tokens, so most rows are equal at all compared positions. A slot may
     then go to another request, but two rows of a step never share a slot."""
     recognizer = RowRecognizer(num_slots=16)
     requests: dict[int, list[int]] = {}

@@ -49,9 +49,9 @@ def test_interval_begins_with_the_first_step_and_ends_without_another(
         while not caplog.messages and time.monotonic() < began + 30:
             time.sleep(0.01)
         (line,) = caplog.messages
-        found = re.match(r"ngram_npu metrics: last (\S+) s: 2 proposals, 1.000 ms each", line)
-        assert found
-        assert 0.2 <= float(found[1]) <= time.monotonic() - began + 0.1
+        match = re.match(r"ngram_npu metrics: last (\S+) s: 2 proposals, 1.000 ms each", line)
+        assert match
+        assert 0.2 <= float(match[1]) <= time.monotonic() - began + 0.1
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_only_the_first_rank_of_a_stage_logs(caplog: pytest.LogCaptureFixture) -
 
 
 class Event:
-    """An event of a GPU that is a few steps behind."""
+    """An event that a slow GPU reaches a few steps later."""
 
     num_recorded = num_reached = 0
 

@@ -212,17 +212,17 @@ def test_index_has_the_capacity_of_the_kv_cache(
 @pytest.mark.parametrize("seed", range(3))
 def test_more_alive_requests_than_slots_keep_the_index_consistent(seed: int) -> None:
     engine = V1Async(rows=ROWS // 2, engine="index")
-    scan, most = V1Async(engine="scan"), 0
+    scan, max_alive = V1Async(engine="scan"), 0
     slots: Any = engine.drafter._slots
     for sampled, drafts in random_steps(engine, seed, 120, alive=3 * ROWS):
-        most = max(most, len(engine.alive))
+        max_alive = max(max_alive, len(engine.alive))
         scan.alive, scan.runner.requests = engine.alive, engine.runner.requests
         if sampled:
             assert [*drafts.values()] == scan._propose(sampled, K)
         used = [slot for slot, _ in slots._assigned.values()]
         assert sorted([*used, *slots._free]) == list(range(ROWS))
         engine.index.check_integrity()
-    assert most > ROWS
+    assert max_alive > ROWS
     for name in list(engine.alive):
         engine.end(name)
     engine.begin(Request("last", [1]))
