@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from ngram_npu.engines.vllm import NgramProposer, admission, v1_device, v2
 from ngram_npu.engines.vllm.options import read_options
@@ -424,13 +423,6 @@ class V2Neural(V2):
         arguments = vllm_config, options, CPU, self.req_states, self._neural
         assert v2.attach_ngram_drafts(*arguments) == ""
         return self._neural
-
-
-class AscendV2(V2):
-    """vLLM-Ascend's V2 runner."""
-
-    def make(self, vllm_config: Any) -> Any:
-        return v2.in_place_of(object, pytest.fail, "ascend_v2")(vllm_config, CPU, self.req_states)
 
 
 def random_steps(

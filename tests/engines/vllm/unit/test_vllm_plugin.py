@@ -635,6 +635,7 @@ def other_observe(self: Any, idx: Any, sampled: Any, rejected: Any, more: Any) -
                 (change_class(observe_verification=other_observe), "takes (self, idx, sampled,"),
                 (change_class(observe_verification=None), "there is no StandaloneARSpeculator.ob"),
                 (change(draft_watermarker=object()), "drafts are watermarked"),
+                (change_class(__init__=lambda self: None), "has no draft_logits"),
                 (change(draft_logits=torch.zeros(6, 100)), "draft_logits have shape (6, 100)"),
                 (change(draft_logits=torch.zeros(6, K, 99)), "expected (rows, 4, 100 or more)"),
                 (change(draft_logits=torch.zeros(6, K + 1, 100)), "have shape (6, 5, 100)"),
@@ -673,10 +674,6 @@ def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
     assert not hasattr(neural, LOOKUP_ATTRIBUTE)
     (line,) = messages(caplog, "")
     assert reason in line
-    neural = StandaloneARSpeculator()
-    del neural.draft_logits
-    create_by_runner(neural, neural_config(), monkeypatch, req_states=RequestState())
-    assert "StandaloneARSpeculator has no draft_logits" in caplog.messages[1]
 
 
 # vLLM-Ascend.
