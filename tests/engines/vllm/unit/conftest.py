@@ -33,6 +33,11 @@ def _end_engines() -> Iterator[None]:
     gc.collect()
 
 
+@pytest.fixture(autouse=True)
+def _record_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "vllm.ngram_npu")
+
+
 @pytest.fixture
 def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Records what the plugin logs, and removes its import hooks after the test."""
@@ -62,19 +67,17 @@ class FakeVLLM:
 
 
 @pytest.fixture
-def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVLLM]:
+def vllm(info: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVLLM]:
     def loaded() -> list[str]:
         return [name for name in sys.modules if name.partition(".")[0] in ("vllm", "vllm_ascend")]
 
     hidden = {name: sys.modules.pop(name) for name in loaded()}
-    finders = list(sys.meta_path)
     fake = FakeVLLM(tmp_path)
     for package in ("vllm", "vllm.v1", "vllm.v1.spec_decode", "vllm.v1.worker"):
         fake.write(f"{package}.__init__", "")
     fake.write(plugin.MODULE, "")
     monkeypatch.syspath_prepend(tmp_path)
     yield fake
-    sys.meta_path[:] = finders
     for name in loaded():
         del sys.modules[name]
     sys.modules.update(hidden)

@@ -211,18 +211,21 @@ class V1Async(Engine):
             discard[row] = not new
         return matrix, lengths, discard
 
+    def draft(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
+        """Returns newest tokens, numbers of sampled tokens, drafts and their lengths."""
+        batch = self.runner.input_batch
+        newest, counts, valid = self.drafter.update_token_ids_ngram(
+            matrix, batch, self.tokens, lengths, discard
+        )
+        rows = lengths[: batch.num_reqs], self.tokens[: batch.num_reqs]
+        return newest, counts, *self.drafter.propose(k, *rows, valid, counts)
+
     def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
         matrix, lengths, discard = self.prepare(sampled)
-        batch = len(sampled)
-        newest, counts, valid = self.drafter.update_token_ids_ngram(
-            matrix, self.runner.input_batch, self.tokens, lengths, discard
-        )
+        before = lengths.clone()
+        newest, counts, drafts, numbers = self.draft(matrix, lengths, discard, k)
         assert newest.tolist() == [self.alive[name].tokens[-1] for name in sampled]
         assert counts.tolist() == [len(new) for new in sampled.values()]
-        before = lengths.clone()
-        drafts, numbers = self.drafter.propose(
-            k, lengths[:batch], self.tokens[:batch], valid, counts
-        )
         assert torch.equal(lengths, before)
         for row, name in enumerate(sampled):
             tokens = self.alive[name].tokens
@@ -244,16 +247,13 @@ class Ascend(V1Async):
 
     drafter_class = v1_device.AscendNgramProposerNPU
 
-    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
-        matrix, lengths, discard = self.prepare(sampled)
-        batch = len(sampled)
+    def draft(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
+        batch = self.runner.input_batch.num_reqs
         newest, drafts, numbers, counts = v1_device.triton_ngram_spec_decode(
             *(self.tokens[:batch], lengths[:batch], matrix, discard[:batch], VOCABULARY),
             *(self.drafter.min_n, self.drafter.max_n, k),
         )
-        assert newest.tolist() == [self.alive[name].tokens[-1] for name in sampled]
-        assert counts.tolist() == [len(new) for new in sampled.values()]
-        return [row[:n].tolist() for row, n in zip(drafts, numbers, strict=True)]
+        return newest, counts, drafts, numbers
 
 
 class RequestState:

@@ -18,7 +18,6 @@ from fake_engine import (
     STORE,
     V1,
     V2,
-    VOCABULARY,
     WORDS,
     Ascend,
     Engine,
@@ -181,7 +180,6 @@ def first_tokens(engine: Engine, drafts: dict[str, list[int]]) -> list[Any]:
 @pytest.mark.usefixtures("request_data_installed")
 @pytest.mark.parametrize("kind", [V1Async, V2, V2Neural])
 def test_store_shares_text_within_a_scope(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "vllm.ngram_npu")
     engine = kind(**STORE)
     scopes = "requests of one cache_salt, LoRA adapter and extra_args['ngram_npu_scope'] draft"
     assert scopes in caplog.text
@@ -348,8 +346,7 @@ def test_step_waits_for_no_device(
     engine.begin(Request("a", [1, 2, 1]), Request("b", [3]))
     sampled = {"a": [2], "b": []}
     engine.step(sampled)
-    matrix, lengths, discard = engine.prepare(sampled)
-    here = lengths[:2], engine.tokens[:2]
+    arguments = engine.prepare(sampled)
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a step must not wait")
@@ -358,13 +355,7 @@ def test_step_waits_for_no_device(
         monkeypatch.setattr(torch.Tensor, name, fail)
     for name in ("current_stream", "Stream", "Event", "synchronize", "current_device"):
         monkeypatch.setattr(torch.cuda, name, fail)
-    if kind is Ascend:
-        lookup = VOCABULARY, 2, 4, K
-        v1_device.triton_ngram_spec_decode(here[1], here[0], matrix, discard[:2], *lookup)
-        return
-    arguments = matrix, engine.runner.input_batch, engine.tokens, lengths, discard
-    _, counts, valid = engine.drafter.update_token_ids_ngram(*arguments)
-    engine.drafter.propose(K, *here, valid, counts)
+    engine.draft(*arguments, K)
 
 
 @pytest.mark.parametrize(
@@ -423,7 +414,6 @@ def test_workspace_is_allocated_once(
 def test_auto_selects_the_index_for_long_rows_and_few_sizes(
     kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "vllm.ngram_npu")
     for length, bounds, engine in (
         (8192, (2, 4), "scan"),
         (8193, (2, 4), "index"),
@@ -471,7 +461,6 @@ UNLIMITED = (
 def test_settings_are_logged_at_the_start(
     kind: Any, options: Any, parts: list[str], more: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "vllm.ngram_npu")
     kind(**options)
     line, *others = caplog.messages
     assert [part for part in parts if part not in line] == []

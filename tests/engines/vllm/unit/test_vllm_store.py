@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import logging
 import sys
 import threading
 import time
@@ -112,7 +111,6 @@ def test_ranks_have_equal_stores_and_only_rank_0_saves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "IDLE_S", 600.0)  # no save while the test steps slowly
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
     path = tmp_path / "store"
 
     def create_ranks(**options: Any) -> list[Any]:
@@ -189,7 +187,6 @@ def test_invalid_store_seed_raises(
 def test_store_seed_of_another_tokenizer_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
     path = str(tmp_path / "store")
     NgramStore(1, 4096, tokenizer="0f" * 16).save(path)
     NgramProposer(store_config(store_file=path))
@@ -242,7 +239,6 @@ def test_store_that_is_never_idle_is_saved_at_the_interval(
 def test_startup_logs_save_times_and_possible_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: float, loss: str
 ) -> None:
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
     path = tmp_path / "store"
     vllm_config = store_config(store_file=str(path), store_save_minutes=minutes)
     vllm_config.shutdown_timeout = timeout
