@@ -283,7 +283,6 @@ def test_vllm_without_the_module_is_reported(
 
 # The signatures of vLLM's functions.
 
-V2_MEMBERS = "    confidences = None\n    def on_finished(self, ids): return ids\n    def capture"
 ABSTRACT = "    @abstractmethod\n    def bind(self): ...\n    def capture"
 PROPERTY = "    max_num_reqs = property(lambda self: 1)\n    def capture"
 PRIVATE = "    def _begin(self): ...\n    def capture"
@@ -300,10 +299,9 @@ DEVICE_NAMES = {plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER}
         (V2_MODULE, "dp_sync_state", "dp_state"),
         (V2_MODULE, "capture(self)", "capture(self, sizes=None)"),
         (V2_MODULE, "req_states)", "req_states, adapters=None)"),
-        (V2_MODULE, "    def capture", V2_MEMBERS),
     ],
 )
-def test_known_class_is_replaced_and_keeps_its_other_members(
+def test_known_class_is_replaced(
     vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, name: str, old: str, new: str
 ) -> None:
     module = import_changed(vllm, name, old, new)
@@ -317,8 +315,7 @@ def test_known_class_is_replaced_and_keeps_its_other_members(
     assert caplog.records[-1].levelname == "DEBUG"  # the engine's method is not known yet
     if is_v2:
         assert issubclass(module.NgramGPUSpeculator, NgramSpeculator)
-        for member in {"confidences", "on_finished"} & set(dir(module.STOCK)):
-            assert getattr(module.NgramGPUSpeculator, member) is getattr(module.STOCK, member)
+        assert issubclass(module.NgramGPUSpeculator, module.STOCK)
     else:
         assert module.NgramProposerGPU is v1_device.AsyncNgramProposer
         module.update_scheduler_for_invalid_drafts(None, None, "padded", {})
@@ -342,12 +339,7 @@ def test_known_class_is_replaced_and_keeps_its_other_members(
         (V2_MODULE, "num_sampled, num_", "num_", "NgramGPUSpeculator.propose takes (self, input"),
         (V2_MODULE, "dummy_run=False, ", "", "NgramGPUSpeculator.propose takes (self, input_batch"),
         (V2_MODULE, "    def capture", ABSTRACT, "NgramGPUSpeculator.bind is abstract"),
-        (
-            V2_MODULE,
-            "    def capture",
-            PRIVATE,
-            "has _begin, which ngram_npu's class has for",
-        ),
+        (V2_MODULE, "    def capture", PRIVATE, "has _begin, which ngram_npu's class has"),
         (V2_MODULE, "    def capture", PROPERTY, "r.max_num_reqs is a property, which ngram_npu's"),
         (V2_MODULE, "NgramGPU", "Other", "there is no class NgramGPUSpeculator"),
     ],
