@@ -17,7 +17,7 @@ import torch
 from ngram_npu import NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
 from ngram_npu.host_drafting import Stop
-from ops.reference.store import BLOCK, HEAD_FILL, HEAD_SERIAL, opened
+from ops.reference.store import BLOCK, HEAD_FILL, HEAD_SERIAL, open_store
 
 K = 4
 ROWS, CAPACITY = 5, 400
@@ -108,7 +108,7 @@ class Ledger:
         """Checks that each block contains a part of one text of its scope, and that the rest of the
         memory for text is zero."""
         words = np.asarray(tensor)
-        store = opened(words)
+        store = open_store(words)
         assert store is not None
         text = words[store.tokens : store.tokens + store.num_blocks * BLOCK]
         text = text.reshape(store.num_blocks, BLOCK)

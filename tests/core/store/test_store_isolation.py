@@ -13,7 +13,7 @@ from core.store.isolation import FIRST_MARK, ROWS, AsyncAttack, ProposerAttack, 
 from ngram_npu.async_state import device_state
 from ngram_npu.drafting import Drafting
 from ngram_npu.host_drafting import HostDrafting
-from ops.reference.store import BLOCK, HEAD_FILL, opened
+from ops.reference.store import BLOCK, HEAD_FILL, open_store
 
 Attack = ProposerAttack | AsyncAttack
 DETECTED = r"was drafted|not a text of|after its end|a draft for padding"
@@ -101,7 +101,7 @@ def test_attack_detects_missing_scopes_on_the_host(monkeypatch: pytest.MonkeyPat
 def test_ledger_detects_planted_tokens() -> None:
     attack = run_attack("proposer live numpy", 0, 500)
     ledger, words = attack.ledger, attack.store.tensor
-    store = opened(words)
+    store = open_store(words)
     assert store is not None
     text = words[store.tokens : store.tokens + store.num_blocks * BLOCK].reshape(-1, BLOCK)
     fills = [store.words[store.heads + 8 * block + HEAD_FILL] for block in range(len(text))]

@@ -1,11 +1,12 @@
-"""The reference of the bookkeeping of speculation, padded and unpadded: docs/ops."""
+"""The reference of the bookkeeping of speculative decoding, padded and unpadded: docs/ops."""
 
 from __future__ import annotations
 
 from itertools import takewhile
+from typing import Any
 
 import numpy as np
-from ops.reference.integers import Array, wrap32
+import numpy.typing as npt
 
 __all__ = [
     "prepare_input_ids_",
@@ -13,6 +14,13 @@ __all__ = [
     "prepare_inputs_padded",
     "prepare_next_token_ids",
 ]
+
+Array = npt.NDArray[Any]
+
+
+def wrap32(value: int) -> int:
+    """Returns the int32 that two's complement arithmetic makes of ``value``."""
+    return (value + 2**31) % 2**32 - 2**31
 
 
 def prepare_next_token_ids(
@@ -84,8 +92,8 @@ def prepare_inputs(
         kept_before += kept
         query_start_loc_out[i + 1] = wrap32(kept_before)
         seq_lens_out[i] = wrap32(int(seq_lens[i]) - rejected)
-        room = total_tokens - len(kept_positions)
-        kept_positions += [wrap32(start + j) for j in range(min(kept, room))]
+        free = total_tokens - len(kept_positions)
+        kept_positions += [wrap32(start + j) for j in range(min(kept, free))]
     token_indices = np.full(total_tokens, -1, np.int32)
     token_indices[: len(kept_positions)] = kept_positions
     return query_start_loc_out, seq_lens_out, token_indices

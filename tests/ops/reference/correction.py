@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from ops.reference.integers import Array, wrap32
+from ops.reference.bookkeeping import Array, wrap32
 
 __all__ = [
     "compute_slot_mapping_",
@@ -43,7 +43,7 @@ def slot_of(
     cp_rank: int,
     cp_interleave: int,
 ) -> int | None:
-    """Where the KV of ``position`` goes, by the request's block table; None: nowhere here."""
+    """Returns the slot of ``position`` by the request's block table; None if this rank has none."""
     if position < 0:
         return None
     virtual_block, offset = divmod(position, block_size * blocks_per_kv_block * cp_world)
@@ -124,8 +124,8 @@ def correct_spec_state_(
         if discard is not None:
             assert num_tokens is not None
             row = i if row_indices is None else int(row_indices[i])
-            usable = 0 <= row < len(num_tokens)
-            discard[i] = not usable or seq_lens[i] < num_tokens[row]
+            is_valid = 0 <= row < len(num_tokens)
+            discard[i] = not is_valid or seq_lens[i] < num_tokens[row]
     seq_lens[batch:] = 0
     layout = block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
     tokens = query_start_loc, positions, block_table, slot_mapping, row_indices

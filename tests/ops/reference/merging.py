@@ -1,9 +1,9 @@
-"""Reference of ``merge_drafts_``; the definition is in docs/ops/merge_drafts.md."""
+"""The reference of ``merge_drafts_``; the definition is in docs/ops/merge_drafts.md."""
 
 from __future__ import annotations
 
 import numpy as np
-from ops.reference.integers import Array
+from ops.reference.bookkeeping import Array
 from ops.reference.store import promise
 
 __all__ = [
@@ -14,9 +14,9 @@ UNIT = 65536
 
 
 def measured(mean: int, accepted: int) -> int:
-    """The mean after one more step, an eighth of the way towards it, rounded towards the mean."""
-    way = accepted * UNIT - mean
-    return mean + abs(way) // 8 * (1 if way > 0 else -1)
+    """Returns the mean after one more step, which has weight 1/8. Rounds towards the old mean."""
+    difference = accepted * UNIT - mean
+    return mean + abs(difference) // 8 * (1 if difference > 0 else -1)
 
 
 def merge_drafts_(
@@ -83,11 +83,12 @@ def merge_drafts_(
         elif mean is not None:
             expected = min(mean, n * UNIT)
 
-        sure = match >= min_match_len
+        prefers_ngram = match >= min_match_len
         if promised is not None:
-            sure = sure and promised >= threshold and (expected is None or promised > expected)
+            is_better = expected is None or promised > expected
+            prefers_ngram = prefers_ngram and promised >= threshold and is_better
 
-        if g > 0 and (n == 0 or sure):
+        if g > 0 and (n == 0 or prefers_ngram):
             sources[i] = 2
         elif extend and 0 < n < g and neural[:n] == ngram[:n]:
             sources[i] = 3
