@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
-from ops.reference.bookkeeping import Array
+from ops.reference.bookkeeping import Array, row_of, valid_tokens
 from ops.reference.ladder import draft
+from ops.schema import Arguments, reference_operator
 
 __all__ = [
     "ngram_index_append_",
@@ -85,29 +85,20 @@ NO_DRAFT = LookupResult([], 0, [], 0)
 LookUp = Callable[[list[int]], LookupResult]
 
 
-def scan(
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    match_costs: Array | None,
-    cost_limit: int,
-    fill: bool,
-) -> LookUp:
+def scan(a: Arguments, k: int) -> LookUp:
     """Returns the lookup of the operators without an index."""
-    lookup = min_n, max_n, k, match_policy, overlap
+    lookup = a.min_n, a.max_n, k, a.match_policy, a.overlap
+    match_costs = getattr(a, "match_costs", None)  # operators with an index have none
 
     def look_up(tokens: list[int]) -> LookupResult:
-        draft, match = draft_for(tokens, *lookup, max_len)
+        draft, match = draft_for(tokens, *lookup, a.max_len)
         if not draft:
             return NO_DRAFT
         count, costs = len(draft), []
         if match_costs is not None:
             costs = [int(match_costs[min(match + j, 15)]) for j in range(len(draft))]
-            count = affordable(costs, cost_limit)
-        output = draft_for(tokens, *lookup, UNLIMITED)[0] if fill else draft[:count]
+            count = affordable(costs, a.cost_limit)
+        output = draft_for(tokens, *lookup, UNLIMITED)[0] if a.fill else draft[:count]
         return LookupResult(output, count, costs[:count], match if count else 0)
 
     return look_up
@@ -137,258 +128,109 @@ def new_drafts(batch: int, k: int, costs: Array | None) -> Drafts:
     return Drafts(tokens, counts, np.empty_like(counts), costs)
 
 
-def propose(
-    token_ids: Array,
-    num_tokens: Array,
-    row_indices: Array | None,
-    num_sampled: Array | None,
-    fill: bool,
-    look_up: LookUp,
-    drafts: Drafts,
-) -> None:
+def propose(a: Arguments, look_up: LookUp, drafts: Drafts) -> None:
     """Looks up each request and writes its draft."""
-    num_rows, capacity = token_ids.shape
+    num_rows, capacity = a.token_ids.shape
     for i in range(len(drafts.counts)):
-        row = i if row_indices is None else int(row_indices[i])
-        if not 0 <= row < num_rows or not 1 <= num_tokens[row] <= capacity:
+        row = row_of(a, i)
+        if not 0 <= row < num_rows or not 1 <= a.num_tokens[row] <= capacity:
             drafts.write(i, NO_DRAFT, NO_TOKEN)
             continue
-        tokens = [int(token) for token in token_ids[row, : num_tokens[row]]]
-        wants_draft = len(tokens) >= 2 and (num_sampled is None or num_sampled[i] > 0)
-        drafts.write(
-            i, look_up(tokens) if wants_draft else NO_DRAFT, tokens[-1] if fill else NO_TOKEN
-        )
+        tokens = [int(token) for token in a.token_ids[row, : a.num_tokens[row]]]
+        wants_draft = len(tokens) >= 2 and (a.num_sampled is None or a.num_sampled[i] > 0)
+        result = look_up(tokens) if wants_draft else NO_DRAFT
+        drafts.write(i, result, tokens[-1] if a.fill else NO_TOKEN)
 
 
-def ngram_propose_(
-    token_ids: Array,
-    num_tokens: Array,
-    row_indices: Array | None,
-    num_sampled: Array | None,
-    min_n: int,
-    max_n: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    match_costs: Array | None,
-    cost_limit: int,
-    fill: bool,
-    draft_token_ids: Array,
-    num_draft_tokens: Array,
-    match_len: Array,
-    draft_costs: Array | None,
-    workspace: Array | None,
-) -> None:
+@reference_operator
+def ngram_propose_(a: Arguments) -> None:
     """Same as ``ngram_propose``; draft_token_ids [B,k] int32 or int64, num_draft_tokens and
     match_len [B], and draft_costs [B,k] uint8 are written; no results."""
-    k = draft_token_ids.shape[1]
-    look_up = scan(
-        min_n, max_n, k, match_policy, overlap, max_len, match_costs, cost_limit, fill,
-    )  # fmt: skip
-    drafts = Drafts(draft_token_ids, num_draft_tokens, match_len, draft_costs)
-    propose(token_ids, num_tokens, row_indices, num_sampled, fill, look_up, drafts)
+    drafts = Drafts(a.draft_token_ids, a.num_draft_tokens, a.match_len, a.draft_costs)
+    propose(a, scan(a, a.draft_token_ids.shape[1]), drafts)
 
 
-def ngram_propose(
-    token_ids: Array,
-    num_tokens: Array,
-    row_indices: Array | None,
-    num_sampled: Array | None,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    match_costs: Array | None = None,
-    cost_limit: int = 40,
-    fill: bool = False,
-) -> tuple[Array, Array, Array]:
+@reference_operator
+def ngram_propose(a: Arguments) -> tuple[Array, Array, Array]:
     """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B], match_costs [16] uint8 ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
-    drafts = new_drafts(len(token_ids if row_indices is None else row_indices), k, None)
-    ngram_propose_(
-        token_ids, num_tokens, row_indices, num_sampled, min_n, max_n, match_policy, overlap,
-        max_len, match_costs, cost_limit, fill, *drafts, None,
-    )  # fmt: skip
+    drafts = new_drafts(len(a.token_ids if a.row_indices is None else a.row_indices), a.k, None)
+    propose(a, scan(a, a.k), drafts)
     return drafts[:3]
 
 
-def ngram_step_(
-    token_ids: Array,
-    num_tokens: Array,
-    sampled_token_ids: Array,
-    discard: Array | None,
-    row_indices: Array | None,
-    advance: bool,
-    vocab_size: int,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    match_costs: Array | None = None,
-    cost_limit: int = 40,
-    fill: bool = False,
-    draft_costs: Array | None = None,
-    workspace: Array | None = None,
-) -> tuple[Array, Array, Array, Array, Array]:
+@reference_operator
+def ngram_step_(a: Arguments) -> tuple[Array, Array, Array, Array, Array]:
     """token_ids [R,S], num_tokens [R] and draft_costs [B,k] uint8 are written; sampled_token_ids
     [B,M], discard and row_indices [B], match_costs [16] uint8 -> next_token_ids [B], num_sampled
     [B], draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
-    look_up = scan(
-        min_n, max_n, k, match_policy, overlap, max_len, match_costs, cost_limit, fill,
-    )  # fmt: skip
-    appended = token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size
-    return append_and_draft(*appended, k, fill, look_up, draft_costs)
+    return append_and_draft(a, scan(a, a.k))
 
 
-def append_and_draft(
-    token_ids: Array,
-    num_tokens: Array,
-    sampled_token_ids: Array,
-    discard: Array | None,
-    row_indices: Array | None,
-    advance: bool,
-    vocab_size: int,
-    k: int,
-    fill: bool,
-    look_up: LookUp,
-    draft_costs: Array | None,
-) -> tuple[Array, Array, Array, Array, Array]:
+def append_and_draft(a: Arguments, look_up: LookUp) -> tuple[Array, Array, Array, Array, Array]:
     """``ngram_step_`` with any lookup."""
-    num_rows, capacity = token_ids.shape
-    batch = sampled_token_ids.shape[0]
+    num_rows, capacity = a.token_ids.shape
+    batch = len(a.sampled_token_ids)
     next_token_ids = np.zeros(batch, np.int32)
     num_sampled = np.zeros(batch, np.int32)
-    drafts = new_drafts(batch, k, draft_costs)
+    drafts = new_drafts(batch, a.k, a.draft_costs)
     for i in range(batch):
-        row = i if row_indices is None else int(row_indices[i])
-        sampled = [int(token) for token in sampled_token_ids[i]]
-        if discard is not None and discard[i]:
-            sampled = []
-        valid = list(takewhile(lambda token: 0 <= token < vocab_size, sampled))
+        row, valid = row_of(a, i), valid_tokens(a, i)
         num_sampled[i] = len(valid)
-        if not 0 <= row < num_rows or not 0 <= int(num_tokens[row]) <= capacity:
+        if not 0 <= row < num_rows or not 0 <= int(a.num_tokens[row]) <= capacity:
             drafts.write(i, NO_DRAFT, NO_TOKEN)
             continue
-        length = int(num_tokens[row])
-        known = [*(int(token) for token in token_ids[row, :length]), *valid]
+        length = int(a.num_tokens[row])
+        known = [*(int(token) for token in a.token_ids[row, :length]), *valid]
         next_token_ids[i] = known[-1] if known else 0
         grown = min(len(known), capacity)
-        token_ids[row, length:grown] = known[length:grown]
-        if advance:
-            num_tokens[row] = grown
+        a.token_ids[row, length:grown] = known[length:grown]
+        if a.advance:
+            a.num_tokens[row] = grown
         result = look_up(known[:grown]) if valid and grown >= 2 else NO_DRAFT
-        drafts.write(i, result, known[-1] if fill and known else NO_TOKEN)
+        drafts.write(i, result, known[-1] if a.fill and known else NO_TOKEN)
     return next_token_ids, num_sampled, *drafts[:3]
 
 
-def select_lookup(
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    ladder: bool,
-    costs: Array | None,
-    cost_limit: int,
-    fill: bool,
-    token_logits: Array | None = None,
-) -> LookUp:
+def select_lookup(a: Arguments) -> LookUp:
     """Returns the lookup of the operators with an index: a scan, or a ladder."""
-    if not ladder:
-        return scan(min_n, max_n, k, match_policy, overlap, max_len, None, cost_limit, fill)
-    table = [] if costs is None else costs.tolist()
-    limit = None if costs is None else cost_limit
+    if not a.ladder:
+        return scan(a, a.k)
+    table = [] if a.costs is None else a.costs.tolist()
+    limit = None if a.costs is None else a.cost_limit
 
     def look_up(tokens: list[int]) -> LookupResult:
-        if k == 0 or max_len <= len(tokens):
+        if a.k == 0 or a.max_len <= len(tokens):
             return NO_DRAFT
-        ids, token_costs, match = draft(tokens, k, table, limit, overlap, max_len, token_logits)
-        output = draft(tokens, k, [], None, overlap, UNLIMITED)[0] if fill else ids
-        return LookupResult(output, len(ids), token_costs, match if ids else 0)
+        ids, costs, match = draft(tokens, a.k, table, limit, a.overlap, a.max_len, a.token_logits)
+        output = draft(tokens, a.k, [], None, a.overlap, UNLIMITED)[0] if a.fill else ids
+        return LookupResult(output, len(ids), costs, match if ids else 0)
 
     return look_up
 
 
-def ngram_index_propose_(
-    token_ids: Array,
-    num_tokens: Array,
-    index: Array,
-    row_indices: Array | None,
-    slot_indices: Array | None,
-    num_sampled: Array | None,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    ladder: bool,
-    costs: Array | None,
-    cost_limit: int,
-    draft_costs: Array | None,
-    fill: bool = False,
-    token_logits: Array | None = None,
-) -> tuple[Array, Array, Array]:
+@reference_operator
+def ngram_index_propose_(a: Arguments) -> tuple[Array, Array, Array]:
     """Same as ``ngram_propose``. index [W] is not written: its contents are specific to the
     implementation."""
-    lookup = min_n, max_n, k, match_policy, overlap, max_len
-    look_up = select_lookup(*lookup, ladder, costs, cost_limit, fill, token_logits)
-    batch = len(token_ids if row_indices is None else row_indices)
-    drafts = new_drafts(batch, k, draft_costs)
-    propose(token_ids, num_tokens, row_indices, num_sampled, fill, look_up, drafts)
+    batch = len(a.token_ids if a.row_indices is None else a.row_indices)
+    drafts = new_drafts(batch, a.k, a.draft_costs)
+    propose(a, select_lookup(a), drafts)
     return drafts[:3]
 
 
-def ngram_index_step_(
-    token_ids: Array,
-    num_tokens: Array,
-    sampled_token_ids: Array,
-    index: Array,
-    discard: Array | None,
-    row_indices: Array | None,
-    slot_indices: Array | None,
-    advance: bool,
-    vocab_size: int,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    ladder: bool,
-    costs: Array | None,
-    cost_limit: int,
-    draft_costs: Array | None,
-    fill: bool = False,
-    token_logits: Array | None = None,
-) -> tuple[Array, Array, Array, Array, Array]:
+@reference_operator
+def ngram_index_step_(a: Arguments) -> tuple[Array, Array, Array, Array, Array]:
     """Same as ``ngram_step_``. index [W] is not written: its contents are specific to the
     implementation."""
-    lookup = min_n, max_n, k, match_policy, overlap, max_len
-    look_up = select_lookup(*lookup, ladder, costs, cost_limit, fill, token_logits)
-    appended = token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size
-    return append_and_draft(*appended, k, fill, look_up, draft_costs)
+    return append_and_draft(a, select_lookup(a))
 
 
-def ngram_index_append_(
-    token_ids: Array,
-    num_tokens: Array,
-    index: Array,
-    row_indices: Array | None,
-    slot_indices: Array | None,
-    min_n: int,
-    max_n: int,
-    match_policy: int,
-    ladder: bool,
-    outcomes: bool,
-) -> None:
+@reference_operator
+def ngram_index_append_(a: Arguments) -> None:
     """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B], index [W]; no results."""
 
 
-def ngram_index_reset_(index: Array, slot_indices: Array) -> None:
+@reference_operator
+def ngram_index_reset_(a: Arguments) -> None:
     """index [W], slot_indices [N]; no results."""

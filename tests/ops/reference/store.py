@@ -9,9 +9,10 @@ from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
-from ops.reference.bookkeeping import Array
+from ops.reference.bookkeeping import Array, row_of
 from ops.reference.drafting import NO_TOKEN, Drafts, LookupResult, affordable
 from ops.reference.ladder import MAX_MATCH, SIZES, cost_of
+from ops.schema import Arguments, reference_operator
 
 __all__ = [
     "ngram_store_finish_",
@@ -366,85 +367,68 @@ def signed(token: int) -> int:
     return token - (token >> 31 << 32)
 
 
-def ngram_store_step_(
-    token_ids: Array,
-    num_tokens: Array,
-    num_sampled: Array,
-    store: Array,
-    row_indices: Array | None,
-    slot_indices: Array | None,
-    scopes: Array | None,
-    draft_token_ids: Array,
-    num_draft_tokens: Array,
-    match_len: Array,
-    draft_costs: Array,
-    max_len: int,
-    costs: Array,
-    cost_limit: int,
-    fill: bool = False,
-    token_logits: Array | None = None,
-) -> None:
+@reference_operator
+def ngram_store_step_(a: Arguments) -> None:
     """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
     [16,56] uint8; store [W], draft_token_ids [B,k], num_draft_tokens and match_len [B] and
     draft_costs [B,k] uint8 are written; no results."""
-    opened_store = open_store(store) if len(num_sampled) else None
-    if opened_store is None:
+    store = open_store(a.store) if len(a.num_sampled) else None
+    if store is None:
         return
-    num_rows, capacity = token_ids.shape
-    k = draft_token_ids.shape[1]
-    drafts = Drafts(draft_token_ids, num_draft_tokens, match_len, draft_costs)
-
-    def item(array: Array | None, i: int, default: int) -> int:
-        return default if array is None else int(array[i])
+    num_rows, capacity = a.token_ids.shape
+    k = a.draft_token_ids.shape[1]
+    drafts = Drafts(a.draft_token_ids, a.num_draft_tokens, a.match_len, a.draft_costs)
 
     requests = []
-    for i, sampled in enumerate(map(int, num_sampled)):
-        at = item(row_indices, i, i)
-        if not 0 <= at < num_rows or sampled <= 0 or not 1 <= num_tokens[at] <= capacity:
+    for i, sampled in enumerate(map(int, a.num_sampled)):
+        at = row_of(a, i)
+        if not 0 <= at < num_rows or sampled <= 0 or not 1 <= a.num_tokens[at] <= capacity:
             continue
-        row = [int(token) & MASK32 for token in token_ids[at, : num_tokens[at]]]
-        scope = item(scopes, i, 0) & MASK64
-        requests.append((i, row, sampled, item(slot_indices, i, at), scope))
+        row = [int(token) & MASK32 for token in a.token_ids[at, : a.num_tokens[at]]]
+        slot = at if a.slot_indices is None else int(a.slot_indices[i])
+        scope = 0 if a.scopes is None else int(a.scopes[i]) & MASK64
+        requests.append((i, row, sampled, slot, scope))
 
     for i, row, _, _, scope in requests:
-        opened_store.count(LOOKUPS)
-        hit = longest_hit(opened_store, row, scope)
+        store.count(LOOKUPS)
+        hit = longest_hit(store, row, scope)
         if hit is None:
             continue
-        opened_store.count(HITS)
-        place, left = hit.place, opened_store.fill(hit.place // BLOCK) - hit.place % BLOCK
-        text = [signed(opened_store.token(place + j)) for j in range(min(k, left))]
-        most = max(0, min(len(text), max_len - len(row)))
-        token_costs = costs_of(opened_store, hit, [row[-1], *text[:most]], costs, token_logits)
-        count = affordable(token_costs, cost_limit)
-        index_costs = [int(cost) for cost in draft_costs[i, : max(0, num_draft_tokens[i])]]
+        store.count(HITS)
+        place, left = hit.place, store.fill(hit.place // BLOCK) - hit.place % BLOCK
+        text = [signed(store.token(place + j)) for j in range(min(k, left))]
+        most = max(0, min(len(text), a.max_len - len(row)))
+        token_costs = costs_of(store, hit, [row[-1], *text[:most]], a.costs, a.token_logits)
+        count = affordable(token_costs, a.cost_limit)
+        index_costs = [int(cost) for cost in a.draft_costs[i, : max(0, a.num_draft_tokens[i])]]
         if promise(token_costs[:count]) <= promise(index_costs):
             continue
-        opened_store.count(DRAFTS)
-        opened_store.count(DRAFT_TOKENS, count)
-        result = LookupResult(text if fill else text[:count], count, token_costs[:count], hit.m)
-        drafts.write(i, result, signed(row[-1]) if fill else NO_TOKEN)
+        store.count(DRAFTS)
+        store.count(DRAFT_TOKENS, count)
+        result = LookupResult(text if a.fill else text[:count], count, token_costs[:count], hit.m)
+        drafts.write(i, result, signed(row[-1]) if a.fill else NO_TOKEN)
 
     backlog = BACKLOG
     for _, row, sampled, slot, scope in requests:
-        if not 0 <= slot < opened_store.num_slots:
+        if not 0 <= slot < store.num_slots:
             continue
-        if not opened_store.slot_matches(slot, row, scope):
-            opened_store.close(slot)
-            opened_store.set_slot(slot, 0, max(0, len(row) - sampled))
-        _, length = opened_store.slot(slot)
+        if not store.slot_matches(slot, row, scope):
+            store.close(slot)
+            store.set_slot(slot, 0, max(0, len(row) - sampled))
+        _, length = store.slot(slot)
         waiting = max(0, len(row) - sampled - length)
         taken = min(waiting, backlog)
         backlog -= taken
         new = min(sampled, len(row) - length)
-        opened_store.write(slot, row[length : length + taken + new], scope)
+        store.write(slot, row[length : length + taken + new], scope)
 
 
-def ngram_store_finish_(store: Array, slot_indices: Array) -> None:
+@reference_operator
+def ngram_store_finish_(a: Arguments) -> None:
     """store [W] is written; slot_indices [N]; no results."""
-    opened_store = open_store(store) if len(slot_indices) else None
-    if opened_store is None:
+    store = open_store(a.store) if len(a.slot_indices) else None
+    if store is None:
         return
-    for slot in map(int, slot_indices):
-        if 0 <= slot < opened_store.num_slots:
-            opened_store.close(slot)
+    for slot in map(int, a.slot_indices):
+        if 0 <= slot < store.num_slots:
+            store.close(slot)

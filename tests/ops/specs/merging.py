@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 from ops import reference
+from ops.schema import arguments_of
 
 from .inputs import HOSTILE_INDICES, HOSTILE_INT32, replace_each
-from .spec import Args, Array, BadCall, OpSpec, Sample, arguments_of, contiguous, in_buffer
+from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
 
 UNIT = 65536
 NAMES = [name for name, _ in arguments_of("merge_drafts_")]

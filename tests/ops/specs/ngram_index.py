@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from ngram_npu import _C
 from ops import reference
+from ops.schema import arguments_of
 
 from . import drafting
 from .inputs import (
@@ -21,7 +22,7 @@ from .inputs import (
     random_logits,
     random_rows,
 )
-from .spec import NO_INDEX_ON_DEVICES, Args, Array, BadCall, OpSpec, Sample, arguments_of, in_buffer
+from .spec import NO_INDEX_ON_DEVICES, Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 
 def new_index(num_slots: int, num_pages: int = 64) -> Array:

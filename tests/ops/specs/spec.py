@@ -6,13 +6,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-OPERATOR_DOCUMENTS = Path(__file__).parents[3] / "docs" / "ops"
+from ops.schema import arguments_of, parameters_of, schema_of
 
 Array = npt.NDArray[Any]
 Args = tuple[Any, ...]
@@ -45,21 +43,6 @@ class BadCall:
     """What the error names; the first argument changed where empty."""
     sample: str = ""
     """The label of the sample that is changed; the first one where empty."""
-
-
-def schema_of(op: str) -> str:
-    text = (OPERATOR_DOCUMENTS / f"{op.rstrip('_')}.md").read_text()
-    return next(line for line in text.splitlines() if line.startswith(f"{op}("))
-
-
-def arguments_of(op: str) -> list[tuple[str, str]]:
-    split = [part.split() for part in _parts(op) if part != "*"]
-    return [(name.partition("=")[0], kind) for kind, name in split]
-
-
-def _parts(op: str) -> list[str]:
-    schema = schema_of(op)
-    return schema[schema.index("(") + 1 : schema.index(") ->")].split(", ")
 
 
 @dataclass(frozen=True)
@@ -105,7 +88,7 @@ class OpSpec:
     @cached_property
     def num_positional(self) -> int:
         """How many arguments may be passed by position."""
-        parts = _parts(self.name)
+        parts = parameters_of(self.name)
         return parts.index("*") if "*" in parts else len(parts)
 
     def split(self, args: Args) -> tuple[Args, dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from ngram_npu import _C
 from ops import reference
+from ops.schema import arguments_of
 
 from .inputs import (
     HOSTILE_INDICES,
@@ -20,7 +21,7 @@ from .inputs import (
     random_logits,
     random_rows,
 )
-from .spec import Args, Array, BadCall, OpSpec, Sample, arguments_of, contiguous, in_buffer
+from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
 
 NO_STORE_ON_DEVICES = dict.fromkeys(
     ("cuda", "npu"), "a store is in host memory: tokens are inserted one after the other"
