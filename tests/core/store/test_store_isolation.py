@@ -12,7 +12,6 @@ import pytest
 from core.store.isolation import FIRST_MARK, ROWS, AsyncAttack, ProposerAttack, TextRequest
 from ngram_npu.async_state import device_state
 from ngram_npu.drafting import Drafting
-from ngram_npu.host_drafting import HostDrafting
 from ops.reference.store import BLOCK, HEAD_FILL, open_store
 
 Attack = ProposerAttack | AsyncAttack
@@ -87,13 +86,6 @@ def test_attack_detects_wrong_arguments(fault: str, monkeypatch: pytest.MonkeyPa
 
 def test_attack_detects_missing_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_state, "LAG", 0)
-    with pytest.raises(AssertionError, match=DETECTED):
-        run_attack("async live host", 0, 3000)
-
-
-def test_attack_detects_missing_scopes_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = HostDrafting.begin
-    monkeypatch.setattr(HostDrafting, "begin", lambda *a, scope, **more: begin(*a, scope=0, **more))
     with pytest.raises(AssertionError, match=DETECTED):
         run_attack("async live host", 0, 3000)
 
