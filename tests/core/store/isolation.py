@@ -2,8 +2,8 @@
 
 All scopes use the same few phrases, so that text of another scope would match everywhere. A phrase
 is followed by *marks*: tokens that a single request generates first, so a mark identifies the
-request. *Poison* tokens must never be drafted: tokens of padding, of discarded samples, and of
-requests that have ended. The model knows the texts only; it computes no hashes, blocks or drafts.
+request. *Poison* tokens must never be drafted: tokens of padding and of requests that have ended.
+The model knows the texts only; it computes no hashes, blocks or drafts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu import NgramConfig, NgramProposer, NgramStore, scope_of
+from ngram_npu import NgramConfig, NgramStore, scope_of
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
 from ngram_npu.host_drafting import Stop
 from ops.reference.store import BLOCK, HEAD_FILL, HEAD_SERIAL, open_store
@@ -25,8 +25,7 @@ SCOPES = [0, 7, scope_of("a"), scope_of("b")]
 PHRASES = [[10 * phrase + i for i in range(1, 5)] for phrase in range(6)]
 END = 99
 """The stop token of some requests."""
-FIRST_MARK, VOCABULARY = 1000, 1 << 30
-BAD_LENGTHS = [-1, -(2**31), CAPACITY + 1, 2**31 - 1]
+FIRST_MARK = 1000
 
 
 class TextRequest:
@@ -152,163 +151,7 @@ def new_config(visibility: Any) -> NgramConfig:
         store=visibility,
         store_tokens=ROWS * 1024,
         store_costs=np.ones((16, 56), np.uint8),  # type: ignore[arg-type]
-        vocab_size=VOCABULARY,
     )
-
-
-class ProposerAttack:
-    """Random steps of `NgramProposer`. Rows are never cleared, so the memory after each row's end
-    contains text of earlier requests. Free rows have invalid lengths."""
-
-    def __init__(self, seed: int, visibility: str, kind: str) -> None:
-        self.rng = rng = random.Random(seed)
-        self.ledger = Ledger(rng)
-        self._by_slots = rng.random() < 0.5
-        self.proposer = NgramProposer(new_config(visibility), num_slots=ROWS)
-        self._as_kind: Any = torch.from_numpy if kind == "torch" else np.asarray
-        self._tokens = np.zeros((ROWS, CAPACITY), np.int32)
-        self._lengths = np.zeros(ROWS, np.int32)
-        self._arrays = self._as_kind(self._tokens), self._as_kind(self._lengths)
-        self._rows: list[TextRequest | None] = [None] * ROWS
-        self._num_unread = [0] * ROWS
-        """By row, the number of prompt tokens that are not yet in the row."""
-        self._slots = list(range(ROWS))
-        self._preempted: list[TextRequest] = []
-        self.steps = self.row_steps = 0
-
-    @property
-    def store(self) -> NgramStore:
-        assert self.proposer.store is not None
-        return self.proposer.store
-
-    def run(self, row_steps: int) -> None:
-        while self.row_steps < row_steps:
-            self._change_rows()
-            self._step()
-            self.steps += 1
-            if self.steps % 20 == 0:
-                self.check()
-
-    def check(self) -> None:
-        self.ledger.check_store(self.store.tensor)
-        for row, request in enumerate(self._rows):
-            if request is not None:
-                length = self._lengths[row]
-                assert self._tokens[row, :length].tolist() == request.tokens[:length]
-
-    def _change_rows(self) -> None:
-        rng = self.rng
-        for row, request in enumerate(self._rows):
-            full = self._lengths[row] == CAPACITY
-            if request is not None and (full or rng.random() < 0.02):
-                self._rows[row] = None
-                if not full and not self._num_unread[row] and rng.random() < 0.3:
-                    self._preempted.append(request)
-                if self.proposer.store is not None and rng.random() < 0.6:
-                    self.proposer.reset(self._as_kind(np.array([self._slot(row), -1, ROWS])))
-            if self._rows[row] is None:
-                self._lengths[row] = rng.choice(BAD_LENGTHS)
-                if rng.random() < 0.3:
-                    self._begin(row)
-        if rng.random() < 0.05 and self._by_slots:
-            a, b = rng.sample(range(ROWS), 2)
-            for array in (self._tokens, self._lengths):
-                array[[a, b]] = array[[b, a]]
-            for values in (self._rows, self._num_unread, self._slots):
-                values[a], values[b] = values[b], values[a]  # type: ignore[index]
-
-    def _slot(self, row: int) -> int:
-        return self._slots[row] if self._by_slots else row
-
-    def _begin(self, row: int) -> None:
-        if self._preempted and self.rng.random() < 0.5:
-            request = self._preempted.pop().begin()
-        else:
-            request = self.ledger.new_request(self.rng.choice(SCOPES))
-        length = len(request.tokens)
-        self._rows[row] = request
-        self._num_unread[row] = self.rng.randrange(length)
-        self._lengths[row] = length - self._num_unread[row]
-        self._tokens[row, :length] = request.tokens
-
-    def _grow(self, row: int, request: TextRequest) -> None:
-        """Adds more of the prompt, or a later prompt of a conversation."""
-        if self._num_unread[row]:
-            count = self.rng.randint(0, self._num_unread[row])
-            self._num_unread[row] -= count
-            self._lengths[row] += count
-        elif self.rng.random() < 0.03 and self._lengths[row] < CAPACITY // 2:
-            begin = len(request.tokens)
-            self.ledger.add(request, self.ledger.next_tokens(request, 20), shared=True)
-            self._tokens[row, begin : begin + 20] = request.tokens[begin:]
-            self._lengths[row] += 20
-
-    def _poison(self, count: int) -> list[int]:
-        return [self.ledger.new_mark() for _ in range(count)]
-
-    def _step(self) -> None:
-        rng, ledger = self.rng, self.ledger
-        by_rows = rng.random() < 0.7
-        batch = rng.sample(range(ROWS), rng.randint(0, ROWS))
-        if not by_rows:
-            batch = list(range(len(batch)))
-        padding = [-1, -ROWS, ROWS, ROWS + 3, 2**31 - 1, -(2**31)]
-        if by_rows:
-            batch += rng.choices(padding, k=rng.randint(0, 2)) + batch[: rng.random() < 0.1]
-            rng.shuffle(batch)
-        size = len(batch)
-        self.row_steps += size
-        sampled = np.full((size, K + 1), -1, np.int32)
-        discard = np.zeros(size, np.bool_)
-        scopes = np.array([rng.choice(SCOPES) for _ in batch], np.int64)
-        live: list[TextRequest | None] = []
-        for i, row in enumerate(batch):
-            request = self._rows[row] if 0 <= row < ROWS else None
-            live.append(request)
-            if request is None or row in batch[:i]:  # padding, or a repeated row
-                discard[i] = request is not None or rng.random() < 0.3
-                sampled[i] = self._poison(K + 1)
-                continue
-            scopes[i] = request.scope
-            self._grow(row, request)
-            if self._num_unread[row] or rng.random() < 0.1:
-                discard[i] = True
-                sampled[i] = self._poison(K + 1)
-                continue
-            begin = int(self._lengths[row])
-            tokens = ledger.next_tokens(request, rng.randint(1, K + 1))
-            rest = [rng.choice([-1, VOCABULARY]), *self._poison(K)]
-            sampled[i] = [*tokens, *rest][: K + 1]
-            ledger.add(request, tokens[: CAPACITY - begin], shared=True)
-        arguments: dict[str, Any] = {"scopes": self._as_kind(scopes)}
-        if by_rows:
-            arguments["row_indices"] = self._as_kind(
-                np.array(batch, rng.choice([np.int32, np.int64]))
-            )
-        if self._by_slots:
-            slots = [self._slots[row] if 0 <= row < ROWS else rng.choice(padding) for row in batch]
-            arguments["slot_indices"] = self._as_kind(np.array(slots, np.int64))
-        advance = rng.random() < 0.5
-        if discard.any() or rng.random() < 0.5:
-            arguments["discard"] = self._as_kind(discard)
-        before = self._lengths.copy()
-        result = self.proposer.step(
-            *self._arrays, self._as_kind(sampled), advance=advance, **arguments
-        )
-        if not advance:
-            assert np.array_equal(self._lengths, before)
-            for row, request in zip(batch, live, strict=True):
-                if request is not None:  # the runner updates rows and lengths
-                    length = len(request.tokens) - self._num_unread[row]
-                    self._tokens[row, :length] = request.tokens[:length]
-                    self._lengths[row] = length
-        drafts, counts = result.draft_token_ids.tolist(), result.num_draft_tokens.tolist()
-        for request, draft, count in zip(live, drafts, counts, strict=True):
-            assert draft[count:] == [-1] * (K - count)
-            if request is None:
-                assert not count, "a draft for padding"
-            else:
-                ledger.check_draft(request, draft[:count])
 
 
 class ScheduledRequest:
