@@ -27,8 +27,33 @@ def _inner_stride_two(array: np.ndarray) -> np.ndarray:
     return np.repeat(array, 2, axis=-1)[..., ::2]
 
 
+INT32 = 2**31
+SCALAR_RANGES: dict[str, tuple[int, int | None]] = {
+    "min_n": (1, None),
+    "match_policy": (0, 1),
+    "k": (0, 64),
+    "cost_limit": (0, INT32 - 1),
+    "min_match_len": (0, INT32 - 1),
+    "threshold": (0, INT32 - 1),
+    "total_tokens": (0, INT32 - 1),
+    "pad_token": (-INT32, INT32 - 1),
+    "block_size": (1, INT32 - 1),
+    "blocks_per_kv_block": (1, None),
+    "cp_world": (1, None),
+    "cp_rank": (0, None),
+    "cp_interleave": (1, INT32 - 1),
+}
+"""The first and the last valid value; None: it depends on other arguments."""
+
+
 def _derived_bad_calls(spec: OpSpec) -> Iterator[BadCall]:
-    """Every tensor with a wrong dtype, rank and inner stride."""
+    """Every integer below and above its range; every tensor with a wrong dtype, rank and inner
+    stride."""
+    for name, _ in spec.arguments:
+        low, high = SCALAR_RANGES.get(name, (None, None))
+        for value in (None if low is None else low - 1, None if high is None else high + 1):
+            if value is not None:
+                yield BadCall(f"{name} {value}", {name: value}, f"got {value}")
     for name in spec.tensor_names:
         label = spec.sample_with(name).label
         for what, change, message in (

@@ -216,11 +216,7 @@ PREPARE_INPUTS = OpSpec(
     name="prepare_inputs",
     reference=reference.prepare_inputs,
     samples=_inputs_samples,
-    bad_calls=(
-        NO_OFFSET,
-        BadCall("negative", {"total_tokens": -1}, r"expected 0 to 2147483647"),
-        BadCall("too many", {"total_tokens": 2**31}, r"expected 0 to 2147483647"),
-    ),
+    bad_calls=(NO_OFFSET,),
     sizes=_inputs_sizes(),
 )
 
@@ -304,7 +300,7 @@ PREPARE_INPUT_IDS = OpSpec(
     name="prepare_input_ids_",
     reference=reference.prepare_input_ids_,
     samples=_ids_samples,
-    bad_calls=(BadCall("no token", {"pad_token": 2**31}, r"-2147483648 to 2147483647, got"),),
+    bad_calls=(),
     sizes=_ids_sizes(),
     fixed=frozenset({"query_start_loc"}),  # must not fall
 )

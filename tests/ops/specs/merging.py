@@ -244,10 +244,6 @@ SPEC = OpSpec(
             "batch <= 3 .*got 4",
             "neural_draft_token_ids",
         ),
-        BadCall("length below 0", {"min_match_len": -1}, "0 to .*, got -1"),
-        BadCall("length 2**31", {"min_match_len": 2**31}, "0 to .*, got 21"),
-        BadCall("threshold below 0", {"threshold": -1}, "0 to .*, got -1"),
-        BadCall("threshold 2**31", {"threshold": 2**31}, "0 to .*, got 21"),
     ),
     sizes=_sizes(),
     fixed=frozenset({"row_indices"}),  # a row must not occur twice

@@ -296,10 +296,7 @@ NGRAM_INDEX_PROPOSE = indexed_spec(
     reference.ngram_index_propose_,
     batch_of=_batch,
     missing=(1, 0, 3, 1, 70),
-    bad_calls=(
-        *drafting.LOOKUP_BAD_CALLS,
-        *drafting.K_BAD_CALLS,
-    ),
+    bad_calls=(drafting.RANGE_BAD_CALL,),
     slot_call=_propose_slot_call,
 )
 
@@ -323,8 +320,7 @@ NGRAM_INDEX_STEP = indexed_spec(
     batch_of=lambda args: len(args[SAMPLED]),
     missing=(0,),
     bad_calls=(
-        *drafting.LOOKUP_BAD_CALLS,
-        *drafting.K_BAD_CALLS,
+        drafting.RANGE_BAD_CALL,
         drafting.SAMPLED_BAD_CALLS[0],  # for the other one the number of slots is wrong as well
     ),
     slot_call=_step_slot_call,
@@ -405,12 +401,11 @@ NGRAM_INDEX_APPEND = OpSpec(
     reference=reference.ngram_index_append_,
     samples=_append_samples,
     bad_calls=(
-        BadCall("min_n > max_n", {"min_n": 5, "max_n": 4}, r"expected 1 to 4, got 5"),
+        drafting.RANGE_BAD_CALL,
         BadCall("max_n = 65", {"min_n": 60, "max_n": 65}, r"1 to 64, got 65", "max_n"),
         BadCall("span of 9", {"min_n": 1, "max_n": 9}, r"max_n <= 8 .*got 9", "max_n"),
         BadCall("ladder's min_n", {"ladder": True}, "expected 1 to 1, got 2", "min_n"),
         BadCall("outcomes alone", {"outcomes": True}, "without ladder, got True"),
-        BadCall("match_policy = 2", {"match_policy": 2}, r"0 to 1, got 2"),
     ),
     sizes=_append_sizes(),
     opaque=frozenset({"index"}),
