@@ -143,9 +143,8 @@ def _hostile_proposals(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("repeated-rows", (rows, good, repeated, None, 1, 3, 4, 0, False, UNLIMITED))
 
 
-def _propose_sizes() -> tuple[Args, ...]:
+def _propose_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
-    calls = []
     for rows, capacity, k, low, high in ((12, 50, 3, 2, 5), (17, 61, 5, 3, 6), (20, 83, 8, 4, 9)):
         lengths = np.full(rows, capacity - 5, np.int32)
         indices = np.arange(rows - 1, dtype=np.int32)
@@ -153,19 +152,16 @@ def _propose_sizes() -> tuple[Args, ...]:
         tokens = random_rows(rng, rows, capacity, 3)
         costs = RISING.copy(), 40 + 2 * k
         options = (low, high, k, 0, False, capacity + 3, *costs, False)
-        calls.append((tokens, lengths, indices, num_sampled, *options))
-    return tuple(calls)
+        yield (tokens, lengths, indices, num_sampled, *options)
 
 
-RANGE_BAD_CALL = BadCall("min_n > max_n", {"min_n": 5, "max_n": 4}, r"expected 1 to 4, got 5")
+RANGE_BAD_CALL = BadCall({"min_n": 5, "max_n": 4}, r"expected 1 to 4, got 5")
 DRAFT_COST_BAD_CALLS = (
     BadCall(
-        "costs without a table",
         {"draft_costs": np.zeros((3, 5), np.uint8), "match_costs": None},
         r"None \(without match_costs\), got a tensor",
     ),
     BadCall(
-        "shape of costs",
         {"draft_costs": np.zeros((3, 4), np.uint8), "match_costs": RISING},
         r"shape \[3, 5\], got shape \[3, 4\]",
     ),
@@ -176,7 +172,7 @@ NGRAM_PROPOSE = OpSpec(
     reference=reference.ngram_propose,
     samples=_propose_samples,
     bad_calls=(RANGE_BAD_CALL,),
-    sizes=_propose_sizes(),
+    sizes=tuple(_propose_sizes()),
 )
 
 
@@ -217,13 +213,11 @@ NGRAM_PROPOSE_INTO = OpSpec(
         RANGE_BAD_CALL,
         *DRAFT_COST_BAD_CALLS,
         BadCall(
-            "k = 65",
             {"draft_token_ids": np.zeros((3, 65), np.int32)},
             r"expected 0 to 64, got 65",
             "draft_token_ids width",
         ),
         BadCall(
-            "overlapping rows",
             {"draft_token_ids": np.ndarray((3, 5), np.int32, np.zeros(9, np.int32), 0, (4, 4))},
             r"rows that do not overlap",
         ),
@@ -370,9 +364,8 @@ def _hostile_steps(rng: np.random.Generator) -> Iterator[Sample]:
                     yield Sample(label, (*args, max_len, None), compare=False)
 
 
-def _step_sizes() -> tuple[Args, ...]:
+def _step_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
-    calls = []
     for rows, capacity, width, k, low, high in (
         (12, 50, 4, 3, 2, 5),
         (17, 61, 7, 5, 3, 6),
@@ -387,19 +380,16 @@ def _step_sizes() -> tuple[Args, ...]:
         head = (tokens, lengths, sampled, discard, indices, True, 20 + rows)
         draft_costs = np.zeros((batch, k), np.uint8)
         lookup = low, high, k, 0, False, capacity + 3
-        calls.append((*head, *lookup, RISING.copy(), 45 + 2 * k, False, draft_costs, None))
-    return tuple(calls)
+        yield (*head, *lookup, RISING.copy(), 45 + 2 * k, False, draft_costs, None)
 
 
 SAMPLED_BAD_CALLS = (
     BadCall(
-        "width 0",
         {"sampled_token_ids": lambda a: a[:, :0]},
         r"expected 1 to 65, got 0",
         "sampled_token_ids width",
     ),
     BadCall(
-        "more requests than rows",
         {"sampled_token_ids": np.zeros((6, 2), np.int32), "discard": None, "row_indices": None},
         r"batch <= 5 .*got 6",
     ),
@@ -414,6 +404,6 @@ NGRAM_STEP = OpSpec(
         *DRAFT_COST_BAD_CALLS,
         *SAMPLED_BAD_CALLS,
     ),
-    sizes=_step_sizes(),
+    sizes=tuple(_step_sizes()),
     fixed=frozenset({"row_indices"}),  # a row must not occur twice
 )

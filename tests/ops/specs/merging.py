@@ -182,13 +182,11 @@ def _edges(rng: np.random.Generator) -> Iterator[Sample]:
             yield _sample(f"extended-{ngram}-{n}-{g}", lone | more)
 
 
-def _sizes() -> tuple[Args, ...]:
-    calls = []
+def _sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for batch, width, k in ((11, 3, 5), (21, 4, 7), (31, 6, 9)):
         call = _batch(rng, batch, width, k) | {"min_match_len": k + 4, "threshold": batch * 2}
-        calls.append(contiguous(call.values()))
-    return tuple(calls)
+        yield contiguous(call.values())
 
 
 SPEC = OpSpec(
@@ -198,53 +196,41 @@ SPEC = OpSpec(
     samples=_samples,
     bad_calls=(
         BadCall(
-            "a wider neural draft",
             {"neural_draft_token_ids": np.zeros((4, 4), np.int32)},
             r"width <= 3 \(width of ngram_draft_token_ids\), got 4",
         ),
         BadCall(
-            "k",
             {"ngram_draft_token_ids": np.zeros((4, 65), np.int32)},
             "0 to 64, got 65",
             "ngram_draft_token_ids width",
         ),
         BadCall(
-            "both costs",
-            {"match_costs": np.zeros(16, np.uint8)},
-            r"None \(draft_costs is given\), got a tensor",
+            {"match_costs": np.zeros(16, np.uint8)}, r"None \(draft_costs is given\), got a tensor"
         ),
         BadCall(
-            "confidences",
             {"neural_draft_costs": lambda a: a[:, :1]},
             r"\[4, 2\], got .*\[4, 1\]",
             sample="a neural confidence",
         ),
         BadCall(
-            "a confidence without costs",
             {"draft_costs": None},
             r"None \(without draft_costs or match_costs\), got a tensor",
             "neural_draft_costs",
             sample="a neural confidence",
         ),
         BadCall(
-            "a threshold without costs",
             {"draft_costs": None, "threshold": 1},
             r"threshold <= 0 \(without draft_costs or match_costs\), got 1",
             "threshold",
         ),
-        BadCall("nothing sampled", {"num_sampled": None}, r"\(neural_acc.* None"),
+        BadCall({"num_sampled": None}, r"\(neural_acc.* None"),
+        BadCall({"neural_acceptance": np.zeros((5, 3), np.int32)}, r"\[5, 2\], got .*\[5, 3\]"),
         BadCall(
-            "acceptance",
-            {"neural_acceptance": np.zeros((5, 3), np.int32)},
-            r"\[5, 2\], got .*\[5, 3\]",
-        ),
-        BadCall(
-            "more requests than rows",
             {"row_indices": None, "neural_acceptance": lambda a: a[:3]},
             "batch <= 3 .*got 4",
             "neural_draft_token_ids",
         ),
     ),
-    sizes=_sizes(),
+    sizes=tuple(_sizes()),
     fixed=frozenset({"row_indices"}),  # a row must not occur twice
 )

@@ -34,15 +34,18 @@ class Sample:
 class BadCall:
     """A call that must be refused before anything is written."""
 
-    label: str
     change: dict[str, Any]
     """Arguments replaced by name; a callable gets the good value."""
     message: str
     """A regular expression the error must match; op and argument are checked as well."""
-    argument: str = ""
+    named: str = ""
     """What the error names; the first argument changed where empty."""
     sample: str = ""
     """The label of the sample that is changed; the first one where empty."""
+
+    @property
+    def argument(self) -> str:
+        return self.named or next(iter(self.change))
 
 
 @dataclass(frozen=True)
