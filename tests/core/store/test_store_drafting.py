@@ -368,20 +368,6 @@ def test_async_state_with_invalid_rows_stores_nothing(draft_on: str, rows: list[
     assert torch.equal(state.token_ids, before[1])
 
 
-def test_async_state_finishes_removed_requests() -> None:
-    state = new_state(dataclasses.replace(ASYNC_CONFIG, store="finish"))
-    new = [new_admission(0, 9, 9), new_admission(1, 8)]
-    run_step(state, [0, 1], [[50], [1]], new=new)
-    for token in range(51, 60):
-        run_step(state, [0], [[token]])
-    assert state.store.statistics.tokens_entered == 0
-    run_step(state, [1], [[50]], removed=ints(0))
-    assert state.store.statistics.tokens_entered == 10
-    assert run_step(state, [1], [[51]]).num_draft_tokens.tolist() > [0]
-    state.rebuild([])
-    assert state.store.statistics.open_slots == 0
-
-
 def test_async_state_uses_passed_store() -> None:
     store = NgramStore(8, 16384, kind="torch")
     store.warm([range(50, 60)], scope=3)
