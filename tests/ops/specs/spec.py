@@ -158,8 +158,8 @@ def contiguous(args: Iterable[Any]) -> Args:
 def in_buffer(
     values: npt.ArrayLike, *, before: int = 0, gap: int = 0, dtype: Any = np.int32
 ) -> Array:
-    """Returns the values as a slice of a larger buffer of canaries, with `before` items ahead of each
-    row and `gap` items after it: the outer stride exceeds the width, and stray writes show."""
+    """Returns the values as a slice of a larger buffer of canaries, with `before` items ahead of
+    each row and `gap` items after it: the outer stride exceeds the width, and stray writes show."""
     array = np.asarray(values, dtype)
     if array.ndim == 1:
         base = np.full(before + array.shape[0] + gap, CANARY).astype(dtype)
