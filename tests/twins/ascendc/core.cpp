@@ -79,11 +79,11 @@ int32_t Core::new_buffer(uint32_t bytes) {
   NGRAM_TWIN_CHECK(rounded <= budget && top_ <= budget - rounded,
                    "InitBuffer: %u more bytes after %u leave the %u bytes of UB", rounded, top_, budget);
   NGRAM_TWIN_CHECK(buffers_.size() < kMaxBuffers, "InitBuffer: more than %d buffers", kMaxBuffers);
-  Buffer made;
-  made.begin = top_;
-  made.bytes = rounded;
+  Buffer added;
+  added.begin = top_;
+  added.bytes = rounded;
   top_ += rounded;
-  buffers_.push_back(made);
+  buffers_.push_back(added);
   return static_cast<int32_t>(buffers_.size()) - 1;
 }
 
@@ -137,7 +137,7 @@ void Core::issue(Pipe pipe, const char* what) {
   }
   time_[kS] += model_.issue;
   time_[pipe] = std::max(time_[pipe], time_[kS]);
-  // It is issued after everything S has waited for. S has not waited for its own accesses: they may be in flight.
+  // It is issued after everything that S has waited for. Accesses of S itself may still be in flight.
   for (int q = 1; q < kPipes; ++q) clock_[pipe][q] = std::max(clock_[pipe][q], clock_[kS][q]);
   clock_[pipe][pipe] = ++tick_[pipe];
 }
@@ -218,13 +218,13 @@ void Core::gm_copy(uintptr_t at, uint64_t bytes, bool write) {
 
 ScalarLine& Core::line_of(uintptr_t line) {
   ++cost.scalar_gm;
-  const auto [found, missed] = cache_.try_emplace(line);
+  const auto [entry, missed] = cache_.try_emplace(line);
   if (missed) {
-    gm_->load_line(line, found->second.data);
+    gm_->load_line(line, entry->second.data);
     ++cost.scalar_gm_misses;
   }
   time_[kS] += missed ? model_.scalar_gm_miss : model_.scalar_gm;
-  return found->second;
+  return entry->second;
 }
 
 const uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes) {
@@ -327,7 +327,7 @@ void collect(std::vector<AccessLog>& logs, std::vector<Interval> AccessLog::* li
 
 // Compares every interval of `a` with every interval of `b` that overlaps it and belongs to another core. Both sorted.
 void check_pairs(const std::vector<Interval>& a, const std::vector<Interval>& b, const char* what) {
-  // For each interval of b, the furthest end so far: it tells a search where to stop.
+  // The furthest end of all intervals of b up to each one, at which a search may stop.
   std::vector<uintptr_t> reach(b.size());
   uintptr_t furthest = 0;
   for (size_t i = 0; i < b.size(); ++i) reach[i] = furthest = std::max(furthest, b[i].end);

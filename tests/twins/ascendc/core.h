@@ -22,12 +22,12 @@ namespace ngram_npu::twin {
 
 enum Pipe : int { kS = 0, kV = 1, kMte2 = 2, kMte3 = 3, kPipes = 4 };
 
-// The model's price of each thing, in cycles of the vector core's clock unless said otherwise. By default everything
+// The model's price of each thing, in cycles of the vector core's clock. By default everything
 // is free; a caller that wants times sets the prices and names their sources (tools/bench/ops/ascendc_model.py).
 struct CostModel {
   double copy_bytes_per_cycle = 1e9;  // of one core
   double gm_bytes_per_cycle = 1e9;    // that all cores of a launch share
-  double copy_latency = 0;            // from a copy's last byte until another pipe may go on
+  double copy_latency = 0;            // from a copy's last byte until another pipe may continue
   double vector_startup = 0;          // of every vector instruction
   double vector_repeat = 0;           // 256 bytes of the widest operand
   double gather_repeat = 0;           // as many addresses as make 256 bytes of results
@@ -206,7 +206,7 @@ class Core {
 struct Outcome {
   std::string fault;        // empty: no fault
   std::vector<Cost> costs;  // per block
-  uint64_t same_line = 0;   // the most copies that cores made at one 512-byte line of global memory
+  uint64_t same_line = 0;   // the largest number of copies at one 512-byte line of global memory
 };
 
 struct Options {

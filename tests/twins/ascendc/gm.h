@@ -1,4 +1,4 @@
-// Global memory as a launch sees it: the tensors it was given, and nothing between them.
+// Global memory of a launch: the tensors that it received, and nothing between them.
 #pragma once
 
 #include <cstdarg>
@@ -48,10 +48,10 @@ struct Interval {
   uintptr_t begin;
   uintptr_t end;
   int32_t core;
-  uint32_t tick;  // of the pipe that made it
+  uint32_t tick;  // of the accessing pipe
 };
 
-// What one core did to global memory. Neighbouring accesses of one tick are kept as one.
+// One core's accesses to global memory. Adjacent accesses of one tick are merged.
 class AccessLog {
  public:
   std::vector<Interval> reads;   // by MTE2

@@ -150,7 +150,7 @@ struct State {
   std::atomic<bool> races_allowed{false};
   std::atomic<int64_t> spans{0};  // of lookups, fewer than planned; 0: as planned
   std::atomic<int64_t> tile_tokens{0};
-  std::atomic<int64_t> cores{0};  // 0: machines of several sizes in turn
+  std::atomic<int64_t> cores{0};  // 0: alternate between machines of several sizes
   std::atomic<uint64_t> seed{1};
   CostModel model;
 };
@@ -246,7 +246,7 @@ int32_t carry_out(const Params& params) {
 NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
 #undef NGRAM_TWIN_ENTRY_POINT
 
-// Sets the number of vector cores of the machine; 0: machines of several sizes take turns.
+// Sets the number of vector cores of the machine; 0: alternate between machines of several sizes.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
 
 // Overrides how lookups are split: spans per row (fewer than planned) and tokens per tile. 0, 0: as planned.
@@ -317,21 +317,21 @@ std::string json(const LookupTiling& t) {
 // null where the machine cannot carry the operator out.
 template <class Tiling, class Params>
 std::string described(const Params& params, const Machine& machine) {
-  const LaunchPlan made = plan(params, machine);
-  if (made.status != kOk) return "null";
+  const LaunchPlan launch_plan = plan(params, machine);
+  if (launch_plan.status != kOk) return "null";
   constexpr const char* kNames[] = {
 #define NGRAM_NPU_NAME(name) #name,
       NGRAM_NPU_ASCENDC_KERNELS(NGRAM_NPU_NAME)
 #undef NGRAM_NPU_NAME
   };
   Tiling tiling;
-  std::memcpy(&tiling, made.args.tiling, sizeof(tiling));
+  std::memcpy(&tiling, launch_plan.args.tiling, sizeof(tiling));
   std::string launches;
-  for (int32_t i = 0; i < made.num_launches; ++i) {
-    launches += std::string(i > 0 ? ", " : "") + "[\"" + kNames[static_cast<size_t>(made.launches[i].kernel)] + "\", " +
-                std::to_string(made.launches[i].blocks) + "]";
+  for (int32_t i = 0; i < launch_plan.num_launches; ++i) {
+    launches += std::string(i > 0 ? ", " : "") + "[\"" + kNames[static_cast<size_t>(launch_plan.launches[i].kernel)] +
+                "\", " + std::to_string(launch_plan.launches[i].blocks) + "]";
   }
-  return "{\"launches\": [" + launches + "], \"workspace_bytes\": " + std::to_string(made.workspace_bytes) +
+  return "{\"launches\": [" + launches + "], \"workspace_bytes\": " + std::to_string(launch_plan.workspace_bytes) +
          ", \"tiling\": " + json(tiling) + "}";
 }
 
@@ -390,10 +390,11 @@ std::string plan_of(const std::string& op, const Sizes& sizes, const Machine& ma
 
 }  // namespace
 
-// Bytes of the JSON, 0 for an operator without kernels.
+// Writes the plan as JSON, null if the machine cannot run the operator. Returns its bytes, 0 for an operator without
+// kernels.
 NGRAM_NPU_EXPORT int64_t ngram_npu_ascendc_twin_plan(const char* op, const Sizes* sizes, int64_t vector_cores,
                                                      int64_t ub_bytes, char* text, int64_t bytes) {
-  const std::string made = plan_of(op, *sizes, {vector_cores, ub_bytes});
-  std::snprintf(text, static_cast<size_t>(bytes), "%s", made.c_str());
-  return static_cast<int64_t>(made.size());
+  const std::string json = plan_of(op, *sizes, {vector_cores, ub_bytes});
+  std::snprintf(text, static_cast<size_t>(bytes), "%s", json.c_str());
+  return static_cast<int64_t>(json.size());
 }

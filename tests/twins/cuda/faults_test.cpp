@@ -68,7 +68,7 @@ __global__ void lanes(int* out) {
   *mine++ = static_cast<int>(__shfl_sync(~0u, 1ull << 40 | static_cast<unsigned>(lane), 7) >> 33) + __ffs(8);
 }
 
-TEST_P(CudaTwin, WarpsComputeWhatCudaSays) {
+TEST_P(CudaTwin, WarpOperationsFollowCuda) {
   std::vector<int> out(32 * 6);
   ASSERT_EQ(run({1, 32}, lanes, out.data()), cudaSuccess) << ngram_npu_cuda_twin_violation();
   for (int lane = 0; lane < 32; ++lane) {
@@ -86,7 +86,7 @@ __global__ void atomics(int* out, int* old, unsigned* sum) {
   atomicAdd(sum, 5u);
 }
 
-TEST_P(CudaTwin, AtomicsReturnWhatWasThere) {
+TEST_P(CudaTwin, AtomicsReturnOldValue) {
   int value = 7, old[4];
   unsigned sum = 1;
   ASSERT_EQ(run({1, 1}, atomics, &value, old, &sum), cudaSuccess);
@@ -123,12 +123,12 @@ __global__ void different_collectives() {
   }
 }
 
-TEST_P(CudaTwin, WhatThreadsDoTogether) {
+TEST_P(CudaTwin, InvalidCollectivesAreReported) {
   expect_caught("divergent barriers: thread 0", {}, barrier_in_a_branch);
   expect_caught("deadlock: thread 0 of block (0, 0, 0) waits in __syncwarp", {}, warp_waits_for_barrier);
   expect_caught("left the kernel", {}, shuffle_after_exit);
   expect_caught("reads lane 25, which is not in the mask", {1, 20}, shuffle_from_outside);
-  expect_caught("lacks its own lane", {1, 32}, mask_without_itself);
+  expect_caught("does not contain its own lane", {1, 32}, mask_without_itself);
   expect_caught("the block does not have", {1, 40}, half_a_warp);
   expect_caught("with mask ffff0001", {1, 32}, different_masks);
   expect_caught("in __any_sync", {1, 32}, different_collectives);
@@ -136,14 +136,14 @@ TEST_P(CudaTwin, WhatThreadsDoTogether) {
 
 __global__ void misaligned_atomic(char* at) { atomicAdd(reinterpret_cast<unsigned*>(at + 2), 1u); }
 
-TEST_P(CudaTwin, MisalignedAtomic) {
+TEST_P(CudaTwin, MisalignedAtomicIsReported) {
   alignas(8) char memory[8] = {};
   expect_caught("not aligned", {1, 1}, misaligned_atomic, static_cast<char*>(memory));
 }
 
 __global__ void writes(int* at) { at[threadIdx.x] = 1; }
 
-TEST_P(CudaTwin, MemoryThatMayNotBeTouched) {
+TEST_P(CudaTwin, UnmappedMemoryIsReported) {
   void* page = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   expect_caught("touched memory at 0x", {1, 32}, writes, static_cast<int*>(page));
   munmap(page, 4096);
@@ -151,7 +151,7 @@ TEST_P(CudaTwin, MemoryThatMayNotBeTouched) {
 
 __global__ void divides(int* out, int by) { *out = 7 / by; }
 
-TEST_P(CudaTwin, DivisionByZero) {
+TEST_P(CudaTwin, DivisionByZeroIsReported) {
   int out = 0;
   expect_caught("divided by zero", {1, 1}, divides, &out, 0);
 }
@@ -163,23 +163,25 @@ int recurse(volatile int* depth) {
 }
 __global__ void endless(int* out) { *out = recurse(out); }
 
-TEST_P(CudaTwin, StackOverflow) {
+TEST_P(CudaTwin, StackOverflowIsReported) {
   int out = 0;
   expect_caught("stack is exhausted", {1, 1}, endless, &out);
 }
 
-TEST_P(CudaTwin, ShapesThatNoGpuTakes) {
+TEST_P(CudaTwin, InvalidLaunchShapeIsRejected) {
   int out = 0;
-  const auto refused = [&](const Launch& shape) { return run(shape, writes, &out) == cudaErrorInvalidConfiguration; };
-  EXPECT_TRUE(refused({0, 32}));
-  EXPECT_TRUE(refused({1, 0}));
-  EXPECT_TRUE(refused({1, 1025}));
-  EXPECT_TRUE(refused({dim3(1, 65536), 32}));
+  const auto is_rejected = [&](const Launch& shape) {
+    return run(shape, writes, &out) == cudaErrorInvalidConfiguration;
+  };
+  EXPECT_TRUE(is_rejected({0, 32}));
+  EXPECT_TRUE(is_rejected({1, 0}));
+  EXPECT_TRUE(is_rejected({1, 1025}));
+  EXPECT_TRUE(is_rejected({dim3(1, 65536), 32}));
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
 }
 
 // A launch after a failed one starts from a clean state.
-TEST_P(CudaTwin, GoesOnAfterAViolation) {
+TEST_P(CudaTwin, LaunchAfterViolationSucceeds) {
   ASSERT_NE(run({}, barrier_in_a_branch), cudaSuccess);
   int out[32] = {};
   ASSERT_EQ(run({1, 32}, writes, out), cudaSuccess);
@@ -192,7 +194,7 @@ __global__ void no_barrier(int* out) {
   *(out + threadIdx.x) = *static_cast<volatile int*>(&first);
 }
 
-TEST_P(CudaTwin, AMissingBarrierShowsInSomeOrder) {
+TEST_P(CudaTwin, MissingBarrierChangesResults) {
   expect_wrong_in_some_order([] {
     int out[64];
     return run({}, no_barrier, out) != cudaSuccess || std::vector<int>(out, out + 64) != std::vector<int>(64, 42);
@@ -204,7 +206,7 @@ __global__ void block_before(int* out) {
   if (blockIdx.x == 1) out[1] = *static_cast<volatile int*>(out);
 }
 
-TEST_P(CudaTwin, OneBlockReliesOnAnother) {
+TEST_P(CudaTwin, DependencyBetweenBlocksChangesResults) {
   expect_wrong_in_some_order([] {
     int out[2] = {};
     return run({2, 1}, block_before, static_cast<int*>(out)) != cudaSuccess || out[1] != 5;
@@ -225,7 +227,7 @@ bool adds_wrongly() {
   return run({6, 1}, last_block_adds<kFenced>, &total, &arrived, &out) != cudaSuccess || out != 21;
 }
 
-TEST(CudaTwinResident, AMissingFenceShows) {
+TEST(CudaTwinResident, MissingFenceChangesResults) {
   options() = kResident;
   expect_wrong_in_some_order(adds_wrongly<false>);
   for (int i = 0; i < 200; ++i) EXPECT_FALSE(adds_wrongly<true>());
@@ -238,7 +240,7 @@ __global__ void not_atomic(unsigned* counter) {
   *counter = before + 1;
 }
 
-TEST(CudaTwinResident, BlocksRunAtOnce) {
+TEST(CudaTwinResident, NonAtomicUpdateLosesIncrements) {
   options() = kResident;
   expect_wrong_in_some_order([] {
     unsigned counter = 0;
@@ -246,15 +248,15 @@ TEST(CudaTwinResident, BlocksRunAtOnce) {
   });
 }
 
-// Each block has the total as of its own turn. The last to arrive has all of it, unless another block took its turn
-// and arrived in between, however much later.
+// Each block remembers the total after its addition. The last block to arrive has the full total, unless another block
+// adds and arrives between these two steps.
 __global__ void last_block_remembers(unsigned* total, unsigned* arrived, unsigned* out) {
   for (unsigned i = 0; i < 400 * blockIdx.x; ++i) __syncthreads();
   const unsigned mine = atomicAdd(total, blockIdx.x + 1) + blockIdx.x + 1;
   if (atomicAdd(arrived, 1u) == gridDim.x - 1) *out = mine;
 }
 
-TEST(CudaTwinResident, OneBlockPassesAnother) {
+TEST(CudaTwinResident, BlockMayOvertakeAnother) {
   options() = kResident;
   expect_wrong_in_some_order([] {
     unsigned total = 0, arrived = 0, out = 0;
@@ -263,7 +265,7 @@ TEST(CudaTwinResident, OneBlockPassesAnother) {
 }
 
 // Counts which blocks met: a row's blocks must meet, or the run tests nothing about how they cooperate.
-TEST(CudaTwinResident, BlocksThatMeetAreCounted) {
+TEST(CudaTwinResident, MeetingBlocksAreCounted) {
   const auto count = [](const Options& mode) {
     options() = mode;
     const Meetings before = meetings();
@@ -276,7 +278,7 @@ TEST(CudaTwinResident, BlocksThatMeetAreCounted) {
   EXPECT_EQ(count(kFast), (std::vector<int64_t>{0, 0}));
 }
 
-TEST(CudaTwinStreams, AreRecorded) {
+TEST(CudaTwinStreams, StreamsAreRecorded) {
   ngram_npu_cuda_twin_streams(nullptr, 0);
   int out[32] = {}, stream = 0;
   ASSERT_EQ(run({1, 32}, writes, out), cudaSuccess);
@@ -306,15 +308,15 @@ TEST_P(CudaTwin, BlocksDoNotShareSharedMemory) {
   for (unsigned i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], i / 64 * 100 + 63 - i % 64);
 }
 
-__global__ void reads_what_nobody_wrote(unsigned* out) {
+__global__ void reads_unwritten(unsigned* out) {
   __shared__ unsigned mine[64];
   out[threadIdx.x] = static_cast<volatile unsigned*>(mine)[threadIdx.x];
 }
 
-TEST_P(CudaTwin, SharedMemoryBeginsWithAnything) {
+TEST_P(CudaTwin, SharedMemoryIsUninitialized) {
   expect_wrong_in_some_order([] {
     unsigned out[64];
-    return run({}, reads_what_nobody_wrote, out) != cudaSuccess || out[3] != 0;
+    return run({}, reads_unwritten, out) != cudaSuccess || out[3] != 0;
   });
 }
 

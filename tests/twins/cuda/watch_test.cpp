@@ -23,13 +23,13 @@ class CudaTwinWatch : public ::testing::Test {
   unsigned counter_ = 0;
 };
 
-TEST_F(CudaTwinWatch, ABarrierOrdersABlock) {
+TEST_F(CudaTwinWatch, BarrierOrdersBlock) {
   expect_right({3, 64}, neighbour, ints(), staging_.data(), Order::kBarrier);
   expect_right({3, 64}, neighbour_in_shared_memory, ints(), Order::kBarrier);
   expect_right({1, 64}, overwrites_what_others_read, ints(), staging_.data(), Order::kBarrier);
 }
 
-TEST_F(CudaTwinWatch, ASyncwarpOrdersAWarpAndNoMore) {
+TEST_F(CudaTwinWatch, SyncwarpOrdersOnlyWarp) {
   expect_right({3, 32}, neighbour, ints(), staging_.data(), Order::kSyncwarp);
   expect_right({3, 32}, neighbour_in_shared_memory, ints(), Order::kSyncwarp);
   expect_right({1, 32}, overwrites_what_others_read, ints(), staging_.data(), Order::kSyncwarp);
@@ -37,7 +37,7 @@ TEST_F(CudaTwinWatch, ASyncwarpOrdersAWarpAndNoMore) {
   expect_caught("race: ", {3, 64}, overwrites_what_others_read, ints(), staging_.data(), Order::kSyncwarp);
 }
 
-TEST_F(CudaTwinWatch, WithoutEitherIsARace) {
+TEST_F(CudaTwinWatch, UnorderedAccessIsRace) {
   expect_caught("global memory", {1, 32}, neighbour, ints(), staging_.data(), Order::kNone);
   // A read before any write, or after one but unordered.
   expect_caught("shared memory", {1, 32}, neighbour_in_shared_memory, ints(), Order::kNone);
@@ -47,11 +47,11 @@ TEST_F(CudaTwinWatch, WithoutEitherIsARace) {
   expect_caught("race: ", {32, 1}, same_word_twice, ints());
 }
 
-TEST_F(CudaTwinWatch, NeighbouringBytesAreNoRace) {
+TEST_F(CudaTwinWatch, DifferentBytesAreNoRace) {
   expect_right({1, 64}, bytes_of_one_word, reinterpret_cast<uint8_t*>(ints()));
 }
 
-TEST_F(CudaTwinWatch, TheLastBlock) {
+TEST_F(CudaTwinWatch, LastBlockNeedsBarrierAndFences) {
   const auto with = [this](const LastBlock& parts) {
     return [this, parts](auto expect) { expect(last_block_reads, staging_.data(), &counter_, ints(), parts); };
   };
@@ -67,10 +67,10 @@ TEST_F(CudaTwinWatch, TheLastBlock) {
   with({false, true, true, true})(wrong);
   with({true, false, true, true})(wrong);
   with({true, true, false, true})(wrong);
-  with({true, true, true, false})(right);  // thread 0 alone goes on
+  with({true, true, true, false})(right);  // only thread 0 continues
 }
 
-TEST_F(CudaTwinWatch, TheLastBlockByAnAtomicThatAcquiresAndReleases) {
+TEST_F(CudaTwinWatch, AcquireReleaseAtomicReplacesFences) {
   const auto with = [this](auto expect, int order, int scope) {
     counter_ = 0;
     expect(last_block_acquires, staging_.data(), &counter_, ints(), order, scope);
@@ -84,28 +84,28 @@ TEST_F(CudaTwinWatch, TheLastBlockByAnAtomicThatAcquiresAndReleases) {
   }
 }
 
-TEST_F(CudaTwinWatch, WhatIsReadAsConstantMayNotBeWritten) {
+TEST_F(CudaTwinWatch, WriteToConstantMemoryIsReported) {
   expect_right({2, 1}, constant_and_written, ints(), 3, 4, &staging_[0]);
   expect_caught("constant", {2, 1}, constant_and_written, ints(), 3, 3, &staging_[0]);
 }
 
-TEST_F(CudaTwinWatch, WhatIsVolatileChanges) {
+TEST_F(CudaTwinWatch, VolatileReadsMayDiffer) {
   unsigned differed = 0;
   for (int i = 0; i < 200; ++i) ASSERT_EQ(run({2, 1}, volatile_read_twice, &counter_, &differed), cudaSuccess);
   EXPECT_GT(differed, 0u);
 }
 
-TEST_F(CudaTwinWatch, AtomicOrNot) {
+TEST_F(CudaTwinWatch, PlainAccessToAtomicIsRace) {
   expect_caught("race: ", {1, 32}, atomic_and_plain, reinterpret_cast<unsigned*>(ints()));
   expect_right({1, 32}, atomic_and_volatile, reinterpret_cast<unsigned*>(ints()), &counter_);
 }
 
-TEST_F(CudaTwinWatch, RacesThatTheCallerAsksFor) {
+TEST_F(CudaTwinWatch, AllowedRaceIsNotReported) {
   ngram_npu_cuda_twin_allow_races(1);
   expect_right({32, 1}, same_word_twice, ints());
 }
 
-TEST_F(CudaTwinWatch, APlainValueChangesToo) {
+TEST_F(CudaTwinWatch, PlainReadsMayDiffer) {
   ngram_npu_cuda_twin_allow_races(1);
   int differed = 0;
   expect_wrong_in_some_order([&] {
@@ -115,12 +115,12 @@ TEST_F(CudaTwinWatch, APlainValueChangesToo) {
   });
 }
 
-TEST_F(CudaTwinWatch, SharedMemoryThatNobodyWrote) {
+TEST_F(CudaTwinWatch, UnwrittenSharedMemoryIsReported) {
   expect_caught("at offset", {1, 64}, reads_unwritten_shared_memory, ints());
 }
 
 // Rows of three elements in a buffer with rows of five, starting at element one.
-TEST_F(CudaTwinWatch, OnlyTensorsMayBeTouched) {
+TEST_F(CudaTwinWatch, AccessOutsideTensorsIsReported) {
   int buffer[15] = {};
   int out = 0;
   const int64_t item = sizeof(int);
@@ -141,14 +141,14 @@ TEST_F(CudaTwinWatch, OnlyTensorsMayBeTouched) {
   }
 }
 
-TEST_F(CudaTwinWatch, MisalignedVectors) {
+TEST_F(CudaTwinWatch, MisalignedVectorIsReported) {
   alignas(16) const char memory[64] = {};
   int4 out{};
   expect_right({1, 1}, loads_vector, memory + 16, &out);
   expect_caught("is not aligned", {1, 1}, loads_vector, memory + 8, &out);
 }
 
-TEST_F(CudaTwinWatch, UndefinedBehaviour) {
+TEST_F(CudaTwinWatch, UndefinedBehaviourIsReported) {
   expect_right({1, 1}, array_of_three, 2, ints());
   expect_caught("out_of_bounds", {1, 1}, array_of_three, 3, ints());
   expect_right({1, 1}, adds, INT32_MAX, -1, ints());

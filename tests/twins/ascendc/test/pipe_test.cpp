@@ -9,7 +9,7 @@ using AscendC::Duplicate;
 using AscendC::SetFlag;
 using AscendC::WaitFlag;
 
-TEST(Buffers, Bounds) {
+TEST(Buffers, AccessOutsideTensorIsReported) {
   EXPECT_CLEAN(on<int32_t>([](auto&) {}));
   EXPECT_FAULT("of a tensor of 256 bytes", on<int32_t>([](auto& s) { Duplicate(s.tensor, 0, 65); }));
   EXPECT_FAULT("of a tensor of 256 bytes",
@@ -19,7 +19,7 @@ TEST(Buffers, Bounds) {
   EXPECT_FAULT("LocalTensor[65] of 64", on<int32_t>([](auto& s) { s.tensor[65]; }));
 }
 
-TEST(Buffers, Budget) {
+TEST(Buffers, BuffersBeyondUbAreReported) {
   constexpr uint32_t budget = kChip.ub_bytes - kChip.ub_reserved_bytes;
   const auto kernel = [](uint32_t bytes) {
     return [bytes] {
@@ -56,7 +56,7 @@ void pass_through_queue(In& queue, Tensor<int32_t>& memory) {
   queue.FreeTensor(full);
 }
 
-TEST(Buffers, QueueSteps) {
+TEST(Buffers, QueueBuffersAreReused) {
   Tensor<int32_t> memory(64);
   const auto with = [&](const std::function<void(In&)>& steps) {
     return [&memory, steps] {
@@ -72,7 +72,7 @@ TEST(Buffers, QueueSteps) {
   EXPECT_FAULT("never freed", with([](In& q) { q.AllocTensor<int32_t>(); }), regions);
 }
 
-TEST(Buffers, QueueMisuse) {
+TEST(Buffers, QueueMisuseIsReported) {
   const auto with = [](const auto& steps) {
     return [steps] {
       TPipe pipe;
@@ -127,8 +127,8 @@ TEST(Buffers, QueueMisuse) {
   });
 }
 
-// Poison may be moved, but not used.
-TEST(Buffers, Poison) {
+// UseOfUncomputedValueIsReported may be moved, but not used.
+TEST(Buffers, UseOfUncomputedValueIsReported) {
   EXPECT_FAULT("nothing has computed", on<int32_t>([](auto& s) { value_of(s.tensor, 0); }, false));
   const auto added = [](int32_t known, uint32_t read) {
     return on<int32_t>(
@@ -168,7 +168,7 @@ TEST(Buffers, Poison) {
 }
 
 // Bits that a mask clears are known, even if the operand was poison.
-TEST(Buffers, PoisonByBit) {
+TEST(Buffers, PoisonFollowsBitOperations) {
   const auto kernel = [](uint16_t mask, bool use_or) {
     return [mask, use_or] {
       Scratch<uint16_t> s(16, false);
@@ -194,7 +194,7 @@ TEST(Buffers, PoisonByBit) {
   EXPECT_FAULT("nothing has computed", moved(31));
 }
 
-TEST(Buffers, Alignment) {
+TEST(Buffers, MisalignedOperandIsReported) {
   const auto added = [](uint32_t to, uint32_t from) {
     return on<int32_t>([=](auto& s) { Add(s.tensor[to], s.tensor[from], s.tensor[from], 8); });
   };
@@ -218,10 +218,10 @@ class Order : public testing::Test {
       second(*this, s.tensor);
     };
   }
-  // Nothing but a flag of that event orders them.
+  // Only a flag of that event orders the two steps.
   template <HardEvent event>
-  void need(const char* says, Step first, Step second) {
-    EXPECT_FAULT(says, steps(first, [] {}, second), regions);
+  void expect_needs(const char* message, Step first, Step second) {
+    EXPECT_FAULT(message, steps(first, [] {}, second), regions);
     EXPECT_CLEAN(steps(first, order<event>, second), regions);
   }
   static void copy_in(Order& o, LocalTensor<int32_t> t) { copy(t, o.memory.global(), 64); }
@@ -235,32 +235,32 @@ class Order : public testing::Test {
   std::vector<Region> regions{memory.region(false), target.region()};
 };
 
-TEST_F(Order, BetweenPipes) {
-  need<HardEvent::MTE2_V>("pipe V reads what pipe MTE2 wrote", copy_in, compute);
-  need<HardEvent::V_MTE3>("pipe MTE3 reads what pipe V wrote", compute, copy_out);
-  need<HardEvent::MTE2_MTE3>("pipe MTE3 reads what pipe MTE2 wrote", copy_in, copy_out);
-  need<HardEvent::V_MTE2>("pipe MTE2 overwrites what pipe V", compute, copy_in);
-  need<HardEvent::MTE3_V>("pipe V overwrites what pipe MTE3 reads", copy_out, compute);
-  need<HardEvent::MTE3_MTE2>("pipe MTE2 overwrites what pipe MTE3 reads", copy_out, copy_in);
+TEST_F(Order, PipesNeedFlags) {
+  expect_needs<HardEvent::MTE2_V>("pipe V reads what pipe MTE2 wrote", copy_in, compute);
+  expect_needs<HardEvent::V_MTE3>("pipe MTE3 reads what pipe V wrote", compute, copy_out);
+  expect_needs<HardEvent::MTE2_MTE3>("pipe MTE3 reads what pipe MTE2 wrote", copy_in, copy_out);
+  expect_needs<HardEvent::V_MTE2>("pipe MTE2 overwrites what pipe V", compute, copy_in);
+  expect_needs<HardEvent::MTE3_V>("pipe V overwrites what pipe MTE3 reads", copy_out, compute);
+  expect_needs<HardEvent::MTE3_MTE2>("pipe MTE2 overwrites what pipe MTE3 reads", copy_out, copy_in);
   EXPECT_CLEAN(steps(compute, [] {}, compute), regions);  // within V the build or the chip keeps the order
 }
 
-TEST_F(Order, ScalarStores) {
-  need<HardEvent::S_V>("pipe V reads what pipe S wrote", scalar_write, compute);
-  need<HardEvent::S_MTE3>("pipe MTE3 reads what pipe S wrote", scalar_write, copy_out);
-  need<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S wrote", scalar_write, copy_in);
-  need<HardEvent::MTE3_S>("pipe S overwrites what pipe MTE3 reads", copy_out, scalar_write);
+TEST_F(Order, ScalarStoresNeedFlags) {
+  expect_needs<HardEvent::S_V>("pipe V reads what pipe S wrote", scalar_write, compute);
+  expect_needs<HardEvent::S_MTE3>("pipe MTE3 reads what pipe S wrote", scalar_write, copy_out);
+  expect_needs<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S wrote", scalar_write, copy_in);
+  expect_needs<HardEvent::MTE3_S>("pipe S overwrites what pipe MTE3 reads", copy_out, scalar_write);
 }
 
 // The kernels order these themselves, although the compiler would by --cce-auto-sync.
-TEST_F(Order, ScalarLoads) {
-  need<HardEvent::V_S>("pipe S reads what pipe V wrote", compute, scalar_read);
-  need<HardEvent::MTE2_S>("pipe S reads what pipe MTE2 wrote", copy_in, scalar_read);
-  need<HardEvent::S_V>("pipe V overwrites what pipe S reads", scalar_read, compute);
-  need<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S reads", scalar_read, copy_in);
+TEST_F(Order, ScalarLoadsNeedFlags) {
+  expect_needs<HardEvent::V_S>("pipe S reads what pipe V wrote", compute, scalar_read);
+  expect_needs<HardEvent::MTE2_S>("pipe S reads what pipe MTE2 wrote", copy_in, scalar_read);
+  expect_needs<HardEvent::S_V>("pipe V overwrites what pipe S reads", scalar_read, compute);
+  expect_needs<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S reads", scalar_read, copy_in);
 }
 
-TEST_F(Order, TheWrongOrder) {
+TEST_F(Order, FlagOfOtherPipesDoesNotOrder) {
   EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_MTE2>, compute), regions);
   // If S waited for V, MTE2's data is still unordered; if it waited for MTE2, all that it issues next is ordered.
   EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_S>, compute), regions);
@@ -288,7 +288,7 @@ TEST_F(Order, TheWrongOrder) {
       regions);
 }
 
-TEST_F(Order, Queues) {
+TEST_F(Order, QueueOrdersCopyAndVector) {
   const auto kernel = [this](bool through_the_queue) {
     return [this, through_the_queue] {
       TPipe pipe;
@@ -334,7 +334,7 @@ TEST_F(Order, Queues) {
       regions);
 }
 
-TEST_F(Order, Flags) {
+TEST_F(Order, FlagMisuseIsReported) {
   const auto in_pipe = [](const std::function<void()>& steps) {
     return [steps] {
       TPipe pipe;
@@ -356,7 +356,7 @@ TEST_F(Order, Flags) {
   EXPECT_FAULT("no TPipe", [] { GetTPipePtr(); });
 }
 
-TEST_F(Order, AKernelThatNeverEnds) {
+TEST_F(Order, EndlessKernelIsReported) {
   EXPECT_FAULT("does not seem to end", [] {
     TPipe pipe;
     for (;;) order<HardEvent::V_MTE3>();

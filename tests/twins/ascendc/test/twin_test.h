@@ -1,4 +1,4 @@
-// Helpers for kernels that are wrong in one way each, and for the correct ones beside them.
+// Helpers for kernels with one fault each, and for the corresponding correct ones.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ class Tensor {
         "tensor", reinterpret_cast<uintptr_t>(values.data()), 1, values.size() * sizeof(T), values.size() * sizeof(T),
         writable};
   }
-  // From an element on, which may lie outside.
+  // The tensor from an element on, which may lie outside.
   GlobalTensor<T> global(uint64_t at = 0) {
     GlobalTensor<T> tensor;
     tensor.SetGlobalBuffer(GmPointer<T>(uint64_t{reinterpret_cast<uintptr_t>(values.data())} + at * sizeof(T)), 0);
@@ -55,7 +55,7 @@ void order() {
   AscendC::WaitFlag<event>(id);
 }
 
-// All pipes have done all that was issued before.
+// Waits until all pipes have finished.
 inline void settle() {
   order<HardEvent::V_S>();
   order<HardEvent::MTE2_S>();
@@ -103,16 +103,16 @@ struct Scratch {
   LocalTensor<U> more(uint32_t len, bool filled = true) {
     TBuf<TPosition::VECIN> buffer;
     pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
-    LocalTensor<U> made = buffer.template Get<U>();
-    if (filled) fill_in(made, len);
+    LocalTensor<U> local = buffer.template Get<U>();
+    if (filled) fill_in(local, len);
     settle();
-    return made;
+    return local;
   }
   TPipe pipe;
   LocalTensor<T> tensor;
 };
 
-// A kernel that uses 64 elements.
+// Returns a kernel that uses 64 elements.
 template <class T, class Use>
 std::function<void()> on(const Use& use, bool filled = true) {
   return [=] {
@@ -124,8 +124,8 @@ std::function<void()> on(const Use& use, bool filled = true) {
 }  // namespace ngram_npu::twin
 
 #define EXPECT_CLEAN(...) EXPECT_EQ(::ngram_npu::twin::fault_of(__VA_ARGS__), "")
-#define EXPECT_FAULT(says, ...)                                                    \
-  do {                                                                             \
-    const std::string said = ::ngram_npu::twin::fault_of(__VA_ARGS__);             \
-    EXPECT_NE(said.find(says), std::string::npos) << "it said: \"" << said << '"'; \
+#define EXPECT_FAULT(message, ...)                                                    \
+  do {                                                                                \
+    const std::string fault = ::ngram_npu::twin::fault_of(__VA_ARGS__);               \
+    EXPECT_NE(fault.find(message), std::string::npos) << "fault: \"" << fault << '"'; \
   } while (false)
