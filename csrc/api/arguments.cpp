@@ -263,15 +263,15 @@ CostTable Arguments::cost_table(const TensorView& view, int64_t columns,
   return {view.data, static_cast<const int8_t*>(token_logits->data)};
 }
 
-LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs_given, int64_t cost_limit,
+LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
                                 const std::optional<TensorView>& token_logits) {
   scalar("cost_limit", cost_limit, 0, INT32_MAX);
-  if (!on) absent(costs_given, "without ladder");
-  if (!costs_given) {
+  if (!on) absent(costs, "without ladder");
+  if (!costs) {
     absent(token_logits, "without costs");
     return {on, nullptr, cost_limit};
   }
-  const CostTable table = cost_table(*costs_given, kCostColumns, token_logits);
+  const CostTable table = cost_table(*costs, kCostColumns, token_logits);
   return {on, table.cells, cost_limit, table.token_logits};
 }
 

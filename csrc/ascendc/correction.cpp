@@ -43,7 +43,8 @@ __aicore__ inline void place_num_computed_tokens_kernel(const NgramNpuLaunchArgs
 template <class Slot>
 __aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Shares& share) {
   const auto mapping = (Gm<Slot>)p.slot_mapping;
-  const auto given = (Gm<int64_t>)p.positions;  // without const, because windows can be written; this one is not
+  const auto mutable_positions =
+      (Gm<int64_t>)p.positions;  // without const, because windows can be written; this one is not
   AscendC::TPipe pipe;
   StagedSlots staged(pipe, p, share.per_pass);
   Window<int64_t> positions(pipe, share.per_pass);
@@ -51,7 +52,7 @@ __aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Share
   staged.load();
   for (int64_t first = first_item(share); first < p.num_slots; first += items_between(share)) {
     order<AscendC::HardEvent::S_MTE2>();
-    positions.load(given, p.num_positions, first, share.per_pass);
+    positions.load(mutable_positions, p.num_positions, first, share.per_pass);
     slots.load(mapping, p.num_slots, first, share.per_pass);
     order<AscendC::HardEvent::MTE2_S>();
     staged.blocks.clear();
@@ -227,10 +228,10 @@ __aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchT
     const int64_t begin = first_request(staged.query_start_loc, p.slots.batch, begin_token);
     int64_t end = begin;
     for (; end < p.slots.batch && staged.query_start_loc[end] < end_token; ++end) {
-      const TokenRange own = positions.within(tokens_of(staged.query_start_loc, end, p.slots.num_positions));
+      const TokenRange inside = positions.within(tokens_of(staged.query_start_loc, end, p.slots.num_positions));
       const int32_t start = staged.query_start_loc[end];
       const int32_t num_computed = counts.num_computed(end, previous);
-      for (int64_t n = own.begin; n < own.end; ++n) positions.set(n, position_of(n, start, num_computed));
+      for (int64_t n = inside.begin; n < inside.end; ++n) positions.set(n, position_of(n, start, num_computed));
       ask_for_blocks(p.slots, end, staged, positions, slots);
     }
     requests.correct(previous);  // while the blocks are loaded

@@ -107,7 +107,7 @@ class Tiles {
   int64_t left_ = 0;
 };
 
-// Loads tiles into a few buffers in turn and searches them.
+// Loads tiles into a few buffers cyclically and searches them.
 class Searcher {
  public:
   __aicore__ inline Searcher(AscendC::TPipe& pipe, int64_t tile_tokens, const LookupOptions& options)
@@ -215,7 +215,7 @@ class Searcher {
     order<AscendC::HardEvent::S_V>();
   }
 
-  // Computes starts_n from starts_(n-1); `token` is the n-th from the row's end. Two buffers are used in turn.
+  // Computes starts_n from starts_(n-1); `token` is the n-th from the row's end. Two buffers alternate.
   __aicore__ inline void mark_starts(const AscendC::LocalTensor<int32_t>& tokens, int32_t token, int64_t n,
                                      int32_t words) {
     const auto& starts = starts_[n % 2].tensor();

@@ -1,5 +1,6 @@
-// What a draft token costs, in sixteenths of a bit, and what a draft promises by its costs: for the index (outcomes),
-// the store, and merge_drafts_. Definition: docs/ops/ngram_index_propose.md, "Cost" and "Token logits".
+// The cost of a draft token, in sixteenths of a bit, and the promise of a draft, which follows from its costs: for the
+// index (outcomes), the store, and merge_drafts_. Definition: docs/ops/ngram_index_propose.md, "Cost" and "Token
+// logits".
 #pragma once
 
 #include "core/lookup_rules.h"

@@ -56,7 +56,8 @@ struct Occurrence {
   int64_t len;
 };
 
-// The tokens a row may still draft before it reaches max_len (compared first: the difference alone could wrap).
+// The number of tokens that a row may still draft before it reaches max_len. Compared first, because the difference
+// alone could wrap.
 NGRAM_FN int64_t draft_budget(int64_t k, int64_t max_len, int64_t num_tokens) {
   return max_len <= num_tokens ? 0 : smaller(k, max_len - num_tokens);
 }
@@ -123,8 +124,8 @@ NGRAM_FN int64_t num_drafts(Occurrence found, int64_t num_tokens, const LookupOp
   return count;
 }
 
-// The number of places that get a token of the row: with `fill` also those behind the draft that the draft would reach
-// without its limits of length and cost.
+// Number of output positions filled from the row. With `fill`, this includes the positions after the draft that the
+// draft would reach if max_len and the cost limit did not apply.
 NGRAM_FN int64_t readable_drafts(Occurrence found, int64_t num_tokens, int64_t drafts, const LookupOptions& options) {
   if (!options.fill || found.len == 0) return drafts;
   return draft_length(found.end, num_tokens, options.k, options.overlap);

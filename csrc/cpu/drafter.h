@@ -168,7 +168,7 @@ class Drafter {
     return false;
   }
 
-  // Notes what a query has indexed. A slot without room is given up, and its row is scanned.
+  // Notes what a query has indexed. A slot without enough memory is given up, and its row is scanned.
   Answer settle(const Request& r, const IndexQuery* queries) {
     if (r.answer != Answer::kIndex) return r.answer;
     const IndexQuery& query = queries[r.query];

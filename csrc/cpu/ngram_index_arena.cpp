@@ -137,9 +137,9 @@ void give_up_slot(const Arena& arena, uint32_t slot_id) {
 }
 
 bool has_room_again(const Arena& arena, uint32_t slot_id) {
-  const uint64_t held = arena.slot(slot_id)[kSlotGivenUp];
+  const uint64_t before = arena.slot(slot_id)[kSlotGivenUp];
   const uint64_t in_use = __atomic_load_n(arena.header + kHeaderPagesInUse, __ATOMIC_RELAXED);
-  return in_use + held + held / 4 + 2 < arena.num_pages;
+  return in_use + before + before / 4 + 2 < arena.num_pages;
 }
 
 void count(const Arena& arena, Header statistic, uint32_t times) {

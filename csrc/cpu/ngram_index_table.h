@@ -93,12 +93,12 @@ struct EndsOf {
   Vector want[kRows];  // head of the entry there
   Vector mask[kRows];  // mask of the bits to compare
   Vector next[kRows];  // mask of `next` in that page
-  Vector room;         // the minimum of `next`
+  Vector min_next;     // the minimum of `next`
 };
 
 inline bool is_full(const uint32_t* line) { return line[kLineWords - 1] != 0; }
 
-// Inserts an entry into the first line of its group with room; false: all are full.
+// Inserts an entry into the first line of its group that is not full; false: all are full.
 template <class Isa>
 bool put_entry(uint32_t* page, uint32_t line_id, uint32_t entry) {
   for (uint32_t i = 0; i < kGroupLines; ++i) {
@@ -201,7 +201,7 @@ class SlotTable {
     const uint32_t size = batch->size;
     const uint32_t dir_depth = dir_depth_;
     const uint32_t* const directory = directory_;
-    Vector room = ~Vector{};
+    Vector min_next = ~Vector{};
     for (int level = 0; level < levels(); ++level) {
       const Vector key = batch->key[level];
       Vector entry{};
@@ -220,7 +220,7 @@ class SlotTable {
       batch->line[level] = line;
       batch->want[level] = (key & kHeadBits) << depth;
       batch->next[level] = (((1u << kNextBits) + Vector{}) << depth) - 1;
-      room &= batch->next[level];
+      min_next &= batch->next[level];
       if constexpr (NGRAM_INDEX_FINGERPRINT_BITS >= kPrefixBits) {
         batch->mask[level] = (kHeadBits + Vector{}) << depth;
       } else {
@@ -228,7 +228,7 @@ class SlotTable {
       }
       for (uint32_t i = 0; i < size && level < likely_levels(); ++i) __builtin_prefetch(line_at(line[i]));
     }
-    batch->room = room;
+    batch->min_next = min_next;
     batch->version = version_;
   }
 
@@ -289,7 +289,7 @@ class SlotTable {
   Occurrence walk_latest(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
     if (batch->version != version_) locate(batch);
-    if (end + 1 < max_n_ || end + 1 > batch->room[i]) return walk_latest_widening(batch, i);
+    if (end + 1 < max_n_ || end + 1 > batch->min_next[i]) return walk_latest_widening(batch, i);
     Occurrence found{-1, 0};
 #pragma GCC unroll 8
     for (int level = 0; level < kRows; ++level) {
@@ -529,7 +529,7 @@ class SlotTable {
     }
   }
 
-  // Makes room for the new end in the pages of these hits; true if entries moved.
+  // Splits pages of these hits until the new end fits; true if entries moved.
   bool widen(Batch* batch, uint32_t i, const Hit* hits, int found) {
     for (int level = 0; level < found; ++level) {
       if (batch->first + i + 1 > hits[level].mask) {

@@ -180,8 +180,8 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_init(int32_t* store, int64_t 
                                                         int64_t num_blocks, int64_t line_bits, uint32_t visibility);
 // Returns 0 or a StoreFault; *where is the slot, block or entry.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_check(const int32_t* store, int64_t words, int64_t* where);
-// Writes the number of tokens held, of live blocks, and of slots with an open request.
-NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_held(const int32_t* store, int64_t words, int64_t held[3]);
+// Writes the number of stored tokens, of live blocks, and of slots with an open request.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_usage(const int32_t* store, int64_t words, int64_t usage[3]);
 // Locks the store for the caller, as operators do; false if another call holds the lock, or it is not a store.
 NGRAM_NPU_EXPORT bool ngram_npu_cpu_ngram_store_take(int32_t* store, int64_t words);
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_give_back(int32_t* store, int64_t words);

@@ -241,17 +241,17 @@ int32_t ngram_npu_cpu_ngram_store_check(const int32_t* words, int64_t num_words,
   return open_to_read(words, num_words, &store) ? check(store, where) : kStoreFaultHeader;
 }
 
-void ngram_npu_cpu_ngram_store_held(const int32_t* words, int64_t num_words, int64_t held[3]) {
+void ngram_npu_cpu_ngram_store_usage(const int32_t* words, int64_t num_words, int64_t usage[3]) {
   cpu::Store store;
-  std::fill_n(held, 3, 0);
+  std::fill_n(usage, 3, 0);
   if (!open_to_read(words, num_words, &store)) return;
   for (uint32_t i = 0; i < store.num_blocks; ++i) {
     const uint32_t* head = store.heads + size_t{i} * kHeadWords;
     if (head[kHeadSerial] == 0) continue;
-    held[0] += int64_t{smaller(head[kHeadFill], kBlockTokens)} - smaller(head[kHeadFirst], head[kHeadFill]);
-    ++held[1];
+    usage[0] += int64_t{smaller(head[kHeadFill], kBlockTokens)} - smaller(head[kHeadFirst], head[kHeadFill]);
+    ++usage[1];
   }
-  for (uint32_t i = 0; i < store.num_slots; ++i) held[2] += store.alive(store.slot(i)[kSlotSerial]);
+  for (uint32_t i = 0; i < store.num_slots; ++i) usage[2] += store.alive(store.slot(i)[kSlotSerial]);
 }
 
 bool ngram_npu_cpu_ngram_store_take(int32_t* words, int64_t num_words) {

@@ -37,8 +37,8 @@ struct Stop {
   }
 
  private:
-  // Whether the output before `end` ends in a pattern often enough. As check_sequence_repetition of vLLM, which ends a
-  // request by the same rule (v1/core/sched/utils.py).
+  // Whether the output before `end` ends with a repeated pattern. The same rule as check_sequence_repetition of vLLM,
+  // which ends a request by it (v1/core/sched/utils.py).
   bool repeats(const int32_t* end, int64_t output) const {
     if (rule.max_pattern <= 0 || rule.min_count < 2) return false;
     for (int64_t size = larger<int64_t>(rule.min_pattern, 1); size <= rule.max_pattern; ++size) {
@@ -61,14 +61,14 @@ struct Event {
 struct Row {
   bool has_request = false;  // otherwise the row is padding: it samples nothing
   int64_t length = 0;
-  int64_t settled = 0;    // tokens that the store may have; before them it has the output, or lost it
+  int64_t settled = 0;    // length up to which the store has received the text
   int64_t cut = kNotCut;  // length at which the request stopped
   int64_t scope = 0;
   uint64_t generation = 0;  // of the requests that had this row
   Stop stop;
 };
 
-// What a row had grown to.
+// The length of a row after a step.
 struct Growth {
   int64_t row;
   uint64_t generation;
@@ -103,7 +103,7 @@ class StreamDrafter {
         done_(rows_.size()),
         grown_(static_cast<size_t>(o_.lag + 1)) {
     const size_t tokens = rows_.size() * static_cast<size_t>(o_.capacity);
-    // Not touched here: of most rows only the beginning is ever used.
+    // Not touched here, because most rows use only their beginning.
     tokens_.reset(static_cast<int32_t*>(std::calloc(tokens + 1, sizeof(int32_t))));
     if (tokens_ == nullptr) throw std::bad_alloc();
     for (auto& step : grown_) step.reserve(rows_.size());
@@ -130,7 +130,7 @@ class StreamDrafter {
     return jobs_.back().get();
   }
 
-  // The last job, which will not run: its events are the next one's.
+  // Cancels the last job: its events move to the next job.
   void take_back() {
     std::vector<Event>& events = jobs_.back()->events;
     std::move(events_.begin(), events_.end(), std::back_inserter(events));
@@ -146,8 +146,8 @@ class StreamDrafter {
 
   // In stream order.
 
-  // A store whose file is being written is waited for, at most for the copy of a piece. No other call uses it while
-  // jobs are pending; if one does, the job goes without.
+  // Waits for a store that is being saved, at most for the copy of one piece. No other call may use the store while
+  // jobs are pending; if one does, the job runs without the store.
   void run(StreamJob* job) noexcept {
     cpu::Store open;
     const StoreAccess& given = o_.draft.store.store;
@@ -169,7 +169,7 @@ class StreamDrafter {
     for (int64_t i = 0; i < batch; ++i)
       num_sampled_[static_cast<size_t>(i)] = append(i, job->rows[static_cast<size_t>(i)]);
     if (batch > 0) draft(job->rows.data(), batch);
-    take_in(job->rows.data(), batch);
+    insert_text(job->rows.data(), batch);
   }
 
   bool has_request(int64_t r) const { return r >= 0 && r < o_.num_rows && rows_[static_cast<size_t>(r)].has_request; }
@@ -178,7 +178,7 @@ class StreamDrafter {
   TokenRows<const int32_t> all_tokens() const { return {tokens_.get(), o_.num_rows, o_.capacity, o_.capacity}; }
   IndexAccess& index() { return o_.draft.lookup.index; }
 
-  // Ends a row's request. Its text is stored up to where it stopped itself; what lags without a stop is dropped.
+  // Ends a row's request. Its text is stored up to its stop; without a stop, text within the lag is dropped.
   void leave(int64_t r) {
     Row& ended = row(r);
     if (!ended.has_request) return;
@@ -256,9 +256,9 @@ class StreamDrafter {
     ngram_npu_cpu_draft(&params);
   }
 
-  // Notes how far the rows have grown, and passes on what they had grown to `lag` steps ago. A job without requests,
-  // such as a dummy run, is not a step of the engine: no end that is still to come has become known by it.
-  void take_in(const int32_t* rows, int64_t batch) {
+  // Records the lengths of the rows, and stores the text up to their lengths `lag` steps ago. A job without requests,
+  // such as a dummy run, is not a step of the engine: it reveals no end of a request.
+  void insert_text(const int32_t* rows, int64_t batch) {
     catch_up();
     if (std::none_of(rows, rows + batch, [this](int32_t r) { return has_request(r); })) return;
     auto& now = grown_[next_];
@@ -270,12 +270,12 @@ class StreamDrafter {
     }
     next_ = (next_ + 1) % grown_.size();
     int64_t count = 0;
-    for (const Growth& growth : grown_[next_]) {  // the oldest: these steps are over
-      Row& of = row(growth.row);
-      if (of.generation != growth.generation || growth.length <= of.settled) continue;
+    for (const Growth& growth : grown_[next_]) {  // the oldest: this step is over
+      Row& grown = row(growth.row);
+      if (grown.generation != growth.generation || growth.length <= grown.settled) continue;
       settled_rows_[static_cast<size_t>(count)] = static_cast<int32_t>(growth.row);
-      num_settled_[static_cast<size_t>(count++)] = settle(&of, growth.length);
-      settled_[static_cast<size_t>(growth.row)] = static_cast<int32_t>(of.settled);
+      num_settled_[static_cast<size_t>(count++)] = settle(&grown, growth.length);
+      settled_[static_cast<size_t>(growth.row)] = static_cast<int32_t>(grown.settled);
     }
     grown_[next_].clear();
     if (count > 0) store_settled(count);
@@ -289,14 +289,14 @@ class StreamDrafter {
   void store_settled(int64_t count) {
     for (int64_t i = 0; i < count; ++i)
       scopes_[static_cast<size_t>(i)] = row(settled_rows_[static_cast<size_t>(i)]).scope;
-    cpu::take_in({store_,
-                  all_tokens(),
-                  settled_.data(),
-                  num_settled_.data(),
-                  {settled_rows_.data(), sizeof(int32_t)},
-                  {},
-                  {scopes_.data(), sizeof(int64_t)},
-                  count});
+    cpu::insert_rows({store_,
+                      all_tokens(),
+                      settled_.data(),
+                      num_settled_.data(),
+                      {settled_rows_.data(), sizeof(int32_t)},
+                      {},
+                      {scopes_.data(), sizeof(int64_t)},
+                      count});
   }
 
   // Indexes text of rows that are not completely indexed, in the order in which they began.
@@ -305,7 +305,7 @@ class StreamDrafter {
     const LookupOptions& lookup = o_.draft.lookup.propose.lookup;
     const LadderOptions& ladder = o_.draft.lookup.ladder;
     const auto batch = static_cast<int64_t>(behind_.size());
-    TakeInParams params{};
+    InsertParams params{};
     params.index = {all_tokens(),
                     lengths_.data(),
                     {behind_.data(), sizeof(int32_t)},
@@ -318,7 +318,7 @@ class StreamDrafter {
                     {index().words, index().num_words, {}},
                     nullptr};
     params.catch_up_tokens = cpu::kStreamCatchUpTokens;
-    ngram_npu_cpu_take_in(&params);
+    ngram_npu_cpu_insert_tokens(&params);
     ngram_npu_cpu_ngram_index_lengths(index().words, index().num_words, behind_.data(), batch, done_.data());
     size_t kept = 0;
     for (size_t i = 0; i < behind_.size(); ++i) {

@@ -98,12 +98,12 @@ std::atomic<Pool*> current{nullptr};
 [[maybe_unused]] const int forget_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
 
 Pool& pool() {
-  Pool* found = current.load();
-  if (found != nullptr) return *found;
-  Pool* made = new Pool;
-  if (current.compare_exchange_strong(found, made)) return *made;
-  delete made;  // another thread was faster
-  return *found;
+  Pool* existing = current.load();
+  if (existing != nullptr) return *existing;
+  Pool* created = new Pool;
+  if (current.compare_exchange_strong(existing, created)) return *created;
+  delete created;  // another thread was faster
+  return *existing;
 }
 
 }  // namespace

@@ -134,11 +134,11 @@ class WarpSearch {
 
   __device__ void look_at_edges() {
     const int32_t head = head_of(block_.tokens);
-    const int32_t behind = head + num_vectors_ * kVectorTokens;  // the vectors
-    const int32_t count = head + (block_.tokens.length - 1 - behind);
+    const int32_t after = head + num_vectors_ * kVectorTokens;  // the vectors
+    const int32_t count = head + (block_.tokens.length - 1 - after);
     const int32_t need =
         larger(static_cast<int32_t>(options_.min_n), best_len());  // out of order: an equal may be better
-    for (int32_t i = lane(); i < count; i += kWarpSize) verify(i < head ? i : behind + (i - head), need);
+    for (int32_t i = lane(); i < count; i += kWarpSize) verify(i < head ? i : after + (i - head), need);
   }
 
   // The warp's best, by its first lane, into the block's.
@@ -320,12 +320,13 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
   find_share(lookup, static_cast<int32_t>(p.batch), block);
   auto* shared = static_cast<LookupShared*>(p.workspace);
   const int32_t &at = block.its_first_tile, &each = block.each;  // from memory each time: registers are scarce
-  const auto behind = [&] { return at + tiles_of(lookup.length(block.request)); };
+  const auto end_of_request = [&] { return at + tiles_of(lookup.length(block.request)); };
   while (at < block.end && block.request < p.batch) {
-    const int32_t first = larger(static_cast<int32_t>(blockIdx.x) * each, at), stop = smaller(block.end, behind());
+    const int32_t first = larger(static_cast<int32_t>(blockIdx.x) * each, at),
+                  stop = smaller(block.end, end_of_request());
     search_tiles(lookup.tokens(block.request), p.lookup, first - at, stop - at, block);
     const int64_t i = block.request;
-    const int32_t next = behind(), blocks = (next - 1) / each - at / each + 1;
+    const int32_t next = end_of_request(), blocks = (next - 1) / each - at / each + 1;
     if (blocks == 1 || join_blocks(shared[i], blocks, block)) {
       lookup.finish(i, block.tokens, occurrence_of(block.best, block.tokens, p.lookup));
     }

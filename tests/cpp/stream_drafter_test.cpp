@@ -136,7 +136,7 @@ class Model {
     request.settled = length;
     const int64_t slot = row, at = 0;
     request.text.reserve(kCapacity);
-    TakeInParams params{};
+    InsertParams params{};
     params.store = {memory.store.access(),
                     {request.text.data(), 1, kCapacity, kCapacity},
                     &end,
@@ -145,7 +145,7 @@ class Model {
                     {&slot, 8},
                     {&request.scope, 8},
                     1};
-    ngram_npu_cpu_take_in(&params);
+    ngram_npu_cpu_insert_tokens(&params);
   }
 
   std::vector<uint8_t> draft(const std::vector<int32_t>& rows, const std::vector<int32_t>& counts) {

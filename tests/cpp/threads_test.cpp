@@ -78,7 +78,7 @@ class ThreadsTest : public InstructionSetTest {
 
 INSTANTIATE_TEST_SUITE_P(Isa, ThreadsTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
 
-// Rows of different lengths with work for several threads, and room for the sampled tokens.
+// Rows of different lengths with work for several threads, and space for the sampled tokens.
 struct Batch {
   static constexpr int64_t kRows = 48;
   static constexpr int64_t kCapacity = 14 * 1024;
@@ -307,7 +307,7 @@ class Indexed {
     return all;
   }
 
-  // A slot whose state claims the largest directory, all of it in page 0, which has no owner: resetting it is slow.
+  // Writes a slot state with the largest directory, all of it in page 0, which has no owner: resetting it is slow.
   void make_large(int64_t slot) {
     int32_t* state = words_.data() + index::kHeaderWords + slot * index::kSlotWords;
     state[index::kSlotPages] = 1;

@@ -83,7 +83,7 @@ class Operator<kFunction> {
 
  private:
   static constexpr size_t kCount = sizeof...(Arguments);
-  using Given = std::array<PyObject*, kCount>;
+  using BoundArguments = std::array<PyObject*, kCount>;
   template <class T>
   using Caster = pybind11::detail::make_caster<T>;
 
@@ -104,22 +104,22 @@ class Operator<kFunction> {
     return nullptr;
   }
 
-  static Given match(PyObject* const* values, size_t positional, PyObject* names) {
-    Given given{};
+  static BoundArguments match(PyObject* const* values, size_t positional, PyObject* names) {
+    BoundArguments bound{};
     if (positional > kCount) fail("expected at most " + std::to_string(kCount) + " arguments");
-    std::copy_n(values, positional, given.begin());
+    std::copy_n(values, positional, bound.begin());
     const size_t named = names == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(names));
     size_t place = positional;
     for (size_t i = 0; i < named; ++i) {
       place = find(PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(i)), place);
-      if (given[place] != nullptr) fail(arguments_[place].name + ": given twice");
-      given[place] = values[positional + i];
+      if (bound[place] != nullptr) fail(arguments_[place].name + ": given twice");
+      bound[place] = values[positional + i];
     }
     for (size_t i = 0; i < kCount; ++i) {
-      if (given[i] == nullptr) given[i] = arguments_[i].default_value;
-      if (given[i] == nullptr) fail(arguments_[i].name + ": missing");
+      if (bound[i] == nullptr) bound[i] = arguments_[i].default_value;
+      if (bound[i] == nullptr) fail(arguments_[i].name + ": missing");
     }
-    return given;
+    return bound;
   }
 
   // Names come in the schema's order in most calls: the search begins where the last one ended.
@@ -137,13 +137,13 @@ class Operator<kFunction> {
   }
 
   template <size_t... kPlaces>
-  static PyObject* run(const Given& given, std::index_sequence<kPlaces...>) {
+  static PyObject* run(const BoundArguments& bound, std::index_sequence<kPlaces...>) {
     std::tuple<Caster<Arguments>...> casters;
-    const std::array<bool, kCount> loaded{std::get<kPlaces>(casters).load(given[kPlaces], true)...};
+    const std::array<bool, kCount> loaded{std::get<kPlaces>(casters).load(bound[kPlaces], true)...};
     const auto wrong = static_cast<size_t>(std::find(loaded.begin(), loaded.end(), false) - loaded.begin());
     if (wrong < kCount) {
       const SchemaArgument& argument = arguments_[wrong];
-      fail(argument.name + ": expected " + argument.type + ", got " + text_of(given[wrong]));
+      fail(argument.name + ": expected " + argument.type + ", got " + text_of(bound[wrong]));
     }
     if constexpr (std::is_void_v<Result>) {
       kFunction(pybind11::detail::cast_op<Arguments>(std::get<kPlaces>(casters))...);
