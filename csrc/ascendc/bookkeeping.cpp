@@ -235,7 +235,7 @@ class StagedInputs {
     num_scheduled_drafts.load(first, count);
   }
   __aicore__ inline void ask(int64_t j, int64_t prev) { drafts_.load(j * row_place_, rows_[prev], row_staged_); }
-  // Selects the request whose drafts the rules read.
+  // Selects the request; the rules read its drafts.
   __aicore__ inline void select(int64_t j) { request_ = j; }
 
   const int64_t num_inputs;

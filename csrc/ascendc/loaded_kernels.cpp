@@ -54,7 +54,7 @@ bool LoadedKernels::load_binary() {
   return true;
 }
 
-// CANN's generated launch stubs, whose library loads its kernels when it is opened. Each launch through them allocates
+// CANN's generated launch stubs: their library loads its kernels when it is opened. Each launch through them allocates
 // and frees eight bytes of the device.
 bool LoadedKernels::load_stubs() {
   void* library = dlopen(path_beside_this_library("libngram_npu_ascendc.so").c_str(), RTLD_NOW | RTLD_LOCAL);

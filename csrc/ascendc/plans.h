@@ -34,7 +34,8 @@ inline int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t row_bytes
   return per_pass * (row_bytes + 4 * (spans * kMatchInts + 4 + kTokenPlace + kLengthPlace)) + 9 * 32;
 }
 
-// Shares with the maximum number of requests per pass whose drafts fit besides `other_bytes`; no cores if none fit.
+// Shares with the maximum number of requests per pass with drafts that fit in addition to `other_bytes`; no cores if
+// none fit.
 inline Shares draft_shares(int64_t batch, int64_t spans, int64_t row_bytes, Machine machine, int64_t other_bytes) {
   machine.least_items = 1;  // one item is enough for a core, which has to read a row for it
   for (int64_t most = kMaxDrafting; most > 0; most /= 2) {

@@ -50,7 +50,7 @@ struct DraftCosts {
   }
 };
 
-// An end e whose suffix t[e-len+1..e] equals the last len tokens of the row; len is 0 if there is none.
+// An end e: t[e-len+1..e] equals the last len tokens of the row; without a match, len is 0.
 struct Occurrence {
   int64_t end;
   int64_t len;

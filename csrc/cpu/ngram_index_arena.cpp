@@ -31,7 +31,7 @@ class PageLock {
   PageLock(const PageLock&) = delete;
   PageLock& operator=(const PageLock&) = delete;
 
-  // In a forked child the thread that held the lock does not exist.
+  // In a forked child the thread that owned the lock does not exist.
   static void release_in_child() { held_.clear(); }
 
  private:

@@ -258,7 +258,8 @@ class SlotTable {
     return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.next[level][i];
   }
 
-  // Levels whose lines are fetched at once. On text 3 of 4 ends find no entry of a ladder beyond these levels.
+  // Number of levels with lines that are fetched at once. On text 3 of 4 ends find no entry of a ladder beyond these
+  // levels.
   int likely_levels() const { return kLadder ? 3 : levels(); }
   void prefetch_unlikely(const Batch& batch, uint32_t i) const {
     for (int level = likely_levels(); level < levels(); ++level) __builtin_prefetch(line_at(batch.line[level][i]));
@@ -363,7 +364,7 @@ class SlotTable {
     return kLadder ? ladder_size(static_cast<uint32_t>(level)) : min_n_ + static_cast<uint32_t>(level);
   }
 
-  // Levels whose grams fit before `end`: fewer than all at the beginning of a row.
+  // Levels with grams that fit before `end`: fewer than all at the beginning of a row.
   int grams(uint32_t end) const {
     if (end + 1 >= max_n_) return levels();
     if (kLadder) return 32 - __builtin_clz(end + 1);

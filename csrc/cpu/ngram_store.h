@@ -86,7 +86,8 @@ StoreFault check_blocks(const Store& store, int64_t* where);
 void forget_all(const Store& store);
 // Gives all blocks small serial numbers again, in the same order.
 void renumber(const Store& store);
-// The first place whose block may be alive. Clearing a block removes its entries, so of an entry's block this decides.
+// The first place with a block that may be alive. Clearing a block removes its entries, so of an entry's block this
+// decides.
 uint32_t oldest_place(const Store& store);
 // Counts a call that skipped the store.
 void count_busy(const Store& store);

@@ -124,7 +124,7 @@ using namespace ngram_npu;
 
 namespace {
 
-constexpr int64_t kGroup = 16;  // rows whose cache misses overlap
+constexpr int64_t kGroup = 16;  // rows with overlapping cache misses
 
 void draft(const NgramStoreStepParams& p, const cpu::StoreDrafter& drafter) {
   const LookupOptions options{0, 0, p.draft_token_ids.capacity, p.max_len, 0, false, p.fill, nullptr, 0};

@@ -1,4 +1,4 @@
-// Plain C++ behind ngram_npu._C: row recogniser, index policy, packing of rows.
+// Plain C++ used by ngram_npu._C: row recogniser, index policy, packing of rows.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Makes a Python function of an operator, whose schema (schemas.h) gives the arguments' names, types and defaults.
+// Makes a Python function of an operator. Its schema (schemas.h) gives the arguments' names, types and defaults.
 //
 // pybind11's own functions make a string and look it up for each argument that is passed by name, which takes longer
 // than a short lookup. Here a name is compared by address first, since Python interns names in a call.

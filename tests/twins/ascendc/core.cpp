@@ -327,7 +327,7 @@ void collect(std::vector<AccessLog>& logs, std::vector<Interval> AccessLog::* li
 
 // Compares every interval of `a` with every interval of `b` that overlaps it and belongs to another core. Both sorted.
 void check_pairs(const std::vector<Interval>& a, const std::vector<Interval>& b, const char* what) {
-  // For each interval of b, the furthest end so far: it tells a search where to stop.
+  // For each interval of b, the furthest end so far: a search stops there.
   std::vector<uintptr_t> reach(b.size());
   uintptr_t furthest = 0;
   for (size_t i = 0; i < b.size(); ++i) reach[i] = furthest = std::max(furthest, b[i].end);

@@ -22,7 +22,7 @@ NGRAM_NPU_ASCENDC_KERNELS(NGRAM_TWIN_KERNEL)
 namespace ngram_npu::twin {
 namespace {
 
-// The tensors behind each operator's Params: the only bytes that a launch may access.
+// The tensors of each operator's Params: the only bytes that a launch may access.
 class Regions {
  public:
   template <class T>
@@ -150,7 +150,7 @@ struct State {
   std::atomic<bool> races_allowed{false};
   std::atomic<int64_t> spans{0};  // of lookups, fewer than planned; 0: as planned
   std::atomic<int64_t> tile_tokens{0};
-  std::atomic<int64_t> cores{0};  // 0: machines of several sizes in turn
+  std::atomic<int64_t> cores{0};  // 0: cycles through machines of several sizes
   std::atomic<uint64_t> seed{1};
   CostModel model;
 };

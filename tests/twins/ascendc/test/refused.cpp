@@ -1,4 +1,5 @@
-// One call per NGRAM_CASE. Calls that the chip lacks must not compile; without a case, the calls it has must.
+// One call per NGRAM_CASE. Calls that the chip does not have must not compile. Without a case, the calls that it has
+// must compile.
 #include "kernel_operator.h"
 
 using AscendC::CMPMODE;

@@ -1,4 +1,4 @@
-// Helpers for kernels that are wrong in one way each, and for the correct ones beside them.
+// Helpers for kernels that are each wrong in one way, and for the correct ones that they are compared with.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ class Tensor {
   GlobalTensor<T> global(uint64_t at = 0) {
     GlobalTensor<T> tensor;
     tensor.SetGlobalBuffer(GmPointer<T>(uint64_t{reinterpret_cast<uintptr_t>(values.data())} + at * sizeof(T)), 0);
-    return tensor;
+    return allocated;
   }
   // For scalars.
   GmPointer<T> pointer() { return GmPointer<T>(values.data()); }
@@ -42,10 +42,8 @@ class Tensor {
 };
 
 inline std::string fault_of(const std::function<void()>& kernel, const std::vector<Region>& regions = {},
-                            int32_t blocks = 1, Cost* cost = nullptr) {
-  const Outcome outcome = run(regions, blocks, kernel, Options());
-  if (cost != nullptr) *cost = outcome.costs[0];
-  return outcome.fault;
+                            int32_t blocks = 1) {
+  return run(regions, blocks, kernel, Options()).fault;
 }
 
 template <HardEvent event>
@@ -103,10 +101,10 @@ struct Scratch {
   LocalTensor<U> more(uint32_t len, bool filled = true) {
     TBuf<TPosition::VECIN> buffer;
     pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
-    LocalTensor<U> made = buffer.template Get<U>();
-    if (filled) fill_in(made, len);
+    LocalTensor<U> allocated = buffer.template Get<U>();
+    if (filled) fill_in(allocated, len);
     settle();
-    return made;
+    return allocated;
   }
   TPipe pipe;
   LocalTensor<T> tensor;
@@ -124,8 +122,8 @@ std::function<void()> on(const Use& use, bool filled = true) {
 }  // namespace ngram_npu::twin
 
 #define EXPECT_CLEAN(...) EXPECT_EQ(::ngram_npu::twin::fault_of(__VA_ARGS__), "")
-#define EXPECT_FAULT(says, ...)                                                    \
-  do {                                                                             \
-    const std::string said = ::ngram_npu::twin::fault_of(__VA_ARGS__);             \
-    EXPECT_NE(said.find(says), std::string::npos) << "it said: \"" << said << '"'; \
+#define EXPECT_FAULT(message, ...)                                         \
+  do {                                                                     \
+    const std::string fault = ::ngram_npu::twin::fault_of(__VA_ARGS__);    \
+    EXPECT_NE(fault.find(message), std::string::npos) << "got: " << fault; \
   } while (false)
