@@ -110,7 +110,7 @@ class Arguments {
   void absent(const std::optional<TensorView>& view, const char* because);
 
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
-  void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
+  void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* limit_of);
   void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
   // Checks that an index can hold n-grams of these lengths; those of a ladder are fixed.
   void index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);

@@ -124,8 +124,8 @@ inline LaunchPlan plan(const PrepareInputIdsParams& p, const Machine& machine) {
   const Shares requests = deal_out(p.batch, machine, kMaxRequests);
   const int64_t row_ints = (smaller(p.draft_token_ids.capacity, kMaxDraftTokens) + 7) / 8 * 8;
   const int64_t pass_ints = requests.per_pass * (kRequestInts + row_ints) + 4 * 8 + kInputPieces * kInputPiece;
-  const int64_t whole = whole_bytes(p.prev_positions, p.batch) + whole_bytes(p.draft_token_ids.rows, 4);
-  if (!can_run(machine, whole + pass_ints * int64_t{sizeof(int32_t)})) return {};
+  const int64_t staged_bytes = whole_bytes(p.prev_positions, p.batch) + whole_bytes(p.draft_token_ids.rows, 4);
+  if (!can_run(machine, staged_bytes + pass_ints * int64_t{sizeof(int32_t)})) return {};
   LaunchPlan plan = plan_with(p, requests);
   plan.add(Kernel::ngram_npu_prepare_input_ids, requests.cores);
   return plan;

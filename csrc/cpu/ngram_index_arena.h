@@ -73,7 +73,7 @@ struct IndexQuery {
   uint32_t slot_id;
   uint32_t first;
   uint32_t length;
-  Occurrence found;
+  Occurrence match;
   bool ok;  // false: no memory left, the slot is unusable
 };
 
@@ -135,8 +135,8 @@ class Outcomes {
     const int64_t len = smaller<int64_t>(word & 31u, kLadderMaxN), place = word >> 5;
     return len > 0 && len <= place && place < length ? Occurrence{place - 1, len} : Occurrence{-1, 0};
   }
-  void keep_candidate(Occurrence found) {
-    slot_[kSlotCandidate] = static_cast<uint32_t>((found.end + 1) << 5 | found.len);
+  void keep_candidate(Occurrence match) {
+    slot_[kSlotCandidate] = static_cast<uint32_t>((match.end + 1) << 5 | match.len);
   }
 
  private:

@@ -291,14 +291,14 @@ class SlotTable {
     const uint32_t end = batch->first + i;
     if (batch->version != version_) locate(batch);
     if (end + 1 < max_n_ || end + 1 > batch->min_next[i]) return walk_latest_widening(batch, i);
-    Occurrence found{-1, 0};
+    Occurrence match{-1, 0};
 #pragma GCC unroll 8
     for (int level = 0; level < kRows; ++level) {
       if (kLevels == 0 && level == levels()) break;
       Hit hit;
       if (!find(*batch, i, level, end, &hit)) {
         insert(batch, i, level, end + 1, false);
-        return found;
+        return match;
       }
       const bool once = !hit.twice();
       hit.record(end + 1);
@@ -306,9 +306,9 @@ class SlotTable {
         hit.set_twice();
         return second_occurrence(batch, i, level, hit, end + 1);
       }
-      found = {static_cast<int64_t>(hit.next) - 1, hit.common};
+      match = {static_cast<int64_t>(hit.next) - 1, hit.common};
     }
-    return found;
+    return match;
   }
 
   // The same for the beginning of a row, where long grams do not fit, or if a page may have to split to record the end.
@@ -316,22 +316,22 @@ class SlotTable {
     const uint32_t end = batch->first + i;
     const int count = grams(end);
     Hit hits[kMaxLevels];
-    int found;
+    int num_hits;
     bool once;
     do {
       once = false;
-      for (found = 0; found < count && !once && find(*batch, i, found, end, &hits[found]); ++found) {
-        once = !hits[found].twice();
+      for (num_hits = 0; num_hits < count && !once && find(*batch, i, num_hits, end, &hits[num_hits]); ++num_hits) {
+        once = !hits[num_hits].twice();
       }
-    } while (widen(batch, i, hits, found));
+    } while (widen(batch, i, hits, num_hits));
     if (failed_) return {-1, 0};
-    for (int level = 0; level < found; ++level) hits[level].record(end + 1);
-    const int level = found - 1;
+    for (int level = 0; level < num_hits; ++level) hits[level].record(end + 1);
+    const int level = num_hits - 1;
     if (once && level + 1 < levels()) {
       hits[level].set_twice();
       return second_occurrence(batch, i, level, hits[level], end + 1);
     }
-    if (found < count) insert(batch, i, found, end + 1, false);
+    if (num_hits < count) insert(batch, i, num_hits, end + 1, false);
     if (level < 0) return {-1, 0};
     return {static_cast<int64_t>(hits[level].next) - 1, hits[level].common};
   }
@@ -531,8 +531,8 @@ class SlotTable {
   }
 
   // Splits pages of these hits until the new end fits; true if entries moved.
-  bool widen(Batch* batch, uint32_t i, const Hit* hits, int found) {
-    for (int level = 0; level < found; ++level) {
+  bool widen(Batch* batch, uint32_t i, const Hit* hits, int num_hits) {
+    for (int level = 0; level < num_hits; ++level) {
       if (batch->first + i + 1 > hits[level].mask) {
         split(batch->key[level][i]);
         locate(batch);

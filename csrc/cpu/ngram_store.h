@@ -105,12 +105,12 @@ class StoreUse {
 
   static bool take(const Store& store, uint32_t how = 1) {
     for (int tries = 0; tries < kPatience; ++tries) {
-      uint32_t found = 0;
-      if (__atomic_compare_exchange_n(store.header + store::kHeaderBusy, &found, how, false, __ATOMIC_ACQUIRE,
+      uint32_t state = 0;
+      if (__atomic_compare_exchange_n(store.header + store::kHeaderBusy, &state, how, false, __ATOMIC_ACQUIRE,
                                       __ATOMIC_RELAXED)) {
         return true;
       }
-      if (found != store::kCopied) return false;
+      if (state != store::kCopied) return false;
       std::this_thread::yield();
     }
     return false;

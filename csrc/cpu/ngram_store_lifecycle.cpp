@@ -216,8 +216,8 @@ StoreFault cpu::check_blocks(const Store& store, int64_t* where) {
 }
 
 void ngram_npu_cpu_ngram_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t parts[6]) {
-  const cpu::StoreParts found = cpu::store_parts(num_slots, num_blocks, line_bits);
-  const int64_t words[] = {found.slots, found.heads, found.lines, found.tokens, found.bytes, found.end};
+  const cpu::StoreParts layout = cpu::store_parts(num_slots, num_blocks, line_bits);
+  const int64_t words[] = {layout.slots, layout.heads, layout.lines, layout.tokens, layout.bytes, layout.end};
   std::copy(std::begin(words), std::end(words), parts);
 }
 

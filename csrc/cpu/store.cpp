@@ -138,9 +138,9 @@ void draft(const NgramStoreStepParams& p, const cpu::StoreDrafter& drafter) {
     }
     drafter.look_up(queries, size);
     for (int64_t i = 0; i < size; ++i) {
-      const int64_t own = larger<int64_t>(0, smaller<int64_t>(p.num_draft_tokens[first + i], options.k));
+      const int64_t num_before = larger<int64_t>(0, smaller<int64_t>(p.num_draft_tokens[first + i], options.k));
       cpu::StoreDraft draft;
-      if (!drafter.draft(queries[i], options, p.draft_costs[first + i], own, &draft)) continue;
+      if (!drafter.draft(queries[i], options, p.draft_costs[first + i], num_before, &draft)) continue;
       const int32_t unused = p.fill ? queries[i].row.tokens[queries[i].row.length - 1] : kNoToken;
       draft.write(first + i, options, unused, {p.draft_token_ids.data, p.draft_token_ids.stride, sizeof(int32_t)},
                   {p.draft_costs.data, p.draft_costs.stride});

@@ -150,11 +150,11 @@ class StreamDrafter {
   // jobs are pending; if one does, the job runs without the store.
   void run(StreamJob* job) noexcept {
     cpu::Store open;
-    const StoreAccess& given = o_.draft.store.store;
+    const StoreAccess& access = o_.draft.store.store;
     store_ = {};
-    if (!cpu::open_store(given.words, given.num_words, &open)) return work(job);
+    if (!cpu::open_store(access.words, access.num_words, &open)) return work(job);
     const cpu::StoreUse use(open);
-    use ? void(store_ = given) : cpu::count_busy(open);
+    use ? void(store_ = access) : cpu::count_busy(open);
     work(job);
   }
 
@@ -198,11 +198,7 @@ class StreamDrafter {
     cpu::Arena arena;
     if (cpu::open_arena(index().words, index().num_words, &arena) && r < arena.num_slots)
       cpu::clear_slot(arena, static_cast<uint32_t>(r));
-    size_t kept = 0;
-    for (const int32_t other : behind_) {
-      if (other != r) behind_[kept++] = other;
-    }
-    behind_.resize(kept);
+    behind_.erase(std::remove(behind_.begin(), behind_.end(), static_cast<int32_t>(r)), behind_.end());
     ended.has_request = false;
     ended.length = lengths_[static_cast<size_t>(r)] = 0;
     ++ended.generation;
@@ -320,11 +316,11 @@ class StreamDrafter {
     params.catch_up_tokens = cpu::kStreamCatchUpTokens;
     ngram_npu_cpu_insert_tokens(&params);
     ngram_npu_cpu_ngram_index_lengths(index().words, index().num_words, behind_.data(), batch, done_.data());
-    size_t kept = 0;
+    size_t num_behind = 0;
     for (size_t i = 0; i < behind_.size(); ++i) {
-      if (done_[i] < row(behind_[i]).length) behind_[kept++] = behind_[i];
+      if (done_[i] < row(behind_[i]).length) behind_[num_behind++] = behind_[i];
     }
-    behind_.resize(kept);
+    behind_.resize(num_behind);
   }
 
   StreamOptions o_;
@@ -361,9 +357,9 @@ int32_t without_exceptions(Body&& body) {
 }  // namespace
 
 StreamDrafter* ngram_npu_cpu_stream_make(const StreamOptions* options) {
-  StreamDrafter* made = nullptr;
-  without_exceptions([&] { made = new StreamDrafter(*options); });
-  return made;
+  StreamDrafter* drafter = nullptr;
+  without_exceptions([&] { drafter = new StreamDrafter(*options); });
+  return drafter;
 }
 
 bool ngram_npu_cpu_stream_free(StreamDrafter* drafter) {
@@ -391,9 +387,9 @@ int32_t ngram_npu_cpu_stream_take_back(StreamDrafter* drafter) {
 }
 
 void ngram_npu_cpu_stream_run(void* job) {
-  auto* const of = static_cast<StreamJob*>(job);
-  of->drafter->run(of);
-  of->done.store(true, std::memory_order_release);
+  auto* const stream_job = static_cast<StreamJob*>(job);
+  stream_job->drafter->run(stream_job);
+  stream_job->done.store(true, std::memory_order_release);
 }
 
 int64_t ngram_npu_cpu_stream_pending(const StreamDrafter* drafter) { return drafter->pending(); }

@@ -345,10 +345,10 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
 }
 
 // num_drafts(), by every warp: a lane a token, and no chain of loads.
-__device__ inline int64_t num_drafts_by_warp(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
-  const auto most = static_cast<int32_t>(most_drafts(found, num_tokens, options));
+__device__ inline int64_t num_drafts_by_warp(Occurrence match, int64_t num_tokens, const LookupOptions& options) {
+  const auto most = static_cast<int32_t>(most_drafts(match, num_tokens, options));
   if (options.match_costs == nullptr) return most;
-  const CostsByMatch costs{options.match_costs, found.len};
+  const CostsByMatch costs{options.match_costs, match.len};
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   for (int32_t first = 0, before = 0;; first += kWarpSize) {
     const int32_t j = first + lane;
@@ -361,20 +361,20 @@ __device__ inline int64_t num_drafts_by_warp(Occurrence found, int64_t num_token
 
 // Request i's draft and its two counts, by one thread a slot. `unused` is for places that nothing is read for.
 template <class Params>
-__device__ void write_draft(const Params& p, int64_t i, const LiveTokens& tokens, Occurrence found, int32_t unused) {
-  const int64_t count = num_drafts_by_warp(found, tokens.length, p.lookup);
-  const uint32_t j = threadIdx.x, end = static_cast<uint32_t>(found.end), length = static_cast<uint32_t>(tokens.length);
+__device__ void write_draft(const Params& p, int64_t i, const LiveTokens& tokens, Occurrence match, int32_t unused) {
+  const int64_t count = num_drafts_by_warp(match, tokens.length, p.lookup);
+  const uint32_t j = threadIdx.x, end = static_cast<uint32_t>(match.end), length = static_cast<uint32_t>(tokens.length);
   if (j < p.lookup.k) {
-    const bool read = j < readable_drafts(found, tokens.length, count, p.lookup);
+    const bool read = j < readable_drafts(match, tokens.length, count, p.lookup);
     p.draft_token_ids.set(i, j, read ? tokens[static_cast<int32_t>(draft_source(end, length, j))] : unused);
     if (p.draft_costs.data != nullptr) {
-      const CostsByMatch costs{p.lookup.match_costs, found.len};
+      const CostsByMatch costs{p.lookup.match_costs, match.len};
       p.draft_costs.data[i * p.draft_costs.stride + j] = j < count ? costs[j] : kNoCost;
     }
   }
   if (j == 0) {
     p.num_draft_tokens[i] = static_cast<int32_t>(count);
-    p.match_len[i] = reported_len(found, count);
+    p.match_len[i] = reported_len(match, count);
   }
 }
 

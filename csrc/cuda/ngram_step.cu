@@ -34,10 +34,10 @@ struct StepLookup {
             static_cast<int32_t>(a.old_length + a.num_appended)};
   }
   // No block reads the row's end, so it may be written before the others are done.
-  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
+  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence match) const {
     const Accepted a = accept(p, i, block.live, block.num_sampled);  // computed again: keeping it would cost registers
     const uint32_t thread = threadIdx.x;
-    write_draft(p, i, tokens, found, unused_token(p, a));
+    write_draft(p, i, tokens, match, unused_token(p, a));
     if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
     if (thread == 0) {
       p.next_token_ids[i] = a.next_token;

@@ -39,7 +39,7 @@ std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
     if (text == "True" || text == "False") return py::bool_(text == "True");
     return py::int_(std::stoll(text));
   };
-  std::array<SchemaArgument, kCount> found;
+  std::array<SchemaArgument, kCount> parsed;
   const std::string schema = schema_of(op);
   const size_t end = schema.find(") ->");
   size_t count = 0;
@@ -50,7 +50,7 @@ std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
     if (argument == "*") continue;
     if (count < kCount) {
       const size_t name = argument.rfind(' ') + 1, equals = argument.find('=');
-      SchemaArgument& entry = found[count];
+      SchemaArgument& entry = parsed[count];
       entry.type = argument.substr(0, name - 1);
       if (entry.type == "SymInt") entry.type = "int";
       entry.name = argument.substr(name, equals - name);
@@ -61,7 +61,7 @@ std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
     ++count;
   }
   if (count != kCount) throw std::logic_error(op + ": the schema and the function differ in their arguments");
-  return found;
+  return parsed;
 }
 
 template <auto kFunction>
