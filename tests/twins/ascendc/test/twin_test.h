@@ -34,7 +34,7 @@ class Tensor {
   GlobalTensor<T> global(uint64_t at = 0) {
     GlobalTensor<T> tensor;
     tensor.SetGlobalBuffer(GmPointer<T>(uint64_t{reinterpret_cast<uintptr_t>(values.data())} + at * sizeof(T)), 0);
-    return allocated;
+    return tensor;
   }
   // For scalars.
   GmPointer<T> pointer() { return GmPointer<T>(values.data()); }
