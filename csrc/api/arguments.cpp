@@ -147,9 +147,9 @@ void Arguments::matrix(const TensorView& view, std::initializer_list<DType> dtyp
 }
 
 TokenRows<const int32_t> Arguments::sampled(const TensorView& view) {
-  const auto found = rows<const int32_t>(view);
-  scalar("sampled_token_ids width", found.capacity, 1, kMaxSampledWidth);
-  return found;
+  const auto sampled_rows = rows<const int32_t>(view);
+  scalar("sampled_token_ids width", sampled_rows.capacity, 1, kMaxSampledWidth);
+  return sampled_rows;
 }
 
 IndexArray Arguments::indices(const std::optional<TensorView>& view, int64_t size) {
@@ -185,9 +185,9 @@ void Arguments::scalar(const char* name, int64_t value, int64_t low, int64_t hig
   }
 }
 
-void Arguments::at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of) {
+void Arguments::at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* limit_of) {
   if (value > limit) {
-    fail(name, std::string(what) + " <= " + std::to_string(limit) + " (" + of + ")", std::to_string(value));
+    fail(name, std::string(what) + " <= " + std::to_string(limit) + " (" + limit_of + ")", std::to_string(value));
   }
 }
 
@@ -263,15 +263,15 @@ CostTable Arguments::cost_table(const TensorView& view, int64_t columns,
   return {view.data, static_cast<const int8_t*>(token_logits->data)};
 }
 
-LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs_given, int64_t cost_limit,
+LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
                                 const std::optional<TensorView>& token_logits) {
   scalar("cost_limit", cost_limit, 0, INT32_MAX);
-  if (!on) absent(costs_given, "without ladder");
-  if (!costs_given) {
+  if (!on) absent(costs, "without ladder");
+  if (!costs) {
     absent(token_logits, "without costs");
     return {on, nullptr, cost_limit};
   }
-  const CostTable table = cost_table(*costs_given, kCostColumns, token_logits);
+  const CostTable table = cost_table(*costs, kCostColumns, token_logits);
   return {on, table.cells, cost_limit, table.token_logits};
 }
 

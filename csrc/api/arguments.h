@@ -1,7 +1,7 @@
 // Checks of an operator's arguments, shared by all backends and both front ends (torch and numpy).
 //
-// They check what the host knows without waiting for a device: dtype, device, rank, sizes, strides, scalars, overlap.
-// A violation throws ArgumentError before anything is written; the message names op, argument, expected, got.
+// They check properties that the host knows without waiting for a device: dtype, device, rank, sizes, strides, scalars,
+// overlap. A violation throws ArgumentError before anything is written; the message names op, argument, expected, got.
 #pragma once
 
 #include <initializer_list>
@@ -98,7 +98,7 @@ class Arguments {
   void shape(const TensorView& view, int64_t rows, int64_t columns) const;
   // A uint8 matrix of that shape.
   TokenRows<uint8_t> costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
-  // The table of costs, which must be contiguous: with token logits of logits.
+  // The table of costs, which must be contiguous: with token logits, it holds logits.
   CostTable cost_table(const TensorView& view, int64_t columns, const std::optional<TensorView>& token_logits);
 
   IndexArray indices(const std::optional<TensorView>& view, int64_t size);
@@ -110,7 +110,7 @@ class Arguments {
   void absent(const std::optional<TensorView>& view, const char* because);
 
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
-  void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
+  void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* limit_of);
   void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
   // Checks that an index can hold n-grams of these lengths; those of a ladder are fixed.
   void index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
@@ -149,14 +149,14 @@ class Arguments {
 // Words (int32) of workspace that an operator needs for a batch on any device; -1 if it takes no workspace.
 int64_t workspace_words(std::string_view op, int64_t batch);
 
-// The interface of a front end F, torch's or numpy's, for the operators' bodies, the other headers of
-// this folder. F derives from Arguments; an object is one call.
+// The interface of a front end F (torch or numpy) for the operators' bodies in the other headers of this folder. F
+// derives from Arguments; an object is one call.
 //   In, Optional            types of an argument, and of one that may be absent
 //   Output                  a new int32 tensor, on the device of the first argument
 //   view operator()(name, In), optional view operator()(name, Optional)
 //   Output empty(sizes...), int32_t* data(Output&)
 //   empty_tokens(item_bytes, rows, columns), void* tokens(...)   the same for token ids, int32 or int64
-//   workspace<Op>(params, given)   workspace of Op's kernel; its data() is null if the kernel needs none
+//   workspace<Op>(params, optional view)   workspace of Op's kernel; its data() is null if the kernel needs none
 //   run<Op>(params)         calls Op's kernel for the device
 //   results(Output&...)     the caller's return value
 //   static Executor executor()

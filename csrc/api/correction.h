@@ -118,11 +118,11 @@ void correct_spec_state_(In<F> num_computed_tokens, In<F> num_accepted_tokens, I
       call.at_most("prev_positions", "batch", batch, p.num_rows, "size of num_tokens, without row_indices");
     }
   }
-  const auto given = call("workspace", workspace);
-  if (given) call.written_int32s(*given, -1);
+  const auto workspace_view = call("workspace", workspace);
+  if (workspace_view) call.written_int32s(*workspace_view, -1);
   call.disjoint();
   if (batch > 0 || p.slots.num_slots > 0 || p.num_seq_lens > 0) {
-    const auto memory = call.template workspace<correct_spec_state__op>(p, given);
+    const auto memory = call.template workspace<correct_spec_state__op>(p, workspace_view);
     p.workspace = memory.data();
     call.template run<correct_spec_state__op>(p);
   }

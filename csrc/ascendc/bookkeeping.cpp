@@ -139,8 +139,8 @@ struct Pass {
   __aicore__ inline Pass(const Shares& share, int64_t first, int64_t size)
       : begin(smaller(first, size)), end(smaller(begin + share.per_pass, size)) {}
   __aicore__ inline bool has(int64_t i) const { return begin <= i && i < end; }
-  // Whether none of the items [first, last) is one of the pass's.
-  __aicore__ inline bool lacks(int64_t first, int64_t last) const { return last <= begin || end <= first; }
+  // Whether the pass has none of the items [first, last).
+  __aicore__ inline bool excludes(int64_t first, int64_t last) const { return last <= begin || end <= first; }
 };
 
 // The place of a request's kept tokens depends on all earlier requests. So every core counts the kept tokens up to its
@@ -157,18 +157,18 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
   int64_t request = first_item(tiling.requests);
   int64_t token = first_item(tiling.tokens);
   while (request <= p.batch || token < p.total_tokens) {
-    const Pass own(tiling.requests, request, p.batch + 1);
+    const Pass requests(tiling.requests, request, p.batch + 1);
     const Pass tokens(tiling.tokens, token, p.total_tokens);
     order<AscendC::HardEvent::S_MTE2>();
-    seq_lens.load(own.begin, smaller(own.end, p.batch) - own.begin);
+    seq_lens.load(requests.begin, smaller(requests.end, p.batch) - requests.begin);
     stretch.load(p, 0);
     int32_t kept_before = 0;
     int64_t written = 0;
-    for (int64_t i = 0; i < p.batch && (i < own.end || written < tokens.end); ++i) {
+    for (int64_t i = 0; i < p.batch && (i < requests.end || written < tokens.end); ++i) {
       if (!stretch.has(i)) stretch.load(p, i);
-      if (i % 2 == 0 && i + 1 < p.batch && own.lacks(i, i + 2)) {
+      if (i % 2 == 0 && i + 1 < p.batch && requests.excludes(i, i + 2)) {
         const int64_t both = stretch.kept_by_two(i);
-        if (tokens.lacks(written, written + both)) {
+        if (tokens.excludes(written, written + both)) {
           kept_before = wrap_add(kept_before, static_cast<int32_t>(both));
           written += both;
           ++i;
@@ -176,9 +176,9 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
         }
       }
       const int32_t kept = stretch.kept(i);
-      if (own.has(i)) {
-        starts.set(i - own.begin, kept_before);
-        lengths.set(i - own.begin, wrap_sub(seq_lens[i], stretch.rejected(i)));
+      if (requests.has(i)) {
+        starts.set(i - requests.begin, kept_before);
+        lengths.set(i - requests.begin, wrap_sub(seq_lens[i], stretch.rejected(i)));
       }
       const int64_t upto = smaller(tokens.end, written + kept);
       for (int64_t n = larger(tokens.begin, written); n < upto; ++n) {
@@ -187,11 +187,11 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
       kept_before = wrap_add(kept_before, kept);
       written += kept;
     }
-    if (own.has(p.batch)) starts.set(p.batch - own.begin, kept_before);
+    if (requests.has(p.batch)) starts.set(p.batch - requests.begin, kept_before);
     for (int64_t n = larger(tokens.begin, written); n < tokens.end; ++n) indices.set(n - tokens.begin, kNoToken);
     order<AscendC::HardEvent::S_MTE3>();
-    starts.store(0, p.query_start_loc_out + own.begin, own.end - own.begin);
-    lengths.store(0, p.seq_lens_out + own.begin, smaller(own.end, p.batch) - own.begin);
+    starts.store(0, p.query_start_loc_out + requests.begin, requests.end - requests.begin);
+    lengths.store(0, p.seq_lens_out + requests.begin, smaller(requests.end, p.batch) - requests.begin);
     indices.store(0, p.token_indices + tokens.begin, tokens.end - tokens.begin);
     order<AscendC::HardEvent::MTE3_S>();
     if (request <= p.batch) request += items_between(tiling.requests);
@@ -212,9 +212,9 @@ class StagedInputs {
   };
   struct Rows {
     int64_t capacity;
-    const StagedInputs& of;
+    const StagedInputs& inputs;
     __aicore__ inline Row operator[](int64_t prev) const {
-      return {of.drafts_, of.request_ * of.row_place_, of.row_staged_, of.rows_[prev]};
+      return {inputs.drafts_, inputs.request_ * inputs.row_place_, inputs.row_staged_, inputs.rows_[prev]};
     }
   };
   __aicore__ inline StagedInputs(AscendC::TPipe& pipe, const PrepareInputIdsParams& p, int64_t per_pass)
@@ -235,7 +235,7 @@ class StagedInputs {
     num_scheduled_drafts.load(first, count);
   }
   __aicore__ inline void ask(int64_t j, int64_t prev) { drafts_.load(j * row_place_, rows_[prev], row_staged_); }
-  // Selects the request whose drafts the rules read.
+  // Selects the request; the rules read its drafts.
   __aicore__ inline void select(int64_t j) { request_ = j; }
 
   const int64_t num_inputs;
@@ -253,7 +253,7 @@ class StagedInputs {
   int64_t request_ = 0;
 };
 
-// Pieces are written from several places in turn, so that none waits for the previous one. A request's span may need
+// Pieces are written from several places cyclically, so that none waits for the previous one. A request's span may need
 // several pieces, since its length may be any number.
 class Pieces {
  public:

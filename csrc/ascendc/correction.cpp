@@ -43,7 +43,8 @@ __aicore__ inline void place_num_computed_tokens_kernel(const NgramNpuLaunchArgs
 template <class Slot>
 __aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Shares& share) {
   const auto mapping = (Gm<Slot>)p.slot_mapping;
-  const auto given = (Gm<int64_t>)p.positions;  // without const, because windows can be written; this one is not
+  const auto mutable_positions =
+      (Gm<int64_t>)p.positions;  // without const, because windows can be written; this one is not
   AscendC::TPipe pipe;
   StagedSlots staged(pipe, p, share.per_pass);
   Window<int64_t> positions(pipe, share.per_pass);
@@ -51,7 +52,7 @@ __aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Share
   staged.load();
   for (int64_t first = first_item(share); first < p.num_slots; first += items_between(share)) {
     order<AscendC::HardEvent::S_MTE2>();
-    positions.load(given, p.num_positions, first, share.per_pass);
+    positions.load(mutable_positions, p.num_positions, first, share.per_pass);
     slots.load(mapping, p.num_slots, first, share.per_pass);
     order<AscendC::HardEvent::MTE2_S>();
     staged.blocks.clear();
@@ -92,7 +93,7 @@ class RequestPass {
         num_tokens_(pipe, p.num_tokens, p.discard != nullptr ? p.num_rows : 0),
         begins_(pipe, per_pass),
         seq_lens_(pipe, per_pass),
-        lacking_(pipe, per_pass),
+        missing_(pipe, per_pass),
         discards_(pipe, per_pass),
         halves_(pipe, per_pass),
         discard_(pipe, per_pass) {}
@@ -105,7 +106,7 @@ class RequestPass {
     corrector_.load(p_.counts, first, requests_);
     corrector_.load_accepted(p_.counts);
     begins_.load(0, p_.slots.query_start_loc + first, requests_);
-    lacking_.load(0, p_.slots.query_start_loc + first + 1, requests_);  // first the requests' ends
+    missing_.load(0, p_.slots.query_start_loc + first + 1, requests_);  // first the requests' ends
     if (p_.discard != nullptr) rows_.load(first, requests_);
   }
 
@@ -115,7 +116,7 @@ class RequestPass {
     if (count_ > n) AscendC::Duplicate(seq_lens, 0, static_cast<int32_t>(count_));
     if (n == 0) return;
     corrector_.correct(previous);
-    AscendC::Sub(seq_lens, lacking_.tensor(), begins_.tensor(), n);
+    AscendC::Sub(seq_lens, missing_.tensor(), begins_.tensor(), n);
     AscendC::Add(seq_lens, seq_lens, corrector_.num_computed(), n);
     if (p_.discard != nullptr) discard(seq_lens, n);
   }
@@ -130,17 +131,17 @@ class RequestPass {
   // A vector version of row_discards().
   __aicore__ inline void discard(const Ints& seq_lens, int32_t n) {
     const Ints& indices = rows_.convert(n);
-    const Ints& lacking = lacking_.tensor();
+    const Ints& missing = missing_.tensor();
     const Ints& reached = begins_.tensor();
     const Ints& discards = discards_.tensor();
     AscendC::Duplicate(discards, 1, n);
     for (int64_t first = 0; first < num_tokens_.size; first += kWhole) {
       places_.find(indices, first, num_tokens_.size, n);
-      num_tokens_.gather(lacking, places_, n);
-      AscendC::Min(reached, lacking, seq_lens, n);
-      AscendC::Sub(lacking, lacking, reached, n);
-      to_flags(lacking, n);
-      select(discards, lacking, places_.inside(), n);
+      num_tokens_.gather(missing, places_, n);
+      AscendC::Min(reached, missing, seq_lens, n);
+      AscendC::Sub(missing, missing, reached, n);
+      to_flags(missing, n);
+      select(discards, missing, places_.inside(), n);
     }
     const auto mode = AscendC::RoundMode::CAST_RINT;  // the 950 has no CAST_NONE for these
     const auto floats = discards.template ReinterpretCast<float>();
@@ -154,7 +155,7 @@ class RequestPass {
   PassIndices rows_;
   Places places_;
   Gathered num_tokens_;
-  Local<int32_t> begins_, seq_lens_, lacking_, discards_;
+  Local<int32_t> begins_, seq_lens_, missing_, discards_;
   Local<half> halves_;
   Local<uint8_t> discard_;
   int64_t first_ = 0, count_ = 0, requests_ = 0;
@@ -227,10 +228,10 @@ __aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchT
     const int64_t begin = first_request(staged.query_start_loc, p.slots.batch, begin_token);
     int64_t end = begin;
     for (; end < p.slots.batch && staged.query_start_loc[end] < end_token; ++end) {
-      const TokenRange own = positions.within(tokens_of(staged.query_start_loc, end, p.slots.num_positions));
+      const TokenRange inside = positions.within(tokens_of(staged.query_start_loc, end, p.slots.num_positions));
       const int32_t start = staged.query_start_loc[end];
       const int32_t num_computed = counts.num_computed(end, previous);
-      for (int64_t n = own.begin; n < own.end; ++n) positions.set(n, position_of(n, start, num_computed));
+      for (int64_t n = inside.begin; n < inside.end; ++n) positions.set(n, position_of(n, start, num_computed));
       ask_for_blocks(p.slots, end, staged, positions, slots);
     }
     requests.correct(previous);  // while the blocks are loaded

@@ -8,9 +8,9 @@
 // files without our headers, so it is plain, in the global namespace, and made of built-in types. Only the host's plan
 // (launch_plan.h) and the kernel (device.h) interpret its words.
 struct NgramNpuLaunchArgs {
-  uint64_t params[48];  // <Op>Params, whose pointers are device addresses
+  uint64_t params[48];  // <Op>Params; its pointers are device addresses
   uint64_t tiling[8];   // <Op>Tiling
-  uint64_t workspace;   // device address of the workspace, whose size is in the plan
+  uint64_t workspace;   // device address of the workspace; the plan has its size
 };
 
 namespace ngram_npu::ascendc {
@@ -36,7 +36,7 @@ constexpr int64_t kInputPieces = 32;
 constexpr int64_t kWhole = 2048;
 // Requests that prepare_inputs stages at a time.
 constexpr int64_t kStretch = 1024;
-// Requests whose counts correct_spec_state_ corrects at once for a pass of tokens.
+// Requests that correct_spec_state_ corrects at once for a pass of tokens.
 constexpr int64_t kCorrected = 128;
 
 // The lookup. The ends of each row are divided into `spans` equal pieces, one item each; a core reads an item in tiles

@@ -95,7 +95,7 @@ inline Shares deal_out(int64_t items, const Machine& machine, int64_t max_per_pa
 // Maximum number of items that a core of a bookkeeping kernel stages at a time; fits into any unified buffer.
 constexpr int64_t kMaxPerPass = 1024;
 
-// Maximum number of tokens whose blocks it loads at a time.
+// Maximum number of tokens for which it loads blocks at a time.
 constexpr int64_t kMaxSlotsPerPass = 512;
 
 // The bytes that arrays of these sizes occupy in the unified buffer, as Whole in device.h.

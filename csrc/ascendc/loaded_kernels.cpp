@@ -19,7 +19,7 @@ constexpr const char* kNames[] = {
 thread_local std::string error_text;
 
 // The path of a file in the folder of this library.
-std::string beside_this(const char* file) {
+std::string path_beside_this_library(const char* file) {
   Dl_info here{};
   dladdr(reinterpret_cast<void*>(&load_error), &here);
   const std::string path = here.dli_fname;
@@ -46,7 +46,7 @@ bool LoadedKernels::load_binary() {
   const auto launch = of_runtime<LaunchFromHost>("aclrtLaunchKernelWithHostArgs");
   void* binary = nullptr;
   if (load == nullptr || get == nullptr || launch == nullptr) return false;
-  if (load(beside_this("ngram_npu_kernels.o").c_str(), nullptr, &binary) != 0) return false;
+  if (load(path_beside_this_library("ngram_npu_kernels.o").c_str(), nullptr, &binary) != 0) return false;
   for (int32_t i = 0; i < kNumKernels; ++i) {
     if (get(binary, kNames[i], &entries_[i]) != 0) return false;
   }
@@ -54,10 +54,10 @@ bool LoadedKernels::load_binary() {
   return true;
 }
 
-// CANN's generated launch stubs, whose library loads its kernels when it is opened. Each launch through them allocates
+// CANN's generated launch stubs: their library loads its kernels when it is opened. Each launch through them allocates
 // and frees eight bytes of the device.
 bool LoadedKernels::load_stubs() {
-  void* library = dlopen(beside_this("libngram_npu_ascendc.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(path_beside_this_library("libngram_npu_ascendc.so").c_str(), RTLD_NOW | RTLD_LOCAL);
   for (int32_t i = 0; i < kNumKernels && library != nullptr; ++i) {
     entries_[i] = dlsym(library, (std::string("aclrtlaunch_") + kNames[i]).c_str());
     if (entries_[i] == nullptr) library = nullptr;
@@ -72,9 +72,9 @@ const LoadedKernels* LoadedKernels::on(int32_t device) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto known = all.find(device);
   if (known != all.end()) return &known->second;
-  LoadedKernels made;
-  if (!made.load_binary() && !made.load_stubs()) return nullptr;
-  return &all.emplace(device, made).first->second;
+  LoadedKernels loaded;
+  if (!loaded.load_binary() && !loaded.load_stubs()) return nullptr;
+  return &all.emplace(device, loaded).first->second;
 }
 
 int32_t LoadedKernels::start(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const {

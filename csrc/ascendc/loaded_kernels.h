@@ -16,7 +16,7 @@ constexpr int32_t kNumKernels = 0
 
 class LoadedKernels {
  public:
-  // The kernels of the current device, whose number is `device`; the first call loads them. Null if that fails; then
+  // The kernels of the current device, number `device`; the first call loads them. Null if that fails; then
   // load_error() has the reason for the calling thread. Valid until the process ends.
   static const LoadedKernels* on(int32_t device);
 

@@ -107,7 +107,7 @@ class Tiles {
   int64_t left_ = 0;
 };
 
-// Loads tiles into a few buffers in turn and searches them.
+// Loads tiles into a few buffers cyclically and searches them.
 class Searcher {
  public:
   __aicore__ inline Searcher(AscendC::TPipe& pipe, int64_t tile_tokens, const LookupOptions& options)
@@ -215,7 +215,7 @@ class Searcher {
     order<AscendC::HardEvent::S_V>();
   }
 
-  // Computes starts_n from starts_(n-1); `token` is the n-th from the row's end. Two buffers are used in turn.
+  // Computes starts_n from starts_(n-1); `token` is the n-th from the row's end. Two buffers alternate.
   __aicore__ inline void mark_starts(const AscendC::LocalTensor<int32_t>& tokens, int32_t token, int64_t n,
                                      int32_t words) {
     const auto& starts = starts_[n % 2].tensor();
@@ -263,8 +263,8 @@ class Searcher {
 };
 
 // Searches the items of this core and calls found(item, its best match) for each.
-template <class Params, class Found>
-__aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const LookupTiling& tiling, Found& found) {
+template <class Params, class Report>
+__aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const LookupTiling& tiling, Report& report) {
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
   Tiles<Params> tiles(p, tiling);
   Occurrence best{-1, 0};
@@ -286,7 +286,7 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
     } else if (!tile.last_of_item) {
       continue;
     }
-    found(tile.item, best);
+    report(tile.item, best);
     best = {-1, 0};
   }
 }
@@ -339,20 +339,20 @@ class Drafter {
   // Request j of the pass; `unused` is for places that nothing is read for.
   template <class Best>
   __aicore__ inline void draft(int64_t j, const GrownRow& row, const Best& best, int32_t unused) {
-    Occurrence found = best(j, row);
+    Occurrence match = best(j, row);
     // Too short, or from a row that another request has changed in the meantime.
-    if (found.len < options_.min_n || found.end + 1 >= row.length) found = {-1, 0};
-    const int64_t count = num_drafts(found, row.length, options_);
-    const int64_t readable = readable_drafts(found, row.length, count, options_);
+    if (match.len < options_.min_n || match.end + 1 >= row.length) match = {-1, 0};
+    const int64_t count = num_drafts(match, row.length, options_);
+    const int64_t readable = readable_drafts(match, row.length, count, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
-      const int32_t token = d < readable ? row[draft_source(found.end, row.length, d)] : unused;
+      const int32_t token = d < readable ? row[draft_source(match.end, row.length, d)] : unused;
       drafts_.set(j * place_ + d * words_, token);
       if (words_ == 2) drafts_.set(j * place_ + d * words_ + 1, token < 0 ? -1 : 0);
     }
     num_drafts_.set(j, static_cast<int32_t>(count));
-    match_lens_.set(j, reported_len(found, count));
+    match_lens_.set(j, reported_len(match, count));
     if (!with_costs_) return;
-    const CostsByMatch costs{options_.match_costs, found.len};
+    const CostsByMatch costs{options_.match_costs, match.len};
     for (int64_t d = 0; d < options_.k; ++d) costs_.set(j * kMaxDraftTokens + d, d < count ? costs[d] : kNoCost);
   }
 
@@ -398,13 +398,13 @@ class FoundPieces {
 
   // The best match of request j of the pass.
   __aicore__ inline Occurrence operator()(int64_t j, const GrownRow& row) const {
-    Occurrence found{-1, 0};
+    Occurrence match{-1, 0};
     for (int64_t at = j * match_ints_; at < (j + 1) * match_ints_; at += kMatchInts) {
       const Occurrence candidate{matches_.get(at + 1), matches_.get(at)};
       if (candidate.end + 1 >= row.length) continue;  // as in Drafter
-      if (better(candidate, found, match_policy_)) found = candidate;
+      if (better(candidate, match, match_policy_)) match = candidate;
     }
-    return found;
+    return match;
   }
 
  private:

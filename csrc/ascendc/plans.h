@@ -34,7 +34,8 @@ inline int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t row_bytes
   return per_pass * (row_bytes + 4 * (spans * kMatchInts + 4 + kTokenPlace + kLengthPlace)) + 9 * 32;
 }
 
-// Shares with the maximum number of requests per pass whose drafts fit besides `other_bytes`; no cores if none fit.
+// Shares with the maximum number of requests per pass with drafts that fit in addition to `other_bytes`; no cores if
+// none fit.
 inline Shares draft_shares(int64_t batch, int64_t spans, int64_t row_bytes, Machine machine, int64_t other_bytes) {
   machine.least_items = 1;  // one item is enough for a core, which has to read a row for it
   for (int64_t most = kMaxDrafting; most > 0; most /= 2) {
@@ -123,8 +124,8 @@ inline LaunchPlan plan(const PrepareInputIdsParams& p, const Machine& machine) {
   const Shares requests = deal_out(p.batch, machine, kMaxRequests);
   const int64_t row_ints = (smaller(p.draft_token_ids.capacity, kMaxDraftTokens) + 7) / 8 * 8;
   const int64_t pass_ints = requests.per_pass * (kRequestInts + row_ints) + 4 * 8 + kInputPieces * kInputPiece;
-  const int64_t whole = whole_bytes(p.prev_positions, p.batch) + whole_bytes(p.draft_token_ids.rows, 4);
-  if (!can_run(machine, whole + pass_ints * int64_t{sizeof(int32_t)})) return {};
+  const int64_t staged_bytes = whole_bytes(p.prev_positions, p.batch) + whole_bytes(p.draft_token_ids.rows, 4);
+  if (!can_run(machine, staged_bytes + pass_ints * int64_t{sizeof(int32_t)})) return {};
   LaunchPlan plan = plan_with(p, requests);
   plan.add(Kernel::ngram_npu_prepare_input_ids, requests.cores);
   return plan;

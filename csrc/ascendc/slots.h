@@ -28,8 +28,8 @@ class Window {
   __aicore__ inline T get(int64_t n) const { return items_.get(n - begin_); }
   __aicore__ inline void set(int64_t n, T value) { items_.set(n - begin_, value); }
   __aicore__ inline void fill(const TokenRange& range, T value) {
-    const TokenRange own = within(range);
-    for (int64_t n = own.begin; n < own.end; ++n) set(n, value);
+    const TokenRange inside = within(range);
+    for (int64_t n = inside.begin; n < inside.end; ++n) set(n, value);
   }
 
  private:
@@ -99,12 +99,12 @@ struct StagedSlots {
 template <class Slot>
 __aicore__ inline void ask_for_blocks(const ComputeSlotMappingParams& p, int64_t i, StagedSlots& staged,
                                       const Window<int64_t>& positions, const Window<Slot>& slots) {
-  const TokenRange own = slots.within(tokens_of(staged.query_start_loc, i, p.num_slots));
-  if (own.begin >= own.end) return;
+  const TokenRange inside = slots.within(tokens_of(staged.query_start_loc, i, p.num_slots));
+  if (inside.begin >= inside.end) return;
   const BlockList list = blocks_of(p.block_table, staged.row_indices[i]);
-  const int64_t positioned = smaller(own.end, p.num_positions);
+  const int64_t positioned = smaller(inside.end, p.num_positions);
   SlotRun run{0, 0, kNoSlot};
-  for (int64_t n = own.begin; n < positioned; ++n) {
+  for (int64_t n = inside.begin; n < positioned; ++n) {
     const int64_t position = positions.get(n);
     if (in_run(run, position)) continue;
     run = slot_run(p.layout, StagedBlocks<AskForBlocks>{{staged.blocks, list.blocks}, list.count}, position);
@@ -115,12 +115,12 @@ __aicore__ inline void ask_for_blocks(const ComputeSlotMappingParams& p, int64_t
 template <class Slot>
 __aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i, const StagedSlots& staged,
                                    int64_t& next, const Window<int64_t>& positions, Window<Slot>& slots) {
-  const TokenRange own = slots.within(tokens_of(staged.query_start_loc, i, p.num_slots));
-  if (own.begin >= own.end) return;
+  const TokenRange inside = slots.within(tokens_of(staged.query_start_loc, i, p.num_slots));
+  if (inside.begin >= inside.end) return;
   const int64_t count = p.block_table.has(staged.row_indices[i]) ? p.block_table.capacity : 0;
-  const int64_t positioned = smaller(own.end, p.num_positions);
+  const int64_t positioned = smaller(inside.end, p.num_positions);
   SlotRun run{0, 0, kNoSlot};
-  for (int64_t n = own.begin; n < positioned; ++n) {
+  for (int64_t n = inside.begin; n < positioned; ++n) {
     const int64_t position = positions.get(n);
     if (!in_run(run, position)) {
       bool taken = false;
@@ -130,7 +130,7 @@ __aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i,
     const int64_t slot = slot_in_run(run, position);
     slots.set(n, static_cast<Slot>(slot == kNoSlot ? p.pad_id : slot));
   }
-  slots.fill({larger(own.begin, positioned), own.end}, static_cast<Slot>(p.pad_id));
+  slots.fill({larger(inside.begin, positioned), inside.end}, static_cast<Slot>(p.pad_id));
 }
 
 // Pads the places after the last request's tokens, because a captured graph reads the whole mapping.

@@ -47,13 +47,13 @@ enum MatchPolicy : int32_t { kEarliest = 0, kLatest = 1 };
 // Return value of an entry point. Bad values inside tensors are never an error: their results are defined.
 enum Status : int32_t { kOk = 0, kInvalidParams = 1, kLaunchFailed = 2, kOutOfMemory = 3 };
 
-// The caller provides the threads, so that two pools never compete for the cores: torch passes its own pool, `_C` a
-// small one.
+// The caller provides the threads, so that two pools never compete for the cores: torch passes its own pool, `_C` its
+// small pool.
 struct Executor {
   // Calls fn(context, task) for every task in [0, num_tasks), possibly in parallel; returns when all are done.
   void (*run)(const Executor* self, int32_t num_tasks, void (*fn)(void* context, int32_t task), void* context);
   int32_t max_threads;
-  int64_t min_tokens_per_thread;  // less work than this is slower with another thread; differs between pools
+  int64_t min_tokens_per_thread;  // with less work, another thread is slower; differs between pools
   void* pool;
 };
 

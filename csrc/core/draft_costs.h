@@ -1,5 +1,6 @@
-// What a draft token costs, in sixteenths of a bit, and what a draft promises by its costs: for the index (outcomes),
-// the store, and merge_drafts_. Definition: docs/ops/ngram_index_propose.md, "Cost" and "Token logits".
+// The cost of a draft token, in sixteenths of a bit, and the promise of a draft, which follows from its costs: for the
+// index (outcomes), the store, and merge_drafts_. Definition: docs/ops/ngram_index_propose.md, "Cost" and "Token
+// logits".
 #pragma once
 
 #include "core/lookup_rules.h"
@@ -48,9 +49,9 @@ class CostWalk {
   // `token` is the draft's next one.
   NGRAM_FN uint8_t next(int64_t cell, int32_t token) {
     if (table_.token_logits == nullptr) return static_cast<const uint8_t*>(table_.cells)[cell];
-    const int8_t* const own = logits_of(token);
-    const int32_t logit = static_cast<const int16_t*>(table_.cells)[cell] + own[0] + before_;
-    before_ = own[1];
+    const int8_t* const logits = logits_of(token);
+    const int32_t logit = static_cast<const int16_t*>(table_.cells)[cell] + logits[0] + before_;
+    before_ = logits[1];
     return kLogitCosts.of[static_cast<uint32_t>(logit - LogitCosts::kLeast) % LogitCosts::kCount];
   }
 

@@ -50,13 +50,14 @@ struct DraftCosts {
   }
 };
 
-// An end e whose suffix t[e-len+1..e] equals the last len tokens of the row; len is 0 if there is none.
+// An end e: t[e-len+1..e] equals the last len tokens of the row; without a match, len is 0.
 struct Occurrence {
   int64_t end;
   int64_t len;
 };
 
-// The tokens a row may still draft before it reaches max_len (compared first: the difference alone could wrap).
+// The number of tokens that a row may still draft before it reaches max_len. Compared first, because the difference
+// alone could wrap.
 NGRAM_FN int64_t draft_budget(int64_t k, int64_t max_len, int64_t num_tokens) {
   return max_len <= num_tokens ? 0 : smaller(k, max_len - num_tokens);
 }
@@ -101,20 +102,20 @@ struct CostsByMatch {
 };
 
 // The number of tokens to draft whatever they cost; `found.len` 0 means no occurrence.
-NGRAM_FN int64_t most_drafts(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
-  if (found.len == 0) return 0;
+NGRAM_FN int64_t most_drafts(Occurrence match, int64_t num_tokens, const LookupOptions& options) {
+  if (match.len == 0) return 0;
   const int64_t budget = draft_budget(options.k, options.max_len, num_tokens);
-  return draft_length(found.end, num_tokens, budget, options.overlap);
+  return draft_length(match.end, num_tokens, budget, options.overlap);
 }
 
 // Whether a draft may end with the token up to which its costs add up to `total`.
 NGRAM_FN bool is_within_limit(int64_t total, const LookupOptions& options) { return total <= options.cost_limit; }
 
 // The number of tokens to draft.
-NGRAM_FN int64_t num_drafts(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
-  const int64_t most = most_drafts(found, num_tokens, options);
+NGRAM_FN int64_t num_drafts(Occurrence match, int64_t num_tokens, const LookupOptions& options) {
+  const int64_t most = most_drafts(match, num_tokens, options);
   if (options.match_costs == nullptr) return most;
-  const CostsByMatch costs{options.match_costs, found.len};
+  const CostsByMatch costs{options.match_costs, match.len};
   int64_t count = 0;
   for (int64_t total = 0; count < most; ++count) {
     total += costs[count];
@@ -123,16 +124,16 @@ NGRAM_FN int64_t num_drafts(Occurrence found, int64_t num_tokens, const LookupOp
   return count;
 }
 
-// The number of places that get a token of the row: with `fill` also those behind the draft that the draft would reach
-// without its limits of length and cost.
-NGRAM_FN int64_t readable_drafts(Occurrence found, int64_t num_tokens, int64_t drafts, const LookupOptions& options) {
-  if (!options.fill || found.len == 0) return drafts;
-  return draft_length(found.end, num_tokens, options.k, options.overlap);
+// Number of output positions filled from the row. With `fill`, this includes the positions after the draft that the
+// draft would reach if max_len and the cost limit did not apply.
+NGRAM_FN int64_t readable_drafts(Occurrence match, int64_t num_tokens, int64_t drafts, const LookupOptions& options) {
+  if (!options.fill || match.len == 0) return drafts;
+  return draft_length(match.end, num_tokens, options.k, options.overlap);
 }
 
 // A match without a draft is not reported.
-NGRAM_FN int32_t reported_len(Occurrence found, int64_t drafts) {
-  return drafts > 0 ? static_cast<int32_t>(found.len) : 0;
+NGRAM_FN int32_t reported_len(Occurrence match, int64_t drafts) {
+  return drafts > 0 ? static_cast<int32_t>(match.len) : 0;
 }
 
 }  // namespace ngram_npu

@@ -91,8 +91,8 @@ enum Slot : int {
   kSlotOptions,    // pack_options(); 0: empty
   kSlotLength,     // tokens indexed
   kSlotDepth,      // D, if kSlotPages > 0
-  kSlotPages,      // pages held, directories included; 0: no table
-  kSlotGivenUp,    // not 0: the row is scanned. Pages held when the arena was full, or kNeverRoom
+  kSlotPages,      // pages in use, directories included; 0: no table
+  kSlotGivenUp,    // not 0: the row is scanned. Pages in use when the arena was full, or kNeverRoom
   kSlotMarked,     // 0 between calls; append marks the slots of its batch
   kSlotCandidate,  // of a ladder: candidate for the next token, place << 5 | length of its match; 0: none
   kSlotOutcomePages,

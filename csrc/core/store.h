@@ -50,11 +50,11 @@ enum Header : uint32_t {
   kHeaderBusy,      // not 0 while a call uses the store; kCopied: for a moment, and it only reads
   kStatLookups,     // statistics, which wrap
   kStatHits,        // lookups that found a candidate
-  kStatDrafts,      // rows whose draft is from the store
+  kStatDrafts,      // rows with a draft from the store
   kStatTokens,      // tokens of these drafts
   kStatEntered,     // tokens added
   kStatEvicted,     // entries overwritten while their block was alive
-  kStatLostBlocks,  // slots closed whose block was no longer alive
+  kStatLostBlocks,  // slots closed because their block was no longer alive
   kStatRenumbered,  // times that the serial numbers had run out
   kStatBusy,        // calls that skipped the store because another call was using it
   kHeaderEpoch,     // changes whenever text that a piece of a file has is no longer what it was

@@ -168,7 +168,7 @@ class Drafter {
     return false;
   }
 
-  // Notes what a query has indexed. A slot without room is given up, and its row is scanned.
+  // Notes what a query has indexed. A slot without enough memory is given up, and its row is scanned.
   Answer settle(const Request& r, const IndexQuery* queries) {
     if (r.answer != Answer::kIndex) return r.answer;
     const IndexQuery& query = queries[r.query];
@@ -181,19 +181,19 @@ class Drafter {
   // `asked` null: no store is asked.
   void draft(int64_t i, const GrownRow& row, Answer answer, const IndexQuery* query, const StoreQuery* asked) {
     const int32_t* tokens = tokens_of(row);
-    Occurrence found{-1, 0};
+    Occurrence match{-1, 0};
     if (answer != Answer::kNone && draft_budget(p_.lookup.k, p_.lookup.max_len, row.length) > 0) {
-      if (answer == Answer::kIndex) found = query->found;
-      if (answer == Answer::kScan) found = search(tokens, row.length);
+      if (answer == Answer::kIndex) match = query->match;
+      if (answer == Answer::kScan) match = search(tokens, row.length);
     }
     uint8_t costs[kMaxDraftTokens] = {};
-    int64_t count = num_drafts(found, row.length, p_.lookup);
+    int64_t count = num_drafts(match, row.length, p_.lookup);
     if (ladder_.costs != nullptr && count > 0) {
       count = answer == Answer::kIndex
-                  ? weigh(row, found, count, costs, Outcomes(arena_, query->slot_id))
-                  : weigh(row, found, count, costs, [&](int64_t place) { return outcome(tokens, place); });
+                  ? weigh(row, match, count, costs, Outcomes(arena_, query->slot_id))
+                  : weigh(row, match, count, costs, [&](int64_t place) { return outcome(tokens, place); });
     } else if (p_.lookup.match_costs != nullptr) {
-      const CostsByMatch by_match{p_.lookup.match_costs, found.len};
+      const CostsByMatch by_match{p_.lookup.match_costs, match.len};
       for (int64_t j = 0; j < count; ++j) costs[j] = by_match[j];
     }
     StoreDraft better;
@@ -203,24 +203,24 @@ class Drafter {
       p_.match_len[i] = static_cast<int32_t>(better.agreed);
       return;
     }
-    const int64_t readable = readable_drafts(found, row.length, count, p_.lookup);
+    const int64_t readable = readable_drafts(match, row.length, count, p_.lookup);
     const DraftRows to = p_.draft_token_ids;  // a copy: for the compiler an id could be its `bytes`
-    for (int64_t j = 0; j < readable; ++j) to.set(i, j, tokens[draft_source(found.end, row.length, j)]);
+    for (int64_t j = 0; j < readable; ++j) to.set(i, j, tokens[draft_source(match.end, row.length, j)]);
     for (int64_t j = readable; j < p_.lookup.k; ++j) to.set(i, j, row.unused);
     p_.draft_costs.set(i, costs, count, p_.lookup.k);
     p_.num_draft_tokens[i] = static_cast<int32_t>(count);
-    p_.match_len[i] = reported_len(found, count);
+    p_.match_len[i] = reported_len(match, count);
   }
 
   // Writes the cost of each token, and returns how many of `most` stay within the limit.
   template <class Outcome>
-  int64_t weigh(const GrownRow& row, Occurrence found, int64_t most, uint8_t* costs, Outcome&& outcome) const {
+  int64_t weigh(const GrownRow& row, Occurrence match, int64_t most, uint8_t* costs, Outcome&& outcome) const {
     const int32_t* const tokens = tokens_of(row);
     CostWalk walk({ladder_.costs, ladder_.token_logits}, tokens[row.length - 1]);
     int64_t count = 0;
     for (int64_t total = 0; count < most; ++count) {
-      const int64_t line = smaller<int64_t>(found.len + count, kCostRows - 1);
-      const int64_t place = draft_source(found.end, row.length, count);
+      const int64_t line = smaller<int64_t>(match.len + count, kCostRows - 1);
+      const int64_t place = draft_source(match.end, row.length, count);
       costs[count] = walk.next(line * kCostColumns + outcome(place) % kCostColumns, tokens[place]);
       total += costs[count];
       if (total > ladder_.cost_limit) break;
@@ -235,13 +235,13 @@ class Drafter {
 
   // The latest occurrence of the longest size that occurred, and the number of tokens that agree there.
   Occurrence search_ladder(const int32_t* tokens, int64_t length) const {
-    Occurrence found = find_(tokens, length, 1, kLadderMaxN, kLatest);
+    Occurrence match = find_(tokens, length, 1, kLadderMaxN, kLatest);
     int64_t size = kLadderMaxN;
-    while (size > found.len) size /= 2;
-    if (size == 0 || size == found.len) return found;
-    found = find_(tokens, length, size, size, kLatest);
-    while (found.len <= found.end && tokens[found.end - found.len] == tokens[length - 1 - found.len]) ++found.len;
-    return found;
+    while (size > match.len) size /= 2;
+    if (size == 0 || size == match.len) return match;
+    match = find_(tokens, length, size, size, kLatest);
+    while (match.len <= match.end && tokens[match.end - match.len] == tokens[length - 1 - match.len]) ++match.len;
+    return match;
   }
 
   // The outcome that an index would have kept: a row that is not completely indexed gets the same draft as one that is.

@@ -132,9 +132,9 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppen
   return kOk;
 }
 
-int32_t ngram_npu_cpu_take_in(const TakeInParams* params) {
+int32_t ngram_npu_cpu_insert_tokens(const InsertParams* params) {
   append_rows(params->index, params->catch_up_tokens);
-  cpu::take_in(params->store);
+  cpu::insert_rows(params->store);
   return kOk;
 }
 

@@ -1,6 +1,7 @@
-// Drafting on the host without Python. One entry drafts, the other inserts text, so that drafts can be handed out
-// before anything learns: the CPU's drafting operators call them too. Neither allocates, starts a thread, or holds a
-// lock while it calls elsewhere. Below: the drafter of a stream, which calls both (docs/design/host-drafting.md).
+// Drafting on the host without Python. One entry drafts, the other inserts new text, so that drafts can be returned
+// before index and store are updated. The CPU's drafting operators use the same code. Neither entry allocates, starts a
+// thread, or calls other code while it holds a lock. Below: the drafter of a stream, which calls both
+// (docs/design/host-drafting.md).
 #pragma once
 
 #include "core/drafting.h"
@@ -10,7 +11,7 @@ namespace ngram_npu {
 
 NGRAM_FN int64_t scope_of(const IndexArray& scopes, int64_t i) { return scopes.bytes == 0 ? 0 : scopes[i]; }
 
-// The store's part in a draft. `store.words` null: it is not asked.
+// The store's part of a draft. `store.words` null: no lookup in a store.
 struct StoreLookup {
   StoreAccess store;
   IndexArray scopes;  // [B]; absent: all 0
@@ -19,8 +20,8 @@ struct StoreLookup {
   const int8_t* token_logits = nullptr;
 };
 
-// Look up, weigh costs, ask the store, fill, write. Results are those of ngram_propose (without index words) or
-// ngram_index_propose_, then of the drafts of ngram_store_step_, which finds no busy store.
+// Looks up, applies costs, looks up in the store, fills, writes. The results equal those of ngram_propose (without
+// index words) or ngram_index_propose_, followed by the drafts of ngram_store_step_ on a store that is not busy.
 struct DraftParams {
   NgramIndexProposeParams lookup;
   StoreLookup store;
@@ -28,31 +29,31 @@ struct DraftParams {
 
 // Rows that have grown, for the store. As in DraftParams, the caller ensures that no other call uses the store
 // meanwhile.
-struct StoreIntakeParams {
+struct StoreInsertParams {
   StoreAccess store;  // words null: nothing is stored
   TokenRows<const int32_t> token_ids;
   const int32_t* num_tokens;   // [R]
-  const int32_t* num_sampled;  // [B]: the tokens at each row's end that are taken; none: the row is left out
+  const int32_t* num_sampled;  // [B]: tokens at each row's end that are new; 0: the row is skipped
   IndexArray row_indices;      // [B]
   IndexArray slot_indices;     // [B]; absent: the slot of a row is the row
   IndexArray scopes;           // [B]; absent: all 0
   int64_t batch;
 };
 
-// Enter rows into the index, then into the store. Either may be without words.
-struct TakeInParams {
+// Inserts rows into the index, then into the store. Either may be without words.
+struct InsertParams {
   NgramIndexAppendParams index;
   int64_t catch_up_tokens;  // the most that the index inserts; negative: no limit
-  StoreIntakeParams store;
+  StoreInsertParams store;
 };
 
 }  // namespace ngram_npu
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_draft(const ngram_npu::DraftParams* params);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_take_in(const ngram_npu::TakeInParams* params);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_insert_tokens(const ngram_npu::InsertParams* params);
 
-// Drafting on the host for a model runner whose tokens are on a device: a step is a job, and the jobs run one after the
-// other where the device's stream has reached them, in a callback without Python. Design: docs/design/host-drafting.md.
+// Drafting on the host for a model runner that has its tokens on a device. A step is a job. The jobs run in order, when
+// the device's stream reaches them, in a callback without Python. Design: docs/design/host-drafting.md.
 
 namespace ngram_npu {
 
@@ -61,13 +62,13 @@ struct StreamOptions {
   int64_t capacity;     // tokens of a row
   int64_t max_sampled;  // tokens of a row and step
   int64_t lag;          // the store inserts what was sampled this number of steps ago: jobs with a request in a row
-  DraftParams draft;    // its lookup options, ladder, index and store; the rest is the drafter's
+  DraftParams draft;    // lookup options, ladder, index and store; the drafter sets the rest
   // In stream order the caller writes `sampled` before a job, which writes `drafts`. Both are reused by the next job.
   const int32_t* sampled;  // [num_rows, 1 + max_sampled]: of each request of the batch the number of tokens, the tokens
   uint8_t* drafts;         // of num_rows requests: StreamDrafts
 };
 
-// Where a batch's results are: tokens [B, k] int64, then numbers of tokens [B] and match lengths [B] int32, then costs
+// Layout of a batch's results: tokens [B, k] int64, then numbers of tokens [B] and match lengths [B] int32, then costs
 // [B, k] uint8 (if the lookup gives costs).
 struct StreamDrafts {
   int64_t counts, lengths, costs, end;  // offsets in bytes
@@ -76,16 +77,16 @@ struct StreamDrafts {
       : counts(batch * k * 8), lengths(counts + batch * 4), costs(lengths + batch * 4), end(costs + batch * k) {}
 };
 
-// How a request may end that the drafter can see itself. Its text up to there is stored even if the end is announced
-// before the lag is over.
+// Stop conditions that the drafter checks itself. Text up to the stop is stored even if the end is announced before the
+// lag is over.
 struct StreamStop {
   const int32_t* tokens;  // any of them ends the text, as its last token
   int64_t num_tokens;
   int64_t max_length;     // of the row
   int64_t prompt_length;  // the output follows it
-  int64_t min_output;     // the output is not checked for repetition before
-  int64_t min_pattern;    // repetition: the output ends in `min_count` times the same pattern
-  int64_t max_pattern;    // 0: is not checked
+  int64_t min_output;     // shorter output is not checked for repetition
+  int64_t min_pattern;    // repetition: the output ends with the same pattern `min_count` times
+  int64_t max_pattern;    // 0: repetition is not checked
   int64_t min_count;
 };
 
@@ -102,21 +103,21 @@ class StreamJob;
 
 }  // namespace ngram_npu
 
-// Reserves all memory that a job needs; null: there is not enough.
+// Reserves all memory that a job needs. Null: not enough memory.
 NGRAM_NPU_EXPORT ngram_npu::StreamDrafter* ngram_npu_cpu_stream_make(const ngram_npu::StreamOptions* options);
-// Frees it, unless jobs are pending: then it must stay, as must all that its options point to. True: freed.
+// Frees a drafter. False: jobs are pending, so it and all memory that its options point to must stay.
 NGRAM_NPU_EXPORT bool ngram_npu_cpu_stream_free(ngram_npu::StreamDrafter* drafter);
 // A row begins with a text, or ends, in the next job. The tokens are copied.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_begin(ngram_npu::StreamDrafter* drafter,
                                                     const ngram_npu::StreamBegin* begin);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_end(ngram_npu::StreamDrafter* drafter, int64_t row);
-// A job for the step of these rows, of which none is named twice: int32 [batch]. Rows without a request get no drafts
-// and their tokens are dropped. It has to be run once, after those made before it. Null: too little memory.
+// Creates a job for a step of these rows, all different: int32 [batch]. Rows without a request get no drafts, and their
+// tokens are dropped. Each job must run once, in the order of creation. Null: not enough memory.
 NGRAM_NPU_EXPORT ngram_npu::StreamJob* ngram_npu_cpu_stream_step(ngram_npu::StreamDrafter* drafter, const int32_t* rows,
                                                                  int64_t batch);
-// The job made last will not run: its begins and ends are the next one's.
+// Cancels the last job, which has not run: its begins and ends move to the next job.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_take_back(ngram_npu::StreamDrafter* drafter);
-// Runs a job: a driver's callback. Never throws, allocates nothing, calls no driver.
+// Runs a job, as a driver's callback. Never throws, allocates nothing, calls no driver.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_stream_run(void* job);
-// Jobs that have not run to their end.
+// Number of jobs that have not finished.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_stream_pending(const ngram_npu::StreamDrafter* drafter);

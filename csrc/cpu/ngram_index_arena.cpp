@@ -31,7 +31,7 @@ class PageLock {
   PageLock(const PageLock&) = delete;
   PageLock& operator=(const PageLock&) = delete;
 
-  // In a forked child the thread that held the lock does not exist.
+  // In a forked child the thread that owned the lock does not exist.
   static void release_in_child() { held_.clear(); }
 
  private:
@@ -137,9 +137,9 @@ void give_up_slot(const Arena& arena, uint32_t slot_id) {
 }
 
 bool has_room_again(const Arena& arena, uint32_t slot_id) {
-  const uint64_t held = arena.slot(slot_id)[kSlotGivenUp];
+  const uint64_t before = arena.slot(slot_id)[kSlotGivenUp];
   const uint64_t in_use = __atomic_load_n(arena.header + kHeaderPagesInUse, __ATOMIC_RELAXED);
-  return in_use + held + held / 4 + 2 < arena.num_pages;
+  return in_use + before + before / 4 + 2 < arena.num_pages;
 }
 
 void count(const Arena& arena, Header statistic, uint32_t times) {

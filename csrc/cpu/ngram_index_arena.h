@@ -35,9 +35,9 @@ void release_page(const Arena& arena, uint32_t slot_id, uint32_t page);
 
 // Frees all pages of a slot and empties it.
 void clear_slot(const Arena& arena, uint32_t slot_id);
-// The same, but the slot stays marked: its row is scanned until there is room again.
+// The same, but the slot stays marked: its row is scanned until there is enough memory again.
 void give_up_slot(const Arena& arena, uint32_t slot_id);
-// Whether a slot given up may try again: 1.25 times the pages that it held are free, and its table was not at its
+// Whether a slot given up may try again: 1.25 times the pages that it had are free, and its table was not at its
 // limit.
 bool has_room_again(const Arena& arena, uint32_t slot_id);
 
@@ -73,19 +73,19 @@ struct IndexQuery {
   uint32_t slot_id;
   uint32_t first;
   uint32_t length;
-  Occurrence found;
-  bool ok;  // false: no room, the slot is unusable
+  Occurrence match;
+  bool ok;  // false: no memory left, the slot is unusable
 };
 
 // Maximum number of rows whose cache misses overlap, and of new tokens per row; more tokens are indexed beforehand.
 constexpr int kQueryGroup = 32;
 constexpr uint32_t kMaxPending = 8;
 
-// The table, compiled once per instruction set (ngram_index_<isa>.cpp around ngram_index_table.h).
+// The table, compiled once per instruction set (isa_<name>.cpp around ngram_index_table.h).
 struct IndexTable {
   // At most kQueryGroup queries of at most kMaxPending tokens each.
   void (*look_up)(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k);
-  // Indexes the ends first .. length - 1 of a row; false: no room.
+  // Indexes the ends first .. length - 1 of a row; false: no memory left.
   bool (*extend)(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens,
                  uint32_t readable, uint32_t first, uint32_t length);
 };
@@ -135,8 +135,8 @@ class Outcomes {
     const int64_t len = smaller<int64_t>(word & 31u, kLadderMaxN), place = word >> 5;
     return len > 0 && len <= place && place < length ? Occurrence{place - 1, len} : Occurrence{-1, 0};
   }
-  void keep_candidate(Occurrence found) {
-    slot_[kSlotCandidate] = static_cast<uint32_t>((found.end + 1) << 5 | found.len);
+  void keep_candidate(Occurrence match) {
+    slot_[kSlotCandidate] = static_cast<uint32_t>((match.end + 1) << 5 | match.len);
   }
 
  private:

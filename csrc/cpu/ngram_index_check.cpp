@@ -54,8 +54,8 @@ IndexFault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
 }
 
 IndexFault check_pages(const cpu::Arena& arena, int64_t* where) {
-  uint32_t held = 0;
-  for (uint32_t i = 0; i < arena.num_slots; ++i) held += arena.slot(i)[kSlotPages];
+  uint32_t in_slots = 0;
+  for (uint32_t i = 0; i < arena.num_slots; ++i) in_slots += arena.slot(i)[kSlotPages];
   uint32_t owned = 0, freed = 0, never = 0;
   for (uint32_t i = 0; i < arena.num_pages; ++i) {
     const uint32_t owner = arena.owners[i];
@@ -76,7 +76,7 @@ IndexFault check_pages(const cpu::Arena& arena, int64_t* where) {
     head = arena.owners[head - 1] << 1 >> 1;
   }
   if (listed != freed) return kFaultFreeList;
-  if (owned != held || owned != arena.header[kHeaderPagesInUse]) return kFaultInUse;
+  if (owned != in_slots || owned != arena.header[kHeaderPagesInUse]) return kFaultInUse;
   return arena.header[kHeaderUnusedPage] + never == arena.num_pages ? kFaultNone : kFaultInUse;
 }
 

@@ -93,12 +93,12 @@ struct EndsOf {
   Vector want[kRows];  // head of the entry there
   Vector mask[kRows];  // mask of the bits to compare
   Vector next[kRows];  // mask of `next` in that page
-  Vector room;         // the minimum of `next`
+  Vector min_next;     // the minimum of `next`
 };
 
 inline bool is_full(const uint32_t* line) { return line[kLineWords - 1] != 0; }
 
-// Inserts an entry into the first line of its group with room; false: all are full.
+// Inserts an entry into the first line of its group that is not full; false: all are full.
 template <class Isa>
 bool put_entry(uint32_t* page, uint32_t line_id, uint32_t entry) {
   for (uint32_t i = 0; i < kGroupLines; ++i) {
@@ -201,7 +201,7 @@ class SlotTable {
     const uint32_t size = batch->size;
     const uint32_t dir_depth = dir_depth_;
     const uint32_t* const directory = directory_;
-    Vector room = ~Vector{};
+    Vector min_next = ~Vector{};
     for (int level = 0; level < levels(); ++level) {
       const Vector key = batch->key[level];
       Vector entry{};
@@ -220,7 +220,7 @@ class SlotTable {
       batch->line[level] = line;
       batch->want[level] = (key & kHeadBits) << depth;
       batch->next[level] = (((1u << kNextBits) + Vector{}) << depth) - 1;
-      room &= batch->next[level];
+      min_next &= batch->next[level];
       if constexpr (NGRAM_INDEX_FINGERPRINT_BITS >= kPrefixBits) {
         batch->mask[level] = (kHeadBits + Vector{}) << depth;
       } else {
@@ -228,7 +228,7 @@ class SlotTable {
       }
       for (uint32_t i = 0; i < size && level < likely_levels(); ++i) __builtin_prefetch(line_at(line[i]));
     }
-    batch->room = room;
+    batch->min_next = min_next;
     batch->version = version_;
   }
 
@@ -258,7 +258,8 @@ class SlotTable {
     return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.next[level][i];
   }
 
-  // Levels whose lines are fetched at once. On text 3 of 4 ends find no entry of a ladder beyond these levels.
+  // Number of levels with lines that are fetched at once. On text 3 of 4 ends find no entry of a ladder beyond these
+  // levels.
   int likely_levels() const { return kLadder ? 3 : levels(); }
   void prefetch_unlikely(const Batch& batch, uint32_t i) const {
     for (int level = likely_levels(); level < levels(); ++level) __builtin_prefetch(line_at(batch.line[level][i]));
@@ -289,15 +290,15 @@ class SlotTable {
   Occurrence walk_latest(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
     if (batch->version != version_) locate(batch);
-    if (end + 1 < max_n_ || end + 1 > batch->room[i]) return walk_latest_widening(batch, i);
-    Occurrence found{-1, 0};
+    if (end + 1 < max_n_ || end + 1 > batch->min_next[i]) return walk_latest_widening(batch, i);
+    Occurrence match{-1, 0};
 #pragma GCC unroll 8
     for (int level = 0; level < kRows; ++level) {
       if (kLevels == 0 && level == levels()) break;
       Hit hit;
       if (!find(*batch, i, level, end, &hit)) {
         insert(batch, i, level, end + 1, false);
-        return found;
+        return match;
       }
       const bool once = !hit.twice();
       hit.record(end + 1);
@@ -305,9 +306,9 @@ class SlotTable {
         hit.set_twice();
         return second_occurrence(batch, i, level, hit, end + 1);
       }
-      found = {static_cast<int64_t>(hit.next) - 1, hit.common};
+      match = {static_cast<int64_t>(hit.next) - 1, hit.common};
     }
-    return found;
+    return match;
   }
 
   // The same for the beginning of a row, where long grams do not fit, or if a page may have to split to record the end.
@@ -315,22 +316,22 @@ class SlotTable {
     const uint32_t end = batch->first + i;
     const int count = grams(end);
     Hit hits[kMaxLevels];
-    int found;
+    int num_hits;
     bool once;
     do {
       once = false;
-      for (found = 0; found < count && !once && find(*batch, i, found, end, &hits[found]); ++found) {
-        once = !hits[found].twice();
+      for (num_hits = 0; num_hits < count && !once && find(*batch, i, num_hits, end, &hits[num_hits]); ++num_hits) {
+        once = !hits[num_hits].twice();
       }
-    } while (widen(batch, i, hits, found));
+    } while (widen(batch, i, hits, num_hits));
     if (failed_) return {-1, 0};
-    for (int level = 0; level < found; ++level) hits[level].record(end + 1);
-    const int level = found - 1;
+    for (int level = 0; level < num_hits; ++level) hits[level].record(end + 1);
+    const int level = num_hits - 1;
     if (once && level + 1 < levels()) {
       hits[level].set_twice();
       return second_occurrence(batch, i, level, hits[level], end + 1);
     }
-    if (found < count) insert(batch, i, found, end + 1, false);
+    if (num_hits < count) insert(batch, i, num_hits, end + 1, false);
     if (level < 0) return {-1, 0};
     return {static_cast<int64_t>(hits[level].next) - 1, hits[level].common};
   }
@@ -363,7 +364,7 @@ class SlotTable {
     return kLadder ? ladder_size(static_cast<uint32_t>(level)) : min_n_ + static_cast<uint32_t>(level);
   }
 
-  // Levels whose grams fit before `end`: fewer than all at the beginning of a row.
+  // Levels with grams that fit before `end`: fewer than all at the beginning of a row.
   int grams(uint32_t end) const {
     if (end + 1 >= max_n_) return levels();
     if (kLadder) return 32 - __builtin_clz(end + 1);
@@ -529,9 +530,9 @@ class SlotTable {
     }
   }
 
-  // Makes room for the new end in the pages of these hits; true if entries moved.
-  bool widen(Batch* batch, uint32_t i, const Hit* hits, int found) {
-    for (int level = 0; level < found; ++level) {
+  // Splits pages of these hits until the new end fits; true if entries moved.
+  bool widen(Batch* batch, uint32_t i, const Hit* hits, int num_hits) {
+    for (int level = 0; level < num_hits; ++level) {
       if (batch->first + i + 1 > hits[level].mask) {
         split(batch->key[level][i]);
         locate(batch);

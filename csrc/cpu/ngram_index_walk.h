@@ -83,9 +83,9 @@ uint32_t prefetch_hits(const Table& table, const typename Table::Batch& batch, u
   }
   uint32_t next = 0;
   for (int level = 0; level < table.likely_levels(); ++level) {
-    const uint32_t found = smaller(table.peek(batch, i, level), length - 1);
-    if (found == 0) return next;
-    next = found;
+    const uint32_t peeked = smaller(table.peek(batch, i, level), length - 1);
+    if (peeked == 0) return next;
+    next = peeked;
     prefetch_tokens<Table>(tokens, next);
   }
   table.prefetch_unlikely(batch, i);
@@ -126,7 +126,7 @@ void look_up_group(const Arena& arena, const IndexOptions& options, IndexQuery* 
     Table table = table_of(q);
     WalkOf<Kind, Table> walk(arena, options, q.slot_id, q.tokens, q.first);
     for (uint32_t j = 0; j < batches[i].size && q.ok; ++j) q.ok = walk(table, &batches[i], j);
-    q.found = walk.finish();
+    q.match = walk.finish();
   }
 }
 

@@ -28,9 +28,9 @@ uint32_t agreeing(const int32_t* a, const int32_t* b, uint32_t limit) {
 
 // The entries of a line that have a tag, as bits. Without branches, which would not be predictable.
 uint32_t tagged(const Entry* line, uint32_t tag) {
-  uint32_t found = 0;
-  for (uint32_t i = 0; i < kLineEntries; ++i) found |= uint32_t{line[i].state >> 8 == tag} << i;
-  return found;
+  uint32_t lanes = 0;
+  for (uint32_t i = 0; i < kLineEntries; ++i) lanes |= uint32_t{line[i].state >> 8 == tag} << i;
+  return lanes;
 }
 
 // The entry to overwrite with a new one: the first that is empty or whose block is no longer alive, otherwise the
@@ -52,14 +52,14 @@ void enter(const Store& store, const GramKeys& keys, uint64_t scope, uint32_t pl
   const int32_t* const text = store.text(serial);
   const int32_t token = text[offset];
   uint8_t outcome = 0;
-  bool found = false;
+  bool has_hit = false;
   for (uint32_t level = keys.levels; level-- > 0;) {
     const StoreHit hit = find_hit(store, keys, level, scope, text + offset, offset);
     if (hit.entry != nullptr) {
       const uint32_t at = hit.entry->place;
       const bool same = store.text(at >> kBlockBits)[at % kBlockTokens] == token;
-      if (!found) outcome = static_cast<uint8_t>(smaller<uint32_t>(hit.agreed, kCostRows - 1) * 2 + same);
-      found = true;
+      if (!has_hit) outcome = static_cast<uint8_t>(smaller<uint32_t>(hit.agreed, kCostRows - 1) * 2 + same);
+      has_hit = true;
       *hit.entry = updated(*hit.entry, same, place);
       continue;
     }
@@ -180,9 +180,9 @@ StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint
 void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level) {
   const uint32_t tag = static_cast<uint32_t>(keys.of[level]) & 0xffffffu;
   const Entry* const line = store.line(keys.of[level]);
-  const uint32_t found = tagged(line, tag);
-  if (found == 0) return;
-  const uint32_t place = line[__builtin_ctz(found)].place, serial = place >> kBlockBits, offset = place % kBlockTokens;
+  const uint32_t lanes = tagged(line, tag);
+  if (lanes == 0) return;
+  const uint32_t place = line[__builtin_ctz(lanes)].place, serial = place >> kBlockBits, offset = place % kBlockTokens;
   __builtin_prefetch(store.head(serial));
   __builtin_prefetch(store.text(serial) + offset - smaller(offset, 8u));
   __builtin_prefetch(store.text(serial) + offset);

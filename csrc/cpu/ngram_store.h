@@ -86,7 +86,8 @@ StoreFault check_blocks(const Store& store, int64_t* where);
 void forget_all(const Store& store);
 // Gives all blocks small serial numbers again, in the same order.
 void renumber(const Store& store);
-// The first place whose block may be alive. Clearing a block removes its entries, so of an entry's block this decides.
+// The first place with a block that may be alive. Clearing a block removes its entries, so of an entry's block this
+// decides.
 uint32_t oldest_place(const Store& store);
 // Counts a call that skipped the store.
 void count_busy(const Store& store);
@@ -104,12 +105,12 @@ class StoreUse {
 
   static bool take(const Store& store, uint32_t how = 1) {
     for (int tries = 0; tries < kPatience; ++tries) {
-      uint32_t found = 0;
-      if (__atomic_compare_exchange_n(store.header + store::kHeaderBusy, &found, how, false, __ATOMIC_ACQUIRE,
+      uint32_t state = 0;
+      if (__atomic_compare_exchange_n(store.header + store::kHeaderBusy, &state, how, false, __ATOMIC_ACQUIRE,
                                       __ATOMIC_RELAXED)) {
         return true;
       }
-      if (found != store::kCopied) return false;
+      if (state != store::kCopied) return false;
       std::this_thread::yield();
     }
     return false;
@@ -180,8 +181,8 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_init(int32_t* store, int64_t 
                                                         int64_t num_blocks, int64_t line_bits, uint32_t visibility);
 // Returns 0 or a StoreFault; *where is the slot, block or entry.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_check(const int32_t* store, int64_t words, int64_t* where);
-// Writes the number of tokens held, of live blocks, and of slots with an open request.
-NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_held(const int32_t* store, int64_t words, int64_t held[3]);
+// Writes the number of stored tokens, of live blocks, and of slots with an open request.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_usage(const int32_t* store, int64_t words, int64_t usage[3]);
 // Locks the store for the caller, as operators do; false if another call holds the lock, or it is not a store.
 NGRAM_NPU_EXPORT bool ngram_npu_cpu_ngram_store_take(int32_t* store, int64_t words);
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_give_back(int32_t* store, int64_t words);

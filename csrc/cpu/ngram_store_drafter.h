@@ -1,4 +1,4 @@
-// Drafts from the store that requests share, and the entering of their new text: the definitions are in
+// Drafts from the store that requests share, and inserts their new text: the definitions are in
 // docs/ops/ngram_store_step.md, "Draft" and "Entering".
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace ngram_npu::cpu {
 
 struct StoredRow {
-  const int32_t* tokens;  // null: takes no part
+  const int32_t* tokens;  // null: the row is skipped
   int64_t length;
   uint64_t scope;
 };
@@ -20,10 +20,10 @@ inline StoredRow stored_row(const TokenRows<const int32_t>& rows, int64_t row, c
   return {rows[row], num_tokens[row], static_cast<uint64_t>(scope)};
 }
 
-// Enters rows' new tokens.
-void take_in(const StoreIntakeParams& params);
+// Inserts rows' new tokens.
+void insert_rows(const StoreInsertParams& params);
 
-// A row, and what the store has for it.
+// A row, and the hit in the store.
 struct StoreQuery {
   StoredRow row;
   GramKeys keys;
@@ -76,7 +76,7 @@ class StoreDrafter {
     }
   }
 
-  // False: the store has nothing that promises more than the request's own `count` tokens.
+  // Writes the draft of a hit. False: the store has no draft that promises more than the request's own `count` tokens.
   template <class Costs>
   bool draft(const StoreQuery& q, const LookupOptions& options, const Costs& own_costs, int64_t own_count,
              StoreDraft* draft) const {

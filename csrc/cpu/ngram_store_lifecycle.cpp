@@ -216,8 +216,8 @@ StoreFault cpu::check_blocks(const Store& store, int64_t* where) {
 }
 
 void ngram_npu_cpu_ngram_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t parts[6]) {
-  const cpu::StoreParts found = cpu::store_parts(num_slots, num_blocks, line_bits);
-  const int64_t words[] = {found.slots, found.heads, found.lines, found.tokens, found.bytes, found.end};
+  const cpu::StoreParts layout = cpu::store_parts(num_slots, num_blocks, line_bits);
+  const int64_t words[] = {layout.slots, layout.heads, layout.lines, layout.tokens, layout.bytes, layout.end};
   std::copy(std::begin(words), std::end(words), parts);
 }
 
@@ -241,17 +241,17 @@ int32_t ngram_npu_cpu_ngram_store_check(const int32_t* words, int64_t num_words,
   return open_to_read(words, num_words, &store) ? check(store, where) : kStoreFaultHeader;
 }
 
-void ngram_npu_cpu_ngram_store_held(const int32_t* words, int64_t num_words, int64_t held[3]) {
+void ngram_npu_cpu_ngram_store_usage(const int32_t* words, int64_t num_words, int64_t usage[3]) {
   cpu::Store store;
-  std::fill_n(held, 3, 0);
+  std::fill_n(usage, 3, 0);
   if (!open_to_read(words, num_words, &store)) return;
   for (uint32_t i = 0; i < store.num_blocks; ++i) {
     const uint32_t* head = store.heads + size_t{i} * kHeadWords;
     if (head[kHeadSerial] == 0) continue;
-    held[0] += int64_t{smaller(head[kHeadFill], kBlockTokens)} - smaller(head[kHeadFirst], head[kHeadFill]);
-    ++held[1];
+    usage[0] += int64_t{smaller(head[kHeadFill], kBlockTokens)} - smaller(head[kHeadFirst], head[kHeadFill]);
+    ++usage[1];
   }
-  for (uint32_t i = 0; i < store.num_slots; ++i) held[2] += store.alive(store.slot(i)[kSlotSerial]);
+  for (uint32_t i = 0; i < store.num_slots; ++i) usage[2] += store.alive(store.slot(i)[kSlotSerial]);
 }
 
 bool ngram_npu_cpu_ngram_store_take(int32_t* words, int64_t num_words) {

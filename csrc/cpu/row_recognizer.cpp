@@ -117,7 +117,7 @@ std::vector<char> RowRecognizer::slots_in_use(const int32_t* slots, int64_t batc
   return in_use;
 }
 
-// Slots whose requests have not been found in a row.
+// Slots with requests that have not been found in a row.
 std::vector<int32_t> RowRecognizer::absent_slots(const int32_t* slots, int64_t batch) const {
   const std::vector<char> in_use = slots_in_use(slots, batch);
   std::vector<int32_t> absent;

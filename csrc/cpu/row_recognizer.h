@@ -37,8 +37,8 @@ class RowRecognizer {
 
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
 
-  // Writes the slot of each of the first `batch` rows to `slots`, and returns the rows whose request is new. Expects
-  // batch <= rows.rows and batch <= num_slots(). A row whose length is invalid has no request.
+  // Writes the slot of each of the first `batch` rows to `slots`, and returns the rows with a new request. Expects
+  // batch <= rows.rows and batch <= num_slots(). A row with an invalid length has no request.
   std::vector<int64_t> assign(const Rows& rows, const int32_t* num_tokens, const int32_t* num_sampled, int64_t batch,
                               int32_t* slots);
 

@@ -37,8 +37,8 @@ struct Stop {
   }
 
  private:
-  // Whether the output before `end` ends in a pattern often enough. As check_sequence_repetition of vLLM, which ends a
-  // request by the same rule (v1/core/sched/utils.py).
+  // Whether the output before `end` ends with a repeated pattern. The same rule as check_sequence_repetition of vLLM,
+  // which ends a request by it (v1/core/sched/utils.py).
   bool repeats(const int32_t* end, int64_t output) const {
     if (rule.max_pattern <= 0 || rule.min_count < 2) return false;
     for (int64_t size = larger<int64_t>(rule.min_pattern, 1); size <= rule.max_pattern; ++size) {
@@ -61,14 +61,14 @@ struct Event {
 struct Row {
   bool has_request = false;  // otherwise the row is padding: it samples nothing
   int64_t length = 0;
-  int64_t settled = 0;    // tokens that the store may have; before them it has the output, or lost it
+  int64_t settled = 0;    // length up to which the store has received the text
   int64_t cut = kNotCut;  // length at which the request stopped
   int64_t scope = 0;
   uint64_t generation = 0;  // of the requests that had this row
   Stop stop;
 };
 
-// What a row had grown to.
+// The length of a row after a step.
 struct Growth {
   int64_t row;
   uint64_t generation;
@@ -103,7 +103,7 @@ class StreamDrafter {
         done_(rows_.size()),
         grown_(static_cast<size_t>(o_.lag + 1)) {
     const size_t tokens = rows_.size() * static_cast<size_t>(o_.capacity);
-    // Not touched here: of most rows only the beginning is ever used.
+    // Not touched here, because most rows use only their beginning.
     tokens_.reset(static_cast<int32_t*>(std::calloc(tokens + 1, sizeof(int32_t))));
     if (tokens_ == nullptr) throw std::bad_alloc();
     for (auto& step : grown_) step.reserve(rows_.size());
@@ -130,7 +130,7 @@ class StreamDrafter {
     return jobs_.back().get();
   }
 
-  // The last job, which will not run: its events are the next one's.
+  // Cancels the last job: its events move to the next job.
   void take_back() {
     std::vector<Event>& events = jobs_.back()->events;
     std::move(events_.begin(), events_.end(), std::back_inserter(events));
@@ -146,15 +146,15 @@ class StreamDrafter {
 
   // In stream order.
 
-  // A store whose file is being written is waited for, at most for the copy of a piece. No other call uses it while
-  // jobs are pending; if one does, the job goes without.
+  // Waits for a store that is being saved, at most for the copy of one piece. No other call may use the store while
+  // jobs are pending; if one does, the job runs without the store.
   void run(StreamJob* job) noexcept {
     cpu::Store open;
-    const StoreAccess& given = o_.draft.store.store;
+    const StoreAccess& access = o_.draft.store.store;
     store_ = {};
-    if (!cpu::open_store(given.words, given.num_words, &open)) return work(job);
+    if (!cpu::open_store(access.words, access.num_words, &open)) return work(job);
     const cpu::StoreUse use(open);
-    use ? void(store_ = given) : cpu::count_busy(open);
+    use ? void(store_ = access) : cpu::count_busy(open);
     work(job);
   }
 
@@ -169,7 +169,7 @@ class StreamDrafter {
     for (int64_t i = 0; i < batch; ++i)
       num_sampled_[static_cast<size_t>(i)] = append(i, job->rows[static_cast<size_t>(i)]);
     if (batch > 0) draft(job->rows.data(), batch);
-    take_in(job->rows.data(), batch);
+    insert_text(job->rows.data(), batch);
   }
 
   bool has_request(int64_t r) const { return r >= 0 && r < o_.num_rows && rows_[static_cast<size_t>(r)].has_request; }
@@ -178,7 +178,7 @@ class StreamDrafter {
   TokenRows<const int32_t> all_tokens() const { return {tokens_.get(), o_.num_rows, o_.capacity, o_.capacity}; }
   IndexAccess& index() { return o_.draft.lookup.index; }
 
-  // Ends a row's request. Its text is stored up to where it stopped itself; what lags without a stop is dropped.
+  // Ends a row's request. Its text is stored up to its stop; without a stop, text within the lag is dropped.
   void leave(int64_t r) {
     Row& ended = row(r);
     if (!ended.has_request) return;
@@ -198,11 +198,7 @@ class StreamDrafter {
     cpu::Arena arena;
     if (cpu::open_arena(index().words, index().num_words, &arena) && r < arena.num_slots)
       cpu::clear_slot(arena, static_cast<uint32_t>(r));
-    size_t kept = 0;
-    for (const int32_t other : behind_) {
-      if (other != r) behind_[kept++] = other;
-    }
-    behind_.resize(kept);
+    behind_.erase(std::remove(behind_.begin(), behind_.end(), static_cast<int32_t>(r)), behind_.end());
     ended.has_request = false;
     ended.length = lengths_[static_cast<size_t>(r)] = 0;
     ++ended.generation;
@@ -256,9 +252,9 @@ class StreamDrafter {
     ngram_npu_cpu_draft(&params);
   }
 
-  // Notes how far the rows have grown, and passes on what they had grown to `lag` steps ago. A job without requests,
-  // such as a dummy run, is not a step of the engine: no end that is still to come has become known by it.
-  void take_in(const int32_t* rows, int64_t batch) {
+  // Records the lengths of the rows, and stores the text up to their lengths `lag` steps ago. A job without requests,
+  // such as a dummy run, is not a step of the engine: it reveals no end of a request.
+  void insert_text(const int32_t* rows, int64_t batch) {
     catch_up();
     if (std::none_of(rows, rows + batch, [this](int32_t r) { return has_request(r); })) return;
     auto& now = grown_[next_];
@@ -270,12 +266,12 @@ class StreamDrafter {
     }
     next_ = (next_ + 1) % grown_.size();
     int64_t count = 0;
-    for (const Growth& growth : grown_[next_]) {  // the oldest: these steps are over
-      Row& of = row(growth.row);
-      if (of.generation != growth.generation || growth.length <= of.settled) continue;
+    for (const Growth& growth : grown_[next_]) {  // the oldest: this step is over
+      Row& grown = row(growth.row);
+      if (grown.generation != growth.generation || growth.length <= grown.settled) continue;
       settled_rows_[static_cast<size_t>(count)] = static_cast<int32_t>(growth.row);
-      num_settled_[static_cast<size_t>(count++)] = settle(&of, growth.length);
-      settled_[static_cast<size_t>(growth.row)] = static_cast<int32_t>(of.settled);
+      num_settled_[static_cast<size_t>(count++)] = settle(&grown, growth.length);
+      settled_[static_cast<size_t>(growth.row)] = static_cast<int32_t>(grown.settled);
     }
     grown_[next_].clear();
     if (count > 0) store_settled(count);
@@ -289,14 +285,14 @@ class StreamDrafter {
   void store_settled(int64_t count) {
     for (int64_t i = 0; i < count; ++i)
       scopes_[static_cast<size_t>(i)] = row(settled_rows_[static_cast<size_t>(i)]).scope;
-    cpu::take_in({store_,
-                  all_tokens(),
-                  settled_.data(),
-                  num_settled_.data(),
-                  {settled_rows_.data(), sizeof(int32_t)},
-                  {},
-                  {scopes_.data(), sizeof(int64_t)},
-                  count});
+    cpu::insert_rows({store_,
+                      all_tokens(),
+                      settled_.data(),
+                      num_settled_.data(),
+                      {settled_rows_.data(), sizeof(int32_t)},
+                      {},
+                      {scopes_.data(), sizeof(int64_t)},
+                      count});
   }
 
   // Indexes text of rows that are not completely indexed, in the order in which they began.
@@ -305,7 +301,7 @@ class StreamDrafter {
     const LookupOptions& lookup = o_.draft.lookup.propose.lookup;
     const LadderOptions& ladder = o_.draft.lookup.ladder;
     const auto batch = static_cast<int64_t>(behind_.size());
-    TakeInParams params{};
+    InsertParams params{};
     params.index = {all_tokens(),
                     lengths_.data(),
                     {behind_.data(), sizeof(int32_t)},
@@ -318,13 +314,13 @@ class StreamDrafter {
                     {index().words, index().num_words, {}},
                     nullptr};
     params.catch_up_tokens = cpu::kStreamCatchUpTokens;
-    ngram_npu_cpu_take_in(&params);
+    ngram_npu_cpu_insert_tokens(&params);
     ngram_npu_cpu_ngram_index_lengths(index().words, index().num_words, behind_.data(), batch, done_.data());
-    size_t kept = 0;
+    size_t num_behind = 0;
     for (size_t i = 0; i < behind_.size(); ++i) {
-      if (done_[i] < row(behind_[i]).length) behind_[kept++] = behind_[i];
+      if (done_[i] < row(behind_[i]).length) behind_[num_behind++] = behind_[i];
     }
-    behind_.resize(kept);
+    behind_.resize(num_behind);
   }
 
   StreamOptions o_;
@@ -361,9 +357,9 @@ int32_t without_exceptions(Body&& body) {
 }  // namespace
 
 StreamDrafter* ngram_npu_cpu_stream_make(const StreamOptions* options) {
-  StreamDrafter* made = nullptr;
-  without_exceptions([&] { made = new StreamDrafter(*options); });
-  return made;
+  StreamDrafter* drafter = nullptr;
+  without_exceptions([&] { drafter = new StreamDrafter(*options); });
+  return drafter;
 }
 
 bool ngram_npu_cpu_stream_free(StreamDrafter* drafter) {
@@ -391,9 +387,9 @@ int32_t ngram_npu_cpu_stream_take_back(StreamDrafter* drafter) {
 }
 
 void ngram_npu_cpu_stream_run(void* job) {
-  auto* const of = static_cast<StreamJob*>(job);
-  of->drafter->run(of);
-  of->done.store(true, std::memory_order_release);
+  auto* const stream_job = static_cast<StreamJob*>(job);
+  stream_job->drafter->run(stream_job);
+  stream_job->done.store(true, std::memory_order_release);
 }
 
 int64_t ngram_npu_cpu_stream_pending(const StreamDrafter* drafter) { return drafter->pending(); }

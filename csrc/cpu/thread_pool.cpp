@@ -79,7 +79,7 @@ class Pool {
     }
   }
 
-  std::mutex owner_;  // held by the call that uses the pool
+  std::mutex owner_;  // locked by the call that uses the pool
   std::mutex mutex_;  // guards all members below
   std::condition_variable start_;
   std::condition_variable done_;
@@ -92,18 +92,18 @@ class Pool {
 };
 
 // Never destroyed, because its threads may sleep in it until the process ends. A forked child has no such threads, so
-// it abandons the parent's pool and makes its own. No lock here: if another thread held it during the fork, the child
-// could never get it.
+// it abandons the parent's pool and makes its own. No lock here: if another thread had locked it during the fork, the
+// child could never get it.
 std::atomic<Pool*> current{nullptr};
 [[maybe_unused]] const int forget_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
 
 Pool& pool() {
-  Pool* found = current.load();
-  if (found != nullptr) return *found;
-  Pool* made = new Pool;
-  if (current.compare_exchange_strong(found, made)) return *made;
-  delete made;  // another thread was faster
-  return *found;
+  Pool* existing = current.load();
+  if (existing != nullptr) return *existing;
+  Pool* created = new Pool;
+  if (current.compare_exchange_strong(existing, created)) return *created;
+  delete created;  // another thread was faster
+  return *existing;
 }
 
 }  // namespace

@@ -73,13 +73,13 @@ struct Requests {
 };
 
 // Token n's position and slot, from the counts as they were before.
-__device__ void write_token(const CorrectSpecStateParams& p, const Requests& held, bool holds, int64_t n) {
+__device__ void write_token(const CorrectSpecStateParams& p, const Requests& staged, bool holds, int64_t n) {
   const int32_t* starts = p.slots.query_start_loc;
   const int64_t batch = p.slots.batch;
-  const int64_t request = holds ? request_of(held.starts, batch, n) : request_of(starts, batch, n);
+  const int64_t request = holds ? request_of(staged.starts, batch, n) : request_of(starts, batch, n);
   int64_t position = 0;
   if (request >= 0 && request < batch) {
-    position = holds ? position_of(n, held.starts[request], held.num_computed[request])
+    position = holds ? position_of(n, staged.starts[request], staged.num_computed[request])
                      : position_of(n, starts[request], corrected(p.counts, request).num_computed);
     if (n < p.slots.num_positions) p.positions[n] = position;
   }
@@ -100,18 +100,18 @@ __device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
 
 // Every block goes by the counts as they were, and the last one then overwrites them.
 __global__ void __launch_bounds__(kThreads, 1) correct_spec_state_kernel(const CorrectSpecStateParams p) {
-  __shared__ Requests held;
+  __shared__ Requests staged;
   const int64_t thread = threadIdx.x, n = int64_t{blockIdx.x} * kThreads + thread;
   const bool holds = p.slots.batch <= kThreads;
   if (holds && thread < p.slots.batch) {
-    held.starts[thread + 1] = p.slots.query_start_loc[thread + 1];
-    held.num_computed[thread] = corrected(p.counts, thread).num_computed;
+    staged.starts[thread + 1] = p.slots.query_start_loc[thread + 1];
+    staged.num_computed[thread] = corrected(p.counts, thread).num_computed;
   }
-  if (thread == 0) held.starts[0] = p.slots.query_start_loc[0];
+  if (thread == 0) staged.starts[0] = p.slots.query_start_loc[0];
   __syncthreads();
-  write_token(p, held, holds, n);
+  write_token(p, staged, holds, n);
   if (n < p.num_seq_lens) write_request(p, n);
-  if (!is_last_block(static_cast<uint32_t*>(p.workspace), &held.last)) return;
+  if (!is_last_block(static_cast<uint32_t*>(p.workspace), &staged.last)) return;
   for (int64_t i = thread; i < p.counts.batch; i += kThreads) settle_counts(p.counts, i);
   if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
 }

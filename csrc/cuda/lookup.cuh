@@ -134,11 +134,11 @@ class WarpSearch {
 
   __device__ void look_at_edges() {
     const int32_t head = head_of(block_.tokens);
-    const int32_t behind = head + num_vectors_ * kVectorTokens;  // the vectors
-    const int32_t count = head + (block_.tokens.length - 1 - behind);
+    const int32_t after = head + num_vectors_ * kVectorTokens;  // the vectors
+    const int32_t count = head + (block_.tokens.length - 1 - after);
     const int32_t need =
         larger(static_cast<int32_t>(options_.min_n), best_len());  // out of order: an equal may be better
-    for (int32_t i = lane(); i < count; i += kWarpSize) verify(i < head ? i : behind + (i - head), need);
+    for (int32_t i = lane(); i < count; i += kWarpSize) verify(i < head ? i : after + (i - head), need);
   }
 
   // The warp's best, by its first lane, into the block's.
@@ -320,12 +320,13 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
   find_share(lookup, static_cast<int32_t>(p.batch), block);
   auto* shared = static_cast<LookupShared*>(p.workspace);
   const int32_t &at = block.its_first_tile, &each = block.each;  // from memory each time: registers are scarce
-  const auto behind = [&] { return at + tiles_of(lookup.length(block.request)); };
+  const auto end_of_request = [&] { return at + tiles_of(lookup.length(block.request)); };
   while (at < block.end && block.request < p.batch) {
-    const int32_t first = larger(static_cast<int32_t>(blockIdx.x) * each, at), stop = smaller(block.end, behind());
+    const int32_t first = larger(static_cast<int32_t>(blockIdx.x) * each, at),
+                  stop = smaller(block.end, end_of_request());
     search_tiles(lookup.tokens(block.request), p.lookup, first - at, stop - at, block);
     const int64_t i = block.request;
-    const int32_t next = behind(), blocks = (next - 1) / each - at / each + 1;
+    const int32_t next = end_of_request(), blocks = (next - 1) / each - at / each + 1;
     if (blocks == 1 || join_blocks(shared[i], blocks, block)) {
       lookup.finish(i, block.tokens, occurrence_of(block.best, block.tokens, p.lookup));
     }
@@ -344,10 +345,10 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
 }
 
 // num_drafts(), by every warp: a lane a token, and no chain of loads.
-__device__ inline int64_t num_drafts_by_warp(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
-  const auto most = static_cast<int32_t>(most_drafts(found, num_tokens, options));
+__device__ inline int64_t num_drafts_by_warp(Occurrence match, int64_t num_tokens, const LookupOptions& options) {
+  const auto most = static_cast<int32_t>(most_drafts(match, num_tokens, options));
   if (options.match_costs == nullptr) return most;
-  const CostsByMatch costs{options.match_costs, found.len};
+  const CostsByMatch costs{options.match_costs, match.len};
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   for (int32_t first = 0, before = 0;; first += kWarpSize) {
     const int32_t j = first + lane;
@@ -360,20 +361,20 @@ __device__ inline int64_t num_drafts_by_warp(Occurrence found, int64_t num_token
 
 // Request i's draft and its two counts, by one thread a slot. `unused` is for places that nothing is read for.
 template <class Params>
-__device__ void write_draft(const Params& p, int64_t i, const LiveTokens& tokens, Occurrence found, int32_t unused) {
-  const int64_t count = num_drafts_by_warp(found, tokens.length, p.lookup);
-  const uint32_t j = threadIdx.x, end = static_cast<uint32_t>(found.end), length = static_cast<uint32_t>(tokens.length);
+__device__ void write_draft(const Params& p, int64_t i, const LiveTokens& tokens, Occurrence match, int32_t unused) {
+  const int64_t count = num_drafts_by_warp(match, tokens.length, p.lookup);
+  const uint32_t j = threadIdx.x, end = static_cast<uint32_t>(match.end), length = static_cast<uint32_t>(tokens.length);
   if (j < p.lookup.k) {
-    const bool read = j < readable_drafts(found, tokens.length, count, p.lookup);
+    const bool read = j < readable_drafts(match, tokens.length, count, p.lookup);
     p.draft_token_ids.set(i, j, read ? tokens[static_cast<int32_t>(draft_source(end, length, j))] : unused);
     if (p.draft_costs.data != nullptr) {
-      const CostsByMatch costs{p.lookup.match_costs, found.len};
+      const CostsByMatch costs{p.lookup.match_costs, match.len};
       p.draft_costs.data[i * p.draft_costs.stride + j] = j < count ? costs[j] : kNoCost;
     }
   }
   if (j == 0) {
     p.num_draft_tokens[i] = static_cast<int32_t>(count);
-    p.match_len[i] = reported_len(found, count);
+    p.match_len[i] = reported_len(match, count);
   }
 }
 

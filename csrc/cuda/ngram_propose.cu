@@ -17,8 +17,8 @@ struct ProposeLookup {
     const auto count = static_cast<int32_t>(live.length);
     return {p.token_ids[live.row], p.token_ids[live.row], count, count};
   }
-  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
-    write_draft(p, i, tokens, found, unused_token(p, i));
+  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence match) const {
+    write_draft(p, i, tokens, match, unused_token(p, i));
   }
   __device__ void settle(int64_t) const {}
 };

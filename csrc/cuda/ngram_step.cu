@@ -21,7 +21,7 @@ struct StepLookup {
   }
   __device__ LiveTokens tokens(int64_t i) const {
     const uint32_t thread = threadIdx.x;
-    if (thread == kWarpSize) block.live = live_row(p, i);  // beside warp 0, whose loads need not wait for these
+    if (thread == kWarpSize) block.live = live_row(p, i);  // in parallel to warp 0: its loads need not wait for these
     if (thread < kWarpSize) {
       const int64_t run = leading_run_by_warp(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
       if (thread == 0) block.num_sampled = discarded(p, i) ? 0 : run;
@@ -34,10 +34,10 @@ struct StepLookup {
             static_cast<int32_t>(a.old_length + a.num_appended)};
   }
   // No block reads the row's end, so it may be written before the others are done.
-  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
-    const Accepted a = accept(p, i, block.live, block.num_sampled);  // again: held all along it costs registers
+  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence match) const {
+    const Accepted a = accept(p, i, block.live, block.num_sampled);  // computed again: keeping it would cost registers
     const uint32_t thread = threadIdx.x;
-    write_draft(p, i, tokens, found, unused_token(p, a));
+    write_draft(p, i, tokens, match, unused_token(p, a));
     if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
     if (thread == 0) {
       p.next_token_ids[i] = a.next_token;

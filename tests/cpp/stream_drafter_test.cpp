@@ -136,7 +136,7 @@ class Model {
     request.settled = length;
     const int64_t slot = row, at = 0;
     request.text.reserve(kCapacity);
-    TakeInParams params{};
+    InsertParams params{};
     params.store = {memory.store.access(),
                     {request.text.data(), 1, kCapacity, kCapacity},
                     &end,
@@ -145,7 +145,7 @@ class Model {
                     {&slot, 8},
                     {&request.scope, 8},
                     1};
-    ngram_npu_cpu_take_in(&params);
+    ngram_npu_cpu_insert_tokens(&params);
   }
 
   std::vector<uint8_t> draft(const std::vector<int32_t>& rows, const std::vector<int32_t>& counts) {
@@ -343,40 +343,28 @@ TEST(StreamDrafterTest, DraftsEqualThoseOfImmediateSteps) {
 // A drafter of one request with the text 1, 2, 3 in row 0. Its lookups only find text of a store.
 class Drafter {
  public:
-  explicit Drafter(StoreAccess store = {}, int64_t lag = 0, int32_t sampled = 1) {
-    std::fill(staging_.begin(), staging_.end(), sampled);  // `sampled` tokens `sampled` per row
-    StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging_.data(), drafts_.data()};
+  explicit Drafter(StoreAccess store) {
+    StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging_.data(), drafts_.data()};
     options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
     options.draft.store = {store, {}, costs_.data(), 40};
     drafter_ = ngram_npu_cpu_stream_make(&options);
+    const int32_t text[] = {1, 2, 3};
+    const StreamBegin begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+    EXPECT_EQ(ngram_npu_cpu_stream_begin(drafter_, &begin), kOk);
   }
   Drafter(const Drafter&) = delete;
   Drafter& operator=(const Drafter&) = delete;
   ~Drafter() { EXPECT_TRUE(free()); }
 
-  void begin(int64_t scope = 0, const std::vector<int32_t>& stop_tokens = {}) {
-    const int32_t text[] = {1, 2, 3};
-    const auto num_stops = static_cast<int64_t>(stop_tokens.size());
-    const StreamBegin begin{0, scope, text, 3, {stop_tokens.data(), num_stops, INT64_MAX, 0, 0, 0, 0, 0}};
-    ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter_, &begin), kOk);
+  StreamJob* step() {
+    const int32_t row = 0;
+    return ngram_npu_cpu_stream_step(drafter_, &row, 1);
   }
-  void end() { ASSERT_EQ(ngram_npu_cpu_stream_end(drafter_, 0), kOk); }
-  StreamJob* step(const std::vector<int32_t>& rows = {0}) {
-    return ngram_npu_cpu_stream_step(drafter_, rows.data(), static_cast<int64_t>(rows.size()));
-  }
-  void run(const std::vector<int32_t>& rows = {0}) { ngram_npu_cpu_stream_run(step(rows)); }
   bool free() const { return ngram_npu_cpu_stream_free(drafter_); }
-
-  // The number of draft tokens of a step of one request.
-  int32_t num_drafts() const {
-    int32_t count = 0;
-    std::memcpy(&count, drafts_.data() + StreamDrafts(1, kDrafts).counts, sizeof count);
-    return count;
-  }
 
  private:
   std::vector<uint8_t> costs_ = std::vector<uint8_t>(kCostRows * store::kStoreCostColumns);
-  std::vector<int32_t> staging_ = std::vector<int32_t>(kRows * (1 + kMost));
+  std::vector<int32_t> staging_ = std::vector<int32_t>(kRows * (1 + kMost), 1);
   std::vector<uint8_t> drafts_ = std::vector<uint8_t>(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
   StreamDrafter* drafter_;
 };
@@ -386,10 +374,9 @@ class Drafter {
 TEST(StreamDrafterTest, JobSkipsAStoreInUse) {
   SharedStore store(kRows, kBlocks, kLineBits);
   Drafter drafter(store.access());
-  drafter.begin();
   store[store::kHeaderBusy] = 1;
   Words before = store;
-  drafter.run();
+  ngram_npu_cpu_stream_run(drafter.step());
   ++before[store::kStatBusy];
   EXPECT_EQ(store, before);
   std::vector<uint32_t> piece(static_cast<size_t>(kStorePieceWords));
@@ -397,47 +384,11 @@ TEST(StreamDrafterTest, JobSkipsAStoreInUse) {
   EXPECT_EQ(store, before);
 }
 
-// A dummy run and a wait for all jobs are not steps of the engine: a request's end may become known only in the next
-// step.
-TEST(StreamDrafterTest, JobWithoutRequestsDoesNotAdvanceTheLag) {
-  for (const std::vector<int32_t>& no_requests : {std::vector<int32_t>{}, {-1}, {kRows}, {1}}) {
-    for (const bool ends : {true, false}) {
-      SharedStore store(kRows, kBlocks, kLineBits);
-      Drafter drafter(store.access(), 1, 2);
-      drafter.begin();
-      drafter.run();
-      for (int i = 0; i < 3; ++i) drafter.run(no_requests);
-      EXPECT_EQ(store.header(store::kStatEntered), 0u) << "rows " << no_requests.size();
-      if (ends) drafter.end();
-      drafter.run(ends ? no_requests : std::vector<int32_t>{0});
-      EXPECT_EQ(store.header(store::kStatEntered), ends ? 0u : 2u) << "rows " << no_requests.size();
-    }
-  }
-}
-
-TEST(StreamDrafterTest, JobWithoutRequestsStoresTextUpToTheStop) {
-  SharedStore store(kRows, kBlocks, kLineBits);
-  Drafter drafter(store.access(), 1, 2);
-  drafter.begin(0, {2});
-  drafter.run({});
-  drafter.run();
-  drafter.end();
-  drafter.run({});
-  EXPECT_EQ(store.header(store::kStatEntered), 1u);
-}
-
-TEST(StreamDrafterTest, TokensOfARowWithoutARequestAreDropped) {
-  SharedStore store(kRows, kBlocks, kLineBits);
-  Drafter drafter(store.access(), 0, 4);
-  for (const bool ended : {false, true}) {
-    if (ended) {
-      drafter.begin(7);
-      drafter.end();
-    }
-    for (int i = 0; i < 3; ++i) drafter.run();
-    EXPECT_EQ(store.header(store::kStatEntered), 0u);
-    EXPECT_EQ(drafter.num_drafts(), 0);
-  }
+TEST(StreamDrafterTest, DrafterWithAPendingJobIsNotFreed) {
+  Drafter drafter({});
+  StreamJob* job = drafter.step();
+  EXPECT_FALSE(drafter.free());
+  ngram_npu_cpu_stream_run(job);
 }
 
 TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
@@ -462,13 +413,6 @@ TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
     EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * cpu::kStreamCatchUpTokens, 3 * (kPrompt + job)));
   }
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
-}
-
-TEST(StreamDrafterTest, DrafterWithAPendingJobIsNotFreed) {
-  Drafter drafter;
-  StreamJob* job = drafter.step();
-  EXPECT_FALSE(drafter.free());
-  ngram_npu_cpu_stream_run(job);
 }
 
 }  // namespace

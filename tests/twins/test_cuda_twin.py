@@ -1,6 +1,6 @@
-"""On the CUDA twin, blocks that share a row run concurrently, results do not depend on their order,
-and code that the twin cannot model does not compile. test_mutants.py checks that no sample has
-races, reads uninitialised shared memory or leaves the tensors."""
+"""On the twin of CUDA: blocks that share a row run concurrently, and the results do not depend on
+their order; code that the twin cannot model does not compile for it. That no sample has races,
+reads uninitialised shared memory or leaves the tensors: test_mutants.py, without a fault."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _library(backend: Backend) -> ctypes.CDLL:
 
 
 @pytest.fixture
-def restored_seed() -> Iterator[None]:
+def as_before() -> Iterator[None]:
     yield
     _library(RESIDENT).ngram_npu_cuda_twin_seed(ctypes.c_uint64(1))
 
@@ -41,7 +41,7 @@ def _meetings() -> tuple[int, int]:
 
 
 def _shared_rows(op: str) -> list[Case]:
-    """Samples in which several blocks share a request."""
+    """The samples in which several blocks share a request."""
     labels = ("few-long", "tile-edges", "workspace", "batch-2049")
     return [
         case
@@ -51,8 +51,8 @@ def _shared_rows(op: str) -> list[Case]:
 
 
 @pytest.mark.parametrize("spec", JOINING, ids=lambda s: s.name)
-def test_blocks_that_share_work_run_concurrently(spec: OpSpec) -> None:
-    """The twin detects a fault between blocks only if they run concurrently."""
+def test_blocks_that_share_work_meet(spec: OpSpec) -> None:
+    """The twin shows a fault between blocks only if they really run concurrently."""
     launches, met = _meetings()
     for case in _shared_rows(spec.name):
         check_case(spec, RESIDENT, case)
@@ -61,10 +61,10 @@ def test_blocks_that_share_work_run_concurrently(spec: OpSpec) -> None:
     assert together > shared / 2
 
 
-@pytest.mark.usefixtures("restored_seed")
+@pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("spec", JOINING, ids=lambda s: s.name)
-def test_order_of_blocks_does_not_change_results(spec: OpSpec, seed: int) -> None:
+def test_any_order_gives_the_same(spec: OpSpec, seed: int) -> None:
     _library(RESIDENT).ngram_npu_cuda_twin_seed(ctypes.c_uint64(seed << 32))
     for case in _shared_rows(spec.name):
         for _ in range(3):
@@ -72,7 +72,7 @@ def test_order_of_blocks_does_not_change_results(spec: OpSpec, seed: int) -> Non
 
 
 @pytest.mark.parametrize("spec", LOOKUPS, ids=lambda s: s.name)
-def test_lengths_that_change_during_lookup_cause_no_fault(spec: OpSpec) -> None:
+def test_lengths_that_change_meanwhile_break_nothing(spec: OpSpec) -> None:
     assert changed_lengths_break(spec, FAST) == ""
 
 
@@ -80,7 +80,7 @@ SPECS = [spec for spec in OPSPECS.values() if HOOKS.device not in spec.no_kernel
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_failed_launch_is_reported(spec: OpSpec) -> None:
+def test_a_failed_launch_is_an_error(spec: OpSpec) -> None:
     assert failed_launch_goes_unnoticed(spec, RESIDENT) == ""
 
 
@@ -102,7 +102,7 @@ void call(int* out) {{ kernel(out); }}
     ("head", "type_", "message"),
     [("", "int", ""), ("template <class T>", "T", "__shared__ in a template is not kept")],
 )
-def test_shared_memory_in_template_does_not_compile(head: str, type_: str, message: str) -> None:
+def test_shared_memory_of_a_template(head: str, type_: str, message: str) -> None:
     done = subprocess.run(
         ["g++", "-std=c++17", "-fsyntax-only", f"-I{INCLUDE}", "-x", "c++", "-"],
         input=KERNEL.format(head=head, type=type_),

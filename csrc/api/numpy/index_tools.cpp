@@ -1,4 +1,4 @@
-// Making, sizing, checking and reading an index, for NgramIndex (python/ngram_npu/index.py).
+// Creates, sizes, checks and reads an index, for NgramIndex (python/ngram_npu/index.py).
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -23,7 +23,7 @@ void index_init(py::handle index, int64_t num_slots) {
   constexpr const char* op = "index_init";
   const api::TensorView view = index_view(op, index, api::Arguments::kWrite);
   if (ngram_npu_cpu_ngram_index_init(static_cast<int32_t*>(view.data), view.sizes[0], num_slots) != kOk) {
-    api::Arguments(op).fail("index", "room for " + std::to_string(num_slots) + " slots and a page",
+    api::Arguments(op).fail("index", "words for " + std::to_string(num_slots) + " slots and a page",
                             std::to_string(view.sizes[0]) + " words");
   }
 }
@@ -63,10 +63,10 @@ py::dict index_statistics(py::handle index) {
   };
   const api::TensorView view = index_view("index_statistics", index, api::Arguments::kRead);
   const auto* words = static_cast<const uint32_t*>(view.data);
-  py::dict found;
+  py::dict statistics;
   // 0 for words beyond the tensor.
-  for (const auto& [name, word] : kWords) found[name] = word < view.sizes[0] ? words[word] : 0;
-  return found;
+  for (const auto& [name, word] : kWords) statistics[name] = word < view.sizes[0] ? words[word] : 0;
+  return statistics;
 }
 
 int64_t steps_to_index(const cpu::IndexPolicy& self, int64_t step, py::handle num_tokens, py::handle num_sampled,

@@ -1,4 +1,4 @@
-// Makes a Python function of an operator, whose schema (schemas.h) gives the arguments' names, types and defaults.
+// Makes a Python function of an operator. Its schema (schemas.h) gives the arguments' names, types and defaults.
 //
 // pybind11's own functions make a string and look it up for each argument that is passed by name, which takes longer
 // than a short lookup. Here a name is compared by address first, since Python interns names in a call.
@@ -39,7 +39,7 @@ std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
     if (text == "True" || text == "False") return py::bool_(text == "True");
     return py::int_(std::stoll(text));
   };
-  std::array<SchemaArgument, kCount> found;
+  std::array<SchemaArgument, kCount> parsed;
   const std::string schema = schema_of(op);
   const size_t end = schema.find(") ->");
   size_t count = 0;
@@ -50,7 +50,7 @@ std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
     if (argument == "*") continue;
     if (count < kCount) {
       const size_t name = argument.rfind(' ') + 1, equals = argument.find('=');
-      SchemaArgument& entry = found[count];
+      SchemaArgument& entry = parsed[count];
       entry.type = argument.substr(0, name - 1);
       if (entry.type == "SymInt") entry.type = "int";
       entry.name = argument.substr(name, equals - name);
@@ -61,7 +61,7 @@ std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
     ++count;
   }
   if (count != kCount) throw std::logic_error(op + ": the schema and the function differ in their arguments");
-  return found;
+  return parsed;
 }
 
 template <auto kFunction>
@@ -83,7 +83,7 @@ class Operator<kFunction> {
 
  private:
   static constexpr size_t kCount = sizeof...(Arguments);
-  using Given = std::array<PyObject*, kCount>;
+  using BoundArguments = std::array<PyObject*, kCount>;
   template <class T>
   using Caster = pybind11::detail::make_caster<T>;
 
@@ -104,22 +104,22 @@ class Operator<kFunction> {
     return nullptr;
   }
 
-  static Given match(PyObject* const* values, size_t positional, PyObject* names) {
-    Given given{};
+  static BoundArguments match(PyObject* const* values, size_t positional, PyObject* names) {
+    BoundArguments bound{};
     if (positional > kCount) fail("expected at most " + std::to_string(kCount) + " arguments");
-    std::copy_n(values, positional, given.begin());
+    std::copy_n(values, positional, bound.begin());
     const size_t named = names == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(names));
     size_t place = positional;
     for (size_t i = 0; i < named; ++i) {
       place = find(PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(i)), place);
-      if (given[place] != nullptr) fail(arguments_[place].name + ": given twice");
-      given[place] = values[positional + i];
+      if (bound[place] != nullptr) fail(arguments_[place].name + ": given twice");
+      bound[place] = values[positional + i];
     }
     for (size_t i = 0; i < kCount; ++i) {
-      if (given[i] == nullptr) given[i] = arguments_[i].default_value;
-      if (given[i] == nullptr) fail(arguments_[i].name + ": missing");
+      if (bound[i] == nullptr) bound[i] = arguments_[i].default_value;
+      if (bound[i] == nullptr) fail(arguments_[i].name + ": missing");
     }
-    return given;
+    return bound;
   }
 
   // Names come in the schema's order in most calls: the search begins where the last one ended.
@@ -137,13 +137,13 @@ class Operator<kFunction> {
   }
 
   template <size_t... kPlaces>
-  static PyObject* run(const Given& given, std::index_sequence<kPlaces...>) {
+  static PyObject* run(const BoundArguments& bound, std::index_sequence<kPlaces...>) {
     std::tuple<Caster<Arguments>...> casters;
-    const std::array<bool, kCount> loaded{std::get<kPlaces>(casters).load(given[kPlaces], true)...};
+    const std::array<bool, kCount> loaded{std::get<kPlaces>(casters).load(bound[kPlaces], true)...};
     const auto wrong = static_cast<size_t>(std::find(loaded.begin(), loaded.end(), false) - loaded.begin());
     if (wrong < kCount) {
       const SchemaArgument& argument = arguments_[wrong];
-      fail(argument.name + ": expected " + argument.type + ", got " + text_of(given[wrong]));
+      fail(argument.name + ": expected " + argument.type + ", got " + text_of(bound[wrong]));
     }
     if constexpr (std::is_void_v<Result>) {
       kFunction(pybind11::detail::cast_op<Arguments>(std::get<kPlaces>(casters))...);

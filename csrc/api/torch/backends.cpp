@@ -75,13 +75,13 @@ Deferred deferred[kNumDeviceTypes];
 std::mutex deferred_mutex;
 
 void load_deferred(const char* op, int32_t device_type) {
-  Deferred& wanted = deferred[device_type];
-  if (!wanted.pending.load(std::memory_order_acquire)) return;
+  Deferred& library_to_load = deferred[device_type];
+  if (!library_to_load.pending.load(std::memory_order_acquire)) return;
   const std::lock_guard<std::mutex> lock(deferred_mutex);
-  if (!wanted.pending.load(std::memory_order_relaxed)) return;
+  if (!library_to_load.pending.load(std::memory_order_relaxed)) return;
   char error[1024];
-  const int32_t served =
-      ngram_npu_load_backend(wanted.backend.c_str(), device_type, wanted.path.c_str(), error, sizeof(error));
+  const int32_t served = ngram_npu_load_backend(library_to_load.backend.c_str(), device_type,
+                                                library_to_load.path.c_str(), error, sizeof(error));
   if (served < 0) throw std::runtime_error(std::string(op) + ": this device's kernels do not load: " + error);
 }
 
@@ -162,10 +162,10 @@ int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const c
 
 void ngram_npu_defer_backend(const char* backend, int32_t device_type, const char* path) {
   if (device_type < 0 || device_type >= kNumDeviceTypes) return;
-  Deferred& wanted = deferred[device_type];
-  wanted.backend = backend;
-  wanted.path = path;
-  wanted.pending.store(true, std::memory_order_release);
+  Deferred& library_to_load = deferred[device_type];
+  library_to_load.backend = backend;
+  library_to_load.path = path;
+  library_to_load.pending.store(true, std::memory_order_release);
 }
 
 int32_t ngram_npu_has_kernel(const char* op_name, int32_t device_type) {

@@ -32,7 +32,7 @@ Executor torch_executor();
 class Workspace {
  public:
   Workspace() = default;
-  explicit Workspace(void* given) : data_(given) {}
+  explicit Workspace(void* data) : data_(data) {}
   explicit Workspace(Tensor own) : own_(std::move(own)) {
     torch::stable::zero_(*own_);
     data_ = own_->mutable_data_ptr();
@@ -77,12 +77,12 @@ class TorchCall : public api::Arguments {
   static void* tokens(Tensor& tensor) { return tensor.mutable_data_ptr(); }
 
   template <class Op>
-  Workspace workspace(const typename Op::Params& params, const std::optional<api::TensorView>& given) const {
+  Workspace workspace(const typename Op::Params& params, const std::optional<api::TensorView>& workspace) const {
     const int64_t words = kOperator<Op>.workspace_words(device_, &params);
     if (words == 0) return Workspace();
-    if (!given) return Workspace(empty(words));
-    usable_workspace(*given, words);
-    return Workspace(given->data);
+    if (!workspace) return Workspace(empty(words));
+    usable_workspace(*workspace, words);
+    return Workspace(workspace->data);
   }
 
   template <class Op>

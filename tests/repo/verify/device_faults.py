@@ -112,7 +112,7 @@ offsets are read before they are written
 + p.slots.query_start_loc[0];
 counter is not reset
 - if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
-every block settles: &held.last)) return; => &held.last)) {}
+every block settles: &staged.last)) return; => &staged.last)) {}
 no barrier in a grid of one block: if (!is_last_block( => if (gridDim.x > 1 && !is_last_block(
 
 @ csrc/cuda/launch.cuh fast correct_spec_state_

@@ -79,11 +79,11 @@ int32_t Core::new_buffer(uint32_t bytes) {
   NGRAM_TWIN_CHECK(rounded <= budget && top_ <= budget - rounded,
                    "InitBuffer: %u more bytes after %u leave the %u bytes of UB", rounded, top_, budget);
   NGRAM_TWIN_CHECK(buffers_.size() < kMaxBuffers, "InitBuffer: more than %d buffers", kMaxBuffers);
-  Buffer added;
-  added.begin = top_;
-  added.bytes = rounded;
+  Buffer made;
+  made.begin = top_;
+  made.bytes = rounded;
   top_ += rounded;
-  buffers_.push_back(added);
+  buffers_.push_back(made);
   return static_cast<int32_t>(buffers_.size()) - 1;
 }
 
@@ -137,7 +137,7 @@ void Core::issue(Pipe pipe, const char* what) {
   }
   time_[kS] += model_.issue;
   time_[pipe] = std::max(time_[pipe], time_[kS]);
-  // It is issued after everything that S has waited for. Accesses of S itself may still be in flight.
+  // It is issued after everything S has waited for. S has not waited for its own accesses: they may be in flight.
   for (int q = 1; q < kPipes; ++q) clock_[pipe][q] = std::max(clock_[pipe][q], clock_[kS][q]);
   clock_[pipe][pipe] = ++tick_[pipe];
 }
@@ -327,7 +327,7 @@ void collect(std::vector<AccessLog>& logs, std::vector<Interval> AccessLog::* li
 
 // Compares every interval of `a` with every interval of `b` that overlaps it and belongs to another core. Both sorted.
 void check_pairs(const std::vector<Interval>& a, const std::vector<Interval>& b, const char* what) {
-  // The furthest end of all intervals of b up to each one, at which a search may stop.
+  // For each interval of b, the furthest end so far: a search stops there.
   std::vector<uintptr_t> reach(b.size());
   uintptr_t furthest = 0;
   for (size_t i = 0; i < b.size(); ++i) reach[i] = furthest = std::max(furthest, b[i].end);

@@ -5,7 +5,7 @@
 // the operation does; using it (a scalar read, a store to global memory, an index, a reduction) is a fault.
 //
 // The order: each pipe has a clock. Every instruction is one tick, and knows which tick of each other pipe came before
-// it. Using data of another pipe whose tick is not known to be over is a fault: between pipes all order comes from a
+// it. Using data of another pipe is a fault unless its tick is known to be over: between pipes all order comes from a
 // queue or a flag, and nothing from a compiler that inserts them. Within V the build or the chip keeps the order.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace ngram_npu::twin {
 
 enum Pipe : int { kS = 0, kV = 1, kMte2 = 2, kMte3 = 3, kPipes = 4 };
 
-// The model's price of each thing, in cycles of the vector core's clock. By default everything
+// The model's price of each thing, in cycles of the vector core's clock unless stated otherwise. By default everything
 // is free; a caller that wants times sets the prices and names their sources (tools/bench/ops/ascendc_model.py).
 struct CostModel {
   double copy_bytes_per_cycle = 1e9;  // of one core
@@ -206,7 +206,7 @@ class Core {
 struct Outcome {
   std::string fault;        // empty: no fault
   std::vector<Cost> costs;  // per block
-  uint64_t same_line = 0;   // the largest number of copies at one 512-byte line of global memory
+  uint64_t same_line = 0;   // the most copies that cores made at one 512-byte line of global memory
 };
 
 struct Options {

@@ -1,4 +1,4 @@
-// Global memory of a launch: the tensors that it received, and nothing between them.
+// Global memory as a launch sees it: the launch's tensors, and nothing between them.
 #pragma once
 
 #include <cstdarg>
@@ -26,7 +26,7 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
   return buffer;
 }
 
-// `rows` runs of `row_bytes`, `pitch` apart: a tensor whose rows may be slices of a larger buffer. The gaps between
+// `rows` runs of `row_bytes`, `pitch` apart: a tensor with rows that may be slices of a larger buffer. The gaps between
 // rows do not belong to the launch.
 struct Region {
   const char* name;
@@ -48,10 +48,10 @@ struct Interval {
   uintptr_t begin;
   uintptr_t end;
   int32_t core;
-  uint32_t tick;  // of the accessing pipe
+  uint32_t tick;  // of the pipe that made it
 };
 
-// One core's accesses to global memory. Adjacent accesses of one tick are merged.
+// What one core did to global memory. Neighbouring accesses of one tick are kept as one.
 class AccessLog {
  public:
   std::vector<Interval> reads;   // by MTE2

@@ -1,5 +1,5 @@
 // The host twin's counterpart of the device library's header of this name: the part of Ascend C that the kernels use,
-// with the open headers' signatures, and strict. docs/design/ascendc-twin.md lists what it can check and what not.
+// with the open headers' signatures, and strict. docs/design/ascendc-twin.md states what it can and cannot check.
 #pragma once
 
 #include <cmath>
@@ -77,7 +77,7 @@ void unary(const char* what, const AscendC::LocalTensor<D>& dst, const AscendC::
   core.vector_cost(n * std::max(sizeof(D), sizeof(S)));
 }
 
-struct Elementwise {  // an element is poisoned as a whole if one of the operands' is
+struct Elementwise {  // a result's poison from both operands' values and poison: the whole element or none
   template <class T>
   static void shadow(uint8_t* d, const uint8_t*, const uint8_t* as, const uint8_t*, const uint8_t* bs, uint64_t n) {
     for (uint64_t i = 0; i < n; ++i) {

@@ -22,7 +22,7 @@ NGRAM_NPU_ASCENDC_KERNELS(NGRAM_TWIN_KERNEL)
 namespace ngram_npu::twin {
 namespace {
 
-// The tensors behind each operator's Params: the only bytes that a launch may access.
+// The tensors of each operator's Params: the only bytes that a launch may access.
 class Regions {
  public:
   template <class T>
@@ -150,7 +150,7 @@ struct State {
   std::atomic<bool> races_allowed{false};
   std::atomic<int64_t> spans{0};  // of lookups, fewer than planned; 0: as planned
   std::atomic<int64_t> tile_tokens{0};
-  std::atomic<int64_t> cores{0};  // 0: alternate between machines of several sizes
+  std::atomic<int64_t> cores{0};  // 0: cycles through machines of several sizes
   std::atomic<uint64_t> seed{1};
   CostModel model;
 };
@@ -246,7 +246,7 @@ int32_t carry_out(const Params& params) {
 NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
 #undef NGRAM_TWIN_ENTRY_POINT
 
-// Sets the number of vector cores of the machine; 0: alternate between machines of several sizes.
+// Sets the number of vector cores of the machine; 0: machines of several sizes take turns.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
 
 // Overrides how lookups are split: spans per row (fewer than planned) and tokens per tile. 0, 0: as planned.
@@ -390,11 +390,10 @@ std::string plan_of(const std::string& op, const Sizes& sizes, const Machine& ma
 
 }  // namespace
 
-// Writes the plan as JSON, null if the machine cannot run the operator. Returns its bytes, 0 for an operator without
-// kernels.
+// Bytes of the JSON, 0 for an operator without kernels.
 NGRAM_NPU_EXPORT int64_t ngram_npu_ascendc_twin_plan(const char* op, const Sizes* sizes, int64_t vector_cores,
                                                      int64_t ub_bytes, char* text, int64_t bytes) {
-  const std::string json = plan_of(op, *sizes, {vector_cores, ub_bytes});
-  std::snprintf(text, static_cast<size_t>(bytes), "%s", json.c_str());
-  return static_cast<int64_t>(json.size());
+  const std::string json_text = plan_of(op, *sizes, {vector_cores, ub_bytes});
+  std::snprintf(text, static_cast<size_t>(bytes), "%s", json_text.c_str());
+  return static_cast<int64_t>(json_text.size());
 }

@@ -265,7 +265,7 @@ class TPipe {
 
 }  // namespace AscendC
 
-// Global, as in the device's header.
+// Not in AscendC: where the device's header has it.
 inline AscendC::TPipe* GetTPipePtr() {
   NGRAM_TWIN_CHECK(AscendC::TPipe::current() != nullptr, "GetTPipePtr: the kernel has no TPipe");
   return AscendC::TPipe::current();

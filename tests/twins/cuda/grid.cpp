@@ -260,7 +260,7 @@ class Grid {
     thread.late.clear();
   }
 
-  // Before a barrier of the thread's block: other blocks may see the operations much later.
+  // For an order within the thread's own block: other blocks may not see the operations for a long time.
   void finish_atomics_some_time() {
     while (!current_->late.empty() && random_.below(8) != 0) give_way();
     finish_atomics(*current_);
@@ -377,7 +377,7 @@ class Grid {
   void* context_;
   Options options_;
   Random random_;
-  Random barriers_;  // separate, so that exchanges do not change the order of threads
+  Random barriers_;  // of its own: whether something is exchanged changes no order
   Watch watch_{random_};
   uint32_t order_;           // 0: ascending, 1: descending, else: any
   size_t window_;            // the number of blocks under way at once
@@ -467,8 +467,7 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
   t.operand = operand;
   t.site = site;
   if ((mask >> t.lane() & 1u) == 0) {
-    violation(text_of("%s at %s with mask %08x, which does not contain its own lane", name_of(kind),
-                      place_of(site).c_str(), mask));
+    violation(text_of("%s at %s with mask %08x, without its own lane", name_of(kind), place_of(site).c_str(), mask));
   }
   if (kind == Collective::kSync) grid->finish_atomics_some_time();
   t.state = State::kInCollective;
@@ -569,12 +568,12 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void
   note_stream(config.stream);
   gridDim = g;
   blockDim = b;
-  Grid started(config, thread, context, options(), next_seed());
-  grid = &started;
+  Grid made(config, thread, context, options(), next_seed());
+  grid = &made;
   std::string broken;
   {
     const FaultHandlers handlers;
-    broken = started.run();
+    broken = made.run();
   }
   grid = nullptr;
   return broken.empty() ? cudaSuccess : set_error(cudaErrorLaunchFailure, broken);

@@ -36,8 +36,8 @@ void raise_to(uint32_t& value, uint32_t other) { value = std::max(value, other);
 }  // namespace
 
 std::vector<Region>& regions() {
-  static std::vector<Region> list;
-  return list;
+  static std::vector<Region> registered;
+  return registered;
 }
 
 bool& races_are_allowed() {
@@ -140,7 +140,7 @@ void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, ui
                             verb(now.access), memory, reinterpret_cast<void*>(address),
                             writes(now.access) ? "reads as constant" : "writes")};
   }
-  Stamp* target = nullptr;
+  Stamp* slot = nullptr;
   for (int i = 0; i < granule.count; ++i) {
     Stamp& before = granule.stamps[static_cast<size_t>(i)];
     const bool mine = before.block == now.block && before.thread == now.thread;
@@ -154,16 +154,15 @@ void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, ui
     // A read must not replace a recorded write: later accesses must still be compared with that write.
     const bool covered = (before.bytes & ~now.bytes) == 0 && (writes(now.access) || !writes(before.access)) &&
                          is_atomic(before.access) == is_atomic(now.access);
-    if (covered && (mine || (writes(now.access) && ordered(before, thread)))) target = &before;
+    if (covered && (mine || (writes(now.access) && ordered(before, thread)))) slot = &before;
   }
-  if (target == nullptr && granule.count < Granule::kStamps)
-    target = &granule.stamps[static_cast<size_t>(granule.count++)];
-  if (target == nullptr) {
+  if (slot == nullptr && granule.count < Granule::kStamps) slot = &granule.stamps[static_cast<size_t>(granule.count++)];
+  if (slot == nullptr) {
     Stamp& any = granule.stamps[random_.below(Granule::kStamps)];
     if (!writes(now.access) && writes(any.access)) return;
-    target = &any;
+    slot = &any;
   }
-  *target = now;
+  *slot = now;
 }
 
 void Watch::check_bounds(uintptr_t address, size_t bytes, bool is_write) const {
@@ -179,7 +178,7 @@ void Watch::check_bounds(uintptr_t address, size_t bytes, bool is_write) const {
   if (in_a_buffer) {
     throw Violation{text_of("%s %zu bytes at %p, which %s", is_write ? "writes" : "reads", bytes,
                             reinterpret_cast<void*>(address),
-                            is_write ? "is in no tensor that may be written" : "is in no tensor")};
+                            is_write ? "no tensor has that may be written" : "no tensor has")};
   }
 }
 

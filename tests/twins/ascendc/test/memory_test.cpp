@@ -21,7 +21,7 @@ std::function<void()> load(Tensor<int32_t>& memory, uint64_t offset, uint32_t by
   };
 }
 
-TEST(Memory, CopyFromUndocumentedPositionIsReported) {
+TEST(Memory, CopyRequiresADocumentedPosition) {
   Tensor<int32_t> memory(8);
   const auto copied = [&memory](auto buffer) {
     return [&memory, buffer]() mutable {
@@ -37,7 +37,7 @@ TEST(Memory, CopyFromUndocumentedPositionIsReported) {
   EXPECT_FAULT("a TBuf at VECCALC", copied(TBuf<TPosition::VECCALC>()), {memory.region()});
 }
 
-TEST(Memory, CopyOutsideTensorIsReported) {
+TEST(Memory, Bounds) {
   Tensor<int32_t> memory(100);
   EXPECT_CLEAN(load(memory, 0, 400), {memory.region()});
   EXPECT_FAULT("leaves its rows", load(memory, 0, 404), {memory.region()});
@@ -46,15 +46,15 @@ TEST(Memory, CopyOutsideTensorIsReported) {
   EXPECT_FAULT("outside every tensor", load(memory, 0, 400), {});
 }
 
-TEST(Memory, StoreToReadOnlyTensorIsReported) {
+TEST(Memory, ReadOnly) {
   Tensor<int32_t> memory(64);
   const auto kernel = on<int32_t>([&](auto& s) { copy(memory.global(), s.tensor, 64); });
   EXPECT_CLEAN(kernel, {memory.region()});
   EXPECT_FAULT("may only read", kernel, {memory.region(false)});
 }
 
-// A tensor whose rows are slices: the bytes between them do not belong to the launch.
-TEST(Memory, CopyBetweenRowsIsReported) {
+// A tensor with rows that are slices: the bytes between them do not belong to the launch.
+TEST(Memory, Rows) {
   Tensor<int32_t> memory(3 * 16);
   Region rows = memory.region();
   rows.rows = 3;
@@ -66,7 +66,7 @@ TEST(Memory, CopyBetweenRowsIsReported) {
   EXPECT_FAULT("outside every tensor", load(memory, 42, 8), {rows});
 }
 
-TEST(Copies, CopyLimitsAreChecked) {
+TEST(Copies, LengthAndAlignmentAreChecked) {
   Tensor<int32_t> memory(64, 9);
   const std::vector<Region> regions = {memory.region()};
   const auto copied = [&](DataCopyExtParams params, uint32_t read, uint32_t to = 0) {
@@ -86,7 +86,7 @@ TEST(Copies, CopyLimitsAreChecked) {
   EXPECT_FAULT("not aligned to 32", copied({1, 4, 0, 0, 0}, 0, 1), regions);
 }
 
-TEST(Copies, StoreWritesExactlyItsBytes) {
+TEST(Copies, CopyToGlobalMemoryWritesOnlyItsBytes) {
   Tensor<int32_t> memory(8, -1);
   EXPECT_CLEAN(on<int32_t>([&](auto& s) { copy(memory.global(1), s.tensor, 3); }), {memory.region()});
   EXPECT_EQ(memory.values, (std::vector<int32_t>{-1, 1, 1, 1, -1, -1, -1, -1}));
@@ -94,7 +94,7 @@ TEST(Copies, StoreWritesExactlyItsBytes) {
 
 // Even within one block, nothing orders a store by MTE3 before a later load by MTE2 or S, nor a load before a later
 // store.
-TEST(Memory, LoadsAndStoresOfOneBlockNeedFlags) {
+TEST(Memory, BlockMustOrderItsOwnAccesses) {
   Tensor<int32_t> memory(64);
   const auto kernel = [&](const std::function<void()>& between, bool by_scalar) {
     return [&memory, between, by_scalar] {
@@ -130,7 +130,7 @@ TEST(Memory, LoadsAndStoresOfOneBlockNeedFlags) {
   EXPECT_CLEAN(stored_after_load(order<HardEvent::S_MTE3>), {memory.region()});
 }
 
-TEST(ScalarCache, OldCopyIsReported) {
+TEST(ScalarCache, StaleCopyIsReported) {
   Tensor<int32_t> memory(64, 5);
   const auto kernel = [&](bool read_before) {
     return [&memory, read_before] {
@@ -148,7 +148,7 @@ TEST(ScalarCache, OldCopyIsReported) {
   EXPECT_CLEAN(kernel(false), {memory.region()});
 }
 
-TEST(ScalarCache, PointerAccessIsChecked) {
+TEST(ScalarCache, Pointers) {
   Tensor<int32_t> memory(64, 5);
   const GmPointer<int32_t> pointer = memory.pointer();
   EXPECT_CLEAN(
@@ -162,9 +162,9 @@ TEST(ScalarCache, PointerAccessIsChecked) {
   EXPECT_FAULT("a scalar store", [&] { pointer[0] = 1; }, {memory.region()});
 }
 
-TEST(Blocks, BlocksThatShareBytesAreReported) {
+TEST(Blocks, RacesAreReported) {
   Tensor<int32_t> memory(256);
-  // Each block writes its 64 elements, and possibly some of the next block's, and reads its own or the next block's.
+  // Every block writes its own 64 elements, or some of its neighbour's too; and reads its own or its neighbour's.
   const auto kernel = [&](uint32_t written, uint64_t read) {
     return [&memory, written, read] {
       Scratch<int32_t> s(128);
@@ -181,7 +181,7 @@ TEST(Blocks, BlocksThatShareBytesAreReported) {
 }
 
 // For launches on class-B input: blocks and pipes may race, but must stay inside the tensors.
-TEST(Blocks, AllowedRacesStayInsideTensors) {
+TEST(Blocks, AllowedRacesMustStayInsideTheTensors) {
   Tensor<int32_t> memory(256);
   const auto fault = [&](uint32_t written, bool allowed) {
     Options options;
@@ -202,7 +202,7 @@ TEST(Blocks, AllowedRacesStayInsideTensors) {
   EXPECT_NE(fault(264, true).find("leaves its rows"), std::string::npos);
 }
 
-TEST(Blocks, BlocksRunShuffledOnThreads) {
+TEST(Blocks, RunShuffledOnThreads) {
   std::mutex mutex;
   std::vector<int64_t> order;
   std::vector<std::thread::id> threads;

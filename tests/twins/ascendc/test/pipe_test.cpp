@@ -9,7 +9,7 @@ using AscendC::Duplicate;
 using AscendC::SetFlag;
 using AscendC::WaitFlag;
 
-TEST(Buffers, AccessOutsideTensorIsReported) {
+TEST(Buffers, Bounds) {
   EXPECT_CLEAN(on<int32_t>([](auto&) {}));
   EXPECT_FAULT("of a tensor of 256 bytes", on<int32_t>([](auto& s) { Duplicate(s.tensor, 0, 65); }));
   EXPECT_FAULT("of a tensor of 256 bytes",
@@ -19,7 +19,7 @@ TEST(Buffers, AccessOutsideTensorIsReported) {
   EXPECT_FAULT("LocalTensor[65] of 64", on<int32_t>([](auto& s) { s.tensor[65]; }));
 }
 
-TEST(Buffers, BuffersBeyondUbAreReported) {
+TEST(Buffers, Budget) {
   constexpr uint32_t budget = kChip.ub_bytes - kChip.ub_reserved_bytes;
   const auto kernel = [](uint32_t bytes) {
     return [bytes] {
@@ -47,32 +47,7 @@ TEST(Buffers, BuffersBeyondUbAreReported) {
   EXPECT_FAULT("a second one", with([](TPipe&, auto&) { TPipe two; }));
 }
 
-void pass_through_queue(In& queue, Tensor<int32_t>& memory) {
-  LocalTensor<int32_t> filling = queue.AllocTensor<int32_t>();
-  copy(filling, memory.global(), 64);
-  queue.EnQue(filling);
-  LocalTensor<int32_t> full = queue.DeQue<int32_t>();
-  Add(full, full, full, 64);
-  queue.FreeTensor(full);
-}
-
-TEST(Buffers, QueueBuffersAreReused) {
-  Tensor<int32_t> memory(64);
-  const auto with = [&](const std::function<void(In&)>& steps) {
-    return [&memory, steps] {
-      TPipe pipe;
-      In queue;
-      pipe.InitBuffer(queue, 2, 256);
-      for (int i = 0; i < 5; ++i) pass_through_queue(queue, memory);
-      steps(queue);
-    };
-  };
-  const std::vector<Region> regions = {memory.region()};
-  EXPECT_CLEAN(with([](In&) {}), regions);
-  EXPECT_FAULT("never freed", with([](In& q) { q.AllocTensor<int32_t>(); }), regions);
-}
-
-TEST(Buffers, QueueMisuseIsReported) {
+TEST(Buffers, QueueMisuse) {
   const auto with = [](const auto& steps) {
     return [steps] {
       TPipe pipe;
@@ -104,6 +79,7 @@ TEST(Buffers, QueueMisuseIsReported) {
                  q.EnQue(t);
                  q.FreeTensor(t);
                }));
+  EXPECT_FAULT("never freed", with_one([](In&, auto&) {}));
   EXPECT_FAULT("never freed", with_one([](In& q, auto& t) { q.EnQue(t); }));  // left in the queue
   EXPECT_FAULT("empty queue", with([](In& q) { q.DeQue<int32_t>(); }));
   EXPECT_FAULT("its depth of 2", with([](In& q) {
@@ -127,8 +103,8 @@ TEST(Buffers, QueueMisuseIsReported) {
   });
 }
 
-// UseOfUncomputedValueIsReported may be moved, but not used.
-TEST(Buffers, UseOfUncomputedValueIsReported) {
+// Poison may be moved, but not used.
+TEST(Buffers, Poison) {
   EXPECT_FAULT("nothing has computed", on<int32_t>([](auto& s) { value_of(s.tensor, 0); }, false));
   const auto added = [](int32_t known, uint32_t read) {
     return on<int32_t>(
@@ -168,7 +144,7 @@ TEST(Buffers, UseOfUncomputedValueIsReported) {
 }
 
 // Bits that a mask clears are known, even if the operand was poison.
-TEST(Buffers, PoisonFollowsBitOperations) {
+TEST(Buffers, PoisonByBit) {
   const auto kernel = [](uint16_t mask, bool use_or) {
     return [mask, use_or] {
       Scratch<uint16_t> s(16, false);
@@ -190,11 +166,11 @@ TEST(Buffers, PoisonFollowsBitOperations) {
         },
         false);
   };
-  EXPECT_CLEAN(moved(32));  // a shift brings zeros in
+  EXPECT_CLEAN(moved(32));  // a shift inserts zeros
   EXPECT_FAULT("nothing has computed", moved(31));
 }
 
-TEST(Buffers, MisalignedOperandIsReported) {
+TEST(Buffers, Alignment) {
   const auto added = [](uint32_t to, uint32_t from) {
     return on<int32_t>([=](auto& s) { Add(s.tensor[to], s.tensor[from], s.tensor[from], 8); });
   };
@@ -218,9 +194,9 @@ class Order : public testing::Test {
       second(*this, s.tensor);
     };
   }
-  // Only a flag of that event orders the two steps.
+  // Only a flag of that event orders them.
   template <HardEvent event>
-  void expect_needs(const char* message, Step first, Step second) {
+  void need(const char* message, Step first, Step second) {
     EXPECT_FAULT(message, steps(first, [] {}, second), regions);
     EXPECT_CLEAN(steps(first, order<event>, second), regions);
   }
@@ -235,32 +211,32 @@ class Order : public testing::Test {
   std::vector<Region> regions{memory.region(false), target.region()};
 };
 
-TEST_F(Order, PipesNeedFlags) {
-  expect_needs<HardEvent::MTE2_V>("pipe V reads what pipe MTE2 wrote", copy_in, compute);
-  expect_needs<HardEvent::V_MTE3>("pipe MTE3 reads what pipe V wrote", compute, copy_out);
-  expect_needs<HardEvent::MTE2_MTE3>("pipe MTE3 reads what pipe MTE2 wrote", copy_in, copy_out);
-  expect_needs<HardEvent::V_MTE2>("pipe MTE2 overwrites what pipe V", compute, copy_in);
-  expect_needs<HardEvent::MTE3_V>("pipe V overwrites what pipe MTE3 reads", copy_out, compute);
-  expect_needs<HardEvent::MTE3_MTE2>("pipe MTE2 overwrites what pipe MTE3 reads", copy_out, copy_in);
+TEST_F(Order, BetweenPipes) {
+  need<HardEvent::MTE2_V>("pipe V reads what pipe MTE2 wrote", copy_in, compute);
+  need<HardEvent::V_MTE3>("pipe MTE3 reads what pipe V wrote", compute, copy_out);
+  need<HardEvent::MTE2_MTE3>("pipe MTE3 reads what pipe MTE2 wrote", copy_in, copy_out);
+  need<HardEvent::V_MTE2>("pipe MTE2 overwrites what pipe V", compute, copy_in);
+  need<HardEvent::MTE3_V>("pipe V overwrites what pipe MTE3 reads", copy_out, compute);
+  need<HardEvent::MTE3_MTE2>("pipe MTE2 overwrites what pipe MTE3 reads", copy_out, copy_in);
   EXPECT_CLEAN(steps(compute, [] {}, compute), regions);  // within V the build or the chip keeps the order
 }
 
-TEST_F(Order, ScalarStoresNeedFlags) {
-  expect_needs<HardEvent::S_V>("pipe V reads what pipe S wrote", scalar_write, compute);
-  expect_needs<HardEvent::S_MTE3>("pipe MTE3 reads what pipe S wrote", scalar_write, copy_out);
-  expect_needs<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S wrote", scalar_write, copy_in);
-  expect_needs<HardEvent::MTE3_S>("pipe S overwrites what pipe MTE3 reads", copy_out, scalar_write);
+TEST_F(Order, ScalarStores) {
+  need<HardEvent::S_V>("pipe V reads what pipe S wrote", scalar_write, compute);
+  need<HardEvent::S_MTE3>("pipe MTE3 reads what pipe S wrote", scalar_write, copy_out);
+  need<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S wrote", scalar_write, copy_in);
+  need<HardEvent::MTE3_S>("pipe S overwrites what pipe MTE3 reads", copy_out, scalar_write);
 }
 
 // The kernels order these themselves, although the compiler would by --cce-auto-sync.
-TEST_F(Order, ScalarLoadsNeedFlags) {
-  expect_needs<HardEvent::V_S>("pipe S reads what pipe V wrote", compute, scalar_read);
-  expect_needs<HardEvent::MTE2_S>("pipe S reads what pipe MTE2 wrote", copy_in, scalar_read);
-  expect_needs<HardEvent::S_V>("pipe V overwrites what pipe S reads", scalar_read, compute);
-  expect_needs<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S reads", scalar_read, copy_in);
+TEST_F(Order, ScalarLoads) {
+  need<HardEvent::V_S>("pipe S reads what pipe V wrote", compute, scalar_read);
+  need<HardEvent::MTE2_S>("pipe S reads what pipe MTE2 wrote", copy_in, scalar_read);
+  need<HardEvent::S_V>("pipe V overwrites what pipe S reads", scalar_read, compute);
+  need<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S reads", scalar_read, copy_in);
 }
 
-TEST_F(Order, FlagOfOtherPipesDoesNotOrder) {
+TEST_F(Order, WrongFlagDoesNotOrder) {
   EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_MTE2>, compute), regions);
   // If S waited for V, MTE2's data is still unordered; if it waited for MTE2, all that it issues next is ordered.
   EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_S>, compute), regions);
@@ -288,7 +264,7 @@ TEST_F(Order, FlagOfOtherPipesDoesNotOrder) {
       regions);
 }
 
-TEST_F(Order, QueueOrdersCopyAndVector) {
+TEST_F(Order, Queues) {
   const auto kernel = [this](bool through_the_queue) {
     return [this, through_the_queue] {
       TPipe pipe;
@@ -334,7 +310,7 @@ TEST_F(Order, QueueOrdersCopyAndVector) {
       regions);
 }
 
-TEST_F(Order, FlagMisuseIsReported) {
+TEST_F(Order, Flags) {
   const auto in_pipe = [](const std::function<void()>& steps) {
     return [steps] {
       TPipe pipe;

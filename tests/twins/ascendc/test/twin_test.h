@@ -1,4 +1,4 @@
-// Helpers for kernels with one fault each, and for the corresponding correct ones.
+// Helpers for kernels that are each wrong in one way, and for the correct ones that they are compared with.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ class Tensor {
         "tensor", reinterpret_cast<uintptr_t>(values.data()), 1, values.size() * sizeof(T), values.size() * sizeof(T),
         writable};
   }
-  // The tensor from an element on, which may lie outside.
+  // From an element on, which may lie outside.
   GlobalTensor<T> global(uint64_t at = 0) {
     GlobalTensor<T> tensor;
     tensor.SetGlobalBuffer(GmPointer<T>(uint64_t{reinterpret_cast<uintptr_t>(values.data())} + at * sizeof(T)), 0);
@@ -42,10 +42,8 @@ class Tensor {
 };
 
 inline std::string fault_of(const std::function<void()>& kernel, const std::vector<Region>& regions = {},
-                            int32_t blocks = 1, Cost* cost = nullptr) {
-  const Outcome outcome = run(regions, blocks, kernel, Options());
-  if (cost != nullptr) *cost = outcome.costs[0];
-  return outcome.fault;
+                            int32_t blocks = 1) {
+  return run(regions, blocks, kernel, Options()).fault;
 }
 
 template <HardEvent event>
@@ -55,7 +53,7 @@ void order() {
   AscendC::WaitFlag<event>(id);
 }
 
-// Waits until all pipes have finished.
+// All pipes have done all that was issued before.
 inline void settle() {
   order<HardEvent::V_S>();
   order<HardEvent::MTE2_S>();
@@ -103,16 +101,16 @@ struct Scratch {
   LocalTensor<U> more(uint32_t len, bool filled = true) {
     TBuf<TPosition::VECIN> buffer;
     pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
-    LocalTensor<U> local = buffer.template Get<U>();
-    if (filled) fill_in(local, len);
+    LocalTensor<U> allocated = buffer.template Get<U>();
+    if (filled) fill_in(allocated, len);
     settle();
-    return local;
+    return allocated;
   }
   TPipe pipe;
   LocalTensor<T> tensor;
 };
 
-// Returns a kernel that uses 64 elements.
+// A kernel that uses 64 elements.
 template <class T, class Use>
 std::function<void()> on(const Use& use, bool filled = true) {
   return [=] {
@@ -124,8 +122,8 @@ std::function<void()> on(const Use& use, bool filled = true) {
 }  // namespace ngram_npu::twin
 
 #define EXPECT_CLEAN(...) EXPECT_EQ(::ngram_npu::twin::fault_of(__VA_ARGS__), "")
-#define EXPECT_FAULT(message, ...)                                                    \
-  do {                                                                                \
-    const std::string fault = ::ngram_npu::twin::fault_of(__VA_ARGS__);               \
-    EXPECT_NE(fault.find(message), std::string::npos) << "fault: \"" << fault << '"'; \
+#define EXPECT_FAULT(message, ...)                                         \
+  do {                                                                     \
+    const std::string fault = ::ngram_npu::twin::fault_of(__VA_ARGS__);    \
+    EXPECT_NE(fault.find(message), std::string::npos) << "got: " << fault; \
   } while (false)

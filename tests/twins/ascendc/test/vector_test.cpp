@@ -50,7 +50,7 @@ void check_scalar(Scalar<T> call, T a, T b, T expected) {
   });
 }
 
-TEST(Vector, ArithmeticWrapsAndShifts) {
+TEST(Vector, Arithmetic) {
   check_binary<int32_t>(AscendC::Add, 7, -9, -2);
   check_binary<int32_t>(AscendC::Add, INT32_MAX, 1, INT32_MIN);
   check_binary<int32_t>(AscendC::Sub, INT32_MIN, 1, INT32_MAX);
@@ -74,7 +74,7 @@ TEST(Vector, ArithmeticWrapsAndShifts) {
   });
 }
 
-TEST(Vector, BadOperandsAreReported) {
+TEST(Vector, Operands) {
   EXPECT_FAULT("a count of 0", on<int32_t>([](auto& s) { AscendC::Add(s.tensor, s.tensor, s.tensor, 0); }));
   EXPECT_FAULT("overlap", on<int32_t>([](auto& s) { AscendC::Adds(s.tensor[8], s.tensor, 1, 9); }));
   EXPECT_CLEAN(on<int32_t>([](auto& s) { AscendC::Adds(s.tensor[8], s.tensor, 1, 8); }));
@@ -105,7 +105,7 @@ TEST(Vector, Compare) {
 }
 
 // The result bit of a poisoned element is poison; its neighbours in the byte are not.
-TEST(Vector, ComparePoisonsSingleBits) {
+TEST(Vector, ComparePoison) {
   const auto kernel = [](uint8_t mask) {
     return [mask] {
       Scratch<int32_t> s(64, false);
@@ -209,7 +209,7 @@ TEST(Vector, Reduce) {
   EXPECT_FAULT("nothing has computed", on<float>([reduced](auto& s) { value_of(reduced(s), 0); }));
 }
 
-TEST(ScalarUnit, BitScansAndRounding) {
+TEST(ScalarUnit, BitsAndRounding) {
   EXPECT_EQ(AscendC::ScalarGetSFFValue<1>(0x28), 3);
   EXPECT_EQ(AscendC::ScalarGetSFFValue<0>(0x27), 3);
   EXPECT_EQ(AscendC::ScalarGetSFFValue<1>(0), -1);

@@ -65,9 +65,9 @@ void atomic_without_result(void* address, int bytes, Apply apply, uint64_t opera
 #define __global__
 #define __launch_bounds__(...)
 #define __grid_constant__
-// One copy in a separate section: the model knows where shared memory lies, and swaps it when it swaps blocks. In a
+// One copy in a section of its own: the model knows where shared memory lies, and swaps it when it swaps blocks. In a
 // template the compiler ignores the section, and all blocks would share one copy, so that does not compile. Declare a
-// kernel template's shared memory in a separate function.
+// kernel template's shared memory in a function of its own.
 #define __shared__                                                                                                 \
   static_assert(twin::keeps_shared_memory(__PRETTY_FUNCTION__), "__shared__ in a template is not kept per block"); \
   static __attribute__((section(NGRAM_TWIN_SHARED_SECTION)))
@@ -257,8 +257,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  auto call = [&, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
-    std::apply(kernel, values);  // each thread has its own copy
+  auto call = [&, given = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+    std::apply(kernel, given);  // each thread has its own copy
   };
   return twin::launch(*config, [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
 }
