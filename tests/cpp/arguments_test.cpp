@@ -46,14 +46,14 @@ class ViewCall : public api::Arguments {
   struct Output {};
   using Arguments::Arguments;
 
-  TensorView operator()(const char* name, In given) const {
+  TensorView view(const char* name, In given) const {
     TensorView named = given;
     named.name = name;
     return named;
   }
-  std::optional<TensorView> operator()(const char* name, Optional given) const {
+  std::optional<TensorView> view(const char* name, Optional given) const {
     if (given == nullptr) return std::nullopt;
-    return (*this)(name, *given);
+    return view(name, *given);
   }
   static Output empty(int64_t) { return {}; }
   static Output empty(int64_t, int64_t) { return {}; }

@@ -13,7 +13,7 @@ from ngram_npu.config import INDEX_POLICY
 @pytest.fixture(autouse=True)
 def _index_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests have few tokens, which would be scanned instead."""
-    monkeypatch.setattr(INDEX_POLICY, "scanned_tokens", -1)
+    monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", -1)
 
 
 @pytest.fixture(autouse=True)

@@ -202,20 +202,20 @@ def test_forget_absent_keeps_recent_requests() -> None:
     first, second = step(0, 10), step(1, 10)
     for length in range(11, 30):  # a row that grows is recognized without a search
         assert step(1, length) == second
-    assert recognizer.forget_absent(20).tolist() == []
+    assert recognizer.free_absent_slots(20).tolist() == []
     step(1, 30)
-    assert recognizer.forget_absent(20).tolist() == [first]
+    assert recognizer.free_absent_slots(20).tolist() == [first]
     third = step(2, 10)
-    assert recognizer.forget_absent(0).tolist() == [second]
-    assert recognizer.forget_absent(0).tolist() == []
+    assert recognizer.free_absent_slots(0).tolist() == [second]
+    assert recognizer.free_absent_slots(0).tolist() == []
     assert step(2, 11) == third
 
 
 def test_forget_absent_clears_all_absent_requests() -> None:
     recognizer = RowRecognizer(num_slots=8)
     slots = [_assign_row(recognizer, _row(100 * i), 10)[0] for i in range(4)]
-    assert sorted(recognizer.forget_absent(0).tolist()) == sorted(slots[:3])
-    assert recognizer.forget_absent(0).tolist() == []
+    assert sorted(recognizer.free_absent_slots(0).tolist()) == sorted(slots[:3])
+    assert recognizer.free_absent_slots(0).tolist() == []
     assert [_assign_row(recognizer, _row(100 * i), 11)[1] for i in range(4)] == [True] * 3 + [False]
 
 
@@ -286,7 +286,7 @@ def test_copy_is_independent() -> None:
     first, row = RowRecognizer(num_slots=4), _row()
     _assign_row(first, row, 50)
     second = copy.copy(first)
-    assert first.forget_absent(0).tolist() == []
+    assert first.free_absent_slots(0).tolist() == []
     _assign_row(first, row[:, ::-1].copy(), 50)
     assert not _assign_row(second, row, 51)[1]
     assert first.row_slots.tolist() != second.row_slots.tolist()
@@ -315,4 +315,4 @@ def test_number_out_of_range_raises() -> None:
     with pytest.raises(ValueError, match=r"^RowRecognizer: num_slots: expected 0 to "):
         RowRecognizer(num_slots=-1)
     with pytest.raises(ValueError, match=r"^RowRecognizer: steps: expected 0 to "):
-        RowRecognizer(num_slots=1).forget_absent(-1)
+        RowRecognizer(num_slots=1).free_absent_slots(-1)

@@ -156,7 +156,7 @@ def catch_up(
     """Returns the results of ``index_catch_up``, and each slot's number of tokens afterwards."""
     token_ids, lengths, slots, counts = rows
     policy = _C.IndexPolicy()
-    policy.least_tokens, policy.prompt_tokens = minimum, prompt
+    policy.min_index_budget, policy.prefill_index_budget = minimum, prompt
     arguments = policy, token_ids, lengths, index.tensor, slots, counts
     looked_up, behind = _C.index_catch_up(*arguments, 2, 4, 0, False, False, steps)
     header, slot_words, length = 64, 48, 1
@@ -221,7 +221,7 @@ def test_catch_up_accepts_any_lengths_and_slots() -> None:
 
 def test_steps_with_few_tokens_are_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens in total or per row are scanned. A ladder is not, because its scan differs."""
-    monkeypatch.setattr(INDEX_POLICY, "scanned_tokens", 1280)
+    monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", 1280)
     token_ids = np.random.default_rng(0).integers(0, 9, (200, 1300), np.int32)
     for rows, length, is_scanned in (
         (1, 1280, True),
@@ -265,7 +265,7 @@ def test_drafts_equal_those_of_a_scan_while_prompts_are_caught_up(match_policy: 
 def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limited number of tokens per step, in row order. After that a step only appends, also for a
     request that was preempted and prefills again."""
-    monkeypatch.setattr(INDEX_POLICY, "prompt_tokens", 150)
+    monkeypatch.setattr(INDEX_POLICY, "prefill_index_budget", 150)
     tokens = np.random.default_rng(0).integers(0, 9, (2, 400)).tolist()
     engine, scan = (V1(length=400, engine=name) for name in ("index", "scan"))
     for each in engine, scan:
@@ -294,7 +294,7 @@ def test_slot_of_an_absent_request_is_cleared_for_the_next_one() -> None:
 
 
 def long_proposer(blocks: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 32768)
+    monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 32768)
     vllm_config = config(method="custom_class", engine="index", rows=8, length=6000)
     vllm_config.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
     return NgramProposer(vllm_config)
@@ -340,7 +340,7 @@ def test_requests_of_alternating_batches_keep_their_memory(
 
 
 def test_index_is_updated_while_no_drafts_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 32768)
+    monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 32768)
     token_ids = np.random.default_rng(0).integers(0, 9, (2, 400), np.int32)
     lengths = np.array([200, 210], np.int32)
     proposer: Any = StockNgramProposer(config(method="ngram", engine="index", length=400))
