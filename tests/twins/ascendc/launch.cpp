@@ -174,14 +174,14 @@ void account(const Outcome& outcome) {
 }
 
 // On a small device, small tensors exercise what only large tensors would on a large one: several tiles, passes and
-// blocks. A plan that does not fit one machine gets the next larger one.
+// blocks. A plan that does not fit one device gets the next larger one.
 template <class Params>
 ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed, ascendc::DeviceProperties& device) {
   constexpr int64_t kCores[] = {1, 2, 7, 8, 40, 48};
   constexpr int64_t kUbBytes[] = {12 * 1024, 16 * 1024, 48 * 1024, kChip.ub_bytes};
   const int64_t varied = kCores[seed / std::size(kUbBytes) % std::size(kCores)];
   for (size_t size = cores > 0 ? std::size(kUbBytes) - 1 : seed % std::size(kUbBytes);; ++size) {
-    machine = {cores > 0 ? cores : varied, kUbBytes[size]};
+    device = {cores > 0 ? cores : varied, kUbBytes[size]};
     if (cores == 0 && seed % 3 != 0) device.min_items_per_core = static_cast<int64_t>(seed % 3);
     const ascendc::LaunchPlan plan = ascendc::plan(params, device);
     if (plan.status == kOk || size + 1 == std::size(kUbBytes)) return plan;
