@@ -249,7 +249,7 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
   Model model(tables, visibility, lag);
   Memory memory(visibility);
   std::vector<int32_t> staging(kRows * (1 + kMost));
-  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).end));
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).total_bytes));
   StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
   options.draft.lookup.propose.lookup = tables.lookup;
   options.draft.lookup.index = memory.index.access();
@@ -311,7 +311,7 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
       ASSERT_NE(job, nullptr);
       results.emplace_back(model.step(rows, sampled), std::vector<uint8_t>());
       auto* actual = &results.back().second;
-      const auto bytes = StreamDraftLayout(static_cast<int64_t>(rows.size()), kDrafts).end;
+      const auto bytes = StreamDraftLayout(static_cast<int64_t>(rows.size()), kDrafts).total_bytes;
       stream.add([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
       stream.add([=] { ngram_npu_cpu_stream_run(job); });
       stream.add([=, &drafts] { actual->assign(drafts.begin(), drafts.begin() + bytes); });
@@ -365,7 +365,8 @@ class Drafter {
  private:
   std::vector<uint8_t> costs_ = std::vector<uint8_t>(kCostRows * store::kStoreCostColumns);
   std::vector<int32_t> staging_ = std::vector<int32_t>(kRows * (1 + kMost), 1);
-  std::vector<uint8_t> drafts_ = std::vector<uint8_t>(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).end));
+  std::vector<uint8_t> drafts_ =
+      std::vector<uint8_t>(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).total_bytes));
   StreamDrafter* drafter_;
 };
 
@@ -395,7 +396,7 @@ TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
   constexpr int64_t kPrompt = 5000;
   const std::vector<int32_t> text(kPrompt, 3);
   std::vector<int32_t> staging(3 * (1 + kMost), 1);
-  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(3, kDrafts).end));
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(3, kDrafts).total_bytes));
   Index index(3, 64);
   StreamOptions options{3, kPrompt + 100, kMost, 0, {}, staging.data(), drafts.data()};
   options.draft.lookup.propose.lookup = {1, 4, kDrafts, kPrompt, kLatest, true, true, nullptr, 0};
