@@ -12,8 +12,8 @@ struct Avx2 : ScalarLanes {
   using Reg = __m256i;
   static Reg splat(int32_t token) { return _mm256_set1_epi32(token); }
   static uint64_t equal(const int32_t* at, Reg token) {
-    const __m256i found = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
-    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(found, token))));
+    const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(loaded, token))));
   }
 
   static __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }

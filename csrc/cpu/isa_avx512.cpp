@@ -39,9 +39,9 @@ struct Avx512 {
   static constexpr bool kGathers = true;
   static void gather(const uint32_t* words, const void* at, void* out) {
     // Masked with all lanes, because gcc 12 warns about the undefined source of the plain intrinsic.
-    const __m512i found = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), static_cast<__mmask16>(0xffff),
-                                                      _mm512_loadu_si512(at), words, sizeof *words);
-    _mm512_storeu_si512(out, found);
+    const __m512i gathered = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), static_cast<__mmask16>(0xffff),
+                                                         _mm512_loadu_si512(at), words, sizeof *words);
+    _mm512_storeu_si512(out, gathered);
   }
 
   static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {

@@ -83,9 +83,9 @@ TEST(DraftingTest, EqualsTheSequenceOfTheOperators) {
       step.costs = store_costs.data();
       step.cost_limit = 40;
       step.fill = p.lookup.fill;
-      const std::vector<int32_t> own = ids;
+      const std::vector<int32_t> lookup_ids = ids;
       ASSERT_EQ(ngram_npu_cpu_ngram_store_step_(&step, nullptr), kOk);
-      from_store += ids != own;
+      from_store += ids != lookup_ids;
 
       into(got);
       p.draft_token_ids = {wide.data() + 1, kStride, 8};

@@ -218,13 +218,13 @@ void Core::gm_copy(uintptr_t at, uint64_t bytes, bool write) {
 
 ScalarLine& Core::line_of(uintptr_t line) {
   ++cost.scalar_gm;
-  const auto [found, missed] = cache_.try_emplace(line);
+  const auto [entry, missed] = cache_.try_emplace(line);
   if (missed) {
-    gm_->load_line(line, found->second.data);
+    gm_->load_line(line, entry->second.data);
     ++cost.scalar_gm_misses;
   }
   time_[kS] += missed ? model_.scalar_gm_miss : model_.scalar_gm;
-  return found->second;
+  return entry->second;
 }
 
 const uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes) {

@@ -317,21 +317,21 @@ std::string json(const LookupTiling& t) {
 // null where the machine cannot carry the operator out.
 template <class Tiling, class Params>
 std::string described(const Params& params, const DeviceProperties& device) {
-  const LaunchPlan made = plan(params, device);
-  if (made.status != kOk) return "null";
+  const LaunchPlan launch_plan = plan(params, device);
+  if (launch_plan.status != kOk) return "null";
   constexpr const char* kNames[] = {
 #define NGRAM_NPU_NAME(name) #name,
       NGRAM_NPU_ASCENDC_KERNELS(NGRAM_NPU_NAME)
 #undef NGRAM_NPU_NAME
   };
   Tiling tiling;
-  std::memcpy(&tiling, made.args.tiling, sizeof(tiling));
+  std::memcpy(&tiling, launch_plan.args.tiling, sizeof(tiling));
   std::string launches;
-  for (int32_t i = 0; i < made.num_launches; ++i) {
-    launches += std::string(i > 0 ? ", " : "") + "[\"" + kNames[static_cast<size_t>(made.launches[i].kernel)] + "\", " +
-                std::to_string(made.launches[i].blocks) + "]";
+  for (int32_t i = 0; i < launch_plan.num_launches; ++i) {
+    launches += std::string(i > 0 ? ", " : "") + "[\"" + kNames[static_cast<size_t>(launch_plan.launches[i].kernel)] +
+                "\", " + std::to_string(launch_plan.launches[i].blocks) + "]";
   }
-  return "{\"launches\": [" + launches + "], \"workspace_bytes\": " + std::to_string(made.workspace_bytes) +
+  return "{\"launches\": [" + launches + "], \"workspace_bytes\": " + std::to_string(launch_plan.workspace_bytes) +
          ", \"tiling\": " + json(tiling) + "}";
 }
 
@@ -393,7 +393,7 @@ std::string plan_of(const std::string& op, const Sizes& sizes, const DevicePrope
 // Bytes of the JSON, 0 for an operator without kernels.
 NGRAM_NPU_EXPORT int64_t ngram_npu_ascendc_twin_plan(const char* op, const Sizes* sizes, int64_t vector_cores,
                                                      int64_t ub_bytes, char* text, int64_t bytes) {
-  const std::string made = plan_of(op, *sizes, {vector_cores, ub_bytes});
-  std::snprintf(text, static_cast<size_t>(bytes), "%s", made.c_str());
-  return static_cast<int64_t>(made.size());
+  const std::string json_text = plan_of(op, *sizes, {vector_cores, ub_bytes});
+  std::snprintf(text, static_cast<size_t>(bytes), "%s", json_text.c_str());
+  return static_cast<int64_t>(json_text.size());
 }

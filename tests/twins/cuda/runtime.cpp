@@ -15,8 +15,8 @@ char *exchanged = nullptr, *exchanged_with = nullptr;
 int64_t bytes_to_exchange = 0;
 
 uint64_t first_seed() {
-  const char* given = std::getenv("NGRAM_NPU_TWIN_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) << 32 : 1;
+  const char* seed_text = std::getenv("NGRAM_NPU_TWIN_SEED");
+  return seed_text != nullptr ? std::strtoull(seed_text, nullptr, 10) << 32 : 1;
 }
 uint64_t seed = first_seed();
 

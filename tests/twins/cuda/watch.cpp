@@ -27,8 +27,8 @@ uint64_t id_of(uint64_t block, uint32_t thread) { return block << 10 | thread; }
 
 template <class Map, class Key>
 uint32_t at(const Map& map, Key key) {
-  const auto found = map.find(key);
-  return found == map.end() ? 0 : found->second;
+  const auto entry = map.find(key);
+  return entry == map.end() ? 0 : entry->second;
 }
 
 void raise_to(uint32_t& value, uint32_t other) { value = std::max(value, other); }
@@ -36,8 +36,8 @@ void raise_to(uint32_t& value, uint32_t other) { value = std::max(value, other);
 }  // namespace
 
 std::vector<Region>& regions() {
-  static std::vector<Region> given;
-  return given;
+  static std::vector<Region> registered;
+  return registered;
 }
 
 bool& races_are_allowed() {
