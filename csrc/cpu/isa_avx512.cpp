@@ -63,8 +63,7 @@ struct Avx512 {
 
 }  // namespace
 
-Occurrence find_occurrence_avx512(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
-                                  int32_t match_policy) {
+Match find_match_avx512(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
   return find_with<Avx512>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 

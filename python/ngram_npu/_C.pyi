@@ -77,16 +77,17 @@ def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
 def index_statistics(index: _Int32) -> dict[str, int]:
     """Returns the counters of an index; they wrap at 2**32."""
 
-CHUNK: int
+CHUNK_ITEMS: int
 """Number of items in a chunk of :func:`pack_rows`."""
 
 def pack_rows(
-    rows: list[_Int32], firsts: _Int64, least: _Int64, split: int
+    rows: list[_Int32], first_chunks: _Int64, min_items: _Int64, split: int
 ) -> tuple[_Int64, _Int32, int, int]:
-    """Packs rows into chunks of CHUNK items, padded with -1. Returns the chunks' places [C], the
-    chunks [C, CHUNK], the number of chunks of the first ``split`` rows, and the smallest item of
-    the other rows. Row i has the places from firsts[i] on, and space for at least least[i] items.
-    """
+    """Packs rows into chunks of CHUNK_ITEMS items, padded with -1.
+
+    Returns the destination chunk indices [C], the chunks [C, CHUNK_ITEMS], the number of chunks of
+    the first ``split`` rows, and the minimum item of the other rows. Row i is written from chunk
+    first_chunks[i] on and is padded to at least min_items[i] items."""
 
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32:
     """Returns items[begins[i] : begins[i] + counts[i]] for each i, concatenated."""
@@ -94,13 +95,13 @@ def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32:
 class IndexPolicy:
     """Decides when an index is used and how fast it catches up: csrc/cpu/index_policy.h."""
 
-    short_row: int
-    short_context: int
-    scanned_tokens: int
-    prompt_tokens: int
-    least_tokens: int
+    max_scan_row_capacity: int
+    max_scan_context: int
+    max_scan_tokens: int
+    prefill_index_budget: int
+    min_index_budget: int
     steps_to_catch_up: int
-    patience: int
+    max_absent_steps: int
 
     def __init__(self) -> None: ...
     def steps_to_index(
@@ -129,15 +130,15 @@ def index_catch_up(
     """Indexes, before a lookup, some of the tokens of rows that their slots do not contain.
 
     The time spent is 1/32 of a scan of the rows that draft (num_sampled > 0), plus the time that
-    rows without a scan save; at least ``policy.least_tokens`` are indexed. All of this is
-    multiplied by ``steps``. If no row drafts, ``policy.prompt_tokens`` are indexed.
+    rows without a scan save; at least ``policy.min_index_budget`` are indexed. All of this is
+    multiplied by ``steps``. If no row drafts, ``policy.prefill_index_budget`` are indexed.
 
     token_ids [>= B,S]; num_tokens, slot_indices and num_sampled [B]; ``min_n`` and later arguments
     as in ``ngram_index_append_``. Returns the slots for the lookup [B], -1 for rows to scan, and
     the number of rows to scan."""
 
 STORE_BLOCK_TOKENS: int
-STORE_LEAST_BLOCKS_PER_SLOT: int
+STORE_MIN_BLOCKS_PER_SLOT: int
 STORE_COST_COLUMNS: int
 STORE_PIECE_WORDS: int
 STORE_WORDS: dict[str, int]
@@ -158,10 +159,10 @@ def store_statistics(store: _Int32) -> dict[str, int]: ...
 def store_parts(num_slots: int, num_blocks: int, line_bits: int) -> dict[str, tuple[int, int]]:
     """Returns begin and end, in words, of "slots", "heads", "lines", "tokens" and "bytes"."""
 
-def store_take(store: _Int32) -> bool:
+def store_lock(store: _Int32) -> bool:
     """Locks the store for the caller; False if another call holds the lock."""
 
-def store_give_back(store: _Int32) -> None: ...
+def store_unlock(store: _Int32) -> None: ...
 def store_pieces(store: _Int32) -> int: ...
 def store_pack(store: _Int32, piece: int, to: _Int32) -> int | None:
     """Copies a piece of the store to ``to`` [STORE_PIECE_WORDS]. Returns its size in words; None if
@@ -172,7 +173,7 @@ def store_unpack(store: _Int32, piece: int, packed: bytes) -> int:
     fault in STORE_FAULTS or 0."""
 
 def store_clear(store: _Int32, scope: int | None) -> None:
-    """Zeroes the text of a scope; None: of all scopes. The caller holds the lock (store_take)."""
+    """Zeroes the text of a scope; None: of all scopes. The caller holds the lock (store_lock)."""
 
 STREAM_CALLBACK: int
 """Address of the function that runs a job of a StreamDrafter: ``void (*)(void* job)``."""
@@ -226,7 +227,7 @@ class StreamDrafter:
     ) -> None: ...
     def end(self, row: int) -> None: ...
     def step(self, rows: _Int32) -> int: ...
-    def take_back(self) -> None: ...
+    def cancel_job(self) -> None: ...
     def results(self, batch: int) -> tuple[int, int, int, int]:
         """Returns the byte offsets in ``drafts`` of a step's numbers, lengths and costs."""
 
@@ -245,7 +246,7 @@ class RowRecognizer:
         tokens; num_tokens and num_sampled [B]. A row with a length outside 0 to S belongs to no
         request. ValueError: more rows than slots."""
 
-    def forget_absent(self, steps: int) -> _Int32:
+    def free_absent_slots(self, steps: int) -> _Int32:
         """Frees the slots of requests that were absent from the last step and from more than
         ``steps`` steps in a row, and returns these slots."""
 

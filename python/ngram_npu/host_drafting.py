@@ -302,7 +302,7 @@ class HostDrafting:
         try:
             self._stream.run(job)
         except BaseException:
-            self._drafter.take_back()
+            self._drafter.cancel_job()
             raise
         self._has_run = True
 

@@ -97,7 +97,7 @@ class NgramProposer:
             config,
             engine,
             capacity=capacity,
-            short=INDEX_POLICY.short_row,
+            short=INDEX_POLICY.max_scan_row_capacity,
             device_type=device_type,
             prefix="NgramProposer: ",
         )

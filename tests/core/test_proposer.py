@@ -123,11 +123,11 @@ def test_propose_with_index_equals_scan(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("engine", "max_n", "capacity", "uses_index"),
     [
-        ("auto", 5, INDEX_POLICY.short_row, False),
-        ("auto", 5, INDEX_POLICY.short_row + 1, True),
-        ("auto", 9, INDEX_POLICY.short_row + 1, True),
-        ("auto", 10, INDEX_POLICY.short_row + 1, False),
-        ("scan", 5, INDEX_POLICY.short_row + 1, False),
+        ("auto", 5, INDEX_POLICY.max_scan_row_capacity, False),
+        ("auto", 5, INDEX_POLICY.max_scan_row_capacity + 1, True),
+        ("auto", 9, INDEX_POLICY.max_scan_row_capacity + 1, True),
+        ("auto", 10, INDEX_POLICY.max_scan_row_capacity + 1, False),
+        ("scan", 5, INDEX_POLICY.max_scan_row_capacity + 1, False),
         ("index", 5, 700, True),
     ],
 )

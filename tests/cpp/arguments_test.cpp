@@ -46,14 +46,14 @@ class ViewCall : public api::Arguments {
   struct Output {};
   using Arguments::Arguments;
 
-  TensorView operator()(const char* name, In view) const {
-    TensorView named = view;
+  TensorView view(const char* name, In tensor) const {
+    TensorView named = tensor;
     named.name = name;
     return named;
   }
-  std::optional<TensorView> operator()(const char* name, Optional view) const {
-    if (view == nullptr) return std::nullopt;
-    return (*this)(name, *view);
+  std::optional<TensorView> view(const char* name, Optional tensor) const {
+    if (tensor == nullptr) return std::nullopt;
+    return view(name, *tensor);
   }
   static Output empty(int64_t) { return {}; }
   static Output empty(int64_t, int64_t) { return {}; }

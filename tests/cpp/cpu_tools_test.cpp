@@ -80,9 +80,9 @@ TEST(RowRecognizerTest, FreesSlotsOfRequestsAbsentForLongerThanGivenSteps) {
     buffer.put(0, request, 10);
     buffer.assign(&recognizer, {0});
   }
-  EXPECT_EQ(recognizer.forget_absent(1), (Slots{0}));
-  EXPECT_EQ(recognizer.forget_absent(1), (Slots{}));
-  EXPECT_EQ(recognizer.forget_absent(0), (Slots{1}));
+  EXPECT_EQ(recognizer.free_absent_slots(1), (Slots{0}));
+  EXPECT_EQ(recognizer.free_absent_slots(1), (Slots{}));
+  EXPECT_EQ(recognizer.free_absent_slots(0), (Slots{1}));
 }
 
 TEST(RowRecognizerTest, IgnoresRowsWithInvalidLengths) {
@@ -97,7 +97,7 @@ TEST(RowRecognizerTest, IgnoresRowsWithInvalidLengths) {
 
 TEST(IndexPolicyTest, ScansStepsWithFewTokensAndStepsWhoseRowsAreAllBehind) {
   cpu::IndexPolicy policy;
-  policy.scanned_tokens = 1280;
+  policy.max_scan_tokens = 1280;
   EXPECT_EQ(policy.steps_to_index(1, 1280, 1, 0, true), 0);
   EXPECT_EQ(policy.steps_to_index(1, 1281, 1, 0, true), 1);
   EXPECT_EQ(policy.steps_to_index(1, 2000, 200, 0, true), 0);
@@ -120,8 +120,8 @@ TEST(IndexPolicyTest, KeepsAbsentRequestsByMemoryInUse) {
 cpu::CatchUpPlan plan(std::vector<int32_t> num_tokens, std::vector<int32_t> num_sampled, std::vector<int64_t> indexed,
                       int64_t least_tokens, int64_t steps = 1) {
   cpu::IndexPolicy policy;
-  policy.least_tokens = least_tokens;
-  policy.prompt_tokens = 600;
+  policy.min_index_budget = least_tokens;
+  policy.prefill_index_budget = 600;
   const std::vector<int32_t> slots{2, 0, 1};
   return cpu::plan_catch_up(policy, num_tokens.data(), num_sampled.data(), slots.data(), indexed, steps);
 }

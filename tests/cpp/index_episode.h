@@ -71,7 +71,7 @@ class IndexEpisode {
 
  private:
   void draw_ladder() {
-    ladder_.on = true;
+    ladder_.enabled = true;
     look_.min_n = 1;
     look_.max_n = kLadderMaxN;
     look_.match_policy = kLatest;
@@ -149,7 +149,7 @@ class IndexEpisode {
                                    look_.min_n,
                                    look_.max_n,
                                    look_.match_policy,
-                                   ladder_.on,
+                                   ladder_.enabled,
                                    ladder_.costs != nullptr,
                                    {index_.data(), words_, {slot_indices_.data(), 8}},
                                    nullptr};
@@ -170,7 +170,7 @@ class IndexEpisode {
     const int32_t* words = index_.data();
     reached_["page splits"] = words[index::kStatSplits];
     reached_["slots rebuilt for other tokens"] = words[index::kStatRebuildTokens];
-    reached_["slots given up"] = words[index::kStatGivenUp];
+    reached_["slots given up"] = words[index::kStatDisabled];
     reached_["page releases"] += std::max(0, pages_in_use_ - words[index::kHeaderPagesInUse]);
     pages_in_use_ = words[index::kHeaderPagesInUse];
     for (size_t slot = 0; slot < depths_.size(); ++slot) {
@@ -274,7 +274,7 @@ class IndexEpisode {
       reached_["drafts"] += got.count > 0;
       if (corrupt_) {
         if (!within_row(got, t)) return "a draft with tokens that are not in the row";
-      } else if (run > 0 && ladder_.on) {
+      } else if (run > 0 && ladder_.enabled) {
         if (const char* wrong = compare_ladder(i, got, t)) return wrong;
       } else if (!(got == (run > 0 ? expected_draft(t, look_) : no_draft(look_.k)))) {
         return "a draft that differs from the scan's";
@@ -285,7 +285,7 @@ class IndexEpisode {
 
   const char* compare_ladder(int64_t i, const Draft& got, const Tokens& t) {
     const int32_t* const state = state_of(slot_indices_.data()[i]);
-    const bool scanned = state[index::kSlotGivenUp] != 0 || state[index::kSlotLength] < length_of(t);
+    const bool scanned = state[index::kSlotDisabled] != 0 || state[index::kSlotLength] < length_of(t);
     std::vector<uint8_t> paid, other_paid;
     const auto expected = [&](bool knows_outcomes, std::vector<uint8_t>* costs) {
       return expected_ladder_draft(t, look_, static_cast<const uint8_t*>(ladder_.costs), ladder_.cost_limit,

@@ -96,8 +96,8 @@ Tokens crowded_row() {
   index::Key first = 0;
   for (int32_t newest = 0; row.size() < 2 * kPairs; ++newest) {
     for (int32_t before = 0; before < 4096 && row.size() < 2 * kPairs; ++before) {
-      const uint32_t sum =
-          static_cast<uint32_t>(newest) * index::kFactors.of[0] + static_cast<uint32_t>(before) * index::kFactors.of[1];
+      const uint32_t sum = static_cast<uint32_t>(newest) * index::kFactors.values[0] +
+                           static_cast<uint32_t>(before) * index::kFactors.values[1];
       const index::Key key = index::make_key(sum, 0);
       if (row.empty()) first = key;
       const bool same_group = index::line_of(key) / index::kGroupLines == index::line_of(first) / index::kGroupLines;
@@ -119,7 +119,7 @@ TEST_P(IndexTest, SlotOfAFullTableIsNotTriedAgain) {
     if (at > 0) {
       EXPECT_EQ(step.drafts[0], row[at + 1]);
     }
-    EXPECT_EQ(arena[index::kStatGivenUp], 1);
+    EXPECT_EQ(arena[index::kStatDisabled], 1);
     EXPECT_EQ(arena[index::kStatScanFull], static_cast<int32_t>(at) + 1);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0);
   }
@@ -142,7 +142,7 @@ TEST_P(IndexTest, EveryPageIsFreed) {
     const int32_t* const slot = arena.data() + index::kHeaderWords;
     OneRowStep step(row, 0, arena);
     int32_t depth = 0;
-    for (size_t end = 0; end < row.size() && slot[index::kSlotGivenUp] == 0; ++end) {
+    for (size_t end = 0; end < row.size() && slot[index::kSlotDisabled] == 0; ++end) {
       ASSERT_EQ(step.run(&row[end], 1), kOk);
       if (slot[index::kSlotDepth] == depth) continue;
       depth = slot[index::kSlotDepth];
@@ -151,8 +151,8 @@ TEST_P(IndexTest, EveryPageIsFreed) {
       EXPECT_EQ(emptied[index::kHeaderPagesInUse], 0) << pages << " pages, a directory of depth " << depth;
       EXPECT_EQ(emptied.fault(), 0);
     }
-    EXPECT_NE(slot[index::kSlotGivenUp], 0);
-    at_limit += slot[index::kSlotGivenUp] == static_cast<int32_t>(index::kNeverRoom);
+    EXPECT_NE(slot[index::kSlotDisabled], 0);
+    at_limit += slot[index::kSlotDisabled] == static_cast<int32_t>(index::kTableTooLarge);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
     EXPECT_EQ(arena.fault(), 0) << pages << " pages";
   }
@@ -174,7 +174,7 @@ TEST_P(IndexTest, EveryPageOfOutcomesIsFreed) {
     ASSERT_EQ(ngram_npu_cpu_ngram_index_append_(&append, nullptr), kOk);
     ASSERT_EQ(arena.fault(), 0) << pages << " pages";
     const int32_t* const slot = arena.data() + index::kHeaderWords;
-    if (slot[index::kSlotGivenUp] != 0) {
+    if (slot[index::kSlotDisabled] != 0) {
       EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
       ++given_up;
       continue;
@@ -215,7 +215,7 @@ TEST_P(IndexTest, AbandonedSlotIsTriedAgainWithAQuarterMoreMemory) {
       arena[index::kHeaderPagesInUse] = kPages - (pages_before + pages_before / 4 + 2 + more);
       arena[index::kHeaderWords + index::kSlotOptions] =
           static_cast<int32_t>(index::pack_options(2, 4, kEarliest, false, false));
-      arena[index::kHeaderWords + index::kSlotGivenUp] = pages_before;
+      arena[index::kHeaderWords + index::kSlotDisabled] = pages_before;
       OneRowStep step(row, 5, arena);
       ASSERT_EQ(step.run(row.data() + 2, 1), kOk);
       EXPECT_EQ(step.num_draft, 2);

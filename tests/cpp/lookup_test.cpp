@@ -269,11 +269,11 @@ class LookupLanesTest : public testing::Test {
     const int64_t length = length_of(tokens);
     if (length < 2) return;  // callers pass at least two tokens
     for (const int32_t match_policy : {kEarliest, kLatest}) {
-      const Occurrence expected = expected_occurrence(tokens, min_n, max_n, match_policy);
+      const Match expected = expected_match(tokens, min_n, max_n, match_policy);
       for (const Flush flush : kFlushes) {
         int32_t* row = flush == Flush::kEnd ? memory_.data() + memory_.size() - length : memory_.data();
         std::copy(tokens.begin(), tokens.end(), row);
-        const Occurrence got = cpu::find_with<Vec>(row, length, min_n, max_n, match_policy);
+        const Match got = cpu::find_with<Vec>(row, length, min_n, max_n, match_policy);
         ASSERT_TRUE(got.end == expected.end && got.len == expected.len)
             << Vec::kLanes << " lanes, " << (flush == Flush::kEnd ? "end" : "start") << " at a guard, match_policy "
             << match_policy << ", n " << min_n << ".." << max_n << ", row " << testing::PrintToString(tokens)

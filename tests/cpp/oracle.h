@@ -20,8 +20,8 @@ inline int64_t common_suffix(const Tokens& t, int64_t e, int64_t max_n) {
   return len;
 }
 
-inline Occurrence expected_occurrence(const Tokens& t, int64_t min_n, int64_t max_n, int32_t match_policy) {
-  Occurrence best{-1, 0};
+inline Match expected_match(const Tokens& t, int64_t min_n, int64_t max_n, int32_t match_policy) {
+  Match best{-1, 0};
   for (int64_t e = 0; e <= length_of(t) - 2; ++e) {
     const int64_t len = common_suffix(t, e, max_n);
     if (len < min_n) continue;
@@ -45,7 +45,7 @@ inline Draft no_draft(int64_t k) { return {Tokens(static_cast<size_t>(k), -1), 0
 // The tokens after an occurrence, up to the first one for which `takes(j, place)` is false; `place` is its position in
 // the row.
 template <class Takes>
-Draft draft_behind(const Tokens& t, const Occurrence& match, const LookupOptions& o, const Takes& takes) {
+Draft draft_behind(const Tokens& t, const Match& match, const LookupOptions& o, const Takes& takes) {
   Draft draft = no_draft(o.k);
   if (match.len == 0) return draft;
   Tokens grown = t;  // with overlap, the draft is read as if it had been appended
@@ -66,13 +66,13 @@ Draft draft_behind(const Tokens& t, const Occurrence& match, const LookupOptions
 
 // The draft of a row with these tokens, all of them within its capacity.
 inline Draft expected_draft(const Tokens& t, const LookupOptions& o) {
-  const Occurrence match = expected_occurrence(t, o.min_n, o.max_n, o.match_policy);
+  const Match match = expected_match(t, o.min_n, o.max_n, o.match_policy);
   return draft_behind(t, match, o, [](int64_t, int64_t) { return true; });
 }
 
 // The candidate of a ladder: the latest occurrence with the longest match of 1, 2, 4, 8 or 16 tokens.
-inline Occurrence expected_candidate(const Tokens& t) {
-  Occurrence best{-1, 0};
+inline Match expected_candidate(const Tokens& t) {
+  Match best{-1, 0};
   int64_t best_size = 1;
   for (int64_t e = 0; e <= length_of(t) - 2; ++e) {
     const int64_t len = common_suffix(t, e, 16);
@@ -87,7 +87,7 @@ inline Occurrence expected_candidate(const Tokens& t) {
 
 // The outcome byte of the token at `place`.
 inline int64_t expected_outcome(const Tokens& t, int64_t place) {
-  const Occurrence match = expected_candidate({t.begin(), t.begin() + place});
+  const Match match = expected_candidate({t.begin(), t.begin() + place});
   if (match.len == 0) return 0;
   const bool right = t[static_cast<size_t>(match.end + 1)] == t[static_cast<size_t>(place)];
   return (match.len > 15 ? 15 : match.len) * 2 + right;
@@ -97,7 +97,7 @@ inline int64_t expected_outcome(const Tokens& t, int64_t place) {
 // cost of each token.
 inline Draft expected_ladder_draft(const Tokens& t, const LookupOptions& o, const uint8_t* costs, int64_t cost_limit,
                                    bool knows_outcomes, std::vector<uint8_t>* paid) {
-  const Occurrence match = expected_candidate(t);
+  const Match match = expected_candidate(t);
   int64_t total = 0;
   return draft_behind(t, match, o, [&](int64_t j, int64_t place) {
     if (costs == nullptr) return true;

@@ -18,7 +18,7 @@ class StoreEpisode {
       : c_(choices),
         corrupt_(corrupt),
         slots_(c_.from(1, smaller<int64_t>(3, store::kMaxSlots))),
-        blocks_(smaller(slots_ * store::kLeastBlocksPerSlot + c_.below(5), store::kMaxBlocks)),
+        blocks_(smaller(slots_ * store::kMinBlocksPerSlot + c_.below(5), store::kMaxBlocks)),
         bits_(c_.from(1, 6)),
         k_(c_.from(0, 6)),
         words_(store_words(slots_, blocks_, bits_)),
@@ -136,12 +136,12 @@ class StoreEpisode {
     p.cost_limit = c_.from(0, 90);
     const auto* header = reinterpret_cast<const uint32_t*>(store_.data());
     const uint32_t evicted = header[store::kStatEvicted], lost = header[store::kStatLostBlocks],
-                   renumbered = header[store::kStatRenumbered];
+                   renumber_serial = header[store::kStatRenumbered];
     ngram_npu_cpu_ngram_store_step_(&p, nullptr);
     if (corrupt_) return nullptr;
     reached_["entries evicted"] += header[store::kStatEvicted] - evicted;
     reached_["blocks lost"] += header[store::kStatLostBlocks] - lost;
-    reached_["renumbered"] += header[store::kStatRenumbered] - renumbered;
+    reached_["renumber_serial"] += header[store::kStatRenumbered] - renumber_serial;
     for (int64_t row = 0; row < slots_; ++row) {
       for (int64_t j = 0; j < counts_.data()[row]; ++j) {
         if (drafts_[row][j] % kScopes != owner_[static_cast<size_t>(row)]) return "text of another scope was drafted";
@@ -163,8 +163,8 @@ class StoreEpisode {
   Guarded<uint8_t> costs_;
   std::vector<int64_t> owner_;
   uint64_t state_ = 1;
-  Reached reached_ = {{"drafts", 0},     {"entries evicted", 0},   {"blocks lost", 0},
-                      {"renumbered", 0}, {"requests finished", 0}, {"scopes cleared", 0}};
+  Reached reached_ = {{"drafts", 0},          {"entries evicted", 0},   {"blocks lost", 0},
+                      {"renumber_serial", 0}, {"requests finished", 0}, {"scopes cleared", 0}};
 };
 
 }  // namespace ngram_npu::test

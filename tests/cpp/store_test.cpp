@@ -83,7 +83,7 @@ StoreFault fault_after(const std::function<void(const cpu::Store&)>& corrupt) {
 Entry* first_entry(const cpu::Store& store) {
   auto* entries = reinterpret_cast<Entry*>(store.lines);
   for (uint32_t i = 0; i < kLineEntries << store.line_bits; ++i) {
-    if (entries[i].place != 0) return entries + i;
+    if (entries[i].position != 0) return entries + i;
   }
   return nullptr;
 }
@@ -102,7 +102,7 @@ TEST(StoreTest, CheckReportsTheKindOfCorruption) {
               s.head(2)[kHeadScope] = s.head(1)[kHeadScope] + 1;
             }),
             kStoreFaultLink);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->place += 200; }), kStoreFaultPlace);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->position += 200; }), kStoreFaultPlace);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadSerial] = 0; }), kStoreFaultPlace);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state ^= 1u << 20; }), kStoreFaultKey);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state |= 15; }), kStoreFaultCounts);

@@ -34,7 +34,7 @@ struct Request {
   std::vector<int32_t> text;
   int64_t scope = 0, settled = 0, cut = -1;
   std::vector<int32_t> stop_tokens;
-  StreamStop stop{};
+  StopConditions stop{};
 
   bool stops() const {
     const auto size = static_cast<int64_t>(text.size());
@@ -158,8 +158,8 @@ class Model {
       lengths[static_cast<size_t>(r)] = static_cast<int32_t>(from.size());
     }
     for (const int32_t row : rows) scopes.push_back(row >= 0 && row < kRows ? requests_[row].scope : 0);
-    const StreamDrafts at(batch, kDrafts);
-    std::vector<uint8_t> drafts(static_cast<size_t>(at.end));
+    const StreamDraftLayout layout(batch, kDrafts);
+    std::vector<uint8_t> drafts(static_cast<size_t>(layout.total_bytes));
     DraftParams params{};
     NgramProposeParams& p = params.lookup.propose;
     p.token_ids = {text.data(), kRows, kCapacity, kCapacity};
@@ -169,9 +169,9 @@ class Model {
     p.batch = batch;
     p.lookup = tables_.lookup;
     p.draft_token_ids = {drafts.data(), kDrafts, 8};
-    p.num_draft_tokens = reinterpret_cast<int32_t*>(drafts.data() + at.counts);
-    p.match_len = reinterpret_cast<int32_t*>(drafts.data() + at.lengths);
-    p.draft_costs = {drafts.data() + at.costs, kDrafts};
+    p.num_draft_tokens = reinterpret_cast<int32_t*>(drafts.data() + layout.counts_offset);
+    p.match_len = reinterpret_cast<int32_t*>(drafts.data() + layout.lengths_offset);
+    p.draft_costs = {drafts.data() + layout.costs_offset, kDrafts};
     params.lookup.index = memory.index.access();
     params.lookup.catch_up_tokens = -1;
     params.lookup.ladder = tables_.ladder;
@@ -249,7 +249,7 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
   Model model(tables, visibility, lag);
   Memory memory(visibility);
   std::vector<int32_t> staging(kRows * (1 + kMost));
-  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).total_bytes));
   StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
   options.draft.lookup.propose.lookup = tables.lookup;
   options.draft.lookup.index = memory.index.access();
@@ -286,8 +286,8 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
             request.stop.max_pattern = c.from(2, 5);
             request.stop.min_count = c.from(2, 4);
           }
-          StreamBegin begin{row, request.scope, request.text.data(), static_cast<int64_t>(request.text.size()),
-                            request.stop};
+          StreamRequest begin{row, request.scope, request.text.data(), static_cast<int64_t>(request.text.size()),
+                              request.stop};
           begin.stop.tokens = request.stop_tokens.data();
           begin.stop.num_tokens = static_cast<int64_t>(request.stop_tokens.size());
           ngram_npu_cpu_stream_begin(drafter, &begin);
@@ -311,7 +311,7 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
       ASSERT_NE(job, nullptr);
       results.emplace_back(model.step(rows, sampled), std::vector<uint8_t>());
       auto* actual = &results.back().second;
-      const auto bytes = StreamDrafts(static_cast<int64_t>(rows.size()), kDrafts).end;
+      const auto bytes = StreamDraftLayout(static_cast<int64_t>(rows.size()), kDrafts).total_bytes;
       stream.add([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
       stream.add([=] { ngram_npu_cpu_stream_run(job); });
       stream.add([=, &drafts] { actual->assign(drafts.begin(), drafts.begin() + bytes); });
@@ -349,7 +349,7 @@ class Drafter {
     options.draft.store = {store, {}, costs_.data(), 40};
     drafter_ = ngram_npu_cpu_stream_make(&options);
     const int32_t text[] = {1, 2, 3};
-    const StreamBegin begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+    const StreamRequest begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
     EXPECT_EQ(ngram_npu_cpu_stream_begin(drafter_, &begin), kOk);
   }
   Drafter(const Drafter&) = delete;
@@ -365,7 +365,8 @@ class Drafter {
  private:
   std::vector<uint8_t> costs_ = std::vector<uint8_t>(kCostRows * store::kStoreCostColumns);
   std::vector<int32_t> staging_ = std::vector<int32_t>(kRows * (1 + kMost), 1);
-  std::vector<uint8_t> drafts_ = std::vector<uint8_t>(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
+  std::vector<uint8_t> drafts_ =
+      std::vector<uint8_t>(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).total_bytes));
   StreamDrafter* drafter_;
 };
 
@@ -395,7 +396,7 @@ TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
   constexpr int64_t kPrompt = 5000;
   const std::vector<int32_t> text(kPrompt, 3);
   std::vector<int32_t> staging(3 * (1 + kMost), 1);
-  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(3, kDrafts).end));
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(3, kDrafts).total_bytes));
   Index index(3, 64);
   StreamOptions options{3, kPrompt + 100, kMost, 0, {}, staging.data(), drafts.data()};
   options.draft.lookup.propose.lookup = {1, 4, kDrafts, kPrompt, kLatest, true, true, nullptr, 0};
@@ -403,14 +404,14 @@ TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   const int32_t rows[] = {0, 1, 2};
   for (const int64_t row : rows) {
-    const StreamBegin begin{row, 0, text.data(), kPrompt, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+    const StreamRequest begin{row, 0, text.data(), kPrompt, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
     ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter, &begin), kOk);
   }
   for (int64_t job = 1; job < 4; ++job) {
     ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, rows, 3));
     int64_t lengths[3];
     ngram_npu_cpu_ngram_index_lengths(index.data(), index.count(), rows, 3, lengths);
-    EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * cpu::kStreamCatchUpTokens, 3 * (kPrompt + job)));
+    EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * cpu::kMaxStreamCatchUpTokens, 3 * (kPrompt + job)));
   }
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
 }

@@ -14,8 +14,8 @@ namespace {
 // A store's words and their number.
 std::pair<int32_t*, int64_t> open_words(const char* op, py::handle store, api::Arguments::Access access) {
   NumpyCall call(op);
-  const api::TensorView view = call("store", store);
-  call.vector(view, {api::DType::kInt32}, -1, access);
+  const api::TensorView view = call.view("store", store);
+  call.check_vector(view, {api::DType::kInt32}, -1, access);
   return {static_cast<int32_t*>(view.data), view.sizes[0]};
 }
 
@@ -41,7 +41,7 @@ py::dict store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
 void store_init(py::handle store, int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t visibility) {
   constexpr const char* op = "store_init";
   const auto [words, size] = open_words(op, store, api::Arguments::kWrite);
-  api::Arguments(op).scalar("visibility", visibility, store::kLive, store::kFinish);
+  api::Arguments(op).check_scalar("visibility", visibility, store::kLive, store::kFinish);
   if (ngram_npu_cpu_ngram_store_init(words, size, num_slots, num_blocks, line_bits,
                                      static_cast<uint32_t>(visibility)) != kOk) {
     api::Arguments(op).fail("store",
@@ -79,13 +79,13 @@ py::dict store_statistics(py::handle store) {
   return statistics;
 }
 
-bool store_take(py::handle store) {
-  const auto [words, size] = open_words("store_take", store, api::Arguments::kWrite);
+bool store_lock(py::handle store) {
+  const auto [words, size] = open_words("store_lock", store, api::Arguments::kWrite);
   return ngram_npu_cpu_ngram_store_take(words, size);
 }
 
-void store_give_back(py::handle store) {
-  const auto [words, size] = open_words("store_give_back", store, api::Arguments::kWrite);
+void store_unlock(py::handle store) {
+  const auto [words, size] = open_words("store_unlock", store, api::Arguments::kWrite);
   ngram_npu_cpu_ngram_store_give_back(words, size);
 }
 
@@ -98,9 +98,9 @@ int64_t store_pieces(py::handle store) {
 std::optional<int64_t> store_pack(py::handle store, int64_t piece, py::handle to) {
   const auto [words, size] = open_words("store_pack", store, api::Arguments::kWrite);
   NumpyCall call("store_pack");
-  call.scalar("piece", piece, 0, larger(ngram_npu_cpu_ngram_store_pieces(words, size) - 1, int64_t{0}));
-  const api::TensorView buffer = call("to", to);
-  call.vector(buffer, {api::DType::kInt32}, kStorePieceWords, api::Arguments::kWrite);
+  call.check_scalar("piece", piece, 0, larger(ngram_npu_cpu_ngram_store_pieces(words, size) - 1, int64_t{0}));
+  const api::TensorView buffer = call.view("to", to);
+  call.check_vector(buffer, {api::DType::kInt32}, kStorePieceWords, api::Arguments::kWrite);
   const py::gil_scoped_release release;
   const int64_t count = ngram_npu_cpu_ngram_store_pack(words, size, piece, static_cast<uint32_t*>(buffer.data));
   return count < 0 ? std::nullopt : std::optional(count);
@@ -128,15 +128,15 @@ void define_store_tools(py::module_& m) {
   m.attr("STORE_FAULTS") = faults;
   m.attr("STORE_COST_COLUMNS") = store::kStoreCostColumns;
   m.attr("STORE_BLOCK_TOKENS") = store::kBlockTokens;
-  m.attr("STORE_LEAST_BLOCKS_PER_SLOT") = store::kLeastBlocksPerSlot;
+  m.attr("STORE_MIN_BLOCKS_PER_SLOT") = store::kMinBlocksPerSlot;
   m.def("store_words", store_words, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
   m.def("store_parts", store_parts, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
   m.def("store_init", store_init, py::arg("store"), py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"),
         py::arg("visibility"));
   m.def("store_check", store_check, py::arg("store"));
   m.def("store_statistics", store_statistics, py::arg("store"));
-  m.def("store_take", store_take, py::arg("store"));
-  m.def("store_give_back", store_give_back, py::arg("store"));
+  m.def("store_lock", store_lock, py::arg("store"));
+  m.def("store_unlock", store_unlock, py::arg("store"));
   py::dict words;
   words["busy"] = int{store::kHeaderBusy};
   words["epoch"] = int{store::kHeaderEpoch};

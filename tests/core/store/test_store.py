@@ -196,13 +196,13 @@ def test_store_cannot_be_copied_or_pickled() -> None:
 
 def test_warm_waits_for_the_lock_and_steps_skip_the_store() -> None:
     store = NgramStore(2, 4096)
-    assert _C.store_take(store.tensor)
+    assert _C.store_lock(store.tensor)
     warming = threading.Thread(target=store.warm, args=([TEXT],))
     warming.start()
     while store.statistics.calls_busy == 0:
         pass
     assert Request(store, 0).append(TEXT[:5]) == []
-    _C.store_give_back(store.tensor)
+    _C.store_unlock(store.tensor)
     warming.join()
     assert store.statistics.calls_busy > 1
     assert store.statistics.tokens_entered == len(TEXT)
@@ -211,7 +211,7 @@ def test_warm_waits_for_the_lock_and_steps_skip_the_store() -> None:
 def test_lock_that_is_never_released_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ngram_npu.store.store._LOCK_TIMEOUT_S", 0.05)
     store = NgramStore(1, 4096)
-    assert _C.store_take(store.tensor)
+    assert _C.store_lock(store.tensor)
     for call in (store.clear, store.check_integrity, lambda: store.warm([TEXT])):
         with pytest.raises(RuntimeError, match=r"NgramStore: in use by another call for 0\.05"):
             call()  # type: ignore[operator]

@@ -229,7 +229,7 @@ LAYOUT_BAD_CALLS = (
 
 MORE_THAN_ROWS = BadCall(
     {"block_table": lambda a: a[:2], "row_indices": None},
-    r"batch <= 2 \(rows of block_table, without row_indices\), got [34]",
+    r"batch <= 2 \(number of rows of block_table, because row_indices is None\), got [34]",
     "query_start_loc",
 )
 
@@ -369,7 +369,7 @@ CORRECT_SPEC_STATE = OpSpec(
         BadCall({"num_tokens": None}, r"got None"),
         BadCall(
             {"num_tokens": lambda a: a[:3], "row_indices": None},
-            r"batch <= 3 \(size of num_tokens, without row_indices\), got 4",
+            r"batch <= 3 \(size of num_tokens, because row_indices is None\), got 4",
             "prev_positions",
         ),
         MORE_THAN_ROWS,

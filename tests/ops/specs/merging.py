@@ -213,13 +213,13 @@ SPEC = OpSpec(
         ),
         BadCall(
             {"draft_costs": None},
-            r"None \(without draft_costs or match_costs\), got a tensor",
+            r"None \(draft_costs and match_costs are both None\), got a tensor",
             "neural_draft_costs",
             sample="a neural confidence",
         ),
         BadCall(
             {"draft_costs": None, "threshold": 1},
-            r"threshold <= 0 \(without draft_costs or match_costs\), got 1",
+            r"threshold <= 0 \(draft_costs and match_costs are both None\), got 1",
             "threshold",
         ),
         BadCall({"num_sampled": None}, r"\(neural_acc.* None"),

@@ -173,17 +173,17 @@ void account(const Outcome& outcome) {
   s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(costs.size()));
 }
 
-// On a small machine, small tensors exercise what only large tensors would on a large one: several tiles, passes and
-// blocks. A plan that does not fit one machine gets the next larger one.
+// On a small device, small tensors exercise what only large tensors would on a large one: several tiles, passes and
+// blocks. A plan that does not fit one device gets the next larger one.
 template <class Params>
-ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed, ascendc::Machine& machine) {
+ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed, ascendc::DeviceProperties& device) {
   constexpr int64_t kCores[] = {1, 2, 7, 8, 40, 48};
   constexpr int64_t kUbBytes[] = {12 * 1024, 16 * 1024, 48 * 1024, kChip.ub_bytes};
   const int64_t varied = kCores[seed / std::size(kUbBytes) % std::size(kCores)];
   for (size_t size = cores > 0 ? std::size(kUbBytes) - 1 : seed % std::size(kUbBytes);; ++size) {
-    machine = {cores > 0 ? cores : varied, kUbBytes[size]};
-    if (cores == 0 && seed % 3 != 0) machine.least_items = static_cast<int64_t>(seed % 3);
-    const ascendc::LaunchPlan plan = ascendc::plan(params, machine);
+    device = {cores > 0 ? cores : varied, kUbBytes[size]};
+    if (cores == 0 && seed % 3 != 0) device.min_items_per_core = static_cast<int64_t>(seed % 3);
+    const ascendc::LaunchPlan plan = ascendc::plan(params, device);
     if (plan.status == kOk || size + 1 == std::size(kUbBytes)) return plan;
   }
 }
@@ -202,8 +202,8 @@ void worsen(const State& s, int64_t batch, ascendc::LaunchPlan& plan) {
 template <class Params>
 int32_t carry_out(const Params& params) {
   State& s = state();
-  ascendc::Machine machine{};
-  ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed, machine);
+  ascendc::DeviceProperties device{};
+  ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed, device);
   if (plan.status != kOk) return plan.status;
   if constexpr (std::is_same_v<Params, NgramProposeParams> || std::is_same_v<Params, NgramStepParams>) {
     worsen(s, params.batch, plan);
@@ -220,7 +220,7 @@ int32_t carry_out(const Params& params) {
     const ascendc::Launch& launch = plan.launches[i];
     Options options;
     options.seed = s.seed + static_cast<uint64_t>(i);
-    options.ub_bytes = static_cast<uint32_t>(machine.ub_bytes);
+    options.ub_bytes = static_cast<uint32_t>(device.ub_bytes);
     options.model = s.model;
     options.races_allowed = s.races_allowed;
     const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
@@ -246,7 +246,7 @@ int32_t carry_out(const Params& params) {
 NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
 #undef NGRAM_TWIN_ENTRY_POINT
 
-// Sets the number of vector cores of the machine; 0: machines of several sizes take turns.
+// Sets the number of vector cores of the device; 0: machines of several sizes take turns.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
 
 // Overrides how lookups are split: spans per row (fewer than planned) and tokens per tile. 0, 0: as planned.
@@ -300,7 +300,7 @@ namespace {
 using namespace ngram_npu;
 using namespace ngram_npu::ascendc;
 
-std::string json(const Shares& s) {
+std::string json(const CoreTiling& s) {
   return "{\"per_pass\": " + std::to_string(s.per_pass) + ", \"cores\": " + std::to_string(s.cores) + "}";
 }
 
@@ -316,8 +316,8 @@ std::string json(const LookupTiling& t) {
 
 // null where the machine cannot carry the operator out.
 template <class Tiling, class Params>
-std::string described(const Params& params, const Machine& machine) {
-  const LaunchPlan launch_plan = plan(params, machine);
+std::string described(const Params& params, const DeviceProperties& device) {
+  const LaunchPlan launch_plan = plan(params, device);
   if (launch_plan.status != kOk) return "null";
   constexpr const char* kNames[] = {
 #define NGRAM_NPU_NAME(name) #name,
@@ -341,41 +341,41 @@ struct Sizes {
 };
 
 template <class Params>
-std::string lookup(const Sizes& sizes, const Machine& machine) {
+std::string lookup(const Sizes& sizes, const DeviceProperties& device) {
   Params p{};
   p.batch = sizes.batch;
   p.token_ids.capacity = sizes.capacity;
   p.lookup.k = sizes.k;
   p.draft_token_ids = {nullptr, sizes.k, sizeof(int32_t)};
-  return described<LookupTiling>(p, machine);
+  return described<LookupTiling>(p, device);
 }
 
 template <class Tiling, class Params>
-std::string requests(const Sizes& sizes, const Machine& machine) {
+std::string requests(const Sizes& sizes, const DeviceProperties& device) {
   Params p{};
   p.batch = sizes.batch;
-  return described<Tiling>(p, machine);
+  return described<Tiling>(p, device);
 }
 
-std::string plan_of(const std::string& op, const Sizes& sizes, const Machine& machine) {
-  if (op == "ngram_propose") return lookup<NgramProposeParams>(sizes, machine);
-  if (op == "ngram_step_") return lookup<NgramStepParams>(sizes, machine);
-  if (op == "prepare_next_token_ids") return requests<Shares, PrepareNextTokenIdsParams>(sizes, machine);
-  if (op == "prepare_inputs_padded") return requests<Shares, PrepareInputsPaddedParams>(sizes, machine);
-  if (op == "prepare_input_ids_") return requests<Shares, PrepareInputIdsParams>(sizes, machine);
+std::string plan_of(const std::string& op, const Sizes& sizes, const DeviceProperties& device) {
+  if (op == "ngram_propose") return lookup<NgramProposeParams>(sizes, device);
+  if (op == "ngram_step_") return lookup<NgramStepParams>(sizes, device);
+  if (op == "prepare_next_token_ids") return requests<CoreTiling, PrepareNextTokenIdsParams>(sizes, device);
+  if (op == "prepare_inputs_padded") return requests<CoreTiling, PrepareInputsPaddedParams>(sizes, device);
+  if (op == "prepare_input_ids_") return requests<CoreTiling, PrepareInputIdsParams>(sizes, device);
   if (op == "correct_num_computed_tokens_") {
-    return requests<BatchTiling, CorrectNumComputedTokensParams>(sizes, machine);
+    return requests<BatchTiling, CorrectNumComputedTokensParams>(sizes, device);
   }
   if (op == "prepare_inputs") {
     PrepareInputsParams p{};
     p.batch = sizes.batch;
     p.total_tokens = sizes.total_tokens;
-    return described<BatchTiling>(p, machine);
+    return described<BatchTiling>(p, device);
   }
   if (op == "compute_slot_mapping_") {
     ComputeSlotMappingParams p{};
     p.num_slots = sizes.num_slots;
-    return described<Shares>(p, machine);
+    return described<CoreTiling>(p, device);
   }
   if (op == "correct_spec_state_") {
     CorrectSpecStateParams p{};
@@ -383,7 +383,7 @@ std::string plan_of(const std::string& op, const Sizes& sizes, const Machine& ma
     p.num_seq_lens = sizes.num_seq_lens;
     p.slots.num_positions = sizes.num_positions;
     p.slots.num_slots = sizes.num_slots;
-    return described<BatchTiling>(p, machine);
+    return described<BatchTiling>(p, device);
   }
   return "";
 }

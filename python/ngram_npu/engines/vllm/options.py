@@ -91,7 +91,7 @@ class Options:
             ValueError: An index or a ladder is requested on a device other than the CPU.
         """
         rows: Any = {"capacity": self.max_model_len, "device_type": device_type}
-        rows |= {"short": INDEX_POLICY.short_context, "prefix": "ngram_npu: "}
+        rows |= {"short": INDEX_POLICY.max_scan_context, "prefix": "ngram_npu: "}
         return uses_index(self.ngram, self.engine, **rows)
 
     def check_device(self, method: Method, device_type: str) -> None:

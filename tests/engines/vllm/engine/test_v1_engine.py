@@ -172,8 +172,8 @@ class ShuffledRows:
         slots, _ = self._rows.assign(*arguments)
         return self._rng.permutation(slots), np.zeros(0, np.int64)
 
-    def forget_absent(self, steps: int) -> Any:
-        return self._rows.forget_absent(steps)
+    def free_absent_slots(self, steps: int) -> Any:
+        return self._rows.free_absent_slots(steps)
 
 
 class ShuffledProposer(NgramProposer):

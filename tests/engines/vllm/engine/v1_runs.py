@@ -281,7 +281,7 @@ def start_engine(
         patches = stack.enter_context(pytest.MonkeyPatch.context())
         for module, name in REPLACED:
             patches.setattr(module, name, getattr(module, name))  # restored at the end
-        patches.setattr(INDEX_POLICY, "scanned_tokens", -1)  # the tests have few tokens
+        patches.setattr(INDEX_POLICY, "max_scan_tokens", -1)  # the tests have few tokens
         if method.uses_plugin:
             plugin.install()
             assert ngram_proposer.NgramProposer is plugin.StockNgramProposer

@@ -16,7 +16,7 @@ from ngram_npu.engines.vllm import plugin
 @pytest.fixture(autouse=True)
 def _index_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests have few tokens, which would be scanned instead."""
-    monkeypatch.setattr(INDEX_POLICY, "scanned_tokens", -1)
+    monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", -1)
 
 
 @pytest.fixture(autouse=True)

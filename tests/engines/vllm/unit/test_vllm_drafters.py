@@ -59,7 +59,7 @@ DRAFTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 @pytest.fixture
 def immediate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are indexed by their first draft, even if a scan of them would be cheap."""
-    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 32768)
+    monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 32768)
 
 
 def pad(draft: list[int], engine: Engine, name: str) -> list[int]:
@@ -206,7 +206,7 @@ def test_store_shares_text_within_a_scope(kind: Any, caplog: pytest.LogCaptureFi
 def test_store_has_output_of_rows_with_unindexed_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 1)
+    monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 1)
     engine = V1(length=400, **STORE)
     engine.begin(Request("a", [*range(100, 400)]), Request("b", [1]))
     for begin in range(0, 40, 4):
@@ -223,7 +223,7 @@ FINISH = {**STORE, "store": "finish"}
 def test_synchronous_runner_treats_absent_requests_as_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(INDEX_POLICY, "patience", 4)
+    monkeypatch.setattr(INDEX_POLICY, "max_absent_steps", 4)
     engine = V1(**FINISH)
     engine.begin(Request("a", [9]), Request("b", [1]))
     sample_words(engine)

@@ -112,14 +112,14 @@ def test_row_continues_the_longest_matching_request() -> None:
     assert last == first != second
 
 
-def test_forget_absent_clears_requests_absent_for_longer() -> None:
+def test_free_absent_slots_clears_requests_absent_for_longer() -> None:
     recognizer = RowRecognizer(num_slots=8)
     slots = [_assign_row(recognizer, _row(100 * i), 10)[0] for i in range(4)]
     for length in range(11, 30):  # a row that grows is recognized without a search
         assert _assign_row(recognizer, _row(300), length) == (slots[3], False)
-    assert recognizer.forget_absent(21).tolist() == slots[:1]
-    assert recognizer.forget_absent(0).tolist() == slots[1:3]
-    assert recognizer.forget_absent(0).tolist() == []
+    assert recognizer.free_absent_slots(21).tolist() == slots[:1]
+    assert recognizer.free_absent_slots(0).tolist() == slots[1:3]
+    assert recognizer.free_absent_slots(0).tolist() == []
     assert [_assign_row(recognizer, _row(100 * i), 30)[1] for i in range(4)] == [True] * 3 + [False]
 
 
@@ -142,7 +142,7 @@ def test_copy_is_independent() -> None:
     first, row = RowRecognizer(num_slots=4), _row()
     _assign_row(first, row, 50)
     second = copy.copy(first)
-    assert first.forget_absent(0).tolist() == []
+    assert first.free_absent_slots(0).tolist() == []
     _assign_row(first, row[:, ::-1].copy(), 50)
     assert not _assign_row(second, row, 51)[1]
     assert first.row_slots.tolist() != second.row_slots.tolist()
@@ -175,4 +175,4 @@ def test_number_out_of_range_raises() -> None:
     with pytest.raises(ValueError, match=r"^RowRecognizer: num_slots: expected 0 to "):
         RowRecognizer(num_slots=-1)
     with pytest.raises(ValueError, match=r"^RowRecognizer: steps: expected 0 to "):
-        RowRecognizer(num_slots=1).forget_absent(-1)
+        RowRecognizer(num_slots=1).free_absent_slots(-1)

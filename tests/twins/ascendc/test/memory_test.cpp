@@ -28,7 +28,7 @@ TEST(Memory, CopyRequiresADocumentedPosition) {
       TPipe pipe;
       pipe.InitBuffer(buffer, 32);
       copy(buffer.template Get<int32_t>(), memory.global(), 8);
-      order<HardEvent::MTE2_MTE3>();
+      sync_pipes<HardEvent::MTE2_MTE3>();
       copy(memory.global(), buffer.template Get<int32_t>(), 8);
     };
   };
@@ -110,9 +110,9 @@ TEST(Memory, BlockMustOrderItsOwnAccesses) {
     };
   };
   EXPECT_FAULT("nothing orders them", kernel([] {}, false), {memory.region()});
-  EXPECT_CLEAN(kernel(order<HardEvent::MTE3_MTE2>, false), {memory.region()});
+  EXPECT_CLEAN(kernel(sync_pipes<HardEvent::MTE3_MTE2>, false), {memory.region()});
   EXPECT_FAULT("nothing orders them", kernel([] {}, true), {memory.region()});
-  EXPECT_CLEAN(kernel(order<HardEvent::MTE3_S>, true), {memory.region()});
+  EXPECT_CLEAN(kernel(sync_pipes<HardEvent::MTE3_S>, true), {memory.region()});
   EXPECT_FAULT("nothing orders them", on<int32_t>([&](auto& s) {
                  copy(s.template more<int32_t>(64), memory.global(), 64);
                  copy(memory.global(), s.tensor, 64);
@@ -127,7 +127,7 @@ TEST(Memory, BlockMustOrderItsOwnAccesses) {
     };
   };
   EXPECT_FAULT("pipe S still reads", stored_after_load([] {}), {memory.region()});
-  EXPECT_CLEAN(stored_after_load(order<HardEvent::S_MTE3>), {memory.region()});
+  EXPECT_CLEAN(stored_after_load(sync_pipes<HardEvent::S_MTE3>), {memory.region()});
 }
 
 TEST(ScalarCache, StaleCopyIsReported) {

@@ -198,7 +198,7 @@ class Order : public testing::Test {
   template <HardEvent event>
   void need(const char* message, Step first, Step second) {
     EXPECT_FAULT(message, steps(first, [] {}, second), regions);
-    EXPECT_CLEAN(steps(first, order<event>, second), regions);
+    EXPECT_CLEAN(steps(first, sync_pipes<event>, second), regions);
   }
   static void copy_in(Order& o, LocalTensor<int32_t> t) { copy(t, o.memory.global(), 64); }
   static void copy_out(Order& o, LocalTensor<int32_t> t) { copy(o.target.global(), t, 64); }
@@ -237,16 +237,16 @@ TEST_F(Order, ScalarLoads) {
 }
 
 TEST_F(Order, WrongFlagDoesNotOrder) {
-  EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_MTE2>, compute), regions);
+  EXPECT_FAULT("nothing orders them", steps(copy_in, sync_pipes<HardEvent::V_MTE2>, compute), regions);
   // If S waited for V, MTE2's data is still unordered; if it waited for MTE2, all that it issues next is ordered.
-  EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_S>, compute), regions);
-  EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_S>, compute), regions);
+  EXPECT_FAULT("nothing orders them", steps(copy_in, sync_pipes<HardEvent::V_S>, compute), regions);
+  EXPECT_CLEAN(steps(copy_in, sync_pipes<HardEvent::MTE2_S>, compute), regions);
   // Order through a third pipe.
   EXPECT_CLEAN(steps(
                    copy_in,
                    [] {
-                     order<HardEvent::MTE2_V>();
-                     order<HardEvent::V_MTE3>();
+                     sync_pipes<HardEvent::MTE2_V>();
+                     sync_pipes<HardEvent::V_MTE3>();
                    },
                    copy_out),
                regions);
@@ -281,9 +281,9 @@ TEST_F(Order, Queues) {
         }
         Add(out.Get<int32_t>(), x, x, 64);
         in.FreeTensor(x);
-        order<HardEvent::V_MTE3>();
+        sync_pipes<HardEvent::V_MTE3>();
         copy(target.global(), out.Get<int32_t>(), 64);
-        order<HardEvent::MTE3_V>();
+        sync_pipes<HardEvent::MTE3_V>();
       }
     };
   };
@@ -302,7 +302,7 @@ TEST_F(Order, Queues) {
           copy(x, memory.global(), 64);
           in.EnQue(x);
           x = in.DeQue<int32_t>();
-          order<HardEvent::V_MTE3>();
+          sync_pipes<HardEvent::V_MTE3>();
           copy(target.global(), x, 64);
           in.FreeTensor(x);
         }
@@ -317,7 +317,7 @@ TEST_F(Order, Flags) {
       steps();
     };
   };
-  EXPECT_CLEAN(in_pipe([] { order<HardEvent::V_MTE3>(); }));
+  EXPECT_CLEAN(in_pipe([] { sync_pipes<HardEvent::V_MTE3>(); }));
   EXPECT_FAULT("never set", in_pipe([] { WaitFlag<HardEvent::V_MTE3>(0); }));
   EXPECT_FAULT("never set", in_pipe([] {
                  SetFlag<HardEvent::V_MTE3>(0);
@@ -335,7 +335,7 @@ TEST_F(Order, Flags) {
 TEST_F(Order, EndlessKernelIsReported) {
   EXPECT_FAULT("does not seem to end", [] {
     TPipe pipe;
-    for (;;) order<HardEvent::V_MTE3>();
+    for (;;) sync_pipes<HardEvent::V_MTE3>();
   });
 }
 

@@ -55,12 +55,12 @@ void order() {
 
 // All pipes have done all that was issued before.
 inline void settle() {
-  order<HardEvent::V_S>();
-  order<HardEvent::MTE2_S>();
-  order<HardEvent::MTE3_S>();
-  order<HardEvent::S_V>();
-  order<HardEvent::S_MTE2>();
-  order<HardEvent::S_MTE3>();
+  sync_pipes<HardEvent::V_S>();
+  sync_pipes<HardEvent::MTE2_S>();
+  sync_pipes<HardEvent::MTE3_S>();
+  sync_pipes<HardEvent::S_V>();
+  sync_pipes<HardEvent::S_MTE2>();
+  sync_pipes<HardEvent::S_MTE3>();
 }
 
 template <class T>
