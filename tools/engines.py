@@ -87,7 +87,7 @@ def main() -> int:
             chosen = ["--", *pytest_arguments] if pytest_arguments else []
             record(options.json, new, [version, "--runner", runner, *chosen])
         entries += new
-    print(report.format_json(entries))
+    print(json.dumps(entries, indent=1))
     return 1 if any(entry["failed"] for entry in entries) else 0
 
 

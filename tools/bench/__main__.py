@@ -48,15 +48,14 @@ def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
             measured = [name for name, op in OPS.items() if op.device_peers is not None]
             raise BenchError(f"{op.name}: expected one measured on a device: {', '.join(measured)}")
         name = device.require(op.name, options.device)
-        options = replace(options, device=name, frontend="torch", idle_ms=0.0)
+        options = replace(options, device=name, frontend="torch")
     num_threads = _C.num_threads()
     results: list[Result] = []
     skipped: Skipped = {}
 
     def write_json(**fields: Any) -> None:
         if (file := arguments.get("json")) is not None:
-            note = arguments.get("note", "")
-            document = report.make_document(op, command, options, results, skipped, note)
+            document = report.make_document(op, command, options, results, skipped)
             report.write(file, document | fields)
 
     print(report.HEADER, flush=True)
@@ -108,7 +107,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--match-policy", choices=list(MATCH_POLICY_CODES))
     add("--threads", type=int, help="maximum number of our threads (default: 1)")
     add("--cache", choices=list(CACHE_STATES), help="nothing, 4 MB or 256 MB read between steps")
-    add("--idle", type=float, dest="idle_ms", metavar="MS", help="sleep before each step")
     add("--frontend", choices=FRONTENDS)
     add("--device", choices=DEVICES, help="a GPU or an NPU is timed by its own events")
     add("--rounds", type=int)
@@ -117,7 +115,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--data", type=Path, help="recorded conversations: a *.jsonl[.gz] file or a folder of them")
     add("--vllm-path", type=Path, help="folder that contains vllm/ (default: an installed vLLM)")
     add("--json", type=Path, metavar="FILE", help="write all figures here")
-    add("--note", help="a remark for the file")
     return parser
 
 

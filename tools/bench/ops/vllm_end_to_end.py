@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import json
 import os
@@ -108,7 +107,7 @@ class VllmEndToEnd(Op):
     sizes = ("1x1k", "16x1k", "1x8k", "16x8k")
     peers = tuple(name for name in CONTESTANTS if name != "ours")
     unused_settings = frozenset(
-        {"match_policy", "frontend", "threads", "cache", "idle_ms", "data_kind", "device"}
+        {"match_policy", "frontend", "threads", "cache", "data_kind", "device"}
     )
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
@@ -122,10 +121,9 @@ class VllmEndToEnd(Op):
             raise BenchError(f"{self.name}: sizes: expected contexts of at most {limit}")
         model, corpus = prepare_model()
         with ExitStack() as stack:
-            engines = {
-                name: stack.enter_context(start_engine(name, model, sizes, options))
-                for name in names
-            }
+            engines: dict[str, EngineProcess] = {}
+            for name in names:
+                engines[name] = stack.enter_context(start_engine(name, model, sizes, options))
             for size in sizes:
                 yield self._compare_engines(engines, size, corpus, options.rounds)
 
@@ -146,29 +144,25 @@ class VllmEndToEnd(Op):
 
         seconds = {name: column(name, "seconds") for name in names}
         drafting = {name: column(name, "drafting_seconds") for name in names}
-        ours = [name for name in names if name.startswith("ours")]
+        speeds = {n: [size.batch * OUTPUT_TOKENS / s for s in seconds[n]] for n in names}
+        drafters = [name for name in names if drafting[name][0]]
         result: Result = {
             "size": str(size),
             "batch": size.batch,
             "context": size.context,
-            "tokens_per_second": {},
+            "tokens_per_second": {name: spread(speeds[name]) for name in names},
             "cpu_seconds": {name: spread(column(name, "cpu_seconds")) for name in names},
-            "drafting_ms": {},
+            "drafting_ms": {n: spread([1e3 * s for s in drafting[n]]) for n in drafters},
             "ratio": {},
             "drafting_ratio": {},
             "drafts": {n: _count_drafts(runs[n]) for n in names if runs[n][0][vllm_engine.DRAFTS]},
             "requests_with_other_text": {},
             "data": describe_data(),
         }
-        for name in names:
-            speeds = [size.batch * OUTPUT_TOKENS / s for s in seconds[name]]
-            result["tokens_per_second"][name] = spread(speeds)
-            if drafting[name][0]:
-                result["drafting_ms"][name] = spread([1e3 * s for s in drafting[name]])
-            if "no-speculation" in texts:
-                pairs = zip(texts[name], texts["no-speculation"], strict=True)
-                result["requests_with_other_text"][name] = sum(a != b for a, b in pairs)
-        for name in ours:
+        for name in names if "no-speculation" in texts else ():
+            pairs = zip(texts[name], texts["no-speculation"], strict=True)
+            result["requests_with_other_text"][name] = sum(a != b for a, b in pairs)
+        for name in (name for name in names if name.startswith("ours")):
             for peer in ("no-speculation", "vllm-ngram"):
                 if peer in names:
                     result["ratio"][f"{name} over {peer}"] = ratios(seconds[peer], seconds[name])
@@ -266,7 +260,6 @@ def widened(tiny: Path) -> Path:
     return wide
 
 
-@functools.cache
 def describe_data() -> dict[str, Any]:
     return {
         "model": "the engine tests' Llama (2 layers, hidden size 128, trained here on the sources "
