@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +15,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """Returns CPU model, usable cores, caches, the instruction set in use, and the device."""
+    """Returns CPU model, usable cores, the instruction set in use, and the device."""
     description = environment.machine(None)
     del description["threads"]  # each contestant records its own
-    description |= {"caches": caches(), "instruction_set": _C.instruction_set()}
+    description["instruction_set"] = _C.instruction_set()
     if device != "cpu":
         from tools.bench.device import describe
 
         description[device] = describe(device)
     return description
-
-
-def caches() -> dict[str, str]:
-    """Returns the data caches by level as the system reports them: size, and the sharing cores."""
-    sizes: dict[str, str] = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        with suppress(OSError):
-            names = ("type", "level", "size", "shared_cpu_list")
-            kind, level, size, cores = ((index / name).read_text().strip() for name in names)
-            if kind != "Instruction":
-                sizes[f"L{level}{'d' if kind == 'Data' else ''}"] = f"{size}, of cores {cores}"
-    return sizes
 
 
 def versions() -> dict[str, str | None]:

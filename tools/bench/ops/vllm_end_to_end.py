@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import vllm_engine
-from tools.bench.measure import ratios, round_digits, spread
+from tools.bench.measure import ratios, spread
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
@@ -155,7 +155,6 @@ class VllmEndToEnd(Op):
             "drafting_ms": {n: spread([1e3 * s for s in drafting[n]]) for n in drafters},
             "ratio": {},
             "drafting_ratio": {},
-            "drafts": {n: _count_drafts(runs[n]) for n in names if runs[n][0][vllm_engine.DRAFTS]},
             "requests_with_other_text": {},
             "data": describe_data(),
         }
@@ -292,13 +291,3 @@ def _find_vllm() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return ""
-
-
-def _count_drafts(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Returns vLLM's counts; for asynchronous drafts they include the padding."""
-    names = (vllm_engine.DRAFTS, vllm_engine.DRAFT_TOKENS, vllm_engine.ACCEPTED)
-    drafts, tokens, accepted = (sum(run[name] for run in runs) for name in names)
-    return {
-        "tokens_per_draft": round_digits(tokens / drafts),
-        "accepted_per_draft": round_digits(accepted / drafts),
-    }
