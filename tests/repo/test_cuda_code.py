@@ -4,12 +4,11 @@ and code that got worse."""
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from tools import cuda_resources, cuda_sass
-from tools.cuda_resources import SOURCES, Resources, read_architectures, shorten_name
+from tools.cuda_resources import SOURCES, read_architectures, shorten_name
 from tools.cuda_sass import LIMIT, measure
 
 OUTPUT = """
@@ -24,7 +23,7 @@ ptxas info    : Function properties for _Zone
 ptxas info    : Used 61 registers, used 0 barriers
 """
 ARCHITECTURES = ("sm_80", "sm_90")
-GOOD = Resources(registers=40, shared_bytes=288, stack_bytes=0, spill_bytes=0)
+GOOD = {"registers": 40, "shared_bytes": 288, "stack_bytes": 0, "spill_bytes": 0}
 KERNELS = {"one": dict.fromkeys(ARCHITECTURES, GOOD), "two": dict.fromkeys(ARCHITECTURES, GOOD)}
 
 
@@ -34,8 +33,8 @@ def resource_problems(measured: cuda_resources.Kernels, same_compiler: bool = Tr
 
 def test_parse_reads_ptxas_output() -> None:
     assert cuda_resources.parse(OUTPUT) == {
-        ("_Zone", "sm_90"): Resources(40, shared_bytes=296, stack_bytes=16, spill_bytes=20),
-        ("_Zone", "sm_120"): Resources(61, shared_bytes=0, stack_bytes=0, spill_bytes=0),
+        ("_Zone", "sm_90"): dict(zip(GOOD, (40, 296, 16, 20), strict=True)),
+        ("_Zone", "sm_120"): dict(zip(GOOD, (61, 0, 0, 0), strict=True)),
     }
     assert cuda_resources.parse("nvcc: command not understood") == {}
     inner = "ngram_npu::cuda::(anonymous namespace)"
@@ -57,7 +56,7 @@ def test_parse_reads_ptxas_output() -> None:
     ],
 )
 def test_kernel_that_needs_more_resources_fails(change: dict[str, int], message: str) -> None:
-    kernels = {**KERNELS, "two": {**KERNELS["two"], "sm_90": replace(GOOD, **change)}}
+    kernels = {**KERNELS, "two": {**KERNELS["two"], "sm_90": GOOD | change}}
     assert resource_problems(kernels) == ([f"two, sm_90: {message}"] if message else [])
     other_compiler = resource_problems(kernels, same_compiler=False)
     assert bool(other_compiler) == ("spill_bytes" in change)

@@ -35,9 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BenchError, InputError, UnavailableError) as error:
         print(f"tools.bench: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("tools.bench: interrupted", file=sys.stderr)
-        return 130
 
 
 def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
@@ -61,7 +58,7 @@ def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
     print(report.HEADER, flush=True)
     try:
         for result in op.run(options, skipped):
-            print(*report.format_rows(op.select_shown(result)), sep="\n", flush=True)
+            print(*report.format_rows(result), sep="\n", flush=True)
             results.append(result)
             if is_on_device:  # a fault may end the process, and its time is limited
                 write_json(unfinished=True)

@@ -24,8 +24,6 @@ VARIANT_OPTIONS = (
 )
 """Options that a peer ``ours:key=value`` may change; ``sizes`` stands for ``ngram_sizes``."""
 
-_SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20}
-
 
 class BenchError(Exception):
     """A message for the user, such as a wrong option or missing data."""
@@ -44,20 +42,15 @@ class Size:
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """Reads ``"128x32k"``; k is 1024 tokens, m 1024 k."""
-        match = re.fullmatch(r"(\d+)x(\d+)([km]?)", text.strip().lower())
+        """Reads ``"128x32k"``; k is 1024 tokens."""
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(k?)", text)
         if not match:
             raise BenchError(f"size {text!r}: expected BATCHxCONTEXT, for example 128x32k")
-        size = cls(int(match[1]), int(match[2]) * _SUFFIXES[match[3]])
-        if size.batch < 1 or size.context < 1:
-            raise BenchError(f"size {text!r}: batch and context must be at least 1")
-        return size
+        return cls(int(match[1]), int(match[2]) * (1024 if match[3] else 1))
 
     def __str__(self) -> str:
-        for suffix in ("m", "k"):
-            if self.context % _SUFFIXES[suffix] == 0:
-                return f"{self.batch}x{self.context // _SUFFIXES[suffix]}{suffix}"
-        return f"{self.batch}x{self.context}"
+        is_round = self.context % 1024 == 0
+        return f"{self.batch}x{f'{self.context // 1024}k' if is_round else self.context}"
 
     @property
     def tokens(self) -> int:

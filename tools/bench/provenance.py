@@ -9,8 +9,6 @@ from typing import Any
 from ngram_npu import _C
 from ngram_npu_cli import report as environment
 
-from tools.bench import vllm_peer
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,12 +25,11 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of installed packages, the checkout's commit, and vLLM's if it took
-    part."""
+    """Returns the versions of installed packages, and the checkout's commit."""
     others = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
     packages = environment.versions()
     packages |= {name: environment.package_version(name) for name in others}
-    packages |= {"vllm": vllm_peer.loaded_version(), "commit": _find_commit()}
+    packages["commit"] = _find_commit()
     return {name: version for name, version in packages.items() if version is not None}
 
 

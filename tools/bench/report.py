@@ -69,11 +69,7 @@ def write(path: Path, document: dict[str, Any]) -> None:
 def format_rows(result: Result) -> list[str]:
     """Returns the lines of one size in the table."""
     if "ours" not in result:
-        name = result["set"] if "set" in result else result["size"]
-        values = {
-            k: v for k, v in _find_medians(result).items() if k not in ("size", "set", "data")
-        }
-        return [f"{name:>10}  " + ", ".join(f"{key} {value}" for key, value in values.items())]
+        return [json.dumps(result)]
     rows = []
     for name, figures in [("ours", result["ours"]), *result["peers"].items()]:
         times = "".join(_format_time(figures[f"{key}_us"]) for key in ("median", "p10", "p90"))
@@ -85,12 +81,6 @@ def format_rows(result: Result) -> list[str]:
     if disturbed := result.get("disturbed_rounds"):
         rows.append(f"{'':>10}  disturbed_rounds: {disturbed}")
     return rows
-
-
-def _find_medians(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return value["median"] if "median" in value else {k: _find_medians(v) for k, v in value.items()}
 
 
 def _format_time(us: float) -> str:

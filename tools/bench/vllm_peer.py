@@ -80,14 +80,6 @@ def pack(target: Path) -> None:
         shutil.copy(folder / file, target / file)
 
 
-_loaded_from: list[Path] = []
-
-
-def loaded_version() -> str | None:
-    """Returns the version of the vLLM that took part in this process; there is at most one."""
-    return read_version(_loaded_from[-1]) if _loaded_from else None
-
-
 @functools.cache
 def load_class(folder: Path, name: str, definitions: Callable[[], Definitions] = dict) -> Any:
     """Loads one of FILES; vLLM as a whole need not be importable.
@@ -102,12 +94,9 @@ def load_class(folder: Path, name: str, definitions: Callable[[], Definitions] =
     if not file.is_file():
         raise UnavailableError(f"{FILES[name]} is missing in vLLM's folder")
     try:
-        module = run_file(file, f"tools.bench._vllm_{file.stem}", definitions())
-        loaded = getattr(module, name)
+        return getattr(run_file(file, f"tools.bench._vllm_{file.stem}", definitions()), name)
     except Exception as error:
         raise UnavailableError(f"vLLM's {file.name} does not load: {error}") from error
-    _loaded_from.append(folder)
-    return loaded
 
 
 def run_file(file: Path, name: str, definitions: Definitions) -> ModuleType:

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.logs.tokenizers import load_tokenizer
 from ngram_npu_cli.replay import Proposer, TokenRequest, simulate
 from ngram_npu_cli.replay.walks import Counts, at_equal_drafts
 
@@ -44,13 +44,10 @@ def count(requests: Requests, proposer: Proposer, k: int, batch_size: int = BATC
     return Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
 
 
-def _count_ngram(requests: Requests, k: int) -> Counts:
-    return count(requests, NgramProposer(NgramConfig(min_n=2, max_n=5, k=k), "index"), k)
-
-
 PEERS: Mapping[str, Callable[[Requests], Counts]] = {
-    "vllm-ngram-k5": lambda requests: _count_ngram(requests, 5),
-    "vllm-ngram-k8": lambda requests: _count_ngram(requests, 8),
+    "vllm-ngram-k5": lambda requests: count(
+        requests, NgramProposer(NgramConfig(min_n=2, max_n=5, k=5), "index"), 5
+    ),
     REFERENCE: lambda requests: count(requests, arctic_peer.SuffixDecoding(8), 8),
 }
 
@@ -108,7 +105,7 @@ class Acceptance(Op):
                 arctic_peer.suffix_tree()
         peers = [name for name in names if name not in skipped]
         parts: dict[str, list[Part]] = {"whole": [], "odd": []}
-        for name, requests in load([find_data(options.data)], DEFAULT_TOKENIZER).sets.items():
+        for name, requests in load([find_data(options.data)], load_tokenizer()).items():
             even, odd = (_count_part(requests[PARTS[p]], peers) for p in ("even", "odd"))
             whole = even + odd
             parts["whole"].append(whole)
@@ -121,9 +118,6 @@ class Acceptance(Op):
             }
         summaries = {name: _summarize(part) for name, part in parts.items()}
         yield {"set": "all", **summaries}
-
-    def select_shown(self, result: Result) -> Result:
-        return {"set": result["set"], **result["whole"]}
 
 
 def _count_part(requests: Requests, peers: Sequence[str]) -> Part:
@@ -211,13 +205,8 @@ class AcceptanceStore(Op):
         "set, empty at first",
         "k": K[0],
         "limits": STORE_LIMITS,
-        "at_equal_drafts": "tokens per step where ours drafts as many tokens per step as "
-        f"{STORE_PEER}, on a straight line between two limits",
-        "dominates": f"more tokens per step and no more drafted tokens per step than {STORE_PEER}, "
-        f"at {DEFAULT_LIMIT}",
-        "speedup": Acceptance.assumptions["speedup"],
+        "at_equal_drafts, dominates, speedup, target": f"as in {Acceptance.name}, of {STORE_PEER}",
         STORE_PEER: arctic_peer.GLOBAL_DETAIL,
-        "target": Acceptance.assumptions["target"],
     }
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
@@ -225,7 +214,7 @@ class AcceptanceStore(Op):
             arctic_peer.suffix_tree()
         counts_of_sets: list[dict[str, Counts]] = []
         results: list[Result] = []
-        for name, requests in load([find_data(options.data)], DEFAULT_TOKENIZER).sets.items():
+        for name, requests in load([find_data(options.data)], load_tokenizer()).items():
             counts = {f"limit_{at}": count_with_store(requests, "live", at) for at in STORE_LIMITS}
             curve = list(counts.values())
             counts["finish"] = count_with_store(requests, "finish", DEFAULT_LIMIT)

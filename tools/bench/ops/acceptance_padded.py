@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.logs.tokenizers import load_tokenizer
 
 from tools.bench.data import find_data
 from tools.bench.ops.acceptance import count
@@ -128,7 +128,7 @@ class AcceptancePadded(Op):
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         results: list[Result] = []
-        for name, requests in load([find_data(options.data)], DEFAULT_TOKENIZER).sets.items():
+        for name, requests in load([find_data(options.data)], load_tokenizer()).items():
             result: Result = {"set": name}
             for k in K:
                 counts = {at: count(requests, V2Runner(at, k), k, BATCH) for at in LOOKUPS}

@@ -70,10 +70,6 @@ class Op:
                         contestants[-1].name = name
             yield self.compare(contestants, workload, options)
 
-    def select_shown(self, result: Result) -> Result:
-        """Returns the part of a result that the table shows."""
-        return result
-
     def select_sizes(self, options: Options) -> tuple[Size, ...]:
         return options.sizes or tuple(Size.parse(text) for text in self.sizes)
 

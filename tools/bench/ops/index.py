@@ -9,9 +9,10 @@ from ngram_npu import _C, NgramIndex
 from ngram_npu.config import ANY_TOKEN
 
 from tools.bench.data import Int32Array, Workload
+from tools.bench.device_peers import Read
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op
-from tools.bench.ops.lookup import ReadPass, StepContestant
+from tools.bench.ops.lookup import StepContestant
 from tools.bench.options import Options
 from tools.bench.vllm_peer import VllmNumba
 
@@ -68,7 +69,7 @@ class NgramIndexStep(Op):
     sizes = ("128x1k", "128x32k", "128x128k", "256x128k")
     peers = ("vllm-numba", "ours:engine=scan")
     engines = ("index", "scan")
-    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": ReadPass}
+    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": Read}
 
     def make(self, workload: Workload, options: Options) -> Contestant:
         if options.engine == "scan":

@@ -14,16 +14,14 @@ from tools.bench.device import make_workspace
 from tools.bench.device_peers import Eager, Read, VllmAscend, VllmNgramGpu, VllmV2
 from tools.bench.measure import Contestant, Drafts
 from tools.bench.ops.base import Make, Op
-from tools.bench.options import Options, UnavailableError
+from tools.bench.options import Options
 from tools.bench.vllm_peer import VllmNumba
 
 
 def torch_op(name: str) -> Any:
     """Returns ``torch.ops.ngram_npu.<name>.default``."""
-    try:
-        import torch
-    except ImportError:
-        raise UnavailableError("torch is not installed") from None
+    import torch
+
     return getattr(torch.ops.ngram_npu, name).default
 
 
@@ -118,26 +116,6 @@ class StepContestant(_Lookup):
         return (self._token_ids, self._num_tokens, self._sampled[step], *self._tail)
 
 
-class ReadPass(Contestant):
-    """A plain pass over the same bytes. One call serves all rows, because a call per row would add
-    its overhead to the peer; rows differ in length by a few tokens, so all are read up to their
-    mean."""
-
-    detail = "numpy max over the live tokens, one thread"
-
-    def __init__(self, workload: Workload, options: Options) -> None:
-        self._token_ids = workload.token_ids
-        self._lengths = [int(mean) for mean in workload.lengths.mean(axis=1)]
-        self.function = lambda live: live.max()
-
-    def arguments(self, step: int) -> tuple[Any, ...]:
-        return (self._token_ids[:, : self._lengths[step + 1]],)
-
-
-def _make_read(workload: Workload, options: Options) -> Contestant:
-    return (ReadPass if options.device == "cpu" else Read)(workload, options)
-
-
 class NgramPropose(Op):
     name = "ngram_propose"
     help = "draft from the rows as they are"
@@ -146,7 +124,7 @@ class NgramPropose(Op):
     device_peers = ("vllm-v2", "vllm-ngram-gpu", "eager", "read")
     peer_makers: ClassVar[Mapping[str, Make]] = {
         "vllm-numba": VllmNumba,
-        "read": _make_read,
+        "read": Read,
         "eager": Eager,
         "vllm-v2": VllmV2,
         "vllm-ngram-gpu": VllmNgramGpu,
