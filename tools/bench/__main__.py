@@ -110,7 +110,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--steps", type=int, help="timed steps per round (default: by duration)")
     add("--data-kind", choices=DATA_KINDS)
     add("--data", type=Path, help="recorded conversations: a *.jsonl[.gz] file or a folder of them")
-    add("--vllm-path", type=Path, help="folder that contains vllm/ (default: an installed vLLM)")
     add("--json", type=Path, metavar="FILE", help="write all figures here")
     return parser
 

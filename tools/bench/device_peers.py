@@ -80,7 +80,7 @@ class VllmV2(_Rows):
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
-        folder = find_folder(options.vllm_path)
+        folder = find_folder()
         ones = torch.ones(self._batch, dtype=torch.int32, device=options.device)
         self._state = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=self._token_ids), total_len=SimpleNamespace(gpu=ones)
@@ -122,7 +122,7 @@ class VllmNgramGpu(_Rows):
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
-        folder = find_folder(options.vllm_path)
+        folder = find_folder()
         all_rows = torch.ones(self._batch, dtype=torch.bool, device=options.device)
         config = make_config(options, workload.capacity, self._batch)
         try:

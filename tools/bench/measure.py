@@ -117,7 +117,6 @@ def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Me
     at = lap  # the first round begins with a reset
     rounds: list[tuple[float, dict[str, tuple[float, float]]]] = []
     """The largest share of a turn's time that was spent waiting for a core, and the turns."""
-    was_collecting = gc.isenabled()
     gc.disable()
     try:
         for number in range(-1, _MAX_ROUNDS * options.rounds):  # round -1 is the warm-up
@@ -139,8 +138,7 @@ def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Me
             at += steps + 1
             gc.collect(0)
     finally:
-        if was_collecting:
-            gc.enable()
+        gc.enable()
     calmest = sorted(rounds, key=lambda each: each[0])[: options.rounds]
     result.disturbed_rounds = sum(disturbance > _CALM for disturbance, _ in calmest)
     for contestant in contestants:

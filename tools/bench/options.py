@@ -75,7 +75,6 @@ class Options:
             min_n, max_n, match_policy and overlap.
         min_draft_probability: As in `NgramConfig`; above 0 it implies a ladder.
         data: Folder or file of recorded conversations; None: the default.
-        vllm_path: Folder that contains ``vllm/``; None: an installed one.
         device: Where the operators run. On a device they are called from torch, and ``threads`` has
             no effect.
     """
@@ -96,13 +95,10 @@ class Options:
     ngram_sizes: str = "consecutive"
     min_draft_probability: float = 0.0
     data: Path | None = None
-    vllm_path: Path | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         _check("cache", self.device == "cpu" or self.cache == "hot", "hot on a device")
-        for name in ("k", "threads", "rounds"):
-            _check(name, getattr(self, name) >= 1, "at least 1")
         for name, choices in (
             ("match_policy", MATCH_POLICY_CODES),
             ("cache", CACHE_STATES),

@@ -17,7 +17,7 @@ from tools.bench.options import Options
 
 SCHEMA = 2
 HEADER = f"{'size':>10}  {'':<18}{'median':>11}{'p10':>11}{'p90':>11}  peer/ours (p10-p90)"
-_PRIVATE = ("--json", "--data", "--vllm-path")
+_PRIVATE = ("--json", "--data")
 
 
 def make_document(
@@ -43,7 +43,7 @@ def make_document(
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": provenance.machine(options.device),
         "versions": provenance.versions(),
-        "settings": {k: v for k, v in settings.items() if k not in op.unused_settings},
+        "settings": settings,
         "skipped": skipped,
         **({"assumptions": op.assumptions} if op.assumptions else {}),
         "results": results,

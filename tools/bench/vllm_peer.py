@@ -47,19 +47,17 @@ class Speculator(NgramSpeculator):
     has_request_data = True
 
 
-def find_folder(path: Path | None) -> Path:
-    """Returns ``path``, else the environment variable's folder, else that of the installed vLLM.
+def find_folder() -> Path:
+    """Returns the environment variable's folder, else that of the installed vLLM.
 
     Raises:
         UnavailableError: None of them exists.
     """
-    named = path or os.environ.get(PATH_VARIABLE)
-    if named:
+    if named := os.environ.get(PATH_VARIABLE):
         return Path(named)
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
-        hint = f"unpack one and pass --vllm-path or set {PATH_VARIABLE}"
-        raise UnavailableError(f"vLLM is not installed; or {hint}")
+        raise UnavailableError(f"vLLM is not installed; or unpack one and set {PATH_VARIABLE}")
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
@@ -73,7 +71,7 @@ def read_version(folder: Path) -> str:
 
 def pack(target: Path) -> None:
     """Copies FILES and vLLM's version. The copies are vLLM's and stay out of the repository."""
-    folder = find_folder(None)
+    folder = find_folder()
     metadata = [p.relative_to(folder) for p in folder.glob("vllm*.dist-info/METADATA")]
     for file in [*FILES.values(), *metadata]:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +198,7 @@ class VllmNumba(Contestant):
             raise UnavailableError("vLLM's proposer finds the earliest match only")
         if importlib.util.find_spec("numba") is None:
             raise UnavailableError("numba is not installed")
-        folder = find_folder(options.vllm_path)
+        folder = find_folder()
         self._lengths, self._token_ids = workload.lengths, workload.token_ids
         self._k = options.k
         self._sampled = make_sampled_lists(workload)

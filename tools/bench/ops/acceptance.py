@@ -78,7 +78,6 @@ class Acceptance(Op):
     sizes = ()
     peers = tuple(PEERS)
     engines = ("index",)
-    unused_settings = frozenset({"config", "k", "match_policy", "threads", "rounds", "device"})
     assumptions: Mapping[str, Any] = {
         "engine": "index: drafted by NgramProposer",
         "k": K,
@@ -199,7 +198,6 @@ class AcceptanceStore(Op):
     sizes = ()
     peers = (STORE_PEER,)
     engines = ("index",)
-    unused_settings = Acceptance.unused_settings
     assumptions: Mapping[str, Any] = {
         "engine": "index: drafted by NgramProposer, one conversation after the other, a store per "
         "set, empty at first",

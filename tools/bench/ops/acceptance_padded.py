@@ -114,9 +114,6 @@ class AcceptancePadded(Op):
     name = "acceptance-padded"
     help = "tokens per step on recorded sets if every drafted token is verified"
     sizes = ()
-    unused_settings = frozenset(
-        {"config", "k", "match_policy", "threads", "rounds", "device", "engine", "peers"}
-    )
     assumptions: Mapping[str, Any] = {
         "drafts": "those of the V2 runner's call (NgramSpeculator.propose), padded to k tokens, "
         "all of which count as drafted",

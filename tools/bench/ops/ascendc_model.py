@@ -131,7 +131,6 @@ class AscendcModel(Op):
     name = "ascendc-model"
     help = "modelled times of the AscendC kernels on a 910B; nothing is timed"
     sizes = ("1x8k", "1x128k", "16x128k", "128x8k", "128x32k")
-    unused_settings = frozenset({"frontend", "threads", "cache", "rounds", "data_kind", "device"})
     assumptions: Mapping[str, Any] = {
         "what": "a model of a 910B with the host twin's counts; no NPU was used",
         "cores": CORES,

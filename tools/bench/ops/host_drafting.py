@@ -205,7 +205,6 @@ class HostDraftingStep(Op):
     sizes = ("1x1k", "128x1k", "256x1k", "1x32k", "128x32k", "256x32k")
     peers = ("finish", "no-store", "enqueue", "v2")
     device_peers = ("round-trip",)
-    unused_settings = frozenset({"config", "match_policy", "engine", "threads"})
     peer_makers: ClassVar[Mapping[str, Make]] = {
         "finish": lambda workload, options: Job(workload, options, "finish"),
         "no-store": lambda workload, options: Job(workload, options, None),
@@ -245,7 +244,6 @@ class HostLatency(Op):
     help = "round trips of drafting on the host: idle, spinning, with busy cores, with 8 processes"
     sizes = ("1x1k", "128x32k", "256x32k")
     device_peers = ()
-    unused_settings = frozenset({"config", "match_policy", "engine", "threads", "cache"})
     assumptions: Mapping[str, Any] = {
         "round trip": "from the call that enqueues a step until the device has its drafts; one "
         "token per request, ladder, no store",

@@ -113,7 +113,6 @@ class MergeDrafts(Op):
     help = "the choice between neural and n-gram drafts; the context has no effect"
     sizes = ("1x4k", "32x4k", "256x4k")
     peers = device_peers = ("eager",)
-    unused_settings = frozenset({"config", "match_policy"})
     peer_makers: ClassVar[Mapping[str, Make]] = {"eager": Eager}
 
     def workload(self, size: Size, options: Options) -> Workload:

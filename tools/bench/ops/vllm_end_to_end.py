@@ -106,9 +106,6 @@ class VllmEndToEnd(Op):
     help = "tokens per second of vLLM's engine on the CPU, with and without drafts"
     sizes = ("1x1k", "16x1k", "1x8k", "16x8k")
     peers = tuple(name for name in CONTESTANTS if name != "ours")
-    unused_settings = frozenset(
-        {"match_policy", "frontend", "threads", "cache", "data_kind", "device"}
-    )
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         names = ["ours", *(self.peers if options.peers is None else options.peers)]
