@@ -65,12 +65,8 @@ class Options:
         sizes: Empty: the op's defaults.
         peers: Names of the op's peers, or ``ours:key=value,...``; None: the op's defaults.
         engine: One of the op's engines; empty: its first.
-        min_n, max_n, k, match_policy: Arguments of the lookup.
         threads: Maximum number of our threads; peers keep their own defaults.
-        cache: State of the caches before each timed step.
-        rounds: Measured rounds.
         steps: Timed steps per round and contestant; 0: chosen by their duration.
-        data_kind: Contents of the rows.
         ngram_sizes: "consecutive" or "ladder". A ladder needs the index on the CPU, and has its own
             min_n, max_n, match_policy and overlap.
         min_draft_probability: As in `NgramConfig`; above 0 it implies a ladder.

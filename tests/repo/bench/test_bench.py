@@ -18,7 +18,6 @@ from tools.bench.measure import Contestant, Drafts
 from tools.bench.ops import OPS
 from tools.bench.ops.index import IndexStepContestant
 from tools.bench.ops.spec_state import Correction, CorrectSpecState, Eager, Fused
-from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
 from tools.bench.options import BenchError, Options, Size
 
 TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
@@ -117,27 +116,3 @@ def test_ratio_is_median_of_rounds_not_ratio_of_medians() -> None:
     assert measure.spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
     ours, peer = [1.0, 10.0, 2.0], [5.0, 50.0, 30.0]
     assert measure.ratios(peer, ours)["median"] == 5.0
-
-
-class FakeEngine:
-    """An engine process of vllm-end-to-end."""
-
-    def __init__(self, seconds: float, first_token: int) -> None:
-        self._seconds, self._first_token = seconds, first_token
-
-    def run(self, prompts: list[list[int]]) -> dict[str, Any]:
-        seconds = dict.fromkeys(("seconds", "cpu_seconds", "drafting_seconds"), self._seconds)
-        texts = [[self._first_token, prompt[-1]] for prompt in prompts]
-        return {**seconds, "token_ids": texts}
-
-
-def test_end_to_end_counts_requests_with_other_text() -> None:
-    engines: Any = {
-        "ours": FakeEngine(1, 7),
-        "no-speculation": FakeEngine(4, 7),
-        "vllm-ngram": FakeEngine(2, 8),
-    }
-    result = VllmEndToEnd()._compare_engines(engines, Size(3, 1024), list(range(5000)), 2)
-    assert list(result["requests_with_other_text"].values()) == [0, 0, 3]
-    ratios = {name: ratio["median"] for name, ratio in result["ratio"].items()}
-    assert ratios == {"ours over no-speculation": 4, "ours over vllm-ngram": 2}

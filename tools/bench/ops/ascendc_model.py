@@ -108,9 +108,9 @@ class Twin:
             load_kernels("cpu", "cpu", _library.cpu_library_path())
 
     @contextmanager
-    def override_plan(self, *, spans: int = 0, tile_tokens: int = 0) -> Iterator[None]:
-        """Lookups with other spans per row or other tiles than planned; 0: as planned."""
-        self._library.ngram_npu_ascendc_twin_set_lookup(spans, tile_tokens)
+    def override_plan(self, *, spans: int) -> Iterator[None]:
+        """Lookups with other spans per row than planned."""
+        self._library.ngram_npu_ascendc_twin_set_lookup(spans, 0)
         try:
             yield
         finally:

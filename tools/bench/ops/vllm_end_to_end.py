@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -56,22 +55,14 @@ CONTESTANTS: Mapping[str, tuple[str | None, dict[str, str], str]] = {
 
 
 class EngineProcess:
-    """One contestant's engine, which waits while another is measured."""
+    """One contestant's engine, which waits while another is measured. Its output is on stderr."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
         paths = [str(ROOT), environment.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
         variables = {**os.environ, **_ENVIRONMENT, **environment, "LD_PRELOAD": _find_openmp()}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        self._log = log
-        with log.open("w") as file:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                env=variables,
-            )
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables)
         self._read_answer()
 
     def run(self, prompts: list[list[int]]) -> dict[str, Any]:
@@ -87,16 +78,13 @@ class EngineProcess:
     def stop(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        self._process.wait(60)
 
     def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise BenchError(f"the engine ended:\n{self._log.read_text()[-2000:]}")
+            raise BenchError("the engine ended; its output states why")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -206,12 +194,11 @@ def start_engine(
         "async_scheduling": name == "ours-async",
     }
     command = [sys.executable, "-m", vllm_engine.__name__, str(model), json.dumps(arguments)]
-    with tempfile.TemporaryDirectory() as folder:
-        engine = EngineProcess(command, environment, Path(folder) / "log")
-        try:
-            yield engine
-        finally:
-            engine.stop()
+    engine = EngineProcess(command, environment)
+    try:
+        yield engine
+    finally:
+        engine.stop()
 
 
 def make_prompts(size: Size, corpus: list[int]) -> list[list[int]]:
