@@ -51,9 +51,9 @@ def find_problems(path: Path) -> list[str]:
     searched = set(re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic))
     problems = {f"needs {library}" for library in needed - allowed - RUNTIME}
     problems |= {f"searches {folder}" for folder in searched - {"$ORIGIN"}}
-    own = {library for library in needed if library.startswith("libngram_npu_")}
+    dependencies = {library for library in needed if library.startswith("libngram_npu_")}
     if "$ORIGIN" not in searched:
-        problems |= {f"does not search its own folder for {library}" for library in own}
+        problems |= {f"does not search its own folder for {library}" for library in dependencies}
     for fields in map(str.split, symbols.splitlines()):
         if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK", "UNIQUE"}:
             continue

@@ -81,7 +81,7 @@ def parse(text: str) -> Code:
             _, predicate, name, operands = match.groups()
             target = _TARGET.search(operands)
             # A branch may have its predicate among its operands. BRA.DIV is taken only by warps
-            # whose threads have diverged.
+            # with diverged threads.
             is_conditional = bool(predicate) or name == "BRA.DIV"
             is_conditional |= name == "BRA" and bool(re.match(r"\s*!?U?P\d", operands))
             encoding = _ENCODING.search(next_line)

@@ -8,15 +8,15 @@ are counted, not only those where steps begin, because these depend on the table
 has the same weight, whatever its length.
 
 A cell is smoothed towards the rate of its neighbours with the weight of `STRENGTH` observations.
-Neighbours are the cells whose match differs by at most one and whose byte agrees on whether the
-candidate was right. The number of observations of a cell counts after weighting: (sum of weights)^2
-/ sum of squared weights.
+Neighbours are the cells with a match that differs by at most one and a byte that agrees on whether
+the candidate was right. A cell's number of observations counts after weighting: (sum of
+weights)^2 / sum of squared weights.
 
 The store's table has the same for tokens after a draft's first. The column of the first one
 contains how often its entry was right and wrong, in steps; neighbours differ by at most one step.
 The store contains the earlier conversations, in the order of the file.
 
-A third table, in a file whose name begins with `match_`, has costs by match alone: the longest
+A third table, in a file with the prefix `match_`, has costs by match alone: the longest
 n-gram of up to 16 tokens, on the tokens of every draft of 16.
 
 The same conversations, tokenizer and options give the same table.
@@ -54,7 +54,7 @@ STRENGTH = 8.0
 _PRIVATE = ("--data", "--output", "--compare")
 _ABOUT = (
     "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given that those "
-    "before it were; by match (row) and by the byte beside the token (column). The store's first "
+    "before it were; by match (row) and by the byte of the token (column). The store's first "
     "tokens: by how often the entry was right (6 steps) and wrong (4), from column 32 on."
 )
 _ABOUT_MATCH = (
@@ -80,7 +80,7 @@ def load(paths: Sequence[Path], tokenizer: ReplayTokenizer) -> dict[str, list[To
 
 @dataclass(frozen=True)
 class Observed:
-    """Counts of draft tokens whose predecessors were all accepted, by cell of a table."""
+    """Counts of draft tokens after accepted ones only, by cell of a table."""
 
     tried: IntArray
     right: IntArray

@@ -55,16 +55,16 @@ def check_package(python: Path, wheel: Path | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="ngram-npu-") as folder:
         home = Path(folder) / "venv"
-        own = str(home / "bin/python")
+        own_python = str(home / "bin/python")
         settings = [f"--config-settings={s}" for s in (*SETTINGS, f"build-dir={folder}/build")]
         package = [*settings, str(ROOT)] if wheel is None else [str(wheel)]
         replay = ("replay", "--demo", "--tokenizer", "bytes", "--limit", "8")
         for command in (
             [str(python), "-m", "venv", str(home)],
-            [own, *PIP, "install", "hypothesis>=6.100,<7", *package],
-            [own, "-m", "ngram_npu_cli", "doctor"],
+            [own_python, *PIP, "install", "hypothesis>=6.100,<7", *package],
+            [own_python, "-m", "ngram_npu_cli", "doctor"],
             [str(home / "bin/ngram-npu"), *replay],
-            [own, str(PARITY)],
+            [own_python, str(PARITY)],
         ):
             problem = run_command(command, {**environment, "NGRAM_NPU_TORCH": "OFF"}, folder)
             if problem:
@@ -98,8 +98,8 @@ def check_version(version: str) -> tuple[str, bool]:
 
 
 def main() -> int:
-    own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    versions = [version for version in SUPPORTED if version != own]
+    own_version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    versions = [version for version in SUPPORTED if version != own_version]
     has_failed = False
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each version's tests use one core
         for done in as_completed(pool.submit(check_version, version) for version in versions):

@@ -206,7 +206,7 @@ class HostDrafting:
             config: Lookup and draft settings.
             num_rows, capacity, max_sampled: R, S and M.
             device: Device of the sampled tokens and of the drafts.
-            lag: Number of steps by which the store lags behind the sampled tokens. A scheduler that
+            lag: Number of steps until sampled tokens enter the store. A scheduler that
                 runs ahead learns of a request's end with this delay. Steps without a request in any
                 of their rows do not count.
             index, store: In host memory, with R slots. Only jobs change them.

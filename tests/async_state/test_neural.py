@@ -28,7 +28,7 @@ def begin(state: AsyncSpecState, **changes: Any) -> None:
 
 
 def start(**changes: Any) -> AsyncSpecState:
-    """One request, whose first step has begun. After the token 3, its n-gram drafts are 1 2."""
+    """One request in its first step. After the token 3, its n-gram drafts are 1 2."""
     state = small_state(**{"merge": CHEAP, **changes})
     begin(state)
     return state

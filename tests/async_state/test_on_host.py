@@ -81,7 +81,7 @@ def _make_scenario(seed: int, config: NgramConfig) -> Scenario:
     scenario.config = replace(scenario.config, ngram=config, engine="index")
     for request in scenario.requests:
         if rng.random() < 0.5:
-            request.stop = Stop(max_length=len(request.wanted))
+            request.stop = Stop(max_length=len(request.expected_tokens))
     return scenario
 
 

@@ -128,13 +128,13 @@ class VllmNgramGpu(_Rows):
         try:
             proposer_class = load_class(folder, "NgramProposerGPU", define_device_modules)
             proposer = proposer_class(config, torch.device(options.device))
-            wanted = proposer.vllm_config.compilation_config.inductor_compile_config
+            inductor_options = proposer.vllm_config.compilation_config.inductor_compile_config
             known = torch._inductor.list_options()  # newer releases have no use_mixed_mm
             kernel = torch.compile(
                 proposer.kernel,
                 fullgraph=True,
                 dynamic=False,
-                options={name: value for name, value in wanted.items() if name in known},
+                options={name: value for name, value in inductor_options.items() if name in known},
             )
             self.function = lambda lengths: kernel(lengths, self._token_ids, all_rows)
             self.function(self._lengths[0])

@@ -22,7 +22,7 @@ VARIANT_OPTIONS = (
     *("threads", "frontend", "match_policy", "engine", "min_n", "max_n", "k"),
     *("ngram_sizes", "min_draft_probability"),
 )
-"""Options that a peer ``ours:key=value`` may change; ``sizes`` stands for ``ngram_sizes``."""
+"""Options that a peer ``ours:key=value`` may change; ``sizes`` sets ``ngram_sizes``."""
 
 
 class BenchError(Exception):

@@ -106,14 +106,13 @@ class Acceptance(Op):
         parts: dict[str, list[Part]] = {"whole": [], "odd": []}
         for name, requests in load([find_data(options.data)], load_tokenizer()).items():
             even, odd = (_count_part(requests[PARTS[p]], peers) for p in ("even", "odd"))
-            whole = even + odd
-            parts["whole"].append(whole)
+            parts["whole"].append(even + odd)
             parts["odd"].append(odd)
             yield {
                 "set": name,
                 "conversations": len(requests),
-                "whole": _make_figures(whole),
-                "whole_by_limit": _make_curve(whole, K[0]),
+                "whole": _make_figures(even + odd),
+                "whole_by_limit": _make_curve(even + odd, K[0]),
             }
         summaries = {name: _summarize(part) for name, part in parts.items()}
         yield {"set": "all", **summaries}

@@ -203,15 +203,15 @@ def start_engine(
 
 def make_prompts(size: Size, corpus: list[int]) -> list[list[int]]:
     """Returns a document that the requests share, followed by a different passage per request."""
-    own = min(OWN_TOKENS, size.context)
-    shared = (corpus * (size.context // len(corpus) + 1))[: size.context - own]
+    num_own_tokens = min(OWN_TOKENS, size.context)
+    shared = (corpus * (size.context // len(corpus) + 1))[: size.context - num_own_tokens]
     doubled = corpus + corpus
     starts = [number * 1777 % len(corpus) for number in range(1, size.batch + 1)]
-    return [shared + doubled[start : start + own] for start in starts]
+    return [shared + doubled[start : start + num_own_tokens] for start in starts]
 
 
 def widened(tiny: Path) -> Path:
-    """Returns the tests' model with more neurons, whose output weights are zero: it generates the
+    """Returns the tests' model with more neurons with output weights of zero: it generates the
     same text, and a forward pass costs as much as in a real model of that size."""
     wide = tiny.with_name(f"{tiny.name}-{INTERMEDIATE_SIZE}")
     if wide.exists():
