@@ -45,19 +45,12 @@ def write_distributions(
             wheel.writestr(name, BINARY)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_own"),
-    [
-        ("docs/a.png", True),
-        ("ngram_npu/libngram_npu.so", True),
-        ("other-1.0-py3-none-any.whl", False),
-        ("ngram_npu/libother.so", False),
-    ],
-)
-def test_release_may_contain_own_binaries_only(root: Path, name: str, is_own: bool) -> None:
-    write_distributions(root, REQUIRED, METADATA, (name,))
-    problems = [line.partition(": ")[2] for line in find_problems(root / "dist", root)]
-    assert problems == ([] if is_own else [f"foreign binary {name}"] * 2)
+def test_release_may_contain_own_binaries_only(root: Path) -> None:
+    own = ("docs/a.png", "ngram_npu/libngram_npu.so")
+    foreign = ("other-1.0-py3-none-any.whl", "ngram_npu/libother.so")
+    write_distributions(root, REQUIRED, METADATA, own + foreign)
+    problems = {line.partition(": ")[2] for line in find_problems(root / "dist", root)}
+    assert problems == {f"foreign binary {name}" for name in foreign}
 
 
 def test_wrong_release_is_rejected(root: Path) -> None:

@@ -238,17 +238,13 @@ class HostDraftingStep(Op):
 
 class HostLatency(Op):
     """A job runs in a thread of the driver. This measures how late it may be if cores are busy,
-    with other engines on the machine, or while another job runs."""
+    with other engines on the machine, or while another job runs: from the call that enqueues a step
+    until the device has its drafts. One token per request, ladder, no store."""
 
     name = "host-latency"
     help = "round trips of drafting on the host: idle, spinning, with busy cores, with 8 processes"
     sizes = ("1x1k", "128x32k", "256x32k")
     device_peers = ()
-    assumptions: Mapping[str, Any] = {
-        "round trip": "from the call that enqueues a step until the device has its drafts; one "
-        "token per request, ladder, no store",
-        "launch": "enqueueing a step while the previous step's job runs",
-    }
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         for size in self.select_sizes(options):
