@@ -52,10 +52,6 @@ class Size:
         is_round = self.context % 1024 == 0
         return f"{self.batch}x{f'{self.context // 1024}k' if is_round else self.context}"
 
-    @property
-    def tokens(self) -> int:
-        return self.batch * self.context
-
 
 @dataclass(frozen=True)
 class Options:
