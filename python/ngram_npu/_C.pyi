@@ -15,9 +15,6 @@ import numpy.typing as npt
 
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
-_UInt8 = npt.NDArray[np.uint8]
-_Int8 = npt.NDArray[np.int8]
-_Costs = npt.NDArray[np.uint8] | npt.NDArray[np.int16]
 
 __version__: str
 compiler: str
@@ -113,29 +110,16 @@ class IndexPolicy:
         """Returns the number of steps after which absent requests lose their slots; negative: all
         keep them."""
 
-def index_catch_up(
-    policy: IndexPolicy,
-    token_ids: _Int32,
-    num_tokens: _Int32,
-    index: _Int32,
-    slot_indices: _Int32,
-    num_sampled: _Int32,
-    min_n: int,
-    max_n: int,
-    match_policy: int,
-    ladder: bool,
-    outcomes: bool,
-    steps: int,
-) -> tuple[_Int32, int]:
+def index_catch_up(policy: IndexPolicy, *arguments: Any) -> tuple[_Int32, int]:
     """Indexes, before a lookup, some of the tokens of rows that their slots do not contain.
 
     The time spent is 1/32 of a scan of the rows that draft (num_sampled > 0), plus the time that
     rows without a scan save; at least ``policy.min_index_budget`` are indexed. All of this is
     multiplied by ``steps``. If no row drafts, ``policy.prefill_index_budget`` are indexed.
 
-    token_ids [>= B,S]; num_tokens, slot_indices and num_sampled [B]; ``min_n`` and later arguments
-    as in ``ngram_index_append_``. Returns the slots for the lookup [B], -1 for rows to scan, and
-    the number of rows to scan."""
+    Arguments: token_ids [>= B,S], num_tokens [B], index, slot_indices [B], num_sampled [B]; min_n,
+    max_n, match_policy, ladder, outcomes as in ``ngram_index_append_``; steps. Returns the slots
+    for the lookup [B], -1 for rows to scan, and the number of rows to scan."""
 
 STORE_BLOCK_TOKENS: int
 STORE_MIN_BLOCKS_PER_SLOT: int
@@ -185,46 +169,16 @@ class StreamDrafter:
     """Drafts in jobs: csrc/cpu/host_drafting.h. Its arrays stay alive while jobs are pending."""
 
     pending: int
-    def __init__(
-        self,
-        *,
-        num_rows: int,
-        capacity: int,
-        max_sampled: int,
-        lag: int,
-        sampled: _Int32,
-        drafts: _UInt8,
-        min_n: int,
-        max_n: int,
-        k: int,
-        match_policy: int = ...,
-        overlap: bool = ...,
-        max_len: int = ...,
-        fill: bool = ...,
-        match_costs: _UInt8 | None = ...,
-        ladder: bool = ...,
-        costs: _Costs | None = ...,
-        cost_limit: int = ...,
-        index: _Int32 | None = ...,
-        store: _Int32 | None = ...,
-        store_costs: _Costs | None = ...,
-        token_logits: _Int8 | None = ...,
-    ) -> None:
-        """sampled [num_rows,1+max_sampled]; drafts uint8 [stream_results_bytes(num_rows, k)]."""
+    def __init__(self, **arguments: Any) -> None:
+        """num_rows, capacity, max_sampled, lag, sampled [num_rows,1+max_sampled], drafts uint8
+        [stream_results_bytes(num_rows, k)], fill, index, store, store_costs, and a lookup's
+        arguments."""
 
     def begin(
-        self,
-        row: int,
-        tokens: _Int32,
-        scope: int,
-        stop_tokens: _Int32,
-        max_length: int = ...,
-        prompt_length: int = ...,
-        min_output: int = ...,
-        min_pattern: int = ...,
-        max_pattern: int = ...,
-        min_count: int = ...,
-    ) -> None: ...
+        self, row: int, tokens: _Int32, scope: int, stop_tokens: _Int32, *limits: int
+    ) -> None:
+        """``limits`` are those of ngram_npu.host_drafting.Stop after its tokens, in order."""
+
     def end(self, row: int) -> None: ...
     def step(self, rows: _Int32) -> int: ...
     def cancel_job(self) -> None: ...

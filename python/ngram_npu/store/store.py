@@ -107,7 +107,7 @@ class _ClearedDuringSaveError(Exception):
 
 
 class NgramStore:
-    """The memory behind the store operators: text of requests, from which other requests draft.
+    """The memory of the store operators: text of requests, from which other requests draft.
 
     Memory is bounded: new text overwrites the oldest. One tensor holds text and entries; per token
     of capacity it takes 5 bytes for text and 16 to 32 bytes for entries, rounded to a power of two
@@ -543,7 +543,7 @@ _STORES: WeakSet[NgramStore] = WeakSet()
 
 
 def _release_locks_in_child() -> None:
-    """Unlocks all stores in a forked process, where the threads that held the locks do not exist.
+    """Unlocks all stores in a forked process, where the threads that took the locks do not exist.
     A store that such a thread was writing to is incomplete, so it is emptied."""
     for store in _STORES:
         store._mutex = threading.RLock()
