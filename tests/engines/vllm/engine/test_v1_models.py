@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from engines import greedy
+from engines import Method, greedy, start_engine
 from transformers import AutoModelForCausalLM
-from v1_runs import INDEX, class_method, start_engine
+from v1_runs import INDEX, Recorder
 
 from tools.bench.ops.vllm_end_to_end import INTERMEDIATE_SIZE, widened
 
@@ -71,10 +71,10 @@ def test_hybrid_model_drafts_in_every_step_by_default(
     """If the lookup finds nothing, the draft is the newest token. vLLM reports the layer's kind."""
     chooser = random.Random(0)
     prompts = [[chooser.randrange(3, 1024) for _ in range(20)] * 2 for _ in range(6)]
-    method = class_method({**INDEX, **options})
+    method = Method("custom_class", {**INDEX, **options})
     with start_engine(hybrid, method, **OPTIONS) as engine:
         assert engine.llm.llm_engine.vllm_config.model_config.is_hybrid
-        run = engine.run([(prompt, greedy(20)) for prompt in prompts])
+        run = Recorder(engine, method).run([(prompt, greedy(20)) for prompt in prompts])
     assert all(len(output.token_ids) == 20 for outputs in run.outputs for output in outputs)
     empty = sum(not draft for draft in run.drafts)
     assert len(run.drafts) >= 60

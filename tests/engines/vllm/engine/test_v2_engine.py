@@ -3,20 +3,19 @@ speculator's."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
-import beside_runs
 import pytest
 import v2_runs
-from engines import greedy
-from ngram_npu.engines.vllm import plugin, v2
+from engines import greedy, start_engine
+from ngram_npu.engines.vllm import v2
 from ngram_npu.engines.vllm.options import Options, read_options
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
-from v2_runs import METHODS
+from v2_runs import METHODS, Run
 from vllm import SamplingParams
-from vllm.v1.worker.gpu import model_runner, warmup
+from vllm.v1.worker.gpu import warmup
 
 if TYPE_CHECKING:
     from conftest import Runs
@@ -50,10 +49,10 @@ def test_requests_have_preemptions_rejections_and_grammars(runs: Runs, method: s
     assert run.partly_accepted >= 5
     assert run.accepted >= 100
     assert run.grammars >= 10
-    ends = [reason for _, reason in run.outputs]
+    ends = [output[0].finish_reason for output in run.outputs]
     assert ends.count("stop") >= 1
     assert ends.count("length") >= 12
-    assert len({tuple(tokens) for tokens, _ in run.outputs}) >= 18
+    assert len(set(map(tuple, run.get_token_ids()))) >= 18
 
 
 @pytest.mark.parametrize("method", ["async-index", "sync-scan"])
@@ -63,11 +62,6 @@ def test_accepted_tokens_are_counted_without_padding(runs: Runs, method: str) ->
     verified, accepted = run.draft_counts.sum(1)
     assert verified > accepted
     assert run.accepted >= accepted > run.accepted / 2
-
-
-@pytest.mark.parametrize("method", ["none", *SPECULATING])
-def test_scheduling_is_asynchronous_if_requested(runs: Runs, method: str) -> None:
-    assert runs(method).batch_queue_size == (2 if METHODS[method].asynchronous else 1)
 
 
 def test_match_policy_changes_drafts_only(runs: Runs) -> None:
@@ -102,7 +96,7 @@ def test_store_contains_generated_tokens_and_drafts(runs: Runs, method: str) -> 
     assert run.store.calls_busy == 0
     assert run.grammars >= 10
     assert run.scopes == 2
-    generated = sum(len(tokens) for tokens, _ in run.outputs)
+    generated = sum(map(len, run.get_token_ids()))
     assert generated / 2 < run.store.tokens_entered <= generated, "no token after a stop is stored"
 
 
@@ -115,8 +109,7 @@ def test_delayed_jobs_draft_the_same(runs: Runs) -> None:
 
 
 def test_jobs_before_their_copies_are_detected(model: Path, runs: Runs) -> None:
-    method = replace(METHODS["late-index"], stream=v2_runs.UnorderedStream)
-    run = v2_runs.run(model, method, count=4)
+    run = v2_runs.run(model, "late-index", 4, v2_runs.UnorderedStream)
     assert len(run.mismatches) >= 10
     assert run.outputs == runs("none").outputs[:4], "wrong drafts do not change the text"
 
@@ -133,21 +126,18 @@ def test_step_waits_as_often_as_with_stock_speculator(runs: Runs, method: str) -
         assert run.waits == run.steps + run.grammars
 
 
-def _run_until_max_model_len(model: Path, method: str) -> tuple[v2_runs.Run, int, Any]:
+def _run_until_max_model_len(model: Path, method: str) -> tuple[Run, int, Any]:
     """Runs five requests that end at the model's length, which vLLM fits to its KV cache. Returns
     the results, the length and the statistics of the store."""
-    result = v2_runs.Run()
-    arguments = {**METHODS[method].arguments, "max_model_len": -1}
-    if arguments["additional_config"]:
-        plugin.install_v2()
-    with v2_runs.start_engine(model, arguments, result) as engine:
+    result = Run()
+    with start_engine(model, METHODS[method], max_model_len=-1) as engine:
         max_model_len: int = engine.runner.req_states.max_model_len
         prompts = [prompt for prompt, _ in v2_runs.make_requests(model)[:5]]
-        v2_runs.serve(engine, [(prompt, greedy(2000)) for prompt in prompts], result)
+        engine.serve([(prompt, greedy(2000)) for prompt in prompts], result)
         shared = getattr(engine.drafter, "shared_store", None)
         statistics = shared and shared.contents.statistics
         del shared
-    assert [reason for _, reason in result.outputs] == ["length"] * 5
+    assert [output[0].finish_reason for output in result.outputs] == ["length"] * 5
     return result, max_model_len, statistics
 
 
@@ -166,28 +156,24 @@ def test_drafts_and_store_end_at_fitted_max_model_len(
     run, fitted, statistics = _run_until_max_model_len(model, "store")
     assert fitted <= longest < 2000 < options[-1].max_model_len
     assert run.accepted > 0
-    for (tokens, _), (expected_tokens, _) in zip(run.outputs, expected.outputs, strict=True):
+    token_ids = run.get_token_ids()
+    for tokens, expected_tokens in zip(token_ids, expected.get_token_ids(), strict=True):
         assert tokens == expected_tokens[: len(tokens)]
-    generated = sum(len(tokens) for tokens, _ in run.outputs)
+    generated = sum(map(len, token_ids))
     assert generated / 2 < statistics.tokens_entered <= generated
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize(
+    "method",
+    [METHODS["store"], v2_runs.beside("draft_model", {**v2_runs.STORE, "metrics": True})],
+    ids=["ngram", "beside"],
+)
 def test_warm_up_requests_leave_store_index_and_metrics_empty(
-    model: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+    model: Path, monkeypatch: pytest.MonkeyPatch, method: v2_runs.Method
 ) -> None:
-    monkeypatch.setattr(model_runner, "init_speculator", model_runner.init_speculator)
-    plugin.install_v2()
-    plugin.install_beside()
-    options = {**v2_runs.LADDER, "store": "live"}
-    if beside:
-        arguments = beside_runs.Method("draft_model", ours=options).make_arguments(model)
-    else:
-        arguments = v2_runs.Method(ours=options).arguments
-    result = v2_runs.Run()
-    with v2_runs.start_engine(model, arguments, result) as engine:
+    with start_engine(model, method) as engine:
         lookup = getattr(engine.drafter, LOOKUP_ATTRIBUTE, engine.drafter)
-        calls = _record_calls(engine.drafter)
+        engine.drafter.propose = propose = Mock(wraps=engine.drafter.propose)
         steps = engine.runner, engine.worker.execute_model, engine.worker.sample_tokens
         monkeypatch.setattr("torch.accelerator.synchronize", lambda: None)  # needs a GPU
         # Triton's interpreter cannot run the kernel for top_k and top_p.
@@ -196,26 +182,13 @@ def test_warm_up_requests_leave_store_index_and_metrics_empty(
         )
         warmup.warmup_kernels(*steps)
         assert warmup.run_mixed_prefill_decode_warmup(*steps, 8)
-        assert len(calls) > 5
+        assert sum(not call.kwargs.get("dummy_run") for call in propose.call_args_list) > 5
         store, sums = lookup.shared_store.contents, lookup._stats._sums
         statistics = store.statistics
         assert statistics.lookups == statistics.tokens_entered == statistics.open_slots == 0
         assert set(sums.values()) == {0}
         assert lookup.index.statistics.rows_indexed == 0
-        v2_runs.serve(engine, v2_runs.make_requests(model)[:4], result)
+        engine.serve(v2_runs.make_requests(model)[:4], Run())
         assert store.statistics.tokens_entered > 50
         assert lookup._stats._sums["rows"] > 30
-        del lookup, calls, steps, store, sums
-
-
-def _record_calls(speculator: Any) -> list[bool]:
-    """Returns a list that gets an item for each call of `propose` that is not a dummy run."""
-    propose, calls = speculator.propose, []
-
-    def recorded(*args: Any, dummy_run: bool = False, **kwargs: Any) -> Any:
-        if not dummy_run:
-            calls.append(True)
-        return propose(*args, dummy_run=dummy_run, **kwargs)
-
-    speculator.propose = recorded
-    return calls
+        del lookup, propose, steps, store, sums

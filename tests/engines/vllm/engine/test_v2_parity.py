@@ -6,11 +6,12 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import engines  # noqa: F401, repairs Triton's interpreter
 import numpy as np
-import pytest
 import torch
 from ngram_npu.engines.vllm.v2 import NgramSpeculator
-from v2_runs import STOCK, call_stock
+from v2_runs import call_stock
+from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from tools.bench.data import make_workload
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 EPISODES, STEPS = 50, 20
 
 
-def _config(rng: random.Random, rows: int, capacity: int) -> Any:
+def _make_config(rng: random.Random, rows: int, capacity: int) -> Any:
     low = rng.randint(1, 4)
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
@@ -40,95 +41,71 @@ def _config(rng: random.Random, rows: int, capacity: int) -> Any:
 
 
 class _Episode:
-    """A runner with a few rows, whose requests arrive, prefill in chunks, sample tokens and end."""
+    """A runner with a few rows, whose requests begin, sample tokens or none, and end."""
 
     def __init__(self, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.rows, self.capacity = self.rng.randint(1, 5), self.rng.choice([24, 64, 100])
-        self.config = _config(self.rng, self.rows, self.capacity)
-        self.k = self.config.speculative_config.num_speculative_tokens
-        self.alphabet = self.rng.choice([1, 2, 3, 8, 1000])
+        self._rng = random.Random(seed)
+        rows, self._capacity = self._rng.randint(1, 5), self._rng.choice([24, 64, 100])
+        self.config = _make_config(self._rng, rows, self._capacity)
+        self._k = self.config.speculative_config.num_speculative_tokens
+        self._alphabet = self._rng.choice([1, 2, 3, 8, 1000])
         self.state = RequestState(
-            self.rows, self.capacity, 64, self.k, 1000, CPU, use_dense_all_token_ids=True
+            rows, self._capacity, 64, self._k, 1000, CPU, use_dense_all_token_ids=True
         )
-        self.prefilling: set[str] = set()
-        self.num_requests = 0
 
     def make_speculator(self, engine: str) -> NgramSpeculator:
         self.config.additional_config = {"ngram_npu": {"engine": engine}}
         return NgramSpeculator(self.config, CPU, self.state)
 
-    def step(self) -> tuple[Any, torch.Tensor]:
+    def step(self, number: int) -> tuple[Any, torch.Tensor]:
         """Returns the batch of a step and the number of tokens that each row sampled."""
-        for request in list(self.state.req_id_to_index):
-            if self.rng.random() < 0.1 or self._length(request) + self.k + 1 > self.capacity:
-                self.state.remove_request(request)
-                self.prefilling.discard(request)
-        while self.state.free_indices and (self.rng.random() < 0.5 or not self.state.num_reqs):
-            self._add_request()
-        self.state.apply_staged_writes()
-        batch = self.rng.sample(
-            sorted(self.state.req_id_to_index), self.rng.randint(1, self.state.num_reqs)
+        rng, state = self._rng, self.state
+        for request, row in list(state.req_id_to_index.items()):
+            if rng.random() < 0.1 or state.total_len.gpu[row] + self._k + 1 > self._capacity:
+                state.remove_request(request)
+        while state.free_indices and (rng.random() < 0.5 or not state.num_reqs):
+            prompt = self._make_tokens(rng.randint(1, self._capacity - self._k - 2))
+            state.add_request(
+                req_id=f"{number}-{len(state.free_indices)}",
+                prompt_len=len(prompt),
+                all_token_ids=prompt,
+                num_computed_tokens=0,
+                max_tokens=50,
+            )
+        state.apply_staged_writes()
+        requests = rng.sample(sorted(state.req_id_to_index), rng.randint(1, state.num_reqs))
+        rows = [state.req_id_to_index[request] for request in requests]
+        counts = [self._sample(row) for row in rows]
+        batch = SimpleNamespace(
+            req_ids=requests,
+            num_reqs=len(rows),
+            idx_mapping=torch.tensor(rows),
+            idx_mapping_np=np.array(rows, np.int32),
         )
-        counts = [self._sample(request) for request in batch]
-        rows = [self.state.req_id_to_index[request] for request in batch]
-        return (
-            SimpleNamespace(
-                req_ids=batch,
-                num_reqs=len(batch),
-                idx_mapping=torch.tensor(rows),
-                idx_mapping_np=np.array(rows, np.int32),
-            ),
-            torch.tensor(counts, dtype=torch.int32),
-        )
+        return batch, torch.tensor(counts, dtype=torch.int32)
 
-    def _length(self, request: str) -> int:
-        return int(self.state.total_len.gpu[self.state.req_id_to_index[request]])
+    def _make_tokens(self, count: int) -> list[int]:
+        return [self._rng.randrange(self._alphabet) for _ in range(count)]
 
-    def _tokens(self, count: int) -> list[int]:
-        return [self.rng.randrange(self.alphabet) for _ in range(count)]
-
-    def _add_request(self) -> None:
-        request = f"request {self.num_requests}"
-        self.num_requests += 1
-        prompt = self._tokens(self.rng.randint(1, self.capacity - self.k - 2))
-        self.state.add_request(
-            req_id=request,
-            prompt_len=len(prompt),
-            all_token_ids=prompt,
-            num_computed_tokens=0,
-            max_tokens=50,
-        )
-        if self.rng.random() < 0.5:
-            self.prefilling.add(request)
-
-    def _sample(self, request: str) -> int:
-        if request in self.prefilling and self.rng.random() < 0.5:
-            return 0
-        self.prefilling.discard(request)
-        row, count = self.state.req_id_to_index[request], self.rng.randint(1, self.k + 1)
-        tokens, length = torch.tensor(self._tokens(count)), self._length(request)
-        self.state.all_token_ids.gpu[row, length : length + count] = tokens.int()
-        self.state.total_len.gpu[row] = length + count
-        self.state.last_sampled_tokens[row] = tokens[-1]
+    def _sample(self, row: int) -> int:
+        """Appends sampled tokens, or none as in a chunk of a prompt, and returns their number."""
+        count = self._rng.choice([0, *range(1, self._k + 2)])
+        if count:
+            tokens, length = torch.tensor(self._make_tokens(count)), self.state.total_len.gpu[row]
+            self.state.all_token_ids.gpu[row, length : length + count] = tokens.int()
+            self.state.total_len.gpu[row] = length + count
+            self.state.last_sampled_tokens[row] = tokens[-1]
         return count
-
-
-@pytest.fixture(autouse=True, scope="module")
-def repair_interpreter() -> None:
-    from vllm_on_cpu.repairs import register
-
-    register()
 
 
 def test_drafts_equal_on_a_thousand_random_steps() -> None:
     num_matched = num_prefilling = 0
     for seed in range(EPISODES):
         episode = _Episode(seed)
-        stock = STOCK(episode.config, CPU, episode.state)
+        stock = NgramGPUSpeculator(episode.config, CPU, episode.state)
         ours = [episode.make_speculator(engine) for engine in ("scan", "index")]
         for step in range(STEPS):
-            batch, num_sampled = episode.step()
+            batch, num_sampled = episode.step(step)
             rest: list[Any] = [None] * 4 + [num_sampled, None, episode.state.last_sampled_tokens]
             expected = call_stock(stock, episode.state, batch, *rest, *[None] * 3)
             for speculator in ours:
