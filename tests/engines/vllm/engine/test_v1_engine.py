@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from engines import MAX_MODEL_LEN, K
+import torch
+import vllm
+from engines import MAX_MODEL_LEN, K, start_engine
+from v1_runs import METHODS, Recorder, make_requests
 
 if TYPE_CHECKING:
     from conftest import Runs
 
 OURS = ["custom_class", "plugin"]
 SPECULATING = ["ngram", *OURS]
+ASYNCHRONOUS = ["padded", "padded_scan", "trimmed"]
 LADDERS = ["ladder", "ladder_padded"]
 STORES = ["store", "store_padded"]
+ALL = [*SPECULATING, *ASYNCHRONOUS, *LADDERS, *STORES]
 
 
-@pytest.mark.parametrize("method", [*SPECULATING, *LADDERS, *STORES])
+@pytest.mark.parametrize("method", ALL)
 @pytest.mark.parametrize("requests", ["greedy", "structured"])
 def test_text_equals_no_speculation(runs: Runs, method: str, requests: str) -> None:
-    assert runs(method, requests).find_different(runs("none", requests)) == []
+    """Sampled requests would consume other random numbers."""
+    expected = runs("none", requests)
+    different = runs(method, requests).find_different(expected)
+    if (method, requests) == ("trimmed", "structured"):  # vLLM's text was wrong before 0.33
+        stock = runs("async_stock", requests).find_different(expected)
+        assert len(stock) >= 5 if vllm.__version__.startswith("0.32.") else stock == []
+        assert different == stock
+    else:
+        assert different == []
 
 
-@pytest.mark.parametrize("method", [*SPECULATING, *LADDERS, *STORES])
+@pytest.mark.parametrize("method", ALL)
 def test_greedy_requests_have_all_endings_preemptions_and_rejections(
     runs: Runs, method: str
 ) -> None:
@@ -32,7 +46,7 @@ def test_greedy_requests_have_all_endings_preemptions_and_rejections(
     assert ends.count("length") >= 20
     assert len(set(map(tuple, run.get_token_ids()))) >= 40
     assert run.preemptions >= 5
-    assert run.accepted >= 300
+    assert 300 <= run.accepted < 0.95 * sum(map(len, run.drafts))
     assert run.prefilling_rows >= 40
     if method in SPECULATING:
         assert max(max(steps) for steps in run.steps_of_requests.values()) >= MAX_MODEL_LEN - K
@@ -51,6 +65,22 @@ def test_drafts_equal_stock_class(runs: Runs, method: str, requests: str) -> Non
     if requests != "structured":
         assert run.steps_of_requests == stock.steps_of_requests
         assert run.accepted == stock.accepted
+
+
+@pytest.mark.parametrize("method", ASYNCHRONOUS)
+@pytest.mark.parametrize("requests", ["greedy", "sampled", "structured"])
+def test_asynchronous_drafts_equal_stock_class(runs: Runs, method: str, requests: str) -> None:
+    run = runs(method, requests)
+    assert run.mismatches == []
+    assert sum(map(bool, run.drafts)) >= 20
+
+
+@pytest.mark.parametrize("requests", ["greedy", "sampled"])
+def test_trimmed_run_equals_stock_run(runs: Runs, requests: str) -> None:
+    run, stock = runs("trimmed", requests), runs("async_stock", requests)
+    assert run.find_different(stock) == []
+    assert run.steps_of_requests == stock.steps_of_requests
+    assert (run.accepted, run.steps) == (stock.accepted, stock.steps)
 
 
 @pytest.mark.parametrize("method", SPECULATING)
@@ -85,3 +115,46 @@ def test_store_contains_generated_tokens_and_drafts(runs: Runs, method: str) -> 
         for tokens in runs(method, requests).get_token_ids()
     )
     assert 0.5 * generated < store.tokens_entered < 1.1 * generated
+
+
+def test_padded_step_does_not_wait_for_number_of_drafts(runs: Runs) -> None:
+    stock = runs("async_stock", "greedy")
+    assert stock.waits >= stock.steps
+    assert runs("trimmed", "greedy").waits == stock.waits
+    assert [runs("padded", requests).waits for requests in ("greedy", "sampled")] == [0, 0]
+
+
+@pytest.mark.parametrize("method", ["keep_drafting", "trimmed_keep_drafting"])
+def test_keep_drafting_drafts_in_every_step(runs: Runs, method: str) -> None:
+    """Needed by models with recurrent layers; this model has none."""
+    run = runs(method, "greedy")
+    assert run.find_different(runs("none", "greedy")) == []
+    assert all(run.drafts)
+    assert run.mismatches, "the stock class has empty drafts"
+
+
+def test_random_drafts_do_not_change_text(model: Path, runs: Runs) -> None:
+    """The comparison with the stock class detects the wrong drafts."""
+    method = METHODS["padded"]
+    with start_engine(model, method) as engine:
+        propose = engine.drafter.propose
+
+        def propose_random(*args: Any) -> Any:
+            drafts, counts = propose(*args)
+            generator = torch.Generator().manual_seed(int(drafts.sum()))
+            return torch.randint(0, 1000, drafts.shape, generator=generator).int(), counts
+
+        engine.drafter.propose = propose_random
+        run = Recorder(engine, method).run(make_requests(model))
+    assert run.find_different(runs("none", "greedy")) == []
+    assert run.mismatches
+
+
+@pytest.mark.parametrize("method", ["padded", "trimmed"])
+def test_prompt_embeddings_with_ngram_gpu_raise(model: Path, method: str) -> None:
+    message = "ngram_npu: enable_prompt_embeds: expected false, got true"
+    with (
+        pytest.raises(ValueError, match=message),
+        start_engine(model, METHODS[method], enable_prompt_embeds=True),
+    ):
+        pass

@@ -4,14 +4,12 @@ speculator's."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import Mock
 
 import pytest
 import v2_runs
 from engines import greedy, start_engine
-from ngram_npu.engines.vllm import v2
-from ngram_npu.engines.vllm.options import Options, read_options
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from v2_runs import METHODS, Run
 from vllm import SamplingParams
@@ -38,7 +36,6 @@ def test_drafts_equal_stock_speculator_in_every_row(runs: Runs, method: str) -> 
     run = runs(method)
     assert run.mismatches == []
     assert run.state_changes == 0
-    assert run.matched >= 50
 
 
 @pytest.mark.parametrize("method", OURS)
@@ -126,39 +123,23 @@ def test_step_waits_as_often_as_with_stock_speculator(runs: Runs, method: str) -
         assert run.waits == run.steps + run.grammars
 
 
-def _run_until_max_model_len(model: Path, method: str) -> tuple[Run, int, Any]:
-    """Runs five requests that end at the model's length, which vLLM fits to its KV cache. Returns
-    the results, the length and the statistics of the store."""
-    result = Run()
-    with start_engine(model, METHODS[method], max_model_len=-1) as engine:
-        max_model_len: int = engine.runner.req_states.max_model_len
-        prompts = [prompt for prompt, _ in v2_runs.make_requests(model)[:5]]
-        engine.serve([(prompt, greedy(2000)) for prompt in prompts], result)
-        shared = getattr(engine.drafter, "shared_store", None)
-        statistics = shared and shared.contents.statistics
-        del shared
-    assert [output[0].finish_reason for output in result.outputs] == ["length"] * 5
-    return result, max_model_len, statistics
-
-
-def test_drafts_and_store_end_at_fitted_max_model_len(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM lowers max_model_len after it has made the speculator."""
-    options: list[Options] = []
-
-    def record_options(*arguments: Any) -> Options:
-        options.append(read_options(*arguments))
-        return options[-1]
-
-    monkeypatch.setattr(v2, "read_options", record_options)
-    expected, longest, _ = _run_until_max_model_len(model, "none")
-    run, fitted, statistics = _run_until_max_model_len(model, "store")
-    assert fitted <= longest < 2000 < options[-1].max_model_len
-    assert run.accepted > 0
-    token_ids = run.get_token_ids()
-    for tokens, expected_tokens in zip(token_ids, expected.get_token_ids(), strict=True):
-        assert tokens == expected_tokens[: len(tokens)]
+def test_drafts_and_store_end_at_fitted_max_model_len(model: Path) -> None:
+    """vLLM fits max_model_len to its KV cache after it has made the speculator."""
+    results = {}
+    for method in ("none", "store"):
+        results[method] = result = Run()
+        with start_engine(model, METHODS[method], max_model_len=-1) as engine:
+            fitted: int = engine.runner.req_states.max_model_len
+            prompts = [prompt for prompt, _ in v2_runs.make_requests(model)[:5]]
+            engine.serve([(prompt, greedy(2000)) for prompt in prompts], result)
+            if method == "store":
+                statistics = engine.drafter.shared_store.contents.statistics
+        assert fitted < 2000
+        assert {output[0].finish_reason for output in result.outputs} == {"length"}
+    assert result.accepted > 0
+    token_ids = result.get_token_ids()
+    for tokens, expected in zip(token_ids, results["none"].get_token_ids(), strict=True):
+        assert tokens == expected[: len(tokens)]
     generated = sum(map(len, token_ids))
     assert generated / 2 < statistics.tokens_entered <= generated
 

@@ -101,8 +101,6 @@ class Run(BatchResult):
     """Rows that sampled nothing."""
     partly_accepted: int = 0
     """Rows with some, but not all, of their drafts accepted."""
-    matched: int = 0
-    """Rows whose drafts are not just the newest token repeated."""
     mismatches: list[str] = field(default_factory=list)
     """Rows whose drafts differ from the expected ones."""
     state_changes: int = 0
@@ -297,8 +295,6 @@ def _record(engine: Engine, result: Run, stream: DelayedStream | None) -> None:
         with _observe_propose(state, num_sampled, result):
             drafts = propose(input_batch, *args, **kwargs)
         result.grammars += input_batch.has_structured_output_reqs
-        newest = state.last_sampled_tokens[input_batch.idx_mapping]
-        result.matched += int(((expected != newest).any(1) & (num_sampled > 0)).sum())
 
         def compare() -> None:
             rows = zip(input_batch.req_ids, drafts.tolist(), expected.tolist(), strict=True)
