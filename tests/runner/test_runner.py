@@ -19,6 +19,7 @@ pytest.importorskip("transformers")
 import transformers
 from runner import workload
 from runner.workload import NEW_TOKENS, Reference, make_prompts, make_runner
+from transformers_models import make_causal_model
 
 from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler, Trace, paged
 
@@ -166,42 +167,24 @@ def test_model_without_paged_attention_raises(folder: str) -> None:
         Runner(model, RunnerConfig(ngram=NgramConfig()))
 
 
-VOCAB = 40
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Qwen2": {},
     "Qwen3": {"head_dim": 24},
     "Mistral": {"sliding_window": 9},
-    "Gemma3": {"head_dim": 16, "sliding_window": 8},
+    "Gemma3": {"sliding_window": 8},
 }
-UNSUPPORTED = {"Gemma2": "softcap", "GptOss": "s_aux"}
-
-
-def _random_model(family: str, **more: Any) -> Any:
-    torch.manual_seed(1)
-    kind = getattr(transformers, f"{family}ForCausalLM")
-    config = kind.config_class(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.3,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=None,
-        **more,
-    )
-    return kind(config).double().eval()
+UNSUPPORTED = {
+    "Gemma2": ({}, "softcap"),
+    "GptOss": ({"num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
+}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_of_model_family_equals_transformers(family: str) -> None:
-    model = _random_model(family, **FAMILIES[family])
+    model = make_causal_model(f"{family}ForCausalLM", FAMILIES[family])
     rng = random.Random(0)
-    prompts = [[rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 30))] for _ in range(5)]
+    prompts = [[rng.randrange(2, 40) for _ in range(rng.randint(1, 30))] for _ in range(5)]
     expected = [
         model.generate(torch.tensor([p]), max_new_tokens=24, do_sample=False)[0, len(p) :].tolist()
         for p in prompts
@@ -215,9 +198,9 @@ def test_text_of_model_family_equals_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("family", UNSUPPORTED)
 def test_unsupported_attention_option_raises(family: str) -> None:
-    more = {"num_local_experts": 2, "num_experts_per_tok": 1} if family == "GptOss" else {}
-    model = _random_model(family, head_dim=16, **more)
-    with paged(model), pytest.raises(NotImplementedError, match=UNSUPPORTED[family]):
+    settings, option = UNSUPPORTED[family]
+    model = make_causal_model(f"{family}ForCausalLM", settings)
+    with paged(model), pytest.raises(NotImplementedError, match=option):
         Runner(model, RunnerConfig(row_capacity=64)).generate([[3]], 2)
 
 
