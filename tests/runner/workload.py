@@ -35,7 +35,7 @@ def make_runner(
     draft_model: PreTrainedModel | None = None,
     **changes: Any,
 ) -> Runner:
-    """Makes a runner with six rows, whose prompts need several steps. The blocks suffice for three
+    """Makes a runner with six rows. Prompts need several steps. The blocks suffice for three
     long requests, so requests are preempted whatever the model generates."""
     settings: dict[str, Any] = {
         "ngram": CONSECUTIVE,

@@ -76,7 +76,7 @@ class Method:
 
     name: str | None = None
     """vLLM's name; None: no speculation."""
-    ours: dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
     """Options of ngram_npu; None: only vLLM's own classes draft."""
     asynchronous: bool = False
     speculative: dict[str, Any] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Method:
 
     def with_options(self, **options: Any) -> Method:
         """Returns this method with changed options of ngram_npu."""
-        return replace(self, ours={**(self.ours or {}), **options})
+        return replace(self, options={**(self.options or {}), **options})
 
     def make_arguments(self, model: Path) -> dict[str, Any]:
         """Returns the engine's arguments for this target model."""
@@ -104,7 +104,7 @@ class Method:
             **OPTIONS,
             "load_format": "dummy" if self.name == "mtp" else "auto",
             "speculative_config": speculative if self.name else None,
-            "additional_config": {} if self.ours is None else {"ngram_npu": self.ours},
+            "additional_config": {} if self.options is None else {"ngram_npu": self.options},
             "async_scheduling": self.asynchronous,
         }
 
@@ -156,8 +156,8 @@ class Engine:
     @property
     def uses_ngram_npu(self) -> bool:
         modules = [c.__module__ for c in type(self.drafter).__mro__]
-        is_ours = any(name.startswith("ngram_npu.") for name in modules)
-        return is_ours or hasattr(self.drafter, LOOKUP_ATTRIBUTE)
+        is_replaced = any(name.startswith("ngram_npu.") for name in modules)
+        return is_replaced or hasattr(self.drafter, LOOKUP_ATTRIBUTE)
 
     def generate(self, prompts: list[Any], params: Any, **more: Any) -> list[list[int]]:
         """Returns the token ids of each prompt's output."""
@@ -207,9 +207,9 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
             patches.setattr(INDEX_POLICY, "scanned_tokens", -1)  # the tests have few tokens
         else:
             patches.setattr(torch.cuda, "Event", CountingEvent)
-        if method.ours is not None and RUNNER == "v1":
+        if method.options is not None and RUNNER == "v1":
             plugin.install()
-        elif method.ours is not None:
+        elif method.options is not None:
             plugin.install_v2()
             plugin.install_beside()
         if method.is_adaptive:
@@ -218,7 +218,7 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
             engine = Engine(model, **{**method.make_arguments(model), **options})
             try:
                 assert (engine.batch_queue_size == 2) == method.asynchronous
-                assert engine.uses_ngram_npu == (method.ours is not None)
+                assert engine.uses_ngram_npu == (method.options is not None)
                 if method.is_adaptive:  # each further token takes a tenth of a step
                     costs = [(1, 0.01), (8, 0.01)], [(1, 1.0), (101, 11.0)]
                     engine.runner.adaptive_verification.set_cost_curves(*costs)

@@ -39,8 +39,8 @@ def test_drafts_equal_choice_of_reference(runs: Runs, method: str) -> None:
     """The requests have preemptions and rejections."""
     run = runs(method)
     assert run.mismatches == []
-    assert run.replaced >= 15
-    assert run.kept >= 40
+    assert run.num_replaced >= 15
+    assert run.num_kept >= 40
     assert run.preemptions >= 3
     assert run.prefilling >= 10
     assert run.partly_accepted >= 5
@@ -50,7 +50,7 @@ def test_drafts_equal_choice_of_reference(runs: Runs, method: str) -> None:
 @pytest.mark.parametrize("method", STORES)
 def test_store_with_neural_drafter_contains_tokens_and_drafts(runs: Runs, method: str) -> None:
     run = runs(method)
-    assert run.replaced >= 15
+    assert run.num_replaced >= 15
     assert run.preemptions >= 3
     assert run.store is not None
     assert run.store.calls_busy == 0
@@ -77,7 +77,7 @@ def test_steps_without_drafts_do_not_change_text(runs: Runs) -> None:
 
 def test_acceptance_estimator_receives_neural_drafts_only(runs: Runs) -> None:
     run = runs("adaptive")
-    assert run.replaced >= 15
+    assert run.num_replaced >= 15
     assert run.neural_results >= 20
     assert run.ngram_results == 0
     assert run.not_verified >= 20
@@ -91,7 +91,7 @@ def test_mtp_drafter_with_ngram_drafts(model: Path, tmp_path: Path) -> None:
     run = v2_runs.run(target, "mtp")
     assert run.find_different(alone) == []
     assert run.mismatches == []
-    assert min(run.replaced, run.kept) >= 15
+    assert min(run.num_replaced, run.num_kept) >= 15
     assert run.accepted >= 50
 
 

@@ -18,7 +18,7 @@ REQUESTS, TOKENS = 80, 10
 RANKS = 6
 LOOKUP = (1, 4)  # sampled text rarely repeats two consecutive tokens of the prompt
 SIZES = {"prompt_lookup_min": LOOKUP[0], "prompt_lookup_max": LOOKUP[1]}
-METHOD = v2_runs.beside("draft_model", SIZES, draft_sample_method="probabilistic")
+METHOD = v2_runs.make_beside_method("draft_model", SIZES, draft_sample_method="probabilistic")
 
 
 @pytest.fixture(scope="module")

@@ -40,23 +40,23 @@ class Launches(TorchDispatchMode):
 
 
 class Comparison:
-    """Replaces the runner's function: runs vLLM's on copies, then `ours`, and compares both."""
+    """Runs vLLM's function on copies, then `replacement`, and compares the results."""
 
-    def __init__(self, ours: Function) -> None:
-        self.ours = ours
-        self.launches: dict[Function, set[int]] = {STOCK: set(), ours: set()}
+    def __init__(self, replacement: Function) -> None:
+        self._replacement = replacement
+        self.launches: dict[Function, set[int]] = {STOCK: set(), replacement: set()}
         self.cases = Counter[str]()
         self.different = 0
 
     def __call__(self, *args: torch.Tensor) -> None:
         _, accepted, prev, _, drafts, _ = args
         copies = [tensor.clone() for tensor in args]
-        for function, arguments in ((STOCK, copies), (self.ours, args)):
+        for function, arguments in ((STOCK, copies), (self._replacement, args)):
             with Launches() as calls:
                 function(*arguments)
             self.launches[function].add(calls.count)
         self.different += any(
-            not torch.equal(ours, theirs) for ours, theirs in zip(args, copies, strict=True)
+            not torch.equal(result, expected) for result, expected in zip(args, copies, strict=True)
         )
         previous_drafts = drafts[prev.clamp(min=0)]
         drafted = (prev >= 0) & (previous_drafts > 0)
@@ -76,13 +76,13 @@ def test_corrected_counts_equal_vllm(
     monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, STOCK)  # restored at the end
     result = BatchResult()
     with start_engine(model, METHODS["trimmed"]) as engine:
-        ours = getattr(gpu_model_runner, plugin.CORRECT)
-        assert ours is v1_device.update_num_computed_tokens_for_batch_change
-        comparison = Comparison(ours)
+        replacement = getattr(gpu_model_runner, plugin.CORRECT)
+        assert replacement is v1_device.update_num_computed_tokens_for_batch_change
+        comparison = Comparison(replacement)
         monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, comparison)
         engine.serve(make_requests(model), result)
     assert comparison.different == 0
-    assert comparison.launches == {STOCK: {12}, ours: {1}}
+    assert comparison.launches == {STOCK: {12}, replacement: {1}}
     assert comparison.cases["calls"] >= 100
     assert min(comparison.cases.values()) >= 20, comparison.cases
     assert result.preemptions >= 5

@@ -14,8 +14,8 @@ from v1_runs import METHODS, Recorder, make_requests
 if TYPE_CHECKING:
     from conftest import Runs
 
-OURS = ["custom_class", "plugin"]
-SPECULATING = ["ngram", *OURS]
+SYNCHRONOUS = ["custom_class", "plugin"]
+SPECULATING = ["ngram", *SYNCHRONOUS]
 ASYNCHRONOUS = ["padded", "padded_scan", "trimmed"]
 LADDERS = ["ladder", "ladder_padded"]
 STORES = ["store", "store_padded"]
@@ -52,7 +52,7 @@ def test_greedy_requests_have_all_endings_preemptions_and_rejections(
         assert max(max(steps) for steps in run.steps_of_requests.values()) >= MAX_MODEL_LEN - K
 
 
-@pytest.mark.parametrize("method", OURS)
+@pytest.mark.parametrize("method", SYNCHRONOUS)
 @pytest.mark.parametrize("requests", ["greedy", "sampled", "structured"])
 def test_drafts_equal_stock_class(runs: Runs, method: str, requests: str) -> None:
     """Compares drafts with the stock class on the same rows, and all outputs with its own run."""
@@ -86,10 +86,9 @@ def test_trimmed_run_equals_stock_run(runs: Runs, requests: str) -> None:
 @pytest.mark.parametrize("method", SPECULATING)
 def test_logprobs_equal_no_speculation_within_rounding(runs: Runs, method: str) -> None:
     num_compared = 0
-    for ours, theirs in zip(
-        runs(method, "greedy").outputs, runs("none", "greedy").outputs, strict=True
-    ):
-        for step, expected in zip(ours[0].logprobs or [], theirs[0].logprobs or [], strict=True):
+    pairs = zip(runs(method).outputs, runs("none").outputs, strict=True)
+    for (output, *_), (other, *_) in pairs:
+        for step, expected in zip(output.logprobs or [], other.logprobs or [], strict=True):
             assert step == pytest.approx(expected, abs=1e-3)
             num_compared += 1
     assert num_compared > 100

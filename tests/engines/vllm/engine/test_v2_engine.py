@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 # The other methods cover synchronous scheduling and the index.
 SYNC_INDEX = pytest.param("sync-index", marks=pytest.mark.prove)
-OURS = ["async-scan", "async-index", "sync-scan", SYNC_INDEX, "late-index"]
+COMPARED = ["async-scan", "async-index", "sync-scan", SYNC_INDEX, "late-index"]
 LADDERS = ["ladder", "ladder-adaptive"]
 STORES = ["store", "store-finish", "late-store"]
-SPECULATING = ["stock", *OURS, "other-options", *LADDERS, *STORES]
+SPECULATING = ["stock", *COMPARED, "other-options", *LADDERS, *STORES]
 
 
 @pytest.mark.parametrize("method", SPECULATING)
@@ -31,14 +31,14 @@ def test_text_equals_no_speculation(runs: Runs, method: str) -> None:
     assert runs(method).find_different(runs("none")) == []
 
 
-@pytest.mark.parametrize("method", OURS)
+@pytest.mark.parametrize("method", COMPARED)
 def test_drafts_equal_stock_speculator_in_every_row(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.mismatches == []
     assert run.state_changes == 0
 
 
-@pytest.mark.parametrize("method", OURS)
+@pytest.mark.parametrize("method", COMPARED)
 def test_requests_have_preemptions_rejections_and_grammars(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.preemptions >= 3
@@ -73,7 +73,7 @@ def test_ladder_shortens_drafts_only_if_verification_is_adaptive(runs: Runs, met
     assert run.state_changes == run.waits_in_propose == 0
     verified, accepted = run.draft_counts
     assert verified.sum() > accepted.sum() >= 50
-    assert (verified[-1] < verified[0]) == METHODS[method].adaptive
+    assert (verified[-1] < verified[0]) == METHODS[method].is_adaptive
 
 
 def test_adaptive_verification_leaves_out_unlikely_drafts(runs: Runs) -> None:
@@ -111,7 +111,7 @@ def test_jobs_before_their_copies_are_detected(model: Path, runs: Runs) -> None:
     assert run.outputs == runs("none").outputs[:4], "wrong drafts do not change the text"
 
 
-@pytest.mark.parametrize("method", OURS)
+@pytest.mark.parametrize("method", COMPARED)
 def test_step_waits_as_often_as_with_stock_speculator(runs: Runs, method: str) -> None:
     """A step waits only for its sampled tokens, and for the drafts of requests with a grammar."""
     run, stock = runs(method), runs("stock")
@@ -146,7 +146,10 @@ def test_drafts_and_store_end_at_fitted_max_model_len(model: Path) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [METHODS["store"], v2_runs.beside("draft_model", {**v2_runs.STORE, "metrics": True})],
+    [
+        METHODS["store"],
+        v2_runs.make_beside_method("draft_model", {**v2_runs.STORE, "metrics": True}),
+    ],
     ids=["ngram", "beside"],
 )
 def test_warm_up_requests_leave_store_index_and_metrics_empty(

@@ -22,7 +22,7 @@ def _start(
 ) -> EngineProcess:
     """Starts an engine with two ranks. `options` are further arguments of `EngineProcess`."""
     method = options.pop("method", "store")
-    if "beside" in (METHODS[method].ours or {}):
+    if "beside" in (METHODS[method].options or {}):
         options["NGRAM_NPU_VLLM_BESIDE"] = "1"
     changes = {"tensor_parallel_size": 2, **changes}
     return EngineProcess(

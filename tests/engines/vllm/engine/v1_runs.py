@@ -30,7 +30,7 @@ INDEX = {**LOOKUP, "engine": "index"}
 STORE_FINISH = {**LADDER, "engine": "auto", "drafts": "padded", "store": "finish", "metrics": True}
 
 
-def async_method(drafts: str, engine: str, **more: Any) -> Method:
+def make_async_method(drafts: str, engine: str, **more: Any) -> Method:
     return Method("ngram_gpu", {"drafts": drafts, "engine": engine, **more}, asynchronous=True)
 
 
@@ -41,13 +41,13 @@ METHODS = {
     "custom_class": Method("custom_class", INDEX),
     "plugin": Method("ngram", {"engine": "scan"}),
     "async_stock": Method("ngram_gpu", asynchronous=True),
-    "padded": async_method("padded", "index"),
-    "padded_scan": async_method("padded", "scan"),
-    "trimmed": async_method("trimmed", "scan"),
+    "padded": make_async_method("padded", "index"),
+    "padded_scan": make_async_method("padded", "scan"),
+    "trimmed": make_async_method("trimmed", "scan"),
     "keep_drafting": Method("custom_class", {**INDEX, "keep_drafting": True}),
-    "trimmed_keep_drafting": async_method("trimmed", "scan", keep_drafting=True),
+    "trimmed_keep_drafting": make_async_method("trimmed", "scan", keep_drafting=True),
     "ladder": Method("custom_class", LADDER),
-    "ladder_padded": async_method("padded", "auto", **LADDER),
+    "ladder_padded": make_async_method("padded", "auto", **LADDER),
     "store": Method("custom_class", {**LADDER, "store": "live"}),
     "store_padded": Method("ngram_gpu", STORE_FINISH, asynchronous=True),
 }
@@ -98,9 +98,9 @@ class Recorder:
         record: Callable[..., Any] = self._record
         if method.asynchronous:
             record = self._record_async
-            if method.ours is not None:
+            if method.options is not None:
                 self._stock = NgramProposerGPU(config, torch.device("cpu"), engine.runner)
-        elif method.ours is not None:
+        elif method.options is not None:
             self._stock = NgramProposer(config)
             # vLLM sets them to 0 for a custom class.
             self._stock.min_n, self._stock.max_n = LOOKUP.values()

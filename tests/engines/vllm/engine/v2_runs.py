@@ -39,15 +39,15 @@ NGRAM = 2
 """Source of a draft in the reference of the merge operator."""
 
 
-def ngram(engine: str, **more: Any) -> Method:
+def make_ngram_method(engine: str, **more: Any) -> Method:
     return Method("ngram_gpu", {"engine": engine, **more}, asynchronous=True)
 
 
-def beside(
-    name: str, ours: dict[str, Any], *, asynchronous: bool = True, **speculative: Any
+def make_beside_method(
+    name: str, options: dict[str, Any], *, asynchronous: bool = True, **speculative: Any
 ) -> Method:
     """Makes a method with a neural drafter and n-gram drafts."""
-    return Method(name, {"beside": True, **ours}, asynchronous, speculative)
+    return Method(name, {"beside": True, **options}, asynchronous, speculative)
 
 
 METRICS_LADDER = {**LADDER, "metrics": True}
@@ -60,32 +60,32 @@ ADAPTIVE = {"enable_adaptive_verification": True}
 METHODS = {
     "none": Method(asynchronous=True),
     "stock": Method("ngram_gpu", asynchronous=True),
-    "async-scan": ngram("scan"),
-    "async-index": ngram("index", metrics=True),
+    "async-scan": make_ngram_method("scan"),
+    "async-index": make_ngram_method("index", metrics=True),
     "sync-scan": Method("ngram", {"engine": "scan", "metrics": True}),
     "sync-index": Method("ngram", {"engine": "index"}),
-    "other-options": ngram("index", match_policy="earliest", overlap=True),
+    "other-options": make_ngram_method("index", match_policy="earliest", overlap=True),
     "ladder": Method("ngram_gpu", METRICS_LADDER, asynchronous=True),
     "ladder-adaptive": Method("ngram_gpu", METRICS_LADDER, True, ADAPTIVE),
     "store": Method("ngram_gpu", {**STORE, "metrics": True}, asynchronous=True),
     "store-finish": Method("ngram", {**METRICS_LADDER, "engine": "index", "store": "finish"}),
-    "late-index": ngram("index"),
+    "late-index": make_ngram_method("index"),
     "late-store": Method("ngram_gpu", {**STORE, "metrics": False}, asynchronous=True),
-    "draft-async": beside("draft_model", {**SCAN, "metrics": True}),
-    "draft-sync": beside("draft_model", INDEX, asynchronous=False),
-    "eagle-async": beside("eagle", {**SCAN, "metrics": True}),
-    "eagle-sync": beside("eagle", INDEX, asynchronous=False),
-    "eagle-small-batches": beside(
+    "draft-async": make_beside_method("draft_model", {**SCAN, "metrics": True}),
+    "draft-sync": make_beside_method("draft_model", INDEX, asynchronous=False),
+    "eagle-async": make_beside_method("eagle", {**SCAN, "metrics": True}),
+    "eagle-sync": make_beside_method("eagle", INDEX, asynchronous=False),
+    "eagle-small-batches": make_beside_method(
         "eagle",
         SCAN,
         asynchronous=False,
         # First and last batch size, and the number of draft tokens.
         num_speculative_tokens_per_batch_size=[[1, 1, 4], [2, 8, 0]],
     ),
-    "mtp": beside("mtp", SCAN),
-    "adaptive": beside("draft_model", LADDER, **ADAPTIVE),
-    "draft-store": beside("draft_model", STORE),
-    "eagle-store": beside("eagle", STORE),
+    "mtp": make_beside_method("mtp", SCAN),
+    "adaptive": make_beside_method("draft_model", LADDER, **ADAPTIVE),
+    "draft-store": make_beside_method("draft_model", STORE),
+    "eagle-store": make_beside_method("eagle", STORE),
 }
 """Copies and jobs of "late-*" methods wait until the runner reads the drafts in its next step."""
 
@@ -102,7 +102,7 @@ class Run(BatchResult):
     partly_accepted: int = 0
     """Rows with some, but not all, of their drafts accepted."""
     mismatches: list[str] = field(default_factory=list)
-    """Rows whose drafts differ from the expected ones."""
+    """Rows with other drafts than the expected ones."""
     state_changes: int = 0
     """Calls of `propose` that changed the runner's state."""
     waits: int = 0
@@ -122,9 +122,9 @@ class Run(BatchResult):
     """Scopes with text in the store."""
     changes_while_pending: int = 0
     """Begins and ends of requests while jobs of the previous step were pending."""
-    replaced: int = 0
+    num_replaced: int = 0
     """Rows that sampled a token and got an n-gram draft instead of their neural draft."""
-    kept: int = 0
+    num_kept: int = 0
     """Rows that sampled a token and kept their neural draft."""
     steps_without_drafts: int = 0
     """Steps in which the runner requested no draft tokens."""
@@ -321,7 +321,7 @@ class _BesideRecorder:
         runner = engine.runner
         self._state, self._result = runner.req_states, result
         lookup = runner.speculator.ngram_npu
-        self._compares = "sizes" not in (method.ours or {})
+        self._compares = "sizes" not in (method.options or {})
         self._acceptance = np.zeros_like(lookup.neural_acceptance.numpy())
         # By row of the runner's state: whether the last step replaced the neural draft.
         self._replaced = torch.zeros(len(self._acceptance), dtype=torch.bool)
@@ -364,8 +364,8 @@ class _BesideRecorder:
         sampled, rows = num_sampled > 0, batch.idx_mapping
         replaced = (drafts != self._neural).any(1)
         self._replaced[rows[sampled]] = replaced[sampled]
-        result.replaced += int((sampled & replaced).sum())
-        result.kept += int((sampled & ~replaced).sum())
+        result.num_replaced += int((sampled & replaced).sum())
+        result.num_kept += int((sampled & ~replaced).sum())
         if self._compares and requested == K:
             self._compare(batch, num_sampled.numpy(), drafts)
         return drafts
