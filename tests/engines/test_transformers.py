@@ -10,6 +10,7 @@ import re
 import runpy
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -548,6 +549,16 @@ def test_import_with_old_version_raises(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.9.2")
     message = "ngram_npu.engines.transformers: expected transformers 4.57 or later, got 4.9.2"
     with pytest.raises(ImportError, match=f"^{message}$"):
+        runpy.run_path(adapter.__file__)
+
+
+@pytest.mark.parametrize("version", [adapter.OLDEST, adapter.NEWEST])
+def test_import_with_tested_version_does_not_warn(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{version}.9")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         runpy.run_path(adapter.__file__)
 
 

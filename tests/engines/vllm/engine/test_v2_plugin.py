@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 MODULES = """
-import importlib, json
-import vllm.logger
+import importlib, json, logging
 from ngram_npu.engines.vllm import plugin
+logger = logging.getLogger("vllm.ngram_npu")
+logger.setLevel(logging.DEBUG)
+logger.addHandler(logging.StreamHandler())
 plugin.install()
 def resolve(module, *names):
     member = importlib.import_module(module)
@@ -63,11 +65,11 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def test_plugin_replaces_all_methods_of_installed_vllm() -> None:
-    process = run(MODULES, VLLM_LOGGING_LEVEL="DEBUG")
+    process = run(MODULES)
     assert process.returncode == 0, process.stderr
     result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    assert "enabled for" in process.stdout + process.stderr
-    assert "not enabled" not in process.stdout + process.stderr
+    assert "ngram_npu: enabled for" in process.stderr
+    assert "not enabled" not in process.stderr
     modules = ["v1_sync", "v1_device", "v2"]
     assert result["replaced"] == [f"ngram_npu.engines.vllm.{module}" for module in modules]
     assert result["abstract"] == []
