@@ -136,7 +136,7 @@ class BatchResult:
         return [self.outputs[i][0].token_ids for i in chosen]
 
     def find_different(self, other: BatchResult) -> list[int]:
-        """Returns the requests whose tokens, text or finish reason differ."""
+        """Returns the requests with different tokens, text or finish reasons."""
         pairs = zip(self.outputs, other.outputs, strict=True)
         return [i for i, (a, b) in enumerate(pairs) if a != b]
 

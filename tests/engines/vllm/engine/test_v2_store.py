@@ -22,7 +22,7 @@ EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
 
 @contextmanager
 def _start_engine(model: Path, **options: Any) -> Iterator[Engine]:
-    """Starts an engine with changed options of the store, whose methods the worker has."""
+    """Starts an engine with changed options of the store and its methods in the worker."""
     method = v2_runs.METHODS["store"].with_options(**options)
     with start_engine(model, method, worker_extension_cls=EXTENSION) as engine:
         yield engine
