@@ -35,8 +35,8 @@ def make_runner(
     draft_model: PreTrainedModel | None = None,
     **changes: Any,
 ) -> Runner:
-    """Makes a runner with six rows, in which long prompts need several steps. The blocks suffice for
-    three long requests, so requests are preempted whatever the model generates."""
+    """Makes a runner with six rows, in which long prompts need several steps. The blocks suffice
+    for three long requests, so requests are preempted whatever the model generates."""
     settings: dict[str, Any] = {
         "ngram": CONSECUTIVE,
         "engine": "scan",
