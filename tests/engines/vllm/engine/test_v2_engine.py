@@ -144,18 +144,11 @@ def test_drafts_and_store_end_at_fitted_max_model_len(model: Path) -> None:
     assert generated / 2 < statistics.tokens_entered <= generated
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        METHODS["store"],
-        v2_runs.make_beside_method("draft_model", {**v2_runs.STORE, "metrics": True}),
-    ],
-    ids=["ngram", "beside"],
-)
+@pytest.mark.parametrize("method", ["store", "draft-store"])
 def test_warm_up_requests_leave_store_index_and_metrics_empty(
-    model: Path, monkeypatch: pytest.MonkeyPatch, method: v2_runs.Method
+    model: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    with start_engine(model, method) as engine:
+    with start_engine(model, METHODS[method].with_options(metrics=True)) as engine:
         lookup = getattr(engine.drafter, LOOKUP_ATTRIBUTE, engine.drafter)
         engine.drafter.propose = propose = Mock(wraps=engine.drafter.propose)
         steps = engine.runner, engine.worker.execute_model, engine.worker.sample_tokens
