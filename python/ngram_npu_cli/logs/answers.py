@@ -23,7 +23,7 @@ Record = Mapping[str, Any]
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("reasoning", "reasoning_text", "summary_text", "thinking")
 _CALL_PARTS = ("tool_use", "server_tool_use", "function_call")
-_EMPTY: tuple[Any, ...] = (None, "", [])
+EMPTY: tuple[Any, ...] = (None, "", [])
 _MAX_TOKEN_ID = 2**31 - 1
 _EVENT_LINE = re.compile(r"(data|event|id|retry)?:")
 _DELTAS = {
@@ -102,7 +102,7 @@ class Answer:
             self.token_ids += check_token_ids(choice["token_ids"], f"{where}.token_ids")
         else:
             self.is_missing_ids |= before != (len(self.text), len(self.reasoning), len(self.calls))
-        if choice.get("prompt_token_ids") not in _EMPTY:
+        if choice.get("prompt_token_ids") not in EMPTY:
             ids = check_token_ids(choice["prompt_token_ids"], f"{where}.prompt_token_ids")
             if self.prompt_token_ids not in (None, ids):
                 raise RecordError(f"{where}.prompt_token_ids differ from those of earlier chunks")
@@ -243,7 +243,7 @@ def parse_answers(response: object, where: str) -> dict[int, Answer]:
     for i, chunk in enumerate(chunks):
         at = f"{where}[{i}]" if len(chunks) > 1 else where
         failure = failure or chunk.get("error") or _get_nested(chunk, "response", "error")
-        if chunk.get("prompt_token_ids") not in _EMPTY:
+        if chunk.get("prompt_token_ids") not in EMPTY:
             ids = check_token_ids(chunk["prompt_token_ids"], f"{at}: prompt_token_ids")
             prompt = prompt or ids
         choices = check_type(chunk.get("choices"), list, f"{at}: choices", optional=True)
@@ -345,7 +345,7 @@ def _get_nested(data: Record, *keys: str) -> Any:
 
 def _get_first(data: Record, *keys: str) -> Any:
     """Returns the first value under one of the keys that is not empty; None if all are."""
-    return next((data[key] for key in keys if data.get(key) not in _EMPTY), None)
+    return next((data[key] for key in keys if data.get(key) not in EMPTY), None)
 
 
 def _get_index(data: Record, where: str, *keys: str) -> int | None:
@@ -385,17 +385,12 @@ def _split_chunks(response: Any, where: str) -> Iterable[Record]:
             return [{"text": response}]
         response = decoded
     if isinstance(response, list):
-        if response and all(isinstance(item, str) for item in response):
-            are_events = all(_EVENT_LINE.match(item) for item in response)
-            return _split_chunks(("\n\n" if are_events else "").join(response), where)
         for i, item in enumerate(response):
             if not isinstance(item, dict):
                 raise RecordError(f"{where}[{i}] must be a chunk, got {describe_type(item)}")
         return response
     check_type(response, dict, f"{where}: the response")
-    status = response.get("status_code", response.get("status"))
-    if isinstance(status, int) and status >= 400:
-        raise RecordError(f"{where}: the response is an error: HTTP status {status}")
+    check_success(response, where)
     if "body" in response:
         return _split_chunks(response["body"], where)
     return [response]
@@ -448,6 +443,13 @@ def _parse_json_lines(text: str) -> list[Any]:
 
 
 # Checked values
+
+
+def check_success(data: Record, where: str) -> None:
+    """Raises RecordError for a record or response of a failed request."""
+    status = data.get("status_code", data.get("status"))
+    if isinstance(status, int) and status >= 400:
+        raise RecordError(f"{where}: the response is an error: HTTP status {status}")
 
 
 _TYPE_NAMES: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}

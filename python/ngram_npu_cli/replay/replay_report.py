@@ -114,7 +114,7 @@ class ReplayFigures:
 
     @classmethod
     def total(cls, parts: Iterable[ReplayFigures], name: str = "total") -> ReplayFigures:
-        """Returns the figures of several inputs taken together (all with the same K).
+        """Returns the figures of several inputs taken together.
 
         Raises:
             ValueError: No parts, or parts with different K.
@@ -123,27 +123,16 @@ class ReplayFigures:
         if not items:
             raise ValueError("parts: expected at least one input, got none")
         sums: dict[str, Any] = {}
-        for field in fields(cls):
-            values = [getattr(item, field.name) for item in items]
-            if field.name in ("name", "notes"):
-                continue
+        for count in [field.name for field in fields(cls) if field.name not in ("name", "notes")]:
+            values = [getattr(item, count) for item in items]
             if isinstance(values[0], tuple):
-                sums[field.name] = tuple(map(sum, zip(*values, strict=True)))
+                sums[count] = tuple(map(sum, zip(*values, strict=True)))
             else:
-                sums[field.name] = sum(values)
+                sums[count] = sum(values)
         return cls(name=name, **sums)
 
 
-_RATIOS = (
-    "tokens_per_step",
-    "draft_tokens_per_step",
-    "acceptance_rate",
-    "acceptance_rate_per_pos",
-    "no_draft_share",
-    "draft_us_per_call",
-    "draft_us_per_step",
-    "draft_us_per_token",
-)
+_RATIOS = [name for name, value in vars(ReplayFigures).items() if isinstance(value, property)]
 
 
 def _divide(numerator: float, denominator: int) -> float | None:

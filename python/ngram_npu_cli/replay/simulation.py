@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,29 +22,18 @@ from ngram_npu_cli.replay.replay_report import ReplayFigures
 Int64Array = npt.NDArray[np.int64]
 
 
-class StepResult(Protocol):
-    """The parts of a proposer's result that the replay uses."""
-
-    @property
-    def draft_token_ids(self) -> Any:
-        """[B, K] int32, unused places -1."""
-
-    @property
-    def num_draft_tokens(self) -> Any:
-        """[B] int32."""
-
-
 class Proposer(Protocol):
     """The drafter under test; `ngram_npu.NgramProposer` is one.
 
     A step appends the sampled tokens to their rows, adds their number to `num_tokens` (both in
-    place) and drafts for each row. Two methods are optional and are called before a step:
+    place) and drafts for each row: its result has `draft_token_ids` `[B, K]`, unused places -1, and
+    `num_draft_tokens` `[B]`, both int32. Two methods are optional and are called before a step:
     `reset(rows)`, rows `[N]` int32, for rows that now hold another conversation, and
     `append(token_ids, num_tokens, row_indices=...)` for rows that a prompt was written to.
     """
 
     @property
-    def step(self) -> Callable[..., StepResult]:
+    def step(self) -> Callable[..., Any]:
         """`step(token_ids, num_tokens, sampled_token_ids, row_indices=..., advance=True)`."""
 
 
@@ -78,10 +66,11 @@ def simulate(
             not a valid draft; the figures would be meaningless.
     """
     batch = _Batch(requests, max(1, min(batch_size, len(requests))), k, padded)
-    counts = _Counts(k)
     reset: Callable[[Int32Array], object] | None = getattr(proposer, "reset", None)
     append: Callable[..., object] | None = getattr(proposer, "append", None)
     total_tokens = sum(request.num_generated for request in requests)
+    drafted_lengths, accepted_lengths = np.zeros((2, k + 1), np.int64)
+    num_calls = num_tokens = draft_time_ns = 0
     while len(rows := batch.active_rows()):
         sampled = batch.sampled_token_ids(rows)
         # A runner passes no indices if all rows are in use.
@@ -95,60 +84,37 @@ def simulate(
         step = proposer.step(
             batch.token_ids, batch.num_tokens, sampled, row_indices=row_indices, advance=True
         )
-        counts.draft_time_ns += time.perf_counter_ns() - started
-        counts.num_calls += 1
+        draft_time_ns += time.perf_counter_ns() - started
+        num_calls += 1
         batch.append_sampled(rows)
-        num_draft_tokens, num_accepted, num_yielded = batch.verify(rows, step)
-        counts.add(num_draft_tokens, num_accepted, num_yielded)
+        drafted, accepted, yielded = batch.verify(rows, step)
+        drafted_lengths += np.bincount(drafted, minlength=k + 1)
+        accepted_lengths += np.bincount(accepted, minlength=k + 1)
+        num_tokens += int(yielded.sum())
         if observe is not None:
-            observe(batch.request_of_row[rows], num_draft_tokens)
-        batch.advance(rows, num_yielded)
+            observe(batch.request_of_row[rows], drafted)
+        batch.advance(rows, yielded)
         if progress is not None:
-            progress(counts.num_tokens, total_tokens)
-    return counts.figures(name, requests)
-
-
-@dataclass
-class _Counts:
-    k: int
-    num_calls: int = 0
-    draft_time_ns: int = 0
-    num_tokens: int = 0
-    num_steps: int = 0
-    drafted_lengths: Int64Array = field(init=False)
-    accepted_lengths: Int64Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.drafted_lengths = np.zeros(self.k + 1, np.int64)
-        self.accepted_lengths = np.zeros(self.k + 1, np.int64)
-
-    def add(self, drafted: Int64Array, accepted: Int64Array, yielded: Int64Array) -> None:
-        """One step of each request in the batch, all `[B]`."""
-        self.num_steps += len(yielded)
-        self.num_tokens += int(yielded.sum())
-        self.drafted_lengths += np.bincount(drafted, minlength=self.k + 1)
-        self.accepted_lengths += np.bincount(accepted, minlength=self.k + 1)
-
-    def figures(self, name: str, requests: Sequence[TokenRequest]) -> ReplayFigures:
-        # Position j was drafted (accepted) in every step that drafted (accepted) more than j.
-        drafted_per_pos = _count_per_position(self.drafted_lengths)
-        accepted_per_pos = _count_per_position(self.accepted_lengths)
-        return ReplayFigures(
-            name=name,
-            num_requests=len(requests),
-            num_turns=sum(len(r.turns) for r in requests),
-            num_prompt_tokens=sum(len(t.prompt) for r in requests for t in r.turns),
-            num_tokens=self.num_tokens,
-            num_steps=self.num_steps,
-            num_calls=self.num_calls,
-            draft_time_ns=self.draft_time_ns,
-            num_drafts=drafted_per_pos[0],
-            num_draft_tokens=sum(drafted_per_pos),
-            num_accepted_tokens=sum(accepted_per_pos),
-            draft_tokens_per_pos=drafted_per_pos,
-            accepted_tokens_per_pos=accepted_per_pos,
-            accepted_length_counts=tuple(self.accepted_lengths.tolist()),
-        )
+            progress(num_tokens, total_tokens)
+    # Position j was drafted (accepted) in every step that drafted (accepted) more than j.
+    drafted_per_pos = _count_per_position(drafted_lengths)
+    accepted_per_pos = _count_per_position(accepted_lengths)
+    return ReplayFigures(
+        name=name,
+        num_requests=len(requests),
+        num_turns=sum(len(r.turns) for r in requests),
+        num_prompt_tokens=sum(len(t.prompt) for r in requests for t in r.turns),
+        num_tokens=num_tokens,
+        num_steps=int(accepted_lengths.sum()),
+        num_calls=num_calls,
+        draft_time_ns=draft_time_ns,
+        num_drafts=drafted_per_pos[0],
+        num_draft_tokens=sum(drafted_per_pos),
+        num_accepted_tokens=sum(accepted_per_pos),
+        draft_tokens_per_pos=drafted_per_pos,
+        accepted_tokens_per_pos=accepted_per_pos,
+        accepted_length_counts=tuple(accepted_lengths.tolist()),
+    )
 
 
 def _count_per_position(length_counts: Int64Array) -> tuple[int, ...]:
@@ -214,9 +180,7 @@ class _Batch:
                 "num_tokens: the proposer's value differs from the number of tokens it received"
             )
 
-    def verify(
-        self, rows: Int64Array, step: StepResult
-    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def verify(self, rows: Int64Array, step: Any) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Compares drafts with the recording.
 
         Returns:
