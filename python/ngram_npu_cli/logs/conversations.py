@@ -61,7 +61,6 @@ class Conversation:
 
     Attributes:
         id: Its name in the recording; need not be unique.
-        turns: In order, at least one.
         where: File and line for messages ("file.jsonl:3"); empty if it is not from a file.
         scope: Value of the record's scope field; None without a scope field.
     """

@@ -19,7 +19,7 @@ from typing import Any
 
 from ngram_npu.errors import InputError, RecordError, one_line
 
-from ngram_npu_cli.logs.vllm_log import VllmLog
+from ngram_npu_cli.logs.vllm_log import VllmLog, is_vllm_line
 
 STDIN = Path("-")
 SUFFIXES = tuple(
@@ -43,10 +43,8 @@ def find_files(path: Path) -> list[Path]:
     Raises:
         InputError: The path does not exist, or the folder has no such file.
     """
-    if path == STDIN:
-        return [path]
     if not path.is_dir():
-        if not path.exists():
+        if path != STDIN and not path.exists():
             raise InputError(f"{path}: no such file or directory")
         return [path]
     try:
@@ -93,32 +91,20 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _read_log_lines(
-    lines: Iterable[tuple[int, str | InputError]], name: str
+    lines: Iterator[tuple[int, str | InputError]], name: str
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the records of a text log.
-
-    Lines of JSON are values. Other lines are errors unless the log is vLLM's, which is only known
-    after some lines, so they are collected first.
-    """
+    """Yields the records of vLLM's log, or the values of lines of JSON after a cut first line."""
+    head = list(islice(lines, _LINES_BEFORE_VLLM))
+    if not any(is_vllm_line(text) for _, text in head if isinstance(text, str)):
+        yield from ((line, _parse(text, f"{name}:{line}")) for line, text in chain(head, lines))
+        return
     log = VllmLog(name)
-    others: list[tuple[int, Any]] = []
     line = 0
-    for line, text in lines:
-        if isinstance(text, InputError) and log.seen:
+    for line, text in chain(head, lines):
+        if isinstance(text, InputError):
             yield line, text
-            continue
-        where = f"{name}:{line}"
-        records = None if isinstance(text, InputError) else log.add_line(text, where)
-        if records is not None:
-            yield from ((line, record) for record in records)
-            continue
-        value = _parse(text, where)
-        others.append((line, value))
-        if isinstance(value, dict) or len(others) > _LINES_BEFORE_VLLM:
-            yield from others
-            others = []
-    if not log.seen:
-        yield from others
+        else:
+            yield from ((line, record) for record in log.add_line(text, f"{name}:{line}"))
     yield from ((line, record) for record in log.finish())
 
 
@@ -129,7 +115,7 @@ def _read_pieces(path: Path, name: str) -> Iterator[tuple[int, bytes]]:
     try:
         with _open(path) as packed:
             is_gzip = path.name.endswith(".gz") or packed.peek(2)[:2] == b"\x1f\x8b"
-            file: Any = gzip.open(packed) if is_gzip else packed
+            file: Any = gzip.GzipFile(fileobj=packed) if is_gzip else packed
             while piece := file.readline((_MAX_LINE_MIB << 20) + 1):
                 line += is_new_line
                 is_new_line = piece.endswith(b"\n")

@@ -52,12 +52,7 @@ _SHAREGPT_ROLES = {
 def read_conversations(
     path: Path, limit: int | None = None, format_name: str | None = None
 ) -> list[Conversation]:
-    """Reads a file of conversations, in any of `FORMATS`.
-
-    Args:
-        path: The file, possibly compressed by gzip; "-" for standard input.
-        limit: Maximum number of conversations; the rest of the file is not read.
-        format_name: One of `FORMATS`; None: detected from the content of each record.
+    """Reads at most `limit` conversations of a file, as `iter_conversations` does.
 
     Raises:
         InputError: A record is not a conversation (the message names file and line), or the file
@@ -78,7 +73,8 @@ def iter_conversations(
     """Yields the conversations of a file, which need not fit into memory.
 
     Args:
-        path, format_name: As for `read_conversations`.
+        path: The file, possibly compressed by gzip; "-" for standard input.
+        format_name: One of `FORMATS`; None: detected from the content of each record.
         skip: Called with the error of each record that is not a conversation; None raises it.
         scope_field: Field of each record that becomes the conversation's scope, with dots between
             the keys.
@@ -199,21 +195,21 @@ def _parse_pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
 # Messages
 
 
-def _parse_messages(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    key = "conversation" if "conversation" in data else "messages"
-    return [_make_turns(data, _get_array(data, key, where), where, key=key)]
+def _parse_messages(
+    data: Record, where: str, keys: tuple[str, ...] = ("conversation", "messages")
+) -> list[tuple[Turn, ...]]:
+    key = next((key for key in keys if key in data), keys[-1])
+    messages = [_convert_sharegpt(item) for item in _get_array(data, key, where)]
+    return [_make_turns(data, messages, where, key=key)]
 
 
-def _parse_sharegpt(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    messages = []
-    for i, item in enumerate(_get_array(data, "conversations", where)):
-        check_type(item, dict, f"{where}: conversations[{i}]")
-        if "from" in item:
-            role, content = item["from"], item.get("value", item.get("content"))
-            role = _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
-            item = {**item, "role": role, "content": content}
-        messages.append(item)
-    return [_make_turns(data, messages, where, key="conversations")]
+def _convert_sharegpt(item: Any) -> Any:
+    """Returns an item of ShareGPT as a message."""
+    if not isinstance(item, dict) or "from" not in item:
+        return item
+    role = item["from"]
+    role = _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+    return {**item, "role": role, "content": item.get("value", item.get("content"))}
 
 
 def _make_turns(
@@ -456,7 +452,7 @@ FORMATS: dict[str, _Format] = {
     ),
     "sharegpt": _Format(
         lambda data: "conversations" in data,
-        _parse_sharegpt,
+        lambda data, where: _parse_messages(data, where, ("conversations",)),
         '{"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]}',
     ),
     "pairs": _Format(

@@ -39,13 +39,10 @@ _REASONS_SHOWN = 3
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a command.
+    """Progress of a command in one phase of an input. `total` is 0 if it is not known.
 
-    Attributes:
-        name: Of the input.
-        phase: "read" or "tokenize" (counted in conversations), "replay" (in generated tokens) or
-            "learn" (in answers).
-        done, total: Count so far and in all, for this input and phase; 0: not known.
+    "read" and "tokenize" are counted in conversations, "replay" in generated tokens, "learn" in
+    answers.
     """
 
     name: str
@@ -250,7 +247,7 @@ class Tokenization:
         if conversation.has_token_ids:
             turns = conversation.turns
             ids = [(t.prompt_token_ids or (), t.completion_token_ids or ()) for t in turns]
-            return [TokenRequest(conversation.id, _make_turns(ids))]
+            return [_make_request(conversation.id, ids)]
         self.load()
         if self.tokenizer is None:
             raise RecordError(f'{conversation.where}: missing key "prompt_token_ids"')
@@ -258,10 +255,7 @@ class Tokenization:
         # the model's prompt.
         encode = self.tokenizer.encode
         return [
-            TokenRequest(
-                conversation.id,
-                _make_turns((encode(prompt), encode(completion)) for prompt, completion in turns),
-            )
+            _make_request(conversation.id, ((encode(p), encode(c)) for p, c in turns))
             for turns in self._render(conversation)
         ]
 
@@ -277,8 +271,6 @@ class Tokenization:
         return requests
 
 
-def _make_turns(turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[TokenTurn, ...]:
-    return tuple(
-        TokenTurn(np.asarray(prompt, np.int32), np.asarray(completion, np.int32))
-        for prompt, completion in turns
-    )
+def _make_request(ident: str, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> TokenRequest:
+    pairs = [(np.asarray(prompt, np.int32), np.asarray(c, np.int32)) for prompt, c in turns]
+    return TokenRequest(ident, tuple(TokenTurn(prompt, completion) for prompt, completion in pairs))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import InputError
+from ngram_npu.errors import InputError, one_line
 from ngram_npu.store import tokenizer_digest
 
 DEFAULT_TOKENIZER = "mistral-v1"
@@ -162,8 +162,9 @@ def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # tokenizers of transformers raise different types
-        message = " ".join(str(error).split())
-        raise InputError(f'tokenizer folder "{name}" cannot be loaded: {message:.200}') from error
+        raise InputError(
+            f'tokenizer folder "{name}" cannot be loaded: {one_line(error):.200}'
+        ) from error
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
@@ -178,8 +179,7 @@ def _load_fast(name: str, file: Path) -> ReplayTokenizer:
     try:
         tokenizer = package.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust binding raises bare Exception
-        message = " ".join(str(error).split())
-        raise InputError(f"{file}: cannot be loaded: {message:.200}") from error
+        raise InputError(f"{file}: cannot be loaded: {one_line(error):.200}") from error
     # A tokenizer.json may contain truncation and padding settings from training.
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -75,7 +75,7 @@ def simulate(
         sampled = batch.sampled_token_ids(rows)
         # A runner passes no indices if all rows are in use.
         row_indices = None if len(rows) == batch.num_rows else rows.astype(np.int32)
-        reassigned, prompted = batch.pop_reassigned_rows(), batch.pop_prompted_rows()
+        reassigned, prompted = batch.pop_changed_rows()
         started = time.perf_counter_ns()
         if reset is not None and len(reassigned):
             reset(reassigned)
@@ -122,19 +122,12 @@ def _count_per_position(length_counts: Int64Array) -> tuple[int, ...]:
     return tuple(length_counts[::-1].cumsum()[::-1][1:].tolist())
 
 
-def _pop_unique(rows: list[int]) -> Int32Array:
-    """Returns the different rows of a list, `[N]`, and empties the list."""
-    unique = np.unique(np.array(rows, np.int32))
-    rows.clear()
-    return unique
-
-
 class _Batch:
     """Rows of a model runner, each with a running conversation or idle.
 
     Per row, in token positions of the row: `cursor` tokens are in the buffer, `due` more have been
-    sampled but not yet passed to the proposer, the current completion ends at `end`.
-    `request_of_row` is the number of the row's request.
+    sampled but not yet passed to the proposer (none in an idle row), the current completion ends at
+    `end`. `request_of_row` is the number of the row's request.
     """
 
     def __init__(self, requests: Sequence[TokenRequest], rows: int, k: int, padded: bool) -> None:
@@ -147,7 +140,6 @@ class _Batch:
         self._cursor: Int64Array = np.zeros(rows, np.int64)
         self._due: Int64Array = np.zeros(rows, np.int64)
         self._end: Int64Array = np.zeros(rows, np.int64)
-        self._active = np.zeros(rows, np.bool_)
         self.request_of_row: Int64Array = np.zeros(rows, np.int64)
         self._reassigned: list[int] = []
         self._prompted: list[int] = []
@@ -158,15 +150,14 @@ class _Batch:
 
     def active_rows(self) -> Int64Array:
         """Returns the rows with a conversation, ascending, `[B]`."""
-        return np.flatnonzero(self._active).astype(np.int64, copy=False)
+        return np.flatnonzero(self._due).astype(np.int64, copy=False)
 
-    def pop_reassigned_rows(self) -> Int32Array:
-        """Returns the rows that got another conversation since the last call, `[N]`."""
-        return _pop_unique(self._reassigned)
-
-    def pop_prompted_rows(self) -> Int32Array:
-        """Returns the rows that a prompt was written to since the last call, `[N]`."""
-        return _pop_unique(self._prompted)
+    def pop_changed_rows(self) -> tuple[Int32Array, Int32Array]:
+        """Returns the rows that got another conversation since the last call, and those that a
+        prompt was written to, each `[N]` and ascending."""
+        reassigned, prompted = np.unique(self._reassigned), np.unique(self._prompted)
+        self._reassigned, self._prompted = [], []
+        return reassigned.astype(np.int32), prompted.astype(np.int32)
 
     def sampled_token_ids(self, rows: Int64Array) -> Int32Array:
         """Returns the due tokens, which the target model sampled last: `[B, K+1]`, then -1."""
@@ -223,11 +214,10 @@ class _Batch:
     def _next_turn(self, row: int) -> None:
         """Prefills the row's next completion, or one of a waiting conversation after the last."""
         self._check_tokens(row)
-        span = next(self._spans[row], None)
-        while span is None:
+        while (span := next(self._spans[row], None)) is None:
             waiting = next(self._waiting, None)
             if waiting is None:
-                self._active[row] = False
+                self._due[row] = 0
                 return
             self.request_of_row[row], request = waiting
             # Tokens of the previous conversation stay beyond the new length, as in a runner.
@@ -235,7 +225,6 @@ class _Batch:
             self._reassigned.append(row)
             self._cursor[row] = 0
             self._spans[row] = iter(request.spans())
-            span = next(self._spans[row], None)
         start, end = span
         # The runner writes the prompt, and also the last tokens of the previous turn: the proposer
         # has not seen them because no draft was needed after them.
@@ -246,7 +235,6 @@ class _Batch:
         self._cursor[row] = start
         self._end[row] = end
         self._due[row] = 1
-        self._active[row] = True
 
     def _check_tokens(self, row: int) -> None:
         """Checks that the proposer appended the sampled tokens."""
