@@ -81,7 +81,7 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
     if is_json and _is_document(first):
         head += islice(pieces, 1)
         # The rotation of logs may cut the first of several lines, which then is not a document.
-        is_cut = first.rstrip()[-1:] not in b",:[{" and _is_record(head[-1][1])
+        is_cut = first.rstrip()[-1:] not in b",:[{]" and _is_record(head[-1][1])
         if len(head) == 1 or not is_cut:
             document = _join((piece for _, piece in chain(head, pieces)), name)
             yield from _parse_document(_decode(document, f"{name}:{first_line}"), name, first_line)

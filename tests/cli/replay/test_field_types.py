@@ -287,15 +287,6 @@ def batch_answer(t: int) -> dict[str, Any]:
     return {"id": "v", "custom_id": f"r-{t}", "response": response, "error": None}
 
 
-def fastchat_answer(t: int) -> dict[str, Any]:
-    choices = [{"index": 0, "turns": [f"saida_{t}", f"again_{t}"]}]
-    return {"question_id": 1000 + t, "model_id": "m", "choices": choices}
-
-
-def question(t: int) -> dict[str, Any]:
-    return {"question_id": 1000 + t, "category": "c", "turns": [f"user_{t}", f"ask_{t}"]}
-
-
 def completions(t: int, **more: Any) -> dict[str, Any]:
     """Returns a record of two prompts with two answers each."""
     texts = [f"saida_{t}", f"saidb_{t}", f"saidc_{t}", f"saidd_{t}"]
@@ -470,8 +461,6 @@ SAMPLES: dict[str, Sample] = {
     "completions-ids-stream": Sample(streamed_ids),
     "run-batch": Sample(batch_answer),
     "run-batch-input": Sample(batch_answer, other_file=("input.jsonl", batch_request)),
-    "fastchat": Sample(fastchat_answer),
-    "fastchat-questions": Sample(fastchat_answer, other_file=("question.jsonl", question)),
     "server-log": Sample(
         lambda t: {
             "id": f"cmpl-{t}",
@@ -486,10 +475,7 @@ SAMPLES: dict[str, Sample] = {
         as_server_log,
     ),
 }
-OTHER_FILES = {
-    "run-batch": ("input.jsonl", batch_request),
-    "fastchat": ("question.jsonl", question),
-}
+OTHER_FILES = {"run-batch": ("input.jsonl", batch_request)}
 """Files that must exist although their fields are not changed."""
 
 

@@ -107,7 +107,6 @@ RECORDS: list[tuple[str, object, list[tuple[str, str]]]] = [
     ("log", {"request": ASKED, "response": COMPLETION}, LOGGED),
     ("log", {"request": json.dumps(ASKED), "response": json.dumps(COMPLETION)}, LOGGED),
     ("log", {"request": {"body": ASKED}, "response": {"status": 200, "body": COMPLETION}}, LOGGED),
-    ("log", {"request_body": ASKED, "response_body": COMPLETION}, LOGGED),
     ("log", {**COMPLETION, "messages": ASKED["messages"]}, LOGGED),
     ("log", {"messages": ASKED["messages"], "response": COMPLETION}, LOGGED),
     ("log", {"request": ASKED, "response": STREAM}, LOGGED),
@@ -204,17 +203,12 @@ def test_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "value", ["[" * 3000 + '"]"' + "]" * 3000, "9" * 5000], ids=["deep", "long"]
 )
-@pytest.mark.parametrize("indent", [None, 1])
-def test_item_that_python_cannot_parse_is_skipped(
-    tmp_path: Path, value: str, indent: int | None
-) -> None:
+def test_line_that_python_cannot_parse_is_skipped(tmp_path: Path, value: str) -> None:
     path = tmp_path / "talk.json"
     records = [{"prompt": f"]{i}", "completion": "Ho", "more": i} for i in range(3)]
-    path.write_text(json.dumps(records, indent=indent).replace('"more": 1', f'"more": {value}'))
-    (item,) = load_inputs([path])
-    assert [conversation.turns[0].prompt for conversation in item.conversations] == ["]0", "]2"]
-    line = 1 if indent is None else 7
-    assert f"{path}:{line}: not JSON that can be read" in item.notes[0]
+    path.write_text(json.dumps(records).replace('"more": 1', f'"more": {value}'))
+    with pytest.raises(InputError, match=":1: not JSON that can be read"):
+        load_inputs([path])
     path.write_text(f'{{"prompt": {value}}}\nx\n' + "".join(json.dumps(r) + "\n" for r in records))
     (item,) = load_inputs([path])
     assert len(item.conversations) == 3
@@ -238,29 +232,6 @@ def test_log_reads_each_choice_as_a_conversation(
     )
     assert [len(item.turns) for item in conversations] == [1, 1]
     assert [item.turns[0].completion for item in conversations] == ["9.", "13."]
-
-
-ANSWER = {"question_id": 81, "model_id": "v", "choices": [{"index": 0, "turns": ["Ho", "Hu"]}]}
-QUESTION = {"question_id": 81, "category": "writing", "turns": ["Hi", "Ha"]}
-
-
-@pytest.mark.parametrize("folder", ["", "model_answer/"])
-def test_fastchat_answers_read_their_questions(write_jsonl: Write, folder: str) -> None:
-    write_jsonl(QUESTION, name="question.jsonl")
-    path = write_jsonl(ANSWER, name=f"{folder}vicuna.jsonl")
-    expected = [("USER: Hi ASSISTANT:", "Ho"), ("USER: Ha ASSISTANT:", "Hu")]
-    assert plain(read_conversations(path)) == expected
-    # The questions are not replayed as traffic.
-    assert [item.name for item in load_inputs([path.parent])] == ["vicuna"]
-
-
-def test_fastchat_answers_without_questions_are_an_error(write_jsonl: Write) -> None:
-    path = write_jsonl(ANSWER, name="a/b/vicuna.jsonl")
-    with pytest.raises(InputError, match=r"vicuna.jsonl:1: .* put question.jsonl into"):
-        read_conversations(path)
-    write_jsonl({**QUESTION, "question_id": 82}, name="a/b/question.jsonl")
-    with pytest.raises(InputError, match=r"question.jsonl has no question 81"):
-        read_conversations(path)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +271,8 @@ def test_error_names_line_and_value_and_a_working_example(
 
 def test_help_lists_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["replay", "--help"])
-    assert "{" + ",".join(FORMATS) + "}" in capsys.readouterr().out.replace("\n", "")
+    listed = capsys.readouterr().out.replace("\n", "").partition("--format {")[2].partition("}")[0]
+    assert set(FORMATS) <= set(listed.split(","))
 
 
 def test_format_option_rejects_other_formats(write_jsonl: Write) -> None:
@@ -321,38 +293,13 @@ def test_stdin_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatch) -> Non
         assert item.conversations[0].where == "stdin:1"
 
 
-def test_zstd(write_jsonl: Write, tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
-    line = json.dumps({"messages": CHAT}).encode() + b"\n"
-    path = tmp_path / "traffic.jsonl.zst"
-    pack = zstandard.ZstdCompressor().compress
-    path.write_bytes(pack(line) + pack(line))
-    assert [item.name for item in load_inputs([tmp_path])] == ["traffic"]
-    assert len(read_conversations(path)) == 2
-    # pzstd writes a skippable frame before each frame.
-    path.write_bytes(b"\x50\x2a\x4d\x18" + b"\x04\0\0\0" + b"size" + pack(line))
-    assert len(read_conversations(path)) == 1
-    path.write_bytes(b"\x28\xb5\x2f\xfd" + b"\xff" * 40)
-    with pytest.raises(InputError, match=r"traffic.jsonl.zst:1: damaged zstd data"):
-        read_conversations(path)
-
-
-def test_zstd_without_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("compression.zstd", "backports.zstd", "zstandard"):
-        monkeypatch.setitem(sys.modules, name, None)
-    path = tmp_path / "traffic.jsonl.zst"
-    path.write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(InputError, match="pip install zstandard, or unpack the file first"):
-        read_conversations(path)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('[\n{"prompt": "a", "completion": "b"},\n{"prompt" "c"}\n]', ":3: not JSON: Exp"),
-        ('[{"prompt": "a", "completion": "b"}\n{}]', ":2: not JSON: expected , or ] after"),
-        ('[{"prompt": "a", "completion": "b"}]\n{}', ":2: not JSON: expected the file's end"),
-        ('[\n{"prompt": "a",\n"completion": "b"}', ":3: not JSON: expected , or ]"),
+        ('[{"prompt": "a", "completion": "b"}\n{}]', ":2: not JSON: Expecting , or ] after"),
+        ('[{"prompt": "a", "completion": "b"}]\n{}', ":2: not JSON: Extra data"),
+        ('[\n{"prompt": "a",\n"completion": "b"}', ":3: not JSON: Expecting , or ]"),
         ('[\n{"prompt": "a",\n"comp', ":3: not JSON: "),
         ('{\n"prompt": "a",\n"completion": 3\n}', ":1: completion must be a string, got the nu"),
         ("[]", "empty, no conversation"),
@@ -368,20 +315,17 @@ def test_document_error_names_the_line(tmp_path: Path, text: str, message: str) 
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_long_array_is_read_in_pieces(
+def test_document_may_be_longer_than_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
 ) -> None:
-    """The array exceeds the line limit, but not its items. Pieces split multi-byte characters."""
     monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
-    monkeypatch.setattr(files_module, "_CHUNK", 1 << 12)
-    records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(400)]
+    records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(200)]
     path = tmp_path / "traffic.json"
     path.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
-    assert path.stat().st_size > 4 << 20
     conversations = read_conversations(path)
-    assert [item.turns[0].completion for item in conversations] == ["b" * i for i in range(400)]
-    path.write_text(json.dumps([{"prompt": "a" * (3 << 20), "completion": "b"}]))
-    with pytest.raises(InputError, match=":1: the value is longer than 1 MiB"):
+    assert [item.turns[0].completion for item in conversations] == ["b" * i for i in range(200)]
+    monkeypatch.setattr(files_module, "_MAX_DOCUMENT_MIB", 2)
+    with pytest.raises(InputError, match="longer than 2 MiB; write one record per line"):
         read_conversations(path)
 
 

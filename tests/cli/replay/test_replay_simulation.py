@@ -268,19 +268,6 @@ def test_wrong_proposer_is_an_error(fault: str) -> None:
         simulate("t", requests, _Broken(fault), k=2, batch_size=2)
 
 
-def test_total_sums_counts() -> None:
-    one = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
-    total = ReplayFigures.total([one, dataclasses.replace(one, name="other")])
-    assert total.name == "total"
-    assert (total.num_tokens, total.num_steps, total.num_requests) == (24, 10, 2)
-    assert total.accepted_length_counts == (6, 0, 2, 0, 0, 2)
-    assert total.tokens_per_step == one.tokens_per_step
-    with pytest.raises(ValueError, match="expected at least one input"):
-        ReplayFigures.total([])
-    with pytest.raises(ValueError, match="zip"):
-        ReplayFigures.total([one, run([EXAMPLE], 1, min_n=2, max_n=5, k=4)])
-
-
 def test_reset_is_called_for_rows_with_a_new_conversation() -> None:
     """Uses two rows for four conversations of several turns."""
     reset_rows: list[list[int]] = []
