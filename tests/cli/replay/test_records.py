@@ -33,14 +33,6 @@ GOOD = {"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}
 IDS = {"id": 7, "turns": [{"prompt_token_ids": [1, 2], "completion_token_ids": []}]}
 
 
-def make_record(*turns: Any) -> dict[str, Any]:
-    return {"id": "x", "turns": list(turns)}
-
-
-def make_id_record(prompt: Any, completion: Any) -> dict[str, Any]:
-    return make_record({"prompt_token_ids": prompt, "completion_token_ids": completion})
-
-
 @pytest.mark.parametrize("name", ["make_record.jsonl", "make_record.jsonl.gz", "make_record.json"])
 def test_turns_are_read_from_lines(write_jsonl: Write, name: str) -> None:
     path = write_jsonl(GOOD, b"", IDS, b"  ", name=name)
@@ -62,53 +54,6 @@ def test_limit_stops_reading(write_jsonl: Write) -> None:
     assert len(read_conversations(path, limit=2)) == 2
     with pytest.raises(InputError, match=":3: not JSON"):
         read_conversations(path, limit=3)
-
-
-BAD_LINES = [
-    (b"{", "not JSON: .* at column [12]$"),
-    (b'{"id": "a"} {}', "not JSON: Extra data at column 13"),
-    (b"[" * 100_000, "not JSON that can be read"),
-    (b'{"id": ' + b"1" * 5000 + b"}", "not JSON that can be read"),
-    (b'{"id": "\xff"}', "not UTF-8: invalid start byte at byte 9"),
-    (b"[]", "expected an object, got an array"),
-    (b"null", "expected an object, got null"),
-    ({"turns": []}, '"turns" is empty; read as turns, of which this works: {"turns": '),
-    ({"id": "a"}, 'no format has these keys: "id"; this would work: {"messages": '),
-    ({"id": "a", "turns": {}}, '"turns" must be an array, got an object'),
-    (make_record("hello"), r"turns\[0\] must be an object, got a string"),
-    (make_record({"prompt": "p"}), r'turns\[0\]: missing key "completion"'),
-    (make_record({"completion": "p"}), r'turns\[0\]: missing key "prompt"'),
-    (make_record({}), r'turns\[0\]: missing key "prompt"'),
-    (
-        make_record(GOOD["turns"][0], {"prompt": 1, "completion": ""}),
-        r"turns\[1\].prompt must be .* 1",
-    ),
-    (make_record({"prompt": "", "completion": None}), r"turns\[0\].completion must be .* null"),
-    (b'{"id":"a","turns":[{"prompt":"\\ud800","completion":""}]}', "prompt: lone surrogate"),
-    (make_record({"prompt_token_ids": [1]}), 'missing key "completion_token_ids"'),
-    (
-        make_record({"prompt": "p", "completion": "c", "completion_token_ids": [1]}),
-        'missing key "prompt_token_ids"',
-    ),
-    (make_id_record("1", []), "prompt_token_ids must be an array of integers, got a string"),
-    (make_id_record([1, 1.5], []), r"prompt_token_ids\[1\] must be an integer, got the number 1.5"),
-    (make_id_record([], [True]), r"completion_token_ids\[0\] must be an integer, got a boolean"),
-    (make_id_record([-1], []), r"prompt_token_ids\[0\] is -1, outside"),
-    (make_id_record([2**31], []), r"prompt_token_ids\[0\] is 2147483648, outside"),
-    (make_record(GOOD["turns"][0], IDS["turns"][0]), "some turns carry token ids and some do not"),
-]
-
-
-@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
-@pytest.mark.parametrize(("line", "message"), BAD_LINES, ids=range(len(BAD_LINES)))
-def test_invalid_line_is_named_in_the_error(
-    write_jsonl: Write, line: object, message: str, compressed: bool
-) -> None:
-    path = write_jsonl(GOOD, b"", line, name="bad.jsonl.gz" if compressed else "bad.jsonl")
-    with pytest.raises(InputError, match=message) as caught:
-        read_conversations(path)
-    assert str(caught.value).startswith(f"{path}:3: ")
-    assert "\n" not in str(caught.value)
 
 
 def test_damaged_gzip_is_an_error(tmp_path: Path) -> None:
@@ -222,31 +167,6 @@ def answer(content: Any) -> dict[str, Any]:
     }
 
 
-SKIPPED: list[tuple[Any, str]] = [
-    (
-        {"request": REQUEST, "response": {"status": 503, "body": "upstream is gone"}},
-        "HTTP status 503",
-    ),
-    ({"request": REQUEST, "status_code": 503, "response": "upstream is gone"}, "HTTP status 503"),
-    ({"request": REQUEST, "response": {"error": {"message": "busy", "code": 503}}}, "error: busy"),
-    ({"request": REQUEST, "response": 'data: {"error": {"message": "busy"}}\n\n'}, "error: busy"),
-    ({"request": REQUEST, "response": None}, "must be an object, got null"),
-    ({"request": REQUEST, "response": None, "error": "timeout"}, 'the request failed: "timeout"'),
-    ({"request": REQUEST, "response": {"choices": []}}, 'no answer, only "choices"'),
-    ({"request": REQUEST, "response": {"choices": None}}, 'no answer, only "choices"'),
-    (answer(""), "the answer is empty"),
-    (answer(None), "the answer is empty"),
-    ({"request": {"input": ["a"]}, "response": EMBEDDING}, 'no answer, only "object", "data"'),
-    ({"request": {"input": "a"}, "response": {"id": "modr-1", "results": []}}, '"id", "results"'),
-    ({"request": {}, "response": {"object": "list", "data": []}}, 'only "object", "data"'),
-    (EMBEDDING, 'no format has these keys: "object", "data"'),
-    ({"request": {}, "response": RESPONSE}, 'must have "messages", "input" or a text "prompt"'),
-    (b'{"request": {"messages": [{"role": "us', "not JSON: Unterminated string"),
-    (b'{"prompt": "\xff", "completion": "a"}', "not UTF-8: invalid start byte"),
-    (b"[2026-08-01] rotated", "not JSON: Expecting"),
-    (3, "expected an object, got the number 3"),
-]
-
 UNUSUAL: list[Any] = [
     {**GOOD_LOG, "id": {"$oid": "66b"}},
     {**GOOD_LOG, "id": 1.5},
@@ -261,26 +181,6 @@ UNUSUAL: list[Any] = [
 def count_figures(path: Path, **options: Any) -> tuple[int, int, int]:
     total = replay([path], ReplayOptions(tokenizer="bytes", **options)).total
     return total.num_requests, total.num_tokens, total.num_steps
-
-
-@pytest.mark.parametrize(("record", "reason"), SKIPPED, ids=range(len(SKIPPED)))
-@pytest.mark.parametrize("at", ["first", "between", "last"])
-def test_invalid_record_is_skipped_and_changes_no_figure(
-    write_jsonl: Write, record: Any, reason: str, at: str
-) -> None:
-    lines = [GOOD_LOG, GOOD_LOG, GOOD_LOG]
-    lines.insert({"first": 0, "between": 1, "last": 3}[at], record)
-    path = write_jsonl(*lines, name="odd.jsonl")
-    assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG, GOOD_LOG))
-    (item,) = load_inputs([path])
-    (note,) = item.notes
-    assert note.startswith("1 of 4 records are skipped (25.0%): ")
-    assert reason in note
-    assert "of which this works" not in note
-    with pytest.raises(InputError) as caught:
-        count_figures(path, strict=True)
-    assert reason in str(caught.value)
-    assert read_traffic([path], TuneOptions(tokenizer="bytes")).notes == (f"odd: {note}",)
 
 
 @pytest.mark.parametrize("record", UNUSUAL, ids=range(len(UNUSUAL)))
