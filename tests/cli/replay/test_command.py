@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import ngram_npu
-import numpy as np
 import pytest
-from cli_helpers import EXAMPLE_LINE
+from cli_helpers import EXAMPLE_LINE, make_talk
 from ngram_npu.output import atomic_output, check_writable
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import (
@@ -35,26 +34,20 @@ from ngram_npu_cli.replay import (
 Write = Callable[..., Path]
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_that_only_print(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"ngram-npu {ngram_npu.__version__}\n"
-
-
-def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     assert capsys.readouterr().out == f"{ngram_npu.doctor()}\n"
     assert cli.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == ngram_npu.__version__
-
-
-def test_missing_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "COMMAND" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["replay", "--help"], ["learn", "--help"], ["store", "info", "-h"], ["--version"]],
+    [["--help"], ["learn", "--help"], ["store", "info", "-h"], ["--version"]],
 )
 def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
     script = (
@@ -136,23 +129,12 @@ def test_tables_fit_80_columns(write_jsonl: Write, capsys: pytest.CaptureFixture
     ("line", "code", "message"),
     [
         ("replay - <&-", 2, " replay: error: stdin: standard input is closed"),
-        ("tune - <&-", 2, " tune: error: stdin: standard input is closed"),
         ("replay {talk} --json /dev/full", 2, " replay: error: /dev/full: cannot be written: No s"),
-        ("tune {talk} -c 0.05 --cache /dev/full", 2, " tune: error: /dev/full: cannot be written"),
-        # Reading what is there already would not end.
-        (
-            "measure-cost /dev/full --url http://localhost:1",
-            2,
-            " measure-cost: error: http://local",
-        ),
         ("replay {talk} > /dev/full", 1, ": error: [Errno 28] No space left on device"),
         ("replay {talk} >&-", 1, ": error: standard output is closed"),
         ("replay {talk} > /dev/full 2> /dev/full", 1, None),
-        ("replay nowhere.jsonl 2> /dev/full", 2, None),
         ("replay {talk} --kk 2> /dev/full", 2, None),
         ("tune {talk} -c 0.05 --jobs 1 --sizes ladder > /dev/full", 1, ": error: [Errno 28] No sp"),
-        ("tune {talk} -c 0.05 --json /dev/full", 2, " tune: error: /dev/full: cannot be written"),
-        ("doctor > /dev/full", 1, ": error: [Errno 28] No space left on device"),
         ("doctor >&-", 1, ": error: standard output is closed"),
         ("--version > /dev/full", 1, ": error: [Errno 28] No space left on device"),
     ],
@@ -165,11 +147,8 @@ def test_closed_or_full_stream_is_reported_in_one_line(
     talk = write_jsonl(*[{**EXAMPLE_LINE, "id": str(i)} for i in range(4)])
     done = _shell(line.format(talk=talk))
     assert (done.returncode, done.stdout) == (code, "")
-    if message is None:  # nowhere to say it
-        assert done.stderr == ""
-        return
-    assert done.stderr.startswith(f"ngram-npu{message}")
-    assert done.stderr.count("\n") == 1
+    expected = "" if message is None else rf"ngram-npu{re.escape(message)}.*\n"
+    assert re.fullmatch(expected, done.stderr)
 
 
 @pytest.mark.usefixtures("no_torch")
@@ -236,16 +215,7 @@ def test_drafting_options(
 
 
 def test_engine_changes_no_figure(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """Uses several conversations per row that are long enough for an index."""
-    rng = np.random.default_rng(2)
-    phrase = rng.integers(0, 50, 300).tolist()
-    lines = []
-    for number in range(12):
-        start = int(rng.integers(0, 200))
-        prompt = rng.integers(0, 5, 40).tolist() + phrase[: start + 90]
-        turn = {"prompt_token_ids": prompt, "completion_token_ids": phrase[start : start + 80]}
-        lines.append({"id": str(number), "turns": [turn, turn]})
-    path = write_jsonl(*lines)
+    path = write_jsonl(*make_talk(12))
     results = []
     for arguments in ([], ["--engine", "auto"], ["--engine", "index"], ["--engine", "scan"]):
         arguments += ["--batch-size", "3", "--json", "-"]
@@ -256,18 +226,13 @@ def test_engine_changes_no_figure(write_jsonl: Write, capsys: pytest.CaptureFixt
     assert all(other == results[0] for other in results)
 
 
-def test_index_engine_with_too_many_sizes_is_an_error(
-    talk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    span = ["--min-n", "1", "--max-n", "9"]
-    assert cli.main(["replay", str(talk), *span]) == 0  # reads the contexts
-    assert cli.main(["replay", str(talk), *span, "--engine", "index"]) == 2
-    assert "expected max_n - min_n <= 7, and no" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ["--min-n", "1", "--max-n", "9", "--engine", "index"],
+            "expected max_n - min_n <= 7, and no",
+        ),
         (["--k", "0"], "--k: must be at least 1, got 0"),
         (["--k", "many"], "invalid integer value: 'many'"),
         (["--k", "65"], "k: expected 1 to 64, got 65"),
@@ -298,7 +263,7 @@ def test_bad_options_are_exit_code_2(
     arguments: list[str],
     message: str,
 ) -> None:
-    path = write_jsonl({"id": "a", "turns": [{"prompt": "a", "completion": "b"}]})
+    path = write_jsonl({"prompt": "a", "completion": "b"})
     arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
     assert cli.main(["replay", str(path), *arguments]) == 2
     out, err = capsys.readouterr()
@@ -335,19 +300,20 @@ def test_sigint_ends_the_process_with_130(talk: Path, tmp_path: Path) -> None:
 
 
 def test_atomic_output_replaces_the_file_completely(tmp_path: Path) -> None:
-    target = tmp_path / "x"
+    target, link = tmp_path / "x", tmp_path / "link"
     target.write_text("old")
     target.chmod(0o640)
-    with atomic_output(target) as scratch:
+    link.symlink_to(target)
+    with atomic_output(link) as scratch:
         scratch.write_text("new")
         assert scratch.parent == target.parent
         assert target.read_text() == "old"
-    assert target.read_text() == "new"
+    assert link.is_symlink()
     assert target.stat().st_mode & 0o777 == 0o640
     with pytest.raises(KeyboardInterrupt):
         _write_half(target)
     assert target.read_text() == "new"
-    assert files_in(tmp_path) == ["x"]
+    assert files_in(tmp_path) == ["link", "x"]
 
 
 def _write_half(target: Path) -> None:
@@ -356,21 +322,12 @@ def _write_half(target: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_atomic_output_keeps_links_and_devices(tmp_path: Path) -> None:
-    target, link = tmp_path / "x", tmp_path / "link"
-    link.symlink_to(target)
-    with atomic_output(link) as scratch:
-        scratch.write_text("new")
-    assert link.is_symlink()
-    assert target.read_text() == "new"
+def test_atomic_output_keeps_devices_and_reports_a_failed_write(tmp_path: Path) -> None:
     null = Path(os.devnull)
     check_writable(null)
     with atomic_output(null) as scratch:
         scratch.write_text("gone")
     assert null.is_char_device()
-
-
-def test_atomic_output_reports_a_failed_write(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"), atomic_output(tmp_path / "x"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -436,33 +393,28 @@ def test_progress_without_tqdm_shows_no_bar(
 
 
 @pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])
+@pytest.mark.parametrize("is_terminal", [False, True])
 def test_control_characters_of_file_names_are_escaped(
     write_jsonl: Write,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     line: object,
+    is_terminal: bool,
 ) -> None:
     path = write_jsonl(line, name="\x1b[2J\n\x9b\u202e\udcff.jsonl")
-    cli.main(["replay", str(path)])
-    out, err = capsys.readouterr()
-    assert "\\x9b\\u202e\\udcff" in out + err
-    assert (out + err).replace("\n", "").isprintable()
-
     terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    if is_terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
     cli.main(["replay", str(path)])
-    assert terminal.getvalue().replace("\r", "").replace("\n", "").isprintable()
+    shown = "".join([*capsys.readouterr(), terminal.getvalue()])
+    assert "\\x9b\\u202e\\udcff" in shown
+    assert shown.replace("\r", "").replace("\n", "").isprintable()
 
 
 def test_control_characters_of_arguments_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """A shell's `*` can turn a file name that begins with dashes into an option."""
     assert cli.main(["replay", "--\x1b[2J.jsonl"]) == 2
-    err = capsys.readouterr().err
-    assert "unrecognized arguments: --\\x1b[2J.jsonl" in err
-    assert err.replace("\n", "").isprintable()
-
-
-def test_control_characters_of_inputs_are_escaped() -> None:
+    assert "unrecognized arguments: --\\x1b[2J.jsonl" in capsys.readouterr().err
     hostile = "\x1b[2J"
     tokenizer = ReplayTokenizer(hostile, "source", None, lambda text: list(text.encode()))
     conversation = Conversation("a", (Turn("p", "completion"),))
