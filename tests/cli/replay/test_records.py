@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -29,11 +31,12 @@ from ngram_npu_cli.tune.traffic import read_traffic
 
 Write = Callable[..., Path]
 
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
 GOOD = {"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}
 IDS = {"id": 7, "turns": [{"prompt_token_ids": [1, 2], "completion_token_ids": []}]}
 
 
-@pytest.mark.parametrize("name", ["make_record.jsonl", "make_record.jsonl.gz", "make_record.json"])
+@pytest.mark.parametrize("name", ["record.jsonl", "record.jsonl.gz", "record.json"])
 def test_turns_are_read_from_lines(write_jsonl: Write, name: str) -> None:
     path = write_jsonl(GOOD, b"", IDS, b"  ", name=name)
     assert read_conversations(path) == [
@@ -45,8 +48,11 @@ def test_turns_are_read_from_lines(write_jsonl: Write, name: str) -> None:
 def test_no_final_newline_byte_order_mark_and_unknown_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     line = '{"id": "ü", "model": "m", "turns": [{"prompt": "", "completion": "", "t": 0}]}'
-    path.write_bytes(line.encode("utf-8-sig"))
-    assert read_conversations(path) == [Conversation("ü", (Turn("", ""),), f"{path}:1")]
+    # Concatenated files may each begin with a byte order mark.
+    path.write_bytes((line + "\n").encode("utf-8-sig") + line.encode("utf-8-sig"))
+    assert read_conversations(path) == [
+        Conversation("ü", (Turn("", ""),), f"{path}:{number}") for number in (1, 2)
+    ]
 
 
 def test_limit_stops_reading(write_jsonl: Write) -> None:
@@ -56,42 +62,37 @@ def test_limit_stops_reading(write_jsonl: Write) -> None:
         read_conversations(path, limit=3)
 
 
-def test_damaged_gzip_is_an_error(tmp_path: Path) -> None:
+LINE = json.dumps(GOOD).encode() + b"\n"
+PACKED = gzip.compress(LINE * 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (LINE, r":1: damaged gzip data: Not a gzipped file"),
+        # The second member is truncated.
+        (PACKED + gzip.compress(LINE)[:-9], r":[34]: damaged gzip data: .*end-of-stream"),
+        (PACKED[:-6] + bytes([PACKED[-6] ^ 1]) + PACKED[-5:], ":3: damaged gzip data: CRC check"),
+        (PACKED[:-1], r":3: damaged gzip data: .*end-of-stream"),
+        (PACKED + b"garbage", r":3: damaged gzip data: Not a gzipped file"),
+    ],
+)
+def test_damaged_gzip_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.jsonl.gz"
-    path.write_bytes(b'{"id": "a", "turns": []}\n')
-    with pytest.raises(InputError, match=r"x.jsonl.gz:1: damaged gzip data: Not a gzipped file"):
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"x.jsonl.gz{message}"):
         read_conversations(path)
-
-    # Two members, the second one truncated: two lines are complete.
-    line = b'{"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}\n'
-    path.write_bytes(gzip.compress(line * 2) + gzip.compress(line)[:-9])
-    with pytest.raises(InputError, match=r"x.jsonl.gz:[34]: damaged gzip data"):
-        read_conversations(path)
-
-    compressed = bytearray(gzip.compress(line * 2))
-    compressed[-6] ^= 1  # the checksum
-    path.write_bytes(compressed)
-    with pytest.raises(InputError, match=r"x.jsonl.gz:3: damaged gzip data: CRC check failed"):
-        read_conversations(path)
+    path.write_bytes(PACKED * 2 + bytes(2000))  # zeros, as tapes pad
+    assert len(read_conversations(path)) == 4
 
 
-def test_truncated_compressed_file_is_an_error(tmp_path: Path) -> None:
+def test_killed_server_s_gzip_is_an_error(tmp_path: Path) -> None:
     """All lines before the cut are readable, so only a check of the end detects it."""
     packer = zlib.compressobj(wbits=31)
-    packed = b""
-    for n in range(500):
-        line = json.dumps({**GOOD, "id": n}).encode() + b"\n"
-        packed += packer.compress(line) + packer.flush(zlib.Z_SYNC_FLUSH)
-        if n == 299:
-            cut = len(packed)
-    complete = packed + packer.flush()
     path = tmp_path / "traffic.jsonl.gz"
-    path.write_bytes(complete)
-    assert len(read_conversations(path)) == 500
-    for size in (cut, len(packed), len(complete) - 1):
-        path.write_bytes(complete[:size])
-        with pytest.raises(InputError, match=r"file ended before the end-of-stream"):
-            read_conversations(path)
+    path.write_bytes(packer.compress(LINE * 300) + packer.flush(zlib.Z_SYNC_FLUSH))
+    with pytest.raises(InputError, match=r":301: .*ended before the end-of-stream"):
+        read_conversations(path)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
@@ -132,32 +133,89 @@ def test_folder_reads_its_files_in_the_order_of_names(write_jsonl: Write) -> Non
 
 
 def test_equal_file_names_are_shown_with_their_path(write_jsonl: Write) -> None:
-    one = write_jsonl(GOOD, name="one/make_record.jsonl")
-    two = write_jsonl(GOOD, name="two/make_record.jsonl.gz")
+    one, two = write_jsonl(GOOD, name="one/a.jsonl"), write_jsonl(GOOD, name="two/a.jsonl.gz")
     three = write_jsonl(GOOD, name="three.jsonl")
     names = [item.name for item in load_inputs([one, two, three])]
     assert names == [str(one), str(two), "three"]
 
 
-def test_error_in_the_last_file_is_reported_before_any_replay(write_jsonl: Write) -> None:
-    good = write_jsonl(GOOD, name="a.jsonl")
-    bad = write_jsonl(b"{", name="b.jsonl")
-    with pytest.raises(InputError, match=r"b.jsonl:1: not JSON"):
-        load_inputs([good, bad])
+# Documents
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("value", [{"messages": CHAT}, CHAT])
+def test_file_may_contain_a_single_value(tmp_path: Path, value: Any, indent: int | None) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(value, indent=indent))
+    (conversation,) = read_conversations(path)
+    assert conversation.turns[0].completion == "Ho"
+
+
+def test_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps([CHAT[0], None, CHAT[1]]))
+    with pytest.raises(InputError, match=r":1: messages\[1\] must be an object, got null"):
+        read_conversations(path)
+    # Records that have a role are records, wherever they stand.
+    records = [{"prompt": "Hi", "completion": "Ho"}, {"role": "user", "content": "x"}] * 2
+    path.write_text(json.dumps([*records, records[0]], indent=1))
+    (item,) = load_inputs([path])
+    assert [conversation.turns[0].completion for conversation in item.conversations] == ["Ho"] * 3
+    assert item.notes[0].startswith(f"2 of 5 records are skipped (40.0%): {path}:6: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[\n{"prompt": "a", "completion": "b"},\n{"prompt" "c"}\n]', ":3: not JSON: Exp"),
+        ('[{"prompt": "a", "completion": "b"}\n{}]', ":2: not JSON: Expecting , or ] after"),
+        ('[{"prompt": "a", "completion": "b"}]\n{}', ":2: not JSON: Extra data at column 1"),
+        ('[\n{"prompt": "a",\n"completion": "b"}', ":3: not JSON: Expecting , or ]"),
+        ('[\n{"prompt": "a",\n"comp\n', ":3: not JSON: "),
+        ('{\n"prompt": "a",\n"completion": 3\n}', ":1: completion must be a string, got the nu"),
+        ("[]", "empty, no conversation"),
+        ("[\n\n3]", ":3: expected an object, got the number 3"),
+        (f'[\n{{"prompt": {"9" * 5000}}}]', ":1: not JSON that can be read"),
+        (f'[\n{{"prompt": {"[" * 3000}{"]" * 3000}}}]', ":1: not JSON that can be read"),
+    ],
+    ids=range(10),
+)
+def test_document_error_names_the_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "traffic.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_conversations(path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_document_may_be_longer_than_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
+) -> None:
+    monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
+    records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(200)]
+    path = tmp_path / "traffic.json"
+    path.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
+    conversations = read_conversations(path)
+    assert [item.turns[0].completion for item in conversations] == ["b" * i for i in range(200)]
+    monkeypatch.setattr(files_module, "_MAX_DOCUMENT_MIB", 2)
+    with pytest.raises(InputError, match="longer than 2 MiB; write one record per line"):
+        read_conversations(path)
+
+
+def test_stdin_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for content in (LINE, gzip.compress(LINE)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        (item,) = load_inputs(["-"])
+        assert (item.name, item.conversations[0].where) == ("stdin", "stdin:1")
+
+
+# Files with other records
 
 
 REQUEST = {"model": "m", "messages": [{"role": "user", "content": "say one two one two"}]}
 RESPONSE = {"choices": [{"message": {"role": "assistant", "content": "one two one two one"}}]}
 GOOD_LOG = {"request": REQUEST, "response": RESPONSE}
-WITH_IMAGE = [
-    {"type": "text", "text": "say one two one two"},
-    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
-]
-STREAM = [
-    {"choices": [{"index": 0, "delta": {"content": "one two one two one"}}]},
-    {"choices": [], "usage": {"completion_tokens": 5}},
-]
-EMBEDDING = {"object": "list", "data": [{"object": "embedding", "embedding": [0.5]}]}
 
 
 def answer(content: Any) -> dict[str, Any]:
@@ -167,26 +225,9 @@ def answer(content: Any) -> dict[str, Any]:
     }
 
 
-UNUSUAL: list[Any] = [
-    {**GOOD_LOG, "id": {"$oid": "66b"}},
-    {**GOOD_LOG, "id": 1.5},
-    {**GOOD_LOG, "id": "same"},
-    {**GOOD_LOG, "id": "same"},
-    b"\xef\xbb\xbf" + json.dumps(GOOD_LOG).encode(),
-    {"request": {"messages": [{"role": "user", "content": WITH_IMAGE}]}, "response": RESPONSE},
-    {"request": REQUEST, "response": STREAM},
-]
-
-
 def count_figures(path: Path, **options: Any) -> tuple[int, int, int]:
     total = replay([path], ReplayOptions(tokenizer="bytes", **options)).total
     return total.num_requests, total.num_tokens, total.num_steps
-
-
-@pytest.mark.parametrize("record", UNUSUAL, ids=range(len(UNUSUAL)))
-def test_unusual_record_is_read(write_jsonl: Write, record: Any) -> None:
-    path = write_jsonl(GOOD_LOG, record, name="odd.jsonl")
-    assert count_figures(path, strict=True) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
 
 
 def test_failed_vllm_requests_are_skipped(write_jsonl: Write) -> None:
@@ -254,6 +295,10 @@ def test_folder_leaves_out_files_that_are_no_logs(write_jsonl: Write, tmp_path: 
     for name in ("config.json", "tsconfig.json", "nginx.log", "empty.jsonl"):
         with pytest.raises(InputError, match=name):
             load_inputs([tmp_path / "logs" / name])
+    write_jsonl({"version": 3}, name="other/config.json")
+    for read in (load_inputs, read_traffic):
+        with pytest.raises(InputError, match=r"no log, left out: .*config.json"):
+            read([tmp_path / "other"])
     with pytest.raises(InputError, match=r"config.json:1"):
         load_inputs([tmp_path / "logs"], ReadingOptions(strict=True))
     # A log that is damaged is no other file.
@@ -262,30 +307,12 @@ def test_folder_leaves_out_files_that_are_no_logs(write_jsonl: Write, tmp_path: 
         load_inputs([tmp_path / "logs"])
 
 
-def test_folder_without_logs_is_an_error(write_jsonl: Write) -> None:
-    path = write_jsonl({"version": 3}, name="logs/config.json")
-    for read in (load_inputs, read_traffic):
-        with pytest.raises(InputError, match=r"no log, left out: .*config.json"):
-            read([path.parent])
-
-
-def test_data_after_compressed_data_is_reported(write_jsonl: Write) -> None:
-    path = write_jsonl(GOOD_LOG, GOOD_LOG, name="talk.jsonl.gz")
-    packed = path.read_bytes()
-    path.write_bytes(packed + bytes(2000))  # as tapes pad
-    assert load_inputs([path])[0].notes == ()
-    path.write_bytes(packed + b"garbage\n" * 300)
-    with pytest.raises(InputError, match="damaged gzip data: Not a gzipped file"):
-        load_inputs([path])
-
-
-def test_cut_first_line_does_not_make_a_document(write_jsonl: Write) -> None:
+@pytest.mark.parametrize(
+    "first", [b'{"role": "user"}, {"role"', b'[{"role": "user"}, {"role": "a', b'sponse": null}']
+)
+def test_cut_first_line_does_not_make_a_document(write_jsonl: Write, first: bytes) -> None:
     """`tail -c` and the rotation of logs make such files."""
-    path = write_jsonl(b'{"role": "user"}, {"role"', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
-    assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
-    path = write_jsonl(b'[{"role": "user"}, {"role": "assis', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
-    assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
-    path = write_jsonl(b'sponse": null}', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
+    path = write_jsonl(first, GOOD_LOG, GOOD_LOG, name="odd.jsonl")
     assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
 
 
