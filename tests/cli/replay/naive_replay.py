@@ -16,12 +16,12 @@ Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 @dataclass
 class NaiveCounts:
+    """Tokens and steps; steps by number of drafted and of accepted tokens."""
+
     tokens: int = 0
     steps: int = 0
     drafted: Counter[int] = field(default_factory=Counter)
-    """Steps by number of draft tokens."""
     accepted: Counter[int] = field(default_factory=Counter)
-    """Steps by number of accepted draft tokens."""
 
 
 def naive_draft(

@@ -111,22 +111,9 @@ def test_ladder_uses_a_prompt_from_the_first_step() -> None:
 
 def test_example_has_the_figures_computed_by_hand() -> None:
     figures = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
-    assert without_time(figures) == ReplayFigures(
-        name="test",
-        num_requests=1,
-        num_turns=4,
-        num_prompt_tokens=13,
-        num_tokens=12,
-        num_steps=5,
-        num_calls=0,
-        draft_time_ns=0,
-        num_drafts=2,
-        num_draft_tokens=10,
-        num_accepted_tokens=7,
-        draft_tokens_per_pos=(2, 2, 2, 2, 2),
-        accepted_tokens_per_pos=(2, 2, 1, 1, 1),
-        accepted_length_counts=(3, 0, 1, 0, 0, 1),
-    )
+    counts = (1, 4, 13, 12, 5, 0, 0, 2, 10, 7)
+    per_pos = ((2, 2, 2, 2, 2), (2, 2, 1, 1, 1), (3, 0, 1, 0, 0, 1))
+    assert without_time(figures) == ReplayFigures("test", *counts, *per_pos)
     assert figures.tokens_per_step == 12 / 5
     assert figures.draft_tokens_per_step == 10 / 5
     assert figures.acceptance_rate == 7 / 10
@@ -240,32 +227,26 @@ def test_requests_without_steps_have_no_ratios() -> None:
         assert figures.acceptance_rate_per_pos == (None,) * 5
 
 
-class _Broken(ScriptedProposer):
-    def __init__(self, fault: str) -> None:
-        super().__init__(2, lambda _: [])
-        self.fault = fault
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("num_tokens[0] += 1", "num_tokens"),
+        ("token_ids[0, 0] += 1", "token_ids"),
+        ("result.draft_token_ids = result.draft_token_ids[:, :1]", "shape"),
+        ("result.num_draft_tokens[0] = 3", "count"),
+        ("result.num_draft_tokens[0] = -1", "count"),
+    ],
+)
+def test_wrong_proposer_is_an_error(fault: str, message: str) -> None:
+    class Broken(ScriptedProposer):
+        def step(self, token_ids: Any, num_tokens: Any, *args: Any, **kwargs: Any) -> Any:
+            result = super().step(token_ids, num_tokens, *args, **kwargs)
+            exec(fault, {"token_ids": token_ids, "num_tokens": num_tokens, "result": result})
+            return result
 
-    def step(self, token_ids: Any, num_tokens: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().step(token_ids, num_tokens, *args, **kwargs)
-        if self.fault == "num_tokens":
-            num_tokens[0] += 1
-        elif self.fault == "token_ids":
-            token_ids[0, 0] += 1
-        elif self.fault == "shape":
-            result.draft_token_ids = result.draft_token_ids[:, :1]
-        elif self.fault == "count":
-            result.num_draft_tokens[0] = 3
-        elif self.fault == "negative count":
-            result.num_draft_tokens[0] = -1
-        return result
-
-
-@pytest.mark.parametrize("fault", ["num_tokens", "token_ids", "shape", "count", "negative count"])
-def test_wrong_proposer_is_an_error(fault: str) -> None:
-    word = {"negative count": "count"}.get(fault, fault)
     requests = [token_request([([1], [2, 3])])] * 2  # only the first one has the fault
-    with pytest.raises(InputError, match=word):
-        simulate("t", requests, _Broken(fault), k=2, batch_size=2)
+    with pytest.raises(InputError, match=message):
+        simulate("t", requests, Broken(2, lambda _: []), k=2, batch_size=2)
 
 
 def test_reset_is_called_for_rows_with_a_new_conversation() -> None:
