@@ -8,7 +8,6 @@ begins with `ids:` stands for token ids of the tokenizer `bytes`.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,30 +29,6 @@ def as_events(record: Any) -> list[str]:
     if "request" in serialized:
         serialized["request"] = json.dumps(serialized["request"])
     return [json.dumps(serialized)]
-
-
-def as_server_log(record: Any) -> list[str]:
-    """Serializes like vLLM's log: each value as Python's `repr`."""
-    at = "(APIServer pid=1) {} 11-23 17:51:47 [entrypoints/request_logger.py:74] "
-    debug, info = at.format("DEBUG"), at.format("INFO")
-    prompt, prompt_ids, n = (record.get(key, "") for key in ("prompt", "prompt_token_ids", "n"))
-    # Without an id a line is another one of the log.
-    ident = re.sub(r"\s", "", str(record.get("id", ""))) or "no-id"
-    lines = [
-        f"{debug}Request {ident} JSON body: {json.dumps({'prompt': prompt})}",
-        f"{debug}Request {ident} details: prompt: {prompt!r}, prompt_token_ids: {prompt_ids!r}, "
-        "prompt_embeds shape: None.",
-        f"{info}Received request {ident}: params: SamplingParams(n={n}, top_k=0).",
-    ]
-    for answer in record.get("answers", ()) if isinstance(record.get("answers"), list) else ():
-        logged = answer if isinstance(answer, dict) else {}
-        token_ids, output = logged.get("token_ids", ""), logged.get("output", "")
-        lines += [
-            f"{debug}Generated response {ident} details: output_token_ids: {token_ids!r}, "
-            "finish_reason: stop",
-            f"{info}Generated response {ident}: output: {output!r}, finish_reason: stop",
-        ]
-    return lines
 
 
 @dataclass(frozen=True)
@@ -338,9 +313,9 @@ SAMPLES: dict[str, Sample] = {
     ),
     "messages-system": Sample(
         "messages",
-        {"system": "top_#", "messages": TALK[1:]},
+        {"system": "top_#", "conversation_id": "ab", "conversation": TALK[1:]},
         talk_texts("top_#"),
-        last=("messages", 3),
+        last=("conversation", 3),
     ),
     "messages-tools-text": unchanged(
         "messages",
@@ -352,9 +327,6 @@ SAMPLES: dict[str, Sample] = {
         talk_texts(f"{TOOLS_TEXT} sys_#"),  # some records have the system text twice
     ),
     "messages-alone": unchanged("messages", TALK, talk_texts("sys_#")),
-    "messages-conversation": unchanged(
-        "messages", {"conversation_id": "ab", "conversation": TALK}, talk_texts("sys_#")
-    ),
     "sharegpt": Sample(
         "sharegpt",
         {"id": "i", "system": "sys_#", "tools": TOOLS_TEXT, "conversations": SHAREGPT},
@@ -366,7 +338,6 @@ SAMPLES: dict[str, Sample] = {
         ],
         last=("conversations", 3),
     ),
-    "sharegpt-roles": unchanged("sharegpt", {"conversations": TALK}, talk_texts("sys_#")),
     "pairs": Sample(
         "pairs",
         {"system": "sys_#", "prompt": "user_#", "completion": "said_#"},
@@ -376,7 +347,6 @@ SAMPLES: dict[str, Sample] = {
     "pairs-response": unchanged(
         "pairs", {"prompt": "user_#", "response": "said_#", "score": 1}, PAIR_TEXT
     ),
-    "pairs-output": unchanged("pairs", {"prompt": "user_#", "output": "said_#"}, PAIR_TEXT),
     "pairs-messages": unchanged(
         "pairs",
         {"prompt": TALK[:2], "completion": [{"role": "assistant", "content": "said_#"}]},
@@ -401,9 +371,6 @@ SAMPLES: dict[str, Sample] = {
     "chat-messages": Sample(
         "log", {**body(choice("said_#")), "messages": ASK}, ASKED, needed=("choices",)
     ),
-    "chat-messages-response": unchanged(
-        "log", {"messages": ASK, "response": body(choice("said_#"))}, ASKED
-    ),
     "text-messages": Sample(
         "log",
         {"messages": EARLIER[:2], "output": "said_#"},
@@ -423,8 +390,7 @@ SAMPLES: dict[str, Sample] = {
             ]
         ],
     ),
-    "chat-stream-n2": log({"messages": ASK}, TWO_STREAMS, TWO_TEXTS),
-    "chat-events": log({"messages": ASK}, TWO_STREAMS, TWO_TEXTS, write=as_events),
+    "chat-stream-n2": log({"messages": ASK}, TWO_STREAMS, TWO_TEXTS, write=as_events),
     "completions": log(
         {"prompt": ["userone_#", "usertwo_#"], "n": 2},
         body(*COMPLETIONS),
@@ -458,13 +424,6 @@ SAMPLES: dict[str, Sample] = {
     ),
     "ollama": log({"messages": ASK}, OLLAMA, [[(ASK_TEXT, f" said_#  again_# \n{ONE}")]]),
     "llama.cpp": log("user_#", {"content": "said_#", "stop": True}, PAIR_TEXT),
-    "llama.cpp-stream": log(
-        {"messages": ASK},
-        [{"content": "sa", "stop": False}, {"content": "id_#"}],
-        ASKED,
-        write=as_events,
-        is_changed=False,
-    ),
     "chat-ids": log(
         {"messages": [{"role": "user", "content": "user_#"}]},
         body(
@@ -489,20 +448,5 @@ SAMPLES: dict[str, Sample] = {
         },
         ASKED,
         other={"custom_id": "r-#", "url": "/v1/chat", "body": {"messages": ASK}},
-    ),
-    "server-log": Sample(
-        "log",
-        {
-            "id": "cmpl-#",
-            "prompt": "user_#",
-            "prompt_token_ids": "ids: user_# ",
-            "n": 2,
-            "answers": [
-                {"token_ids": "ids: saida_# ", "output": "saida_#"},
-                {"token_ids": "ids: saidb_# ", "output": "saidb_#"},
-            ],
-        },
-        [[(" user_# ", " saida_# ")], [(" user_# ", " saidb_# ")]],
-        write=as_server_log,
     ),
 }

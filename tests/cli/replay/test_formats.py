@@ -6,20 +6,17 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import read_sample
-from log_samples import ASK, SAMPLES, Texts, as_json, as_server_log, body, choice, number
+from log_samples import ASK, SAMPLES, Texts, as_json, body, choice, number
 from ngram_npu.errors import InputError
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.logs.formats import FORMATS, iter_conversations
 from ngram_npu_cli.logs.reader import Tokenization
-from ngram_npu_cli.replay import ReplayOptions, load_inputs, read_conversations, replay
-from ngram_npu_cli.tune import TuneOptions
-from ngram_npu_cli.tune.traffic import read_traffic
+from ngram_npu_cli.replay import load_inputs, read_conversations
 
 Write = Callable[..., Path]
 Path_ = tuple[Any, ...]
@@ -132,6 +129,8 @@ RESPONSES: list[tuple[Any, list[str]]] = [
     # Choices without an index.
     ({"choices": [{"message": {"content": text}} for text in "ab"]}, ["a", "b"]),
     ({"choices": [{"index": None, "text": text} for text in "ab"]}, ["a", "b"]),
+    # llama.cpp's stream.
+    ('data: {"content": "9", "stop": false}\n\ndata: {"content": "."}\n\n', ["9."]),
 ]
 
 
@@ -414,7 +413,7 @@ def write(
             number_of[len(lines)] = case.number
     if sample.other is not None:
         (folder / "input.jsonl").write_text("".join(f"{line}\n" for line in others))
-    path = folder / ("talk.log" if sample.write is as_server_log else "talk.jsonl")
+    path = folder / "talk.jsonl"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass"))
     return path, number_of
 
@@ -480,35 +479,3 @@ def test_wrong_type_in_a_field_changes_no_other_record(
             if problem is not None:
                 wrong.append(f"{case}: {problem}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_commands_read_the_valid_records_of_files_with_wrong_fields(tmp_path: Path) -> None:
-    """Changes one value per field and sample, between two unchanged records, so that not more than
-    half of a file is skipped."""
-    names = [name for name, sample in SAMPLES.items() if sample.is_changed]
-    paths: list[Path] = []
-    for name in names:
-        cases = []
-        for i, of_field in enumerate(make_cases(name)):
-            changed = [case for case in of_field if case.path]
-            case = changed[i % len(changed)]
-            cases += [Case(len(cases) + 1), replace(case, number=len(cases) + 2)]
-            cases.append(Case(len(cases) + 1))
-        path, _ = write(tmp_path / name, name, cases, in_other=False)
-        paths.append(path.rename(path.with_stem(name)))
-    inputs = replay(paths, ReplayOptions(tokenizer="bytes")).inputs
-    notes = [f"{item.name}: {note}" for item in inputs for note in item.notes]
-    assert len(notes) >= len(names)
-    sample = read_sample(paths, "bytes")
-    assert sample.notes == notes
-    traffic = read_traffic(paths, TuneOptions(tokenizer="bytes", sample=None))
-    assert len(traffic.names) == sample.conversations
-    assert sorted(traffic.notes) == sorted(notes)
-    for read_strictly in (
-        lambda path: replay([path], ReplayOptions(tokenizer="bytes", strict=True)),
-        lambda path: read_traffic([path], TuneOptions(tokenizer="bytes", strict=True)),
-        lambda path: read_sample([path], "bytes", strict=True),
-    ):
-        for path in paths:
-            with pytest.raises(InputError, match=rf"^{re.escape(str(path))}:\d+: "):
-                read_strictly(path)

@@ -165,11 +165,7 @@ def test_option_that_contradicts_a_ladder_is_named_in_the_error(
     table = tmp_path / "own.json"
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"min_n": 2}, "min_n: expected 1 with sizes='ladder', got 2"),
-        ({"max_n": 5}, "max_n: expected 16 with"),
-        ({"match_policy": "earliest"}, "match_policy: expected 'latest' with"),
         ({"engine": "scan"}, "engine: expected 'index' or 'auto' with sizes='ladder'"),
-        ({"sizes": "consecutive", "store": "live"}, "store: expected None without sizes='ladder'"),
-        ({"min_draft_probability": 0.0}, "min_draft_probability: expected above 0"),
         ({"costs": table, "min_draft_probability": None}, "costs: expected none without min_dr"),
         ({"costs": table}, "own.json: not a table of costs: .*No such file"),
     ]
@@ -182,26 +178,23 @@ def test_option_that_contradicts_a_ladder_is_named_in_the_error(
             replay([path], ReplayOptions(min_draft_probability=0.177, costs=table))
 
 
-def test_thread_limit_applies_only_during_the_replay(write_jsonl: Write) -> None:
+def test_thread_limit_and_progress_during_the_replay(write_jsonl: Write) -> None:
     before = ngram_npu.num_threads()
-    during: list[int] = []
-    path = write_jsonl(EXAMPLE_LINE)
-    options = ReplayOptions(threads=before + 3)
-    report = replay([path], options, progress=lambda _: during.append(ngram_npu.num_threads()))
-    assert set(during) == {before + 3}
+    events: list[Progress] = []
+
+    def show(progress: Progress) -> None:
+        assert ngram_npu.num_threads() == before + 3
+        events.append(progress)
+
+    path = write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE)
+    report = replay([path], ReplayOptions(threads=before + 3), progress=show)
     assert ngram_npu.num_threads() == before
     assert report.machine["threads"] == before + 3
-
-
-def test_progress_ends_with_the_total(write_jsonl: Write) -> None:
-    events: list[Progress] = []
-    replay([write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE)], progress=events.append)
     last = {event.phase: event for event in events}
     assert last["tokenize"] == Progress("talk", "tokenize", 2, 2)
     assert last["replay"] == Progress("talk", "replay", 24, 24)
-    assert [e.done for e in events if e.phase == "replay"] == sorted(
-        e.done for e in events if e.phase == "replay"
-    )
+    done = [event.done for event in events if event.phase == "replay"]
+    assert done == sorted(done)
 
 
 # The embedded default
@@ -242,8 +235,7 @@ def test_missing_sources_are_named(tmp_path: Path) -> None:
 def test_replay_without_a_path_uses_the_default_input() -> None:
     report = replay((), ReplayOptions(tokenizer="bytes", limit=2))
     assert [(f.name, f.num_requests) for f in report.inputs] == [("python-stdlib", 2)]
-    assert report.total.tokens_per_step is not None
-    assert report.total.tokens_per_step > 1.2  # code repeats itself
+    assert (report.total.tokens_per_step or 0) > 1.2  # code repeats itself
     assert "These figures are far too high" in format_table(report)
 
 
