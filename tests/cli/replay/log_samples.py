@@ -73,14 +73,22 @@ def call_text(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def part(kind: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "text": text, **more}
+
+
 def call(name: str) -> dict[str, Any]:
     function = {"name": f"{name}_#", "arguments": f'{{"a": "{name}arg_#"}}'}
     return {"id": f"id-{name}", "type": "function", "function": function}
 
 
 def choice(text: str, index: int = 0, **more: Any) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text, **more}
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": "stop"}
+    answer = message("assistant", text, **more)
+    return {"index": index, "message": answer, "logprobs": None, "finish_reason": "stop"}
 
 
 def body(*choices: Any, **more: Any) -> dict[str, Any]:
@@ -95,23 +103,35 @@ def call_delta(index: int, **call: Any) -> dict[str, Any]:
     return delta(0, tool_calls=[{"index": index, "type": "function", **call}])
 
 
+def id_chunk(index: int, text: str, prompt: str | None) -> dict[str, Any]:
+    ids = {"token_ids": f"ids: {text} ", "prompt_token_ids": prompt}
+    return body({"index": index, "text": text, **ids})
+
+
+def call_item(name: str) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": "c", "name": f"{name}_#", "arguments": "{}"}
+
+
+def event(kind: str, index: int, **more: Any) -> dict[str, Any]:
+    return {"type": f"response.{kind}", "output_index": index, **more}
+
+
+def block(kind: str, index: int, **more: Any) -> dict[str, Any]:
+    return {"type": f"content_block_{kind}", "index": index, **more}
+
+
 ONE, TWO = (call_text(f"{name}_#", f'{{"a": "{name}arg_#"}}') for name in ("one", "two"))
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
-TALK: list[dict[str, Any]] = [
-    {"role": "system", "content": "sys_#"},
-    {"role": "user", "content": [{"type": "text", "text": "user_#"}, IMAGE], "name": "n"},
-    {
-        "role": "assistant",
-        "content": "early_#",
-        "reasoning_content": "why_#",
-        "refusal": None,
-        "tool_calls": [call("one"), call("two")],
-        "function_call": None,
-    },
-    {"role": "tool", "tool_call_id": "c", "content": "result_#"},
-    {"role": "assistant", "content": [{"type": "text", "text": "late_#"}]},
+CALLS = [call("one"), call("two")]
+EARLY_MESSAGE = message("assistant", "early_#", refusal=None, tool_calls=CALLS, function_call=None)
+TALK = [
+    message("system", "sys_#"),
+    message("user", [part("text", "user_#"), IMAGE], name="n"),
+    {**EARLY_MESSAGE, "reasoning_content": "why_#"},
+    message("tool", "result_#", tool_call_id="c"),
+    message("assistant", [part("text", "late_#")]),
 ]
-THINK = "<think>\nwhy_#\n</think>\n\n"
+THINK, WHY = "<think>\nwhy_#\n</think>\n\n", "<think>\n why_# \n</think>\n\n"
 EARLY = f"early_#\n{ONE}\n{TWO}"
 TOOLS = [{"type": "function", "function": {"name": "tool_#", "parameters": {}}}]
 TOOLS_TEXT = json.dumps(TOOLS)
@@ -123,14 +143,13 @@ def talk_texts(begin: str) -> Texts:
     return [[(prompt, f"{THINK}{EARLY}"), (later, "late_#")]]
 
 
-EARLIER = [*TALK, {"role": "user", "content": "ask_#"}]
+EARLIER = [*TALK[:2], EARLY_MESSAGE, *TALK[3:], message("user", "ask_#")]
 """The messages of a request, without the reasoning of earlier turns."""
-EARLIER[2] = {key: value for key, value in TALK[2].items() if key != "reasoning_content"}
 EARLIER_TEXT = (
     f"{TOOLS_TEXT} sys_# USER: user_# ASSISTANT: {EARLY} TOOL: result_# ASSISTANT: late_# "
     "USER: ask_# ASSISTANT:"
 )
-ASK = [{"role": "user", "content": "ask_#"}]
+ASK = [message("user", "ask_#")]
 ASK_TEXT = "USER: ask_# ASSISTANT:"
 STREAM = [
     delta(0, role="assistant", content=None, reasoning=" why_# "),
@@ -147,16 +166,11 @@ TWO_STREAMS = [
     *(delta(i, content=f" again{'ab'[i]}_# ") for i in (0, 1)),
 ]
 TWO_TEXTS = [[(ASK_TEXT, " saida_#  againa_# ")], [(ASK_TEXT, " saidb_#  againb_# ")]]
-RESULT_CALL = {"type": "function_call", "call_id": "c", "name": "two_#", "arguments": "{}"}
 ITEMS_REQUEST = {
     "instructions": "sys_#",
     "input": [
-        {
-            "type": "message",
-            "role": "user",
-            "content": [{"type": "input_text", "text": "user_#"}],
-        },
-        RESULT_CALL,
+        message("user", [part("input_text", "user_#")], type="message"),
+        call_item("two"),
         {"type": "function_call_output", "call_id": "c", "output": "result_#"},
     ],
     "tools": TOOLS,
@@ -166,53 +180,27 @@ ITEMS_TEXT = (
     "TOOL: result_# ASSISTANT:"
 )
 ITEMS = [
-    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "why_#"}]},
-    {
-        "type": "message",
-        "role": "assistant",
-        "content": [{"type": "output_text", "text": "said_#", "annotations": []}],
-    },
-    {"type": "function_call", "call_id": "c", "name": "one_#", "arguments": "{}"},
+    {"type": "reasoning", "summary": [part("summary_text", "why_#")]},
+    message("assistant", [part("output_text", "said_#", annotations=[])], type="message"),
+    call_item("one"),
 ]
 ITEMS_ANSWER = f"{THINK}said_#\n{call_text('one_#', '{}')}"
-TEXT_DELTA = {"type": "response.output_text.delta", "output_index": 0, "content_index": 0}
-ITEM_ADDED = {"type": "response.output_item.added"}
 ITEMS_STREAM = [
     {"type": "response.created", "response": {"output": []}},
-    {
-        **ITEM_ADDED,
-        "output_index": 0,
-        "item": {"type": "message", "role": "assistant", "content": []},
-    },
-    {**TEXT_DELTA, "delta": " said_# "},
-    {**TEXT_DELTA, "delta": " again_# "},
-    {
-        **ITEM_ADDED,
-        "output_index": 1,
-        "item": {"type": "function_call", "call_id": "c", "name": "one_#", "arguments": ""},
-    },
-    {
-        "type": "response.function_call_arguments.delta",
-        "output_index": 1,
-        "delta": '{"a": "onearg_#"}',
-    },
+    event("output_item.added", 0, item=message("assistant", [], type="message")),
+    event("output_text.delta", 0, content_index=0, delta=" said_# "),
+    event("output_text.delta", 0, content_index=0, delta=" again_# "),
+    event("output_item.added", 1, item={**call_item("one"), "arguments": ""}),
+    event("function_call_arguments.delta", 1, delta='{"a": "onearg_#"}'),
 ]
 CLAUDE_CALL = {"type": "tool_use", "id": "t", "name": "one_#", "input": {"a": "onearg_#"}}
+CLAUDE_RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [part("text", "result_#")]}
 CLAUDE_REQUEST = {
-    "system": [{"type": "text", "text": "sys_#"}],
+    "system": [part("text", "sys_#")],
     "messages": [
-        {"role": "user", "content": "user_#"},
-        {"role": "assistant", "content": [{"type": "text", "text": "early_#"}, CLAUDE_CALL]},
-        {
-            "role": "user",
-            "content": [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": "t",
-                    "content": [{"type": "text", "text": "result_#"}],
-                }
-            ],
-        },
+        message("user", "user_#"),
+        message("assistant", [part("text", "early_#"), CLAUDE_CALL]),
+        message("user", [CLAUDE_RESULT]),
     ],
     "tools": [{"name": "tool_#", "input_schema": {}}],
 }
@@ -225,14 +213,8 @@ CLAUDE_PARTS = [
     {"type": "text", "text": "said_#"},
     {"type": "tool_use", "id": "t", "name": "two_#", "input": {}},
 ]
-
-
-def block(kind: str, index: int, **more: Any) -> dict[str, Any]:
-    return {"type": f"content_block_{kind}", "index": index, **more}
-
-
 CLAUDE_STREAM = [
-    {"type": "message_start", "message": {"type": "message", "role": "assistant", "content": []}},
+    {"type": "message_start", "message": message("assistant", [], type="message")},
     block("start", 0, content_block={"type": "thinking", "thinking": ""}),
     block("delta", 0, delta={"type": "thinking_delta", "thinking": " why_# "}),
     block("delta", 0, delta={"type": "signature_delta", "signature": "s"}),
@@ -245,33 +227,15 @@ CLAUDE_STREAM = [
 ]
 OLLAMA_CALL = {"function": {"name": "one_#", "arguments": {"a": "onearg_#"}}}
 OLLAMA = [
-    {"model": "m", "message": {"role": "assistant", "content": " said_# "}, "done": False},
-    {
-        "model": "m",
-        "message": {"role": "assistant", "content": " again_# ", "tool_calls": [OLLAMA_CALL]},
-        "done": True,
-    },
+    {"model": "m", "message": message("assistant", " said_# "), "done": False},
+    {"model": "m", "message": message("assistant", " again_# ", tool_calls=[OLLAMA_CALL])},
 ]
 COMPLETIONS = [{"index": i, "text": f"said{'abcd'[i]}_#"} for i in range(4)]
-COMPLETION_STREAM_IDS = [
-    body(
-        {
-            "index": 0,
-            "text": "saida_#",
-            "token_ids": "ids: saida_# ",
-            "prompt_token_ids": "ids: p_# ",
-        }
-    ),
-    body(
-        {
-            "index": 1,
-            "text": "saidb_#",
-            "token_ids": "ids: saidb_# ",
-            "prompt_token_ids": "ids: q_# ",
-        }
-    ),
-    body({"index": 0, "text": "againa_#", "token_ids": "ids: againa_# ", "prompt_token_ids": None}),
-    body({"index": 1, "text": "againb_#", "token_ids": "ids: againb_# ", "prompt_token_ids": None}),
+ID_CHUNKS = [
+    id_chunk(0, "saida_#", "ids: p_# "),
+    id_chunk(1, "saidb_#", "ids: q_# "),
+    id_chunk(0, "againa_#", None),
+    id_chunk(1, "againb_#", None),
 ]
 SHAREGPT = [
     {"from": "human", "value": "user_#"},
@@ -279,8 +243,10 @@ SHAREGPT = [
     {"from": "observation", "value": "result_#"},
     {"from": "gpt", "value": "again_#"},
 ]
-PAIR_TEXT: Texts = [[("USER: user_# ASSISTANT:", "said_#")]]
+USER = "USER: user_# ASSISTANT:"
+PAIR_TEXT: Texts = [[(USER, "said_#")]]
 ASKED: Texts = [[(ASK_TEXT, "said_#")]]
+PAIR = {"prompt": "user_#", "completion": "said_#"}
 ID_TURN = {"prompt_token_ids": "ids: user_# ", "completion_token_ids": "ids: said_# "}
 
 
@@ -295,14 +261,8 @@ def unchanged(format_name: str, record: Any, expected: Texts) -> Sample:
 SAMPLES: dict[str, Sample] = {
     "turns": Sample(
         "turns",
-        {
-            "id": "i",
-            "turns": [
-                {"prompt": "user_#", "completion": "said_#"},
-                {"prompt": "ask_#", "completion": "again_#"},
-            ],
-        },
-        [[("USER: user_# ASSISTANT:", "said_#"), (ASK_TEXT, "again_#")]],
+        {"id": "i", "turns": [PAIR, {"prompt": "ask_#", "completion": "again_#"}]},
+        [[(USER, "said_#"), (ASK_TEXT, "again_#")]],
     ),
     "turns-ids": Sample("turns", {"turns": [ID_TURN]}, [[(" user_# ", " said_# ")]]),
     "messages": Sample(
@@ -319,29 +279,20 @@ SAMPLES: dict[str, Sample] = {
     ),
     "messages-tools-text": unchanged(
         "messages",
-        {
-            "instructions": [{"type": "text", "text": "sys_#"}],
-            "messages": TALK,
-            "tools": TOOLS_TEXT,
-        },
+        {"instructions": [part("text", "sys_#")], "messages": TALK, "tools": TOOLS_TEXT},
         talk_texts(f"{TOOLS_TEXT} sys_#"),  # some records have the system text twice
     ),
     "messages-alone": unchanged("messages", TALK, talk_texts("sys_#")),
     "sharegpt": Sample(
         "sharegpt",
         {"id": "i", "system": "sys_#", "tools": TOOLS_TEXT, "conversations": SHAREGPT},
-        [
-            [
-                (f"{TOOLS_TEXT} sys_# USER: user_# ASSISTANT:", "said_#"),
-                ("TOOL: result_# ASSISTANT:", "again_#"),
-            ]
-        ],
+        [[(f"{TOOLS_TEXT} sys_# {USER}", "said_#"), ("TOOL: result_# ASSISTANT:", "again_#")]],
         last=("conversations", 3),
     ),
     "pairs": Sample(
         "pairs",
-        {"system": "sys_#", "prompt": "user_#", "completion": "said_#"},
-        [[("sys_# USER: user_# ASSISTANT:", "said_#")]],
+        {"system": "sys_#", **PAIR},
+        [[(f"sys_# {USER}", "said_#")]],
     ),
     "pairs-ids": Sample("pairs", ID_TURN, [[(" user_# ", " said_# ")]]),
     "pairs-response": unchanged(
@@ -349,8 +300,8 @@ SAMPLES: dict[str, Sample] = {
     ),
     "pairs-messages": unchanged(
         "pairs",
-        {"prompt": TALK[:2], "completion": [{"role": "assistant", "content": "said_#"}]},
-        [[("sys_# USER: user_# ASSISTANT:", "said_#")]],
+        {"prompt": TALK[:2], "completion": [message("assistant", "said_#")]},
+        [[(f"sys_# {USER}", "said_#")]],
     ),
     "chat-n2": log(
         {"model": "m", "messages": EARLIER, "tools": TOOLS, "n": 2},
@@ -362,10 +313,7 @@ SAMPLES: dict[str, Sample] = {
     ),
     "chat-json": unchanged(
         "log",
-        {
-            "request": json.dumps({"messages": ASK}),
-            "response": json.dumps(body(choice("said_#"))),
-        },
+        {"request": json.dumps({"messages": ASK}), "response": json.dumps(body(choice("said_#")))},
         ASKED,
     ),
     "chat-messages": Sample(
@@ -374,21 +322,14 @@ SAMPLES: dict[str, Sample] = {
     "text-messages": Sample(
         "log",
         {"messages": EARLIER[:2], "output": "said_#"},
-        [[("sys_# USER: user_# ASSISTANT:", "said_#")]],
+        [[(f"sys_# {USER}", "said_#")]],
     ),
     "text-response": unchanged("log", {"messages": ASK, "completion": "said_#"}, ASKED),
     "text-request": unchanged("log", {"request": "user_#", "response": "said_#"}, PAIR_TEXT),
     "chat-stream": log(
         {"messages": ASK},
         STREAM,
-        [
-            [
-                (
-                    ASK_TEXT,
-                    f"<think>\n why_# \n</think>\n\n said_# \n{ONE}\n{call_text('two_#', '{}')}",
-                )
-            ]
-        ],
+        [[(ASK_TEXT, f"{WHY} said_# \n{ONE}\n{call_text('two_#', '{}')}")]],
     ),
     "chat-stream-n2": log({"messages": ASK}, TWO_STREAMS, TWO_TEXTS, write=as_events),
     "completions": log(
@@ -409,23 +350,23 @@ SAMPLES: dict[str, Sample] = {
     "responses-stream-whole": log(
         {"input": "user_#"},
         [*ITEMS_STREAM[:2], {"type": "response.completed", "response": {"output": ITEMS}}],
-        [[("USER: user_# ASSISTANT:", ITEMS_ANSWER)]],
+        [[(USER, ITEMS_ANSWER)]],
     ),
     "anthropic": log(
         CLAUDE_REQUEST,
-        {"type": "message", "role": "assistant", "content": CLAUDE_PARTS},
+        message("assistant", CLAUDE_PARTS, type="message"),
         [[(CLAUDE_TEXT, f"{THINK}said_#\n{call_text('two_#', '{}')}")]],
     ),
     "anthropic-stream": log(
         CLAUDE_REQUEST,
         CLAUDE_STREAM,
-        [[(CLAUDE_TEXT, f"<think>\n why_# \n</think>\n\n said_#  again_# \n{ONE}")]],
+        [[(CLAUDE_TEXT, f"{WHY} said_#  again_# \n{ONE}")]],
         write=as_events,
     ),
     "ollama": log({"messages": ASK}, OLLAMA, [[(ASK_TEXT, f" said_#  again_# \n{ONE}")]]),
     "llama.cpp": log("user_#", {"content": "said_#", "stop": True}, PAIR_TEXT),
     "chat-ids": log(
-        {"messages": [{"role": "user", "content": "user_#"}]},
+        {"messages": [message("user", "user_#")]},
         body(
             {**choice("saida_#"), "token_ids": "ids: saida_# "},
             {**choice("saidb_#", 1), "token_ids": "ids: saidb_# "},
@@ -435,7 +376,7 @@ SAMPLES: dict[str, Sample] = {
     ),
     "completions-ids-stream": log(
         {"prompt": ["p_#", "q_#"], "return_token_ids": True},
-        COMPLETION_STREAM_IDS,
+        ID_CHUNKS,
         [[(" p_# ", " saida_#  againa_# ")], [(" q_# ", " saidb_#  againb_# ")]],
     ),
     "run-batch": Sample(
