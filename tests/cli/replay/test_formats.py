@@ -157,12 +157,6 @@ REQUESTS: list[tuple[Any, list[Any], list[tuple[str, str]]]] = [
     ({"messages": AGAIN, "echo": True}, ["b c d"], [("USER: a ASSISTANT: b c ASSISTANT:", " d")]),
     # An empty answer is left out, and the others keep their prompts.
     ({"prompt": ["p", "q"], "n": 2}, ["", "b", "c", ""], [("p", "b"), ("q", "c")]),
-    # Without the ids of one choice, the texts are used.
-    (
-        {"prompt": "p"},
-        [{"text": "a", "token_ids": [1], "prompt_token_ids": [5]}, "b"],
-        [("p", "a"), ("p", "b")],
-    ),
 ]
 
 

@@ -25,20 +25,16 @@ def counts(path: Path) -> tuple[int, int, int, float | None]:
     return total.num_requests, total.num_tokens, total.num_steps, total.tokens_per_step
 
 
-def plain(answers: list[Any], file: str = "chat.jsonl") -> list[dict[str, Any]]:
-    """Returns each request of a file with its answer as plain text, or as a message."""
-    return [
-        {"messages": record["request"]["messages"], "completion": answer}
-        for record, answer in zip(records(file), answers, strict=False)
-    ]
-
-
 CHAT = [r["response"]["choices"][0]["message"]["content"] for r in records("chat.jsonl")]
 
 
 @pytest.fixture
 def plain_chat(write_jsonl: Write) -> tuple[int, int, int, float | None]:
-    counted = counts(write_jsonl(*plain(CHAT), name="plain/talk.jsonl"))
+    plain = [
+        {"messages": record["request"]["messages"], "completion": answer}
+        for record, answer in zip(records("chat.jsonl"), CHAT, strict=True)
+    ]
+    counted = counts(write_jsonl(*plain, name="plain/talk.jsonl"))
     assert counted[0] == 3
     assert counted[3] is not None
     assert counted[3] > 2, "the texts repeat themselves, or this would show nothing"
@@ -337,7 +333,9 @@ def test_vllm_log_error_names_the_line(tmp_path: Path, lines: list[str], message
         read_conversations(path)
 
 
-def test_batch_requests_with_equal_ids_are_an_error(write_jsonl: Write) -> None:
+def test_batch_answers_need_one_request_of_their_id(
+    write_jsonl: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder may contain several batches if their requests have different ids."""
 
     def make_request(content: str) -> dict[str, Any]:
@@ -346,23 +344,18 @@ def test_batch_requests_with_equal_ids_are_an_error(write_jsonl: Write) -> None:
 
     answer = {"custom_id": "r", "response": {"body": {"choices": [{"message": {"content": "a"}}]}}}
     path = write_jsonl(answer, name="output.jsonl")
+    with pytest.raises(InputError, match="put the batch's input into the same folder"):
+        read_conversations(path)
     write_jsonl({"custom_id": ["r"]}, b"{", make_request("p"), name="input.jsonl")
     (path.parent / "tsconfig.json").write_text("{\n // not JSON\n}\n")
+    path = path.rename(path.with_name("output2.jsonl"))
     (conversation,) = read_conversations(path)
     assert conversation.turns[0].messages[0]["content"] == "p"
     write_jsonl(make_request("q"), name="second.jsonl")
-    again = path.rename(path.with_name("output2.jsonl"))
-    with pytest.raises(InputError, match=r"output2.jsonl:1: several requests .* are 'r'"):
-        read_conversations(again)
-
-
-def test_batch_without_input_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "output.jsonl"
-    path.write_bytes((DATA / "run-batch/output.jsonl").read_bytes())
-    with pytest.raises(InputError, match="put the batch's input into the same folder"):
+    path = path.rename(path.with_name("output3.jsonl"))
+    with pytest.raises(InputError, match=r"output3.jsonl:1: several requests .* are 'r'"):
         read_conversations(path)
-    piped = io.TextIOWrapper(io.BytesIO(path.read_bytes()))
-    monkeypatch.setattr(sys, "stdin", piped)
-    monkeypatch.chdir(DATA / "run-batch")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    monkeypatch.chdir(path.parent)
     with pytest.raises(InputError, match=r"stdin:1: .* pass the file, not a pipe"):
         read_conversations(Path("-"))

@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import EXAMPLE, ScriptedProposer, token_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_replay import NaiveCounts, naive_replay
+from naive_replay import NaiveCounts, draft_ngram, naive_replay
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.config import default_costs
 from ngram_npu_cli.replay import InputError, ReplayFigures, simulate
@@ -70,7 +70,8 @@ def test_simulation_equals_the_naive_replay(
     turns_of_all: Any, batch_size: int, lookup: Any
 ) -> None:
     figures = run(turns_of_all, batch_size, **lookup)
-    assert_equal(figures, naive_replay(turns_of_all, **lookup), lookup["k"])
+    naive = naive_replay(turns_of_all, lambda context: draft_ngram(context, **lookup))
+    assert_equal(figures, naive, lookup["k"])
 
 
 @settings(max_examples=100, deadline=None)
@@ -89,10 +90,10 @@ def test_ladder_simulation_equals_the_naive_replay(
     lookup = {"k": k, "overlap": overlap, "max_len": max_len}
     figures = run(turns_of_all, batch_size, **lookup, sizes="ladder", min_draft_probability=least)
 
-    def draft_of(context: list[int], **lookup: Any) -> list[int]:
+    def draft(context: list[int]) -> list[int]:
         return ladder.draft(context, costs=default_costs(), limit=limit, **lookup)[0]
 
-    assert_equal(figures, naive_replay(turns_of_all, draft_of, **lookup), k)
+    assert_equal(figures, naive_replay(turns_of_all, draft), k)
 
 
 def test_ladder_uses_a_prompt_from_the_first_step() -> None:
