@@ -60,14 +60,8 @@ def test_prompt_and_completion_are_tokenized_separately() -> None:
         tokenizer=ReplayTokenizer("fake", "made up", None, encode),
         make_proposer=lambda _: proposer,
     )
-    assert seen == [
-        "USER: Hi {there} ASSISTANT:",
-        " yes",
-        "USER: two ASSISTANT:",
-        "",
-        "USER: 3 ASSISTANT:",
-        "z",
-    ]
+    prompts = ["USER: Hi {there} ASSISTANT:", "USER: two ASSISTANT:", "USER: 3 ASSISTANT:"]
+    assert (seen[::2], seen[1::2]) == (prompts, [" yes", "", "z"])
     # One growing context: nothing is inserted or dropped between the parts.
     measured = proposer.calls[1:]  # the first warms up
     assert measured[-1].contexts[0] == [10 * n + i for n in range(1, 7) for i in range(3)][:-1]
@@ -84,18 +78,16 @@ def test_token_ids_are_used_instead_of_text(write_jsonl: Write) -> None:
         assert report.total.num_prompt_tokens == 13
 
 
-TEXT = {"id": "b", "turns": [{"prompt": "p", "completion": "c"}]}
-
-
 def test_tokenizer_ids_skips_text(write_jsonl: Write) -> None:
-    path = write_jsonl(EXAMPLE_LINE, TEXT)
+    text = {"prompt": "p", "completion": "c"}
+    path = write_jsonl(EXAMPLE_LINE, text)
     reason = f'{path}:2: missing key "prompt_token_ids"'
     (figures,) = replay([path], ReplayOptions(tokenizer="ids")).inputs
     assert figures.notes == (f"1 of 2 conversations are skipped (50.0%): {reason}",)
     with pytest.raises(InputError, match=reason):
         replay([path], ReplayOptions(tokenizer="ids", strict=True))
     with pytest.raises(InputError, match="more than half"):
-        replay([write_jsonl(EXAMPLE_LINE, TEXT, TEXT)], ReplayOptions(tokenizer="ids"))
+        replay([write_jsonl(EXAMPLE_LINE, text, text)], ReplayOptions(tokenizer="ids"))
 
 
 def test_options_reach_the_proposer(write_jsonl: Write) -> None:
@@ -117,8 +109,7 @@ def test_options_reach_the_proposer(write_jsonl: Write) -> None:
 def test_padded_drafts_verify_k_tokens_per_step(write_jsonl: Write) -> None:
     """Every step verifies k tokens: the drafted ones, then copies of the newest token."""
     ids = [1, 2, 3, 3, 3, 3, 9, 1, 2, 3, 3, 4]
-    line = {"turns": [{"prompt_token_ids": ids[:2], "completion_token_ids": ids[2:]}]}
-    path = write_jsonl({"id": "a", **line})
+    path = write_jsonl({"prompt_token_ids": ids[:2], "completion_token_ids": ids[2:]})
     trimmed, padded = (
         replay([path], ReplayOptions(min_n=2, k=3, drafts=drafts)).total
         for drafts in ("trimmed", "padded")
@@ -168,6 +159,10 @@ def test_option_that_contradicts_a_ladder_is_named_in_the_error(
         ({"engine": "scan"}, "engine: expected 'index' or 'auto' with sizes='ladder'"),
         ({"costs": table, "min_draft_probability": None}, "costs: expected none without min_dr"),
         ({"costs": table}, "own.json: not a table of costs: .*No such file"),
+        ({"store": "live", "min_draft_probability": None}, "store: expected None without"),
+        ({"generated_only": True}, "generated_only: expected False without a store"),
+        ({"store": "now"}, "store: expected 'live', 'finish' or None"),
+        ({"store": "live", "store_tokens": 1000}, "store_tokens: expected at least 1024"),
     ]
     for options, message in wrong:
         with pytest.raises(InputError, match=message):
@@ -286,9 +281,7 @@ def test_table_shows_figures_in_aligned_columns(report: ReplayReport) -> None:
 
 
 def test_table_without_steps_and_with_many_positions(write_jsonl: Write) -> None:
-    path = write_jsonl(
-        {"id": "a", "turns": [{"prompt_token_ids": [1], "completion_token_ids": []}]}
-    )
+    path = write_jsonl({"prompt_token_ids": [1], "completion_token_ids": []})
     row = format_table(replay([path], ReplayOptions(k=9, max_len=7, limit=1))).splitlines()
     assert row[0].startswith("earliest match of 2-5 tokens, k=9 trimmed, max_len=7, batch size 32")
     assert row[3].split() == ["talk", "1", "0", *"---"]
