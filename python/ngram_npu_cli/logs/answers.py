@@ -330,7 +330,7 @@ def _get_part_number(event: Record, where: str) -> int:
 
 
 def _get_nested(data: Record, *keys: str) -> Any:
-    """Returns the value under nested keys; None if there is none."""
+    """Returns the value under nested keys; None if it is missing."""
     value: Any = data
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -343,7 +343,7 @@ def _get_first(data: Record, *keys: str) -> Any:
 
 
 def _get_index(data: Record, where: str, *keys: str) -> int | None:
-    """Returns the number under the first key that has a value; None if there is none."""
+    """Returns the number under the first key that has a value; None if it is missing."""
     value = next((data[key] for key in keys if data.get(key) is not None), None)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise RecordError(f"{where} must be 0 or more, got {describe_type(value)}")

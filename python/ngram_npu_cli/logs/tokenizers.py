@@ -43,7 +43,7 @@ class ReplayTokenizer:
         encode: text -> token ids in [0, vocab_size), without special tokens.
         folder: The folder it was loaded from, which may contain a chat template.
         vocab: Returns the map from token to id that `get_vocab()` of a server's tokenizer returns;
-            None if there is none.
+            None if it is missing.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ReplayTokenizer:
 
     @property
     def digest(self) -> str:
-        """Digest of the vocabulary; empty if there is none."""
+        """Digest of the vocabulary; empty if it is missing."""
         return "" if self.vocab is None else tokenizer_digest(self.vocab())
 
 

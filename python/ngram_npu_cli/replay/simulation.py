@@ -207,9 +207,9 @@ class _Batch:
     def _recorded_from(self, rows: Int64Array, counts: Int64Array, width: int) -> Int32Array:
         """Returns the next `counts` recorded tokens of each row, then -1, `[B, width]`."""
         columns = np.arange(width)
-        wanted = columns < counts[:, None]
-        positions = np.where(wanted, self._cursor[rows][:, None] + columns, 0)
-        return np.where(wanted, self._recorded[rows[:, None], positions], np.int32(-1))
+        has_token = columns < counts[:, None]
+        positions = np.where(has_token, self._cursor[rows][:, None] + columns, 0)
+        return np.where(has_token, self._recorded[rows[:, None], positions], np.int32(-1))
 
     def _next_turn(self, row: int) -> None:
         """Prefills the row's next completion, or one of a waiting conversation after the last."""

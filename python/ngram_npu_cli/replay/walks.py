@@ -234,7 +234,7 @@ def _number_values(values: IntArray) -> IntArray:
 
 
 def _find_previous(values: IntArray) -> IntArray:
-    """Returns [n], the previous position of the same value; -1 if there is none."""
+    """Returns [n], the previous position of the same value; -1 if it is the first."""
     order = np.argsort(values, kind="stable")
     same = values[order[1:]] == values[order[:-1]]
     positions = np.full(len(values), -1, np.int64)

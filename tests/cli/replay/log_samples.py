@@ -1,8 +1,8 @@
 """Records of every log format, each with the texts that must be read from it.
 
-`#` in a sample stands for the record's number. Each text has a unique word with this number
+`#` in a sample is replaced by the record's number. Each text has a unique word with this number
 (`user_12`), which identifies the field and the record of everything that was read. A text that
-begins with `ids:` stands for token ids of the tokenizer `bytes`.
+begins with `ids:` is replaced by token ids of the tokenizer `bytes`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ ONE, TWO = (call_text(f"{name}_#", f'{{"a": "{name}arg_#"}}') for name in ("one"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 CALLS = [call("one"), call("two")]
 EARLY_MESSAGE = message("assistant", "early_#", refusal=None, tool_calls=CALLS, function_call=None)
-TALK = [
+MESSAGES = [
     message("system", "sys_#"),
     message("user", [part("text", "user_#"), IMAGE], name="n"),
     {**EARLY_MESSAGE, "reasoning_content": "why_#"},
@@ -137,13 +137,13 @@ TOOLS = [{"type": "function", "function": {"name": "tool_#", "parameters": {}}}]
 TOOLS_TEXT = json.dumps(TOOLS)
 
 
-def talk_texts(begin: str) -> Texts:
+def message_texts(begin: str) -> Texts:
     prompt = f"{begin} USER: user_# ASSISTANT:"
     later = f"{prompt}{EARLY}TOOL: result_# ASSISTANT:"
     return [[(prompt, f"{THINK}{EARLY}"), (later, "late_#")]]
 
 
-EARLIER = [*TALK[:2], EARLY_MESSAGE, *TALK[3:], message("user", "ask_#")]
+EARLIER = [*MESSAGES[:2], EARLY_MESSAGE, *MESSAGES[3:], message("user", "ask_#")]
 """The messages of a request, without the reasoning of earlier turns."""
 EARLIER_TEXT = (
     f"{TOOLS_TEXT} sys_# USER: user_# ASSISTANT: {EARLY} TOOL: result_# ASSISTANT: late_# "
@@ -267,22 +267,22 @@ SAMPLES: dict[str, Sample] = {
     "turns-ids": Sample("turns", {"turns": [ID_TURN]}, [[(" user_# ", " said_# ")]]),
     "messages": Sample(
         "messages",
-        {"id": {"a": "i"}, "messages": TALK, "tools": TOOLS},
-        talk_texts(f"{TOOLS_TEXT} sys_#"),
+        {"id": {"a": "i"}, "messages": MESSAGES, "tools": TOOLS},
+        message_texts(f"{TOOLS_TEXT} sys_#"),
         last=("messages", 4),
     ),
     "messages-system": Sample(
         "messages",
-        {"system": "top_#", "conversation_id": "ab", "conversation": TALK[1:]},
-        talk_texts("top_#"),
+        {"system": "top_#", "conversation_id": "ab", "conversation": MESSAGES[1:]},
+        message_texts("top_#"),
         last=("conversation", 3),
     ),
     "messages-tools-text": unchanged(
         "messages",
-        {"instructions": [part("text", "sys_#")], "messages": TALK, "tools": TOOLS_TEXT},
-        talk_texts(f"{TOOLS_TEXT} sys_#"),  # some records have the system text twice
+        {"instructions": [part("text", "sys_#")], "messages": MESSAGES, "tools": TOOLS_TEXT},
+        message_texts(f"{TOOLS_TEXT} sys_#"),  # some records have the system text twice
     ),
-    "messages-alone": unchanged("messages", TALK, talk_texts("sys_#")),
+    "messages-alone": unchanged("messages", MESSAGES, message_texts("sys_#")),
     "sharegpt": Sample(
         "sharegpt",
         {"id": "i", "system": "sys_#", "tools": TOOLS_TEXT, "conversations": SHAREGPT},
@@ -300,7 +300,7 @@ SAMPLES: dict[str, Sample] = {
     ),
     "pairs-messages": unchanged(
         "pairs",
-        {"prompt": TALK[:2], "completion": [message("assistant", "said_#")]},
+        {"prompt": MESSAGES[:2], "completion": [message("assistant", "said_#")]},
         [[(f"sys_# {USER}", "said_#")]],
     ),
     "chat-n2": log(

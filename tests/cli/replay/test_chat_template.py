@@ -57,12 +57,12 @@ def test_template_of_a_folder_is_rendered(
 ) -> None:
     template = with_template("{{ bos_token }}" + CHATML)
     function = {"name": "find", "arguments": '{"city": "Oslo"}'}
-    talk = [
+    messages = [
         {"role": "user", "content": "Weather in Oslo?"},
         {"role": "assistant", "content": None, "tool_calls": [{"function": function}]},
         {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
     ]
-    (item,) = read_conversations(write_jsonl({"messages": [*talk, *CHAT[2:]]}))
+    (item,) = read_conversations(write_jsonl({"messages": [*messages, *CHAT[2:]]}))
     (turns,) = render_turns(item, template)
     assert turns == [
         (
@@ -199,24 +199,26 @@ def test_chat_template_option_selects_the_template(
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_reasoning_is_removed_from_later_turns(write_jsonl: Write, key: str) -> None:
-    talk: list[dict[str, Any]] = [
+    messages: list[dict[str, Any]] = [
         {"role": role, "content": text}
         for role, text in zip(["user", "assistant"] * 3, "abcdef", strict=True)
     ]
-    talk[1][key] = "so"
-    (item,) = read_conversations(write_jsonl({"messages": talk}))
+    messages[1][key] = "so"
+    (item,) = read_conversations(write_jsonl({"messages": messages}))
     assert render_turns(item, None) == [
         [("USER: a ASSISTANT:", "<think>\nso\n</think>\n\nb")],
         [("USER: a ASSISTANT:bUSER: c ASSISTANT:", "d"), ("USER: e ASSISTANT:", "f")],
     ]
     # Some clients send it back, so that a log's request has it too.
-    (item,) = read_conversations(write_jsonl({"request": {"messages": talk[:3]}, "response": "d"}))
+    (item,) = read_conversations(
+        write_jsonl({"request": {"messages": messages[:3]}, "response": "d"})
+    )
     assert render_turns(item, None) == [[("USER: a ASSISTANT: b USER: c ASSISTANT:", "d")]]
 
 
 def test_template_that_omits_reasoning_keeps_generated_text(write_jsonl: Write) -> None:
-    talk = [CHAT[0], {"role": "assistant", "content": "b", "reasoning": "so"}]
-    (item,) = read_conversations(write_jsonl({"messages": talk}))
+    messages = [CHAT[0], {"role": "assistant", "content": "b", "reasoning": "so"}]
+    (item,) = read_conversations(write_jsonl({"messages": messages}))
 
     def template(messages: Any, tools: Any, answering: bool) -> str:
         opened = "<think>\n" if answering else ""

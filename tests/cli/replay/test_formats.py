@@ -142,7 +142,7 @@ def test_unusual_response_is_read(write_jsonl: Write, response: Any, expected: l
     assert [item.turns[0].completion for item in read_conversations(path)] == expected
 
 
-PROMPT, ANSWER = "say it: one two one two", ", one two one two"
+PROMPT, ANSWER = "repeat: one two one two", ", one two one two"
 IDS = {"prompt_token_ids": [*PROMPT.encode()], "token_ids": [*(PROMPT + ANSWER).encode()]}
 ECHO = {"prompt": PROMPT, "echo": True}
 AGAIN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]

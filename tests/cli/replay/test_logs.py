@@ -118,13 +118,13 @@ def test_responses_stream_is_read_from_any_kind_of_event(
 ) -> None:
     """Parts, the complete response at the end, or deltas of a truncated stream are sufficient."""
     streams = events("responses-stream.jsonl")
-    for kept in (
+    for is_selected in (
         lambda event: event["type"] == last,
         lambda event: event["type"].endswith(".delta") or event["type"].endswith("item.added"),
         lambda event: event["type"].endswith(".delta"),
     ):
         selected = [
-            {"request": record["request"], "response": [e for e in stream if kept(e)]}
+            {"request": record["request"], "response": [e for e in stream if is_selected(e)]}
             for record, stream in zip(records("responses-stream.jsonl"), streams, strict=True)
         ]
         assert counts(write_jsonl(*selected)) == plain_chat

@@ -215,7 +215,7 @@ def test_stdin_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatch) -> Non
 # Files with other records
 
 
-REQUEST = {"model": "m", "messages": [{"role": "user", "content": "say one two one two"}]}
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "repeat one two one two"}]}
 RESPONSE = {"choices": [{"message": {"role": "assistant", "content": "one two one two one"}}]}
 GOOD_LOG = {"request": REQUEST, "response": RESPONSE}
 

@@ -86,9 +86,11 @@ def test_simulation_equals_the_naive_replay(
 def test_ladder_simulation_equals_the_naive_replay(
     turns_of_all: Any, batch_size: int, k: int, limit: int | None, overlap: bool, max_len: int
 ) -> None:
-    least = None if limit is None else 2 ** (-limit / 16)
+    probability = None if limit is None else 2 ** (-limit / 16)
     lookup = {"k": k, "overlap": overlap, "max_len": max_len}
-    figures = run(turns_of_all, batch_size, **lookup, sizes="ladder", min_draft_probability=least)
+    figures = run(
+        turns_of_all, batch_size, **lookup, sizes="ladder", min_draft_probability=probability
+    )
 
     def draft(context: list[int]) -> list[int]:
         return ladder.draft(context, costs=default_costs(), limit=limit, **lookup)[0]
@@ -100,12 +102,12 @@ def test_ladder_uses_a_prompt_from_the_first_step() -> None:
     """Long prompts must be indexed completely, because missing outcome bytes count as 0."""
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, 40, 30_000).tolist() for _ in range(4)]
-    talks = [[(prompt, prompt[100:140]), ([7] * 3, prompt[50:90])] for prompt in prompts]
+    chats = [[(prompt, prompt[100:140]), ([7] * 3, prompt[50:90])] for prompt in prompts]
     options = {"sizes": "ladder", "min_draft_probability": 0.5, "k": 8}
-    alone = without_time(run(talks, 1, **options))
-    assert without_time(run(talks, 4, **options)) == alone
+    alone = without_time(run(chats, 1, **options))
+    assert without_time(run(chats, 4, **options)) == alone
     proposer = NgramProposer(NgramConfig(**options), "index")
-    simulate("t", [token_request(turns) for turns in talks], proposer, k=8, batch_size=4)
+    simulate("t", [token_request(turns) for turns in chats], proposer, k=8, batch_size=4)
     assert proposer.index is not None
     assert proposer.index.statistics.rows_scanned_catching_up == 0
 
