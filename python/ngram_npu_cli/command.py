@@ -425,7 +425,7 @@ def _run_learn(arguments: argparse.Namespace, command_line: str) -> int:
             command=command_line,
         ),
         format_report,
-        (arguments.plot, lambda report, path: save_plot(report, path, arguments.plot.suffix)),
+        (arguments.plot, lambda report, path: save_plot(report, path, arguments.plot)),
         list_notes=lambda report: report.notes,
         checked=[arguments.costs],
     )

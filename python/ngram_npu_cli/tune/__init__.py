@@ -105,7 +105,7 @@ def tune(
         if progress is not None:
             progress(Progress(f"{total} pieces", "replay", done, total))
 
-    def measure_candidates(candidates: tuple[Candidate, ...]) -> Measured:
+    def measure(candidates: Sequence[Candidate]) -> dict[Candidate, Counts]:
         per_request = measure_settings(
             candidates,
             traffic.requests,
@@ -114,14 +114,15 @@ def tune(
             cache=cache,
             progress=show,
         )
-        counts = tuple(_sum_by_conversation(traffic, counts) for counts in per_request)
-        return Measured(candidates, counts, traffic.tokens, traffic.chosen_half)
+        counts = [_sum_by_conversation(traffic, counts) for counts in per_request]
+        return dict(zip(candidates, counts, strict=True))
 
-    measured = measure_candidates(tuple(dict.fromkeys([*searched, *compared.values()])))
+    counts = measure(tuple(dict.fromkeys([*searched, *compared.values()])))
+    measured = Measured(counts, traffic.tokens, traffic.chosen_half)
     costs = {r.name: _add_synchronous(r, cost, options.synchronous) for r in runners}
     on_host = [runner for runner in runners if runner.drafts == "trimmed"]
     if options.store and on_host:
-        measured = search_stores(measured, costs[on_host[0].name], candidates, measure_candidates)
+        measured = search_stores(measured, costs[on_host[0].name], candidates, measure)
     # The file of finished pieces is only needed to continue an interrupted run.
     if options.cache is None and cache.path is not None:
         cache.path.unlink(missing_ok=True)

@@ -15,7 +15,6 @@ import signal
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -33,9 +32,6 @@ Counts = npt.NDArray[np.int32]
 _ROWS = 256
 _TOKENS = 4 << 20
 """Maximum rows of a chunk and tokens of its buffer, which bound a worker's memory."""
-
-_requests: Sequence[TokenRequest] = ()
-"""The requests; worker processes inherit them from the parent."""
 
 
 def group_requests(requests: Sequence[TokenRequest]) -> list[list[int]]:
@@ -124,7 +120,13 @@ def _replay_pieces(
         for i, j in todo:
             yield (i, j), _replay([requests[n] for n in chunks[j]], candidates[i])
         return
-    with _start_workers(requests, min(jobs, len(todo))) as pool:
+    pool = ProcessPoolExecutor(
+        min(jobs, len(todo)),
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=_initialize_worker,
+        initargs=(requests,),
+    )
+    try:
         waiting = iter(todo)
         running: dict[Future[Counts], tuple[int, int]] = {}
         while True:
@@ -136,28 +138,21 @@ def _replay_pieces(
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 yield running.pop(future), future.result()
-
-
-@contextmanager
-def _start_workers(requests: Sequence[TokenRequest], jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Yields processes that inherit the requests, so that they need not be copied."""
-    global _requests
-    _requests = requests
-    pool = ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("fork"), initializer=_initialize_worker
-    )
-    try:
-        yield pool
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        _requests = ()
 
 
-def _initialize_worker() -> None:
+_requests: Sequence[TokenRequest] = ()
+"""The requests of a worker process, which inherits them from its parent without a copy."""
+
+
+def _initialize_worker(requests: Sequence[TokenRequest]) -> None:
+    global _requests
     from ngram_npu._C import set_num_threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     set_num_threads(1)
+    _requests = requests
 
 
 def _replay_inherited(chunk: Sequence[int], candidate: Candidate) -> Counts:
