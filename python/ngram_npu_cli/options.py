@@ -16,10 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from ngram_npu.config import NgramConfig
+
+Options = TypeVar("Options")
 
 DEFAULT_SAMPLE = 10_000_000
 """Characters. All settings take two minutes for them on two cores."""
@@ -110,10 +112,10 @@ def read_attribute_docs(options_class: type) -> dict[str, str]:
     return docs
 
 
-def select_fields(options_class: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments that belong to an options class, for its constructor."""
-    fields = dataclasses.fields(options_class)
-    return {field.name: getattr(arguments, field.name) for field in fields}
+def make_options(options_class: Callable[..., Options], arguments: argparse.Namespace) -> Options:
+    """Returns an options class with its arguments of the command line."""
+    names = [option_field.name for option_field in dataclasses.fields(options_class)]  # type: ignore[arg-type]
+    return options_class(**{name: getattr(arguments, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,7 +362,6 @@ class TuneCommandOptions:
         against: a setting to compare with, as fields of NgramConfig, such as '{"min_n": 2, "max_n":
             4, "k": 3}' (default: n-grams of 2 to 5, k = 5)
         html: write a report for a browser (needs the extra html)
-        progress: show progress even if stderr is not a terminal
     """
 
     cost: str = option(
@@ -370,7 +371,6 @@ class TuneCommandOptions:
     sizes: str | None = option(group="search", choices=("consecutive", "ladder"))
     against: str | None = option(group="search", metavar="JSON")
     html: Path | None = option(group="output", type=Path, metavar="FILE")
-    progress: bool = option(False, group="output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,12 +379,10 @@ class LearnCommandOptions:
 
     Attributes:
         output: the file of the store, replaced atomically (default: none, only the report)
-        costs: also fit the costs of draft tokens on the newest conversations, and write them
         plot: draw the learning curve (needs matplotlib)
     """
 
     output: Path | None = option(None, "-o", "--output", group="store", type=Path, metavar="FILE")
-    costs: Path | None = option(group="store", type=Path, metavar="FILE")
     plot: Path | None = option(group="output", type=Path, metavar="FILE")
 
 

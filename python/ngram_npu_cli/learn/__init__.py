@@ -16,30 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from ngram_npu.config import NgramConfig
 from ngram_npu.errors import InputError, RecordError
 from ngram_npu.store import BLOCK_TOKENS, scope_of
 
-from ngram_npu_cli.learn.curve import (
-    MAX_STORE_TOKENS,
-    Evaluation,
-    Point,
-    Text,
-    TokenConversation,
-    add_texts,
-    check_output,
-    compute_full_size,
-    count_blocks,
-    describe,
-    input_errors,
-    is_store,
-    list_texts,
-    load_store,
-    make_store,
-)
-from ngram_npu_cli.learn.fit_draft_costs import compare, fit
+from ngram_npu_cli.learn import curve
+from ngram_npu_cli.learn.curve import Evaluation, Point, Text, TokenConversation, describe
 from ngram_npu_cli.learn.learn_report import LearnReport, format_report
 from ngram_npu_cli.logs.conversations import Conversation
 from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
@@ -78,9 +61,9 @@ class LogSample:
         """Adds the newest texts, and removes the oldest ones that a store cannot hold."""
         for text in texts:
             self.texts.append(text)
-            self._blocks += count_blocks(len(text[1]))
+            self._blocks += curve.count_blocks(len(text[1]))
             while self._blocks > self.max_blocks and len(self.texts) > 1:
-                self._blocks -= count_blocks(len(self.texts.popleft()[1]))
+                self._blocks -= curve.count_blocks(len(self.texts.popleft()[1]))
 
     def add(self, conversation: TokenConversation) -> None:
         """Adds the newest conversation."""
@@ -131,7 +114,6 @@ def learn(
     output: str | PathLike[str] | None = None,
     options: LearnOptions | None = None,
     *,
-    costs: str | PathLike[str] | None = None,
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
 ) -> LearnReport:
@@ -144,9 +126,6 @@ def learn(
         paths: Logs as for `replay`, and files of stores; empty for the standard library's sources.
         output: The file to write; None: only the report.
         options: See `LearnOptions`.
-        costs: The file for costs of draft tokens, fitted on the newest conversations. They are also
-            compared with the package's costs on every second conversation, after a fit on the
-            others. None: none are fitted.
         progress: Called often; must return quickly.
         command: Command line to show in the report.
 
@@ -156,20 +135,20 @@ def learn(
     options = options or LearnOptions()
     run = Run(command)
     show = progress or ignore_progress
-    with input_errors():
+    with curve.input_errors():
         config = NgramConfig(
             sizes="ladder", k=options.k, min_draft_probability=options.min_draft_probability
         )
     if output is not None:
-        check_output(Path(output))
+        curve.check_output(Path(output))
     tokenization = StoreTokenization(options.tokenizer, options.chat_template)
     if options.tokenizer is not None:
         tokenization.load()
     if options.store_tokens is not None:
-        make_store(options.store_tokens)  # checks the size before any work
-    max_tokens = (options.store_tokens or MAX_STORE_TOKENS) + RECENT_TOKENS
+        curve.make_store(options.store_tokens)  # checks the size before any work
+    max_tokens = (options.store_tokens or curve.MAX_STORE_TOKENS) + RECENT_TOKENS
     sample = LogSample(-(-max_tokens // BLOCK_TOKENS))
-    stores = [Path(path) for path in paths if is_store(Path(path))]
+    stores = [Path(path) for path in paths if curve.is_store(Path(path))]
     _read_stores(stores, sample, tokenization)
     logs = [path for path in paths if Path(path) not in stores]
     if logs or not paths:
@@ -180,28 +159,24 @@ def learn(
         sample.notes.append(TOKENIZER_WARNING)
     evaluation = Evaluation(sample.recent, sample.conversations, sample.texts, config, show)
     size = options.store_tokens
-    curve: tuple[Point, ...] = ()
+    points: tuple[Point, ...] = ()
     tried: tuple[Point, ...] = ()
     by_k: dict[int, Point] = {}
     if evaluation.is_possible:
         if size is None:
             size, tried = evaluation.choose_size()
-        curve, by_k = evaluation.curve(size), evaluation.by_k(size)
-        sample.notes += evaluation.notes(size)
+        points, by_k = evaluation.curve(size), evaluation.by_k(size)
+        sample.notes += evaluation.notes(options.store_tokens)
     else:
         sample.notes.append("no curve: it needs two conversations, or a store and a conversation")
-    fitted = None
-    if costs is not None:
-        show(Progress("costs", "learn", 0, 1))
-        fitted = _fit_costs(sample, Path(costs), tokenization.digest, config)
-    size = size or compute_full_size(sample.texts)
-    store = make_store(size, tokenization.digest)
+    size = size or curve.compute_full_size(sample.texts)
+    store = curve.make_store(size, tokenization.digest)
     for done, text in enumerate(sample.texts, 1):
-        add_texts(store, [text])
+        curve.add_texts(store, [text])
         if done % 1000 == 0 or done == len(sample.texts):
             show(Progress(f"{size} tokens", "learn", done, len(sample.texts)))
     if output is not None:
-        with input_errors(output):
+        with curve.input_errors(output):
             store.save(Path(output))
     names = ("k", "min_draft_probability", "cost", "scope_field", "limit")
     return LearnReport(
@@ -214,13 +189,12 @@ def learn(
             "answer_tokens": sample.tokens,
             "tokenizer": None if tokenization.tokenizer is None else tokenization.tokenizer.name,
             "tokenizer_digest": tokenization.digest,
-            "evaluated": len(evaluation.conversations) if curve else 0,
+            "evaluated": len(evaluation.conversations) if points else 0,
             "seconds": run.seconds,
         },
         sizes=tried,
-        curve=curve,
+        curve=points,
         by_k=by_k,
-        costs=fitted,
         store_tokens=size,
         tokens_held=store.statistics.tokens_held,
         output=None if output is None else str(output),
@@ -271,26 +245,10 @@ def _read_stores(files: Sequence[Path], sample: LogSample, tokenization: StoreTo
     that began with the same seed all have its text."""
     known: set[bytes] = set()
     for file in files:
-        store = load_store(file, tokenization.digest)
+        store = curve.load_store(file, tokenization.digest)
         tokenization.store_digest = tokenization.store_digest or store.tokenizer
-        texts = list_texts(store)
+        texts = curve.list_texts(store)
         # Only digests are compared, so that the texts of all stores need not fit into memory.
         keys = [hashlib.blake2b(b"%d " % scope + text.tobytes()).digest() for scope, text in texts]
         sample.add_texts(text for key, text in zip(keys, texts, strict=True) if key not in known)
         known.update(keys)
-
-
-def _fit_costs(
-    sample: LogSample, path: Path, tokenizer: str, config: NgramConfig
-) -> dict[str, Any]:
-    """Fits costs, writes them, and returns their comparison with the package's."""
-    requests = [request for conversation in sample.recent for request in conversation.requests]
-    assert config.cost_limit is not None
-    comparison = compare(requests, min(config.k, 16), config.cost_limit)
-    fit(requests, tokenizer).save(path)
-    return {
-        **vars(comparison),
-        "gain": comparison.gain,
-        "recommended": comparison.wins,
-        "output": str(path),
-    }

@@ -138,11 +138,11 @@ class Evaluation:
         """Whether there are conversations to replay and earlier texts."""
         return bool(self.conversations and self.earlier)
 
-    def notes(self, store_tokens: int) -> list[str]:
-        """Returns what limits the figures."""
+    def notes(self, store_tokens: int | None) -> list[str]:
+        """Returns what limits the figures, with the size if it was requested."""
         notes = []
         needed, num_replayed = count_store_tokens(self.earlier), len(self.conversations)
-        if needed > store_tokens:
+        if store_tokens is not None and needed > store_tokens:
             notes.append(
                 f"the earlier answers take {needed} tokens of a store, and this one has "
                 f"{store_tokens}: it forgets the oldest, so the curve ends flat"

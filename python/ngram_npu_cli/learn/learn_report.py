@@ -30,9 +30,6 @@ class LearnReport(JsonReport):
             `store_tokens`.
         curve: Without a store, then by the share of the earlier answers that is known.
         by_k: Points with all earlier answers, by maximum draft length; empty without a curve.
-        costs: Comparison of fitted costs with the package's on every second conversation: tokens
-            per step at equal drafts, without a store (``shipped``, ``fitted``), whether they are
-            ``recommended``, and their file; None: no costs were fitted.
         store_tokens, tokens_held: Size of the store, and tokens in it.
         output, file_bytes: Of the file; None without one.
         notes: What was skipped, and what limits the figures.
@@ -42,7 +39,6 @@ class LearnReport(JsonReport):
     sizes: tuple[Point, ...]
     curve: tuple[Point, ...]
     by_k: Mapping[int, Point]
-    costs: Mapping[str, Any] | None
     store_tokens: int
     tokens_held: int
     output: str | None
@@ -90,14 +86,6 @@ def format_report(report: LearnReport) -> str:
         blocks += ["", Table([["size, all known", "tokens/step"], *rows])]
     if report.curve:
         blocks += _describe_curve(report)
-    if (costs := report.costs) is not None:
-        blocks += [
-            "",
-            f"{costs['output']}: costs fitted on these logs, "
-            + ("recommended" if costs["recommended"] else "NOT recommended")
-            + f": fitted on one half, {costs['gain']:.3f}x the tokens per step of the shipped "
-            f"costs on the other, {costs['conversations']} conversations, at equal drafts",
-        ]
     blocks += ["", *(f"note: {note}" for note in report.notes)]
     blocks.append(
         "the store is not saved: no -o FILE"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from ngram_npu.errors import InputError
-from ngram_npu.step_time import EXAMPLES, VerificationCost, load_cost, share_of_a_step
+from ngram_npu.step_time import VerificationCost, load_cost, share_of_a_step
 
 from ngram_npu_cli.logs.reader import Progress
 from ngram_npu_cli.options import TuneOptions
@@ -32,8 +32,6 @@ from ngram_npu_cli.tune.candidates import (
     SYNCHRONOUS,
     Candidate,
     Runner,
-    parse_candidate,
-    vllm_options,
 )
 from ngram_npu_cli.tune.measure import Cache, Counts, measure_settings
 from ngram_npu_cli.tune.ranking import Measured, search_stores
@@ -43,17 +41,13 @@ from ngram_npu_cli.tune.tune_report import TuneReport, format_report, make_repor
 __all__ = [
     "BASELINE",
     "CANDIDATES",
-    "EXAMPLES",
     "Candidate",
     "TuneOptions",
     "TuneReport",
-    "VerificationCost",
     "format_report",
     "load_cost",
-    "parse_candidate",
     "share_of_a_step",
     "tune",
-    "vllm_options",
 ]
 
 

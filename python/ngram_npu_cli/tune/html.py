@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,8 @@ def check_html() -> None:
     _import_matplotlib("matplotlib.figure")
 
 
-def to_html(report: TuneReport) -> str:
-    """Returns the page.
+def save_html(report: TuneReport, path: Path) -> None:
+    """Writes the page.
 
     Raises:
         InputError: As for `check_html`.
@@ -46,7 +47,8 @@ def to_html(report: TuneReport) -> str:
     about = report.about
     footer = f"{about['command']}; {about['date']}; ngram_npu {about['versions']['ngram_npu']}"
     parts = [_render_block(block) for block in (*describe(report), footer)]
-    return "\n".join([_HEAD + _render_svg(report), *parts, "</body></html>\n"])
+    page = "\n".join([_HEAD + _render_svg(report), *parts, "</body></html>\n"])
+    path.write_text(page, encoding="utf-8")
 
 
 def _render_block(block: Block) -> str:

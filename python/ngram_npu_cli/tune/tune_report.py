@@ -20,16 +20,9 @@ from ngram_npu_cli.report import (
     format_blocks,
     shorten_name,
 )
+from ngram_npu_cli.tune import ranking
 from ngram_npu_cli.tune.candidates import SYNCHRONOUS, Candidate, Runner, vllm_options
-from ngram_npu_cli.tune.ranking import (
-    Interval,
-    Measured,
-    StoreGain,
-    advise,
-    compute_interval,
-    find_frontier,
-    recommend,
-)
+from ngram_npu_cli.tune.ranking import Interval, Measured, StoreGain
 from ngram_npu_cli.tune.traffic import Traffic
 
 FORMAT = "ngram_npu.tune/2"
@@ -218,13 +211,13 @@ def make_report(
 ) -> TuneReport:
     """Chooses on one half of the conversations and judges on the other."""
     held_out = ~measured.chosen_half
-    candidate, store = recommend(measured, cost)
+    candidate, store = ranking.recommend(measured, cost)
     rows = _make_rows(measured, cost, candidate, against)
     usable = [row.use for row in rows if row.use is not None]
     if usable and candidate not in usable:
         candidate = usable[0]
         rows = _make_rows(measured, cost, candidate, against)
-    advice, off_above = advise(
+    advice, off_above = ranking.advise(
         [(row.batch, row.use is not None) for row in rows], any_batch=cost.same_for_any_batch
     )
     settings = {
@@ -258,7 +251,9 @@ def make_report(
         traffic=traffic.describe(),
         cost=cost,
         settings=settings,
-        frontier=tuple(find_frontier({c: setting.held_out for c, setting in settings.items()})),
+        frontier=tuple(
+            ranking.find_frontier({c: setting.held_out for c, setting in settings.items()})
+        ),
         candidate=candidate,
         against=against,
         runner=runner,
@@ -276,16 +271,17 @@ def _make_rows(
 ) -> list[BatchRow]:
     rows = []
     for batch in cost.batch_sizes:
-        best, _ = recommend(measured, cost.at([batch]))
+        best, _ = ranking.recommend(measured, cost.at([batch]))
         intervals = {
-            c: compute_interval(measured, c, cost, batch) for c in (candidate, best, against)
+            c: ranking.compute_interval(measured, c, cost, batch)
+            for c in (candidate, best, against)
         }
         rows.append(
             BatchRow(
                 batch=batch,
                 speedup=intervals[candidate],
                 against=intervals[against],
-                ratio=compute_interval(measured, candidate, cost, batch, against),
+                ratio=ranking.compute_interval(measured, candidate, cost, batch, against),
                 expected=measured.speedup(candidate, cost, batch, measured.chosen_half),
                 best=best,
                 best_speedup=intervals[best],
