@@ -197,15 +197,11 @@ def _print_report(
 
     Args:
         arguments: Of the command line.
-        make_report: Does the work.
+        make_report: Does the work, after all files are checked.
         format_text: Returns the report as text.
         files: Written in addition to the JSON: a file, None if it is not requested, and a function
             that writes a report to a path.
         list_notes: Returns the report's notes, which are also printed to stderr.
-
-    Raises:
-        InputError: The report cannot be made, or a file cannot be written. All files are checked
-            before any work.
     """
     from ngram_npu.errors import escape_unprintable
     from ngram_npu.output import atomic_output, check_writable

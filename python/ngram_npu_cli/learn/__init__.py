@@ -79,11 +79,7 @@ class LogSample:
 
 
 class StoreTokenization(Tokenization):
-    """Tokenizes for a store with the vocabulary of the stores that were read.
-
-    Attributes:
-        store_digest: Digest of the vocabulary of the stores; empty if none was read.
-    """
+    """Tokenizes for a store with the vocabulary of the stores that were read."""
 
     store_digest = ""
 
@@ -93,12 +89,7 @@ class StoreTokenization(Tokenization):
         return super().digest if self.tokenizer is not None else self.store_digest
 
     def load(self) -> None:
-        """Loads the tokenizer.
-
-        Raises:
-            InputError: As `Tokenization.load`; or the stores have another vocabulary than the
-                default tokenizer.
-        """
+        """Loads the tokenizer. Its vocabulary must be that of the stores."""
         is_loaded = self.tokenizer is not None
         super().load()
         if not is_loaded and self.is_guessed and self.store_digest not in ("", self.digest):
@@ -212,9 +203,8 @@ def _read_sample(
 ) -> None:
     """Adds the conversations of files and folders to the sample.
 
-    Raises:
-        InputError: As for `replay`; also if a folder has a file of which more than half, but not
-            all, is no conversations: those that were read cannot be removed any more.
+    A file of a folder is an error if more than half of it, but not all, is no conversations: those
+    that were read cannot be removed any more.
     """
     used: dict[int, int] = {}
     skipped: dict[int, Skipped] = {}

@@ -114,7 +114,7 @@ class Evaluation:
         """Selects the conversations.
 
         Args:
-            recent: The newest conversations. Their answers are the last texts.
+            recent: The newest conversations. Their answers are the last of the texts.
             num_read: Number of all conversations.
             texts: All texts.
             config: Of the drafts.
@@ -277,23 +277,15 @@ def load_store(path: Path, tokenizer: str = "") -> NgramStore:
 
 
 def check_output(path: Path) -> None:
-    """Checks before any work that a store may be saved there.
-
-    Raises:
-        InputError: As for `check_writable`; or it is another file, such as logs, which a forgotten
-            name after `-o` would have replaced.
-    """
+    """Checks that a store may be saved there, and that the file is not another one, such as logs,
+    which a forgotten name after `-o` would replace."""
     check_writable(path)
     if path.exists() and not is_store(path) and not (path.is_file() and not path.stat().st_size):
         raise InputError(f"{path}: is not a store's file, and is not overwritten")
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Returns what the file of a store holds.
-
-    Raises:
-        InputError: The file cannot be read or used.
-    """
+    """Returns what the file of a store holds; an unusable file is an InputError."""
     store = load_store(path)
     return {
         "file": str(path),

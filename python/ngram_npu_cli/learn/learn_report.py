@@ -142,11 +142,7 @@ def format_store(info: Mapping[str, Any]) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Checks before any work that a plot can be made.
-
-    Raises:
-        InputError: matplotlib is not installed, or does not know the format of `path`'s suffix.
-    """
+    """Raises an InputError if matplotlib is missing or does not know the format of `path`."""
     canvas = _import_matplotlib("backend_bases").FigureCanvasBase
     known: dict[str, str] = canvas.get_supported_filetypes()
     if _get_format(path) not in known:
@@ -159,9 +155,6 @@ def save_plot(report: LearnReport, path: Path, target: Path) -> None:
     """Draws the curve into the file `path`, in the format of `target`.
 
     The points are at equal distances, because shares double.
-
-    Raises:
-        InputError: matplotlib is not installed.
     """
     # Figure instead of pyplot, which would look for a display and keep global state.
     figure = _import_matplotlib("figure").Figure(figsize=(6, 4), layout="constrained")

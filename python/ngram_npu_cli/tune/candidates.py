@@ -27,11 +27,7 @@ class Candidate:
 
     @classmethod
     def of(cls, *, drafts: Drafts = "trimmed", **options: Any) -> Candidate:
-        """Returns a candidate from keywords of `NgramConfig` and from what the runner verifies.
-
-        Raises:
-            ValueError, TypeError: As `NgramConfig` does for wrong keywords.
-        """
+        """Returns a candidate from keywords of `NgramConfig`, which raises their errors."""
         if drafts not in ("padded", "trimmed"):
             raise ValueError(f"drafts: expected 'padded' or 'trimmed', got {drafts!r}")
         config = NgramConfig(**options)
@@ -92,11 +88,7 @@ BASELINES = {
 
 
 def parse_candidate(text: str) -> Candidate:
-    """Parses a JSON object of `NgramConfig`'s keywords.
-
-    Raises:
-        InputError: The text is not a setting.
-    """
+    """Parses a JSON object of `NgramConfig`'s keywords; another text is an InputError."""
     try:
         return Candidate.of(**json.loads(text))
     except (ValueError, TypeError) as error:
@@ -140,16 +132,8 @@ that makes its runner asynchronous)."""
 
 @dataclass(frozen=True)
 class Runner:
-    """One way of drafting in a server.
-
-    Attributes:
-        name: For `--runner`.
-        drafts: What is verified, as in `ReplayOptions`.
-        method: Of vLLM's `speculative_config`.
-        about: Where it drafts, and which features of vLLM are lost.
-        variables: Of the server's environment.
-        is_synchronous: Whether vLLM then schedules synchronously.
-    """
+    """One way of drafting in a server: what it verifies, its `method` of vLLM's
+    `speculative_config`, its environment, and which features of vLLM it loses."""
 
     name: str
     drafts: Drafts

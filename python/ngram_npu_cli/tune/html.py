@@ -30,20 +30,12 @@ td:first-child, td:last-child { text-align: left; }
 
 
 def check_html() -> None:
-    """Checks before any work that a page can be made.
-
-    Raises:
-        InputError: The package matplotlib is not installed.
-    """
+    """Raises an InputError if matplotlib is not installed."""
     _import_matplotlib("matplotlib.figure")
 
 
 def save_html(report: TuneReport, path: Path) -> None:
-    """Writes the page.
-
-    Raises:
-        InputError: As for `check_html`.
-    """
+    """Writes the page; without matplotlib this is an InputError."""
     about = report.about
     footer = f"{about['command']}; {about['date']}; ngram_npu {about['versions']['ngram_npu']}"
     parts = [_render_block(block) for block in (*describe(report), footer)]

@@ -14,7 +14,7 @@ import multiprocessing
 import signal
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import chain
 from pathlib import Path
 
@@ -62,19 +62,16 @@ def measure_settings(
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Counts]:
-    """Replays every setting on every request.
+    """Returns, for each setting [N, K+1], steps of each request by the number of tokens drafted.
 
     Args:
         candidates: The settings.
         requests: Each with at least one step.
-        streams: Numbers of the requests that share a store, in order; the store is empty at first,
-            and each request is in one stream. None: one stream of all requests.
+        streams: Numbers of the requests that share a store, in order; the store is empty at first.
+            Each request is in one stream. None: one stream of all requests.
         jobs: Number of processes.
         cache: Finished pieces, which are not replayed again.
         progress: Called with (pieces done, pieces in all).
-
-    Returns:
-        For each setting [N, K+1], steps of each request by the number of tokens drafted.
     """
     chunks = group_requests(requests)
     first_stream = len(chunks)
@@ -127,17 +124,11 @@ def _replay_pieces(
         initargs=(requests,),
     )
     try:
-        waiting = iter(todo)
-        running: dict[Future[Counts], tuple[int, int]] = {}
-        while True:
-            # Only enough pieces to keep all processes busy, so that an interruption ends soon.
-            while len(running) < 2 * jobs and (piece := next(waiting, None)) is not None:
-                i, j = piece
-                running[pool.submit(_replay_inherited, chunks[j], candidates[i])] = piece
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
+        running = {
+            pool.submit(_replay_inherited, chunks[j], candidates[i]): (i, j) for i, j in todo
+        }
+        for future in as_completed(running):
+            yield running[future], future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -44,13 +44,8 @@ tokens than chunks arrive."""
 
 @dataclass
 class Stream:
-    """One request.
-
-    Attributes:
-        arrived: Times at which its chunks arrived, in seconds.
-        sent: Time at which it was sent.
-        tokens: Number of generated tokens that the server reports; None: it reports none.
-    """
+    """One request: the times in seconds at which it was sent and its chunks arrived, and the number
+    of generated tokens, None if the server does not report it."""
 
     arrived: list[float] = field(default_factory=list)
     sent: float = 0.0
@@ -62,12 +57,8 @@ def measure_cost(
 ) -> None:
     """Measures at each batch size and adds the times to a file for `load_cost`.
 
-    The file is written after each batch size, so that a later failure loses nothing.
-
-    Args:
-        options: What is measured, and the file, which is created if it does not exist.
-        command: Command line to store in the file.
-        report: Called with each result as a line.
+    The file is created if it does not exist, and written after each batch size, so that a later
+    failure loses nothing. `report` is called with each result as a line.
 
     Raises:
         InputError: The server's answer is not as expected, or the file has another format.
@@ -127,13 +118,10 @@ def _measure(server: _Server, batch: int, max_tokens: int, rounds: int) -> tuple
 
 
 def _check_bursts(server: _Server, max_tokens: int) -> None:
-    """Checks that chunks are sent when they are generated.
+    """Raises an InputError if the chunks of an answer arrive far faster than it is generated.
 
     A proxy may buffer an answer until it is complete. Its chunks then arrive as fast as the network
     allows, although a long answer takes longer than one of a single token.
-
-    Raises:
-        InputError: The chunks of an answer arrive far faster than it is generated.
     """
     (short,), (long,) = server.run(1, 1), server.run(1, max_tokens)
     step = compute_step_time([long])
@@ -150,10 +138,7 @@ def compute_step_time(streams: Sequence[Stream]) -> float:
     """Returns the median time per chunk of a request while all requests are running, in seconds.
 
     Chunks that arrive in a burst, as through a proxy that buffers, share the time since the
-    previous burst.
-
-    Raises:
-        InputError: The requests did not run together for long enough.
+    previous burst. Requests that did not run together for long enough are an InputError.
     """
     begin = max((stream.arrived[0] for stream in streams if stream.arrived), default=0.0)
     end = min((stream.arrived[-1] for stream in streams if stream.arrived), default=0.0)
@@ -206,11 +191,8 @@ class _Server:
             raise InputError(f"{self._url}: /v1/models lists no model; pass --model") from error
 
     def count_drafted(self) -> float | None:
-        """Returns the number of tokens drafted so far.
-
-        It is 0 if the server has no such counter, because it does not speculate then, and None if
-        the server shows no counters.
-        """
+        """Returns the number of tokens drafted so far: 0 if the server has no such counter, because
+        it does not speculate then, and None if it shows no counters."""
         status, text = self._get("/metrics")
         if status in _NO_METRICS_STATUS:
             return None
@@ -290,11 +272,7 @@ class _Server:
 
 
 def _read_key(variable: str | None) -> str:
-    """Returns the API key in an environment variable, or an empty text. Errors never show it.
-
-    Raises:
-        InputError: A variable is named and is empty, or the key cannot be sent in a header.
-    """
+    """Returns the API key in an environment variable, or an empty text. Errors never show it."""
     key = os.environ.get(variable or _KEY_VARIABLE, "").strip()
     if variable is not None and not key:  # not shown: it may be a key, passed by mistake
         raise InputError(

@@ -94,12 +94,8 @@ def rank(
 
 @dataclass(frozen=True)
 class StoreGain:
-    """Gain of a store on the held-out half, at the smallest batch size.
-
-    Attributes:
-        best, without: The best settings with and without a store.
-        ratio: Of their speed-ups, over the same resampled conversations.
-    """
+    """Gain of a store on the held-out half, at the smallest batch size: ratio of the speed-ups of
+    the best settings with and without one."""
 
     best: Candidate
     without: Candidate
@@ -134,12 +130,6 @@ def search_stores(
     The best ladder with a store often differs from the best one without. So the search begins with
     the best one without a store, continues with the best ladder of the next length or probability
     until none is better, and tries that one with stores of the other sizes.
-
-    Args:
-        measured: All settings so far.
-        cost: Of verification.
-        candidates: The settings among which the ladders are.
-        measure: Measures settings over the same conversations.
     """
     ladders = [
         c for c in candidates if c.config.min_draft_probability is not None and not c.has_store
@@ -224,12 +214,8 @@ def advise(
 ) -> tuple[str, int | None]:
     """Returns one sentence of advice, and the batch size above which drafting should be off.
 
-    Args:
-        batches: Batch sizes, ascending, and whether the interval of a setting lies above 1 there.
-        any_batch: Whether the cost is the same for any batch size.
-
-    Returns:
-        The advice and the batch size: 0 for all sizes, None for no size.
+    That is 0 for all sizes, and None for no size. `batches` has the batch sizes, ascending, and
+    whether the interval of a setting lies above 1 there.
     """
     gaining = [batch for batch, gains in batches if gains]
     if not gaining:

@@ -26,16 +26,11 @@ class Traffic:
 
     Attributes:
         inputs: Names, in order.
-        input_of: [N], number of each conversation's input.
-        names: ID of each conversation.
+        input_of, names: [N], number of each conversation's input, and its ID.
         requests: Of all conversations. A conversation has several requests if its chat template
             changes earlier turns.
         conversation_of: [R], number of each request's conversation.
-        characters: Of the conversations kept.
-        num_read, characters_read: Of all conversations that were read.
         left_out: Number of kept conversations without a step.
-        notes: Records and conversations that were skipped, and files of folders that are no logs.
-        tokenizer: Name and source; None for token ids.
     """
 
     inputs: tuple[str, ...]
@@ -99,13 +94,10 @@ def read_traffic(
     options: TuneOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Traffic:
-    """Reads, samples and tokenizes.
+    """Reads, samples and tokenizes conversations.
 
-    Args:
-        paths: Files and folders; empty for the standard library's sources.
-        options: How it is read; None: all of it. A sample has whole conversations, chosen with
-            equal probability, the same ones for the same traffic.
-        progress: Called after each conversation that is read, and that is tokenized.
+    A sample has whole conversations, chosen with equal probability, the same ones for the same
+    traffic. Without options, everything is read.
 
     Raises:
         InputError: As for `replay`, or fewer than two conversations have a step.

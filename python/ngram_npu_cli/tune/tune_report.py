@@ -81,11 +81,8 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class Group:
-    """Held-out conversations of one input; speed-ups of all of them at the smallest batch size.
-
-    Attributes:
-        gaining: Number of conversations that are faster with the recommended setting.
-    """
+    """Held-out conversations of one input: speed-ups of all of them at the smallest batch size, and
+    the number of conversations that are faster with the recommended setting."""
 
     name: str
     conversations: int
