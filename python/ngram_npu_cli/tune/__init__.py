@@ -108,8 +108,11 @@ def tune(
             cache=cache,
             progress=show,
         )
-        counts = [_sum_by_conversation(traffic, counts) for counts in per_request]
-        return dict(zip(candidates, counts, strict=True))
+        sums = {}
+        for candidate, counts in per_request.items():
+            sums[candidate] = np.zeros((len(traffic.names), counts.shape[1]), np.int32)
+            np.add.at(sums[candidate], traffic.conversation_of, counts)
+        return sums
 
     counts = measure(tuple(dict.fromkeys([*searched, *compared.values()])))
     measured = Measured(counts, traffic.tokens, traffic.chosen_half)
@@ -162,12 +165,6 @@ def _add_synchronous(
     if synchronous is None:
         synchronous = 0.0 if cost.is_measured else SYNCHRONOUS
     return replace(cost, synchronous=synchronous)
-
-
-def _sum_by_conversation(traffic: Traffic, per_request: Counts) -> Counts:
-    sums = np.zeros((len(traffic.names), per_request.shape[1]), np.int32)
-    np.add.at(sums, traffic.conversation_of, per_request)
-    return sums
 
 
 def _find_cache_file(traffic: Traffic) -> Path | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +62,7 @@ def measure_settings(
     jobs: int = 1,
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Counts]:
+) -> dict[Candidate, Counts]:
     """Returns, for each setting [N, K+1], steps of each request by the number of tokens drafted.
 
     Args:
@@ -73,60 +74,60 @@ def measure_settings(
         cache: Finished pieces, which are not replayed again.
         progress: Called with (pieces done, pieces in all).
     """
-    chunks = group_requests(requests)
-    first_stream = len(chunks)
-    if any(candidate.has_store for candidate in candidates):
-        chunks += [list(stream) for stream in streams or [range(len(requests))]]
-    results = [np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates]
     cache = Cache(None) if cache is None else cache
-    digests = [_digest_requests(requests[i] for i in chunk) for chunk in chunks]
-    todo: list[tuple[int, int]] = []
-    total = done = 0
+    results = {c: np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates}
+    chunks = [(False, chunk) for chunk in group_requests(requests)]
+    if any(candidate.has_store for candidate in candidates):
+        chunks += [(True, list(stream)) for stream in streams or [range(len(requests))]]
+    todo: list[Piece] = []
+    total = 0
     # Long chunks first, so that the last process to finish has little left to do.
-    for j in reversed(range(len(chunks))):
-        for i, candidate in enumerate(candidates):
-            if candidate.has_store != (j >= first_stream):
+    for is_stream, chunk in reversed(chunks):
+        digest = _digest_requests(requests[n] for n in chunk)
+        for candidate in candidates:
+            if candidate.has_store != is_stream:
                 continue
             total += 1
-            shape = len(chunks[j]), candidate.config.k + 1
-            counts = cache.get(_make_key(candidate, digests[j]), shape)
+            piece = Piece(candidate, chunk, _make_key(candidate, digest))
+            counts = cache.get(piece.key, (len(chunk), candidate.config.k + 1))
             if counts is None:
-                todo.append((i, j))
+                todo.append(piece)
             else:
-                results[i][chunks[j]] = counts
-                done += 1
-    if progress is not None:
-        progress(done, total)
-    for (i, j), piece in _replay_pieces(candidates, requests, chunks, todo, jobs):
-        results[i][chunks[j]] = piece
-        cache.put(_make_key(candidates[i], digests[j]), piece)
+                results[candidate][chunk] = counts
+    show = progress or (lambda done, total: None)
+    done = total - len(todo)
+    show(done, total)
+    for piece, counts in _replay_pieces(requests, todo, jobs):
+        results[piece.candidate][piece.chunk] = counts
+        cache.put(piece.key, counts)
         done += 1
-        if progress is not None:
-            progress(done, total)
+        show(done, total)
     return results
 
 
+class Piece(NamedTuple):
+    """One setting on one chunk of the requests, and the key of its result in the cache."""
+
+    candidate: Candidate
+    chunk: list[int]
+    key: str
+
+
 def _replay_pieces(
-    candidates: Sequence[Candidate],
-    requests: Sequence[TokenRequest],
-    chunks: Sequence[list[int]],
-    todo: Sequence[tuple[int, int]],
-    jobs: int,
-) -> Iterator[tuple[tuple[int, int], Counts]]:
-    if jobs == 1 or len(todo) < 2:
-        for i, j in todo:
-            yield (i, j), _replay([requests[n] for n in chunks[j]], candidates[i])
+    requests: Sequence[TokenRequest], pieces: Sequence[Piece], jobs: int
+) -> Iterator[tuple[Piece, Counts]]:
+    if jobs == 1 or len(pieces) < 2:
+        for piece in pieces:
+            yield piece, _replay([requests[n] for n in piece.chunk], piece.candidate)
         return
     pool = ProcessPoolExecutor(
-        min(jobs, len(todo)),
+        min(jobs, len(pieces)),
         mp_context=multiprocessing.get_context("fork"),
         initializer=_initialize_worker,
         initargs=(requests,),
     )
     try:
-        running = {
-            pool.submit(_replay_inherited, chunks[j], candidates[i]): (i, j) for i, j in todo
-        }
+        running = {pool.submit(_replay_inherited, piece): piece for piece in pieces}
         for future in as_completed(running):
             yield running[future], future.result()
     finally:
@@ -146,8 +147,8 @@ def _initialize_worker(requests: Sequence[TokenRequest]) -> None:
     _requests = requests
 
 
-def _replay_inherited(chunk: Sequence[int], candidate: Candidate) -> Counts:
-    return _replay([_requests[n] for n in chunk], candidate)
+def _replay_inherited(piece: Piece) -> Counts:
+    return _replay([_requests[n] for n in piece.chunk], piece.candidate)
 
 
 def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:

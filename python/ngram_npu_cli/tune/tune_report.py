@@ -239,10 +239,11 @@ def make_report(
     for number, name in enumerate(traffic.inputs):
         where = held_out & (traffic.input_of == number)
         if where.any():
-            of_group = (measured.speedup(c, cost, batch, where) for c in (candidate, against))
-            groups.append(
-                Group(name, int(where.sum()), *of_group, int((speedups[where] > 1).sum()))
+            speedup, compared = (
+                measured.speedup(c, cost, batch, where) for c in (candidate, against)
             )
+            gaining = int((speedups[where] > 1).sum())
+            groups.append(Group(name, int(where.sum()), speedup, compared, gaining))
     return TuneReport(
         about=about,
         traffic=traffic.describe(),

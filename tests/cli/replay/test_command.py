@@ -430,9 +430,6 @@ def test_progress_without_tqdm_shows_no_bar(
     assert cli.main(["replay", str(talk)]) == 0
     assert terminal.getvalue() == ""
     assert "talk" in capsys.readouterr().out
-    assert cli.main(["tune", str(talk), "-c", "0.05", "--progress"]) == 2
-    message = '--progress needs tqdm: pip install tqdm (the extra "replay")'
-    assert message in terminal.getvalue()
 
 
 @pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import xml.etree.ElementTree as ET
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,14 +29,12 @@ from ngram_npu_cli.tune import (
     TuneOptions,
     format_report,
     load_cost,
-    parse_candidate,
     share_of_a_step,
     tune,
-    vllm_options,
 )
 from ngram_npu_cli.tune import measure as measure_module
-from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS
-from ngram_npu_cli.tune.html import draw, to_html
+from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS, parse_candidate, vllm_options
+from ngram_npu_cli.tune.html import draw, save_html
 from ngram_npu_cli.tune.measure import Cache, measure_settings
 from ngram_npu_cli.tune.traffic import read_traffic
 
@@ -104,6 +103,13 @@ def test_traffic_with_fewer_than_two_conversations_is_an_error(tmp_path: Path) -
 # The whole
 
 
+def render_page(report: Any) -> str:
+    """Returns the page without HTML's escapes."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_html(report, Path(folder) / "r.html")
+        return html.unescape((Path(folder) / "r.html").read_text(encoding="utf-8"))
+
+
 def executed(command: str) -> list[str]:
     """Returns the arguments that a shell passes to vllm for a command copied from a report."""
     script = f"vllm() {{ printf '%s\\0' \"$@\"; }}\n{command}\n"
@@ -117,7 +123,7 @@ def test_prediction_equals_a_replay_of_the_held_out_half(traffic: Path) -> None:
     odd = ReplayInput("odd", item.conversations[1::2])
     options = ReplayOptions(**dict(report.candidate.options))
     figures = replay(inputs=[odd], options=options).total
-    held_out = report.settings[report.recommended].held_out
+    held_out = report.settings[report.candidate].held_out
     assert held_out.tokens_per_step == figures.tokens_per_step
     assert held_out.drafted_per_step == figures.draft_tokens_per_step
     expected = held_out.tokens_per_step / (1 + 0.05 * held_out.drafted_per_step + SYNCHRONOUS)
@@ -177,23 +183,22 @@ def test_drawing_shows_the_figures_of_the_report(traffic: Path) -> None:
     (row,) = report.batches
     assert chosen.get_ydata() == [row.speedup.value]
     assert against.get_ydata() == [row.against.value]
-    held_out = [s.held_out for s in report.settings]
+    held_out = [s.held_out for s in report.settings.values()]
     expected = [[item.drafted_per_step, item.tokens_per_step] for item in held_out]
     assert yields.collections[0].get_offsets().tolist() == expected
     counted = sum(item.get_height() for item in gains.patches)
     assert counted == 2 * len(report.singles)
 
 
-@pytest.mark.parametrize("module", ["jinja2", "matplotlib"])
 def test_html_without_its_packages_names_them(
-    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     arguments = ["tune", "nowhere.jsonl", "-c", "0.05", "--html", str(tmp_path / "r.html")]
     assert cli.main(arguments) == 2
-    message = f'--html needs {module}: pip install {module} (the extra "html")'
+    message = '--html needs matplotlib: pip install matplotlib (the extra "html")'
     assert message in capsys.readouterr().err
 
 
@@ -302,12 +307,12 @@ def test_runner_determines_method_and_variables(
     report = tune([traffic], COST, TuneOptions(jobs=1, runner=name), candidates=SEARCHED)
     assert report.runner is RUNNERS[name]
     assert not report.others
-    assert {s.candidate.drafts for s in report.settings} == {drafts}
+    assert {c.drafts for c in report.settings} == {drafts}
     speculative = json.loads(report.vllm_options[0].split(" ", 1)[1].strip("'"))
     assert speculative["method"] == method
     assert ("model" in speculative) == (method == "custom_class")
-    assert report.vllm_command.split(" \\\n")[0] == command
-    assert report.vllm_command in format_report(report)
+    assert report.command_for(report.candidate).split(" \\\n")[0] == command
+    assert report.command_for(report.candidate) in format_report(report)
 
 
 def test_without_a_runner_both_are_recommended(traffic: Path) -> None:
@@ -315,10 +320,10 @@ def test_without_a_runner_both_are_recommended(traffic: Path) -> None:
     (host,) = report.others
     assert (report.runner.name, host.runner.name) == ("gpu", "host")
     assert report.candidate != host.candidate
-    text, page = format_report(report), to_html(report)
+    text, page = format_report(report), render_page(report)
     for part in (report, host):
         assert f"RECOMMENDED: {part.candidate.label}\n" in text
-        assert part.vllm_command in text
+        assert part.command_for(part.candidate) in text
         for shown in (text, page):
             assert part.runner.about in shown
     assert text.count("TAKES AWAY the V2 runner and asynchronous scheduling") == 1
@@ -355,7 +360,7 @@ def test_report_names_another_setting_that_gains_at_a_batch_size(
 def test_speedup_includes_synchronous_scheduling(traffic: Path, tmp_path: Path) -> None:
     def value(cost: Any = COST, **options: Any) -> tuple[float, Any]:
         report = tune([traffic], cost, TuneOptions(jobs=1, **options), candidates=FEW[:1])
-        held_out = report.settings[report.recommended].held_out
+        held_out = report.settings[report.candidate].held_out
         (row,) = report.batches
         return row.speedup.value, held_out
 
@@ -435,15 +440,15 @@ def test_store_is_recommended_for_similar_conversations(tmp_path: Path, jobs: in
     report = tune([path], STORE_COST, TuneOptions(jobs=jobs, store=True), candidates=FEW)
     assert report.candidate.has_store
     assert report.store is not None
-    assert report.store.best == report.recommended
+    assert report.store.best == report.candidate
     assert report.store.ratio.low > 1
-    setting = report.settings[report.recommended]
+    setting = report.settings[report.candidate]
     for figures, number in ((setting.chosen, 0), (setting.held_out, 1)):
         counted = replay_half(path, number, report.candidate)
         assert (figures.steps, figures.drafted) == (counted.num_steps, counted.num_draft_tokens)
     text = format_report(report)
     assert "A store shares text" in text
-    assert "A store shares text" in to_html(report)
+    assert "A store shares text" in render_page(report)
     result = report.to_dict()
     assert result["store"]["is_recommended"]
     assert result["recommended"]["config"]["store"] == "live"
@@ -467,9 +472,9 @@ def test_inputs_have_separate_stores(tmp_path: Path) -> None:
     traffic = read_traffic([tmp_path])
     assert traffic.streams() == [[1, 3, 5, 7], [0, 2, 4, 6], [9, 11, 13, 15], [8, 10, 12, 14]]
     store = Candidate.of(**dict(FEW[2].options), store="live")
-    (counts,) = measure_settings([store], traffic.requests, streams=traffic.streams())
+    counts = measure_settings([store], traffic.requests, streams=traffic.streams())[store]
     np.testing.assert_array_equal(counts[:8], counts[8:])
-    (as_one,) = measure_settings([store], traffic.requests)
+    as_one = measure_settings([store], traffic.requests)[store]
     assert as_one.sum() < counts.sum(), "one store for all knows more"
 
 
@@ -516,7 +521,7 @@ def test_store_pieces_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("tokens", [100_000, 1_000_000])
 def test_vllm_options_of_a_store_give_the_setting(tokens: int) -> None:
     candidate = Candidate.of(**dict(FEW[2].options), store="live", store_tokens=tokens)
-    words = shlex.split(" ".join(vllm_options(candidate)))
+    words = shlex.split(" ".join(vllm_options(candidate, "custom_class")))
     k = json.loads(words[1])["num_speculative_tokens"]
     section = json.loads(words[3])["ngram_npu"]
     assert section["store"] == "live"
