@@ -227,8 +227,9 @@ def test_report_states_sample_and_example_cost(
     path = tmp_path / "talk.jsonl"
     line = json.dumps({"prompt": "again and " * 5000, "completion": "again and " * 20})
     path.write_text(f"{line}\n" * 30)
+    monkeypatch.setattr("ngram_npu_cli.tune.CANDIDATES", SEARCHED[:1])
     arguments = ["tune", str(path), "--sample", "1", "--tokenizer", "bytes", "--jobs", "1"]
-    assert cli.main([*arguments, "--sizes", "consecutive", "--json", "-"]) == 0
+    assert cli.main([*arguments, "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["traffic"]["is_sample"]
     assert "(a SAMPLE of 30 conversations, 1.51 million characters)" in err
@@ -490,8 +491,14 @@ def test_inputs_have_separate_stores(tmp_path: Path) -> None:
     ],
 )
 def test_store_is_searched_only_if_requested_and_possible(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], searched: list[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    searched: list[str],
 ) -> None:
+    padded = Candidate.of(min_n=1, max_n=16, k=3, match_policy="latest", drafts="padded")
+    monkeypatch.setattr("ngram_npu_cli.tune.CANDIDATES", (*FEW, padded))
     path = write_similar_talk(6, tmp_path / "similar.jsonl")
     arguments = ["tune", str(path), "-c", "0.05", "--jobs", "1", *options, "--json", "-"]
     assert cli.main(arguments) == 0
