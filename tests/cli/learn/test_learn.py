@@ -298,7 +298,9 @@ def test_learn_rejects_stores_of_different_tokenizers(tmp_path: Path, logs: Path
             learn(paths, options=options)
     # Recorded ids are taken for those of the stores.
     report = learn([second, logs], tmp_path / "both", LearnOptions(store_tokens=16384))
-    assert describe(tmp_path / "both")["tokenizer"] == report.about["tokenizer_digest"] == digests[1]
+    assert (
+        describe(tmp_path / "both")["tokenizer"] == report.about["tokenizer_digest"] == digests[1]
+    )
 
 
 def test_scope_field_separates_scopes_and_skips_records_without_it(

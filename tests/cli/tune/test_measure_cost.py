@@ -159,13 +159,6 @@ def test_runs_without_and_with_drafts_give_a_cost(
     assert body["ignore_eos"] is True
 
 
-def test_server_without_draft_counter_drafts_nothing(server: FakeServer, tmp_path: Path) -> None:
-    server.counts_drafts = False
-    output = tmp_path / "cost.json"
-    assert run(server, output, "--model", "other") == 0
-    assert [s["verified"] for s in json.loads(output.read_text())["steps"]] == [1.0, 4.0]
-
-
 def test_step_time_uses_only_steps_with_all_requests() -> None:
     """A step takes 1 alone and 10 together; the second request starts late and ends late."""
     first = [float(n) for n in range(5)] + [4 + 10.0 * n for n in range(1, 12)]
@@ -183,29 +176,6 @@ def test_step_time_divides_bursts_evenly(burst: int) -> None:
     assert compute_step_time([Stream(arrived) for arrived in times]) == pytest.approx(
         0.02, rel=1e-2
     )
-
-
-def test_buffered_answer_is_an_error(
-    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.burst = 1 << 30
-    output = tmp_path / "cost.json"
-    assert run(server, output) == 2
-    assert "arrive in bursts" in capsys.readouterr().err
-    assert not output.exists()
-
-
-@pytest.mark.parametrize(("k", "counts"), [(0, True), (3, True), (3, False)])
-def test_chunks_with_several_steps_are_an_error(
-    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], k: int, counts: bool
-) -> None:
-    """Uncounted drafts are an error too, because they look like chunks of several steps."""
-    server.k, server.counts_drafts = k, counts
-    server.steps_per_chunk = 2 if counts else 1
-    output = tmp_path / "cost.json"
-    assert run(server, output) == 2
-    assert "--stream-interval 1" in capsys.readouterr().err
-    assert not output.exists()
 
 
 @pytest.mark.parametrize(
@@ -254,34 +224,37 @@ def test_failure_keeps_earlier_batch_sizes(
 
 
 @pytest.mark.parametrize(
-    ("answer", "message"),
+    ("behaviour", "message"),
     [
-        (b'data: {"error": {"message": "engine died"}}\n\n', "sent data: .*engine died"),
-        (b"data: [DONE]\n\n", "/v1/completions sent no text"),
-        (b"data: {\n\n", "http://127.*: Expecting property name"),
+        ({"burst": 1 << 30}, "arrive in bursts"),
+        # Drafts that are not counted look like chunks of several steps.
+        ({"steps_per_chunk": 2}, "--stream-interval 1"),
+        ({"steps_per_chunk": 2, "k": 3}, "--stream-interval 1"),
+        ({"counts_drafts": False, "k": 3}, "--stream-interval 1"),
+        ({"metrics_status": 500}, "/metrics answered 500: "),
+        ({"metrics_status": 403, "k": 3}, "or does not count its drafts"),
+        ({"metrics_status": 403, "sends_usage": False}, "at /metrics or `usage` in the stream"),
+        ({"fails_after": 3}, "/v1/completions answered 503"),
+        ({"answer": b'data: {"error": {"message": "died"}}\n\n'}, "sent data: .*died"),
+        ({"answer": b"data: [DONE]\n\n"}, "/v1/completions sent no text"),
+        ({"answer": b"data: {\n\n"}, "http://127.*: Expecting property name"),
     ],
 )
-def test_invalid_stream_is_reported_in_one_line(
+def test_unusable_server_is_reported_in_one_line(
     server: FakeServer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    answer: bytes,
+    behaviour: dict[str, Any],
     message: str,
 ) -> None:
-    server.answer = answer
-    assert run(server, tmp_path / "cost.json") == 2
+    vars(server).update(behaviour)
+    output = tmp_path / "cost.json"
+    assert run(server, output) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(message, error)
-
-
-def test_failure_at_the_first_batch_size_keeps_the_file(server: FakeServer, tmp_path: Path) -> None:
-    output, once = tmp_path / "cost.json", ("--rounds", "1")
-    assert run(server, output, *once) == 0
-    before = output.read_text()
-    server.fails_after = len(server.bodies) + 3
-    assert run(server, output, *once) == 2
-    assert output.read_text() == before
+    assert "has batch size" not in error
+    assert not output.exists()
 
 
 @pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "MY_KEY"])
@@ -331,27 +304,15 @@ def test_wrong_api_key_is_not_shown(
     assert "sk-" not in error
 
 
-@pytest.mark.parametrize(
-    ("status", "k", "message"),
-    [(500, 0, "/metrics answered 500: "), (403, 3, "or does not count its drafts"), (403, 0, "")],
-)
-@pytest.mark.parametrize("sends_usage", [True, False])
-def test_failing_metrics_are_an_error(
-    server: FakeServer,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    status: int,
-    k: int,
-    message: str,
-    sends_usage: bool,
+@pytest.mark.parametrize("behaviour", [{"counts_drafts": False}, {"metrics_status": 403}])
+def test_server_without_draft_counter_drafts_nothing(
+    server: FakeServer, tmp_path: Path, behaviour: dict[str, Any]
 ) -> None:
-    server.metrics_status, server.k, server.sends_usage = status, k, sends_usage
-    if status == 403 and not sends_usage:
-        message = (
-            "expected counts of drafted tokens at /metrics or `usage` in the stream, got neither"
-        )
-    assert run(server, tmp_path / "cost.json", "--batch-size", "1") == (2 if message else 0)
-    assert message in capsys.readouterr().err
+    vars(server).update(behaviour)
+    output = tmp_path / "cost.json"
+    assert run(server, output, "--model", "other") == 0
+    assert [s["verified"] for s in json.loads(output.read_text())["steps"]] == [1.0, 4.0]
+    assert {body["model"] for body in server.bodies} == {"other"}
 
 
 def test_file_of_another_format_is_not_changed(

@@ -90,34 +90,6 @@ def test_groups_contain_each_request_once_within_the_buffer_limit(
     assert max(map(len, chunks)) > 1
 
 
-def test_interrupted_measurement_resumes_from_the_cache(
-    traffic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure_module, "_ROWS", 10)
-    requests = read_traffic([traffic]).requests
-    path = tmp_path / "pieces.jsonl"
-    expected = measure_settings(FEW, requests)
-    replay_piece = measure_module._replay
-    begun: list[int] = []
-
-    def interrupted_once(*arguments: Any) -> Any:
-        begun.append(1)
-        if len(begun) == 6:
-            raise KeyboardInterrupt
-        return replay_piece(*arguments)
-
-    monkeypatch.setattr(measure_module, "_replay", interrupted_once)
-    with pytest.raises(KeyboardInterrupt):
-        measure_settings(FEW, requests, cache=Cache(path))
-    # A partial write, as a power failure leaves it.
-    with path.open("a") as file:
-        file.write('{"key": "ab')
-    resumed = measure_settings(FEW, requests, cache=Cache(path))
-    assert len(begun) == 1 + len(FEW) * 4, "each piece once, over both runs"
-    for candidate, counts in resumed.items():
-        np.testing.assert_array_equal(counts, expected[candidate])
-
-
 def test_cache_key_depends_on_setting_and_conversations(traffic: Path, tmp_path: Path) -> None:
     requests = read_traffic([traffic]).requests
     cache = Cache(tmp_path / "pieces.jsonl")

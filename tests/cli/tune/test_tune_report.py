@@ -240,24 +240,33 @@ def test_report_states_sample_and_example_cost(
 def test_interrupted_command_resumes(
     traffic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    replay_piece = measure_module._replay
-    left = iter(range(4))
+    monkeypatch.setattr(measure_module, "_ROWS", 10)
+    monkeypatch.setattr("ngram_npu_cli.tune.CANDIDATES", FEW)
+    replay_piece, result = measure_module._replay, tmp_path / "r.json"
+    arguments = ["tune", str(traffic), "-c", "0.05", "--jobs", "1", "--json", str(result)]
+    assert cli.main(arguments) == 0
+    expected = json.loads(result.read_text())
+    result.unlink()
+    begun: list[Any] = []
 
-    def interrupted(*arguments: Any) -> Any:
-        if next(left, None) is None:
+    def interrupted_once(*arguments: Any) -> Any:
+        begun.append(arguments)
+        if len(begun) == 5:
             raise KeyboardInterrupt
         return replay_piece(*arguments)
 
-    arguments = ["tune", str(traffic), "-c", "0.05", "--jobs", "1", "--sizes", "consecutive"]
-    arguments += ["--json", str(tmp_path / "r.json")]
-    with monkeypatch.context() as patch:
-        patch.setattr(measure_module, "_replay", interrupted)
-        assert cli.main(arguments) == 130
+    monkeypatch.setattr(measure_module, "_replay", interrupted_once)
+    assert cli.main(arguments) == 130
     assert "the same command continues from here" in capsys.readouterr().err
-    assert not (tmp_path / "r.json").exists()
+    assert not result.exists()
+    (cache,) = (tmp_path / "cache" / "ngram_npu").iterdir()
+    with cache.open("a") as file:  # a partial write, as a power failure leaves it
+        file.write('{"key": "ab')
     assert cli.main(arguments) == 0
-    result = json.loads((tmp_path / "r.json").read_text())
-    assert result["pieces_from_an_earlier_run"] == 4
+    resumed = json.loads(result.read_text())
+    assert resumed["pieces_from_an_earlier_run"] == 4
+    assert len(begun) == 1 + len(FEW) * 4, "each piece once, over both runs"
+    assert resumed["settings"] == expected["settings"]
 
 
 @pytest.mark.parametrize(
@@ -517,11 +526,7 @@ def test_store_pieces_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     options = TuneOptions(jobs=1, store=True, cache=tmp_path / "pieces.jsonl")
     first = tune([path], STORE_COST, options, candidates=FEW)
     assert len(Cache(options.cache)) == 3 + 2 * 2, "a ladder with two stores, over two halves"
-
-    def never(*_: Any) -> Any:
-        raise AssertionError("replay_half again")
-
-    monkeypatch.setattr(measure_module, "_replay", never)
+    monkeypatch.setattr(measure_module, "_replay", None)  # not called again
     assert tune([path], STORE_COST, options, candidates=FEW).settings == first.settings
 
 
