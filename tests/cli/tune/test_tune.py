@@ -342,6 +342,10 @@ def test_frontier_contains_undominated_settings() -> None:
     assert find_frontier(figures) == [settings[4], settings[2], settings[0]]
 
 
+LADDER = dict(FEW[2].options)
+STORES = [Candidate.of(**LADDER, store="live", store_tokens=n) for n in (100_000, 1_000_000)]
+
+
 def test_candidates_have_unique_labels() -> None:
     assert len(CANDIDATES) >= 60
     assert len({c.label for c in CANDIDATES}) == len(CANDIDATES)
@@ -349,12 +353,14 @@ def test_candidates_have_unique_labels() -> None:
     assert parse_candidate('{"prompt_lookup_max": 4, "num_speculative_tokens": 3}').config == (
         NgramConfig(min_n=4, max_n=4, k=3)
     )
-    for wrong in ("[]", "{", '{"k": 0}', '{"length": 3}', '{"k": "x"}'):
+    assert [c.label.partition("live ")[2] for c in STORES] == ["store=100k", "store=1M"]
+    small = json.dumps({**LADDER, "store": "live", "store_tokens": 9})
+    for wrong in ("[]", "{", '{"k": 0}', '{"length": 3}', '{"k": "x"}', small):
         with pytest.raises(InputError, match="expected a setting such as"):
             parse_candidate(wrong)
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.label)
+@pytest.mark.parametrize("candidate", [*CANDIDATES, *STORES], ids=lambda c: c.label)
 def test_vllm_options_give_the_setting_in_vllm(candidate: Candidate) -> None:
     words = shlex.split(" ".join(vllm_options(candidate, METHODS[candidate.drafts])))
     assert words[::2] == ["--speculative-config", "--additional-config"]

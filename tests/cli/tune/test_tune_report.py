@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import FEW, cost_file, make_talk, write_similar_talk
-from ngram_npu import NgramConfig
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.logs.reader import Progress
 from ngram_npu_cli.replay import InputError, ReplayInput, ReplayOptions, load_inputs, replay
@@ -33,7 +32,7 @@ from ngram_npu_cli.tune import (
     tune,
 )
 from ngram_npu_cli.tune import measure as measure_module
-from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS, parse_candidate, vllm_options
+from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS
 from ngram_npu_cli.tune.html import draw, save_html
 from ngram_npu_cli.tune.measure import Cache, measure_settings
 from ngram_npu_cli.tune.traffic import read_traffic
@@ -94,9 +93,6 @@ def test_traffic_with_fewer_than_two_conversations_is_an_error(tmp_path: Path) -
     path = tmp_path / "talk.jsonl"
     path.write_text(json.dumps(make_talk(1)[0]))
     with pytest.raises(InputError, match=r"expected 2 or more conversations .* got 1"):
-        read_traffic([path])
-    path.write_text("\n")
-    with pytest.raises(InputError, match=r"talk.jsonl: empty"):
         read_traffic([path])
 
 
@@ -190,18 +186,6 @@ def test_drawing_shows_the_figures_of_the_report(traffic: Path) -> None:
     assert counted == 2 * len(report.singles)
 
 
-def test_html_without_its_packages_names_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    arguments = ["tune", "nowhere.jsonl", "-c", "0.05", "--html", str(tmp_path / "r.html")]
-    assert cli.main(arguments) == 2
-    message = '--html needs matplotlib: pip install matplotlib (the extra "html")'
-    assert message in capsys.readouterr().err
-
-
 def test_report_without_gain_advises_against_speculation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,19 +260,24 @@ def test_interrupted_command_resumes(
         (["--cost", "nan"], "--cost: must be at least 0 and below 10, got nan"),
         (["--cost", "nowhere.json"], "nowhere.json: not a file of step times"),
         (["--batch-size", "1,3"], "batch size 3: "),
-        (["--batch-size", "1,x"], "--batch-size: invalid list of integers value: '1,x'"),
         (["--against", "{"], "expected a setting such as"),
         (["--html", "{tmp}/no/such.html"], "does not exist"),
         (["--jobs", "0"], "--jobs: must be at least 1"),
         (["--sample", "-1"], "--sample: must be at least 0, got -1"),
-        (["{tmp}/nowhere.jsonl"], "no such file"),
+        (["--html", "{tmp}/r.html"], "--html needs matplotlib: pip install matplotlib"),
     ],
 )
 def test_bad_options_are_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
 ) -> None:
-    paths = [] if arguments[0].endswith(".jsonl") else ["talk.jsonl"]
-    assert cli.main(["tune", *paths, *(a.replace("{tmp}", str(tmp_path)) for a in arguments)]) == 2
+    if "{tmp}/r.html" in arguments:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    assert cli.main(["tune", "nowhere.jsonl", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
@@ -468,14 +457,6 @@ def test_store_is_recommended_for_similar_conversations(tmp_path: Path, jobs: in
     assert last.speedup > 1
 
 
-def test_no_store_is_recommended_without_repetition(traffic: Path) -> None:
-    report = tune([traffic], STORE_COST, ALONE, candidates=FEW)
-    assert report.store is not None
-    assert not report.candidate.has_store
-    assert "No store is recommended" in format_report(report)
-    assert not report.to_dict()["store"]["is_recommended"]
-
-
 def test_inputs_have_separate_stores(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_similar_talk(8, tmp_path / f"{name}.jsonl")
@@ -528,22 +509,3 @@ def test_store_pieces_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(Cache(options.cache)) == 3 + 2 * 2, "a ladder with two stores, over two halves"
     monkeypatch.setattr(measure_module, "_replay", None)  # not called again
     assert tune([path], STORE_COST, options, candidates=FEW).settings == first.settings
-
-
-@pytest.mark.parametrize("tokens", [100_000, 1_000_000])
-def test_vllm_options_of_a_store_give_the_setting(tokens: int) -> None:
-    candidate = Candidate.of(**dict(FEW[2].options), store="live", store_tokens=tokens)
-    words = shlex.split(" ".join(vllm_options(candidate, "custom_class")))
-    k = json.loads(words[1])["num_speculative_tokens"]
-    section = json.loads(words[3])["ngram_npu"]
-    assert section["store"] == "live"
-    assert NgramConfig(num_speculative_tokens=k, **section) == candidate.config
-    assert candidate.label.endswith(
-        {100_000: "live store=100k", 1_000_000: "live store=1M"}[tokens]
-    )
-
-
-def test_store_that_is_too_small_is_an_error() -> None:
-    text = '{"sizes": "ladder", "min_draft_probability": 0.1, "store": "live", "store_tokens": 9}'
-    with pytest.raises(InputError, match="expected at least 1024, got 9"):
-        parse_candidate(text)
