@@ -29,7 +29,6 @@ class FakeServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.k = 0
-        self.counts_drafts = True
         self.fails_after = 1 << 30
         self.key = ""
         self.metrics_status = 200
@@ -63,21 +62,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path.startswith("/v1") and self._is_refused():
             return
-        if self.path == "/metrics" and self.server.metrics_status != 200:
-            self.send_error(self.server.metrics_status)
-            return
         if self.path == "/v1/models":
             text = json.dumps({"data": [{"id": "tiny"}]})
-        elif self.path == "/metrics" and self.server.counts_drafts:
+        elif self.server.metrics_status != 200:
+            self.send_error(self.server.metrics_status)
+            return
+        else:
             # Two engines, and a comment line with the same prefix.
             text = (
                 "# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.\n"
                 f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {self.server.drafted}.0\n'
                 'vllm:spec_decode_num_draft_tokens_total{engine="1"} 3.0\n'
             )
-        else:
-            self.send_error(404)
-            return
         self.send_response(200)
         self.end_headers()
         self.wfile.write(text.encode())
@@ -186,21 +182,35 @@ def test_too_few_common_steps_are_an_error(streams: list[list[float]]) -> None:
         compute_step_time([Stream(arrived) for arrived in streams])
 
 
+KEY_ERROR = "OPENAI_API_KEY: expected a key of printable ASCII characters"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "key", "message"),
     [
-        (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: no answer: "),
-        (["--url", "ftp://host"], "ftp://host: expected a URL such as http://localhost:8000"),
-        (["--batch-size", "1,x"], "--batch-size: invalid list of integers value: '1,x'"),
-        (["--batch-size", "0"], "--batch-size: must be at least 1, got 0"),
+        (["--url", "http://127.0.0.1:9"], "", "http://127.0.0.1:9: no answer: "),
+        (["--url", "ftp://host"], "", "ftp://host: expected a URL such as http://localhost:8000"),
+        (["--batch-size", "1,x"], "", "--batch-size: invalid list of integers value: '1,x'"),
+        (["--batch-size", "0"], "", "--batch-size: must be at least 1, got 0"),
+        (["--api-key-env", "sk-secret"], "x", "--api-key-env: expected the name of an environment"),
+        ([], "sk-sec\nret", KEY_ERROR),
+        ([], "sk-sec\u00fcret", KEY_ERROR),
     ],
 )
-def test_invalid_options_are_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+def test_invalid_options_are_errors_that_show_no_key(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    key: str,
+    message: str,
 ) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
     output = tmp_path / "cost.json"
     assert cli.main(["measure-cost", str(output), *arguments]) == 2
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    assert "sk-" not in error
     assert not output.exists()
 
 
@@ -230,7 +240,7 @@ def test_failure_keeps_earlier_batch_sizes(
         # Drafts that are not counted look like chunks of several steps.
         ({"steps_per_chunk": 2}, "--stream-interval 1"),
         ({"steps_per_chunk": 2, "k": 3}, "--stream-interval 1"),
-        ({"counts_drafts": False, "k": 3}, "--stream-interval 1"),
+        ({"metrics_status": 404, "k": 3}, "--stream-interval 1"),
         ({"metrics_status": 500}, "/metrics answered 500: "),
         ({"metrics_status": 403, "k": 3}, "or does not count its drafts"),
         ({"metrics_status": 403, "sends_usage": False}, "at /metrics or `usage` in the stream"),
@@ -281,30 +291,7 @@ def test_api_key_is_sent_and_never_shown(
     assert "sk-" not in output.read_text() + shown.out + shown.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key", "message"),
-    [
-        (["--api-key-env", "sk-secret"], "x", "--api-key-env: expected the name of an environment"),
-        ([], "sk-sec\nret", "OPENAI_API_KEY: expected a key of printable ASCII characters"),
-        ([], "sk-sec\u00fcret", "OPENAI_API_KEY: expected a key of printable ASCII characters"),
-    ],
-)
-def test_wrong_api_key_is_not_shown(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    key: str,
-    message: str,
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    assert cli.main(["measure-cost", str(tmp_path / "c.json"), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert "sk-" not in error
-
-
-@pytest.mark.parametrize("behaviour", [{"counts_drafts": False}, {"metrics_status": 403}])
+@pytest.mark.parametrize("behaviour", [{"metrics_status": 404}, {"metrics_status": 403}])
 def test_server_without_draft_counter_drafts_nothing(
     server: FakeServer, tmp_path: Path, behaviour: dict[str, Any]
 ) -> None:
