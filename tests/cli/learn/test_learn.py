@@ -25,7 +25,7 @@ from ops import reference
 
 SLOT = np.zeros(1, np.int32)
 Turn = tuple[list[int], list[int]]
-Talk = tuple[Any, list[Turn]]
+RecordedTurns = tuple[Any, list[Turn]]
 """A scope and turns of a prompt and an answer."""
 
 
@@ -64,7 +64,7 @@ def store_by_reference(store: Any, text: list[int], scope: int) -> None:
 
 
 def replay_by_reference(
-    talks: Sequence[Talk],
+    conversations: Sequence[RecordedTurns],
     known: Sequence[tuple[Any, list[int]]] | None,
     store_tokens: int,
     k: int = 8,
@@ -75,7 +75,7 @@ def replay_by_reference(
     for scope, text in known or ():
         store_by_reference(store, text, scope_of(scope))
     tokens = steps = drafted = 0
-    for scope, turns in talks:
+    for scope, turns in conversations:
         context: list[int] = []
         for prompt, answer in turns:
             context = context + prompt
@@ -99,7 +99,7 @@ def replay_by_reference(
 SMALL = LearnOptions(tokenizer="ids", store_tokens=16384)
 
 
-def talks(count: int, seed: int = 0) -> list[Talk]:
+def make_conversations(count: int, seed: int = 0) -> list[RecordedTurns]:
     """Returns conversations of two tenants and two turns. Answers are parts of six texts."""
     rng = np.random.default_rng(seed)
     texts = rng.integers(0, 500, (6, 60))
@@ -113,7 +113,7 @@ def talks(count: int, seed: int = 0) -> list[Talk]:
     return conversations
 
 
-def write(path: Path, conversations: list[Talk]) -> Path:
+def write(path: Path, conversations: list[RecordedTurns]) -> Path:
     with path.open("w") as file:
         for scope, turns in conversations:
             records = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
@@ -121,17 +121,17 @@ def write(path: Path, conversations: list[Talk]) -> Path:
     return path
 
 
-def answers(conversations: list[Talk]) -> list[tuple[Any, list[int]]]:
+def answers(conversations: list[RecordedTurns]) -> list[tuple[Any, list[int]]]:
     return [(scope, answer) for scope, turns in conversations for _, answer in turns]
 
 
-def held(path: Path) -> list[tuple[int, list[int]]]:
+def load_texts(path: Path) -> list[tuple[int, list[int]]]:
     return [(scope, text.tolist()) for scope, text in curve.list_texts(NgramStore.load(path))]
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    return write(tmp_path / "logs.jsonl", talks(20))
+    return write(tmp_path / "logs.jsonl", make_conversations(20))
 
 
 # The curve
@@ -144,7 +144,9 @@ def test_curve_equals_the_reference_operators(
     """With 4096 tokens a store holds 16 answers."""
     options = LearnOptions(tokenizer="ids", store_tokens=size, scope_field=scope_field)
     report = learn([logs], options=options)
-    conversations = [(scope if scope_field else None, turns) for scope, turns in talks(20)]
+    conversations = [
+        (scope if scope_field else None, turns) for scope, turns in make_conversations(20)
+    ]
     earlier, last = answers(conversations[:18]), conversations[18:]
     assert report.about["evaluated"] == 2
     assert [point.share for point in report.curve] == [None, 0, 1 / 8, 1 / 4, 1 / 2, 1]
@@ -211,7 +213,9 @@ def test_learn_keeps_only_the_newest_text_in_memory(
     """For long logs the newest text is kept, and fewer conversations are evaluated."""
     monkeypatch.setattr(learn_module, "RECENT_TOKENS", 60)
     sample = read_sample([logs], "ids", max_blocks=3)
-    assert [text.tolist() for _, text in sample.texts] == [a for _, a in answers(talks(20))[-3:]]
+    assert [text.tolist() for _, text in sample.texts] == [
+        a for _, a in answers(make_conversations(20))[-3:]
+    ]
     assert (len(sample.recent), sample.conversations, sample.tokens) == (1, 20, 1000)
     monkeypatch.setattr(curve, "MAX_EVALUATED", 40)
     report = learn([logs], options=SMALL)
@@ -234,7 +238,7 @@ def test_learn_notes_a_store_that_forgets_earlier_answers(
 
 
 def test_learn_merges_stores_of_several_engines(tmp_path: Path) -> None:
-    conversations = talks(20)
+    conversations = make_conversations(20)
     parts = [write(tmp_path / f"{i}.jsonl", conversations[i * 10 : i * 10 + 10]) for i in range(2)]
     complete = tmp_path / "whole"
     report = learn(parts, complete, SMALL)
@@ -242,31 +246,31 @@ def test_learn_merges_stores_of_several_engines(tmp_path: Path) -> None:
     for part, file in zip(parts, of_engine, strict=True):
         learn([part], file, SMALL)
     expected = [(0, answer) for _, answer in answers(conversations)]
-    assert held(complete) == expected
+    assert load_texts(complete) == expected
     assert report.tokens_held == sum(len(answer) for _, answer in expected)
     merged = tmp_path / "merged"
     alone = learn(of_engine, merged, SMALL)
-    assert held(merged) == expected
+    assert load_texts(merged) == expected
     learn([merged, *of_engine], merged, SMALL)
-    assert held(merged) == expected, "text of two files is learned once"
+    assert load_texts(merged) == expected, "text of two files is learned once"
     assert not alone.curve, "stores have no prompts"
     assert "no curve" in alone.notes[0]
     # A store is older than logs, wherever it is named; the curve then is that of the logs.
     mixed = learn([parts[1], of_engine[0]], merged, SMALL)
-    assert held(merged) == expected
+    assert load_texts(merged) == expected
     assert [point.tokens for point in mixed.curve] == [24 * 2] * 6
     assert mixed.curve[-1].known_tokens == report.curve[-1].known_tokens + 50
 
 
 def test_merge_keeps_equal_texts_of_different_scopes(tmp_path: Path) -> None:
-    conversations = [(scope, turns) for scope in ("a", "b") for _, turns in talks(3)]
+    conversations = [(scope, turns) for scope in ("a", "b") for _, turns in make_conversations(3)]
     options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
     files = [tmp_path / f"{i}.store" for i in range(2)]
     for file, part in zip(files, (conversations[:3], conversations[3:]), strict=True):
         learn([write(tmp_path / "logs.jsonl", part)], file, options)
     merged = tmp_path / "merged.store"
     learn(files, merged, options)
-    assert held(merged) == [(scope_of(scope), text) for scope, text in answers(conversations)]
+    assert load_texts(merged) == [(scope_of(scope), text) for scope, text in answers(conversations)]
 
 
 def test_merge_with_a_copy_adds_no_text(tmp_path: Path, logs: Path) -> None:
@@ -275,7 +279,7 @@ def test_merge_with_a_copy_adds_no_text(tmp_path: Path, logs: Path) -> None:
     learn([logs, logs], first, options)  # text that one store holds twice is kept twice
     second.write_bytes(first.read_bytes())
     learn([first, second], merged, options)
-    assert held(merged) == held(first)
+    assert load_texts(merged) == load_texts(first)
     assert describe(merged)["scopes"] == 2
 
 
@@ -313,7 +317,9 @@ def test_scope_field_separates_scopes_and_skips_records_without_it(
             more.write(json.dumps({"turns": [turn], "who": who}) + "\n")
     options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
     report = learn([logs], file, options)
-    assert held(file) == [(scope_of(scope), text) for scope, text in answers(talks(20))]
+    assert load_texts(file) == [
+        (scope_of(scope), text) for scope, text in answers(make_conversations(20))
+    ]
     assert describe(file)["scopes"] == 2
     assert "5 of 25 records are skipped (20.0%): " in report.notes[0]
     assert 'scope field "who.tenant": expected a string or an integer' in report.notes[0]

@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         self.send_response(200)
         self.end_headers()
-        left, held = body["max_tokens"], []
+        left, pending = body["max_tokens"], []
         if self.server.answer:
             self.wfile.write(self.server.answer)
             return
@@ -101,11 +101,11 @@ class _Handler(BaseHTTPRequestHandler):
                     self.server.drafted += self.server.k
                 generated += 1 + self.server.k
             left -= generated
-            held.append(b'data: {"choices": [{"text": "x"}], "usage": null}\n\n')
-            if len(held) == self.server.burst or left <= 0:
-                self.wfile.write(b"".join(held))
+            pending.append(b'data: {"choices": [{"text": "x"}], "usage": null}\n\n')
+            if len(pending) == self.server.burst or left <= 0:
+                self.wfile.write(b"".join(pending))
                 self.wfile.flush()
-                held.clear()
+                pending.clear()
         if self.server.sends_usage and body.get("stream_options") == {"include_usage": True}:
             usage = {"completion_tokens": body["max_tokens"]}
             self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
@@ -145,7 +145,7 @@ def test_runs_without_and_with_drafts_give_a_cost(
     contents = json.loads(output.read_text())
     steps = [(s["batch"], s["verified"]) for s in contents["steps"]]
     assert steps == [(1, 1.0), (1, 4.0), (4, 4.0), (4, 16.0)]
-    # A sleep takes at least the time asked for; how much longer depends on the machine.
+    # A sleep takes at least the requested time; how much longer depends on the machine.
     assert all(s["seconds"] > STEP_S / 2 for s in contents["steps"])
     assert [run["model"] for run in contents["runs"]] == ["tiny"] * 3
     assert load_cost(str(output)).batch_sizes == (1, 4)

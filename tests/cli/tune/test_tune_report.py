@@ -288,73 +288,58 @@ COST = share_of_a_step(0.02)
 SEARCHED = [c for c in CANDIDATES if c.config.k in (3, 8)]
 
 
-@pytest.mark.parametrize(
-    ("name", "drafts", "method", "command"),
-    [
-        ("gpu", "padded", "ngram_gpu", "NGRAM_NPU_VLLM=1 vllm serve MODEL"),
-        ("host", "trimmed", "custom_class", "NGRAM_NPU_VLLM=1 vllm serve MODEL"),
-        (
-            "ascend",
-            "trimmed",
-            "ngram",
-            "NGRAM_NPU_VLLM=1 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve MODEL",
-        ),
-    ],
-)
-def test_runner_determines_method_and_variables(
-    traffic: Path, name: str, drafts: str, method: str, command: str
-) -> None:
-    report = tune([traffic], COST, TuneOptions(jobs=1, runner=name), candidates=SEARCHED)
-    assert report.runner is RUNNERS[name]
-    assert not report.others
-    assert {c.drafts for c in report.settings} == {drafts}
-    speculative = json.loads(report.vllm_options[0].split(" ", 1)[1].strip("'"))
-    assert speculative["method"] == method
-    assert ("model" in speculative) == (method == "custom_class")
-    assert report.command_for(report.candidate).split(" \\\n")[0] == command
-    assert report.command_for(report.candidate) in format_report(report)
+def test_each_runner_has_its_method_and_variables(traffic: Path) -> None:
+    def search(runner: str | None) -> Any:
+        return tune([traffic], COST, TuneOptions(jobs=1, runner=runner), candidates=SEARCHED)
 
-
-def test_without_a_runner_both_are_recommended(traffic: Path) -> None:
-    report = tune([traffic], COST, TuneOptions(jobs=1), candidates=SEARCHED)
+    serve = "NGRAM_NPU_VLLM=1 vllm serve MODEL"
+    alone = {}
+    for name, drafts, method, command in (
+        ("gpu", "padded", "ngram_gpu", serve),
+        ("host", "trimmed", "custom_class", serve),
+        ("ascend", "trimmed", "ngram", serve.replace(" vllm", " VLLM_USE_V2_MODEL_RUNNER=0 vllm")),
+    ):
+        alone[name] = report = search(name)
+        assert report.runner is RUNNERS[name]
+        assert not report.others
+        assert {c.drafts for c in report.settings} == {drafts}
+        speculative = json.loads(report.vllm_options[0].split(" ", 1)[1].strip("'"))
+        assert speculative["method"] == method
+        assert ("model" in speculative) == (method == "custom_class")
+        assert report.command_for(report.candidate).split(" \\\n")[0] == command
+    report = search(None)
     (host,) = report.others
-    assert (report.runner.name, host.runner.name) == ("gpu", "host")
     assert report.candidate != host.candidate
+    assert (report.batches, host.batches) == (alone["gpu"].batches, alone["host"].batches)
     text, page = format_report(report), render_page(report)
     for part in (report, host):
-        assert f"RECOMMENDED: {part.candidate.label}\n" in text
-        assert part.command_for(part.candidate) in text
         for shown in (text, page):
             assert part.runner.about in shown
+            assert part.command_for(part.candidate) in shown
+            assert f"RECOMMENDED: {part.candidate.label}" in shown
     assert text.count("TAKES AWAY the V2 runner and asynchronous scheduling") == 1
     assert [part["runner"]["name"] for part in report.to_dict()["others"]] == ["host"]
-    for part, name in ((report, "gpu"), (host, "host")):
-        (alone,) = [tune([traffic], COST, TuneOptions(jobs=1, runner=name), candidates=SEARCHED)]
-        assert alone.batches == part.batches, "the same as alone"
 
 
 def test_report_names_another_setting_that_gains_at_a_batch_size(
-    traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    traffic: Path, tmp_path: Path
 ) -> None:
     """At batch 64 the second drafted token of a request costs more than it yields."""
     steps = ((1, 1, 1.0), (1, 17, 1.01), (64, 64, 1.0), (64, 128, 1.1), (64, 192, 1.9))
-    cost = cost_file(tmp_path / "cost.json", *steps)
-    page, data = tmp_path / "r.html", tmp_path / "r.json"
-    arguments = ["tune", str(traffic), "--cost", cost, "--runner", "gpu", "--jobs", "1"]
-    assert cli.main([*arguments, "--html", str(page), "--json", str(data)]) == 0
-    out = capsys.readouterr().out
-    result = json.loads(data.read_text())
+    cost = load_cost(cost_file(tmp_path / "cost.json", *steps))
+    report = tune([traffic], cost, TuneOptions(jobs=1, runner="gpu"))
+    result = report.to_dict()
     first, second = result["batches"]
     assert first["use"] == result["recommended"]["label"]
     assert second["speedup"]["low"] < 1 < second["best_speedup"]["low"]
     assert second["use"] == second["best"] == "n=1-16 latest k=1 overlap padded"
     assert result["off_above_batch"] is None
     value = f"{second['best_speedup']['value']:.3f}"
-    for shown in (out, page.read_text()):
+    for shown in (format_report(report), render_page(report)):
         assert "Do not speculate" not in shown
         assert f"At batch 64 use {second['use']}: {value} [" in shown
         assert shown.count("vllm serve MODEL") == 2
-    assert json.dumps({"method": "ngram_gpu", "num_speculative_tokens": 1}) in out
+        assert json.dumps({"method": "ngram_gpu", "num_speculative_tokens": 1}) in shown
 
 
 def test_speedup_includes_synchronous_scheduling(traffic: Path, tmp_path: Path) -> None:
