@@ -37,10 +37,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code.
-
-    Args:
-        argv: Arguments without the program's name; None for those of the process.
+    """Runs the command line, by default that of the process, and returns its exit code.
 
     Returns:
         0; 1 if a part of the package cannot be loaded, the result cannot be printed, or the doctor
@@ -431,7 +428,7 @@ COMMANDS = (
     Command(
         "replay",
         _run_replay,
-        (options.PathOptions, options.ReplayOptions, options.ReportOptions),
+        (options.ReplayOptions, options.LogCommandOptions),
         "measure drafting on recorded conversations",
         "Replay recorded conversations: the recorded completion takes the place of the target "
         "model's output. Prints one line of drafting results per input.",
@@ -439,12 +436,7 @@ COMMANDS = (
     Command(
         "tune",
         _run_tune,
-        (
-            options.PathOptions,
-            options.TuneOptions,
-            options.TuneCommandOptions,
-            options.ReportOptions,
-        ),
+        (options.TuneOptions, options.TuneCommandOptions),
         "find the best setting for recorded traffic, and whether drafting pays at all",
         "Search settings over recorded traffic: replays each, weighs the tokens it yields against "
         "the cost of verifying its drafts, and recommends one per runner, as options of vLLM. "
@@ -464,12 +456,7 @@ COMMANDS = (
     Command(
         "learn",
         _run_learn,
-        (
-            options.PathOptions,
-            options.LearnOptions,
-            options.LearnCommandOptions,
-            options.ReportOptions,
-        ),
+        (options.LearnOptions, options.LearnCommandOptions),
         "fill a store from logs, and measure its gain",
         "Fill a store from logs, and from files of other stores, so that a server drafts from the "
         "first request on. Prints tokens per step and speed-up on the last tenth of the logs, with "

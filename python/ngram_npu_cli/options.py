@@ -129,17 +129,19 @@ def make_options(options_class: Callable[..., Options], arguments: argparse.Name
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathOptions:
-    """The input of a command.
+class LogCommandOptions:
+    """The input and output of a command that reads logs.
 
     Attributes:
         paths: a file of conversations or a log (.jsonl, .json, .log, also .gz or .zst), a folder of
             them, or - for stdin, which is the default if it is a pipe
         demo: use sources of Python's standard library as input, to see how it works
+        json: write the result as JSON; - for stdout (the text then goes to stderr)
     """
 
     paths: Any = option((), "paths", nargs="*", metavar="PATH", type=Path)
     demo: bool = option(False)
+    json: str | None = option(group="output", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,18 +343,7 @@ class LearnOptions(ReadingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """Where a report is written.
-
-    Attributes:
-        json: write the result as JSON; - for stdout (the text then goes to stderr)
-    """
-
-    json: str | None = option(group="output", metavar="FILE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneCommandOptions:
+class TuneCommandOptions(LogCommandOptions):
     """What only the command `tune` has.
 
     Attributes:
@@ -376,7 +367,7 @@ class TuneCommandOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnCommandOptions:
+class LearnCommandOptions(LogCommandOptions):
     """What only the command `learn` has.
 
     Attributes:

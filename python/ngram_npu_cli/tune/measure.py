@@ -99,7 +99,7 @@ def measure_settings(
     show(done, total)
     for piece, counts in _replay_pieces(requests, todo, jobs):
         results[piece.candidate][piece.chunk] = counts
-        cache.put(piece.key, counts)
+        cache.add(piece.key, counts)
         done += 1
         show(done, total)
     return results
@@ -218,7 +218,7 @@ class Cache:
         raw = zlib.decompress(base64.b85decode(self._entries[key]))
         return np.frombuffer(raw, np.int32).reshape(shape)
 
-    def put(self, key: str, counts: Counts) -> None:
+    def add(self, key: str, counts: Counts) -> None:
         if self.path is None:
             return
         packed = base64.b85encode(zlib.compress(counts.astype("<i4").tobytes(), 1)).decode()

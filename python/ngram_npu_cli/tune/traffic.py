@@ -109,9 +109,9 @@ def read_traffic(
         paths, options, sample.add, discard=sample.discard, progress=progress
     )
     notes = [f"{log.name}: {note}" for log in logs for note in log.notes] + omissions
-    kept = sample.in_order()
+    conversations = sample.in_order()
     tokenization = Tokenization(options.tokenizer, options.chat_template)
-    if not all(conversation.has_token_ids for _, conversation in kept):
+    if not all(conversation.has_token_ids for _, conversation in conversations):
         tokenization.load()
         if tokenization.is_guessed and paths:
             notes.append(TOKENIZER_WARNING)
@@ -121,7 +121,7 @@ def read_traffic(
     input_of: list[int] = []
     used = [0] * len(logs)
     skipped = [Skipped("conversations", strict=options.strict) for _ in logs]
-    for done, (number, conversation) in enumerate(kept, start=1):
+    for done, (number, conversation) in enumerate(conversations, start=1):
         try:
             with_steps = [r for r in tokenization.make_requests(conversation) if r.spans()]
         except RecordError as error:
@@ -133,7 +133,7 @@ def read_traffic(
                 requests += with_steps
                 names.append(conversation.id)
                 input_of.append(number)
-        show(Progress(logs[number].name, "tokenize", done, len(kept)))
+        show(Progress(logs[number].name, "tokenize", done, len(conversations)))
     for log, skipped_of_log, used_of_log in zip(logs, skipped, used, strict=True):
         skipped_of_log.check(used_of_log)
         notes += [f"{log.name}: {note}" for note in skipped_of_log.notes(used_of_log)]

@@ -307,18 +307,18 @@ def describe(report: TuneReport) -> list[Block]:
 
 def _describe_traffic(report: TuneReport) -> list[str]:
     traffic = report.traffic
-    kept = (
+    size = (
         f"{traffic['conversations']} conversations, {traffic['characters'] / 1e6:.3g} million "
         f"characters, {traffic['tokens']} generated tokens"
     )
     if traffic["is_sample"]:
-        kept += (
+        size += (
             f" (a SAMPLE of {traffic['conversations_found']} conversations, "
             f"{traffic['characters_found'] / 1e6:.3g} million characters)"
         )
     tokenizer = traffic["tokenizer"] or "token ids as recorded"
     lines = [
-        f"Traffic: {kept}",
+        f"Traffic: {size}",
         f"Verification cost: {report.cost.name}",
         f"{len(report.settings)} settings, chosen on one half of the conversations; figures are of "
         f"the other {traffic['held_out_conversations']}. Tokenizer: {tokenizer}",
