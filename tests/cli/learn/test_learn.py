@@ -297,13 +297,16 @@ def test_scope_field_separates_scopes_and_skips_records_without_it(
         for who in ({}, {"tenant": None}, {"tenant": True}, {"tenant": 1 << 62}, "x"):
             turn = {"prompt_token_ids": [1], "completion_token_ids": [5, 6]}
             more.write(json.dumps({"turns": [turn], "who": who}) + "\n")
+        text = {"prompt": "a", "completion": "b", "who": {"tenant": "tenant 0"}}
+        more.write(json.dumps(text) + "\n")
     report = learn([logs], file, TENANTS)
     assert load_texts(file) == [
         (scope_of(scope), text) for scope, text in answers(make_conversations(20))
     ]
     assert describe(file)["scopes"] == 2
-    assert "5 of 25 records are skipped (20.0%): " in report.notes[0]
+    assert "5 of 26 records are skipped (19.2%): " in report.notes[0]
     assert 'scope field "who.tenant": expected a string or an integer' in report.notes[0]
+    assert "1 of 21 conversations are skipped (4.8%): " in report.notes[1]
     with pytest.raises(InputError, match=r'logs.jsonl:21: scope field "who.tenant"'):
         learn([logs], file, replace(TENANTS, strict=True))
 
@@ -355,7 +358,7 @@ def test_learn_writes_text_json_and_plot(
     speedups = {k: point["speedup"] for k, point in report["by_k"].items()}
     best_k = max(speedups, key=lambda k: speedups[k])
     assert f"32: {speedups['32']:.2f}x; best at this cost: k={best_k}" in err
-    assert "TOO FEW: the figures are of 2 conversations" in err
+    assert "\nnote: TOO FEW: the figures are of 2 conversations" in err
     assert f"{file}: 1000 tokens in a store of 65536" in err
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert cli.main(["store", "info", str(file)]) == 0

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,11 +38,12 @@ from ngram_npu_cli.tune.html import draw, save_html
 from ngram_npu_cli.tune.measure import Cache, measure_settings
 from ngram_npu_cli.tune.traffic import read_traffic
 
+Write = Callable[..., Path]
 
-def test_sample_is_deterministic(tmp_path: Path) -> None:
-    path = tmp_path / "talk.jsonl"
+
+def test_sample_is_deterministic(write_jsonl: Write) -> None:
     lines = [{"prompt": f"{n} " * 40, "completion": "a b c " * (n % 30)} for n in range(400)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = write_jsonl(*lines)
     sampled = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
     assert sampled.is_sample
     assert 6000 < sampled.characters <= 8000
@@ -59,17 +61,18 @@ def test_sample_is_deterministic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sample", [None, 6000])
-def test_omitted_file_does_not_change_the_traffic(tmp_path: Path, sample: int | None) -> None:
+def test_omitted_file_does_not_change_the_traffic(
+    tmp_path: Path, write_jsonl: Write, sample: int | None
+) -> None:
     """More than half of `b` is not conversations, which is only known at its end."""
     for name in ("a", "c"):
-        lines = [
-            {"id": f"{name}{n}", "prompt": f"{n} " * 40, "completion": "d e"} for n in range(90)
-        ]
-        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        conversations = [{"id": f"{name}{n}", "prompt": f"{n} " * 40} for n in range(90)]
+        lines = [{**conversation, "completion": "d e"} for conversation in conversations]
+        write_jsonl(*lines, name=f"{name}.jsonl")
     options = TuneOptions(sample=sample, tokenizer="bytes")
     expected = read_traffic([tmp_path], options)
-    good = json.dumps({"id": "b", "prompt": "x" * 2000, "completion": "again"}) + "\n"
-    (tmp_path / "b.jsonl").write_text(good * 9 + '{"no": "conversation"}\n' * 10)
+    good = {"id": "b", "prompt": "x" * 2000, "completion": "again"}
+    write_jsonl(*[good] * 9, *[{"no": "conversation"}] * 10, name="b.jsonl")
     read = read_traffic([tmp_path], options)
     (note,) = read.notes
     assert note.startswith("no log, left out: ")
@@ -80,18 +83,16 @@ def test_omitted_file_does_not_change_the_traffic(tmp_path: Path, sample: int | 
     ]
 
 
-def test_each_input_is_split_in_halves(tmp_path: Path) -> None:
+def test_each_input_is_split_in_halves(tmp_path: Path, write_jsonl: Write) -> None:
     for name, count in (("a", 3), ("b", 4)):
-        lines = [json.dumps(line) + "\n" for line in make_talk(count, name=name)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+        write_jsonl(*make_talk(count, name=name), name=f"{name}.jsonl")
     traffic = read_traffic([tmp_path])
     assert traffic.names == ("a0", "a1", "a2", "b0", "b1", "b2", "b3")
     assert traffic.chosen_half.tolist() == [True, False, True, True, False, True, False]
 
 
-def test_traffic_with_fewer_than_two_conversations_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "talk.jsonl"
-    path.write_text(json.dumps(make_talk(1)[0]))
+def test_traffic_with_fewer_than_two_conversations_is_an_error(write_jsonl: Write) -> None:
+    path = write_jsonl(*make_talk(1))
     with pytest.raises(InputError, match=r"expected 2 or more conversations .* got 1"):
         read_traffic([path])
 
@@ -191,8 +192,7 @@ def test_drawing_shows_the_figures_of_the_report(traffic: Path) -> None:
     assert counted == 2 * len(report.singles)
 
 
-def test_report_without_gain_advises_against_speculation(tmp_path: Path) -> None:
-    path = tmp_path / "talk.jsonl"
+def test_report_without_gain_advises_against_speculation(write_jsonl: Write) -> None:
     lines = [
         {
             "prompt_token_ids": list(range(n, n + 10)),
@@ -200,18 +200,16 @@ def test_report_without_gain_advises_against_speculation(tmp_path: Path) -> None
         }
         for n in range(0, 4000, 100)
     ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    path = write_jsonl(*lines)
     report = tune([path], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=FEW[:1])
     assert "ADVICE: Do not speculate: no gain is sure on this traffic." in format_report(report)
     assert "--speculative-config" not in render_page(report)
 
 
 def test_report_states_sample_and_example_cost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write_jsonl: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "talk.jsonl"
-    line = json.dumps({"prompt": "again and " * 5000, "completion": "again and " * 20})
-    path.write_text(f"{line}\n" * 30)
+    path = write_jsonl(*[{"prompt": "again and " * 5000, "completion": "again and " * 20}] * 30)
     monkeypatch.setattr("ngram_npu_cli.tune.CANDIDATES", SEARCHED[:1])
     arguments = ["tune", str(path), "--sample", "1", "--tokenizer", "bytes", "--jobs", "1"]
     assert cli.main([*arguments, "--json", "-"]) == 0
@@ -370,11 +368,9 @@ def test_gpu_runner_searches_no_ladders(traffic: Path) -> None:
 
 @pytest.mark.parametrize(("count", "is_too_few"), [(39, True), (40, False)])
 def test_too_few_conversations_recommend_nothing(
-    tmp_path: Path, count: int, is_too_few: bool
+    write_jsonl: Write, count: int, is_too_few: bool
 ) -> None:
-    path = tmp_path / "talk.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in make_talk(count)))
-    report = tune([path], COST, TuneOptions(jobs=1), candidates=FEW)
+    report = tune([write_jsonl(*make_talk(count))], COST, TuneOptions(jobs=1), candidates=FEW)
     message = "TOO FEW: 19 held-out conversations; a recommendation needs 20."
     for shown in (format_report(report), render_page(report)):
         assert (message in shown) == is_too_few
