@@ -101,23 +101,12 @@ def test_pipe_and_redirection_need_no_path(talk: Path) -> None:
         assert "\nstdin " in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        (["replay", "x", "--batchsize", "4"], "; did you mean --batch-size?"),
-        (["tune", "x", "--min-draft-probability", "0.1"], " (see ngram-npu tune --help)"),
-        (["tune", "x", "--runer=gpu"], "; did you mean --runner?"),
-        (["measure-cost", "x", "--batch-sizes", "4"], "; did you mean --batch-size?"),
-    ],
-)
-def test_unknown_option_suggests_the_most_similar_one(
-    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(arguments) == 2
+def test_unknown_option_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", "x", "--batchsize", "4"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"ngram-npu {arguments[0]}: error: unrecognized arguments: --")
-    assert hint in error
-    assert error.count("\n") == 1
+    assert (
+        error == "ngram-npu: error: unrecognized arguments: --batchsize 4 (see ngram-npu --help)\n"
+    )
 
 
 def test_tables_fit_80_columns(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
