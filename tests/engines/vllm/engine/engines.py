@@ -204,7 +204,7 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
         for module, name in REPLACED:
             patches.setattr(module, name, getattr(module, name))  # restored at the end
         if RUNNER == "v1":
-            patches.setattr(INDEX_POLICY, "scanned_tokens", -1)  # the tests have few tokens
+            patches.setattr(INDEX_POLICY, "max_scan_tokens", -1)  # the tests have few tokens
         else:
             patches.setattr(torch.cuda, "Event", CountingEvent)
         if method.options is not None and RUNNER == "v1":

@@ -112,7 +112,7 @@ def test_catch_up_accepts_any_lengths_and_slots() -> None:
 
 def test_steps_with_few_tokens_are_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens in total or per row are scanned. A ladder is not, because its scan differs."""
-    monkeypatch.setattr(INDEX_POLICY, "scanned_tokens", 1280)
+    monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", 1280)
     token_ids = np.random.default_rng(0).integers(0, 9, (200, 1300), np.int32)
     for rows, length, is_scanned in ((2, 640, True), (2, 641, False), (200, 10, True)):
         arguments = [[1]] * rows, np.full(rows, length, np.int32), token_ids
@@ -144,7 +144,7 @@ def test_drafts_equal_those_of_a_scan_while_prompts_are_caught_up(match_policy: 
 
 def test_absent_requests_lose_memory_while_others_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not only when a new request arrives."""
-    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 32768)
+    monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 32768)
 
     def create(blocks: int) -> Any:
         vllm_config = config(method="custom_class", engine="index", rows=8, length=6000)
@@ -170,7 +170,7 @@ def test_absent_requests_lose_memory_while_others_grow(monkeypatch: pytest.Monke
 
 
 def test_index_is_updated_while_no_drafts_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 32768)
+    monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 32768)
     token_ids = np.random.default_rng(0).integers(0, 9, (2, 400), np.int32)
     lengths = np.array([200, 210], np.int32)
     proposer: Any = StockNgramProposer(config(method="ngram", engine="index", length=400))
