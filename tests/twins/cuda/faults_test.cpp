@@ -147,7 +147,7 @@ TEST_P(CudaTwin, ForbiddenMemoryIsReported) {
 
 TEST_P(CudaTwin, DivisionByZeroIsReported) {
   int out = 0;
-  expect_caught("divided by zero", {1, 1}, +[](int* out, int by) { *out = 7 / by; }, &out, 0);
+  expect_caught("divided by zero", {1, 1}, +[](int* quotient, int by) { *quotient = 7 / by; }, &out, 0);
 }
 
 int recurse(volatile int* depth) {
@@ -158,7 +158,7 @@ int recurse(volatile int* depth) {
 
 TEST_P(CudaTwin, StackOverflowIsReported) {
   int out = 0;
-  expect_caught("stack is exhausted", {1, 1}, +[](int* out) { *out = recurse(out); }, &out);
+  expect_caught("stack is exhausted", {1, 1}, +[](int* result) { *result = recurse(result); }, &out);
 }
 
 TEST_P(CudaTwin, InvalidLaunchShapesAreRejected) {
