@@ -93,7 +93,7 @@ OF_ANY_SIZE = {
     "correct_spec_state_: num_tokens",
     "ngram_index_reset_: slot_indices", "ngram_store_finish_: slot_indices",
 }  # fmt: skip
-"""Tensors that may be larger than necessary, or whose size no other tensor determines."""
+"""Tensors that may be larger than necessary, or with a size that no other tensor determines."""
 
 
 @each_caller

@@ -26,8 +26,8 @@ class _Request:
 
 @dataclass
 class Reference:
-    """Runs steps synchronously. The store lags ``lag`` steps behind. When a request ends, its text
-    up to its stop is stored."""
+    """Runs steps synchronously. The store is updated ``lag`` steps later. When a request ends, its
+    text up to its stop is stored."""
 
     config: NgramConfig
     store: NgramStore

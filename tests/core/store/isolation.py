@@ -137,7 +137,7 @@ class Ledger:
     def _occurrences(self, piece: list[int]) -> list[tuple[TextRequest, int]]:
         """Returns where the piece would begin in the texts that contain its first mark."""
         at = next((i for i, token in enumerate(piece) if token >= FIRST_MARK), None)
-        if at is None:  # a request whose block was reused continues in a new block, at any token
+        if at is None:  # a request continues in a new block, at any token, after its was reused
             return [(owner, i) for owner in self._requests for i in range(len(owner.tokens))]
         owners = self._owners.get(piece[at], ())
         return [(owner, place - at) for owner, place in owners if place >= at]
@@ -155,7 +155,7 @@ def new_config(visibility: Any) -> NgramConfig:
 
 
 class ScheduledRequest:
-    """A request whose scheduler runs ahead: it learns of the request's end ``lag`` steps later."""
+    """A request of a scheduler that runs ahead: it observes the end ``lag`` steps later."""
 
     def __init__(self, request: TextRequest, stop: Stop | None) -> None:
         self.request, self.stop = request, stop

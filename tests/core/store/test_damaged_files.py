@@ -51,8 +51,8 @@ def tokens_by_scope(store: NgramStore) -> dict[int, set[int]]:
 
 
 def check_step(rng: random.Random, store: NgramStore) -> int:
-    """Runs a step whose rows are mostly text of the store. Checks that the drafts equal those of
-    the reference, and that their tokens are in the scope. Returns the number of drafted tokens."""
+    """Runs a step with rows that are mostly text of the store, and returns the number of drafted
+    tokens. Checks that the drafts equal those of the reference, with tokens of the scope only."""
     rows, scopes = [], []
     for _ in range(store.num_slots):
         scope = rng.choice(SCOPES)

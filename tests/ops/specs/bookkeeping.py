@@ -37,7 +37,7 @@ def _next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
     from_rows = (None, tokens, lengths, indices)
     from_backup = (backup, None, None, None)
     yield Sample("ordinary", (sampled, discard, *from_rows, 1000))
-    yield Sample("backup-given", (sampled, discard, *from_backup, 1000))
+    yield Sample("backup", (sampled, discard, *from_backup, 1000))
     for mask in (None, discard, in_buffer([True, False, False], dtype=np.bool_)):
         for source in (from_rows, from_backup, (None, tokens, lengths, None)):
             for vocab_size in (1, 8, 1000):
@@ -51,7 +51,7 @@ def _next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
             label = f"width-{width}-{batch}"
             yield Sample(f"{label}-rows", (new, None, None, rows, ragged, None, 5))
             yield Sample(f"{label}-indices", (new, None, None, rows, ragged, order, UNLIMITED))
-            yield Sample(f"{label}-given", (new, None, ragged, None, None, None, 5))
+            yield Sample(f"{label}-backup", (new, None, ragged, None, None, None, 5))
     for batch in (127, 128, 129):
         new = in_buffer(sampled_tokens(rng, batch, 2, 6), gap=1)
         order = np.arange(batch, dtype=np.int32)

@@ -281,8 +281,8 @@ def _steps(rng: np.random.Generator) -> Iterator[Sample]:
         new = np.stack([row[t - 3 : t] for row, t in zip(grown, ends, strict=True)])
         at = in_buffer([t - 3 for t in ends])
         head = (in_buffer(grown, before=before), at, in_buffer(new), None, None, True, INT32_MAX)
-        given = workspace if before % 2 else None
-        yield Sample(f"tile-edges-{policy}", (*head, 1, 8, 5, *policy, UNLIMITED, given))
+        odd_workspace = workspace if before % 2 else None
+        yield Sample(f"tile-edges-{policy}", (*head, 1, 8, 5, *policy, UNLIMITED, odd_workspace))
         for few in FEW_LONG:
             grown = planted_rows(rng, few, 12303, 2 * before)
             new = np.stack([row[t - 3 : t] for row, t in zip(grown, few, strict=True)])

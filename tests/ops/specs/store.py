@@ -281,6 +281,7 @@ def _length_samples(rng: np.random.Generator) -> Iterator[Sample]:
         (FINISH, [4200, 4200, 10]),
         (LIVE, [4105, 30, 30]),
         (FINISH, [2000, 2100, 4300]),
+        (FINISH, [4, 4300, 10]),  # the first request uses none of the limit
     ):
         store = new_store(3, 60, 6, visibility)
         append_tokens(store, tokens, in_buffer([3, 3, 3]), in_buffer([2, 3, 1]))
