@@ -65,17 +65,10 @@ def test_store_table_counts_drafts_of_the_store() -> None:
     assert np.array_equal(counts.right, right)
 
 
-def test_sets_weigh_the_same_whatever_their_length() -> None:
+def test_sets_weigh_the_same_and_empty_cells_cost_as_much_as_their_neighbours() -> None:
     tried = np.zeros((16, 32), np.int64)
     tried[5, 9] = 1_000_000
-    tried[5, 7] = 10_000
-    always, never = Observed(tried, tried), Observed(tried // 100, tried * 0)
-    assert fit([always, never])[5, 9] == HALF
-
-
-def test_empty_cell_costs_as_much_as_its_neighbours() -> None:
-    tried = np.zeros((16, 32), np.int64)
-    tried[5, 9] = 1_000_000
+    assert fit([Observed(tried, tried), Observed(tried // 100, tried * 0)])[5, 9] == HALF
     costs = fit([Observed(tried, tried // 4)])
     assert costs[4, 9] == costs[6, 31] == costs[5, 1] == 2 * HALF
     assert costs[5, 8] == costs[8, 9] == HALF  # nothing near

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from log_samples import ASK, SAMPLES, Texts, as_json, body, choice, number
+from log_samples import ASK, SAMPLES, Texts, as_json, body, call_text, choice, number
 from ngram_npu.errors import InputError
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.logs.formats import FORMATS, iter_conversations
@@ -97,11 +97,8 @@ PARALLEL = [
     piece("", arguments='{"b": 2}'),
     piece("c", name="close", arguments="{}"),
 ]
-THREE_CALLS = "\n".join(
-    f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-    for name, arguments in (("find", '{"a": 1}'), ("find", '{"b": 2}'), ("close", "{}"))
-)
-FOUND = '<tool_call>\n{"name": "find", "arguments": {"a": 1}}\n</tool_call>'
+FOUND = call_text("find", '{"a": 1}')
+THREE_CALLS = "\n".join([FOUND, call_text("find", '{"b": 2}'), call_text("close", "{}")])
 RESPONSES: list[tuple[Any, list[str]]] = [
     # Texts that resemble a stream or JSON.
     *(
@@ -123,6 +120,10 @@ RESPONSES: list[tuple[Any, list[str]]] = [
     (calls(*PARALLEL), [THREE_CALLS]),
     (calls(*({**one, "index": 0} for one in PARALLEL)), [THREE_CALLS]),
     ([{"choices": [{"delta": {"tool_calls": PARALLEL}}]}], [THREE_CALLS]),
+    (
+        calls(FIND, piece("b", 1, name="close", arguments="{}"), piece("a", arguments="1}")),
+        [f"{FOUND}\n{call_text('close', '{}')}"],
+    ),
     (calls(FIND, piece(None, 1, arguments="1}")), [FOUND]),
     (calls(FIND, piece(None, 0, name="find", arguments="1}")), [FOUND]),
     (calls(FIND, piece("b", 0, arguments="1}")), [FOUND]),
@@ -155,6 +156,7 @@ REQUESTS: list[tuple[Any, list[Any], list[tuple[str, str]]]] = [
     # vLLM's ids are without the prompt.
     (ECHO, [{"text": ANSWER, **IDS, "token_ids": [*ANSWER.encode()]}], [(PROMPT, ANSWER)]),
     ({"messages": AGAIN, "echo": True}, ["b c d"], [("USER: a ASSISTANT: b c ASSISTANT:", " d")]),
+    ({"prompt": "p"}, [{"index": 3, "text": "a"}], [("p", "a")]),
     # An empty answer is left out, and the others keep their prompts.
     ({"prompt": ["p", "q"], "n": 2}, ["", "b", "c", ""], [("p", "b"), ("q", "c")]),
 ]

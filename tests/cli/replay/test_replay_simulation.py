@@ -114,9 +114,22 @@ def test_ladder_uses_a_prompt_from_the_first_step() -> None:
 
 def test_example_has_the_figures_computed_by_hand() -> None:
     figures = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
-    counts = (1, 4, 13, 12, 5, 0, 0, 2, 10, 7)
-    per_pos = ((2, 2, 2, 2, 2), (2, 2, 1, 1, 1), (3, 0, 1, 0, 0, 1))
-    assert without_time(figures) == ReplayFigures("test", *counts, *per_pos)
+    assert without_time(figures) == ReplayFigures(
+        name="test",
+        num_requests=1,
+        num_turns=4,
+        num_prompt_tokens=13,
+        num_tokens=12,
+        num_steps=5,
+        num_calls=0,
+        draft_time_ns=0,
+        num_drafts=2,
+        num_draft_tokens=10,
+        num_accepted_tokens=7,
+        draft_tokens_per_pos=(2, 2, 2, 2, 2),
+        accepted_tokens_per_pos=(2, 2, 1, 1, 1),
+        accepted_length_counts=(3, 0, 1, 0, 0, 1),
+    )
     assert figures.tokens_per_step == 12 / 5
     assert figures.draft_tokens_per_step == 10 / 5
     assert figures.acceptance_rate == 7 / 10
