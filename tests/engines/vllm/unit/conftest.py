@@ -35,6 +35,7 @@ def _end_engines() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _record_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Records the lines that an engine logs at its start and at its end."""
     caplog.set_level("INFO", "vllm.ngram_npu")
 
 
