@@ -137,7 +137,7 @@ class Ledger:
     def _occurrences(self, piece: list[int]) -> list[tuple[TextRequest, int]]:
         """Returns where the piece would begin in the texts that contain its first mark."""
         at = next((i for i, token in enumerate(piece) if token >= FIRST_MARK), None)
-        if at is None:  # a request continues in a new block, at any token, after its was reused
+        if at is None:  # after its block was reused, a request may continue at any token
             return [(owner, i) for owner in self._requests for i in range(len(owner.tokens))]
         owners = self._owners.get(piece[at], ())
         return [(owner, place - at) for owner, place in owners if place >= at]
