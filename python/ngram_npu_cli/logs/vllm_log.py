@@ -36,6 +36,7 @@ class _Request:
     token_ids: list[int] | None = None  # of the answer with the next text
     num_answers: int = 1
     answered: int = 0
+    is_ambiguous: bool = False  # two requests have this id, so answers cannot be assigned
 
 
 def is_vllm_line(text: str) -> bool:
@@ -71,6 +72,7 @@ class VllmLog:
             request = self._requests.setdefault(received[1], _Request(where))
             end = received.end()
             if with_prompt is not None:
+                request.is_ambiguous |= request.prompt is not None or bool(request.prompt_token_ids)
                 request.prompt, end = _parse_literal(_PROMPT, text, end)
                 request.prompt_token_ids = _parse_ids(text, end)
             number = _N.search(text, end)
@@ -93,7 +95,7 @@ class VllmLog:
         record = _make_record(ident, request, bool(streamed), output, where)
         request.token_ids = None  # those of the next answer follow
         request.answered += 1
-        if request.answered >= request.num_answers:
+        if request.answered >= request.num_answers and not request.is_ambiguous:
             del self._requests[ident]
         return [record]
 
@@ -108,12 +110,15 @@ class VllmLog:
                 "/v1/completions: log at the client, or with return_token_ids"
             )
             for ident, request in self._requests.items()
+            if not (request.is_ambiguous and request.answered)
         ]
 
 
 def _make_record(
     ident: str, request: _Request, streamed: bool, output: str | None, where: str
 ) -> dict[str, Any] | RecordError:
+    if request.is_ambiguous:
+        return RecordError(f"{where}: request {ident}: the log has several requests of this id")
     if request.prompt is None and request.prompt_token_ids is None:
         return RecordError(
             f"{where}: request {ident}: the log has no prompt; vLLM writes prompts and token ids "
