@@ -213,16 +213,6 @@ def test_recorded_token_ids_are_exact(write_jsonl: Write, name: str, number: int
 # vLLM's own log
 
 
-def test_vllm_log_requests_with_equal_ids_are_not_mixed(tmp_path: Path) -> None:
-    answered = "Generated response r: output: 'a', output_token_ids: [3, 4]"
-    later = [log_request("r", "p", "[1]"), answered, log_request("r", "q", "[2]"), answered]
-    conversations = read_conversations(server_log(tmp_path / "server.log", *later))
-    assert [item.turns[0].prompt_token_ids for item in conversations] == [(1,), (2,)]
-    path = server_log(tmp_path / "server.log", later[0], later[2], answered, answered)
-    with pytest.raises(InputError, match=r"server.log:3: .* several requests of this id"):
-        read_conversations(path)
-
-
 def test_vllm_log_stream_is_read_as_text(write_jsonl: Write) -> None:
     request, answer = records("completions.jsonl")[0]["request"], CHAT[0]
     path = write_jsonl({"request": request, "response": {"choices": [{"text": answer}]}})
@@ -315,6 +305,10 @@ def test_vllm_log_joins_requests_with_answers(tmp_path: Path, name: str) -> None
                 log_answer("r", " (streaming complete): output: 'b', finish_reason: stop"),
             ],
             r"server.log:4: .* or a text .prompt.",
+        ),
+        (
+            [GOOD[0], log_request("t", "q", "[2]"), GOOD[1], GOOD[1]],
+            r"server.log:3: .* several requests of this id",
         ),
         ([log_request("s", "p", "[1 2]")], "server.log:1: not a line of vLLM's log: invalid lit"),
         (
