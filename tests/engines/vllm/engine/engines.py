@@ -98,7 +98,7 @@ class Method:
             speculative |= LOOKUP
         elif self.name == "custom_class":
             speculative["model"] = "ngram_npu.engines.vllm.NgramProposer"
-        elif self.name in toy_drafters.KINDS:
+        elif self.name in toy_drafters.TRAIN_STEPS:
             speculative["model"] = str(toy_drafters.cached(self.name, model))
         return {
             **OPTIONS,
