@@ -509,4 +509,6 @@ def test_acceptance_is_counted_by_match_and_position(name: str) -> None:
 def test_metrics_are_off_by_default(kind: Any) -> None:
     assert kind().drafter._stats is None
     assert V1().drafter._stats.acceptance is None
-    assert NgramProposer(config(method="custom_class", rank=1, ranks=2))._stats is None
+    for rank in (1, 2):  # rank 2 is the first one of the next stage
+        drafter = NgramProposer(config(method="custom_class", rank=rank, ranks=2))
+        assert (drafter._stats is None) == (rank == 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 import re
 from collections.abc import Iterator
@@ -48,59 +47,46 @@ def _random_steps(seed: int, vocabulary: int) -> Iterator[tuple[list[str], list[
         yield list(sampled), [engine.buffer[:batch], engine.lengths[:batch], counts]
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_recognizer_confuses_only_rows_with_equal_tokens(seed: int) -> None:
-    """The vocabulary has two tokens, so most rows are equal at all compared positions. A slot may
-    then go to another request, but two rows of a step never share a slot."""
-    recognizer = RowRecognizer(num_slots=16)
-    requests: dict[int, list[int]] = {}
-    for _, (token_ids, lengths, counts) in _random_steps(seed, vocabulary=2):
-        slots, new = _assign(recognizer, token_ids, lengths, counts)
-        assert len(set(slots.tolist())) == len(slots)
-        for row, (slot, is_new) in enumerate(zip(slots.tolist(), new.tolist(), strict=True)):
-            tokens = token_ids[row, : lengths[row]].tolist()
-            if not is_new:
-                length = len(requests[slot])
-                assert length <= lengths[row] - counts[row]
-                assert requests[slot][-6:] == tokens[:length][-6:]
-            requests[slot] = tokens
-
-
 def test_strided_rows_get_the_slots_of_contiguous_rows() -> None:
     rows = np.arange(800, dtype=np.int32).reshape(2, 400)[:, 50:150]
     lengths, ones = np.array([50, 60], np.int32), np.ones(2, np.int32)
-    strided, contiguous = RowRecognizer(num_slots=4), RowRecognizer(num_slots=4)
-    for _ in range(3):
-        lengths = (lengths + 1)[::-1].copy()
-        rows[:] = rows[::-1].copy()
-        first = _assign(strided, rows, lengths, ones)
-        second = _assign(contiguous, rows.copy(), lengths, ones)
-        assert np.array_equal(first.slots, second.slots)
-        assert np.array_equal(first.new, second.new)
-    assert not first.new.any()
+    recognizer = RowRecognizer(num_slots=4)
+    first = _assign(recognizer, rows, lengths, ones)
+    moved = rows[::-1].copy()
+    second = _assign(recognizer, moved, lengths[::-1] + 1, ones)
+    assert second.slots.tolist() == first.slots.tolist()[::-1]
+    assert not second.new.any()
 
 
-@pytest.mark.parametrize("num_slots", [ROWS, 256])
+@pytest.mark.parametrize(("num_slots", "vocabulary"), [(ROWS, 1000), (256, 1000), (16, 2)])
 @pytest.mark.parametrize("seed", range(15))
-def test_request_keeps_its_slot_in_random_steps(seed: int, num_slots: int) -> None:
+def test_request_keeps_its_slot_in_random_steps(seed: int, num_slots: int, vocabulary: int) -> None:
     """Odd seeds skip steps of the recognizer, in which rows grow, move, leave and resume. With as
-    few slots as rows, a preempted request may get a new slot, marked as new."""
+    few slots as rows, a preempted request may get a new slot, marked as new. With two tokens, most
+    rows are equal at all compared positions, and a slot may go to another request with such tokens.
+    Two rows of a step never share a slot."""
     rng, recognizer = random.Random(seed), RowRecognizer(num_slots)
-    requests: dict[int, str] = {}
+    requests: dict[int, tuple[str, list[int]]] = {}
     slots_of_requests: dict[str, int] = {}
     num_continued = 0
-    for names, arguments in _random_steps(seed, vocabulary=1000):
+    for names, arguments in _random_steps(seed, vocabulary):
         if seed % 2 and rng.random() < 0.4:
             continue
         slots, new = _assign(recognizer, *arguments)
+        token_ids, lengths, counts = arguments
         assert len(set(slots.tolist())) == len(names)
-        for name, slot, is_new in zip(names, slots.tolist(), new.tolist(), strict=True):
-            assert is_new or requests[slot] == name
+        for row, (name, slot) in enumerate(zip(names, slots.tolist(), strict=True)):
+            tokens = token_ids[row, : lengths[row]].tolist()
+            if not new[row]:
+                earlier, known = requests[slot]
+                assert earlier == name or vocabulary == 2
+                assert len(known) <= lengths[row] - counts[row]
+                assert known[-6:] == tokens[: len(known)][-6:]
             if num_slots == 256:
-                assert is_new == (name not in slots_of_requests)
+                assert new[row] == (name not in slots_of_requests)
                 assert slots_of_requests.setdefault(name, slot) == slot
-            requests[slot] = name
-            num_continued += not is_new
+            requests[slot] = name, tokens
+            num_continued += not new[row]
     assert num_continued > 100
 
 
@@ -138,25 +124,13 @@ def test_arbitrary_lengths_cause_no_out_of_bounds_read(capacity: int, at_end: bo
         assert sorted(slots.tolist()) == list(range(8))
 
 
-def test_copy_is_independent() -> None:
-    first, row = RowRecognizer(num_slots=4), _row()
-    _assign_row(first, row, 50)
-    second = copy.copy(first)
-    assert first.free_absent_slots(0).tolist() == []
-    _assign_row(first, row[:, ::-1].copy(), 50)
-    assert not _assign_row(second, row, 51)[1]
-    assert first.row_slots.tolist() != second.row_slots.tolist()
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((np.zeros((1, 4), np.int64), [1], [1]), "token_ids: expected int32, got int64"),
-        ((np.zeros(4, np.int32), [1], [1]), "token_ids: expected rank 2, got rank 1"),
         ((np.zeros((1, 8), np.int32)[:, ::2], [1], [1]), "token_ids: expected a contiguous inner"),
         ((np.zeros((1, 4), np.int32), [1, 1], [1, 1]), "token_ids: expected 2 rows, got 1"),
         ((np.zeros((2, 4), np.int32), [1, 1], [1]), "num_sampled: expected size 2, got size 1"),
-        ((np.zeros((2, 4), np.int32), [[1]], [1]), "num_tokens: expected rank 1, got rank 2"),
     ],
 )
 def test_invalid_array_raises(arguments: tuple[Any, ...], message: str) -> None:

@@ -66,21 +66,6 @@ def test_dummy_run_and_warm_up_look_nothing_up(options: dict[str, str]) -> None:
     assert engine.step({}) == {}
 
 
-def test_row_of_another_request_is_indexed_again() -> None:
-    """The request equals the previous one at the position that an index itself compares."""
-    engine = V2(engine="index")
-    engine.begin(Request("before", [5, 6, 7, 8, *range(20, 40)]))
-    engine.step({"before": [5]})
-    row = engine.row("before")
-    engine.end("before")
-    engine.begin(Request("after", [9, 9, 9, 9, *range(20, 40), 5, 6]))
-    assert engine.row("after") == row
-    assert engine.step({"after": [7]})["after"] == [7] * K
-    tokens = engine.req_states.all_token_ids.gpu[row].numpy()
-    engine.index.check_integrity({row: tokens})
-    assert engine.index.statistics.rebuilds_rewritten == 0
-
-
 class Stock:
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self.vllm_config, self.device, self.req_states = vllm_config, device, req_states
