@@ -3,6 +3,7 @@ per step, the memory of an index, and the requests that RowRecognizer finds."""
 
 from __future__ import annotations
 
+import copy
 import random
 import re
 from collections.abc import Iterator
@@ -308,6 +309,14 @@ def test_arbitrary_lengths_cause_no_out_of_bounds_read(capacity: int, at_end: bo
         counts = generator.integers(-2, 4, 8).astype(np.int32)
         slots, _ = recognizer.assign(rows, lengths, counts)
         assert sorted(slots.tolist()) == list(range(8))
+
+
+def test_copy_of_a_recognizer_is_independent() -> None:
+    first = RowRecognizer(num_slots=4)
+    _assign_row(first, _row(), 50)
+    second = copy.copy(first)
+    _assign_row(first, _row(500), 50)
+    assert (first.row_slots.tolist(), second.row_slots.tolist()) == ([1], [0])
 
 
 @pytest.mark.parametrize(
