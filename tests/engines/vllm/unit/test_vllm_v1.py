@@ -29,7 +29,7 @@ from fake_engine import (
 from ngram_npu import _C, num_threads
 from ngram_npu._C import RowRecognizer
 from ngram_npu.config import INDEX_POLICY
-from ngram_npu.engines.vllm import NgramProposer, v1_device, v1_sync
+from ngram_npu.engines.vllm import NgramProposer, v1_device
 from ngram_npu.engines.vllm.v1_sync import StockNgramProposer
 from ngram_npu.index import NgramIndex
 from ops.guard_pages import guarded
@@ -117,17 +117,12 @@ def test_catch_up_accepts_any_lengths_and_slots() -> None:
 
 
 def test_steps_with_few_tokens_are_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens in total or per row are scanned. A ladder is not, because its scan differs."""
     monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", 1280)
-    token_ids = np.random.default_rng(0).integers(0, 9, (200, 1300), np.int32)
-    for rows, length, is_scanned in ((2, 640, True), (2, 641, False), (200, 10, True)):
-        arguments = [[1]] * rows, np.full(rows, length, np.int32), token_ids
-        index, scan = (V1(engine=name, rows=200, length=1300) for name in ("index", "scan"))
-        assert index.drafter.propose(*arguments) == scan.drafter.propose(*arguments)
-        assert (index.index is None) == is_scanned
-    ladder = V1(sizes="ladder", length=1300)
-    ladder.drafter.propose([[1]], np.full(1, 20, np.int32), token_ids)
-    assert ladder.index is not None
+    token_ids = np.zeros((2, 1300), np.int32)
+    for length, is_scanned in ((640, True), (641, False)):
+        engine = V1(engine="index", length=1300)
+        engine.drafter.propose([[1]] * 2, np.full(2, length, np.int32), token_ids)
+        assert (engine.index is None) == is_scanned
 
 
 @pytest.mark.parametrize("match_policy", ["earliest", "latest"])
@@ -154,10 +149,12 @@ def test_absent_requests_lose_memory_while_others_grow(monkeypatch: pytest.Monke
 
     def create(blocks: int) -> Any:
         vllm_config = config(method="custom_class", engine="index", rows=8, length=6000)
-        vllm_config.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
+        vllm_config.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=4)
+        vllm_config.parallel_config.decode_context_parallel_size = 4
         return NgramProposer(vllm_config)
 
-    proposer = create(1500)
+    proposer = create(1500)  # 24,000 tokens
+    assert proposer.engine.index is None, "the capacity is known at the first draft"
     token_ids = np.random.default_rng(0).integers(0, 9999, (8, 6000), np.int32)
     proposer.propose([[1]] * 3, np.full(3, 5990, np.int32), token_ids[:3])
     first = proposer.engine.index.statistics
@@ -189,27 +186,6 @@ def test_index_is_updated_while_no_drafts_are_requested(monkeypatch: pytest.Monk
     assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
     assert statistics.slots_given_up == 0
     assert statistics.pages_in_use == 2  # of two slots
-
-
-@pytest.mark.parametrize(
-    ("blocks", "ranks", "tokens"),
-    [(None, 4, 8 * 400), (10, 1, 160), (10, 4, 640), (10**6, 1, 8 * 400)],
-)
-def test_index_has_the_capacity_of_the_kv_cache(
-    monkeypatch: pytest.MonkeyPatch, blocks: int | None, ranks: int, tokens: int
-) -> None:
-    vllm_config = config(method="custom_class", engine="index", rows=8, length=400)
-    vllm_config.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
-    vllm_config.parallel_config.decode_context_parallel_size = ranks
-    proposer = NgramProposer(vllm_config)
-    created: list[Any] = []
-    make_index = v1_sync.make_index
-    monkeypatch.setattr(
-        v1_sync, "make_index", lambda *a, **kw: created.append(a[1:]) or make_index(*a, **kw)
-    )
-    assert created == []  # the capacity is known at the first draft
-    proposer.propose([[1]], np.array([5], np.int32), np.zeros((1, 400), np.int32))
-    assert created == [(16, tokens)]
 
 
 # How the synchronous runner's rows are assigned to requests.
