@@ -13,7 +13,6 @@ from fake_engine import (
     CPU,
     LENGTH,
     ROWS,
-    STORE,
     V2,
     K,
     Request,
@@ -219,18 +218,6 @@ def test_fewer_draft_tokens_leave_positions_empty() -> None:
     assert engine.speculator.num_speculative_tokens == 1
     propose(engine, "twice", [1], 1, num_speculative_tokens=0)
     assert acceptance[1] == 1, "no neural token was drafted"
-
-
-def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM has such steps for large batches (num_speculative_tokens_per_batch_size)."""
-    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
-    engine = make_neural(**STORE)
-    for token in (1, 2, 3):
-        drafts = engine.step({"twice": [token]}, 0, 0, num_speculative_tokens=0)
-        assert drafts["twice"] == [-1] * K
-    text = np.array(engine.alive["twice"].tokens, np.int32)
-    engine.index.check_integrity({engine.row("twice"): text})
-    assert engine.store.statistics.tokens_entered == 3
 
 
 def test_ngram_drafts_have_probability_one_in_the_logits() -> None:
