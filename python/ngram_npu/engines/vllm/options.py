@@ -127,11 +127,7 @@ class Options:
 
 
 def find_method(vllm_config: Any) -> Method | None:
-    """Returns which of our drafters this configuration selects; None if it selects none.
-
-    Raises:
-        ValueError: An option is unknown or malformed.
-    """
+    """Returns which of our drafters this configuration selects; None if it selects none."""
     speculative = getattr(vllm_config, "speculative_config", None)
     stock = getattr(speculative, "method", None)
     if stock is None or getattr(vllm_config, "model_config", None) is None:

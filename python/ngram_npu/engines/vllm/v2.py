@@ -46,13 +46,6 @@ from ngram_npu.store import scope_of
 LOOKUP_ATTRIBUTE = "ngram_npu"
 """Attribute of a neural speculator that holds its :class:`NeuralDrafterWrapper`."""
 
-ATTRIBUTES = (
-    *("vllm_config", "req_states", "speculative_config", "num_speculative_steps"),
-    *("max_num_reqs", "max_model_len", "k", "device", "index", "shared_store", "has_other_ranks"),
-    *("is_logging_rank", "enable_adaptive_verification", "draft_token_confidence_probs"),
-)
-"""Attributes that the constructor of a speculator sets."""
-
 SETTLE_S = 10.0
 """How long the end of an engine waits for the last jobs before the store is saved."""
 
@@ -273,11 +266,7 @@ def unsupported_state_reason(device: torch.device, req_states: Any, kernel: str)
 
 class NgramSpeculator(RowLookup):
     """Drafts as the stock speculator unless options change it: ``num_speculative_tokens`` for every
-    request, padded with the newest token.
-
-    Raises:
-        ValueError: An option is unknown, malformed, or contradicts another. One line.
-    """
+    request, padded with the newest token."""
 
     _method: Method = "v2"
 
@@ -296,7 +285,11 @@ class NgramSpeculator(RowLookup):
         **kwargs: object,
     ) -> None:
         options = read_options(vllm_config, self._method)
-        speculative = vllm_config.speculative_config
+        # The attributes that the stock constructor, which does not run, sets from its arguments.
+        self.vllm_config, self.req_states = vllm_config, req_states
+        self.speculative_config = speculative = vllm_config.speculative_config
+        self.num_speculative_steps = speculative.num_speculative_tokens
+        self.max_num_reqs, self.max_model_len = options.max_num_seqs, options.max_model_len
         method = f"{speculative.method}, V2 runner"
         super().__init__(vllm_config, options, device, req_states, method)
         adaptive = getattr(speculative, "enable_adaptive_verification", False)
@@ -353,9 +346,9 @@ def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2
     """Returns the class that replaces the stock speculator.
 
     It derives from it, so that the runner also finds members that this module does not know. The
-    stock constructor does not run, because it allocates what the stock lookup needs; the attributes
-    that it sets from its arguments are set. If the operators cannot use the runner's state, a stock
-    speculator is created, and ``refuse`` gets the reason.
+    stock constructor does not run, because it allocates what the stock lookup needs. If the
+    operators cannot use the runner's state, a stock speculator is created, and ``refuse`` gets the
+    reason.
     """
 
     class Speculator(NgramSpeculator, stock):  # type: ignore[misc]
@@ -372,16 +365,6 @@ def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2
             refuse(reason)
             return stock(vllm_config, device, req_states, *args, **kwargs)
 
-        def __init__(
-            self, vllm_config: Any, device: torch.device, req_states: Any, *args: Any, **kwargs: Any
-        ) -> None:
-            self.vllm_config, self.req_states = vllm_config, req_states
-            self.speculative_config = vllm_config.speculative_config
-            self.num_speculative_steps = self.speculative_config.num_speculative_tokens
-            self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
-            self.max_model_len = vllm_config.model_config.max_model_len
-            super().__init__(vllm_config, device, req_states, *args, **kwargs)
-
     return Speculator
 
 
@@ -394,8 +377,12 @@ class NeuralDrafterWrapper(RowLookup):
         self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, neural: Any
     ) -> None:
         on_device = device.type != "cpu" and not options.drafts_on_host(device.type)
-        if on_device and options.dense_rows:
-            _make_dense(req_states)
+        rows = req_states.all_token_ids
+        if on_device and options.dense_rows and getattr(rows, "write_contents", None) is not None:
+            # The rows, which are still empty, move from host memory to the device's, as for vLLM's
+            # own n-gram method.
+            shape = tuple(rows.gpu.shape)
+            req_states.all_token_ids = type(rows)(shape, dtype=rows.dtype, device=rows.device)
         method = f"{vllm_config.speculative_config.method}, V2 runner, with n-gram drafts"
         super().__init__(vllm_config, options, device, req_states, method)
         shape = options.max_num_seqs, 2
@@ -569,12 +556,3 @@ def unsupported_reason(
             expected = f"(rows, {options.ngram.k}, {tokens} or more)"
             return f"draft_logits have shape {shape}, expected {expected}"
     return unsupported_state_reason(device, req_states, "merge_drafts_")
-
-
-def _make_dense(req_states: Any) -> None:
-    """Moves the rows, which are still empty, to the device's memory, as for vLLM's own n-gram
-    method."""
-    rows = req_states.all_token_ids
-    if getattr(rows, "write_contents", None) is not None:  # they are in host memory
-        shape, dtype, device = tuple(rows.gpu.shape), rows.dtype, rows.device
-        req_states.all_token_ids = type(rows)(shape, dtype=dtype, device=device)

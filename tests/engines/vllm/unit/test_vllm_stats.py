@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fake_engine import CPU, K, config
-from ngram_npu.engines.vllm import NgramProposer, stats, v1_device
+from ngram_npu.engines.vllm import stats, v1_device
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 
@@ -93,13 +93,6 @@ def test_interval_that_is_not_positive_is_replaced_as_in_vllm(
 ) -> None:
     monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", interval)
     assert Engine().stats._interval == 10
-
-
-def test_only_the_first_rank_of_a_stage_logs(caplog: pytest.LogCaptureFixture) -> None:
-    NgramProposer(config(method="custom_class", rank=1, ranks=2))
-    assert caplog.messages == []
-    NgramProposer(config(method="custom_class", rank=2, ranks=2))  # the next stage
-    assert len(caplog.messages) == 1
 
 
 class Event:

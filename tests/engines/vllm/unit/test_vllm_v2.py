@@ -13,7 +13,6 @@ from fake_engine import (
     CPU,
     LENGTH,
     ROWS,
-    STORE,
     V2,
     K,
     Request,
@@ -64,21 +63,6 @@ def test_dummy_run_and_warm_up_look_nothing_up(options: dict[str, str]) -> None:
         assert not any(name.startswith("ngram_npu") for name in seen.names)
         assert drafts.tolist() == ([[1, 2, 3, 4]] if kind is V2Neural else [[0] * K])
     assert engine.step({}) == {}
-
-
-def test_row_of_another_request_is_indexed_again() -> None:
-    """The request equals the previous one at the position that an index itself compares."""
-    engine = V2(engine="index")
-    engine.begin(Request("before", [5, 6, 7, 8, *range(20, 40)]))
-    engine.step({"before": [5]})
-    row = engine.row("before")
-    engine.end("before")
-    engine.begin(Request("after", [9, 9, 9, 9, *range(20, 40), 5, 6]))
-    assert engine.row("after") == row
-    assert engine.step({"after": [7]})["after"] == [7] * K
-    tokens = engine.req_states.all_token_ids.gpu[row].numpy()
-    engine.index.check_integrity({row: tokens})
-    assert engine.index.statistics.rebuilds_rewritten == 0
 
 
 class Stock:
@@ -234,18 +218,6 @@ def test_fewer_draft_tokens_leave_positions_empty() -> None:
     assert engine.speculator.num_speculative_tokens == 1
     propose(engine, "twice", [1], 1, num_speculative_tokens=0)
     assert acceptance[1] == 1, "no neural token was drafted"
-
-
-def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM has such steps for large batches (num_speculative_tokens_per_batch_size)."""
-    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
-    engine = make_neural(**STORE)
-    for token in (1, 2, 3):
-        drafts = engine.step({"twice": [token]}, 0, 0, num_speculative_tokens=0)
-        assert drafts["twice"] == [-1] * K
-    text = np.array(engine.alive["twice"].tokens, np.int32)
-    engine.index.check_integrity({engine.row("twice"): text})
-    assert engine.store.statistics.tokens_entered == 3
 
 
 def test_ngram_drafts_have_probability_one_in_the_logits() -> None:
