@@ -8,13 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from cli_helpers import read_sample
-from ngram_npu import NgramConfig, NgramStore
+from ngram_npu import NgramStore
 from ngram_npu.config import UNLIMITED, default_costs, default_store_costs
 from ngram_npu.store import file as store_file
 from ngram_npu.store import scope_of
@@ -166,31 +165,6 @@ def test_curve_equals_the_reference_operators(
     notes = [note.partition(": ")[0] for note in report.notes if "forgets the oldest" in note]
     expected_note = "the earlier answers take 9216 tokens of a store, and this one has 4096"
     assert notes == [expected_note] * (size == 4096)
-
-
-@pytest.mark.parametrize(
-    ("yields", "size", "looked_at"),
-    [
-        ([2.0, 2.0, 2.0, 2.0], 65536, 4),
-        ([2.0, 1.999, 1.99, 1.0], 262144, 3),
-        ([2.0, 1.9, 1.9, 1.9], 524288, 2),
-        ([2.0, 1.999, 1.997, 1.99], 131072, 4),
-        ([2.0, 1.985, 1.97, 1.96], 524288, 2),
-        ([2.0, 1.998, 1.995, 1.993], 262144, 3),
-    ],
-)
-def test_choose_size_returns_the_smallest_sufficient_size(
-    yields: list[float], size: int, looked_at: int
-) -> None:
-    class Known(curve.Evaluation):
-        def point(self, share: float | None, store_tokens: int) -> Any:
-            place = (524288 // store_tokens).bit_length() - 1
-            return SimpleNamespace(tokens_per_step=yields[place], store_tokens=store_tokens)
-
-    earlier = [(0, np.zeros(100, np.int32))] * 2048
-    replayed = Known([], 0, earlier, NgramConfig(), lambda _: None)
-    chosen, tried = replayed.choose_size()
-    assert (chosen, len(tried)) == (size, looked_at)
 
 
 @pytest.mark.parametrize("lengths", [[2, 300, 256], [257], [497, 496, 5000]])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib.metadata
-import io
 import json
 import os
 import re
@@ -14,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ngram_npu
@@ -24,6 +24,7 @@ from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import (
     Conversation,
     InputError,
+    Progress,
     ReplayInput,
     ReplayTokenizer,
     Turn,
@@ -94,12 +95,22 @@ def test_pipe_and_redirection_need_no_path(talk: Path) -> None:
         assert "\nstdin " in done.stdout
 
 
-def test_unknown_option_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["replay", "x", "--batchsize", "4"]) == 2
-    error = capsys.readouterr().err
-    assert (
-        error == "ngram-npu: error: unrecognized arguments: --batchsize 4 (see ngram-npu --help)\n"
-    )
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("replay x --batchsize 4", "replay: error: --batchsize 4; did you mean --batch-size?"),
+        ("tune x --hmtl=r.html", "tune: error: --hmtl=r.html; did you mean --html?"),
+        ("store info x --qqq", "store info: error: --qqq"),
+        ("doctor more", "doctor: error: more"),
+    ],
+)
+def test_unknown_argument_is_an_error_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: str, error: str
+) -> None:
+    assert cli.main(arguments.split()) == 2
+    command, _, rest = error.partition(": error: ")
+    message = f"ngram-npu {command}: error: unrecognized arguments: {rest}"
+    assert capsys.readouterr().err == f"{message} (see ngram-npu {command} --help)\n"
 
 
 def test_tables_fit_80_columns(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,31 +255,6 @@ def test_bad_options_are_exit_code_2(
     assert message in err
 
 
-# Interruption
-
-
-@pytest.mark.usefixtures("no_torch")
-def test_sigint_ends_the_process_with_130(talk: Path, tmp_path: Path) -> None:
-    # The process sends itself the signal from within a step, so the timing is deterministic. It
-    # sets the handler because a shell starts background jobs with the signal ignored.
-    script = (
-        "import signal, sys\n"
-        "import ngram_npu\n"
-        "from ngram_npu_cli import command as cli\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "step = ngram_npu.NgramProposer.step\n"
-        "def interrupted(*args, **kwargs):\n"
-        "    signal.raise_signal(signal.SIGINT)\n"
-        "    return step(*args, **kwargs)\n"
-        "ngram_npu.NgramProposer.step = interrupted\n"
-        f"sys.exit(cli.main(['replay', {str(talk)!r}, '--json', {str(tmp_path / 'x.json')!r}]))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "ngram-npu: interrupted\n"
-    assert files_in(tmp_path) == []
-
-
 # Output files
 
 
@@ -332,50 +318,31 @@ def test_atomic_output_does_not_follow_planted_links(
 # The rest of the command
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_bar_on_a_terminal(talk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    assert cli.main(["replay", str(talk)]) == 0
-    drawn = terminal.getvalue().split("\r")
-    assert any(line.startswith("tokenize talk:   0%|") for line in drawn)
-    assert any(line.startswith("replay talk:   0%|") for line in drawn)
-    assert drawn[-1] == ""
-    assert drawn[-2].strip() == "", "the bar is wiped away at the end"
-
-
-def test_progress_without_tqdm_shows_no_bar(
-    talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    assert cli.main(["replay", str(talk)]) == 0
-    assert terminal.getvalue() == ""
-    assert "talk" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])
-@pytest.mark.parametrize("is_terminal", [False, True])
 def test_control_characters_of_file_names_are_escaped(
-    write_jsonl: Write,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    line: object,
-    is_terminal: bool,
+    write_jsonl: Write, capsys: pytest.CaptureFixture[str], line: object
 ) -> None:
     path = write_jsonl(line, name="\x1b[2J\n\x9b\u202e\udcff.jsonl")
-    terminal = _Terminal()
-    if is_terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
     cli.main(["replay", str(path)])
-    shown = "".join([*capsys.readouterr(), terminal.getvalue()])
+    shown = "".join(capsys.readouterr())
     assert "\\x9b\\u202e\\udcff" in shown
-    assert shown.replace("\r", "").replace("\n", "").isprintable()
+    assert shown.replace("\n", "").isprintable()
+
+
+def test_progress_is_printed_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 9.9, 10.1, 10.1, 11.0, 20.2, 20.2])
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    show = cli._make_progress()
+    for progress in (
+        Progress("talk", "read", 5, 0),
+        Progress("talk", "read", 6, 0),
+        Progress("\x1b", "tokenize", 1, 9),
+        Progress("\x1b", "tokenize", 4, 9),
+    ):
+        show(progress)
+    assert capsys.readouterr().err == "read talk: 6\ntokenize \\x1b: 4 of 9\n"
 
 
 def test_control_characters_of_arguments_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ Path_ = tuple[Any, ...]
 
 
 def read(path: Path, format_name: str | None = None) -> tuple[dict[int, Texts], list[InputError]]:
-    """Returns the conversations by line, as texts, and the errors of skipped records."""
+    """Returns the conversations by line or item, as texts, and the errors of skipped records."""
     errors: list[InputError] = []
     texts: dict[int, Texts] = {}
     tokenization = Tokenization("bytes")
@@ -38,7 +38,8 @@ def read(path: Path, format_name: str | None = None) -> tuple[dict[int, Texts], 
             for request in requests
             for turn in request.turns
         ]
-        texts.setdefault(int(conversation.where.rpartition(":")[2]), []).append(decoded)
+        place = int(re.findall(r"\d+", conversation.where)[-1])
+        texts.setdefault(place, []).append(decoded)
     return texts, errors
 
 
@@ -74,7 +75,7 @@ def test_sample_is_read_from_lines_and_documents(tmp_path: Path, name: str, form
 def test_help_lists_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["replay", "--help"])
     listed = capsys.readouterr().out.replace("\n", "").partition("--format {")[2].partition("}")[0]
-    assert set(FORMATS) <= set(listed.split(","))
+    assert set(FORMATS) == set(listed.split(","))
 
 
 # Responses in unusual forms

@@ -163,26 +163,26 @@ def test_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> No
     path.write_text(json.dumps([*records, records[0]], indent=1))
     (item,) = load_inputs([path])
     assert [conversation.turns[0].completion for conversation in item.conversations] == ["Ho"] * 3
-    assert item.notes[0].startswith(f"2 of 5 records are skipped (40.0%): {path}:6: ")
+    assert item.notes[0].startswith(f"2 of 5 records are skipped (40.0%): {path}[1]: ")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('[\n{"prompt": "a", "completion": "b"},\n{"prompt" "c"}\n]', ":3: not JSON: Exp"),
-        ('[{"prompt": "a", "completion": "b"}\n{}]', ":2: not JSON: Expecting , or ] after"),
+        ('[{"prompt": "a", "completion": "b"}\n{}]', ":2: not JSON: Expecting ',' delimiter"),
         ('[{"prompt": "a", "completion": "b"}]\n{}', ":2: not JSON: Extra data at column 1"),
-        ('[\n{"prompt": "a",\n"completion": "b"}', ":3: not JSON: Expecting , or ]"),
+        ('[\n{"prompt": "a",\n"completion": "b"}', ":3: not JSON: Expecting ',' delimiter"),
         ('[\n{"prompt": "a",\n"comp\n', ":3: not JSON: "),
         ('{\n"prompt": "a",\n"completion": 3\n}', ":1: completion must be a string, got the nu"),
         ("[]", "empty, no conversation"),
-        ("[\n\n3]", ":3: expected an object, got the number 3"),
+        ("[\n\n3]", "traffic.json[0]: expected an object, got the number 3"),
         (f'[\n{{"prompt": {"9" * 5000}}}]', ":1: not JSON that can be read"),
         (f'[\n{{"prompt": {"[" * 3000}{"]" * 3000}}}]', ":1: not JSON that can be read"),
     ],
     ids=range(10),
 )
-def test_document_error_names_the_line(tmp_path: Path, text: str, message: str) -> None:
+def test_document_error_names_the_line_or_the_item(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "traffic.json"
     path.write_text(text)
     with pytest.raises(InputError) as caught:

@@ -162,18 +162,6 @@ def test_step_time_uses_only_steps_with_all_requests() -> None:
     assert compute_step_time([Stream(first), Stream(second)]) == 10.0
 
 
-@pytest.mark.parametrize("burst", [1, 2, 3, 8])
-def test_step_time_divides_bursts_evenly(burst: int) -> None:
-    """Each request's chunks leave a proxy together; within a burst they are 10 us apart."""
-    times = [
-        [late + 0.02 * (n - n % burst) + 1e-5 * (n % burst) for n in range(128)]
-        for late in (0.0, 0.003)
-    ]
-    assert compute_step_time([Stream(arrived) for arrived in times]) == pytest.approx(
-        0.02, rel=1e-2
-    )
-
-
 @pytest.mark.parametrize(
     "streams", [[[0.0, 1.0, 2.0]], [list(range(20)), list(range(30, 50))], [[], []]]
 )
@@ -237,6 +225,7 @@ def test_failure_keeps_earlier_batch_sizes(
     ("behaviour", "message"),
     [
         ({"burst": 1 << 30}, "arrive in bursts"),
+        ({"burst": 2}, "arrive in bursts"),
         # Drafts that are not counted look like chunks of several steps.
         ({"steps_per_chunk": 2}, "--stream-interval 1"),
         ({"steps_per_chunk": 2, "k": 3}, "--stream-interval 1"),
