@@ -31,6 +31,9 @@ def test_simulator_counts_equal_replayed_drafts() -> None:
     rng, requests = np.random.default_rng(3), new_conversations(3)
     row, store = (rng.integers(-200, 300, (16, columns)) for columns in (32, 56))
     costs = Costs(row, store, rng.integers(-128, 128, (4096, 2)))
+    turns = [TokenTurn(part[:20], part[20:]) for part in requests[0].tokens()[:120].reshape(3, 40)]
+    single = TokenTurn(turns[0].prompt, turns[0].completion[:1])
+    requests = [TokenRequest("none", ()), *requests, TokenRequest("turns", (single, *turns))]
     observed = walks(requests)
     for limit in (10, 40, 90):
         config = NgramConfig(sizes="ladder", min_draft_probability=2 ** (-limit / 16), costs=costs)

@@ -7,7 +7,6 @@ import io
 import json
 import sys
 import tracemalloc
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +72,7 @@ PACKED = gzip.compress(LINE * 2)
         # The second member is truncated.
         (PACKED + gzip.compress(LINE)[:-9], r":[34]: damaged gzip data: .*end-of-stream"),
         (PACKED[:-6] + bytes([PACKED[-6] ^ 1]) + PACKED[-5:], ":3: damaged gzip data: CRC check"),
+        # All lines are readable, so only a check of the end detects it.
         (PACKED[:-1], r":3: damaged gzip data: .*end-of-stream"),
         (PACKED + b"garbage", r":3: damaged gzip data: Not a gzipped file"),
     ],
@@ -84,15 +84,6 @@ def test_damaged_gzip_is_an_error(tmp_path: Path, content: bytes, message: str) 
         read_conversations(path)
     path.write_bytes(PACKED * 2 + bytes(2000))  # zeros, as tapes pad
     assert len(read_conversations(path)) == 4
-
-
-def test_killed_server_s_gzip_is_an_error(tmp_path: Path) -> None:
-    """All lines before the cut are readable, so only a check of the end detects it."""
-    packer = zlib.compressobj(wbits=31)
-    path = tmp_path / "traffic.jsonl.gz"
-    path.write_bytes(packer.compress(LINE * 300) + packer.flush(zlib.Z_SYNC_FLUSH))
-    with pytest.raises(InputError, match=r":301: .*ended before the end-of-stream"):
-        read_conversations(path)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])

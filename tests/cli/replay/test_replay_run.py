@@ -253,6 +253,7 @@ def test_json_contains_everything_to_repeat_the_measurement(report: ReplayReport
     assert (data["batch_size"], data["limit"], data["tokenizer"]) == (3, 2, None)
     one, two = data["inputs"]
     assert (one["name"], one["tokens_per_step"]) == ("one", 12 / 5)
+    assert (one["num_turns"], one["acceptance_rate"]) == (4, 7 / 10)
     assert two["accepted_length_counts"] == [6, 0, 2, 0, 0, 2]
     assert two["acceptance_rate_per_pos"] == [1, 1, 0.5, 0.5, 0.5]
     assert data["total"]["num_steps"] == 15
