@@ -193,15 +193,10 @@ def _print_report(
     *files: tuple[Path | None, Callable[[Any, Path], object]],
     list_notes: Callable[[Any], Iterable[str]],
 ) -> int:
-    """Makes a report, writes it to all files or to none, and prints it.
+    """Makes a report, writes it to all files or to none, and prints it; notes also to stderr.
 
-    Args:
-        arguments: Of the command line.
-        make_report: Does the work, after all files are checked.
-        format_text: Returns the report as text.
-        files: Written in addition to the JSON: a file, None if it is not requested, and a function
-            that writes a report to a path.
-        list_notes: Returns the report's notes, which are also printed to stderr.
+    `files` are written in addition to the JSON: a file, None if it is not requested, and a function
+    that writes a report to a path.
     """
     from ngram_npu.errors import escape_unprintable
     from ngram_npu.output import atomic_output, check_writable
@@ -369,18 +364,11 @@ def _run_doctor(arguments: argparse.Namespace, _: str) -> int:
 
 
 class Command(NamedTuple):
-    """A subcommand.
+    """A subcommand. `run` gets the arguments and the command line, and returns the exit code."""
 
-    Attributes:
-        name: With a space, the second word is an action of the first.
-        run: Called with the arguments and the command line; returns the exit code.
-        classes: Its options, of `ngram_npu_cli.options`.
-        help, description, epilog: For `--help`.
-    """
-
-    name: str
+    name: str  # with a space, the second word is an action of the first
     run: Callable[[argparse.Namespace, str], int]
-    classes: tuple[type, ...]
+    classes: tuple[type, ...]  # of options
     help: str
     description: str
     epilog: str | None = None

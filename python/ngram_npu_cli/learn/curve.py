@@ -108,14 +108,9 @@ class Evaluation:
         config: NgramConfig,
         show: Callable[[Progress], None],
     ) -> None:
-        """Selects the conversations.
+        """Selects from the `recent` conversations; their answers are the last of the texts.
 
-        Args:
-            recent: The newest conversations. Their answers are the last of the texts.
-            num_read: Number of all conversations.
-            texts: All texts.
-            config: Of the drafts.
-            show: Called with the progress of each replay.
+        `num_read` is the number of all conversations.
         """
         self._num_read, self._config, self._show = num_read, config, show
         self.conversations: list[TokenConversation] = []

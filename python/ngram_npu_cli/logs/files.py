@@ -76,13 +76,9 @@ def values(path: Path) -> Iterator[tuple[str, Any]]:
         yield from _read_log_lines(_decode_lines(chain(head, pieces), name), name)
         return
     if is_json and _is_document(first):
-        head += islice(pieces, 1)
-        # The rotation of logs may cut the first of several lines, which then is not a document.
-        is_cut = first.rstrip()[-1:] not in b",:[{]" and _is_record(head[-1][1])
-        if len(head) == 1 or not is_cut:
-            document = _join((piece for _, piece in chain(head, pieces)), name)
-            yield from _parse_document(_decode(document, f"{name}:{first_line}"), name, first_line)
-            return
+        document = _join((piece for _, piece in chain(head, pieces)), name)
+        yield from _parse_document(_decode(document, f"{name}:{first_line}"), name, first_line)
+        return
     for line, text in _decode_lines(chain(head, pieces), name):
         yield f"{name}:{line}", _parse(text, f"{name}:{line}")
 
@@ -170,13 +166,6 @@ def _is_document(first: bytes) -> bool:
         return first.lstrip()[:1] == b"["
     # A file of one array on one line; an array of messages is one conversation.
     return isinstance(value, list) and not _is_message(value)
-
-
-def _is_record(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), (dict, list))
-    except (ValueError, RecursionError):
-        return False
 
 
 def _is_message(value: list[Any]) -> bool:

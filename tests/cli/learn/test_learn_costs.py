@@ -1,6 +1,8 @@
-"""Costs fitted on recorded conversations."""
+"""Costs fitted on recorded conversations, and the simulator of drafts."""
 
 from __future__ import annotations
+
+import random
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from ngram_npu.draft_costs import logits_to_costs
 from ngram_npu.errors import InputError
 from ngram_npu_cli.learn.fit_draft_costs import compare, fit
 from ngram_npu_cli.replay import TokenRequest, TokenTurn, simulate
-from ngram_npu_cli.replay.walks import Counts, walks
+from ngram_npu_cli.replay.walks import Counts, candidates, outcomes, walks
+from ops.reference import ladder
 
 TOKENIZER = "0123456789abcdef" * 2
 
@@ -25,6 +28,21 @@ def new_conversations(number: int, parity: int = 0) -> list[TokenRequest]:
         text = text[text >= 0].astype(np.int32)
         requests.append(TokenRequest(str(i), (TokenTurn(text[:40], text[40:]),)))
     return requests
+
+
+def rows() -> list[list[int]]:
+    rng = random.Random(16)
+    kinds = [rng.choice((1, 2, 3, 30)) for _ in range(60)]
+    return [[rng.randrange(kind) for _ in range(rng.randrange(70))] for kind in kinds]
+
+
+@pytest.mark.parametrize("tokens", rows())
+def test_candidates_and_bytes(tokens: list[int]) -> None:
+    row = np.array(tokens, np.int64)
+    q, m = candidates(row)
+    expected = [ladder.candidate(tokens[:x]) for x in range(len(tokens))]
+    assert list(zip(q.tolist(), m.tolist(), strict=True)) == expected
+    assert outcomes(row, q, m).tolist() == ladder.outcome_bytes(tokens)
 
 
 def test_simulator_counts_equal_replayed_drafts() -> None:

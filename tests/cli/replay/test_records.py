@@ -295,10 +295,7 @@ def test_folder_leaves_out_files_that_are_no_logs(write_jsonl: Write, tmp_path: 
         load_inputs([tmp_path / "logs"])
 
 
-@pytest.mark.parametrize(
-    "first", [b'{"role": "user"}, {"role"', b'[{"role": "user"}, {"role": "a', b'sponse": null}']
-)
-def test_cut_first_line_does_not_make_a_document(write_jsonl: Write, first: bytes) -> None:
+def test_cut_first_line_is_skipped(write_jsonl: Write) -> None:
     """`tail -c` and the rotation of logs make such files."""
-    path = write_jsonl(first, GOOD_LOG, GOOD_LOG, name="odd.jsonl")
+    path = write_jsonl(b'sponse": null}', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
     assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))

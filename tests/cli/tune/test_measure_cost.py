@@ -181,7 +181,6 @@ KEY_ERROR = "OPENAI_API_KEY: expected a key of printable ASCII characters"
         (["--batch-size", "1,x"], "", "--batch-size: invalid list of integers value: '1,x'"),
         (["--batch-size", "0"], "", "--batch-size: must be at least 1, got 0"),
         (["--api-key-env", "sk-secret"], "x", "--api-key-env: expected the name of an environment"),
-        ([], "sk-sec\nret", KEY_ERROR),
         ([], "sk-sec\u00fcret", KEY_ERROR),
     ],
 )
@@ -280,11 +279,8 @@ def test_api_key_is_sent_and_never_shown(
     assert "sk-" not in output.read_text() + shown.out + shown.err
 
 
-@pytest.mark.parametrize("behaviour", [{"metrics_status": 404}, {"metrics_status": 403}])
-def test_server_without_draft_counter_drafts_nothing(
-    server: FakeServer, tmp_path: Path, behaviour: dict[str, Any]
-) -> None:
-    vars(server).update(behaviour)
+def test_server_without_draft_counter_drafts_nothing(server: FakeServer, tmp_path: Path) -> None:
+    server.metrics_status = 404
     output = tmp_path / "cost.json"
     assert run(server, output, "--model", "other") == 0
     assert [s["verified"] for s in json.loads(output.read_text())["steps"]] == [1.0, 4.0]

@@ -226,7 +226,6 @@ def test_interrupted_command_resumes(
         (["--batch-size", "1,3"], "batch size 3: "),
         (["--against", "{"], "expected a setting such as"),
         (["--html", "{tmp}/no/such.html"], "does not exist"),
-        (["--jobs", "0"], "--jobs: must be at least 1"),
         (["--sample", "-1"], "--sample: must be at least 0, got -1"),
         (["--html", "{tmp}/r.html"], "--html needs matplotlib: pip install matplotlib"),
     ],
