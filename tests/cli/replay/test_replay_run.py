@@ -83,10 +83,6 @@ def test_tokenizer_ids_skips_text(write_jsonl: Write) -> None:
     reason = f'{path}:2: missing key "prompt_token_ids"'
     (figures,) = replay([path], ReplayOptions(tokenizer="ids")).inputs
     assert figures.notes == (f"1 of 2 conversations are skipped (50.0%): {reason}",)
-    with pytest.raises(InputError, match=reason):
-        replay([path], ReplayOptions(tokenizer="ids", strict=True))
-    with pytest.raises(InputError, match="more than half"):
-        replay([write_jsonl(EXAMPLE_LINE, text, text)], ReplayOptions(tokenizer="ids"))
 
 
 def test_options_reach_the_proposer(write_jsonl: Write) -> None:
