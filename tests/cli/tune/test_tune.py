@@ -179,11 +179,6 @@ def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
     for batch in cost.batch_sizes:
         times = cost.seconds(batch, batch * np.arange(1.0, 40.0))
         assert (np.diff(times) > 0).all()
-    shares = [
-        float(cost.seconds(b, np.array([b * 9.0]))[0] / cost.seconds(b, np.array([b * 1.0]))[0])
-        for b in cost.batch_sizes
-    ]
-    assert shares[-1] > shares[0], "drafts cost more in a large batch"
 
 
 # Search
