@@ -7,7 +7,6 @@ this module prints.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import shlex
@@ -132,12 +131,25 @@ def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -
     return message
 
 
+class _PrintVersion(argparse.Action):
+    """Looks the version up only if it is requested: the metadata may be missing."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import importlib.metadata
+
+        try:
+            version = importlib.metadata.version("ngram_npu")
+        except importlib.metadata.PackageNotFoundError:
+            version = "(not installed)"
+        print(f"{PROGRAM} {version}")
+        parser.exit()
+
+
 def _make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROGRAM, description="N-gram speculative-decoding drafting.", allow_abbrev=False
     )
-    version = f"{PROGRAM} {importlib.metadata.version('ngram_npu')}"
-    parser.add_argument("--version", action="version", version=version, help="print the version")
+    parser.add_argument("--version", nargs=0, action=_PrintVersion, help="print the version")
     commands: dict[str, Any] = {
         "": parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import json
 import os
 import platform
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import ngram_npu._C as _C
-import numpy as np
 from ngram_npu.errors import escape_unprintable
 
 BYTES_WARNING = (
@@ -83,10 +83,18 @@ def versions() -> dict[str, str | None]:
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
-        "numpy": np.__version__,
+        "numpy": package_version("numpy"),
         "torch": None if torch is None else str(torch.__version__),
         "ngram_npu": _C.__version__,
     }
+
+
+def package_version(name: str) -> str | None:
+    """Returns the installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def count_usable_cores() -> int:
