@@ -25,13 +25,10 @@ PREFIX = "NGRAM_NPU_VLLM_"
 CORRECTION = PREFIX + "CORRECTION"
 """Not an option: read where the plugin is loaded, before there is a configuration."""
 BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
-SIZES = {"consecutive": "ngram", "ladder": "ladder"}
-"""The older spelling of ``lookup``."""
 CHOICES: dict[str, Collection[str]] = {
     "drafts": ("padded", "trimmed"),
     "draft_on": ("auto", "device", "host"),
     "scope": ("shared", "required"),
-    "sizes": SIZES,
     "lookup": ("ngram", "1-16", "ladder", "auto"),
 }
 MAXIMA = {"store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
@@ -331,13 +328,7 @@ def _choose_lookup(settings: Mapping[str, Any], method: Method) -> tuple[str, fl
     ladder too.
     """
     min_probability = settings.get("min_draft_probability")
-    older = SIZES[settings.get("sizes", "consecutive")]
-    lookup = settings.get("lookup", older)
-    if "sizes" in settings and older != lookup:
-        raise ValueError(
-            f"ngram_npu: lookup={lookup!r} contradicts sizes={settings['sizes']!r}, its older "
-            "spelling"
-        )
+    lookup = settings.get("lookup", "ngram")
     if lookup != "auto":
         return lookup, min_probability
     on_host = method in ("custom_class", "ngram") or settings.get("draft_on") == "host"
@@ -384,7 +375,7 @@ def _choose_range(
 OPTION_TYPES: dict[str, type] = {
     **dict.fromkeys((*BOUNDS, "num_threads", "store_tokens"), int),
     **dict.fromkeys(("min_draft_probability", "beside_threshold", "store_save_minutes"), float),
-    **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_seed", "store_file"), str),
+    **dict.fromkeys(("match_policy", "lookup", "store", "store_seed", "store_file"), str),
     **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on", "scope"), str),
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }

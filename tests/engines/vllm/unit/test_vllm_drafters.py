@@ -413,7 +413,7 @@ def test_workspace_is_allocated_once(
 IGNORED = "lookup=ladder decides; prompt_lookup_min=2 prompt_lookup_max=4 has no effect"
 BESIDE = "StandaloneARSpeculator where it promises more accepted tokens than that request's neural "
 BESIDE += "drafts had, and at least 0.5 (beside_threshold)"
-LIMITED = {"sizes": "ladder", "min_draft_probability": 0.177}
+LIMITED = {"lookup": "ladder", "min_draft_probability": 0.177}
 UNLIMITED = (
     "ngram_npu: min_draft_probability=0.177 ends no draft here: vLLM verifies "
     f"num_speculative_tokens={K} tokens of every request, however many are likely"

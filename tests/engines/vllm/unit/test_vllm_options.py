@@ -80,7 +80,7 @@ def test_ladder_sets_sizes_and_cost_limit(
 ) -> None:
     """vLLM always sets prompt_lookup_*, which a ladder ignores."""
     settings = {"prompt_lookup_min": 3, "prompt_lookup_max": 40}
-    section = {"sizes": "ladder", "min_draft_probability": probability}
+    section = {"lookup": "ladder", "min_draft_probability": probability}
     ngram = _read_options(method, section, **settings).ngram
     assert (ngram.is_ladder, ngram.min_n, ngram.max_n) == (True, 1, 16)
     assert (ngram.match_policy, ngram.overlap) == ("latest", True)
@@ -90,7 +90,7 @@ def test_ladder_sets_sizes_and_cost_limit(
         assert MIN_UNLIMITED_COST <= ngram.cost_limit < 2**31
     for text, limit in (("0.177", 40), ("none", None)):
         environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", text)
-        options = _read_options(method, {"sizes": "ladder", "overlap": False}, **settings)
+        options = _read_options(method, {"lookup": "ladder", "overlap": False}, **settings)
         assert (options.ngram.overlap, options.min_draft_probability is None) == (False, not limit)
         assert method != "ngram" or options.ngram.cost_limit == limit
 
@@ -125,10 +125,8 @@ def test_misspelled_section_raises(name: str) -> None:
             "for 'index', got 2 to 10 (min_n, max_n, k: ",
         ),
         ({"num_threads": -1}, "num_threads: expected 0 or more, got -1"),
-        ({"sizes": "ladders"}, "sizes: expected one of consecutive, ladder, got 'ladders'"),
         ({"min_draft_probability": "0.5"}, "expected float, got '0.5'"),
         ({"min_draft_probability": True}, "expected float, got True"),
-        ({"lookup": "1-16", "sizes": "ladder"}, "lookup='1-16' contradicts sizes='ladder', its"),
         ({"store_file": "x"}, "store_file: expected none without a store"),
         ({"store_save_minutes": -1}, "store_save_minutes: expected 0 to 1000000, got -1"),
         ({"scope": "required"}, "scope: expected none without a store"),

@@ -110,10 +110,9 @@ def test_ranks_with_equal_options_start_and_rank_0_logs(
 PLAIN: dict[str, Any] = {"store": None}
 """A ladder without a store."""
 CHANGES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "match_policy": ("earliest", "latest", {**PLAIN, "sizes": "consecutive"}),
+    "match_policy": ("earliest", "latest", {**PLAIN, "lookup": "ngram"}),
     "overlap": (False, True, {}),
-    "sizes": ("ladder", "consecutive", PLAIN),
-    "lookup": ("ladder", "1-16", {**PLAIN, "sizes": None}),
+    "lookup": ("ladder", "1-16", PLAIN),
     "min_draft_probability": (0.2, 0.3, {}),
     "store": ("live", "finish", {}),
     "store_tokens": (20_000, 30_000, {}),
