@@ -47,7 +47,7 @@ inline std::string fault_of(const std::function<void()>& kernel, const std::vect
 }
 
 template <HardEvent event>
-void order() {
+void sync_pipes() {
   const int32_t id = GetTPipePtr()->FetchEventID(event);
   AscendC::SetFlag<event>(id);
   AscendC::WaitFlag<event>(id);
