@@ -61,6 +61,9 @@ std::vector<int64_t> edge_lengths() {
   return lengths;
 }
 
+// Token ids are any 32 bits.
+constexpr int32_t kExtremeTokens[] = {-1, 0, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
+
 template <class Visit>
 void rows_of_every_length(const Visit& visit) {
   Ranges ranges;
@@ -72,6 +75,9 @@ void rows_of_every_length(const Visit& visit) {
   RandomChoices random(20240229);
   for (const int64_t length : edge_lengths()) {
     for (const int64_t alphabet : {2, 3, 7}) visit(random_row(random, length, alphabet), ranges);
+    Tokens tokens = random_row(random, length, 4);
+    for (int32_t& token : tokens) token = kExtremeTokens[token];
+    visit(tokens, {{1, 1}, {1, 4}, {3, 8}});
   }
 }
 
@@ -126,18 +132,6 @@ void single_occurrences(const Visit& visit) {
   }
 }
 
-// Token ids are any 32 bits.
-template <class Visit>
-void extreme_tokens(const Visit& visit) {
-  constexpr int32_t values[] = {-1, 0, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
-  RandomChoices random(3);
-  for (int64_t length = 0; length <= 140; ++length) {
-    Tokens tokens = random_row(random, length, 4);
-    for (int32_t& token : tokens) token = values[token];
-    visit(tokens, {{1, 1}, {1, 4}, {3, 8}});
-  }
-}
-
 template <class Visit>
 void every_row(int64_t max_binary_length, const Visit& visit) {
   every_binary_row(max_binary_length, visit);
@@ -146,7 +140,6 @@ void every_row(int64_t max_binary_length, const Visit& visit) {
   periodic_rows(visit);
   long_matches_near_the_start(visit);
   single_occurrences(visit);
-  extreme_tokens(visit);
 }
 
 // Calls test->check for each row and range until the first failure: one fault gives one message.

@@ -163,10 +163,6 @@ TEST_F(CudaTwinWatch, UnorderedAccessesAreARace) {
   expect_caught("race: ", {32, 1}, same_word_twice, ints());
 }
 
-TEST_F(CudaTwinWatch, AdjacentBytesAreNoRace) {
-  expect_right({1, 64}, +[](uint8_t* out) { out[threadIdx.x] = 1; }, reinterpret_cast<uint8_t*>(ints()));
-}
-
 TEST_F(CudaTwinWatch, LastBlockNeedsBarriersAndFences) {
   const auto with = [this](const LastBlock& parts) {
     return [this, parts](auto expect) { expect(last_block_reads, staging_.data(), &counter_, ints(), parts); };
