@@ -146,24 +146,24 @@ TEST_P(CudaTwin, DependencyBetweenBlocksShowsInSomeOrder) {
   });
 }
 
-// The last block adds up all blocks' values, which without a fence may not have arrived yet.
-template <bool kFenced>
+// The last block adds up all blocks' values, which may not have arrived yet unless the arrivals release them.
+template <int kOrder>
 __global__ void last_block_adds(unsigned* total, unsigned* arrived, unsigned* out) {
   atomicAdd(total, blockIdx.x + 1);
-  if (kFenced) __threadfence();
-  if (atomicAdd(arrived, 1u) == gridDim.x - 1) *out = atomicAdd(total, 0u);
+  if (__nv_atomic_fetch_add(arrived, 1u, kOrder, __NV_THREAD_SCOPE_DEVICE) == gridDim.x - 1)
+    *out = atomicAdd(total, 0u);
 }
 
-template <bool kFenced>
+template <int kOrder>
 bool adds_wrongly() {
   unsigned total = 0, arrived = 0, out = 0;
-  return run({6, 1}, last_block_adds<kFenced>, &total, &arrived, &out) != cudaSuccess || out != 21;
+  return run({6, 1}, last_block_adds<kOrder>, &total, &arrived, &out) != cudaSuccess || out != 21;
 }
 
-TEST(CudaTwinResident, MissingFenceShows) {
+TEST(CudaTwinResident, MissingReleaseShows) {
   options() = kResident;
-  expect_wrong_in_some_order(adds_wrongly<false>);
-  for (int i = 0; i < 200; ++i) EXPECT_FALSE(adds_wrongly<true>());
+  expect_wrong_in_some_order(adds_wrongly<__NV_ATOMIC_RELAXED>);
+  for (int i = 0; i < 200; ++i) EXPECT_FALSE(adds_wrongly<__NV_ATOMIC_ACQ_REL>());
 }
 
 // Each block has the total as of its own turn. The last to arrive has all of it, unless another block took its turn
@@ -187,7 +187,7 @@ TEST(CudaTwinResident, MeetingsAreCounted) {
   const auto count = [](const Options& mode) {
     options() = mode;
     const Meetings before = meetings();
-    for (int i = 0; i < 50; ++i) EXPECT_FALSE(adds_wrongly<true>());
+    for (int i = 0; i < 50; ++i) EXPECT_FALSE(adds_wrongly<__NV_ATOMIC_ACQ_REL>());
     return std::vector<int64_t>{meetings().launches - before.launches, meetings().met - before.met};
   };
   const auto several = count(kResident);
