@@ -233,28 +233,26 @@ namespace {
 
 // No work, or as little as an operator accepts.
 int32_t out[8];
-void outputs_of(NgramProposeParams& p) {
-  p.batch = 1;
-  p.num_draft_tokens = out;
-  p.match_len = out + 1;
-}
-void outputs_of(NgramStepParams& p) {
-  p.batch = 1;
-  p.num_draft_tokens = out;
-  p.match_len = out + 1;
-  p.sampled_token_ids.data = out;
-  p.next_token_ids = out + 2;
-  p.num_sampled = out + 3;
-}
-void outputs_of(PrepareInputsParams& p) { p.query_start_loc_out = out; }
-void outputs_of(CorrectSpecStateParams& p) { p.slots.query_start_loc = out; }
 template <class Params>
-void outputs_of(Params&) {}
+void set_outputs(Params& p) {
+  if constexpr (std::is_same_v<Params, NgramProposeParams> || std::is_same_v<Params, NgramStepParams>) {
+    p.batch = 1;
+    p.num_draft_tokens = out;
+    p.match_len = out + 1;
+  }
+  if constexpr (std::is_same_v<Params, NgramStepParams>) {
+    p.sampled_token_ids.data = out;
+    p.next_token_ids = out + 2;
+    p.num_sampled = out + 3;
+  }
+  if constexpr (std::is_same_v<Params, PrepareInputsParams>) p.query_start_loc_out = out;
+  if constexpr (std::is_same_v<Params, CorrectSpecStateParams>) p.slots.query_start_loc = out;
+}
 
 template <class Params>
 void expect_one_stream(int32_t (*op)(const Params*, void*)) {
   Params params{};
-  outputs_of(params);
+  set_outputs(params);
   void* streams[8];
   ngram_npu_cuda_twin_streams(nullptr, 0);
   ASSERT_EQ(op(&params, &params), kOk) << ngram_npu_cuda_twin_violation();

@@ -224,15 +224,6 @@ TEST_F(Order, WrongFlagDoesNotOrder) {
   // If S waited for V, MTE2's data is still unordered; if it waited for MTE2, all that it issues next is ordered.
   EXPECT_FAULT("nothing orders them", steps(copy_in, sync_pipes<HardEvent::V_S>, compute), regions);
   EXPECT_CLEAN(steps(copy_in, sync_pipes<HardEvent::MTE2_S>, compute), regions);
-  // Order through a third pipe.
-  EXPECT_CLEAN(steps(
-                   copy_in,
-                   [] {
-                     sync_pipes<HardEvent::MTE2_V>();
-                     sync_pipes<HardEvent::V_MTE3>();
-                   },
-                   copy_out),
-               regions);
   // The flag is set before the instruction that it should cover.
   EXPECT_FAULT(
       "nothing orders them",
