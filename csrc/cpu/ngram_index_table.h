@@ -2,13 +2,9 @@
 // isa_<name>.cpp compiles it once. Everything here has internal linkage, because the linker must not merge
 // functions of the same name that were compiled for different instruction sets.
 //
-// The lazy rule. An entry (n, gram) exists if and only if the gram occurs in the indexed row and n == min_n or its
-// suffix one shorter occurs at least twice. Consequences:
-//   - if a gram is not in the table but its suffix is, either the gram has not occurred, or its suffix occurred once;
-//     then comparing tokens at that one occurrence decides;
-//   - the entries of one end are levels 0 .. m without a gap, all but the last marked `twice`;
-//   - a new end changes only level m and what is inserted above it.
-// An entry records the earliest or the latest occurrence of its gram, whichever the slot was built for.
+// The lazy rule (docs/design/index.md): an entry (n, gram) exists if and only if the gram occurs in the indexed row and
+// n == min_n or its suffix one shorter occurs at least twice. So the entries of one end are levels 0 .. m without a
+// gap, all but the last marked `twice`, and a new end changes only level m and what is inserted above it.
 #pragma once
 
 #include "core/draft_costs.h"
