@@ -7,8 +7,8 @@
 //   pages    num_pages x 1024 words, from a multiple of 1024 words on
 //
 // A slot's table is an extendible hash table (docs/design/index.md). Its buckets are pages: 64 cache lines of 16
-// entries. A page of depth d holds the entries whose prefix starts with its d bits; a directory maps the first D >= d
-// bits of a prefix to a page.
+// entries. A page of depth d holds the entries with a prefix that starts with its d bits; a directory maps the first D
+// >= d bits of a prefix to a page.
 //
 // An entry is one word. In a page of depth d, from the top:
 //   fingerprint  14 - d bits  the bits of the prefix after its first d

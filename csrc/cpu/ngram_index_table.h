@@ -15,7 +15,7 @@ namespace {
 
 using namespace index;
 
-// Isa provides: match(line, want, mask), whose bit i is set if lane i equals `want` in the bits of mask; used(line),
+// Isa provides: match(line, want, mask), a mask with bit i set if lane i equals `want` in the bits of mask; used(line),
 // the number of entries in the line, which are in its first lanes; common_suffix8(a, b) and common_suffix16 of 8 and 16
 // tokens; and the functions of ScalarLanes or faster ones.
 
