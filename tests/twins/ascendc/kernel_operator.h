@@ -337,7 +337,7 @@ void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
   Core& core = Core::current();
   generate(core, "CreateVecIndex", dst, count,
            [&](uint64_t i) { return static_cast<T>(static_cast<uint64_t>(firstValue) + i); });
-  core.cost.scalar_ub += kBlockBytes / sizeof(T);
+  core.cost[kScalarUb] += kBlockBytes / sizeof(T);
   for (uint64_t done = 0; done < uint64_t{count} * sizeof(T); done += kRepeatBytes) core.vector_cost(kRepeatBytes);
 }
 
