@@ -371,6 +371,8 @@ def test_vllm_options_give_the_setting_in_vllm(candidate: Candidate) -> None:
         assert read_options(served, "v2").ngram == candidate.config
         return
     assert speculative["model"] == "ngram_npu.engines.vllm.NgramProposer"
-    # The options of the section are fields of NgramConfig, with vLLM's names for the bounds.
-    config = NgramConfig(num_speculative_tokens=speculative["num_speculative_tokens"], **section)
-    assert config == candidate.config
+    served = vllm_config(
+        k=speculative["num_speculative_tokens"], additional_config={"ngram_npu": section}
+    )
+    config = read_options(served, "custom_class").ngram
+    assert replace(config, max_len=None) == candidate.config

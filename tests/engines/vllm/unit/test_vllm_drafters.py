@@ -125,7 +125,7 @@ def test_ladder_drafts_equal_those_of_a_new_index(
     kind: Any, options: Any, ends_early: bool, probability: float | None
 ) -> None:
     """No draft ends early if all tokens are verified. Padding continues after the draft."""
-    engine = kind(sizes="ladder", min_draft_probability=probability, **options)
+    engine = kind(lookup="ladder", min_draft_probability=probability, **options)
     limit = probability if ends_early else None
     lengths = []
     for sampled, drafts in random_steps(engine, 4):

@@ -395,6 +395,6 @@ def test_ascend_device_drafter_rejects_an_index() -> None:
     assert (drafter.min_n, drafter.max_n, drafter.k) == (2, 4, K)
     drafter.load_model(object())
     drafter.dummy_run(num_tokens=8, with_prefill=True, is_profile=False)
-    for option in ({"lookup": "ladder"}, {"engine": "index"}):
-        with pytest.raises(ValueError, match=rf"^ngram_npu: {next(iter(option))}: expected .* npu"):
+    for option, name in (({"lookup": "ladder"}, "sizes"), ({"engine": "index"}, "engine")):
+        with pytest.raises(ValueError, match=rf"^ngram_npu: {name}: expected .* npu"):
             v1_device.AscendNgramProposerNPU(config(**option), CPU, object())
