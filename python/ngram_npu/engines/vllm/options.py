@@ -33,6 +33,7 @@ CHOICES: dict[str, Collection[str]] = {
     "scope": ("shared", "required"),
     "sizes": SIZES,
     "lookup": ("ngram", "1-16", "ladder", "auto"),
+    "k": ("auto",),
 }
 MAXIMA = {"store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
 STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes", "scope")
@@ -83,6 +84,10 @@ class Options:
     """``"required"``: a request must have a salt, an adapter or a scope."""
     beside_threshold: float = 0.0
     dense_rows: bool = True
+    k: str = ""
+    """``"auto"``: the number of draft tokens per step follows the load; empty: it is fixed."""
+    step_times_file: str = ""
+    """Step times from which ``"auto"`` starts; empty: it measures all of them."""
 
     def uses_index(self, device_type: str = "cpu") -> bool:
         """Returns whether drafts are found with an index, for rows as long as the model's.
@@ -223,6 +228,13 @@ def _check_method(method: Method, settings: Mapping[str, Any], model_config: Any
     draft_on = settings.get("draft_on", "auto")
     if draft_on != "auto" and method not in ("v2", "ascend_v2", "beside"):
         raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
+    if "k" in settings and method not in ("v2", "ascend_v2", "beside"):
+        raise ValueError(
+            "ngram_npu: k: expected only in the V2 runner, got 'auto'; in the V1 runner, end drafts "
+            "by their cost: lookup='ladder' with token_cost, the cost of a token"
+        )
+    if "step_times_file" in settings and "k" not in settings:
+        raise ValueError("ngram_npu: step_times_file: expected none without k='auto'")
     if method == "ngram_gpu" and getattr(model_config, "enable_prompt_embeds", False):
         # vLLM's own class has this limit too: docs/guides/vllm-versions.md.
         raise ValueError(
@@ -259,6 +271,12 @@ def vocabulary_digest(model_config: Any) -> str | None:
 def read_beside_option(vllm_config: Any) -> bool:
     """Returns the option ``beside``. Raises as :func:`read_options`."""
     return bool(_read_settings(vllm_config)[0].get("beside", False))
+
+
+def read_k_option(vllm_config: Any) -> bool:
+    """Returns whether the option ``k`` is ``"auto"``. Raises as :func:`read_options`."""
+    settings = _read_settings(vllm_config)[0]
+    return "k" in settings and _check_value("k", settings["k"]) == "auto"
 
 
 def read_scope_option(vllm_config: Any) -> str | None:
