@@ -2,8 +2,8 @@
 
 An engine that verifies K tokens of every request, whether or not they were found, loses time at
 batch sizes where verification is expensive or on text that does not repeat. The controller
-maximizes goodput, as "Optimizing Speculative Decoding for Serving Large Language Models Using
-Goodput" (Liu et al., 2024) defines it: generated tokens per second, for a batch of b requests
+maximizes goodput, as TurboSpec (Liu et al., arXiv:2406.14066) defines it: generated tokens per
+second, for a batch of b requests
 
     goodput(b, K) = b * tokens_per_step(K) / step_time(b, K).
 

@@ -28,11 +28,11 @@ SAMPLE_STEPS = 8
 
 
 def choose_lengths(k: int, max_num_seqs: int) -> tuple[int, ...]:
-    """Returns at most four draft lengths, ascending: 0, about a quarter and a half of `k`, and `k`.
+    """Returns at most four draft lengths, ascending: 0, 1, half of `k`, and `k`.
 
     There are not more than batch sizes, because a table has one length per batch size.
     """
-    lengths = sorted({0, max(1, k // 4), (k + 1) // 2, k})
+    lengths = sorted({0, 1, (k + 1) // 2, k})
     return tuple(lengths) if max_num_seqs >= len(lengths) else (0, k)
 
 
