@@ -28,7 +28,8 @@ from tools.fit_draft_costs import load
 K = 5
 CONFIG = NgramConfig(min_n=1, max_n=16, k=K, match_policy="latest", overlap=True)
 BATCHES = (1, 8, 32, 128, 512)
-STEPS, FIRST_STEPS = 20_000, 500
+STEPS, WRONG_STEPS, FIRST_STEPS = 20_000, 4_000, 500
+"""Of a cell, of a cell of a wrong controller, and of the part of both that is reported apart."""
 NOISE, HICCUP, HICCUP_SHARE = 0.03, 10, 0.002
 """Deviation of log step times; every 500th step takes 10 times as long."""
 FIXED = tuple(range(K + 1))
@@ -240,6 +241,7 @@ def simulate(
         rows = Rows(recorded, batch, seed=number)
         capacity = 1 + max(map(len, recorded.contexts))
         sampler = AcceptanceSampler(CONFIG, lengths, capacity, controller.acceptance)
+        samples = not isinstance(controller, ConstantLength)
         count = steps // len(parts)
         spans = [(rest, count)] if number else [(begin, FIRST_STEPS), (rest, count - FIRST_STEPS)]
         for figures, span in spans:
@@ -253,7 +255,7 @@ def simulate(
                 measured = seconds * math.exp(rng.normal(0, NOISE))
                 measured *= HICCUP if rng.random() < HICCUP_SHARE else 1
                 controller.observe_step(batch, length, measured if length == previous else None)
-                if step % SAMPLE_STEPS == 0:
+                if samples and step % SAMPLE_STEPS == 0:
                     sampler.sample(rows.running)
                 previous, length = length, planned
             needed = [rows.count_steps(start, k) * curve(batch, k) for k in FIXED]
@@ -291,8 +293,9 @@ class DraftLength(Op):
         sets = load([find_data(options.data)], DEFAULT_TOKENIZER).sets
         recorded = {name: Recorded(requests) for name, requests in sets.items()}
         names = list(recorded)
-        steps = options.steps or STEPS
         for policy, make_controller in POLICIES.items():
+            is_right = make_controller is DraftLengthController
+            steps = options.steps or (STEPS if is_right else WRONG_STEPS)
             for kind, limits in LIMITS.items():
                 for curve_name, curve in CURVES.items():
                     for number, batch in enumerate(BATCHES):
