@@ -405,9 +405,11 @@ def _choose_range(
 
 OPTION_TYPES: dict[str, type] = {
     **dict.fromkeys((*BOUNDS, "num_threads", "store_tokens"), int),
-    **dict.fromkeys(("min_draft_probability", "beside_threshold", "store_save_minutes"), float),
+    **dict.fromkeys(("min_draft_probability", "token_cost", "beside_threshold"), float),
+    "store_save_minutes": float,
     **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_seed", "store_file"), str),
-    **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on", "scope"), str),
+    **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on", "scope", "k"), str),
+    "step_times_file": str,
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
