@@ -182,7 +182,7 @@ twins: setup gtest
 test-twins: twins
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 
-# Fuzzes the index, compared with a scan, and the store, whose scopes must not share text. The corpus keeps inputs that reach
+# Fuzzes the index, compared with a scan, and the store, which must not share text between scopes. The corpus keeps inputs that reach
 # new code. A count of 0 at the end (such as page splits) is a failure. Needs clang. FUZZ_SEED=0: a new seed in each run.
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30

@@ -1,11 +1,11 @@
 // The API: every operator's schema, for torch (api/torch/library.cpp) and for numpy (api/numpy/module.cpp). Contracts:
 // docs/ops.
 //
-// Arguments after `*` are keyword-only in torch. The numpy functions have the same names and defaults, and take all
-// arguments by position too.
+// Arguments after `*` are keyword-only in torch. The numpy functions have the same names and defaults, and also accept
+// all arguments by position.
 #pragma once
 
-// NGRAM_NPU_OPERATORS(X) calls X(op) for each of them. Their bodies: csrc/api.
+// NGRAM_NPU_OPERATORS(X) calls X(op) for each operator. The implementations are in csrc/api.
 #define NGRAM_NPU_OPERATORS(X)    \
   X(ngram_propose)                \
   X(ngram_propose_)               \

@@ -29,35 +29,14 @@ LIBRARIES = {
 }
 """What each library may need in addition to RUNTIME, and the pattern of what it may export."""
 TORCH_FLOOR = (2, 10)
-# What libngram_npu.so may use of libtorch_cpu, and the first torch that has it. From PyTorch's
-# torch/csrc/stable/c/shim_function_versions.txt, which omits what is older than 2.10 (here 2.9).
-_BEFORE_2_10 = """
-    abi_version create_device_guard delete_device_guard delete_library_object delete_stream
-    delete_tensor_object dtype_bfloat16 dtype_bool dtype_element_size dtype_float16
-    dtype_float32 dtype_float64 dtype_int16 dtype_int32 dtype_int64 dtype_int8 dtype_uint16
-    dtype_uint32 dtype_uint64 dtype_uint8 empty_strided get_current_stream get_data_ptr
-    get_device_index get_device_type get_dim get_dtype get_sizes get_strides is_defined
-    library_def library_init_def library_init_fragment library_init_impl new_tensor_handle
-"""
-_SINCE_2_10 = "call_dispatcher get_mutable_data_ptr get_num_threads library_impl parallel_for"
-TORCH_SYMBOLS = {f"aoti_torch_{name}": (2, 9) for name in _BEFORE_2_10.split()}
-TORCH_SYMBOLS |= {f"torch_{name}": (2, 10) for name in _SINCE_2_10.split()}
-PYTHON_SYMBOLS = {"PyErr_SetString", "PyExc_ValueError"}  # pybind11 raises ValueError with them
+TORCH_SYMBOLS = r"(aoti_)?torch_\w+|PyErr_SetString|PyExc_ValueError"
+"""Symbols of torch's stable ABI, and those with which pybind11 raises ValueError.
+TORCH_TARGET_VERSION (csrc/api) hides newer ones than TORCH_FLOOR's from the compiler."""
 MAX_VERSIONS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 
 
 def _readelf(option: str, path: Path) -> str:
     return subprocess.check_output(["readelf", "-W", option, path], text=True)
-
-
-def find_torch_problem(symbol: str, floor: tuple[int, int] = TORCH_FLOOR) -> str:
-    """Returns why the oldest supported torch may not have the symbol; empty if it or Python has."""
-    since = (0, 0) if symbol in PYTHON_SYMBOLS else TORCH_SYMBOLS.get(symbol)
-    if since is None:
-        return f"needs {symbol}, which TORCH_SYMBOLS does not list: add it with its first torch"
-    if since > floor:
-        return f"needs {symbol}, which torch has only since {since[0]}.{since[1]}"
-    return ""
 
 
 def find_problems(path: Path) -> list[str]:
@@ -72,9 +51,9 @@ def find_problems(path: Path) -> list[str]:
     searched = set(re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic))
     problems = {f"needs {library}" for library in needed - allowed - RUNTIME}
     problems |= {f"searches {folder}" for folder in searched - {"$ORIGIN"}}
-    own = {library for library in needed if library.startswith("libngram_npu_")}
+    dependencies = {library for library in needed if library.startswith("libngram_npu_")}
     if "$ORIGIN" not in searched:
-        problems |= {f"does not search its own folder for {library}" for library in own}
+        problems |= {f"does not search its own folder for {library}" for library in dependencies}
     for fields in map(str.split, symbols.splitlines()):
         if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK", "UNIQUE"}:
             continue
@@ -83,14 +62,18 @@ def find_problems(path: Path) -> list[str]:
             if not re.fullmatch(exports, symbol.split("@")[0]):
                 problems.add(f"exports {symbol}")
         # The runtimes' symbols have versions; one without is of torch or Python.
-        elif name == "libngram_npu.so" and fields[4] == "GLOBAL" and "@" not in symbol:
-            problems.add(find_torch_problem(symbol))
+        elif (
+            name == "libngram_npu.so"
+            and fields[4] == "GLOBAL"
+            and not ("@" in symbol or re.fullmatch(TORCH_SYMBOLS, symbol))
+        ):
+            problems.add(f"needs {symbol}, which is not of torch's stable ABI")
     for source in re.findall(rb"\0(/[^\0]*\.(?:h|hpp|cpp|cuh?))\0", path.read_bytes()):
         problems.add(f"contains the path {source.decode()}")
     for library, version in re.findall(r"@(GLIBC|GLIBCXX|CXXABI)_([\d.]+)", symbols):
         if tuple(map(int, version.split("."))) > MAX_VERSIONS[library]:
             problems.add(f"needs {library}_{version}")
-    return sorted(f"{path.name}: {problem}" for problem in problems - {""})
+    return sorted(f"{path.name}: {problem}" for problem in problems)
 
 
 def main(folder: Path) -> int:

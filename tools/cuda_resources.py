@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,15 +36,8 @@ _ENTRY = re.compile(
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 
-@dataclass(frozen=True)
-class Resources:
-    registers: int
-    shared_bytes: int
-    stack_bytes: int
-    spill_bytes: int
-    """Stored and loaded."""
-
-
+Resources = dict[str, int]
+"""registers, shared_bytes, stack_bytes and spill_bytes (stored and loaded) of a kernel."""
 Kernels = dict[str, dict[str, Resources]]
 """By kernel, then by architecture."""
 
@@ -55,12 +47,12 @@ def parse(output: str) -> dict[tuple[str, str], Resources]:
     resources = {}
     for name, architecture, stack, stores, loads, registers, rest in _ENTRY.findall(output):
         shared = _SHARED.search(rest)
-        resources[name, architecture] = Resources(
-            registers=int(registers),
-            shared_bytes=int(shared[1]) if shared else 0,
-            stack_bytes=int(stack),
-            spill_bytes=int(stores) + int(loads),
-        )
+        resources[name, architecture] = {
+            "registers": int(registers),
+            "shared_bytes": int(shared[1]) if shared else 0,
+            "stack_bytes": int(stack),
+            "spill_bytes": int(stores) + int(loads),
+        }
     return resources
 
 
@@ -75,28 +67,24 @@ def find_problems(
     """Returns why kernels fail the check. Counts are compared only if the compiler is the same."""
     if not measured:
         return ["no kernel in the compiler's output"]
-    problems = []
-    for name in sorted(measured.keys() | recorded.keys()):
-        if name not in measured:
-            problems.append(f"{name}: recorded but not built")
-            continue
-        if name not in recorded:
-            problems.append(f"{name}: not recorded")
-        built = measured[name]
+    problems = [f"{name}: recorded but not built" for name in recorded.keys() - measured.keys()]
+    problems += [f"{name}: not recorded" for name in measured.keys() - recorded.keys()]
+    for name, built in sorted(measured.items()):
         problems += [f"{name}: not built for {a}" for a in architectures if a not in built]
         for architecture, new in built.items():
             kernel = f"{name}, {architecture}"
-            if new.spill_bytes:
-                problems.append(f"{kernel}: spills {new.spill_bytes} bytes")
+            if new["spill_bytes"]:
+                problems.append(f"{kernel}: spills {new['spill_bytes']} bytes")
             old = recorded.get(name, {}).get(architecture)
             if old is None or not same_compiler:
                 continue
-            if abs(new.registers - old.registers) > REGISTER_TOLERANCE:
-                problems.append(f"{kernel}: {new.registers} registers, recorded {old.registers}")
+            if abs(new["registers"] - old["registers"]) > REGISTER_TOLERANCE:
+                problems.append(
+                    f"{kernel}: {new['registers']} registers, recorded {old['registers']}"
+                )
             for field in ("shared_bytes", "stack_bytes"):
-                got, expected = getattr(new, field), getattr(old, field)
-                if got > expected:
-                    problems.append(f"{kernel}: {field} {got}, recorded {expected}")
+                if new[field] > old[field]:
+                    problems.append(f"{kernel}: {field} {new[field]}, recorded {old[field]}")
     return problems
 
 
@@ -108,22 +96,21 @@ def read_architectures(kind: str = "real") -> list[str]:
     return [f"sm_{number}" for number, _, suffix in items if suffix in ("", kind)]
 
 
-def compile_source(nvcc: str, source: Path, targets: Sequence[str], folder: str) -> str:
-    """Returns the output of ptxas."""
+def measure(nvcc: str, targets: Sequence[str], jobs: int) -> Kernels:
     numbers = [target.removeprefix("sm_") for target in targets]
     generate = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers]
-    command = [nvcc, "-c", "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-Xptxas=-v", *generate]
-    command += [str(source), "-o", f"{folder}/{source.stem}.o"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{source.name} does not compile:\n{done.stderr}")
-    return done.stderr
+    flags = ["-c", "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-Xptxas=-v", *generate]
 
+    def compile_source(source: Path) -> str:
+        with tempfile.NamedTemporaryFile(suffix=".o") as object_file:
+            command = [nvcc, *flags, str(source), "-o", object_file.name]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"{source.name} does not compile:\n{done.stderr}")
+        return done.stderr
 
-def measure(nvcc: str, targets: Sequence[str], jobs: int) -> Kernels:
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        sources = sorted(SOURCES.glob("*.cu"))
-        outputs = list(pool.map(lambda s: compile_source(nvcc, s, targets, folder), sources))
+    with ThreadPoolExecutor(jobs) as pool:
+        outputs = list(pool.map(compile_source, sorted(SOURCES.glob("*.cu"))))
     kernels: Kernels = {}
     for output in outputs:
         for (mangled, target), resources in parse(output).items():
@@ -141,16 +128,6 @@ def compiler_version(nvcc: str) -> str:
     return match[1] if match else "unknown"
 
 
-def write_record(compiler: str, kernels: Kernels) -> None:
-    """Writes one line per kernel and architecture."""
-    lines = []
-    for name, by_target in sorted(kernels.items()):
-        each = [f'      "{t}": {json.dumps(asdict(r))}' for t, r in by_target.items()]
-        lines.append(f"    {json.dumps(name)}: {{\n" + ",\n".join(each) + "\n    }")
-    body = ",\n".join(lines)
-    RECORD.write_text(f'{{\n  "compiler": "{compiler}",\n  "kernels": {{\n{body}\n  }}\n}}\n')
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="record the compiler's output")
@@ -163,13 +140,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     targets = read_architectures()
     kernels, compiler = measure(nvcc, targets, options.jobs), compiler_version(nvcc)
     if options.write:
-        write_record(compiler, kernels)
+        record = {"compiler": compiler, "kernels": kernels}
+        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     record = json.loads(RECORD.read_text())
-    recorded = {
-        name: {target: Resources(**values) for target, values in by_target.items()}
-        for name, by_target in record["kernels"].items()
-    }
-    problems = find_problems(kernels, recorded, targets, compiler == record["compiler"])
+    is_same = compiler == record["compiler"]
+    problems = find_problems(kernels, record["kernels"], targets, is_same)
     summary = f"{len(kernels)} kernels for {len(targets)} architectures, {len(problems)} problems"
     print(*problems, summary, sep="\n")
     return 1 if problems else 0

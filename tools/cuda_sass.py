@@ -81,7 +81,7 @@ def parse(text: str) -> Code:
             _, predicate, name, operands = match.groups()
             target = _TARGET.search(operands)
             # A branch may have its predicate among its operands. BRA.DIV is taken only by warps
-            # whose threads have diverged.
+            # with diverged threads.
             is_conditional = bool(predicate) or name == "BRA.DIV"
             is_conditional |= name == "BRA" and bool(re.match(r"\s*!?U?P\d", operands))
             encoding = _ENCODING.search(next_line)
@@ -172,11 +172,10 @@ def find_disassembler() -> str | None:
 
 
 def disassemble(nvcc: str, nvdisasm: str, kernel: str, architecture: str) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        cubin, source = f"{folder}/{kernel}.cubin", str(SOURCES / f"{kernel}.cu")
-        flags = (f"-arch={architecture}", "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-cubin")
-        subprocess.run([nvcc, *flags, source, "-o", cubin], check=True)
-        return subprocess.check_output([nvdisasm, "-c", "-hex", cubin], text=True)
+    flags = (f"-arch={architecture}", "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-cubin")
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        subprocess.run([nvcc, *flags, SOURCES / f"{kernel}.cu", "-o", cubin.name], check=True)
+        return subprocess.check_output([nvdisasm, "-c", "-hex", cubin.name], text=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -32,8 +32,8 @@ METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}+cpu\n"
 ADDED_REQUIREMENTS = ("orjson",)
 """Packages that newer releases import and the environments do not have."""
 
-RUNNERS = {"v1": (".venv-vllm", "engine"), "v2": (".venv-vllm-v2", "engine")}
-"""Environment and folder of tests."""
+RUNNERS = {"v1": ".venv-vllm", "v2": ".venv-vllm-v2"}
+"""The runners' environments."""
 
 METHODS = {
     "v1": {
@@ -80,14 +80,14 @@ def main() -> int:
         python = prepare_environment(version, runner)
         selection = list(pytest_arguments)
         if not any(argument.startswith("tests/") for argument in selection):
-            selection.insert(0, f"tests/engines/vllm/{RUNNERS[runner][1]}")
+            selection.insert(0, "tests/engines/vllm/engine")
         results = run_tests(python, "-n", "2", "--dist", "loadfile", *selection)
         new = [{"vllm": version, **entry} for entry in summarize(results, runner)]
         if options.json is not None:
             chosen = ["--", *pytest_arguments] if pytest_arguments else []
             record(options.json, new, [version, "--runner", runner, *chosen])
         entries += new
-    print(report.format_json(entries))
+    print(json.dumps(entries, indent=1))
     return 1 if any(entry["failed"] for entry in entries) else 0
 
 
@@ -103,7 +103,7 @@ def prepare_environment(version: str, runner: str) -> Path:
     """Returns the Python of an environment with that release and this wheel. The environment adds
     to the runner's own one and leaves that unchanged."""
     folder = ENVIRONMENTS / f"{version}-{runner}"
-    base, python = ROOT / RUNNERS[runner][0] / "bin/python", folder / "bin/python"
+    base, python = ROOT / RUNNERS[runner] / "bin/python", folder / "bin/python"
     if not (folder / ".ready").exists():
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)

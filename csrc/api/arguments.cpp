@@ -1,4 +1,4 @@
-// The checks of the operators' arguments, called by their bodies.
+// Implementation of the argument checks; the operator implementations call them.
 #include "api/arguments.h"
 
 #include "core/correction.h"
@@ -56,21 +56,21 @@ Extent extent(const TensorView& v) {
   return {begin, begin + static_cast<uintptr_t>(last + width_bytes(v))};
 }
 
-// Column slices of one buffer interleave without sharing an element.
-bool interleaved(const TensorView& a, const TensorView& b) {
+// Whether two matrices are disjoint column slices of one buffer.
+bool are_interleaved(const TensorView& a, const TensorView& b) {
   if (a.ndim != 2 || b.ndim != 2 || a.strides[0] * a.item_bytes != b.strides[0] * b.item_bytes) return false;
   const int64_t pitch = a.strides[0] * a.item_bytes;
   if (pitch <= 0) return false;
   const auto difference = static_cast<int64_t>(reinterpret_cast<intptr_t>(b.data) - reinterpret_cast<intptr_t>(a.data));
-  const int64_t offset = ((difference % pitch) + pitch) % pitch;  // of b's columns relative to a's
+  const int64_t offset = ((difference % pitch) + pitch) % pitch;  // b's columns relative to a's
   return offset >= width_bytes(a) && offset + width_bytes(b) <= pitch;
 }
 
-bool overlap(const TensorView& a, const TensorView& b) {
+bool do_overlap(const TensorView& a, const TensorView& b) {
   const Extent x = extent(a);
   const Extent y = extent(b);
   if (x.begin == x.end || y.begin == y.end || x.end <= y.begin || y.end <= x.begin) return false;
-  return !interleaved(a, b);
+  return !are_interleaved(a, b);
 }
 
 }  // namespace
@@ -79,7 +79,7 @@ void Arguments::fail(const char* name, const std::string& expected, const std::s
   throw ArgumentError(std::string(op_) + ": " + name + ": expected " + expected + ", got " + got);
 }
 
-void Arguments::tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access) {
+void Arguments::check_tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access) {
   const char* name = view.name;
   bool matches = false;
   std::string expected;
@@ -89,14 +89,15 @@ void Arguments::tensor(const TensorView& view, std::initializer_list<DType> dtyp
   }
   if (!matches) {
     std::string got = name_of(view.dtype);
-    // argmax returns int64. No hint for written tensors: the kernel would write to the converted copy.
+    // argmax returns int64. No hint for outputs: the kernel would write to the converted copy.
     if (view.dtype == DType::kInt64 && expected == "int32" && access == kRead) {
       got += " (convert it: .int() in torch, .astype(numpy.int32) in numpy)";
     }
     fail(name, expected, got);
   }
-  if (!seen_.empty() && !(seen_.front().view.device == view.device)) {
-    fail(name, "device " + name_of(seen_.front().view.device) + " as " + seen_.front().view.name, name_of(view.device));
+  if (!checked_.empty() && !(checked_.front().view.device == view.device)) {
+    fail(name, "device " + name_of(checked_.front().view.device) + " as " + checked_.front().view.name,
+         name_of(view.device));
   }
   if (!view.aligned) fail(name, "memory aligned to its items", "an unaligned address or stride");
   if (view.ndim != ndim) fail(name, "rank " + std::to_string(ndim), "rank " + std::to_string(view.ndim));
@@ -106,190 +107,194 @@ void Arguments::tensor(const TensorView& view, std::initializer_list<DType> dtyp
     fail(name, "a contiguous inner dimension", "inner stride " + std::to_string(view.strides[inner]));
   }
   if (access == kWrite && !view.writable) fail(name, "a writable array", "a read-only one");
-  seen_.push_back({view, access});
+  checked_.push_back({view, access});
 }
 
-void Arguments::vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access) {
-  tensor(view, dtypes, 1, access);
+void Arguments::check_vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access) {
+  check_tensor(view, dtypes, 1, access);
   if (size >= 0 && view.sizes[0] != size) {
     fail(view.name, "size " + std::to_string(size), "size " + std::to_string(view.sizes[0]));
   }
 }
 
-const int32_t* Arguments::int32s(const TensorView& view, int64_t size) {
-  vector(view, {DType::kInt32}, size);
+const int32_t* Arguments::check_int32s(const TensorView& view, int64_t size) {
+  check_vector(view, {DType::kInt32}, size);
   return static_cast<const int32_t*>(view.data);
 }
 
-int32_t* Arguments::written_int32s(const TensorView& view, int64_t size) {
-  vector(view, {DType::kInt32}, size, kWrite);
+int32_t* Arguments::check_output_int32s(const TensorView& view, int64_t size) {
+  check_vector(view, {DType::kInt32}, size, kWrite);
   return static_cast<int32_t*>(view.data);
 }
 
-void Arguments::vector_of_at_least(const TensorView& view, DType dtype, int64_t low, const char* what, Access access) {
-  tensor(view, {dtype}, 1, access);
-  if (view.sizes[0] < low) {
-    fail(view.name, "size >= " + std::to_string(low) + " (" + what + ")", "size " + std::to_string(view.sizes[0]));
+void Arguments::check_min_size_vector(const TensorView& view, DType dtype, int64_t min_size,
+                                      const char* min_size_source, Access access) {
+  check_tensor(view, {dtype}, 1, access);
+  if (view.sizes[0] < min_size) {
+    fail(view.name, "size >= " + std::to_string(min_size) + " (" + min_size_source + ")",
+         "size " + std::to_string(view.sizes[0]));
   }
 }
 
-const int32_t* Arguments::starts(const TensorView& view) {
-  vector_of_at_least(view, DType::kInt32, 1, "batch + 1", kRead);
+const int32_t* Arguments::check_query_start_loc(const TensorView& view) {
+  check_min_size_vector(view, DType::kInt32, 1, "batch + 1", kRead);
   return static_cast<const int32_t*>(view.data);
 }
 
-void Arguments::matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access) {
-  tensor(view, dtypes, 2, access);
+void Arguments::check_matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access) {
+  check_tensor(view, dtypes, 2, access);
   if (view.sizes[1] > INT32_MAX) fail(view.name, "rows shorter than 2**31", std::to_string(view.sizes[1]));
   if (view.sizes[0] > 1 && view.strides[0] < 0) {
     fail(view.name, "an outer stride >= 0", std::to_string(view.strides[0]));
   }
 }
 
-TokenRows<const int32_t> Arguments::sampled(const TensorView& view) {
-  const auto found = rows<const int32_t>(view);
-  scalar("sampled_token_ids width", found.capacity, 1, kMaxSampledWidth);
-  return found;
+TokenRows<const int32_t> Arguments::check_sampled_token_ids(const TensorView& view) {
+  const auto token_rows = check_token_rows<const int32_t>(view);
+  check_scalar("sampled_token_ids width", token_rows.capacity, 1, kMaxSampledWidth);
+  return token_rows;
 }
 
-IndexArray Arguments::indices(const std::optional<TensorView>& view, int64_t size) {
+IndexArray Arguments::check_indices(const std::optional<TensorView>& view, int64_t size) {
   if (!view) return {nullptr, 0};
-  vector(*view, {DType::kInt32, DType::kInt64}, size);
+  check_vector(*view, {DType::kInt32, DType::kInt64}, size);
   return {view->data, static_cast<int32_t>(view->item_bytes)};
 }
 
-IndexArray Arguments::row_indices(const std::optional<TensorView>& view, const char* make_batch, int64_t batch,
-                                  int64_t limit, const char* limit_of) {
-  if (!view) at_most(make_batch, "batch", batch, limit, limit_of);
-  return indices(view, batch);
+IndexArray Arguments::check_row_indices(const std::optional<TensorView>& view, const char* batch_source, int64_t batch,
+                                        int64_t limit, const char* limit_source) {
+  if (!view) check_at_most(batch_source, "batch", batch, limit, limit_source);
+  return check_indices(view, batch);
 }
 
-const uint8_t* Arguments::mask(const std::optional<TensorView>& view, int64_t size) {
+const uint8_t* Arguments::check_mask(const std::optional<TensorView>& view, int64_t size) {
   if (!view) return nullptr;
-  vector(*view, {DType::kBool}, size);
+  check_vector(*view, {DType::kBool}, size);
   return static_cast<const uint8_t*>(view->data);
 }
 
-void Arguments::on_host(const char* because) const {
-  const TensorView& first = seen_.front().view;
-  if (first.device.type != 0) fail(first.name, std::string("device cpu (") + because + ")", name_of(first.device));
+void Arguments::check_on_cpu(const char* reason) const {
+  const TensorView& first = checked_.front().view;
+  if (first.device.type != 0) fail(first.name, std::string("device cpu (") + reason + ")", name_of(first.device));
 }
 
-void Arguments::absent(const std::optional<TensorView>& view, const char* because) {
-  if (view) fail(view->name, std::string("None (") + because + ")", "a tensor");
+void Arguments::check_is_none(const std::optional<TensorView>& view, const char* reason) {
+  if (view) fail(view->name, std::string("None (") + reason + ")", "a tensor");
 }
 
-void Arguments::scalar(const char* name, int64_t value, int64_t low, int64_t high) {
-  if (value < low || value > high) {
-    fail(name, std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
+void Arguments::check_scalar(const char* name, int64_t value, int64_t min, int64_t max) {
+  if (value < min || value > max) {
+    fail(name, std::to_string(min) + " to " + std::to_string(max), std::to_string(value));
   }
 }
 
-void Arguments::at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of) {
+void Arguments::check_at_most(const char* name, const char* what, int64_t value, int64_t limit,
+                              const char* limit_source) {
   if (value > limit) {
-    fail(name, std::string(what) + " <= " + std::to_string(limit) + " (" + of + ")", std::to_string(value));
+    fail(name, std::string(what) + " <= " + std::to_string(limit) + " (" + limit_source + ")", std::to_string(value));
   }
 }
 
-void Arguments::ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy) {
-  scalar("max_n", max_n, 1, kMaxNgram);
-  scalar("min_n", min_n, 1, max_n);
-  scalar("match_policy", match_policy, kEarliest, kLatest);
+void Arguments::check_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy) {
+  check_scalar("max_n", max_n, 1, kMaxNgram);
+  check_scalar("min_n", min_n, 1, max_n);
+  check_scalar("match_policy", match_policy, kEarliest, kLatest);
 }
 
-void Arguments::index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder) {
+void Arguments::check_index_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder) {
   if (ladder) {
-    scalar("min_n", min_n, 1, 1);
-    scalar("max_n", max_n, kLadderMaxN, kLadderMaxN);
-    scalar("match_policy", match_policy, kLatest, kLatest);
+    check_scalar("min_n", min_n, 1, 1);
+    check_scalar("max_n", max_n, kLadderMaxN, kLadderMaxN);
+    check_scalar("match_policy", match_policy, kLatest, kLatest);
     return;
   }
-  at_most("max_n", "max_n", max_n, min_n + kMaxIndexSpan - 1, "min_n + 7: an index holds a span of 8");
+  check_at_most("max_n", "max_n", max_n, min_n + kMaxIndexSpan - 1, "min_n + 7: an index holds a span of 8");
 }
 
-LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
-                                int64_t max_len, bool fill) {
-  ngram_range(min_n, max_n, match_policy);
-  scalar("k", k, 0, kMaxDraftTokens);
+LookupOptions Arguments::check_lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
+                                      int64_t max_len, bool fill) {
+  check_ngram_range(min_n, max_n, match_policy);
+  check_scalar("k", k, 0, kMaxDraftTokens);
   return {min_n, max_n, k, max_len, static_cast<int32_t>(match_policy), overlap, fill, nullptr, 0};
 }
 
-void Arguments::scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs, int64_t cost_limit) {
-  scalar("cost_limit", cost_limit, 0, INT32_MAX);
+void Arguments::check_scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs,
+                                 int64_t cost_limit) {
+  check_scalar("cost_limit", cost_limit, 0, INT32_MAX);
   options->cost_limit = cost_limit;
   if (!match_costs) return;
-  vector(*match_costs, {DType::kUInt8}, kCostRows);
+  check_vector(*match_costs, {DType::kUInt8}, kCostRows);
   options->match_costs = static_cast<const uint8_t*>(match_costs->data);
 }
 
-DraftRows Arguments::drafts(const TensorView& view, int64_t batch) {
-  matrix(view, {DType::kInt32, DType::kInt64}, kWrite);
-  shape(view, batch, view.sizes[1]);
-  scalar("draft_token_ids width", view.sizes[1], 0, kMaxDraftTokens);
+DraftRows Arguments::check_draft_rows(const TensorView& view, int64_t batch) {
+  check_matrix(view, {DType::kInt32, DType::kInt64}, kWrite);
+  check_shape(view, batch, view.sizes[1]);
+  check_scalar("draft_token_ids width", view.sizes[1], 0, kMaxDraftTokens);
   return {view.data, view.strides[0], static_cast<int32_t>(view.item_bytes)};
 }
 
-DraftCosts Arguments::draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
-                                  const char* because) {
-  if (!allowed) absent(view, because);
+DraftCosts Arguments::check_draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
+                                        const char* reason) {
+  if (!allowed) check_is_none(view, reason);
   if (!view) return {nullptr, 0};
-  const auto written = costs(*view, batch, k, kWrite);
-  return {written.data, written.stride};
+  const auto output = check_costs(*view, batch, k, kWrite);
+  return {output.data, output.stride};
 }
 
-void Arguments::shape(const TensorView& view, int64_t rows, int64_t columns) const {
+void Arguments::check_shape(const TensorView& view, int64_t rows, int64_t columns) const {
   if (view.sizes[0] == rows && view.sizes[1] == columns) return;
   const auto text = [](int64_t a, int64_t b) { return "shape [" + std::to_string(a) + ", " + std::to_string(b) + "]"; };
   fail(view.name, text(rows, columns), text(view.sizes[0], view.sizes[1]));
 }
 
-TokenRows<uint8_t> Arguments::costs(const TensorView& view, int64_t rows, int64_t columns, Access access) {
-  matrix(view, {DType::kUInt8}, access);
-  shape(view, rows, columns);
+TokenRows<uint8_t> Arguments::check_costs(const TensorView& view, int64_t rows, int64_t columns, Access access) {
+  check_matrix(view, {DType::kUInt8}, access);
+  check_shape(view, rows, columns);
   return {static_cast<uint8_t*>(view.data), rows, columns, view.strides[0]};
 }
 
-CostTable Arguments::cost_table(const TensorView& view, int64_t columns,
-                                const std::optional<TensorView>& token_logits) {
-  const auto contiguous = [this](const TensorView& table, DType dtype, int64_t rows, int64_t width) {
-    matrix(table, {dtype}, kRead);
-    shape(table, rows, width);
+CostTable Arguments::check_cost_table(const TensorView& view, int64_t columns,
+                                      const std::optional<TensorView>& token_logits) {
+  const auto check_contiguous = [this](const TensorView& table, DType dtype, int64_t rows, int64_t width) {
+    check_matrix(table, {dtype}, kRead);
+    check_shape(table, rows, width);
     if (table.strides[0] != width)
       fail(table.name, "a contiguous matrix", "outer stride " + std::to_string(table.strides[0]));
   };
-  contiguous(view, token_logits ? DType::kInt16 : DType::kUInt8, kCostRows, columns);
+  check_contiguous(view, token_logits ? DType::kInt16 : DType::kUInt8, kCostRows, columns);
   if (!token_logits) return {view.data, nullptr};
-  contiguous(*token_logits, DType::kInt8, kTokenClasses, 2);
+  check_contiguous(*token_logits, DType::kInt8, kTokenLogitRows, 2);
   return {view.data, static_cast<const int8_t*>(token_logits->data)};
 }
 
-LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs_given, int64_t cost_limit,
-                                const std::optional<TensorView>& token_logits) {
-  scalar("cost_limit", cost_limit, 0, INT32_MAX);
-  if (!on) absent(costs_given, "without ladder");
-  if (!costs_given) {
-    absent(token_logits, "without costs");
+LadderOptions Arguments::check_ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
+                                      const std::optional<TensorView>& token_logits) {
+  check_scalar("cost_limit", cost_limit, 0, INT32_MAX);
+  if (!on) check_is_none(costs, "without ladder");
+  if (!costs) {
+    check_is_none(token_logits, "without costs");
     return {on, nullptr, cost_limit};
   }
-  const CostTable table = cost_table(*costs_given, kCostColumns, token_logits);
+  const CostTable table = check_cost_table(*costs, kCostColumns, token_logits);
   return {on, table.cells, cost_limit, table.token_logits};
 }
 
-// Products stay below 2**31, so that a device may hold them in 32 bits.
-void Arguments::slot_layout(const SlotLayout& l) {
-  scalar("block_size", l.block_size, 1, INT32_MAX);
-  scalar("blocks_per_kv_block", l.blocks_per_kv_block, 1, INT32_MAX / l.block_size);
+// All products must stay below 2**31, so that a device can store them in 32 bits.
+void Arguments::check_slot_layout(const SlotLayout& l) {
+  check_scalar("block_size", l.block_size, 1, INT32_MAX);
+  check_scalar("blocks_per_kv_block", l.blocks_per_kv_block, 1, INT32_MAX / l.block_size);
   const int64_t kv_block = l.block_size * l.blocks_per_kv_block;
-  scalar("cp_world", l.cp_world, 1, INT32_MAX / kv_block);
-  scalar("cp_rank", l.cp_rank, 0, l.cp_world - 1);
-  scalar("cp_interleave", l.cp_interleave, 1, INT32_MAX / l.cp_world);
+  check_scalar("cp_world", l.cp_world, 1, INT32_MAX / kv_block);
+  check_scalar("cp_rank", l.cp_rank, 0, l.cp_world - 1);
+  check_scalar("cp_interleave", l.cp_interleave, 1, INT32_MAX / l.cp_world);
   if (l.cp_world > 1 && kv_block % l.cp_interleave != 0) {
     fail("cp_interleave", "a divisor of " + std::to_string(kv_block) + " (block_size * blocks_per_kv_block)",
          std::to_string(l.cp_interleave));
   }
 }
 
-void Arguments::usable_workspace(const TensorView& view, int64_t words) const {
+void Arguments::check_workspace_size(const TensorView& view, int64_t words) const {
   constexpr uintptr_t kAlignment = 16;
   if (view.sizes[0] < words) {
     fail(view.name, "size >= " + std::to_string(words) + " (for this batch)", "size " + std::to_string(view.sizes[0]));
@@ -299,15 +304,15 @@ void Arguments::usable_workspace(const TensorView& view, int64_t words) const {
   }
 }
 
-void Arguments::disjoint() const {
-  for (const Seen& written : seen_) {
-    if (written.access != kWrite) continue;
-    const TensorView& v = written.view;
+void Arguments::check_no_overlap() const {
+  for (const CheckedTensor& output : checked_) {
+    if (output.access != kWrite) continue;
+    const TensorView& v = output.view;
     if (v.ndim == 2 && v.sizes[0] > 1 && v.sizes[1] > 0 && v.strides[0] < v.sizes[1]) {
       fail(v.name, "rows that do not overlap (it is written)", "outer stride " + std::to_string(v.strides[0]));
     }
-    for (const Seen& other : seen_) {
-      if (&other != &written && overlap(v, other.view)) {
+    for (const CheckedTensor& other : checked_) {
+      if (&other != &output && do_overlap(v, other.view)) {
         fail(v.name, "memory not shared with another argument (it is written)",
              std::string("memory shared with ") + other.view.name);
       }

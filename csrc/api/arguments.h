@@ -1,7 +1,7 @@
 // Checks of an operator's arguments, shared by all backends and both front ends (torch and numpy).
 //
-// They check what the host knows without waiting for a device: dtype, device, rank, sizes, strides, scalars, overlap.
-// A violation throws ArgumentError before anything is written; the message names op, argument, expected, got.
+// They check properties that the host knows without waiting for a device: dtype, device, rank, sizes, strides, scalars,
+// overlap. A violation throws ArgumentError before anything is written; the message names op, argument, expected, got.
 #pragma once
 
 #include <initializer_list>
@@ -28,7 +28,7 @@ enum class DType : int32_t {
   kBool,
   kInt32,
   kInt64,
-  // No operator takes the types below; they are for messages.
+  // No operator accepts the types below; they are used in error messages.
   kInt8,
   kInt16,
   kUInt8,
@@ -74,89 +74,94 @@ class Arguments {
 
   enum Access { kRead, kWrite };
 
-  // Every tensor must be on the device of the first one checked. Size -1 means any size.
-  void vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access = kRead);
-  const int32_t* int32s(const TensorView& view, int64_t size);
-  int32_t* written_int32s(const TensorView& view, int64_t size);
-  // A written vector of at least `low` items; `what` explains `low` in the message.
+  // Every tensor must be on the device of the first tensor checked. Size -1 means any size.
+  void check_vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access = kRead);
+  const int32_t* check_int32s(const TensorView& view, int64_t size);
+  int32_t* check_output_int32s(const TensorView& view, int64_t size);
+  // Checks an output vector with at least `min_size` items; the error message names `min_size_source` as the reason for
+  // the minimum.
   template <class T>
-  T* at_least(const TensorView& view, DType dtype, int64_t low, const char* what) {
-    vector_of_at_least(view, dtype, low, what, kWrite);
+  T* check_output_vector(const TensorView& view, DType dtype, int64_t min_size, const char* min_size_source) {
+    check_min_size_vector(view, dtype, min_size, min_size_source, kWrite);
     return static_cast<T*>(view.data);
   }
   // query_start_loc: [B + 1].
-  const int32_t* starts(const TensorView& view);
-  void matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access = kRead);
-  // A matrix of int32.
+  const int32_t* check_query_start_loc(const TensorView& view);
+  void check_matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access = kRead);
+  // An int32 matrix.
   template <class Token>
-  TokenRows<Token> rows(const TensorView& view, Access access = kRead) {
-    matrix(view, {DType::kInt32}, access);
+  TokenRows<Token> check_token_rows(const TensorView& view, Access access = kRead) {
+    check_matrix(view, {DType::kInt32}, access);
     return {static_cast<Token*>(view.data), view.sizes[0], view.sizes[1], view.strides[0]};
   }
-  TokenRows<const int32_t> sampled(const TensorView& view);
+  TokenRows<const int32_t> check_sampled_token_ids(const TensorView& view);
 
-  void shape(const TensorView& view, int64_t rows, int64_t columns) const;
-  // A uint8 matrix of that shape.
-  TokenRows<uint8_t> costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
-  // The table of costs, which must be contiguous: with token logits of logits.
-  CostTable cost_table(const TensorView& view, int64_t columns, const std::optional<TensorView>& token_logits);
+  void check_shape(const TensorView& view, int64_t rows, int64_t columns) const;
+  // A uint8 matrix of this shape.
+  TokenRows<uint8_t> check_costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
+  // Checks the cost table, which must be contiguous. Its elements are int16 logits if token_logits is given, otherwise
+  // uint8 costs.
+  CostTable check_cost_table(const TensorView& view, int64_t columns, const std::optional<TensorView>& token_logits);
 
-  IndexArray indices(const std::optional<TensorView>& view, int64_t size);
-  // The row of each of `batch` requests, out of `limit` rows; if absent, request i has row i.
-  IndexArray row_indices(const std::optional<TensorView>& view, const char* make_batch, int64_t batch, int64_t limit,
-                         const char* limit_of);
-  const uint8_t* mask(const std::optional<TensorView>& view, int64_t size);
-  void on_host(const char* because) const;
-  void absent(const std::optional<TensorView>& view, const char* because);
+  IndexArray check_indices(const std::optional<TensorView>& view, int64_t size);
+  // The row of each of `batch` requests, out of `limit` rows; if absent, request i has row i. Error messages name
+  // batch_source as the argument that determines the batch size, and limit_source as the reason for the limit.
+  IndexArray check_row_indices(const std::optional<TensorView>& view, const char* batch_source, int64_t batch,
+                               int64_t limit, const char* limit_source);
+  const uint8_t* check_mask(const std::optional<TensorView>& view, int64_t size);
+  void check_on_cpu(const char* reason) const;
+  void check_is_none(const std::optional<TensorView>& view, const char* reason);
 
-  void scalar(const char* name, int64_t value, int64_t low, int64_t high);
-  void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
-  void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
+  void check_scalar(const char* name, int64_t value, int64_t min, int64_t max);
+  void check_at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* limit_source);
+  void check_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
   // Checks that an index can hold n-grams of these lengths; those of a ladder are fixed.
-  void index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
-  LadderOptions ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
-                       const std::optional<TensorView>& token_logits);
-  LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
-                       bool fill);
-  // [kCostRows] uint8, or none: a scan's drafts are not cut by cost.
-  void scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs, int64_t cost_limit);
-  // A written [batch, any] matrix of token ids, int32 or int64.
-  DraftRows drafts(const TensorView& view, int64_t batch);
-  DraftCosts draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
-                         const char* because);
-  void slot_layout(const SlotLayout& layout);
+  void check_index_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
+  LadderOptions check_ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
+                             const std::optional<TensorView>& token_logits);
+  LookupOptions check_lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
+                             int64_t max_len, bool fill);
+  // match_costs is [kCostRows] uint8. If it is absent, drafts found by a scan are not truncated by cost.
+  void check_scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs, int64_t cost_limit);
+  // An output [batch, any] of token ids, int32 or int64.
+  DraftRows check_draft_rows(const TensorView& view, int64_t batch);
+  DraftCosts check_draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
+                               const char* reason);
+  void check_slot_layout(const SlotLayout& layout);
   // Checks a workspace for a kernel that needs `words` words.
-  void usable_workspace(const TensorView& view, int64_t words) const;
+  void check_workspace_size(const TensorView& view, int64_t words) const;
 
-  // A written tensor must not share memory with another argument, or between its own rows. Call it last.
-  void disjoint() const;
+  // Checks that no output tensor overlaps another argument and that the rows of an output do not overlap each other.
+  // Call it last.
+  void check_no_overlap() const;
 
   [[noreturn]] void fail(const char* name, const std::string& expected, const std::string& got) const;
 
  private:
-  struct Seen {
+  struct CheckedTensor {
     TensorView view;
     Access access;
   };
 
-  void tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access);
-  void vector_of_at_least(const TensorView& view, DType dtype, int64_t low, const char* what, Access access);
+  void check_tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access);
+  void check_min_size_vector(const TensorView& view, DType dtype, int64_t min_size, const char* min_size_source,
+                             Access access);
 
   const char* op_;
-  std::vector<Seen> seen_;
+  std::vector<CheckedTensor> checked_;
 };
 
 // Words (int32) of workspace that an operator needs for a batch on any device; -1 if it takes no workspace.
 int64_t workspace_words(std::string_view op, int64_t batch);
 
-// The interface of a front end F, torch's or numpy's, for the operators' bodies, the other headers of
-// this folder. F derives from Arguments; an object is one call.
+// Interface that a front end F (torch or numpy) provides to the operator implementations in the other headers of this
+// folder. F derives from Arguments; one F object represents one operator call.
 //   In, Optional            types of an argument, and of one that may be absent
 //   Output                  a new int32 tensor, on the device of the first argument
-//   view operator()(name, In), optional view operator()(name, Optional)
+//   TensorView view(name, In), optional<TensorView> view(name, Optional)
 //   Output empty(sizes...), int32_t* data(Output&)
 //   empty_tokens(item_bytes, rows, columns), void* tokens(...)   the same for token ids, int32 or int64
-//   workspace<Op>(params, given)   workspace of Op's kernel; its data() is null if the kernel needs none
+//   workspace<Op>(params, optional view)   workspace of Op's kernel; its data() is null if the kernel needs none
 //   run<Op>(params)         calls Op's kernel for the device
 //   results(Output&...)     the caller's return value
 //   static Executor executor()

@@ -1,5 +1,5 @@
-// Bodies of the operators for sampled tokens and for a drafter's batch: check the arguments, make the outputs, call the
-// kernel. `F` is the front end, torch or numpy (arguments.h).
+// Implementations of the operators that process sampled tokens and prepare the drafter's batch: they check the
+// arguments, allocate the outputs and call the kernel. `F` is the front end, torch or numpy (arguments.h).
 #pragma once
 
 #include "api/arguments.h"
@@ -18,23 +18,23 @@ auto prepare_next_token_ids(In<F> sampled_token_ids, Optional<F> discard, Option
                             int64_t vocab_size) {
   F call("prepare_next_token_ids");
   PrepareNextTokenIdsParams p{};
-  p.sampled_token_ids = call.sampled(call("sampled_token_ids", sampled_token_ids));
+  p.sampled_token_ids = call.check_sampled_token_ids(call.view("sampled_token_ids", sampled_token_ids));
   p.batch = p.sampled_token_ids.rows;
-  p.discard = call.mask(call("discard", discard), p.batch);
-  const auto backup = call("backup_token_ids", backup_token_ids);
-  const auto tokens = call("token_ids", token_ids);
-  const auto lengths = call("num_tokens", num_tokens);
-  const auto rows = call("row_indices", row_indices);
+  p.discard = call.check_mask(call.view("discard", discard), p.batch);
+  const auto backup = call.view("backup_token_ids", backup_token_ids);
+  const auto tokens = call.view("token_ids", token_ids);
+  const auto lengths = call.view("num_tokens", num_tokens);
+  const auto rows = call.view("row_indices", row_indices);
   if (backup) {
-    p.backup_token_ids = call.int32s(*backup, p.batch);
-    for (const auto& other : {tokens, lengths, rows}) call.absent(other, "backup_token_ids is given");
+    p.backup_token_ids = call.check_int32s(*backup, p.batch);
+    for (const auto& other : {tokens, lengths, rows}) call.check_is_none(other, "backup_token_ids is given");
   } else {
     if (!tokens) call.fail("token_ids", "a tensor (backup_token_ids is not given)", "None");
     if (!lengths) call.fail("num_tokens", "a tensor (token_ids is given)", "None");
-    p.token_ids = call.template rows<const int32_t>(*tokens);
-    p.num_tokens = call.int32s(*lengths, p.token_ids.rows);
-    p.row_indices = call.row_indices(rows, "sampled_token_ids", p.batch, p.token_ids.rows,
-                                     "rows of token_ids, without row_indices");
+    p.token_ids = call.template check_token_rows<const int32_t>(*tokens);
+    p.num_tokens = call.check_int32s(*lengths, p.token_ids.rows);
+    p.row_indices = call.check_row_indices(rows, "sampled_token_ids", p.batch, p.token_ids.rows,
+                                           "number of rows of token_ids, because row_indices is None");
   }
   p.vocab_size = vocab_size;
   auto next_token_ids = call.empty(p.batch);
@@ -49,11 +49,11 @@ template <class F>
 auto prepare_inputs_padded(In<F> cu_num_draft_tokens, In<F> num_sampled, In<F> query_start_loc) {
   F call("prepare_inputs_padded");
   PrepareInputsPaddedParams p{};
-  const TensorView drafts = call("cu_num_draft_tokens", cu_num_draft_tokens);
-  p.cu_num_draft_tokens = call.int32s(drafts, -1);
+  const TensorView drafts = call.view("cu_num_draft_tokens", cu_num_draft_tokens);
+  p.cu_num_draft_tokens = call.check_int32s(drafts, -1);
   p.batch = drafts.sizes[0];
-  p.num_sampled = call.int32s(call("num_sampled", num_sampled), p.batch);
-  p.query_start_loc = call.int32s(call("query_start_loc", query_start_loc), p.batch + 1);
+  p.num_sampled = call.check_int32s(call.view("num_sampled", num_sampled), p.batch);
+  p.query_start_loc = call.check_int32s(call.view("query_start_loc", query_start_loc), p.batch + 1);
   auto token_indices_to_sample = call.empty(p.batch);
   auto num_rejected = call.empty(p.batch);
   p.token_indices_to_sample = call.data(token_indices_to_sample);
@@ -66,12 +66,12 @@ template <class F>
 auto prepare_inputs(In<F> query_start_loc, In<F> seq_lens, In<F> num_rejected, int64_t total_tokens) {
   F call("prepare_inputs");
   PrepareInputsParams p{};
-  const TensorView starts = call("query_start_loc", query_start_loc);
-  p.query_start_loc = call.starts(starts);
+  const TensorView starts = call.view("query_start_loc", query_start_loc);
+  p.query_start_loc = call.check_query_start_loc(starts);
   p.batch = starts.sizes[0] - 1;
-  p.seq_lens = call.int32s(call("seq_lens", seq_lens), p.batch);
-  p.num_rejected = call.int32s(call("num_rejected", num_rejected), p.batch);
-  call.scalar("total_tokens", total_tokens, 0, INT32_MAX);
+  p.seq_lens = call.check_int32s(call.view("seq_lens", seq_lens), p.batch);
+  p.num_rejected = call.check_int32s(call.view("num_rejected", num_rejected), p.batch);
+  call.check_scalar("total_tokens", total_tokens, 0, INT32_MAX);
   p.total_tokens = total_tokens;
   auto query_start_loc_out = call.empty(p.batch + 1);
   auto seq_lens_out = call.empty(p.batch);
@@ -88,19 +88,19 @@ void prepare_input_ids_(In<F> input_ids, In<F> query_start_loc, In<F> prev_posit
                         In<F> draft_token_ids, In<F> num_scheduled_drafts, int64_t pad_token) {
   F call("prepare_input_ids_");
   PrepareInputIdsParams p{};
-  const TensorView inputs = call("input_ids", input_ids);
-  p.input_ids = call.written_int32s(inputs, -1);
+  const TensorView inputs = call.view("input_ids", input_ids);
+  p.input_ids = call.check_output_int32s(inputs, -1);
   p.num_inputs = inputs.sizes[0];
-  const TensorView previous = call("prev_positions", prev_positions);
-  p.prev_positions = call.indices(previous, -1);
+  const TensorView previous = call.view("prev_positions", prev_positions);
+  p.prev_positions = call.check_indices(previous, -1);
   p.batch = previous.sizes[0];
-  p.query_start_loc = call.int32s(call("query_start_loc", query_start_loc), p.batch + 1);
-  p.draft_token_ids = call.template rows<const int32_t>(call("draft_token_ids", draft_token_ids));
-  p.next_token_ids = call.int32s(call("next_token_ids", next_token_ids), p.draft_token_ids.rows);
-  p.num_scheduled_drafts = call.int32s(call("num_scheduled_drafts", num_scheduled_drafts), p.batch);
-  call.scalar("pad_token", pad_token, INT32_MIN, INT32_MAX);
+  p.query_start_loc = call.check_int32s(call.view("query_start_loc", query_start_loc), p.batch + 1);
+  p.draft_token_ids = call.template check_token_rows<const int32_t>(call.view("draft_token_ids", draft_token_ids));
+  p.next_token_ids = call.check_int32s(call.view("next_token_ids", next_token_ids), p.draft_token_ids.rows);
+  p.num_scheduled_drafts = call.check_int32s(call.view("num_scheduled_drafts", num_scheduled_drafts), p.batch);
+  call.check_scalar("pad_token", pad_token, INT32_MIN, INT32_MAX);
   p.pad_token = static_cast<int32_t>(pad_token);
-  call.disjoint();
+  call.check_no_overlap();
   if (p.batch > 0 && p.num_inputs > 0) call.template run<prepare_input_ids__op>(p);
 }
 

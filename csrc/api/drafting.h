@@ -1,5 +1,5 @@
-// Bodies of the operators that look up n-grams: check the arguments, make the outputs, call the kernel. `F` is the
-// front end, torch or numpy (arguments.h).
+// Implementations of the operators that look up n-grams: they check the arguments, allocate the outputs and call the
+// kernel. `F` is the front end, torch or numpy (arguments.h).
 #pragma once
 
 #include "api/arguments.h"
@@ -15,7 +15,7 @@ NGRAM_NPU_OPERATOR(ngram_index_step_, NgramIndexStepParams)
 NGRAM_NPU_OPERATOR(ngram_index_append_, NgramIndexAppendParams)
 NGRAM_NPU_OPERATOR(ngram_index_reset_, NgramIndexResetParams)
 
-// The last outputs of every lookup: [B, k], [B], [B].
+// The outputs of every lookup: [B, k], [B], [B].
 template <class F>
 struct DraftOutputs {
   typename F::Output draft_token_ids, num_draft_tokens, match_len;
@@ -31,34 +31,34 @@ struct DraftOutputs {
   }
 };
 
-// The rows, their lengths, and the row of each request.
+// Checks the rows, their lengths, and the row of each request.
 template <class F, class Params>
 void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<F> row_indices) {
-  p.token_ids = call.template rows<const int32_t>(call("token_ids", token_ids));
-  p.num_tokens = call.int32s(call("num_tokens", num_tokens), p.token_ids.rows);
-  const auto rows = call("row_indices", row_indices);
-  p.row_indices = call.indices(rows, -1);
+  p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
+  p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
+  const auto rows = call.view("row_indices", row_indices);
+  p.row_indices = call.check_indices(rows, -1);
   p.batch = rows ? rows->sizes[0] : p.token_ids.rows;
 }
 
-constexpr const char* kIndexOnHost = "the index is in host memory; other devices scan";
+constexpr const char* kIndexOnCpu = "the index is in host memory; other devices scan";
 
 template <class F>
 IndexAccess check_index(F& call, In<F> index, Optional<F> slot_indices, int64_t batch) {
-  call.on_host(kIndexOnHost);
-  const TensorView view = call("index", index);
-  int32_t* words = call.written_int32s(view, -1);
-  return {words, view.sizes[0], call.indices(call("slot_indices", slot_indices), batch)};
+  call.check_on_cpu(kIndexOnCpu);
+  const TensorView view = call.view("index", index);
+  int32_t* words = call.check_output_int32s(view, -1);
+  return {words, view.sizes[0], call.check_indices(call.view("slot_indices", slot_indices), batch)};
 }
 
 template <class F>
 std::optional<TensorView> check_workspace(F& call, Optional<F> workspace) {
-  const auto view = call("workspace", workspace);
-  if (view) call.written_int32s(*view, -1);
+  const auto view = call.view("workspace", workspace);
+  if (view) call.check_output_int32s(*view, -1);
   return view;
 }
 
-// Calls an operator's kernel: `all` are its parameters, `p` those of its lookup.
+// Calls an operator's kernel. `all` are the operator's parameters, `p` is the part of them for the lookup.
 template <class Operator, class F, class Params>
 void run_lookup(F& call, typename Operator::Params& all, Params& p, const std::optional<TensorView>& workspace) {
   if (p.batch == 0) return;
@@ -75,7 +75,7 @@ NgramProposeParams check_propose(F& call, In<F> token_ids, In<F> num_tokens, Opt
                                  Optional<F> num_sampled) {
   NgramProposeParams p{};
   check_rows(call, p, token_ids, num_tokens, row_indices);
-  if (const auto counts = call("num_sampled", num_sampled)) p.num_sampled = call.int32s(*counts, p.batch);
+  if (const auto counts = call.view("num_sampled", num_sampled)) p.num_sampled = call.check_int32s(*counts, p.batch);
   return p;
 }
 
@@ -92,9 +92,9 @@ auto ngram_propose(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, O
                    Optional<F> match_costs, int64_t cost_limit, bool fill) {
   F call("ngram_propose");
   NgramProposeParams p = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
-  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
-  call.scan_costs(&p.lookup, call("match_costs", match_costs), cost_limit);
-  call.disjoint();
+  p.lookup = call.check_lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.check_scan_costs(&p.lookup, call.view("match_costs", match_costs), cost_limit);
+  call.check_no_overlap();
   return run_propose<ngram_propose_op>(call, p, p);
 }
 
@@ -105,16 +105,16 @@ void ngram_propose_(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, 
                     Optional<F> draft_costs, Optional<F> workspace) {
   F call("ngram_propose_");
   NgramProposeParams p = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
-  const TensorView drafts = call("draft_token_ids", draft_token_ids);
-  p.draft_token_ids = call.drafts(drafts, p.batch);
-  p.lookup = call.lookup(min_n, max_n, drafts.sizes[1], match_policy, overlap, max_len, fill);
-  call.scan_costs(&p.lookup, call("match_costs", match_costs), cost_limit);
-  p.num_draft_tokens = call.written_int32s(call("num_draft_tokens", num_draft_tokens), p.batch);
-  p.match_len = call.written_int32s(call("match_len", match_len), p.batch);
-  p.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.batch, p.lookup.k,
-                                   p.lookup.match_costs != nullptr, "without match_costs");
+  const TensorView drafts = call.view("draft_token_ids", draft_token_ids);
+  p.draft_token_ids = call.check_draft_rows(drafts, p.batch);
+  p.lookup = call.check_lookup(min_n, max_n, drafts.sizes[1], match_policy, overlap, max_len, fill);
+  call.check_scan_costs(&p.lookup, call.view("match_costs", match_costs), cost_limit);
+  p.num_draft_tokens = call.check_output_int32s(call.view("num_draft_tokens", num_draft_tokens), p.batch);
+  p.match_len = call.check_output_int32s(call.view("match_len", match_len), p.batch);
+  p.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.batch, p.lookup.k,
+                                         p.lookup.match_costs != nullptr, "without match_costs");
   const auto memory = check_workspace(call, workspace);
-  call.disjoint();
+  call.check_no_overlap();
   run_lookup<ngram_propose_op>(call, p, p, memory);
 }
 
@@ -126,14 +126,14 @@ auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Option
   F call("ngram_index_propose_");
   NgramIndexProposeParams p{};
   p.propose = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
-  p.propose.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
-  call.index_span(min_n, max_n, match_policy, ladder);
+  p.propose.lookup = call.check_lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.check_index_ngram_range(min_n, max_n, match_policy, ladder);
   p.index = check_index(call, index, slot_indices, p.propose.batch);
-  p.catch_up_tokens = cpu::kOperatorCatchUpTokens;
-  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
-  p.propose.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.propose.batch, k,
-                                           p.ladder.costs != nullptr, "without costs");
-  call.disjoint();
+  p.catch_up_tokens = cpu::kMaxOperatorCatchUpTokens;
+  p.ladder = call.check_ladder(ladder, call.view("costs", costs), cost_limit, call.view("token_logits", token_logits));
+  p.propose.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.propose.batch, k,
+                                                 p.ladder.costs != nullptr, "without costs");
+  call.check_no_overlap();
   return run_propose<ngram_index_propose__op>(call, p, p.propose);
 }
 
@@ -142,13 +142,13 @@ template <class F>
 NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Optional<F> discard,
                            Optional<F> row_indices, bool advance, int64_t vocab_size) {
   NgramStepParams p{};
-  p.token_ids = call.template rows<int32_t>(call("token_ids", token_ids), Arguments::kWrite);
-  p.num_tokens = call.written_int32s(call("num_tokens", num_tokens), p.token_ids.rows);
-  p.sampled_token_ids = call.sampled(call("sampled_token_ids", sampled_token_ids));
+  p.token_ids = call.template check_token_rows<int32_t>(call.view("token_ids", token_ids), Arguments::kWrite);
+  p.num_tokens = call.check_output_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
+  p.sampled_token_ids = call.check_sampled_token_ids(call.view("sampled_token_ids", sampled_token_ids));
   p.batch = p.sampled_token_ids.rows;
-  p.discard = call.mask(call("discard", discard), p.batch);
-  p.row_indices = call.row_indices(call("row_indices", row_indices), "sampled_token_ids", p.batch, p.token_ids.rows,
-                                   "rows of token_ids, without row_indices");
+  p.discard = call.check_mask(call.view("discard", discard), p.batch);
+  p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "sampled_token_ids", p.batch,
+                                         p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
   p.advance = advance;
   p.vocab_size = vocab_size;
   return p;
@@ -174,12 +174,12 @@ auto ngram_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Opt
   F call("ngram_step_");
   NgramStepParams p =
       check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
-  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
-  call.scan_costs(&p.lookup, call("match_costs", match_costs), cost_limit);
-  p.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.batch, k, p.lookup.match_costs != nullptr,
-                                   "without match_costs");
+  p.lookup = call.check_lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.check_scan_costs(&p.lookup, call.view("match_costs", match_costs), cost_limit);
+  p.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.batch, k,
+                                         p.lookup.match_costs != nullptr, "without match_costs");
   const auto memory = check_workspace(call, workspace);
-  call.disjoint();
+  call.check_no_overlap();
   return run_step<ngram_step__op>(call, p, p, memory);
 }
 
@@ -192,14 +192,14 @@ auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_id
   F call("ngram_index_step_");
   NgramIndexStepParams p{};
   p.step = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
-  p.step.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
-  call.index_span(min_n, max_n, match_policy, ladder);
+  p.step.lookup = call.check_lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.check_index_ngram_range(min_n, max_n, match_policy, ladder);
   p.index = check_index(call, index, slot_indices, p.step.batch);
-  p.catch_up_tokens = cpu::kOperatorCatchUpTokens;
-  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
-  p.step.draft_costs =
-      call.draft_costs(call("draft_costs", draft_costs), p.step.batch, k, p.ladder.costs != nullptr, "without costs");
-  call.disjoint();
+  p.catch_up_tokens = cpu::kMaxOperatorCatchUpTokens;
+  p.ladder = call.check_ladder(ladder, call.view("costs", costs), cost_limit, call.view("token_logits", token_logits));
+  p.step.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.step.batch, k,
+                                              p.ladder.costs != nullptr, "without costs");
+  call.check_no_overlap();
   return run_step<ngram_index_step__op>(call, p, p.step);
 }
 
@@ -210,8 +210,8 @@ void ngram_index_append_(In<F> token_ids, In<F> num_tokens, In<F> index, Optiona
   F call("ngram_index_append_");
   NgramIndexAppendParams p{};
   check_rows(call, p, token_ids, num_tokens, row_indices);
-  call.ngram_range(min_n, max_n, match_policy);
-  call.index_span(min_n, max_n, match_policy, ladder);
+  call.check_ngram_range(min_n, max_n, match_policy);
+  call.check_index_ngram_range(min_n, max_n, match_policy, ladder);
   if (outcomes && !ladder) call.fail("outcomes", "False without ladder", "True");
   p.index = check_index(call, index, slot_indices, p.batch);
   p.ladder = ladder;
@@ -219,7 +219,7 @@ void ngram_index_append_(In<F> token_ids, In<F> num_tokens, In<F> index, Optiona
   p.min_n = min_n;
   p.max_n = max_n;
   p.match_policy = static_cast<int32_t>(match_policy);
-  call.disjoint();
+  call.check_no_overlap();
   if (p.batch == 0) return;
   const Executor executor = F::executor();
   p.executor = &executor;
@@ -230,14 +230,14 @@ template <class F>
 void ngram_index_reset_(In<F> index, In<F> slot_indices) {
   F call("ngram_index_reset_");
   NgramIndexResetParams p{};
-  const TensorView words = call("index", index);
-  p.index.words = call.written_int32s(words, -1);
-  call.on_host(kIndexOnHost);
+  const TensorView words = call.view("index", index);
+  p.index.words = call.check_output_int32s(words, -1);
+  call.check_on_cpu(kIndexOnCpu);
   p.index.num_words = words.sizes[0];
-  const TensorView slots = call("slot_indices", slot_indices);
-  p.index.slot_indices = call.indices(slots, -1);
+  const TensorView slots = call.view("slot_indices", slot_indices);
+  p.index.slot_indices = call.check_indices(slots, -1);
   p.count = slots.sizes[0];
-  call.disjoint();
+  call.check_no_overlap();
   if (p.count > 0) call.template run<ngram_index_reset__op>(p);
 }
 

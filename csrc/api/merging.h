@@ -1,5 +1,5 @@
-// Body of the operator that chooses between drafts of a neural drafter and of n-grams: check the arguments, make the
-// outputs, call the kernel. `F` is the front end, torch or numpy (arguments.h).
+// Implementation of the operator that chooses between the neural draft and the n-gram draft: it checks the arguments,
+// allocates the outputs and calls the kernel. `F` is the front end, torch or numpy (arguments.h).
 #pragma once
 
 #include "api/arguments.h"
@@ -17,66 +17,66 @@ auto merge_drafts_(In<F> neural_draft_token_ids, In<F> ngram_draft_token_ids, In
                    int64_t min_match_len, int64_t threshold, bool extend) {
   F call("merge_drafts_");
   MergeDraftsParams p{};
-  const TensorView neural = call("neural_draft_token_ids", neural_draft_token_ids);
-  call.matrix(neural, {DType::kInt32, DType::kInt64});
+  const TensorView neural = call.view("neural_draft_token_ids", neural_draft_token_ids);
+  call.check_matrix(neural, {DType::kInt32, DType::kInt64});
   p.neural_draft_token_ids = neural.data;
   p.batch = neural.sizes[0];
   p.neural_width = neural.sizes[1];
   p.neural_stride = neural.strides[0];
   p.token_bytes = static_cast<int32_t>(neural.item_bytes);
-  const TensorView ngram = call("ngram_draft_token_ids", ngram_draft_token_ids);
-  p.ngram_draft_token_ids = call.template rows<const int32_t>(ngram);
+  const TensorView ngram = call.view("ngram_draft_token_ids", ngram_draft_token_ids);
+  p.ngram_draft_token_ids = call.template check_token_rows<const int32_t>(ngram);
   const int64_t k = ngram.sizes[1];
-  call.shape(ngram, p.batch, k);
-  call.scalar("ngram_draft_token_ids width", k, 0, kMaxDraftTokens);
-  call.at_most("neural_draft_token_ids", "width", p.neural_width, k, "width of ngram_draft_token_ids");
-  p.num_ngram_draft_tokens = call.int32s(call("num_ngram_draft_tokens", num_ngram_draft_tokens), p.batch);
-  p.match_len = call.int32s(call("match_len", match_len), p.batch);
-  if (const auto counts = call("num_neural_draft_tokens", num_neural_draft_tokens)) {
-    p.num_neural_draft_tokens = call.int32s(*counts, p.batch);
+  call.check_shape(ngram, p.batch, k);
+  call.check_scalar("ngram_draft_token_ids width", k, 0, kMaxDraftTokens);
+  call.check_at_most("neural_draft_token_ids", "width", p.neural_width, k, "width of ngram_draft_token_ids");
+  p.num_ngram_draft_tokens = call.check_int32s(call.view("num_ngram_draft_tokens", num_ngram_draft_tokens), p.batch);
+  p.match_len = call.check_int32s(call.view("match_len", match_len), p.batch);
+  if (const auto counts = call.view("num_neural_draft_tokens", num_neural_draft_tokens)) {
+    p.num_neural_draft_tokens = call.check_int32s(*counts, p.batch);
   }
 
-  const auto costs_of = [&](const std::optional<TensorView>& view, int64_t width) {
-    const TokenRows<uint8_t> rows = view ? call.costs(*view, p.batch, width) : TokenRows<uint8_t>{};
+  const auto check_optional_costs = [&](const std::optional<TensorView>& view, int64_t width) {
+    const TokenRows<uint8_t> rows = view ? call.check_costs(*view, p.batch, width) : TokenRows<uint8_t>{};
     return TokenRows<const uint8_t>{rows.data, rows.rows, rows.capacity, rows.stride};
   };
-  const auto by_draft = call("draft_costs", draft_costs);
-  const auto by_match = call("match_costs", match_costs);
-  const auto of_neural = call("neural_draft_costs", neural_draft_costs);
-  p.draft_costs = costs_of(by_draft, k);
-  if (by_match) {
-    if (by_draft) call.absent(by_match, "draft_costs is given");
-    call.vector(*by_match, {DType::kUInt8}, kCostRows);
-    p.match_costs = static_cast<const uint8_t*>(by_match->data);
+  const auto draft_costs_view = call.view("draft_costs", draft_costs);
+  const auto match_costs_view = call.view("match_costs", match_costs);
+  const auto neural_costs_view = call.view("neural_draft_costs", neural_draft_costs);
+  p.draft_costs = check_optional_costs(draft_costs_view, k);
+  if (match_costs_view) {
+    if (draft_costs_view) call.check_is_none(match_costs_view, "draft_costs is given");
+    call.check_vector(*match_costs_view, {DType::kUInt8}, kCostRows);
+    p.match_costs = static_cast<const uint8_t*>(match_costs_view->data);
   }
-  p.neural_draft_costs = costs_of(of_neural, p.neural_width);
-  constexpr const char* kWithoutCosts = "without draft_costs or match_costs";
-  if (!by_draft && !by_match) {
-    call.absent(of_neural, kWithoutCosts);
-    call.at_most("threshold", "threshold", threshold, 0, kWithoutCosts);
+  p.neural_draft_costs = check_optional_costs(neural_costs_view, p.neural_width);
+  constexpr const char* kNoCosts = "draft_costs and match_costs are both None";
+  if (!draft_costs_view && !match_costs_view) {
+    call.check_is_none(neural_costs_view, kNoCosts);
+    call.check_at_most("threshold", "threshold", threshold, 0, kNoCosts);
   }
 
-  const auto rows = call("row_indices", row_indices);
-  const auto sampled = call("num_sampled", num_sampled);
-  if (sampled) p.num_sampled = call.int32s(*sampled, p.batch);
-  if (const auto verified = call("num_scheduled_drafts", num_scheduled_drafts)) {
-    p.num_scheduled_drafts = call.int32s(*verified, p.batch);
+  const auto rows = call.view("row_indices", row_indices);
+  const auto sampled = call.view("num_sampled", num_sampled);
+  if (sampled) p.num_sampled = call.check_int32s(*sampled, p.batch);
+  if (const auto scheduled_view = call.view("num_scheduled_drafts", num_scheduled_drafts)) {
+    p.num_scheduled_drafts = call.check_int32s(*scheduled_view, p.batch);
   }
-  if (const auto acceptance = call("neural_acceptance", neural_acceptance)) {
-    p.neural_acceptance = call.template rows<int32_t>(*acceptance, Arguments::kWrite);
-    call.shape(*acceptance, acceptance->sizes[0], kAcceptanceColumns);
+  if (const auto acceptance = call.view("neural_acceptance", neural_acceptance)) {
+    p.neural_acceptance = call.template check_token_rows<int32_t>(*acceptance, Arguments::kWrite);
+    call.check_shape(*acceptance, acceptance->sizes[0], kAcceptanceColumns);
     if (!sampled) call.fail("num_sampled", "a tensor (neural_acceptance is given)", "None");
-    p.row_indices = call.row_indices(rows, "neural_draft_token_ids", p.batch, p.neural_acceptance.rows,
-                                     "rows of neural_acceptance, without row_indices");
+    p.row_indices = call.check_row_indices(rows, "neural_draft_token_ids", p.batch, p.neural_acceptance.rows,
+                                           "number of rows of neural_acceptance, because row_indices is None");
   } else {
-    p.row_indices = call.indices(rows, p.batch);
+    p.row_indices = call.check_indices(rows, p.batch);
   }
-  call.scalar("min_match_len", min_match_len, 0, INT32_MAX);
+  call.check_scalar("min_match_len", min_match_len, 0, INT32_MAX);
   p.min_match_len = min_match_len;
-  call.scalar("threshold", threshold, 0, INT32_MAX);
+  call.check_scalar("threshold", threshold, 0, INT32_MAX);
   p.threshold = threshold;
   p.extend = extend;
-  call.disjoint();
+  call.check_no_overlap();
 
   auto draft_token_ids = call.empty_tokens(p.token_bytes, p.batch, k);
   auto num_draft_tokens = call.empty(p.batch);

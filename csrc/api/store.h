@@ -1,5 +1,5 @@
-// Bodies of the operators of the store that requests share: check the arguments, call the kernel. `F` is the front end,
-// torch or numpy (arguments.h).
+// Implementations of the operators of the store that requests share: they check the arguments and call the kernel. `F`
+// is the front end, torch or numpy (arguments.h).
 #pragma once
 
 #include "api/arguments.h"
@@ -12,8 +12,8 @@ NGRAM_NPU_OPERATOR(ngram_store_finish_, NgramStoreFinishParams)
 
 template <class F>
 StoreAccess check_store(F& call, In<F> store) {
-  const TensorView view = call("store", store);
-  int32_t* words = call.written_int32s(view, -1);
+  const TensorView view = call.view("store", store);
+  int32_t* words = call.check_output_int32s(view, -1);
   return {words, view.sizes[0]};
 }
 
@@ -24,32 +24,32 @@ void ngram_store_step_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, In<
                        Optional<F> token_logits) {
   F call("ngram_store_step_");
   NgramStoreStepParams p{};
-  p.token_ids = call.template rows<const int32_t>(call("token_ids", token_ids));
-  p.num_tokens = call.int32s(call("num_tokens", num_tokens), p.token_ids.rows);
-  const TensorView sampled = call("num_sampled", num_sampled);
-  p.num_sampled = call.int32s(sampled, -1);
+  p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
+  p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
+  const TensorView sampled = call.view("num_sampled", num_sampled);
+  p.num_sampled = call.check_int32s(sampled, -1);
   p.batch = sampled.sizes[0];
-  p.row_indices = call.row_indices(call("row_indices", row_indices), "num_sampled", p.batch, p.token_ids.rows,
-                                   "rows of token_ids, without row_indices");
+  p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
+                                         p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
   p.store = check_store(call, store);
-  p.slot_indices = call.indices(call("slot_indices", slot_indices), p.batch);
-  p.scopes = call.indices(call("scopes", scopes), p.batch);
-  const TensorView drafts = call("draft_token_ids", draft_token_ids);
-  p.draft_token_ids = call.template rows<int32_t>(drafts, Arguments::kWrite);
-  call.shape(drafts, p.batch, drafts.sizes[1]);
-  call.scalar("draft_token_ids width", drafts.sizes[1], 0, kMaxDraftTokens);
-  p.num_draft_tokens = call.written_int32s(call("num_draft_tokens", num_draft_tokens), p.batch);
-  p.match_len = call.written_int32s(call("match_len", match_len), p.batch);
-  p.draft_costs = call.costs(call("draft_costs", draft_costs), p.batch, drafts.sizes[1], Arguments::kWrite);
+  p.slot_indices = call.check_indices(call.view("slot_indices", slot_indices), p.batch);
+  p.scopes = call.check_indices(call.view("scopes", scopes), p.batch);
+  const TensorView drafts = call.view("draft_token_ids", draft_token_ids);
+  p.draft_token_ids = call.template check_token_rows<int32_t>(drafts, Arguments::kWrite);
+  call.check_shape(drafts, p.batch, drafts.sizes[1]);
+  call.check_scalar("draft_token_ids width", drafts.sizes[1], 0, kMaxDraftTokens);
+  p.num_draft_tokens = call.check_output_int32s(call.view("num_draft_tokens", num_draft_tokens), p.batch);
+  p.match_len = call.check_output_int32s(call.view("match_len", match_len), p.batch);
+  p.draft_costs = call.check_costs(call.view("draft_costs", draft_costs), p.batch, drafts.sizes[1], Arguments::kWrite);
   p.max_len = max_len;
-  const CostTable table =
-      call.cost_table(call("costs", costs), store::kStoreCostColumns, call("token_logits", token_logits));
+  const CostTable table = call.check_cost_table(call.view("costs", costs), store::kStoreCostColumns,
+                                                call.view("token_logits", token_logits));
   p.costs = table.cells;
   p.token_logits = table.token_logits;
-  call.scalar("cost_limit", cost_limit, 0, INT32_MAX);
+  call.check_scalar("cost_limit", cost_limit, 0, INT32_MAX);
   p.cost_limit = cost_limit;
   p.fill = fill;
-  call.disjoint();
+  call.check_no_overlap();
   if (p.batch > 0) call.template run<ngram_store_step__op>(p);
 }
 
@@ -58,10 +58,10 @@ void ngram_store_finish_(In<F> store, In<F> slot_indices) {
   F call("ngram_store_finish_");
   NgramStoreFinishParams p{};
   p.store = check_store(call, store);
-  const TensorView slots = call("slot_indices", slot_indices);
-  p.slot_indices = call.indices(slots, -1);
+  const TensorView slots = call.view("slot_indices", slot_indices);
+  p.slot_indices = call.check_indices(slots, -1);
   p.count = slots.sizes[0];
-  call.disjoint();
+  call.check_no_overlap();
   if (p.count > 0) call.template run<ngram_store_finish__op>(p);
 }
 

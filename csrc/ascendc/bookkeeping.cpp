@@ -1,25 +1,26 @@
-// AscendC kernels of the operators for sampled tokens and for a drafter's batch, launched by plans.h.
+// AscendC kernels of the operators that process sampled tokens and prepare the drafter's batch, launched by plans.h.
 #include "core/bookkeeping.h"
 
 #include "ascendc/device.h"
 
 namespace ngram_npu::ascendc {
 
-// The rows of sampled tokens of a pass of requests, each at a multiple of 32 bytes.
+// The sampled tokens of the requests in one pass; each row is aligned to 32 bytes.
 class SampledRows {
  public:
   struct Row {
     const Local<int32_t>& rows;
-    int64_t at;
-    __aicore__ inline int32_t operator[](int64_t t) const { return rows.get(at + t); }
+    int64_t offset;
+    __aicore__ inline int32_t operator[](int64_t t) const { return rows.get(offset + t); }
   };
 
-  __aicore__ inline SampledRows(AscendC::TPipe& pipe, int64_t per_pass) : rows_(pipe, per_pass * kTokenPlace) {}
+  __aicore__ inline SampledRows(AscendC::TPipe& pipe, int64_t per_pass)
+      : rows_(pipe, per_pass * kSampledTokensStride) {}
 
   __aicore__ inline void load(const TokenRows<const int32_t>& sampled, int64_t first, int64_t count) {
-    for (int64_t j = 0; j < count; ++j) rows_.load(j * kTokenPlace, sampled[first + j], sampled.capacity);
+    for (int64_t j = 0; j < count; ++j) rows_.load(j * kSampledTokensStride, sampled[first + j], sampled.capacity);
   }
-  __aicore__ inline Row operator[](int64_t j) const { return {rows_, j * kTokenPlace}; }
+  __aicore__ inline Row operator[](int64_t j) const { return {rows_, j * kSampledTokensStride}; }
 
  private:
   Local<int32_t> rows_;
@@ -27,34 +28,35 @@ class SampledRows {
 
 __aicore__ inline void prepare_next_token_ids_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<PrepareNextTokenIdsParams>(args.params);
-  const auto share = read_as<Shares>(args.tiling);
+  const auto core_tiling = read_as<CoreTiling>(args.tiling);
   AscendC::TPipe pipe;
-  SampledRows sampled(pipe, share.per_pass);
-  InUb<uint8_t> discard(pipe, p.discard, share.per_pass);
-  Local<int32_t> tokens(pipe, share.per_pass);
-  Local<int32_t> num_sampled(pipe, share.per_pass);
-  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    const int64_t count = smaller(share.per_pass, p.batch - first);
-    order<AscendC::HardEvent::S_MTE2>();
+  SampledRows sampled(pipe, core_tiling.per_pass);
+  UbWindow<uint8_t> discard(pipe, p.discard, core_tiling.per_pass);
+  Local<int32_t> tokens(pipe, core_tiling.per_pass);
+  Local<int32_t> num_sampled(pipe, core_tiling.per_pass);
+  for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
+    const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
+    sync_pipes<AscendC::HardEvent::S_MTE2>();
     sampled.load(p.sampled_token_ids, first, count);
     if (p.discard != nullptr) discard.load(first, count);
-    order<AscendC::HardEvent::MTE2_S>();
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
       const bool discarded = p.discard != nullptr && discard[first + j] != 0;
       const NextToken next = next_token(p, first + j, sampled[j], discarded);
       tokens.set(j, next.token);
       num_sampled.set(j, next.num_sampled);
     }
-    order<AscendC::HardEvent::S_MTE3>();
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
     tokens.store(0, p.next_token_ids + first, count);
     num_sampled.store(0, p.num_sampled + first, count);
-    order<AscendC::HardEvent::MTE3_S>();
+    sync_pipes<AscendC::HardEvent::MTE3_S>();
   }
 }
 
-// The inputs of PrepareInputsPaddedParams for a pass of requests, under their names.
+// The inputs of PrepareInputsPaddedParams for one pass of requests, with the same member names, so that the functions
+// in core/ accept it.
 struct StagedBatch {
-  InUb<int32_t> cu_num_draft_tokens, num_sampled, query_start_loc;
+  UbWindow<int32_t> cu_num_draft_tokens, num_sampled, query_start_loc;
 
   __aicore__ inline void load(int64_t first, int64_t count) {
     const int64_t before = first > 0 ? 1 : 0;
@@ -66,45 +68,46 @@ struct StagedBatch {
 
 __aicore__ inline void prepare_inputs_padded_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<PrepareInputsPaddedParams>(args.params);
-  const Shares share = read_as<Shares>(args.tiling);
+  const CoreTiling core_tiling = read_as<CoreTiling>(args.tiling);
   AscendC::TPipe pipe;
-  StagedBatch batch{{pipe, p.cu_num_draft_tokens, share.per_pass + 1},
-                    {pipe, p.num_sampled, share.per_pass},
-                    {pipe, p.query_start_loc, share.per_pass + 1}};
-  Local<int32_t> indices(pipe, share.per_pass);
-  Local<int32_t> rejected(pipe, share.per_pass);
-  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    const int64_t count = smaller(share.per_pass, p.batch - first);
-    order<AscendC::HardEvent::S_MTE2>();
+  StagedBatch batch{{pipe, p.cu_num_draft_tokens, core_tiling.per_pass + 1},
+                    {pipe, p.num_sampled, core_tiling.per_pass},
+                    {pipe, p.query_start_loc, core_tiling.per_pass + 1}};
+  Local<int32_t> indices(pipe, core_tiling.per_pass);
+  Local<int32_t> rejected(pipe, core_tiling.per_pass);
+  for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
+    const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
+    sync_pipes<AscendC::HardEvent::S_MTE2>();
     batch.load(first, count);
-    order<AscendC::HardEvent::MTE2_S>();
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
-      const int32_t drafts_rejected = rejected_of(batch, first + j);
+      const int32_t drafts_rejected = num_rejected_drafts(batch, first + j);
       rejected.set(j, drafts_rejected);
       indices.set(j, index_to_sample(batch, first + j, drafts_rejected));
     }
-    order<AscendC::HardEvent::S_MTE3>();
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
     rejected.store(0, p.num_rejected + first, count);
     indices.store(0, p.token_indices_to_sample + first, count);
-    order<AscendC::HardEvent::MTE3_S>();
+    sync_pipes<AscendC::HardEvent::MTE3_S>();
   }
 }
 
-// The numbers of tokens that each request of a stretch keeps and drops: a vector version of kept_tokens().
-class KeptStretch {
+// Numbers of kept and rejected tokens of up to kRequestsPerTile consecutive requests; vectorized version of
+// kept_tokens().
+class KeptTokensTile {
  public:
-  __aicore__ inline explicit KeptStretch(AscendC::TPipe& pipe)
-      : starts_(pipe, kStretch), kept_(pipe, kStretch), rejected_(pipe, kStretch) {}
+  __aicore__ inline explicit KeptTokensTile(AscendC::TPipe& pipe)
+      : starts_(pipe, kRequestsPerTile), kept_(pipe, kRequestsPerTile), rejected_(pipe, kRequestsPerTile) {}
 
   __aicore__ inline void load(const PrepareInputsParams& p, int64_t first) {
     first_ = first;
-    const int64_t count = smaller(kStretch, p.batch - first);
+    const int64_t count = smaller(kRequestsPerTile, p.batch - first);
     if (count <= 0) return;
-    if (first > 0) order<AscendC::HardEvent::S_MTE2>();
+    if (first > 0) sync_pipes<AscendC::HardEvent::S_MTE2>();
     starts_.load(0, p.query_start_loc + first, count);
     kept_.load(0, p.query_start_loc + first + 1, count);  // the requests' ends
     rejected_.load(0, p.num_rejected + first, count);
-    order<AscendC::HardEvent::MTE2_V>();
+    sync_pipes<AscendC::HardEvent::MTE2_V>();
     const auto& kept = kept_.tensor();
     const auto& rejected = rejected_.tensor();
     const auto n = static_cast<int32_t>(count);
@@ -113,15 +116,15 @@ class KeptStretch {
     AscendC::Maxs(rejected, rejected, 0, n);
     AscendC::Min(rejected, rejected, kept, n);
     AscendC::Sub(kept, kept, rejected, n);
-    order<AscendC::HardEvent::V_S>();
+    sync_pipes<AscendC::HardEvent::V_S>();
   }
 
-  __aicore__ inline bool has(int64_t i) const { return i < first_ + kStretch; }
+  __aicore__ inline bool has(int64_t i) const { return i < first_ + kRequestsPerTile; }
   __aicore__ inline int32_t start(int64_t i) const { return starts_.get(i - first_); }
   __aicore__ inline int32_t kept(int64_t i) const { return kept_.get(i - first_); }
   __aicore__ inline int32_t rejected(int64_t i) const { return rejected_.get(i - first_); }
   // The tokens that requests i and i + 1 keep together, read with one load; i is even.
-  __aicore__ inline int64_t kept_by_two(int64_t i) const {
+  __aicore__ inline int64_t kept_in_pair(int64_t i) const {
     const auto pairs = kept_.tensor().ReinterpretCast<uint64_t>();
     const uint64_t both = pairs.GetValue(static_cast<uint32_t>((i - first_) / 2));
     return static_cast<int64_t>((both & UINT32_MAX) + (both >> 32));
@@ -132,89 +135,89 @@ class KeptStretch {
   int64_t first_ = 0;
 };
 
-// Items [begin, end) of a pass, staged.
-struct Pass {
+// Items [begin, end) of a pass.
+struct PassRange {
   int64_t begin, end;
 
-  __aicore__ inline Pass(const Shares& share, int64_t first, int64_t size)
-      : begin(smaller(first, size)), end(smaller(begin + share.per_pass, size)) {}
+  __aicore__ inline PassRange(const CoreTiling& core_tiling, int64_t first, int64_t size)
+      : begin(smaller(first, size)), end(smaller(begin + core_tiling.per_pass, size)) {}
   __aicore__ inline bool has(int64_t i) const { return begin <= i && i < end; }
-  // Whether none of the items [first, last) is one of the pass's.
-  __aicore__ inline bool lacks(int64_t first, int64_t last) const { return last <= begin || end <= first; }
+  // Whether [first, last) does not overlap the pass.
+  __aicore__ inline bool is_disjoint_from(int64_t first, int64_t last) const { return last <= begin || end <= first; }
 };
 
-// The place of a request's kept tokens depends on all earlier requests. So every core counts the kept tokens up to its
-// own part of query_start_loc_out, whose last item is not a request, and up to its own part of token_indices.
+// The output offset of a request is the sum of the kept tokens of all earlier requests. Every core therefore recomputes
+// this prefix sum up to its part of query_start_loc_out (B + 1 items) and its part of token_indices.
 __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<PrepareInputsParams>(args.params);
   const auto tiling = read_as<BatchTiling>(args.tiling);
   AscendC::TPipe pipe;
-  KeptStretch stretch(pipe);
-  InUb<int32_t> seq_lens(pipe, p.seq_lens, tiling.requests.per_pass);
+  KeptTokensTile kept_tokens_tile(pipe);
+  UbWindow<int32_t> seq_lens(pipe, p.seq_lens, tiling.requests.per_pass);
   Local<int32_t> starts(pipe, tiling.requests.per_pass);
   Local<int32_t> lengths(pipe, tiling.requests.per_pass);
   Local<int32_t> indices(pipe, larger<int64_t>(tiling.tokens.per_pass, 1));
   int64_t request = first_item(tiling.requests);
   int64_t token = first_item(tiling.tokens);
   while (request <= p.batch || token < p.total_tokens) {
-    const Pass own(tiling.requests, request, p.batch + 1);
-    const Pass tokens(tiling.tokens, token, p.total_tokens);
-    order<AscendC::HardEvent::S_MTE2>();
-    seq_lens.load(own.begin, smaller(own.end, p.batch) - own.begin);
-    stretch.load(p, 0);
+    const PassRange requests(tiling.requests, request, p.batch + 1);
+    const PassRange tokens(tiling.tokens, token, p.total_tokens);
+    sync_pipes<AscendC::HardEvent::S_MTE2>();
+    seq_lens.load(requests.begin, smaller(requests.end, p.batch) - requests.begin);
+    kept_tokens_tile.load(p, 0);
     int32_t kept_before = 0;
     int64_t written = 0;
-    for (int64_t i = 0; i < p.batch && (i < own.end || written < tokens.end); ++i) {
-      if (!stretch.has(i)) stretch.load(p, i);
-      if (i % 2 == 0 && i + 1 < p.batch && own.lacks(i, i + 2)) {
-        const int64_t both = stretch.kept_by_two(i);
-        if (tokens.lacks(written, written + both)) {
+    for (int64_t i = 0; i < p.batch && (i < requests.end || written < tokens.end); ++i) {
+      if (!kept_tokens_tile.has(i)) kept_tokens_tile.load(p, i);
+      if (i % 2 == 0 && i + 1 < p.batch && requests.is_disjoint_from(i, i + 2)) {
+        const int64_t both = kept_tokens_tile.kept_in_pair(i);
+        if (tokens.is_disjoint_from(written, written + both)) {
           kept_before = wrap_add(kept_before, static_cast<int32_t>(both));
           written += both;
           ++i;
           continue;
         }
       }
-      const int32_t kept = stretch.kept(i);
-      if (own.has(i)) {
-        starts.set(i - own.begin, kept_before);
-        lengths.set(i - own.begin, wrap_sub(seq_lens[i], stretch.rejected(i)));
+      const int32_t kept = kept_tokens_tile.kept(i);
+      if (requests.has(i)) {
+        starts.set(i - requests.begin, kept_before);
+        lengths.set(i - requests.begin, wrap_sub(seq_lens[i], kept_tokens_tile.rejected(i)));
       }
-      const int64_t upto = smaller(tokens.end, written + kept);
-      for (int64_t n = larger(tokens.begin, written); n < upto; ++n) {
-        indices.set(n - tokens.begin, wrap_add(stretch.start(i), static_cast<int32_t>(n - written)));
+      const int64_t write_end = smaller(tokens.end, written + kept);
+      for (int64_t n = larger(tokens.begin, written); n < write_end; ++n) {
+        indices.set(n - tokens.begin, wrap_add(kept_tokens_tile.start(i), static_cast<int32_t>(n - written)));
       }
       kept_before = wrap_add(kept_before, kept);
       written += kept;
     }
-    if (own.has(p.batch)) starts.set(p.batch - own.begin, kept_before);
+    if (requests.has(p.batch)) starts.set(p.batch - requests.begin, kept_before);
     for (int64_t n = larger(tokens.begin, written); n < tokens.end; ++n) indices.set(n - tokens.begin, kNoToken);
-    order<AscendC::HardEvent::S_MTE3>();
-    starts.store(0, p.query_start_loc_out + own.begin, own.end - own.begin);
-    lengths.store(0, p.seq_lens_out + own.begin, smaller(own.end, p.batch) - own.begin);
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
+    starts.store(0, p.query_start_loc_out + requests.begin, requests.end - requests.begin);
+    lengths.store(0, p.seq_lens_out + requests.begin, smaller(requests.end, p.batch) - requests.begin);
     indices.store(0, p.token_indices + tokens.begin, tokens.end - tokens.begin);
-    order<AscendC::HardEvent::MTE3_S>();
-    if (request <= p.batch) request += items_between(tiling.requests);
-    if (token < p.total_tokens) token += items_between(tiling.tokens);
+    sync_pipes<AscendC::HardEvent::MTE3_S>();
+    if (request <= p.batch) request += pass_stride(tiling.requests);
+    if (token < p.total_tokens) token += pass_stride(tiling.tokens);
   }
 }
 
-// The arrays that prepare_input_ids_ reads for a pass of requests, under the names of its parameters. A request's
-// newest token and drafts are loaded after their places are known. Of a row of drafts at most kMaxDraftTokens are
-// staged; the rest is read from global memory.
+// The arrays that prepare_input_ids_ reads for one pass of requests, with the same member names as the parameters. The
+// drafts are loaded after prev_positions has been read. At most kMaxDraftTokens drafts per row are staged; the rest is
+// read from global memory.
 class StagedInputs {
  public:
   struct Row {
     const Local<int32_t>& drafts;
-    int64_t at, staged;
+    int64_t offset, num_staged;
     Gm<const int32_t> rest;
-    __aicore__ inline int32_t operator[](int64_t j) const { return j < staged ? drafts.get(at + j) : rest[j]; }
+    __aicore__ inline int32_t operator[](int64_t j) const { return j < num_staged ? drafts.get(offset + j) : rest[j]; }
   };
   struct Rows {
     int64_t capacity;
-    const StagedInputs& of;
+    const StagedInputs& inputs;
     __aicore__ inline Row operator[](int64_t prev) const {
-      return {of.drafts_, of.request_ * of.row_place_, of.row_staged_, of.rows_[prev]};
+      return {inputs.drafts_, inputs.request_ * inputs.row_stride_, inputs.num_staged_, inputs.rows_[prev]};
     }
   };
   __aicore__ inline StagedInputs(AscendC::TPipe& pipe, const PrepareInputIdsParams& p, int64_t per_pass)
@@ -226,81 +229,83 @@ class StagedInputs {
         next_token_ids(pipe, p.next_token_ids, p.draft_token_ids.rows),
         draft_token_ids{p.draft_token_ids.capacity, *this},
         rows_(p.draft_token_ids),
-        row_staged_(smaller(p.draft_token_ids.capacity, kMaxDraftTokens)),
-        row_place_((row_staged_ + kPlace - 1) / kPlace * kPlace),
-        drafts_(pipe, larger<int64_t>(per_pass * row_place_, 1)) {}
+        num_staged_(smaller(p.draft_token_ids.capacity, kMaxDraftTokens)),
+        row_stride_((num_staged_ + kAlignItems - 1) / kAlignItems * kAlignItems),
+        drafts_(pipe, larger<int64_t>(per_pass * row_stride_, 1)) {}
 
   __aicore__ inline void load(int64_t first, int64_t count) {
     query_start_loc.load(first, count + 1);
     num_scheduled_drafts.load(first, count);
   }
-  __aicore__ inline void ask(int64_t j, int64_t prev) { drafts_.load(j * row_place_, rows_[prev], row_staged_); }
-  // Selects the request whose drafts the rules read.
+  __aicore__ inline void load_drafts(int64_t j, int64_t prev) {
+    drafts_.load(j * row_stride_, rows_[prev], num_staged_);
+  }
+  // Selects the request whose drafts input_id() reads.
   __aicore__ inline void select(int64_t j) { request_ = j; }
 
   const int64_t num_inputs;
   const int32_t pad_token;
-  InUb<int32_t> query_start_loc, num_scheduled_drafts;
-  WholeIndices prev_positions;
-  Whole<int32_t> next_token_ids;
+  UbWindow<int32_t> query_start_loc, num_scheduled_drafts;
+  RandomAccessIndices prev_positions;
+  RandomAccessArray<int32_t> next_token_ids;
   const Rows draft_token_ids;
 
  private:
-  static constexpr int64_t kPlace = 8;  // 32 bytes
+  static constexpr int64_t kAlignItems = 8;  // 32 bytes
   const TokenRows<const int32_t> rows_;
-  const int64_t row_staged_, row_place_;
+  const int64_t num_staged_, row_stride_;
   Local<int32_t> drafts_;
   int64_t request_ = 0;
 };
 
-// Pieces are written from several places in turn, so that none waits for the previous one. A request's span may need
-// several pieces, since its length may be any number.
-class Pieces {
+// Copies input ids out in pieces of kInputIdsPerCopy through a ring of kCopiesPerWait buffers, so that a copy does not
+// wait for the previous one. A request's span has any length, so it may need several pieces.
+class InputIdWriter {
  public:
-  __aicore__ inline explicit Pieces(AscendC::TPipe& pipe) : ids_(pipe, kInputPieces * kInputPiece) {}
+  __aicore__ inline explicit InputIdWriter(AscendC::TPipe& pipe) : ids_(pipe, kCopiesPerWait * kInputIdsPerCopy) {}
 
   __aicore__ inline void write(const StagedInputs& inputs, Gm<int32_t> input_ids, int64_t i, int64_t prev) {
     const InputSpan span = input_span(inputs, i);
-    for (int64_t first = span.begin; first < span.end; first += kInputPiece) {
-      const int64_t count = smaller(kInputPiece, span.end - first);
-      for (int64_t j = 0; j < count; ++j) ids_.set(place_ + j, input_id(inputs, span, prev, first + j));
-      order<AscendC::HardEvent::S_MTE3>();
-      ids_.store(place_, input_ids + first, count);
-      place_ += kInputPiece;
-      if (place_ < kInputPieces * kInputPiece) continue;
-      order<AscendC::HardEvent::MTE3_S>();
-      place_ = 0;
+    for (int64_t first = span.begin; first < span.end; first += kInputIdsPerCopy) {
+      const int64_t count = smaller(kInputIdsPerCopy, span.end - first);
+      for (int64_t j = 0; j < count; ++j) ids_.set(offset_ + j, input_id(inputs, span, prev, first + j));
+      sync_pipes<AscendC::HardEvent::S_MTE3>();
+      ids_.store(offset_, input_ids + first, count);
+      offset_ += kInputIdsPerCopy;
+      if (offset_ < kCopiesPerWait * kInputIdsPerCopy) continue;
+      sync_pipes<AscendC::HardEvent::MTE3_S>();
+      offset_ = 0;
     }
   }
 
  private:
   Local<int32_t> ids_;
-  int64_t place_ = 0;
+  int64_t offset_ = 0;
 };
 
 __aicore__ inline void prepare_input_ids_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<PrepareInputIdsParams>(args.params);
-  const auto share = read_as<Shares>(args.tiling);
+  const auto core_tiling = read_as<CoreTiling>(args.tiling);
   AscendC::TPipe pipe;
-  StagedInputs inputs(pipe, p, share.per_pass);
-  Pieces pieces(pipe);
+  StagedInputs inputs(pipe, p, core_tiling.per_pass);
+  InputIdWriter writer(pipe);
   inputs.prev_positions.load();
   inputs.next_token_ids.load();
-  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    const int64_t count = smaller(share.per_pass, p.batch - first);
-    order<AscendC::HardEvent::S_MTE2>();
+  for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
+    const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
+    sync_pipes<AscendC::HardEvent::S_MTE2>();
     inputs.load(first, count);
-    order<AscendC::HardEvent::MTE2_S>();
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
       const int64_t prev = inputs.prev_positions[first + j];
-      if (p.draft_token_ids.has(prev)) inputs.ask(j, prev);
+      if (p.draft_token_ids.has(prev)) inputs.load_drafts(j, prev);
     }
-    order<AscendC::HardEvent::MTE2_S>();
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
       const int64_t prev = inputs.prev_positions[first + j];
       if (!p.draft_token_ids.has(prev)) continue;
       inputs.select(j);
-      pieces.write(inputs, p.input_ids, first + j, prev);
+      writer.write(inputs, p.input_ids, first + j, prev);
     }
   }
 }

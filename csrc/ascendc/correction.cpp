@@ -8,75 +8,77 @@ namespace ngram_npu::ascendc {
 
 __aicore__ inline void correct_num_computed_tokens_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
-  const Shares share = read_as<BatchTiling>(args.tiling).requests;
+  const CoreTiling core_tiling = read_as<BatchTiling>(args.tiling).requests;
   AscendC::TPipe pipe;
   PreviousCounts previous(pipe, p);
-  CountCorrector corrector(pipe, p, share.per_pass);
+  CountCorrector corrector(pipe, p, core_tiling.per_pass);
   previous.load();
-  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    corrector.load(p, first, smaller(share.per_pass, p.batch - first));
+  for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
+    corrector.load(p, first, smaller(core_tiling.per_pass, p.batch - first));
     corrector.load_accepted(p);
-    order<AscendC::HardEvent::MTE2_V>();
+    sync_pipes<AscendC::HardEvent::MTE2_V>();
     corrector.correct(previous);
-    order<AscendC::HardEvent::V_MTE3>();
+    sync_pipes<AscendC::HardEvent::V_MTE3>();
     corrector.store(p, Gm<int32_t>(args.workspace));
-    order<AscendC::HardEvent::MTE3_MTE2>();
+    sync_pipes<AscendC::HardEvent::MTE3_MTE2>();
   }
 }
 
-// The second launch copies the new counts into place. correct_spec_state_ uses it too: its parameters begin with these.
+// The second launch copies the new counts to num_computed_tokens. correct_spec_state_ uses it too, because its
+// parameters begin with these.
 __aicore__ inline void place_num_computed_tokens_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
-  const Shares share = read_as<BatchTiling>(args.tiling).requests;
+  const CoreTiling core_tiling = read_as<BatchTiling>(args.tiling).requests;
   AscendC::TPipe pipe;
-  Local<int32_t> computed(pipe, share.per_pass);
-  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    const int64_t count = smaller(share.per_pass, p.batch - first);
+  Local<int32_t> computed(pipe, core_tiling.per_pass);
+  for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
+    const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
     computed.load(0, Gm<const int32_t>(args.workspace) + first, count);
-    order<AscendC::HardEvent::MTE2_MTE3>();
+    sync_pipes<AscendC::HardEvent::MTE2_MTE3>();
     computed.store(0, p.num_computed_tokens + first, count);
-    order<AscendC::HardEvent::MTE3_MTE2>();
+    sync_pipes<AscendC::HardEvent::MTE3_MTE2>();
   }
 }
 
 // Cores share the tokens rather than the requests, because one request may have most of them.
 template <class Slot>
-__aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Shares& share) {
+__aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const CoreTiling& core_tiling) {
   const auto mapping = (Gm<Slot>)p.slot_mapping;
-  const auto given = (Gm<int64_t>)p.positions;  // without const, because windows can be written; this one is not
+  const auto mutable_positions =
+      (Gm<int64_t>)p.positions;  // without const, because TokenWindow requires it; the positions are not written
   AscendC::TPipe pipe;
-  StagedSlots staged(pipe, p, share.per_pass);
-  Window<int64_t> positions(pipe, share.per_pass);
-  Window<Slot> slots(pipe, share.per_pass);
+  StagedSlots staged(pipe, p, core_tiling.per_pass);
+  TokenWindow<int64_t> positions(pipe, core_tiling.per_pass);
+  TokenWindow<Slot> slots(pipe, core_tiling.per_pass);
   staged.load();
-  for (int64_t first = first_item(share); first < p.num_slots; first += items_between(share)) {
-    order<AscendC::HardEvent::S_MTE2>();
-    positions.load(given, p.num_positions, first, share.per_pass);
-    slots.load(mapping, p.num_slots, first, share.per_pass);
-    order<AscendC::HardEvent::MTE2_S>();
+  for (int64_t first = first_item(core_tiling); first < p.num_slots; first += pass_stride(core_tiling)) {
+    sync_pipes<AscendC::HardEvent::S_MTE2>();
+    positions.load(mutable_positions, p.num_positions, first, core_tiling.per_pass);
+    slots.load(mapping, p.num_slots, first, core_tiling.per_pass);
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
     staged.blocks.clear();
     const int64_t begin = first_request(staged.query_start_loc, p.batch, first);
     int64_t end = begin;
     for (; end < p.batch && staged.query_start_loc[end] < slots.end(); ++end) {
-      ask_for_blocks(p, end, staged, positions, slots);
+      load_blocks(p, end, staged, positions, slots);
     }
-    order<AscendC::HardEvent::MTE2_S>();
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
     int64_t next = 0;
     for (int64_t i = begin; i < end; ++i) map_request(p, i, staged, next, positions, slots);
     pad_rest(p, staged, slots);
-    order<AscendC::HardEvent::S_MTE3>();
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
     slots.store(mapping);
-    order<AscendC::HardEvent::MTE3_S>();
+    sync_pipes<AscendC::HardEvent::MTE3_S>();
   }
 }
 
 __aicore__ inline void compute_slot_mapping_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<ComputeSlotMappingParams>(args.params);
-  const auto share = read_as<Shares>(args.tiling);
+  const auto core_tiling = read_as<CoreTiling>(args.tiling);
   if (p.slot_bytes == 8) {
-    map_tokens<int64_t>(p, share);
+    map_tokens<int64_t>(p, core_tiling);
   } else {
-    map_tokens<int32_t>(p, share);
+    map_tokens<int32_t>(p, core_tiling);
   }
 }
 
@@ -88,24 +90,24 @@ class RequestPass {
       : p_(p),
         corrector_(pipe, p.counts, per_pass),
         rows_(pipe, p.slots.row_indices, per_pass),
-        places_(pipe, per_pass),
+        gather_offsets_(pipe, per_pass),
         num_tokens_(pipe, p.num_tokens, p.discard != nullptr ? p.num_rows : 0),
         begins_(pipe, per_pass),
         seq_lens_(pipe, per_pass),
-        lacking_(pipe, per_pass),
+        missing_(pipe, per_pass),
         discards_(pipe, per_pass),
         halves_(pipe, per_pass),
         discard_(pipe, per_pass) {}
 
   __aicore__ inline void load_rows() { num_tokens_.load(); }
-  __aicore__ inline void load(int64_t first, int64_t most) {
+  __aicore__ inline void load(int64_t first, int64_t max_count) {
     first_ = first;
-    count_ = smaller(most, p_.num_seq_lens - first);
+    count_ = smaller(max_count, p_.num_seq_lens - first);
     requests_ = larger<int64_t>(smaller(count_, p_.counts.batch - first), 0);
     corrector_.load(p_.counts, first, requests_);
     corrector_.load_accepted(p_.counts);
     begins_.load(0, p_.slots.query_start_loc + first, requests_);
-    lacking_.load(0, p_.slots.query_start_loc + first + 1, requests_);  // first the requests' ends
+    missing_.load(0, p_.slots.query_start_loc + first + 1, requests_);  // first the requests' ends
     if (p_.discard != nullptr) rows_.load(first, requests_);
   }
 
@@ -115,32 +117,32 @@ class RequestPass {
     if (count_ > n) AscendC::Duplicate(seq_lens, 0, static_cast<int32_t>(count_));
     if (n == 0) return;
     corrector_.correct(previous);
-    AscendC::Sub(seq_lens, lacking_.tensor(), begins_.tensor(), n);
+    AscendC::Sub(seq_lens, missing_.tensor(), begins_.tensor(), n);
     AscendC::Add(seq_lens, seq_lens, corrector_.num_computed(), n);
     if (p_.discard != nullptr) discard(seq_lens, n);
   }
 
-  __aicore__ inline void store(Gm<int32_t> waiting) {
-    corrector_.store(p_.counts, waiting);
+  __aicore__ inline void store(Gm<int32_t> new_counts) {
+    corrector_.store(p_.counts, new_counts);
     seq_lens_.store(0, p_.seq_lens + first_, count_);
     if (p_.discard != nullptr) discard_.store(0, p_.discard + first_, requests_);
   }
 
  private:
-  // A vector version of row_discards().
+  // A vector version of should_discard_row().
   __aicore__ inline void discard(const Ints& seq_lens, int32_t n) {
     const Ints& indices = rows_.convert(n);
-    const Ints& lacking = lacking_.tensor();
+    const Ints& missing = missing_.tensor();
     const Ints& reached = begins_.tensor();
     const Ints& discards = discards_.tensor();
     AscendC::Duplicate(discards, 1, n);
-    for (int64_t first = 0; first < num_tokens_.size; first += kWhole) {
-      places_.find(indices, first, num_tokens_.size, n);
-      num_tokens_.gather(lacking, places_, n);
-      AscendC::Min(reached, lacking, seq_lens, n);
-      AscendC::Sub(lacking, lacking, reached, n);
-      to_flags(lacking, n);
-      select(discards, lacking, places_.inside(), n);
+    for (int64_t first = 0; first < num_tokens_.size; first += kMaxStagedItems) {
+      gather_offsets_.compute(indices, first, num_tokens_.size, n);
+      num_tokens_.gather(missing, gather_offsets_, n);
+      AscendC::Min(reached, missing, seq_lens, n);
+      AscendC::Sub(missing, missing, reached, n);
+      to_flags(missing, n);
+      select(discards, missing, gather_offsets_.in_range(), n);
     }
     const auto mode = AscendC::RoundMode::CAST_RINT;  // the 950 has no CAST_NONE for these
     const auto floats = discards.template ReinterpretCast<float>();
@@ -152,33 +154,33 @@ class RequestPass {
   const CorrectSpecStateParams& p_;
   CountCorrector corrector_;
   PassIndices rows_;
-  Places places_;
-  Gathered num_tokens_;
-  Local<int32_t> begins_, seq_lens_, lacking_, discards_;
+  GatherOffsets gather_offsets_;
+  GatherSource num_tokens_;
+  Local<int32_t> begins_, seq_lens_, missing_, discards_;
   Local<half> halves_;
   Local<uint8_t> discard_;
   int64_t first_ = 0, count_ = 0, requests_ = 0;
 };
 
-// The corrected counts of the tokens' requests. Finding out which requests these are takes a wait; if there are few
-// requests, correcting all of them is faster than another wait.
+// The corrected counts of the tokens' requests. To find these requests, the kernel must wait for a load; if there are
+// few requests, correcting all of them is faster than another wait.
 class TokenCounts {
  public:
   __aicore__ inline TokenCounts(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p)
-      : p_(p), corrector_(pipe, p, larger<int64_t>(smaller(p.batch, kCorrected), 1)) {}
+      : p_(p), corrector_(pipe, p, larger<int64_t>(smaller(p.batch, kMaxCorrectedRequests), 1)) {}
 
-  __aicore__ inline void load_few() {
-    if (p_.batch <= kCorrected) load(0);
+  __aicore__ inline void load_all_if_few() {
+    if (p_.batch <= kMaxCorrectedRequests) load(0);
   }
   __aicore__ inline int32_t num_computed(int64_t i, PreviousCounts& previous) {
     if (!corrector_.has(i)) {
-      order<AscendC::HardEvent::S_MTE2>();
+      sync_pipes<AscendC::HardEvent::S_MTE2>();
       load(i);
-      order<AscendC::HardEvent::MTE2_V>();
+      sync_pipes<AscendC::HardEvent::MTE2_V>();
     }
     if (!corrected_) {
       corrector_.correct(previous);
-      order<AscendC::HardEvent::V_S>();
+      sync_pipes<AscendC::HardEvent::V_S>();
       corrected_ = true;
     }
     return corrector_.num_computed(i);
@@ -187,7 +189,7 @@ class TokenCounts {
  private:
   __aicore__ inline void load(int64_t first) {
     corrected_ = false;
-    corrector_.load(p_, first, smaller(kCorrected, p_.batch - first));
+    corrector_.load(p_, first, smaller(kMaxCorrectedRequests, p_.batch - first));
   }
 
   const CorrectNumComputedTokensParams& p_;
@@ -198,54 +200,55 @@ class TokenCounts {
 // A core processes a pass of requests and one of tokens together, so that it waits for both at once: for the arrays,
 // for the values that single requests and tokens need, and for the stores of its results.
 template <class Slot>
-__aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchTiling& tiling, Gm<int32_t> waiting) {
+__aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchTiling& tiling, Gm<int32_t> new_counts) {
   const auto mapping = (Gm<Slot>)p.slots.slot_mapping;
-  const Shares& share = tiling.tokens;
+  const CoreTiling& core_tiling = tiling.tokens;
   const int64_t tokens = larger(p.slots.num_positions, p.slots.num_slots);
   AscendC::TPipe pipe;
   PreviousCounts previous(pipe, p.counts);
-  StagedSlots staged(pipe, p.slots, share.per_pass);
+  StagedSlots staged(pipe, p.slots, core_tiling.per_pass);
   RequestPass requests(pipe, p, tiling.requests.per_pass);
   TokenCounts counts(pipe, p.counts);
-  Window<int64_t> positions(pipe, share.per_pass);
-  Window<Slot> slots(pipe, share.per_pass);
+  TokenWindow<int64_t> positions(pipe, core_tiling.per_pass);
+  TokenWindow<Slot> slots(pipe, core_tiling.per_pass);
   staged.load();
   previous.load();
-  counts.load_few();
+  counts.load_all_if_few();
   requests.load_rows();
   int64_t first_entry = first_item(tiling.requests);
-  for (int64_t first = first_item(share); first < tokens || first_entry < p.num_seq_lens;) {
+  for (int64_t first = first_item(core_tiling); first < tokens || first_entry < p.num_seq_lens;) {
     const int64_t begin_token = smaller(first, tokens);
-    const int64_t end_token = smaller(begin_token + share.per_pass, tokens);
-    order<AscendC::HardEvent::S_MTE2>();
+    const int64_t end_token = smaller(begin_token + core_tiling.per_pass, tokens);
+    sync_pipes<AscendC::HardEvent::S_MTE2>();
     requests.load(smaller(first_entry, p.num_seq_lens), tiling.requests.per_pass);
-    positions.load(p.positions, p.slots.num_positions, begin_token, share.per_pass);
-    slots.load(mapping, p.slots.num_slots, begin_token, share.per_pass);
+    positions.load(p.positions, p.slots.num_positions, begin_token, core_tiling.per_pass);
+    slots.load(mapping, p.slots.num_slots, begin_token, core_tiling.per_pass);
     // Orders vectors too: they are issued after this wait.
-    order<AscendC::HardEvent::MTE2_S>();
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
     staged.blocks.clear();
     const int64_t begin = first_request(staged.query_start_loc, p.slots.batch, begin_token);
     int64_t end = begin;
     for (; end < p.slots.batch && staged.query_start_loc[end] < end_token; ++end) {
-      const TokenRange own = positions.within(tokens_of(staged.query_start_loc, end, p.slots.num_positions));
+      const TokenRange inside =
+          positions.within(request_token_range(staged.query_start_loc, end, p.slots.num_positions));
       const int32_t start = staged.query_start_loc[end];
       const int32_t num_computed = counts.num_computed(end, previous);
-      for (int64_t n = own.begin; n < own.end; ++n) positions.set(n, position_of(n, start, num_computed));
-      ask_for_blocks(p.slots, end, staged, positions, slots);
+      for (int64_t n = inside.begin; n < inside.end; ++n) positions.set(n, position_of_token(n, start, num_computed));
+      load_blocks(p.slots, end, staged, positions, slots);
     }
     requests.correct(previous);  // while the blocks are loaded
-    order<AscendC::HardEvent::MTE2_S>();
+    sync_pipes<AscendC::HardEvent::MTE2_S>();
     int64_t next = 0;
     for (int64_t i = begin; i < end; ++i) map_request(p.slots, i, staged, next, positions, slots);
     pad_rest(p.slots, staged, slots);
-    order<AscendC::HardEvent::S_MTE3>();
-    order<AscendC::HardEvent::V_MTE3>();
-    requests.store(waiting);
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
+    sync_pipes<AscendC::HardEvent::V_MTE3>();
+    requests.store(new_counts);
     positions.store(p.positions);
     slots.store(mapping);
-    order<AscendC::HardEvent::MTE3_S>();
-    if (first < tokens) first += items_between(share);
-    if (first_entry < p.num_seq_lens) first_entry += items_between(tiling.requests);
+    sync_pipes<AscendC::HardEvent::MTE3_S>();
+    if (first < tokens) first += pass_stride(core_tiling);
+    if (first_entry < p.num_seq_lens) first_entry += pass_stride(tiling.requests);
   }
 }
 

@@ -1,8 +1,8 @@
 // Helpers that the kernels share: reading their arguments, ordering the pipes, staging their results.
 //
-// The scalar unit reads global memory through the Params' pointers, by the rules in core/. It never writes there: the
-// scalar caches of two cores would overwrite each other's parts of a line. Results are collected in the unified buffer
-// and copied from it, exactly their bytes.
+// The scalar unit reads global memory through the Params' pointers, with the functions in core/. It never writes there:
+// the scalar caches of two cores would overwrite each other's parts of a line. Results are collected in the unified
+// buffer and copied from it, exactly their bytes.
 #pragma once
 
 #include "ascendc/launch_args.h"
@@ -25,18 +25,20 @@ __aicore__ inline T read_as(const uint64_t (&from)[words]) {
 
 // Later instructions of the event's second pipe wait for earlier ones of the first.
 template <AscendC::HardEvent event>
-__aicore__ inline void order() {
+__aicore__ inline void sync_pipes() {
   const int32_t id = static_cast<int32_t>(GetTPipePtr()->FetchEventID(event));
   AscendC::SetFlag<event>(id);
   AscendC::WaitFlag<event>(id);
 }
 
-// A launch may have more cores than one of its Shares uses.
-__aicore__ inline int64_t first_item(const Shares& shares) {
+// A launch may have more cores than one of its CoreTilings uses.
+__aicore__ inline int64_t first_item(const CoreTiling& core_tiling) {
   const int64_t core = AscendC::GetBlockIdx();
-  return core < shares.cores ? core * shares.per_pass : INT64_MAX;
+  return core < core_tiling.cores ? core * core_tiling.per_pass : INT64_MAX;
 }
-__aicore__ inline int64_t items_between(const Shares& shares) { return shares.cores * shares.per_pass; }
+__aicore__ inline int64_t pass_stride(const CoreTiling& core_tiling) {
+  return core_tiling.cores * core_tiling.per_pass;
+}
 
 // Copies `count` items, without padding.
 template <class T>
@@ -45,7 +47,7 @@ __aicore__ inline AscendC::DataCopyExtParams one_block(int64_t count) {
 }
 
 // A part of the unified buffer for the whole kernel, accessed by scalars, vectors and copies; the kernel orders these
-// accesses with order().
+// accesses with sync_pipes().
 template <class T>
 class Local {
  public:
@@ -83,9 +85,9 @@ class Local {
 
 // Items [first, first + count) of an array in the unified buffer, indexed by their numbers in the array.
 template <class T>
-class InUb {
+class UbWindow {
  public:
-  __aicore__ inline InUb(AscendC::TPipe& pipe, Gm<const T> array, int64_t capacity)
+  __aicore__ inline UbWindow(AscendC::TPipe& pipe, Gm<const T> array, int64_t capacity)
       : array_(array), items_(pipe, larger<int64_t>(capacity, 1)) {}
 
   __aicore__ inline void load(int64_t first, int64_t count) {
@@ -103,10 +105,10 @@ class InUb {
 // An array with random access by scalars: the whole array in the unified buffer, or if it is too long, in global
 // memory, with a wait for each cache line.
 template <class T>
-class Whole {
+class RandomAccessArray {
  public:
-  __aicore__ inline Whole(AscendC::TPipe& pipe, Gm<const T> array, int64_t size)
-      : array_(array), staged_(size <= kWhole ? size : 0), part_(pipe, array, staged_) {}
+  __aicore__ inline RandomAccessArray(AscendC::TPipe& pipe, Gm<const T> array, int64_t size)
+      : array_(array), staged_(size <= kMaxStagedItems ? size : 0), part_(pipe, array, staged_) {}
 
   __aicore__ inline void load() { part_.load(0, staged_); }
   __aicore__ inline T operator[](int64_t i) const { return staged_ > 0 ? part_[i] : array_[i]; }
@@ -114,13 +116,13 @@ class Whole {
  private:
   const Gm<const T> array_;
   const int64_t staged_;
-  InUb<T> part_;
+  UbWindow<T> part_;
 };
 
 // The same for an IndexArray.
-class WholeIndices {
+class RandomAccessIndices {
  public:
-  __aicore__ inline WholeIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t size)
+  __aicore__ inline RandomAccessIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t size)
       : bytes_(indices.bytes),
         narrow_(pipe, static_cast<Gm<const int32_t>>(indices.data), bytes_ == 4 ? size : 0),
         wide_(pipe, static_cast<Gm<const int64_t>>(indices.data), bytes_ == 8 ? size : 0) {}
@@ -136,29 +138,29 @@ class WholeIndices {
 
  private:
   const int32_t bytes_;
-  Whole<int32_t> narrow_;
-  Whole<int64_t> wide_;
+  RandomAccessArray<int32_t> narrow_;
+  RandomAccessArray<int64_t> wide_;
 };
 
-// Single values from anywhere in global memory: loaded one after the other, with one wait for all. Loads beyond the
-// capacity, which happen only with unsorted offsets, are dropped: any other value is returned for them.
-class Asked {
+// Loads single values from anywhere in global memory, with one wait for all loads. Loads beyond the capacity, which
+// happen only with unsorted offsets, are dropped; for them, another loaded value is returned.
+class ScatteredLoads {
  public:
-  __aicore__ inline Asked(AscendC::TPipe& pipe, int64_t capacity)
-      : capacity_(capacity), places_(pipe, capacity * kPlace) {}
+  __aicore__ inline ScatteredLoads(AscendC::TPipe& pipe, int64_t capacity)
+      : capacity_(capacity), values_(pipe, capacity * kAlignItems) {}
 
-  __aicore__ inline void ask(Gm<const int32_t> value) {
+  __aicore__ inline void load(Gm<const int32_t> value) {
     if (count_ == capacity_) return;
-    places_.load(count_ * kPlace, value, 1);
+    values_.load(count_ * kAlignItems, value, 1);
     ++count_;
   }
-  __aicore__ inline int32_t operator[](int64_t n) const { return places_.get(smaller(n, count_ - 1) * kPlace); }
+  __aicore__ inline int32_t operator[](int64_t n) const { return values_.get(smaller(n, count_ - 1) * kAlignItems); }
   __aicore__ inline void clear() { count_ = 0; }
 
  private:
-  static constexpr int64_t kPlace = 8;  // 32 bytes
+  static constexpr int64_t kAlignItems = 8;  // 32 bytes
   const int64_t capacity_;
-  Local<int32_t> places_;
+  Local<int32_t> values_;
   int64_t count_ = 0;
 };
 

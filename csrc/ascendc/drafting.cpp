@@ -6,10 +6,10 @@
 namespace ngram_npu::ascendc {
 
 template <>
-__aicore__ inline GrownRow grown_row(const NgramProposeParams& p, int64_t i) {
-  const LiveRow live = live_row(p, i);
-  if (!may_draft(live.length, p.token_ids.capacity, p.lookup)) return {};
-  return {p.token_ids[live.row], live.length, nullptr, live.length};
+__aicore__ inline UpdatedRow updated_row(const NgramProposeParams& p, int64_t i) {
+  const ValidRow valid = valid_row(p, i);
+  if (!may_draft(valid.length, p.token_ids.capacity, p.lookup)) return {};
+  return {p.token_ids[valid.row], valid.length, nullptr, valid.length};
 }
 
 class ProposeResults {
@@ -18,49 +18,49 @@ class ProposeResults {
       : drafter_(pipe, per_pass, p) {}
 
   __aicore__ inline void prepare(const NgramProposeParams& p, int64_t i, int64_t j) {
-    rows_[j] = grown_row(p, i);
-    unused_[j] = unused_token(p, i);
+    rows_[j] = updated_row(p, i);
+    padding_tokens_[j] = padding_token(p, i);
   }
   template <class Best>
   __aicore__ inline void add(const NgramProposeParams&, int64_t, int64_t j, const Best& best) {
-    drafter_.draft(j, rows_[j], best, unused_[j]);
+    drafter_.draft(j, rows_[j], best, padding_tokens_[j]);
   }
   __aicore__ inline void store(const NgramProposeParams& p, int64_t first, int64_t count) {
-    order<AscendC::HardEvent::S_MTE3>();
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
     drafter_.store(p, first, count);
-    order<AscendC::HardEvent::MTE3_S>();
+    sync_pipes<AscendC::HardEvent::MTE3_S>();
   }
 
  private:
   Drafter drafter_;
-  GrownRow rows_[kMaxDrafting];
-  int32_t unused_[kMaxDrafting];
+  UpdatedRow rows_[kMaxRequestsPerDraftPass];
+  int32_t padding_tokens_[kMaxRequestsPerDraftPass];
 };
 
 // The lookup uses the row with the sampled tokens; they are appended to memory afterwards.
-__aicore__ inline GrownRow grown_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
+__aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
   const int64_t length = a.old_length + a.num_appended;
-  if (!drafts(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) return {};
+  if (!should_draft(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) return {};
   return {p.token_ids[a.row], a.old_length, p.sampled_token_ids[i], length};
 }
 template <>
-__aicore__ inline GrownRow grown_row(const NgramStepParams& p, int64_t i) {
-  return grown_row(p, i, accept(p, i));
+__aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i) {
+  return updated_row(p, i, accept(p, i));
 }
 
 // Stages the tokens and the length to write to a request's row, each in its own 32-byte units.
 class Appender {
  public:
   __aicore__ inline Appender(AscendC::TPipe& pipe, int64_t per_pass)
-      : tokens_(pipe, per_pass * kTokenPlace), lengths_(pipe, per_pass * kLengthPlace) {}
+      : tokens_(pipe, per_pass * kSampledTokensStride), lengths_(pipe, per_pass * kLengthStride) {}
 
   __aicore__ inline void append(const NgramStepParams& p, int64_t i, int64_t j, const Accepted& a) {
     if (a.num_appended <= 0) return;
-    for (int64_t t = 0; t < a.num_appended; ++t) tokens_.set(j * kTokenPlace + t, p.sampled_token_ids[i][t]);
-    lengths_.set(j * kLengthPlace, static_cast<int32_t>(a.old_length + a.num_appended));
-    order<AscendC::HardEvent::S_MTE3>();
-    tokens_.store(j * kTokenPlace, p.token_ids[a.row] + a.old_length, a.num_appended);
-    if (p.advance) lengths_.store(j * kLengthPlace, p.num_tokens + a.row, 1);
+    for (int64_t t = 0; t < a.num_appended; ++t) tokens_.set(j * kSampledTokensStride + t, p.sampled_token_ids[i][t]);
+    lengths_.set(j * kLengthStride, static_cast<int32_t>(a.old_length + a.num_appended));
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
+    tokens_.store(j * kSampledTokensStride, p.token_ids[a.row] + a.old_length, a.num_appended);
+    if (p.advance) lengths_.store(j * kLengthStride, p.num_tokens + a.row, 1);
   }
 
  private:
@@ -83,22 +83,22 @@ class StepResults {
   template <class Best>
   __aicore__ inline void add(const NgramStepParams& p, int64_t i, int64_t j, const Best& best) {
     const Accepted& a = accepted_[j];
-    drafter_.draft(j, grown_row(p, i, a), best, unused_token(p, a));
+    drafter_.draft(j, updated_row(p, i, a), best, padding_token(p, a));
     appender_.append(p, i, j, a);
   }
   __aicore__ inline void store(const NgramStepParams& p, int64_t first, int64_t count) {
-    order<AscendC::HardEvent::S_MTE3>();
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
     next_tokens_.store(0, p.next_token_ids + first, count);
     num_sampled_.store(0, p.num_sampled + first, count);
     drafter_.store(p, first, count);
-    order<AscendC::HardEvent::MTE3_S>();
+    sync_pipes<AscendC::HardEvent::MTE3_S>();
   }
 
  private:
   Drafter drafter_;
   Appender appender_;
   Local<int32_t> next_tokens_, num_sampled_;
-  Accepted accepted_[kMaxDrafting];
+  Accepted accepted_[kMaxRequestsPerDraftPass];
 };
 
 }  // namespace ngram_npu::ascendc

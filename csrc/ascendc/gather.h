@@ -1,6 +1,6 @@
-// Array lookups by the indices of a pass, with vectors and without branches: flags, int32s of 0 and 1, select values by
-// multiplication. The 910B compares int32 only for equality, so a flag is a difference that is clamped to [0, 1]. Sums,
-// differences and products of int32 wrap.
+// Array lookups by the indices of a pass, with vectors and without branches. Flags, which are int32s of 0 and 1, select
+// values by multiplication. The 910B compares int32 only for equality, so a flag is a difference that is clamped to
+// [0, 1]. Sums, differences and products of int32 wrap.
 #pragma once
 
 #include "ascendc/device.h"
@@ -51,63 +51,64 @@ class PassIndices {
   int32_t first_ = 0;
 };
 
-// The places of indices in a stretch of an array: up to kWhole items from `first` on.
-class Places {
+// Byte offsets of indices in the staged part of an array: up to kMaxStagedItems items from `first` on.
+class GatherOffsets {
  public:
-  __aicore__ inline Places(AscendC::TPipe& pipe, int64_t capacity) : at_(pipe, capacity), inside_(pipe, capacity) {}
+  __aicore__ inline GatherOffsets(AscendC::TPipe& pipe, int64_t capacity)
+      : offsets_(pipe, capacity), in_range_(pipe, capacity) {}
 
-  __aicore__ inline void find(const Ints& indices, int64_t first, int64_t size, int32_t n) {
+  __aicore__ inline void compute(const Ints& indices, int64_t first, int64_t size, int32_t n) {
     first_ = first;
     const auto begin = static_cast<int32_t>(first);
-    const Ints& at = at_.tensor();
-    const Ints& inside = inside_.tensor();
-    AscendC::Maxs(at, indices, begin, n);
-    AscendC::Mins(at, at, static_cast<int32_t>(smaller(first + kWhole, size) - 1), n);
-    AscendC::Sub(inside, indices, at, n);
-    to_flags(inside, n);
-    AscendC::Muls(inside, inside, -1, n);
-    AscendC::Adds(inside, inside, 1, n);
-    AscendC::Adds(at, at, -begin, n);
-    AscendC::Muls(at, at, int32_t{sizeof(int32_t)}, n);
+    const Ints& offsets = offsets_.tensor();
+    const Ints& in_range = in_range_.tensor();
+    AscendC::Maxs(offsets, indices, begin, n);
+    AscendC::Mins(offsets, offsets, static_cast<int32_t>(smaller(first + kMaxStagedItems, size) - 1), n);
+    AscendC::Sub(in_range, indices, offsets, n);
+    to_flags(in_range, n);
+    AscendC::Muls(in_range, in_range, -1, n);
+    AscendC::Adds(in_range, in_range, 1, n);
+    AscendC::Adds(offsets, offsets, -begin, n);
+    AscendC::Muls(offsets, offsets, int32_t{sizeof(int32_t)}, n);
   }
 
   __aicore__ inline int64_t first() const { return first_; }
-  // In bytes; for an index outside the stretch, of the nearest item.
+  // In bytes; for an index outside the staged part, the offset of the nearest item.
   __aicore__ inline AscendC::LocalTensor<uint32_t> offsets() const {
-    return at_.tensor().template ReinterpretCast<uint32_t>();
+    return offsets_.tensor().template ReinterpretCast<uint32_t>();
   }
-  __aicore__ inline const Ints& inside() const { return inside_.tensor(); }
+  __aicore__ inline const Ints& in_range() const { return in_range_.tensor(); }
 
  private:
-  Local<int32_t> at_, inside_;
+  Local<int32_t> offsets_, in_range_;
   int64_t first_ = 0;
 };
 
-// An array with random access: a stretch of it in the unified buffer, mostly the whole array.
-class Gathered {
+// An array with random access by vectors: the unified buffer contains a part of it, usually the whole array.
+class GatherSource {
  public:
   const int64_t size;
 
-  __aicore__ inline Gathered(AscendC::TPipe& pipe, Gm<const int32_t> array, int64_t items)
-      : size(items), array_(array), stretch_(pipe, larger<int64_t>(smaller(items, kWhole), 1)) {}
+  __aicore__ inline GatherSource(AscendC::TPipe& pipe, Gm<const int32_t> array, int64_t items)
+      : size(items), array_(array), staged_(pipe, larger<int64_t>(smaller(items, kMaxStagedItems), 1)) {}
 
   __aicore__ inline void load(int64_t first = 0) {
-    held_ = first;
-    stretch_.load(0, array_ + first, smaller(kWhole, size - first));
+    staged_first_ = first;
+    staged_.load(0, array_ + first, smaller(kMaxStagedItems, size - first));
   }
-  __aicore__ inline void gather(const Ints& to, const Places& places, int32_t n) {
-    if (held_ != places.first()) {
-      order<AscendC::HardEvent::V_MTE2>();
-      load(places.first());
-      order<AscendC::HardEvent::MTE2_V>();
+  __aicore__ inline void gather(const Ints& to, const GatherOffsets& gather_offsets, int32_t n) {
+    if (staged_first_ != gather_offsets.first()) {
+      sync_pipes<AscendC::HardEvent::V_MTE2>();
+      load(gather_offsets.first());
+      sync_pipes<AscendC::HardEvent::MTE2_V>();
     }
-    AscendC::Gather(to, stretch_.tensor(), places.offsets(), 0, static_cast<uint32_t>(n));
+    AscendC::Gather(to, staged_.tensor(), gather_offsets.offsets(), 0, static_cast<uint32_t>(n));
   }
 
  private:
   const Gm<const int32_t> array_;
-  Local<int32_t> stretch_;
-  int64_t held_ = 0;
+  Local<int32_t> staged_;
+  int64_t staged_first_ = 0;
 };
 
 }  // namespace ngram_npu::ascendc

@@ -1,7 +1,8 @@
 // The NPU's entry points: they run plans in the order of torch_npu's task queue. The only file that uses torch_npu.
 //
-// The closure runs later, on the queue's thread, so it owns all its data. The tensors at its addresses may be freed by
-// then, but their memory is still valid: torch_npu reuses freed memory only for work that is queued later.
+// The closure passed to RunOpApi runs later, on the thread of the task queue, so it owns its data. The tensors it
+// points to may be freed by then, but their memory is still valid: torch_npu reuses freed memory only for work that is
+// queued later.
 #include <acl/acl_rt.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
@@ -17,48 +18,50 @@ namespace {
 
 struct CurrentDevice {
   int32_t number = -1;
-  Machine machine{};
+  DeviceProperties properties{};
   const LoadedKernels* kernels = nullptr;
 };
 
-// Queried and loaded once per thread; no vector cores if the runtime does not report them.
+// Properties and kernels of the current device, cached per thread. vector_cores is 0 if the runtime does not report the
+// number.
 const CurrentDevice& current_device() {
   constexpr auto kUbPerVectorCore = static_cast<aclrtDevAttr>(204);  // its name differs between releases
-  constexpr int64_t kSmallestUbBytes = 192 * 1024;                   // of all chips; not every CANN reports it
+  // Smallest value of all supported chips; not every CANN release reports the size.
+  constexpr int64_t kSmallestUbBytes = 192 * 1024;
   static const CurrentDevice none{};
-  thread_local CurrentDevice known{};
+  thread_local CurrentDevice cached{};
   int32_t device = 0;
   if (aclrtGetDevice(&device) != ACL_SUCCESS) return none;
-  if (device == known.number && known.kernels != nullptr) return known;
-  const auto ask = [device](aclrtDevAttr what, int64_t otherwise) {
+  if (device == cached.number && cached.kernels != nullptr) return cached;
+  const auto query = [device](aclrtDevAttr attribute, int64_t fallback) {
     int64_t value = 0;
-    const aclError error = aclrtGetDeviceInfo(static_cast<uint32_t>(device), what, &value);
-    return error == ACL_SUCCESS && value > 0 ? value : otherwise;
+    const aclError error = aclrtGetDeviceInfo(static_cast<uint32_t>(device), attribute, &value);
+    return error == ACL_SUCCESS && value > 0 ? value : fallback;
   };
-  const Machine machine{ask(ACL_DEV_ATTR_VECTOR_CORE_NUM, 0), ask(kUbPerVectorCore, kSmallestUbBytes)};
-  known = {device, machine, machine.vector_cores > 0 ? LoadedKernels::on(device) : nullptr};
-  return known;
+  const DeviceProperties properties{query(ACL_DEV_ATTR_VECTOR_CORE_NUM, 0), query(kUbPerVectorCore, kSmallestUbBytes)};
+  cached = {device, properties, properties.vector_cores > 0 ? LoadedKernels::for_device(device) : nullptr};
+  return cached;
 }
 
 template <class Params>
 int32_t enqueue(const char* name, const Params& params) {
-  // First of all: in a new thread this sets the thread's device.
-  // false: does not wait for the queue to drain, since the launch itself goes through the queue.
+  // This call must come first, because in a new thread it sets the device. The argument false means: do not wait for
+  // the queue to drain, because the launch itself goes through the queue.
   aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
   const CurrentDevice& device = current_device();
-  LaunchPlan ready = plan(params, device.machine);
-  if (ready.status != kOk) return ready.status;
+  LaunchPlan launch_plan = plan(params, device.properties);
+  if (launch_plan.status != kOk) return launch_plan.status;
   const LoadedKernels* kernels = device.kernels;
   if (kernels == nullptr) return kLaunchFailed;
   at::Tensor workspace;  // from the caching allocator, so its memory stays valid like that of all tensors
-  if (ready.workspace_bytes > 0) {
+  if (launch_plan.workspace_bytes > 0) {
     const at::TensorOptions bytes = at::TensorOptions(at::kByte).device(c10::DeviceType::PrivateUse1);
-    workspace = at_npu::native::OpPreparation::apply_tensor_without_format({ready.workspace_bytes}, bytes);
-    ready.set_workspace(workspace.data_ptr());
+    workspace = at_npu::native::OpPreparation::apply_tensor_without_format({launch_plan.workspace_bytes}, bytes);
+    launch_plan.set_workspace(workspace.data_ptr());
   }
-  at_npu::native::OpCommand::RunOpApi(name, [kernels, ready, stream]() -> int {
-    for (int32_t i = 0; i < ready.num_launches; ++i) {
-      const int32_t error = kernels->start(ready.launches[i], stream, ready.args);
+  at_npu::native::OpCommand::RunOpApi(name, [kernels, launch_plan, stream]() -> int {
+    for (int32_t i = 0; i < launch_plan.num_launches; ++i) {
+      const int32_t error = kernels->launch(launch_plan.launches[i], stream, launch_plan.args);
       if (error != 0) return error;
     }
     return 0;

@@ -1,4 +1,5 @@
-// A launch's argument, and the division of work that it carries: computed on the host (plans.h), used by the kernels.
+// The kernel argument struct, which includes the tiling (distribution of the work over cores): computed on the host
+// (plans.h), used by the kernels.
 // No functions, because the AscendC compiler does not let host and device code share them.
 #pragma once
 
@@ -8,64 +9,65 @@
 // files without our headers, so it is plain, in the global namespace, and made of built-in types. Only the host's plan
 // (launch_plan.h) and the kernel (device.h) interpret its words.
 struct NgramNpuLaunchArgs {
-  uint64_t params[48];  // <Op>Params, whose pointers are device addresses
+  uint64_t params[48];  // <Op>Params; its pointers are device addresses
   uint64_t tiling[8];   // <Op>Tiling
-  uint64_t workspace;   // device address of the workspace, whose size is in the plan
+  uint64_t workspace;   // device address of the workspace; the plan has its size
 };
 
 namespace ngram_npu::ascendc {
 
 // Items are assigned to cores in passes of consecutive items, so that a pass writes contiguous memory: pass q of core c
 // starts at item (q * cores + c) * per_pass.
-struct Shares {
+struct CoreTiling {
   int64_t per_pass;
   int64_t cores;  // 0 if there are no items
 };
 
 // For operators that write one item per request and one per token.
 struct BatchTiling {
-  Shares requests;
-  Shares tokens;
+  CoreTiling requests;
+  CoreTiling tokens;
 };
 
-// Input ids per piece that prepare_input_ids_ writes, and pieces per wait.
-constexpr int64_t kInputPiece = 16;
-constexpr int64_t kInputPieces = 32;
+// prepare_input_ids_: number of input ids per copy, and number of copies before it waits.
+constexpr int64_t kInputIdsPerCopy = 16;
+constexpr int64_t kCopiesPerWait = 32;
 
-// An array with random access is in the unified buffer if it has at most this many items.
-constexpr int64_t kWhole = 2048;
-// Requests that prepare_inputs stages at a time.
-constexpr int64_t kStretch = 1024;
-// Requests whose counts correct_spec_state_ corrects at once for a pass of tokens.
-constexpr int64_t kCorrected = 128;
+// Maximum number of items of an array with random access that are staged in the unified buffer.
+constexpr int64_t kMaxStagedItems = 2048;
+// Number of requests that prepare_inputs stages at a time.
+constexpr int64_t kRequestsPerTile = 1024;
+// Maximum number of requests that correct_spec_state_ corrects at once for a pass of tokens.
+constexpr int64_t kMaxCorrectedRequests = 128;
 
-// The lookup. The ends of each row are divided into `spans` equal pieces, one item each; a core reads an item in tiles
-// and writes its best match for a second launch, which distributes requests. Or a row is one item, its core drafts at
-// once, and `items` are the requests.
+// The lookup, in one or two launches.
+// Two launches: the possible end positions of a match in each row are divided into `spans` equal work items. A core
+// reads an item in tiles and writes its best match; the second launch assigns requests to cores and drafts.
+// One launch: each row is one work item, the same core searches and drafts, and `items` equals `requests`.
 struct LookupTiling {
   int64_t launches;
   int64_t spans;  // items per row
-  Shares items;
+  CoreTiling items;
   int64_t tile_tokens;  // a multiple of kTileUnit; kHalo of them belong to the tile before
-  Shares requests;
+  CoreTiling requests;
 };
 
-// Matches are marked in bits, in whole blocks of 32 bytes: 8 words of 32 tokens.
+// Matches are marked with one bit per token, in whole blocks of 32 bytes: 8 words of 32 tokens.
 constexpr int64_t kTileUnit = 256;
-// A match of max_n tokens that ends at a tile's first end begins at most this far before it.
+// Number of tokens before a tile that a match ending in the tile may include (>= max_n - 1).
 constexpr int64_t kHalo = 64;
-// Pieces and tiles of a row begin at multiples of 512 bytes from its beginning.
-constexpr int64_t kTileStep = 128;
-// Shorter spans would read the halo for too few tokens.
+// Spans and tiles of a row begin at multiples of 512 bytes from the row's beginning.
+constexpr int64_t kTileAlignTokens = 128;
+// In shorter spans the halo would be too large a part of the tokens read.
 constexpr int64_t kMinSpan = 1024;
 // Buffers for a tile's tokens: while one is searched, two are loaded.
 constexpr int64_t kTileBuffers = 3;
-// int32s per item from launch 1 to launch 2: length and end of its best match, then padding.
+// Number of int32 values per item that launch 1 passes to launch 2: length and end of its best match, then padding.
 constexpr int64_t kMatchInts = 8;
-// Maximum number of requests that a pass drafts for.
-constexpr int64_t kMaxDrafting = 32;
-// Space for staging a request's sampled tokens and one length: whole 32-byte units.
-constexpr int64_t kTokenPlace = 72;
-constexpr int64_t kLengthPlace = 8;
+// Maximum number of requests for which a pass drafts.
+constexpr int64_t kMaxRequestsPerDraftPass = 32;
+// int32s between staged rows of sampled tokens, and between staged lengths: whole 32-byte units.
+constexpr int64_t kSampledTokensStride = 72;
+constexpr int64_t kLengthStride = 8;
 
 }  // namespace ngram_npu::ascendc

@@ -1,5 +1,5 @@
-// The launches of an operator, from its parameters and the machine; used by torch_npu's launcher and the host twin.
-// Torch-free and CANN-free; plans.h makes the plan of each operator.
+// Computes the kernel launches of an operator from its parameters and the device properties; used by torch_npu's
+// launcher and the host twin. Torch-free and CANN-free; plans.h makes the plan of each operator.
 //
 // A launcher allocates the workspace (uninitialised, exclusive to this call until its last launch has run), sets its
 // address, and launches in order on one stream: a launch sees the results of the previous one.
@@ -30,19 +30,19 @@
 
 namespace ngram_npu::ascendc {
 
-// Properties of the machine, queried at run time.
-struct Machine {
+// Properties of the device, queried at run time.
+struct DeviceProperties {
   int64_t vector_cores;
   int64_t ub_bytes;  // unified buffer of one core
   // Minimum number of items per core: cores that write few bytes share a line of 512 bytes and write one after another.
-  int64_t least_items = 32;
+  int64_t min_items_per_core = 32;
 };
 
-// What a kernel may not use of the unified buffer: the runtime's own 8 KB, and 256 bytes of slack.
+// Bytes of the unified buffer that a kernel must not use: 8 KB for the runtime, and 256 bytes of slack.
 constexpr int64_t kReservedUbBytes = 8 * 1024 + 256;
 
-inline bool can_run(const Machine& machine, int64_t ub_bytes) {
-  return machine.vector_cores >= 1 && ub_bytes <= machine.ub_bytes - kReservedUbBytes;
+inline bool can_run(const DeviceProperties& device, int64_t ub_bytes) {
+  return device.vector_cores >= 1 && ub_bytes <= device.ub_bytes - kReservedUbBytes;
 }
 
 enum class Kernel : int32_t {
@@ -59,7 +59,7 @@ struct Launch {
 struct LaunchPlan {
   static constexpr int32_t kMaxLaunches = 2;
 
-  Status status = kInvalidParams;  // not kOk: the machine cannot run the operator, there is nothing to launch
+  Status status = kInvalidParams;  // not kOk: the device cannot run the operator, there is nothing to launch
   int32_t num_launches = 0;        // 0: nothing to do
   Launch launches[kMaxLaunches] = {};
   int64_t workspace_bytes = 0;
@@ -84,33 +84,37 @@ LaunchPlan plan_with(const Params& params, const Tiling& tiling) {
   return plan;
 }
 
-// Neighbouring shares may share a 32-byte unit of memory, because copies write exactly their bytes.
-inline Shares deal_out(int64_t items, const Machine& machine, int64_t max_per_pass) {
-  if (machine.vector_cores < 1) return {};
-  const int64_t even = (items + machine.vector_cores - 1) / machine.vector_cores;
-  const int64_t per_pass = smaller(larger(even, machine.least_items), max_per_pass);
-  return {per_pass, smaller(machine.vector_cores, (items + per_pass - 1) / per_pass)};
+// Output ranges of neighbouring cores may lie in the same 32-byte block, because a copy writes only the requested
+// bytes.
+inline CoreTiling split_over_cores(int64_t items, const DeviceProperties& device, int64_t max_per_pass) {
+  if (device.vector_cores < 1) return {};
+  const int64_t items_per_core = (items + device.vector_cores - 1) / device.vector_cores;
+  const int64_t per_pass = smaller(larger(items_per_core, device.min_items_per_core), max_per_pass);
+  return {per_pass, smaller(device.vector_cores, (items + per_pass - 1) / per_pass)};
 }
 
 // Maximum number of items that a core of a bookkeeping kernel stages at a time; fits into any unified buffer.
 constexpr int64_t kMaxPerPass = 1024;
 
-// Maximum number of tokens whose blocks it loads at a time.
+// Maximum number of tokens for which a core loads block ids at a time.
 constexpr int64_t kMaxSlotsPerPass = 512;
 
-// The bytes that arrays of these sizes occupy in the unified buffer, as Whole in device.h.
-inline int64_t whole_bytes(int64_t size, int64_t item_bytes) {
+// Unified buffer bytes of a RandomAccessArray (device.h) with `size` items.
+inline int64_t random_access_bytes(int64_t size, int64_t item_bytes) {
   constexpr int64_t kUnit = 32;
-  return size <= kWhole ? (size * item_bytes + kUnit - 1) / kUnit * kUnit + kUnit : kUnit;
+  return size <= kMaxStagedItems ? (size * item_bytes + kUnit - 1) / kUnit * kUnit + kUnit : kUnit;
 }
-inline int64_t whole_bytes(const IndexArray& indices, int64_t size) { return whole_bytes(size, indices.bytes) + 32; }
+inline int64_t random_access_bytes(const IndexArray& indices, int64_t size) {
+  return random_access_bytes(size, indices.bytes) + 32;
+}
 
 // One launch with one item per request, `bytes` of the unified buffer per item, and a maximum of items per pass.
 template <class Params>
-LaunchPlan plan_requests(const Params& p, const Machine& machine, int64_t bytes, int64_t max_per_pass, Kernel kernel) {
-  constexpr int64_t kRoundedUp = 8 * 32;  // for rounding up the sizes of up to 8 arrays
-  const Shares requests = deal_out(p.batch, machine, max_per_pass);
-  if (!can_run(machine, requests.per_pass * bytes + kRoundedUp)) return {};
+LaunchPlan plan_requests(const Params& p, const DeviceProperties& device, int64_t bytes, int64_t max_per_pass,
+                         Kernel kernel) {
+  constexpr int64_t kRoundingReserveBytes = 8 * 32;  // for rounding up the sizes of up to 8 arrays
+  const CoreTiling requests = split_over_cores(p.batch, device, max_per_pass);
+  if (!can_run(device, requests.per_pass * bytes + kRoundingReserveBytes)) return {};
   LaunchPlan plan = plan_with(p, requests);
   plan.add(kernel, requests.cores);
   return plan;

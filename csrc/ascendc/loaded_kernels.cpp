@@ -1,4 +1,4 @@
-// Loads the NPU kernels and starts one, for launch.cpp.
+// Loads and launches the NPU kernels, for launch.cpp.
 #include "ascendc/loaded_kernels.h"
 
 #include <dlfcn.h>
@@ -19,16 +19,16 @@ constexpr const char* kNames[] = {
 thread_local std::string error_text;
 
 // The path of a file in the folder of this library.
-std::string beside_this(const char* file) {
+std::string path_next_to_this_library(const char* file) {
   Dl_info here{};
   dladdr(reinterpret_cast<void*>(&load_error), &here);
   const std::string path = here.dli_fname;
   return path.substr(0, path.find_last_of('/') + 1) + file;
 }
 
-// A function of CANN's runtime, or null if this release does not have it. Not linked, because releases differ.
+// Returns a function of CANN's runtime, or null if this release does not have it. Not linked, because releases differ.
 template <class Function>
-Function of_runtime(const char* name) {
+Function find_runtime_function(const char* name) {
   void* runtime = dlopen("libascendcl.so", RTLD_LAZY | RTLD_NOLOAD);
   return runtime != nullptr ? reinterpret_cast<Function>(dlsym(runtime, name)) : nullptr;
 }
@@ -41,12 +41,12 @@ const char* load_error() { return error_text.c_str(); }
 bool LoadedKernels::load_binary() {
   using LoadFromFile = int32_t (*)(const char* path, void* options, void** binary);
   using GetFunction = int32_t (*)(void* binary, const char* name, void** function);
-  const auto load = of_runtime<LoadFromFile>("aclrtBinaryLoadFromFile");
-  const auto get = of_runtime<GetFunction>("aclrtBinaryGetFunction");
-  const auto launch = of_runtime<LaunchFromHost>("aclrtLaunchKernelWithHostArgs");
+  const auto load = find_runtime_function<LoadFromFile>("aclrtBinaryLoadFromFile");
+  const auto get = find_runtime_function<GetFunction>("aclrtBinaryGetFunction");
+  const auto launch = find_runtime_function<LaunchFromHost>("aclrtLaunchKernelWithHostArgs");
   void* binary = nullptr;
   if (load == nullptr || get == nullptr || launch == nullptr) return false;
-  if (load(beside_this("ngram_npu_kernels.o").c_str(), nullptr, &binary) != 0) return false;
+  if (load(path_next_to_this_library("ngram_npu_kernels.o").c_str(), nullptr, &binary) != 0) return false;
   for (int32_t i = 0; i < kNumKernels; ++i) {
     if (get(binary, kNames[i], &entries_[i]) != 0) return false;
   }
@@ -54,10 +54,10 @@ bool LoadedKernels::load_binary() {
   return true;
 }
 
-// CANN's generated launch stubs, whose library loads its kernels when it is opened. Each launch through them allocates
-// and frees eight bytes of the device.
+// Loads the launch stubs that CANN generates; opening their library loads the kernels. Each launch through a stub
+// allocates and frees eight bytes of device memory.
 bool LoadedKernels::load_stubs() {
-  void* library = dlopen(beside_this("libngram_npu_ascendc.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(path_next_to_this_library("libngram_npu_ascendc.so").c_str(), RTLD_NOW | RTLD_LOCAL);
   for (int32_t i = 0; i < kNumKernels && library != nullptr; ++i) {
     entries_[i] = dlsym(library, (std::string("aclrtlaunch_") + kNames[i]).c_str());
     if (entries_[i] == nullptr) library = nullptr;
@@ -66,28 +66,29 @@ bool LoadedKernels::load_stubs() {
   return library != nullptr;
 }
 
-const LoadedKernels* LoadedKernels::on(int32_t device) {
+const LoadedKernels* LoadedKernels::for_device(int32_t device) {
   static std::mutex mutex;
-  static std::map<int32_t, LoadedKernels> all;
+  static std::map<int32_t, LoadedKernels> cache;
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto known = all.find(device);
-  if (known != all.end()) return &known->second;
-  LoadedKernels made;
-  if (!made.load_binary() && !made.load_stubs()) return nullptr;
-  return &all.emplace(device, made).first->second;
+  const auto cached = cache.find(device);
+  if (cached != cache.end()) return &cached->second;
+  LoadedKernels loaded;
+  if (!loaded.load_binary() && !loaded.load_stubs()) return nullptr;
+  return &cache.emplace(device, loaded).first->second;
 }
 
-int32_t LoadedKernels::start(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const {
+int32_t LoadedKernels::launch(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const {
   // The word after the kernel's argument is the address for CANN's overflow check. Null: only debug builds of kernels
   // make the check, and on these chips it does nothing.
   struct {
-    NgramNpuLaunchArgs own;
+    NgramNpuLaunchArgs kernel_args;
     uint64_t overflow;
-  } all{args, 0};
+  } launch_args{args, 0};
   void* entry = entries_[static_cast<int32_t>(launch.kernel)];
-  if (launch_ != nullptr) return launch_(entry, launch.blocks, stream, nullptr, &all, sizeof(all), nullptr, 0);
+  if (launch_ != nullptr)
+    return launch_(entry, launch.blocks, stream, nullptr, &launch_args, sizeof(launch_args), nullptr, 0);
   using Stub = uint32_t (*)(uint32_t blocks, void* stream, NgramNpuLaunchArgs* args);
-  return static_cast<int32_t>(reinterpret_cast<Stub>(entry)(launch.blocks, stream, &all.own));
+  return static_cast<int32_t>(reinterpret_cast<Stub>(entry)(launch.blocks, stream, &launch_args.kernel_args));
 }
 
 }  // namespace ngram_npu::ascendc

@@ -16,12 +16,13 @@ constexpr int32_t kNumKernels = 0
 
 class LoadedKernels {
  public:
-  // The kernels of the current device, whose number is `device`; the first call loads them. Null if that fails; then
-  // load_error() has the reason for the calling thread. Valid until the process ends.
-  static const LoadedKernels* on(int32_t device);
+  // Returns the kernels of the current device, number `device`; the first call loads them. If that fails, returns null,
+  // and load_error() returns the reason for the calling thread. Valid until the process ends.
+  static const LoadedKernels* for_device(int32_t device);
 
-  // Returns 0 or the runtime's error. Allocates nothing if the runtime takes arguments from host memory.
-  int32_t start(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const;
+  // Launches a kernel. Returns 0 or the runtime's error. Allocates nothing if the runtime takes arguments from host
+  // memory.
+  int32_t launch(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const;
 
  private:
   using LaunchFromHost = int32_t (*)(void* function, uint32_t blocks, void* stream, void* config, void* args,

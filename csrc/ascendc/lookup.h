@@ -1,7 +1,7 @@
 // The lookup of ngram_propose and ngram_step_, in one launch or two. How and why: docs/design/ascendc.md.
 //
 // Vectors cannot compare tokens at an offset. So each token of the suffix is compared with the whole tile, which gives
-// a bit per position, and the bits found so far are shifted by one:
+// one bit per position, and the bits of the shorter suffix are shifted by one position:
 //   starts_1 = [t[i] == last],   starts_n[i] = starts_(n-1)[i + 1] and [t[i] == the n-th token from the end],
 // the positions at which the last n tokens of the row begin. The largest n for which there is any is the best match.
 #pragma once
@@ -12,32 +12,34 @@
 namespace ngram_npu::ascendc {
 
 // A row for the lookup: the tokens in memory, followed by the sampled tokens, which are not in memory yet.
-struct GrownRow {
+struct UpdatedRow {
   Gm<const int32_t> tokens;
-  int64_t written;
+  int64_t num_in_memory;
   Gm<const int32_t> sampled;
   int64_t length;  // 0 if there is nothing to look up
 
-  __aicore__ inline int32_t operator[](int64_t at) const { return at < written ? tokens[at] : sampled[at - written]; }
+  __aicore__ inline int32_t operator[](int64_t i) const {
+    return i < num_in_memory ? tokens[i] : sampled[i - num_in_memory];
+  }
 };
 
 // Compares the ends: for matches of the same length the order of ends is that of starts.
-__aicore__ inline bool better(const Occurrence& a, const Occurrence& b, int32_t match_policy) {
+__aicore__ inline bool is_better(const Match& a, const Match& b, int32_t match_policy) {
   return a.len != b.len ? a.len > b.len : a.len > 0 && (match_policy == kLatest ? a.end > b.end : a.end < b.end);
 }
 
 // Tokens [base, base + count) of a row; the first kHalo ones only serve matches that end in this tile.
 struct Tile {
-  GrownRow row;
+  UpdatedRow row;
   int64_t item;  // -1: no more tiles
   int64_t base;
-  int64_t count;  // 0 if the item has no ends
-  bool last_of_item;
+  int64_t count;  // 0 if the item has no end positions
+  bool is_last_of_item;
 };
 
 // Defined by each operator: the row that batch position i looks up.
 template <class Params>
-__aicore__ inline GrownRow grown_row(const Params& p, int64_t i);
+__aicore__ inline UpdatedRow updated_row(const Params& p, int64_t i);
 
 // The tiles of all items of a core in one sequence, so that the next one can be loaded while one is searched.
 template <class Params>
@@ -47,76 +49,77 @@ class Tiles {
       : p_(params),
         tiling_(tiling),
         backwards_(params.lookup.match_policy == kLatest),
-        pass_(first_item(tiling.items)),
-        item_(pass_ - 1) {}
+        pass_begin_(first_item(tiling.items)),
+        item_(pass_begin_ - 1) {}
 
   __aicore__ inline Tile next() {
-    if (left_ <= 0 && !enter_next_item()) return {row_, -1, 0, 0, true};
-    if (left_ <= 0) return {row_, item_, 0, 0, true};
-    --left_;
-    const int64_t begin = begin_ + (backwards_ ? left_ : tiles_ - 1 - left_) * tile_ends_;
+    if (remaining_ <= 0 && !enter_next_item()) return {row_, -1, 0, 0, true};
+    if (remaining_ <= 0) return {row_, item_, 0, 0, true};
+    --remaining_;
+    const int64_t begin = begin_ + (backwards_ ? remaining_ : num_tiles_ - 1 - remaining_) * ends_per_tile_;
     const int64_t base = larger<int64_t>(begin - kHalo, 0);
-    return {row_, item_, base, smaller(begin + tile_ends_, end_) - base, left_ == 0};
+    return {row_, item_, base, smaller(begin + ends_per_tile_, end_) - base, remaining_ == 0};
   }
 
   // Skips the remaining tiles of this item.
-  __aicore__ inline void leave(int64_t item) {
-    if (item == item_) left_ = 0;
+  __aicore__ inline void skip_remaining(int64_t item) {
+    if (item == item_) remaining_ = 0;
   }
 
  private:
-  __aicore__ static inline int64_t divided(int64_t ends, int64_t parts) {
-    return ((ends + parts - 1) / parts + kTileStep - 1) / kTileStep * kTileStep;
+  // Size of `parts` equal parts of `ends` positions, rounded up to the alignment.
+  __aicore__ static inline int64_t aligned_part(int64_t ends, int64_t parts) {
+    return ((ends + parts - 1) / parts + kTileAlignTokens - 1) / kTileAlignTokens * kTileAlignTokens;
   }
 
   __aicore__ inline bool enter_next_item() {
     const int64_t items = p_.batch * tiling_.spans;
-    if (pass_ >= items || ++item_ >= items) return false;
-    if (item_ == pass_ + tiling_.items.per_pass) {
-      item_ = pass_ += items_between(tiling_.items);
+    if (pass_begin_ >= items || ++item_ >= items) return false;
+    if (item_ == pass_begin_ + tiling_.items.per_pass) {
+      item_ = pass_begin_ += pass_stride(tiling_.items);
       if (item_ >= items) return false;
     }
     const int64_t i = item_ / tiling_.spans;
-    row_ = grown_row(p_, i);
+    row_ = updated_row(p_, i);
     // The last token ends only the suffix itself. Ends are counted from kHalo before the first one, so that tiles begin
-    // at multiples of kTileStep. Rotated by i, so that the first spans of short rows go to different cores.
+    // at multiples of kTileAlignTokens. Rotated by i, so that the first spans of short rows go to different cores.
     const int64_t ends = larger<int64_t>(row_.length - 1, 0);
-    const int64_t span = larger(kMinSpan, divided(ends + kHalo, tiling_.spans));
+    const int64_t span = larger(kMinSpan, aligned_part(ends + kHalo, tiling_.spans));
     begin_ = (item_ + i) % tiling_.spans * span - kHalo;
     end_ = smaller(ends, begin_ + span);
-    // Tiles of equal size: a small one at the end would not hide the wait for the next.
-    const int64_t most = (tiling_.tile_tokens - kHalo) / kTileStep * kTileStep;
+    // Tiles have equal sizes, because a small last tile would not hide the wait for the next tile.
+    const int64_t max_size = (tiling_.tile_tokens - kHalo) / kTileAlignTokens * kTileAlignTokens;
     const int64_t size = ends > 0 ? end_ - begin_ : 0;
-    tiles_ = left_ = size > 0 ? (size + most - 1) / most : 0;
-    tile_ends_ = divided(size, larger<int64_t>(tiles_, 1));
-    if (tiles_ > 0) tiles_ = left_ = (size + tile_ends_ - 1) / tile_ends_;
+    num_tiles_ = remaining_ = size > 0 ? (size + max_size - 1) / max_size : 0;
+    ends_per_tile_ = aligned_part(size, larger<int64_t>(num_tiles_, 1));
+    if (num_tiles_ > 0) num_tiles_ = remaining_ = (size + ends_per_tile_ - 1) / ends_per_tile_;
     return true;
   }
 
   const Params& p_;
   const LookupTiling& tiling_;
   const bool backwards_;  // the better ends come first, so that the first longest match ends the search
-  GrownRow row_{};
-  int64_t pass_;  // first item of the pass
+  UpdatedRow row_{};
+  int64_t pass_begin_;  // first item of the pass
   int64_t item_;
   // For this item: its ends, its tiles, and the number of remaining tiles.
   int64_t begin_ = 0;
   int64_t end_ = 0;
-  int64_t tiles_ = 0;
-  int64_t tile_ends_ = 0;
-  int64_t left_ = 0;
+  int64_t num_tiles_ = 0;
+  int64_t ends_per_tile_ = 0;
+  int64_t remaining_ = 0;
 };
 
-// Loads tiles into a few buffers in turn and searches them.
+// Loads tiles into a few buffers cyclically and searches them.
 class Searcher {
  public:
   __aicore__ inline Searcher(AscendC::TPipe& pipe, int64_t tile_tokens, const LookupOptions& options)
       : options_(options),
         words_(static_cast<int32_t>(tile_tokens / kWord)),
         starts_{Local<uint32_t>(pipe, words_ + kBlock), Local<uint32_t>(pipe, words_ + kBlock)},
-        moved_(pipe, words_),
+        shifted_(pipe, words_),
         carry_(pipe, words_),
-        following_(pipe, words_),
+        next_word_offsets_(pipe, words_),
         ranks_(pipe, words_),
         flags_(pipe, words_),
         scratch_(pipe, words_),
@@ -124,10 +127,10 @@ class Searcher {
     pipe.InitBuffer(tiles_, kTileBuffers, static_cast<uint32_t>(tile_tokens * int64_t{sizeof(int32_t)}));
   }
 
-  // Prepares constants for the searches; call it while the first loads run.
+  // Computes constants for the searches; call it while the first loads run.
   __aicore__ inline void prepare() {
-    // Byte offsets of each word, and the words' ranks: the word that wins has the highest.
-    const auto offsets = following_.tensor().ReinterpretCast<int32_t>();
+    // Byte offset of each word, and the rank of each word: the best word has the highest rank.
+    const auto offsets = next_word_offsets_.tensor().ReinterpretCast<int32_t>();
     AscendC::CreateVecIndex(offsets, 0, words_);
     AscendC::Muls(offsets, offsets, kWordBytes, words_);
     const auto& ranks = ranks_.tensor();
@@ -141,7 +144,7 @@ class Searcher {
   __aicore__ inline void load(const Tile& tile) {
     if (tile.count == 0) return;
     auto tokens = tiles_.AllocTensor<int32_t>();
-    const int64_t count = in_memory(tile);
+    const int64_t count = count_in_memory(tile);
     if (count > 0) {
       AscendC::GlobalTensor<int32_t> global;
       global.SetGlobalBuffer((Gm<int32_t>)(tile.row.tokens + tile.base), static_cast<uint64_t>(count));
@@ -158,13 +161,13 @@ class Searcher {
   }
 
   // The best match in the oldest loaded tile; matches that end in its halo may be reported too short.
-  __aicore__ inline Occurrence search(const Tile& tile) {
+  __aicore__ inline Match search(const Tile& tile) {
     if (tile.count == 0) return {-1, 0};
     const int64_t max_n = smaller(options_.max_n, tile.row.length - 1);
-    if (tile.item != suffix_of_) read_suffix(tile, max_n);
+    if (tile.item != suffix_item_) read_suffix(tile, max_n);
     auto tokens = tiles_.DeQue<int32_t>();
-    complete(tile, tokens);
-    const auto words = static_cast<int32_t>(up_to(tile.count, kTileUnit) / kWord);
+    fill_tail(tile, tokens);
+    const auto words = static_cast<int32_t>(round_up(tile.count, kTileUnit) / kWord);
     int64_t len = 0;
     int64_t winner = -1;
     for (int64_t n = 1; n <= max_n; ++n) {
@@ -178,7 +181,7 @@ class Searcher {
     tiles_.FreeTensor(tokens);
     if (len == 0) return {-1, 0};
     const uint64_t bits = starts_[len % 2].get(winner);
-    order<AscendC::HardEvent::S_V>();
+    sync_pipes<AscendC::HardEvent::S_V>();
     const int64_t bit = options_.match_policy == kLatest ? 63 - AscendC::ScalarCountLeadingZero(bits)
                                                          : AscendC::ScalarGetSFFValue<1>(bits);
     return {tile.base + winner * kWord + bit + len - 1, len};
@@ -189,33 +192,33 @@ class Searcher {
   static constexpr int32_t kWordBytes = 4;
   static constexpr int32_t kBlock = 8;  // words of 32 bytes
 
-  __aicore__ static inline int64_t up_to(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
-  __aicore__ static inline int64_t in_memory(const Tile& tile) {
-    return smaller(larger<int64_t>(tile.row.written - tile.base, 0), tile.count);
+  __aicore__ static inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
+  __aicore__ static inline int64_t count_in_memory(const Tile& tile) {
+    return smaller(larger<int64_t>(tile.row.num_in_memory - tile.base, 0), tile.count);
   }
   // Reads the whole suffix while the item's first tile is loaded, because these reads may wait as well.
   __aicore__ inline void read_suffix(const Tile& tile, int64_t max_n) {
     for (int64_t n = 1; n <= max_n; ++n) suffix_[n - 1] = tile.row[tile.row.length - n];
-    suffix_of_ = tile.item;
+    suffix_item_ = tile.item;
   }
-  // Completes a tile after the tokens from memory: adds the sampled tokens, and pads the rest that the vectors read
-  // with a token that no match can end with.
-  __aicore__ inline void complete(const Tile& tile, const AscendC::LocalTensor<int32_t>& tokens) {
-    const int64_t loaded = in_memory(tile);
-    const auto first = static_cast<int32_t>(up_to(loaded, kBlock));
-    const auto fill = static_cast<int32_t>(up_to(tile.count, kTileUnit)) - first;
+  // Fills a tile after the tokens from memory: adds the sampled tokens, and pads the rest that the vectors read with a
+  // token that cannot end a match.
+  __aicore__ inline void fill_tail(const Tile& tile, const AscendC::LocalTensor<int32_t>& tokens) {
+    const int64_t loaded = count_in_memory(tile);
+    const auto first = static_cast<int32_t>(round_up(loaded, kBlock));
+    const auto fill = static_cast<int32_t>(round_up(tile.count, kTileUnit)) - first;
     if (loaded == tile.count && loaded == first && fill == 0) return;
     const int32_t filler = ~suffix_[0];
     if (fill > 0) AscendC::Duplicate(tokens[first], filler, fill);
     if (loaded == tile.count && loaded == first) return;
-    order<AscendC::HardEvent::V_S>();
+    sync_pipes<AscendC::HardEvent::V_S>();
     for (int64_t i = loaded; i < larger<int64_t>(tile.count, first); ++i) {
       tokens.SetValue(static_cast<uint32_t>(i), i < tile.count ? tile.row[tile.base + i] : filler);
     }
-    order<AscendC::HardEvent::S_V>();
+    sync_pipes<AscendC::HardEvent::S_V>();
   }
 
-  // Computes starts_n from starts_(n-1); `token` is the n-th from the row's end. Two buffers are used in turn.
+  // Computes starts_n from starts_(n-1); `token` is the n-th from the row's end. Two buffers alternate.
   __aicore__ inline void mark_starts(const AscendC::LocalTensor<int32_t>& tokens, int32_t token, int64_t n,
                                      int32_t words) {
     const auto& starts = starts_[n % 2].tensor();
@@ -224,13 +227,13 @@ class Searcher {
     if (n == 1) return;
     // Shifts by one position: within each word, and the first bit of the next word into the last bit.
     const auto& before = starts_[(n - 1) % 2].tensor();
-    const auto& moved = moved_.tensor();
+    const auto& shifted = shifted_.tensor();
     const auto& carry = carry_.tensor();
-    AscendC::Gather(carry, before, following_.tensor(), kWordBytes, words);
+    AscendC::Gather(carry, before, next_word_offsets_.tensor(), kWordBytes, words);
     AscendC::ShiftLeft(carry, carry, 31u, words);
-    AscendC::ShiftRight(moved, before, 1u, words);
+    AscendC::ShiftRight(shifted, before, 1u, words);
     // And and Or support only 16-bit integers.
-    const auto halves = moved.ReinterpretCast<uint16_t>();
+    const auto halves = shifted.ReinterpretCast<uint16_t>();
     const auto starts_halves = starts.ReinterpretCast<uint16_t>();
     AscendC::Or(halves, halves, carry.ReinterpretCast<uint16_t>(), 2 * words);
     AscendC::And(starts_halves, starts_halves, halves, 2 * words);
@@ -245,9 +248,9 @@ class Searcher {
     AscendC::Mins(flags, flags, 1.0f, words);
     AscendC::Mul(flags, flags, ranks_.tensor(), words);
     AscendC::ReduceMax(best_.tensor(), flags, scratch_.tensor(), words);
-    order<AscendC::HardEvent::V_S>();
+    sync_pipes<AscendC::HardEvent::V_S>();
     const int64_t rank = AscendC::ScalarCast<float, int32_t, AscendC::RoundMode::CAST_RINT>(best_.get(0));
-    order<AscendC::HardEvent::S_V>();
+    sync_pipes<AscendC::HardEvent::S_V>();
     if (rank == 0) return -1;
     return options_.match_policy == kLatest ? rank - 1 : words_ - rank;
   }
@@ -255,19 +258,20 @@ class Searcher {
   const LookupOptions options_;
   const int32_t words_;
   int32_t suffix_[kMaxNgram];  // last tokens of the searched row, the last one first
-  int64_t suffix_of_ = -1;     // the item of this row
+  int64_t suffix_item_ = -1;   // the item of this row
   AscendC::TQue<AscendC::TPosition::VECIN, kTileBuffers> tiles_;
   Local<uint32_t> starts_[2];
-  Local<uint32_t> moved_, carry_, following_;
+  Local<uint32_t> shifted_, carry_, next_word_offsets_;
   Local<float> ranks_, flags_, scratch_, best_;
 };
 
-// Searches the items of this core and calls found(item, its best match) for each.
-template <class Params, class Found>
-__aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const LookupTiling& tiling, Found& found) {
+// Searches the items of this core and calls on_match(item, its best match) for each.
+template <class Params, class OnMatch>
+__aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const LookupTiling& tiling,
+                                    OnMatch& on_match) {
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
   Tiles<Params> tiles(p, tiling);
-  Occurrence best{-1, 0};
+  Match best{-1, 0};
   int64_t done = -1;  // the item whose longest match has been found; some of its tiles may still be loading
   Tile queue[kTileBuffers];
   for (int64_t t = 0; t < kTileBuffers - 1; ++t) searcher.load(queue[t] = tiles.next());
@@ -279,30 +283,30 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
       searcher.drop(tile);
       continue;
     }
-    const Occurrence here = searcher.search(tile);
-    if (better(here, best, p.lookup.match_policy)) best = here;
+    const Match here = searcher.search(tile);
+    if (is_better(here, best, p.lookup.match_policy)) best = here;
     if (best.len == p.lookup.max_n) {
-      tiles.leave(done = tile.item);
-    } else if (!tile.last_of_item) {
+      tiles.skip_remaining(done = tile.item);
+    } else if (!tile.is_last_of_item) {
       continue;
     }
-    found(tile.item, best);
+    on_match(tile.item, best);
     best = {-1, 0};
   }
 }
 
-// For the first of two launches: writes the best match of each item to its place in the workspace.
-class Matches {
+// For the first of two launches: writes the best match of each item to the workspace.
+class MatchWriter {
  public:
-  __aicore__ inline Matches(AscendC::TPipe& pipe, uint64_t workspace)
+  __aicore__ inline MatchWriter(AscendC::TPipe& pipe, uint64_t workspace)
       : match_(pipe, kMatchInts), matches_(Gm<int32_t>(workspace)) {}
 
-  __aicore__ inline void operator()(int64_t item, const Occurrence& best) {
-    order<AscendC::HardEvent::MTE3_S>();
+  __aicore__ inline void operator()(int64_t item, const Match& best) {
+    sync_pipes<AscendC::HardEvent::MTE3_S>();
     match_.set(0, static_cast<int32_t>(best.len));
     match_.set(1, static_cast<int32_t>(best.end));
     for (int64_t j = 2; j < kMatchInts; ++j) match_.set(j, 0);
-    order<AscendC::HardEvent::S_MTE3>();
+    sync_pipes<AscendC::HardEvent::S_MTE3>();
     match_.store(0, matches_ + item * kMatchInts, kMatchInts);
   }
 
@@ -316,125 +320,126 @@ __aicore__ inline void search_into_workspace(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<Params>(args.params);
   const auto tiling = read_as<LookupTiling>(args.tiling);
   AscendC::TPipe pipe;
-  Matches matches(pipe, args.workspace);
-  search_items(pipe, p, tiling, matches);
+  MatchWriter writer(pipe, args.workspace);
+  search_items(pipe, p, tiling, writer);
 }
 
-// Makes drafts from the best matches of a pass of requests. Rows of int32 ids without a gap are stored at once. Others
-// begin at whole blocks of 32 bytes in the unified buffer, and each is stored alone; so are rows of costs.
+// Drafts from the best matches of a pass of requests. Contiguous rows of int32 ids are stored with one copy. Other rows
+// of ids, and rows of costs, begin at multiples of 32 bytes in the unified buffer and are stored with one copy each.
 class Drafter {
  public:
   template <class Params>
   __aicore__ inline Drafter(AscendC::TPipe& pipe, int64_t per_pass, const Params& p)
       : options_(p.lookup),
-        words_(p.draft_token_ids.bytes / int64_t{sizeof(int32_t)}),
-        at_once_(words_ == 1 && p.draft_token_ids.stride == p.lookup.k),
-        place_(at_once_ ? p.lookup.k : (p.lookup.k * words_ + 7) / 8 * 8),
-        drafts_(pipe, larger<int64_t>(per_pass * place_, 1)),
-        num_drafts_(pipe, per_pass),
+        words_per_id_(p.draft_token_ids.bytes / int64_t{sizeof(int32_t)}),
+        is_contiguous_(words_per_id_ == 1 && p.draft_token_ids.stride == p.lookup.k),
+        row_stride_(is_contiguous_ ? p.lookup.k : (p.lookup.k * words_per_id_ + 7) / 8 * 8),
+        drafts_(pipe, larger<int64_t>(per_pass * row_stride_, 1)),
+        num_draft_tokens_(pipe, per_pass),
         match_lens_(pipe, per_pass),
-        with_costs_(p.draft_costs.data != nullptr),
-        costs_(pipe, with_costs_ ? per_pass * kMaxDraftTokens : 1) {}
+        has_costs_(p.draft_costs.data != nullptr),
+        costs_(pipe, has_costs_ ? per_pass * kMaxDraftTokens : 1) {}
 
-  // Request j of the pass; `unused` is for places that nothing is read for.
+  // Drafts for request j of the pass; `padding_token` is for output positions that are not filled.
   template <class Best>
-  __aicore__ inline void draft(int64_t j, const GrownRow& row, const Best& best, int32_t unused) {
-    Occurrence found = best(j, row);
-    // Too short, or from a row that another request has changed in the meantime.
-    if (found.len < options_.min_n || found.end + 1 >= row.length) found = {-1, 0};
-    const int64_t count = num_drafts(found, row.length, options_);
-    const int64_t readable = readable_drafts(found, row.length, count, options_);
+  __aicore__ inline void draft(int64_t j, const UpdatedRow& row, const Best& best, int32_t padding_token) {
+    Match match = best(j, row);
+    // Not a usable match: too short, or from a row that was changed since the search.
+    if (match.len < options_.min_n || match.end + 1 >= row.length) match = {-1, 0};
+    const int64_t count = count_draft_tokens(match, row.length, options_);
+    const int64_t num_filled = count_filled_positions(match, row.length, count, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
-      const int32_t token = d < readable ? row[draft_source(found.end, row.length, d)] : unused;
-      drafts_.set(j * place_ + d * words_, token);
-      if (words_ == 2) drafts_.set(j * place_ + d * words_ + 1, token < 0 ? -1 : 0);
+      const int32_t token = d < num_filled ? row[draft_read_position(match.end, row.length, d)] : padding_token;
+      drafts_.set(j * row_stride_ + d * words_per_id_, token);
+      if (words_per_id_ == 2) drafts_.set(j * row_stride_ + d * words_per_id_ + 1, token < 0 ? -1 : 0);
     }
-    num_drafts_.set(j, static_cast<int32_t>(count));
-    match_lens_.set(j, reported_len(found, count));
-    if (!with_costs_) return;
-    const CostsByMatch costs{options_.match_costs, found.len};
+    num_draft_tokens_.set(j, static_cast<int32_t>(count));
+    match_lens_.set(j, reported_match_len(match, count));
+    if (!has_costs_) return;
+    const CostsByMatch costs{options_.match_costs, match.len};
     for (int64_t d = 0; d < options_.k; ++d) costs_.set(j * kMaxDraftTokens + d, d < count ? costs[d] : kNoCost);
   }
 
   template <class Params>
   __aicore__ inline void store(const Params& p, int64_t first, int64_t count) {
     const auto ids = static_cast<Gm<int32_t>>(p.draft_token_ids.data);
-    if (at_once_) drafts_.store(0, ids + first * options_.k, count * options_.k);
-    for (int64_t j = 0; !at_once_ && j < count; ++j) {
-      drafts_.store(j * place_, ids + (first + j) * p.draft_token_ids.stride * words_, options_.k * words_);
+    if (is_contiguous_) drafts_.store(0, ids + first * options_.k, count * options_.k);
+    for (int64_t j = 0; !is_contiguous_ && j < count; ++j) {
+      drafts_.store(j * row_stride_, ids + (first + j) * p.draft_token_ids.stride * words_per_id_,
+                    options_.k * words_per_id_);
     }
-    num_drafts_.store(0, p.num_draft_tokens + first, count);
+    num_draft_tokens_.store(0, p.num_draft_tokens + first, count);
     match_lens_.store(0, p.match_len + first, count);
-    for (int64_t j = 0; with_costs_ && j < count; ++j) {
+    for (int64_t j = 0; has_costs_ && j < count; ++j) {
       costs_.store(j * kMaxDraftTokens, p.draft_costs.data + (first + j) * p.draft_costs.stride, options_.k);
     }
   }
 
  private:
   const LookupOptions options_;
-  const int64_t words_;  // of an id
-  const bool at_once_;
-  const int64_t place_;  // words of a row of ids in the unified buffer
-  Local<int32_t> drafts_, num_drafts_, match_lens_;
-  const bool with_costs_;
+  const int64_t words_per_id_;
+  const bool is_contiguous_;
+  const int64_t row_stride_;  // in words, in the unified buffer
+  Local<int32_t> drafts_, num_draft_tokens_, match_lens_;
+  const bool has_costs_;
   Local<uint8_t> costs_;
 };
 
-// For the second of two launches: the best match among each row's pieces.
-class FoundPieces {
+// For the second of two launches: the best match among each row's spans.
+class SpanMatches {
  public:
-  __aicore__ inline FoundPieces(AscendC::TPipe& pipe, const LookupTiling& tiling, int32_t match_policy)
+  __aicore__ inline SpanMatches(AscendC::TPipe& pipe, const LookupTiling& tiling, int32_t match_policy)
       : match_policy_(match_policy),
         match_ints_(tiling.spans * kMatchInts),
         matches_(pipe, tiling.requests.per_pass * match_ints_) {}
 
   __aicore__ inline void load(uint64_t workspace, int64_t first, int64_t count) {
-    order<AscendC::HardEvent::S_MTE2>();
+    sync_pipes<AscendC::HardEvent::S_MTE2>();
     matches_.load(0, Gm<const int32_t>(workspace) + first * match_ints_, count * match_ints_);
-    arrived_ = static_cast<int32_t>(GetTPipePtr()->FetchEventID(AscendC::HardEvent::MTE2_S));
-    AscendC::SetFlag<AscendC::HardEvent::MTE2_S>(arrived_);
+    load_event_ = static_cast<int32_t>(GetTPipePtr()->FetchEventID(AscendC::HardEvent::MTE2_S));
+    AscendC::SetFlag<AscendC::HardEvent::MTE2_S>(load_event_);
   }
-  __aicore__ inline void wait() const { AscendC::WaitFlag<AscendC::HardEvent::MTE2_S>(arrived_); }
+  __aicore__ inline void wait() const { AscendC::WaitFlag<AscendC::HardEvent::MTE2_S>(load_event_); }
 
   // The best match of request j of the pass.
-  __aicore__ inline Occurrence operator()(int64_t j, const GrownRow& row) const {
-    Occurrence found{-1, 0};
-    for (int64_t at = j * match_ints_; at < (j + 1) * match_ints_; at += kMatchInts) {
-      const Occurrence candidate{matches_.get(at + 1), matches_.get(at)};
+  __aicore__ inline Match operator()(int64_t j, const UpdatedRow& row) const {
+    Match match{-1, 0};
+    for (int64_t offset = j * match_ints_; offset < (j + 1) * match_ints_; offset += kMatchInts) {
+      const Match candidate{matches_.get(offset + 1), matches_.get(offset)};
       if (candidate.end + 1 >= row.length) continue;  // as in Drafter
-      if (better(candidate, found, match_policy_)) found = candidate;
+      if (is_better(candidate, match, match_policy_)) match = candidate;
     }
-    return found;
+    return match;
   }
 
  private:
   const int32_t match_policy_;
   const int64_t match_ints_;
   Local<int32_t> matches_;
-  int32_t arrived_ = 0;  // the event between load() and wait()
+  int32_t load_event_ = 0;  // set by load(), awaited by wait()
 };
 
-// For a single launch: one core searches a whole row and drafts at once. `Results` collects a pass: prepare(p, i, j)
+// For a single launch: one core searches a whole row and then drafts. `Results` collects a pass: prepare(p, i, j)
 // for request i, the j-th of the pass, then add(p, i, j, best), where best(j, row) is the best match, then store(p,
 // first, count).
 template <class Params, class Results>
-class DraftEach {
+class SingleLaunchDrafter {
  public:
-  __aicore__ inline DraftEach(const Params& p, const Shares& share, Results& results)
-      : p_(p), share_(share), results_(results), first_(first_item(share)) {}
+  __aicore__ inline SingleLaunchDrafter(const Params& p, const CoreTiling& core_tiling, Results& results)
+      : p_(p), core_tiling_(core_tiling), results_(results), first_(first_item(core_tiling)) {}
 
-  __aicore__ inline void operator()(int64_t i, const Occurrence& best) {
+  __aicore__ inline void operator()(int64_t i, const Match& best) {
     results_.prepare(p_, i, i - first_);
-    results_.add(p_, i, i - first_, [&best](int64_t, const GrownRow&) { return best; });
-    const int64_t count = smaller(share_.per_pass, p_.batch - first_);
+    results_.add(p_, i, i - first_, [&best](int64_t, const UpdatedRow&) { return best; });
+    const int64_t count = smaller(core_tiling_.per_pass, p_.batch - first_);
     if (i + 1 < first_ + count) return;
     results_.store(p_, first_, count);
-    first_ += items_between(share_);
+    first_ += pass_stride(core_tiling_);
   }
 
  private:
   const Params& p_;
-  const Shares& share_;
+  const CoreTiling& core_tiling_;
   Results& results_;
   int64_t first_;
 };
@@ -445,24 +450,24 @@ __aicore__ inline void search_and_draft(const NgramNpuLaunchArgs& args) {
   const auto tiling = read_as<LookupTiling>(args.tiling);
   AscendC::TPipe pipe;
   Results results(pipe, tiling.requests.per_pass, p);
-  DraftEach<Params, Results> each(p, tiling.requests, results);
-  search_items(pipe, p, tiling, each);
+  SingleLaunchDrafter<Params, Results> drafter(p, tiling.requests, results);
+  search_items(pipe, p, tiling, drafter);
 }
 
 template <class Params, class Results>
 __aicore__ inline void draft_from_workspace(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<Params>(args.params);
   const auto tiling = read_as<LookupTiling>(args.tiling);
-  const Shares& share = tiling.requests;
+  const CoreTiling& core_tiling = tiling.requests;
   AscendC::TPipe pipe;
-  FoundPieces pieces(pipe, tiling, p.lookup.match_policy);
-  Results results(pipe, share.per_pass, p);
-  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    const int64_t count = smaller(share.per_pass, p.batch - first);
-    pieces.load(args.workspace, first, count);
-    for (int64_t j = 0; j < count; ++j) results.prepare(p, first + j, j);  // while the pieces are loaded
-    pieces.wait();
-    for (int64_t j = 0; j < count; ++j) results.add(p, first + j, j, pieces);
+  SpanMatches matches(pipe, tiling, p.lookup.match_policy);
+  Results results(pipe, core_tiling.per_pass, p);
+  for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
+    const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
+    matches.load(args.workspace, first, count);
+    for (int64_t j = 0; j < count; ++j) results.prepare(p, first + j, j);  // while the matches are loaded
+    matches.wait();
+    for (int64_t j = 0; j < count; ++j) results.add(p, first + j, j, matches);
     results.store(p, first, count);
   }
 }

@@ -9,9 +9,9 @@ namespace ngram_npu::ascendc {
 // The staged items [begin, end) of a token tensor. Items outside are ignored, and items that are not set keep their
 // value.
 template <class T>
-class Window {
+class TokenWindow {
  public:
-  __aicore__ inline Window(AscendC::TPipe& pipe, int64_t capacity) : items_(pipe, capacity) {}
+  __aicore__ inline TokenWindow(AscendC::TPipe& pipe, int64_t capacity) : items_(pipe, capacity) {}
 
   __aicore__ inline void load(Gm<T> tensor, int64_t size, int64_t first, int64_t count) {
     begin_ = first;
@@ -28,8 +28,8 @@ class Window {
   __aicore__ inline T get(int64_t n) const { return items_.get(n - begin_); }
   __aicore__ inline void set(int64_t n, T value) { items_.set(n - begin_, value); }
   __aicore__ inline void fill(const TokenRange& range, T value) {
-    const TokenRange own = within(range);
-    for (int64_t n = own.begin; n < own.end; ++n) set(n, value);
+    const TokenRange inside = within(range);
+    for (int64_t n = inside.begin; n < inside.end; ++n) set(n, value);
   }
 
  private:
@@ -38,8 +38,8 @@ class Window {
   int64_t end_ = 0;
 };
 
-// The requests whose tokens may be in [begin, end), for sorted offsets: from the last one that begins at or before
-// `begin`.
+// The first request with tokens that may be at or after `begin`, for sorted offsets: the last one that begins at or
+// before `begin`.
 template <class Offsets>
 __aicore__ inline int64_t first_request(const Offsets& query_start_loc, int64_t batch, int64_t begin) {
   int64_t low = 0;  // begins at or before `begin`, or is the first
@@ -54,35 +54,35 @@ __aicore__ inline int64_t first_request(const Offsets& query_start_loc, int64_t 
   return low;
 }
 
-// A request's blocks: a first walk through its tokens loads the blocks that it needs, a second one reads them.
-struct AskForBlocks {
-  Asked& asked;
+// A request's block ids: a first walk through its tokens loads the block ids that it needs, a second walk reads them.
+struct BlockLoader {
+  ScatteredLoads& loads;
   Gm<const int32_t> row;
   __aicore__ inline int32_t operator[](int64_t index) const {
-    asked.ask(row + index);
+    loads.load(row + index);
     return -1;
   }
 };
-struct AskedBlocks {
-  const Asked& asked;
-  int64_t& next;  // number of the loaded block for this run
-  bool& taken;
+struct LoadedBlocks {
+  const ScatteredLoads& loads;
+  int64_t& next;  // number of the loaded block id for this run
+  bool& is_used;
   __aicore__ inline int32_t operator[](int64_t) const {
-    taken = true;
-    return asked[next];
+    is_used = true;
+    return loads[next];
   }
 };
 template <class Blocks>
-struct StagedBlocks {
+struct BlockSource {
   Blocks blocks;
   int64_t count;
 };
 
 // The arrays of all requests that the slot mapping needs.
 struct StagedSlots {
-  Whole<int32_t> query_start_loc;
-  WholeIndices row_indices;
-  Asked blocks;
+  RandomAccessArray<int32_t> query_start_loc;
+  RandomAccessIndices row_indices;
+  ScatteredLoads blocks;
 
   __aicore__ inline StagedSlots(AscendC::TPipe& pipe, const ComputeSlotMappingParams& p, int64_t per_pass)
       : query_start_loc(pipe, p.query_start_loc, p.batch + 1),
@@ -95,47 +95,48 @@ struct StagedSlots {
   }
 };
 
-// Loads the blocks of one request's tokens at the positions in `positions`, for tokens in both windows.
+// Loads the block ids for one request's tokens at the positions in `positions`, for tokens in both windows.
 template <class Slot>
-__aicore__ inline void ask_for_blocks(const ComputeSlotMappingParams& p, int64_t i, StagedSlots& staged,
-                                      const Window<int64_t>& positions, const Window<Slot>& slots) {
-  const TokenRange own = slots.within(tokens_of(staged.query_start_loc, i, p.num_slots));
-  if (own.begin >= own.end) return;
+__aicore__ inline void load_blocks(const ComputeSlotMappingParams& p, int64_t i, StagedSlots& staged,
+                                   const TokenWindow<int64_t>& positions, const TokenWindow<Slot>& slots) {
+  const TokenRange inside = slots.within(request_token_range(staged.query_start_loc, i, p.num_slots));
+  if (inside.begin >= inside.end) return;
   const BlockList list = blocks_of(p.block_table, staged.row_indices[i]);
-  const int64_t positioned = smaller(own.end, p.num_positions);
+  const int64_t end_with_positions = smaller(inside.end, p.num_positions);
   SlotRun run{0, 0, kNoSlot};
-  for (int64_t n = own.begin; n < positioned; ++n) {
+  for (int64_t n = inside.begin; n < end_with_positions; ++n) {
     const int64_t position = positions.get(n);
-    if (in_run(run, position)) continue;
-    run = slot_run(p.layout, StagedBlocks<AskForBlocks>{{staged.blocks, list.blocks}, list.count}, position);
+    if (is_in_run(run, position)) continue;
+    run = slot_run(p.layout, BlockSource<BlockLoader>{{staged.blocks, list.blocks}, list.count}, position);
   }
 }
 
-// The same walk after the blocks were loaded; `next` counts them.
+// The same walk after the block ids were loaded; `next` counts them.
 template <class Slot>
 __aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i, const StagedSlots& staged,
-                                   int64_t& next, const Window<int64_t>& positions, Window<Slot>& slots) {
-  const TokenRange own = slots.within(tokens_of(staged.query_start_loc, i, p.num_slots));
-  if (own.begin >= own.end) return;
+                                   int64_t& next, const TokenWindow<int64_t>& positions, TokenWindow<Slot>& slots) {
+  const TokenRange inside = slots.within(request_token_range(staged.query_start_loc, i, p.num_slots));
+  if (inside.begin >= inside.end) return;
   const int64_t count = p.block_table.has(staged.row_indices[i]) ? p.block_table.capacity : 0;
-  const int64_t positioned = smaller(own.end, p.num_positions);
+  const int64_t end_with_positions = smaller(inside.end, p.num_positions);
   SlotRun run{0, 0, kNoSlot};
-  for (int64_t n = own.begin; n < positioned; ++n) {
+  for (int64_t n = inside.begin; n < end_with_positions; ++n) {
     const int64_t position = positions.get(n);
-    if (!in_run(run, position)) {
-      bool taken = false;
-      run = slot_run(p.layout, StagedBlocks<AskedBlocks>{{staged.blocks, next, taken}, count}, position);
-      next += taken;
+    if (!is_in_run(run, position)) {
+      bool is_used = false;
+      run = slot_run(p.layout, BlockSource<LoadedBlocks>{{staged.blocks, next, is_used}, count}, position);
+      next += is_used;
     }
-    const int64_t slot = slot_in_run(run, position);
+    const int64_t slot = slot_at(run, position);
     slots.set(n, static_cast<Slot>(slot == kNoSlot ? p.pad_id : slot));
   }
-  slots.fill({larger(own.begin, positioned), own.end}, static_cast<Slot>(p.pad_id));
+  slots.fill({larger(inside.begin, end_with_positions), inside.end}, static_cast<Slot>(p.pad_id));
 }
 
-// Pads the places after the last request's tokens, because a captured graph reads the whole mapping.
+// Pads the entries after the last request's tokens, because a captured graph reads the whole mapping.
 template <class Slot>
-__aicore__ inline void pad_rest(const ComputeSlotMappingParams& p, const StagedSlots& staged, Window<Slot>& slots) {
+__aicore__ inline void pad_rest(const ComputeSlotMappingParams& p, const StagedSlots& staged,
+                                TokenWindow<Slot>& slots) {
   slots.fill({larger<int64_t>(staged.query_start_loc[p.batch], 0), p.num_slots}, static_cast<Slot>(p.pad_id));
 }
 

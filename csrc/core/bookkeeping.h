@@ -1,5 +1,6 @@
-// Parameters and rules of the operators for sampled tokens and for a drafter's batch. The bodies (api/bookkeeping.h)
-// fill in the parameters; the kernels of every device follow the rules. ngram_step_ takes its tokens by them too.
+// Parameters and per-request functions of the operators that process sampled tokens and prepare the drafter's batch.
+// The implementations in api/bookkeeping.h fill in the parameters; the kernels of every device call the functions.
+// ngram_step_ uses the same functions for its sampled tokens.
 #pragma once
 
 #include "core/common.h"
@@ -10,9 +11,9 @@ namespace ngram_npu {
 
 NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
 
-// The leading run of valid entries: a rejection sampler writes -1 for rejected tokens.
+// Number of valid entries before the first invalid one. A rejection sampler writes -1 for rejected tokens.
 template <class Tokens>
-NGRAM_FN int64_t leading_run(const Tokens& sampled, int64_t width, int64_t vocab_size) {
+NGRAM_FN int64_t count_valid_prefix(const Tokens& sampled, int64_t width, int64_t vocab_size) {
   int64_t n = 0;
   while (n < width && is_valid_token(sampled[n], vocab_size)) ++n;
   return n;
@@ -44,16 +45,17 @@ struct NextToken {
   int32_t num_sampled;
 };
 
-// From a request's sampled tokens, in the tensor or in a kernel's copy of it.
+// The next token of request i. `sampled` are its sampled tokens in the tensor, or a kernel's copy of them.
 template <class Tokens>
 NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i, const Tokens& sampled, bool discarded) {
-  const int64_t run = discarded ? 0 : leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);
-  return {run > 0 ? sampled[run - 1] : backup_token(p, i), static_cast<int32_t>(run)};
+  const int64_t count = discarded ? 0 : count_valid_prefix(sampled, p.sampled_token_ids.capacity, p.vocab_size);
+  return {count > 0 ? sampled[count - 1] : backup_token(p, i), static_cast<int32_t>(count)};
 }
 NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i) {
   return next_token(p, i, p.sampled_token_ids[i], p.discard != nullptr && p.discard[i]);
 }
 
+// Writes the outputs of request i; so do the other overloads of write_item().
 NGRAM_FN void write_item(const PrepareNextTokenIdsParams& p, int64_t i) {
   const NextToken next = next_token(p, i);
   p.next_token_ids[i] = next.token;
@@ -71,16 +73,16 @@ struct PrepareInputsPaddedParams {
   Gm<int32_t> num_rejected;             // [B]
 };
 
-// A request samples one token per accepted draft and one more. Never below 0: the token to sample from would lie after
-// the request's tokens.
+// A request samples one token per accepted draft token and one more. The result is clamped to 0, because a negative
+// value would move the index to sample from past the request's last token.
 NGRAM_FN int32_t rejected_drafts(int32_t num_drafts, int32_t num_sampled) {
   const int32_t rejected = wrap_sub(wrap_add(num_drafts, 1), num_sampled);
   return num_drafts > 0 && rejected > 0 ? rejected : 0;
 }
 
-// Here and below `Batch` is the parameters or a kernel's copies of their arrays under the same names.
+// `Batch` is either the Params struct or a kernel's struct of staged copies with the same member names.
 template <class Batch>
-NGRAM_FN int32_t rejected_of(const Batch& p, int64_t i) {
+NGRAM_FN int32_t num_rejected_drafts(const Batch& p, int64_t i) {
   const int32_t before = i > 0 ? p.cu_num_draft_tokens[i - 1] : 0;
   return rejected_drafts(wrap_sub(p.cu_num_draft_tokens[i], before), p.num_sampled[i]);
 }
@@ -91,12 +93,12 @@ NGRAM_FN int32_t index_to_sample(const Batch& p, int64_t i, int32_t rejected) {
 }
 
 NGRAM_FN void write_item(const PrepareInputsPaddedParams& p, int64_t i) {
-  const int32_t rejected = rejected_of(p, i);
+  const int32_t rejected = num_rejected_drafts(p, i);
   p.num_rejected[i] = rejected;
   p.token_indices_to_sample[i] = index_to_sample(p, i, rejected);
 }
 
-// prepare_inputs: remove the rejected tokens from the flat batch. Contract: docs/ops/prepare_inputs.md.
+// prepare_inputs: removes the rejected tokens from the flat batch. Contract: docs/ops/prepare_inputs.md.
 
 struct PrepareInputsParams {
   Gm<const int32_t> query_start_loc;  // [B + 1]
@@ -114,15 +116,15 @@ struct KeptTokens {
   int32_t rejected;
 };
 
-// `Batch` is the parameters or a kernel's copies of their arrays under the same names.
+// `Batch` is either the Params struct or a kernel's struct of staged copies with the same member names.
 template <class Batch>
 NGRAM_FN KeptTokens kept_tokens(const Batch& p, int64_t i) {
-  const int32_t length = larger(scheduled(p.query_start_loc, i), 0);
+  const int32_t length = larger(num_scheduled_tokens(p.query_start_loc, i), 0);
   const int32_t rejected = smaller(larger(p.num_rejected[i], 0), length);
   return {length - rejected, rejected};
 }
 
-// prepare_input_ids_: copy the last step's tokens to this step's input. Contract: docs/ops/prepare_input_ids.md.
+// prepare_input_ids_: copies the last step's tokens to this step's input. Contract: docs/ops/prepare_input_ids.md.
 
 struct PrepareInputIdsParams {
   Gm<int32_t> input_ids;  // [num_inputs], written
@@ -143,15 +145,15 @@ struct InputSpan {
   int64_t first_draft;  // position of draft 0; the newest token is right before it
 };
 
-// Here and below `Inputs` is the parameters or a kernel's copies of their arrays under the same names.
+// `Inputs` is either the Params struct or a kernel's struct of staged copies with the same member names.
 template <class Inputs>
 NGRAM_FN InputSpan input_span(const Inputs& p, int64_t i) {
-  const TokenRange own = tokens_of(p.query_start_loc, i, p.num_inputs);
+  const TokenRange request_tokens = request_token_range(p.query_start_loc, i, p.num_inputs);
   const int64_t first_draft = int64_t{p.query_start_loc[i + 1]} - p.num_scheduled_drafts[i];
-  return {larger(own.begin, first_draft - 1), own.end, first_draft};
+  return {larger(request_tokens.begin, first_draft - 1), request_tokens.end, first_draft};
 }
 
-// The token for input position n of the span, for a request that was at position `prev`.
+// The token for input position n of the span; `prev` is the request's batch position in the previous step.
 template <class Inputs>
 NGRAM_FN int32_t input_id(const Inputs& p, const InputSpan& span, int64_t prev, int64_t n) {
   if (n < span.first_draft) return p.next_token_ids[prev];
@@ -160,7 +162,7 @@ NGRAM_FN int32_t input_id(const Inputs& p, const InputSpan& span, int64_t prev, 
   return draft < 0 ? p.pad_token : draft;
 }
 
-// What request i writes, by `lanes` threads that each call this with a number below that.
+// Writes the input ids of request i. `lanes` threads call this, each with its request_tokens `lane` in [0, lanes).
 NGRAM_FN void write_item(const PrepareInputIdsParams& p, int64_t i, int64_t lane, int64_t lanes) {
   const int64_t prev = p.prev_positions[i];
   if (!p.draft_token_ids.has(prev)) return;

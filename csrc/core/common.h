@@ -1,5 +1,5 @@
 // Definitions that all operators and kernels share. No torch and no dependencies, so that g++, nvcc and the AscendC
-// compiler compile the same rules.
+// compiler compile the same functions.
 #pragma once
 
 #include <cstdint>
@@ -47,17 +47,17 @@ enum MatchPolicy : int32_t { kEarliest = 0, kLatest = 1 };
 // Return value of an entry point. Bad values inside tensors are never an error: their results are defined.
 enum Status : int32_t { kOk = 0, kInvalidParams = 1, kLaunchFailed = 2, kOutOfMemory = 3 };
 
-// The caller provides the threads, so that two pools never compete for the cores: torch passes its own pool, `_C` a
-// small one.
+// The caller provides the threads, so that two pools never compete for the cores: torch passes its own pool, `_C` its
+// small pool.
 struct Executor {
   // Calls fn(context, task) for every task in [0, num_tasks), possibly in parallel; returns when all are done.
   void (*run)(const Executor* self, int32_t num_tasks, void (*fn)(void* context, int32_t task), void* context);
   int32_t max_threads;
-  int64_t min_tokens_per_thread;  // less work than this is slower with another thread; differs between pools
+  int64_t min_tokens_per_thread;  // with less work per thread, another thread makes a call slower; depends on the pool
   void* pool;
 };
 
-// A tensor of indices that may be int32 or int64, or absent: then index i is i.
+// A tensor of int32 or int64 indices. If it is absent, index i is i.
 struct IndexArray {
   Gm<const void> data;
   int32_t bytes;  // 4, 8, or 0 if absent
@@ -106,16 +106,16 @@ struct TokenRange {
   int64_t end;
 };
 
-// The tokens of a request that lie in a tensor of `size` items; begin >= end if there are none. `Offsets` is
+// The range of a request's tokens that lie in a tensor of `size` items; begin >= end if there are none. `Offsets` is
 // query_start_loc, or the part of it that a kernel has loaded.
 template <class Offsets>
-NGRAM_FN TokenRange tokens_of(const Offsets& query_start_loc, int64_t i, int64_t size) {
+NGRAM_FN TokenRange request_token_range(const Offsets& query_start_loc, int64_t i, int64_t size) {
   return {larger<int64_t>(query_start_loc[i], 0), smaller<int64_t>(query_start_loc[i + 1], size)};
 }
 
 // The number of a request's tokens, including those beyond the tensors' sizes.
 template <class Offsets>
-NGRAM_FN int32_t scheduled(const Offsets& query_start_loc, int64_t i) {
+NGRAM_FN int32_t num_scheduled_tokens(const Offsets& query_start_loc, int64_t i) {
   return wrap_sub(query_start_loc[i + 1], query_start_loc[i]);
 }
 

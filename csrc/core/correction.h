@@ -1,12 +1,13 @@
-// Parameters and rules of the operators between two forward passes: counts, positions, lengths, slots. The bodies
-// (api/correction.h) fill in the parameters; the kernels of every device follow the rules.
+// Parameters and per-request functions of the operators that run between two forward passes and correct counts,
+// positions, lengths and slots. The implementations in api/correction.h fill in the parameters; the kernels of every
+// device call the functions.
 #pragma once
 
 #include "core/common.h"
 
 namespace ngram_npu {
 
-// correct_num_computed_tokens_: correct the host's counts for rejected drafts. Contract:
+// correct_num_computed_tokens_: corrects the host's counts for rejected drafts. Contract:
 // docs/ops/correct_num_computed_tokens.md.
 
 struct CorrectNumComputedTokensParams {
@@ -15,7 +16,7 @@ struct CorrectNumComputedTokensParams {
   IndexArray prev_positions;        // [B]
   Gm<const int32_t> num_sampled_prev;
   Gm<const int32_t> num_draft_prev;
-  // The size of the shortest of num_computed_tokens and the two above.
+  // The minimum of the sizes of num_computed_tokens, num_sampled_prev and num_draft_prev.
   int64_t num_previous;
   Gm<const int32_t> host_num_computed_tokens;  // [B]
   int64_t batch;
@@ -25,13 +26,13 @@ struct CorrectNumComputedTokensParams {
 struct CorrectedCounts {
   int32_t num_computed;
   int32_t num_accepted;
-  bool accepted_changes;
+  bool changes_accepted;
 };
 
-// Position of request i in the previous step if it had drafts there, otherwise -1. Here and below `Counts` is the
-// parameters or a kernel's copies of their arrays under the same names.
+// Position of request i in the previous step if it had drafts there, otherwise -1. `Counts` is either the
+// Params struct or a kernel's struct of staged copies with the same member names.
 template <class Counts>
-NGRAM_FN int64_t drafted_at(const Counts& c, int64_t i) {
+NGRAM_FN int64_t prev_position_with_drafts(const Counts& c, int64_t i) {
   const int64_t p = c.prev_positions[i];
   return p < 0 || p >= c.num_previous || c.num_draft_prev[p] <= 0 ? -1 : p;
 }
@@ -39,7 +40,7 @@ NGRAM_FN int64_t drafted_at(const Counts& c, int64_t i) {
 // Number of tokens that the request at previous position p gained; never more than the host assumed, because it
 // allocated blocks for that number only.
 template <class Counts>
-NGRAM_FN int32_t sampled_at(const Counts& c, int64_t p) {
+NGRAM_FN int32_t num_sampled_at(const Counts& c, int64_t p) {
   const int32_t sampled = c.num_sampled_prev[p];
   const int32_t drafts = c.num_draft_prev[p];
   return sampled > drafts ? drafts + 1 : sampled;
@@ -47,10 +48,10 @@ NGRAM_FN int32_t sampled_at(const Counts& c, int64_t p) {
 
 // Reads the old num_computed_tokens of any position, so no position may be overwritten before all are corrected.
 template <class Counts>
-NGRAM_FN CorrectedCounts corrected(const Counts& c, int64_t i) {
-  const int64_t p = drafted_at(c, i);
+NGRAM_FN CorrectedCounts corrected_counts(const Counts& c, int64_t i) {
+  const int64_t p = prev_position_with_drafts(c, i);
   if (p < 0) return {c.host_num_computed_tokens[i], 0, false};
-  const int32_t sampled = sampled_at(c, p);
+  const int32_t sampled = num_sampled_at(c, p);
   return {wrap_add(c.num_computed_tokens[p], sampled), sampled, true};
 }
 
@@ -93,7 +94,7 @@ NGRAM_FN BlockList blocks_of(const TokenRows<const int32_t>& block_table, int64_
 
 constexpr int64_t kNoSlot = -1;
 
-// `count` positions from `first` on have the slots slot, slot + 1, ...; or none of them has a slot (kNoSlot).
+// `count` positions from `first` on. Their slots are slot, slot + 1, ...; if slot is kNoSlot, none of them has a slot.
 struct SlotRun {
   int64_t first;
   int64_t count;
@@ -105,8 +106,8 @@ struct SlotRun {
 template <class List>
 NGRAM_FN SlotRun slot_run(const SlotLayout& l, const List& list, int64_t position) {
   if (position < 0) return {position, 1, kNoSlot};
-  int64_t index;   // of the block in the request's row
-  int64_t inside;  // the block
+  int64_t index;   // number of the block in the request's row
+  int64_t inside;  // offset in the block
   int64_t count = INT64_MAX;
   if (l.cp_world == 1) {
     index = position / l.block_size;
@@ -128,15 +129,15 @@ NGRAM_FN SlotRun slot_run(const SlotLayout& l, const List& list, int64_t positio
   return {position, count, list.blocks[index] * l.block_size + inside};
 }
 
-// The slot of a position that may lie in the run. The difference of any two positions is exact as an unsigned number.
-NGRAM_FN bool in_run(const SlotRun& run, int64_t position) {
+// The difference of any two positions is exact as an unsigned number.
+NGRAM_FN bool is_in_run(const SlotRun& run, int64_t position) {
   return static_cast<uint64_t>(position) - static_cast<uint64_t>(run.first) < static_cast<uint64_t>(run.count);
 }
-NGRAM_FN int64_t slot_in_run(const SlotRun& run, int64_t position) {
+NGRAM_FN int64_t slot_at(const SlotRun& run, int64_t position) {
   return run.slot == kNoSlot ? kNoSlot : run.slot + (position - run.first);
 }
 
-// correct_spec_state_: all corrections between two forward passes. Contract: docs/ops/correct_spec_state.md.
+// correct_spec_state_: makes all corrections between two forward passes. Contract: docs/ops/correct_spec_state.md.
 
 struct CorrectSpecStateParams {
   CorrectNumComputedTokensParams counts;
@@ -150,24 +151,26 @@ struct CorrectSpecStateParams {
   Gm<void> workspace;  // device backends only
 };
 
-// Words of workspace that suffice on any device: the blocks' counter. The counts need none (cuda/correction.cu).
+// Words of workspace that suffice on any device: one counter of blocks. The counts need none (cuda/correction.cu).
 constexpr int64_t kCorrectSpecStateWorkspaceWords = 1;
 
 // The position of token n of the batch, in a request that begins at query_start_loc `begin` with `num_computed` tokens.
-NGRAM_FN int64_t position_of(int64_t n, int32_t begin, int32_t num_computed) { return num_computed + (n - begin); }
-
-NGRAM_FN int32_t seq_len_of(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed) {
-  return wrap_add(num_computed, scheduled(p.slots.query_start_loc, i));
+NGRAM_FN int64_t position_of_token(int64_t n, int32_t begin, int32_t num_computed) {
+  return num_computed + (n - begin);
 }
 
-// Whether a request samples nothing: it ends the step before its known tokens end, or it has no row. `State` is the
-// parameters or a kernel's copy of num_tokens under this name.
+NGRAM_FN int32_t sequence_length(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed) {
+  return wrap_add(num_computed, num_scheduled_tokens(p.slots.query_start_loc, i));
+}
+
+// Whether the request's sampled token must be discarded: the step ends before the request's known tokens end, or the
+// request has no row. `State` is either the Params struct or a kernel's struct with a copy of num_tokens.
 template <class State>
-NGRAM_FN bool row_discards(const State& p, int64_t row, int32_t seq_len) {
+NGRAM_FN bool should_discard_row(const State& p, int64_t row, int32_t seq_len) {
   return row < 0 || row >= p.num_rows || seq_len < p.num_tokens[row];
 }
-NGRAM_FN bool discards(const CorrectSpecStateParams& p, int64_t i, int32_t seq_len) {
-  return row_discards(p, p.slots.row_indices[i], seq_len);
+NGRAM_FN bool should_discard(const CorrectSpecStateParams& p, int64_t i, int32_t seq_len) {
+  return should_discard_row(p, p.slots.row_indices[i], seq_len);
 }
 
 }  // namespace ngram_npu

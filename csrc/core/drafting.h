@@ -1,5 +1,6 @@
-// Parameters of the drafting operators, and the rules of those that every device has. The bodies (api/drafting.h) fill
-// in the parameters; the kernels follow the rules. What an index looks like: core/ngram_index_layout.h.
+// Parameters of the drafting operators, and per-request functions of those that every device supports. The
+// implementations in api/drafting.h fill in the parameters; the kernels call the functions. Layout of an index:
+// core/ngram_index_layout.h.
 #pragma once
 
 #include "core/bookkeeping.h"
@@ -7,8 +8,8 @@
 
 namespace ngram_npu {
 
-// ngram_propose, and ngram_propose_ into the caller's tensors: drafts for each row by looking its last tokens up in the
-// row itself. Contract: docs/ops/ngram_propose.md.
+// ngram_propose and ngram_propose_ (which writes to the caller's tensors): draft for each row by looking up its last
+// tokens in the row itself. Contract: docs/ops/ngram_propose.md.
 
 struct NgramProposeParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
@@ -25,14 +26,15 @@ struct NgramProposeParams {
   const Executor* executor;      // host backends only; null: the calling thread
 };
 
-NGRAM_FN LiveRow live_row(const NgramProposeParams& p, int64_t i) {
+NGRAM_FN ValidRow valid_row(const NgramProposeParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row) || (p.num_sampled != nullptr && p.num_sampled[i] <= 0)) return {-1, 0};
   return {row, p.num_tokens[row]};
 }
 
-// The token for places of request i that nothing is read for: with `fill` the row's last, also if num_sampled is 0.
-NGRAM_FN int32_t unused_token(const NgramProposeParams& p, int64_t i) {
+// The token for output positions that are not filled from the row: with `fill`, the row's last token, even if
+// num_sampled is 0.
+NGRAM_FN int32_t padding_token(const NgramProposeParams& p, int64_t i) {
   if (!p.lookup.fill) return kNoToken;
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row)) return kNoToken;
@@ -40,7 +42,7 @@ NGRAM_FN int32_t unused_token(const NgramProposeParams& p, int64_t i) {
   return length >= 1 && length <= p.token_ids.capacity ? p.token_ids[row][length - 1] : kNoToken;
 }
 
-// ngram_step_: append the sampled tokens to their rows, then draft from the grown rows. Contract:
+// ngram_step_: appends the sampled tokens to their rows, then drafts from the updated rows. Contract:
 // docs/ops/ngram_step.md.
 
 struct NgramStepParams {
@@ -63,22 +65,22 @@ struct NgramStepParams {
   const Executor* executor;      // host backends only; null: the calling thread
 };
 
-// The number of `count` new tokens that fit into a row.
-NGRAM_FN int64_t appended(int64_t count, int64_t num_tokens, int64_t capacity) {
+// How many of `count` new tokens fit into a row.
+NGRAM_FN int64_t num_appended_tokens(int64_t count, int64_t num_tokens, int64_t capacity) {
   return smaller(count, capacity - num_tokens);
 }
 
 // The result of accepting the sampled tokens of one request.
 struct Accepted {
   int64_t row;          // -1: no usable row, nothing to write or look up
-  int64_t old_length;   // of that row, before the append
+  int64_t old_length;   // the row's length before the append
   int64_t num_sampled;  // valid entries, before the capacity clamp
   int64_t num_appended;
   int32_t next_token;
 };
 
 // The row that a request appends to, if it has a usable one.
-NGRAM_FN LiveRow live_row(const NgramStepParams& p, int64_t i) {
+NGRAM_FN ValidRow valid_row(const NgramStepParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row)) return {-1, 0};
   const int64_t length = p.num_tokens[row];
@@ -86,33 +88,34 @@ NGRAM_FN LiveRow live_row(const NgramStepParams& p, int64_t i) {
   return {row, length};
 }
 
-NGRAM_FN bool discarded(const NgramStepParams& p, int64_t i) { return p.discard != nullptr && p.discard[i] != 0; }
+NGRAM_FN bool is_discarded(const NgramStepParams& p, int64_t i) { return p.discard != nullptr && p.discard[i] != 0; }
 
-NGRAM_FN int64_t sampled_run(const NgramStepParams& p, int64_t i) {
-  if (discarded(p, i)) return 0;
-  return leading_run(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
+NGRAM_FN int64_t count_sampled_tokens(const NgramStepParams& p, int64_t i) {
+  if (is_discarded(p, i)) return 0;
+  return count_valid_prefix(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
 }
 
-NGRAM_FN int32_t next_token(const NgramStepParams& p, int64_t i, const LiveRow& live, int64_t num_sampled) {
-  if (live.row < 0) return 0;
+NGRAM_FN int32_t next_token(const NgramStepParams& p, int64_t i, const ValidRow& valid, int64_t num_sampled) {
+  if (valid.row < 0) return 0;
   if (num_sampled > 0) return p.sampled_token_ids[i][num_sampled - 1];
-  return live.length > 0 ? p.token_ids[live.row][live.length - 1] : 0;
+  return valid.length > 0 ? p.token_ids[valid.row][valid.length - 1] : 0;
 }
 
-// Does not write, so that in a device kernel every thread can decide and one thread writes.
-NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i, const LiveRow& live, int64_t num_sampled) {
-  const int64_t taken = live.row >= 0 ? appended(num_sampled, live.length, p.token_ids.capacity) : 0;
-  return {live.row, live.length, num_sampled, taken, next_token(p, i, live, num_sampled)};
+// Does not write, so that in a device kernel every thread can compute the result and one thread writes it.
+NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i, const ValidRow& valid, int64_t num_sampled) {
+  const int64_t num_appended =
+      valid.row >= 0 ? num_appended_tokens(num_sampled, valid.length, p.token_ids.capacity) : 0;
+  return {valid.row, valid.length, num_sampled, num_appended, next_token(p, i, valid, num_sampled)};
 }
 NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
-  return accept(p, i, live_row(p, i), sampled_run(p, i));
+  return accept(p, i, valid_row(p, i), count_sampled_tokens(p, i));
 }
 
 // Only requests with a sampled token draft: the drafts of the others would not be verified in the next step.
-NGRAM_FN bool drafts(const Accepted& a) { return a.row >= 0 && a.num_sampled > 0; }
+NGRAM_FN bool should_draft(const Accepted& a) { return a.row >= 0 && a.num_sampled > 0; }
 
-// The token for places that nothing is read for: with `fill` the request's newest.
-NGRAM_FN int32_t unused_token(const NgramStepParams& p, const Accepted& a) {
+// The token for output positions that are not filled from the row: with `fill`, the request's newest token.
+NGRAM_FN int32_t padding_token(const NgramStepParams& p, const Accepted& a) {
   const bool has_token = a.row >= 0 && (a.num_sampled > 0 || a.old_length > 0);
   return p.lookup.fill && has_token ? a.next_token : kNoToken;
 }
@@ -128,8 +131,9 @@ struct IndexAccess {
 
 // The ladder arguments of a call.
 struct LadderOptions {
-  bool on;
-  const void* costs;  // CostTable of [kCostRows, kCostColumns]; null: drafts of k tokens, and no outcomes are kept
+  bool enabled;
+  // CostTable of [kCostRows, kCostColumns]; null: drafts have k tokens, and no outcomes are recorded.
+  const void* costs;
   int64_t cost_limit;
   const int8_t* token_logits = nullptr;
 };
@@ -140,9 +144,9 @@ struct LadderOptions {
 struct NgramIndexProposeParams {
   NgramProposeParams propose;  // its executor is not used: one thread is fastest here
   IndexAccess index;
-  // The number of tokens that one call may index besides the newest ones (a prompt that was not appended, a rebuilt
-  // slot), for all rows together. A row with more tokens is scanned, and the next call indexes more of it, so that no
-  // step stalls. Negative: no limit.
+  // The number of tokens that one call may index in addition to the newest ones (of a prompt that was not appended, or
+  // of a rebuilt slot), for all rows together. A row with more tokens is scanned, and the next call indexes more of it,
+  // so that no step stalls. Negative: no limit.
   int64_t catch_up_tokens;
   LadderOptions ladder;
 };
@@ -156,7 +160,7 @@ struct NgramIndexStepParams {
   LadderOptions ladder;
 };
 
-// ngram_index_append_: index the tokens that rows hold, prompts whole or in pieces. Contract:
+// ngram_index_append_: indexes the tokens in rows, such as whole prompts or parts of them. Contract:
 // docs/ops/ngram_index_append.md.
 
 struct NgramIndexAppendParams {
@@ -173,7 +177,7 @@ struct NgramIndexAppendParams {
   const Executor* executor;  // null: the calling thread
 };
 
-// ngram_index_reset_: empty slots. Contract: docs/ops/ngram_index_reset.md.
+// ngram_index_reset_: empties slots. Contract: docs/ops/ngram_index_reset.md.
 
 struct NgramIndexResetParams {
   IndexAccess index;  // its slot_indices: [count], present

@@ -1,13 +1,13 @@
-// The rules of the n-gram lookup that ngram_propose, ngram_step_ and the index share.
+// Functions of the n-gram lookup that ngram_propose, ngram_step_ and the index share.
 #pragma once
 
 #include "core/common.h"
 
 namespace ngram_npu {
 
-// Rows of a table of costs by the length of the match; longer matches have the costs of the last row.
+// Rows of a cost table, by match length; longer matches use the last row.
 constexpr int64_t kCostRows = 16;
-constexpr uint8_t kNoCost = 255;  // for unused places of a draft
+constexpr uint8_t kNoCost = 255;  // for unused positions of a draft
 
 // The arguments that all lookups share.
 struct LookupOptions {
@@ -17,12 +17,12 @@ struct LookupOptions {
   int64_t max_len;
   int32_t match_policy;
   bool overlap;
-  bool fill;                      // unused places continue the draft: readable_drafts()
-  Gm<const uint8_t> match_costs;  // [kCostRows], the costs of a scan's draft; null: it is not cut by cost
+  bool fill;                      // unused positions continue the draft: count_filled_positions()
+  Gm<const uint8_t> match_costs;  // [kCostRows], costs for a scan's draft; null: not truncated by cost
   int64_t cost_limit;
 };
 
-// Where a draft goes: [B, k] int32 or int64, rows `stride` items apart.
+// Output tensor of the drafts: [B, k] int32 or int64, rows `stride` items apart.
 struct DraftRows {
   Gm<void> data;
   int64_t stride;
@@ -50,40 +50,44 @@ struct DraftCosts {
   }
 };
 
-// An end e whose suffix t[e-len+1..e] equals the last len tokens of the row; len is 0 if there is none.
-struct Occurrence {
+// A match: the len tokens that end at position `end` equal the last len tokens of the row. len is 0 if there is no
+// match.
+struct Match {
   int64_t end;
   int64_t len;
 };
 
-// The tokens a row may still draft before it reaches max_len (compared first: the difference alone could wrap).
+// The number of tokens that a row may still draft before it reaches max_len. The lengths are compared first, because
+// the difference could overflow.
 NGRAM_FN int64_t draft_budget(int64_t k, int64_t max_len, int64_t num_tokens) {
   return max_len <= num_tokens ? 0 : smaller(k, max_len - num_tokens);
 }
 
 // A row and its number of tokens; row -1 with no tokens if there is nothing to look up.
-struct LiveRow {
+struct ValidRow {
   int64_t row;
   int64_t length;
 };
 
 // A match needs two tokens and a length within the row's capacity.
-NGRAM_FN bool can_look_up(int64_t num_tokens, int64_t capacity) { return num_tokens >= 2 && num_tokens <= capacity; }
-
-// Rows that may not draft are not read.
-NGRAM_FN bool may_draft(int64_t num_tokens, int64_t capacity, const LookupOptions& options) {
-  return can_look_up(num_tokens, capacity) && draft_budget(options.k, options.max_len, num_tokens) > 0;
+NGRAM_FN bool is_lookup_possible(int64_t num_tokens, int64_t capacity) {
+  return num_tokens >= 2 && num_tokens <= capacity;
 }
 
-// The number of tokens to draft after an occurrence that ends at `end`.
+// Whether the row may draft; otherwise it is not read.
+NGRAM_FN bool may_draft(int64_t num_tokens, int64_t capacity, const LookupOptions& options) {
+  return is_lookup_possible(num_tokens, capacity) && draft_budget(options.k, options.max_len, num_tokens) > 0;
+}
+
+// The number of tokens to draft after a match that ends at `end`.
 NGRAM_FN int64_t draft_length(int64_t end, int64_t num_tokens, int64_t budget, bool overlap) {
   return overlap ? budget : smaller(budget, num_tokens - end - 1);
 }
 
-// The position from which draft token j is read. At the end of the row the draft continues into itself, with the period
-// num_tokens - start. On a device uint32_t is enough for any row.
+// The position from which draft token j is read. If the draft reaches the end of the row, it repeats itself with the
+// period num_tokens - start. On a device uint32_t is enough for any row.
 template <class Int>
-NGRAM_FN Int draft_source(Int end, Int num_tokens, Int j) {
+NGRAM_FN Int draft_read_position(Int end, Int num_tokens, Int j) {
   const Int start = end + 1;
   return start + j < num_tokens ? start + j : start + j % (num_tokens - start);
 }
@@ -92,7 +96,7 @@ NGRAM_FN Int draft_source(Int end, Int num_tokens, Int j) {
 constexpr int64_t kLookupWorkspaceWords = 4;
 NGRAM_FN int64_t lookup_workspace_words(int64_t batch) { return kLookupWorkspaceWords * batch; }
 
-// The costs of a draft's tokens, in sixteenths of a bit, if only the length of its match is known.
+// The costs of a draft's tokens, in 1/16 bit, if only the match length is known.
 struct CostsByMatch {
   Gm<const uint8_t> costs;
   int64_t match_len;
@@ -100,39 +104,40 @@ struct CostsByMatch {
   NGRAM_FN uint8_t operator[](int64_t j) const { return costs[smaller(match_len + j, kCostRows - 1)]; }
 };
 
-// The number of tokens to draft whatever they cost; `found.len` 0 means no occurrence.
-NGRAM_FN int64_t most_drafts(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
-  if (found.len == 0) return 0;
+// The number of tokens to draft without a cost limit.
+NGRAM_FN int64_t max_draft_tokens(Match match, int64_t num_tokens, const LookupOptions& options) {
+  if (match.len == 0) return 0;
   const int64_t budget = draft_budget(options.k, options.max_len, num_tokens);
-  return draft_length(found.end, num_tokens, budget, options.overlap);
+  return draft_length(match.end, num_tokens, budget, options.overlap);
 }
 
-// Whether a draft may end with the token up to which its costs add up to `total`.
-NGRAM_FN bool is_within_limit(int64_t total, const LookupOptions& options) { return total <= options.cost_limit; }
+// Whether a draft with the total cost `total` is within the cost limit.
+NGRAM_FN bool is_within_cost_limit(int64_t total, const LookupOptions& options) { return total <= options.cost_limit; }
 
 // The number of tokens to draft.
-NGRAM_FN int64_t num_drafts(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
-  const int64_t most = most_drafts(found, num_tokens, options);
-  if (options.match_costs == nullptr) return most;
-  const CostsByMatch costs{options.match_costs, found.len};
+NGRAM_FN int64_t count_draft_tokens(Match match, int64_t num_tokens, const LookupOptions& options) {
+  const int64_t max_count = max_draft_tokens(match, num_tokens, options);
+  if (options.match_costs == nullptr) return max_count;
+  const CostsByMatch costs{options.match_costs, match.len};
   int64_t count = 0;
-  for (int64_t total = 0; count < most; ++count) {
+  for (int64_t total = 0; count < max_count; ++count) {
     total += costs[count];
-    if (!is_within_limit(total, options)) break;
+    if (!is_within_cost_limit(total, options)) break;
   }
   return count;
 }
 
-// The number of places that get a token of the row: with `fill` also those behind the draft that the draft would reach
-// without its limits of length and cost.
-NGRAM_FN int64_t readable_drafts(Occurrence found, int64_t num_tokens, int64_t drafts, const LookupOptions& options) {
-  if (!options.fill || found.len == 0) return drafts;
-  return draft_length(found.end, num_tokens, options.k, options.overlap);
+// Number of output positions filled from the row. With `fill`, this includes the positions after the draft that the
+// draft would reach if max_len and the cost limit did not apply.
+NGRAM_FN int64_t count_filled_positions(Match match, int64_t num_tokens, int64_t num_draft_tokens,
+                                        const LookupOptions& options) {
+  if (!options.fill || match.len == 0) return num_draft_tokens;
+  return draft_length(match.end, num_tokens, options.k, options.overlap);
 }
 
-// A match without a draft is not reported.
-NGRAM_FN int32_t reported_len(Occurrence found, int64_t drafts) {
-  return drafts > 0 ? static_cast<int32_t>(found.len) : 0;
+// The match length to report: 0 if nothing is drafted.
+NGRAM_FN int32_t reported_match_len(Match match, int64_t num_draft_tokens) {
+  return num_draft_tokens > 0 ? static_cast<int32_t>(match.len) : 0;
 }
 
 }  // namespace ngram_npu

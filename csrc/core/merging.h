@@ -1,5 +1,6 @@
-// Parameters and rules of merge_drafts_: each request's draft from a neural drafter or from n-grams. Contract:
-// docs/ops/merge_drafts.md. The body (api/merging.h) fills in the parameters; the kernels follow the rules.
+// Parameters and per-request functions of merge_drafts_, which chooses each request's draft from a neural drafter or
+// from n-grams. Contract: docs/ops/merge_drafts.md. The implementation in api/merging.h fills in the parameters; the
+// kernels call the functions.
 #pragma once
 
 #include "core/draft_costs.h"
@@ -8,10 +9,10 @@ namespace ngram_npu {
 
 enum DraftSource : int32_t { kNoDraft = 0, kNeuralDraft = 1, kNgramDraft = 2, kExtendedDraft = 3 };
 
-// A row of neural_acceptance.
+// Columns of neural_acceptance.
 enum Acceptance : int64_t { kMeanAccepted, kLastNeuralDrafts, kAcceptanceColumns };
-constexpr int64_t kAcceptedUnit = 65536;
-constexpr int64_t kAcceptanceWeight = 8;  // a step counts an eighth
+constexpr int64_t kFixedPointOne = 65536;  // 1.0 in kMeanAccepted
+constexpr int64_t kAcceptanceWindow = 8;   // the newest step has weight 1/8 in the moving average
 
 // Absent optional tensors are null.
 struct MergeDraftsParams {
@@ -39,50 +40,52 @@ struct MergeDraftsParams {
   Gm<int32_t> draft_source;      // [B]
 };
 
-NGRAM_FN int64_t clamped(int64_t value, int64_t high) { return larger<int64_t>(0, smaller(value, high)); }
+NGRAM_FN int64_t clamp_count(int64_t value, int64_t max) { return larger<int64_t>(0, smaller(value, max)); }
 
 // Mean number of accepted neural draft tokens, in 65536ths, after the step of request i. `row` is its acceptance row.
 NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row, int64_t i) {
   int64_t drafted = int64_t{row[kLastNeuralDrafts]} - 1;
-  if (drafted < 0) return p.neural_width * kAcceptedUnit;
+  if (drafted < 0) return p.neural_width * kFixedPointOne;
   if (p.num_scheduled_drafts != nullptr) drafted = smaller<int64_t>(drafted, p.num_scheduled_drafts[i]);
   const int64_t mean = row[kMeanAccepted];
   const int64_t num_sampled = p.num_sampled[i];
   if (drafted <= 0 || num_sampled <= 0) return mean;
   const int64_t accepted = smaller(smaller(num_sampled - 1, drafted), kMaxDraftTokens);
-  const int64_t next = mean + (accepted * kAcceptedUnit - mean) / kAcceptanceWeight;
-  // More might have been accepted of a draft that was cut short, so it does not lower the mean.
+  const int64_t next = mean + (accepted * kFixedPointOne - mean) / kAcceptanceWindow;
+  // More tokens of a truncated draft might have been accepted, so it does not lower the mean.
   return accepted == drafted && drafted < p.neural_width ? larger(mean, next) : next;
 }
 
-// Whether request i takes its g > 0 n-gram draft tokens instead of the n > 0 neural ones, of which `mean` are accepted
-// on average (INT64_MIN: unknown).
-NGRAM_FN bool takes_ngram(const MergeDraftsParams& p, const Powers& powers, int64_t i, int64_t n, int64_t g,
-                          int64_t mean) {
+// Whether request i uses its num_ngram > 0 n-gram draft tokens instead of its num_neural > 0 neural draft tokens, of
+// which `mean` are accepted on average (INT64_MIN: unknown).
+NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const AcceptanceProbabilities& probabilities, int64_t i,
+                         int64_t num_neural, int64_t num_ngram, int64_t mean) {
   const int64_t match_len = p.match_len[i];
   if (match_len < p.min_match_len) return false;
-  int64_t promised = 0;
+  int64_t expected = 0;
   if (p.draft_costs.data != nullptr) {
-    promised = promise_of(powers, p.draft_costs[i], g);
+    expected = expected_accepted_tokens(probabilities, p.draft_costs[i], num_ngram);
   } else if (p.match_costs != nullptr) {
-    promised = promise_of(powers, CostsByMatch{p.match_costs, larger<int64_t>(match_len, 0)}, g);
+    expected =
+        expected_accepted_tokens(probabilities, CostsByMatch{p.match_costs, larger<int64_t>(match_len, 0)}, num_ngram);
   } else {
     return true;
   }
-  if (promised < p.threshold) return false;
-  if (p.neural_draft_costs.data != nullptr) return promised > promise_of(powers, p.neural_draft_costs[i], n);
-  return promised > smaller(mean, n * kAcceptedUnit);
+  if (expected < p.threshold) return false;
+  if (p.neural_draft_costs.data != nullptr)
+    return expected > expected_accepted_tokens(probabilities, p.neural_draft_costs[i], num_neural);
+  return expected > smaller(mean, num_neural * kFixedPointOne);
 }
 
-// One request. Token is int32_t or int64_t, according to p.token_bytes.
+// Chooses and writes the draft of request i. Token is int32_t or int64_t, according to p.token_bytes.
 template <class Token>
-NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const Powers& powers, int64_t i) {
+NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const AcceptanceProbabilities& probabilities, int64_t i) {
   const int64_t k = p.ngram_draft_token_ids.capacity;
   const Gm<const Token> neural = static_cast<Gm<const Token>>(p.neural_draft_token_ids) + i * p.neural_stride;
   const Gm<const int32_t> ngram = p.ngram_draft_token_ids[i];
-  const int64_t n =
-      p.num_neural_draft_tokens == nullptr ? p.neural_width : clamped(p.num_neural_draft_tokens[i], p.neural_width);
-  const int64_t g = clamped(p.num_ngram_draft_tokens[i], k);
+  const int64_t num_neural =
+      p.num_neural_draft_tokens == nullptr ? p.neural_width : clamp_count(p.num_neural_draft_tokens[i], p.neural_width);
+  const int64_t num_ngram = clamp_count(p.num_ngram_draft_tokens[i], k);
 
   Gm<int32_t> acceptance = nullptr;
   int64_t mean = INT64_MIN;
@@ -91,25 +94,25 @@ NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const Powers& powers, int
     mean = mean_accepted(p, acceptance, i);
   }
 
-  int32_t source = n > 0 ? kNeuralDraft : kNoDraft;
-  if (g > 0 && (n == 0 || takes_ngram(p, powers, i, n, g, mean))) {
+  int32_t source = num_neural > 0 ? kNeuralDraft : kNoDraft;
+  if (num_ngram > 0 && (num_neural == 0 || uses_ngram(p, probabilities, i, num_neural, num_ngram, mean))) {
     source = kNgramDraft;
-  } else if (p.extend && n > 0 && n < g) {
-    int64_t same = 0;
-    while (same < n && neural[same] == ngram[same]) ++same;
-    if (same == n) source = kExtendedDraft;
+  } else if (p.extend && num_neural > 0 && num_neural < num_ngram) {
+    int64_t num_equal = 0;
+    while (num_equal < num_neural && neural[num_equal] == ngram[num_equal]) ++num_equal;
+    if (num_equal == num_neural) source = kExtendedDraft;
   }
 
   const bool from_ngram = source == kNgramDraft || source == kExtendedDraft;
   const Gm<Token> draft = static_cast<Gm<Token>>(p.draft_token_ids) + i * k;
   for (int64_t j = 0; j < k; ++j) {
-    draft[j] = from_ngram ? static_cast<Token>(ngram[j]) : j < n ? neural[j] : Token{kNoToken};
+    draft[j] = from_ngram ? static_cast<Token>(ngram[j]) : j < num_neural ? neural[j] : Token{kNoToken};
   }
-  p.num_draft_tokens[i] = static_cast<int32_t>(from_ngram ? g : n);
+  p.num_draft_tokens[i] = static_cast<int32_t>(from_ngram ? num_ngram : num_neural);
   p.draft_source[i] = source;
   if (acceptance != nullptr && p.num_sampled[i] > 0) {
     acceptance[kMeanAccepted] = static_cast<int32_t>(mean);
-    acceptance[kLastNeuralDrafts] = static_cast<int32_t>(1 + (source == kNgramDraft ? 0 : n));
+    acceptance[kLastNeuralDrafts] = static_cast<int32_t>(1 + (source == kNgramDraft ? 0 : num_neural));
   }
 }
 

@@ -1,9 +1,9 @@
 // Layout of an index on the CPU. The tensor contains offsets and ids, no pointers: it may be copied or moved. Every id
-// is clamped where it is used, so that even corrupt contents never lead a kernel outside the tensor.
+// is clamped before it is used, so even with corrupt contents a kernel never accesses memory outside the tensor.
 //
 //   header   64 words
 //   slots    num_slots x 48 words: a line of state, a line of directory root, a line for the pages of outcomes
-//   owners   num_pages words: the slot that holds a page, or the next free page
+//   owners   num_pages words: the slot that owns a page, or the next free page
 //   pages    num_pages x 1024 words, from a multiple of 1024 words on
 //
 // A slot's table is an extendible hash table. Its buckets are pages of 4 KiB: 64 cache lines of 16 entries. A page of
@@ -15,10 +15,10 @@
 //   fingerprint  14 - d bits  the bits of the prefix after its first d
 //   level         3           n - min_n of its n-gram ("gram")
 //   home          2           the line within its group of four at which the search for it starts
-//   twice         1           the gram has occurred more than once
-//   next        12 + d       the place of the token after the recorded occurrence; 0: no entry
-// A split uses the fingerprint's top bit to choose the half, and `next` gets one more bit: nothing is hashed again, and
-// no token is read.
+//   twice         1           whether the gram has occurred more than once
+//   next        12 + d       position of the token after the recorded occurrence; 0: no entry
+// A split uses the fingerprint's top bit to choose the half, and `next` gets one more bit, so a split hashes nothing
+// again and reads no token.
 //
 // The slot of a ladder may also hold one byte per indexed token, its outcome (core/draft_costs.h), in separate pages.
 // The slot contains the ids of up to 16 such pages, or the ids of pages that contain their ids.
@@ -44,7 +44,7 @@ constexpr uint32_t kMagic = 0x32584e47;  // "GNX2"
 constexpr int64_t kHeaderWords = 64;
 constexpr int64_t kSlotWords = 48;
 constexpr uint32_t kLineWords = 16;
-constexpr uint32_t kGroupLines = 4;  // lines 4g .. 4g+3 take each other's overflow
+constexpr uint32_t kGroupLines = 4;  // an entry that does not fit into its line goes to another line of 4g .. 4g+3
 constexpr uint32_t kPageLines = NGRAM_INDEX_SMALL_PAGES ? 8 : 64;
 constexpr int64_t kPageWords = kPageLines * kLineWords;
 constexpr int kMaxLevels = 8;
@@ -82,7 +82,7 @@ enum Header : int {
   kStatRebuildTokens,   // slots rebuilt: the row's tokens are not those that were indexed
   kStatRebuildOptions,  // slots rebuilt: min_n, max_n or match_policy differ
   kStatSplits,
-  kStatGivenUp,  // slots given up because the arena, or the row's table, was full
+  kStatDisabled,  // slots disabled because the arena, or the row's table, was full
   kHeaderEnd,
 };
 
@@ -91,10 +91,10 @@ enum Slot : int {
   kSlotOptions,    // pack_options(); 0: empty
   kSlotLength,     // tokens indexed
   kSlotDepth,      // D, if kSlotPages > 0
-  kSlotPages,      // pages held, directories included; 0: no table
-  kSlotGivenUp,    // not 0: the row is scanned. Pages held when the arena was full, or kNeverRoom
+  kSlotPages,      // pages in use, directories included; 0: no table
+  kSlotDisabled,   // not 0: the row is scanned. Pages in use when the arena was full, or kTableTooLarge
   kSlotMarked,     // 0 between calls; append marks the slots of its batch
-  kSlotCandidate,  // of a ladder: candidate for the next token, place << 5 | length of its match; 0: none
+  kSlotCandidate,  // of a ladder: candidate for the next token, position << 5 | length of its match; 0: none
   kSlotOutcomePages,
   kSlotTail = 8,   // the last min(8, length) tokens indexed, the newest last
   kSlotRoot = 16,  // the directory (D <= 4), or the ids of its pages
@@ -108,10 +108,10 @@ static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t matc
          static_cast<uint32_t>(match_policy) << 16 | static_cast<uint32_t>(max_n) << 8 | static_cast<uint32_t>(min_n);
 }
 
-// In kSlotGivenUp: the row needs a table above the maximum size. It is scanned until the slot gets another row.
-constexpr uint32_t kNeverRoom = ~0u;
+// In kSlotDisabled: the row needs a table above the maximum size. It is scanned until the slot gets another row.
+constexpr uint32_t kTableTooLarge = ~0u;
 
-// The number of pages of ids for that many pages of outcomes.
+// Number of pages with page ids that `pages` pages of outcomes need.
 static NGRAM_FN uint32_t outcome_directories(uint32_t pages) {
   return pages <= kRootOutcomePages ? 0 : (pages + (1u << kDirPageDepth) - 1) >> kDirPageDepth;
 }
@@ -127,29 +127,30 @@ static NGRAM_FN uint32_t level_shift(uint32_t depth) { return kNextBits + 3 + de
 
 // The bits that a probe compares: home, level, and NGRAM_INDEX_FINGERPRINT_BITS of the fingerprint.
 static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
-  constexpr uint32_t kWanted = NGRAM_INDEX_FINGERPRINT_BITS;
-  if (kWanted >= kPrefixBits) return ~0u << home_shift(depth);
-  const uint32_t bits = smaller(kWanted, kPrefixBits - depth);
+  constexpr uint32_t kFingerprintBits = NGRAM_INDEX_FINGERPRINT_BITS;
+  if (kFingerprintBits >= kPrefixBits) return ~0u << home_shift(depth);
+  const uint32_t bits = smaller(kFingerprintBits, kPrefixBits - depth);
   return 0x1fu << home_shift(depth) | (bits > 0 ? ~0u << (32 - bits) : 0u);
 }
 
-// The place of a gram in one word: the head of its entry in a page of depth 0, and below it the line within the page.
+// Where a gram's entry belongs, in one word: the entry's head in a page of depth 0, and below it the line within the
+// page.
 //   prefix 14 bits | level 3 | home 2 | 0 0 0 0 0 0 0 | line 6 (home are its last two bits)
 using Key = uint32_t;
 constexpr uint32_t kHeadBits = ~0u << (kNextBits + 1);
 
 static NGRAM_FN uint32_t line_of(Key key) { return key & (kPageLines - 1); }
-// The page's index in a directory of that depth.
+// The page's index in a directory of this depth.
 static NGRAM_FN uint32_t dir_index(Key key, uint32_t dir_depth) {
   return static_cast<uint32_t>(static_cast<uint64_t>(key) << dir_depth >> 32);
 }
-// Its entry in a page of that depth, without `twice` and `next`.
+// The gram's entry in a page of this depth, without `twice` and `next`.
 static NGRAM_FN uint32_t entry_head(Key key, uint32_t depth) { return (key & kHeadBits) << depth; }
 
-// The hash of a gram is a sum of products of its tokens, newest first, with these factors: the gram one longer adds
-// one.
+// The hash of a gram is a sum of products of its tokens, newest first, with these factors. The gram that is one token
+// longer has one more product.
 struct Factors {
-  uint32_t of[kMaxNgram];
+  uint32_t values[kMaxNgram];
 };
 constexpr Factors make_factors() {
   Factors factors{};
@@ -158,7 +159,7 @@ constexpr Factors make_factors() {
     state += 0x9e3779b97f4a7c15u;
     uint64_t z = (state ^ state >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    factors.of[i] = static_cast<uint32_t>(z >> 32) | 1u;
+    factors.values[i] = static_cast<uint32_t>(z >> 32) | 1u;
   }
   return factors;
 }
@@ -171,8 +172,8 @@ static NGRAM_FN void make_keys(const Word& sum, uint32_t level, Word* key) {
   x = (x ^ x >> 16) * 0x85ebca6bu;
   x = (x ^ x >> 13) * 0xc2b2ae35u;
   x ^= x >> 16;
-  // Prefixes are denser towards one end, about log2(1 + u). Page loads then differ by up to a factor of two. So the
-  // pages of a row, and of rows of equal length, do not all split at once, and memory grows steadily.
+  // Makes prefixes denser towards one end, about log2(1 + u), so that page loads differ by up to a factor of two. The
+  // pages of a row, and of rows of equal length, then do not all split at the same time, and memory grows steadily.
   const Word u = x >> 16;
   const Word prefix = u + ((u * (0x10000u - u) >> 16) * 22610u >> 16);
   *key = prefix >> (16 - kPrefixBits) << (32 - kPrefixBits) | level << level_shift(0) |

@@ -1,5 +1,5 @@
-// Rules and layout of the store that requests share. Definition: docs/ops/ngram_store_step.md; why:
-// docs/design/store.md.
+// Layout of the store that requests share, and the functions on its entries. Definition: docs/ops/ngram_store_step.md;
+// why: docs/design/store.md.
 //
 //   header  64 words
 //   slots   num_slots x 4 words: the open requests
@@ -8,9 +8,9 @@
 //   tokens  num_blocks x 256 words: the text
 //   bytes   num_blocks x 64 words: one byte per token
 //
-// A place is a block's serial number times 256, plus the token's offset in the block. Serial numbers begin with 1 and
-// are assigned in order; the block of a serial number is at that number modulo num_blocks. Ids are clamped where they
-// are used, so that even corrupt contents never lead a kernel outside the tensor.
+// A position is a block's serial number times 256, plus the token's offset in the block. Serial numbers begin with 1
+// and are assigned in order; the index of a block is its serial number modulo num_blocks. Ids are clamped before they
+// are used, so even with corrupt contents a kernel never accesses memory outside the tensor.
 #pragma once
 
 #include "core/draft_costs.h"
@@ -33,9 +33,9 @@ constexpr uint32_t kBlockTokens = 1u << kBlockBits;
 constexpr uint32_t kByteWords = kBlockTokens / 4;
 constexpr uint32_t kOverlap = 16;  // tokens that a request's next block repeats from its previous one
 constexpr uint32_t kEndOfSerials = 1u << NGRAM_STORE_SERIAL_BITS;
-constexpr int64_t kLeastBlocksPerSlot = 4;
+constexpr int64_t kMinBlocksPerSlot = 4;
 constexpr int64_t kMaxBlocks = int64_t{1} << (NGRAM_STORE_SERIAL_BITS > 22 ? 20 : NGRAM_STORE_SERIAL_BITS - 2);
-constexpr int64_t kMaxSlots = kMaxBlocks / kLeastBlocksPerSlot;
+constexpr int64_t kMaxSlots = kMaxBlocks / kMinBlocksPerSlot;
 constexpr uint32_t kMaxLineBits = 24;
 // Tokens that a call adds besides the newly sampled ones: later prompts of a conversation.
 constexpr int64_t kBacklogTokens = 4096;
@@ -47,25 +47,26 @@ enum Header : uint32_t {
   kHeaderLineBits,
   kHeaderVisibility,
   kHeaderNextSerial,
-  kHeaderBusy,      // not 0 while a call uses the store; kCopied: for a moment, and it only reads
+  kHeaderBusy,      // the lock: not 0 while a call uses the store; kCopying: a short copy, which only reads
   kStatLookups,     // statistics, which wrap
   kStatHits,        // lookups that found a candidate
-  kStatDrafts,      // rows whose draft is from the store
+  kStatDrafts,      // rows with a draft from the store
   kStatTokens,      // tokens of these drafts
   kStatEntered,     // tokens added
   kStatEvicted,     // entries overwritten while their block was alive
-  kStatLostBlocks,  // slots closed whose block was no longer alive
-  kStatRenumbered,  // times that the serial numbers had run out
+  kStatLostBlocks,  // slots closed because their block was no longer alive
+  kStatRenumbered,  // number of times that all serial numbers had been used
   kStatBusy,        // calls that skipped the store because another call was using it
-  kHeaderEpoch,     // changes whenever text that a piece of a file has is no longer what it was
+  kHeaderEpoch,     // changes whenever text that was already copied to a file changes
   kHeaderEnd,
 };
 
-constexpr uint32_t kCopied = 2;
+constexpr uint32_t kCopying = 2;
 
 enum Visibility : uint32_t { kLive = 0, kFinish = 1 };
 
-// A slot: the request's newest block (0: none is open), and how many of its row's tokens are stored or were skipped.
+// A slot: serial number of the request's newest block (0: no open request), and the number of its row's tokens that
+// were stored or skipped.
 enum Slot : uint32_t { kSlotSerial, kSlotLength };
 
 enum Head : uint32_t {
@@ -77,16 +78,16 @@ enum Head : uint32_t {
   kHeadScope,  // two words
 };
 
-// An entry's words: tag << 8 | right << 4 | wrong, and the place of the expected token; place 0: no entry.
+// An entry's words: tag << 8 | right << 4 | wrong, and the position of the predicted token; position 0: no entry.
 constexpr uint32_t kMaxCount = 15;
 
 struct Entry {
   uint32_t state;
-  uint32_t place;
+  uint32_t position;
 };
 
-// Columns of a table of costs [kCostRows, kStoreCostColumns]: for later tokens of a draft by outcome, then for the
-// first token by the numbers of times that it was right and wrong.
+// Columns of a cost table [kCostRows, kStoreCostColumns]: first by outcome, for the later tokens of a draft; then by
+// the numbers of right and wrong predictions, for the first token.
 constexpr int64_t kFirstColumns = 24;
 constexpr int64_t kStoreCostColumns = kCostColumns + kFirstColumns;
 
@@ -96,15 +97,15 @@ NGRAM_FN uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// Base of the polynomial hash of a gram: the sum of its tokens times powers of this, last token first.
+// Base of the polynomial hash of a gram: the sum of its tokens times powers of the base, last token first.
 constexpr uint64_t kBase = 0x9e3779b97f4a7c15u;
 
-// What is subtracted from all serial numbers when they have run out: the most that leaves each live one above 0 and in
-// its block. What is no longer alive becomes 0.
-NGRAM_FN uint32_t renumbering(uint32_t num_blocks) {
+// The number to subtract from all serial numbers when no more are available: the maximum for which each live block
+// keeps its index and a serial number above 0. The serial numbers of other blocks become 0.
+NGRAM_FN uint32_t max_serial_offset(uint32_t num_blocks) {
   return (kEndOfSerials - num_blocks - 1) / num_blocks * num_blocks;
 }
-NGRAM_FN uint32_t renumbered(uint32_t serial, uint32_t by) { return serial > by ? serial - by : 0; }
+NGRAM_FN uint32_t renumber_serial(uint32_t serial, uint32_t offset) { return serial > offset ? serial - offset : 0; }
 
 NGRAM_FN uint64_t scope_seed(uint64_t scope) { return mix(scope); }
 
@@ -113,17 +114,17 @@ NGRAM_FN uint64_t key_of(uint64_t gram, uint64_t seed, uint32_t level) {
   return mix((gram ^ seed) + (level + 1) * kBase);
 }
 
-// The entry after its expected token came (`same`) or another token at `place`.
-NGRAM_FN Entry updated(Entry entry, bool same, uint32_t place) {
+// The entry after the token at `position` was equal to the predicted token (is_correct) or was another token.
+NGRAM_FN Entry updated_entry(Entry entry, bool is_correct, uint32_t position) {
   uint32_t right = entry.state >> 4 & kMaxCount, wrong = entry.state & kMaxCount;
-  if (same) {
-    entry.place = place;
+  if (is_correct) {
+    entry.position = position;
     if (++right > kMaxCount) {
       right = 8;
       wrong /= 2;
     }
   } else if (++wrong > right + 1) {
-    entry.place = place;
+    entry.position = position;
     right = 0;
     wrong = 1;
   } else if (wrong > kMaxCount) {
@@ -134,19 +135,19 @@ NGRAM_FN Entry updated(Entry entry, bool same, uint32_t place) {
   return entry;
 }
 
-// The column of a table of costs for the first token of a draft.
-NGRAM_FN int64_t first_column(uint32_t state) {
+// The column of a cost table for the first token of a draft.
+NGRAM_FN int64_t first_token_column(uint32_t state) {
   const uint32_t right = state >> 4 & kMaxCount, wrong = state & kMaxCount;
-  const int64_t h = right < 3 ? right : right < 5 ? 3 : right < 9 ? 4 : 5;
-  const int64_t m = wrong < 2 ? wrong : wrong < 4 ? 2 : 3;
-  return kCostColumns + h * 4 + m;
+  const int64_t right_class = right < 3 ? right : right < 5 ? 3 : right < 9 ? 4 : 5;
+  const int64_t wrong_class = wrong < 2 ? wrong : wrong < 4 ? 2 : 3;
+  return kCostColumns + right_class * 4 + wrong_class;
 }
 
 }  // namespace ngram_npu::store
 
 namespace ngram_npu {
 
-// ngram_store_step_: draft from other requests' text, and add the sampled tokens. Contract:
+// ngram_store_step_: drafts from other requests' text and adds the sampled tokens. Contract:
 // docs/ops/ngram_store_step.md.
 
 struct StoreAccess {
@@ -171,10 +172,10 @@ struct NgramStoreStepParams {
   const void* costs;  // CostTable of [kCostRows, store::kStoreCostColumns]
   int64_t cost_limit;
   const int8_t* token_logits;
-  bool fill;  // after a draft from the store its text continues
+  bool fill;  // unused positions continue with the text after a draft from the store
 };
 
-// ngram_store_finish_: finish requests. Contract: docs/ops/ngram_store_finish.md.
+// ngram_store_finish_: finishes requests. Contract: docs/ops/ngram_store_finish.md.
 
 struct NgramStoreFinishParams {
   StoreAccess store;

@@ -1,5 +1,5 @@
-// CPU kernels of the operators for sampled tokens and for a drafter's batch, called by their bodies
-// (api/bookkeeping.h).
+// CPU kernels of the operators that process sampled tokens and prepare the drafter's batch, called by the operator
+// implementations (api/bookkeeping.h).
 #include "core/bookkeeping.h"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// CPU kernels of the operators between two forward passes, called by their bodies (api/correction.h).
-// correct_spec_state_ consists of the parts that the two before it are.
+// CPU kernels of the operators between two forward passes, called by the operator implementations
+// (api/correction.h). correct_spec_state_ combines correct_num_computed_tokens_ and compute_slot_mapping_, and also
+// writes positions and seq_lens.
 #include "core/correction.h"
 
 #include <algorithm>
@@ -12,20 +13,20 @@ namespace {
 
 // Returns kOk, or kOutOfMemory with nothing written.
 int32_t correct_counts(const CorrectNumComputedTokensParams& p) {
-  // The new counts wait here until every old one has been read. Batches up to this size need no heap memory.
-  constexpr int64_t kOnStack = 2048;
-  int32_t on_stack[kOnStack];
+  // The new counts are buffered here until all old counts have been read. Batches up to this size need no heap memory.
+  constexpr int64_t kMaxOnStack = 2048;
+  int32_t on_stack[kMaxOnStack];
   std::unique_ptr<int32_t[]> on_heap;
   int32_t* computed = on_stack;
-  if (p.batch > kOnStack) {
+  if (p.batch > kMaxOnStack) {
     on_heap.reset(new (std::nothrow) int32_t[static_cast<size_t>(p.batch)]);
     if (on_heap == nullptr) return kOutOfMemory;
     computed = on_heap.get();
   }
   for (int64_t i = 0; i < p.batch; ++i) {
-    const CorrectedCounts counts = corrected(p, i);
+    const CorrectedCounts counts = corrected_counts(p, i);
     computed[i] = counts.num_computed;
-    if (counts.accepted_changes) p.num_accepted_tokens[i] = counts.num_accepted;
+    if (counts.changes_accepted) p.num_accepted_tokens[i] = counts.num_accepted;
   }
   if (p.batch > 0) std::memcpy(p.num_computed_tokens, computed, static_cast<size_t>(p.batch) * sizeof(int32_t));
   return kOk;
@@ -44,7 +45,7 @@ struct SlotArray {
   }
 };
 
-// Calls fn(SlotArray) with the width in the parameters.
+// Calls fn(SlotArray) for the slot size in the parameters.
 template <class Fn>
 void with_slots(const ComputeSlotMappingParams& p, const Fn& fn) {
   if (p.slot_bytes == 8) {
@@ -54,29 +55,30 @@ void with_slots(const ComputeSlotMappingParams& p, const Fn& fn) {
   }
 }
 
-// Pads the places after the last request's tokens, because a captured graph reads the whole mapping.
+// Pads the entries after the last request's tokens, because a captured graph reads the whole mapping.
 template <class Slot>
 void pad_rest(const ComputeSlotMappingParams& p, const SlotArray<Slot>& slots) {
   slots.fill(larger<int64_t>(p.query_start_loc[p.batch], 0), p.num_slots);
 }
 
 void write_positions(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed) {
-  const TokenRange own = tokens_of(p.slots.query_start_loc, i, p.slots.num_positions);
+  const TokenRange request_tokens = request_token_range(p.slots.query_start_loc, i, p.slots.num_positions);
   const int32_t begin = p.slots.query_start_loc[i];
-  for (int64_t n = own.begin; n < own.end; ++n) p.positions[n] = position_of(n, begin, num_computed);
+  for (int64_t n = request_tokens.begin; n < request_tokens.end; ++n)
+    p.positions[n] = position_of_token(n, begin, num_computed);
 }
 
 // The positions of one request's tokens are consecutive, so whole runs are written without reading them.
 template <class Slot>
 void write_slots(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed, const SlotArray<Slot>& slots) {
   const BlockList list = blocks_of(p.slots.block_table, p.slots.row_indices[i]);
-  const TokenRange own = tokens_of(p.slots.query_start_loc, i, p.slots.num_slots);
-  const int64_t positioned = smaller(own.end, p.slots.num_positions);
+  const TokenRange request_tokens = request_token_range(p.slots.query_start_loc, i, p.slots.num_slots);
+  const int64_t end_with_positions = smaller(request_tokens.end, p.slots.num_positions);
   const int32_t begin = p.slots.query_start_loc[i];
-  int64_t n = own.begin;
-  while (n < positioned) {
-    const SlotRun run = slot_run(p.slots.layout, list, position_of(n, begin, num_computed));
-    const int64_t count = smaller(run.count, positioned - n);
+  int64_t n = request_tokens.begin;
+  while (n < end_with_positions) {
+    const SlotRun run = slot_run(p.slots.layout, list, position_of_token(n, begin, num_computed));
+    const int64_t count = smaller(run.count, end_with_positions - n);
     if (run.slot == kNoSlot) {
       slots.fill(n, n + count);
     } else {
@@ -84,7 +86,7 @@ void write_slots(const CorrectSpecStateParams& p, int64_t i, int32_t num_compute
     }
     n += count;
   }
-  slots.fill(n, own.end);
+  slots.fill(n, request_tokens.end);
 }
 
 }  // namespace
@@ -102,15 +104,15 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_compute_slot_mapping_(const ComputeSlotMa
   cpu::with_slots(p, [&p](const auto& slots) {
     for (int64_t i = 0; i < p.batch; ++i) {
       const BlockList list = blocks_of(p.block_table, p.row_indices[i]);
-      const TokenRange own = tokens_of(p.query_start_loc, i, p.num_slots);
-      const int64_t positioned = smaller(own.end, p.num_positions);
+      const TokenRange request_tokens = request_token_range(p.query_start_loc, i, p.num_slots);
+      const int64_t end_with_positions = smaller(request_tokens.end, p.num_positions);
       SlotRun run{0, 0, kNoSlot};
-      for (int64_t n = own.begin; n < positioned; ++n) {
+      for (int64_t n = request_tokens.begin; n < end_with_positions; ++n) {
         const int64_t position = p.positions[n];
-        if (!in_run(run, position)) run = slot_run(p.layout, list, position);
-        slots.write(n, slot_in_run(run, position));
+        if (!is_in_run(run, position)) run = slot_run(p.layout, list, position);
+        slots.write(n, slot_at(run, position));
       }
-      slots.fill(larger(own.begin, positioned), own.end);
+      slots.fill(larger(request_tokens.begin, end_with_positions), request_tokens.end);
     }
     cpu::pad_rest(p, slots);
   });
@@ -123,9 +125,9 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_correct_spec_state_(const CorrectSpecStat
   cpu::with_slots(p.slots, [&p](const auto& slots) {
     for (int64_t i = 0; i < p.counts.batch; ++i) {
       const int32_t num_computed = p.counts.num_computed_tokens[i];
-      const int32_t seq_len = seq_len_of(p, i, num_computed);
+      const int32_t seq_len = sequence_length(p, i, num_computed);
       p.seq_lens[i] = seq_len;
-      if (p.discard != nullptr) p.discard[i] = discards(p, i, seq_len);
+      if (p.discard != nullptr) p.discard[i] = should_discard(p, i, seq_len);
       cpu::write_positions(p, i, num_computed);
       cpu::write_slots(p, i, num_computed, slots);
     }

@@ -1,5 +1,5 @@
-// The drafts of a batch: look up in the index or by a scan, weigh costs, ask the store, fill, write. Rows go in groups,
-// so that their cache misses overlap.
+// Drafts for a batch: looks up n-grams in the index or by a scan, truncates drafts by cost, queries the store, fills
+// the remaining positions and writes the outputs. Rows are processed in groups, so that their cache misses overlap.
 #pragma once
 
 #include "cpu/host_drafting.h"
@@ -10,30 +10,30 @@
 namespace ngram_npu::cpu {
 
 // A request's row at the time of the lookup.
-struct GrownRow {
-  int64_t row;  // -1: none that is usable
+struct UpdatedRow {
+  int64_t row;  // -1: no usable row
   int64_t length;
-  int64_t known;    // a slot that has indexed more than this belongs to another request
-  int64_t settled;  // tokens above this are new, and are not charged to the budget
-  bool drafts;
-  int32_t unused;  // for places that nothing is read for
+  int64_t max_indexed;  // a slot that has indexed more tokens than this belongs to another request
+  int64_t old_length;   // tokens after this length are new and are not subtracted from the indexing budget
+  bool should_draft;
+  int32_t padding_token;  // for output positions that are not filled
 };
 
 namespace {
 
 using namespace index;
 
-// How the draft of a request is found.
-enum class Answer : uint8_t { kNone, kScan, kIndex };
+// How a request is looked up.
+enum class LookupMethod : uint8_t { kNone, kScan, kIndex };
 
 struct Request {
-  GrownRow grown;
-  int query;  // number in the group, if answered from the index
-  Answer answer;
+  UpdatedRow row;
+  int query;  // index of the query in the group, if looked up in the index
+  LookupMethod method;
 };
 
-// kGrow(p, i) appends the sampled tokens, if any, to request i's row, and returns the row.
-template <class Params, GrownRow (*kGrow)(const Params& p, int64_t i)>
+// kUpdateRow(p, i) appends the sampled tokens, if any, to request i's row and returns the row.
+template <class Params, UpdatedRow (*kUpdateRow)(const Params& p, int64_t i)>
 class Drafter {
  public:
   explicit Drafter(const Params& params) : Drafter(params, {}, 0, {}, {}) {}
@@ -42,15 +42,15 @@ class Drafter {
       : p_(params),
         index_(index),
         ladder_(ladder),
-        options_{p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy, ladder.on, ladder.costs != nullptr},
+        options_{p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy, ladder.enabled, ladder.costs != nullptr},
         table_(index_table()),
-        find_(find_occurrence()),
-        readable_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
+        find_match_(find_match()),
+        readable_words_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
         store_(store),
         scopes_(store.scopes),
         budget_(catch_up_tokens),
-        usable_(open_arena(index.words, index.num_words, &arena_) &&
-                (ladder.on || p_.lookup.max_n - p_.lookup.min_n < kMaxLevels)) {}
+        is_index_usable_(open_arena(index.words, index.num_words, &arena_) &&
+                         (ladder.enabled || p_.lookup.max_n - p_.lookup.min_n < kMaxLevels)) {}
 
   void run() {
     if (index_.words == nullptr && !store_) {
@@ -59,8 +59,8 @@ class Drafter {
       return;
     }
     for (int64_t first = 0; first < p_.batch; first += kQueryGroup)
-      group(first, smaller<int64_t>(p_.batch - first, kQueryGroup));
-    if (!usable_) return;
+      process_group(first, smaller<int64_t>(p_.batch - first, kQueryGroup));
+    if (!is_index_usable_) return;
     for (int i = kHeaderMagic; i < kHeaderEnd; ++i) {
       if (counts_[i] != 0) count(arena_, static_cast<Header>(i), counts_[i]);
     }
@@ -69,45 +69,47 @@ class Drafter {
  private:
   int64_t slot_of(int64_t i) const { return index_.slot_of(i, p_.row_indices[i]); }
 
-  bool has_slot(int64_t slot) const { return usable_ && slot >= 0 && slot < arena_.num_slots; }
+  bool has_slot(int64_t slot) const { return is_index_usable_ && slot >= 0 && slot < arena_.num_slots; }
 
-  bool looks_up(const GrownRow& r) const { return r.drafts && can_look_up(r.length, p_.token_ids.capacity); }
-
-  const int32_t* tokens_of(const GrownRow& r) const { return r.row >= 0 ? p_.token_ids[r.row] : nullptr; }
-
-  void scan(int64_t i) {
-    const GrownRow row = kGrow(p_, i);
-    draft(i, row, looks_up(row) ? Answer::kScan : Answer::kNone, nullptr, nullptr);
+  bool can_look_up(const UpdatedRow& row) const {
+    return row.should_draft && is_lookup_possible(row.length, p_.token_ids.capacity);
   }
 
-  void group(int64_t first, int64_t size) {
+  const int32_t* row_tokens(const UpdatedRow& row) const { return row.row >= 0 ? p_.token_ids[row.row] : nullptr; }
+
+  void scan(int64_t i) {
+    const UpdatedRow row = kUpdateRow(p_, i);
+    draft(i, row, can_look_up(row) ? LookupMethod::kScan : LookupMethod::kNone, nullptr, nullptr);
+  }
+
+  void process_group(int64_t first, int64_t size) {
     for (int64_t i = first; i < first + size; ++i) prefetch(i);
     Request requests[kQueryGroup];
     IndexQuery queries[kQueryGroup];
     int num_queries = 0;
     for (int64_t i = 0; i < size; ++i) {
       Request& r = requests[i];
-      r.grown = kGrow(p_, first + i);
-      r.answer = Answer::kNone;
+      r.row = kUpdateRow(p_, first + i);
+      r.method = LookupMethod::kNone;
       r.query = num_queries;
-      if (!looks_up(r.grown)) continue;
-      r.answer = prepare(first + i, r.grown, &queries[num_queries]) ? Answer::kIndex : Answer::kScan;
-      if (r.answer == Answer::kIndex) ++num_queries;
+      if (!can_look_up(r.row)) continue;
+      r.method = prepare(first + i, r.row, &queries[num_queries]) ? LookupMethod::kIndex : LookupMethod::kScan;
+      if (r.method == LookupMethod::kIndex) ++num_queries;
     }
     if (num_queries > 0) table_.look_up(arena_, options_, queries, num_queries, p_.lookup.k);
-    StoreQuery asked[kQueryGroup];
+    StoreQuery store_queries[kQueryGroup];
     if (store_) {
       for (int64_t i = 0; i < size; ++i) {
-        const GrownRow& row = requests[i].grown;
-        const bool asks = row.drafts && row.length >= 1 && row.length <= p_.token_ids.capacity;
+        const UpdatedRow& row = requests[i].row;
+        const bool is_queried = row.should_draft && row.length >= 1 && row.length <= p_.token_ids.capacity;
         const auto scope = static_cast<uint64_t>(scope_of(scopes_, first + i));
-        asked[i].row = {asks ? tokens_of(row) : nullptr, row.length, scope};
+        store_queries[i].row = {is_queried ? row_tokens(row) : nullptr, row.length, scope};
       }
-      store_.look_up(asked, size);
+      store_.look_up(store_queries, size);
     }
     for (int64_t i = 0; i < size; ++i) {
       const Request& r = requests[i];
-      draft(first + i, r.grown, settle(r, queries), &queries[r.query], store_ ? &asked[i] : nullptr);
+      draft(first + i, r.row, finish_query(r, queries), &queries[r.query], store_ ? &store_queries[i] : nullptr);
     }
   }
 
@@ -130,123 +132,130 @@ class Drafter {
     }
   }
 
-  // Indexes a row's tokens except for at most kMaxPending new ones. False: the row has to be scanned.
-  bool prepare(int64_t i, const GrownRow& r, IndexQuery* query) {
+  // Indexes a row's tokens except for at most kMaxPending new ones. Returns false if the row must be scanned.
+  bool prepare(int64_t i, const UpdatedRow& row, IndexQuery* query) {
     const int64_t slot = slot_of(i);
-    if (!has_slot(slot) || r.length > kMaxIndexedTokens) return scan_for(kStatScanOther);
-    const int32_t* tokens = p_.token_ids[r.row];
+    if (!has_slot(slot) || row.length > kMaxIndexedTokens) return count_scan(kStatScanOther);
+    const int32_t* tokens = p_.token_ids[row.row];
     const uint32_t slot_id = static_cast<uint32_t>(slot);
-    if (!prepare_slot(arena_, slot_id, options_, tokens, static_cast<uint32_t>(r.known)))
-      return scan_for(kStatScanFull);
-    const uint32_t length = static_cast<uint32_t>(r.length);
-    uint32_t done = arena_.slot(slot_id)[kSlotLength];
-    // The row has not grown, so its last token is already indexed and cannot be looked up. A ladder's slot has kept the
-    // result.
-    if (done >= length && !options_.ladder) return scan_for(kStatScanOther);
-    if (length - done > kMaxPending) {
-      uint32_t upto = length - kMaxPending;
-      // The few new tokens are not charged to the budget.
-      const int64_t backlog = r.settled - done;
-      if (budget_ >= 0 && backlog > budget_) upto = smaller(upto, done + static_cast<uint32_t>(budget_));
-      // Charged even if the arena turns out to be full: otherwise the next row would try as much with the freed pages.
+    if (!prepare_slot(arena_, slot_id, options_, tokens, static_cast<uint32_t>(row.max_indexed)))
+      return count_scan(kStatScanFull);
+    const uint32_t length = static_cast<uint32_t>(row.length);
+    uint32_t num_indexed = arena_.slot(slot_id)[kSlotLength];
+    // The row has no new tokens, so its last token is already indexed and cannot be looked up. A ladder's slot contains
+    // the result.
+    if (num_indexed >= length && !options_.ladder) return count_scan(kStatScanOther);
+    if (length - num_indexed > kMaxPending) {
+      uint32_t index_end = length - kMaxPending;
+      // The few new tokens are not subtracted from the budget.
+      const int64_t backlog = row.old_length - num_indexed;
+      if (budget_ >= 0 && backlog > budget_)
+        index_end = smaller(index_end, num_indexed + static_cast<uint32_t>(budget_));
+      // Subtracted even if the arena turns out to be full: otherwise the next row would index as much in the freed
+      // pages.
       if (budget_ > 0 && backlog > 0) budget_ -= smaller(backlog, budget_);
-      if (upto > done && !table_.extend(arena_, options_, slot_id, tokens, readable_, done, upto)) {
-        give_up_slot(arena_, slot_id);
-        note_indexed(arena_, slot_id, tokens, static_cast<uint32_t>(r.known));
-        return scan_for(kStatScanFull);
+      if (index_end > num_indexed &&
+          !table_.extend(arena_, options_, slot_id, tokens, readable_words_, num_indexed, index_end)) {
+        disable_slot(arena_, slot_id);
+        set_indexed_length(arena_, slot_id, tokens, static_cast<uint32_t>(row.max_indexed));
+        return count_scan(kStatScanFull);
       }
-      if (upto > done) note_indexed(arena_, slot_id, tokens, upto);
-      done = upto;
-      if (length - done > kMaxPending) return scan_for(kStatScanCatchUp);
+      if (index_end > num_indexed) set_indexed_length(arena_, slot_id, tokens, index_end);
+      num_indexed = index_end;
+      if (length - num_indexed > kMaxPending) return count_scan(kStatScanCatchUp);
     }
-    *query = {tokens, readable_, slot_id, done, length, {-1, 0}, false};
+    *query = {tokens, readable_words_, slot_id, num_indexed, length, {-1, 0}, false};
     return true;
   }
 
-  bool scan_for(Header statistic) {
+  bool count_scan(Header statistic) {
     ++counts_[statistic];
     return false;
   }
 
-  // Notes what a query has indexed. A slot without room is given up, and its row is scanned.
-  Answer settle(const Request& r, const IndexQuery* queries) {
-    if (r.answer != Answer::kIndex) return r.answer;
+  // Records what a query has indexed. A slot without enough memory is disabled, and its row is scanned.
+  LookupMethod finish_query(const Request& r, const IndexQuery* queries) {
+    if (r.method != LookupMethod::kIndex) return r.method;
     const IndexQuery& query = queries[r.query];
-    if (!query.ok) give_up_slot(arena_, query.slot_id);
-    note_indexed(arena_, query.slot_id, query.tokens, query.length);
+    if (!query.ok) disable_slot(arena_, query.slot_id);
+    set_indexed_length(arena_, query.slot_id, query.tokens, query.length);
     ++counts_[query.ok ? kStatIndexed : kStatScanFull];
-    return query.ok ? Answer::kIndex : Answer::kScan;
+    return query.ok ? LookupMethod::kIndex : LookupMethod::kScan;
   }
 
-  // `asked` null: no store is asked.
-  void draft(int64_t i, const GrownRow& row, Answer answer, const IndexQuery* query, const StoreQuery* asked) {
-    const int32_t* tokens = tokens_of(row);
-    Occurrence found{-1, 0};
-    if (answer != Answer::kNone && draft_budget(p_.lookup.k, p_.lookup.max_len, row.length) > 0) {
-      if (answer == Answer::kIndex) found = query->found;
-      if (answer == Answer::kScan) found = search(tokens, row.length);
+  // If `store_query` is null, the store is not queried.
+  void draft(int64_t i, const UpdatedRow& row, LookupMethod method, const IndexQuery* query,
+             const StoreQuery* store_query) {
+    const int32_t* tokens = row_tokens(row);
+    Match match{-1, 0};
+    if (method != LookupMethod::kNone && draft_budget(p_.lookup.k, p_.lookup.max_len, row.length) > 0) {
+      if (method == LookupMethod::kIndex) match = query->match;
+      if (method == LookupMethod::kScan) match = scan_row(tokens, row.length);
     }
     uint8_t costs[kMaxDraftTokens] = {};
-    int64_t count = num_drafts(found, row.length, p_.lookup);
+    int64_t count = count_draft_tokens(match, row.length, p_.lookup);
     if (ladder_.costs != nullptr && count > 0) {
-      count = answer == Answer::kIndex
-                  ? weigh(row, found, count, costs, Outcomes(arena_, query->slot_id))
-                  : weigh(row, found, count, costs, [&](int64_t place) { return outcome(tokens, place); });
+      count =
+          method == LookupMethod::kIndex
+              ? compute_costs(row, match, count, costs, Outcomes(arena_, query->slot_id))
+              : compute_costs(row, match, count, costs, [&](int64_t position) { return outcome(tokens, position); });
     } else if (p_.lookup.match_costs != nullptr) {
-      const CostsByMatch by_match{p_.lookup.match_costs, found.len};
-      for (int64_t j = 0; j < count; ++j) costs[j] = by_match[j];
+      const CostsByMatch match_costs{p_.lookup.match_costs, match.len};
+      for (int64_t j = 0; j < count; ++j) costs[j] = match_costs[j];
     }
-    StoreDraft better;
-    if (asked != nullptr && store_.draft(*asked, p_.lookup, costs, count, &better)) {
-      better.write(i, p_.lookup, row.unused, p_.draft_token_ids, p_.draft_costs);
-      p_.num_draft_tokens[i] = static_cast<int32_t>(better.count);
-      p_.match_len[i] = static_cast<int32_t>(better.agreed);
+    StoreDraft store_draft;
+    if (store_query != nullptr && store_.draft(*store_query, p_.lookup, costs, count, &store_draft)) {
+      store_draft.write(i, p_.lookup, row.padding_token, p_.draft_token_ids, p_.draft_costs);
+      p_.num_draft_tokens[i] = static_cast<int32_t>(store_draft.count);
+      p_.match_len[i] = static_cast<int32_t>(store_draft.match_len);
       return;
     }
-    const int64_t readable = readable_drafts(found, row.length, count, p_.lookup);
-    const DraftRows to = p_.draft_token_ids;  // a copy: for the compiler an id could be its `bytes`
-    for (int64_t j = 0; j < readable; ++j) to.set(i, j, tokens[draft_source(found.end, row.length, j)]);
-    for (int64_t j = readable; j < p_.lookup.k; ++j) to.set(i, j, row.unused);
+    const int64_t num_filled = count_filled_positions(match, row.length, count, p_.lookup);
+    // A copy, because the compiler assumes that writing an id may change `bytes`.
+    const DraftRows output = p_.draft_token_ids;
+    for (int64_t j = 0; j < num_filled; ++j) output.set(i, j, tokens[draft_read_position(match.end, row.length, j)]);
+    for (int64_t j = num_filled; j < p_.lookup.k; ++j) output.set(i, j, row.padding_token);
     p_.draft_costs.set(i, costs, count, p_.lookup.k);
     p_.num_draft_tokens[i] = static_cast<int32_t>(count);
-    p_.match_len[i] = reported_len(found, count);
+    p_.match_len[i] = reported_match_len(match, count);
   }
 
-  // Writes the cost of each token, and returns how many of `most` stay within the limit.
+  // Writes the cost of each token and returns how many of the `max_count` tokens are within the cost limit.
   template <class Outcome>
-  int64_t weigh(const GrownRow& row, Occurrence found, int64_t most, uint8_t* costs, Outcome&& outcome) const {
-    const int32_t* const tokens = tokens_of(row);
-    CostWalk walk({ladder_.costs, ladder_.token_logits}, tokens[row.length - 1]);
+  int64_t compute_costs(const UpdatedRow& row, Match match, int64_t max_count, uint8_t* costs,
+                        Outcome&& outcome) const {
+    const int32_t* const tokens = row_tokens(row);
+    DraftCostReader cost_reader({ladder_.costs, ladder_.token_logits}, tokens[row.length - 1]);
     int64_t count = 0;
-    for (int64_t total = 0; count < most; ++count) {
-      const int64_t line = smaller<int64_t>(found.len + count, kCostRows - 1);
-      const int64_t place = draft_source(found.end, row.length, count);
-      costs[count] = walk.next(line * kCostColumns + outcome(place) % kCostColumns, tokens[place]);
+    for (int64_t total = 0; count < max_count; ++count) {
+      const int64_t cost_row = smaller<int64_t>(match.len + count, kCostRows - 1);
+      const int64_t position = draft_read_position(match.end, row.length, count);
+      costs[count] = cost_reader.next(cost_row * kCostColumns + outcome(position) % kCostColumns, tokens[position]);
       total += costs[count];
       if (total > ladder_.cost_limit) break;
     }
     return count;
   }
 
-  Occurrence search(const int32_t* tokens, int64_t length) const {
-    return options_.ladder ? search_ladder(tokens, length)
-                           : find_(tokens, length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy);
+  Match scan_row(const int32_t* tokens, int64_t length) const {
+    return options_.ladder ? scan_ladder(tokens, length)
+                           : find_match_(tokens, length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy);
   }
 
-  // The latest occurrence of the longest size that occurred, and the number of tokens that agree there.
-  Occurrence search_ladder(const int32_t* tokens, int64_t length) const {
-    Occurrence found = find_(tokens, length, 1, kLadderMaxN, kLatest);
-    int64_t size = kLadderMaxN;
-    while (size > found.len) size /= 2;
-    if (size == 0 || size == found.len) return found;
-    found = find_(tokens, length, size, size, kLatest);
-    while (found.len <= found.end && tokens[found.end - found.len] == tokens[length - 1 - found.len]) ++found.len;
-    return found;
+  // The latest occurrence of the longest ladder n-gram that has occurred, and the number of tokens that agree there.
+  Match scan_ladder(const int32_t* tokens, int64_t length) const {
+    Match match = find_match_(tokens, length, 1, kLadderMaxN, kLatest);
+    int64_t n = kLadderMaxN;
+    while (n > match.len) n /= 2;
+    if (n == 0 || n == match.len) return match;
+    match = find_match_(tokens, length, n, n, kLatest);
+    while (match.len <= match.end && tokens[match.end - match.len] == tokens[length - 1 - match.len]) ++match.len;
+    return match;
   }
 
-  // The outcome that an index would have kept: a row that is not completely indexed gets the same draft as one that is.
-  uint8_t outcome(const int32_t* tokens, int64_t place) const {
-    return place < 2 ? 0 : outcome_of(search_ladder(tokens, place), tokens, place);
+  // The outcome that an index would have recorded, so that a row that is not completely indexed gets the same draft.
+  uint8_t outcome(const int32_t* tokens, int64_t position) const {
+    return position < 2 ? 0 : outcome_of(scan_ladder(tokens, position), tokens, position);
   }
 
   const Params& p_;
@@ -254,13 +263,13 @@ class Drafter {
   const LadderOptions ladder_;
   const IndexOptions options_;
   const IndexTable& table_;
-  const FindOccurrence find_;
-  const uint32_t readable_;
+  const FindMatch find_match_;
+  const uint32_t readable_words_;
   const StoreDrafter store_;
   const IndexArray scopes_;
   int64_t budget_;
   Arena arena_;
-  const bool usable_;
+  const bool is_index_usable_;
   uint32_t counts_[kHeaderEnd] = {};
 };
 

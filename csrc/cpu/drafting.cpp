@@ -1,5 +1,5 @@
-// CPU kernels of the drafting operators, called by their bodies (api/drafting.h), and the two entries of the drafting
-// core, called by drafters without Python.
+// CPU kernels of the drafting operators, called by the operator implementations (api/drafting.h), and the two C entry
+// points of the drafting core for native drafters.
 #include "core/drafting.h"
 
 #include <cstring>
@@ -10,17 +10,17 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// The rows of ngram_propose and its forms: they are looked up as they stand.
-GrownRow as_it_stands(const NgramProposeParams& p, int64_t i) {
-  const LiveRow live = live_row(p, i);
-  return {live.row,      live.length,       live.length, larger<int64_t>(live.length - kMaxSampledWidth, 0),
-          live.row >= 0, unused_token(p, i)};
+// Row of ngram_propose and its variants: the lookup uses it without appending tokens.
+UpdatedRow unmodified_row(const NgramProposeParams& p, int64_t i) {
+  const ValidRow valid = valid_row(p, i);
+  return {valid.row,      valid.length,       valid.length, larger<int64_t>(valid.length - kMaxSampledWidth, 0),
+          valid.row >= 0, padding_token(p, i)};
 }
 
-using ProposeDrafter = Drafter<NgramProposeParams, as_it_stands>;
+using ProposeDrafter = Drafter<NgramProposeParams, unmodified_row>;
 
-// The rows of ngram_step_ and ngram_index_step_: the sampled tokens are appended, then the row is looked up.
-GrownRow append(const NgramStepParams& p, int64_t i) {
+// Row of ngram_step_ and ngram_index_step_: the sampled tokens are appended before the lookup.
+UpdatedRow append_sampled_tokens(const NgramStepParams& p, int64_t i) {
   const Accepted a = accept(p, i);
   const int64_t length = a.old_length + a.num_appended;
   p.next_token_ids[i] = a.next_token;
@@ -30,10 +30,10 @@ GrownRow append(const NgramStepParams& p, int64_t i) {
     std::memcpy(to, p.sampled_token_ids[i], static_cast<size_t>(a.num_appended) * sizeof(int32_t));
     if (p.advance) p.num_tokens[a.row] = static_cast<int32_t>(length);
   }
-  return {a.row, length, a.old_length, a.old_length, drafts(a), unused_token(p, a)};
+  return {a.row, length, a.old_length, a.old_length, should_draft(a), padding_token(p, a)};
 }
 
-using StepDrafter = Drafter<NgramStepParams, append>;
+using StepDrafter = Drafter<NgramStepParams, append_sampled_tokens>;
 
 }  // namespace
 }  // namespace ngram_npu::cpu
@@ -44,23 +44,23 @@ namespace {
 
 int64_t slot_of(const NgramIndexAppendParams& p, int64_t i) { return p.index.slot_of(i, p.row_indices[i]); }
 
-// Two batch positions with the same slot are the caller's error. They must not run in two threads: one would free pages
-// that the other writes to.
-bool names_a_slot_twice(const NgramIndexAppendParams& p, const cpu::Arena& arena) {
-  bool twice = false;
+// Whether two batch positions have the same slot, which is an error of the caller. They must not run in two threads:
+// one would free pages that the other writes to.
+bool has_duplicate_slots(const NgramIndexAppendParams& p, const cpu::Arena& arena) {
+  bool has_duplicates = false;
   for (uint32_t mark = 2; mark-- > 0;) {  // sets the marks, then clears them
     for (int64_t i = 0; i < p.batch; ++i) {
       const int64_t slot = slot_of(p, i);
       if (slot < 0 || slot >= arena.num_slots) continue;
       uint32_t& marked = arena.slot(static_cast<uint32_t>(slot))[index::kSlotMarked];
-      twice |= mark != 0 && marked != 0;
+      has_duplicates |= mark != 0 && marked != 0;
       marked = mark;
     }
   }
-  return twice;
+  return has_duplicates;
 }
 
-// Indexes at most `budget` tokens, without a limit if that is negative. Returns their number.
+// Indexes at most `budget` tokens of a row (negative: no limit). Returns their number.
 int64_t append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexTable& table, int64_t i,
                    int64_t budget) {
   const int64_t row = p.row_indices[i];
@@ -71,15 +71,17 @@ int64_t append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, con
   const cpu::IndexOptions options{p.min_n, p.max_n, p.match_policy, p.ladder, p.outcomes};
   const int32_t* tokens = p.token_ids[row];
   const uint32_t slot_id = static_cast<uint32_t>(slot);
-  uint32_t upto = static_cast<uint32_t>(length);
-  if (!cpu::prepare_slot(arena, slot_id, options, tokens, upto)) return 0;
-  const uint32_t readable = static_cast<uint32_t>(smaller<int64_t>(p.token_ids.capacity, index::kMaxIndexedTokens));
-  const uint32_t done = arena.slot(slot_id)[index::kSlotLength];
-  if (budget >= 0) upto = static_cast<uint32_t>(smaller<int64_t>(upto, done + budget));
-  if (done >= upto) return 0;
-  if (!table.extend(arena, options, slot_id, tokens, readable, done, upto)) cpu::give_up_slot(arena, slot_id);
-  cpu::note_indexed(arena, slot_id, tokens, upto);
-  return upto - done;
+  uint32_t index_end = static_cast<uint32_t>(length);
+  if (!cpu::prepare_slot(arena, slot_id, options, tokens, index_end)) return 0;
+  const uint32_t readable_words =
+      static_cast<uint32_t>(smaller<int64_t>(p.token_ids.capacity, index::kMaxIndexedTokens));
+  const uint32_t num_indexed = arena.slot(slot_id)[index::kSlotLength];
+  if (budget >= 0) index_end = static_cast<uint32_t>(smaller<int64_t>(index_end, num_indexed + budget));
+  if (num_indexed >= index_end) return 0;
+  if (!table.extend(arena, options, slot_id, tokens, readable_words, num_indexed, index_end))
+    cpu::disable_slot(arena, slot_id);
+  cpu::set_indexed_length(arena, slot_id, tokens, index_end);
+  return index_end - num_indexed;
 }
 
 void append_rows(const NgramIndexAppendParams& p, int64_t budget) {
@@ -87,11 +89,11 @@ void append_rows(const NgramIndexAppendParams& p, int64_t budget) {
   if (!p.ladder && p.max_n - p.min_n >= index::kMaxLevels) return;
   if (!cpu::open_arena(p.index.words, p.index.num_words, &arena)) return;
   const cpu::IndexTable& table = cpu::index_table();
-  // Building takes about 15 times as long as a scan, so threads pay for shorter rows.
-  constexpr int64_t kScansPerBuild = 16;
-  const int64_t tokens = kScansPerBuild * cpu::tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
-  const bool alone = budget >= 0 || p.executor == nullptr || names_a_slot_twice(p, arena);
-  cpu::for_each_row(alone ? nullptr : p.executor, p.batch, tokens, [&](int64_t i) {
+  // Building the index takes about 15 times as long as a scan, so multithreading is worthwhile for shorter rows.
+  constexpr int64_t kBuildCostInScans = 16;
+  const int64_t tokens = kBuildCostInScans * cpu::tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
+  const bool single_threaded = budget >= 0 || p.executor == nullptr || has_duplicate_slots(p, arena);
+  cpu::for_each_row(single_threaded ? nullptr : p.executor, p.batch, tokens, [&](int64_t i) {
     const int64_t indexed = append_row(p, arena, table, i, budget);
     if (budget >= 0) budget -= indexed;
   });
@@ -132,9 +134,9 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppen
   return kOk;
 }
 
-int32_t ngram_npu_cpu_take_in(const TakeInParams* params) {
+int32_t ngram_npu_cpu_insert_tokens(const InsertParams* params) {
   append_rows(params->index, params->catch_up_tokens);
-  cpu::take_in(params->store);
+  cpu::insert_rows(params->store);
   return kOk;
 }
 

@@ -1,6 +1,7 @@
-// Drafting on the host without Python. One entry drafts, the other inserts text, so that drafts can be handed out
-// before anything learns: the CPU's drafting operators call them too. Neither allocates, starts a thread, or holds a
-// lock while it calls elsewhere. Below: the drafter of a stream, which calls both (docs/design/host-drafting.md).
+// Drafting on the host without Python. One entry point drafts, the other inserts new text into the index and the store,
+// so that drafts can be returned before these are updated. The CPU's drafting operators use the same code. Neither
+// allocates memory, starts a thread, or calls other code while it holds a lock. Below: StreamDrafter, which drafts in
+// stream order and calls both entry points (docs/design/host-drafting.md).
 #pragma once
 
 #include "core/drafting.h"
@@ -10,7 +11,7 @@ namespace ngram_npu {
 
 NGRAM_FN int64_t scope_of(const IndexArray& scopes, int64_t i) { return scopes.bytes == 0 ? 0 : scopes[i]; }
 
-// The store's part in a draft. `store.words` null: it is not asked.
+// Arguments for drafting from the store. If `store.words` is null, the store is not queried.
 struct StoreLookup {
   StoreAccess store;
   IndexArray scopes;  // [B]; absent: all 0
@@ -19,82 +20,90 @@ struct StoreLookup {
   const int8_t* token_logits = nullptr;
 };
 
-// Look up, weigh costs, ask the store, fill, write. Results are those of ngram_propose (without index words) or
-// ngram_index_propose_, then of the drafts of ngram_store_step_, which finds no busy store.
+// Looks up the n-gram, truncates the draft by cost, queries the store, fills the remaining positions, and writes the
+// outputs. The results equal those of ngram_propose (without
+// index words) or ngram_index_propose_, followed by the drafts of ngram_store_step_ on a store that is not busy.
 struct DraftParams {
   NgramIndexProposeParams lookup;
   StoreLookup store;
 };
 
-// Rows that have grown, for the store. As in DraftParams, the caller ensures that no other call uses the store
-// meanwhile.
-struct StoreIntakeParams {
+// Rows with new tokens to insert into the store. As with DraftParams, the caller ensures that no other call uses the
+// store at the same time.
+struct StoreInsertParams {
   StoreAccess store;  // words null: nothing is stored
   TokenRows<const int32_t> token_ids;
   const int32_t* num_tokens;   // [R]
-  const int32_t* num_sampled;  // [B]: the tokens at each row's end that are taken; none: the row is left out
+  const int32_t* num_sampled;  // [B]: number of tokens at the end of each row to insert; 0: skip the row
   IndexArray row_indices;      // [B]
   IndexArray slot_indices;     // [B]; absent: the slot of a row is the row
   IndexArray scopes;           // [B]; absent: all 0
   int64_t batch;
 };
 
-// Enter rows into the index, then into the store. Either may be without words.
-struct TakeInParams {
+// Inserts rows into the index, then into the store. If `words` of one of them is null, it is skipped.
+struct InsertParams {
   NgramIndexAppendParams index;
-  int64_t catch_up_tokens;  // the most that the index inserts; negative: no limit
-  StoreIntakeParams store;
+  int64_t catch_up_tokens;  // maximum number of tokens to index; negative: no limit
+  StoreInsertParams store;
 };
 
 }  // namespace ngram_npu
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_draft(const ngram_npu::DraftParams* params);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_take_in(const ngram_npu::TakeInParams* params);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_insert_tokens(const ngram_npu::InsertParams* params);
 
-// Drafting on the host for a model runner whose tokens are on a device: a step is a job, and the jobs run one after the
-// other where the device's stream has reached them, in a callback without Python. Design: docs/design/host-drafting.md.
+// Drafting on the host for a model runner that has its tokens on a device. Each step is one job. The jobs run
+// sequentially in stream order, in a host-function callback that does not use Python. Design:
+// docs/design/host-drafting.md.
 
 namespace ngram_npu {
 
 struct StreamOptions {
   int64_t num_rows;
-  int64_t capacity;     // tokens of a row
-  int64_t max_sampled;  // tokens of a row and step
-  int64_t lag;          // the store inserts what was sampled this number of steps ago: jobs with a request in a row
-  DraftParams draft;    // its lookup options, ladder, index and store; the rest is the drafter's
-  // In stream order the caller writes `sampled` before a job, which writes `drafts`. Both are reused by the next job.
-  const int32_t* sampled;  // [num_rows, 1 + max_sampled]: of each request of the batch the number of tokens, the tokens
-  uint8_t* drafts;         // of num_rows requests: StreamDrafts
+  int64_t capacity;     // tokens per row
+  int64_t max_sampled;  // sampled tokens per row and step
+  int64_t lag;          // delay of insertions into the store, in steps (jobs with at least one request)
+  DraftParams draft;    // only lookup options, ladder, index and store are read; the drafter sets the other fields
+  // In stream order, the caller writes `sampled` before a job, and the job writes `drafts`. The next job reuses both.
+  // sampled: [num_rows, 1 + max_sampled], per request of the batch the number of tokens, then the tokens.
+  // drafts: buffer for num_rows requests, with the layout StreamDraftLayout.
+  const int32_t* sampled;
+  uint8_t* drafts;
 };
 
-// Where a batch's results are: tokens [B, k] int64, then numbers of tokens [B] and match lengths [B] int32, then costs
+// Layout of a batch's results: tokens [B, k] int64, then numbers of tokens [B] and match lengths [B] int32, then costs
 // [B, k] uint8 (if the lookup gives costs).
-struct StreamDrafts {
-  int64_t counts, lengths, costs, end;  // offsets in bytes
+struct StreamDraftLayout {
+  int64_t counts_offset, lengths_offset, costs_offset, total_bytes;
 
-  StreamDrafts(int64_t batch, int64_t k)
-      : counts(batch * k * 8), lengths(counts + batch * 4), costs(lengths + batch * 4), end(costs + batch * k) {}
+  StreamDraftLayout(int64_t batch, int64_t k)
+      : counts_offset(batch * k * 8),
+        lengths_offset(counts_offset + batch * 4),
+        costs_offset(lengths_offset + batch * 4),
+        total_bytes(costs_offset + batch * k) {}
 };
 
-// How a request may end that the drafter can see itself. Its text up to there is stored even if the end is announced
-// before the lag is over.
-struct StreamStop {
-  const int32_t* tokens;  // any of them ends the text, as its last token
+// Stop conditions that the drafter checks itself. Text up to the stop is stored even if the runner reports the end of
+// the request before the lag has passed.
+struct StopConditions {
+  const int32_t* tokens;  // each of these tokens ends the text; it is part of the text
   int64_t num_tokens;
-  int64_t max_length;     // of the row
-  int64_t prompt_length;  // the output follows it
-  int64_t min_output;     // the output is not checked for repetition before
-  int64_t min_pattern;    // repetition: the output ends in `min_count` times the same pattern
-  int64_t max_pattern;    // 0: is not checked
+  int64_t max_length;     // maximum length of the row
+  int64_t prompt_length;  // the output begins after it
+  int64_t min_output;     // repetition is checked only from this output length on
+  int64_t min_pattern;    // repetition: the output ends with the same pattern `min_count` times
+  int64_t max_pattern;    // 0: repetition is not checked
   int64_t min_count;
 };
 
-struct StreamBegin {
+// A request to add to a row.
+struct StreamRequest {
   int64_t row;
   int64_t scope;
   const int32_t* tokens;
   int64_t num_tokens;
-  StreamStop stop;
+  StopConditions stop;
 };
 
 class StreamDrafter;
@@ -102,21 +111,24 @@ class StreamJob;
 
 }  // namespace ngram_npu
 
-// Reserves all memory that a job needs; null: there is not enough.
+// Creates a drafter and reserves all memory that a job needs. Returns null if there is not enough memory.
 NGRAM_NPU_EXPORT ngram_npu::StreamDrafter* ngram_npu_cpu_stream_make(const ngram_npu::StreamOptions* options);
-// Frees it, unless jobs are pending: then it must stay, as must all that its options point to. True: freed.
+// Frees the drafter and returns true. If jobs are pending, returns false; the drafter and all memory that its options
+// point to must then remain allocated.
 NGRAM_NPU_EXPORT bool ngram_npu_cpu_stream_free(ngram_npu::StreamDrafter* drafter);
-// A row begins with a text, or ends, in the next job. The tokens are copied.
+// Adds a request to a row, or removes the request of a row; takes effect in the next job. The tokens are copied.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_begin(ngram_npu::StreamDrafter* drafter,
-                                                    const ngram_npu::StreamBegin* begin);
+                                                    const ngram_npu::StreamRequest* request);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_end(ngram_npu::StreamDrafter* drafter, int64_t row);
-// A job for the step of these rows, of which none is named twice: int32 [batch]. Rows without a request get no drafts
-// and their tokens are dropped. It has to be run once, after those made before it. Null: too little memory.
+// Creates the job of one step for these rows (int32 [batch], no duplicates). Rows without a request get no drafts, and
+// their tokens are ignored. Each job must be run exactly once, in the order of creation. Returns null if there is not
+// enough memory.
 NGRAM_NPU_EXPORT ngram_npu::StreamJob* ngram_npu_cpu_stream_step(ngram_npu::StreamDrafter* drafter, const int32_t* rows,
                                                                  int64_t batch);
-// The job made last will not run: its begins and ends are the next one's.
+// Cancels the last created job, which must not have run. Its added and removed requests are moved to the next job.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_take_back(ngram_npu::StreamDrafter* drafter);
-// Runs a job: a driver's callback. Never throws, allocates nothing, calls no driver.
+// Runs a job; to be passed to the driver as a host-function callback. Does not throw, allocate memory or call the
+// driver.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_stream_run(void* job);
-// Jobs that have not run to their end.
+// Number of jobs that have not finished.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_stream_pending(const ngram_npu::StreamDrafter* drafter);

@@ -7,13 +7,13 @@
 namespace ngram_npu::cpu {
 namespace {
 
-struct Avx2 : LaneByLane {
+struct Avx2 : ScalarLanes {
   static constexpr int64_t kLanes = 8;
   using Reg = __m256i;
   static Reg splat(int32_t token) { return _mm256_set1_epi32(token); }
   static uint64_t equal(const int32_t* at, Reg token) {
-    const __m256i found = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
-    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(found, token))));
+    const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(loaded, token))));
   }
 
   static __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
@@ -48,8 +48,7 @@ struct Avx2 : LaneByLane {
 
 }  // namespace
 
-Occurrence find_occurrence_avx2(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
-                                int32_t match_policy) {
+Match find_match_avx2(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
   return find_with<Avx2>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 

@@ -39,9 +39,9 @@ struct Avx512 {
   static constexpr bool kGathers = true;
   static void gather(const uint32_t* words, const void* at, void* out) {
     // Masked with all lanes, because gcc 12 warns about the undefined source of the plain intrinsic.
-    const __m512i found = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), static_cast<__mmask16>(0xffff),
-                                                      _mm512_loadu_si512(at), words, sizeof *words);
-    _mm512_storeu_si512(out, found);
+    const __m512i gathered = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), static_cast<__mmask16>(0xffff),
+                                                         _mm512_loadu_si512(at), words, sizeof *words);
+    _mm512_storeu_si512(out, gathered);
   }
 
   static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
@@ -63,8 +63,7 @@ struct Avx512 {
 
 }  // namespace
 
-Occurrence find_occurrence_avx512(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
-                                  int32_t match_policy) {
+Match find_match_avx512(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
   return find_with<Avx512>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 

@@ -7,7 +7,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-struct Neon : LaneByLane {
+struct Neon : ScalarLanes {
   static constexpr int64_t kLanes = 4;
   using Reg = int32x4_t;
   static Reg splat(int32_t token) { return vdupq_n_s32(token); }
@@ -62,8 +62,7 @@ struct Neon : LaneByLane {
 
 }  // namespace
 
-Occurrence find_occurrence_neon(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
-                                int32_t match_policy) {
+Match find_match_neon(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
   return find_with<Neon>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 

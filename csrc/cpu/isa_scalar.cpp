@@ -5,7 +5,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-struct Scalar : LaneByLane {
+struct Scalar : ScalarLanes {
   static constexpr int64_t kLanes = 1;
   using Reg = int32_t;
   static Reg splat(int32_t token) { return token; }
@@ -23,10 +23,10 @@ struct Scalar : LaneByLane {
     return count < kLineWords ? count : kLineWords - 1;
   }
 
-  template <uint32_t kMost>
+  template <uint32_t kMaxTokens>
   static uint32_t common_suffix(const int32_t* a, const int32_t* b) {
     uint32_t common = 0;
-    while (common < kMost && a[kMost - 1 - common] == b[kMost - 1 - common]) ++common;
+    while (common < kMaxTokens && a[kMaxTokens - 1 - common] == b[kMaxTokens - 1 - common]) ++common;
     return common;
   }
   static uint32_t common_suffix8(const int32_t* a, const int32_t* b) { return common_suffix<8>(a, b); }
@@ -35,8 +35,7 @@ struct Scalar : LaneByLane {
 
 }  // namespace
 
-Occurrence find_occurrence_scalar(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
-                                  int32_t match_policy) {
+Match find_match_scalar(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
   return find_with<Scalar>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 

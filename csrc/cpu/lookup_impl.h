@@ -1,10 +1,10 @@
 // The lookup, generic over a vector type; each isa_<name>.cpp compiles it for its instruction set.
 //
-// A pass keeps the best length so far and looks only for longer matches, in the order that breaks ties (ascending ends
-// for earliest, descending for latest), so the first of equal matches wins without a comparison of positions. An end e
-// matches `need` tokens only if t[e] is the row's last token and t[e-need+1] the need-th from the end: two loads and
-// compares reject almost every vector for any n, and a longer best makes the test stricter. Each token is read from
-// memory once; the second load hits the cache line of the first.
+// The search keeps the best match so far and considers only longer matches, in the order that breaks ties (ascending
+// ends for earliest, descending for latest), so the first of equal matches wins without a comparison of positions. A
+// match of `min_length` tokens can end at e only if t[e] is the row's last token and t[e-min_length+1] is the
+// min_length-th token from the end. These two loads and compares reject almost every vector for any n; a longer best
+// match makes the test stricter. Each token is read from memory once; the second load hits the cache line of the first.
 //
 // Everything here has internal linkage, because the linker must not merge functions of the same name that were compiled
 // for different instruction sets.
@@ -21,23 +21,23 @@ class Lookup {
  public:
   Lookup(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n)
       : tokens_(tokens), last_(num_tokens - 1), max_n_(max_n) {
-    want(min_n);
+    set_min_length(min_n);
   }
 
-  Occurrence earliest() {
-    int64_t end = need_ - 1;
+  Match earliest() {
+    int64_t end = min_length_ - 1;
     if (ascend_blocks<kUnroll>(end) || ascend_blocks<1>(end)) return best_;
     for (; end < last_; ++end) {
-      if (candidate(end) && improve(end)) break;
+      if (is_candidate(end) && improve(end)) break;
     }
     return best_;
   }
 
-  Occurrence latest() {
+  Match latest() {
     int64_t end = last_;
     if (descend_blocks<kUnroll>(end) || descend_blocks<1>(end)) return best_;
-    for (--end; end >= need_ - 1; --end) {
-      if (candidate(end) && improve(end)) break;
+    for (--end; end >= min_length_ - 1; --end) {
+      if (is_candidate(end) && improve(end)) break;
     }
     return best_;
   }
@@ -49,13 +49,14 @@ class Lookup {
   static constexpr int64_t kLineBytes = 64;
   static_assert(Vec::kLanes <= 64);
 
-  void want(int64_t need) {
-    need_ = need;
-    near_ = Vec::splat(tokens_[last_]);
-    far_ = Vec::splat(need - 1 <= last_ ? tokens_[last_ - (need - 1)] : 0);
+  void set_min_length(int64_t min_length) {
+    min_length_ = min_length;
+    last_token_ = Vec::splat(tokens_[last_]);
+    nth_last_token_ = Vec::splat(min_length - 1 <= last_ ? tokens_[last_ - (min_length - 1)] : 0);
   }
 
-  // Blocks of `unroll` vectors, from `end` upwards while a whole block fits; true if no longer match is possible.
+  // Searches blocks of `unroll` vectors, from `end` upwards while a whole block fits; true if no longer match is
+  // possible.
   template <int64_t unroll>
   bool ascend_blocks(int64_t& end) {
     constexpr int64_t block = unroll * Vec::kLanes;
@@ -70,11 +71,12 @@ class Lookup {
     return false;
   }
 
-  // The same downwards; `end` is exclusive. need_ may rise on the way, so the lower bound is computed each time.
+  // The same downwards; `end` is exclusive. min_length_ may increase during the loop, so the lower bound is computed
+  // each time.
   template <int64_t unroll>
   bool descend_blocks(int64_t& end) {
     constexpr int64_t block = unroll * Vec::kLanes;
-    for (; end - block >= need_ - 1; end -= block) {
+    for (; end - block >= min_length_ - 1; end -= block) {
       prefetch<block>(tokens_ + end - block, -kPrefetchBytes);
       uint64_t hits[unroll];
       if (!filter<unroll>(end - block, hits)) continue;
@@ -94,14 +96,16 @@ class Lookup {
     }
   }
 
-  // The ends of the block starting at `end` that agree with the suffix in its last and its need-th token, as bits.
+  // The ends of the block starting at `end` that agree with the suffix in its last and its min_length-th token, as
+  // bits.
   template <int64_t unroll>
   bool filter(int64_t end, uint64_t* hits) const {
-    const int32_t* near = tokens_ + end;
-    const int32_t* far = near - (need_ - 1);
+    const int32_t* last_tokens = tokens_ + end;
+    const int32_t* nth_last_tokens = last_tokens - (min_length_ - 1);
     uint64_t any = 0;
     for (int64_t u = 0; u < unroll; ++u) {
-      hits[u] = Vec::equal(near + u * Vec::kLanes, near_) & Vec::equal(far + u * Vec::kLanes, far_);
+      hits[u] = Vec::equal(last_tokens + u * Vec::kLanes, last_token_) &
+                Vec::equal(nth_last_tokens + u * Vec::kLanes, nth_last_token_);
       any |= hits[u];
     }
     return any != 0;
@@ -115,8 +119,9 @@ class Lookup {
   }
 
   bool descend(int64_t end, uint64_t hits) {
-    // A hit in a higher vector may have raised need_ beyond the tokens below this one: then each end is measured alone.
-    if (end >= need_ - 1) hits = narrow(end, hits);
+    // A hit in a vector at higher positions may have raised the minimum length above the number of tokens before this
+    // one; then each candidate end is verified individually.
+    if (end >= min_length_ - 1) hits = narrow(end, hits);
     while (hits) {
       const int bit = 63 - __builtin_clzll(hits);
       if (improve(end + bit)) return true;
@@ -127,39 +132,39 @@ class Lookup {
 
   // Keeps the hits that agree in the tokens between the two that filter() compared.
   uint64_t narrow(int64_t end, uint64_t hits) const {
-    for (int64_t j = 1; j < need_ - 1 && hits; ++j) {
+    for (int64_t j = 1; j < min_length_ - 1 && hits; ++j) {
       hits &= Vec::equal(tokens_ + end - j, Vec::splat(tokens_[last_ - j]));
     }
     return hits;
   }
 
-  bool candidate(int64_t end) const {
-    return tokens_[end] == tokens_[last_] && tokens_[end - (need_ - 1)] == tokens_[last_ - (need_ - 1)];
+  bool is_candidate(int64_t end) const {
+    return tokens_[end] == tokens_[last_] && tokens_[end - (min_length_ - 1)] == tokens_[last_ - (min_length_ - 1)];
   }
 
-  // Measures one end; true if no longer match is possible.
+  // Verifies one end and updates the best match; true if no longer match is possible.
   bool improve(int64_t end) {
     const int64_t limit = smaller(max_n_, end + 1);
     int64_t len = 0;
     while (len < limit && tokens_[end - len] == tokens_[last_ - len]) ++len;
-    if (len < need_) return false;
+    if (len < min_length_) return false;
     best_ = {end, len};
     if (len == max_n_) return true;
-    want(len + 1);
+    set_min_length(len + 1);
     return false;
   }
 
   const int32_t* tokens_;
   int64_t last_;
   int64_t max_n_;
-  int64_t need_ = 0;
-  typename Vec::Reg near_{};
-  typename Vec::Reg far_{};
-  Occurrence best_{-1, 0};
+  int64_t min_length_ = 0;
+  typename Vec::Reg last_token_{};
+  typename Vec::Reg nth_last_token_{};
+  Match best_{-1, 0};
 };
 
 template <class Vec>
-Occurrence find_with(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
+Match find_with(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
   Lookup<Vec> lookup(tokens, num_tokens, min_n, max_n);
   return match_policy == kEarliest ? lookup.earliest() : lookup.latest();
 }

@@ -12,11 +12,11 @@
 namespace ngram_npu::cpu {
 namespace {
 
-struct Entry {
+struct InstructionSetEntry {
   const char* name;
   InstructionSet set;
-  FindOccurrence find;
-  bool (*available)();
+  FindMatch find;
+  bool (*is_available)();
 };
 
 #if defined(__x86_64__)
@@ -29,41 +29,41 @@ bool has_bit_manipulation() {
 #endif
 
 // Widest last.
-constexpr Entry kEntries[] = {
-    {"scalar", InstructionSet::kScalar, find_occurrence_scalar, [] { return true; }},
+constexpr InstructionSetEntry kEntries[] = {
+    {"scalar", InstructionSet::kScalar, find_match_scalar, [] { return true; }},
 #if defined(__x86_64__)
-    {"avx2", InstructionSet::kAvx2, find_occurrence_avx2,
+    {"avx2", InstructionSet::kAvx2, find_match_avx2,
      [] { return __builtin_cpu_supports("avx2") && has_bit_manipulation(); }},
-    {"avx512", InstructionSet::kAvx512, find_occurrence_avx512,
+    {"avx512", InstructionSet::kAvx512, find_match_avx512,
      [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && has_bit_manipulation(); }},
 #elif defined(__aarch64__)
-    {"neon", InstructionSet::kNeon, find_occurrence_neon, [] { return true; }},
+    {"neon", InstructionSet::kNeon, find_match_neon, [] { return true; }},
 #endif
 };
 
-const Entry* widest() {
-  const Entry* best = kEntries;
-  for (const Entry& entry : kEntries) {
-    if (entry.available()) best = &entry;
+const InstructionSetEntry* widest_available() {
+  const InstructionSetEntry* best = kEntries;
+  for (const InstructionSetEntry& entry : kEntries) {
+    if (entry.is_available()) best = &entry;
   }
   return best;
 }
 
-const Entry* named(const char* name) {
-  if (std::strcmp(name, "auto") == 0) return widest();
-  for (const Entry& entry : kEntries) {
-    if (std::strcmp(name, entry.name) == 0 && entry.available()) return &entry;
+const InstructionSetEntry* find_by_name(const char* name) {
+  if (std::strcmp(name, "auto") == 0) return widest_available();
+  for (const InstructionSetEntry& entry : kEntries) {
+    if (std::strcmp(name, entry.name) == 0 && entry.is_available()) return &entry;
   }
   return nullptr;
 }
 
 std::atomic<int32_t> thread_limit{0};
 
-std::atomic<const Entry*>& selected() {
-  static std::atomic<const Entry*> entry = [] {
+std::atomic<const InstructionSetEntry*>& selected() {
+  static std::atomic<const InstructionSetEntry*> entry = [] {
     const char* requested = std::getenv("NGRAM_NPU_INSTRUCTION_SET");
-    const Entry* chosen = requested ? named(requested) : nullptr;
-    return chosen ? chosen : widest();
+    const InstructionSetEntry* entry_by_name = requested ? find_by_name(requested) : nullptr;
+    return entry_by_name ? entry_by_name : widest_available();
   }();
   return entry;
 }
@@ -72,7 +72,7 @@ std::atomic<const Entry*>& selected() {
 
 InstructionSet instruction_set() { return selected().load(std::memory_order_relaxed)->set; }
 
-FindOccurrence find_occurrence() { return selected().load(std::memory_order_relaxed)->find; }
+FindMatch find_match() { return selected().load(std::memory_order_relaxed)->find; }
 
 int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens) {
   if (executor == nullptr) return 1;
@@ -86,7 +86,7 @@ int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens) {
 const char* ngram_npu_cpu_instruction_set() { return ngram_npu::cpu::selected().load(std::memory_order_relaxed)->name; }
 
 int32_t ngram_npu_cpu_set_instruction_set(const char* name) {
-  const ngram_npu::cpu::Entry* entry = name ? ngram_npu::cpu::named(name) : nullptr;
+  const ngram_npu::cpu::InstructionSetEntry* entry = name ? ngram_npu::cpu::find_by_name(name) : nullptr;
   if (!entry) return ngram_npu::kInvalidParams;
   ngram_npu::cpu::selected().store(entry, std::memory_order_relaxed);
   return ngram_npu::kOk;

@@ -1,4 +1,4 @@
-// The kernels' use of the machine: instruction set, threads.
+// Instruction set and threads of the CPU kernels.
 #pragma once
 
 #include <atomic>
@@ -13,26 +13,26 @@ enum class InstructionSet : int32_t { kScalar, kAvx2, kAvx512, kNeon };
 
 InstructionSet instruction_set();
 
-// The lookup without an index: one pass over the row. Finds the occurrence that docs/ops/ngram_propose.md defines in
+// The lookup without an index: one scan of the row. Finds the match that docs/ops/ngram_propose.md defines in
 // tokens[0..num_tokens), num_tokens >= 2.
-using FindOccurrence = Occurrence (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
-                                      int32_t match_policy);
+using FindMatch = Match (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
+                            int32_t match_policy);
 
-Occurrence find_occurrence_scalar(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+Match find_match_scalar(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 #if defined(__x86_64__)
-Occurrence find_occurrence_avx2(const int32_t*, int64_t, int64_t, int64_t, int32_t);
-Occurrence find_occurrence_avx512(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+Match find_match_avx2(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+Match find_match_avx512(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 #elif defined(__aarch64__)
-Occurrence find_occurrence_neon(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+Match find_match_neon(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 #endif
 
 // The function for the instruction set in use.
-FindOccurrence find_occurrence();
+FindMatch find_match();
 
-// Distributes rows to threads if there is enough work.
+// Number of threads for this amount of work.
 int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens);
 
-// The number of tokens that a pass over these rows reads; invalid lengths count 0, because such rows are not read.
+// The number of tokens that a scan of these rows reads; invalid lengths count 0, because such rows are not read.
 template <class Token>
 int64_t tokens_to_read(const TokenRows<Token>& rows, const int32_t* num_tokens, const IndexArray& row_indices,
                        int64_t batch) {
@@ -75,7 +75,7 @@ Executor pool_executor();
 
 // Name of the instruction set in use: "scalar", "avx2", "avx512", "neon".
 NGRAM_NPU_EXPORT const char* ngram_npu_cpu_instruction_set();
-// Selects one of these names, or "auto". kInvalidParams if the machine does not have it; nothing changes then.
+// Selects one of these names, or "auto". Returns kInvalidParams and changes nothing if the machine does not support it.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_set_instruction_set(const char* name);
 // Limits every call to `limit` threads, in addition to the executor's own limit; 0: no limit.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_set_num_threads(int32_t limit);

@@ -1,15 +1,15 @@
-// CPU kernel of merge_drafts_, called by its body (api/merging.h).
+// CPU kernel of merge_drafts_, called by the operator implementation (api/merging.h).
 #include "core/merging.h"
 
 using namespace ngram_npu;
 
 namespace {
 
-constexpr Powers kPowers;
+constexpr AcceptanceProbabilities kAcceptanceProbabilities;
 
 template <class Token>
 void merge_all(const MergeDraftsParams& p) {
-  for (int64_t i = 0; i < p.batch; ++i) merge_drafts<Token>(p, kPowers, i);
+  for (int64_t i = 0; i < p.batch; ++i) merge_drafts<Token>(p, kAcceptanceProbabilities, i);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Making, sizing and checking an index, for api/numpy/index_tools.cpp; the operators themselves are in drafting.cpp.
+// Functions that create, size and check an index, for api/numpy/index_tools.cpp. The operators are in drafting.cpp.
 //
 // An index with an invalid header is not an error, because its contents are data: the step scans, append and reset do
 // nothing.
@@ -8,7 +8,7 @@
 
 namespace ngram_npu {
 
-// What ngram_npu_cpu_ngram_index_check finds.
+// Faults that ngram_npu_cpu_ngram_index_check reports.
 #define NGRAM_NPU_INDEX_FAULTS(X)                                                              \
   X(None, "")                                                                                  \
   X(Header, "the header does not match the tensor's size; was the tensor made by NgramIndex?") \
@@ -43,15 +43,15 @@ constexpr const char* kIndexFaultTexts[] = {
 
 }  // namespace ngram_npu
 
-// The words of an index with that many slots and pages; 0 if that is too large.
+// Number of words of an index with these numbers of slots and pages; 0 if that is too large.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_index_words(int64_t num_slots, int64_t num_pages);
-// The pages that `tokens` tokens in at most num_slots rows need, for text or (any_data) for any tokens; 0 if an index
-// cannot have that many. A ladder ignores min_n and max_n.
+// Number of pages that `tokens` tokens in at most num_slots rows need, for text or (any_data) for any tokens; 0 if an
+// index cannot have that many. A ladder ignores min_n and max_n.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64_t min_n,
                                                          int64_t max_n, bool any_data, bool ladder, bool outcomes);
-// Makes an empty index from `words` ZEROED words. kInvalidParams if they are too few for one page.
+// Creates an empty index in `words` zeroed words. Returns kInvalidParams if they are too few for one page.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_init(int32_t* index, int64_t words, int64_t num_slots);
-// Checks what needs no tokens: returns 0 or an IndexFault; *where is the slot or page.
+// Makes the checks that need no tokens. Returns 0 or an IndexFault; *where is the slot or page.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_check(const int32_t* index, int64_t words, int64_t* where);
 // Checks one slot against its row: every entry is where its gram hashes to, records the right occurrence, and obeys the
 // lazy rule (ngram_index_table.h).

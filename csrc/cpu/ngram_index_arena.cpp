@@ -1,4 +1,4 @@
-// The pages and slots of an index, for its operators and for those who make one.
+// The pages and slots of an index, for its operators and for the functions that create an index.
 #include "cpu/ngram_index_arena.h"
 
 #include <pthread.h>
@@ -19,7 +19,7 @@ namespace {
 // In `owners`: slot + 1 for a page in use; kFree | (next + 1) for a freed one; 0 for one never used.
 constexpr uint32_t kFree = 0x80000000u;
 
-// Pages are taken once in a few hundred insertions, so one lock for the process is enough. It is not in the tensor, so
+// A page is allocated once in a few hundred insertions, so one lock per process is enough. It is not in the tensor, so
 // that corrupt contents cannot block a caller.
 class PageLock {
  public:
@@ -31,7 +31,7 @@ class PageLock {
   PageLock(const PageLock&) = delete;
   PageLock& operator=(const PageLock&) = delete;
 
-  // In a forked child the thread that held the lock does not exist.
+  // In a forked child the thread that owned the lock does not exist.
   static void release_in_child() { held_.clear(); }
 
  private:
@@ -40,7 +40,7 @@ class PageLock {
 std::atomic_flag PageLock::held_ = ATOMIC_FLAG_INIT;
 [[maybe_unused]] const int released = pthread_atfork(nullptr, nullptr, PageLock::release_in_child);
 
-// Written under the lock, read without it by has_room_again.
+// Written under the lock, read without it by can_enable_again.
 uint32_t count_pages(const Arena& arena, uint32_t difference) {
   return __atomic_add_fetch(arena.header + kHeaderPagesInUse, difference, __ATOMIC_RELAXED);
 }
@@ -109,7 +109,7 @@ void clear_slot(const Arena& arena, uint32_t slot_id) {
                                  ? slot[kSlotRoot + i]
                                  : arena.page(slot[kSlotRoot + (i >> kDirPageDepth)])[i % kPageWords];
       free_page(arena, slot_id, entry >> 4);
-      i += 1u << (dir_depth - smaller(entry & 15u, dir_depth));  // the page fills that many entries
+      i += 1u << (dir_depth - smaller(entry & 15u, dir_depth));  // the page has this number of directory entries
     }
     if (dir_depth > kRootDepth) {
       for (uint32_t i = 0; i < size; i += 1u << kDirPageDepth) {
@@ -126,20 +126,20 @@ void clear_slot(const Arena& arena, uint32_t slot_id) {
   for (int64_t i = 0; i < kSlotWords; ++i) slot[i] = 0;
 }
 
-void give_up_slot(const Arena& arena, uint32_t slot_id) {
+void disable_slot(const Arena& arena, uint32_t slot_id) {
   uint32_t* slot = arena.slot(slot_id);
   const uint32_t options = slot[kSlotOptions];
-  const uint32_t needed = larger(larger(slot[kSlotPages], slot[kSlotGivenUp]), 1u);
+  const uint32_t needed = larger(larger(slot[kSlotPages], slot[kSlotDisabled]), 1u);
   clear_slot(arena, slot_id);
   slot[kSlotOptions] = options;
-  slot[kSlotGivenUp] = needed;
-  count(arena, kStatGivenUp);
+  slot[kSlotDisabled] = needed;
+  count(arena, kStatDisabled);
 }
 
-bool has_room_again(const Arena& arena, uint32_t slot_id) {
-  const uint64_t held = arena.slot(slot_id)[kSlotGivenUp];
+bool can_enable_again(const Arena& arena, uint32_t slot_id) {
+  const uint64_t old_pages = arena.slot(slot_id)[kSlotDisabled];
   const uint64_t in_use = __atomic_load_n(arena.header + kHeaderPagesInUse, __ATOMIC_RELAXED);
-  return in_use + held + held / 4 + 2 < arena.num_pages;
+  return in_use + old_pages + old_pages / 4 + 2 < arena.num_pages;
 }
 
 void count(const Arena& arena, Header statistic, uint32_t times) {
@@ -161,13 +161,14 @@ const IndexTable& index_table() {
 // The state of a slot's row, and whether the row is still the one that was indexed.
 namespace {
 
-bool tail_agrees(const uint32_t* slot, const int32_t* tokens, uint32_t length) {
+bool is_tail_equal(const uint32_t* slot, const int32_t* tokens, uint32_t length) {
   const uint32_t* tail = slot + kSlotTail;
   if (length >= kTailTokens) {
-    uint64_t ours[kTailTokens / 2], theirs[kTailTokens / 2];
-    std::memcpy(ours, tail, sizeof ours);
-    std::memcpy(theirs, tokens + length - kTailTokens, sizeof theirs);
-    return ((ours[0] ^ theirs[0]) | (ours[1] ^ theirs[1]) | (ours[2] ^ theirs[2]) | (ours[3] ^ theirs[3])) == 0;
+    uint64_t indexed[kTailTokens / 2], current[kTailTokens / 2];
+    std::memcpy(indexed, tail, sizeof indexed);
+    std::memcpy(current, tokens + length - kTailTokens, sizeof current);
+    return ((indexed[0] ^ current[0]) | (indexed[1] ^ current[1]) | (indexed[2] ^ current[2]) |
+            (indexed[3] ^ current[3])) == 0;
   }
   return std::memcmp(tail + kTailTokens - length, tokens, length * sizeof *tail) == 0;
 }
@@ -175,7 +176,7 @@ bool tail_agrees(const uint32_t* slot, const int32_t* tokens, uint32_t length) {
 }  // namespace
 
 bool prepare_slot(const Arena& arena, uint32_t slot_id, const IndexOptions& options, const int32_t* tokens,
-                  uint32_t known) {
+                  uint32_t max_indexed) {
   uint32_t* slot = arena.slot(slot_id);
   const uint32_t packed =
       pack_options(options.min_n, options.max_n, options.match_policy, options.ladder, options.outcomes);
@@ -183,21 +184,21 @@ bool prepare_slot(const Arena& arena, uint32_t slot_id, const IndexOptions& opti
   if (slot[kSlotOptions] != packed) {
     if (slot[kSlotOptions] != 0) count(arena, kStatRebuildOptions);
     clear_slot(arena, slot_id);
-  } else if (length > known) {
+  } else if (length > max_indexed) {
     count(arena, kStatRebuildLength);
     clear_slot(arena, slot_id);
-  } else if (!tail_agrees(slot, tokens, length)) {
+  } else if (!is_tail_equal(slot, tokens, length)) {
     count(arena, kStatRebuildTokens);
     clear_slot(arena, slot_id);
-  } else if (slot[kSlotGivenUp] != 0) {
-    if (!has_room_again(arena, slot_id)) return false;
+  } else if (slot[kSlotDisabled] != 0) {
+    if (!can_enable_again(arena, slot_id)) return false;
     clear_slot(arena, slot_id);
   }
   slot[kSlotOptions] = packed;
   return true;
 }
 
-void note_indexed(const Arena& arena, uint32_t slot_id, const int32_t* tokens, uint32_t length) {
+void set_indexed_length(const Arena& arena, uint32_t slot_id, const int32_t* tokens, uint32_t length) {
   uint32_t* slot = arena.slot(slot_id);
   slot[kSlotLength] = length;
   if (length >= kTailTokens) {
@@ -224,9 +225,10 @@ int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64
   // per token, a ladder 1.5, any data up to (levels + 1) / 2, which is reached with one level and with two; a slot's
   // last page and its directory are additional.
   const int64_t levels = ladder ? kLadderLevels : max_n - min_n + 1;
-  const int64_t tenths = any_data ? 5 * (levels + 1) : ladder ? 15 : 12;
-  const int64_t per = any_data && levels <= 2 ? 5250 : 5900;
-  int64_t pages = tokens / per * tenths + tokens % per * tenths / per + 2 * num_slots + 1;
+  const int64_t entries_per_ten_tokens = any_data ? 5 * (levels + 1) : ladder ? 15 : 12;
+  const int64_t entries_per_ten_pages = any_data && levels <= 2 ? 5250 : 5900;
+  int64_t pages = tokens / entries_per_ten_pages * entries_per_ten_tokens +
+                  tokens % entries_per_ten_pages * entries_per_ten_tokens / entries_per_ten_pages + 2 * num_slots + 1;
   if (outcomes) pages += (tokens >> index::kOutcomePageBits) + num_slots;
   return pages <= index::kMaxPages ? pages : 0;
 }
@@ -249,7 +251,7 @@ NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_index_lengths(const int32_t* index, in
   cpu::Arena arena;
   const bool usable = cpu::open_arena(const_cast<int32_t*>(index), words, &arena);
   for (int64_t i = 0; i < count; ++i) {
-    const bool known = usable && slots[i] >= 0 && static_cast<uint32_t>(slots[i]) < arena.num_slots;
-    lengths[i] = known ? arena.slot(static_cast<uint32_t>(slots[i]))[index::kSlotLength] : 0;
+    const bool has_slot = usable && slots[i] >= 0 && static_cast<uint32_t>(slots[i]) < arena.num_slots;
+    lengths[i] = has_slot ? arena.slot(static_cast<uint32_t>(slots[i]))[index::kSlotLength] : 0;
   }
 }

@@ -41,8 +41,8 @@ IndexFault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
   }
   if (depth > kRootDepth) pages += depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
   const uint32_t outcomes = slot[kSlotOutcomePages];
-  const bool kept = (slot[kSlotOptions] & kOptionOutcomes) != 0;
-  if (outcomes != (kept ? (slot[kSlotLength] + (1u << kOutcomePageBits) - 1) >> kOutcomePageBits : 0)) {
+  const bool has_outcomes = (slot[kSlotOptions] & kOptionOutcomes) != 0;
+  if (outcomes != (has_outcomes ? (slot[kSlotLength] + (1u << kOutcomePageBits) - 1) >> kOutcomePageBits : 0)) {
     return kFaultPageCount;
   }
   for (uint32_t i = 0; i < outcomes; ++i) {
@@ -54,8 +54,8 @@ IndexFault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
 }
 
 IndexFault check_pages(const cpu::Arena& arena, int64_t* where) {
-  uint32_t held = 0;
-  for (uint32_t i = 0; i < arena.num_slots; ++i) held += arena.slot(i)[kSlotPages];
+  uint32_t in_slots = 0;
+  for (uint32_t i = 0; i < arena.num_slots; ++i) in_slots += arena.slot(i)[kSlotPages];
   uint32_t owned = 0, freed = 0, never = 0;
   for (uint32_t i = 0; i < arena.num_pages; ++i) {
     const uint32_t owner = arena.owners[i];
@@ -76,48 +76,49 @@ IndexFault check_pages(const cpu::Arena& arena, int64_t* where) {
     head = arena.owners[head - 1] << 1 >> 1;
   }
   if (listed != freed) return kFaultFreeList;
-  if (owned != held || owned != arena.header[kHeaderPagesInUse]) return kFaultInUse;
+  if (owned != in_slots || owned != arena.header[kHeaderPagesInUse]) return kFaultInUse;
   return arena.header[kHeaderUnusedPage] + never == arena.num_pages ? kFaultNone : kFaultInUse;
 }
 
 Key key_of(const int32_t* tokens, uint32_t end, uint32_t n, uint32_t level) {
   uint32_t sum = 0;
-  for (uint32_t j = 0; j < n; ++j) sum += static_cast<uint32_t>(tokens[end - j]) * kFactors.of[j];
+  for (uint32_t j = 0; j < n; ++j) sum += static_cast<uint32_t>(tokens[end - j]) * kFactors.values[j];
   return make_key(sum, level);
 }
 
 // The lengths of a slot's grams by level.
-struct Sizes {
-  uint32_t of[kMaxLevels];
+struct GramLengths {
+  uint32_t values[kMaxLevels];
   uint32_t levels;  // 0: no operator writes such options
 };
-Sizes sizes_of(uint32_t options) {
-  Sizes sizes{};
+GramLengths gram_lengths_of(uint32_t options) {
+  GramLengths lengths{};
   const uint32_t min_n = options & 0xffu, max_n = options >> 8 & 0xffu;
   if ((options & kOptionLadder) != 0) {
-    if (min_n != 1 || max_n != kLadderMaxN) return sizes;
-    for (sizes.levels = 0; sizes.levels < kLadderLevels; ++sizes.levels) {
-      sizes.of[sizes.levels] = ladder_size(sizes.levels);
+    if (min_n != 1 || max_n != kLadderMaxN) return lengths;
+    for (lengths.levels = 0; lengths.levels < kLadderLevels; ++lengths.levels) {
+      lengths.values[lengths.levels] = ladder_ngram_length(lengths.levels);
     }
   } else if (min_n >= 1 && max_n <= kMaxNgram && max_n >= min_n && max_n - min_n < kMaxLevels) {
-    for (uint32_t n = min_n; n <= max_n; ++n) sizes.of[sizes.levels++] = n;
+    for (uint32_t n = min_n; n <= max_n; ++n) lengths.values[lengths.levels++] = n;
   }
-  return sizes;
+  return lengths;
 }
 
-// Whether each entry of a page records an end in the row, and is where the gram at this end leads.
-IndexFault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place, const int32_t* tokens,
-                         const Sizes& sizes) {
-  const uint32_t depth = place & 15u;
-  const uint32_t* page = arena.page(place >> 4);
+// Checks that each entry of a page records an end in the row, and that it is where the key of the gram at this end
+// leads.
+IndexFault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t dir_entry, const int32_t* tokens,
+                         const GramLengths& lengths) {
+  const uint32_t depth = dir_entry & 15u;
+  const uint32_t* page = arena.page(dir_entry >> 4);
   for (uint32_t w = 0; w < kPageWords; ++w) {
     if (page[w] == 0) continue;
     const uint32_t next = page[w] & next_mask(depth);
     const uint32_t level = page[w] >> level_shift(depth) & 7u;
-    if (level >= sizes.levels) return kFaultPlace;
-    if (next < sizes.of[level] || next > slot[kSlotLength]) return kFaultOutside;
-    const Key key = key_of(tokens, next - 1, sizes.of[level], level);
-    if (*directory_at(arena, slot, dir_index(key, slot[kSlotDepth])) != place ||
+    if (level >= lengths.levels) return kFaultPlace;
+    if (next < lengths.values[level] || next > slot[kSlotLength]) return kFaultOutside;
+    const Key key = key_of(tokens, next - 1, lengths.values[level], level);
+    if (*directory_at(arena, slot, dir_index(key, slot[kSlotDepth])) != dir_entry ||
         (page[w] & ~(next_mask(depth) | twice_bit(depth))) != entry_head(key, depth) ||
         line_of(key) / kGroupLines != w / kLineWords / kGroupLines) {
       return kFaultPlace;
@@ -135,12 +136,12 @@ bool same_gram(const int32_t* tokens, uint32_t end, uint32_t other, uint32_t n) 
 const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t* tokens, uint32_t end, uint32_t n,
                          uint32_t level, uint32_t* depth) {
   const Key key = key_of(tokens, end, n, level);
-  const uint32_t place = *directory_at(arena, slot, dir_index(key, slot[kSlotDepth]));
-  *depth = place & 15u;
+  const uint32_t dir_entry = *directory_at(arena, slot, dir_index(key, slot[kSlotDepth]));
+  *depth = dir_entry & 15u;
   const uint32_t head = entry_head(key, *depth);
   for (uint32_t g = 0; g < kGroupLines; ++g) {
     const uint32_t line_id = (line_of(key) & ~(kGroupLines - 1)) | ((line_of(key) + g) % kGroupLines);
-    const uint32_t* line = arena.page(place >> 4) + line_id * kLineWords;
+    const uint32_t* line = arena.page(dir_entry >> 4) + line_id * kLineWords;
     for (uint32_t lane = 0; lane < kLineWords; ++lane) {
       const uint32_t next = line[lane] & next_mask(*depth);
       if (next == 0 || (line[lane] & ~(next_mask(*depth) | twice_bit(*depth))) != head || next < n) continue;
@@ -152,14 +153,14 @@ const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t*
 }
 
 // The candidate of t[0..length); follows the definition, slow.
-Occurrence candidate_of(const int32_t* tokens, uint32_t length) {
+Match candidate_of(const int32_t* tokens, uint32_t length) {
   for (uint32_t level = kLadderLevels; level-- > 0;) {
-    const uint32_t n = ladder_size(level);
-    for (uint32_t place = length; n <= length && --place >= n;) {
-      if (!same_gram(tokens, place - 1, length - 1, n)) continue;
+    const uint32_t n = ladder_ngram_length(level);
+    for (uint32_t position = length; n <= length && --position >= n;) {
+      if (!same_gram(tokens, position - 1, length - 1, n)) continue;
       uint32_t len = n;
-      while (len < kLadderMaxN && len < place && tokens[place - 1 - len] == tokens[length - 1 - len]) ++len;
-      return {int64_t{place} - 1, len};
+      while (len < kLadderMaxN && len < position && tokens[position - 1 - len] == tokens[length - 1 - len]) ++len;
+      return {int64_t{position} - 1, len};
     }
   }
   return {-1, 0};
@@ -169,10 +170,10 @@ IndexFault check_outcomes(const cpu::Arena& arena, uint32_t slot_id, const int32
   cpu::Outcomes outcomes(arena, slot_id);
   const uint32_t* slot = arena.slot(slot_id);
   const uint32_t length = slot[kSlotLength];
-  const Occurrence next = outcomes.candidate(length), truth = candidate_of(tokens, length);
-  if (next.end != truth.end || next.len != truth.len) return kFaultCandidate;
-  for (uint32_t place = 0; place < length && slot[kSlotOutcomePages] > 0; ++place) {
-    if (outcomes(place) != outcome_of(candidate_of(tokens, place), tokens, place)) return kFaultOutcome;
+  const Match candidate = outcomes.candidate(length), expected_candidate = candidate_of(tokens, length);
+  if (candidate.end != expected_candidate.end || candidate.len != expected_candidate.len) return kFaultCandidate;
+  for (uint32_t position = 0; position < length && slot[kSlotOutcomePages] > 0; ++position) {
+    if (outcomes(position) != outcome_of(candidate_of(tokens, position), tokens, position)) return kFaultOutcome;
   }
   return kFaultNone;
 }
@@ -198,25 +199,26 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
   if (!cpu::open_arena(const_cast<int32_t*>(index), words, &arena)) return kFaultHeader;
   if (slot_id < 0 || slot_id >= arena.num_slots) return kFaultNoSlot;
   uint32_t* slot = arena.slot(static_cast<uint32_t>(slot_id));
-  if (slot[kSlotGivenUp] != 0 || slot[kSlotPages] == 0) return kFaultNone;
+  if (slot[kSlotDisabled] != 0 || slot[kSlotPages] == 0) return kFaultNone;
   if (const IndexFault fault = check_slot(arena, static_cast<uint32_t>(slot_id)); fault != kFaultNone) return fault;
   const uint32_t length = slot[kSlotLength];
   if (length > num_tokens) return kFaultRow;
-  const Sizes sizes = sizes_of(slot[kSlotOptions]);
+  const GramLengths lengths = gram_lengths_of(slot[kSlotOptions]);
   const bool latest = (slot[kSlotOptions] >> 16 & 1u) != 0;
-  if (sizes.levels == 0) return kFaultSlot;
+  if (lengths.levels == 0) return kFaultSlot;
   uint32_t present = 0;
   for (uint32_t i = 0; i < 1u << slot[kSlotDepth];) {
-    const uint32_t place = *directory_at(arena, slot, i);
-    if (const IndexFault fault = check_entries(arena, slot, place, tokens, sizes); fault != kFaultNone) return fault;
-    const uint32_t* page = arena.page(place >> 4);
+    const uint32_t dir_entry = *directory_at(arena, slot, i);
+    if (const IndexFault fault = check_entries(arena, slot, dir_entry, tokens, lengths); fault != kFaultNone)
+      return fault;
+    const uint32_t* page = arena.page(dir_entry >> 4);
     for (uint32_t w = 0; w < kPageWords; ++w) present += page[w] != 0;
-    i += 1u << (slot[kSlotDepth] - (place & 15u));
+    i += 1u << (slot[kSlotDepth] - (dir_entry & 15u));
   }
   uint32_t expected = 0;  // entries, each counted at the end it records
-  for (uint32_t end = sizes.of[0] - 1; end < length; ++end) {
-    for (uint32_t level = 0; level < sizes.levels && sizes.of[level] <= end + 1; ++level) {
-      const uint32_t n = sizes.of[level];
+  for (uint32_t end = lengths.values[0] - 1; end < length; ++end) {
+    for (uint32_t level = 0; level < lengths.levels && lengths.values[level] <= end + 1; ++level) {
+      const uint32_t n = lengths.values[level];
       // Follows the definition: how often and where this gram occurs.
       uint32_t times = 0, earliest = 0, last = 0;
       for (uint32_t e = n - 1; e < length; ++e) {
@@ -230,7 +232,7 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
       const uint32_t recorded = (*entry & next_mask(depth)) - 1;
       if (recorded != (latest ? last : earliest)) return kFaultRecorded;
       const bool twice = (*entry & twice_bit(depth)) != 0;
-      if (level + 1 < sizes.levels && twice != (times > 1)) return kFaultLazyRule;
+      if (level + 1 < lengths.levels && twice != (times > 1)) return kFaultLazyRule;
       expected += recorded == end;
       if (times == 1) break;  // nothing longer has an entry
     }

@@ -1,5 +1,5 @@
 // The table of one slot and the walk of one token through it, generic over an instruction set; each
-// ngram_index_<isa>.cpp compiles it once. Everything here has internal linkage, because the linker must not merge
+// isa_<name>.cpp compiles it once. Everything here has internal linkage, because the linker must not merge
 // functions of the same name that were compiled for different instruction sets.
 //
 // The lazy rule. An entry (n, gram) exists if and only if the gram occurs in the indexed row and n == min_n or its
@@ -19,14 +19,12 @@ namespace {
 
 using namespace index;
 
-// A page of a table: its lines of entries, insertion and splitting; and vectors of several ends.
-
-// Isa has: match(line, want, mask), bit i: lane i agrees in the bits of mask; used(line): number of entries in the
-// line, which fill from lane 0; common_suffix8(a, b) and common_suffix16 of 8 and 16 tokens; and the functions of
-// LaneByLane or faster ones.
+// Isa provides: match(line, want, mask), whose bit i is set if lane i equals `want` in the bits of mask; used(line),
+// the number of entries in the line, which are in its first lanes; common_suffix8(a, b) and common_suffix16 of 8 and 16
+// tokens; and the functions of ScalarLanes or faster ones.
 
 // An entry after a split, in its page of depth + 1.
-inline uint32_t deepened(uint32_t entry, uint32_t depth) {
+inline uint32_t split_entry(uint32_t entry, uint32_t depth) {
   const uint32_t next = next_mask(depth);
   return (entry & ~next) << 1 | (entry & next);
 }
@@ -35,17 +33,17 @@ inline uint32_t deepened(uint32_t entry, uint32_t depth) {
 struct Hit {
   uint32_t* entry;
   uint32_t word;  // the entry when it was found
-  uint32_t mask;  // of `next` in it
+  uint32_t mask;  // the bits of `next` in it
   uint32_t next;
-  uint32_t common;  // tokens up to max_n that agree there
-  bool twice() const { return (word & (mask + 1)) != 0; }
+  uint32_t common;  // number of tokens, up to max_n, that agree there
+  bool is_twice() const { return (word & (mask + 1)) != 0; }
   void set_twice() const { *entry |= mask + 1; }
-  void record(uint32_t at) const { *entry = word + (at - next); }
+  void record(uint32_t position) const { *entry = word + (position - next); }
 };
 
-struct LaneByLane {
-  // With kGathers, Isa also has a gather of 16 words at 16 places, both of VectorOf<16>. Without native gathers several
-  // loads and a store are faster.
+struct ScalarLanes {
+  // With kGathers, Isa also has a gather of 16 words at 16 offsets, both of VectorType<16>. Without native gathers,
+  // several loads and a store are faster.
   static constexpr bool kGathers = false;
   static void gather(const uint32_t*, const void*, void*) {}
 
@@ -61,7 +59,7 @@ struct LaneByLane {
         displaced |= 1u << lane;
       } else {
         const uint32_t half = line[lane] >> 31;
-        out[half][used[half]++] = deepened(line[lane], depth);
+        out[half][used[half]++] = split_entry(line[lane], depth);
       }
     }
     return displaced;
@@ -70,35 +68,35 @@ struct LaneByLane {
 
 // The compiler's generic vectors, which it maps to the instruction set.
 template <uint32_t kWidth>
-struct VectorOf;
+struct VectorType;
 template <>
-struct VectorOf<8> {
+struct VectorType<8> {
   typedef uint32_t Type __attribute__((vector_size(32)));
 };
 template <>
-struct VectorOf<16> {
+struct VectorType<16> {
   typedef uint32_t Type __attribute__((vector_size(64)));
 };
 
-// Consecutive ends and the places of all their grams, level by level, shortest gram first. They are computed ahead of
-// the walk and in vectors, because they do not depend on what the walk finds.
+// Consecutive ends and where the entries of all their grams belong, level by level, shortest gram first. They are
+// computed before the walk and with vectors, because they do not depend on what the walk finds.
 template <int kRows, uint32_t kWidth>
-struct EndsOf {
-  using Vector = typename VectorOf<kWidth>::Type;
+struct EndsBatch {
+  using Vector = typename VectorType<kWidth>::Type;
   uint32_t first;
   uint32_t size;
-  uint32_t version;  // of the table when located; a split makes the lines stale
+  uint32_t version;  // version of the table when the lines were located; a split makes them stale
   Vector key[kRows];
   Vector line[kRows];  // number of the home line, counted over all pages
   Vector want[kRows];  // head of the entry there
   Vector mask[kRows];  // mask of the bits to compare
   Vector next[kRows];  // mask of `next` in that page
-  Vector room;         // the minimum of `next`
+  Vector min_next;     // the minimum of `next`
 };
 
 inline bool is_full(const uint32_t* line) { return line[kLineWords - 1] != 0; }
 
-// Inserts an entry into the first line of its group with room; false: all are full.
+// Inserts an entry into the first line of its group that is not full; false: all are full.
 template <class Isa>
 bool put_entry(uint32_t* page, uint32_t line_id, uint32_t entry) {
   for (uint32_t i = 0; i < kGroupLines; ++i) {
@@ -125,19 +123,19 @@ void split_page(uint32_t* low, uint32_t* high, uint32_t depth) {
     any_displaced |= displaced[line];
   }
   if (any_displaced == 0) return;
-  // Overflowed entries go last, so that entries in their home line keep their place there.
+  // Overflowed entries are inserted last, so that entries in their home line stay there.
   for (uint32_t line = 0; line < kPageLines; ++line) {
     for (uint32_t lanes = displaced[line]; lanes != 0; lanes &= lanes - 1) {
       const uint32_t entry = old[line * kLineWords + static_cast<uint32_t>(__builtin_ctz(lanes))];
       const uint32_t home = (line & ~(kGroupLines - 1)) | ((entry >> home_shift(depth)) % kGroupLines);
-      put_entry<Isa>(entry >> 31 != 0 ? high : low, home, deepened(entry, depth));
+      put_entry<Isa>(entry >> 31 != 0 ? high : low, home, split_entry(entry, depth));
     }
   }
 }
 
-// kLevels: number of n if it is known at compile time, otherwise 0. kWidth: ends located at a time. kLadder: n is 1, 2,
-// 4, 8, 16, and the suffix "one shorter" is the next smaller size. The path of most tokens is NGRAM_FN, because the
-// compiler would not inline functions of this size.
+// kLevels: number of n-gram lengths if known at compile time, otherwise 0. kWidth: number of ends located at a time.
+// kLadder: n is 1, 2, 4, 8, 16, and the suffix "one shorter" is the next smaller of these. The functions that most
+// tokens run are NGRAM_FN, because the compiler would not inline functions of this size.
 template <class Isa, int kLevels, uint32_t kWidth, bool kLadder>
 class SlotTable {
  public:
@@ -149,18 +147,18 @@ class SlotTable {
         slot_id_(slot_id),
         min_n_(static_cast<uint32_t>(options.min_n)),
         max_n_(static_cast<uint32_t>(options.max_n)) {
-    note_directory();
+    load_directory();
   }
 
   bool failed() const { return failed_; }
 
-  using Vector = typename VectorOf<kWidth>::Type;
+  using Vector = typename VectorType<kWidth>::Type;
 
   // Number of tokens that are compared at once at an occurrence.
   static constexpr uint32_t kVerifiedTokens = kLadder ? 16 : 8;
 
   static constexpr int kRows = kLevels != 0 ? kLevels : kMaxLevels;
-  using Batch = EndsOf<kRows, kWidth>;
+  using Batch = EndsBatch<kRows, kWidth>;
 
   // Keys of the ends first .. first + size - 1 of a row. Words after its tokens, up to `readable`, may be read but are
   // not used.
@@ -179,11 +177,12 @@ class SlotTable {
       newest = copy + max_n_ - 1;
     }
     Vector sums{};
-    for (uint32_t j = 0; j < min_n_; ++j) add_products(newest - j, kFactors.of[j], &sums);
+    for (uint32_t j = 0; j < min_n_; ++j) add_products(newest - j, kFactors.values[j], &sums);
     for (int level = 0; level < levels(); ++level) {
       index::make_keys(sums, static_cast<uint32_t>(level), &batch->key[level]);
       if (level + 1 == levels()) break;
-      for (uint32_t n = size_of(level); n < size_of(level + 1); ++n) add_products(newest - n, kFactors.of[n], &sums);
+      for (uint32_t n = ngram_length(level); n < ngram_length(level + 1); ++n)
+        add_products(newest - n, kFactors.values[n], &sums);
     }
   }
 
@@ -201,7 +200,7 @@ class SlotTable {
     const uint32_t size = batch->size;
     const uint32_t dir_depth = dir_depth_;
     const uint32_t* const directory = directory_;
-    Vector room = ~Vector{};
+    Vector min_next = ~Vector{};
     for (int level = 0; level < levels(); ++level) {
       const Vector key = batch->key[level];
       Vector entry{};
@@ -220,15 +219,15 @@ class SlotTable {
       batch->line[level] = line;
       batch->want[level] = (key & kHeadBits) << depth;
       batch->next[level] = (((1u << kNextBits) + Vector{}) << depth) - 1;
-      room &= batch->next[level];
+      min_next &= batch->next[level];
       if constexpr (NGRAM_INDEX_FINGERPRINT_BITS >= kPrefixBits) {
         batch->mask[level] = (kHeadBits + Vector{}) << depth;
       } else {
         for (uint32_t i = 0; i < kWidth; ++i) batch->mask[level][i] = probe_mask(depth[i]);
       }
-      for (uint32_t i = 0; i < size && level < likely_levels(); ++i) __builtin_prefetch(line_at(line[i]));
+      for (uint32_t i = 0; i < size && level < num_prefetched_levels(); ++i) __builtin_prefetch(line_at(line[i]));
     }
-    batch->room = room;
+    batch->min_next = min_next;
     batch->version = version_;
   }
 
@@ -241,15 +240,15 @@ class SlotTable {
     slot_[kSlotPages] = 1;
     slot_[kSlotDepth] = 0;
     slot_[kSlotRoot] = dir_entry(page, 0);
-    note_directory();
+    load_directory();
     return true;
   }
 
-  // The place recorded at the deepest level with a likely entry, or 0: a hint for prefetching.
+  // The position recorded at the deepest level with a likely entry, or 0. Only a hint for prefetching.
   uint32_t peek(const Batch& batch, uint32_t i) const {
-    const Glance seen = glance(batch, i);
-    if (seen.level < 0) return 0;
-    return line_at(batch.line[seen.level][i])[seen.lane] & batch.next[seen.level][i];
+    const LikelyEntry likely = find_likely_entry(batch, i);
+    if (likely.level < 0) return 0;
+    return line_at(batch.line[likely.level][i])[likely.lane] & batch.next[likely.level][i];
   }
   // The same for one level.
   uint32_t peek(const Batch& batch, uint32_t i, int level) const {
@@ -258,16 +257,18 @@ class SlotTable {
     return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.next[level][i];
   }
 
-  // Levels whose lines are fetched at once. On text 3 of 4 ends find no entry of a ladder beyond these levels.
-  int likely_levels() const { return kLadder ? 3 : levels(); }
-  void prefetch_unlikely(const Batch& batch, uint32_t i) const {
-    for (int level = likely_levels(); level < levels(); ++level) __builtin_prefetch(line_at(batch.line[level][i]));
+  // Number of levels with lines that are prefetched immediately. On text, 3 of 4 ends find no entry of a ladder beyond
+  // these levels.
+  int num_prefetched_levels() const { return kLadder ? 3 : levels(); }
+  void prefetch_remaining_levels(const Batch& batch, uint32_t i) const {
+    for (int level = num_prefetched_levels(); level < levels(); ++level)
+      __builtin_prefetch(line_at(batch.line[level][i]));
   }
 
   int levels() const { return kLevels != 0 ? kLevels : static_cast<int>(max_n_ - min_n_) + 1; }
 
   // Looks up and indexes the grams that end at `end`: returns the longest earlier occurrence.
-  Occurrence walk_earliest(Batch* batch, uint32_t i) {
+  Match walk_earliest(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
     if (batch->version != version_) locate(batch);
     Hit hit{};
@@ -276,67 +277,68 @@ class SlotTable {
     const uint32_t n = min_n_ + static_cast<uint32_t>(level);
     if (level >= 0) {
       if (n == max_n_) return {static_cast<int64_t>(hit.next) - 1, n};
-      if (!hit.twice()) {
+      if (!hit.is_twice()) {
         hit.set_twice();
-        return second_occurrence(batch, i, level, hit, hit.next);
+        return insert_second_occurrence(batch, i, level, hit, hit.next);
       }
     }
     // Its gram has occurred before, the gram one longer has not.
     if (n + 1 <= end + 1) insert(batch, i, level + 1, end + 1, false);
-    return level < 0 ? Occurrence{-1, 0} : Occurrence{static_cast<int64_t>(hit.next) - 1, n};
+    return level < 0 ? Match{-1, 0} : Match{static_cast<int64_t>(hit.next) - 1, n};
   }
 
-  Occurrence walk_latest(Batch* batch, uint32_t i) {
+  Match walk_latest(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
     if (batch->version != version_) locate(batch);
-    if (end + 1 < max_n_ || end + 1 > batch->room[i]) return walk_latest_widening(batch, i);
-    Occurrence found{-1, 0};
+    if (end + 1 < max_n_ || end + 1 > batch->min_next[i]) return walk_latest_widening(batch, i);
+    Match match{-1, 0};
 #pragma GCC unroll 8
     for (int level = 0; level < kRows; ++level) {
       if (kLevels == 0 && level == levels()) break;
       Hit hit;
       if (!find(*batch, i, level, end, &hit)) {
         insert(batch, i, level, end + 1, false);
-        return found;
+        return match;
       }
-      const bool once = !hit.twice();
+      const bool once = !hit.is_twice();
       hit.record(end + 1);
       if (once && level + 1 < levels()) {
         hit.set_twice();
-        return second_occurrence(batch, i, level, hit, end + 1);
+        return insert_second_occurrence(batch, i, level, hit, end + 1);
       }
-      found = {static_cast<int64_t>(hit.next) - 1, hit.common};
+      match = {static_cast<int64_t>(hit.next) - 1, hit.common};
     }
-    return found;
+    return match;
   }
 
   // The same for the beginning of a row, where long grams do not fit, or if a page may have to split to record the end.
-  __attribute__((noinline)) Occurrence walk_latest_widening(Batch* batch, uint32_t i) {
+  __attribute__((noinline)) Match walk_latest_widening(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
     const int count = grams(end);
     Hit hits[kMaxLevels];
-    int found;
+    int num_found;
     bool once;
     do {
       once = false;
-      for (found = 0; found < count && !once && find(*batch, i, found, end, &hits[found]); ++found) {
-        once = !hits[found].twice();
+      for (num_found = 0; num_found < count && !once && find(*batch, i, num_found, end, &hits[num_found]);
+           ++num_found) {
+        once = !hits[num_found].is_twice();
       }
-    } while (widen(batch, i, hits, found));
+    } while (widen(batch, i, hits, num_found));
     if (failed_) return {-1, 0};
-    for (int level = 0; level < found; ++level) hits[level].record(end + 1);
-    const int level = found - 1;
+    for (int level = 0; level < num_found; ++level) hits[level].record(end + 1);
+    const int level = num_found - 1;
     if (once && level + 1 < levels()) {
       hits[level].set_twice();
-      return second_occurrence(batch, i, level, hits[level], end + 1);
+      return insert_second_occurrence(batch, i, level, hits[level], end + 1);
     }
-    if (found < count) insert(batch, i, found, end + 1, false);
+    if (num_found < count) insert(batch, i, num_found, end + 1, false);
     if (level < 0) return {-1, 0};
     return {static_cast<int64_t>(hits[level].next) - 1, hits[level].common};
   }
 
  private:
-  // The place of one gram.
+  // Where the entry of one gram belongs.
   struct Probe {
     uint32_t* line;
     uint32_t want;
@@ -344,8 +346,8 @@ class SlotTable {
     uint32_t next;
   };
 
-  // Result of one look at the home lines: the deepest level with a likely entry, -1 if there is none.
-  struct Glance {
+  // The deepest level with a likely entry in the home lines, and the entry's lane; level -1 if there is none.
+  struct LikelyEntry {
     int level;
     uint32_t lane;
   };
@@ -359,11 +361,11 @@ class SlotTable {
             next_mask(depth)};
   }
 
-  uint32_t size_of(int level) const {
-    return kLadder ? ladder_size(static_cast<uint32_t>(level)) : min_n_ + static_cast<uint32_t>(level);
+  uint32_t ngram_length(int level) const {
+    return kLadder ? ladder_ngram_length(static_cast<uint32_t>(level)) : min_n_ + static_cast<uint32_t>(level);
   }
 
-  // Levels whose grams fit before `end`: fewer than all at the beginning of a row.
+  // Levels with grams that fit before `end`: fewer than all at the beginning of a row.
   int grams(uint32_t end) const {
     if (end + 1 >= max_n_) return levels();
     if (kLadder) return 32 - __builtin_clz(end + 1);
@@ -374,7 +376,7 @@ class SlotTable {
 
   uint32_t gram_sum(uint32_t end, uint32_t n) const {
     uint32_t sum = 0;
-    for (uint32_t j = 0; j < n; ++j) sum += token(end - j) * kFactors.of[j];
+    for (uint32_t j = 0; j < n; ++j) sum += token(end - j) * kFactors.values[j];
     return sum;
   }
 
@@ -384,8 +386,8 @@ class SlotTable {
     *sums += vector * factor;
   }
 
-  // Finds the directory: called once per table and per doubling instead of once per probe.
-  void note_directory() {
+  // Loads the directory's address and depth: once per table and per doubling instead of once per probe.
+  void load_directory() {
     dir_depth_ = smaller(slot_[kSlotDepth], kMaxDepth);
     directory_ = dir_depth_ <= kRootDepth ? slot_ + kSlotRoot : arena_.page(slot_[kSlotRoot]);
   }
@@ -396,7 +398,7 @@ class SlotTable {
   }
 
   // Without a branch per level, since the level of the deepest entry is not predictable.
-  Glance glance(const Batch& batch, uint32_t i) const {
+  LikelyEntry find_likely_entry(const Batch& batch, uint32_t i) const {
     if (kLevels != 0 && kLevels * kLineWords <= 64) {  // all lanes of all levels in one word
       uint64_t lanes = 0;
       for (int level = 0; level < levels(); ++level) {
@@ -418,16 +420,18 @@ class SlotTable {
     const uint32_t end = batch.first + i;
     int level = grams(end) - 1;
     if (level + 1 == levels()) {
-      const Glance seen = glance(batch, i);
-      const int above = seen.level + 1;
-      // The entry above may have overflowed into a line that was not looked at. Without it there is none further up.
+      const LikelyEntry likely = find_likely_entry(batch, i);
+      const int above = likely.level + 1;
+      // The entry above may have overflowed into a line that was not read. If it does not exist, no deeper entry
+      // exists.
       const bool overflowed = above < levels() && is_full(line_at(batch.line[above][i]));
-      if (seen.level < 0) {
+      if (likely.level < 0) {
         if (!overflowed) return -1;
       } else {
-        uint32_t* entry = line_at(batch.line[seen.level][i]) + seen.lane;
-        const uint32_t n = min_n_ + static_cast<uint32_t>(seen.level);
-        if (verify(entry, batch.next[seen.level][i], end, n, hit) && (!overflowed || !hit->twice())) return seen.level;
+        uint32_t* entry = line_at(batch.line[likely.level][i]) + likely.lane;
+        const uint32_t n = min_n_ + static_cast<uint32_t>(likely.level);
+        if (verify(entry, batch.next[likely.level][i], end, n, hit) && (!overflowed || !hit->is_twice()))
+          return likely.level;
       }
     }
     // Needed at the beginning of a row, after a false fingerprint match, and with a full line.
@@ -448,7 +452,7 @@ class SlotTable {
   // Whether the n tokens before and at the occurrence an entry records are those at `end`.
   bool verify(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
     const uint32_t word = *entry, next = word & mask;
-    // Stays within the row even if the entry is corrupt; next - 1 of an empty lane is beyond it as well.
+    // Stays within the row even if the entry is corrupt; for an empty lane, next - 1 is also beyond the row.
     if (next - 1 >= end) return false;
     *hit = {entry, word, mask, next, common_suffix(next - 1, end)};
     return hit->common >= n;
@@ -463,7 +467,8 @@ class SlotTable {
     return hit->common >= n;
   }
 
-  // Inline if the first likely entry of the home line is the gram's, or if the line has none and is not full.
+  // Inline for the cases that the first likely entry of the home line is the gram's, or that the line has none and is
+  // not full.
   NGRAM_FN bool find(const Batch& batch, uint32_t i, int level, uint32_t end, Hit* hit) const {
     uint32_t* const line = line_at(batch.line[level][i]);
     const uint32_t lanes = Isa::match(line, batch.want[level][i], batch.mask[level][i]);
@@ -471,35 +476,35 @@ class SlotTable {
       if (!is_full(line)) return false;
     } else {
       uint32_t* const entry = line + __builtin_ctz(lanes);
-      if (verify_at_once(entry, batch.next[level][i], end, size_of(level), hit)) return true;
+      if (verify_at_once(entry, batch.next[level][i], end, ngram_length(level), hit)) return true;
     }
-    Hit other;  // a separate variable, so that the caller's may stay in registers
-    if (!find_on(batch.key[level][i], lanes, level, end, &other)) return false;
+    Hit other;  // a separate variable, so that the caller's can stay in registers
+    if (!find_in_group(batch.key[level][i], lanes, level, end, &other)) return false;
     *hit = other;
     return true;
   }
 
-  // Continues with these lanes of the home line.
-  __attribute__((noinline)) bool find_on(Key key, uint32_t lanes, int level, uint32_t end, Hit* hit) const {
+  // Continues the search with these lanes of the home line.
+  __attribute__((noinline)) bool find_in_group(Key key, uint32_t lanes, int level, uint32_t end, Hit* hit) const {
     const Probe at = probe(key);
     uint32_t* const group = at.line - line_of(key) % kGroupLines * kLineWords;
     for (uint32_t i = 0; i < kGroupLines; ++i) {
       uint32_t* line = group + (line_of(key) + i) % kGroupLines * kLineWords;
       if (i > 0) lanes = Isa::match(line, at.want, at.mask);
       for (; lanes != 0; lanes &= lanes - 1) {
-        if (verify(line + __builtin_ctz(lanes), at.next, end, size_of(level), hit)) return true;
+        if (verify(line + __builtin_ctz(lanes), at.next, end, ngram_length(level), hit)) return true;
       }
       if (!is_full(line)) return false;
     }
     return false;
   }
 
-  // A gram occurs for the second time, at end i: by the lazy rule longer grams now need entries, up to one token beyond
-  // the length in which the two occurrences agree.
-  NGRAM_FN Occurrence second_occurrence(Batch* batch, uint32_t i, int level, const Hit& hit, uint32_t record) {
+  // A gram occurs for the second time, at end i. By the lazy rule, longer grams now need entries, up to one token more
+  // than the two occurrences have in common.
+  NGRAM_FN Match insert_second_occurrence(Batch* batch, uint32_t i, int level, const Hit& hit, uint32_t record) {
     const uint32_t end = batch->first + i;
-    uint32_t n = size_of(++level);
-    for (; n <= hit.common; n = size_of(++level)) insert(batch, i, level, record, true);
+    uint32_t n = ngram_length(++level);
+    for (; n <= hit.common; n = ngram_length(++level)) insert(batch, i, level, record, true);
     if (n <= max_n_) {
       if (n <= end + 1) insert(batch, i, level, end + 1, false);
       if (n <= hit.next) {
@@ -529,9 +534,9 @@ class SlotTable {
     }
   }
 
-  // Makes room for the new end in the pages of these hits; true if entries moved.
-  bool widen(Batch* batch, uint32_t i, const Hit* hits, int found) {
-    for (int level = 0; level < found; ++level) {
+  // Splits a page if an entry of these hits cannot record the new end; true if entries moved.
+  bool widen(Batch* batch, uint32_t i, const Hit* hits, int num_found) {
+    for (int level = 0; level < num_found; ++level) {
       if (batch->first + i + 1 > hits[level].mask) {
         split(batch->key[level][i]);
         locate(batch);
@@ -541,11 +546,11 @@ class SlotTable {
     return false;
   }
 
-  // Splits the page of a key in two; fails without memory.
+  // Splits the page of a key in two; sets failed_ if there is no memory.
   void split(Key key) {
     const uint32_t old_entry = *directory_at(dir_index(key, dir_depth_), dir_depth_);
     const uint32_t depth = old_entry & 15u;
-    if (depth >= kMaxDepth) slot_[kSlotGivenUp] = kNeverRoom;
+    if (depth >= kMaxDepth) slot_[kSlotDisabled] = kTableTooLarge;
     if (depth >= kMaxDepth || depth > dir_depth_ || (depth == dir_depth_ && !double_directory())) {
       failed_ = true;
       return;
@@ -575,20 +580,20 @@ class SlotTable {
       // The root becomes the directory's first page, or the directory doubles its pages.
       uint32_t root[kLineWords] = {};
       const uint32_t pages = depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
-      const uint32_t had = old_depth <= kRootDepth ? 0 : old_depth <= kDirPageDepth ? 1 : pages / 2;
-      for (uint32_t j = had; j < pages; ++j) {
+      const uint32_t old_pages = old_depth <= kRootDepth ? 0 : old_depth <= kDirPageDepth ? 1 : pages / 2;
+      for (uint32_t j = old_pages; j < pages; ++j) {
         root[j] = allocate_page(arena_, slot_id_);
         if (root[j] == kNoPage) {
-          while (j-- > had) release_page(arena_, slot_id_, root[j]);
+          while (j-- > old_pages) release_page(arena_, slot_id_, root[j]);
           return false;
         }
       }
-      slot_[kSlotPages] += pages - had;
-      if (had == 0) {
+      slot_[kSlotPages] += pages - old_pages;
+      if (old_pages == 0) {
         uint32_t* first = arena_.page(root[0]);
         for (uint32_t j = 0; j < kLineWords; ++j) first[j] = slot_[kSlotRoot + j];
       }
-      for (uint32_t j = had; j < pages; ++j) slot_[kSlotRoot + j] = root[j];
+      for (uint32_t j = old_pages; j < pages; ++j) slot_[kSlotRoot + j] = root[j];
     }
     for (uint32_t j = 1u << old_depth; j-- > 0;) {
       const uint32_t entry = *directory_at(j, depth);
@@ -596,7 +601,7 @@ class SlotTable {
       *directory_at(2 * j + 1, depth) = entry;
     }
     slot_[kSlotDepth] = depth;
-    note_directory();
+    load_directory();
     return true;
   }
 
@@ -607,9 +612,9 @@ class SlotTable {
   const uint32_t slot_id_;
   const uint32_t min_n_;
   const uint32_t max_n_;
-  uint32_t* directory_;  // the whole directory, if it is contiguous
+  uint32_t* directory_;  // valid for the whole directory only if it is contiguous
   uint32_t dir_depth_;
-  uint32_t version_ = 0;  // grows with every split
+  uint32_t version_ = 0;  // incremented by every split
   bool failed_ = false;
 };
 

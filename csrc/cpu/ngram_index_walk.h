@@ -10,9 +10,9 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// Lookup options known at compile time; kLevels 0: not known.
+// Lookup options that are known at compile time. kLevels 0: known only at run time.
 template <int kMatchValue, int kLevelsValue, bool kLadderValue = false>
-struct Kind {
+struct LookupKind {
   static constexpr int kMatch = kMatchValue;
   static constexpr int kLevels = kLevelsValue;
   static constexpr bool kLadder = kLadderValue;
@@ -25,13 +25,13 @@ class PlainWalk {
   PlainWalk(const Arena&, const IndexOptions&, uint32_t, const int32_t*, uint32_t) {}
 
   bool operator()(Table& table, typename Table::Batch* batch, uint32_t i) {
-    found_ = kMatch == kEarliest ? table.walk_earliest(batch, i) : table.walk_latest(batch, i);
+    match_ = kMatch == kEarliest ? table.walk_earliest(batch, i) : table.walk_latest(batch, i);
     return !table.failed();
   }
-  Occurrence finish() const { return found_; }
+  Match finish() const { return match_; }
 
  private:
-  Occurrence found_{-1, 0};
+  Match match_{-1, 0};
 };
 
 // The same with a ladder. Before a token is indexed, the outcome of its candidate is recorded.
@@ -43,90 +43,90 @@ class LadderWalk {
       : tokens_(tokens),
         outcomes_(arena, slot_id),
         candidate_(outcomes_.candidate(first)),
-        keeps_outcomes_(options.outcomes) {}
+        records_outcomes_(options.outcomes) {}
 
   bool operator()(Table& table, typename Table::Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
-    if (keeps_outcomes_ && !outcomes_.put(end, outcome_of(candidate_, tokens_, end))) return false;
+    if (records_outcomes_ && !outcomes_.put(end, outcome_of(candidate_, tokens_, end))) return false;
     candidate_ = table.walk_latest(batch, i);
     return !table.failed();
   }
-  Occurrence finish() {
-    outcomes_.keep_candidate(candidate_);
+  Match finish() {
+    outcomes_.set_candidate(candidate_);
     return candidate_;
   }
 
  private:
   const int32_t* const tokens_;
   Outcomes outcomes_;
-  Occurrence candidate_;
-  const bool keeps_outcomes_;
+  Match candidate_;
+  const bool records_outcomes_;
 };
 
-// Fetches the tokens before `next`, often two lines, for verifying a hit, and the first tokens of a draft.
+// Prefetches the tokens before `next`, often two lines, for verifying a hit, and the first tokens of a draft.
 template <class Table>
 void prefetch_tokens(const int32_t* tokens, uint32_t next) {
   __builtin_prefetch(tokens + next - smaller(next, Table::kVerifiedTokens));
   __builtin_prefetch(tokens + next);
 }
 
-// Fetches the tokens for verifying the likely hits and for the draft. Returns the place recorded by the deepest hit, 0
-// without one.
+// Prefetches the tokens for verifying the likely hits and for the draft. Returns the position that the deepest hit
+// records; 0 if there is no hit.
 template <int kMatch, class Table>
 uint32_t prefetch_hits(const Table& table, const typename Table::Batch& batch, uint32_t i, const int32_t* tokens,
-                       uint32_t length, uint32_t reach) {
+                       uint32_t length, uint32_t draft_tokens) {
   if (kMatch == kEarliest) {  // the walk reads only the deepest entry
     const uint32_t next = smaller(table.peek(batch, i), length - 1);
     prefetch_tokens<Table>(tokens, next);
-    if (reach > 0) __builtin_prefetch(tokens + smaller(next + reach, length) - 1);
+    if (draft_tokens > 0) __builtin_prefetch(tokens + smaller(next + draft_tokens, length) - 1);
     return next;
   }
   uint32_t next = 0;
-  for (int level = 0; level < table.likely_levels(); ++level) {
-    const uint32_t found = smaller(table.peek(batch, i, level), length - 1);
-    if (found == 0) return next;
-    next = found;
+  for (int level = 0; level < table.num_prefetched_levels(); ++level) {
+    const uint32_t level_next = smaller(table.peek(batch, i, level), length - 1);
+    if (level_next == 0) return next;
+    next = level_next;
     prefetch_tokens<Table>(tokens, next);
   }
-  table.prefetch_unlikely(batch, i);
+  table.prefetch_remaining_levels(batch, i);
   return next;
 }
 
 template <class Kind, class Table>
-using WalkOf = std::conditional_t<Kind::kLadder, LadderWalk<Table>, PlainWalk<Kind::kMatch, Table>>;
+using WalkType = std::conditional_t<Kind::kLadder, LadderWalk<Table>, PlainWalk<Kind::kMatch, Table>>;
 
 template <class Isa, class Kind>
 void look_up_group(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k) {
   using Table = SlotTable<Isa, Kind::kLevels, kMaxPending, Kind::kLadder>;
   typename Table::Batch batches[kQueryGroup];
-  const auto table_of = [&](const IndexQuery& q) { return Table(arena, options, q.slot_id, q.tokens); };
+  const auto make_table = [&](const IndexQuery& q) { return Table(arena, options, q.slot_id, q.tokens); };
 
   for (int i = 0; i < count; ++i) {
     IndexQuery& q = queries[i];
-    Table table = table_of(q);
+    Table table = make_table(q);
     q.ok = table.ensure_table();
     table.make_keys(q.first, q.length - q.first, q.readable, &batches[i]);
     table.prefetch_directory(batches[i]);
     if (options.outcomes) Outcomes(arena, q.slot_id).prefetch(q.length - 1);
   }
-  for (int i = 0; i < count; ++i) table_of(queries[i]).locate(&batches[i]);
+  for (int i = 0; i < count; ++i) make_table(queries[i]).locate(&batches[i]);
   for (int i = 0; i < count; ++i) {
     const IndexQuery& q = queries[i];
-    const Table table = table_of(q);
+    const Table table = make_table(q);
     uint32_t next = 0;
     for (uint32_t j = 0; j < batches[i].size; ++j) {
-      const uint32_t reach = j + 1 == batches[i].size ? static_cast<uint32_t>(k) : 0;
-      next = prefetch_hits<Kind::kMatch>(table, batches[i], j, q.tokens, q.length, reach);
+      const uint32_t draft_tokens = j + 1 == batches[i].size ? static_cast<uint32_t>(k) : 0;
+      next = prefetch_hits<Kind::kMatch>(table, batches[i], j, q.tokens, q.length, draft_tokens);
     }
     if (options.outcomes) Outcomes(arena, q.slot_id).prefetch(next);
   }
   for (int i = 0; i < count; ++i) {
     IndexQuery& q = queries[i];
     if (!q.ok) continue;
-    Table table = table_of(q);
-    WalkOf<Kind, Table> walk(arena, options, q.slot_id, q.tokens, q.first);
+    Table table = make_table(q);
+    WalkType<Kind, Table> walk(arena, options, q.slot_id, q.tokens, q.first);
     for (uint32_t j = 0; j < batches[i].size && q.ok; ++j) q.ok = walk(table, &batches[i], j);
-    q.found = walk.finish();
+    q.match = walk.finish();
   }
 }
 
@@ -140,8 +140,8 @@ __attribute__((noinline)) bool walk_batch(Table& table, typename Table::Batch* b
   return true;
 }
 
-// Rows up to this long (128 KiB) stay in the second-level cache while they are indexed.
-constexpr uint32_t kNearTokens = 32768;
+// Rows of up to this number of tokens (128 KiB) stay in the second-level cache while they are indexed.
+constexpr uint32_t kMaxCachedTokens = 32768;
 
 template <class Isa, class Kind>
 bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens,
@@ -150,7 +150,7 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
   using Table = SlotTable<Isa, Kind::kLevels, kWidth, Kind::kLadder>;
   Table table(arena, options, slot_id, tokens);
   if (!table.ensure_table()) return false;
-  WalkOf<Kind, Table> walk(arena, options, slot_id, tokens, first);
+  WalkType<Kind, Table> walk(arena, options, slot_id, tokens, first);
   // While one batch is walked, the lines of the next are fetched.
   typename Table::Batch batches[2];
   const auto fetch = [&](uint32_t begin, typename Table::Batch* batch) {
@@ -158,10 +158,10 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
     table.locate(batch);
   };
   fetch(first, &batches[0]);
-  for (uint32_t begin = first, turn = 0; begin < length; begin += kWidth, turn ^= 1) {
-    typename Table::Batch* batch = &batches[turn];
-    if (length - begin > kWidth) fetch(begin + kWidth, &batches[turn ^ 1]);
-    if (length > kNearTokens) {
+  for (uint32_t begin = first, buffer = 0; begin < length; begin += kWidth, buffer ^= 1) {
+    typename Table::Batch* batch = &batches[buffer];
+    if (length - begin > kWidth) fetch(begin + kWidth, &batches[buffer ^ 1]);
+    if (length > kMaxCachedTokens) {
       for (uint32_t i = 0; i < batch->size; ++i) prefetch_hits<Kind::kMatch>(table, *batch, i, tokens, length, 0);
     }
     if (!walk_batch(table, batch, &walk)) return false;
@@ -170,27 +170,27 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
   return true;
 }
 
-// Calls run(Kind). Common spans, such as (2, 4) and (2, 5), have unrolled loops; all others share one version.
+// Calls run(LookupKind). Common spans, such as (2, 4) and (2, 5), have unrolled loops; all others share one version.
 template <class Run>
-auto with_kind(const IndexOptions& options, const Run& run) {
-  if (options.ladder) return run(Kind<kLatest, kLadderLevels, true>());
+auto dispatch_kind(const IndexOptions& options, const Run& run) {
+  if (options.ladder) return run(LookupKind<kLatest, kLadderLevels, true>());
   const bool earliest = options.match_policy == kEarliest;
   switch (options.max_n - options.min_n) {
-    case 2: return earliest ? run(Kind<kEarliest, 3>()) : run(Kind<kLatest, 3>());
-    case 3: return earliest ? run(Kind<kEarliest, 4>()) : run(Kind<kLatest, 4>());
-    default: return earliest ? run(Kind<kEarliest, 0>()) : run(Kind<kLatest, 0>());
+    case 2: return earliest ? run(LookupKind<kEarliest, 3>()) : run(LookupKind<kLatest, 3>());
+    case 3: return earliest ? run(LookupKind<kEarliest, 4>()) : run(LookupKind<kLatest, 4>());
+    default: return earliest ? run(LookupKind<kEarliest, 0>()) : run(LookupKind<kLatest, 0>());
   }
 }
 
 template <class Isa>
 void look_up(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k) {
-  with_kind(options, [&](auto kind) { look_up_group<Isa, decltype(kind)>(arena, options, queries, count, k); });
+  dispatch_kind(options, [&](auto kind) { look_up_group<Isa, decltype(kind)>(arena, options, queries, count, k); });
 }
 
 template <class Isa>
 bool extend(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens, uint32_t readable,
             uint32_t first, uint32_t length) {
-  return with_kind(options, [&](auto kind) {
+  return dispatch_kind(options, [&](auto kind) {
     return extend_row<Isa, decltype(kind)>(arena, options, slot_id, tokens, readable, first, length);
   });
 }

@@ -1,4 +1,4 @@
-// The store's entries: found, entered, renumbered; for its operators and the drafting core.
+// Finds, inserts and renumbers the store's entries, for its operators and the drafting core.
 #include "cpu/ngram_store.h"
 
 #include <cstring>
@@ -9,62 +9,63 @@ using namespace store;
 
 namespace {
 
-// kPowers[j]: kBase to the power of j.
+// kBasePowers[j]: kBase to the power of j.
 struct BasePowers {
-  uint64_t of[kLadderMaxN];
-  constexpr BasePowers() : of() {
-    of[0] = 1;
-    for (int j = 1; j < kLadderMaxN; ++j) of[j] = of[j - 1] * kBase;
+  uint64_t values[kLadderMaxN];
+  constexpr BasePowers() : values() {
+    values[0] = 1;
+    for (int j = 1; j < kLadderMaxN; ++j) values[j] = values[j - 1] * kBase;
   }
 };
-constexpr BasePowers kPowers;
+constexpr BasePowers kBasePowers;
 
 // The number of tokens that agree before two ends, at most `limit`.
-uint32_t agreeing(const int32_t* a, const int32_t* b, uint32_t limit) {
+uint32_t count_common_suffix(const int32_t* a, const int32_t* b, uint32_t limit) {
   uint32_t n = 0;
   while (n < limit && *--a == *--b) ++n;
   return n;
 }
 
 // The entries of a line that have a tag, as bits. Without branches, which would not be predictable.
-uint32_t tagged(const Entry* line, uint32_t tag) {
-  uint32_t found = 0;
-  for (uint32_t i = 0; i < kLineEntries; ++i) found |= uint32_t{line[i].state >> 8 == tag} << i;
-  return found;
+uint32_t lanes_with_tag(const Entry* line, uint32_t tag) {
+  uint32_t lanes = 0;
+  for (uint32_t i = 0; i < kLineEntries; ++i) lanes |= uint32_t{line[i].state >> 8 == tag} << i;
+  return lanes;
 }
 
-// The entry to overwrite with a new one: the first that is empty or whose block is no longer alive, otherwise the
-// oldest.
-uint32_t victim_in(const Store& store, const Entry* line) {
-  const uint32_t oldest = oldest_place(store);
-  uint32_t forgotten = 0, victim = 0;
+// The entry to overwrite with a new one: the first that is empty or belongs to a block that is no longer live,
+// otherwise the oldest.
+uint32_t find_victim(const Store& store, const Entry* line) {
+  const uint32_t oldest = oldest_position(store);
+  uint32_t unused_lanes = 0, victim = 0;
   for (uint32_t i = 0; i < kLineEntries; ++i) {
-    forgotten |= uint32_t{line[i].place < oldest} << i;
-    victim = line[i].place < line[victim].place ? i : victim;
+    unused_lanes |= uint32_t{line[i].position < oldest} << i;
+    victim = line[i].position < line[victim].position ? i : victim;
   }
-  if (forgotten != 0) return static_cast<uint32_t>(__builtin_ctz(forgotten));
+  if (unused_lanes != 0) return static_cast<uint32_t>(__builtin_ctz(unused_lanes));
   store.count(kStatEvicted);
   return victim;
 }
 
-void enter(const Store& store, const GramKeys& keys, uint64_t scope, uint32_t place) {
-  const uint32_t serial = place >> kBlockBits, offset = place % kBlockTokens;
+// Updates or inserts the entries of all grams that end before the token at `position`, and records its outcome.
+void insert_token(const Store& store, const GramKeys& keys, uint64_t scope, uint32_t position) {
+  const uint32_t serial = position >> kBlockBits, offset = position % kBlockTokens;
   const int32_t* const text = store.text(serial);
   const int32_t token = text[offset];
   uint8_t outcome = 0;
-  bool found = false;
+  bool has_hit = false;
   for (uint32_t level = keys.levels; level-- > 0;) {
     const StoreHit hit = find_hit(store, keys, level, scope, text + offset, offset);
     if (hit.entry != nullptr) {
-      const uint32_t at = hit.entry->place;
-      const bool same = store.text(at >> kBlockBits)[at % kBlockTokens] == token;
-      if (!found) outcome = static_cast<uint8_t>(smaller<uint32_t>(hit.agreed, kCostRows - 1) * 2 + same);
-      found = true;
-      *hit.entry = updated(*hit.entry, same, place);
+      const uint32_t predicted = hit.entry->position;
+      const bool is_correct = store.text(predicted >> kBlockBits)[predicted % kBlockTokens] == token;
+      if (!has_hit) outcome = static_cast<uint8_t>(smaller<uint32_t>(hit.match_len, kCostRows - 1) * 2 + is_correct);
+      has_hit = true;
+      *hit.entry = updated_entry(*hit.entry, is_correct, position);
       continue;
     }
-    Entry* const victim = store.line(keys.of[level]) + victim_in(store, store.line(keys.of[level]));
-    *victim = {static_cast<uint32_t>(keys.of[level]) << 8, place};
+    Entry* const victim = store.line(keys.values[level]) + find_victim(store, store.line(keys.values[level]));
+    *victim = {static_cast<uint32_t>(keys.values[level]) << 8, position};
   }
   store.outcomes(serial)[offset] = outcome;
   store.count(kStatEntered);
@@ -73,8 +74,8 @@ void enter(const Store& store, const GramKeys& keys, uint64_t scope, uint32_t pl
 }  // namespace
 
 StoreParts store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
-  if (num_slots < 1 || num_slots > kMaxSlots || num_blocks < kLeastBlocksPerSlot * num_slots ||
-      num_blocks > kMaxBlocks || line_bits < 1 || line_bits > kMaxLineBits) {
+  if (num_slots < 1 || num_slots > kMaxSlots || num_blocks < kMinBlocksPerSlot * num_slots || num_blocks > kMaxBlocks ||
+      line_bits < 1 || line_bits > kMaxLineBits) {
     return {};
   }
   StoreParts parts{};
@@ -106,7 +107,7 @@ bool open_store(int32_t* words, int64_t num_words, Store* store) {
   return true;
 }
 
-void forget_all(const Store& store) {
+void remove_all_text(const Store& store) {
   const auto clear = [](uint32_t* words, size_t count) { std::memset(words, 0, count * sizeof(uint32_t)); };
   clear(store.slots, size_t{store.num_slots} * kSlotWords);
   clear(store.heads, size_t{store.num_blocks} * kHeadWords);
@@ -116,31 +117,31 @@ void forget_all(const Store& store) {
 }
 
 void renumber(const Store& store) {
-  const uint32_t by = renumbering(store.num_blocks);
+  const uint32_t offset = max_serial_offset(store.num_blocks);
   for (uint32_t i = 0; i < store.num_slots; ++i) {
     uint32_t* const slot = store.slot(i);
-    slot[kSlotSerial] = renumbered(slot[kSlotSerial], by);
+    slot[kSlotSerial] = renumber_serial(slot[kSlotSerial], offset);
   }
   for (uint32_t i = 0; i < store.num_blocks; ++i) {
     uint32_t* const head = store.heads + size_t{i} * kHeadWords;
-    head[kHeadSerial] = renumbered(head[kHeadSerial], by);
-    head[kHeadPrevious] = renumbered(head[kHeadPrevious], by);
-    head[kHeadNext] = renumbered(head[kHeadNext], by);
+    head[kHeadSerial] = renumber_serial(head[kHeadSerial], offset);
+    head[kHeadPrevious] = renumber_serial(head[kHeadPrevious], offset);
+    head[kHeadNext] = renumber_serial(head[kHeadNext], offset);
   }
   auto* const entries = reinterpret_cast<Entry*>(store.lines);
   for (uint64_t i = 0; i < uint64_t{kLineEntries} << store.line_bits; ++i) {
-    const uint32_t place = entries[i].place;
-    const uint32_t serial = renumbered(place >> kBlockBits, by);
-    entries[i] = serial == 0 ? Entry{0, 0} : Entry{entries[i].state, serial << kBlockBits | place % kBlockTokens};
+    const uint32_t position = entries[i].position;
+    const uint32_t serial = renumber_serial(position >> kBlockBits, offset);
+    entries[i] = serial == 0 ? Entry{0, 0} : Entry{entries[i].state, serial << kBlockBits | position % kBlockTokens};
   }
-  store.header[kHeaderNextSerial] -= by;
+  store.header[kHeaderNextSerial] -= offset;
   ++store.header[kHeaderEpoch];
   store.count(kStatRenumbered);
 }
 
 void count_busy(const Store& store) { __atomic_fetch_add(store.header + kStatBusy, 1u, __ATOMIC_RELAXED); }
 
-uint32_t oldest_place(const Store& store) {
+uint32_t oldest_position(const Store& store) {
   const uint32_t next = store.header[kHeaderNextSerial];
   return (next > store.num_blocks ? next - store.num_blocks : 1) << kBlockBits;
 }
@@ -151,82 +152,83 @@ GramKeys keys_before(const int32_t* end, int64_t length, uint64_t seed) {
   uint64_t gram = 0;
   int64_t j = 0;
   for (uint32_t level = 0; level < kLadderLevels; ++level) {
-    const int64_t size = ladder_size(level);
-    if (size > length) break;
-    for (; j < size; ++j) gram += static_cast<uint32_t>(end[-1 - j]) * kPowers.of[j];
-    keys.of[keys.levels++] = key_of(gram, seed, level);
+    const int64_t n = ladder_ngram_length(level);
+    if (n > length) break;
+    for (; j < n; ++j) gram += static_cast<uint32_t>(end[-1 - j]) * kBasePowers.values[j];
+    keys.values[keys.levels++] = key_of(gram, seed, level);
   }
   return keys;
 }
 
 StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint64_t scope, const int32_t* end,
                   int64_t length) {
-  const uint64_t key = keys.of[level];
-  const uint32_t tag = static_cast<uint32_t>(key) & 0xffffffu, size = ladder_size(level);
+  const uint64_t key = keys.values[level];
+  const uint32_t tag = static_cast<uint32_t>(key) & 0xffffffu, n = ladder_ngram_length(level);
   Entry* const line = store.line(key);
-  for (uint32_t left = tagged(line, tag); left != 0; left &= left - 1) {
-    const int i = __builtin_ctz(left);
-    const uint32_t serial = line[i].place >> kBlockBits, offset = line[i].place % kBlockTokens;
+  for (uint32_t lanes = lanes_with_tag(line, tag); lanes != 0; lanes &= lanes - 1) {
+    const int i = __builtin_ctz(lanes);
+    const uint32_t serial = line[i].position >> kBlockBits, offset = line[i].position % kBlockTokens;
     // The contract demands this order: the scope is compared before any token.
-    if (!store.alive(serial)) continue;
+    if (!store.is_live(serial)) continue;
     if (store.scope(serial) != scope) continue;
-    const uint32_t most = static_cast<uint32_t>(smaller<int64_t>(kLadderMaxN, smaller<int64_t>(offset, length)));
-    const uint32_t agreed = agreeing(store.text(serial) + offset, end, most);
-    if (agreed >= size) return {line + i, agreed};
+    const uint32_t limit = static_cast<uint32_t>(smaller<int64_t>(kLadderMaxN, smaller<int64_t>(offset, length)));
+    const uint32_t match_len = count_common_suffix(store.text(serial) + offset, end, limit);
+    if (match_len >= n) return {line + i, match_len};
   }
   return {nullptr, 0};
 }
 
 void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level) {
-  const uint32_t tag = static_cast<uint32_t>(keys.of[level]) & 0xffffffu;
-  const Entry* const line = store.line(keys.of[level]);
-  const uint32_t found = tagged(line, tag);
-  if (found == 0) return;
-  const uint32_t place = line[__builtin_ctz(found)].place, serial = place >> kBlockBits, offset = place % kBlockTokens;
+  const uint32_t tag = static_cast<uint32_t>(keys.values[level]) & 0xffffffu;
+  const Entry* const line = store.line(keys.values[level]);
+  const uint32_t lanes = lanes_with_tag(line, tag);
+  if (lanes == 0) return;
+  const uint32_t position = line[__builtin_ctz(lanes)].position, serial = position >> kBlockBits,
+                 offset = position % kBlockTokens;
   __builtin_prefetch(store.head(serial));
   __builtin_prefetch(store.text(serial) + offset - smaller(offset, 8u));
   __builtin_prefetch(store.text(serial) + offset);
 }
 
-void Entering::add(uint32_t place, uint64_t scope, uint64_t seed) {
+void TokenInserter::add(uint32_t position, uint64_t scope, uint64_t seed) {
   Item& item = items_[size_++];
-  const uint32_t serial = place >> kBlockBits, offset = place % kBlockTokens;
+  const uint32_t serial = position >> kBlockBits, offset = position % kBlockTokens;
   item.keys = keys_before(store_.text(serial) + offset, offset, seed);
   item.scope = scope;
-  item.place = place;
-  for (uint32_t level = 0; level < item.keys.levels; ++level) __builtin_prefetch(store_.line(item.keys.of[level]));
+  item.position = position;
+  for (uint32_t level = 0; level < item.keys.levels; ++level) __builtin_prefetch(store_.line(item.keys.values[level]));
   if (size_ == kGroup) flush();
 }
 
-void Entering::flush() {
+void TokenInserter::flush() {
   for (uint32_t i = 0; i < size_; ++i) {
     for (uint32_t level = 0; level < items_[i].keys.levels; ++level) prefetch_hit(store_, items_[i].keys, level);
   }
-  for (uint32_t i = 0; i < size_; ++i) enter(store_, items_[i].keys, items_[i].scope, items_[i].place);
+  for (uint32_t i = 0; i < size_; ++i) insert_token(store_, items_[i].keys, items_[i].scope, items_[i].position);
   size_ = 0;
 }
 
-void close_slot(const Store& store, uint32_t slot_id, Entering* entering) {
+void close_slot(const Store& store, uint32_t slot_id, TokenInserter* inserter) {
   uint32_t* const slot = store.slot(slot_id);
   const uint32_t newest = slot[kSlotSerial];
   slot[kSlotSerial] = slot[kSlotLength] = 0;
   if (newest == 0) return;
-  if (!store.alive(newest)) return store.count(kStatLostBlocks);
+  if (!store.is_live(newest)) return store.count(kStatLostBlocks);
   if (store.header[kHeaderVisibility] != kFinish) return;
   const uint64_t scope = store.scope(newest), seed = scope_seed(scope);
   uint32_t oldest = newest;
   store.head(newest)[kHeadNext] = 0;
-  for (uint32_t before = store.head(oldest)[kHeadPrevious]; before < oldest && store.alive(before);
-       before = store.head(oldest)[kHeadPrevious]) {
-    store.head(before)[kHeadNext] = oldest;
-    oldest = before;
+  for (uint32_t previous = store.head(oldest)[kHeadPrevious]; previous < oldest && store.is_live(previous);
+       previous = store.head(oldest)[kHeadPrevious]) {
+    store.head(previous)[kHeadNext] = oldest;
+    oldest = previous;
   }
   for (uint32_t serial = oldest; serial != 0; serial = store.head(serial)[kHeadNext]) {
     const uint32_t fill = store.fill(serial);
     for (uint32_t i = store.head(serial)[kHeadFirst]; i < fill; ++i)
-      entering->add(serial << kBlockBits | i, scope, seed);
+      inserter->add(serial << kBlockBits | i, scope, seed);
   }
-  entering->flush();
+  inserter->flush();
 }
 
 }  // namespace ngram_npu::cpu

@@ -1,5 +1,5 @@
-// Operations on the store's tensor: allocating blocks, finding grams, entering tokens; and the calls that make, check
-// and clear a store. The operators themselves are in ngram_store_{step,finish}.cpp.
+// Operations on the store's tensor: allocating blocks, finding grams, inserting tokens; and the functions that create,
+// check and clear a store. The operators are in store.cpp.
 //
 // A store with an invalid header is not an error, because its contents are data: the operators do nothing.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace ngram_npu {
 
-// What ngram_npu_cpu_ngram_store_check finds.
+// Faults that ngram_npu_cpu_ngram_store_check reports.
 #define NGRAM_NPU_STORE_FAULTS(X)                                                                    \
   X(None, "")                                                                                        \
   X(Header, "the header does not match the tensor's size; was the tensor made by NgramStore?")       \
@@ -41,7 +41,8 @@ constexpr const char* kStoreFaultTexts[] = {
 
 namespace ngram_npu::cpu {
 
-// The tensor's parts. Only its size and what open_store derived from it are trusted, never its contents.
+// The tensor's parts. The code relies only on the tensor's size and on what open_store derived from it, never on the
+// contents.
 struct Store {
   uint32_t* header;
   uint32_t* slots;
@@ -61,7 +62,7 @@ struct Store {
   store::Entry* line(uint64_t key) const {
     return reinterpret_cast<store::Entry*>(lines + (key >> (64 - line_bits)) * store::kLineWords);
   }
-  bool alive(uint32_t serial) const { return serial != 0 && head(serial)[store::kHeadSerial] == serial; }
+  bool is_live(uint32_t serial) const { return serial != 0 && head(serial)[store::kHeadSerial] == serial; }
   uint64_t scope(uint32_t serial) const {
     const uint32_t* words = head(serial) + store::kHeadScope;
     return uint64_t{words[1]} << 32 | words[0];
@@ -71,7 +72,7 @@ struct Store {
   void count(store::Header statistic, uint32_t times = 1) const { header[statistic] += times; }
 };
 
-// The offsets of the layout's parts in words. `end` 0: a store cannot have these sizes.
+// The offsets of the layout's parts in words. `end` is 0 if the sizes are invalid.
 struct StoreParts {
   int64_t slots, heads, lines, tokens, bytes, end;
 };
@@ -80,72 +81,73 @@ StoreParts store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits)
 // False if the header does not match the tensor.
 bool open_store(int32_t* words, int64_t num_words, Store* store);
 
-// What is wrong with the blocks and the serial numbers; *where is the block.
+// Checks the blocks and the serial numbers. On a fault, *where is the block.
 StoreFault check_blocks(const Store& store, int64_t* where);
 // Removes all text and closes all requests.
-void forget_all(const Store& store);
-// Gives all blocks small serial numbers again, in the same order.
+void remove_all_text(const Store& store);
+// Assigns small serial numbers to all blocks, in the same order.
 void renumber(const Store& store);
-// The first place whose block may be alive. Clearing a block removes its entries, so of an entry's block this decides.
-uint32_t oldest_place(const Store& store);
+// The first position whose block may be live. Clearing a block removes its entries, so the block of an entry is live if
+// and only if the entry's position is not below this one.
+uint32_t oldest_position(const Store& store);
 // Counts a call that skipped the store.
 void count_busy(const Store& store);
 
-// Exclusive use of a store by one call; false if another call is using it. A copy for a file is waited for.
+// Locks a store for one call; false if another call holds the lock. Waits for a copy to a file.
 class StoreUse {
  public:
-  explicit StoreUse(const Store& store) : store_(store), got_(take(store)) {}
+  explicit StoreUse(const Store& store) : store_(store), locked_(try_lock(store)) {}
   ~StoreUse() {
-    if (got_) give_back(store_);
+    if (locked_) unlock(store_);
   }
   StoreUse(const StoreUse&) = delete;
   StoreUse& operator=(const StoreUse&) = delete;
-  explicit operator bool() const { return got_; }
+  explicit operator bool() const { return locked_; }
 
-  static bool take(const Store& store, uint32_t how = 1) {
-    for (int tries = 0; tries < kPatience; ++tries) {
-      uint32_t found = 0;
-      if (__atomic_compare_exchange_n(store.header + store::kHeaderBusy, &found, how, false, __ATOMIC_ACQUIRE,
+  static bool try_lock(const Store& store, uint32_t lock_value = 1) {
+    for (int tries = 0; tries < kMaxLockAttempts; ++tries) {
+      uint32_t current = 0;
+      if (__atomic_compare_exchange_n(store.header + store::kHeaderBusy, &current, lock_value, false, __ATOMIC_ACQUIRE,
                                       __ATOMIC_RELAXED)) {
         return true;
       }
-      if (found != store::kCopied) return false;
+      if (current != store::kCopying) return false;
       std::this_thread::yield();
     }
     return false;
   }
-  static void give_back(const Store& store) {
-    __atomic_store_n(store.header + store::kHeaderBusy, 0u, __ATOMIC_RELEASE);
-  }
+  static void unlock(const Store& store) { __atomic_store_n(store.header + store::kHeaderBusy, 0u, __ATOMIC_RELEASE); }
 
  private:
-  static constexpr int kPatience = 1 << 26;  // a minute or so: a header with random contents must not block a call
+  // About a minute, because a header with random contents must not block forever.
+  static constexpr int kMaxLockAttempts = 1 << 26;
 
   const Store& store_;
-  const bool got_;
+  const bool locked_;
 };
 
-// The keys of the grams that end before a place, one for each size that fits.
+// The keys of the grams that end before a position, one for each ladder length that fits.
 struct GramKeys {
-  uint64_t of[kLadderLevels];
+  uint64_t values[kLadderLevels];
   uint32_t levels;
 };
 // `end`: one past the last of `length` tokens.
 GramKeys keys_before(const int32_t* end, int64_t length, uint64_t seed);
 
-// An entry and the number of tokens that agree before its place, at most 16; entry null: no hit.
+// An entry, and the number of tokens before its position that agree with the row's last tokens, at most 16. Without a
+// hit, entry is null.
 struct StoreHit {
   store::Entry* entry;
-  uint32_t agreed;
+  uint32_t match_len;
 };
 
-// A queue of tokens to enter, in order. The memory for one token is prefetched while others are entered.
-class Entering {
+// A queue that inserts entries for tokens, in order. The memory for one token is prefetched while others are inserted.
+class TokenInserter {
  public:
-  explicit Entering(const Store& store) : store_(store) {}
+  explicit TokenInserter(const Store& store) : store_(store) {}
 
-  // The token at `place`, which its block holds.
-  void add(uint32_t place, uint64_t scope, uint64_t seed);
+  // Adds the token at `position`, which is already in its block.
+  void add(uint32_t position, uint64_t scope, uint64_t seed);
   void flush();
 
  private:
@@ -153,7 +155,7 @@ class Entering {
   struct Item {
     GramKeys keys;
     uint64_t scope;
-    uint32_t place;
+    uint32_t position;
   };
 
   const Store& store_;
@@ -163,36 +165,37 @@ class Entering {
 
 StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint64_t scope, const int32_t* end,
                   int64_t length);
-// Prefetches what find_hit will read of the line.
+// Prefetches what find_hit will read for the first entry with the right tag.
 void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level);
 
-// Closes the slot of a finished request: enters the text that was not visible yet.
-void close_slot(const Store& store, uint32_t slot_id, Entering* entering);
+// Closes the slot of a finished request and inserts entries for the text that was not visible yet.
+void close_slot(const Store& store, uint32_t slot_id, TokenInserter* inserter);
 
 }  // namespace ngram_npu::cpu
 
-// The offsets of a store's parts in words: slots, heads, lines, tokens, bytes, end. All 0 if a store cannot have these
-// sizes.
+// The offsets of a store's parts in words: slots, heads, lines, tokens, bytes, end. All 0 if the sizes are invalid.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits,
                                                       int64_t parts[6]);
-// Makes an empty store from `words` ZEROED words. kInvalidParams if they are too few for these sizes.
+// Creates an empty store in `words` zeroed words. Returns kInvalidParams if they are too few for these sizes.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_init(int32_t* store, int64_t words, int64_t num_slots,
                                                         int64_t num_blocks, int64_t line_bits, uint32_t visibility);
 // Returns 0 or a StoreFault; *where is the slot, block or entry.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_check(const int32_t* store, int64_t words, int64_t* where);
-// Writes the number of tokens held, of live blocks, and of slots with an open request.
-NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_held(const int32_t* store, int64_t words, int64_t held[3]);
-// Locks the store for the caller, as operators do; false if another call holds the lock, or it is not a store.
+// Writes the number of stored tokens, of live blocks, and of slots with an open request.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_usage(const int32_t* store, int64_t words, int64_t usage[3]);
+// Locks the store for the caller, as operators do. Returns false if another call holds the lock or it is not a store.
 NGRAM_NPU_EXPORT bool ngram_npu_cpu_ngram_store_take(int32_t* store, int64_t words);
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_give_back(int32_t* store, int64_t words);
-// A store's contents without its slots, in pieces for a file. Each is a consistent copy of a part, of words; the store
-// may be used between two of them, unless its epoch changes. Those of the blocks come first, the header's is the last.
+// Number of pieces in which a store's contents, without its slots, are copied to a file. Each piece is a consistent
+// copy of a part. The store may be used between two pieces, unless its epoch changes. The pieces of the blocks come
+// first, the header's piece is the last.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pieces(const int32_t* store, int64_t words);
 constexpr int64_t kStorePieceWords = 1024 * (ngram_npu::store::kHeadWords + 256 + 64);
-// Writes at most kStorePieceWords words and returns their number; -1: another call is using the store.
+// Writes at most kStorePieceWords words and returns their number; -1 if another call is using the store.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pack(int32_t* store, int64_t words, int64_t piece, uint32_t* to);
-// Puts pieces in their order into an empty store of the same sizes that is not in use. 0 or a StoreFault.
+// Adds a piece to a store of the same sizes that was empty before the first piece and is not in use. Pieces must be in
+// order. Returns 0 or a StoreFault.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_unpack(int32_t* store, int64_t words, int64_t piece,
                                                           const uint32_t* from, int64_t count);
-// Wipes the text of a scope, or (null) of all. The caller holds the lock.
+// Zeroes the text of a scope, or of all scopes if `scope` is null. The caller holds the lock.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_clear(int32_t* store, int64_t words, const int64_t* scope);

@@ -1,5 +1,5 @@
-// Drafts from the store that requests share, and the entering of their new text: the definitions are in
-// docs/ops/ngram_store_step.md, "Draft" and "Entering".
+// Drafts from the store that requests share, and inserts their new text. Definitions: docs/ops/ngram_store_step.md,
+// "Draft" and "Entering".
 #pragma once
 
 #include "cpu/host_drafting.h"
@@ -8,59 +8,59 @@
 namespace ngram_npu::cpu {
 
 struct StoredRow {
-  const int32_t* tokens;  // null: takes no part
+  const int32_t* tokens;  // null: the row is skipped
   int64_t length;
   uint64_t scope;
 };
 
-// `row` as seen by a request with this number of new tokens.
+// The row of a request with this number of new tokens; skipped if it is invalid or has no new tokens.
 inline StoredRow stored_row(const TokenRows<const int32_t>& rows, int64_t row, const int32_t* num_tokens,
                             int32_t num_sampled, int64_t scope) {
   if (!rows.has(row) || num_sampled <= 0 || num_tokens[row] < 1 || num_tokens[row] > rows.capacity) return {};
   return {rows[row], num_tokens[row], static_cast<uint64_t>(scope)};
 }
 
-// Enters rows' new tokens.
-void take_in(const StoreIntakeParams& params);
+// Inserts rows' new tokens.
+void insert_rows(const StoreInsertParams& params);
 
-// A row, and what the store has for it.
+// A row to look up, and its hit in the store.
 struct StoreQuery {
   StoredRow row;
   GramKeys keys;
   StoreHit hit;
 };
 
-// The draft of a hit. After `count` tokens the text continues up to `readable`.
+// The draft of a hit: `count` tokens, after which the text continues up to `num_available` tokens.
 struct StoreDraft {
   const int32_t* tokens;
   int64_t count;
-  int64_t readable;
-  uint32_t agreed;
+  int64_t num_available;
+  uint32_t match_len;
   uint8_t costs[kMaxDraftTokens];
 
-  void write(int64_t i, const LookupOptions& options, int32_t unused, const DraftRows& tokens_to,
-             const DraftCosts& costs_to) const {
-    const int64_t end = options.fill ? readable : count;
-    for (int64_t j = 0; j < options.k; ++j) tokens_to.set(i, j, j < end ? tokens[j] : unused);
-    costs_to.set(i, costs, count, options.k);
+  void write(int64_t i, const LookupOptions& options, int32_t padding_token, const DraftRows& token_output,
+             const DraftCosts& cost_output) const {
+    const int64_t end = options.fill ? num_available : count;
+    for (int64_t j = 0; j < options.k; ++j) token_output.set(i, j, j < end ? tokens[j] : padding_token);
+    cost_output.set(i, costs, count, options.k);
   }
 };
 
 class StoreDrafter {
  public:
   explicit StoreDrafter(const StoreLookup& lookup)
-      : lookup_(lookup), open_(open_store(lookup.store.words, lookup.store.num_words, &store_)) {}
+      : lookup_(lookup), is_open_(open_store(lookup.store.words, lookup.store.num_words, &store_)) {}
 
-  explicit operator bool() const { return open_; }
+  explicit operator bool() const { return is_open_; }
 
-  // Finds the hits of a group, so that their cache misses overlap.
+  // Finds the hits of a group of rows; their cache misses overlap.
   void look_up(StoreQuery* queries, int64_t size) const {
     for (int64_t i = 0; i < size; ++i) {
       StoreQuery& q = queries[i];
       q.hit = {nullptr, 0};
       if (q.row.tokens == nullptr) continue;
       q.keys = keys_before(q.row.tokens + q.row.length, q.row.length, store::scope_seed(q.row.scope));
-      for (uint32_t level = 0; level < q.keys.levels; ++level) __builtin_prefetch(store_.line(q.keys.of[level]));
+      for (uint32_t level = 0; level < q.keys.levels; ++level) __builtin_prefetch(store_.line(q.keys.values[level]));
     }
     for (int64_t i = 0; i < size; ++i) {
       if (queries[i].row.tokens == nullptr) continue;
@@ -76,42 +76,45 @@ class StoreDrafter {
     }
   }
 
-  // False: the store has nothing that promises more than the request's own `count` tokens.
+  // Writes the draft of a hit. Returns false if the store has no draft with more expected accepted tokens than the
+  // request's n-gram draft of `ngram_count` tokens.
   template <class Costs>
-  bool draft(const StoreQuery& q, const LookupOptions& options, const Costs& own_costs, int64_t own_count,
+  bool draft(const StoreQuery& q, const LookupOptions& options, const Costs& ngram_costs, int64_t ngram_count,
              StoreDraft* draft) const {
     using namespace store;
     if (q.hit.entry == nullptr) return false;
-    const uint32_t serial = q.hit.entry->place >> kBlockBits, offset = q.hit.entry->place % kBlockTokens;
-    const int64_t left = int64_t{store_.fill(serial)} - offset;
-    const int64_t most = smaller(draft_budget(options.k, options.max_len, q.row.length), left);
+    const uint32_t serial = q.hit.entry->position >> kBlockBits, offset = q.hit.entry->position % kBlockTokens;
+    const int64_t num_available = int64_t{store_.fill(serial)} - offset;
+    const int64_t max_count = smaller(draft_budget(options.k, options.max_len, q.row.length), num_available);
     const int32_t* const text = store_.text(serial) + offset;
-    CostWalk walk({lookup_.costs, lookup_.token_logits}, q.row.tokens[q.row.length - 1]);
+    DraftCostReader cost_reader({lookup_.costs, lookup_.token_logits}, q.row.tokens[q.row.length - 1]);
     int64_t count = 0;
-    for (int64_t total = 0; count < most; ++count) {
-      const int64_t line = smaller<int64_t>(q.hit.agreed + count, kCostRows - 1);
+    for (int64_t total = 0; count < max_count; ++count) {
+      const int64_t cost_row = smaller<int64_t>(q.hit.match_len + count, kCostRows - 1);
       const int64_t column =
-          count == 0 ? first_column(q.hit.entry->state) : store_.outcomes(serial)[offset + count] % kCostColumns;
-      draft->costs[count] = walk.next(line * kStoreCostColumns + column, text[count]);
+          count == 0 ? first_token_column(q.hit.entry->state) : store_.outcomes(serial)[offset + count] % kCostColumns;
+      draft->costs[count] = cost_reader.next(cost_row * kStoreCostColumns + column, text[count]);
       total += draft->costs[count];
       if (total > lookup_.cost_limit) break;
     }
-    if (promise_of(kPowers, draft->costs, count) <= promise_of(kPowers, own_costs, own_count)) return false;
+    if (expected_accepted_tokens(kAcceptanceProbabilities, draft->costs, count) <=
+        expected_accepted_tokens(kAcceptanceProbabilities, ngram_costs, ngram_count))
+      return false;
     draft->tokens = text;
     draft->count = count;
-    draft->readable = smaller(options.k, left);
-    draft->agreed = q.hit.agreed;
+    draft->num_available = smaller(options.k, num_available);
+    draft->match_len = q.hit.match_len;
     store_.count(kStatDrafts);
     store_.count(kStatTokens, static_cast<uint32_t>(count));
     return true;
   }
 
  private:
-  static constexpr Powers kPowers{};
+  static constexpr AcceptanceProbabilities kAcceptanceProbabilities{};
 
   const StoreLookup lookup_;
   Store store_{};
-  const bool open_;
+  const bool is_open_;
 };
 
 }  // namespace ngram_npu::cpu

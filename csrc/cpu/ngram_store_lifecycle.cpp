@@ -1,4 +1,4 @@
-// What the owner of a store does (api/numpy/store_tools.cpp): creates, checks, counts and clears it, and copies its
+// Functions for the owner of a store (api/numpy/store_tools.cpp): create, check, count and clear it, and copy its
 // contents in pieces for a file.
 #include <algorithm>
 #include <cstring>
@@ -21,7 +21,7 @@ StoreFault check_slots(const cpu::Store& store, int64_t* where) {
   for (uint32_t i = 0; i < store.num_slots; ++i) {
     *where = i;
     const uint32_t* slot = store.slot(i);
-    if (!store.alive(slot[kSlotSerial])) continue;
+    if (!store.is_live(slot[kSlotSerial])) continue;
     if (store.fill(slot[kSlotSerial]) > slot[kSlotLength] + kOverlap) return kStoreFaultSlot;
     newest.push_back(slot[kSlotSerial]);
   }
@@ -29,38 +29,38 @@ StoreFault check_slots(const cpu::Store& store, int64_t* where) {
   return std::adjacent_find(newest.begin(), newest.end()) == newest.end() ? kStoreFaultNone : kStoreFaultSlot;
 }
 
-// The possible sizes of an entry's gram: a bit for each level.
+// The possible levels of an entry's gram, as bits.
 uint32_t levels_of(const cpu::Store& store, const Entry* line, const Entry& entry) {
-  const uint32_t serial = entry.place >> kBlockBits, offset = entry.place % kBlockTokens;
+  const uint32_t serial = entry.position >> kBlockBits, offset = entry.position % kBlockTokens;
   const cpu::GramKeys keys = cpu::keys_before(store.text(serial) + offset, offset, scope_seed(store.scope(serial)));
   uint32_t levels = 0;
   for (uint32_t level = 0; level < keys.levels; ++level) {
-    const bool here = store.line(keys.of[level]) == line && (keys.of[level] & 0xffffffu) == entry.state >> 8;
-    levels |= uint32_t{here} << level;
+    const bool matches = store.line(keys.values[level]) == line && (keys.values[level] & 0xffffffu) == entry.state >> 8;
+    levels |= uint32_t{matches} << level;
   }
   return levels;
 }
 
 bool same_gram(const cpu::Store& store, const Entry& a, const Entry& b, uint32_t level) {
   const auto gram = [&](const Entry& entry) {
-    return store.text(entry.place >> kBlockBits) + entry.place % kBlockTokens - ladder_size(level);
+    return store.text(entry.position >> kBlockBits) + entry.position % kBlockTokens - ladder_ngram_length(level);
   };
-  return store.scope(a.place >> kBlockBits) == store.scope(b.place >> kBlockBits) &&
-         std::equal(gram(a), gram(a) + ladder_size(level), gram(b));
+  return store.scope(a.position >> kBlockBits) == store.scope(b.position >> kBlockBits) &&
+         std::equal(gram(a), gram(a) + ladder_ngram_length(level), gram(b));
 }
 
 StoreFault check_line(const cpu::Store& store, const Entry* line) {
   uint32_t levels[kLineEntries] = {};
   for (uint32_t i = 0; i < kLineEntries; ++i) {
     const Entry& entry = line[i];
-    const uint32_t serial = entry.place >> kBlockBits;
+    const uint32_t serial = entry.position >> kBlockBits;
     const uint32_t next = store.header[kHeaderNextSerial];
     if (serial >= next) return kStoreFaultPlace;
-    if (!store.alive(serial)) {  // overwritten; entries of cleared text are removed
+    if (!store.is_live(serial)) {  // overwritten; entries of cleared text are removed
       if (serial != 0 && next - serial <= store.num_blocks) return kStoreFaultPlace;
       continue;
     }
-    if (entry.place % kBlockTokens >= store.fill(serial)) return kStoreFaultPlace;
+    if (entry.position % kBlockTokens >= store.fill(serial)) return kStoreFaultPlace;
     if ((entry.state & kMaxCount) > (entry.state >> 4 & kMaxCount) + 1) return kStoreFaultCounts;
     levels[i] = levels_of(store, line, entry);
     if (levels[i] == 0) return kStoreFaultKey;
@@ -86,14 +86,15 @@ StoreFault check(const cpu::Store& store, int64_t* where) {
   return kStoreFaultNone;
 }
 
-// The contents of a store in pieces, for its file: of blocks only what is written, of lines only the entries in use.
+// The contents of a store in pieces, for its file. Only the written part of blocks and the used entries of lines are
+// copied:
 //
-//   blocks  for each: its head, its tokens, its bytes up to a whole word
-//   lines   for each with entries: line << 8 | which of the eight, then these
+//   blocks  for each block: its head, its tokens, its bytes up to a whole word
+//   lines   for each line with entries: line << 8 | bit mask of the used entries, then these entries
 //   header  its words
 //
-// Steps continue between two pieces. So an entry may be newer than its block's copy, and a block may have been given
-// out again since: what does not fit together is left out when the pieces are put back.
+// Steps continue between two pieces. So an entry may be newer than the copy of its block, and a block may have been
+// reused since its copy. Unpacking leaves out what is inconsistent.
 
 constexpr int64_t kPieceBlocks = 1024;
 constexpr int64_t kPieceLines = 16384;
@@ -130,17 +131,17 @@ uint32_t* pack_blocks(const cpu::Store& store, int64_t first, uint32_t* to) {
 
 uint32_t* pack_lines(const cpu::Store& store, int64_t first, uint32_t* to) {
   const int64_t end = smaller<int64_t>(first + kPieceLines, int64_t{1} << store.line_bits);
-  const uint32_t oldest = cpu::oldest_place(store);
+  const uint32_t oldest = cpu::oldest_position(store);
   for (int64_t i = first; i < end; ++i) {
     const auto* line = reinterpret_cast<const Entry*>(store.lines + i * kLineWords);
     uint32_t used = 0;
-    for (uint32_t j = 0; j < kLineEntries; ++j) used |= uint32_t{line[j].place >= oldest} << j;
+    for (uint32_t j = 0; j < kLineEntries; ++j) used |= uint32_t{line[j].position >= oldest} << j;
     if (used == 0) continue;
     *to++ = static_cast<uint32_t>(i) << kLineEntries | used;
     for (; used != 0; used &= used - 1) {
       const Entry& entry = line[__builtin_ctz(used)];
       *to++ = entry.state;
-      *to++ = entry.place;
+      *to++ = entry.position;
     }
   }
   return to;
@@ -170,15 +171,15 @@ bool unpack_lines(const cpu::Store& store, const uint32_t* from, const uint32_t*
     auto* const entries = reinterpret_cast<Entry*>(store.lines + line * kLineWords);
     for (; used != 0; used &= used - 1, from += 2) {
       const Entry entry{from[0], from[1]};
-      const uint32_t serial = entry.place >> kBlockBits;
-      const bool fits = store.alive(serial) && entry.place % kBlockTokens < store.fill(serial);
+      const uint32_t serial = entry.position >> kBlockBits;
+      const bool fits = store.is_live(serial) && entry.position % kBlockTokens < store.fill(serial);
       if (fits) entries[__builtin_ctz(used)] = entry;
     }
   }
   return true;
 }
 
-// The numbers that continue, and the statistics. Blocks that were given out again after their copy are left out.
+// Restores the serial numbers, the epoch and the statistics. Blocks that were reused after their copy are left out.
 bool unpack_header(const cpu::Store& store, const uint32_t* from, const uint32_t* end) {
   if (end - from != kHeaderWords) return false;
   std::copy(from + kHeaderNextSerial, end, store.header + kHeaderNextSerial);
@@ -210,15 +211,15 @@ StoreFault cpu::check_blocks(const Store& store, int64_t* where) {
     }
     const uint32_t previous = head[kHeadPrevious];
     if (previous >= serial) return kStoreFaultLink;
-    if (store.alive(previous) && store.scope(previous) != store.scope(serial)) return kStoreFaultLink;
+    if (store.is_live(previous) && store.scope(previous) != store.scope(serial)) return kStoreFaultLink;
   }
   return kStoreFaultNone;
 }
 
 void ngram_npu_cpu_ngram_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t parts[6]) {
-  const cpu::StoreParts found = cpu::store_parts(num_slots, num_blocks, line_bits);
-  const int64_t words[] = {found.slots, found.heads, found.lines, found.tokens, found.bytes, found.end};
-  std::copy(std::begin(words), std::end(words), parts);
+  const cpu::StoreParts layout = cpu::store_parts(num_slots, num_blocks, line_bits);
+  const int64_t offsets[] = {layout.slots, layout.heads, layout.lines, layout.tokens, layout.bytes, layout.end};
+  std::copy(std::begin(offsets), std::end(offsets), parts);
 }
 
 int32_t ngram_npu_cpu_ngram_store_init(int32_t* store, int64_t words, int64_t num_slots, int64_t num_blocks,
@@ -241,27 +242,27 @@ int32_t ngram_npu_cpu_ngram_store_check(const int32_t* words, int64_t num_words,
   return open_to_read(words, num_words, &store) ? check(store, where) : kStoreFaultHeader;
 }
 
-void ngram_npu_cpu_ngram_store_held(const int32_t* words, int64_t num_words, int64_t held[3]) {
+void ngram_npu_cpu_ngram_store_usage(const int32_t* words, int64_t num_words, int64_t usage[3]) {
   cpu::Store store;
-  std::fill_n(held, 3, 0);
+  std::fill_n(usage, 3, 0);
   if (!open_to_read(words, num_words, &store)) return;
   for (uint32_t i = 0; i < store.num_blocks; ++i) {
     const uint32_t* head = store.heads + size_t{i} * kHeadWords;
     if (head[kHeadSerial] == 0) continue;
-    held[0] += int64_t{smaller(head[kHeadFill], kBlockTokens)} - smaller(head[kHeadFirst], head[kHeadFill]);
-    ++held[1];
+    usage[0] += int64_t{smaller(head[kHeadFill], kBlockTokens)} - smaller(head[kHeadFirst], head[kHeadFill]);
+    ++usage[1];
   }
-  for (uint32_t i = 0; i < store.num_slots; ++i) held[2] += store.alive(store.slot(i)[kSlotSerial]);
+  for (uint32_t i = 0; i < store.num_slots; ++i) usage[2] += store.is_live(store.slot(i)[kSlotSerial]);
 }
 
 bool ngram_npu_cpu_ngram_store_take(int32_t* words, int64_t num_words) {
   cpu::Store store;
-  return cpu::open_store(words, num_words, &store) && cpu::StoreUse::take(store);
+  return cpu::open_store(words, num_words, &store) && cpu::StoreUse::try_lock(store);
 }
 
 void ngram_npu_cpu_ngram_store_give_back(int32_t* words, int64_t num_words) {
   cpu::Store store;
-  if (cpu::open_store(words, num_words, &store)) cpu::StoreUse::give_back(store);
+  if (cpu::open_store(words, num_words, &store)) cpu::StoreUse::unlock(store);
 }
 
 void ngram_npu_cpu_ngram_store_clear(int32_t* words, int64_t num_words, const int64_t* scope) {
@@ -278,7 +279,7 @@ void ngram_npu_cpu_ngram_store_clear(int32_t* words, int64_t num_words, const in
   }
   auto* const entries = reinterpret_cast<Entry*>(store.lines);
   for (uint64_t i = 0; i < uint64_t{kLineEntries} << store.line_bits; ++i) {
-    if (!store.alive(entries[i].place >> kBlockBits)) entries[i] = {0, 0};
+    if (!store.is_live(entries[i].position >> kBlockBits)) entries[i] = {0, 0};
   }
 }
 
@@ -290,7 +291,7 @@ int64_t ngram_npu_cpu_ngram_store_pieces(const int32_t* words, int64_t num_words
 int64_t ngram_npu_cpu_ngram_store_pack(int32_t* words, int64_t num_words, int64_t piece, uint32_t* to) {
   cpu::Store store;
   if (!cpu::open_store(words, num_words, &store)) return 0;
-  if (!cpu::StoreUse::take(store, kCopied)) return -1;
+  if (!cpu::StoreUse::try_lock(store, kCopying)) return -1;
   const Pieces pieces(store);
   uint32_t* end = to;
   if (piece < pieces.blocks) {
@@ -298,10 +299,10 @@ int64_t ngram_npu_cpu_ngram_store_pack(int32_t* words, int64_t num_words, int64_
   } else if (piece < pieces.blocks + pieces.lines) {
     end = pack_lines(store, (piece - pieces.blocks) * kPieceLines, to);
   } else {
-    // Calls that wait for the lock, or were refused it, write to the header meanwhile.
+    // Calls that wait for the lock or did not get it may write to the header at the same time.
     for (int64_t i = 0; i < kHeaderWords; ++i) *end++ = __atomic_load_n(store.header + i, __ATOMIC_RELAXED);
   }
-  cpu::StoreUse::give_back(store);
+  cpu::StoreUse::unlock(store);
   return end - to;
 }
 

@@ -17,27 +17,27 @@ struct SourceRow {
   const char* data;     // int32 items, possibly unaligned: a runner's row may be a slice
   int64_t stride;       // in bytes
   int64_t size;         // items
-  int64_t least;        // its chunks hold at least this many items
-  int64_t first_chunk;  // where its chunks go
+  int64_t min_items;    // the row is padded to at least this many items
+  int64_t first_chunk;  // index of its first destination chunk
 
-  int64_t num_chunks() const { return (larger(size, least) + kChunkItems - 1) / kChunkItems; }
+  int64_t num_chunks() const { return (larger(size, min_items) + kChunkItems - 1) / kChunkItems; }
 };
 
-// Writes rows as whole chunks, with unused items after a row's end, and the place of each chunk. Returns the smallest
+// Writes rows as whole chunks, padded with kUnusedItem, and the destination index of each chunk. Returns the minimum
 // item of the rows from `split` on; INT32_MAX if they have none.
-inline int32_t pack_rows(const std::vector<SourceRow>& rows, int64_t split, int64_t* places, int32_t* chunks) {
-  int32_t smallest = INT32_MAX;
+inline int32_t pack_rows(const std::vector<SourceRow>& rows, int64_t split, int64_t* chunk_indices, int32_t* chunks) {
+  int32_t min_item = INT32_MAX;
   for (size_t i = 0; i < rows.size(); ++i) {
     const SourceRow& row = rows[i];
     for (int64_t j = 0; j < row.size; ++j) std::memcpy(chunks + j, row.data + j * row.stride, sizeof(int32_t));
     if (static_cast<int64_t>(i) >= split && row.size > 0)
-      smallest = smaller(smallest, *std::min_element(chunks, chunks + row.size));
+      min_item = smaller(min_item, *std::min_element(chunks, chunks + row.size));
     const int64_t num_chunks = row.num_chunks();
     std::fill(chunks + row.size, chunks + num_chunks * kChunkItems, kUnusedItem);
-    for (int64_t j = 0; j < num_chunks; ++j) *places++ = row.first_chunk + j;
+    for (int64_t j = 0; j < num_chunks; ++j) *chunk_indices++ = row.first_chunk + j;
     chunks += num_chunks * kChunkItems;
   }
-  return smallest;
+  return min_item;
 }
 
 // Concatenates items[begins[i] : begins[i] + counts[i]].

@@ -55,7 +55,7 @@ std::vector<int64_t> RowRecognizer::assign(const Rows& rows, const int32_t* num_
     find_grown(rows, lengths, missing, absent_slots(slots, batch), slots);
     missing.erase(std::remove_if(missing.begin(), missing.end(), [&](int64_t i) { return slots[i] != kFree; }),
                   missing.end());
-    take_oldest(missing, slots, batch);
+    assign_oldest_slots(missing, slots, batch);
   }
   row_slots_.reserve(lengths.size());
   ++step_;
@@ -70,7 +70,7 @@ std::vector<int64_t> RowRecognizer::assign(const Rows& rows, const int32_t* num_
   return missing;
 }
 
-std::vector<int32_t> RowRecognizer::forget_absent(int64_t steps) {
+std::vector<int32_t> RowRecognizer::free_absent_slots(int64_t steps) {
   std::vector<int32_t> absent;
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     if (last_seen_[slot] > 0 && last_seen_[slot] < step_ - steps) absent.push_back(static_cast<int32_t>(slot));
@@ -83,16 +83,16 @@ std::vector<int32_t> RowRecognizer::forget_absent(int64_t steps) {
 }
 
 // Whether the row may be the slot's request after it has grown.
-bool RowRecognizer::fits(const Rows& rows, int64_t row, int32_t before, const Slot& slot) const {
+bool RowRecognizer::may_continue(const Rows& rows, int64_t row, int32_t before, const Slot& slot) const {
   return slot.length > 0 && slot.length <= before && fingerprint(rows, row, slot.length) == slot.fingerprint;
 }
 
 // Finds rows with the same request as in the previous step.
 void RowRecognizer::find_unmoved(const Rows& rows, const std::vector<Lengths>& lengths, int32_t* slots) const {
-  const size_t known = smaller(lengths.size(), row_slots_.size());
+  const size_t num_rows = smaller(lengths.size(), row_slots_.size());
   // Prefetches ahead, so that the cache misses of several rows overlap. The positions depend on the slot's length;
   // nearly always it is the row's length without the sampled tokens.
-  constexpr size_t kAhead = 8;
+  constexpr size_t kPrefetchDistance = 8;
   const auto prefetch = [&](size_t i) {
     __builtin_prefetch(&slots_[static_cast<size_t>(row_slots_[i])], 1);
     const int32_t length = lengths[i].before;
@@ -101,11 +101,12 @@ void RowRecognizer::find_unmoved(const Rows& rows, const std::vector<Lengths>& l
     for (int p = kTail - 1; p < kWidth; ++p) __builtin_prefetch(tokens + position(length, p));
     __builtin_prefetch(tokens + lengths[i].after - 1);
   };
-  for (size_t i = 0; i < smaller(kAhead, known); ++i) prefetch(i);
-  for (size_t i = 0; i < known; ++i) {
-    if (i + kAhead < known) prefetch(i + kAhead);
+  for (size_t i = 0; i < smaller(kPrefetchDistance, num_rows); ++i) prefetch(i);
+  for (size_t i = 0; i < num_rows; ++i) {
+    if (i + kPrefetchDistance < num_rows) prefetch(i + kPrefetchDistance);
     const int32_t slot = row_slots_[i];
-    if (fits(rows, static_cast<int64_t>(i), lengths[i].before, slots_[static_cast<size_t>(slot)])) slots[i] = slot;
+    if (may_continue(rows, static_cast<int64_t>(i), lengths[i].before, slots_[static_cast<size_t>(slot)]))
+      slots[i] = slot;
   }
 }
 
@@ -117,7 +118,7 @@ std::vector<char> RowRecognizer::slots_in_use(const int32_t* slots, int64_t batc
   return in_use;
 }
 
-// Slots whose requests have not been found in a row.
+// Slots with requests that have not been found in a row.
 std::vector<int32_t> RowRecognizer::absent_slots(const int32_t* slots, int64_t batch) const {
   const std::vector<char> in_use = slots_in_use(slots, batch);
   std::vector<int32_t> absent;
@@ -173,7 +174,7 @@ void RowRecognizer::find_grown(const Rows& rows, const std::vector<Lengths>& len
       const Slot& s = slots_[static_cast<size_t>(slot)];
       // This one token rules out nearly all pairs.
       if (s.length > before || tokens[s.length - 1] != s.fingerprint[0]) continue;
-      if (fits(rows, i, before, s)) pairs.push_back({i, slot, pairs.size()});
+      if (may_continue(rows, i, before, s)) pairs.push_back({i, slot, pairs.size()});
     }
   }
   const auto length = [this](const Pair& p) { return slots_[static_cast<size_t>(p.slot)].length; };
@@ -188,8 +189,8 @@ void RowRecognizer::find_grown(const Rows& rows, const std::vector<Lengths>& len
   }
 }
 
-// Takes slots without a row in this step: free ones first, then those absent longest.
-void RowRecognizer::take_oldest(const std::vector<int64_t>& rows, int32_t* slots, int64_t batch) const {
+// Assigns slots without a row in this step to `rows`: free slots first, then those absent longest.
+void RowRecognizer::assign_oldest_slots(const std::vector<int64_t>& rows, int32_t* slots, int64_t batch) const {
   if (rows.empty()) return;
   const std::vector<char> in_use = slots_in_use(slots, batch);
   std::vector<int32_t> order;

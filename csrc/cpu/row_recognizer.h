@@ -1,8 +1,8 @@
 // Finds the request of each row of a token buffer, because vLLM does not pass request ids to a custom class.
 //
 // The runner moves rows: it swaps and condenses them when requests finish, removes preempted requests, and puts them
-// into other rows later. An engine with state per request (an index) has to find the request again. A row is taken to
-// hold the request of a slot if
+// into other rows later. An engine with state per request (an index) has to find the request again. A row is assumed
+// to hold the request of a slot if
 //
 // - its length without the newly sampled tokens is at least the slot's length, and
 // - the tokens at up to 14 positions below the slot's length are the slot's: the last six, and those at the powers of
@@ -37,13 +37,13 @@ class RowRecognizer {
 
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
 
-  // Writes the slot of each of the first `batch` rows to `slots`, and returns the rows whose request is new. Expects
-  // batch <= rows.rows and batch <= num_slots(). A row whose length is invalid has no request.
+  // Writes the slot of each of the first `batch` rows to `slots`, and returns the rows with a new request. Expects
+  // batch <= rows.rows and batch <= num_slots(). A row with an invalid length has no request.
   std::vector<int64_t> assign(const Rows& rows, const int32_t* num_tokens, const int32_t* num_sampled, int64_t batch,
                               int32_t* slots);
 
   // Frees the slots of requests that had no row for more than `steps` steps, and returns these slots.
-  std::vector<int32_t> forget_absent(int64_t steps);
+  std::vector<int32_t> free_absent_slots(int64_t steps);
 
   // The slot of each row in the previous step.
   const std::vector<int32_t>& row_slots() const { return row_slots_; }
@@ -70,7 +70,7 @@ class RowRecognizer {
   static uint64_t hash(int32_t length, const Fingerprint& fingerprint);
   static std::vector<Lengths> read_lengths(const Rows& rows, const int32_t* num_tokens, const int32_t* num_sampled,
                                            int64_t batch);
-  bool fits(const Rows& rows, int64_t row, int32_t before, const Slot& slot) const;
+  bool may_continue(const Rows& rows, int64_t row, int32_t before, const Slot& slot) const;
   void find_unmoved(const Rows& rows, const std::vector<Lengths>& lengths, int32_t* slots) const;
   std::vector<char> slots_in_use(const int32_t* slots, int64_t batch) const;
   std::vector<int32_t> absent_slots(const int32_t* slots, int64_t batch) const;
@@ -78,10 +78,10 @@ class RowRecognizer {
                   const std::vector<int32_t>& absent, int32_t* slots) const;
   void find_grown(const Rows& rows, const std::vector<Lengths>& lengths, const std::vector<int64_t>& missing,
                   const std::vector<int32_t>& absent, int32_t* slots) const;
-  void take_oldest(const std::vector<int64_t>& rows, int32_t* slots, int64_t batch) const;
+  void assign_oldest_slots(const std::vector<int64_t>& rows, int32_t* slots, int64_t batch) const;
 
   std::vector<Slot> slots_;
-  std::vector<int64_t> last_seen_;  // step; 0: never, or forgotten
+  std::vector<int64_t> last_seen_;  // step; 0: never, or the slot was freed
   std::vector<int32_t> row_slots_;  // of the previous step
   int64_t step_ = 0;
 };

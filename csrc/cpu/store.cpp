@@ -1,5 +1,5 @@
-// CPU kernels of the store's operators, called by their bodies (api/store.h), and the entering of rows' new text,
-// which the drafting core calls too.
+// CPU kernels of the store's operators, called by the operator implementations (api/store.h), and the insertion of
+// rows' new text, which drafting on the host also calls.
 #include "core/store.h"
 
 #include <cstring>
@@ -12,88 +12,88 @@ using namespace store;
 
 namespace {
 
-// The rows of one call. Their text is complete in the store when this is destroyed.
-class StoreIntake {
+// Inserts the rows of one call. Their text is complete in the store when the object is destroyed.
+class StoreInserter {
  public:
-  explicit StoreIntake(const Store& store) : store_(store), entering_(store) {}
-  ~StoreIntake() { entering_.flush(); }
-  StoreIntake(const StoreIntake&) = delete;
-  StoreIntake& operator=(const StoreIntake&) = delete;
+  explicit StoreInserter(const Store& store) : store_(store), inserter_(store) {}
+  ~StoreInserter() { inserter_.flush(); }
+  StoreInserter(const StoreInserter&) = delete;
+  StoreInserter& operator=(const StoreInserter&) = delete;
 
-  // Enters the last `num_sampled` tokens of slot `id`'s row, and what is missing before them.
-  void take_in(int64_t id, const StoredRow& row, int64_t num_sampled);
+  // Inserts the last `num_sampled` tokens of slot `id`'s row, and missing tokens before them.
+  void insert(int64_t id, const StoredRow& row, int64_t num_sampled);
 
  private:
   bool continues(const uint32_t* slot, const StoredRow& row) const;
-  int64_t write(uint32_t* slot, const StoredRow& row, int64_t at, int64_t upto, uint64_t seed);
-  void give_out(uint32_t* slot, uint64_t scope);
+  int64_t write(uint32_t* slot, const StoredRow& row, int64_t begin, int64_t end, uint64_t seed);
+  void allocate_block(uint32_t* slot, uint64_t scope);
 
   const Store& store_;
-  Entering entering_;
+  TokenInserter inserter_;
   int64_t backlog_ = store::kBacklogTokens;
 };
 
-void StoreIntake::take_in(int64_t id, const StoredRow& row, int64_t num_sampled) {
+void StoreInserter::insert(int64_t id, const StoredRow& row, int64_t num_sampled) {
   if (id < 0 || id >= store_.num_slots) return;
   const uint32_t slot_id = static_cast<uint32_t>(id);
   uint32_t* const slot = store_.slot(slot_id);
   const int64_t sampled = smaller(num_sampled, row.length);
   if (!continues(slot, row)) {
-    close_slot(store_, slot_id, &entering_);
+    close_slot(store_, slot_id, &inserter_);
     slot[kSlotLength] = static_cast<uint32_t>(row.length - sampled);
   }
-  const int64_t from = slot[kSlotLength];
-  const int64_t late = smaller(larger<int64_t>(row.length - sampled - from, 0), backlog_);
-  backlog_ -= late;
-  const int64_t upto = smaller(row.length, from + late + sampled);
+  const int64_t begin = slot[kSlotLength];
+  const int64_t num_missing = smaller(larger<int64_t>(row.length - sampled - begin, 0), backlog_);
+  backlog_ -= num_missing;
+  const int64_t end = smaller(row.length, begin + num_missing + sampled);
   const uint64_t seed = scope_seed(row.scope);
-  for (int64_t at = from; at < upto;) at += write(slot, row, at, upto, seed);
+  for (int64_t i = begin; i < end;) i += write(slot, row, i, end, seed);
 }
 
 // Whether the row continues the slot's request.
-bool StoreIntake::continues(const uint32_t* slot, const StoredRow& row) const {
+bool StoreInserter::continues(const uint32_t* slot, const StoredRow& row) const {
   const uint32_t serial = slot[kSlotSerial], stored = slot[kSlotLength];
-  if (!store_.alive(serial) || store_.scope(serial) != row.scope || stored > row.length) return false;
+  if (!store_.is_live(serial) || store_.scope(serial) != row.scope || stored > row.length) return false;
   const uint32_t fill = store_.fill(serial), n = smaller(fill, kOverlap);
   return n <= stored && std::memcmp(store_.text(serial) + fill - n, row.tokens + stored - n, n * sizeof(int32_t)) == 0;
 }
 
-// Writes those of the tokens from `at` to `upto` that fit into the slot's block; returns their number.
-int64_t StoreIntake::write(uint32_t* slot, const StoredRow& row, int64_t at, int64_t upto, uint64_t seed) {
+// Writes the tokens [begin, end) that fit into the slot's block; returns their number.
+int64_t StoreInserter::write(uint32_t* slot, const StoredRow& row, int64_t begin, int64_t end, uint64_t seed) {
   if (slot[kSlotSerial] == 0 || store_.fill(slot[kSlotSerial]) == kBlockTokens) {
-    entering_.flush();
-    give_out(slot, row.scope);
+    inserter_.flush();
+    allocate_block(slot, row.scope);
   }
   const uint32_t serial = slot[kSlotSerial], fill = store_.fill(serial);
-  const uint32_t count = static_cast<uint32_t>(smaller<int64_t>(upto - at, kBlockTokens - fill));
-  std::memcpy(store_.text(serial) + fill, row.tokens + at, count * sizeof(int32_t));
+  const uint32_t count = static_cast<uint32_t>(smaller<int64_t>(end - begin, kBlockTokens - fill));
+  std::memcpy(store_.text(serial) + fill, row.tokens + begin, count * sizeof(int32_t));
   store_.head(serial)[kHeadFill] = fill + count;
-  slot[kSlotLength] = static_cast<uint32_t>(at + count);
+  slot[kSlotLength] = static_cast<uint32_t>(begin + count);
   if (store_.header[kHeaderVisibility] == kFinish) return count;
-  for (uint32_t j = 0; j < count; ++j) entering_.add(serial << kBlockBits | (fill + j), row.scope, seed);
+  for (uint32_t j = 0; j < count; ++j) inserter_.add(serial << kBlockBits | (fill + j), row.scope, seed);
   return count;
 }
 
 // Allocates the next block for the request of a slot.
-void StoreIntake::give_out(uint32_t* slot, uint64_t scope) {
+void StoreInserter::allocate_block(uint32_t* slot, uint64_t scope) {
   uint32_t* const header = store_.header;
   if (header[kHeaderNextSerial] == kEndOfSerials) renumber(store_);
-  if (header[kHeaderNextSerial] == 0 || header[kHeaderNextSerial] > kEndOfSerials) forget_all(store_);
-  uint32_t before = slot[kSlotSerial];
+  if (header[kHeaderNextSerial] == 0 || header[kHeaderNextSerial] > kEndOfSerials) remove_all_text(store_);
+  uint32_t previous = slot[kSlotSerial];
   const uint32_t serial = header[kHeaderNextSerial]++;
   int32_t repeated[kOverlap];
   uint32_t count = 0;
-  if (store_.alive(before)) {
-    const uint32_t fill = store_.fill(before);
+  if (store_.is_live(previous)) {
+    const uint32_t fill = store_.fill(previous);
     count = smaller(fill, kOverlap);
-    std::memcpy(repeated, store_.text(before) + fill - count, count * sizeof(int32_t));
+    std::memcpy(repeated, store_.text(previous) + fill - count, count * sizeof(int32_t));
   } else {
-    before = 0;
+    previous = 0;
   }
   uint32_t* const head = store_.head(serial);
   head[kHeadSerial] = serial;
   head[kHeadFill] = head[kHeadFirst] = count;
-  head[kHeadPrevious] = before;
+  head[kHeadPrevious] = previous;
   head[kHeadNext] = 0;
   head[kHeadScope] = static_cast<uint32_t>(scope);
   head[kHeadScope + 1] = static_cast<uint32_t>(scope >> 32);
@@ -106,15 +106,15 @@ void StoreIntake::give_out(uint32_t* slot, uint64_t scope) {
 
 }  // namespace
 
-void take_in(const StoreIntakeParams& p) {
+void insert_rows(const StoreInsertParams& p) {
   Store store;
   if (!open_store(p.store.words, p.store.num_words, &store)) return;
-  StoreIntake intake(store);
+  StoreInserter inserter(store);
   for (int64_t i = 0; i < p.batch; ++i) {
     const int64_t row = p.row_indices[i];
     const StoredRow stored = stored_row(p.token_ids, row, p.num_tokens, p.num_sampled[i], scope_of(p.scopes, i));
     if (stored.tokens == nullptr) continue;
-    intake.take_in(p.slot_indices.bytes != 0 ? p.slot_indices[i] : row, stored, p.num_sampled[i]);
+    inserter.insert(p.slot_indices.bytes != 0 ? p.slot_indices[i] : row, stored, p.num_sampled[i]);
   }
 }
 
@@ -124,28 +124,29 @@ using namespace ngram_npu;
 
 namespace {
 
-constexpr int64_t kGroup = 16;  // rows whose cache misses overlap
+constexpr int64_t kGroupRows = 16;  // rows with overlapping cache misses
 
 void draft(const NgramStoreStepParams& p, const cpu::StoreDrafter& drafter) {
   const LookupOptions options{0, 0, p.draft_token_ids.capacity, p.max_len, 0, false, p.fill, nullptr, 0};
-  for (int64_t first = 0; first < p.batch; first += kGroup) {
-    const int64_t size = smaller(p.batch - first, kGroup);
-    cpu::StoreQuery queries[kGroup];
+  for (int64_t first = 0; first < p.batch; first += kGroupRows) {
+    const int64_t size = smaller(p.batch - first, kGroupRows);
+    cpu::StoreQuery queries[kGroupRows];
     for (int64_t i = 0; i < size; ++i) {
-      const int64_t at = first + i;
-      queries[i].row =
-          cpu::stored_row(p.token_ids, p.row_indices[at], p.num_tokens, p.num_sampled[at], scope_of(p.scopes, at));
+      const int64_t batch_position = first + i;
+      queries[i].row = cpu::stored_row(p.token_ids, p.row_indices[batch_position], p.num_tokens,
+                                       p.num_sampled[batch_position], scope_of(p.scopes, batch_position));
     }
     drafter.look_up(queries, size);
     for (int64_t i = 0; i < size; ++i) {
-      const int64_t own = larger<int64_t>(0, smaller<int64_t>(p.num_draft_tokens[first + i], options.k));
+      const int64_t num_ngram_drafts = larger<int64_t>(0, smaller<int64_t>(p.num_draft_tokens[first + i], options.k));
       cpu::StoreDraft draft;
-      if (!drafter.draft(queries[i], options, p.draft_costs[first + i], own, &draft)) continue;
-      const int32_t unused = p.fill ? queries[i].row.tokens[queries[i].row.length - 1] : kNoToken;
-      draft.write(first + i, options, unused, {p.draft_token_ids.data, p.draft_token_ids.stride, sizeof(int32_t)},
+      if (!drafter.draft(queries[i], options, p.draft_costs[first + i], num_ngram_drafts, &draft)) continue;
+      const int32_t padding_token = p.fill ? queries[i].row.tokens[queries[i].row.length - 1] : kNoToken;
+      draft.write(first + i, options, padding_token,
+                  {p.draft_token_ids.data, p.draft_token_ids.stride, sizeof(int32_t)},
                   {p.draft_costs.data, p.draft_costs.stride});
       p.num_draft_tokens[first + i] = static_cast<int32_t>(draft.count);
-      p.match_len[first + i] = static_cast<int32_t>(draft.agreed);
+      p.match_len[first + i] = static_cast<int32_t>(draft.match_len);
     }
   }
 }
@@ -163,7 +164,8 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const NgramStoreStepPar
   }
   const StoreLookup lookup{p.store, p.scopes, p.costs, p.cost_limit, p.token_logits};
   draft(p, cpu::StoreDrafter(lookup));
-  cpu::take_in({p.store, p.token_ids, p.num_tokens, p.num_sampled, p.row_indices, p.slot_indices, p.scopes, p.batch});
+  cpu::insert_rows(
+      {p.store, p.token_ids, p.num_tokens, p.num_sampled, p.row_indices, p.slot_indices, p.scopes, p.batch});
   return kOk;
 }
 
@@ -175,10 +177,10 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const NgramStoreFinis
     cpu::count_busy(store);
     return kOk;
   }
-  cpu::Entering entering(store);
+  cpu::TokenInserter inserter(store);
   for (int64_t i = 0; i < params->count; ++i) {
     const int64_t slot = params->slot_indices[i];
-    if (slot >= 0 && slot < store.num_slots) cpu::close_slot(store, static_cast<uint32_t>(slot), &entering);
+    if (slot >= 0 && slot < store.num_slots) cpu::close_slot(store, static_cast<uint32_t>(slot), &inserter);
   }
   return kOk;
 }

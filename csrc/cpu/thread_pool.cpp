@@ -14,7 +14,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// The number that torch would use: OMP_NUM_THREADS, otherwise the cores that this process may use.
+// The number of threads that torch would use: OMP_NUM_THREADS, otherwise the number of cores that this process may use.
 int32_t default_threads() {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
     if (const long n = std::strtol(text, nullptr, 10); n > 0) return static_cast<int32_t>(smaller(n, 1024L));
@@ -29,8 +29,8 @@ class Pool {
   using Task = void (*)(void*, int32_t);
 
   void run(int32_t num_tasks, Task fn, void* context) {
-    const std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
-    if (num_tasks < 2 || !owner.owns_lock() || !grow(num_tasks - 1)) {
+    const std::unique_lock<std::mutex> call_lock(call_mutex_, std::try_to_lock);
+    if (num_tasks < 2 || !call_lock.owns_lock() || !start_threads(num_tasks - 1)) {
       for (int32_t task = 0; task < num_tasks; ++task) fn(context, task);
       return;
     }
@@ -38,7 +38,7 @@ class Pool {
       const std::lock_guard<std::mutex> lock(mutex_);
       fn_ = fn;
       context_ = context;
-      helpers_ = num_tasks - 1;
+      num_helpers_ = num_tasks - 1;
       pending_ = num_tasks - 1;
       ++round_;
     }
@@ -49,11 +49,12 @@ class Pool {
   }
 
  private:
-  bool grow(int32_t helpers) {
+  // Starts threads until there are `num_helpers`; returns false if the system refuses.
+  bool start_threads(int32_t num_helpers) {
     try {
-      while (static_cast<int32_t>(threads_.size()) < helpers) {
+      while (static_cast<int32_t>(threads_.size()) < num_helpers) {
         const auto id = static_cast<int32_t>(threads_.size()) + 1;
-        threads_.emplace_back([this, id, seen = round_] { work(id, seen); });
+        threads_.emplace_back([this, id, last_round = round_] { work(id, last_round); });
       }
     } catch (const std::system_error&) {
       return false;  // no more threads available: the caller does the work itself
@@ -61,15 +62,15 @@ class Pool {
     return true;
   }
 
-  void work(int32_t id, uint64_t seen) {
+  void work(int32_t id, uint64_t last_round) {
     for (;;) {
       Task fn = nullptr;
       void* context = nullptr;
       {
         std::unique_lock<std::mutex> lock(mutex_);
-        start_.wait(lock, [&] { return round_ != seen; });
-        seen = round_;
-        if (id > helpers_) continue;
+        start_.wait(lock, [&] { return round_ != last_round; });
+        last_round = round_;
+        if (id > num_helpers_) continue;
         fn = fn_;
         context = context_;
       }
@@ -79,31 +80,31 @@ class Pool {
     }
   }
 
-  std::mutex owner_;  // held by the call that uses the pool
-  std::mutex mutex_;  // guards all members below
+  std::mutex call_mutex_;  // locked by the call that uses the pool
+  std::mutex mutex_;       // guards all members below
   std::condition_variable start_;
   std::condition_variable done_;
   std::vector<std::thread> threads_;
   Task fn_ = nullptr;
   void* context_ = nullptr;
-  int32_t helpers_ = 0;
+  int32_t num_helpers_ = 0;
   int32_t pending_ = 0;
   uint64_t round_ = 0;
 };
 
-// Never destroyed, because its threads may sleep in it until the process ends. A forked child has no such threads, so
-// it abandons the parent's pool and makes its own. No lock here: if another thread held it during the fork, the child
-// could never get it.
+// Never destroyed, because its threads may sleep in it until the process ends. A forked child does not have these
+// threads, so it drops the parent's pool and creates its own. A lock is not possible here: if another thread held it
+// during the fork, the child could never acquire it.
 std::atomic<Pool*> current{nullptr};
-[[maybe_unused]] const int forget_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+[[maybe_unused]] const int reset_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
 
 Pool& pool() {
-  Pool* found = current.load();
-  if (found != nullptr) return *found;
-  Pool* made = new Pool;
-  if (current.compare_exchange_strong(found, made)) return *made;
-  delete made;  // another thread was faster
-  return *found;
+  Pool* existing = current.load();
+  if (existing != nullptr) return *existing;
+  Pool* created = new Pool;
+  if (current.compare_exchange_strong(existing, created)) return *created;
+  delete created;  // another thread was faster
+  return *existing;
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// CUDA kernels of the operators for sampled tokens and for a drafter's batch, called by their bodies
-// (api/bookkeeping.h).
+// CUDA kernels of the operators that process sampled tokens and prepare the drafter's batch, called by the operator
+// implementations (api/bookkeeping.h).
 #include "core/bookkeeping.h"
 #include "cuda/launch.cuh"
 
@@ -9,25 +9,25 @@ namespace {
 constexpr int32_t kThreads = 1024;
 constexpr int32_t kWarps = kThreads / kWarpSize;
 
-// One block with one request per thread at a time, because each request needs the sum of all before it.
+// One block with one request per thread at a time, because each request needs the sum over all earlier requests.
 __global__ void __launch_bounds__(kThreads) prepare_inputs_kernel(const PrepareInputsParams p) {
   __shared__ int64_t warp_sums[kWarps];
-  __shared__ int64_t kept_before[kThreads + 1];  // by request of the chunk; the last: of the chunk that follows
+  __shared__ int64_t kept_before[kThreads + 1];  // per request of the chunk; the last item is for the next chunk
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  int64_t before = 0;  // what the earlier requests keep; the output holds its low 32 bits
+  int64_t before = 0;  // number of tokens that the earlier requests keep; the output contains its low 32 bits
   if (thread == 0) p.query_start_loc_out[0] = 0;
   for (int64_t first = 0; first < p.batch; first += kThreads) {
     const int64_t i = first + thread;
-    int64_t kept = 0, kept_by_all = 0;
+    int64_t kept = 0, kept_in_chunk = 0;
     if (i < p.batch) {
       const KeptTokens tokens = kept_tokens(p, i);
       kept = tokens.kept;
       p.seq_lens_out[i] = wrap_sub(p.seq_lens[i], tokens.rejected);
     }
-    const int64_t upto = before + sum_over_block(kept, warp_sums, &kept_by_all);
-    if (i < p.batch) p.query_start_loc_out[i + 1] = static_cast<int32_t>(upto);
+    const int64_t kept_to_here = before + sum_over_block(kept, warp_sums, &kept_in_chunk);
+    if (i < p.batch) p.query_start_loc_out[i + 1] = static_cast<int32_t>(kept_to_here);
     if (thread == 0) kept_before[0] = before;
-    kept_before[thread + 1] = upto;
+    kept_before[thread + 1] = kept_to_here;
     __syncthreads();
     const auto requests = static_cast<int32_t>(smaller<int64_t>(kThreads, p.batch - first));
     for (int32_t r = thread / kWarpSize; r < requests; r += kWarps) {
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) prepare_inputs_kernel(const PrepareI
         p.token_indices[n] = wrap_add(p.query_start_loc[first + r], static_cast<int32_t>(n - begin));
       }
     }
-    before += kept_by_all;
+    before += kept_in_chunk;
   }
   for (int64_t n = before + thread; n < p.total_tokens; n += kThreads) p.token_indices[n] = kNoToken;
 }

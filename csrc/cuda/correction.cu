@@ -1,5 +1,5 @@
-// CUDA kernels of the operators between two forward passes, called by their bodies (api/correction.h).
-// correct_spec_state_ consists of the parts that the two others are: counts corrected in place, and slots token by
+// CUDA kernels of the operators between two forward passes, called by the operator implementations
+// (api/correction.h). correct_spec_state_ combines the two others: it corrects counts in place and maps slots token by
 // token.
 #include "core/correction.h"
 #include "cuda/launch.cuh"
@@ -9,27 +9,28 @@ namespace {
 
 constexpr int32_t kThreads = 1024;
 
-// A request's new num_computed_tokens may not be written while others still read old ones. Until then it waits where
-// the request's num_accepted_tokens will be, which no reader needs: so no batch is too large, and no other memory is
-// needed.
+// A request's new num_computed_tokens must not be written while others still read old ones. Until then it is stored
+// where the request's num_accepted_tokens will be, which no thread reads. So the batch size is not limited, and no
+// other memory is needed.
 __device__ void stage_counts(const CorrectNumComputedTokensParams& p, int64_t i, const CorrectedCounts& counts) {
-  if (counts.accepted_changes) p.num_accepted_tokens[i] = counts.num_computed;
+  if (counts.changes_accepted) p.num_accepted_tokens[i] = counts.num_computed;
 }
 
-// To be called once all requests are staged.
-__device__ void settle_counts(const CorrectNumComputedTokensParams& p, int64_t i) {
-  const int64_t drafted = drafted_at(p, i);
-  if (drafted < 0) {
+// Writes the final counts; call it after all requests are staged.
+__device__ void write_counts(const CorrectNumComputedTokensParams& p, int64_t i) {
+  const int64_t prev_position = prev_position_with_drafts(p, i);
+  if (prev_position < 0) {
     p.num_computed_tokens[i] = p.host_num_computed_tokens[i];
   } else {
     p.num_computed_tokens[i] = p.num_accepted_tokens[i];
-    p.num_accepted_tokens[i] = sampled_at(p, drafted);
+    p.num_accepted_tokens[i] = num_sampled_at(p, prev_position);
   }
 }
 
-// The request whose token n is; -1 before the first request, `batch` after the last. Tokens are shared out evenly to
-// the threads, whatever the requests' lengths, and each looks its request up. Any offsets give a result in this range.
-__device__ int64_t request_of(const int32_t* query_start_loc, int64_t batch, int64_t n) {
+// Finds the request of token n; -1 before the first request, `batch` after the last. Tokens are distributed evenly to
+// the threads, independent of the requests' lengths, and each thread finds its token's request. The result is in this
+// range for any offsets.
+__device__ int64_t find_request(const int32_t* query_start_loc, int64_t batch, int64_t n) {
   int64_t low = 0, high = batch + 1;  // the first offset above n lies in [low, high]
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
@@ -42,7 +43,7 @@ __device__ int64_t request_of(const int32_t* query_start_loc, int64_t batch, int
   return low - 1;
 }
 
-// Token n of `request` (its position, where it has one, given by `position_at`): its slot, or the padding.
+// Writes the slot of token n of `request`, or the padding. `position_at` returns the token's position, if it has one.
 template <class Position>
 __device__ void write_slot(const ComputeSlotMappingParams& p, int64_t request, int64_t n, const Position& position_at) {
   if (request < 0) return;
@@ -60,27 +61,27 @@ __device__ void write_slot(const ComputeSlotMappingParams& p, int64_t request, i
 
 // One block, so that a barrier separates reading the old counts from writing the new ones.
 __global__ void __launch_bounds__(kThreads) correct_num_computed_tokens_kernel(const CorrectNumComputedTokensParams p) {
-  for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) stage_counts(p, i, corrected(p, i));
+  for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) stage_counts(p, i, corrected_counts(p, i));
   __syncthreads();
-  for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) settle_counts(p, i);
+  for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) write_counts(p, i);
 }
 
-// Begin and computed count of each request, for a batch that fits into a block: tokens look both up.
+// First token and computed count of each request, for a batch that fits into a block.
 struct Requests {
   int32_t starts[kThreads + 1];
   int32_t num_computed[kThreads];
-  bool last;
+  bool is_last;
 };
 
-// Token n's position and slot, from the counts as they were before.
-__device__ void write_token(const CorrectSpecStateParams& p, const Requests& held, bool holds, int64_t n) {
+// Writes the position and slot of token n, from the counts before the correction.
+__device__ void write_token(const CorrectSpecStateParams& p, const Requests& staged, bool is_staged, int64_t n) {
   const int32_t* starts = p.slots.query_start_loc;
   const int64_t batch = p.slots.batch;
-  const int64_t request = holds ? request_of(held.starts, batch, n) : request_of(starts, batch, n);
+  const int64_t request = is_staged ? find_request(staged.starts, batch, n) : find_request(starts, batch, n);
   int64_t position = 0;
   if (request >= 0 && request < batch) {
-    position = holds ? position_of(n, held.starts[request], held.num_computed[request])
-                     : position_of(n, starts[request], corrected(p.counts, request).num_computed);
+    position = is_staged ? position_of_token(n, staged.starts[request], staged.num_computed[request])
+                         : position_of_token(n, starts[request], corrected_counts(p.counts, request).num_computed);
     if (n < p.slots.num_positions) p.positions[n] = position;
   }
   if (n < p.slots.num_slots) write_slot(p.slots, request, n, [&] { return position; });
@@ -91,28 +92,28 @@ __device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
     p.seq_lens[i] = 0;
     return;
   }
-  const CorrectedCounts counts = corrected(p.counts, i);
-  const int32_t seq_len = seq_len_of(p, i, counts.num_computed);
+  const CorrectedCounts counts = corrected_counts(p.counts, i);
+  const int32_t seq_len = sequence_length(p, i, counts.num_computed);
   p.seq_lens[i] = seq_len;
-  if (p.discard != nullptr) p.discard[i] = discards(p, i, seq_len);
+  if (p.discard != nullptr) p.discard[i] = should_discard(p, i, seq_len);
   stage_counts(p.counts, i, counts);
 }
 
-// Every block goes by the counts as they were, and the last one then overwrites them.
+// Every block uses the counts before the correction; the last block then overwrites them.
 __global__ void __launch_bounds__(kThreads, 1) correct_spec_state_kernel(const CorrectSpecStateParams p) {
-  __shared__ Requests held;
+  __shared__ Requests staged;
   const int64_t thread = threadIdx.x, n = int64_t{blockIdx.x} * kThreads + thread;
-  const bool holds = p.slots.batch <= kThreads;
-  if (holds && thread < p.slots.batch) {
-    held.starts[thread + 1] = p.slots.query_start_loc[thread + 1];
-    held.num_computed[thread] = corrected(p.counts, thread).num_computed;
+  const bool is_staged = p.slots.batch <= kThreads;
+  if (is_staged && thread < p.slots.batch) {
+    staged.starts[thread + 1] = p.slots.query_start_loc[thread + 1];
+    staged.num_computed[thread] = corrected_counts(p.counts, thread).num_computed;
   }
-  if (thread == 0) held.starts[0] = p.slots.query_start_loc[0];
+  if (thread == 0) staged.starts[0] = p.slots.query_start_loc[0];
   __syncthreads();
-  write_token(p, held, holds, n);
+  write_token(p, staged, is_staged, n);
   if (n < p.num_seq_lens) write_request(p, n);
-  if (!is_last_block(static_cast<uint32_t*>(p.workspace), &held.last)) return;
-  for (int64_t i = thread; i < p.counts.batch; i += kThreads) settle_counts(p.counts, i);
+  if (!is_last_block(static_cast<uint32_t*>(p.workspace), &staged.is_last)) return;
+  for (int64_t i = thread; i < p.counts.batch; i += kThreads) write_counts(p.counts, i);
   if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
 }
 
@@ -144,7 +145,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecSta
 namespace ngram_npu {
 
 static __device__ void write_item(const ComputeSlotMappingParams& p, int64_t n) {
-  cuda::write_slot(p, cuda::request_of(p.query_start_loc, p.batch, n), n, [&] { return p.positions[n]; });
+  cuda::write_slot(p, cuda::find_request(p.query_start_loc, p.batch, n), n, [&] { return p.positions[n]; });
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_compute_slot_mapping_(const ComputeSlotMappingParams* params, void* stream) {

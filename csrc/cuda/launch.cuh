@@ -11,7 +11,8 @@ namespace ngram_npu::cuda {
 constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
-// The number of blocks of a kernel that the current device runs at once. Never waits; allowed during graph capture.
+// The number of blocks of a kernel that the current device runs concurrently. Never waits; allowed during graph
+// capture.
 int32_t resident_blocks(const void* kernel, int32_t threads);
 
 // The grid for one thread, warp or block per item, with `per_block` items per block. At least one block, because a
@@ -20,29 +21,30 @@ inline dim3 blocks_for(int64_t items, int32_t per_block) {
   return dim3(static_cast<uint32_t>(larger<int64_t>((items + per_block - 1) / per_block, 1)));
 }
 
-// Counts this block as arrived; returns the number of earlier blocks. It sees their writes, and later blocks see its.
-__device__ inline uint32_t arrive(uint32_t* arrived) {
+// Adds this block to *num_arrived and returns the number of earlier blocks. This block sees their writes, and later
+// blocks see the writes of this block.
+__device__ inline uint32_t arrive(uint32_t* num_arrived) {
 #if defined(__CUDACC__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1208
-  // The instruction that later releases of nvcc make of the function below.
+  // The instruction that later releases of nvcc generate for the function below.
   uint32_t earlier;
-  asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(earlier) : "l"(arrived) : "memory");
+  asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(earlier) : "l"(num_arrived) : "memory");
   return earlier;
 #else
-  return __nv_atomic_fetch_add(arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
+  return __nv_atomic_fetch_add(num_arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
 #endif
 }
 
 // Whether this block is the last of the grid to arrive. The last block sees the writes of all blocks, and all their
-// reads are done. All threads must call it; the last block has to zero *arrived. `last` is in shared memory.
-__device__ inline bool is_last_block(uint32_t* arrived, bool* last) {
+// reads are done. All threads must call it; the last block has to zero *num_arrived. `is_last` is in shared memory.
+__device__ inline bool is_last_block(uint32_t* num_arrived, bool* is_last) {
   __syncthreads();
   if (gridDim.x == 1) return true;
-  if (threadIdx.x == 0) *last = arrive(arrived) == gridDim.x - 1;
+  if (threadIdx.x == 0) *is_last = arrive(num_arrived) == gridDim.x - 1;
   __syncthreads();
-  return *last;
+  return *is_last;
 }
 
-// Each lane's sum of the values up to and including its own.
+// Returns the sum of the values of this lane and all lower lanes.
 template <class Int>
 __device__ Int sum_over_warp(Int value) {
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
@@ -53,8 +55,8 @@ __device__ Int sum_over_warp(Int value) {
   return value;
 }
 
-// Each thread's sum of the values up to and including its own, and all threads' in *total. `warp_sums` is shared
-// memory, a place for each warp; it must not be in use.
+// Returns the sum of the values of this thread and all lower threads; *total is the sum over all threads. `warp_sums`
+// is shared memory with one item per warp that is not in use.
 template <class Int>
 __device__ Int sum_over_block(Int value, Int* warp_sums, Int* total) {
   const auto thread = static_cast<int32_t>(threadIdx.x), warps = static_cast<int32_t>(blockDim.x) / kWarpSize;
@@ -62,9 +64,9 @@ __device__ Int sum_over_block(Int value, Int* warp_sums, Int* total) {
   const Int in_warp = sum_over_warp(value);
   if (lane == kWarpSize - 1) warp_sums[warp] = in_warp;
   __syncthreads();
-  const Int upto = sum_over_warp(lane < warps ? warp_sums[lane] : Int{0});
-  *total = __shfl_sync(kWholeWarp, upto, warps - 1);
-  return in_warp + (warp > 0 ? __shfl_sync(kWholeWarp, upto, warp - 1) : Int{0});
+  const Int sum = sum_over_warp(lane < warps ? warp_sums[lane] : Int{0});
+  *total = __shfl_sync(kWholeWarp, sum, warps - 1);
+  return in_warp + (warp > 0 ? __shfl_sync(kWholeWarp, sum, warp - 1) : Int{0});
 }
 
 // The Status that an entry point returns; the text of an error is kept for ngram_npu_cuda_error().
@@ -92,8 +94,8 @@ __global__ void __launch_bounds__(kItemThreads) items_kernel(const __grid_consta
   }
 }
 
-// An operator with independent items: write_item(), which is defined next to its parameters, for
-// each of `count` items by kLanes threads.
+// Launches an operator with independent items: kLanes threads call write_item(), which is defined next to its
+// parameters, for each of `count` items.
 template <int32_t kLanes = 1, class Params>
 int32_t launch_items(const Params& p, int64_t count, void* stream) {
   return launch(items_kernel<kLanes, Params>, blocks_for(count, kItemThreads / kLanes), kItemThreads, stream, p, count);

@@ -1,4 +1,4 @@
-// CUDA kernel of ngram_propose, called by its body (api/drafting.h): the lookup over rows as they stand.
+// CUDA kernel of ngram_propose, called by the operator implementation (api/drafting.h): the lookup in unmodified rows.
 #include "core/drafting.h"
 #include "cuda/lookup.cuh"
 
@@ -9,18 +9,18 @@ struct ProposeLookup {
   const NgramProposeParams& p;
 
   __device__ int64_t length(int64_t i) const {
-    const LiveRow live = live_row(p, i);
-    return may_draft(live.length, p.token_ids.capacity, p.lookup) ? live.length : 0;
+    const ValidRow valid = valid_row(p, i);
+    return may_draft(valid.length, p.token_ids.capacity, p.lookup) ? valid.length : 0;
   }
-  __device__ LiveTokens tokens(int64_t i) const {
-    const LiveRow live = length(i) > 0 ? live_row(p, i) : LiveRow{};
-    const auto count = static_cast<int32_t>(live.length);
-    return {p.token_ids[live.row], p.token_ids[live.row], count, count};
+  __device__ RowTokens tokens(int64_t i) const {
+    const ValidRow valid = length(i) > 0 ? valid_row(p, i) : ValidRow{};
+    const auto count = static_cast<int32_t>(valid.length);
+    return {p.token_ids[valid.row], p.token_ids[valid.row], count, count};
   }
-  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
-    write_draft(p, i, tokens, found, unused_token(p, i));
+  __device__ void finish(int64_t i, const RowTokens& tokens, Match match) const {
+    write_draft(p, i, tokens, match, padding_token(p, i));
   }
-  __device__ void settle(int64_t) const {}
+  __device__ void finalize(int64_t) const {}
 };
 
 __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)

@@ -1,4 +1,5 @@
-// CUDA kernel of ngram_step_, called by its body (api/drafting.h): the lookup over rows and their sampled tokens.
+// CUDA kernel of ngram_step_, called by the operator implementation (api/drafting.h): the lookup in rows and their
+// sampled tokens.
 #include "cuda/lookup.cuh"
 
 namespace ngram_npu::cuda {
@@ -6,7 +7,7 @@ namespace {
 
 struct StepBlock {
   LookupBlock lookup;
-  LiveRow live;
+  ValidRow valid;
   int64_t num_sampled;
 };
 
@@ -16,39 +17,43 @@ struct StepLookup {
   StepBlock& block;
 
   __device__ int64_t length(int64_t i) const {
-    if (discarded(p, i) || !is_valid_token(p.sampled_token_ids[i][0], p.vocab_size)) return 0;
-    return live_row(p, i).length;
+    if (is_discarded(p, i) || !is_valid_token(p.sampled_token_ids[i][0], p.vocab_size)) return 0;
+    return valid_row(p, i).length;
   }
-  __device__ LiveTokens tokens(int64_t i) const {
+  __device__ RowTokens tokens(int64_t i) const {
     const uint32_t thread = threadIdx.x;
-    if (thread == kWarpSize) block.live = live_row(p, i);  // beside warp 0, whose loads need not wait for these
+    // In parallel with warp 0, so that its loads need not wait.
+    if (thread == kWarpSize) block.valid = valid_row(p, i);
     if (thread < kWarpSize) {
-      const int64_t run = leading_run_by_warp(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
-      if (thread == 0) block.num_sampled = discarded(p, i) ? 0 : run;
+      const int64_t count =
+          count_valid_prefix_by_warp(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
+      if (thread == 0) block.num_sampled = is_discarded(p, i) ? 0 : count;
     }
     __syncthreads();
-    const Accepted a = accept(p, i, block.live, block.num_sampled);
-    const bool asks = drafts(a) && may_draft(a.old_length + a.num_appended, p.token_ids.capacity, p.lookup);
-    if (!asks) return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
+    const Accepted a = accept(p, i, block.valid, block.num_sampled);
+    const bool can_draft = should_draft(a) && may_draft(a.old_length + a.num_appended, p.token_ids.capacity, p.lookup);
+    if (!can_draft) return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
     return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length),
             static_cast<int32_t>(a.old_length + a.num_appended)};
   }
   // No block reads the row's end, so it may be written before the others are done.
-  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
-    const Accepted a = accept(p, i, block.live, block.num_sampled);  // again: held all along it costs registers
+  __device__ void finish(int64_t i, const RowTokens& tokens, Match match) const {
+    // Computed again, because keeping it would need registers.
+    const Accepted a = accept(p, i, block.valid, block.num_sampled);
     const uint32_t thread = threadIdx.x;
-    write_draft(p, i, tokens, found, unused_token(p, a));
+    write_draft(p, i, tokens, match, padding_token(p, a));
     if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
     if (thread == 0) {
       p.next_token_ids[i] = a.next_token;
       p.num_sampled[i] = static_cast<int32_t>(a.num_sampled);
     }
   }
-  __device__ void settle(int64_t i) const {
+  __device__ void finalize(int64_t i) const {
     if (!p.advance || p.num_sampled[i] == 0) return;
-    const LiveRow live = live_row(p, i);
-    const int64_t taken = live.row < 0 ? 0 : appended(p.num_sampled[i], live.length, p.token_ids.capacity);
-    if (taken > 0) p.num_tokens[live.row] = static_cast<int32_t>(live.length + taken);
+    const ValidRow valid = valid_row(p, i);
+    const int64_t num_appended =
+        valid.row < 0 ? 0 : num_appended_tokens(p.num_sampled[i], valid.length, p.token_ids.capacity);
+    if (num_appended > 0) p.num_tokens[valid.row] = static_cast<int32_t>(valid.length + num_appended);
   }
 };
 

@@ -194,7 +194,7 @@ class Runner:
         while self._in_flight:
             self._reconcile()
         if self.state.store is not None:
-            # No further step removes the last requests, so tell the store that they ended.
+            # No further step removes the last requests, so their end is reported to the store here.
             self.scheduler.clear()
             self.state.rebuild([])
             self._has_drafts = False

@@ -137,20 +137,11 @@ def _load() -> _State:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return _without_torch(str(error))
-    library.ngram_npu_load_backend.restype = ctypes.c_int32
-    library.ngram_npu_load_backend.argtypes = [
-        ctypes.c_char_p,
-        ctypes.c_int32,
-        ctypes.c_char_p,
-        ctypes.c_char_p,
-        ctypes.c_int64,
-    ]
-    library.ngram_npu_defer_backend.restype = None
-    library.ngram_npu_defer_backend.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p]
-    library.ngram_npu_device_type.restype = ctypes.c_int32
-    library.ngram_npu_device_type.argtypes = [ctypes.c_char_p]
-    library.ngram_npu_has_kernel.restype = ctypes.c_int32
-    library.ngram_npu_has_kernel.argtypes = [ctypes.c_char_p, ctypes.c_int32]
+    text, number = ctypes.c_char_p, ctypes.c_int32
+    library.ngram_npu_load_backend.argtypes = [text, number, text, text, ctypes.c_int64]
+    library.ngram_npu_defer_backend.argtypes = [text, number, text]
+    library.ngram_npu_device_type.argtypes = [text]
+    library.ngram_npu_has_kernel.argtypes = [text, number]
     npu, npu_ops = _find_npu(library)
     return _State(
         library=library,

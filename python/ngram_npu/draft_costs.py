@@ -161,8 +161,8 @@ def logits_to_costs(logits: IntArray) -> IntArray:
 
 
 def costs_to_logits(costs: npt.ArrayLike) -> FloatArray:
-    """Converts costs in sixteenths of a bit to logits in nats. A cost of 0, whose logit would be
-    infinite, is replaced by 0.25."""
+    """Converts costs in sixteenths of a bit to logits in nats. A cost of 0 would have an
+    infinite logit, so it is replaced by 0.25."""
     probability = 2.0 ** (-np.maximum(np.asarray(costs, np.float64), 0.25) / 16)
     logits: FloatArray = np.log(probability / (1 - probability))
     return logits

@@ -230,7 +230,11 @@ class Drafting:
         if self.store is not None and not advance:
             # The store needs the new lengths. The operator computes them in a copy, because it
             # ignores rows and lengths that are out of range.
-            num_tokens, advance = _copy(num_tokens), True
+            if isinstance(num_tokens, np.ndarray):
+                num_tokens = num_tokens.copy()
+            elif is_tensor(num_tokens):  # the operator rejects anything else
+                num_tokens = num_tokens.clone()
+            advance = True
         rows = token_ids, num_tokens, sampled_token_ids
         arguments = self._arguments(index, k, fill, token_ids, row_indices, costs, None)
         if discard is not None:
@@ -356,10 +360,3 @@ class Drafting:
 
 def _return_unchanged(table: Any) -> Any:
     return table
-
-
-def _copy(lengths: Any) -> Any:
-    """Returns a copy of an array or a tensor. The operator rejects anything else."""
-    if isinstance(lengths, np.ndarray):
-        return lengths.copy()
-    return lengths.clone() if is_tensor(lengths) else lengths

@@ -23,7 +23,7 @@ class InputError(Exception):
 
     Raised for input files that cannot be read or are malformed (the message contains file and
     line), invalid options, missing optional packages, and output that cannot be written. The
-    message is one printable line that tells the user what to do.
+    message is one printable line that states what to do.
     """
 
     def __init__(self, message: str) -> None:

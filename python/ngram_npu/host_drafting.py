@@ -93,7 +93,22 @@ class SynchronousStream:
         return nullcontext()
 
 
-class CudaStream:
+class _DeviceStream:
+    """The current stream of a device's runtime."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._last_stream: Any = None
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        to.copy_(source, non_blocking=True)
+
+    def use_last_stream(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self._runtime.stream(self._last_stream)
+        return context
+
+
+class CudaStream(_DeviceStream):
     """torch's current CUDA stream. Requires the driver, but no CUDA build of ngram_npu.
 
     Raises:
@@ -107,11 +122,8 @@ class CudaStream:
             raise RuntimeError(f"ngram_npu: drafting on the host: {error}") from error
         launch.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
         launch.restype = ctypes.c_int
+        super().__init__(torch.cuda)
         self._launch = launch
-        self._last_stream: Any = None
-
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        to.copy_(source, non_blocking=True)
 
     def run(self, job: int) -> None:
         if torch.cuda.is_current_stream_capturing():
@@ -123,11 +135,8 @@ class CudaStream:
         if status := self._launch(self._last_stream.cuda_stream, _C.STREAM_CALLBACK, job):
             raise RuntimeError(f"ngram_npu: cuLaunchHostFunc returned status {status}, expected 0")
 
-    def use_last_stream(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._last_stream)
 
-
-class NpuStream:
+class NpuStream(_DeviceStream):
     """torch_npu's current stream, through its task queue. Requires CANN 8.3 or later.
 
     Raises:
@@ -137,12 +146,8 @@ class NpuStream:
     def __init__(self) -> None:
         if reason := _library.open_npu().reason:
             raise RuntimeError(f"ngram_npu: drafting on the host: {reason}")
+        super().__init__(torch.get_device_module("npu"))
         self._launch = _library.npu_launch_host_func()
-        self._runtime: Any = torch.get_device_module("npu")
-        self._last_stream: Any = None
-
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        to.copy_(source, non_blocking=True)
 
     def run(self, job: int) -> None:
         self._last_stream = self._runtime.current_stream()
@@ -151,10 +156,6 @@ class NpuStream:
                 "ngram_npu: drafting on the host: aclrtLaunchHostFunc is missing; install CANN 8.3 "
                 "or later"
             )
-
-    def use_last_stream(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self._runtime.stream(self._last_stream)
-        return context
 
 
 _STREAMS: dict[str, Callable[[], Stream]] = {
@@ -205,7 +206,7 @@ class HostDrafting:
             config: Lookup and draft settings.
             num_rows, capacity, max_sampled: R, S and M.
             device: Device of the sampled tokens and of the drafts.
-            lag: Number of steps by which the store lags behind the sampled tokens. A scheduler that
+            lag: Number of steps until sampled tokens enter the store. A scheduler that
                 runs ahead learns of a request's end with this delay. Steps without a request in any
                 of their rows do not count.
             index, store: In host memory, with R slots. Only jobs change them.
@@ -302,7 +303,7 @@ class HostDrafting:
         try:
             self._stream.run(job)
         except BaseException:
-            self._drafter.take_back()
+            self._drafter.cancel_job()
             raise
         self._has_run = True
 

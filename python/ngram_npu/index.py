@@ -38,7 +38,7 @@ class IndexStatistics:
     rebuilds_options: int
     """Slots rebuilt because min_n, max_n or match_policy changed."""
     slots_given_up: int
-    """Slots whose row did not fit into the free memory; such rows are scanned."""
+    """Slots of rows that did not fit into the free memory and are scanned."""
     num_pages: int
     """Capacity, in pages of 4 KiB."""
     pages_in_use: int
@@ -51,7 +51,7 @@ class IndexStatistics:
 
 
 class NgramIndex:
-    """The memory behind the index operators: one int32 tensor of slots and a shared arena.
+    """The memory of the index operators: one int32 tensor of slots and a shared arena.
 
     A slot belongs to a request until the request finishes, even if its row moves. All slots
     allocate pages of 4 KiB from one arena, so memory grows with the number of indexed tokens, not

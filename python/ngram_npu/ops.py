@@ -39,20 +39,14 @@ def _define(op: str, fake: Fake) -> Callable[..., Any]:
 
     function.__name__ = function.__qualname__ = op
     function.__doc__ = f"{schema}\n\nContract: docs/ops/{op.rstrip('_')}.md"
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(
-                argument.name,
-                inspect.Parameter.KEYWORD_ONLY
-                if argument.kwarg_only
-                else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=argument.default_value
-                if argument.has_default_value()
-                else inspect.Parameter.empty,
-            )
-            for argument in schema.arguments
-        ]
-    )
+    parameters = []
+    for argument in schema.arguments:
+        kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        kind = kinds[argument.kwarg_only]
+        has_default = argument.has_default_value()
+        default = argument.default_value if has_default else inspect.Parameter.empty
+        parameters.append(inspect.Parameter(argument.name, kind, default=default))
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return function
 
 
@@ -132,16 +126,11 @@ def _fake_next_token_ids(sampled_token_ids: Tensor, **_: Any) -> tuple[Tensor, .
 def _fake_inputs_padded(
     cu_num_draft_tokens: Tensor, num_sampled: Tensor, query_start_loc: Tensor
 ) -> tuple[Tensor, ...]:
-    batch = cu_num_draft_tokens.shape[0]
-    return cu_num_draft_tokens.new_empty((batch,)), cu_num_draft_tokens.new_empty((batch,))
+    return _fake_next_token_ids(cu_num_draft_tokens)
 
 
 def _fake_inputs(
-    query_start_loc: Tensor,
-    seq_lens: Tensor,
-    num_rejected: Tensor,
-    *,
-    total_tokens: int | SymInt,
+    query_start_loc: Tensor, seq_lens: Tensor, num_rejected: Tensor, *, total_tokens: int | SymInt
 ) -> tuple[Tensor, ...]:
     shapes = (query_start_loc.shape[0],), (seq_lens.shape[0],), (total_tokens,)
     return tuple(query_start_loc.new_empty(shape) for shape in shapes)

@@ -38,7 +38,7 @@ class NgramProposer:
     Letters in shapes: R rows of the token buffer, S their capacity, B requests in this step, M
     width of the sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``,
     ``sampled_token_ids`` are int32, ``row_indices`` (batch position -> row; None: row i = i) int32
-    or int64, masks bool. A request whose row is out of range is padding: nothing is written or
+    or int64, masks bool. A request with a row out of range is padding: nothing is written or
     stored for it.
     """
 
@@ -97,7 +97,7 @@ class NgramProposer:
             config,
             engine,
             capacity=capacity,
-            short=INDEX_POLICY.short_row,
+            short=INDEX_POLICY.max_scan_row_capacity,
             device_type=device_type,
             prefix="NgramProposer: ",
         )

@@ -181,30 +181,22 @@ class _Machine:
     batches: tuple[int, ...]
 
 
+_ABOUT = "{} parameters in bf16, 1k tokens of context, {} of {} TB/s and {} TFLOP/s"
 EXAMPLES = {
     "example-8b-h100": _Machine(
-        "8B parameters in bf16, 1k tokens of context, one GPU of 3.35 TB/s and 990 TFLOP/s",
-        8e9,
-        3.35e12,
-        990e12,
-        1024 * 131072,
-        (1, 4, 16, 64, 256),
+        _ABOUT.format("8B", "one GPU", 3.35, 990),
+        *(8e9, 3.35e12, 990e12, 1024 * 131072),
+        batches=(1, 4, 16, 64, 256),
     ),
     "example-8b-l4": _Machine(
-        "8B parameters in bf16, 1k tokens of context, one GPU of 0.3 TB/s and 121 TFLOP/s",
-        8e9,
-        0.3e12,
-        121e12,
-        1024 * 131072,
-        (1, 4, 16, 48),
+        _ABOUT.format("8B", "one GPU", 0.3, 121),
+        *(8e9, 0.3e12, 121e12, 1024 * 131072),
+        batches=(1, 4, 16, 48),
     ),
     "example-70b-4xh100": _Machine(
-        "70B parameters in bf16, 1k tokens of context, four GPUs of 3.35 TB/s and 990 TFLOP/s each",
-        70e9,
-        4 * 3.35e12,
-        4 * 990e12,
-        1024 * 327680,
-        (1, 4, 16, 64, 256),
+        _ABOUT.format("70B", "four GPUs", 3.35, 990) + " each",
+        *(70e9, 4 * 3.35e12, 4 * 990e12, 1024 * 327680),
+        batches=(1, 4, 16, 64, 256),
     ),
 }
 """Computed, not measured. A step takes 2 ms, plus the longer of reading the weights and

@@ -15,33 +15,17 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
-from ngram_npu_cli.options import (
-    LearnCommandOptions,
-    LearnOptions,
-    MeasureCostOptions,
-    PathOptions,
-    PrintOptions,
-    ReplayOptions,
-    ReportOptions,
-    StoreInfoOptions,
-    TuneCommandOptions,
-    TuneOptions,
-    add_options,
-    select_fields,
-)
+from ngram_npu_cli import options
+from ngram_npu_cli.options import add_options, make_options
 
 if TYPE_CHECKING:
     from ngram_npu.step_time import VerificationCost
 
     from ngram_npu_cli.logs.reader import Progress
     from ngram_npu_cli.tune import TuneReport
-
-    OutputFile = tuple[Path | None, Callable[..., object]]
-    """A file, None if it is not requested, and a function that writes a report to a path."""
 
 __all__ = ["main"]
 
@@ -53,10 +37,7 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code.
-
-    Args:
-        argv: Arguments without the program's name; None for those of the process.
+    """Runs the command line, by default that of the process, and returns its exit code.
 
     Returns:
         0; 1 if a part of the package cannot be loaded, the result cannot be printed, or the doctor
@@ -96,9 +77,7 @@ def _run_safely(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        parsed, unknown = _make_parser().parse_known_args(arguments)
-        if unknown:
-            parsed.parser.reject(unknown)
+        parsed = _make_parser().parse_args(arguments)
     except SystemExit as stop:  # argparse has printed the message
         return stop.code if isinstance(stop.code, int) else EXIT_USAGE
     from ngram_npu.errors import InputError
@@ -135,15 +114,6 @@ class _Parser(argparse.ArgumentParser):
 
         line = f"{self.prog}: error: {message} (see {self.prog} --help)"
         self.exit(EXIT_USAGE, escape_unprintable(line) + "\n")
-
-    def reject(self, unknown: Sequence[str]) -> NoReturn:
-        """Exits with an error for unknown arguments that suggests the most similar option."""
-        import difflib
-
-        options = [option for option in self._option_string_actions if option.startswith("--")]
-        similar = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
-        hint = f"; did you mean {similar[0]}?" if similar else ""
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 class _PrintVersion(argparse.Action):
@@ -183,7 +153,7 @@ def _make_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         subparser.set_defaults(run=command.run, parser=subparser)
-        add_options(subparser, *command.options)
+        add_options(subparser, *command.classes)
     return parser
 
 
@@ -217,44 +187,36 @@ def _print_report(
     arguments: argparse.Namespace,
     make_report: Callable[[ProgressBar], Any],
     format_text: Callable[[Any], str],
-    *files: OutputFile,
+    *files: tuple[Path | None, Callable[[Any, Path], object]],
     list_notes: Callable[[Any], Iterable[str]],
-    checked: Sequence[Path | None] = (),
 ) -> int:
     """Makes a report, writes it to all files or to none, and prints it.
 
-    Every file is complete before the first one is moved into place.
-
     Args:
         arguments: Of the command line.
-        make_report: Does the work.
+        make_report: Does the work, after all files are checked.
         format_text: Returns the report as text.
-        files: Written in addition to the JSON.
+        files: Written in addition to the JSON: a file, None if it is not requested, and a function
+            that writes a report to a path.
         list_notes: Returns the report's notes, which are also printed to stderr.
-        checked: Files that `make_report` writes.
-
-    Raises:
-        InputError: The report cannot be made, or a file cannot be written. All files are checked
-            before any work.
     """
     from ngram_npu.errors import escape_unprintable
     from ngram_npu.output import atomic_output, check_writable
 
     if arguments.json not in (None, "-"):
         files = ((Path(arguments.json), _write_json), *files)
-    for path in (*(path for path, _ in files), *checked):
-        if path is not None:
-            check_writable(path)
-    bar = ProgressBar(sys.stderr, getattr(arguments, "progress", None) or None)
+    requested = [(path, write) for path, write in files if path is not None]
+    for path, _ in requested:
+        check_writable(path)
+    bar = ProgressBar(sys.stderr)
     try:
         report = make_report(bar)
     finally:
         bar.clear()
     # The stack moves the files into place together, after all of them are complete.
     with ExitStack() as stack:
-        for path, write in files:
-            if path is not None:
-                write(report, stack.enter_context(atomic_output(path)))
+        for path, write in requested:
+            write(report, stack.enter_context(atomic_output(path)))
     for note in list_notes(report):
         print_error(escape_unprintable(f"{arguments.parser.prog}: note: {note}"))
     if arguments.json == "-":
@@ -277,13 +239,13 @@ class ProgressBar:
 
     INTERVAL_S = 10.0
 
-    def __init__(self, stream: TextIO, is_wanted: bool | None = None) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._shown = ("", "")  # phase and name of the bar
         self._bar: Any = None
         self._tqdm: Any = None
         self._last_line = time.monotonic()
-        if stream.isatty() if is_wanted is None else is_wanted:
+        if stream.isatty():
             with suppress(ImportError):
                 from tqdm import tqdm
 
@@ -327,11 +289,11 @@ class ProgressBar:
 def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
     from ngram_npu_cli.replay import format_table, replay
 
-    options = ReplayOptions(**select_fields(ReplayOptions, arguments))
+    replay_options = make_options(options.ReplayOptions, arguments)
     return _print_report(
         arguments,
         lambda bar: replay(
-            _select_paths(arguments), options, progress=bar.show, command=command_line
+            _select_paths(arguments), replay_options, progress=bar.show, command=command_line
         ),
         format_table,
         list_notes=lambda report: (
@@ -341,20 +303,19 @@ def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
 
 
 def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
-    from ngram_npu.errors import import_optional
+    from ngram_npu.output import check_writable
 
     from ngram_npu_cli.tune import CANDIDATES, format_report, tune
     from ngram_npu_cli.tune.candidates import parse_candidate
-    from ngram_npu_cli.tune.html import check_html, to_html
+    from ngram_npu_cli.tune.html import check_html, save_html
 
     if arguments.html is not None:
         check_html()
-    if arguments.progress:
-        import_optional("tqdm", "--progress", "replay")
+    if arguments.cache is not None:
+        check_writable(arguments.cache)
     cost = _parse_cost(arguments.cost)
     if arguments.batch_size:
         cost = cost.at(arguments.batch_size)
-    options = TuneOptions(**select_fields(TuneOptions, arguments))
 
     def make_report(bar: ProgressBar) -> TuneReport:
         against = None if arguments.against is None else parse_candidate(arguments.against)
@@ -362,7 +323,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
             return tune(
                 _select_paths(arguments),
                 cost,
-                options,
+                make_options(options.TuneOptions, arguments),
                 candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
                 against=against,
                 progress=bar.show,
@@ -377,9 +338,8 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
         arguments,
         make_report,
         format_report,
-        (arguments.html, lambda report, path: path.write_text(to_html(report), encoding="utf-8")),
+        (arguments.html, save_html),
         list_notes=lambda report: report.traffic["notes"],
-        checked=[arguments.cache],
     )
 
 
@@ -401,9 +361,9 @@ def _run_measure_cost(arguments: argparse.Namespace, command_line: str) -> int:
 
     from ngram_npu_cli.tune.measure_cost import measure_cost
 
-    options = MeasureCostOptions(**select_fields(MeasureCostOptions, arguments))
-    check_writable(options.output)
-    measure_cost(options, command=command_line, report=print)
+    check_writable(arguments.output)
+    cost_options = make_options(options.MeasureCostOptions, arguments)
+    measure_cost(cost_options, command=command_line, report=print)
     return EXIT_OK
 
 
@@ -413,21 +373,19 @@ def _run_learn(arguments: argparse.Namespace, command_line: str) -> int:
 
     if arguments.plot is not None:
         check_plot(arguments.plot)
-    fields = select_fields(LearnOptions, arguments)
+    learn_options = make_options(options.LearnOptions, arguments)
     return _print_report(
         arguments,
         lambda bar: learn(
             _select_paths(arguments),
             arguments.output,
-            LearnOptions(**fields),
-            costs=arguments.costs,
+            learn_options,
             progress=bar.show,
             command=command_line,
         ),
         format_report,
-        (arguments.plot, lambda report, path: save_plot(report, path, arguments.plot.suffix)),
+        (arguments.plot, lambda report, path: save_plot(report, path, arguments.plot)),
         list_notes=lambda report: report.notes,
-        checked=[arguments.costs],
     )
 
 
@@ -448,20 +406,19 @@ def _run_doctor(arguments: argparse.Namespace, _: str) -> int:
     return EXIT_FAILED if report.problems else EXIT_OK
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """A subcommand.
 
     Attributes:
         name: With a space, the second word is an action of the first.
-        run: Called with the arguments and the command line.
-        options: Classes of `ngram_npu_cli.options`.
+        run: Called with the arguments and the command line; returns the exit code.
+        classes: Its options, of `ngram_npu_cli.options`.
         help, description, epilog: For `--help`.
     """
 
     name: str
     run: Callable[[argparse.Namespace, str], int]
-    options: tuple[type, ...]
+    classes: tuple[type, ...]
     help: str
     description: str
     epilog: str | None = None
@@ -471,7 +428,7 @@ COMMANDS = (
     Command(
         "replay",
         _run_replay,
-        (PathOptions, ReplayOptions, ReportOptions),
+        (options.ReplayOptions, options.LogCommandOptions),
         "measure drafting on recorded conversations",
         "Replay recorded conversations: the recorded completion takes the place of the target "
         "model's output. Prints one line of drafting results per input.",
@@ -479,7 +436,7 @@ COMMANDS = (
     Command(
         "tune",
         _run_tune,
-        (PathOptions, TuneOptions, TuneCommandOptions, ReportOptions),
+        (options.TuneOptions, options.TuneCommandOptions),
         "find the best setting for recorded traffic, and whether drafting pays at all",
         "Search settings over recorded traffic: replays each, weighs the tokens it yields against "
         "the cost of verifying its drafts, and recommends one per runner, as options of vLLM. "
@@ -490,7 +447,7 @@ COMMANDS = (
     Command(
         "measure-cost",
         _run_measure_cost,
-        (MeasureCostOptions,),
+        (options.MeasureCostOptions,),
         "measure what verifying drafts costs on your server, for `tune --cost`",
         "Time the steps of an OpenAI-compatible server by batch size. Run it once without "
         "speculation and once for each number of draft tokens, with the same FILE; "
@@ -499,7 +456,7 @@ COMMANDS = (
     Command(
         "learn",
         _run_learn,
-        (PathOptions, LearnOptions, LearnCommandOptions, ReportOptions),
+        (options.LearnOptions, options.LearnCommandOptions),
         "fill a store from logs, and measure its gain",
         "Fill a store from logs, and from files of other stores, so that a server drafts from the "
         "first request on. Prints tokens per step and speed-up on the last tenth of the logs, with "
@@ -510,14 +467,14 @@ COMMANDS = (
     Command(
         "store info",
         _run_store_info,
-        (StoreInfoOptions,),
+        (options.StoreInfoOptions,),
         "describe the file of a store",
         "Print what the file of a store holds, and for which tokenizer.",
     ),
     Command(
         "doctor",
         _run_doctor,
-        (PrintOptions,),
+        (options.PrintOptions,),
         "report what is installed and what can be used",
         "Versions, backends built and loadable, instruction set chosen, whether vLLM uses the "
         "plugin, and why something is absent. Exit code 1 if something that the environment asks "

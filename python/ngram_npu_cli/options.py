@@ -12,14 +12,17 @@ import argparse
 import dataclasses
 import inspect
 import re
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from ngram_npu.config import NgramConfig
+
+Options = TypeVar("Options")
 
 DEFAULT_SAMPLE = 10_000_000
 """Characters. All settings take two minutes for them on two cores."""
@@ -69,17 +72,11 @@ def option(default: Any = None, *flags: str, group: str = "", **argument: Any) -
         default: Of the field. It is not printed: the help text states it.
         flags: The spellings; by default the field's name as a long option.
         group: Heading of the group in the help.
-        argument: Keywords of `argparse.ArgumentParser.add_argument`.
+        argument: Keywords of `argparse.ArgumentParser.add_argument`, in addition to those that
+            follow from the field's type.
     """
-    if default is False and "action" not in argument:
-        argument["action"] = "store_true"
     metadata = {"flags": flags, "group": group, "argument": argument}
     return field(default=default, metadata=metadata)
-
-
-def count_option(*flags: str, default: Any = None, group: str = "", metavar: str = "N") -> Any:
-    """Defines an `option` of an integer of at least 1."""
-    return option(default, *flags, group=group, type=parse_count, metavar=metavar)
 
 
 def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
@@ -87,16 +84,31 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
     groups: dict[str, Any] = {"": parser}
     for options_class in classes:
         helps = read_attribute_docs(options_class)
+        types_of_fields = typing.get_type_hints(options_class)
         for option_field in dataclasses.fields(options_class):
             group = option_field.metadata["group"]
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
             name = option_field.name
             flags = option_field.metadata["flags"] or ("--" + name.replace("_", "-"),)
-            argument = dict(option_field.metadata["argument"])
+            argument = describe_type(types_of_fields[name]) | option_field.metadata["argument"]
             if flags[0].startswith("-"):  # argparse sets both for positional arguments itself
                 argument |= {"dest": name, "default": option_field.default}
             groups[group].add_argument(*flags, help=helps.get(name, ""), **argument)
+
+
+def describe_type(field_type: Any) -> dict[str, Any]:
+    """Returns the keywords of `add_argument` that follow from a field's type."""
+    for kind in (field_type, *typing.get_args(field_type)):  # itself, or the parts of a union
+        if typing.get_origin(kind) is Literal:
+            return {"choices": typing.get_args(kind)}
+        if kind is int:
+            return {"type": parse_count, "metavar": "N"}
+        if kind is bool:
+            return {"action": "store_true"}
+        if kind is Path:
+            return {"type": Path, "metavar": "FILE"}
+    return {}
 
 
 def read_attribute_docs(options_class: type) -> dict[str, str]:
@@ -110,24 +122,26 @@ def read_attribute_docs(options_class: type) -> dict[str, str]:
     return docs
 
 
-def select_fields(options_class: Any, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments that belong to an options class, for its constructor."""
-    fields = dataclasses.fields(options_class)
-    return {field.name: getattr(arguments, field.name) for field in fields}
+def make_options(options_class: Callable[..., Options], arguments: argparse.Namespace) -> Options:
+    """Returns an options class with its arguments of the command line."""
+    fields = dataclasses.fields(options_class)  # type: ignore[arg-type]
+    return options_class(**{field.name: getattr(arguments, field.name) for field in fields})
 
 
 @dataclass(frozen=True, kw_only=True)
-class PathOptions:
-    """The input of a command.
+class LogCommandOptions:
+    """The input and output of a command that reads logs.
 
     Attributes:
         paths: a file of conversations or a log (.jsonl, .json, .log, also .gz or .zst), a folder of
             them, or - for stdin, which is the default if it is a pipe
         demo: use sources of Python's standard library as input, to see how it works
+        json: write the result as JSON; - for stdout (the text then goes to stderr)
     """
 
     paths: Any = option((), "paths", nargs="*", metavar="PATH", type=Path)
     demo: bool = option(False)
+    json: str | None = option(group="output", metavar="FILE")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,13 +160,13 @@ class ReadingOptions:
             always the default; none: use texts without a template (default: auto)
     """
 
-    limit: int | None = count_option(group="input")
-    format: str | None = option(
-        group="input", choices=("turns", "log", "fastchat", "messages", "sharegpt", "pairs")
+    limit: int | None = option(group="input")
+    format: Literal["turns", "log", "fastchat", "messages", "sharegpt", "pairs"] | None = option(
+        group="input"
     )
     strict: bool = option(False, group="input")
     tokenizer: str | None = option(group="input", metavar="NAME|FOLDER")
-    chat_template: str = option("auto", group="input", choices=("auto", "default", "none"))
+    chat_template: Literal["auto", "default", "none"] = option("auto", group="input")
 
 
 CONFIG_FIELDS = (
@@ -204,34 +218,26 @@ class ReplayOptions(ReadingOptions):
         batch_size: conversations replayed together (default: 32; 1 with a store)
     """
 
-    min_n: int | None = count_option(group="drafting")
-    max_n: int | None = count_option(group="drafting")
-    k: int | None = count_option(group="drafting", metavar="K")
-    match_policy: Literal["earliest", "latest"] | None = option(
-        group="drafting", choices=("earliest", "latest")
-    )
+    min_n: int | None = option(group="drafting")
+    max_n: int | None = option(group="drafting")
+    k: int | None = option(group="drafting", metavar="K")
+    match_policy: Literal["earliest", "latest"] | None = option(group="drafting")
     overlap: bool | None = option(group="drafting", action=argparse.BooleanOptionalAction)
-    max_len: int | None = count_option(group="drafting", metavar="LEN")
-    sizes: Literal["consecutive", "ladder"] | None = option(
-        group="drafting", choices=("consecutive", "ladder")
-    )
+    max_len: int | None = option(group="drafting", metavar="LEN")
+    sizes: Literal["consecutive", "ladder"] | None = option(group="drafting")
     min_draft_probability: float | None = option(
         group="drafting", type=parse_probability, metavar="P"
     )
     costs: str | PathLike[str] | None = option(
         None, "--draft-costs", group="drafting", metavar="FILE"
     )
-    store: Literal["live", "finish"] | None = option(group="drafting", choices=("live", "finish"))
-    store_tokens: int = count_option(default=1_000_000, group="drafting")
-    engine: Literal["index", "scan", "auto"] = option(
-        "auto", group="drafting", choices=("index", "scan", "auto")
-    )
-    drafts: Literal["padded", "trimmed"] = option(
-        "trimmed", group="drafting", choices=("padded", "trimmed")
-    )
+    store: Literal["live", "finish"] | None = option(group="drafting")
+    store_tokens: int = option(1_000_000, group="drafting")
+    engine: Literal["index", "scan", "auto"] = option("auto", group="drafting")
+    drafts: Literal["padded", "trimmed"] = option("trimmed", group="drafting")
     generated_only: bool = option(False, group="drafting")
-    threads: int | None = count_option(group="drafting")
-    batch_size: int | None = count_option(group="input", metavar="B")
+    threads: int | None = option(group="drafting")
+    batch_size: int | None = option(group="input", metavar="B")
 
     def __post_init__(self) -> None:
         if self.drafts not in ("padded", "trimmed"):
@@ -302,9 +308,9 @@ class TuneOptions(ReadingOptions):
     """
 
     sample: int | None = option(DEFAULT_SAMPLE, group="search", type=parse_sample, metavar="MB")
-    jobs: int | None = count_option(group="search")
-    cache: Path | None = option(group="search", type=Path, metavar="FILE")
-    runner: str | None = option(group="search", choices=("gpu", "host", "ascend"))
+    jobs: int | None = option(group="search")
+    cache: Path | None = option(group="search")
+    runner: Literal["gpu", "host", "ascend"] | None = option(group="search")
     synchronous: float | None = option(group="search", type=parse_share, metavar="SHARE")
     store: bool = option(False, group="search")
 
@@ -326,8 +332,8 @@ class LearnOptions(ReadingOptions):
     """
 
     scope_field: str | None = option(group="store", metavar="KEY[.KEY...]")
-    store_tokens: int | None = count_option(group="store")
-    k: int = count_option(default=8, group="learning curve", metavar="K")
+    store_tokens: int | None = option(group="store")
+    k: int = option(8, group="learning curve", metavar="K")
     min_draft_probability: float = option(
         0.177, group="learning curve", type=parse_probability, metavar="P"
     )
@@ -337,18 +343,7 @@ class LearnOptions(ReadingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """Where a report is written.
-
-    Attributes:
-        json: write the result as JSON; - for stdout (the text then goes to stderr)
-    """
-
-    json: str | None = option(group="output", metavar="FILE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneCommandOptions:
+class TuneCommandOptions(LogCommandOptions):
     """What only the command `tune` has.
 
     Attributes:
@@ -360,32 +355,28 @@ class TuneCommandOptions:
         against: a setting to compare with, as fields of NgramConfig, such as '{"min_n": 2, "max_n":
             4, "k": 3}' (default: n-grams of 2 to 5, k = 5)
         html: write a report for a browser (needs the extra html)
-        progress: show progress even if stderr is not a terminal
     """
 
     cost: str = option(
         "example-8b-h100", "-c", "--cost", group="verification cost", metavar="C|FILE|EXAMPLE"
     )
     batch_size: Any = option(group="search", type=parse_counts, metavar="B,...")
-    sizes: str | None = option(group="search", choices=("consecutive", "ladder"))
+    sizes: Literal["consecutive", "ladder"] | None = option(group="search")
     against: str | None = option(group="search", metavar="JSON")
-    html: Path | None = option(group="output", type=Path, metavar="FILE")
-    progress: bool = option(False, group="output")
+    html: Path | None = option(group="output")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnCommandOptions:
+class LearnCommandOptions(LogCommandOptions):
     """What only the command `learn` has.
 
     Attributes:
         output: the file of the store, replaced atomically (default: none, only the report)
-        costs: also fit the costs of draft tokens on the newest conversations, and write them
         plot: draw the learning curve (needs matplotlib)
     """
 
-    output: Path | None = option(None, "-o", "--output", group="store", type=Path, metavar="FILE")
-    costs: Path | None = option(group="store", type=Path, metavar="FILE")
-    plot: Path | None = option(group="output", type=Path, metavar="FILE")
+    output: Path | None = option(None, "-o", "--output", group="store")
+    plot: Path | None = option(group="output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,14 +395,14 @@ class MeasureCostOptions:
         rounds: rounds per batch size, of which the median counts (default: 3)
     """
 
-    output: Path = option(None, "output", metavar="FILE", type=Path)
+    output: Path = option(None, "output")
     url: str = option("http://localhost:8000")
     model: str | None = option()
     api_key_env: str | None = option(metavar="NAME")
     batch_sizes: Any = option((1, 4, 16, 64), "--batch-size", type=parse_counts, metavar="B,...")
-    prompt_tokens: int = count_option(default=1024)
-    max_tokens: int = count_option(default=128)
-    rounds: int = count_option(default=3)
+    prompt_tokens: int = option(1024)
+    max_tokens: int = option(128)
+    rounds: int = option(3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,4 +424,4 @@ class StoreInfoOptions(PrintOptions):
         file: the file of the store
     """
 
-    file: Path = option(None, "file", metavar="FILE", type=Path)
+    file: Path = option(None, "file")

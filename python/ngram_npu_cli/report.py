@@ -10,7 +10,8 @@ import platform
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +123,44 @@ def align_columns(
 ) -> list[str]:
     """Returns lines of a table, with columns aligned to the right except those in `left`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left_columns = {column % len(widths) for column in left}
     lines = []
     for row in rows:
         cells = [
-            cell.ljust(width) if column in left_columns else cell.rjust(width)
+            cell.ljust(width) if column in left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append((indent + "  ".join(cells)).rstrip())
     return lines
+
+
+@dataclass(frozen=True)
+class Table:
+    """A part of a report: rows of cells, the header first; `left` are columns of text."""
+
+    rows: Sequence[Sequence[str]]
+    left: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A part of a report: lines to copy into a shell."""
+
+    text: str
+
+
+Block = str | Table | Command
+"""A part of a report. A string is a line of text; an empty one separates parts."""
+
+
+def format_blocks(blocks: Iterable[Block], indent: str = "") -> str:
+    """Returns a report as plain text, without a final newline."""
+    lines: list[str] = []
+    for block in blocks:
+        if isinstance(block, Table):
+            lines += align_columns(block.rows, left=block.left, indent=indent)
+        else:
+            lines.append(block.text if isinstance(block, Command) else escape_unprintable(block))
+    return "\n".join(lines)
 
 
 def format_number(value: float | None, digits: int = 2) -> str:

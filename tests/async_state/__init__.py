@@ -38,6 +38,6 @@ def make_batch(rows: Any, scheduled: Any, drafts: Any, **changes: Any) -> Batch:
 
 
 def sampled_tensor(*rows: Any) -> torch.Tensor:
-    """Sampled tokens as a tensor; an integer stands for one token and two rejected drafts."""
+    """Sampled tokens as a tensor; an integer is one token after two rejected drafts."""
     padded = [[row, -1, -1] if isinstance(row, int) else row for row in rows]
     return torch.tensor(padded, dtype=torch.int32).reshape(len(rows), -1)

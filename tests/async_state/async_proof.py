@@ -37,20 +37,9 @@ def run_scenarios(count: int, first: int = 0) -> dict[str, Any]:
     """Runs `count` scenarios from number `first` on. Failures are listed by number."""
     start = time.perf_counter()
     totals: Counter[str] = Counter()
-    kinds: Counter[str] = Counter()
     failed = {}
     for number in range(first, first + count):
         scenario = make_scenario(number)
-        kinds.update(
-            (
-                f"device {scenario.device_name}",
-                f"engine {scenario.engine}{', ladder' if scenario.ladder else ''}",
-                f"drafts {scenario.drafting}",
-                f"reconciled {scenario.reconciling}",
-                "unpadded drafter batch" if scenario.unpadded else "padded drafter batch",
-                "dense rows" if scenario.dense_rows else "row indices",
-            )
-        )
         try:
             engine = run(scenario)
         except Exception as error:
@@ -62,7 +51,6 @@ def run_scenarios(count: int, first: int = 0) -> dict[str, Any]:
         "first_seed": FIRST_SEED,
         "lossless": count - len(failed),
         "failed": failed,
-        "kinds": dict(sorted(kinds.items())),
         "totals": dict(totals),
         "seconds": round(time.perf_counter() - start, 1),
     }

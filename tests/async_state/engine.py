@@ -47,7 +47,7 @@ class Engine:
         while self.launched:
             self._reconcile()
         for request in self.scenario.requests:
-            assert request.tokens == request.wanted
+            assert request.tokens == request.expected_tokens
         assert not self.state._host_state._faults, "a fault of a request that has left"
         if self.state.index is not None:
             indexed = self.state.index.statistics
@@ -384,14 +384,14 @@ class Engine:
         request.exact_computed = step.computed[i] + gained
         request.tokens += result.sampled_token_ids[i, :count].tolist()
         assert not is_live or result.num_tokens[i] == len(request.tokens)
-        wanted = request.wanted
-        if len(request.tokens) >= len(wanted):
-            request.tokens = request.tokens[: len(wanted)]
+        expected = request.expected_tokens
+        if len(request.tokens) >= len(expected):
+            request.tokens = request.tokens[: len(expected)]
             request.finished = True
             if not request.is_running:
                 self._free(request)
                 self.waiting.remove(request)
-        assert request.tokens == wanted[: len(request.tokens)], "a wrong token"
+        assert request.tokens == expected[: len(request.tokens)], "a wrong token"
 
     def _check_upper(self) -> None:
         computed = self.state.upper_num_computed_tokens

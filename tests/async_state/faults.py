@@ -53,47 +53,43 @@ def _return_without_wait(download: Download) -> Any:
     ]
 
 
-class _DeviceProxy:
-    def __init__(self, device: Any) -> None:
-        self._device = device
+def _start_with(replace: Callable[[Any], dict[str, Any]]) -> Fault:
+    """Replaces methods of the device while a download starts."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._device, name)
-
-
-class _SideDoesNotWait(_DeviceProxy):
-    def wait(self, stream: str, event: Any) -> None:
-        pass
-
-
-class _EventBeforeCopies(_DeviceProxy):
-    def copy(self, target: Any, source: Any, stream: str) -> None:
-        if not hasattr(self, "early"):
-            self.early = self._device.record("side")
-        self._device.copy(target, source, stream)
-
-    def record(self, stream: str) -> Any:
-        return self.early if stream == "side" else self._device.record(stream)
-
-
-class _EventOnMainStream(_DeviceProxy):
-    def record(self, stream: str) -> Any:
-        return self._device.record("main")
-
-
-class _WaitForPreviousDownload(_DeviceProxy):
-    def wait(self, stream: str, event: Any) -> None:
-        previous = vars(self._device).setdefault("previous", event)
-        self._device.wait(stream, previous)
-        self._device.previous = event
-
-
-def _start_with(proxy: Callable[[Any], Any]) -> Fault:
     def start(original: Any, self: Download, sources: Any) -> None:
-        with mock.patch.object(self, "_device", proxy(self._device)):
+        with mock.patch.multiple(self._device, **replace(self._device)):
             original(self, sources)
 
     return patch_call(Download, "start", start)
+
+
+def _record_before_copies(device: Any) -> dict[str, Any]:
+    copy, record, events = device.copy, device.record, []
+
+    def copy_after_event(*arguments: Any) -> None:
+        if not events:
+            events.append(record("side"))
+        copy(*arguments)
+
+    return {
+        "copy": copy_after_event,
+        "record": lambda stream: events[0] if stream == "side" else record(stream),
+    }
+
+
+def _wait_for_previous_download(device: Any) -> dict[str, Any]:
+    wait = device.wait
+
+    def wait_for_previous(stream: str, event: Any) -> None:
+        wait(stream, vars(device).setdefault("previous", event))
+        device.previous = event
+
+    return {"wait": wait_for_previous}
+
+
+def _record_on_main(device: Any) -> dict[str, Any]:
+    record = device.record
+    return {"record": lambda stream: record("main")}
 
 
 def _share_downloads(name: str, count: int) -> Fault:
@@ -159,10 +155,12 @@ FAULTS: dict[str, Fault] = {
     "the host does not wait for the counts": lambda: mock.patch.object(
         Download, "finish", _return_without_wait
     ),
-    "the side stream does not wait for the main stream": _start_with(_SideDoesNotWait),
-    "the side stream waits for an old event": _start_with(_WaitForPreviousDownload),
-    "the event is recorded before the copies": _start_with(_EventBeforeCopies),
-    "the event is recorded on the main stream": _start_with(_EventOnMainStream),
+    "the side stream does not wait for the main stream": _start_with(
+        lambda device: {"wait": lambda stream, event: None}
+    ),
+    "the side stream waits for an old event": _start_with(_wait_for_previous_download),
+    "the event is recorded before the copies": _start_with(_record_before_copies),
+    "the event is recorded on the main stream": _start_with(_record_on_main),
     "the main stream overwrites the source of a download": _after_init(_keep_main_from_waiting),
     "counts of two steps share a buffer": _share_downloads("_counts", 1),
     "drafts of three steps share two buffers": _share_downloads("_drafts", 2),

@@ -95,7 +95,7 @@ class Request:
     prompt: list[int]
     decoded: list[int]
     """Prompt and output of plain decoding, up to the capacity of a row."""
-    wanted: list[int]
+    expected_tokens: list[int]
     """The expected text: `decoded` up to the stop token or the maximum length."""
     arrival: int
     tokens: list[int] = field(default_factory=list)
@@ -178,13 +178,13 @@ class Scenario:
                 prompt = prompt[: rng.randint(1, 6)]
             length = rng.randint(len(prompt) + 1, self.capacity)
             decoded = self.target.decode(prompt, self.capacity, rng.randint(1, 4), repeats)
-            wanted = decoded[:length]
+            expected = decoded[:length]
             stop = rng.choice((None, None, rng.randrange(VOCAB)))
             for n in range(len(prompt), length):
-                if wanted[n] == stop:
-                    wanted = wanted[: n + 1]
+                if expected[n] == stop:
+                    expected = expected[: n + 1]
                     break
-            yield Request(uid, prompt, decoded, wanted, rng.choice((0, 0, rng.randint(0, 12))))
+            yield Request(uid, prompt, decoded, expected, rng.choice((0, 0, rng.randint(0, 12))))
 
     def _draw_sizes(self) -> dict[str, Any]:
         if self.ladder:

@@ -182,7 +182,7 @@ class SimulatedModel:
             assert accepted[i] == (step.previous.num_sampled[p] if drafted else 1)
 
     def _check_drafts(self, drafts: Sequence[int], num_tokens: int, step: Launched, i: int) -> None:
-        """Compares the drafts with those of the reference, because wrong drafts would merely be
+        """Compares the drafts with those of the reference, because wrong drafts would only be
         rejected."""
         if not drafts or step.invalid[i]:
             return
@@ -309,9 +309,9 @@ class SimulatedModel:
                 indices, num_rejected = listed
                 assert _select_valid(num_rejected, step) == _select_valid(rejected, step)
             else:
-                starts, lengths, kept = listed
-                indices = [kept[starts[i + 1] - 1] for i in range(batch)]
-                assert set(kept[starts[-1] :]) <= {-1}
+                starts, lengths, indices_of_tokens = listed
+                indices = [indices_of_tokens[starts[i + 1] - 1] for i in range(batch)]
+                assert set(indices_of_tokens[starts[-1] :]) <= {-1}
                 ends = [d - r for d, r in zip(step.scheduled, rejected, strict=True)]
                 for i in range(batch):
                     if not step.invalid[i]:

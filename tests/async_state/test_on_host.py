@@ -35,7 +35,6 @@ class _Step(NamedTuple):
     """Slot, text and stop conditions of the admitted requests."""
     slots: list[int]
     launched: Launched
-    outputs: Any
 
 
 class _Model(SimulatedModel):
@@ -61,17 +60,10 @@ class _Engine(Engine):
         self.model = _Model(scenario, self.state, self.device)
         self.recorded: list[_Step] = []
         self._slots: dict[int, int] = {}
-        self._leaving: list[int] = []
-
-    def _remove(self, request: Request) -> None:
-        super()._remove(request)
-        self._leaving.append(self._slots.pop(request.uid))
-
-    def _preempt(self, request: Request, keep: bool | None = None) -> None:
-        super()._preempt(request, keep)
-        self._leaving.append(self._slots.pop(request.uid))
 
     def _launch(self, scheduled: Any, admitted: list[Request], *changes: Any) -> None:
+        staying = {request.uid for request in self.running if request not in admitted}
+        ended = [self._slots.pop(uid) for uid in self._slots.keys() - staying]
         texts = [list(request.tokens) for request in admitted]
         super()._launch(scheduled, admitted, *changes)
         slot_of = self.state._host_state.slot_of
@@ -79,8 +71,7 @@ class _Engine(Engine):
         begun = [(self._slots[r.uid], t, r.stop) for r, t in zip(admitted, texts, strict=True)]
         assert self.last is not None
         slots = [self._slots[r.uid] for r in self.last.requests]
-        self.recorded.append(_Step(self._leaving, begun, slots, self.last, self.last.outputs))
-        self._leaving = []
+        self.recorded.append(_Step(ended, begun, slots, self.last))
 
 
 def _make_scenario(seed: int, config: NgramConfig) -> Scenario:
@@ -90,7 +81,7 @@ def _make_scenario(seed: int, config: NgramConfig) -> Scenario:
     scenario.config = replace(scenario.config, ngram=config, engine="index")
     for request in scenario.requests:
         if rng.random() < 0.5:
-            request.stop = Stop(max_length=len(request.wanted))
+            request.stop = Stop(max_length=len(request.expected_tokens))
     return scenario
 
 
@@ -127,7 +118,7 @@ def test_drafts_and_store_match_a_reference_with_a_lag_of_one_step(
             length = len(reference.rows[slot].text)
             sampled.append(request.decoded[length : length + count])
         tokens, counts, match_len, costs = reference.step(step.slots, sampled)
-        outputs = step.outputs
+        outputs = launched.outputs
         assert value_of(outputs.draft_token_ids).tolist() == tokens
         assert value_of(outputs.num_draft_tokens).tolist() == counts
         assert value_of(outputs.match_len).tolist() == match_len

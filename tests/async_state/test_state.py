@@ -225,13 +225,10 @@ INVALID: dict[str, tuple[Any, str]] = {
     "no tokens scheduled": (make_batch([0], [0], [0]), "num_scheduled_tokens: expected 1 to 1"),
     "more than known": (make_batch([1], [3], [0]), "num_scheduled_tokens: expected 1 to 2"),
     "too many drafts": (make_batch([0], [4], [3]), "num_scheduled_drafts: expected 0 to 2"),
-    "negative drafts": (make_batch([0], [1], [-1]), "num_scheduled_drafts"),
     "drafts in a prompt": (make_batch([1], [3], [1]), "if the request did not sample"),
     # Removals and moves.
-    "removed negative row": (_change(removed=ints(-1)), "removed: expected 0 to 2"),
     "removed twice": (_change(removed=ints(1, 1)), "removed: expected each row once"),
     "removed free row": (_change(removed=ints(2)), "removed: expected live rows"),
-    "moved from negative row": (_change(moves=ints([-1, 2])), "moves: expected 0 to 2"),
     "moved from free row": (_change(moves=ints([2, 1])), "moves: expected live rows"),
     "moved to live row": (_change(moves=ints([0, 1])), "free target rows"),
     "moved to row out of range": (_change(moves=ints([1, 3])), "moves: expected 0 to 2"),
@@ -239,7 +236,6 @@ INVALID: dict[str, tuple[Any, str]] = {
     # Admissions.
     "admitted to negative row": (_change(new=[admit(-1)]), "expected a free row, got -1"),
     "admitted to fractional row": (_change(new=[admit(1.5)]), "expected a free row, got 1.5"),  # type: ignore[arg-type]
-    "admitted to live row": (_change(new=[admit(1)]), "expected a free row, got 1"),
     "admitted twice": (_change(new=[admit(2), admit(2)]), "a free row"),
     "admitted without tokens": (_admit_to_row_2(0), "1 to 12 tokens, got 0"),
     "admitted with too many tokens": (_admit_to_row_2(13), "got 13"),
@@ -250,7 +246,6 @@ INVALID: dict[str, tuple[Any, str]] = {
     "negative scope": (_admit_to_row_2(scope=-1), "scope: expected 0 to 2**63 - 1, got -1"),
     # Blocks.
     "blocks for free row": (_append_blocks(ints(2), ints(0)), "new_blocks: expected live rows"),
-    "blocks for negative row": (_append_blocks(ints(-1), ints(0)), "new_blocks: expected 0 to 2"),
     "more rows than blocks": (_append_blocks(ints(0, 0), ints(0)), "expected 2 block_ids"),
     "too many KV groups": (
         _change(new_blocks=(NewBlocks(), NewBlocks())),
@@ -260,7 +255,6 @@ INVALID: dict[str, tuple[Any, str]] = {
         _admit_to_row_2(block_ids=()),
         "block_ids: expected 1 arrays, one per KV group, got ()",
     ),
-    "admitted without blocks": (_admit_to_row_2(block_ids=None), "one per KV group, got None"),
     "admitted with negative block": (
         _admit_to_row_2(block_ids=(ints(1, -1),)),
         "new/resumed: block_ids: expected ids >= 0, got -1",
@@ -293,17 +287,10 @@ INVALID: dict[str, tuple[Any, str]] = {
         _change(new_blocks=None),
         "new_blocks: expected a sequence of NewBlocks",
     ),
-    "removed is None": (_change(removed=None), "removed: expected one dimension"),
     "rows of floats": (Batch(np.zeros(1), ints(1), ints(0)), "rows: expected integers"),
-    "rows of booleans": (Batch(np.zeros(1, np.bool_), ints(1), ints(0)), "rows: expected integers"),
     "rows in two dimensions": (Batch(ints([0]), ints(1), ints(0)), "rows: expected one dimension"),
     "rows beyond 32 bits": (Batch(np.array([2**32]), ints(1), ints(0)), "rows: expected 32 bits"),
-    "moves of floats": (_change(moves=np.array([[1.0, 2.0]])), "moves: expected integers"),
     "tokens of floats": (_admit_to_row_2(token_ids=np.zeros(4)), "token_ids: expected integers"),
-    "blocks of floats": (
-        _admit_to_row_2(block_ids=(np.zeros(1),)),
-        "block_ids: expected integers",
-    ),
     "new blocks of floats": (
         _append_blocks(ints(0), np.zeros(1)),
         "new_blocks: block_ids: expected integers",

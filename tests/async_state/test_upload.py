@@ -165,14 +165,15 @@ def test_blocks_are_appended_to_a_request_that_joins_in_the_same_step() -> None:
     [
         ({"rows": [np.zeros(3)]}, "rows: expected int32 vectors"),
         ({"rows": [np.zeros((3, 1), np.int32)]}, "rows: expected int32 vectors"),
-        ({"firsts": np.zeros(2, np.int64)}, "firsts: expected size 1, got size 2"),
-        ({"least": np.array([-1])}, "least: expected 0 to"),
+        ({"first_chunks": np.zeros(2, np.int64)}, "first_chunks: expected size 1, got size 2"),
+        ({"min_items": np.array([-1])}, "min_items: expected 0 to"),
         ({"split": 2}, "split: expected 0 to 1, got 2"),
     ],
 )
 def test_pack_rows_with_invalid_argument_raises(change: dict[str, Any], message: str) -> None:
     zero = np.zeros(1, np.int64)
-    arguments = {"rows": [np.zeros(3, np.int32)], "firsts": zero, "least": zero, "split": 0}
+    rows = [np.zeros(3, np.int32)]
+    arguments = {"rows": rows, "first_chunks": zero, "min_items": zero, "split": 0}
     with pytest.raises(ValueError, match=message):
         _C.pack_rows(**{**arguments, **change})
 

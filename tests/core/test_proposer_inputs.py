@@ -181,22 +181,15 @@ def test_index_cannot_be_copied_or_pickled(duplicate: Callable[[Any], Any]) -> N
 
 TYPED_CALLS = """
 from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from typing_extensions import assert_type
-
 from ngram_npu import Drafts, NgramProposer, StepResult
 
-Ids = npt.NDArray[np.int32]
-Mask = npt.NDArray[np.bool_]
-
-def calls(proposer: NgramProposer, array: Ids, mask: Mask, tensor: torch.Tensor) -> None:
+def calls(proposer: NgramProposer, array: npt.NDArray[np.int32], tensor: torch.Tensor) -> None:
     assert_type(proposer.propose(array, array, num_sampled=array), Drafts[npt.NDArray[Any]])
-    assert_type(proposer.propose(tensor, tensor).draft_token_ids, torch.Tensor)
     assert_type(proposer.step(tensor, tensor, tensor), StepResult[torch.Tensor])
-    proposer.step(array, array, array, discard=mask)
     proposer.reset([1, 2])  # type: ignore[type-var]
     proposer.propose(array, tensor)  # type: ignore[type-var]
     proposer.step(tensor, tensor, array)  # type: ignore[type-var]

@@ -46,14 +46,14 @@ class ViewCall : public api::Arguments {
   struct Output {};
   using Arguments::Arguments;
 
-  TensorView operator()(const char* name, In given) const {
-    TensorView named = given;
+  TensorView view(const char* name, In tensor) const {
+    TensorView named = tensor;
     named.name = name;
     return named;
   }
-  std::optional<TensorView> operator()(const char* name, Optional given) const {
-    if (given == nullptr) return std::nullopt;
-    return (*this)(name, *given);
+  std::optional<TensorView> view(const char* name, Optional tensor) const {
+    if (tensor == nullptr) return std::nullopt;
+    return view(name, *tensor);
   }
   static Output empty(int64_t) { return {}; }
   static Output empty(int64_t, int64_t) { return {}; }
@@ -63,8 +63,8 @@ class ViewCall : public api::Arguments {
     void* data() const { return address; }
   };
   template <class Op>
-  static Memory workspace(const typename Op::Params&, const std::optional<TensorView>& given) {
-    return {given ? given->data : nullptr};
+  static Memory workspace(const typename Op::Params&, const std::optional<TensorView>& view) {
+    return {view ? view->data : nullptr};
   }
   template <class Op>
   void run(const typename Op::Params& params) {

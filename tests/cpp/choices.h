@@ -47,7 +47,7 @@ class Bytes : public Choices {
   const uint8_t* end_;
 };
 
-// Counts by name. The comparison does not cover an event whose count stays 0.
+// Counts by name. An event with count 0 was not tested.
 struct Reached : std::map<std::string_view, int64_t> {
   using map::map;
   void operator+=(const Reached& more) {

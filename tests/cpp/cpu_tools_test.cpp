@@ -1,4 +1,4 @@
-// Plain C++ behind ngram_npu._C: row recogniser, index policy, packing of rows.
+// Plain C++ used by ngram_npu._C: row recogniser, index policy, packing of rows.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -48,7 +48,7 @@ TEST(RowRecognizerTest, FindsRequestsThatStayedMovedAndGrew) {
   for (int32_t r = 0; r < 3; ++r) buffer.put(static_cast<size_t>(r), r + 1, 10 + r);
   EXPECT_EQ(buffer.assign(&recognizer, {0, 0, 0}), (Slots{0, 1, 2}));
   EXPECT_EQ(buffer.new_rows, (NewRows{0, 1, 2}));
-  // Row 0 stays, rows 1 and 2 swap; the last request also grew in a step that nobody saw.
+  // Row 0 stays, rows 1 and 2 swap; the last request also grew in a step without a draft call.
   buffer.put(0, 1, 12);
   buffer.put(1, 3, 16);
   buffer.put(2, 2, 12);
@@ -80,9 +80,9 @@ TEST(RowRecognizerTest, FreesSlotsOfRequestsAbsentForLongerThanGivenSteps) {
     buffer.put(0, request, 10);
     buffer.assign(&recognizer, {0});
   }
-  EXPECT_EQ(recognizer.forget_absent(1), (Slots{0}));
-  EXPECT_EQ(recognizer.forget_absent(1), (Slots{}));
-  EXPECT_EQ(recognizer.forget_absent(0), (Slots{1}));
+  EXPECT_EQ(recognizer.free_absent_slots(1), (Slots{0}));
+  EXPECT_EQ(recognizer.free_absent_slots(1), (Slots{}));
+  EXPECT_EQ(recognizer.free_absent_slots(0), (Slots{1}));
 }
 
 TEST(RowRecognizerTest, IgnoresRowsWithInvalidLengths) {
@@ -97,7 +97,7 @@ TEST(RowRecognizerTest, IgnoresRowsWithInvalidLengths) {
 
 TEST(IndexPolicyTest, ScansStepsWithFewTokensAndStepsWhoseRowsAreAllBehind) {
   cpu::IndexPolicy policy;
-  policy.scanned_tokens = 1280;
+  policy.max_scan_tokens = 1280;
   EXPECT_EQ(policy.steps_to_index(1, 1280, 1, 0, true), 0);
   EXPECT_EQ(policy.steps_to_index(1, 1281, 1, 0, true), 1);
   EXPECT_EQ(policy.steps_to_index(1, 2000, 200, 0, true), 0);
@@ -120,8 +120,8 @@ TEST(IndexPolicyTest, KeepsAbsentRequestsByMemoryInUse) {
 cpu::CatchUpPlan plan(std::vector<int32_t> num_tokens, std::vector<int32_t> num_sampled, std::vector<int64_t> indexed,
                       int64_t least_tokens, int64_t steps = 1) {
   cpu::IndexPolicy policy;
-  policy.least_tokens = least_tokens;
-  policy.prompt_tokens = 600;
+  policy.min_index_budget = least_tokens;
+  policy.prefill_index_budget = 600;
   const std::vector<int32_t> slots{2, 0, 1};
   return cpu::plan_catch_up(policy, num_tokens.data(), num_sampled.data(), slots.data(), indexed, steps);
 }
@@ -129,12 +129,12 @@ cpu::CatchUpPlan plan(std::vector<int32_t> num_tokens, std::vector<int32_t> num_
 TEST(CatchUpPlanTest, TakesAThirtySecondOfAScanAndTheTimeThatLookupsSave) {
   const std::vector<int32_t> lengths{50000, 30000, 51200}, one{1, 1, 1};
   constexpr int32_t kShare = 131200 / 32 / 768;
-  const cpu::CatchUpPlan behind = plan(lengths, one, {0, 0, 0}, 0);
-  EXPECT_EQ(behind.num_tokens, (Slots{kShare, 0, 0}));
-  EXPECT_EQ(behind.rows, (NewRows{0}));
-  EXPECT_EQ(behind.slots, (Slots{2}));
-  EXPECT_EQ(behind.lookup_slots, (Slots{-1, -1, -1}));
-  EXPECT_EQ(behind.num_behind, 3);
+  const cpu::CatchUpPlan all_behind = plan(lengths, one, {0, 0, 0}, 0);
+  EXPECT_EQ(all_behind.num_tokens, (Slots{kShare, 0, 0}));
+  EXPECT_EQ(all_behind.rows, (NewRows{0}));
+  EXPECT_EQ(all_behind.slots, (Slots{2}));
+  EXPECT_EQ(all_behind.lookup_slots, (Slots{-1, -1, -1}));
+  EXPECT_EQ(all_behind.num_behind, 3);
   EXPECT_EQ(plan(lengths, one, {0, 0, 0}, 100, 3).num_tokens, (Slots{300, 0, 0}));
   const cpu::CatchUpPlan one_ready = plan(lengths, one, {0, 0, 51200 - 65}, 0);
   EXPECT_EQ(one_ready.num_tokens, (Slots{(131200 / 32 + 51200 - 2048) / 768, 0, 0}));

@@ -1,5 +1,5 @@
-// The core's two entries against the operators that they stand for: drafts of a lookup and then of a store, and text
-// taken in later, under budgets that leave rows behind.
+// The two entries of drafting on the host, compared with the operators: drafts of a lookup and then of a store, and
+// text inserted later, with budgets that do not index all rows.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -25,8 +25,8 @@ struct Drafts {
   std::vector<uint8_t> costs = std::vector<uint8_t>(kRows * kDrafts);
 };
 
-TEST(DraftingTest, IsTheSequenceOfTheOperators) {
-  int64_t from_store = 0, behind = 0;
+TEST(DraftingTest, EqualsTheSequenceOfTheOperators) {
+  int64_t from_store = 0, scanned = 0;
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     RandomChoices c(seed, 60);
     Kept kept, other;
@@ -83,9 +83,9 @@ TEST(DraftingTest, IsTheSequenceOfTheOperators) {
       step.costs = store_costs.data();
       step.cost_limit = 40;
       step.fill = p.lookup.fill;
-      const std::vector<int32_t> own = ids;
+      const std::vector<int32_t> lookup_ids = ids;
       ASSERT_EQ(ngram_npu_cpu_ngram_store_step_(&step, nullptr), kOk);
-      from_store += ids != own;
+      from_store += ids != lookup_ids;
 
       into(got);
       p.draft_token_ids = {wide.data() + 1, kStride, 8};
@@ -103,11 +103,11 @@ TEST(DraftingTest, IsTheSequenceOfTheOperators) {
       rows.match_policy = kLatest;
       rows.ladder = rows.outcomes = true;
       rows.index = other.index.access();
-      const TakeInParams taken{
+      const InsertParams inserted{
           rows,
           c.below(30),
           {other.store.access(), p.token_ids, p.num_tokens, p.num_sampled, {}, {}, {scopes.data(), 8}, kRows}};
-      ASSERT_EQ(ngram_npu_cpu_take_in(&taken), kOk);
+      ASSERT_EQ(ngram_npu_cpu_insert_tokens(&inserted), kOk);
 
       std::vector<int64_t> expected(kRows * kStride, -7);
       for (size_t i = 0; i < ids.size(); ++i) expected[i / kDrafts * kStride + 1 + i % kDrafts] = ids[i];
@@ -118,10 +118,10 @@ TEST(DraftingTest, IsTheSequenceOfTheOperators) {
       ASSERT_EQ(other.store, kept.store) << "seed " << seed;
       ASSERT_EQ(other.index.fault(), 0);
     }
-    behind += other.index[index::kStatScanCatchUp];
+    scanned += other.index[index::kStatScanCatchUp];
   }
   EXPECT_GT(from_store, 50);
-  EXPECT_GT(behind, 50);
+  EXPECT_GT(scanned, 50);
 }
 
 }  // namespace

@@ -20,8 +20,6 @@ namespace ngram_npu::test {
 enum class Flush { kEnd, kStart };
 constexpr Flush kFlushes[] = {Flush::kEnd, Flush::kStart};
 
-inline const char* name_of(Flush flush) { return flush == Flush::kEnd ? "flush at the end" : "flush at the start"; }
-
 // `rows` runs of `capacity` items, a guard page before, between and after them.
 template <class T>
 class GuardedRows {

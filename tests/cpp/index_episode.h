@@ -20,10 +20,10 @@ namespace ngram_npu::test {
 // text, or null.
 class IndexEpisode {
  public:
-  // nonsense: the index's words are overwritten between events; drafts then only have to stay within the row.
-  IndexEpisode(Choices& choices, Flush flush, bool nonsense)
+  // corrupt: overwrites the index's words between events; drafts then only have to stay within the row.
+  IndexEpisode(Choices& choices, Flush flush, bool corrupt)
       : c_(choices),
-        nonsense_(nonsense),
+        corrupt_(corrupt),
         rows_(c_.from(1, 4)),
         capacity_(c_.one_in(3) ? 8 * index::kPageWords : c_.from(2, 90)),
         width_(c_.from(1, 4)),
@@ -62,16 +62,16 @@ class IndexEpisode {
       if (const char* wrong = event()) return wrong;
     }
     if (!tokens_.intact() || !lengths_.intact() || !index_.intact() || !draft_costs_.intact()) {
-      return "something was written beside a tensor";
+      return "memory outside a tensor was written";
     }
-    return nonsense_ ? nullptr : check();
+    return corrupt_ ? nullptr : check();
   }
 
   const Reached& reached() const { return reached_; }
 
  private:
   void draw_ladder() {
-    ladder_.on = true;
+    ladder_.enabled = true;
     look_.min_n = 1;
     look_.max_n = kLadderMaxN;
     look_.match_policy = kLatest;
@@ -102,7 +102,7 @@ class IndexEpisode {
         lengths_.data()[row] = static_cast<int32_t>(c_.from(0, lengths_.data()[row]));
         append();
         break;
-      case 4:  // another request, and nobody tells the slot: its tokens differ from any before
+      case 4:  // another request without a reset of its slot: its tokens differ from all before
         lengths_.data()[row] = 0;
         lowest_ += 1000;
         write(row);
@@ -116,7 +116,7 @@ class IndexEpisode {
       }
       default: break;
     }
-    if (nonsense_) damage();
+    if (corrupt_) damage();
     for (int64_t i = c_.from(1, 4); i > 0; --i) {
       if (const char* wrong = step()) return wrong;
     }
@@ -149,7 +149,7 @@ class IndexEpisode {
                                    look_.min_n,
                                    look_.max_n,
                                    look_.match_policy,
-                                   ladder_.on,
+                                   ladder_.enabled,
                                    ladder_.costs != nullptr,
                                    {index_.data(), words_, {slot_indices_.data(), 8}},
                                    nullptr};
@@ -166,11 +166,11 @@ class IndexEpisode {
 
   // Counts the effects of the last call; pages taken and freed in one call are not visible.
   void observe() {
-    if (nonsense_) return;
+    if (corrupt_) return;
     const int32_t* words = index_.data();
     reached_["page splits"] = words[index::kStatSplits];
     reached_["slots rebuilt for other tokens"] = words[index::kStatRebuildTokens];
-    reached_["slots given up"] = words[index::kStatGivenUp];
+    reached_["slots given up"] = words[index::kStatDisabled];
     reached_["page releases"] += std::max(0, pages_in_use_ - words[index::kHeaderPagesInUse]);
     pages_in_use_ = words[index::kHeaderPagesInUse];
     for (size_t slot = 0; slot < depths_.size(); ++slot) {
@@ -272,12 +272,12 @@ class IndexEpisode {
       const auto begin = drafts.begin() + i * look_.k;
       const Draft got{{begin, begin + look_.k}, num_draft[at], match_len[at]};
       reached_["drafts"] += got.count > 0;
-      if (nonsense_) {
-        if (!within_row(got, t)) return "a draft that is not of the row";
-      } else if (run > 0 && ladder_.on) {
+      if (corrupt_) {
+        if (!within_row(got, t)) return "a draft with tokens that are not in the row";
+      } else if (run > 0 && ladder_.enabled) {
         if (const char* wrong = compare_ladder(i, got, t)) return wrong;
       } else if (!(got == (run > 0 ? expected_draft(t, look_) : no_draft(look_.k)))) {
-        return "a draft that is not the rescan's";
+        return "a draft that differs from the scan's";
       }
     }
     return nullptr;
@@ -285,7 +285,7 @@ class IndexEpisode {
 
   const char* compare_ladder(int64_t i, const Draft& got, const Tokens& t) {
     const int32_t* const state = state_of(slot_indices_.data()[i]);
-    const bool scanned = state[index::kSlotGivenUp] != 0 || state[index::kSlotLength] < length_of(t);
+    const bool scanned = state[index::kSlotDisabled] != 0 || state[index::kSlotLength] < length_of(t);
     std::vector<uint8_t> paid, other_paid;
     const auto expected = [&](bool knows_outcomes, std::vector<uint8_t>* costs) {
       return expected_ladder_draft(t, look_, static_cast<const uint8_t*>(ladder_.costs), ladder_.cost_limit,
@@ -293,7 +293,8 @@ class IndexEpisode {
     };
     const Draft want = expected(true, &paid);
     if (!(got == want))
-      return scanned ? "a scanned row's draft that is not the ladder's" : "a draft that is not the ladder's";
+      return scanned ? "a scanned row's draft that differs from the ladder's"
+                     : "a draft that differs from the ladder's";
     paid.resize(static_cast<size_t>(k_), kNoCost);
     if (costs_to_.data != nullptr && !std::equal(paid.begin(), paid.end(), draft_costs_[i])) return "draft_costs";
     reached_["drafts of a ladder"] += want.count > 0;
@@ -314,7 +315,7 @@ class IndexEpisode {
     return true;
   }
 
-  // The whole structure, once every slot has caught up with its row. Rows whose check would take seconds are left out.
+  // Checks the whole structure after every slot has caught up with its row. Skips rows that would take seconds.
   const char* check() {
     append();
     int64_t where = 0;
@@ -323,7 +324,7 @@ class IndexEpisode {
       if (lengths_.data()[r] > kCheckedTokens) continue;
       if (ngram_npu_cpu_ngram_index_check_row(index_.data(), words_, slots_[static_cast<size_t>(r)], tokens_[r],
                                               lengths_.data()[r]) != 0) {
-        return "a slot is not what its row says";
+        return "a slot does not match its row";
       }
     }
     return nullptr;
@@ -332,7 +333,7 @@ class IndexEpisode {
   static constexpr int64_t kCheckedTokens = 400;
 
   Choices& c_;
-  const bool nonsense_;
+  const bool corrupt_;
   const int64_t rows_, capacity_, width_, alphabet_, pages_, k_, words_;
   GuardedRows<int32_t> tokens_, sampled_;
   Guarded<int32_t> lengths_, index_;

@@ -17,25 +17,25 @@ constexpr int kEpisodes = 200;
 
 class IndexTest : public InstructionSetTest {
  protected:
-  static void run(bool nonsense) {
+  static void run(bool corrupt) {
     Reached reached;
     for (uint64_t seed = 1; seed <= kEpisodes; ++seed) {
       RandomChoices choices(seed);
-      IndexEpisode episode(choices, kFlushes[seed % 2], nonsense);
+      IndexEpisode episode(choices, kFlushes[seed % 2], corrupt);
       const char* wrong = episode.run();
       ASSERT_EQ(wrong, nullptr) << "seed " << seed << ": " << wrong;
       reached += episode.reached();
     }
     EXPECT_GT(reached["drafts"], 10 * kEpisodes);  // or the comparison would show little
-    if (nonsense) return;
+    if (corrupt) return;
     for (const auto& [name, count] : reached) EXPECT_GT(count, 0) << name;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Isa, IndexTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
 
-TEST_P(IndexTest, DraftsAreTheRescans) { run(false); }
+TEST_P(IndexTest, DraftsEqualThoseOfAScan) { run(false); }
 
-TEST_P(IndexTest, NonsenseStaysWithinTheTensors) { run(true); }
+TEST_P(IndexTest, CorruptMemoryCausesNoOutOfBoundsAccess) { run(true); }
 
 // ngram_index_step_ on one row, for up to two drafts.
 struct OneRowStep {
@@ -66,7 +66,7 @@ struct OneRowStep {
   }
 };
 
-TEST_P(IndexTest, AWrongHeaderIsNoIndex) {
+TEST_P(IndexTest, InvalidHeaderIsIgnoredAndRowIsScanned) {
   const Tokens row = {1, 2, 3, 9, 1, 2, 0, 0};
   for (const Flush flush : kFlushes) {
     for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, index::kPageWords}) {
@@ -96,8 +96,8 @@ Tokens crowded_row() {
   index::Key first = 0;
   for (int32_t newest = 0; row.size() < 2 * kPairs; ++newest) {
     for (int32_t before = 0; before < 4096 && row.size() < 2 * kPairs; ++before) {
-      const uint32_t sum =
-          static_cast<uint32_t>(newest) * index::kFactors.of[0] + static_cast<uint32_t>(before) * index::kFactors.of[1];
+      const uint32_t sum = static_cast<uint32_t>(newest) * index::kFactors.values[0] +
+                           static_cast<uint32_t>(before) * index::kFactors.values[1];
       const index::Key key = index::make_key(sum, 0);
       if (row.empty()) first = key;
       const bool same_group = index::line_of(key) / index::kGroupLines == index::line_of(first) / index::kGroupLines;
@@ -107,7 +107,7 @@ Tokens crowded_row() {
   return row;
 }
 
-TEST_P(IndexTest, ATableAtItsLimitIsNotTriedAgain) {
+TEST_P(IndexTest, SlotOfAFullTableIsNotTriedAgain) {
   Tokens row = crowded_row();
   const int32_t length = static_cast<int32_t>(row.size());
   row.resize(row.size() + 8);
@@ -119,7 +119,7 @@ TEST_P(IndexTest, ATableAtItsLimitIsNotTriedAgain) {
     if (at > 0) {
       EXPECT_EQ(step.drafts[0], row[at + 1]);
     }
-    EXPECT_EQ(arena[index::kStatGivenUp], 1);
+    EXPECT_EQ(arena[index::kStatDisabled], 1);
     EXPECT_EQ(arena[index::kStatScanFull], static_cast<int32_t>(at) + 1);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0);
   }
@@ -134,7 +134,7 @@ void reset_first(Index& index) {
   ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
 }
 
-TEST_P(IndexTest, EveryPageIsGivenBack) {
+TEST_P(IndexTest, EveryPageIsFreed) {
   Tokens row = crowded_row();
   int64_t at_limit = 0;  // of the table; all others ran out of memory, each at a different point
   for (int64_t pages = 1; pages <= 32; ++pages) {
@@ -142,7 +142,7 @@ TEST_P(IndexTest, EveryPageIsGivenBack) {
     const int32_t* const slot = arena.data() + index::kHeaderWords;
     OneRowStep step(row, 0, arena);
     int32_t depth = 0;
-    for (size_t end = 0; end < row.size() && slot[index::kSlotGivenUp] == 0; ++end) {
+    for (size_t end = 0; end < row.size() && slot[index::kSlotDisabled] == 0; ++end) {
       ASSERT_EQ(step.run(&row[end], 1), kOk);
       if (slot[index::kSlotDepth] == depth) continue;
       depth = slot[index::kSlotDepth];
@@ -151,8 +151,8 @@ TEST_P(IndexTest, EveryPageIsGivenBack) {
       EXPECT_EQ(emptied[index::kHeaderPagesInUse], 0) << pages << " pages, a directory of depth " << depth;
       EXPECT_EQ(emptied.fault(), 0);
     }
-    EXPECT_NE(slot[index::kSlotGivenUp], 0);
-    at_limit += slot[index::kSlotGivenUp] == static_cast<int32_t>(index::kNeverRoom);
+    EXPECT_NE(slot[index::kSlotDisabled], 0);
+    at_limit += slot[index::kSlotDisabled] == static_cast<int32_t>(index::kTableTooLarge);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
     EXPECT_EQ(arena.fault(), 0) << pages << " pages";
   }
@@ -161,7 +161,7 @@ TEST_P(IndexTest, EveryPageIsGivenBack) {
 }
 
 // The ids of a row's outcome pages fill the slot, then one page, or two if pages are small.
-TEST_P(IndexTest, EveryPageOfOutcomesIsGivenBack) {
+TEST_P(IndexTest, EveryPageOfOutcomesIsFreed) {
   constexpr uint32_t kFull = NGRAM_INDEX_SMALL_PAGES ? 1u << index::kDirPageDepth : index::kRootOutcomePages;
   Tokens row((size_t{kFull} << index::kOutcomePageBits) + 100);
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
@@ -174,7 +174,7 @@ TEST_P(IndexTest, EveryPageOfOutcomesIsGivenBack) {
     ASSERT_EQ(ngram_npu_cpu_ngram_index_append_(&append, nullptr), kOk);
     ASSERT_EQ(arena.fault(), 0) << pages << " pages";
     const int32_t* const slot = arena.data() + index::kHeaderWords;
-    if (slot[index::kSlotGivenUp] != 0) {
+    if (slot[index::kSlotDisabled] != 0) {
       EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
       ++given_up;
       continue;
@@ -188,7 +188,7 @@ TEST_P(IndexTest, EveryPageOfOutcomesIsGivenBack) {
   EXPECT_GT(given_up, 16);
 }
 
-TEST_P(IndexTest, RowsPassWhatEntriesOfADepthCanRecord) {
+TEST_P(IndexTest, RowsMayExceedTheLengthThatEntriesCanRecord) {
   constexpr int32_t kFirst = 1 << index::kNextBits;
   Tokens row(4 * kFirst + 16);
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
@@ -206,21 +206,21 @@ TEST_P(IndexTest, RowsPassWhatEntriesOfADepthCanRecord) {
   EXPECT_EQ(arena[index::kStatIndexed], 3 * 16);
 }
 
-TEST_P(IndexTest, ASlotGivenUpIsTriedAgainWithAQuarterMoreRoom) {
+TEST_P(IndexTest, AbandonedSlotIsTriedAgainWithAQuarterMoreMemory) {
   constexpr int32_t kPages = 64;
   Tokens row = {1, 2, 3, 1, 2, 0};
-  for (const int32_t held : {1, 4, 40}) {
+  for (const int32_t pages_before : {1, 4, 40}) {
     for (const int32_t more : {0, 1}) {
       Index arena(1, kPages);
-      arena[index::kHeaderPagesInUse] = kPages - (held + held / 4 + 2 + more);
+      arena[index::kHeaderPagesInUse] = kPages - (pages_before + pages_before / 4 + 2 + more);
       arena[index::kHeaderWords + index::kSlotOptions] =
           static_cast<int32_t>(index::pack_options(2, 4, kEarliest, false, false));
-      arena[index::kHeaderWords + index::kSlotGivenUp] = held;
+      arena[index::kHeaderWords + index::kSlotDisabled] = pages_before;
       OneRowStep step(row, 5, arena);
       ASSERT_EQ(step.run(row.data() + 2, 1), kOk);
       EXPECT_EQ(step.num_draft, 2);
-      EXPECT_EQ(arena[index::kStatIndexed], more) << held;
-      EXPECT_EQ(arena[index::kStatScanFull], 1 - more) << held;
+      EXPECT_EQ(arena[index::kStatIndexed], more) << pages_before;
+      EXPECT_EQ(arena[index::kStatScanFull], 1 - more) << pages_before;
     }
   }
 }

@@ -1,5 +1,5 @@
-// A stream that runs what it is given in order, in a thread of its own, some of it late. With a failed device what is
-// pending never runs.
+// A stream that runs its tasks in order in a separate thread, some of them late. After a device failure, pending tasks
+// never run.
 #pragma once
 
 #include <chrono>
@@ -32,9 +32,9 @@ class LateStream {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return failed_ || (tasks_.empty() && !busy_); });
   }
-  void hold(bool held) {
+  void hold(bool is_held) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    held_ = held;
+    held_ = is_held;
     changed_.notify_all();
   }
   void fail() {

@@ -138,6 +138,27 @@ void extreme_tokens(const Visit& visit) {
   }
 }
 
+template <class Visit>
+void every_row(int64_t max_binary_length, const Visit& visit) {
+  every_binary_row(max_binary_length, visit);
+  every_head_and_tail(visit);
+  rows_of_every_length(visit);
+  periodic_rows(visit);
+  long_matches_near_the_start(visit);
+  single_occurrences(visit);
+  extreme_tokens(visit);
+}
+
+// Calls test->check for each row and range until the first failure: one fault gives one message.
+template <class Test>
+auto checker(Test* test) {
+  return [test](const Tokens& tokens, const Ranges& ranges) {
+    for (const NgramRange& n : ranges) {
+      if (!testing::Test::HasFailure()) test->check(tokens, n.min_n, n.max_n);
+    }
+  };
+}
+
 // Looks up one row at a time through ngram_propose. The memory is allocated once: the cases are many and short. Copies
 // of the last token follow a row that is flush at the start; they must not be read.
 class RowLookup {
@@ -177,7 +198,7 @@ class RowLookup {
 };
 
 class LookupTest : public InstructionSetTest {
- protected:
+ public:
   // Compares with the definition for both match policies and both edges. Alternates the other options.
   void check(const Tokens& tokens, int64_t min_n, int64_t max_n) {
     for (const int32_t match_policy : {kEarliest, kLatest}) {
@@ -187,26 +208,16 @@ class LookupTest : public InstructionSetTest {
       const Draft expected = expected_draft(tokens, options);
       for (RowLookup* lookup : {&at_end_, &at_start_}) {
         const Draft got = (*lookup)(tokens, options);
-        if (got == expected) continue;
-        ADD_FAILURE() << GetParam() << (lookup == &at_end_ ? ", end" : ", start") << " at a guard, match_policy "
-                      << match_policy << ", n " << min_n << ".." << max_n << ", k " << options.k << ", overlap "
-                      << options.overlap << "\nrow " << testing::PrintToString(tokens) << "\nexpected "
-                      << expected.match_len << ": " << testing::PrintToString(expected.tokens) << "\ngot      "
-                      << got.match_len << ": " << testing::PrintToString(got.tokens);
-        return;
+        ASSERT_TRUE(got == expected) << (lookup == &at_end_ ? "end" : "start") << " at a guard, match_policy "
+                                     << match_policy << ", n " << min_n << ".." << max_n << ", k " << options.k
+                                     << ", overlap " << options.overlap << ", row " << testing::PrintToString(tokens)
+                                     << ", expected " << testing::PrintToString(expected.tokens) << ", got "
+                                     << testing::PrintToString(got.tokens);
       }
     }
   }
 
-  // One fault gives one message: checks nothing after a failure.
-  auto checker() {
-    return [this](const Tokens& tokens, const Ranges& ranges) {
-      for (const NgramRange& n : ranges) {
-        if (!HasFailure()) check(tokens, n.min_n, n.max_n);
-      }
-    };
-  }
-
+ private:
   RowLookup at_end_{Flush::kEnd};
   RowLookup at_start_{Flush::kStart};
   int64_t calls_ = 0;
@@ -214,13 +225,7 @@ class LookupTest : public InstructionSetTest {
 
 INSTANTIATE_TEST_SUITE_P(Isa, LookupTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
 
-TEST_P(LookupTest, EveryBinaryRow) { every_binary_row(12, checker()); }
-TEST_P(LookupTest, EveryHeadAndTail) { every_head_and_tail(checker()); }
-TEST_P(LookupTest, RowsOfEveryLength) { rows_of_every_length(checker()); }
-TEST_P(LookupTest, PeriodicRows) { periodic_rows(checker()); }
-TEST_P(LookupTest, LongMatchesNearTheStart) { long_matches_near_the_start(checker()); }
-TEST_P(LookupTest, SingleOccurrences) { single_occurrences(checker()); }
-TEST_P(LookupTest, ExtremeTokens) { extreme_tokens(checker()); }
+TEST_P(LookupTest, EqualsTheDefinition) { every_row(12, checker(this)); }
 
 // The memory of a row that cannot draft is not read.
 TEST_P(LookupTest, RowsThatCannotDraftAreNotRead) {
@@ -259,33 +264,22 @@ struct Emulated {
 
 template <class Vec>
 class LookupLanesTest : public testing::Test {
- protected:
+ public:
   void check(const Tokens& tokens, int64_t min_n, int64_t max_n) {
     const int64_t length = length_of(tokens);
     if (length < 2) return;  // callers pass at least two tokens
     for (const int32_t match_policy : {kEarliest, kLatest}) {
-      const Occurrence expected = expected_occurrence(tokens, min_n, max_n, match_policy);
+      const Match expected = expected_match(tokens, min_n, max_n, match_policy);
       for (const Flush flush : kFlushes) {
         int32_t* row = flush == Flush::kEnd ? memory_.data() + memory_.size() - length : memory_.data();
         std::copy(tokens.begin(), tokens.end(), row);
-        const Occurrence got = cpu::find_with<Vec>(row, length, min_n, max_n, match_policy);
-        if (got.end == expected.end && got.len == expected.len) continue;
-        ADD_FAILURE() << Vec::kLanes << " lanes, " << name_of(flush) << ", match_policy " << match_policy << ", n "
-                      << min_n << ".." << max_n << "\nrow " << testing::PrintToString(tokens) << "\nexpected end "
-                      << expected.end << " length " << expected.len << "\ngot      end " << got.end << " length "
-                      << got.len;
-        return;
+        const Match got = cpu::find_with<Vec>(row, length, min_n, max_n, match_policy);
+        ASSERT_TRUE(got.end == expected.end && got.len == expected.len)
+            << Vec::kLanes << " lanes, " << (flush == Flush::kEnd ? "end" : "start") << " at a guard, match_policy "
+            << match_policy << ", n " << min_n << ".." << max_n << ", row " << testing::PrintToString(tokens)
+            << ", expected end " << expected.end << ", got " << got.end;
       }
     }
-  }
-
-  // One fault gives one message: checks nothing after a failure.
-  auto checker() {
-    return [this](const Tokens& tokens, const Ranges& ranges) {
-      for (const NgramRange& n : ranges) {
-        if (!HasFailure()) check(tokens, n.min_n, n.max_n);
-      }
-    };
   }
 
  private:
@@ -295,35 +289,23 @@ class LookupLanesTest : public testing::Test {
 using Widths = testing::Types<Emulated<1>, Emulated<4>, Emulated<8>, Emulated<16>, Emulated<64>>;
 TYPED_TEST_SUITE(LookupLanesTest, Widths);
 
-TYPED_TEST(LookupLanesTest, EveryBinaryRow) { every_binary_row(11, this->checker()); }
-TYPED_TEST(LookupLanesTest, EveryHeadAndTail) { every_head_and_tail(this->checker()); }
-TYPED_TEST(LookupLanesTest, RowsOfEveryLength) { rows_of_every_length(this->checker()); }
-TYPED_TEST(LookupLanesTest, PeriodicRows) { periodic_rows(this->checker()); }
-TYPED_TEST(LookupLanesTest, LongMatchesNearTheStart) { long_matches_near_the_start(this->checker()); }
-TYPED_TEST(LookupLanesTest, SingleOccurrences) { single_occurrences(this->checker()); }
+TYPED_TEST(LookupLanesTest, EqualsTheDefinition) { every_row(11, checker(this)); }
 
-TEST(InstructionSetChoiceTest, ScalarIsAvailableEverywhereAndAutoIsTheWidest) {
+TEST(InstructionSetChoiceTest, AutoIsTheWidestAndUnknownNamesChangeNothing) {
   const std::string widest = ngram_npu_cpu_instruction_set();
-  EXPECT_EQ(ngram_npu_cpu_set_instruction_set("scalar"), kOk);
-  EXPECT_STREQ(ngram_npu_cpu_instruction_set(), "scalar");
-  EXPECT_EQ(ngram_npu_cpu_set_instruction_set("auto"), kOk);
-  EXPECT_EQ(ngram_npu_cpu_instruction_set(), widest);
 #if defined(__x86_64__)
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
   EXPECT_EQ(widest, avx512 ? "avx512" : __builtin_cpu_supports("avx2") ? "avx2" : "scalar");
 #elif defined(__aarch64__)
   EXPECT_EQ(widest, "neon");
 #endif
-}
-
-TEST(InstructionSetChoiceTest, UnknownNameChangesNothing) {
   ASSERT_EQ(ngram_npu_cpu_set_instruction_set("scalar"), kOk);
-  for (const char* name : {"", "sse9", "AVX2", "scalar "}) {
-    EXPECT_EQ(ngram_npu_cpu_set_instruction_set(name), kInvalidParams) << name;
+  for (const char* name : {"", "sse9", "AVX2", "scalar ", static_cast<const char*>(nullptr)}) {
+    EXPECT_EQ(ngram_npu_cpu_set_instruction_set(name), kInvalidParams);
     EXPECT_STREQ(ngram_npu_cpu_instruction_set(), "scalar");
   }
-  EXPECT_EQ(ngram_npu_cpu_set_instruction_set(nullptr), kInvalidParams);
   EXPECT_EQ(ngram_npu_cpu_set_instruction_set("auto"), kOk);
+  EXPECT_EQ(ngram_npu_cpu_instruction_set(), widest);
 }
 
 // The guard pages on which other tests rely. EXPECT_DEATH accepts a signal as well as a sanitizer's report: ASan

@@ -20,8 +20,8 @@ inline int64_t common_suffix(const Tokens& t, int64_t e, int64_t max_n) {
   return len;
 }
 
-inline Occurrence expected_occurrence(const Tokens& t, int64_t min_n, int64_t max_n, int32_t match_policy) {
-  Occurrence best{-1, 0};
+inline Match expected_match(const Tokens& t, int64_t min_n, int64_t max_n, int32_t match_policy) {
+  Match best{-1, 0};
   for (int64_t e = 0; e <= length_of(t) - 2; ++e) {
     const int64_t len = common_suffix(t, e, max_n);
     if (len < min_n) continue;
@@ -45,34 +45,34 @@ inline Draft no_draft(int64_t k) { return {Tokens(static_cast<size_t>(k), -1), 0
 // The tokens after an occurrence, up to the first one for which `takes(j, place)` is false; `place` is its position in
 // the row.
 template <class Takes>
-Draft draft_behind(const Tokens& t, const Occurrence& found, const LookupOptions& o, const Takes& takes) {
+Draft draft_behind(const Tokens& t, const Match& match, const LookupOptions& o, const Takes& takes) {
   Draft draft = no_draft(o.k);
-  if (found.len == 0) return draft;
+  if (match.len == 0) return draft;
   Tokens grown = t;  // with overlap, the draft is read as if it had been appended
   for (int64_t j = 0; j < o.k; ++j) {
-    const int64_t position = found.end + 1 + j;
+    const int64_t position = match.end + 1 + j;
     if (length_of(t) + j >= o.max_len) break;
     if (position >= length_of(t) && !o.overlap) break;
     int64_t place = position;
-    while (place >= length_of(t)) place -= length_of(t) - (found.end + 1);
+    while (place >= length_of(t)) place -= length_of(t) - (match.end + 1);
     if (!takes(j, place)) break;
     grown.push_back(grown[static_cast<size_t>(position)]);
     draft.tokens[static_cast<size_t>(j)] = grown.back();
     ++draft.count;
   }
-  if (draft.count > 0) draft.match_len = static_cast<int32_t>(found.len);
+  if (draft.count > 0) draft.match_len = static_cast<int32_t>(match.len);
   return draft;
 }
 
 // The draft of a row with these tokens, all of them within its capacity.
 inline Draft expected_draft(const Tokens& t, const LookupOptions& o) {
-  const Occurrence found = expected_occurrence(t, o.min_n, o.max_n, o.match_policy);
-  return draft_behind(t, found, o, [](int64_t, int64_t) { return true; });
+  const Match match = expected_match(t, o.min_n, o.max_n, o.match_policy);
+  return draft_behind(t, match, o, [](int64_t, int64_t) { return true; });
 }
 
 // The candidate of a ladder: the latest occurrence with the longest match of 1, 2, 4, 8 or 16 tokens.
-inline Occurrence expected_candidate(const Tokens& t) {
-  Occurrence best{-1, 0};
+inline Match expected_candidate(const Tokens& t) {
+  Match best{-1, 0};
   int64_t best_size = 1;
   for (int64_t e = 0; e <= length_of(t) - 2; ++e) {
     const int64_t len = common_suffix(t, e, 16);
@@ -87,21 +87,21 @@ inline Occurrence expected_candidate(const Tokens& t) {
 
 // The outcome byte of the token at `place`.
 inline int64_t expected_outcome(const Tokens& t, int64_t place) {
-  const Occurrence found = expected_candidate({t.begin(), t.begin() + place});
-  if (found.len == 0) return 0;
-  const bool right = t[static_cast<size_t>(found.end + 1)] == t[static_cast<size_t>(place)];
-  return (found.len > 15 ? 15 : found.len) * 2 + right;
+  const Match match = expected_candidate({t.begin(), t.begin() + place});
+  if (match.len == 0) return 0;
+  const bool right = t[static_cast<size_t>(match.end + 1)] == t[static_cast<size_t>(place)];
+  return (match.len > 15 ? 15 : match.len) * 2 + right;
 }
 
 // The draft of a row with a ladder. costs: [16][32], or null. knows_outcomes: false: all outcomes count as 0. paid: the
 // cost of each token.
 inline Draft expected_ladder_draft(const Tokens& t, const LookupOptions& o, const uint8_t* costs, int64_t cost_limit,
                                    bool knows_outcomes, std::vector<uint8_t>* paid) {
-  const Occurrence found = expected_candidate(t);
+  const Match match = expected_candidate(t);
   int64_t total = 0;
-  return draft_behind(t, found, o, [&](int64_t j, int64_t place) {
+  return draft_behind(t, match, o, [&](int64_t j, int64_t place) {
     if (costs == nullptr) return true;
-    const int64_t row = found.len + j > 15 ? 15 : found.len + j;
+    const int64_t row = match.len + j > 15 ? 15 : match.len + j;
     paid->push_back(costs[row * 32 + (knows_outcomes ? expected_outcome(t, place) : 0)]);
     total += paid->back();
     if (total > cost_limit) paid->pop_back();

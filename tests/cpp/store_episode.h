@@ -13,12 +13,12 @@ namespace ngram_npu::test {
 
 class StoreEpisode {
  public:
-  // nonsense: the store's words are overwritten between events; drafts then only have to stay within their tensor.
-  StoreEpisode(Choices& choices, Flush flush, bool nonsense)
+  // corrupt: overwrites the store's words between events; drafts then only have to stay within their tensor.
+  StoreEpisode(Choices& choices, Flush flush, bool corrupt)
       : c_(choices),
-        nonsense_(nonsense),
+        corrupt_(corrupt),
         slots_(c_.from(1, smaller<int64_t>(3, store::kMaxSlots))),
-        blocks_(smaller(slots_ * store::kLeastBlocksPerSlot + c_.below(5), store::kMaxBlocks)),
+        blocks_(smaller(slots_ * store::kMinBlocksPerSlot + c_.below(5), store::kMaxBlocks)),
         bits_(c_.from(1, 6)),
         k_(c_.from(0, 6)),
         words_(store_words(slots_, blocks_, bits_)),
@@ -46,8 +46,8 @@ class StoreEpisode {
       if (const char* wrong = event()) return wrong;
     }
     const bool intact = store_.intact() && tokens_.intact() && drafts_.intact() && paid_.intact() && counts_.intact();
-    if (!intact) return "something was written beside a tensor";
-    if (nonsense_) return nullptr;
+    if (!intact) return "memory outside a tensor was written";
+    if (corrupt_) return nullptr;
     int64_t where = 0;
     return kStoreFaultTexts[ngram_npu_cpu_ngram_store_check(store_.data(), words_, &where)][0] == 0 ? nullptr
                                                                                                     : "integrity";
@@ -63,7 +63,7 @@ class StoreEpisode {
     return static_cast<uint32_t>((state_ = state_ * 6364136223846793005u + 1442695040888963407u) >> 33);
   }
 
-  void say(int64_t row, int64_t count) {
+  void append_tokens(int64_t row, int64_t count) {
     int32_t& length = lengths_.data()[row];
     for (; count > 0; --count) {
       tokens_[row][length++] = static_cast<int32_t>(owner_[static_cast<size_t>(row)] + kScopes * (next() % kAlphabet));
@@ -71,7 +71,7 @@ class StoreEpisode {
   }
 
   const char* event() {
-    if (nonsense_ && c_.one_in(4)) {
+    if (corrupt_ && c_.one_in(4)) {
       for (int64_t left = c_.from(1, 30); left-- > 0;) {
         const int64_t at =
             c_.one_in(2) ? c_.from(store::kHeaderBusy + 1, words_ - 1) : int64_t{store::kHeaderNextSerial};
@@ -108,11 +108,11 @@ class StoreEpisode {
     if (length == 0 || length > kCapacity - 250 || c_.one_in(20)) {
       owner = c_.below(kScopes);
       length = 0;
-      say(row, c_.from(0, 20));
+      append_tokens(row, c_.from(0, 20));
     }
     constexpr int64_t kCounts[] = {0, 1, 2, 5, 70, 250};
     const int64_t count = kCounts[c_.below(c_.one_in(4) ? 6 : 4)];
-    say(row, count);
+    append_tokens(row, count);
     sampled_.data()[row] = static_cast<int32_t>(count);
   }
 
@@ -136,12 +136,12 @@ class StoreEpisode {
     p.cost_limit = c_.from(0, 90);
     const auto* header = reinterpret_cast<const uint32_t*>(store_.data());
     const uint32_t evicted = header[store::kStatEvicted], lost = header[store::kStatLostBlocks],
-                   renumbered = header[store::kStatRenumbered];
+                   renumber_serial = header[store::kStatRenumbered];
     ngram_npu_cpu_ngram_store_step_(&p, nullptr);
-    if (nonsense_) return nullptr;
+    if (corrupt_) return nullptr;
     reached_["entries evicted"] += header[store::kStatEvicted] - evicted;
     reached_["blocks lost"] += header[store::kStatLostBlocks] - lost;
-    reached_["renumbered"] += header[store::kStatRenumbered] - renumbered;
+    reached_["renumber_serial"] += header[store::kStatRenumbered] - renumber_serial;
     for (int64_t row = 0; row < slots_; ++row) {
       for (int64_t j = 0; j < counts_.data()[row]; ++j) {
         if (drafts_[row][j] % kScopes != owner_[static_cast<size_t>(row)]) return "text of another scope was drafted";
@@ -152,7 +152,7 @@ class StoreEpisode {
   }
 
   Choices& c_;
-  const bool nonsense_;
+  const bool corrupt_;
   const int64_t slots_, blocks_, bits_, k_, words_;
   Guarded<int32_t> store_;
   GuardedRows<int32_t> tokens_;
@@ -163,8 +163,8 @@ class StoreEpisode {
   Guarded<uint8_t> costs_;
   std::vector<int64_t> owner_;
   uint64_t state_ = 1;
-  Reached reached_ = {{"drafts", 0},     {"entries evicted", 0},   {"blocks lost", 0},
-                      {"renumbered", 0}, {"requests finished", 0}, {"scopes cleared", 0}};
+  Reached reached_ = {{"drafts", 0},          {"entries evicted", 0},   {"blocks lost", 0},
+                      {"renumber_serial", 0}, {"requests finished", 0}, {"scopes cleared", 0}};
 };
 
 }  // namespace ngram_npu::test

@@ -18,11 +18,11 @@ constexpr uint64_t kEpisodes = 40;
 constexpr uint64_t kEpisodes = 300;
 #endif
 
-Reached run(bool nonsense) {
+Reached run(bool corrupt) {
   Reached reached;
   for (uint64_t seed = 1; seed <= kEpisodes; ++seed) {
     RandomChoices choices(seed, 400);
-    StoreEpisode episode(choices, kFlushes[seed % 2], nonsense);
+    StoreEpisode episode(choices, kFlushes[seed % 2], corrupt);
     const char* wrong = episode.run();
     EXPECT_EQ(wrong, nullptr) << "seed " << seed << ": " << wrong;
     reached += episode.reached();
@@ -30,14 +30,14 @@ Reached run(bool nonsense) {
   return reached;
 }
 
-TEST(StoreTest, DraftsAreOfTheirScope) {
+TEST(StoreTest, DraftsHaveTextOfTheirScopeOnly) {
   for (const auto& [name, count] : run(false)) EXPECT_GT(count, 0) << name;
 }
 
-TEST(StoreTest, NonsenseStaysWithinTheTensors) { run(true); }
+TEST(StoreTest, CorruptMemoryCausesNoOutOfBoundsAccess) { run(true); }
 
 // A store with the text of one request.
-SharedStore spoken() {
+SharedStore store_with_text() {
   SharedStore words(1, 4, 3);
   const std::vector<int32_t> text = {5, 6, 7, 5, 6, 7, 5, 6};
   const auto length = static_cast<int32_t>(text.size());
@@ -57,8 +57,8 @@ SharedStore spoken() {
   return words;
 }
 
-TEST(StoreTest, ClearingWipesTextAndOutcomes) {
-  SharedStore words = spoken();
+TEST(StoreTest, ClearErasesTextAndOutcomes) {
+  SharedStore words = store_with_text();
   cpu::Store store;
   ASSERT_TRUE(cpu::open_store(words.data(), words.count(), &store));
   const auto outcomes = reinterpret_cast<int32_t*>(store.bytes) - words.data();
@@ -72,23 +72,23 @@ TEST(StoreTest, ClearingWipesTextAndOutcomes) {
   EXPECT_FALSE(any_from(reinterpret_cast<int32_t*>(store.heads) - words.data()));
 }
 
-StoreFault fault_after(const std::function<void(const cpu::Store&)>& harm) {
-  SharedStore words = spoken();
+StoreFault fault_after(const std::function<void(const cpu::Store&)>& corrupt) {
+  SharedStore words = store_with_text();
   cpu::Store store;
   EXPECT_TRUE(cpu::open_store(words.data(), words.count(), &store));
-  harm(store);
+  corrupt(store);
   return static_cast<StoreFault>(words.fault());
 }
 
 Entry* first_entry(const cpu::Store& store) {
   auto* entries = reinterpret_cast<Entry*>(store.lines);
   for (uint32_t i = 0; i < kLineEntries << store.line_bits; ++i) {
-    if (entries[i].place != 0) return entries + i;
+    if (entries[i].position != 0) return entries + i;
   }
   return nullptr;
 }
 
-TEST(StoreTest, IntegrityNamesWhatIsBroken) {
+TEST(StoreTest, CheckReportsTheKindOfCorruption) {
   EXPECT_EQ(fault_after([](const cpu::Store&) {}), kStoreFaultNone);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { s.header[kHeaderMagic] = 1; }), kStoreFaultHeader);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadFill] = 100; }), kStoreFaultSlot);
@@ -102,7 +102,7 @@ TEST(StoreTest, IntegrityNamesWhatIsBroken) {
               s.head(2)[kHeadScope] = s.head(1)[kHeadScope] + 1;
             }),
             kStoreFaultLink);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->place += 200; }), kStoreFaultPlace);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->position += 200; }), kStoreFaultPlace);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadSerial] = 0; }), kStoreFaultPlace);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state ^= 1u << 20; }), kStoreFaultKey);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state |= 15; }), kStoreFaultCounts);

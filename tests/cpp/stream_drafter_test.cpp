@@ -34,7 +34,7 @@ struct Request {
   std::vector<int32_t> text;
   int64_t scope = 0, settled = 0, cut = -1;
   std::vector<int32_t> stop_tokens;
-  StreamStop stop{};
+  StopConditions stop{};
 
   bool stops() const {
     const auto size = static_cast<int64_t>(text.size());
@@ -136,7 +136,7 @@ class Model {
     request.settled = length;
     const int64_t slot = row, at = 0;
     request.text.reserve(kCapacity);
-    TakeInParams params{};
+    InsertParams params{};
     params.store = {memory.store.access(),
                     {request.text.data(), 1, kCapacity, kCapacity},
                     &end,
@@ -145,7 +145,7 @@ class Model {
                     {&slot, 8},
                     {&request.scope, 8},
                     1};
-    ngram_npu_cpu_take_in(&params);
+    ngram_npu_cpu_insert_tokens(&params);
   }
 
   std::vector<uint8_t> draft(const std::vector<int32_t>& rows, const std::vector<int32_t>& counts) {
@@ -158,8 +158,8 @@ class Model {
       lengths[static_cast<size_t>(r)] = static_cast<int32_t>(from.size());
     }
     for (const int32_t row : rows) scopes.push_back(row >= 0 && row < kRows ? requests_[row].scope : 0);
-    const StreamDrafts at(batch, kDrafts);
-    std::vector<uint8_t> drafts(static_cast<size_t>(at.end));
+    const StreamDraftLayout layout(batch, kDrafts);
+    std::vector<uint8_t> drafts(static_cast<size_t>(layout.total_bytes));
     DraftParams params{};
     NgramProposeParams& p = params.lookup.propose;
     p.token_ids = {text.data(), kRows, kCapacity, kCapacity};
@@ -169,9 +169,9 @@ class Model {
     p.batch = batch;
     p.lookup = tables_.lookup;
     p.draft_token_ids = {drafts.data(), kDrafts, 8};
-    p.num_draft_tokens = reinterpret_cast<int32_t*>(drafts.data() + at.counts);
-    p.match_len = reinterpret_cast<int32_t*>(drafts.data() + at.lengths);
-    p.draft_costs = {drafts.data() + at.costs, kDrafts};
+    p.num_draft_tokens = reinterpret_cast<int32_t*>(drafts.data() + layout.counts_offset);
+    p.match_len = reinterpret_cast<int32_t*>(drafts.data() + layout.lengths_offset);
+    p.draft_costs = {drafts.data() + layout.costs_offset, kDrafts};
     params.lookup.index = memory.index.access();
     params.lookup.catch_up_tokens = -1;
     params.lookup.ladder = tables_.ladder;
@@ -249,7 +249,7 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
   Model model(tables, visibility, lag);
   Memory memory(visibility);
   std::vector<int32_t> staging(kRows * (1 + kMost));
-  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).total_bytes));
   StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
   options.draft.lookup.propose.lookup = tables.lookup;
   options.draft.lookup.index = memory.index.access();
@@ -286,8 +286,8 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
             request.stop.max_pattern = c.from(2, 5);
             request.stop.min_count = c.from(2, 4);
           }
-          StreamBegin begin{row, request.scope, request.text.data(), static_cast<int64_t>(request.text.size()),
-                            request.stop};
+          StreamRequest begin{row, request.scope, request.text.data(), static_cast<int64_t>(request.text.size()),
+                              request.stop};
           begin.stop.tokens = request.stop_tokens.data();
           begin.stop.num_tokens = static_cast<int64_t>(request.stop_tokens.size());
           ngram_npu_cpu_stream_begin(drafter, &begin);
@@ -311,7 +311,7 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
       ASSERT_NE(job, nullptr);
       results.emplace_back(model.step(rows, sampled), std::vector<uint8_t>());
       auto* actual = &results.back().second;
-      const auto bytes = StreamDrafts(static_cast<int64_t>(rows.size()), kDrafts).end;
+      const auto bytes = StreamDraftLayout(static_cast<int64_t>(rows.size()), kDrafts).total_bytes;
       stream.add([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
       stream.add([=] { ngram_npu_cpu_stream_run(job); });
       stream.add([=, &drafts] { actual->assign(drafts.begin(), drafts.begin() + bytes); });
@@ -343,41 +343,30 @@ TEST(StreamDrafterTest, DraftsEqualThoseOfImmediateSteps) {
 // A drafter of one request with the text 1, 2, 3 in row 0. Its lookups only find text of a store.
 class Drafter {
  public:
-  explicit Drafter(StoreAccess store = {}, int64_t lag = 0, int32_t sampled = 1) {
-    std::fill(staging_.begin(), staging_.end(), sampled);  // `sampled` tokens `sampled` per row
-    StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging_.data(), drafts_.data()};
+  explicit Drafter(StoreAccess store) {
+    StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging_.data(), drafts_.data()};
     options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
     options.draft.store = {store, {}, costs_.data(), 40};
     drafter_ = ngram_npu_cpu_stream_make(&options);
+    const int32_t text[] = {1, 2, 3};
+    const StreamRequest begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+    EXPECT_EQ(ngram_npu_cpu_stream_begin(drafter_, &begin), kOk);
   }
   Drafter(const Drafter&) = delete;
   Drafter& operator=(const Drafter&) = delete;
   ~Drafter() { EXPECT_TRUE(free()); }
 
-  void begin(int64_t scope = 0, const std::vector<int32_t>& stop_tokens = {}) {
-    const int32_t text[] = {1, 2, 3};
-    const auto num_stops = static_cast<int64_t>(stop_tokens.size());
-    const StreamBegin begin{0, scope, text, 3, {stop_tokens.data(), num_stops, INT64_MAX, 0, 0, 0, 0, 0}};
-    ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter_, &begin), kOk);
+  StreamJob* step() {
+    const int32_t row = 0;
+    return ngram_npu_cpu_stream_step(drafter_, &row, 1);
   }
-  void end() { ASSERT_EQ(ngram_npu_cpu_stream_end(drafter_, 0), kOk); }
-  StreamJob* step(const std::vector<int32_t>& rows = {0}) {
-    return ngram_npu_cpu_stream_step(drafter_, rows.data(), static_cast<int64_t>(rows.size()));
-  }
-  void run(const std::vector<int32_t>& rows = {0}) { ngram_npu_cpu_stream_run(step(rows)); }
   bool free() const { return ngram_npu_cpu_stream_free(drafter_); }
-
-  // The number of draft tokens of a step of one request.
-  int32_t num_drafts() const {
-    int32_t count = 0;
-    std::memcpy(&count, drafts_.data() + StreamDrafts(1, kDrafts).counts, sizeof count);
-    return count;
-  }
 
  private:
   std::vector<uint8_t> costs_ = std::vector<uint8_t>(kCostRows * store::kStoreCostColumns);
-  std::vector<int32_t> staging_ = std::vector<int32_t>(kRows * (1 + kMost));
-  std::vector<uint8_t> drafts_ = std::vector<uint8_t>(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
+  std::vector<int32_t> staging_ = std::vector<int32_t>(kRows * (1 + kMost), 1);
+  std::vector<uint8_t> drafts_ =
+      std::vector<uint8_t>(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).total_bytes));
   StreamDrafter* drafter_;
 };
 
@@ -386,10 +375,9 @@ class Drafter {
 TEST(StreamDrafterTest, JobSkipsAStoreInUse) {
   SharedStore store(kRows, kBlocks, kLineBits);
   Drafter drafter(store.access());
-  drafter.begin();
   store[store::kHeaderBusy] = 1;
   Words before = store;
-  drafter.run();
+  ngram_npu_cpu_stream_run(drafter.step());
   ++before[store::kStatBusy];
   EXPECT_EQ(store, before);
   std::vector<uint32_t> piece(static_cast<size_t>(kStorePieceWords));
@@ -397,54 +385,18 @@ TEST(StreamDrafterTest, JobSkipsAStoreInUse) {
   EXPECT_EQ(store, before);
 }
 
-// A dummy run and a wait for all jobs are not steps of the engine: a request's end may become known only in the next
-// step.
-TEST(StreamDrafterTest, JobWithoutRequestsDoesNotAdvanceTheLag) {
-  for (const std::vector<int32_t>& no_requests : {std::vector<int32_t>{}, {-1}, {kRows}, {1}}) {
-    for (const bool ends : {true, false}) {
-      SharedStore store(kRows, kBlocks, kLineBits);
-      Drafter drafter(store.access(), 1, 2);
-      drafter.begin();
-      drafter.run();
-      for (int i = 0; i < 3; ++i) drafter.run(no_requests);
-      EXPECT_EQ(store.header(store::kStatEntered), 0u) << "rows " << no_requests.size();
-      if (ends) drafter.end();
-      drafter.run(ends ? no_requests : std::vector<int32_t>{0});
-      EXPECT_EQ(store.header(store::kStatEntered), ends ? 0u : 2u) << "rows " << no_requests.size();
-    }
-  }
-}
-
-TEST(StreamDrafterTest, JobWithoutRequestsStoresTextUpToTheStop) {
-  SharedStore store(kRows, kBlocks, kLineBits);
-  Drafter drafter(store.access(), 1, 2);
-  drafter.begin(0, {2});
-  drafter.run({});
-  drafter.run();
-  drafter.end();
-  drafter.run({});
-  EXPECT_EQ(store.header(store::kStatEntered), 1u);
-}
-
-TEST(StreamDrafterTest, TokensOfARowWithoutARequestAreDropped) {
-  SharedStore store(kRows, kBlocks, kLineBits);
-  Drafter drafter(store.access(), 0, 4);
-  for (const bool ended : {false, true}) {
-    if (ended) {
-      drafter.begin(7);
-      drafter.end();
-    }
-    for (int i = 0; i < 3; ++i) drafter.run();
-    EXPECT_EQ(store.header(store::kStatEntered), 0u);
-    EXPECT_EQ(drafter.num_drafts(), 0);
-  }
+TEST(StreamDrafterTest, DrafterWithAPendingJobIsNotFreed) {
+  Drafter drafter({});
+  StreamJob* job = drafter.step();
+  EXPECT_FALSE(drafter.free());
+  ngram_npu_cpu_stream_run(job);
 }
 
 TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
   constexpr int64_t kPrompt = 5000;
   const std::vector<int32_t> text(kPrompt, 3);
   std::vector<int32_t> staging(3 * (1 + kMost), 1);
-  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(3, kDrafts).end));
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(3, kDrafts).total_bytes));
   Index index(3, 64);
   StreamOptions options{3, kPrompt + 100, kMost, 0, {}, staging.data(), drafts.data()};
   options.draft.lookup.propose.lookup = {1, 4, kDrafts, kPrompt, kLatest, true, true, nullptr, 0};
@@ -452,23 +404,16 @@ TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   const int32_t rows[] = {0, 1, 2};
   for (const int64_t row : rows) {
-    const StreamBegin begin{row, 0, text.data(), kPrompt, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+    const StreamRequest begin{row, 0, text.data(), kPrompt, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
     ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter, &begin), kOk);
   }
   for (int64_t job = 1; job < 4; ++job) {
     ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, rows, 3));
     int64_t lengths[3];
     ngram_npu_cpu_ngram_index_lengths(index.data(), index.count(), rows, 3, lengths);
-    EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * cpu::kStreamCatchUpTokens, 3 * (kPrompt + job)));
+    EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * cpu::kMaxStreamCatchUpTokens, 3 * (kPrompt + job)));
   }
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
-}
-
-TEST(StreamDrafterTest, DrafterWithAPendingJobIsNotFreed) {
-  Drafter drafter;
-  StreamJob* job = drafter.step();
-  EXPECT_FALSE(drafter.free());
-  ngram_npu_cpu_stream_run(job);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 """Runs Python with a simulated NPU: the installed package with the NPU backend of `make launch`,
-torch_npu, and stand-ins for CANN whose device memory is host memory."""
+torch_npu, and stand-ins for CANN that use host memory as device memory."""
 
 from __future__ import annotations
 

@@ -29,10 +29,14 @@ TILE_UNIT, MIN_SPAN, HALO, MAX_TILE, STEP = 256, 1024, 64, 8448, 128
 TWIN = next(b for b in TWIN_BACKENDS if b.twin is not None and b.twin.device == "npu")
 
 
+SIZES = {
+    "batch": 3, "capacity": 4096, "k": 8, "total_tokens": 9, "num_slots": 9, "num_positions": 7,
+    "num_seq_lens": 5,
+}  # fmt: skip
+
+
 def make_plan(op: str, cores: int = 48, ub_bytes: int = UB_910B, **sizes: int) -> dict[str, Any]:
-    others = {"capacity": 4096, "k": 8, "total_tokens": 9, "num_slots": 9, "num_positions": 7}
-    every = {"batch": 3, "num_seq_lens": 5, **others, **sizes}
-    result = ascendc_plan(op, every, cores, ub_bytes)
+    result = ascendc_plan(op, SIZES | sizes, cores, ub_bytes)
     assert result is not None
     return result
 
@@ -48,26 +52,12 @@ def count_assignments(shares: dict[str, int], items: int, blocks: int) -> np.nda
 
 
 @pytest.mark.parametrize("op", KERNEL_OPS)
-def test_each_operator_has_a_plan(op: str) -> None:
+def test_each_operator_has_a_plan_unless_cores_or_memory_are_missing(op: str) -> None:
     result = make_plan(op)
     assert 1 <= len(result["launches"]) <= 2
-    for kernel, blocks in result["launches"]:
-        assert kernel.startswith("ngram_npu_")
-        assert 1 <= blocks <= 48
-    assert result["workspace_bytes"] >= 0
-
-
-@pytest.mark.parametrize("op", KERNEL_OPS)
-@pytest.mark.parametrize(("cores", "ub_bytes"), [(0, UB_910B), (-1, UB_910B), (48, 0), (48, 1000)])
-def test_machine_without_cores_or_memory_has_no_plan(op: str, cores: int, ub_bytes: int) -> None:
-    sizes = {"batch": 3, "num_seq_lens": 5, "capacity": 4096, "k": 8, "total_tokens": 9}
-    sizes |= {"num_slots": 9, "num_positions": 7}
-    assert ascendc_plan(op, sizes, cores, ub_bytes) is None
-
-
-def test_unknown_operator_raises() -> None:
-    with pytest.raises(ValueError, match="ascendc_plan: op"):
-        ascendc_plan("ngram_index_step_", {}, 48, UB_910B)
+    assert all(1 <= blocks <= 48 for _, blocks in result["launches"])
+    for cores, ub_bytes in ((0, UB_910B), (-1, UB_910B), (48, 0), (48, 1000)):
+        assert ascendc_plan(op, SIZES, cores, ub_bytes) is None
 
 
 @pytest.mark.parametrize("cores", CORES)
@@ -94,9 +84,8 @@ def test_empty_batch_needs_no_launch() -> None:
     for op in ("ngram_propose", "ngram_step_", "prepare_next_token_ids", "prepare_input_ids_"):
         assert make_plan(op, batch=0)["launches"] == []
     assert make_plan("compute_slot_mapping_", num_slots=0)["launches"] == []
-    assert (
-        len(make_plan("prepare_inputs", batch=0, total_tokens=0)["launches"]) == 1
-    )  # writes the leading 0
+    # It writes the leading 0 of query_start_loc_out.
+    assert len(make_plan("prepare_inputs", batch=0, total_tokens=0)["launches"]) == 1
 
 
 @pytest.mark.parametrize("op", LOOKUPS)
@@ -124,11 +113,8 @@ def test_lookup_spans_cover_the_rows(op: str, cores: int) -> None:
             for i in (0, 1, batch - 1):
                 rotated = {(i * spans + s + i) % spans for s in range(spans)}
                 assert rotated == set(range(spans))
-
-
-@pytest.mark.parametrize("op", LOOKUPS)
-def test_single_long_row_uses_all_cores(op: str) -> None:
-    assert make_plan(op, cores=48, batch=1, capacity=128 * 1024)["tiling"]["items"]["cores"] == 48
+    single_row = make_plan(op, cores, batch=1, capacity=128 * 1024)
+    assert single_row["tiling"]["items"]["cores"] == cores
 
 
 @pytest.mark.parametrize("op", LOOKUPS)
@@ -169,10 +155,6 @@ def test_lookup_tiles_fit_in_the_unified_buffer(op: str) -> None:
 # The lookup on the twin.
 
 
-def round_up(ends: int) -> int:
-    return -(-ends // STEP) * STEP
-
-
 @contextmanager
 def set_cores_of_twin(cores: int) -> Iterator[Backend]:
     assert TWIN.twin is not None
@@ -184,15 +166,16 @@ def set_cores_of_twin(cores: int) -> Iterator[Backend]:
         set_cores(ctypes.c_int64(0))
 
 
-def find_edges(length: int, batch: int, cores: int) -> list[int]:
-    """Returns where each piece but the first begins, by the rules of csrc/ascendc/lookup.h."""
-    sizes = {"batch": batch, "capacity": length, "k": 4}
-    lookup_plan = ascendc_plan("ngram_propose", sizes, cores, UB_910B)
-    assert lookup_plan is not None
-    tiling = lookup_plan["tiling"]
+def find_edges(length: int, cores: int) -> list[int]:
+    """Returns where each piece of a single row but the first begins, by the rules of
+    csrc/ascendc/lookup.h."""
+
+    def round_up(ends: int) -> int:
+        return -(-ends // STEP) * STEP
+
     ends = length - 1
-    span = max(MIN_SPAN, round_up(-(-(ends + HALO) // tiling["spans"])))
-    max_tile = (tiling["tile_tokens"] - HALO) // STEP * STEP
+    span = max(MIN_SPAN, round_up(-(-(ends + HALO) // cores)))
+    max_tile = (MAX_TILE - HALO) // STEP * STEP
     starts = []
     for begin in range(-HALO, ends, span):
         size = min(span, ends - begin)
@@ -206,7 +189,7 @@ def find_edges(length: int, batch: int, cores: int) -> list[int]:
 def test_twin_finds_matches_across_edges_of_cores_and_tiles(
     cores: int, length: int, n: int
 ) -> None:
-    inner = [e + d for e in find_edges(length, 1, cores) for d in (-1, 0, 1)]
+    inner = [e + d for e in find_edges(length, cores) for d in (-1, 0, 1)]
     match_ends = [end for end in inner if end + 2 * n + 40 < length]
     assert match_ends or length == 8257  # one tile and no edge
     rows = matches_ending_at(match_ends[:6], n, length)

@@ -140,29 +140,6 @@ def test_chip_without_kernels_fails_the_build(
         assert f"SOC_VERSION={chip}: there are kernels for the 910B" in output
 
 
-REQUIRED = {"ASCEND_CANN_PACKAGE_PATH", "RUN_MODE", "SOC_VERSION", "ASCEND_KERNEL_LAUNCH_ONLY"}
-
-
-@pytest.mark.parametrize("missing", [None, *sorted(REQUIRED)])
-def test_stand_in_requires_the_variables_of_cann(tmp_path: Path, missing: str | None) -> None:
-    (tmp_path / "lib64").mkdir()
-    variables = dict.fromkeys(REQUIRED, "ON") | {
-        "ASCEND_CANN_PACKAGE_PATH": str(tmp_path),
-        "SOC_VERSION": "Ascend910B3",
-    }
-    variables.pop(missing or "", None)
-    definitions = [f"-D{name}={value}" for name, value in variables.items()]
-    done = subprocess.run(
-        ["cmake", *definitions, "-P", ROOT / "tests/npu/cann/ascendc.cmake"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode == 0) is (missing is None)
-    if missing is not None:
-        assert f"{missing} is not set" in done.stderr
-
-
 @pytest.mark.slow  # needs `make launch`
 def test_built_libraries_are_installed_in_the_package() -> None:
     """CANN also writes `lib`, which pyproject.toml excludes from the wheel."""

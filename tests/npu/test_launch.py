@@ -270,5 +270,5 @@ def test_invalid_library_is_reported(npu: Npu, tmp_path: Path) -> None:
     path = _replace_libraries(npu, tmp_path, LAUNCH, content=b"not a library")
     assert LAUNCH in npu.python(CALL_ON_CPU, PYTHONPATH=path)
     output = npu.python(CALL, PYTHONPATH=path)
-    assert output.startswith("prepare_inputs_padded: this device's kernels do not load:")
+    assert output.startswith("prepare_inputs_padded: failed to load the kernels for this device:")
     assert LAUNCH in output

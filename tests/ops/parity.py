@@ -178,7 +178,7 @@ def compare(
 
 
 def _check_arguments(spec: OpSpec, sample: Sample, got: Args, expected: Args | None) -> None:
-    """Compares whole buffers, so that writes outside a slice are found too."""
+    """Compares whole buffers, so that it detects writes outside a slice."""
     for (name, _), before, after, reference in zip(
         spec.arguments, sample.args, got, expected or got, strict=True
     ):

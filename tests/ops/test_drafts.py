@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from backends import FRONT_ENDS, Backend
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu.proposer import StepResult
 from ops import reference
 from ops.reference.ladder import SIZES
 from ops.reference.store import mix, promise, updated
@@ -97,64 +96,31 @@ def test_fill_ignores_costs(front_end: Backend, costs: list[int] | None) -> None
     assert overlapping == [3, 4, 5, 1, 2, 3, 4]
 
 
-def run_step(
-    tokens: np.ndarray,
-    lengths: np.ndarray,
-    sampled: list[list[int]],
-    config: dict,
-    **options: object,
-) -> StepResult:
-    """A step with a rejection sampler's results in the form that vLLM's runners pass."""
-    proposer = NgramProposer(NgramConfig(**config))
-    return proposer.step(tokens, lengths, np.array(sampled, np.int32), **options)
+STEPS = {
+    # sampled, options; next token, number of sampled tokens, draft, row
+    "rejected token ends it": ([3, 9, -1, 5], {}, 9, 2, [1, 2], [1, 2, 3, 9, 1, 2, 3, 9]),
+    "nothing sampled": ([-1, 3], {}, 2, 0, [], [1, 2, 3, 9, 1, 2]),
+    "discarded": ([3], {"discard": np.array([True])}, 2, 0, [], [1, 2, 3, 9, 1, 2]),
+    "token outside the vocabulary ends it": ([3, 100, 9], {}, 3, 1, [9, 1], [1, 2, 3, 9, 1, 2, 3]),
+    # vLLM-Ascend clamps to the capacity first: a known difference.
+    "next token exceeds capacity": ([3, 9, 1, 2], {}, 2, 4, [2, 3], [1, 2, 3, 9, 1, 2, 3, 9, 1]),
+}
 
 
-def test_step_ends_at_first_rejected_token() -> None:
-    tokens = np.zeros((2, 12), np.int32)
-    tokens[0, :6] = [1, 2, 3, 9, 1, 2]
-    lengths = np.array([6, 0], np.int32)
-    sampled = [[3, 9, -1], [-1, -1, -1]]
-    step = run_step(tokens, lengths, sampled, {"min_n": 2, "max_n": 3, "k": 2})
-    assert step.next_token_ids.tolist() == [9, 0]
-    assert step.num_sampled.tolist() == [2, 0]
-    assert step.draft_token_ids.tolist() == [[1, 2], [-1, -1]]
-    assert step.num_draft_tokens.tolist() == [2, 0]
-    assert lengths.tolist() == [8, 0]
-    assert tokens[0, :8].tolist() == [1, 2, 3, 9, 1, 2, 3, 9]
-
-
-def test_next_token_may_exceed_capacity() -> None:
-    """vLLM-Ascend clamps to the capacity first: a known difference."""
-    tokens = np.array([[5, 6, 7, 8]], np.int32)
-    lengths = np.array([3], np.int32)
-    step = run_step(tokens, lengths, [[1, 2, 3]], {"min_n": 1, "max_n": 1, "k": 1})
-    assert tokens.tolist() == [[5, 6, 7, 1]]
-    assert lengths.tolist() == [4]
-    assert step.next_token_ids.tolist() == [3]
-    assert step.num_sampled.tolist() == [3]
-
-
-def test_discarded_row_has_no_draft() -> None:
-    tokens, lengths = np.array([[5, 6, 5, 0]], np.int32), np.array([3], np.int32)
-    config = {"min_n": 1, "max_n": 2, "k": 1}
-    step = run_step(tokens, lengths, [[6]], config, discard=np.array([True]))
-    assert step.num_draft_tokens.tolist() == [0]
-    assert step.next_token_ids.tolist() == [5]
-    assert lengths.tolist() == [3]
-
-
-def test_step_without_advance_keeps_lengths() -> None:
-    tokens, lengths = np.array([[5, 6, 5, 0]], np.int32), np.array([3], np.int32)
-    step = run_step(tokens, lengths, [[6]], {"min_n": 1, "max_n": 2, "k": 2}, advance=False)
-    assert lengths.tolist() == [3]
-    assert tokens.tolist() == [[5, 6, 5, 6]]
-    assert step.draft_token_ids.tolist() == [[5, 6]]
-
-
-def test_token_outside_vocabulary_ends_accepted_tokens() -> None:
-    tokens, lengths = np.zeros((1, 4), np.int32), np.array([0], np.int32)
-    step = run_step(tokens, lengths, [[3, 100, 3]], {"vocab_size": 100})
-    assert step.num_sampled.tolist() == [1]
+@pytest.mark.parametrize("advance", [True, False])
+@pytest.mark.parametrize("case", STEPS.values(), ids=STEPS.keys())
+def test_step_equals_hand_computed_step(case: tuple, advance: bool) -> None:
+    """A rejection sampler's results in the form that vLLM's runners pass."""
+    sampled, options, next_token, num_sampled, draft, row = case
+    tokens, lengths = np.array([[1, 2, 3, 9, 1, 2, 0, 0, 0]], np.int32), np.array([6], np.int32)
+    proposer = NgramProposer(NgramConfig(min_n=1, max_n=3, k=2, vocab_size=100))
+    step = proposer.step(tokens, lengths, np.array([sampled], np.int32), advance=advance, **options)
+    assert step.next_token_ids.tolist() == [next_token]
+    assert step.num_sampled.tolist() == [num_sampled]
+    assert step.num_draft_tokens.tolist() == [len(draft)]
+    assert step.draft_token_ids.tolist() == [draft + [-1] * (2 - len(draft))]
+    assert tokens[0, : len(row)].tolist() == row
+    assert lengths.tolist() == [len(row) if advance else 6]
 
 
 # The store.

@@ -27,20 +27,42 @@ def _inner_stride_two(array: np.ndarray) -> np.ndarray:
     return np.repeat(array, 2, axis=-1)[..., ::2]
 
 
+INT32 = 2**31
+SCALAR_RANGES: dict[str, tuple[int, int | None]] = {
+    "min_n": (1, None),
+    "match_policy": (0, 1),
+    "k": (0, 64),
+    "cost_limit": (0, INT32 - 1),
+    "min_match_len": (0, INT32 - 1),
+    "threshold": (0, INT32 - 1),
+    "total_tokens": (0, INT32 - 1),
+    "pad_token": (-INT32, INT32 - 1),
+    "block_size": (1, INT32 - 1),
+    "blocks_per_kv_block": (1, None),
+    "cp_world": (1, None),
+    "cp_rank": (0, None),
+    "cp_interleave": (1, INT32 - 1),
+}
+"""The first and the last valid value; None: it depends on other arguments."""
+
+
 def _derived_bad_calls(spec: OpSpec) -> Iterator[BadCall]:
-    """Every tensor with a wrong dtype, rank and inner stride."""
+    """Every integer below and above its range; every tensor with a wrong dtype, rank and inner
+    stride."""
+    for name, _ in spec.arguments:
+        low, high = SCALAR_RANGES.get(name, (None, None))
+        for value in (None if low is None else low - 1, None if high is None else high + 1):
+            if value is not None:
+                yield BadCall({name: value}, f"got {value}")
     for name in spec.tensor_names:
         label = spec.sample_with(name).label
-        for what, change, message in (
-            ("dtype", lambda a: a.astype(np.float32), "got float32"),
-            ("rank", lambda a: a[None], "expected rank"),
-            ("stride", _inner_stride_two, "inner stride 2"),
-        ):
-            yield BadCall(f"{name} {what}", {name: change}, message, name, label)
+        yield BadCall({name: lambda a: a.astype(np.float32)}, "got float32", sample=label)
+        yield BadCall({name: lambda a: a[None]}, "expected rank", sample=label)
+        yield BadCall({name: _inner_stride_two}, "inner stride 2", sample=label)
 
 
 BAD_CALLS = [
-    pytest.param(spec, bad, caller, id=f"{spec.name}-{bad.label}-{caller.name}")
+    pytest.param(spec, bad, caller, id=f"{spec.name}-{bad.argument}-{caller.name}")
     for spec in SPECS
     for bad in (*spec.bad_calls, *_derived_bad_calls(spec))
     for caller in CALLERS
@@ -56,8 +78,7 @@ def test_bad_call_is_rejected_before_anything_is_written(
     with pytest.raises(ValueError) as raised:
         caller.call(spec.name, args)
     message = str(raised.value)
-    argument = bad.argument or next(iter(bad.change))
-    assert message.startswith(f"{spec.name}: {argument}: expected "), message
+    assert message.startswith(f"{spec.name}: {bad.argument}: expected "), message
     assert ", got " in message
     assert re.search(bad.message, message), message
     for after, original in zip(args, before, strict=True):
@@ -72,7 +93,7 @@ OF_ANY_SIZE = {
     "correct_spec_state_: num_tokens",
     "ngram_index_reset_: slot_indices", "ngram_store_finish_: slot_indices",
 }  # fmt: skip
-"""Tensors that may be larger than necessary, or whose size no other tensor determines."""
+"""Tensors that may be larger than necessary, or with a size that no other tensor determines."""
 
 
 @each_caller

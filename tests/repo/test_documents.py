@@ -26,12 +26,6 @@ def test_examples(path: Path) -> None:
     assert result.failed == 0
 
 
-def test_wrong_example_fails(tmp_path: Path) -> None:
-    path = tmp_path / "problems.md"
-    path.write_text("```python\n>>> 1 + 1\n3\n\n```\n")
-    assert doctest.testfile(str(path), module_relative=False, report=False).failed == 1
-
-
 def find_problems(path: Path) -> list[str]:
     """Returns the problems of a document's links and lines."""
     problems = []

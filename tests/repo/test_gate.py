@@ -111,20 +111,10 @@ WRONG_TREES: dict[str, tuple[Callable[[Tree], Tree], str]] = {
     "no OpSpec": (_remove("specs"), "has no OpSpec"),
     "not registered": (_remove("schemas"), "not registered"),
     "other schema": (_with_schema("SymInt k", "int k"), "does not show its schema"),
-    "other name": (lambda t: _with_spec(t, name="ngram_stepp_"), "is called ngram_stepp_"),
     "unmarked write": (_with_schema("!)", ")"), "ends in _"),
     "no cpu kernel": (
         _remove("sources", "csrc/cpu/drafting.cpp"),
         "no kernel for cpu: expected ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
-    ),
-    "no cpu kernel in the library": (_remove("kernels"), "no kernel for cpu is loaded"),
-    "no reason": (
-        _remove("sources", "csrc/cuda/ngram_step.cu"),
-        "no kernel for cuda: expected ngram_npu_cuda_ngram_step_( in csrc/cuda/drafting.cu",
-    ),
-    "no npu kernel": (
-        _remove("sources", "csrc/ascendc/drafting.cpp"),
-        "no kernel for npu: expected ngram_npu_ngram_step( in csrc/ascendc/drafting.cpp",
     ),
     "kernel in another family's file": (
         lambda t: replace(t, sources=_move(t.sources, "csrc/cpu/drafting.cpp", "merging.cpp")),
@@ -134,24 +124,11 @@ WRONG_TREES: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: _with_spec(t, samples=t.specs["prepare_inputs"].samples),
         "not in tests/ops/specs/drafting.py",
     ),
-    "stale reason": (
-        lambda t: _with_spec(t, no_kernel={"cpu": "none yet", "cuda": "none yet"}),
-        "kernel for cpu, but",
-    ),
-    "no reference": (_remove("references"), "no function in tests/ops/reference/drafting.py"),
     "other reference": (
         lambda t: replace(t, references={**t.references, OP: reference.ngram_propose}),
         "or not the OpSpec's",
     ),
-    "no wrapper": (_remove("wrappers"), "no function in python/ngram_npu/ops.py"),
-    "other family": (
-        lambda t: replace(t, references={**t.references, OP: reference.merge_drafts_}),
-        "no function in tests/ops/reference/drafting.py",
-    ),
     "no row of the table": _without_page("docs/README.md"),
-    "not in the changelog": _without_page("CHANGELOG.md"),
-    "no fake": (_remove("fakes"), "no fake"),
-    "no numpy function": (_remove("numpy_functions"), "no numpy function"),
     "no parameters": (
         _remove("sources", "csrc/core/drafting.h"),
         "no NgramStepParams in csrc/core/drafting.h",
@@ -162,17 +139,11 @@ WRONG_TREES: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         "no worked example",
     ),
     "no body": (lambda t: _with_body(t, f"auto {OP}(", "auto other("), "has no body"),
-    "C++ type": (lambda t: _with_body(t, "int64_t max_n", "double max_n"), "signature differ"),
     "C++ name": (lambda t: _with_body(t, "int64_t max_n", "int64_t most"), "signature differ"),
-    "C++ order": (
-        lambda t: _with_body(t, "min_n, int64_t max_n,", "max_n, int64_t min_n,"),
-        "signature differ",
-    ),
     "C++ fewer results": (
         lambda t: _with_body(t, "call.results(next_token_ids, ", "call.results("),
         "signature differ",
     ),
-    "C++ results": (lambda t: _with_body(t, f"auto {OP}(", f"void {OP}("), "signature differ"),
 }
 
 
@@ -209,8 +180,6 @@ def test_sources_pass_the_gate() -> None:
         ("csrc/cpu/kernel.cpp", "#include <torch/all.h>\n", "outside csrc/api/torch"),
         ("csrc/core/op.h", "#include <ATen/ATen.h>\n", "outside csrc/api/torch"),
         ("csrc/api/torch/op.cpp", "#include <torch_npu/npu.h>\n", "torch_npu outside"),
-        ("python/a.py", "class A(NamedTuple, Generic[T]):\n    x: T\n", "and a NamedTuple"),
-        ("tools/a.py", "class A(typing.TypedDict, Generic[T]): ...\n", "and a TypedDict"),
     ],
 )
 def test_wrong_source_fails(tmp_path: Path, file: str, text: str, message: str) -> None:

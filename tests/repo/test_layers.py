@@ -29,14 +29,15 @@ def forbidden_imports(folder: Path, packages: set[str]) -> list[str]:
     ]
 
 
-def test_library_imports_nothing_from_the_command() -> None:
-    library = ROOT / "python" / "ngram_npu"
-    assert forbidden_imports(library, {"ngram_npu_cli", "tests", "tools", "examples"}) == []
-
-
-def test_command_imports_nothing_from_tests_tools_or_examples() -> None:
-    command = ROOT / "python" / "ngram_npu_cli"
-    assert forbidden_imports(command, {"tests", "tools", "examples"}) == []
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("ngram_npu", {"ngram_npu_cli", "tests", "tools", "examples"}),
+        ("ngram_npu_cli", {"tests", "tools", "examples"}),
+    ],
+)
+def test_package_imports_no_layer_above_it(package: str, forbidden: set[str]) -> None:
+    assert forbidden_imports(ROOT / "python" / package, forbidden) == []
 
 
 def test_tools_import_nothing_from_tests_but_their_support() -> None:

@@ -55,7 +55,7 @@ def sampled(model: PreTrainedModel, greedy: Reference) -> Reference:
 
     from examples.runner import Sampling
 
-    texts = workload.generate_few(
+    texts, _ = workload.generate_few(
         model,
         greedy.stops,
         ngram=None,

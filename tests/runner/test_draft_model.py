@@ -13,22 +13,12 @@ from ngram_npu.async_state import MergeConfig
 pytest.importorskip("transformers")
 
 from runner import workload
-from runner.workload import NEW_TOKENS, Reference, make_prompts, make_runner
-from transformers import LlamaConfig, LlamaForCausalLM
+from runner.workload import Reference, make_prompts, make_runner
 
 from examples.runner import DraftModel, Sampling
 
 NEURAL_ALONE = NgramConfig(k=4, max_len=0)
 """A lookup that never drafts."""
-
-
-def _generate(model: Any, draft_model: Any, reference: Reference, **changes: Any) -> Any:
-    """Compares the text with the reference, and returns the runner's counts."""
-    runner = make_runner(model, draft_model=draft_model, **changes)
-    prompts = make_prompts(workload.FEW)
-    texts = runner.generate(prompts, NEW_TOKENS, stop_token_ids=reference.stops)
-    assert texts == reference.texts[: workload.FEW]
-    return runner.figures
 
 
 @pytest.mark.parametrize("which", ["good", "bad"])
@@ -47,7 +37,9 @@ def _generate(model: Any, draft_model: Any, reference: Reference, **changes: Any
 def test_greedy_text_with_draft_model_equals_transformers(
     model: Any, draft_models: Any, greedy: Reference, which: str, changes: dict[str, Any]
 ) -> None:
-    figures = _generate(model, draft_models[which], greedy, **changes)
+    changes = {"draft_model": draft_models[which], **changes}
+    texts, figures = workload.generate_few(model, greedy.stops, **changes)
+    assert texts == greedy.texts[: workload.FEW]
     assert figures.preemptions > 0
     assert figures.neural_accepted <= figures.neural_drafts <= figures.drafts
     if which == "good":
@@ -62,20 +54,10 @@ def test_greedy_text_with_draft_model_equals_transformers(
 def test_sampled_text_with_draft_model_equals_no_speculation(
     model: Any, draft_models: Any, sampled: Reference
 ) -> None:
-    figures = _generate(model, draft_models["good"], sampled, sampling=Sampling(0.8, seed=7))
+    changes = {"draft_model": draft_models["good"], "sampling": Sampling(0.8, seed=7)}
+    texts, figures = workload.generate_few(model, sampled.stops, **changes)
+    assert texts == sampled.texts
     assert figures.neural_accepted > 50
-
-
-def _count_steps(model: Any, **changes: Any) -> int:
-    runner = make_runner(model, asynchronous=False, row_capacity=200, num_blocks=300, **changes)
-    runner.generate(make_prompts(8), 80)
-    steps: int = runner.figures.steps
-    return steps
-
-
-@pytest.fixture(scope="module")
-def ngram_steps(model: Any) -> int:
-    return _count_steps(model)
 
 
 @pytest.mark.parametrize(
@@ -87,11 +69,16 @@ def ngram_steps(model: Any) -> int:
     ],
 )
 def test_steps_with_both_drafters_within_limit_of_better_one(
-    model: Any, draft_models: Any, ngram_steps: int, which: str, window: int, limit: float
+    model: Any, draft_models: Any, which: str, window: int, limit: float
 ) -> None:
-    changes = {"draft_model": draft_models[which], "draft_window": window}
-    neural_steps = _count_steps(model, ngram=NEURAL_ALONE, **changes)
-    assert _count_steps(model, **changes) <= limit * min(ngram_steps, neural_steps)
+    neural = {"draft_model": draft_models[which], "draft_window": window}
+    steps = []
+    for changes in ({}, {**neural, "ngram": NEURAL_ALONE}, neural):
+        changes |= {"asynchronous": False, "row_capacity": 200, "num_blocks": 300}
+        runner = make_runner(model, **changes)
+        runner.generate(make_prompts(8), 80)
+        steps.append(runner.figures.steps)
+    assert steps[2] <= limit * min(steps[:2])
 
 
 def test_drafts_equal_greedy_continuation_of_window(draft_models: Any) -> None:
@@ -118,12 +105,6 @@ def test_drafts_equal_greedy_continuation_of_window(draft_models: Any) -> None:
 def test_draft_model_that_does_not_fit_raises(model: Any, draft_models: Any) -> None:
     with pytest.raises(ValueError, match="draft_model: expected None without speculation"):
         make_runner(model, ngram=None, draft_model=draft_models["good"])
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-    )
+    other: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=64))
     with pytest.raises(ValueError, match="vocabulary of 128 tokens, got 64"):
-        make_runner(model, draft_model=LlamaForCausalLM(config))
+        make_runner(model, draft_model=other)

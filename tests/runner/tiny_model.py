@@ -7,12 +7,9 @@ that rounding does not change a token. As a script, this file writes the model t
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.metadata
 import random
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,19 +23,13 @@ _BATCH, _LENGTH = 16, 64
 
 def cached(folder: Path = CACHE) -> Path:
     """Returns the model's folder below `folder`; one process creates it if it is missing."""
+    from support.tiny_model import made_once
+
     recipe = Path(__file__).read_bytes()
     recipe += "".join(importlib.metadata.version(n) for n in ("torch", "transformers")).encode()
     model = folder / f"tiny-bytes-{hashlib.sha256(recipe).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not model.exists():
-            unfinished = model.with_suffix(".unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            # In its own process, so that its torch threads and settings do not affect the tests.
-            subprocess.run([sys.executable, __file__, str(unfinished)], check=True)
-            unfinished.rename(model)
-    return model
+    return made_once(model, [__file__])
 
 
 def transcript(chooser: random.Random, length: int) -> bytes:

@@ -12,7 +12,7 @@ from ngram_npu import NgramConfig, NgramStore
 from runner.tiny_model import STOP, transcript
 from transformers import PreTrainedModel
 
-from examples.runner import Runner, RunnerConfig
+from examples.runner import Figures, Runner, RunnerConfig
 
 NEW_TOKENS = 32
 FEW = 8
@@ -35,8 +35,8 @@ def make_runner(
     draft_model: PreTrainedModel | None = None,
     **changes: Any,
 ) -> Runner:
-    """Makes a runner with six rows, whose prompts need several steps. The blocks suffice for three
-    long requests, so requests are preempted whatever the model generates."""
+    """Makes a runner with six rows, in which long prompts need several steps. The blocks suffice
+    for three long requests, so requests are preempted whatever the model generates."""
     settings: dict[str, Any] = {
         "ngram": CONSECUTIVE,
         "engine": "scan",
@@ -57,10 +57,13 @@ class Reference:
     stops: tuple[int, ...]
 
 
-def generate_few(model: PreTrainedModel, stops: tuple[int, ...], **changes: Any) -> list[list[int]]:
-    """Generates the texts of the first few requests."""
+def generate_few(
+    model: PreTrainedModel, stops: tuple[int, ...], **changes: Any
+) -> tuple[list[list[int]], Figures]:
+    """Generates the texts of the first few requests. Returns them and the runner's counts."""
     runner = make_runner(model, **changes)
-    return runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=stops)
+    texts = runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=stops)
+    return texts, runner.figures
 
 
 def pad_left(prompts: list[list[int]]) -> dict[str, torch.Tensor]:

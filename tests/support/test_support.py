@@ -1,4 +1,4 @@
-"""Copies of arguments to a device, and runs without hypothesis. The CPU stands in for the device:
+"""Copies of arguments to a device, and runs without hypothesis. The CPU replaces the device:
 the test only needs a copy of the arguments in other memory."""
 
 from __future__ import annotations

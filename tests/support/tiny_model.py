@@ -61,7 +61,7 @@ def _make(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     # One thread: the same model with the same torch on any machine. Several threads that wait
-    # for each other would also be slow beside other work.
+    # for each other would also be slow while other work runs.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     text = corpus()

@@ -89,9 +89,9 @@ KERNEL = """
 #include <cuda_runtime.h>
 namespace {{
 {head} __global__ void kernel({type}* out) {{
-  __shared__ int held;
-  held = 1;
-  *out = held;
+  __shared__ int value;
+  value = 1;
+  *out = value;
 }}
 }}  // namespace
 void call(int* out) {{ kernel(out); }}

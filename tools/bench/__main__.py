@@ -35,9 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BenchError, InputError, UnavailableError) as error:
         print(f"tools.bench: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("tools.bench: interrupted", file=sys.stderr)
-        return 130
 
 
 def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
@@ -48,21 +45,20 @@ def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
             measured = [name for name, op in OPS.items() if op.device_peers is not None]
             raise BenchError(f"{op.name}: expected one measured on a device: {', '.join(measured)}")
         name = device.require(op.name, options.device)
-        options = replace(options, device=name, frontend="torch", idle_ms=0.0)
+        options = replace(options, device=name, frontend="torch")
     num_threads = _C.num_threads()
     results: list[Result] = []
     skipped: Skipped = {}
 
     def write_json(**fields: Any) -> None:
         if (file := arguments.get("json")) is not None:
-            note = arguments.get("note", "")
-            document = report.make_document(op, command, options, results, skipped, note)
+            document = report.make_document(op, command, options, results, skipped)
             report.write(file, document | fields)
 
     print(report.HEADER, flush=True)
     try:
         for result in op.run(options, skipped):
-            print(*report.format_rows(op.select_shown(result)), sep="\n", flush=True)
+            print(*report.format_rows(result), sep="\n", flush=True)
             results.append(result)
             if is_on_device:  # a fault may end the process, and its time is limited
                 write_json(unfinished=True)
@@ -108,16 +104,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--match-policy", choices=list(MATCH_POLICY_CODES))
     add("--threads", type=int, help="maximum number of our threads (default: 1)")
     add("--cache", choices=list(CACHE_STATES), help="nothing, 4 MB or 256 MB read between steps")
-    add("--idle", type=float, dest="idle_ms", metavar="MS", help="sleep before each step")
     add("--frontend", choices=FRONTENDS)
     add("--device", choices=DEVICES, help="a GPU or an NPU is timed by its own events")
     add("--rounds", type=int)
     add("--steps", type=int, help="timed steps per round (default: by duration)")
     add("--data-kind", choices=DATA_KINDS)
     add("--data", type=Path, help="recorded conversations: a *.jsonl[.gz] file or a folder of them")
-    add("--vllm-path", type=Path, help="folder that contains vllm/ (default: an installed vLLM)")
     add("--json", type=Path, metavar="FILE", help="write all figures here")
-    add("--note", help="a remark for the file")
     return parser
 
 

@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.data import Int32Array, Workload
-from tools.bench.measure import Contestant
-from tools.bench.options import Options, UnavailableError
+from tools.bench.data import Int32Array
+from tools.bench.options import UnavailableError
 
 VERSION = "0.3.0"
 NANOBIND = "2.9.2"  # required by that version
@@ -124,48 +123,6 @@ class SuffixDecoding:
             draft_token_ids[i, : len(best)] = best
             counts[i] = len(best)
         return SimpleNamespace(draft_token_ids=draft_token_ids, num_draft_tokens=counts)
-
-
-class ArcticStep(Contestant):
-    """A step of all rows: each row's tree is extended by the sampled tokens, then drafts. The trees
-    of a lap and all arguments are prepared untimed."""
-
-    def __init__(self, workload: Workload, options: Options) -> None:
-        self._workload = workload
-        self._new_tree = suffix_tree()
-        self._k = options.k
-        self._trees: list[Any] = []
-        self._at = -1
-        self.detail = DETAIL
-        self.function = self._draft
-
-    def reset(self) -> None:
-        if self._at == 0:
-            return
-        self._trees.clear()
-        for row, length in zip(self._workload.token_ids, self._workload.lengths[0], strict=True):
-            tree = self._new_tree(DEPTH)
-            tree.extend_ndarray(0, row[:length])
-            self._trees.append(tree)
-        self._at = 0
-
-    def arguments(self, step: int) -> tuple[Any, ...]:
-        self._at = step + 1
-        starts, ends = self._workload.lengths[step : step + 2].tolist()
-        requests = []
-        for tree, row, start, end in zip(
-            self._trees, self._workload.token_ids, starts, ends, strict=True
-        ):
-            context = row[:end][-DEPTH:]
-            requests.append((tree.extend_ndarray, row[start:end], tree.speculate_ndarray, context))
-        return (requests,)
-
-    def _draft(self, requests: list[tuple[Any, ...]]) -> list[Any]:
-        drafts = []
-        for extend, new, speculate, context in requests:
-            extend(0, new)
-            drafts.append(speculate(context, self._k, FACTOR, OFFSET, PROBABILITY, False))
-        return drafts
 
 
 if __name__ == "__main__":

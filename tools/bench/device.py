@@ -114,17 +114,13 @@ def describe(device: str) -> dict[str, Any]:
         cann = next((p.read_text().strip() for p in home.glob("**/version.info")), None)
         return {"name": torch.npu.get_device_name(0), "cann": cann}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem", "--id=0"]
-    try:
-        done = subprocess.run([*query, "--format=csv,noheader"], capture_output=True, text=True)
-        smi: str | None = done.stdout.strip()
-    except OSError:
-        smi = None
+    smi = "nvidia-smi --query-gpu=driver_version,clocks.max.sm,clocks.max.mem --id=0"
+    done = subprocess.run([*smi.split(), "--format=csv,noheader"], capture_output=True, text=True)
     return {
         "name": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "memory_gib": round(properties.total_memory / (1 << 30), 1),
         "l2_mib": round(properties.L2_cache_size / (1 << 20), 1),
         "cuda": torch.version.cuda,
-        "driver, highest clocks": smi,
+        "driver, highest clocks": done.stdout.strip(),
     }

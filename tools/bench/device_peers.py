@@ -80,7 +80,7 @@ class VllmV2(_Rows):
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
-        folder = find_folder(options.vllm_path)
+        folder = find_folder()
         ones = torch.ones(self._batch, dtype=torch.int32, device=options.device)
         self._state = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=self._token_ids), total_len=SimpleNamespace(gpu=ones)
@@ -122,19 +122,19 @@ class VllmNgramGpu(_Rows):
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
-        folder = find_folder(options.vllm_path)
+        folder = find_folder()
         all_rows = torch.ones(self._batch, dtype=torch.bool, device=options.device)
         config = make_config(options, workload.capacity, self._batch)
         try:
             proposer_class = load_class(folder, "NgramProposerGPU", define_device_modules)
             proposer = proposer_class(config, torch.device(options.device))
-            wanted = proposer.vllm_config.compilation_config.inductor_compile_config
+            inductor_options = proposer.vllm_config.compilation_config.inductor_compile_config
             known = torch._inductor.list_options()  # newer releases have no use_mixed_mm
             kernel = torch.compile(
                 proposer.kernel,
                 fullgraph=True,
                 dynamic=False,
-                options={name: value for name, value in wanted.items() if name in known},
+                options={name: value for name, value in inductor_options.items() if name in known},
             )
             self.function = lambda lengths: kernel(lengths, self._token_ids, all_rows)
             self.function(self._lengths[0])
@@ -171,8 +171,13 @@ class VllmAscend(_Rows):
 class Read(Contestant):
     """Reads as many bytes as a scan must."""
 
-    detail = "torch's amax over as many tokens as are live, one after the other"
+    detail = (
+        "torch's amax over as many tokens as are live, one after the other; one thread on a CPU"
+    )
 
     def __init__(self, workload: Workload, options: Options) -> None:
         live = int(workload.lengths[0].sum())
-        self.function = torch.zeros(live, dtype=torch.int32, device=options.device).amax
+        self.function = torch.ones(live, dtype=torch.int32, device=options.device).amax
+
+    def activate(self) -> None:
+        torch.set_num_threads(1)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tools.bench.data import Workload
 from tools.bench.options import CACHE_STATES, BenchError, Options
@@ -78,17 +79,6 @@ class Measurement:
     """Share of requests for which our op drafted in the warm-up."""
 
 
-@dataclass
-class _Round:
-    turns: dict[str, tuple[float, float]] = field(default_factory=dict)
-    disturbance: float = 0.0
-    """The largest share of a turn's time that was spent waiting for a core."""
-
-    @property
-    def is_calm(self) -> bool:
-        return self.disturbance <= _CALM
-
-
 def measure_wait_ns() -> int:
     """Returns how long this process's threads have been ready to run without a core; 0 if the
     system does not report it."""
@@ -99,21 +89,6 @@ def measure_wait_ns() -> int:
         except (OSError, ValueError, IndexError):
             continue  # the thread has just ended
     return total
-
-
-class CacheSpoiler:
-    """Reads other memory to put the caches into the requested state, and lets the cores idle."""
-
-    def __init__(self, cache: str, idle_ms: float) -> None:
-        # Ones, not zeros: untouched pages all map to one page of zeros, which evicts nothing.
-        self._memory = np.ones(CACHE_STATES[cache] // 8, np.int64)
-        self._idle_seconds = idle_ms / 1e3
-
-    def __call__(self) -> None:
-        if self._idle_seconds:
-            time.sleep(self._idle_seconds)
-        if self._memory.size:
-            self._memory.max()
 
 
 def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Measurement:
@@ -137,39 +112,39 @@ def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Me
     check(contestants, result)
     steps = options.steps or _choose_steps(contestants, options)
     result.steps = steps = min(steps, lap - 1)
-    spoil = CacheSpoiler(options.cache, options.idle_ms)
+    # Ones, not zeros: untouched pages all map to one page of zeros, which evicts nothing.
+    other_memory = np.ones(CACHE_STATES[options.cache] // 8, np.int64)
     at = lap  # the first round begins with a reset
-    rounds: list[_Round] = []
-    was_collecting = gc.isenabled()
+    rounds: list[tuple[float, dict[str, tuple[float, float]]]] = []
+    """The largest share of a turn's time that was spent waiting for a core, and the turns."""
     gc.disable()
     try:
         for number in range(-1, _MAX_ROUNDS * options.rounds):  # round -1 is the warm-up
-            if sum(r.is_calm for r in rounds) == options.rounds:
+            if sum(disturbance <= _CALM for disturbance, _ in rounds) == options.rounds:
                 break
             if at + steps + 1 > lap:
                 at = 0
                 for contestant in contestants:
                     contestant.reset()
-            current = _Round()
+            turns: dict[str, tuple[float, float]] = {}
+            shares = []
             for contestant in rotate(contestants, number):
                 start, wait = time.perf_counter_ns(), measure_wait_ns()
-                current.turns[contestant.name] = _time_turn(contestant, at, steps, spoil)
+                turns[contestant.name] = _time_turn(contestant, at, steps, other_memory)
                 elapsed = time.perf_counter_ns() - start
-                share = (measure_wait_ns() - wait) / max(elapsed, 1)
-                current.disturbance = max(current.disturbance, share)
+                shares.append((measure_wait_ns() - wait) / max(elapsed, 1))
             if number >= 0:
-                rounds.append(current)
+                rounds.append((max(shares), turns))
             at += steps + 1
             gc.collect(0)
     finally:
-        if was_collecting:
-            gc.enable()
-    calmest = sorted(rounds, key=lambda r: r.disturbance)[: options.rounds]
-    result.disturbed_rounds = sum(not r.is_calm for r in calmest)
+        gc.enable()
+    calmest = sorted(rounds, key=lambda each: each[0])[: options.rounds]
+    result.disturbed_rounds = sum(disturbance > _CALM for disturbance, _ in calmest)
     for contestant in contestants:
-        turns = [r.turns[contestant.name] for r in calmest]
-        result.rounds_us[contestant.name] = [mean for mean, _ in turns]
-        result.worst_us[contestant.name] = max(worst for _, worst in turns)
+        means, longest = zip(*(turns[contestant.name] for _, turns in calmest), strict=True)
+        result.rounds_us[contestant.name] = list(means)
+        result.worst_us[contestant.name] = max(longest)
     return result
 
 
@@ -179,7 +154,7 @@ def rotate(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
 
 
 def _time_turn(
-    contestant: Contestant, at: int, steps: int, spoil: CacheSpoiler
+    contestant: Contestant, at: int, steps: int, other_memory: npt.NDArray[np.int64]
 ) -> tuple[float, float]:
     """Returns the mean and the longest microseconds of the steps after the first."""
     contestant.activate()
@@ -188,7 +163,8 @@ def _time_turn(
     total = longest = 0
     for step in range(at + 1, at + steps + 1):
         arguments = contestant.arguments(step)
-        spoil()
+        if other_memory.size:
+            other_memory.max()  # evicts the contestant's data from the caches
         start = time.perf_counter_ns()
         function(*arguments)
         elapsed = time.perf_counter_ns() - start
@@ -224,8 +200,7 @@ def check(contestants: Sequence[Contestant], result: Measurement) -> None:
 
 
 def _choose_steps(contestants: Sequence[Contestant], options: Options) -> int:
-    """Returns so many steps that the slowest contestant's turn takes a few hundredths of a
-    second."""
+    """Returns a number of steps that keeps the slowest contestant's turn near `_TURN_SECONDS`."""
     slowest = 0.0
     for contestant in contestants:
         contestant.activate()
@@ -234,7 +209,7 @@ def _choose_steps(contestants: Sequence[Contestant], options: Options) -> int:
         contestant.function(*arguments)
         slowest = max(slowest, time.perf_counter() - start)
         contestant.reset()
-    extra = CACHE_STATES[options.cache] / 10e9 + options.idle_ms / 1e3
+    extra = CACHE_STATES[options.cache] / 10e9
     steps = int(_TURN_SECONDS / max(slowest + extra, 1e-9))
     return max(_MIN_STEPS, min(_MAX_STEPS, steps))
 
@@ -280,7 +255,6 @@ def compare(
         "batch": workload.size.batch,
         "context": workload.size.context,
         "cache": options.cache,
-        "idle_ms": options.idle_ms,
         "frontend": options.frontend,
         "engine": options.engine,
         "data": workload.describes,

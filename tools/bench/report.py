@@ -17,10 +17,7 @@ from tools.bench.options import Options
 
 SCHEMA = 2
 HEADER = f"{'size':>10}  {'':<18}{'median':>11}{'p10':>11}{'p90':>11}  peer/ours (p10-p90)"
-_WIDTH = 160
-_PRIVATE = ("--json", "--data", "--vllm-path")
-_SETTINGS = ("cache", "idle_ms", "frontend", "engine", "data")
-"""Settings that a comparison reports for each size, though most sizes have the same."""
+_PRIVATE = ("--json", "--data")
 
 
 def make_document(
@@ -29,7 +26,6 @@ def make_document(
     options: Options,
     results: list[Result],
     skipped: Skipped,
-    note: str = "",
 ) -> dict[str, Any]:
     """Returns a run's results, settings and environment."""
     settings = {
@@ -40,27 +36,18 @@ def make_document(
         "rounds": options.rounds,
         "device": options.device,
     }
-    common = find_common_settings(results)
     return {
         "schema": SCHEMA,
         "op": op.name,
         "command": format_command(arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        **({"note": note} if note else {}),
         "machine": provenance.machine(options.device),
         "versions": provenance.versions(),
-        "settings": {k: v for k, v in settings.items() if k not in op.unused_settings} | common,
+        "settings": settings,
         "skipped": skipped,
         **({"assumptions": op.assumptions} if op.assumptions else {}),
-        "results": [{k: v for k, v in result.items() if k not in common} for result in results],
+        "results": results,
     }
-
-
-def find_common_settings(results: list[Result]) -> dict[str, Any]:
-    """Returns the settings that all results share."""
-    first = results[0] if results else {}
-    names = [name for name in _SETTINGS if name in first]
-    return {n: first[n] for n in names if all(r.get(n) == first[n] for r in results)}
 
 
 def format_command(arguments: Sequence[str]) -> str:
@@ -76,37 +63,13 @@ def format_command(arguments: Sequence[str]) -> str:
 
 def write(path: Path, document: dict[str, Any]) -> None:
     with atomic_output(path) as scratch:
-        scratch.write_text(format_json(document) + "\n", encoding="utf-8")
-
-
-def format_json(value: Any, indent: int = 0) -> str:
-    """Returns JSON with as much per line as fits."""
-    flat = json.dumps(value, ensure_ascii=False)
-    if not isinstance(value, (dict, list)) or indent + len(flat) <= _WIDTH:
-        return flat
-    if isinstance(value, dict):
-        parts = [f"{json.dumps(k)}: {format_json(v, indent + 1)}" for k, v in value.items()]
-    else:
-        parts = [format_json(v, indent + 1) for v in value]
-    margin, lines = "\n" + " " * (indent + 1), [""]
-    for part in parts:
-        longer = f"{lines[-1]} {part},"
-        if lines[-1] and "\n" not in part and indent + 1 + len(longer) <= _WIDTH:
-            lines[-1] = longer
-        else:
-            lines.append(f"{part},")
-    inside = margin.join(lines)
-    return f"{flat[0]}{inside[:-1]}\n{' ' * indent}{flat[-1]}"
+        scratch.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def format_rows(result: Result) -> list[str]:
     """Returns the lines of one size in the table."""
     if "ours" not in result:
-        name = result["set"] if "set" in result else result["size"]
-        values = {
-            k: v for k, v in _find_medians(result).items() if k not in ("size", "set", "data")
-        }
-        return [f"{name:>10}  " + ", ".join(f"{key} {value}" for key, value in values.items())]
+        return [json.dumps(result)]
     rows = []
     for name, figures in [("ours", result["ours"]), *result["peers"].items()]:
         times = "".join(_format_time(figures[f"{key}_us"]) for key in ("median", "p10", "p90"))
@@ -118,12 +81,6 @@ def format_rows(result: Result) -> list[str]:
     if disturbed := result.get("disturbed_rounds"):
         rows.append(f"{'':>10}  disturbed_rounds: {disturbed}")
     return rows
-
-
-def _find_medians(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return value["median"] if "median" in value else {k: _find_medians(v) for k, v in value.items()}
 
 
 def _format_time(us: float) -> str:

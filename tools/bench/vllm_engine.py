@@ -16,10 +16,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-DRAFTS = "vllm:spec_decode_num_drafts"
-DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens"
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
-
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
@@ -63,24 +59,16 @@ def _run(
     stopwatch.seconds = 0.0
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    before = _read_counters(llm)
     start, cpu_start = time.perf_counter(), time.process_time()
     outputs = llm.generate(inputs, params, use_tqdm=False)
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    after = _read_counters(llm)
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
         "drafting_seconds": stopwatch.seconds,
         "torch_threads": torch.get_num_threads(),
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
-        **{name: after[name] - before[name] for name in after},
     }
-
-
-def _read_counters(llm: Any) -> dict[str, int]:
-    values = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
-    return {name: int(values.get(name, 0)) for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED)}
 
 
 if __name__ == "__main__":

@@ -8,16 +8,15 @@ copies the files into a folder, for a machine with a GPU and without vLLM.
 
 from __future__ import annotations
 
+import ast
 import functools
-import importlib.abc
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -48,19 +47,17 @@ class Speculator(NgramSpeculator):
     has_request_data = True
 
 
-def find_folder(path: Path | None) -> Path:
-    """Returns ``path``, else the environment variable's folder, else that of the installed vLLM.
+def find_folder() -> Path:
+    """Returns the environment variable's folder, else that of the installed vLLM.
 
     Raises:
         UnavailableError: None of them exists.
     """
-    named = path or os.environ.get(PATH_VARIABLE)
-    if named:
+    if named := os.environ.get(PATH_VARIABLE):
         return Path(named)
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
-        hint = f"unpack one and pass --vllm-path or set {PATH_VARIABLE}"
-        raise UnavailableError(f"vLLM is not installed; or {hint}")
+        raise UnavailableError(f"vLLM is not installed; or unpack one and set {PATH_VARIABLE}")
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
@@ -74,19 +71,11 @@ def read_version(folder: Path) -> str:
 
 def pack(target: Path) -> None:
     """Copies FILES and vLLM's version. The copies are vLLM's and stay out of the repository."""
-    folder = find_folder(None)
+    folder = find_folder()
     metadata = [p.relative_to(folder) for p in folder.glob("vllm*.dist-info/METADATA")]
     for file in [*FILES.values(), *metadata]:
         (target / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / file, target / file)
-
-
-_loaded_from: list[Path] = []
-
-
-def loaded_version() -> str | None:
-    """Returns the version of the vLLM that took part in this process; there is at most one."""
-    return read_version(_loaded_from[-1]) if _loaded_from else None
 
 
 @functools.cache
@@ -103,17 +92,14 @@ def load_class(folder: Path, name: str, definitions: Callable[[], Definitions] =
     if not file.is_file():
         raise UnavailableError(f"{FILES[name]} is missing in vLLM's folder")
     try:
-        module = run_file(file, f"tools.bench._vllm_{file.stem}", definitions())
-        loaded = getattr(module, name)
+        return getattr(run_file(file, f"tools.bench._vllm_{file.stem}", definitions()), name)
     except Exception as error:
         raise UnavailableError(f"vLLM's {file.name} does not load: {error}") from error
-    _loaded_from.append(folder)
-    return loaded
 
 
 def run_file(file: Path, name: str, definitions: Definitions) -> ModuleType:
-    """Executes ``file`` as a module called ``name``. Imports of ``vllm`` that the measured
-    functions never use are replaced by names that can be called, subclassed and used as decorators.
+    """Executes ``file`` as a module called ``name``. What it imports of ``vllm``, and the measured
+    functions never use, is replaced by names that can be called, subclassed and used as decorators.
 
     Exceptions of the file propagate. The module stays importable by its name, because torch.compile
     looks functions up by their module.
@@ -122,13 +108,20 @@ def run_file(file: Path, name: str, definitions: Definitions) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    imports = (n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom))
+    names = {i.module for i in imports if i.module and i.module.partition(".")[0] == "vllm"}
+    hidden = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
+    sys.modules |= {name: _StandIn(name, definitions.get(name, {})) for name in names}
     sys.modules[name] = module
     try:
-        with _stand_ins(definitions):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        for stand_in in names:
+            del sys.modules[stand_in]
+        sys.modules.update(hidden)
     return module
 
 
@@ -161,49 +154,12 @@ class _Name(metaclass=_Names):
 class _StandIn(ModuleType):
     def __init__(self, name: str, definitions: Mapping[str, Any]) -> None:
         super().__init__(name)
-        self.__path__: list[str] = []  # a package: its submodules are stand-ins as well
         self.__dict__.update(definitions)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return _Names(name, (_Name,), {})
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, roots: tuple[str, ...], definitions: Definitions) -> None:
-        self._roots, self._definitions = roots, definitions
-
-    def find_spec(
-        self, fullname: str, path: Any, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in self._roots:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name, self._definitions.get(spec.name, {}))
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-@contextmanager
-def _stand_ins(definitions: Definitions) -> Iterator[None]:
-    """Within the block ``vllm`` (and ``torch`` if not installed) imports as stand-ins."""
-    roots = ("vllm",) if importlib.util.find_spec("torch") else ("vllm", "torch")
-    hidden = {n: m for n, m in sys.modules.items() if n.partition(".")[0] == "vllm"}
-    for name in hidden:
-        del sys.modules[name]
-    finder = _Finder(roots, definitions)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [n for n in sys.modules if n.partition(".")[0] in roots]:
-            del sys.modules[name]
-        sys.modules.update(hidden)
 
 
 def define_device_modules() -> Definitions:
@@ -242,7 +198,7 @@ class VllmNumba(Contestant):
             raise UnavailableError("vLLM's proposer finds the earliest match only")
         if importlib.util.find_spec("numba") is None:
             raise UnavailableError("numba is not installed")
-        folder = find_folder(options.vllm_path)
+        folder = find_folder()
         self._lengths, self._token_ids = workload.lengths, workload.token_ids
         self._k = options.k
         self._sampled = make_sampled_lists(workload)

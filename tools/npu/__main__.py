@@ -15,12 +15,11 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import distributions
@@ -29,21 +28,21 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = ("1x1k", "1x32k", "1x128k", "16x8k", "128x8k", "128x32k")
+RESULTS = ROOT / "tools" / "bench" / "results"
+LOGS = ROOT / "build" / "logs"
 _PACKAGES = {"numpy", "torch", "torch_npu", "torch-npu", "vllm", "vllm-ascend", "triton-ascend"}
 _BENCH = "ngram_step_-npu.json"
 _HOUR = 3600
-RESULTS = ROOT / "tools" / "bench" / "results"
-LOGS = ROOT / "build" / "logs"
-_KEPT_CHARACTERS = 16_000
+_RECORDED_CHARACTERS = 16_000
 """Last characters of a failed stage's output in the document; its log has all of it."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A command, which may fail or hang without affecting the others."""
+    """A Python command, which may fail or hang without affecting the others."""
 
     name: str
-    command: tuple[str, ...]
+    arguments: tuple[str, ...]
     seconds: float
     """Time limit."""
     required: bool = False
@@ -52,13 +51,11 @@ class Stage:
     """Returns the result in its output; raises ValueError if the stage failed despite its
     status."""
 
-
-def python(*arguments: str) -> tuple[str, ...]:
-    return (sys.executable, *arguments)
-
-
-def pytest(*arguments: str) -> tuple[str, ...]:
-    return python("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
+    @property
+    def command(self) -> str:
+        """The command without paths of this machine."""
+        words = (Path(w).name if w.startswith("/") else w for w in self.arguments)
+        return shlex.join(["python3", *words])
 
 
 def read_counts(output: str) -> dict[str, int]:
@@ -70,101 +67,75 @@ def read_counts(output: str) -> dict[str, int]:
     return {outcome: int(number) for number, outcome in counts}
 
 
-def run(stages: Sequence[Stage], out: Path) -> Iterator[dict[str, Any]]:
-    """Runs the stages. Only the failure of a required stage skips the later ones."""
-    broken = ""
-    for stage in stages:
-        print(f"{stage.name:<26}", end="", flush=True)
-        env = {**os.environ, "CI": "1", "PYTHONUNBUFFERED": "1"}
-        began = time.monotonic()
-        status, reason, output = "skipped", "", ""
-        if broken:
-            reason = f"needs {broken}"
-        elif shutil.which(stage.command[0], path=env.get("PATH")) is None:
-            reason = f"{stage.command[0]} is not installed"
-        else:
-            LOGS.mkdir(parents=True, exist_ok=True)
-            log = LOGS / f"{stage.name}.log"
-            status, reason = _execute(stage, log, env)
-            output = log.read_text(errors="replace")
-        outcome: dict[str, Any] = {
-            "stage": stage.name,
-            "command": _command(stage),
-            "status": status,
-            "seconds": round(time.monotonic() - began, 1),
-        }
-        try:
-            if result := stage.read(output):
-                outcome["result"] = result
-        except ValueError as error:
-            if status == "passed":
-                outcome["status"], reason = "failed", str(error)
-        if outcome["status"] != "passed":
-            outcome["reason"] = reason
-            broken = broken or (stage.name if stage.required else "")
-        if outcome["status"] in ("failed", "timed out"):
-            for place, name in ((f"{ROOT}/", ""), (str(ROOT), "."), (str(out), "$OUT")):
-                output = output.replace(place, name)
-            outcome["output"] = output[-_KEPT_CHARACTERS:]
-        yield outcome
-
-
-def _execute(stage: Stage, log: Path, env: Mapping[str, str]) -> tuple[str, str]:
-    """Runs a stage; ending it also ends its child processes."""
+def run_stage(stage: Stage, out: Path) -> dict[str, Any]:
+    """Runs a stage and returns its entry in the document. Ending it also ends its child
+    processes."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log, begun = LOGS / f"{stage.name}.log", time.monotonic()
     with log.open("w") as file, subprocess.Popen(
-        stage.command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT,
+        [sys.executable, *stage.arguments],
+        cwd=ROOT,
+        env={**os.environ, "CI": "1", "PYTHONUNBUFFERED": "1"},
+        stdout=file,
+        stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:  # fmt: skip
+        reason = ""
         try:
-            rc = process.wait(stage.seconds)
+            if status := process.wait(stage.seconds):
+                reason = f"exit status {status}"
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            return "timed out", f"after {stage.seconds:g} s"
-    return ("passed", "") if rc == 0 else ("failed", f"exit status {rc}")
-
-
-def _command(stage: Stage) -> str:
-    """The command without paths of this machine."""
-    words = ["python3" if word == sys.executable else word for word in stage.command]
-    return shlex.join(Path(w).name if w.startswith("/") else w for w in words)
-
-
-def find_chip() -> str:
-    """Returns SOC_VERSION, by default the name of this machine's NPU in torch_npu."""
-    if version := os.environ.get("SOC_VERSION"):
-        return version
-    import torch
-    import torch_npu  # noqa: F401
-
-    name: str = torch.npu.get_device_name(0)
-    return name
+            reason = f"timed out after {stage.seconds:g} s"
+    output = log.read_text(errors="replace")
+    result = {}
+    try:
+        result = stage.read(output)
+    except ValueError as error:
+        reason = reason or str(error)
+    entry: dict[str, Any] = {
+        "stage": stage.name,
+        "command": stage.command,
+        "status": "failed" if reason else "passed",
+        "seconds": round(time.monotonic() - begun, 1),
+        **({"result": result} if result else {}),
+    }
+    if reason:
+        for path, name in ((f"{ROOT}/", ""), (str(ROOT), "."), (str(out), "$OUT")):
+            output = output.replace(path, name)
+        entry |= {"reason": reason, "output": output[-_RECORDED_CHARACTERS:]}
+    return entry
 
 
 def build_command() -> list[str]:
-    """Returns the command that builds the package for the chip and installs it."""
+    """Returns the command that builds the package for the chip, SOC_VERSION or this machine's, and
+    installs it."""
+    if not (chip := os.environ.get("SOC_VERSION")):
+        import torch
+        import torch_npu  # noqa: F401
+
+        chip = torch.npu.get_device_name(0)
     pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
-    defined = ("NGRAM_NPU_ASCENDC=ON", f"SOC_VERSION={find_chip()}")
+    defined = ("NGRAM_NPU_ASCENDC=ON", f"SOC_VERSION={chip}")
     settings = [f"--config-settings=cmake.define.{setting}" for setting in defined]
     return [*pip, "--force-reinstall", *settings, str(ROOT)]
 
 
 def plan_stages(out: Path) -> list[Stage]:
-    bench = python(
+    bench = (
         "-m", "tools.bench", "ngram_step_", "--device", "npu", "--data-kind", "zipf",
         "--sizes", *SIZES, "--peer", "vllm-ascend", "--json", str(out / _BENCH),
     )  # fmt: skip
+    # The names of the parity suite's tests end in the backend's: "[<op>-device-npu]".
+    parity = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "npu]")
     return [
-        Stage("build", python("-m", "tools.npu", "--build"), 2 * _HOUR, required=True),
-        Stage("doctor", python("-m", "ngram_npu_cli", "doctor"), 300, read=str.splitlines),
-        # The names of the parity suite's tests end in the backend's: "[<op>-device-npu]".
-        Stage(
-            "parity", pytest("-k", "npu]", "tests/ops/test_parity.py"), _HOUR,
-            required=True, read=read_counts,
-        ),
+        Stage("build", ("-m", "tools.npu", "--build"), 2 * _HOUR, required=True),
+        Stage("doctor", ("-m", "ngram_npu_cli", "doctor"), 300, read=str.splitlines),
+        Stage("parity", (*parity, "tests/ops/test_parity.py"), _HOUR, True, read_counts),
         Stage("bench", bench, _HOUR),
-    ]  # fmt: skip
+    ]
 
 
 def collect_results(out: Path, begun: float) -> dict[str, Any]:
@@ -182,38 +153,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.npu")
     add = parser.add_argument
     add("--out", type=Path, help="for the files (default: $OUT, else tools/bench/results)")
-    add("--only", nargs="+", metavar="STAGE", help="instead of all")
+    add("--only", nargs="+", choices=("build", "doctor", "parity", "bench"), help="instead of all")
     add("--build", action="store_true", help="only build and install, without a record")
     add("--dry-run", action="store_true", help="only print what would be run")
     options = parser.parse_args(arguments)
     if options.build:
         return subprocess.run(build_command(), check=False).returncode
     out = (options.out or Path(os.environ.get("OUT") or RESULTS)).resolve()
-    stages = plan_stages(out)
-    if unknown := set(options.only or ()) - {stage.name for stage in stages}:
-        parser.error(f"no stage {', '.join(unknown)}; there are: {[s.name for s in stages]}")
-    stages = [stage for stage in stages if options.only is None or stage.name in options.only]
+    stages = [s for s in plan_stages(out) if options.only is None or s.name in options.only]
     if options.dry_run:
-        for stage in stages:
-            print(f"{stage.name:<26}{stage.seconds:>6g} s  {_command(stage)}")
+        print(*(f"{s.name:<8}{s.seconds:>6g} s  {s.command}" for s in stages), sep="\n")
         return 0
     out.mkdir(parents=True, exist_ok=True)
-    begun = time.time()
-    outcomes: list[dict[str, Any]] = []
-    for outcome in run(stages, out):
-        reason = f": {outcome['reason']}" if outcome.get("reason") else ""
-        print(f"{outcome['seconds']:>6.1f} s  {outcome['status']}{reason}")
-        print(outcome.get("output", "")[-2500:], end="", flush=True)
-        outcomes.append(outcome)
+    begun, entries = time.time(), []
+    for stage in stages:
+        entry = run_stage(stage, out)
+        entries.append(entry)
+        reason = entry.get("reason", "")
+        print(f"{stage.name:<8}{entry['seconds']:>6.1f} s  {entry['status']} {reason}")
+        print(entry.get("output", "")[-2500:], end="", flush=True)
         document = {  # after each stage, so that a later failure loses nothing
             "command": "python -m tools.npu",
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "stages": outcomes,
+            "stages": entries,
             **collect_results(out, begun),
         }
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
         (out / "npu-run.json").write_text(text, encoding="utf-8")
-    return 0 if all(outcome["status"] == "passed" for outcome in outcomes) else 1
+        if reason and stage.required:
+            print(f"the stages after {stage.name} were not run")
+            break
+    return 0 if all(entry["status"] == "passed" for entry in entries) else 1
 
 
 if __name__ == "__main__":

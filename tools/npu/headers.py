@@ -94,15 +94,15 @@ def stand_ins(devkit: Path, folder: Path) -> Path:
 def problems(output: str, sources: str) -> list[str]:
     """Returns the errors in our files, and those caused by a use in our files."""
     errors = []
-    ours = False
+    is_in_our_files = False
     for line in output.splitlines():
         if "In instantiation of" in line or "In file included from" in line:
-            ours = False
-        ours = ours or (line.startswith(sources) and "required from" in line)
+            is_in_our_files = False
+        is_in_our_files = is_in_our_files or (line.startswith(sources) and "required from" in line)
         error = _ERROR.match(line)
         if error is None:
             continue
-        if error[1].startswith(sources) or (ours and not _INTRINSIC.match(error[2])):
+        if error[1].startswith(sources) or (is_in_our_files and not _INTRINSIC.match(error[2])):
             errors.append(line)
     return errors
 

@@ -1,4 +1,4 @@
-// Making, sizing, checking and reading an index, for NgramIndex (python/ngram_npu/index.py).
+// Creates, sizes, checks and reads an index, for NgramIndex (python/ngram_npu/index.py).
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -14,8 +14,8 @@ namespace {
 
 api::TensorView index_view(const char* op, py::handle index, api::Arguments::Access access) {
   NumpyCall call(op);
-  const api::TensorView view = call("index", index);
-  call.vector(view, {api::DType::kInt32}, -1, access);
+  const api::TensorView view = call.view("index", index);
+  call.check_vector(view, {api::DType::kInt32}, -1, access);
   return view;
 }
 
@@ -23,7 +23,7 @@ void index_init(py::handle index, int64_t num_slots) {
   constexpr const char* op = "index_init";
   const api::TensorView view = index_view(op, index, api::Arguments::kWrite);
   if (ngram_npu_cpu_ngram_index_init(static_cast<int32_t*>(view.data), view.sizes[0], num_slots) != kOk) {
-    api::Arguments(op).fail("index", "room for " + std::to_string(num_slots) + " slots and a page",
+    api::Arguments(op).fail("index", "words for " + std::to_string(num_slots) + " slots and a page",
                             std::to_string(view.sizes[0]) + " words");
   }
 }
@@ -39,8 +39,8 @@ int32_t index_check_row(py::handle index, int64_t slot, py::handle tokens) {
   constexpr const char* op = "index_check_row";
   const api::TensorView view = index_view(op, index, api::Arguments::kRead);
   NumpyCall call(op);
-  const api::TensorView row = call("tokens", tokens);
-  const int32_t* data = call.int32s(row, -1);
+  const api::TensorView row = call.view("tokens", tokens);
+  const int32_t* data = call.check_int32s(row, -1);
   return ngram_npu_cpu_ngram_index_check_row(static_cast<const int32_t*>(view.data), view.sizes[0], slot, data,
                                              row.sizes[0]);
 }
@@ -59,52 +59,52 @@ py::dict index_statistics(py::handle index) {
       {"rebuilds_rewritten", index::kStatRebuildTokens},
       {"rebuilds_options", index::kStatRebuildOptions},
       {"page_splits", index::kStatSplits},
-      {"slots_given_up", index::kStatGivenUp},
+      {"slots_given_up", index::kStatDisabled},
   };
   const api::TensorView view = index_view("index_statistics", index, api::Arguments::kRead);
   const auto* words = static_cast<const uint32_t*>(view.data);
-  py::dict found;
+  py::dict statistics;
   // 0 for words beyond the tensor.
-  for (const auto& [name, word] : kWords) found[name] = word < view.sizes[0] ? words[word] : 0;
-  return found;
+  for (const auto& [name, word] : kWords) statistics[name] = word < view.sizes[0] ? words[word] : 0;
+  return statistics;
 }
 
 int64_t steps_to_index(const cpu::IndexPolicy& self, int64_t step, py::handle num_tokens, py::handle num_sampled,
                        int64_t num_behind) {
   NumpyCall call("IndexPolicy.steps_to_index");
-  const api::TensorView lengths = call("num_tokens", num_tokens);
-  const int32_t* ends = call.int32s(lengths, -1);
+  const api::TensorView lengths = call.view("num_tokens", num_tokens);
+  const int32_t* num_tokens_data = call.check_int32s(lengths, -1);
   const int64_t rows = lengths.sizes[0];
-  const int32_t* counts = call.int32s(call("num_sampled", num_sampled), rows);
-  const int64_t total = std::accumulate(ends, ends + rows, int64_t{0});
-  return self.steps_to_index(step, total, rows, num_behind, rows > 0 && counts[0] > 0);
+  const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), rows);
+  const int64_t total = std::accumulate(num_tokens_data, num_tokens_data + rows, int64_t{0});
+  return self.steps_to_index(step, total, rows, num_behind, rows > 0 && num_sampled_data[0] > 0);
 }
 
-// Indexes, before a lookup, some of the tokens that the rows' slots are missing.
-// Returns the slots to look up (-1: scan the row) and the number of rows that are not completely indexed yet.
+// Indexes, before a lookup, some of the tokens that are missing in the rows' slots. Returns the slots to look up (-1:
+// scan the row) and the number of rows that are not completely indexed yet.
 py::tuple index_catch_up(const cpu::IndexPolicy& policy, py::handle token_ids, py::handle num_tokens, py::handle index,
                          py::handle slot_indices, py::handle num_sampled, int64_t min_n, int64_t max_n,
                          int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
   NumpyCall call("index_catch_up");
-  const api::TensorView slots_view = call("slot_indices", slot_indices);
-  const int32_t* slots = call.int32s(slots_view, -1);
+  const api::TensorView slots_view = call.view("slot_indices", slot_indices);
+  const int32_t* slots = call.check_int32s(slots_view, -1);
   const int64_t batch = slots_view.sizes[0];
   NgramIndexAppendParams p{};
-  p.token_ids = call.rows<const int32_t>(call("token_ids", token_ids));
+  p.token_ids = call.check_token_rows<const int32_t>(call.view("token_ids", token_ids));
   if (p.token_ids.rows < batch)
     call.fail("token_ids", std::to_string(batch) + " rows", std::to_string(p.token_ids.rows));
-  const int32_t* ends = call.int32s(call("num_tokens", num_tokens), batch);
-  const int32_t* counts = call.int32s(call("num_sampled", num_sampled), batch);
-  const api::TensorView words = call("index", index);
-  p.index = {call.written_int32s(words, -1), words.sizes[0], {}};
-  call.scalar("steps", steps, 1, INT32_MAX);
-  call.ngram_range(min_n, max_n, match_policy);
-  call.index_span(min_n, max_n, match_policy, ladder);
-  call.disjoint();
+  const int32_t* num_tokens_data = call.check_int32s(call.view("num_tokens", num_tokens), batch);
+  const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), batch);
+  const api::TensorView words = call.view("index", index);
+  p.index = {call.check_output_int32s(words, -1), words.sizes[0], {}};
+  call.check_scalar("steps", steps, 1, INT32_MAX);
+  call.check_ngram_range(min_n, max_n, match_policy);
+  call.check_index_ngram_range(min_n, max_n, match_policy, ladder);
+  call.check_no_overlap();
 
   std::vector<int64_t> indexed(static_cast<size_t>(batch));
   ngram_npu_cpu_ngram_index_lengths(p.index.words, p.index.num_words, slots, batch, indexed.data());
-  const cpu::CatchUpPlan plan = cpu::plan_catch_up(policy, ends, counts, slots, indexed, steps);
+  const cpu::CatchUpPlan plan = cpu::plan_catch_up(policy, num_tokens_data, num_sampled_data, slots, indexed, steps);
   if (!plan.rows.empty()) {
     p.num_tokens = plan.num_tokens.data();
     p.row_indices = {plan.rows.data(), sizeof(int64_t)};
@@ -126,13 +126,13 @@ void define_index_policy(py::module_& m) {
   using cpu::IndexPolicy;
   py::class_<IndexPolicy>(m, "IndexPolicy")
       .def(py::init<>())
-      .def_readwrite("short_row", &IndexPolicy::short_row)
-      .def_readwrite("short_context", &IndexPolicy::short_context)
-      .def_readwrite("scanned_tokens", &IndexPolicy::scanned_tokens)
-      .def_readwrite("prompt_tokens", &IndexPolicy::prompt_tokens)
-      .def_readwrite("least_tokens", &IndexPolicy::least_tokens)
+      .def_readwrite("max_scan_row_capacity", &IndexPolicy::max_scan_row_capacity)
+      .def_readwrite("max_scan_context", &IndexPolicy::max_scan_context)
+      .def_readwrite("max_scan_tokens", &IndexPolicy::max_scan_tokens)
+      .def_readwrite("prefill_index_budget", &IndexPolicy::prefill_index_budget)
+      .def_readwrite("min_index_budget", &IndexPolicy::min_index_budget)
       .def_readwrite("steps_to_catch_up", &IndexPolicy::steps_to_catch_up)
-      .def_readwrite("patience", &IndexPolicy::patience)
+      .def_readwrite("max_absent_steps", &IndexPolicy::max_absent_steps)
       .def("steps_to_index", steps_to_index, py::arg("step"), py::arg("num_tokens"), py::arg("num_sampled"),
            py::arg("num_behind"))
       .def("steps_to_keep_absent", &IndexPolicy::steps_to_keep_absent, py::arg("step"), py::arg("share_in_use"),

@@ -22,12 +22,12 @@ void set_instruction_set(const std::string& name) {
 }
 
 void set_num_threads(int32_t limit) {
-  api::Arguments("set_num_threads").scalar("limit", limit, 0, INT32_MAX);
+  api::Arguments("set_num_threads").check_scalar("limit", limit, 0, INT32_MAX);
   ngram_npu_cpu_set_num_threads(limit);
 }
 
 void define_operators(py::module_& m) {
-#define NGRAM_NPU_DEFINE(op) Operator<api::op<NumpyCall>>::define(m, #op);
+#define NGRAM_NPU_DEFINE(op) PythonOperator<api::op<NumpyCall>>::define(m, #op);
   NGRAM_NPU_OPERATORS(NGRAM_NPU_DEFINE)
 }
 

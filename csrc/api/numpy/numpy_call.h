@@ -1,4 +1,4 @@
-// The numpy front end: passes arrays to the operators' bodies (csrc/api/arguments.h) without a copy.
+// The numpy front end: passes arrays to the operator implementations (csrc/api/arguments.h) without a copy.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -13,24 +13,24 @@ namespace py = pybind11;
 
 inline api::DType dtype_of(const py::dtype& dtype) {
   if (dtype.byteorder() == '>') return api::DType::kOther;  // all supported machines are little-endian
-  struct Known {
+  struct DTypeEntry {
     char kind;
     py::ssize_t bytes;
     api::DType dtype;
   };
   using api::DType;
-  static constexpr Known kKnown[] = {
+  static constexpr DTypeEntry kDTypes[] = {
       {'i', 4, DType::kInt32},  {'i', 8, DType::kInt64},   {'b', 1, DType::kBool},    {'i', 1, DType::kInt8},
       {'i', 2, DType::kInt16},  {'u', 1, DType::kUInt8},   {'u', 2, DType::kUInt16},  {'u', 4, DType::kUInt32},
       {'u', 8, DType::kUInt64}, {'f', 2, DType::kFloat16}, {'f', 4, DType::kFloat32}, {'f', 8, DType::kFloat64},
   };
-  for (const Known& known : kKnown) {
-    if (known.kind == dtype.kind() && known.bytes == dtype.itemsize()) return known.dtype;
+  for (const DTypeEntry& entry : kDTypes) {
+    if (entry.kind == dtype.kind() && entry.bytes == dtype.itemsize()) return entry.dtype;
   }
   return DType::kOther;
 }
 
-// What _C has besides the operators; module.cpp calls these.
+// Define the other members of _C; module.cpp calls these functions.
 void define_index_tools(py::module_& m);
 void define_row_tools(py::module_& m);
 void define_store_tools(py::module_& m);
@@ -43,13 +43,13 @@ class NumpyCall : public api::Arguments {
   using Output = py::array_t<int32_t>;
   using Arguments::Arguments;
 
-  api::TensorView operator()(const char* name, py::handle object) const { return view(name, object, "a numpy array"); }
-  std::optional<api::TensorView> operator()(const char* name, const py::object& object) const {
+  api::TensorView view(const char* name, py::handle object) const { return array_view(name, object, "a numpy array"); }
+  std::optional<api::TensorView> view(const char* name, const py::object& object) const {
     if (object.is_none()) return std::nullopt;
-    return view(name, object, "a numpy array or None");
+    return array_view(name, object, "a numpy array or None");
   }
 
-  // Made without calling Python, since a whole call takes only about a microsecond.
+  // Created without calling Python, because a whole call takes only about a microsecond.
   static Output empty(int64_t size) { return Output(size); }
   static Output empty(int64_t rows, int64_t columns) { return Output({rows, columns}); }
   static int32_t* data(Output& output) { return output.mutable_data(); }
@@ -72,7 +72,7 @@ class NumpyCall : public api::Arguments {
   static void run(const typename Op::Params& params) {
     int32_t status = kOk;
     {
-      const py::gil_scoped_release released;
+      const py::gil_scoped_release gil_released;
       status = Op::kCpuKernel(&params, nullptr);
     }
     if (status != kOk) {
@@ -88,10 +88,10 @@ class NumpyCall : public api::Arguments {
   static Executor executor() { return cpu::pool_executor(); }
 
  private:
-  api::TensorView view(const char* name, py::handle object, const char* expected) const;
+  api::TensorView array_view(const char* name, py::handle object, const char* expected) const;
 };
 
-inline api::TensorView NumpyCall::view(const char* name, py::handle object, const char* expected) const {
+inline api::TensorView NumpyCall::array_view(const char* name, py::handle object, const char* expected) const {
   if (!py::isinstance<py::array>(object)) fail(name, expected, Py_TYPE(object.ptr())->tp_name);
   const auto array = py::reinterpret_borrow<py::array>(object);
   api::TensorView view;

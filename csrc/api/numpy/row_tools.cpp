@@ -1,4 +1,5 @@
-// Rows of a token buffer: which request each has (vLLM's V1 drafter), and their copies for a device (AsyncSpecState).
+// numpy bindings for rows of a token buffer: RowRecognizer finds the request in each row (used for vLLM's V1 drafter);
+// pack_rows and join_spans pack rows for copies to the device (used by AsyncSpecState).
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -18,77 +19,80 @@ py::array_t<T> as_array(const std::vector<T>& values) {
 }
 
 cpu::RowRecognizer make_recognizer(int64_t num_slots) {
-  api::Arguments(kName).scalar("num_slots", num_slots, 0, INT32_MAX);
+  api::Arguments(kName).check_scalar("num_slots", num_slots, 0, INT32_MAX);
   return cpu::RowRecognizer(num_slots);
 }
 
-// (slots [B] int32, rows with a new request int64)
+// Returns (slots [B] int32, indices of the rows with a new request, int64).
 py::tuple assign(cpu::RowRecognizer& self, py::handle token_ids, py::handle num_tokens, py::handle num_sampled) {
   NumpyCall call(kName);
-  const api::TensorView lengths = call("num_tokens", num_tokens);
-  const int32_t* ends = call.int32s(lengths, -1);
+  const api::TensorView lengths = call.view("num_tokens", num_tokens);
+  const int32_t* num_tokens_data = call.check_int32s(lengths, -1);
   const int64_t batch = lengths.sizes[0];
-  const int32_t* counts = call.int32s(call("num_sampled", num_sampled), batch);
-  const auto rows = call.rows<const int32_t>(call("token_ids", token_ids));
+  const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), batch);
+  const auto rows = call.check_token_rows<const int32_t>(call.view("token_ids", token_ids));
   if (rows.rows < batch) call.fail("token_ids", std::to_string(batch) + " rows", std::to_string(rows.rows));
   if (batch > self.num_slots()) {
     call.fail("num_tokens", "at most " + std::to_string(self.num_slots()) + " rows, the number of slots",
               std::to_string(batch));
   }
   py::array_t<int32_t> slots(batch);
-  const std::vector<int64_t> new_rows = self.assign(rows, ends, counts, batch, slots.mutable_data());
+  const std::vector<int64_t> new_rows =
+      self.assign(rows, num_tokens_data, num_sampled_data, batch, slots.mutable_data());
   return py::make_tuple(std::move(slots), as_array(new_rows));
 }
 
-py::array_t<int32_t> forget_absent(cpu::RowRecognizer& self, int64_t steps) {
-  api::Arguments(kName).scalar("steps", steps, 0, INT32_MAX);
-  return as_array(self.forget_absent(steps));
+py::array_t<int32_t> free_absent_slots(cpu::RowRecognizer& self, int64_t steps) {
+  api::Arguments(kName).check_scalar("steps", steps, 0, INT32_MAX);
+  return as_array(self.free_absent_slots(steps));
 }
 
-// (places [C] int64, chunks [C, 64], how many chunks are of the first `split` rows, the smallest item of the others).
-// Row i gets chunks from firsts[i] on, enough for least[i] items.
-py::tuple pack_rows(const py::list& rows, py::handle firsts, py::handle least, int64_t split) {
+// Returns (destination chunk indices [C] int64, chunks [C, 64] int32, number of chunks of rows [0, split), minimum item
+// of the remaining rows). Row i is written from chunk first_chunks[i] on and is padded to at least min_items[i] items.
+py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle min_items, int64_t split) {
   NumpyCall call("pack_rows");
   const auto count = static_cast<int64_t>(rows.size());
-  const api::TensorView firsts_view = call("firsts", firsts), least_view = call("least", least);
-  call.vector(firsts_view, {api::DType::kInt64}, count, api::Arguments::kRead);
-  call.vector(least_view, {api::DType::kInt64}, count, api::Arguments::kRead);
-  call.scalar("split", split, 0, count);
-  const auto* first = static_cast<const int64_t*>(firsts_view.data);
-  const auto* at_least = static_cast<const int64_t*>(least_view.data);
+  const api::TensorView first_chunks_view = call.view("first_chunks", first_chunks),
+                        min_items_view = call.view("min_items", min_items);
+  call.check_vector(first_chunks_view, {api::DType::kInt64}, count, api::Arguments::kRead);
+  call.check_vector(min_items_view, {api::DType::kInt64}, count, api::Arguments::kRead);
+  call.check_scalar("split", split, 0, count);
+  const auto* first_chunks_data = static_cast<const int64_t*>(first_chunks_view.data);
+  const auto* min_items_data = static_cast<const int64_t*>(min_items_view.data);
 
   std::vector<cpu::SourceRow> sources;
   int64_t num_chunks = 0, chunks_before_split = 0;
   for (int64_t i = 0; i < count; ++i) {
     const py::object row = rows[static_cast<size_t>(i)];
-    const api::TensorView view = call("rows", py::handle(row));
+    const api::TensorView view = call.view("rows", py::handle(row));
     if (view.ndim != 1 || view.dtype != api::DType::kInt32)
-      call.fail("rows", "int32 vectors", "another array at " + std::to_string(i));
-    call.scalar("rows", view.sizes[0], 0, INT32_MAX);
-    call.scalar("least", at_least[i], 0, INT32_MAX);
+      call.fail("rows", "int32 vectors", "an array of another dtype or rank at index " + std::to_string(i));
+    call.check_scalar("rows", view.sizes[0], 0, INT32_MAX);
+    call.check_scalar("min_items", min_items_data[i], 0, INT32_MAX);
     const int64_t stride = py::reinterpret_borrow<py::array>(row).strides(0);
-    sources.push_back({static_cast<const char*>(view.data), stride, view.sizes[0], at_least[i], first[i]});
+    sources.push_back(
+        {static_cast<const char*>(view.data), stride, view.sizes[0], min_items_data[i], first_chunks_data[i]});
     num_chunks += sources.back().num_chunks();
     if (i < split) chunks_before_split = num_chunks;
   }
-  py::array_t<int64_t> places(num_chunks);
+  py::array_t<int64_t> chunk_indices(num_chunks);
   py::array_t<int32_t> chunks({num_chunks, cpu::kChunkItems});
-  const int32_t smallest = cpu::pack_rows(sources, split, places.mutable_data(), chunks.mutable_data());
-  return py::make_tuple(std::move(places), std::move(chunks), chunks_before_split, smallest);
+  const int32_t min_item = cpu::pack_rows(sources, split, chunk_indices.mutable_data(), chunks.mutable_data());
+  return py::make_tuple(std::move(chunk_indices), std::move(chunks), chunks_before_split, min_item);
 }
 
 py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle counts) {
   NumpyCall call("join_spans");
-  const api::TensorView source = call("items", items), begins_view = call("begins", begins);
-  const int32_t* from = call.int32s(source, -1);
-  call.vector(begins_view, {api::DType::kInt64}, -1, api::Arguments::kRead);
+  const api::TensorView source = call.view("items", items), begins_view = call.view("begins", begins);
+  const int32_t* from = call.check_int32s(source, -1);
+  call.check_vector(begins_view, {api::DType::kInt64}, -1, api::Arguments::kRead);
   const int64_t num_spans = begins_view.sizes[0];
   const auto* begin = static_cast<const int64_t*>(begins_view.data);
-  const int32_t* count = call.int32s(call("counts", counts), num_spans);
+  const int32_t* count = call.check_int32s(call.view("counts", counts), num_spans);
   int64_t total = 0;
   for (int64_t i = 0; i < num_spans; ++i) {
-    call.scalar("counts", count[i], 0, source.sizes[0]);
-    call.scalar("begins", begin[i], 0, source.sizes[0] - count[i]);
+    call.check_scalar("counts", count[i], 0, source.sizes[0]);
+    call.check_scalar("begins", begin[i], 0, source.sizes[0] - count[i]);
     total += count[i];
   }
   py::array_t<int32_t> joined(total);
@@ -100,13 +104,13 @@ py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle 
 
 void define_row_tools(py::module_& m) {
   using py::arg;
-  m.attr("CHUNK") = cpu::kChunkItems;
-  m.def("pack_rows", pack_rows, arg("rows"), arg("firsts"), arg("least"), arg("split"));
+  m.attr("CHUNK_ITEMS") = cpu::kChunkItems;
+  m.def("pack_rows", pack_rows, arg("rows"), arg("first_chunks"), arg("min_items"), arg("split"));
   m.def("join_spans", join_spans, arg("items"), arg("begins"), arg("counts"));
   py::class_<cpu::RowRecognizer>(m, kName)
       .def(py::init(&make_recognizer), arg("num_slots"))
       .def("assign", &assign, arg("token_ids"), arg("num_tokens"), arg("num_sampled"))
-      .def("forget_absent", &forget_absent, arg("steps"))
+      .def("free_absent_slots", &free_absent_slots, arg("steps"))
       .def_property_readonly("row_slots", [](const cpu::RowRecognizer& self) { return as_array(self.row_slots()); })
       .def("__copy__", [](const cpu::RowRecognizer& self) { return cpu::RowRecognizer(self); });
 }

@@ -1,7 +1,7 @@
-// Makes a Python function of an operator, whose schema (schemas.h) gives the arguments' names, types and defaults.
+// Creates the Python function for an operator. The schema (schemas.h) defines the arguments' names, types and defaults.
 //
-// pybind11's own functions make a string and look it up for each argument that is passed by name, which takes longer
-// than a short lookup. Here a name is compared by address first, since Python interns names in a call.
+// pybind11 creates and looks up a string for each keyword argument, which takes longer than a short lookup. Here names
+// are first compared by address, because Python interns the names in a call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -32,14 +32,14 @@ inline const char* schema_of(const std::string& op) {
 }
 
 template <size_t kCount>
-std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
+std::array<SchemaArgument, kCount> parse_schema_arguments(const std::string& op) {
   namespace py = pybind11;
   const auto value_of = [](const std::string& text) -> py::object {
     if (text == "None") return py::none();
     if (text == "True" || text == "False") return py::bool_(text == "True");
     return py::int_(std::stoll(text));
   };
-  std::array<SchemaArgument, kCount> found;
+  std::array<SchemaArgument, kCount> arguments;
   const std::string schema = schema_of(op);
   const size_t end = schema.find(") ->");
   size_t count = 0;
@@ -50,7 +50,7 @@ std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
     if (argument == "*") continue;
     if (count < kCount) {
       const size_t name = argument.rfind(' ') + 1, equals = argument.find('=');
-      SchemaArgument& entry = found[count];
+      SchemaArgument& entry = arguments[count];
       entry.type = argument.substr(0, name - 1);
       if (entry.type == "SymInt") entry.type = "int";
       entry.name = argument.substr(name, equals - name);
@@ -60,19 +60,19 @@ std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
     }
     ++count;
   }
-  if (count != kCount) throw std::logic_error(op + ": the schema and the function differ in their arguments");
-  return found;
+  if (count != kCount) throw std::logic_error(op + ": the schema and the function have different numbers of arguments");
+  return arguments;
 }
 
 template <auto kFunction>
-class Operator;
+class PythonOperator;
 
 template <class Result, class... Arguments, Result (*kFunction)(Arguments...)>
-class Operator<kFunction> {
+class PythonOperator<kFunction> {
  public:
   static void define(pybind11::module_& m, const char* op) {
     name_ = op;
-    arguments_ = schema_arguments<kCount>(op);
+    arguments_ = parse_schema_arguments<kCount>(op);
     method_ = {name_.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)),
                METH_FASTCALL | METH_KEYWORDS, schema_of(op)};
     const pybind11::object module_name = m.attr("__name__");
@@ -83,13 +83,14 @@ class Operator<kFunction> {
 
  private:
   static constexpr size_t kCount = sizeof...(Arguments);
-  using Given = std::array<PyObject*, kCount>;
+  using BoundArguments = std::array<PyObject*, kCount>;
   template <class T>
   using Caster = pybind11::detail::make_caster<T>;
 
-  static PyObject* call(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* names) {
+  static PyObject* call(PyObject*, PyObject* const* values, Py_ssize_t num_positional, PyObject* names) {
     try {
-      return run(match(values, static_cast<size_t>(positional), names), std::index_sequence_for<Arguments...>());
+      return run(bind_arguments(values, static_cast<size_t>(num_positional), names),
+                 std::index_sequence_for<Arguments...>());
     } catch (pybind11::error_already_set& error) {
       error.restore();
     } catch (const pybind11::builtin_exception& error) {
@@ -104,58 +105,58 @@ class Operator<kFunction> {
     return nullptr;
   }
 
-  static Given match(PyObject* const* values, size_t positional, PyObject* names) {
-    Given given{};
-    if (positional > kCount) fail("expected at most " + std::to_string(kCount) + " arguments");
-    std::copy_n(values, positional, given.begin());
-    const size_t named = names == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(names));
-    size_t place = positional;
-    for (size_t i = 0; i < named; ++i) {
-      place = find(PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(i)), place);
-      if (given[place] != nullptr) fail(arguments_[place].name + ": given twice");
-      given[place] = values[positional + i];
+  static BoundArguments bind_arguments(PyObject* const* values, size_t num_positional, PyObject* names) {
+    BoundArguments bound{};
+    if (num_positional > kCount) fail("expected at most " + std::to_string(kCount) + " arguments");
+    std::copy_n(values, num_positional, bound.begin());
+    const size_t num_named = names == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(names));
+    size_t index = num_positional;
+    for (size_t i = 0; i < num_named; ++i) {
+      index = find(PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(i)), index);
+      if (bound[index] != nullptr) fail(arguments_[index].name + ": given twice");
+      bound[index] = values[num_positional + i];
     }
     for (size_t i = 0; i < kCount; ++i) {
-      if (given[i] == nullptr) given[i] = arguments_[i].default_value;
-      if (given[i] == nullptr) fail(arguments_[i].name + ": missing");
+      if (bound[i] == nullptr) bound[i] = arguments_[i].default_value;
+      if (bound[i] == nullptr) fail(arguments_[i].name + ": missing");
     }
-    return given;
+    return bound;
   }
 
-  // Names come in the schema's order in most calls: the search begins where the last one ended.
+  // Most calls pass names in the schema's order, so the search begins where the previous one ended.
   static size_t find(PyObject* name, size_t begin) {
     for (size_t i = 0; i < kCount; ++i) {
-      const size_t place = begin + i < kCount ? begin + i : begin + i - kCount;
-      if (arguments_[place].interned == name) return place;
+      const size_t index = begin + i < kCount ? begin + i : begin + i - kCount;
+      if (arguments_[index].interned == name) return index;
     }
-    for (size_t place = 0; place < kCount; ++place) {
-      const int equal = PyUnicode_Compare(arguments_[place].interned, name);
+    for (size_t index = 0; index < kCount; ++index) {
+      const int equal = PyUnicode_Compare(arguments_[index].interned, name);
       if (PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
-      if (equal == 0) return place;
+      if (equal == 0) return index;
     }
     fail(std::string(pybind11::str(name)) + ": no such argument");
   }
 
-  template <size_t... kPlaces>
-  static PyObject* run(const Given& given, std::index_sequence<kPlaces...>) {
+  template <size_t... kIndices>
+  static PyObject* run(const BoundArguments& bound, std::index_sequence<kIndices...>) {
     std::tuple<Caster<Arguments>...> casters;
-    const std::array<bool, kCount> loaded{std::get<kPlaces>(casters).load(given[kPlaces], true)...};
-    const auto wrong = static_cast<size_t>(std::find(loaded.begin(), loaded.end(), false) - loaded.begin());
-    if (wrong < kCount) {
-      const SchemaArgument& argument = arguments_[wrong];
-      fail(argument.name + ": expected " + argument.type + ", got " + text_of(given[wrong]));
+    const std::array<bool, kCount> loaded{std::get<kIndices>(casters).load(bound[kIndices], true)...};
+    const auto mismatch = static_cast<size_t>(std::find(loaded.begin(), loaded.end(), false) - loaded.begin());
+    if (mismatch < kCount) {
+      const SchemaArgument& argument = arguments_[mismatch];
+      fail(argument.name + ": expected " + argument.type + ", got " + repr_of(bound[mismatch]));
     }
     if constexpr (std::is_void_v<Result>) {
-      kFunction(pybind11::detail::cast_op<Arguments>(std::get<kPlaces>(casters))...);
+      kFunction(pybind11::detail::cast_op<Arguments>(std::get<kIndices>(casters))...);
       Py_RETURN_NONE;
     } else {
-      return Caster<Result>::cast(kFunction(pybind11::detail::cast_op<Arguments>(std::get<kPlaces>(casters))...),
+      return Caster<Result>::cast(kFunction(pybind11::detail::cast_op<Arguments>(std::get<kIndices>(casters))...),
                                   pybind11::return_value_policy::move, {})
           .ptr();
     }
   }
 
-  static std::string text_of(PyObject* value) {
+  static std::string repr_of(PyObject* value) {
     try {
       return pybind11::repr(value);
     } catch (const pybind11::error_already_set&) {
@@ -165,7 +166,7 @@ class Operator<kFunction> {
 
   [[noreturn]] static void fail(const std::string& what) { throw pybind11::type_error(name_ + ": " + what); }
 
-  // One set per function, for the life of the process.
+  // One set per function; they live until the process ends.
   static inline std::string name_;
   static inline std::array<SchemaArgument, kCount> arguments_;
   static inline PyMethodDef method_;

@@ -1,4 +1,4 @@
-// Making, checking, reading and clearing a store, for NgramStore (python/ngram_npu/store/store.py).
+// Creates, checks, reads and clears a store, for NgramStore (python/ngram_npu/store/store.py).
 #include <pybind11/stl.h>
 
 #include <optional>
@@ -12,10 +12,10 @@ namespace ngram_npu::numpy {
 namespace {
 
 // A store's words and their number.
-std::pair<int32_t*, int64_t> words_of(const char* op, py::handle store, api::Arguments::Access access) {
+std::pair<int32_t*, int64_t> open_words(const char* op, py::handle store, api::Arguments::Access access) {
   NumpyCall call(op);
-  const api::TensorView view = call("store", store);
-  call.vector(view, {api::DType::kInt32}, -1, access);
+  const api::TensorView view = call.view("store", store);
+  call.check_vector(view, {api::DType::kInt32}, -1, access);
   return {static_cast<int32_t*>(view.data), view.sizes[0]};
 }
 
@@ -33,33 +33,33 @@ int64_t store_words(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
 py::dict store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
   const auto parts = parts_of(num_slots, num_blocks, line_bits);
   constexpr const char* kNames[] = {"slots", "heads", "lines", "tokens", "bytes"};
-  py::dict found;
-  for (size_t i = 0; i < 5; ++i) found[kNames[i]] = py::make_tuple(parts[i], parts[i + 1]);
-  return found;
+  py::dict ranges;
+  for (size_t i = 0; i < 5; ++i) ranges[kNames[i]] = py::make_tuple(parts[i], parts[i + 1]);
+  return ranges;
 }
 
 void store_init(py::handle store, int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t visibility) {
   constexpr const char* op = "store_init";
-  const auto [words, size] = words_of(op, store, api::Arguments::kWrite);
-  api::Arguments(op).scalar("visibility", visibility, store::kLive, store::kFinish);
+  const auto [words, size] = open_words(op, store, api::Arguments::kWrite);
+  api::Arguments(op).check_scalar("visibility", visibility, store::kLive, store::kFinish);
   if (ngram_npu_cpu_ngram_store_init(words, size, num_slots, num_blocks, line_bits,
                                      static_cast<uint32_t>(visibility)) != kOk) {
     api::Arguments(op).fail("store",
-                            "room for " + std::to_string(num_slots) + " slots, " + std::to_string(num_blocks) +
+                            "words for " + std::to_string(num_slots) + " slots, " + std::to_string(num_blocks) +
                                 " blocks and 2**" + std::to_string(line_bits) + " lines",
                             std::to_string(size) + " words");
   }
 }
 
 std::pair<int32_t, int64_t> store_check(py::handle store) {
-  const auto [words, size] = words_of("store_check", store, api::Arguments::kRead);
+  const auto [words, size] = open_words("store_check", store, api::Arguments::kRead);
   int64_t where = 0;
   const int32_t fault = ngram_npu_cpu_ngram_store_check(words, size, &where);
   return {fault, where};
 }
 
 py::dict store_statistics(py::handle store) {
-  const auto [words, size] = words_of("store_statistics", store, api::Arguments::kRead);
+  const auto [words, size] = open_words("store_statistics", store, api::Arguments::kRead);
   constexpr std::pair<const char*, int> kWords[] = {
       {"num_slots", store::kHeaderSlots},      {"num_blocks", store::kHeaderBlocks},
       {"line_bits", store::kHeaderLineBits},   {"visibility", store::kHeaderVisibility},
@@ -69,45 +69,45 @@ py::dict store_statistics(py::handle store) {
       {"blocks_lost", store::kStatLostBlocks}, {"renumberings", store::kStatRenumbered},
       {"calls_busy", store::kStatBusy},
   };
-  py::dict found;
-  for (const auto& [name, word] : kWords) found[name] = word < size ? static_cast<uint32_t>(words[word]) : 0;
-  int64_t held[3];
-  ngram_npu_cpu_ngram_store_held(words, size, held);
-  found["tokens_held"] = held[0];
-  found["blocks_in_use"] = held[1];
-  found["open_slots"] = held[2];
-  return found;
+  py::dict statistics;
+  for (const auto& [name, word] : kWords) statistics[name] = word < size ? static_cast<uint32_t>(words[word]) : 0;
+  int64_t usage[3];
+  ngram_npu_cpu_ngram_store_usage(words, size, usage);
+  statistics["tokens_held"] = usage[0];
+  statistics["blocks_in_use"] = usage[1];
+  statistics["open_slots"] = usage[2];
+  return statistics;
 }
 
-bool store_take(py::handle store) {
-  const auto [words, size] = words_of("store_take", store, api::Arguments::kWrite);
+bool store_lock(py::handle store) {
+  const auto [words, size] = open_words("store_lock", store, api::Arguments::kWrite);
   return ngram_npu_cpu_ngram_store_take(words, size);
 }
 
-void store_give_back(py::handle store) {
-  const auto [words, size] = words_of("store_give_back", store, api::Arguments::kWrite);
+void store_unlock(py::handle store) {
+  const auto [words, size] = open_words("store_unlock", store, api::Arguments::kWrite);
   ngram_npu_cpu_ngram_store_give_back(words, size);
 }
 
 int64_t store_pieces(py::handle store) {
-  const auto [words, size] = words_of("store_pieces", store, api::Arguments::kRead);
+  const auto [words, size] = open_words("store_pieces", store, api::Arguments::kRead);
   return ngram_npu_cpu_ngram_store_pieces(words, size);
 }
 
 // The number of words written. None: another call is using the store.
 std::optional<int64_t> store_pack(py::handle store, int64_t piece, py::handle to) {
-  const auto [words, size] = words_of("store_pack", store, api::Arguments::kWrite);
+  const auto [words, size] = open_words("store_pack", store, api::Arguments::kWrite);
   NumpyCall call("store_pack");
-  call.scalar("piece", piece, 0, larger(ngram_npu_cpu_ngram_store_pieces(words, size) - 1, int64_t{0}));
-  const api::TensorView room = call("to", to);
-  call.vector(room, {api::DType::kInt32}, kStorePieceWords, api::Arguments::kWrite);
+  call.check_scalar("piece", piece, 0, larger(ngram_npu_cpu_ngram_store_pieces(words, size) - 1, int64_t{0}));
+  const api::TensorView buffer = call.view("to", to);
+  call.check_vector(buffer, {api::DType::kInt32}, kStorePieceWords, api::Arguments::kWrite);
   const py::gil_scoped_release release;
-  const int64_t count = ngram_npu_cpu_ngram_store_pack(words, size, piece, static_cast<uint32_t*>(room.data));
+  const int64_t count = ngram_npu_cpu_ngram_store_pack(words, size, piece, static_cast<uint32_t*>(buffer.data));
   return count < 0 ? std::nullopt : std::optional(count);
 }
 
 int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
-  const auto [words, size] = words_of("store_unpack", store, api::Arguments::kWrite);
+  const auto [words, size] = open_words("store_unpack", store, api::Arguments::kWrite);
   const std::string_view bytes(packed);  // the interpreter aligns it to 8 bytes
   if (bytes.size() % sizeof(uint32_t) != 0) return kStoreFaultPiece;
   const auto* from = reinterpret_cast<const uint32_t*>(bytes.data());
@@ -116,7 +116,7 @@ int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
 }
 
 void store_clear(py::handle store, std::optional<int64_t> scope) {
-  const auto [words, size] = words_of("store_clear", store, api::Arguments::kWrite);
+  const auto [words, size] = open_words("store_clear", store, api::Arguments::kWrite);
   ngram_npu_cpu_ngram_store_clear(words, size, scope ? &*scope : nullptr);
 }
 
@@ -128,15 +128,15 @@ void define_store_tools(py::module_& m) {
   m.attr("STORE_FAULTS") = faults;
   m.attr("STORE_COST_COLUMNS") = store::kStoreCostColumns;
   m.attr("STORE_BLOCK_TOKENS") = store::kBlockTokens;
-  m.attr("STORE_LEAST_BLOCKS_PER_SLOT") = store::kLeastBlocksPerSlot;
+  m.attr("STORE_MIN_BLOCKS_PER_SLOT") = store::kMinBlocksPerSlot;
   m.def("store_words", store_words, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
   m.def("store_parts", store_parts, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
   m.def("store_init", store_init, py::arg("store"), py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"),
         py::arg("visibility"));
   m.def("store_check", store_check, py::arg("store"));
   m.def("store_statistics", store_statistics, py::arg("store"));
-  m.def("store_take", store_take, py::arg("store"));
-  m.def("store_give_back", store_give_back, py::arg("store"));
+  m.def("store_lock", store_lock, py::arg("store"));
+  m.def("store_unlock", store_unlock, py::arg("store"));
   py::dict words;
   words["busy"] = int{store::kHeaderBusy};
   words["epoch"] = int{store::kHeaderEpoch};

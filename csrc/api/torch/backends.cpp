@@ -1,4 +1,4 @@
-// Loads backend libraries, and finds kernels in them for the torch operators.
+// Loads backend libraries and finds their kernels for the torch operators.
 #include "api/torch/backends.h"
 
 #include <dlfcn.h>
@@ -12,45 +12,48 @@
 
 #include "api/torch/torch_call.h"
 
-namespace ngram_npu::torch_side {
+namespace ngram_npu::torch_api {
 namespace {
 
 constexpr int32_t kCpu = 0;  // torch's numbering of device types
 constexpr int32_t kCuda = 1;
 constexpr int32_t kNpu = 20;  // torch's PrivateUse1
 
-// A function of a library that torch has loaded, or null. torch loads libtorch_cuda.so with local symbols, so neither a
-// weak symbol nor dlsym(RTLD_DEFAULT) finds its exports.
+// Returns a function of a library that torch has loaded, or null. torch loads libtorch_cuda.so with local symbols, so
+// neither a weak symbol nor dlsym(RTLD_DEFAULT) finds its exports.
 template <class Function>
-Function loaded_function(const char* library, const char* name) {
+Function find_loaded_function(const char* library, const char* name) {
   void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
   return handle != nullptr ? reinterpret_cast<Function>(dlsym(handle, name)) : nullptr;
 }
 
-using CudaStream = AOTITorchError (*)(int32_t device_index, void** stream);
-using NativeHandle = AOTITorchError (*)(StreamHandle stream, void** handle);
+using GetCudaStreamFn = AOTITorchError (*)(int32_t device_index, void** stream);
+using GetNativeHandleFn = AOTITorchError (*)(StreamHandle stream, void** handle);
 
-// While it exists, an accelerator's device is the current one. Throws if torch cannot return the current stream.
-class OnDevice {
+// RAII guard that makes an accelerator device current. stream() throws if torch cannot return the current stream.
+class CurrentDeviceGuard {
  public:
-  explicit OnDevice(const api::Device& device) : device_(device), guard_(device.index) {}
+  explicit CurrentDeviceGuard(const api::Device& device) : device_(device), guard_(device.index) {}
 
   void* stream() const {
-    if (device_.type == kNpu) return nullptr;  // asking torch_npu would drain its queue; launch.cpp gets the stream
+    // Querying the stream through torch would drain torch_npu's task queue; launch.cpp queries the stream itself.
+    if (device_.type == kNpu) return nullptr;
     void* stream = nullptr;
-    static const auto cuda_stream =
-        loaded_function<CudaStream>("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream");
-    if (device_.type == kCuda && cuda_stream != nullptr) {
-      STABLE_TORCH_ERROR_CODE_CHECK(cuda_stream(device_.index, &stream));
+    static const auto get_cuda_stream =
+        find_loaded_function<GetCudaStreamFn>("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream");
+    if (device_.type == kCuda && get_cuda_stream != nullptr) {
+      STABLE_TORCH_ERROR_CODE_CHECK(get_cuda_stream(device_.index, &stream));
       return stream;
     }
-    // torch >= 2.13 has it for all devices.
-    static const auto native_handle = loaded_function<NativeHandle>("libtorch_cpu.so", "torch_stream_native_handle");
-    if (native_handle == nullptr) throw std::runtime_error("the device's current stream: expected torch 2.13 or later");
+    // torch >= 2.13 has a function for all devices.
+    static const auto get_native_handle =
+        find_loaded_function<GetNativeHandleFn>("libtorch_cpu.so", "torch_stream_native_handle");
+    if (get_native_handle == nullptr)
+      throw std::runtime_error("getting the current stream of this device requires torch 2.13 or later");
     StreamHandle handle = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_stream(device_.index, &handle));
     const torch::stable::accelerator::Stream owner(handle);
-    STABLE_TORCH_ERROR_CODE_CHECK(native_handle(handle, &stream));
+    STABLE_TORCH_ERROR_CODE_CHECK(get_native_handle(handle, &stream));
     return stream;
   }
 
@@ -66,26 +69,27 @@ Operator*& head() {
 
 LastError last_errors[kNumDeviceTypes] = {};
 
-// A library to be loaded by the first call on a device.
-struct Deferred {
+// A backend library that the first call on its device loads.
+struct DeferredBackend {
   std::atomic<bool> pending{false};
   std::string backend, path;
 };
-Deferred deferred[kNumDeviceTypes];
+DeferredBackend deferred_backends[kNumDeviceTypes];
 std::mutex deferred_mutex;
 
 void load_deferred(const char* op, int32_t device_type) {
-  Deferred& wanted = deferred[device_type];
-  if (!wanted.pending.load(std::memory_order_acquire)) return;
+  DeferredBackend& deferred = deferred_backends[device_type];
+  if (!deferred.pending.load(std::memory_order_acquire)) return;
   const std::lock_guard<std::mutex> lock(deferred_mutex);
-  if (!wanted.pending.load(std::memory_order_relaxed)) return;
+  if (!deferred.pending.load(std::memory_order_relaxed)) return;
   char error[1024];
-  const int32_t served =
-      ngram_npu_load_backend(wanted.backend.c_str(), device_type, wanted.path.c_str(), error, sizeof(error));
-  if (served < 0) throw std::runtime_error(std::string(op) + ": this device's kernels do not load: " + error);
+  const int32_t num_loaded =
+      ngram_npu_load_backend(deferred.backend.c_str(), device_type, deferred.path.c_str(), error, sizeof(error));
+  if (num_loaded < 0)
+    throw std::runtime_error(std::string(op) + ": failed to load the kernels for this device: " + error);
 }
 
-std::string failure(const char* op, const api::Device& device, int32_t status) {
+std::string failure_message(const char* op, const api::Device& device, int32_t status) {
   std::string text = std::string(op) + ": the kernel returned status " + std::to_string(status);
   if (status == kLaunchFailed && last_errors[device.type] != nullptr) {
     text += std::string(" (the launch failed: ") + last_errors[device.type]() + ")";
@@ -100,9 +104,9 @@ Operator::Operator(const char* name) : name_(name), next_(head()) { head() = thi
 Operator* Operator::first() { return head(); }
 
 void Operator::call(const api::Device& device, const void* params) const {
-  const bool known = device.type >= 0 && device.type < kNumDeviceTypes;
-  if (known) load_deferred(name_, device.type);
-  const Kernel kernel = known ? kernels_[device.type] : nullptr;
+  const bool is_valid_type = device.type >= 0 && device.type < kNumDeviceTypes;
+  if (is_valid_type) load_deferred(name_, device.type);
+  const Kernel kernel = is_valid_type ? kernels_[device.type] : nullptr;
   if (kernel == nullptr) {
     throw std::runtime_error(std::string(name_) +
                              ": no kernel is loaded for this device; `ngram-npu doctor` reports why");
@@ -111,25 +115,25 @@ void Operator::call(const api::Device& device, const void* params) const {
   if (device.type == kCpu) {
     status = kernel(params, nullptr);
   } else {
-    const OnDevice current(device);
+    const CurrentDeviceGuard current(device);
     status = kernel(params, current.stream());
   }
-  if (status != kOk) throw std::runtime_error(failure(name_, device, status));
+  if (status != kOk) throw std::runtime_error(failure_message(name_, device, status));
 }
 
 int64_t Operator::workspace_words(const api::Device& device, const void* params) const {
-  const bool known = device.type >= 0 && device.type < kNumDeviceTypes;
-  if (known) load_deferred(name_, device.type);
-  const WorkspaceWords words = known ? workspaces_[device.type] : nullptr;
+  const bool is_valid_type = device.type >= 0 && device.type < kNumDeviceTypes;
+  if (is_valid_type) load_deferred(name_, device.type);
+  const WorkspaceWords words = is_valid_type ? workspaces_[device.type] : nullptr;
   if (words == nullptr) return 0;
   if (device.type == kCpu) return words(params);
-  const OnDevice current(device);
+  const CurrentDeviceGuard current(device);
   return words(params);
 }
 
-}  // namespace ngram_npu::torch_side
+}  // namespace ngram_npu::torch_api
 
-using namespace ngram_npu::torch_side;
+using namespace ngram_npu::torch_api;
 
 int32_t ngram_npu_device_type(const char* name) {
   const std::string_view device = name;
@@ -138,34 +142,34 @@ int32_t ngram_npu_device_type(const char* name) {
 
 int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const char* path, char* error,
                                int64_t error_bytes) {
-  const auto refuse = [&](const char* reason) {
+  const auto fail = [&](const char* reason) {
     if (error_bytes > 0) std::snprintf(error, static_cast<size_t>(error_bytes), "%s", reason);
     return -1;
   };
-  if (device_type < 0 || device_type >= kNumDeviceTypes) return refuse("unknown device type");
+  if (device_type < 0 || device_type >= kNumDeviceTypes) return fail("unknown device type");
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return refuse(dlerror());
-  int32_t served = 0;
+  if (library == nullptr) return fail(dlerror());
+  int32_t num_loaded = 0;
   for (Operator* op = Operator::first(); op != nullptr; op = op->next()) {
     const std::string symbol = std::string("ngram_npu_") + backend + "_" + op->name();
-    // Operators that are missing in the library lose the kernel of an earlier library: one backend serves a device at a
-    // time.
+    // If the library does not have an operator, the kernel of a previously loaded library is removed, because only one
+    // backend is active per device.
     op->set_kernel(device_type, reinterpret_cast<Kernel>(dlsym(library, symbol.c_str())),
                    reinterpret_cast<WorkspaceWords>(dlsym(library, (symbol + "_workspace").c_str())));
-    served += op->kernel_for(device_type) != nullptr;
+    num_loaded += op->kernel_for(device_type) != nullptr;
   }
   last_errors[device_type] =
       reinterpret_cast<LastError>(dlsym(library, (std::string("ngram_npu_") + backend + "_error").c_str()));
-  deferred[device_type].pending.store(false, std::memory_order_release);
-  return served;
+  deferred_backends[device_type].pending.store(false, std::memory_order_release);
+  return num_loaded;
 }
 
 void ngram_npu_defer_backend(const char* backend, int32_t device_type, const char* path) {
   if (device_type < 0 || device_type >= kNumDeviceTypes) return;
-  Deferred& wanted = deferred[device_type];
-  wanted.backend = backend;
-  wanted.path = path;
-  wanted.pending.store(true, std::memory_order_release);
+  DeferredBackend& deferred = deferred_backends[device_type];
+  deferred.backend = backend;
+  deferred.path = path;
+  deferred.pending.store(true, std::memory_order_release);
 }
 
 int32_t ngram_npu_has_kernel(const char* op_name, int32_t device_type) {

@@ -2,14 +2,14 @@
 //
 // Backend libraries are torch-free and loaded at run time (python/ngram_npu/_library.py); each exports
 // `ngram_npu_<backend>_<op>`. Loading one registers its kernels for a device. A host twin is a backend library like any
-// other, so tests load it for a device. Optional exports:
+// other backend library, so tests load it for a device. Optional exports:
 //   int64_t ngram_npu_<backend>_<op>_workspace(const <Op>Params*)   words of workspace for this call, 0: none
 //   const char* ngram_npu_<backend>_error()                        why the calling thread's last launch failed
 #pragma once
 
 #include "api/arguments.h"
 
-namespace ngram_npu::torch_side {
+namespace ngram_npu::torch_api {
 
 constexpr int32_t kNumDeviceTypes = 32;
 
@@ -43,13 +43,13 @@ class Operator {
   Operator* next_;
 };
 
-}  // namespace ngram_npu::torch_side
+}  // namespace ngram_npu::torch_api
 
 // torch's number for "cpu", "cuda" or "npu"; -1 for another name.
 NGRAM_NPU_EXPORT int32_t ngram_npu_device_type(const char* name);
 
 // Loads the library at `path` and registers its kernels for `device_type`. Returns the number of operators that it
-// serves, or -1 with the loader's message in `error`. Must not be called while operators run.
+// has, or -1 with the loader's message in `error`. Must not be called while operators run.
 NGRAM_NPU_EXPORT int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const char* path, char* error,
                                                 int64_t error_bytes);
 

@@ -1,4 +1,4 @@
-// Registers the operators with torch: their schemas, and one body (csrc/api) for all devices.
+// Registers the operators with torch: their schemas, and one implementation (csrc/api) for all devices.
 #include <pybind11/detail/common.h>
 
 #include "api/bookkeeping.h"
@@ -9,18 +9,18 @@
 #include "api/torch/torch_call.h"
 #include "schemas.h"
 
-namespace ngram_npu::torch_side {
+namespace ngram_npu::torch_api {
 namespace {
 
 STABLE_TORCH_LIBRARY(ngram_npu, m) {
   for (const char* schema : kSchemas) m.def(schema);
 }
 
-// A boxed operator whose argument errors are Python's ValueError with every torch. Up to 2.14, pybind11 converts a
-// standard exception by its type. From 2.15 on, torch converts it before, to RuntimeError, and leaves those of
+// Calls a boxed operator and converts its argument errors to Python's ValueError. Up to torch 2.14, pybind11 converts a
+// standard exception by its type. From 2.15 on, torch first converts it to RuntimeError, unless it is an exception of
 // pybind11.
 template <auto boxed>
-void with_value_errors(StableIValue* stack, uint64_t num_args, uint64_t num_outputs) {
+void call_with_value_errors(StableIValue* stack, uint64_t num_args, uint64_t num_outputs) {
   try {
     boxed(stack, num_args, num_outputs);
   } catch (const api::ArgumentError& error) {
@@ -29,19 +29,19 @@ void with_value_errors(StableIValue* stack, uint64_t num_args, uint64_t num_outp
 }
 
 // One implementation for all devices: backends.h selects the kernel.
-#define NGRAM_NPU_IMPL(op) m.impl(#op, &with_value_errors<TORCH_BOX(&api::op<TorchCall>)>);
+#define NGRAM_NPU_IMPL(op) m.impl(#op, &call_with_value_errors<TORCH_BOX(&api::op<TorchCall>)>);
 // clang-format off
 STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { NGRAM_NPU_OPERATORS(NGRAM_NPU_IMPL) }
 STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CUDA, m) { NGRAM_NPU_OPERATORS(NGRAM_NPU_IMPL) }
 STABLE_TORCH_LIBRARY_IMPL(ngram_npu, PrivateUse1, m) { NGRAM_NPU_OPERATORS(NGRAM_NPU_IMPL) }  // clang-format on
 
 api::DType dtype_of(int32_t code) {
-  struct Known {
+  struct DTypeEntry {
     int32_t code;
     api::DType dtype;
   };
   using api::DType;
-  static const Known kKnown[] = {
+  static const DTypeEntry kDTypes[] = {
       {aoti_torch_dtype_int32(), DType::kInt32},       {aoti_torch_dtype_int64(), DType::kInt64},
       {aoti_torch_dtype_bool(), DType::kBool},         {aoti_torch_dtype_int8(), DType::kInt8},
       {aoti_torch_dtype_int16(), DType::kInt16},       {aoti_torch_dtype_uint8(), DType::kUInt8},
@@ -50,8 +50,8 @@ api::DType dtype_of(int32_t code) {
       {aoti_torch_dtype_float32(), DType::kFloat32},   {aoti_torch_dtype_float64(), DType::kFloat64},
       {aoti_torch_dtype_bfloat16(), DType::kBFloat16},
   };
-  for (const Known& known : kKnown) {
-    if (known.code == code) return known.dtype;
+  for (const DTypeEntry& entry : kDTypes) {
+    if (entry.code == code) return entry.dtype;
   }
   return DType::kOther;
 }
@@ -85,7 +85,7 @@ api::TensorView view_of(const Tensor& tensor) {
   return view;
 }
 
-Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes) {
+Tensor empty_on_device_of(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes) {
   int32_t type = 0;
   int32_t index = -1;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
@@ -114,4 +114,4 @@ Executor torch_executor() {
   return {run, static_cast<int32_t>(torch::stable::get_num_threads()), kMinTokensPerThread, nullptr};
 }
 
-}  // namespace ngram_npu::torch_side
+}  // namespace ngram_npu::torch_api

@@ -1,4 +1,5 @@
-// The torch front end: passes tensors of the LibTorch stable ABI to the operators' bodies (csrc/api/arguments.h).
+// The torch front end: passes tensors of the LibTorch stable ABI to the operator implementations
+// (csrc/api/arguments.h).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -11,37 +12,38 @@
 #include "api/arguments.h"
 #include "api/torch/backends.h"
 
-// Before 2.13 torch's headers have it under another name.
+// torch's headers before 2.13 define this macro with another name.
 #ifndef STABLE_TORCH_ERROR_CODE_CHECK
 #define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
 #endif
 
-namespace ngram_npu::torch_side {
+namespace ngram_npu::torch_api {
 
 using torch::stable::Tensor;
 
 api::TensorView view_of(const Tensor& tensor);
 
 // Uninitialised outputs on the device of `like`, of int32 or int64.
-Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes = 4);
+Tensor empty_on_device_of(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes = 4);
 
-// torch's own threads: the pool of at::parallel_for, torch.get_num_threads() of them.
+// Runs on torch's thread pool (at::parallel_for) with torch.get_num_threads() threads.
 Executor torch_executor();
 
-// The workspace of a call, if the device's kernel needs one: the caller's, or zeroed memory for this call.
+// The workspace of a call, if the device's kernel needs one: the caller's tensor, or zeroed memory for this call.
 class Workspace {
  public:
   Workspace() = default;
-  explicit Workspace(void* given) : data_(given) {}
-  explicit Workspace(Tensor own) : own_(std::move(own)) {
-    torch::stable::zero_(*own_);
-    data_ = own_->mutable_data_ptr();
+  explicit Workspace(void* data) : data_(data) {}
+  explicit Workspace(Tensor tensor) : tensor_(std::move(tensor)) {
+    torch::stable::zero_(*tensor_);
+    data_ = tensor_->mutable_data_ptr();
   }
 
   void* data() const { return data_; }  // null if the kernel needs none
 
  private:
-  std::optional<Tensor> own_;  // freed once the call is queued: torch's allocators respect the stream's order
+  // Freed as soon as the call is enqueued, which is safe because torch's allocators are stream-ordered.
+  std::optional<Tensor> tensor_;
   void* data_ = nullptr;
 };
 
@@ -52,7 +54,7 @@ class TorchCall : public api::Arguments {
   using Output = Tensor;
   using Arguments::Arguments;
 
-  api::TensorView operator()(const char* name, In tensor) {
+  api::TensorView view(const char* name, In tensor) {
     api::TensorView view = view_of(tensor);
     view.name = name;
     if (first_ == nullptr) {
@@ -61,28 +63,28 @@ class TorchCall : public api::Arguments {
     }
     return view;
   }
-  std::optional<api::TensorView> operator()(const char* name, Optional tensor) const {
+  std::optional<api::TensorView> view(const char* name, Optional tensor) const {
     if (!tensor.has_value()) return std::nullopt;
     api::TensorView view = view_of(*tensor);
     view.name = name;
     return view;
   }
 
-  Tensor empty(int64_t size) const { return empty_like_on(*first_, {size}); }
-  Tensor empty(int64_t rows, int64_t columns) const { return empty_like_on(*first_, {rows, columns}); }
+  Tensor empty(int64_t size) const { return empty_on_device_of(*first_, {size}); }
+  Tensor empty(int64_t rows, int64_t columns) const { return empty_on_device_of(*first_, {rows, columns}); }
   static int32_t* data(Tensor& tensor) { return static_cast<int32_t*>(tensor.mutable_data_ptr()); }
   Tensor empty_tokens(int64_t item_bytes, int64_t rows, int64_t columns) const {
-    return empty_like_on(*first_, {rows, columns}, item_bytes);
+    return empty_on_device_of(*first_, {rows, columns}, item_bytes);
   }
   static void* tokens(Tensor& tensor) { return tensor.mutable_data_ptr(); }
 
   template <class Op>
-  Workspace workspace(const typename Op::Params& params, const std::optional<api::TensorView>& given) const {
+  Workspace workspace(const typename Op::Params& params, const std::optional<api::TensorView>& workspace) const {
     const int64_t words = kOperator<Op>.workspace_words(device_, &params);
     if (words == 0) return Workspace();
-    if (!given) return Workspace(empty(words));
-    usable_workspace(*given, words);
-    return Workspace(given->data);
+    if (!workspace) return Workspace(empty(words));
+    check_workspace_size(*workspace, words);
+    return Workspace(workspace->data);
   }
 
   template <class Op>
@@ -108,4 +110,4 @@ class TorchCall : public api::Arguments {
 template <class Op>
 Operator TorchCall::kOperator{Op::kName};
 
-}  // namespace ngram_npu::torch_side
+}  // namespace ngram_npu::torch_api

@@ -170,7 +170,7 @@ class AsyncConfig:
             self.ngram,
             self.engine,
             capacity=self.row_capacity,
-            short=INDEX_POLICY.short_row if on_cpu else self.row_capacity,
+            short=INDEX_POLICY.max_scan_row_capacity if on_cpu else self.row_capacity,
             device_type="cpu",
             prefix="AsyncConfig: ",
         )

@@ -20,7 +20,7 @@ Int64Array = npt.NDArray[np.int64]
 Writes = tuple[Int64Array, Int32Array]
 """Distinct indices, and the values to write there."""
 
-CHUNK = _C.CHUNK
+CHUNK = _C.CHUNK_ITEMS
 UNUSED = -1
 NO_CELLS: Writes = np.zeros(0, np.int64), np.zeros(0, np.int32)
 NewRows = tuple[Sequence[Int32Array], Int64Array]

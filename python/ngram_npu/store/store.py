@@ -39,7 +39,7 @@ Visibility = Literal["live", "finish"]
 VISIBILITIES: tuple[Visibility, ...] = ("live", "finish")
 """Indexed by the code in a store's header."""
 
-_MIN_SLOT_TOKENS = _C.STORE_LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS
+_MIN_SLOT_TOKENS = _C.STORE_MIN_BLOCKS_PER_SLOT * BLOCK_TOKENS
 _TOKENS_PER_LINE = 4  # a line has eight entries, two for each token
 _MAX_LINE_BITS = 24
 _SLOT_WORDS = 4  # the first word is 0 if no request is open
@@ -107,7 +107,7 @@ class _ClearedDuringSaveError(Exception):
 
 
 class NgramStore:
-    """The memory behind the store operators: text of requests, from which other requests draft.
+    """The memory of the store operators: text of requests, from which other requests draft.
 
     Memory is bounded: new text overwrites the oldest. One tensor holds text and entries; per token
     of capacity it takes 5 bytes for text and 16 to 32 bytes for entries, rounded to a power of two
@@ -413,7 +413,7 @@ class NgramStore:
         """
         with self._locked():
             copy = self._words.copy()
-        _C.store_give_back(copy)
+        _C.store_unlock(copy)
         fault, where = _C.store_check(copy)
         if fault:
             raise IntegrityError(f"NgramStore: {_C.STORE_FAULTS[fault]} ({where})")
@@ -443,12 +443,12 @@ class NgramStore:
     def _locked(self) -> Iterator[None]:
         """Holds the store's lock. Steps skip the store meanwhile."""
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while not _C.store_take(self._words):
+        while not _C.store_lock(self._words):
             _sleep_until_free(deadline)
         try:
             yield
         finally:
-            _C.store_give_back(self._words)
+            _C.store_unlock(self._words)
 
     def _add_text(self, text: Int32Array, scope: int) -> None:
         """Adds a text as a request that uses the last slot."""
@@ -543,13 +543,13 @@ _STORES: WeakSet[NgramStore] = WeakSet()
 
 
 def _release_locks_in_child() -> None:
-    """Unlocks all stores in a forked process, where the threads that held the locks do not exist.
+    """Unlocks all stores in a forked process, where the threads that took the locks do not exist.
     A store that such a thread was writing to is incomplete, so it is emptied."""
     for store in _STORES:
         store._mutex = threading.RLock()
         if store._words[_C.STORE_WORDS["busy"]] == 1:
             _C.store_clear(store._words, None)
-        _C.store_give_back(store._words)
+        _C.store_unlock(store._words)
 
 
 os.register_at_fork(after_in_child=_release_locks_in_child)

@@ -16,32 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from ngram_npu.config import NgramConfig
 from ngram_npu.errors import InputError, RecordError
-from ngram_npu.store import BLOCK_TOKENS, NgramStore, scope_of
+from ngram_npu.store import BLOCK_TOKENS, scope_of
 
-from ngram_npu_cli.learn.curve import (
-    MAX_STORE_TOKENS,
-    Evaluation,
-    Point,
-    Text,
-    TokenConversation,
-    add_texts,
-    check_output,
-    compute_full_size,
-    count_blocks,
-    count_store_tokens,
-    describe,
-    is_store,
-    list_texts,
-    load_store,
-    make_store,
-    save_store,
-    split_conversations,
-)
-from ngram_npu_cli.learn.fit_draft_costs import compare, fit
+from ngram_npu_cli.learn import curve
+from ngram_npu_cli.learn.curve import Evaluation, Point, Text, TokenConversation, describe
 from ngram_npu_cli.learn.learn_report import LearnReport, format_report
 from ngram_npu_cli.logs.conversations import Conversation
 from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
@@ -49,9 +30,6 @@ from ngram_npu_cli.options import LearnOptions
 from ngram_npu_cli.report import TOKENIZER_WARNING, Run
 
 __all__ = ["LearnOptions", "LearnReport", "Point", "describe", "format_report", "learn"]
-
-MIN_CONVERSATIONS = 20
-"""With fewer, the figures depend on chance."""
 
 RECENT_TOKENS = 1 << 22
 """Maximum number of tokens, prompts included, of the conversations that are kept completely."""
@@ -80,13 +58,12 @@ class LogSample:
     _recent_tokens: int = 0
 
     def add_texts(self, texts: Iterable[Text]) -> None:
-        """Adds texts that are newer than all others, and removes the oldest ones that a store
-        cannot hold."""
+        """Adds the newest texts, and removes the oldest ones that a store cannot hold."""
         for text in texts:
             self.texts.append(text)
-            self._blocks += count_blocks(len(text[1]))
+            self._blocks += curve.count_blocks(len(text[1]))
             while self._blocks > self.max_blocks and len(self.texts) > 1:
-                self._blocks -= count_blocks(len(self.texts.popleft()[1]))
+                self._blocks -= curve.count_blocks(len(self.texts.popleft()[1]))
 
     def add(self, conversation: TokenConversation) -> None:
         """Adds the newest conversation."""
@@ -102,11 +79,7 @@ class LogSample:
 
 
 class StoreTokenization(Tokenization):
-    """Tokenizes for a store with the vocabulary of the stores that were read.
-
-    Attributes:
-        store_digest: Digest of the vocabulary of the stores; empty if none was read.
-    """
+    """Tokenizes for a store with the vocabulary of the stores that were read."""
 
     store_digest = ""
 
@@ -116,12 +89,7 @@ class StoreTokenization(Tokenization):
         return super().digest if self.tokenizer is not None else self.store_digest
 
     def load(self) -> None:
-        """Loads the tokenizer.
-
-        Raises:
-            InputError: As `Tokenization.load`; or the stores have another vocabulary than the
-                default tokenizer.
-        """
+        """Loads the tokenizer. Its vocabulary must be that of the stores."""
         is_loaded = self.tokenizer is not None
         super().load()
         if not is_loaded and self.is_guessed and self.store_digest not in ("", self.digest):
@@ -131,22 +99,12 @@ class StoreTokenization(Tokenization):
                 f"{self.tokenizer.name}, {self.digest}; choose --tokenizer"
             )
 
-    def convert(self, conversation: Conversation) -> TokenConversation | None:
-        """Returns the conversation as token ids; None if it has no step.
-
-        Raises:
-            RecordError: As `make_requests`.
-        """
-        requests = tuple(r for r in self.make_requests(conversation) if r.spans())
-        return TokenConversation(scope_of(conversation.scope), requests) if requests else None
-
 
 def learn(
     paths: Sequence[str | PathLike[str]] = (),
     output: str | PathLike[str] | None = None,
     options: LearnOptions | None = None,
     *,
-    costs: str | PathLike[str] | None = None,
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
 ) -> LearnReport:
@@ -159,9 +117,6 @@ def learn(
         paths: Logs as for `replay`, and files of stores; empty for the standard library's sources.
         output: The file to write; None: only the report.
         options: See `LearnOptions`.
-        costs: The file for costs of draft tokens, fitted on the newest conversations. They are also
-            compared with the package's costs on every second conversation, after a fit on the
-            others. None: none are fitted.
         progress: Called often; must return quickly.
         command: Command line to show in the report.
 
@@ -171,17 +126,20 @@ def learn(
     options = options or LearnOptions()
     run = Run(command)
     show = progress or ignore_progress
-    config = _make_config(options)
+    with curve.input_errors():
+        config = NgramConfig(
+            sizes="ladder", k=options.k, min_draft_probability=options.min_draft_probability
+        )
     if output is not None:
-        check_output(Path(output))
+        curve.check_output(Path(output))
     tokenization = StoreTokenization(options.tokenizer, options.chat_template)
     if options.tokenizer is not None:
         tokenization.load()
     if options.store_tokens is not None:
-        make_store(options.store_tokens)  # checks the size before any work
-    max_tokens = (options.store_tokens or MAX_STORE_TOKENS) + RECENT_TOKENS
+        curve.make_store(options.store_tokens)  # checks the size before any work
+    max_tokens = (options.store_tokens or curve.MAX_STORE_TOKENS) + RECENT_TOKENS
     sample = LogSample(-(-max_tokens // BLOCK_TOKENS))
-    stores = [Path(path) for path in paths if is_store(Path(path))]
+    stores = [Path(path) for path in paths if curve.is_store(Path(path))]
     _read_stores(stores, sample, tokenization)
     logs = [path for path in paths if Path(path) not in stores]
     if logs or not paths:
@@ -190,78 +148,50 @@ def learn(
         raise InputError("nothing to learn: no answer of 2 or more tokens")
     if tokenization.is_guessed and paths:
         sample.notes.append(TOKENIZER_WARNING)
-
-    def show_replay(label: str, done: int, total: int) -> None:
-        show(Progress(label, "replay", done, total))
-
+    evaluation = Evaluation(sample.recent, sample.conversations, sample.texts, config, show)
     size = options.store_tokens
-    curve: tuple[Point, ...] = ()
+    points: tuple[Point, ...] = ()
     tried: tuple[Point, ...] = ()
     by_k: dict[int, Point] = {}
-    evaluated, earlier = split_conversations(
-        sample.recent, sample.conversations, list(sample.texts)
-    )
-    if evaluated and earlier:
-        evaluation = Evaluation(evaluated, earlier, config, show_replay)
+    if evaluation.is_possible:
         if size is None:
             size, tried = evaluation.choose_size()
-        elif count_store_tokens(earlier) > size:
-            sample.notes.append(
-                f"the earlier answers take {count_store_tokens(earlier)} tokens of a store, and "
-                f"this one has {size}: it forgets the oldest, so the curve ends flat"
-            )
-        curve, by_k = evaluation.curve(size), evaluation.by_k(size)
-        if 10 * len(evaluated) < sample.conversations:
-            sample.notes.append(
-                f"replayed: the newest {len(evaluated)} conversations of the last tenth"
-            )
-        if len(evaluated) < MIN_CONVERSATIONS:
-            sample.notes.append(
-                f"TOO FEW: the figures are of {len(evaluated)} conversations and depend on chance"
-            )
+        points, by_k = evaluation.curve(size), evaluation.by_k(size)
+        sample.notes += evaluation.notes(options.store_tokens)
     else:
         sample.notes.append("no curve: it needs two conversations, or a store and a conversation")
-    fitted = None
-    if costs is not None:
-        show(Progress("costs", "learn", 0, 1))
-        fitted = _fit_costs(sample, Path(costs), tokenization.digest, config)
-    size = size or compute_full_size(sample.texts)
-    held = _save_sample(sample, make_store(size, tokenization.digest), output, show)
+    size = size or curve.compute_full_size(sample.texts)
+    store = curve.make_store(size, tokenization.digest)
+    for done, text in enumerate(sample.texts, 1):
+        curve.add_texts(store, [text])
+        if done % 1000 == 0 or done == len(sample.texts):
+            show(Progress(f"{size} tokens", "learn", done, len(sample.texts)))
+    if output is not None:
+        with curve.input_errors(output):
+            store.save(Path(output))
+    names = ("k", "min_draft_probability", "cost", "scope_field", "limit")
     return LearnReport(
-        **run.describe(),
-        config={
-            "k": options.k,
-            "min_draft_probability": options.min_draft_probability,
-            "cost": options.cost,
-            "scope_field": options.scope_field,
-            "limit": options.limit,
+        about={
+            **run.describe(),
+            "config": {name: getattr(options, name) for name in names},
+            "stores": list(map(str, stores)),
+            "conversations": sample.conversations,
+            "answers": sample.answers,
+            "answer_tokens": sample.tokens,
+            "tokenizer": None if tokenization.tokenizer is None else tokenization.tokenizer.name,
+            "tokenizer_digest": tokenization.digest,
+            "evaluated": len(evaluation.conversations) if points else 0,
+            "seconds": run.seconds,
         },
-        stores=tuple(map(str, stores)),
-        conversations=sample.conversations,
-        answers=sample.answers,
-        answer_tokens=sample.tokens,
-        tokenizer=None if tokenization.tokenizer is None else tokenization.tokenizer.name,
-        tokenizer_digest=tokenization.digest,
-        evaluated=len(evaluated) if curve else 0,
         sizes=tried,
-        curve=curve,
+        curve=points,
         by_k=by_k,
-        costs=fitted,
         store_tokens=size,
-        tokens_held=held,
+        tokens_held=store.statistics.tokens_held,
         output=None if output is None else str(output),
         file_bytes=None if output is None else Path(output).stat().st_size,
         notes=tuple(sample.notes),
-        seconds=run.seconds,
     )
-
-
-def _make_config(options: LearnOptions) -> NgramConfig:
-    probability = options.min_draft_probability
-    try:
-        return NgramConfig(sizes="ladder", k=options.k, min_draft_probability=probability)
-    except ValueError as error:
-        raise InputError(str(error)) from error
 
 
 def _read_sample(
@@ -273,9 +203,8 @@ def _read_sample(
 ) -> None:
     """Adds the conversations of files and folders to the sample.
 
-    Raises:
-        InputError: As for `replay`; also if a folder has a file of which more than half, but not
-            all, is no conversations: those that were read cannot be removed any more.
+    A file of a folder is an error if more than half of it, but not all, is no conversations: those
+    that were read cannot be removed any more.
     """
     used: dict[int, int] = {}
     skipped: dict[int, Skipped] = {}
@@ -283,13 +212,13 @@ def _read_sample(
     def receive(number: int, conversation: Conversation) -> None:
         skipped_of_log = skipped.setdefault(number, Skipped("conversations", strict=options.strict))
         try:
-            converted = tokenization.convert(conversation)
+            requests = tokenization.make_requests(conversation)
         except RecordError as error:
             skipped_of_log.add(error)
             return
         used[number] = used.get(number, 0) + 1
-        if converted is not None:
-            sample.add(converted)
+        if with_steps := tuple(request for request in requests if request.spans()):
+            sample.add(TokenConversation(scope_of(conversation.scope), with_steps))
 
     logs, omissions = read_logs(
         paths, options, receive, scope_field=options.scope_field, progress=progress
@@ -306,42 +235,10 @@ def _read_stores(files: Sequence[Path], sample: LogSample, tokenization: StoreTo
     that began with the same seed all have its text."""
     known: set[bytes] = set()
     for file in files:
-        store = load_store(file, tokenization.digest)
+        store = curve.load_store(file, tokenization.digest)
         tokenization.store_digest = tokenization.store_digest or store.tokenizer
-        texts = list_texts(store)
+        texts = curve.list_texts(store)
         # Only digests are compared, so that the texts of all stores need not fit into memory.
         keys = [hashlib.blake2b(b"%d " % scope + text.tobytes()).digest() for scope, text in texts]
         sample.add_texts(text for key, text in zip(keys, texts, strict=True) if key not in known)
         known.update(keys)
-
-
-def _fit_costs(
-    sample: LogSample, path: Path, tokenizer: str, config: NgramConfig
-) -> dict[str, Any]:
-    """Fits costs, writes them, and returns their comparison with the package's."""
-    requests = [request for talk in sample.recent for request in talk.requests]
-    assert config.cost_limit is not None
-    comparison = compare(requests, min(config.k, 16), config.cost_limit)
-    fit(requests, tokenizer).save(path)
-    return {
-        **vars(comparison),
-        "gain": comparison.gain,
-        "recommended": comparison.wins,
-        "output": str(path),
-    }
-
-
-def _save_sample(
-    sample: LogSample,
-    store: NgramStore,
-    output: str | PathLike[str] | None,
-    show: Callable[[Progress], None],
-) -> int:
-    """Fills a store and saves it; returns the number of tokens that it holds."""
-    for done, text in enumerate(sample.texts, 1):
-        add_texts(store, [text])
-        if done % 1000 == 0 or done == len(sample.texts):
-            show(Progress(f"{store.token_capacity} tokens", "learn", done, len(sample.texts)))
-    if output is not None:
-        save_store(store, Path(output))
-    return store.statistics.tokens_held

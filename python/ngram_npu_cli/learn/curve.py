@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from ngram_npu.store.file import MAGIC
 from ngram_npu.tensors import Int32Array
 
 from ngram_npu_cli.logs.conversations import TokenRequest
+from ngram_npu_cli.logs.reader import Progress
 from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.replay.walks import Counts
 
@@ -31,6 +33,9 @@ Text = tuple[int, Int32Array]
 
 SHARES = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Shares of the earlier answers in the store, always the newest ones."""
+
+MIN_CONVERSATIONS = 20
+"""With fewer, the figures depend on chance."""
 
 MAX_EVALUATED = 100_000
 """Maximum number of generated tokens that a point replays, which takes some ten seconds."""
@@ -87,45 +92,68 @@ class Point(Counts):
     store_tokens: int
 
 
-def split_conversations(
-    recent: Sequence[TokenConversation], conversations: int, texts: Sequence[Text]
-) -> tuple[list[TokenConversation], list[Text]]:
-    """Returns the last tenth of the conversations, and the texts from before them.
-
-    Of a large tenth these are the newest conversations only: at most `MAX_EVALUATED` tokens.
-
-    Args:
-        recent: The newest conversations. Their answers are the last texts.
-        conversations: Their number in all.
-        texts: All texts.
-    """
-    chosen: list[TokenConversation] = []
-    generated = 0
-    for conversation in reversed(recent):
-        generated += conversation.num_generated
-        if chosen and (10 * len(chosen) >= conversations or generated > MAX_EVALUATED):
-            break
-        chosen.insert(0, conversation)
-    answers = sum(len(conversation.answers) for conversation in chosen)
-    return chosen, list(texts[: max(0, len(texts) - answers)])
-
-
 class Evaluation:
-    """Replays the last conversations with a store of earlier answers.
+    """Replays the last tenth of the conversations with a store of earlier answers.
 
-    As on a server each turn is a request, and the store learns from it.
+    As on a server each turn is a request, and the store learns from it. Of a large tenth, only the
+    newest conversations are replayed: at most `MAX_EVALUATED` tokens.
+
+    Attributes:
+        conversations: Those that are replayed.
+        earlier: The texts from before them.
     """
 
     def __init__(
         self,
-        conversations: Sequence[TokenConversation],
-        earlier: Sequence[Text],
+        recent: Sequence[TokenConversation],
+        num_read: int,
+        texts: Sequence[Text],
         config: NgramConfig,
-        progress: Callable[[str, int, int], None],
+        show: Callable[[Progress], None],
     ) -> None:
-        self._conversations, self._earlier, self._config = conversations, earlier, config
-        self._progress = progress
+        """Selects the conversations.
+
+        Args:
+            recent: The newest conversations. Their answers are the last of the texts.
+            num_read: Number of all conversations.
+            texts: All texts.
+            config: Of the drafts.
+            show: Called with the progress of each replay.
+        """
+        self._num_read, self._config, self._show = num_read, config, show
         self._points: dict[tuple[float | None, int, int], Point] = {}
+        self.conversations: list[TokenConversation] = []
+        generated = num_answers = 0
+        for conversation in reversed(recent):
+            generated += conversation.num_generated
+            is_tenth = 10 * len(self.conversations) >= num_read
+            if self.conversations and (is_tenth or generated > MAX_EVALUATED):
+                break
+            self.conversations.insert(0, conversation)
+            num_answers += len(conversation.answers)
+        self.earlier = list(texts)[: max(0, len(texts) - num_answers)]
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are conversations to replay and earlier texts."""
+        return bool(self.conversations and self.earlier)
+
+    def notes(self, store_tokens: int | None) -> list[str]:
+        """Returns what limits the figures, with the size if it was requested."""
+        notes = []
+        needed, num_replayed = count_store_tokens(self.earlier), len(self.conversations)
+        if store_tokens is not None and needed > store_tokens:
+            notes.append(
+                f"the earlier answers take {needed} tokens of a store, and this one has "
+                f"{store_tokens}: it forgets the oldest, so the curve ends flat"
+            )
+        if 10 * num_replayed < self._num_read:
+            notes.append(f"replayed: the newest {num_replayed} conversations of the last tenth")
+        if num_replayed < MIN_CONVERSATIONS:
+            notes.append(
+                f"TOO FEW: the figures are of {num_replayed} conversations and depend on chance"
+            )
+        return notes
 
     def point(self, share: float | None, store_tokens: int, k: int | None = None) -> Point:
         """Returns the point for a store of a size with a share of the earlier answers."""
@@ -147,8 +175,8 @@ class Evaluation:
 
     def choose_size(self) -> tuple[int, tuple[Point, ...]]:
         """Returns the smallest sufficient size, and the points that were tried, largest first."""
-        answers = [text for talk in self._conversations for text in talk.answers]
-        size = compute_full_size([*self._earlier, *answers])
+        answers = [text for talk in self.conversations for text in talk.answers]
+        size = compute_full_size([*self.earlier, *answers])
         tried = [self.point(1.0, size)]
         while size > MIN_STORE_TOKENS:
             # Compared with the largest store: several small losses add up to a large one.
@@ -163,12 +191,12 @@ class Evaluation:
         store = None
         label = "no store"
         if share is not None:
-            known = self._earlier[len(self._earlier) - round(share * len(self._earlier)) :]
+            known = self.earlier[len(self.earlier) - round(share * len(self.earlier)) :]
             store = make_store(store_tokens)
             add_texts(store, known)
             label = f"{store_tokens} tokens, {share:.1%} known"
         total = Counts()
-        for done, conversation in enumerate(self._conversations, 1):
+        for done, conversation in enumerate(self.conversations, 1):
             for request in conversation.requests:
                 # As in vLLM each turn is a request. A new proposer for each one is cheap, because
                 # only the store outlives it.
@@ -178,7 +206,7 @@ class Evaluation:
                 total += Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
                 if store is not None:
                     store.finish(np.zeros(1, np.int32))
-            self._progress(label, done, len(self._conversations))
+            self._show(Progress(label, "replay", done, len(self.conversations)))
         known_tokens = sum(len(tokens) for _, tokens in known)
         return Point(
             **vars(total), share=share, known_tokens=known_tokens, store_tokens=store_tokens
@@ -226,8 +254,8 @@ def is_store(path: Path) -> bool:
 
 
 @contextmanager
-def report_store_errors(path: Path | None = None) -> Iterator[None]:
-    """Converts errors of stores and their files to InputError."""
+def input_errors(path: str | PathLike[str] | None = None) -> Iterator[None]:
+    """Converts errors of settings, stores and their files to InputError."""
     try:
         yield
     except ValueError as error:
@@ -238,40 +266,26 @@ def report_store_errors(path: Path | None = None) -> Iterator[None]:
 
 def make_store(store_tokens: int, tokenizer: str = "") -> NgramStore:
     """Returns an empty store for a vocabulary. Its size may be an InputError."""
-    with report_store_errors():
+    with input_errors():
         return NgramStore(1, store_tokens, tokenizer=tokenizer)
 
 
 def load_store(path: Path, tokenizer: str = "") -> NgramStore:
     """Returns the store in a file. An unusable file or another vocabulary is an InputError."""
-    with report_store_errors(path):
+    with input_errors(path):
         return NgramStore.load(path, tokenizer=tokenizer)
 
 
-def save_store(store: NgramStore, path: Path) -> None:
-    """Replaces the file by the store. If that fails, with an InputError, the old file remains."""
-    with report_store_errors(path):
-        store.save(path)
-
-
 def check_output(path: Path) -> None:
-    """Checks before any work that a store may be saved there.
-
-    Raises:
-        InputError: As for `check_writable`; or it is another file, such as logs, which a forgotten
-            name after `-o` would have replaced.
-    """
+    """Checks that a store may be saved there, and that the file is not another one, such as logs,
+    which a forgotten name after `-o` would replace."""
     check_writable(path)
     if path.exists() and not is_store(path) and not (path.is_file() and not path.stat().st_size):
         raise InputError(f"{path}: is not a store's file, and is not overwritten")
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Returns what the file of a store holds.
-
-    Raises:
-        InputError: The file cannot be read or used.
-    """
+    """Returns what the file of a store holds; an unusable file is an InputError."""
     store = load_store(path)
     return {
         "file": str(path),

@@ -35,13 +35,8 @@ ROUNDS = 12
 
 @dataclass(frozen=True)
 class Comparison:
-    """Gain of fitted costs on conversations that they were not fitted on, without a store.
-
-    Attributes:
-        conversations: Number of conversations for the measurement.
-        shipped: Tokens per step with the package's costs.
-        fitted: The same with the fitted costs, at equally many drafted tokens per step.
-    """
+    """Tokens per step on conversations that the costs were not fitted on, without a store: with the
+    package's costs, and with the fitted ones at equally many drafted tokens per step."""
 
     conversations: int
     shipped: float

@@ -10,7 +10,7 @@ from typing import Any
 from ngram_npu.errors import InputError, escape_unprintable, import_optional
 
 from ngram_npu_cli.learn.curve import Point
-from ngram_npu_cli.report import JsonReport, align_columns
+from ngram_npu_cli.report import Block, JsonReport, Table, format_blocks
 
 FORMAT = "ngram_npu.learn/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
@@ -21,58 +21,40 @@ class LearnReport(JsonReport):
     """What was learned, and its gain.
 
     Attributes:
-        command, date, machine, versions: As in `ReplayReport`.
-        config: Of the drafts, and how the logs were read.
-        stores: Files of stores that were read.
-        conversations, answers, answer_tokens: Numbers read from logs.
-        tokenizer: Its name; None if all were token ids.
-        tokenizer_digest: Of its vocabulary; empty if it is not known.
-        evaluated: Number of conversations at the end of the logs that are replayed for each point;
-            0: there is no curve.
+        about: Command, date, machine, versions and seconds, as in `ReplayReport`; the configuration
+            of the drafts (`config`); files of stores that were read (`stores`); numbers read from
+            logs (`conversations`, `answers`, `answer_tokens`); the tokenizer's name, None for
+            recorded token ids, and the digest of its vocabulary; and the number of conversations at
+            the end of the logs that are replayed for each point (`evaluated`, 0 without a curve).
         sizes: Points with all earlier answers, by size of the store, the largest first; empty with
             `store_tokens`.
         curve: Without a store, then by the share of the earlier answers that is known.
         by_k: Points with all earlier answers, by maximum draft length; empty without a curve.
-        costs: Comparison of fitted costs with the package's on every second conversation: tokens
-            per step at equal drafts, without a store (``shipped``, ``fitted``), whether they are
-            ``recommended``, and their file; None: no costs were fitted.
-        store_tokens: Size of the store.
-        tokens_held: Tokens in it.
+        store_tokens, tokens_held: Size of the store, and tokens in it.
         output, file_bytes: Of the file; None without one.
         notes: What was skipped, and what limits the figures.
-        seconds: Wall time.
     """
 
-    command: str
-    date: str
-    machine: Mapping[str, Any]
-    versions: Mapping[str, str | None]
-    config: Mapping[str, Any]
-    stores: tuple[str, ...]
-    conversations: int
-    answers: int
-    answer_tokens: int
-    tokenizer: str | None
-    tokenizer_digest: str
-    evaluated: int
+    about: Mapping[str, Any]
     sizes: tuple[Point, ...]
     curve: tuple[Point, ...]
     by_k: Mapping[int, Point]
-    costs: Mapping[str, Any] | None
     store_tokens: int
     tokens_held: int
     output: str | None
     file_bytes: int | None
     notes: tuple[str, ...]
-    seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        data = {"format": FORMAT, **vars(self)}
-        for name in ("sizes", "curve"):
-            data[name] = [self._describe_point(point) for point in data[name]]
-        data["by_k"] = {k: self._describe_point(point) for k, point in self.by_k.items()}
+        figures = {name: value for name, value in vars(self).items() if name != "about"}
         return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in data.items()
+            "format": FORMAT,
+            **self.about,
+            **figures,
+            "sizes": [self._describe_point(point) for point in self.sizes],
+            "curve": [self._describe_point(point) for point in self.curve],
+            "by_k": {k: self._describe_point(point) for k, point in self.by_k.items()},
+            "notes": list(self.notes),
         }
 
     def _describe_point(self, point: Point) -> dict[str, Any]:
@@ -80,77 +62,67 @@ class LearnReport(JsonReport):
             **vars(point),
             "tokens_per_step": point.tokens_per_step,
             "drafted_per_step": point.drafted_per_step,
-            "speedup": point.speedup(self.config["cost"]),
+            "speedup": point.speedup(self.about["config"]["cost"]),
         }
 
 
 def label_point(point: Point) -> str:
     """Returns the share of the earlier answers in a point's store."""
-    if point.share is None:
-        return "no store"
-    names = {0.0: "nothing", 1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2", 1.0: "all"}
-    return names.get(point.share, f"{point.share:.1%}")
+    names = {None: "no store", 0.0: "nothing", 1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2", 1.0: "all"}
+    return names[point.share]
 
 
 def format_report(report: LearnReport) -> str:
     """Returns the report as plain text, without a final newline."""
-    read = f"{report.conversations} conversations, {report.answers} answers of "
-    read += f"{report.answer_tokens} tokens"
-    if report.stores:
-        read = f"{len(report.stores)} stores, {read}"
-    lines = [read + f", tokenizer: {report.tokenizer or 'token ids as recorded'}"]
-    cost = report.config["cost"]
+    about = report.about
+    stores = f"{len(about['stores'])} stores, " if about["stores"] else ""
+    blocks: list[Block] = [
+        f"{stores}{about['conversations']} conversations, {about['answers']} answers of "
+        f"{about['answer_tokens']} tokens, tokenizer: "
+        f"{about['tokenizer'] or 'token ids as recorded'}"
+    ]
     if report.sizes:
-        sizes = [
-            [str(point.store_tokens), f"{point.tokens_per_step:.3f}"] for point in report.sizes
-        ]
-        lines += ["", *align_columns([["size, all known", "tokens/step"], *sizes])]
+        rows = [[str(point.store_tokens), f"{point.tokens_per_step:.3f}"] for point in report.sizes]
+        blocks += ["", Table([["size, all known", "tokens/step"], *rows])]
     if report.curve:
-        lines += [
-            "",
-            f"the last {report.evaluated} conversations, by the earlier answers in a store of "
-            f"{report.store_tokens} tokens,",
-            f"k={report.config['k']} trimmed, "
-            f"min_draft_probability={report.config['min_draft_probability']:g}; speed-up if a "
-            f"drafted token costs {cost:g} of a step:",
-            "",
-        ]
-        rows = [["known", "tokens", "tokens/step", "drafted/step", "speed-up"]]
-        rows += [
-            [
-                label_point(point),
-                str(point.known_tokens),
-                f"{point.tokens_per_step:.3f}",
-                f"{point.drafted_per_step:.3f}",
-                f"{point.speedup(cost):.2f}x",
-            ]
-            for point in report.curve
-        ]
-        lines += align_columns(rows, left=[0])
-        speedups = {k: point.speedup(cost) for k, point in report.by_k.items()}
-        lines += [
-            "",
-            "all known, by k: "
-            + ", ".join(f"{k}: {speedup:.2f}x" for k, speedup in speedups.items())
-            + f"; best at this cost: k={max(speedups, key=lambda k: speedups[k])}",
-        ]
-    if (costs := report.costs) is not None:
-        lines += [
-            "",
-            f"{costs['output']}: costs fitted on these logs, "
-            + ("recommended" if costs["recommended"] else "NOT recommended")
-            + f": fitted on one half, {costs['gain']:.3f}x the tokens per step of the shipped "
-            f"costs on the other, {costs['conversations']} conversations, at equal drafts",
-        ]
-    lines += ["", *(f"note: {note}" for note in report.notes)]
-    lines.append(
+        blocks += _describe_curve(report)
+    blocks += ["", *(f"note: {note}" for note in report.notes)]
+    blocks.append(
         "the store is not saved: no -o FILE"
         if report.output is None
         else f"{report.output}: {report.tokens_held} tokens in a store of {report.store_tokens}, "
         f"{(report.file_bytes or 0) / 1e6:.0f} MB; it holds text of users: protect it as you "
         "protect the logs"
     )
-    return "\n".join(map(escape_unprintable, lines))
+    return format_blocks(blocks)
+
+
+def _describe_curve(report: LearnReport) -> list[Block]:
+    config = report.about["config"]
+    cost = config["cost"]
+    rows = [
+        [
+            label_point(point),
+            str(point.known_tokens),
+            f"{point.tokens_per_step:.3f}",
+            f"{point.drafted_per_step:.3f}",
+            f"{point.speedup(cost):.2f}x",
+        ]
+        for point in report.curve
+    ]
+    speedups = {k: point.speedup(cost) for k, point in report.by_k.items()}
+    by_k = ", ".join(f"{k}: {speedup:.2f}x" for k, speedup in speedups.items())
+    return [
+        "",
+        f"the last {report.about['evaluated']} conversations, by the earlier answers in a store of "
+        f"{report.store_tokens} tokens,",
+        f"k={config['k']} trimmed, min_draft_probability={config['min_draft_probability']:g}; "
+        f"speed-up if a drafted token costs {cost:g} of a step:",
+        "",
+        Table([["known", "tokens", "tokens/step", "drafted/step", "speed-up"], *rows], left=[0]),
+        "",
+        f"all known, by k: {by_k}; best at this cost: k={max(speedups, key=speedups.__getitem__)}",
+    ]
 
 
 def format_store(info: Mapping[str, Any]) -> str:
@@ -170,51 +142,39 @@ def format_store(info: Mapping[str, Any]) -> str:
 
 
 def check_plot(path: Path) -> None:
-    """Checks before any work that a plot can be made.
-
-    Raises:
-        InputError: matplotlib is not installed, or does not know the format of `path`'s suffix.
-    """
+    """Raises an InputError if matplotlib is missing or does not know the format of `path`."""
     canvas = _import_matplotlib("backend_bases").FigureCanvasBase
     known: dict[str, str] = canvas.get_supported_filetypes()
-    plot_format = _get_format(path.suffix)
-    if plot_format not in known:
+    if _get_format(path) not in known:
         raise InputError(
-            f'{path}: unknown plot format "{plot_format}"; one of: {", ".join(sorted(known))}'
+            f'{path}: unknown plot format "{_get_format(path)}"; one of: {", ".join(sorted(known))}'
         )
 
 
-def draw_curve(axes: Any, yields: Mapping[str, float], name: str) -> None:
-    """Adds a curve to axes of matplotlib: tokens per step by label, the first one without a store.
+def save_plot(report: LearnReport, path: Path, target: Path) -> None:
+    """Draws the curve into the file `path`, in the format of `target`.
 
     The points are at equal distances, because shares double.
-    """
-    (_, without_store), *curve = yields.items()
-    (line,) = axes.plot(*zip(*curve, strict=True), "o-", label=name)
-    axes.axhline(without_store, color=line.get_color(), linewidth=0.8, linestyle=":")
-    axes.set_xlabel("known of the earlier answers (dotted: no store)")
-    axes.set_ylabel("tokens per step")
-    axes.grid(visible=True, alpha=0.4)
-    axes.legend()
-
-
-def save_plot(report: LearnReport, path: Path, suffix: str) -> None:
-    """Draws the curve into the file `path`, in the format of `suffix`.
-
-    Raises:
-        InputError: matplotlib is not installed.
     """
     # Figure instead of pyplot, which would look for a display and keep global state.
     figure = _import_matplotlib("figure").Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     if report.curve:
-        yields = {label_point(point): point.tokens_per_step for point in report.curve}
-        draw_curve(axes, yields, f"store of {report.store_tokens} tokens")
-    figure.savefig(path, format=_get_format(suffix), dpi=150)
+        without_store, *curve = report.curve
+        labels, yields = map(label_point, curve), [point.tokens_per_step for point in curve]
+        name = f"store of {report.store_tokens} tokens"
+        (line,) = axes.plot(list(labels), yields, "o-", label=name)
+        color = line.get_color()
+        axes.axhline(without_store.tokens_per_step, color=color, linewidth=0.8, linestyle=":")
+        axes.set_xlabel("known of the earlier answers (dotted: no store)")
+        axes.set_ylabel("tokens per step")
+        axes.grid(visible=True, alpha=0.4)
+        axes.legend()
+    figure.savefig(path, format=_get_format(target), dpi=150)
 
 
-def _get_format(suffix: str) -> str:
-    return suffix.lstrip(".").lower()
+def _get_format(path: Path) -> str:
+    return path.suffix.lstrip(".").lower()
 
 
 def _import_matplotlib(module: str) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ Record = Mapping[str, Any]
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("reasoning", "reasoning_text", "summary_text", "thinking")
 _CALL_PARTS = ("tool_use", "server_tool_use", "function_call")
-_EMPTY: tuple[Any, ...] = (None, "", [])
+EMPTY: tuple[Any, ...] = (None, "", [])
 _MAX_TOKEN_ID = 2**31 - 1
 _EVENT_LINE = re.compile(r"(data|event|id|retry)?:")
 _DELTAS = {
@@ -58,8 +59,7 @@ class Answer:
     Attributes:
         text, reasoning: Pieces of each.
         calls: Tool calls, in the order in which they began.
-        token_ids: Of the answer, if the server logs them.
-        prompt_token_ids: Of the prompt, if the server logs them.
+        token_ids, prompt_token_ids: Of answer and prompt, if the server logs them.
         is_missing_ids: Whether a piece of text has no token ids.
     """
 
@@ -73,23 +73,13 @@ class Answer:
     def add(self, part: Record, where: str, *, is_delta: bool = False) -> None:
         """Adds a message, or the delta of one."""
         self._add_reasoning(_get_first(part, *_REASONING_KEYS), f"{where}.reasoning")
-        content = _get_first(part, "content", "text")
-        if isinstance(content, list):
-            self.text.append(self._join_parts(content, f"{where}.content"))
-        elif content is not None:
-            self.text.append(check_text(content, f"{where}.content"))
-        refusal = _get_first(part, "refusal")
-        if refusal is not None:
-            self.text.append(check_text(refusal, f"{where}.refusal"))
+        self._add_text(_get_first(part, "content", "text"), f"{where}.content")
+        self._add_text(_get_first(part, "refusal"), f"{where}.refusal")
         calls = check_type(part.get("tool_calls"), list, f"{where}.tool_calls", optional=True)
         for i, call in enumerate(calls or ()):
             self._add_call(call, f"{where}.tool_calls[{i}]", is_delta)
         if part.get("function_call") is not None:
             self._add_call(part["function_call"], f"{where}.function_call", is_delta)
-
-    def add_parts(self, parts: list[Any], where: str) -> None:
-        """Adds the parts of an answer that consists only of parts."""
-        self.text.append(self._join_parts(parts, where))
 
     def add_choice(self, choice: Record, where: str) -> None:
         """Adds a choice of a response: a text, a message or the delta of one; and its token ids."""
@@ -102,7 +92,7 @@ class Answer:
             self.token_ids += check_token_ids(choice["token_ids"], f"{where}.token_ids")
         else:
             self.is_missing_ids |= before != (len(self.text), len(self.reasoning), len(self.calls))
-        if choice.get("prompt_token_ids") not in _EMPTY:
+        if choice.get("prompt_token_ids") not in EMPTY:
             ids = check_token_ids(choice["prompt_token_ids"], f"{where}.prompt_token_ids")
             if self.prompt_token_ids not in (None, ids):
                 raise RecordError(f"{where}.prompt_token_ids differ from those of earlier chunks")
@@ -138,8 +128,18 @@ class Answer:
             message["tool_calls"] = [{"type": "function", "function": f} for f in functions]
         return message
 
-    def _join_parts(self, parts: list[Any], where: str) -> str:
-        """Returns the text of parts. Other parts, such as images, are left out."""
+    def _add_text(self, value: Any, where: str) -> None:
+        if value is not None:
+            self.text.append(self.join_parts(value, where))
+
+    def join_parts(self, parts: Any, where: str) -> str:
+        """Returns the text of a message's content: a text, or a list of parts.
+
+        Adds the reasoning and the tool calls of the list. Other parts, such as images, are left
+        out.
+        """
+        if not isinstance(parts, list):
+            return check_text(parts, where)
         texts = []
         for i, part in enumerate(parts):
             at = f"{where}[{i}]"
@@ -152,10 +152,8 @@ class Answer:
                 self._add_call({"function": part}, at)
             elif part_type in _REASONING_PARTS or {"thinking", "summary"} & part.keys():
                 self._add_reasoning(_get_first(part, "thinking", "content", "summary", "text"), at)
-            elif isinstance(content, list):
-                texts.append(self._join_parts(content, at))
             elif content is not None:
-                texts.append(check_text(content, at))
+                texts.append(self.join_parts(content, at))
             elif part_type is None and not {"content", "text", "refusal"} & part.keys():
                 raise RecordError(f'{at} must have a "type" or a "text"')
         return "\n".join(text for text in texts if text)
@@ -163,8 +161,8 @@ class Answer:
     def _add_reasoning(self, reasoning: Any, where: str) -> None:
         if isinstance(reasoning, list):
             parts = Answer()
-            parts.add_parts(reasoning, where)
-            reasoning = "".join([*parts.reasoning, *parts.text])
+            text = parts.join_parts(reasoning, where)
+            reasoning = "".join([*parts.reasoning, text])
         if reasoning is not None:
             self.reasoning.append(check_text(reasoning, where))
 
@@ -204,16 +202,14 @@ class Answer:
         """
         same_id = [call for call in self.calls if ident is not None and call.ident == ident]
         same_index = [call for call in self.calls if index is not None and call.index == index]
-        candidates = [*self.calls, *same_index, *same_id]
+        candidates = same_id or same_index or self.calls
         if not candidates:
             return None
         last = candidates[-1]
-        has_other_id = ident is not None and ident != last.ident
-        has_other_index = index is not None and index != last.index
-        has_no_key = ident is None and index is None
-        has_other_name = not same_id and name != last.name
-        begins = has_other_id or has_other_index or has_no_key or has_other_name
-        return None if name and begins else last
+        has_same_keys = ident in (None, last.ident) and index in (None, last.index)
+        has_key = ident is not None or index is not None
+        is_same = has_same_keys and has_key and (bool(same_id) or name == last.name)
+        return last if is_same or not name else None
 
 
 def parse_message(data: Any, where: str) -> Message:
@@ -229,13 +225,9 @@ def parse_message(data: Any, where: str) -> Message:
 
 
 def parse_answers(response: object, where: str) -> dict[int, Answer]:
-    """Returns the answers of a response by number; some may be empty.
-
-    Raises:
-        RecordError: The response has no answer; the message lists its keys.
-    """
+    """Returns the answers of a response by number; some may be empty, but not all."""
     chunks = list(_split_chunks(response, where))
-    answers: dict[int, Answer] = {}
+    answers: defaultdict[int, Answer] = defaultdict(Answer)
     blocks: dict[int, dict[str, Any]] = {}
     prompt: tuple[int, ...] | None = None
     failure: Any = None
@@ -243,11 +235,13 @@ def parse_answers(response: object, where: str) -> dict[int, Answer]:
     for i, chunk in enumerate(chunks):
         at = f"{where}[{i}]" if len(chunks) > 1 else where
         failure = failure or chunk.get("error") or _get_nested(chunk, "response", "error")
-        if chunk.get("prompt_token_ids") not in _EMPTY:
+        if chunk.get("prompt_token_ids") not in EMPTY:
             ids = check_token_ids(chunk["prompt_token_ids"], f"{at}: prompt_token_ids")
             prompt = prompt or ids
         choices = check_type(chunk.get("choices"), list, f"{at}: choices", optional=True)
         message = chunk.get("message")
+        # A text alone, or a chunk of llama.cpp's server; events have a type.
+        is_text = "type" not in chunk and bool({"content", "text"} & chunk.keys())
         if choices is not None:
             seen: set[int] = set()
             for j, choice in enumerate(choices):
@@ -259,31 +253,31 @@ def parse_answers(response: object, where: str) -> dict[int, Answer]:
                 if number in seen and choice.get("delta") is None:
                     raise RecordError(f"{choice_at}.index is {number}, as for another choice")
                 seen.add(number)
-                answers.setdefault(number, Answer()).add_choice(choice, choice_at)
+                answers[number].add_choice(choice, choice_at)
         elif message is not None:  # Ollama's, and Anthropic's message_start
             check_type(message, dict, f"{at}: message")
-            answers.setdefault(0, Answer()).add(message, at)
+            answers[0].add(message, at)
         elif isinstance(chunk.get("output"), list):
-            answers.setdefault(0, Answer()).add_parts(chunk["output"], f"{at}: output")
-        elif chunk.get("role") == "assistant" or _is_text_chunk(chunk):
-            answers.setdefault(0, Answer()).add(chunk, at)
+            answers[0].text.append(answers[0].join_parts(chunk["output"], f"{at}: output"))
+        elif chunk.get("role") == "assistant" or is_text:
+            answers[0].add(chunk, at)
         else:
             _apply_event(chunk, blocks, at)
     if len(chunks) > 1 and len(answers) > 1 and len(numbered) > 1:
         raise RecordError(f"{where}: some choices of the stream have an index and some have none")
     if blocks:
         parts = [_parse_input(block) for _, block in sorted(blocks.items())]
-        answers.setdefault(0, Answer()).add_parts(parts, where)
+        answers[0].text.append(answers[0].join_parts(parts, where))
     if all(answer.is_empty for answer in answers.values()):
-        _raise_no_answer(answers, failure, chunks, where)
+        if failure:
+            message = failure.get("message", failure) if isinstance(failure, dict) else failure
+            raise RecordError(f"{where}: the response is an error: {message!s:.100}")
+        keys = ", ".join(f'"{key}"' for chunk in chunks[:1] for key in list(chunk)[:6])
+        reason = "the answer is empty" if answers else f"the response has no answer, only {keys}"
+        raise RecordError(f"{where}: {reason}")
     for answer in answers.values():
         answer.prompt_token_ids = answer.prompt_token_ids or prompt
     return dict(sorted(answers.items()))
-
-
-def _is_text_chunk(chunk: Record) -> bool:
-    """Whether it is a text alone, or a chunk of llama.cpp's server. Events have a type."""
-    return "type" not in chunk and ("content" in chunk or "text" in chunk)
 
 
 def _apply_event(event: Record, blocks: dict[int, dict[str, Any]], where: str) -> None:
@@ -336,7 +330,7 @@ def _get_part_number(event: Record, where: str) -> int:
 
 
 def _get_nested(data: Record, *keys: str) -> Any:
-    """Returns the value under nested keys; None if there is none."""
+    """Returns the value under nested keys; None if it is missing."""
     value: Any = data
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -345,11 +339,11 @@ def _get_nested(data: Record, *keys: str) -> Any:
 
 def _get_first(data: Record, *keys: str) -> Any:
     """Returns the first value under one of the keys that is not empty; None if all are."""
-    return next((data[key] for key in keys if data.get(key) not in _EMPTY), None)
+    return next((data[key] for key in keys if data.get(key) not in EMPTY), None)
 
 
 def _get_index(data: Record, where: str, *keys: str) -> int | None:
-    """Returns the number under the first key that has a value; None if there is none."""
+    """Returns the number under the first key that has a value; None if it is missing."""
     value = next((data[key] for key in keys if data.get(key) is not None), None)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise RecordError(f"{where} must be 0 or more, got {describe_type(value)}")
@@ -364,18 +358,6 @@ def _parse_input(block: dict[str, Any]) -> dict[str, Any]:
     return block
 
 
-def _raise_no_answer(
-    answers: dict[int, Answer], failure: Any, chunks: list[Record], where: str
-) -> None:
-    if failure:
-        message = failure.get("message", failure) if isinstance(failure, dict) else failure
-        raise RecordError(f"{where}: the response is an error: {message!s:.100}")
-    if answers:
-        raise RecordError(f"{where}: the answer is empty")
-    keys = ", ".join(f'"{key}"' for chunk in chunks[:1] for key in list(chunk)[:6]) or "nothing"
-    raise RecordError(f"{where}: the response has no answer, only {keys}")
-
-
 def _split_chunks(response: Any, where: str) -> Iterable[Record]:
     """Returns the chunks of a response: an object or a list of chunks, also as text, or a text."""
     if isinstance(response, str):
@@ -385,17 +367,12 @@ def _split_chunks(response: Any, where: str) -> Iterable[Record]:
             return [{"text": response}]
         response = decoded
     if isinstance(response, list):
-        if response and all(isinstance(item, str) for item in response):
-            are_events = all(_EVENT_LINE.match(item) for item in response)
-            return _split_chunks(("\n\n" if are_events else "").join(response), where)
         for i, item in enumerate(response):
             if not isinstance(item, dict):
                 raise RecordError(f"{where}[{i}] must be a chunk, got {describe_type(item)}")
         return response
     check_type(response, dict, f"{where}: the response")
-    status = response.get("status_code", response.get("status"))
-    if isinstance(status, int) and status >= 400:
-        raise RecordError(f"{where}: the response is an error: HTTP status {status}")
+    check_success(response, where)
     if "body" in response:
         return _split_chunks(response["body"], where)
     return [response]
@@ -403,7 +380,12 @@ def _split_chunks(response: Any, where: str) -> Iterable[Record]:
 
 def _decode(text: str) -> dict[str, Any] | list[Any] | None:
     """Decodes JSON, lines of JSON, or server-sent events; returns None for anything else."""
-    for parse in (_parse_document, _parse_events, _parse_json_lines):
+    parsers: tuple[Callable[[str], list[Any]], ...] = (
+        lambda text: [json.loads(text)],
+        _parse_events,
+        lambda text: [json.loads(line) for line in text.split("\n") if line.strip()],
+    )
+    for parse in parsers:
         with suppress(ValueError, RecursionError):
             values = parse(text)
             if len(values) == 1 and isinstance(values[0], list):
@@ -412,10 +394,6 @@ def _decode(text: str) -> dict[str, Any] | list[Any] | None:
             if any(isinstance(value, dict) and _RESPONSE_KEYS & value.keys() for value in values):
                 return values[0] if len(values) == 1 else values
     return None
-
-
-def _parse_document(text: str) -> list[Any]:
-    return [json.loads(text)]
 
 
 def _parse_events(text: str) -> list[Any]:
@@ -443,14 +421,23 @@ def _parse_events(text: str) -> list[Any]:
     return values
 
 
-def _parse_json_lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.split("\n") if line.strip()]
-
-
 # Checked values
 
 
-_TYPE_NAMES: dict[type, str] = {dict: "an object", list: "an array", str: "a string"}
+def check_success(data: Record, where: str) -> None:
+    """Raises RecordError for a record or response of a failed request."""
+    status = data.get("status_code", data.get("status"))
+    if isinstance(status, int) and status >= 400:
+        raise RecordError(f"{where}: the response is an error: HTTP status {status}")
+
+
+_TYPE_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    type(None): "null",
+}
 
 
 def check_type(value: Any, expected: type, where: str, *, optional: bool = False) -> Any:
@@ -485,12 +472,4 @@ def check_token_ids(value: object, where: str) -> tuple[int, ...]:
 
 def describe_type(value: object) -> str:
     """Returns the JSON name of a value's type."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, (int, float)):
-        return f"the number {value!r:.40}"
-    if isinstance(value, str):
-        return "a string"
-    return "an array" if isinstance(value, list) else "an object"
+    return _TYPE_NAMES.get(type(value)) or f"the number {value!r:.40}"

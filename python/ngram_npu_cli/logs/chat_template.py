@@ -32,7 +32,6 @@ def render_turns(
     does not continue the context, so a new list begins with the complete context as its prompt.
 
     Args:
-        conversation: One without token ids.
         template: The model's; None: the default.
         as_is: Use no template; join the contents by line ends.
     """
@@ -74,13 +73,11 @@ def _render_default(turns: Sequence[Turn], as_is: bool) -> list[list[tuple[str, 
         prompt = _render_prompt(turn, as_is)
         request_prompt = prompt if requests[-1] else "".join([*context, prompt])
         requests[-1].append((request_prompt, turn.completion or ""))
-        has_reasoning = turn.answer is not None and _render_reasoning(turn.answer)
-        kept = turn.completion
-        if turn.answer and has_reasoning:
-            kept = _render_without_reasoning(turn.answer)
-        context += [prompt, kept or ""]
-        if has_reasoning:
+        if turn.answer is not None and _render_reasoning(turn.answer):
+            context += [prompt, _render_without_reasoning(turn.answer)]
             requests.append([])
+        else:
+            context += [prompt, turn.completion or ""]
     return [request for request in requests if request]
 
 
@@ -118,11 +115,7 @@ def _render_without_reasoning(message: Message) -> str:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """Returns the template of a Hugging Face folder; None if it has none.
-
-    Raises:
-        InputError: The template cannot be read, or the package jinja2 is not installed.
-    """
+    """Returns the template of a Hugging Face folder; None if it has none."""
     settings = _read_settings(folder / "tokenizer_config.json")
     source = settings.get("chat_template")
     if isinstance(source, list):  # several templates, by name

@@ -61,7 +61,6 @@ class Conversation:
 
     Attributes:
         id: Its name in the recording; need not be unique.
-        turns: In order, at least one.
         where: File and line for messages ("file.jsonl:3"); empty if it is not from a file.
         scope: Value of the record's scope field; None without a scope field.
     """
@@ -172,15 +171,12 @@ MAX_COMPLETION_CHARS = 12_000
 def stdlib_conversations(
     folder: Path | None = None, limit: int | None = None
 ) -> tuple[list[Conversation], list[str]]:
-    """Returns the standard library's sources as conversations of one turn each.
+    """Returns the standard library's sources as conversations of one turn each, and the missing
+    ones of `STDLIB_FILES` (some distributions leave modules out).
 
     Args:
         folder: Folder of the sources; None for that of the running Python.
         limit: Maximum number of conversations.
-
-    Returns:
-        The conversations in the order of `STDLIB_FILES`, and the listed files that are missing
-        (some distributions leave modules out).
 
     Raises:
         InputError: All files are missing.

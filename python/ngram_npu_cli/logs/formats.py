@@ -17,8 +17,10 @@ from typing import Any
 from ngram_npu.errors import InputError, RecordError
 
 from ngram_npu_cli.logs.answers import (
+    EMPTY,
     Answer,
     Record,
+    check_success,
     check_text,
     check_token_ids,
     check_type,
@@ -28,13 +30,11 @@ from ngram_npu_cli.logs.answers import (
 )
 from ngram_npu_cli.logs.chat_template import completion_text
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
-from ngram_npu_cli.logs.files import QUESTIONS, STDIN, SUFFIXES, values
+from ngram_npu_cli.logs.files import STDIN, SUFFIXES, values
 
-_ID_KEYS = ("id", "conversation_id", "custom_id", "request_id", "question_id")
+_ID_KEYS = ("id", "conversation_id", "custom_id", "request_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
-_ANSWER_KEYS = ("completion", "response", "output")
-_REQUEST_KEYS = ("request", "request_body")
-_RESPONSE_KEYS = ("response", "response_body", "completion", "output")
+_ANSWER_KEYS = ("response", "completion", "output")
 _LINES_BEFORE_INPUT = 100
 """A file that begins with this many lines without requests is not a batch's input."""
 _SHAREGPT_ROLES = {
@@ -52,12 +52,7 @@ _SHAREGPT_ROLES = {
 def read_conversations(
     path: Path, limit: int | None = None, format_name: str | None = None
 ) -> list[Conversation]:
-    """Reads a file of conversations, in any of `FORMATS`.
-
-    Args:
-        path: The file, possibly compressed by gzip or zstd; "-" for standard input.
-        limit: Maximum number of conversations; the rest of the file is not read.
-        format_name: One of `FORMATS`; None: detected from the content of each record.
+    """Reads at most `limit` conversations of a file, as `iter_conversations` does.
 
     Raises:
         InputError: A record is not a conversation (the message names file and line), or the file
@@ -78,7 +73,8 @@ def iter_conversations(
     """Yields the conversations of a file, which need not fit into memory.
 
     Args:
-        path, format_name: As for `read_conversations`.
+        path: The file, possibly compressed by gzip; "-" for standard input.
+        format_name: One of `FORMATS`; None: detected from the content of each record.
         skip: Called with the error of each record that is not a conversation; None raises it.
         scope_field: Field of each record that becomes the conversation's scope, with dots between
             the keys.
@@ -131,8 +127,6 @@ def parse_record(
 
 def _get_id(data: Record, number: int) -> str:
     ident = next((data[key] for key in _ID_KEYS if data.get(key) is not None), number)
-    if isinstance(ident, dict) and len(ident) == 1:  # MongoDB's {"$oid": ...}
-        (ident,) = ident.values()
     text = ident if isinstance(ident, str) else json.dumps(ident)
     return text.encode("utf-8", "backslashreplace").decode()
 
@@ -186,57 +180,46 @@ def _parse_pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
     if all(key in data for key in _IDS_KEYS):
         ids: Record = {key: check_token_ids(data[key], f"{where}: {key}") for key in _IDS_KEYS}
         return [(Turn(**ids),)]
-    if "prompt" not in data:
-        raise RecordError(f'{where}: missing key "prompt"')
-    key = next((key for key in _ANSWER_KEYS if key in data), None)
-    if key is None:
-        raise RecordError(f'{where}: missing key "completion"')
-    system = _get_system(data, where)
-    if isinstance(data["prompt"], list) or isinstance(data[key], list) or system:
-        prompt, answer = data["prompt"], data[key]
+    key = next((key for key in _ANSWER_KEYS if key in data), "completion")
+    for required in ("prompt", key):
+        if required not in data:
+            raise RecordError(f'{where}: missing key "{required}"')
+    prompt, answer = data["prompt"], data[key]
+    if isinstance(prompt, list) or isinstance(answer, list) or _get_system(data, where):
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         answers = answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}]
-        return [_make_turns([*messages, *answers], where, since=len(messages), system=system)]
-    prompt = check_text(data["prompt"], f"{where}: prompt")
-    return [(Turn(prompt, check_text(data[key], f"{where}: {key}")),)]
+        return [_make_turns(data, [*messages, *answers], where, since=len(messages))]
+    return [(Turn(check_text(prompt, f"{where}: prompt"), check_text(answer, f"{where}: {key}")),)]
 
 
 # Messages
 
 
-def _parse_messages(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    key = "conversation" if "conversation" in data else "messages"
-    system, tools = _get_system(data, where), _get_tools(data, where)
-    return [_make_turns(_get_array(data, key, where), where, key=key, system=system, tools=tools)]
+def _parse_messages(
+    data: Record, where: str, keys: tuple[str, ...] = ("conversation", "messages")
+) -> list[tuple[Turn, ...]]:
+    key = next((key for key in keys if key in data), keys[-1])
+    messages = [_convert_sharegpt(item) for item in _get_array(data, key, where)]
+    return [_make_turns(data, messages, where, key=key)]
 
 
-def _parse_sharegpt(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    items = _get_array(data, "conversations", where)
-    messages = []
-    for i, item in enumerate(items):
-        check_type(item, dict, f"{where}: conversations[{i}]")
-        if "from" not in item:
-            messages.append(item)
-            continue
-        role, content = item["from"], item["value"] if "value" in item else item.get("content")
-        role = _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
-        messages.append({**item, "role": role, "content": content})
-    system, tools = _get_system(data, where), _get_tools(data, where)
-    return [_make_turns(messages, where, key="conversations", system=system, tools=tools)]
+def _convert_sharegpt(item: Any) -> Any:
+    """Returns an item of ShareGPT as a message."""
+    if not isinstance(item, dict) or "from" not in item:
+        return item
+    role = item["from"]
+    role = _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+    return {**item, "role": role, "content": item.get("value", item.get("content"))}
 
 
 def _make_turns(
-    items: list[Any],
-    where: str,
-    since: int = 0,
-    key: str = "messages",
-    system: tuple[Message, ...] = (),
-    tools: tuple[Any, ...] = (),
+    data: Record, items: list[Any], where: str, *, since: int = 0, key: str = "messages"
 ) -> tuple[Turn, ...]:
     """Returns a turn for every assistant message from number `since` on.
 
-    Earlier messages are context.
+    Earlier messages are context. `data` may have a system text and tools, separately from messages.
     """
+    system, tools = _get_system(data, where), _get_tools(data, where)
     turns: list[Turn] = []
     context: list[Message] = []
     for i, item in enumerate(items):
@@ -258,8 +241,8 @@ def _make_turns(
 
 def _get_system(data: Record, where: str) -> tuple[Message, ...]:
     """Returns the message of a system text that is stored separately from messages or prompt."""
-    key = "system" if data.get("system") not in (None, "", []) else "instructions"
-    if data.get(key) in (None, "", []):
+    key = next((key for key in ("system", "instructions") if data.get(key) not in EMPTY), None)
+    if key is None:
         return ()
     return (parse_message({"role": "system", "content": data[key]}, f"{where}: {key}"),)
 
@@ -281,8 +264,10 @@ def _get_tools(data: Record, where: str) -> tuple[Any, ...]:
 def _parse_log(data: Record, where: str) -> list[tuple[Turn, ...]]:
     """Returns the answers to a request. Earlier answers in the request's messages are context: they
     have separate records."""
-    _check_success(data, where)
-    key = next((key for key in _RESPONSE_KEYS if key in data), None)
+    check_success(data, where)
+    if data.get("error"):
+        raise RecordError(f"{where}: the request failed: {json.dumps(data['error']):.100}")
+    key = next((key for key in _ANSWER_KEYS if key in data), None)
     at = where if key is None else f"{where}: {key}"
     answers = parse_answers(data if key is None else data[key], at)
     if all(answer.has_ids for answer in answers.values() if not answer.is_empty):
@@ -290,33 +275,35 @@ def _parse_log(data: Record, where: str) -> list[tuple[Turn, ...]]:
             if _get_request(data, where).get("echo"):
                 _remove_echoes(answers, dict.fromkeys(answers, ""), at)
         return [
-            (
-                Turn(
-                    prompt_token_ids=answer.prompt_token_ids,
-                    completion_token_ids=tuple(answer.token_ids),
-                ),
-            )
+            (Turn(None, None, answer.prompt_token_ids, tuple(answer.token_ids)),)
             for answer in answers.values()
             if not answer.is_empty
         ]
-    if "custom_id" in data and not any(key in data for key in (*_REQUEST_KEYS, "messages")):
-        request = _get_request({"request": _find_batch_request(data["custom_id"], where)}, where)
-    else:
-        request = _get_request(data, where)
+    if "custom_id" in data and not {"request", "messages"} & data.keys():
+        data = {"request": _find_batch_request(data["custom_id"], where)}
+    request = _get_request(data, where)
     messages = _get_request_messages(request, where)
-    if messages is not None:
-        system, tools = _get_system(request, where), _get_tools(request, where)
-        if request.get("echo"):  # the server repeats the message that the answer continues
-            last = parse_message(messages[-1], f"{where}: messages[{len(messages) - 1}]")
-            prefix = last["content"] if last["role"] == "assistant" else ""
-            _remove_echoes(answers, dict.fromkeys(answers, prefix), at)
-        return [
-            _make_turns(
-                [*messages, answer.message()], where, len(messages), system=system, tools=tools
-            )
-            for answer in answers.values()
-            if not answer.is_empty
-        ]
+    if messages is None:
+        return _parse_completions(request, answers, where, at)
+    if request.get("echo"):  # the server repeats the message that the answer continues
+        last = parse_message(messages[-1], f"{where}: messages[{len(messages) - 1}]")
+        prefix = last["content"] if last["role"] == "assistant" else ""
+        _remove_echoes(answers, dict.fromkeys(answers, prefix), at)
+    return [
+        _make_turns(request, [*messages, answer.message()], where, since=len(messages))
+        for answer in answers.values()
+        if not answer.is_empty
+    ]
+
+
+def _parse_completions(
+    request: Record, answers: dict[int, Answer], where: str, at: str
+) -> list[tuple[Turn, ...]]:
+    """Returns the answers to the prompts of the completions endpoint.
+
+    A prompt is the model's whole input, template included. With several prompts, the answers are in
+    the order of the prompts, equally many for each.
+    """
     prompts = request.get("prompt", request.get("text"))
     prompts = prompts if isinstance(prompts, list) else [prompts]
     if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
@@ -324,8 +311,6 @@ def _parse_log(data: Record, where: str) -> list[tuple[Turn, ...]]:
         raise RecordError(
             f'{where}: the request must have "messages", "input" or a text "prompt", got {keys}'
         )
-    # The completions endpoint: the prompt is the model's whole input, template included. With
-    # several prompts, the answers are in the order of the prompts, equally many for each.
     count, n = len(answers), request.get("n")
     too_many = isinstance(n, int) and not isinstance(n, bool) and count > n * len(prompts)
     in_order = count % len(prompts) == 0 and [*answers] == [*range(count)]
@@ -354,32 +339,19 @@ def _remove_echoes(answers: dict[int, Answer], prompt_of: dict[int, str], where:
         raise InputError(f"{where}: the answer is empty without the repeated prompt")
 
 
-def _check_success(data: Record, where: str) -> None:
-    """Raises RecordError for a record that reports a failed request."""
-    status = data.get("status_code", data.get("status"))
-    if isinstance(status, int) and status >= 400:
-        raise RecordError(f"{where}: the response is an error: HTTP status {status}")
-    if data.get("error"):
-        raise RecordError(f"{where}: the request failed: {json.dumps(data['error']):.100}")
-
-
 def _get_request(data: Record, where: str) -> Record:
-    """Returns the request: an object, possibly as JSON text, possibly within "body".
-
-    A plain text is returned under the key "text".
-    """
-    key = next((key for key in _REQUEST_KEYS if key in data), None)
-    value: Any = data if key is None else data[key]
+    """Returns the request, also from JSON text or "body". Plain text is under the key "text"."""
+    value: Any = data.get("request", data)
     for _ in range(2):
         if isinstance(value, str):
-            text = check_text(value, f"{where}: {key}")
+            text = check_text(value, f"{where}: request")
             with suppress(ValueError, RecursionError):
                 value = json.loads(text)
             if not isinstance(value, dict):
                 return {"text": text}
         if isinstance(value, dict) and "body" in value:
             value = value["body"]
-    request: Record = check_type(value, dict, f"{where}: {key}")
+    request: Record = check_type(value, dict, f"{where}: request")
     return request
 
 
@@ -442,63 +414,6 @@ def _read_batch_requests(answers: Path) -> dict[str, list[Any]]:
     return requests
 
 
-# FastChat's and Spec-Bench's answers
-
-
-def _parse_fastchat(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    ident = data.get("question_id")
-    if isinstance(ident, bool) or not isinstance(ident, (str, int)):
-        raise RecordError(
-            f"{where}: question_id must be a number or string, got {describe_type(ident)}"
-        )
-    matching = _find_questions(Path(where.rpartition(":")[0]), where).get(ident, [])
-    if len(matching) != 1:
-        number = "several questions" if matching else "no question"
-        raise InputError(f"{where}: {QUESTIONS} has {number} {ident!r:.80}")
-    questions = [
-        check_text(turn, f"{where}: {QUESTIONS}: turns[{i}]")
-        for i, turn in enumerate(_get_array(matching[0], "turns", f"{where}: {QUESTIONS}"))
-    ]
-    parsed = []
-    for i, choice in enumerate(_get_array(data, "choices", where)):
-        answers = _get_array(choice, "turns", f"{where}: choices[{i}]")
-        if len(answers) != len(questions):
-            raise InputError(
-                f"{where}: {len(answers)} answers to question {ident!r:.80} of {len(questions)} "
-                "turns"
-            )
-        at = f"{where}: choices[{i}].turns"
-        parsed.append(
-            tuple(
-                Turn(question, check_text(answer, f"{at}[{j}]"))
-                for j, (question, answer) in enumerate(zip(questions, answers, strict=False))
-            )
-        )
-    return parsed
-
-
-def _find_questions(answers: Path, where: str) -> dict[str | int, list[Any]]:
-    """Returns questions by id, from the answers' folder or the one above it."""
-    for folder in (answers.parent, answers.resolve().parent.parent):
-        file = folder / QUESTIONS
-        if file.is_file():
-            return _read_questions(file)
-    raise InputError(
-        f"{where}: FastChat's answers need their questions: put {QUESTIONS} into the "
-        "same folder or the one above"
-    )
-
-
-@lru_cache(1)
-def _read_questions(file: Path) -> dict[str | int, list[Any]]:
-    questions: dict[str | int, list[Any]] = {}
-    for _, item in values(file):
-        ident = item.get("question_id") if isinstance(item, dict) else None
-        if isinstance(ident, (str, int)) and not isinstance(ident, bool):
-            questions.setdefault(ident, []).append(item)
-    return questions
-
-
 # Detecting the format
 
 
@@ -510,11 +425,11 @@ class _Format:
 
 
 def _looks_like_log(data: Record) -> bool:
-    has_request = "messages" in data or any(key in data for key in _REQUEST_KEYS)
+    has_request = "messages" in data or "request" in data
     if "choices" in data:
         return has_request or "prompt" in data or "object" in data
     # A batch's output names its request, which is in another file.
-    return any(key in data for key in _RESPONSE_KEYS) and (has_request or "custom_id" in data)
+    return any(key in data for key in _ANSWER_KEYS) and (has_request or "custom_id" in data)
 
 
 FORMATS: dict[str, _Format] = {
@@ -529,11 +444,6 @@ FORMATS: dict[str, _Format] = {
         '{"request": {"messages": [{"role": "user", "content": "Hello"}]}, "response": '
         '{"choices": [{"message": {"role": "assistant", "content": "Hi"}}]}}',
     ),
-    "fastchat": _Format(
-        lambda data: "choices" in data and "question_id" in data,
-        _parse_fastchat,
-        '{"question_id": 81, "choices": [{"turns": ["Hi"]}]}',
-    ),
     "messages": _Format(
         lambda data: "messages" in data or "conversation" in data,
         _parse_messages,
@@ -542,7 +452,7 @@ FORMATS: dict[str, _Format] = {
     ),
     "sharegpt": _Format(
         lambda data: "conversations" in data,
-        _parse_sharegpt,
+        lambda data, where: _parse_messages(data, where, ("conversations",)),
         '{"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]}',
     ),
     "pairs": _Format(

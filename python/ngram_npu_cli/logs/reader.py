@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from ngram_npu.errors import InputError, RecordError, one_line
@@ -39,13 +39,10 @@ _REASONS_SHOWN = 3
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a command.
+    """Progress of a command in one phase of an input. `total` is 0 if it is not known.
 
-    Attributes:
-        name: Of the input.
-        phase: "read" or "tokenize" (counted in conversations), "replay" (in generated tokens) or
-            "learn" (in answers).
-        done, total: Count so far and in all, for this input and phase; 0: not known.
+    "read" and "tokenize" are counted in conversations, "replay" in generated tokens, "learn" in
+    answers.
     """
 
     name: str
@@ -109,66 +106,8 @@ class Skipped:
         return f"{self.number} of {total} {self.items} are skipped ({share:.1%})"
 
 
-@dataclass
-class LogFile:
-    """An input file and what was read of it.
-
-    Attributes:
-        name: Short name for tables.
-        path: Of the file.
-        is_in_folder: Whether it was found in a folder, which may contain other files too.
-        skipped: Records that were not conversations.
-        num_records: Records that were conversations.
-    """
-
-    name: str
-    path: Path
-    is_in_folder: bool
-    skipped: Skipped
-    num_records: int = 0
-
-    def read(
-        self,
-        options: ReadingOptions,
-        scope_field: str | None,
-        receive: Callable[[Conversation], None],
-        show: ShowProgress,
-    ) -> None:
-        """Reads conversations, at most `options.limit`, and passes each to `receive`.
-
-        Raises:
-            RecordError: At least half of the file is not conversations.
-            InputError: The file cannot be read; with `strict`, a record is not a conversation.
-        """
-        last = None
-        conversations = islice(
-            iter_conversations(self.path, options.format, self.skipped.add, scope_field),
-            options.limit,
-        )
-        for number, conversation in enumerate(conversations, start=1):
-            show(Progress(self.name, "read", number, 0))
-            self.num_records += conversation.where != last  # a record may have several answers
-            last = conversation.where
-            receive(conversation)
-        self.skipped.check(self.num_records)
-        if not self.num_records:
-            raise RecordError(f"{self.path}: empty, no conversation in this file")
-
-    def explain_omission(self, error: RecordError) -> str:
-        """Returns why a file of a folder is not a log; raises the error of any other file."""
-        if self.skipped.strict or not self.is_in_folder or self.num_records > self.skipped.number:
-            raise error
-        return f"no log, left out: {str(error).partition('; read as ')[0]:.240}"
-
-
-@dataclass
-class InputLog:
-    """An input that was read completely.
-
-    Attributes:
-        name: Short name for tables.
-        notes: What was skipped.
-    """
+class InputLog(NamedTuple):
+    """An input that was read completely: its short name for tables, and what was skipped."""
 
     name: str
     notes: tuple[str, ...]
@@ -212,48 +151,40 @@ def read_logs(
             receive(0, conversation)
         notes = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
         return [InputLog(STDLIB_NAME, notes if missing else ())], []
+    show = progress or ignore_progress
+    files = [(file, file != Path(path)) for path in paths for file in find_files(Path(path))]
+    names = Counter(_shorten(file) for file, _ in files)
     inputs: list[InputLog] = []
     omissions: list[str] = []
-    for log in list_log_files(paths, strict=options.strict):
-        number = len(inputs)
-
-        # The default binds `number` now: the name has another value in the next iteration.
-        def receive_from_log(conversation: Conversation, number: int = number) -> None:
-            receive(number, conversation)
-
+    for file, is_in_folder in files:
+        # Files of the same name in different folders get different names in tables.
+        name = str(file) if names[_shorten(file)] > 1 else _shorten(file)
+        skipped = Skipped("records", str(file), options.strict)
+        num_records = 0
+        last = None
+        records = iter_conversations(file, options.format, skipped.add, scope_field)
         try:
-            log.read(options, scope_field, receive_from_log, progress or ignore_progress)
+            for done, conversation in enumerate(islice(records, options.limit), start=1):
+                show(Progress(name, "read", done, 0))
+                num_records += conversation.where != last  # a record may have several answers
+                last = conversation.where
+                receive(len(inputs), conversation)
+            skipped.check(num_records)
+            if not num_records:
+                raise RecordError(f"{file}: empty, no conversation in this file")
         except RecordError as error:
-            if log.num_records and discard is None:
-                raise  # the conversations that were received cannot be forgotten
-            omissions.append(log.explain_omission(error))
+            # A folder may contain other files, but most of a log's records are conversations.
+            is_log = options.strict or not is_in_folder or num_records > skipped.number
+            if is_log or (num_records and discard is None):
+                raise
+            omissions.append(f"no log, left out: {str(error).partition('; read as ')[0]:.240}")
             if discard is not None:
-                discard(number)
+                discard(len(inputs))
         else:
-            inputs.append(InputLog(log.name, log.skipped.notes(log.num_records)))
+            inputs.append(InputLog(name, skipped.notes(num_records)))
     if not inputs and omissions:
         raise InputError(omissions[0])
     return inputs, omissions
-
-
-def list_log_files(paths: Sequence[str | PathLike[str]], *, strict: bool = False) -> list[LogFile]:
-    """Returns the files of `paths`, each with its name in tables.
-
-    Raises:
-        InputError: A path does not exist, or a folder has no replay files.
-    """
-    files = [(file, file != Path(path)) for path in paths for file in find_files(Path(path))]
-    names = Counter(_shorten(file) for file, _ in files)
-    return [
-        # Files of the same name in different folders get different names in tables.
-        LogFile(
-            str(file) if names[_shorten(file)] > 1 else _shorten(file),
-            file,
-            is_in_folder,
-            Skipped("records", str(file), strict),
-        )
-        for file, is_in_folder in files
-    ]
 
 
 def _shorten(file: Path) -> str:
@@ -311,13 +242,12 @@ class Tokenization:
         """Returns one request, or several if the template changes earlier turns.
 
         Raises:
-            RecordError: The template refuses the conversation, or it is text and only token ids are
-                accepted. The message names file and line.
+            RecordError: The template refuses the conversation, or it is text without a tokenizer.
         """
         if conversation.has_token_ids:
             turns = conversation.turns
             ids = [(t.prompt_token_ids or (), t.completion_token_ids or ()) for t in turns]
-            return [TokenRequest(conversation.id, _make_turns(ids))]
+            return [_make_request(conversation.id, ids)]
         self.load()
         if self.tokenizer is None:
             raise RecordError(f'{conversation.where}: missing key "prompt_token_ids"')
@@ -325,10 +255,7 @@ class Tokenization:
         # the model's prompt.
         encode = self.tokenizer.encode
         return [
-            TokenRequest(
-                conversation.id,
-                _make_turns((encode(prompt), encode(completion)) for prompt, completion in turns),
-            )
+            _make_request(conversation.id, ((encode(p), encode(c)) for p, c in turns))
             for turns in self._render(conversation)
         ]
 
@@ -344,8 +271,6 @@ class Tokenization:
         return requests
 
 
-def _make_turns(turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[TokenTurn, ...]:
-    return tuple(
-        TokenTurn(np.asarray(prompt, np.int32), np.asarray(completion, np.int32))
-        for prompt, completion in turns
-    )
+def _make_request(ident: str, turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> TokenRequest:
+    pairs = [(np.asarray(prompt, np.int32), np.asarray(c, np.int32)) for prompt, c in turns]
+    return TokenRequest(ident, tuple(TokenTurn(prompt, completion) for prompt, completion in pairs))

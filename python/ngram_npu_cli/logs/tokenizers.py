@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import InputError
+from ngram_npu.errors import InputError, one_line
 from ngram_npu.store import tokenizer_digest
 
 DEFAULT_TOKENIZER = "mistral-v1"
@@ -43,7 +43,7 @@ class ReplayTokenizer:
         encode: text -> token ids in [0, vocab_size), without special tokens.
         folder: The folder it was loaded from, which may contain a chat template.
         vocab: Returns the map from token to id that `get_vocab()` of a server's tokenizer returns;
-            None if there is none.
+            None if it is missing.
     """
 
     name: str
@@ -55,7 +55,7 @@ class ReplayTokenizer:
 
     @property
     def digest(self) -> str:
-        """Digest of the vocabulary; empty if there is none."""
+        """Digest of the vocabulary; empty if it is missing."""
         return "" if self.vocab is None else tokenizer_digest(self.vocab())
 
 
@@ -162,8 +162,9 @@ def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
             str(folder), local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # tokenizers of transformers raise different types
-        message = " ".join(str(error).split())
-        raise InputError(f'tokenizer folder "{name}" cannot be loaded: {message:.200}') from error
+        raise InputError(
+            f'tokenizer folder "{name}" cannot be loaded: {one_line(error):.200}'
+        ) from error
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
@@ -178,8 +179,7 @@ def _load_fast(name: str, file: Path) -> ReplayTokenizer:
     try:
         tokenizer = package.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust binding raises bare Exception
-        message = " ".join(str(error).split())
-        raise InputError(f"{file}: cannot be loaded: {message:.200}") from error
+        raise InputError(f"{file}: cannot be loaded: {one_line(error):.200}") from error
     # A tokenizer.json may contain truncation and padding settings from training.
     tokenizer.no_truncation()
     tokenizer.no_padding()

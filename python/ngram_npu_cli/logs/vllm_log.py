@@ -36,28 +36,23 @@ class _Request:
     token_ids: list[int] | None = None  # of the answer with the next text
     num_answers: int = 1
     answered: int = 0
-    is_ambiguous: bool = False  # two requests have this id, so answers cannot be assigned
+
+
+def is_vllm_line(text: str) -> bool:
+    return _LINE.search(text[:200]) is not None
 
 
 class VllmLog:
-    """Joins the lines of requests and responses.
-
-    Attributes:
-        seen: Whether a line was vLLM's.
-    """
+    """Joins the lines of requests and responses."""
 
     def __init__(self, where: str) -> None:
-        self.seen = False
         self._where = where
         self._requests: dict[str, _Request] = {}
         self._has_requests = False
 
-    def add_line(self, text: str, where: str) -> list[dict[str, Any] | RecordError] | None:
-        """Returns the records that a line completes; None for a line that is not vLLM's."""
+    def add_line(self, text: str, where: str) -> list[dict[str, Any] | RecordError]:
+        """Returns the records that a line completes."""
         level = _LINE.search(text[:200])
-        if level is None and not self.seen:
-            return None
-        self.seen = True
         location = None if level is None else _LOCATION.match(text, level.end())
         if location is None:
             return []
@@ -76,7 +71,6 @@ class VllmLog:
             request = self._requests.setdefault(received[1], _Request(where))
             end = received.end()
             if with_prompt is not None:
-                request.is_ambiguous |= request.prompt is not None or bool(request.prompt_token_ids)
                 request.prompt, end = _parse_literal(_PROMPT, text, end)
                 request.prompt_token_ids = _parse_ids(text, end)
             number = _N.search(text, end)
@@ -99,13 +93,13 @@ class VllmLog:
         record = _make_record(ident, request, bool(streamed), output, where)
         request.token_ids = None  # those of the next answer follow
         request.answered += 1
-        if request.answered >= request.num_answers and not request.is_ambiguous:
+        if request.answered >= request.num_answers:
             del self._requests[ident]
         return [record]
 
     def finish(self) -> list[dict[str, Any] | RecordError]:
         """Returns errors for the requests without an answer in the log."""
-        if self.seen and not self._has_requests:
+        if not self._has_requests:
             options = "--enable-log-requests --enable-log-outputs"
             return [RecordError(f"{self._where}: a server's log without requests: set {options}")]
         return [
@@ -114,15 +108,12 @@ class VllmLog:
                 "/v1/completions: log at the client, or with return_token_ids"
             )
             for ident, request in self._requests.items()
-            if not (request.is_ambiguous and request.answered)
         ]
 
 
 def _make_record(
     ident: str, request: _Request, streamed: bool, output: str | None, where: str
 ) -> dict[str, Any] | RecordError:
-    if request.is_ambiguous:
-        return RecordError(f"{where}: request {ident}: the log has several requests of this id")
     if request.prompt is None and request.prompt_token_ids is None:
         return RecordError(
             f"{where}: request {ident}: the log has no prompt; vLLM writes prompts and token ids "

@@ -3,11 +3,6 @@
 The recorded completion takes the place of the target model's output, so no model is needed: a step
 drafts, accepts the leading drafts that equal the recording, and yields one token more.
 
-    >>> from ngram_npu_cli.replay import ReplayOptions, replay
-    >>> report = replay(["conversations.jsonl"], ReplayOptions(k=5))  # doctest: +SKIP
-    >>> report.total.tokens_per_step  # doctest: +SKIP
-    1.69
-
 Nothing here prints: results are data classes, progress goes to a callback.
 """
 
@@ -17,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from ngram_npu.errors import InputError, RecordError
@@ -42,9 +37,6 @@ from ngram_npu_cli.options import CONFIG_FIELDS, ReadingOptions, ReplayOptions
 from ngram_npu_cli.replay.replay_report import ReplayFigures, ReplayReport, format_table
 from ngram_npu_cli.replay.simulation import Proposer, simulate
 from ngram_npu_cli.report import Run
-
-if TYPE_CHECKING:
-    from ngram_npu.config import NgramConfig
 
 __all__ = [
     "Conversation",
@@ -84,15 +76,7 @@ def load_inputs(
     options: ReadingOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> tuple[ReplayInput, ...]:
-    """Reads files, and all logs of folders; without a path, the standard library's sources.
-
-    Records that are not conversations are skipped, and in a folder files that are no logs. The
-    `notes` of the inputs report both.
-
-    Raises:
-        InputError: A file or folder is missing, not readable or empty, or more than half of a
-            file's records are not conversations.
-    """
+    """Reads files and folders as `read_logs` does; `notes` report what was skipped or left out."""
     conversations: dict[int, list[Conversation]] = {}
 
     def receive(number: int, conversation: Conversation) -> None:
@@ -102,11 +86,7 @@ def load_inputs(
         conversations.pop(number, None)
 
     inputs, omissions = read_logs(
-        paths,
-        options or ReadingOptions(),
-        receive,
-        discard=discard,
-        progress=progress,
+        paths, options or ReadingOptions(), receive, discard=discard, progress=progress
     )
     loaded = [
         ReplayInput(log.name, tuple(conversations[number]), log.notes)
@@ -147,7 +127,12 @@ def replay(
     config = options.config()
     options = replace(options, **{name: getattr(config, name) for name in CONFIG_FIELDS})
     batch_size = options.batch_size or (32 if config.store is None else 1)
-    _check_store_size(config, batch_size)
+    minimum = 1024 * batch_size
+    if config.store is not None and config.store_tokens < minimum:
+        raise InputError(
+            f"store_tokens: expected at least {minimum}, 1024 per conversation of the batch, got "
+            f"{config.store_tokens}"
+        )
     make_proposer = make_proposer or _make_ngram_proposer
     run = Run(command, options.threads)
     show = progress or ignore_progress
@@ -211,11 +196,6 @@ def tokenize(
 ) -> list[TokenRequest]:
     """Converts one input's conversations to token ids, each prompt in its chat template.
 
-    Args:
-        item: The input.
-        tokenizer: For turns without token ids; None accepts only token ids.
-        chat_template: As in `ReplayOptions`.
-
     Raises:
         InputError: A turn has no token ids and there is no tokenizer, or the template refuses a
             conversation; the message names file and line.
@@ -243,15 +223,6 @@ def _tokenize(
     used = len(item.conversations) - skipped.number
     skipped.check(used)
     return requests, skipped.notes(used)
-
-
-def _check_store_size(config: NgramConfig, batch_size: int) -> None:
-    minimum = 1024 * batch_size
-    if config.store is not None and config.store_tokens < minimum:
-        raise InputError(
-            f"store_tokens: expected at least {minimum}, 1024 per conversation of the batch, got "
-            f"{config.store_tokens}"
-        )
 
 
 def _make_ngram_proposer(options: ReplayOptions) -> Proposer:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ngram_npu.errors import escape_unprintable
@@ -31,17 +31,12 @@ class ReplayFigures:
     the proposer makes a step of every request in the batch.
 
     Attributes:
-        name: Of the input.
         num_requests: Conversations replayed.
-        num_turns: Turns of them.
         num_prompt_tokens: Tokens of all prompts, template included.
         num_tokens: Tokens generated in steps: all completion tokens but the first of each.
-        num_steps: Steps taken to generate them.
         num_calls: Calls of the proposer.
         draft_time_ns: Time spent inside those calls, in nanoseconds.
         num_drafts: Steps that had at least one draft token.
-        num_draft_tokens: Draft tokens proposed.
-        num_accepted_tokens: Draft tokens accepted.
         draft_tokens_per_pos: [K], steps that proposed a draft token at each position.
         accepted_tokens_per_pos: [K], steps that accepted the one at each position.
         accepted_length_counts: [K+1], steps that accepted exactly 0, 1, ..., K drafts.
@@ -71,12 +66,10 @@ class ReplayFigures:
 
     @property
     def draft_tokens_per_step(self) -> float | None:
-        """Draft tokens proposed per step."""
         return _divide(self.num_draft_tokens, self.num_steps)
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Share of the proposed draft tokens that were accepted."""
         return _divide(self.num_accepted_tokens, self.num_draft_tokens)
 
     @property
@@ -86,7 +79,6 @@ class ReplayFigures:
 
     @property
     def no_draft_share(self) -> float | None:
-        """Share of the steps for which nothing was proposed."""
         return _divide(self.num_steps - self.num_drafts, self.num_steps)
 
     @property
@@ -96,12 +88,10 @@ class ReplayFigures:
 
     @property
     def draft_us_per_step(self) -> float | None:
-        """Drafting time of one step of one request, in microseconds."""
         return _divide(self.draft_time_ns / 1e3, self.num_steps)
 
     @property
     def draft_us_per_token(self) -> float | None:
-        """Drafting time per generated token, in microseconds."""
         return _divide(self.draft_time_ns / 1e3, self.num_tokens)
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,38 +102,8 @@ class ReplayFigures:
             for name, value in values.items()
         }
 
-    @classmethod
-    def total(cls, parts: Iterable[ReplayFigures], name: str = "total") -> ReplayFigures:
-        """Returns the figures of several inputs taken together (all with the same K).
 
-        Raises:
-            ValueError: No parts, or parts with different K.
-        """
-        items = list(parts)
-        if not items:
-            raise ValueError("parts: expected at least one input, got none")
-        sums: dict[str, Any] = {}
-        for field in fields(cls):
-            values = [getattr(item, field.name) for item in items]
-            if field.name in ("name", "notes"):
-                continue
-            if isinstance(values[0], tuple):
-                sums[field.name] = tuple(map(sum, zip(*values, strict=True)))
-            else:
-                sums[field.name] = sum(values)
-        return cls(name=name, **sums)
-
-
-_RATIOS = (
-    "tokens_per_step",
-    "draft_tokens_per_step",
-    "acceptance_rate",
-    "acceptance_rate_per_pos",
-    "no_draft_share",
-    "draft_us_per_call",
-    "draft_us_per_step",
-    "draft_us_per_token",
-)
+_RATIOS = [name for name, value in vars(ReplayFigures).items() if isinstance(value, property)]
 
 
 def _divide(numerator: float, denominator: int) -> float | None:
@@ -154,17 +114,8 @@ def _divide(numerator: float, denominator: int) -> float | None:
 class ReplayReport(JsonReport):
     """Figures per input with everything needed to repeat the measurement.
 
-    Attributes:
-        command: The command line, or empty when called from Python.
-        date: Start of the replay, UTC, ISO 8601.
-        machine: CPU model, cores, threads.
-        versions: Of Python, NumPy, torch (None if it was not loaded) and ngram_npu.
-        config: The drafting configuration, under the names of `NgramConfig`.
-        batch_size: Rows of the batch.
-        limit: Conversations per input, or None for all.
-        tokenizer: Name, source, vocab_size, and `chosen` (false) if it is the default; None if the
-            input was token ids.
-        inputs: Figures per input, in order.
+    docs/guides/replay.md describes the fields. `tokenizer` is None if the input was token ids;
+    `chosen` (false) is in it if it is the default.
     """
 
     command: str
@@ -179,8 +130,15 @@ class ReplayReport(JsonReport):
 
     @property
     def total(self) -> ReplayFigures:
-        """All inputs taken together."""
-        return ReplayFigures.total(self.inputs)
+        """All inputs taken together; all of them have the same K."""
+        sums: dict[str, Any] = {}
+        for name in vars(self.inputs[0]).keys() - {"name", "notes"}:
+            values = [getattr(figures, name) for figures in self.inputs]
+            if isinstance(values[0], tuple):
+                sums[name] = tuple(map(sum, zip(*values, strict=True)))
+            else:
+                sums[name] = sum(values)
+        return ReplayFigures("total", **sums)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -192,11 +150,7 @@ class ReplayReport(JsonReport):
 
 
 def format_table(report: ReplayReport) -> str:
-    """Returns the figures as aligned plain text, without a final newline.
-
-    One line per input and, with more than one, a line for the total. Below it, for all inputs
-    together, acceptance at up to eight positions; the JSON has all, by input.
-    """
+    """Returns the figures as aligned plain text, without a final newline."""
     figures = report.total
     header = ("input", "requests", "tokens", "tokens/step", "drafted/step", "no draft")
     rows: list[tuple[str, ...]] = [header]

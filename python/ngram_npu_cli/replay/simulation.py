@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,29 +22,18 @@ from ngram_npu_cli.replay.replay_report import ReplayFigures
 Int64Array = npt.NDArray[np.int64]
 
 
-class StepResult(Protocol):
-    """The parts of a proposer's result that the replay uses."""
-
-    @property
-    def draft_token_ids(self) -> Any:
-        """[B, K] int32, unused places -1."""
-
-    @property
-    def num_draft_tokens(self) -> Any:
-        """[B] int32."""
-
-
 class Proposer(Protocol):
     """The drafter under test; `ngram_npu.NgramProposer` is one.
 
     A step appends the sampled tokens to their rows, adds their number to `num_tokens` (both in
-    place) and drafts for each row. Two methods are optional and are called before a step:
+    place) and drafts for each row: its result has `draft_token_ids` `[B, K]`, unused places -1, and
+    `num_draft_tokens` `[B]`, both int32. Two methods are optional and are called before a step:
     `reset(rows)`, rows `[N]` int32, for rows that now hold another conversation, and
     `append(token_ids, num_tokens, row_indices=...)` for rows that a prompt was written to.
     """
 
     @property
-    def step(self) -> Callable[..., StepResult]:
+    def step(self) -> Callable[..., Any]:
         """`step(token_ids, num_tokens, sampled_token_ids, row_indices=..., advance=True)`."""
 
 
@@ -78,15 +66,16 @@ def simulate(
             not a valid draft; the figures would be meaningless.
     """
     batch = _Batch(requests, max(1, min(batch_size, len(requests))), k, padded)
-    counts = _Counts(k)
     reset: Callable[[Int32Array], object] | None = getattr(proposer, "reset", None)
     append: Callable[..., object] | None = getattr(proposer, "append", None)
     total_tokens = sum(request.num_generated for request in requests)
+    drafted_lengths, accepted_lengths = np.zeros((2, k + 1), np.int64)
+    num_calls = num_tokens = draft_time_ns = 0
     while len(rows := batch.active_rows()):
         sampled = batch.sampled_token_ids(rows)
         # A runner passes no indices if all rows are in use.
         row_indices = None if len(rows) == batch.num_rows else rows.astype(np.int32)
-        reassigned, prompted = batch.pop_reassigned_rows(), batch.pop_prompted_rows()
+        reassigned, prompted = batch.pop_changed_rows()
         started = time.perf_counter_ns()
         if reset is not None and len(reassigned):
             reset(reassigned)
@@ -95,60 +84,37 @@ def simulate(
         step = proposer.step(
             batch.token_ids, batch.num_tokens, sampled, row_indices=row_indices, advance=True
         )
-        counts.draft_time_ns += time.perf_counter_ns() - started
-        counts.num_calls += 1
+        draft_time_ns += time.perf_counter_ns() - started
+        num_calls += 1
         batch.append_sampled(rows)
-        num_draft_tokens, num_accepted, num_yielded = batch.verify(rows, step)
-        counts.add(num_draft_tokens, num_accepted, num_yielded)
+        drafted, accepted, yielded = batch.verify(rows, step)
+        drafted_lengths += np.bincount(drafted, minlength=k + 1)
+        accepted_lengths += np.bincount(accepted, minlength=k + 1)
+        num_tokens += int(yielded.sum())
         if observe is not None:
-            observe(batch.request_of_row[rows], num_draft_tokens)
-        batch.advance(rows, num_yielded)
+            observe(batch.request_of_row[rows], drafted)
+        batch.advance(rows, yielded)
         if progress is not None:
-            progress(counts.num_tokens, total_tokens)
-    return counts.figures(name, requests)
-
-
-@dataclass
-class _Counts:
-    k: int
-    num_calls: int = 0
-    draft_time_ns: int = 0
-    num_tokens: int = 0
-    num_steps: int = 0
-    drafted_lengths: Int64Array = field(init=False)
-    accepted_lengths: Int64Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.drafted_lengths = np.zeros(self.k + 1, np.int64)
-        self.accepted_lengths = np.zeros(self.k + 1, np.int64)
-
-    def add(self, drafted: Int64Array, accepted: Int64Array, yielded: Int64Array) -> None:
-        """One step of each request in the batch, all `[B]`."""
-        self.num_steps += len(yielded)
-        self.num_tokens += int(yielded.sum())
-        self.drafted_lengths += np.bincount(drafted, minlength=self.k + 1)
-        self.accepted_lengths += np.bincount(accepted, minlength=self.k + 1)
-
-    def figures(self, name: str, requests: Sequence[TokenRequest]) -> ReplayFigures:
-        # Position j was drafted (accepted) in every step that drafted (accepted) more than j.
-        drafted_per_pos = _count_per_position(self.drafted_lengths)
-        accepted_per_pos = _count_per_position(self.accepted_lengths)
-        return ReplayFigures(
-            name=name,
-            num_requests=len(requests),
-            num_turns=sum(len(r.turns) for r in requests),
-            num_prompt_tokens=sum(len(t.prompt) for r in requests for t in r.turns),
-            num_tokens=self.num_tokens,
-            num_steps=self.num_steps,
-            num_calls=self.num_calls,
-            draft_time_ns=self.draft_time_ns,
-            num_drafts=drafted_per_pos[0],
-            num_draft_tokens=sum(drafted_per_pos),
-            num_accepted_tokens=sum(accepted_per_pos),
-            draft_tokens_per_pos=drafted_per_pos,
-            accepted_tokens_per_pos=accepted_per_pos,
-            accepted_length_counts=tuple(self.accepted_lengths.tolist()),
-        )
+            progress(num_tokens, total_tokens)
+    # Position j was drafted (accepted) in every step that drafted (accepted) more than j.
+    drafted_per_pos = _count_per_position(drafted_lengths)
+    accepted_per_pos = _count_per_position(accepted_lengths)
+    return ReplayFigures(
+        name=name,
+        num_requests=len(requests),
+        num_turns=sum(len(r.turns) for r in requests),
+        num_prompt_tokens=sum(len(t.prompt) for r in requests for t in r.turns),
+        num_tokens=num_tokens,
+        num_steps=int(accepted_lengths.sum()),
+        num_calls=num_calls,
+        draft_time_ns=draft_time_ns,
+        num_drafts=drafted_per_pos[0],
+        num_draft_tokens=sum(drafted_per_pos),
+        num_accepted_tokens=sum(accepted_per_pos),
+        draft_tokens_per_pos=drafted_per_pos,
+        accepted_tokens_per_pos=accepted_per_pos,
+        accepted_length_counts=tuple(accepted_lengths.tolist()),
+    )
 
 
 def _count_per_position(length_counts: Int64Array) -> tuple[int, ...]:
@@ -156,19 +122,12 @@ def _count_per_position(length_counts: Int64Array) -> tuple[int, ...]:
     return tuple(length_counts[::-1].cumsum()[::-1][1:].tolist())
 
 
-def _pop_unique(rows: list[int]) -> Int32Array:
-    """Returns the different rows of a list, `[N]`, and empties the list."""
-    unique = np.unique(np.array(rows, np.int32))
-    rows.clear()
-    return unique
-
-
 class _Batch:
     """Rows of a model runner, each with a running conversation or idle.
 
     Per row, in token positions of the row: `cursor` tokens are in the buffer, `due` more have been
-    sampled but not yet passed to the proposer, the current completion ends at `end`.
-    `request_of_row` is the number of the row's request.
+    sampled but not yet passed to the proposer (none in an idle row), the current completion ends at
+    `end`. `request_of_row` is the number of the row's request.
     """
 
     def __init__(self, requests: Sequence[TokenRequest], rows: int, k: int, padded: bool) -> None:
@@ -181,7 +140,6 @@ class _Batch:
         self._cursor: Int64Array = np.zeros(rows, np.int64)
         self._due: Int64Array = np.zeros(rows, np.int64)
         self._end: Int64Array = np.zeros(rows, np.int64)
-        self._active = np.zeros(rows, np.bool_)
         self.request_of_row: Int64Array = np.zeros(rows, np.int64)
         self._reassigned: list[int] = []
         self._prompted: list[int] = []
@@ -192,15 +150,14 @@ class _Batch:
 
     def active_rows(self) -> Int64Array:
         """Returns the rows with a conversation, ascending, `[B]`."""
-        return np.flatnonzero(self._active).astype(np.int64, copy=False)
+        return np.flatnonzero(self._due).astype(np.int64, copy=False)
 
-    def pop_reassigned_rows(self) -> Int32Array:
-        """Returns the rows that got another conversation since the last call, `[N]`."""
-        return _pop_unique(self._reassigned)
-
-    def pop_prompted_rows(self) -> Int32Array:
-        """Returns the rows that a prompt was written to since the last call, `[N]`."""
-        return _pop_unique(self._prompted)
+    def pop_changed_rows(self) -> tuple[Int32Array, Int32Array]:
+        """Returns the rows that got another conversation since the last call, and those that a
+        prompt was written to, each `[N]` and ascending."""
+        reassigned, prompted = np.unique(self._reassigned), np.unique(self._prompted)
+        self._reassigned, self._prompted = [], []
+        return reassigned.astype(np.int32), prompted.astype(np.int32)
 
     def sampled_token_ids(self, rows: Int64Array) -> Int32Array:
         """Returns the due tokens, which the target model sampled last: `[B, K+1]`, then -1."""
@@ -214,9 +171,7 @@ class _Batch:
                 "num_tokens: the proposer's value differs from the number of tokens it received"
             )
 
-    def verify(
-        self, rows: Int64Array, step: StepResult
-    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+    def verify(self, rows: Int64Array, step: Any) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Compares drafts with the recording.
 
         Returns:
@@ -252,18 +207,17 @@ class _Batch:
     def _recorded_from(self, rows: Int64Array, counts: Int64Array, width: int) -> Int32Array:
         """Returns the next `counts` recorded tokens of each row, then -1, `[B, width]`."""
         columns = np.arange(width)
-        wanted = columns < counts[:, None]
-        positions = np.where(wanted, self._cursor[rows][:, None] + columns, 0)
-        return np.where(wanted, self._recorded[rows[:, None], positions], np.int32(-1))
+        has_token = columns < counts[:, None]
+        positions = np.where(has_token, self._cursor[rows][:, None] + columns, 0)
+        return np.where(has_token, self._recorded[rows[:, None], positions], np.int32(-1))
 
     def _next_turn(self, row: int) -> None:
         """Prefills the row's next completion, or one of a waiting conversation after the last."""
         self._check_tokens(row)
-        span = next(self._spans[row], None)
-        while span is None:
+        while (span := next(self._spans[row], None)) is None:
             waiting = next(self._waiting, None)
             if waiting is None:
-                self._active[row] = False
+                self._due[row] = 0
                 return
             self.request_of_row[row], request = waiting
             # Tokens of the previous conversation stay beyond the new length, as in a runner.
@@ -271,7 +225,6 @@ class _Batch:
             self._reassigned.append(row)
             self._cursor[row] = 0
             self._spans[row] = iter(request.spans())
-            span = next(self._spans[row], None)
         start, end = span
         # The runner writes the prompt, and also the last tokens of the previous turn: the proposer
         # has not seen them because no draft was needed after them.
@@ -282,7 +235,6 @@ class _Batch:
         self._cursor[row] = start
         self._end[row] = end
         self._due[row] = 1
-        self._active[row] = True
 
     def _check_tokens(self, row: int) -> None:
         """Checks that the proposer appended the sampled tokens."""

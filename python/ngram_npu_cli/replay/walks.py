@@ -122,15 +122,8 @@ class Walks:
 
 
 def at_equal_drafts(curve: Sequence[Counts], drafted_per_step: float) -> tuple[float, float]:
-    """Interpolates a curve at a number of drafted tokens per step.
-
-    Returns:
-        Tokens per step, linear between two points of the curve; and the position on the curve: the
-        number of the point, plus the fraction of the way to the next.
-
-    Raises:
-        InputError: The curve does not reach that far.
-    """
+    """Returns tokens per step at a number of drafted tokens per step, linear between two points of
+    the curve, and the position: the point's number plus the fraction of the way to the next."""
     for i, (less, more) in enumerate(pairwise(curve)):
         low, high = less.drafted_per_step, more.drafted_per_step
         if low <= drafted_per_step < high:
@@ -241,7 +234,7 @@ def _number_values(values: IntArray) -> IntArray:
 
 
 def _find_previous(values: IntArray) -> IntArray:
-    """Returns [n], the previous position of the same value; -1 if there is none."""
+    """Returns [n], the previous position of the same value; -1 if it is the first."""
     order = np.argsort(values, kind="stable")
     same = values[order[1:]] == values[order[:-1]]
     positions = np.full(len(values), -1, np.int64)

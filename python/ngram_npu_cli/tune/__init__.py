@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from ngram_npu.errors import InputError
-from ngram_npu.step_time import EXAMPLES, VerificationCost, load_cost, share_of_a_step
+from ngram_npu.step_time import VerificationCost, load_cost, share_of_a_step
 
 from ngram_npu_cli.logs.reader import Progress
 from ngram_npu_cli.options import TuneOptions
@@ -32,8 +32,6 @@ from ngram_npu_cli.tune.candidates import (
     SYNCHRONOUS,
     Candidate,
     Runner,
-    parse_candidate,
-    vllm_options,
 )
 from ngram_npu_cli.tune.measure import Cache, Counts, measure_settings
 from ngram_npu_cli.tune.ranking import Measured, search_stores
@@ -43,17 +41,13 @@ from ngram_npu_cli.tune.tune_report import TuneReport, format_report, make_repor
 __all__ = [
     "BASELINE",
     "CANDIDATES",
-    "EXAMPLES",
     "Candidate",
     "TuneOptions",
     "TuneReport",
-    "VerificationCost",
     "format_report",
     "load_cost",
-    "parse_candidate",
     "share_of_a_step",
     "tune",
-    "vllm_options",
 ]
 
 
@@ -105,7 +99,7 @@ def tune(
         if progress is not None:
             progress(Progress(f"{total} pieces", "replay", done, total))
 
-    def measure_candidates(candidates: tuple[Candidate, ...]) -> Measured:
+    def measure(candidates: Sequence[Candidate]) -> dict[Candidate, Counts]:
         per_request = measure_settings(
             candidates,
             traffic.requests,
@@ -114,14 +108,18 @@ def tune(
             cache=cache,
             progress=show,
         )
-        counts = tuple(_sum_by_conversation(traffic, counts) for counts in per_request)
-        return Measured(candidates, counts, traffic.tokens, traffic.chosen_half)
+        sums = {}
+        for candidate, counts in per_request.items():
+            sums[candidate] = np.zeros((len(traffic.names), counts.shape[1]), np.int32)
+            np.add.at(sums[candidate], traffic.conversation_of, counts)
+        return sums
 
-    measured = measure_candidates(tuple(dict.fromkeys([*searched, *compared.values()])))
+    counts = measure(tuple(dict.fromkeys([*searched, *compared.values()])))
+    measured = Measured(counts, traffic.tokens, traffic.chosen_half)
     costs = {r.name: _add_synchronous(r, cost, options.synchronous) for r in runners}
     on_host = [runner for runner in runners if runner.drafts == "trimmed"]
     if options.store and on_host:
-        measured = search_stores(measured, costs[on_host[0].name], candidates, measure_candidates)
+        measured = search_stores(measured, costs[on_host[0].name], candidates, measure)
     # The file of finished pieces is only needed to continue an interrupted run.
     if options.cache is None and cache.path is not None:
         cache.path.unlink(missing_ok=True)
@@ -167,12 +165,6 @@ def _add_synchronous(
     if synchronous is None:
         synchronous = 0.0 if cost.is_measured else SYNCHRONOUS
     return replace(cost, synchronous=synchronous)
-
-
-def _sum_by_conversation(traffic: Traffic, per_request: Counts) -> Counts:
-    sums = np.zeros((len(traffic.names), per_request.shape[1]), np.int32)
-    np.add.at(sums, traffic.conversation_of, per_request)
-    return sums
 
 
 def _find_cache_file(traffic: Traffic) -> Path | None:

@@ -27,11 +27,7 @@ class Candidate:
 
     @classmethod
     def of(cls, *, drafts: Drafts = "trimmed", **options: Any) -> Candidate:
-        """Returns a candidate from keywords of `NgramConfig` and from what the runner verifies.
-
-        Raises:
-            ValueError, TypeError: As `NgramConfig` does for wrong keywords.
-        """
+        """Returns a candidate from keywords of `NgramConfig`, which raises their errors."""
         if drafts not in ("padded", "trimmed"):
             raise ValueError(f"drafts: expected 'padded' or 'trimmed', got {drafts!r}")
         config = NgramConfig(**options)
@@ -51,7 +47,7 @@ class Candidate:
     @property
     def has_store(self) -> bool:
         """Whether requests also draft from other requests' text."""
-        return self.config.store is not None
+        return "store" in dict(self.options)
 
     @property
     def label(self) -> str:
@@ -92,11 +88,7 @@ BASELINES = {
 
 
 def parse_candidate(text: str) -> Candidate:
-    """Parses a JSON object of `NgramConfig`'s keywords.
-
-    Raises:
-        InputError: The text is not a setting.
-    """
+    """Parses a JSON object of `NgramConfig`'s keywords; another text is an InputError."""
     try:
         return Candidate.of(**json.loads(text))
     except (ValueError, TypeError) as error:
@@ -108,30 +100,25 @@ def parse_candidate(text: str) -> Candidate:
 
 PROBABILITIES = (0.6, 0.45, 0.35, 0.25, 0.177, 0.125, 0.088, 0.0625, 0.03)
 
-
-def _make_candidates() -> tuple[Candidate, ...]:
-    ladders = [
-        Candidate.of(sizes="ladder", k=k, min_draft_probability=p)
-        for p in PROBABILITIES
-        for k in (4, 8, 16, 32)
-    ]
-    fixed = [
-        Candidate.of(min_n=low, max_n=high, k=k, match_policy=policy)
-        for low, high in ((2, 5), (3, 8))
-        for k in (2, 3, 5, 8, 12, 16, 32)
-        for policy in ("earliest", "latest")
-    ]
-    padded = [
-        Candidate.of(
-            min_n=low, max_n=high, k=k, match_policy="latest", overlap=low == 1, drafts="padded"
-        )
-        for low, high in ((1, 16), (2, 5))
-        for k in (1, 2, 3, 5, 8, 12)
-    ]
-    return (*ladders, *fixed, *padded)
-
-
-CANDIDATES = _make_candidates()
+_LADDERS = [
+    Candidate.of(sizes="ladder", k=k, min_draft_probability=p)
+    for p in PROBABILITIES
+    for k in (4, 8, 16, 32)
+]
+_TRIMMED = [
+    Candidate.of(min_n=low, max_n=high, k=k, match_policy=policy)
+    for low, high in ((2, 5), (3, 8))
+    for k in (2, 3, 5, 8, 12, 16, 32)
+    for policy in ("earliest", "latest")
+]
+_PADDED = [
+    Candidate.of(
+        min_n=low, max_n=high, k=k, match_policy="latest", overlap=low == 1, drafts="padded"
+    )
+    for low, high in ((1, 16), (2, 5))
+    for k in (1, 2, 3, 5, 8, 12)
+]
+CANDIDATES = (*_LADDERS, *_TRIMMED, *_PADDED)
 
 STORE_SIZES = (100_000, STORE_TOKENS)
 """Capacities in tokens to try: the last one with several ladders, the others with the best one."""
@@ -145,67 +132,49 @@ that makes its runner asynchronous)."""
 
 @dataclass(frozen=True)
 class Runner:
-    """One way of drafting in a server.
-
-    Attributes:
-        name: For `--runner`.
-        drafts: What is verified, as in `ReplayOptions`.
-        method: Of vLLM's `speculative_config`.
-        variables: Of the server's environment.
-        is_synchronous: Whether vLLM then schedules synchronously.
-        about: Where it drafts, and which features of vLLM are lost.
-    """
+    """One way of drafting in a server: what it verifies, its `method` of vLLM's
+    `speculative_config`, its environment, and which features of vLLM it loses."""
 
     name: str
     drafts: Drafts
     method: Literal["ngram_gpu", "custom_class", "ngram"]
-    variables: tuple[str, ...]
-    is_synchronous: bool
     about: str
+    variables: tuple[str, ...] = ("NGRAM_NPU_VLLM=1",)
+    is_synchronous: bool = True
 
 
-RUNNERS = {
-    "gpu": Runner(
+_RUNNERS = (
+    Runner(
         "gpu",
         "padded",
         "ngram_gpu",
-        ("NGRAM_NPU_VLLM=1",),
-        False,
         "drafts on the GPU (ngram_gpu). Keeps the V2 runner and asynchronous scheduling; all "
         "K tokens are verified. A store there (draft_on) is not searched.",
+        is_synchronous=False,
     ),
-    "host": Runner(
+    Runner(
         "host",
         "trimmed",
         "custom_class",
-        ("NGRAM_NPU_VLLM=1",),  # which a store needs
-        True,
         "drafts on the host (custom_class). On a GPU this TAKES AWAY the V2 runner and "
         "asynchronous scheduling.",
     ),
-    "ascend": Runner(
+    Runner(
         "ascend",
         "trimmed",
         "ngram",
-        ("NGRAM_NPU_VLLM=1", "VLLM_USE_V2_MODEL_RUNNER=0"),
-        True,
         "drafts on the host with vLLM-Ascend (ngram, from v0.24.0rc). This TAKES AWAY "
         "asynchronous scheduling.",
+        ("NGRAM_NPU_VLLM=1", "VLLM_USE_V2_MODEL_RUNNER=0"),
     ),
-}
+)
+RUNNERS = {runner.name: runner for runner in _RUNNERS}
 
 
-def vllm_options(candidate: Candidate, method: str | None = None) -> tuple[str, str]:
-    """Returns the options of `vllm serve` for a setting.
-
-    Args:
-        candidate: The setting.
-        method: Of a `Runner`; None: `ngram_gpu` for padded drafts, otherwise `custom_class`.
-    """
-    method = method or ("ngram_gpu" if candidate.drafts == "padded" else "custom_class")
+def vllm_options(candidate: Candidate, method: str) -> tuple[str, str]:
+    """Returns the options of `vllm serve` for a setting and the method of a `Runner`."""
     config = candidate.config
     speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": config.k}
-    bounds = {"prompt_lookup_min": config.min_n, "prompt_lookup_max": config.max_n}
     plugin: dict[str, Any] = {}
     if method == "custom_class":
         speculative["model"] = "ngram_npu.engines.vllm.NgramProposer"
@@ -221,6 +190,7 @@ def vllm_options(candidate: Candidate, method: str | None = None) -> tuple[str, 
     elif method == "ngram_gpu" and (config.min_n, config.max_n) == (1, 16):
         plugin["lookup"] = "1-16"
     else:
+        bounds = {"prompt_lookup_min": config.min_n, "prompt_lookup_max": config.max_n}
         (plugin if method == "custom_class" else speculative).update(bounds)
         plugin |= {"match_policy": config.match_policy, "overlap": config.overlap}
     return (

@@ -2,65 +2,67 @@
 
 from __future__ import annotations
 
+import html
 import io
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ngram_npu.errors import escape_unprintable, import_optional
 
-from ngram_npu_cli.tune.tune_report import (
-    TuneReport,
-    describe_advice,
-    describe_store,
-    describe_traffic,
-)
+from ngram_npu_cli.report import Block, Command, Table
+from ngram_npu_cli.tune.tune_report import TuneReport, describe
+
+_HEAD = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>N-gram drafting: does it pay?</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } p { margin: .3rem 0; } tr:first-child { color: #5b6675; }
+pre { white-space: pre-wrap; background: #f4f6f9; padding: .8rem 1rem; }
+svg { width: 100%; height: auto; } table { border-collapse: collapse; margin: 1rem 0; }
+td { padding: .2rem .8rem; text-align: right; border-bottom: 1px solid #d5dae1; }
+td:first-child, td:last-child { text-align: left; }
+</style></head><body>
+<h1>N-gram drafting: does it pay?</h1>
+"""
 
 
 def check_html() -> None:
-    """Checks before any work that a page can be made.
-
-    Raises:
-        InputError: The package jinja2 or matplotlib is not installed.
-    """
-    for module in ("jinja2", "matplotlib.figure"):
-        import_optional(module, "--html", "html")
+    """Raises an InputError if matplotlib is not installed."""
+    _import_matplotlib("matplotlib.figure")
 
 
-def to_html(report: TuneReport) -> str:
-    """Returns the page.
-
-    Raises:
-        InputError: As for `check_html`.
-    """
-    jinja2 = import_optional("jinja2", "--html", "html")
-    environment = jinja2.Environment(
-        autoescape=True,
-        trim_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_escape_text,
-    )
-    environment.filters["three"] = "{:.3f}".format
-    template = resources.files("ngram_npu_cli.tune").joinpath("report.html")
-    page: str = environment.from_string(template.read_text(encoding="utf-8")).render(
-        report=report,
-        described=describe_traffic(report),
-        advised=lambda part: [*filter(None, describe_advice(part)), *describe_store(part)],
-        drawing=_render_svg(report),
-        faster=sum(s.speedup > s.against for s in report.singles),
-        slower=sum(s.speedup < s.against for s in report.singles),
-    )
-    return page + "\n"
+def save_html(report: TuneReport, path: Path) -> None:
+    """Writes the page; without matplotlib this is an InputError."""
+    about = report.about
+    footer = f"{about['command']}; {about['date']}; ngram_npu {about['versions']['ngram_npu']}"
+    parts = [_render_block(block) for block in (*describe(report), footer)]
+    page = "\n".join([_HEAD + _render_svg(report), *parts, "</body></html>\n"])
+    path.write_text(page, encoding="utf-8")
 
 
-def _escape_text(value: Any) -> Any:
-    """Escapes control characters of everything but HTML."""
-    return value if hasattr(value, "__html__") else escape_unprintable(str(value))
+def _render_block(block: Block) -> str:
+    if isinstance(block, Command):
+        return f"<pre>{html.escape(block.text)}</pre>"
+    if not isinstance(block, Table):
+        return f"<p>{_escape(block)}</p>" if block else ""
+    rows = ["".join(f"<td>{_escape(cell)}</td>" for cell in row) for row in block.rows]
+    return "\n".join(["<table>", *(f"<tr>{row}</tr>" for row in rows), "</table>"])
+
+
+def _escape(text: str) -> str:
+    return html.escape(escape_unprintable(text))
+
+
+def _import_matplotlib(module: str) -> Any:
+    return import_optional(module, "--html", "html")
 
 
 def _render_svg(report: TuneReport) -> str:
     buffer = io.StringIO()
-    with import_optional("matplotlib", "--html", "html").rc_context({"svg.fonttype": "none"}):
+    with _import_matplotlib("matplotlib").rc_context({"svg.fonttype": "none"}):
         draw(report).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
@@ -69,25 +71,26 @@ def _render_svg(report: TuneReport) -> str:
 def draw(report: TuneReport) -> Any:
     """Returns a figure of matplotlib: speed-up by batch size, tokens and drafts per step, and a
     histogram of the conversations."""
-    figure = import_optional("matplotlib.figure", "--html", "html").Figure(
-        figsize=(12, 3.6), layout="constrained"
-    )
+    matplotlib_figure = _import_matplotlib("matplotlib.figure")
+    figure = matplotlib_figure.Figure(figsize=(12, 3.6), layout="constrained")
     by_batch, yields, gains = figure.subplots(1, 3)
     pair = [
-        ("tab:blue", report.settings[report.recommended], [r.speedup for r in report.batches]),
-        ("tab:orange", report.settings[report.against], [r.against for r in report.batches]),
+        ("tab:blue", report.candidate, [r.speedup for r in report.batches]),
+        ("tab:orange", report.against, [r.against for r in report.batches]),
     ]
     places = np.arange(len(report.batches))
-    points = [(s.held_out.drafted_per_step, s.held_out.tokens_per_step) for s in report.settings]
-    yields.scatter(*zip(*points, strict=True), s=8, color="lightgray")
-    yields.plot(*zip(*(points[i] for i in report.frontier), strict=True), color="tab:blue")
-    for offset, (color, setting, speedups) in zip((-0.1, 0.1), pair, strict=True):
-        held_out = setting.held_out
+    points = {
+        candidate: (setting.held_out.drafted_per_step, setting.held_out.tokens_per_step)
+        for candidate, setting in report.settings.items()
+    }
+    yields.scatter(*zip(*points.values(), strict=True), s=8, color="lightgray")
+    yields.plot(*zip(*(points[c] for c in report.frontier), strict=True), color="tab:blue")
+    for offset, (color, candidate, speedups) in zip((-0.1, 0.1), pair, strict=True):
         lows, highs = [s.low for s in speedups], [s.high for s in speedups]
         by_batch.vlines(places + offset, lows, highs, color=color)
         values = [s.value for s in speedups]
-        by_batch.plot(places + offset, values, "o", color=color, label=setting.candidate.label)
-        yields.plot(held_out.drafted_per_step, held_out.tokens_per_step, "o", color=color)
+        by_batch.plot(places + offset, values, "o", color=color, label=candidate.label)
+        yields.plot(*points[candidate], "o", color=color)
     singles = [[s.speedup for s in report.singles], [s.against for s in report.singles]]
     # A few very large gains would put all others into one column.
     top = max(1.2, float(np.quantile(singles, 0.99)))

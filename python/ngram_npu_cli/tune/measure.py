@@ -14,10 +14,10 @@ import multiprocessing
 import signal
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,6 @@ Counts = npt.NDArray[np.int32]
 _ROWS = 256
 _TOKENS = 4 << 20
 """Maximum rows of a chunk and tokens of its buffer, which bound a worker's memory."""
-
-_requests: Sequence[TokenRequest] = ()
-"""The requests; worker processes inherit them from the parent."""
 
 
 def group_requests(requests: Sequence[TokenRequest]) -> list[list[int]]:
@@ -65,103 +62,93 @@ def measure_settings(
     jobs: int = 1,
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Counts]:
-    """Replays every setting on every request.
+) -> dict[Candidate, Counts]:
+    """Returns, for each setting [N, K+1], steps of each request by the number of tokens drafted.
 
     Args:
         candidates: The settings.
         requests: Each with at least one step.
-        streams: Numbers of the requests that share a store, in order; the store is empty at first,
-            and each request is in one stream. None: one stream of all requests.
+        streams: Numbers of the requests that share a store, in order; the store is empty at first.
+            Each request is in one stream. None: one stream of all requests.
         jobs: Number of processes.
         cache: Finished pieces, which are not replayed again.
         progress: Called with (pieces done, pieces in all).
-
-    Returns:
-        For each setting [N, K+1], steps of each request by the number of tokens drafted.
     """
-    chunks = group_requests(requests)
-    first_stream = len(chunks)
-    if any(candidate.has_store for candidate in candidates):
-        chunks += [list(stream) for stream in streams or [range(len(requests))]]
-    results = [np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates]
     cache = Cache(None) if cache is None else cache
-    digests = [_digest_requests(requests[i] for i in chunk) for chunk in chunks]
-    todo: list[tuple[int, int]] = []
-    total = done = 0
+    results = {c: np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates}
+    chunks = [(False, chunk) for chunk in group_requests(requests)]
+    if any(candidate.has_store for candidate in candidates):
+        chunks += [(True, list(stream)) for stream in streams or [range(len(requests))]]
+    todo: list[Piece] = []
+    total = 0
     # Long chunks first, so that the last process to finish has little left to do.
-    for j in reversed(range(len(chunks))):
-        for i, candidate in enumerate(candidates):
-            if candidate.has_store != (j >= first_stream):
+    for is_stream, chunk in reversed(chunks):
+        digest = _digest_requests(requests[n] for n in chunk)
+        for candidate in candidates:
+            if candidate.has_store != is_stream:
                 continue
             total += 1
-            shape = len(chunks[j]), candidate.config.k + 1
-            counts = cache.get(_make_key(candidate, digests[j]), shape)
+            piece = Piece(candidate, chunk, _make_key(candidate, digest))
+            counts = cache.get(piece.key, (len(chunk), candidate.config.k + 1))
             if counts is None:
-                todo.append((i, j))
+                todo.append(piece)
             else:
-                results[i][chunks[j]] = counts
-                done += 1
-    if progress is not None:
-        progress(done, total)
-    for (i, j), piece in _replay_pieces(candidates, requests, chunks, todo, jobs):
-        results[i][chunks[j]] = piece
-        cache.put(_make_key(candidates[i], digests[j]), piece)
+                results[candidate][chunk] = counts
+    show = progress or (lambda done, total: None)
+    done = total - len(todo)
+    show(done, total)
+    for piece, counts in _replay_pieces(requests, todo, jobs):
+        results[piece.candidate][piece.chunk] = counts
+        cache.add(piece.key, counts)
         done += 1
-        if progress is not None:
-            progress(done, total)
+        show(done, total)
     return results
 
 
+class Piece(NamedTuple):
+    """One setting on one chunk of the requests, and the key of its result in the cache."""
+
+    candidate: Candidate
+    chunk: list[int]
+    key: str
+
+
 def _replay_pieces(
-    candidates: Sequence[Candidate],
-    requests: Sequence[TokenRequest],
-    chunks: Sequence[list[int]],
-    todo: Sequence[tuple[int, int]],
-    jobs: int,
-) -> Iterator[tuple[tuple[int, int], Counts]]:
-    if jobs == 1 or len(todo) < 2:
-        for i, j in todo:
-            yield (i, j), _replay([requests[n] for n in chunks[j]], candidates[i])
+    requests: Sequence[TokenRequest], pieces: Sequence[Piece], jobs: int
+) -> Iterator[tuple[Piece, Counts]]:
+    if jobs == 1 or len(pieces) < 2:
+        for piece in pieces:
+            yield piece, _replay([requests[n] for n in piece.chunk], piece.candidate)
         return
-    with _start_workers(requests, min(jobs, len(todo))) as pool:
-        waiting = iter(todo)
-        running: dict[Future[Counts], tuple[int, int]] = {}
-        while True:
-            # Only enough pieces to keep all processes busy, so that an interruption ends soon.
-            while len(running) < 2 * jobs and (piece := next(waiting, None)) is not None:
-                i, j = piece
-                running[pool.submit(_replay_inherited, chunks[j], candidates[i])] = piece
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
-
-
-@contextmanager
-def _start_workers(requests: Sequence[TokenRequest], jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Yields processes that inherit the requests, so that they need not be copied."""
-    global _requests
-    _requests = requests
     pool = ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("fork"), initializer=_initialize_worker
+        min(jobs, len(pieces)),
+        mp_context=multiprocessing.get_context("fork"),
+        initializer=_initialize_worker,
+        initargs=(requests,),
     )
     try:
-        yield pool
+        running = {pool.submit(_replay_inherited, piece): piece for piece in pieces}
+        for future in as_completed(running):
+            yield running[future], future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        _requests = ()
 
 
-def _initialize_worker() -> None:
+_requests: Sequence[TokenRequest] = ()
+"""The requests of a worker process, which inherits them from its parent without a copy."""
+
+
+def _initialize_worker(requests: Sequence[TokenRequest]) -> None:
+    global _requests
     from ngram_npu._C import set_num_threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     set_num_threads(1)
+    _requests = requests
 
 
-def _replay_inherited(chunk: Sequence[int], candidate: Candidate) -> Counts:
-    return _replay([_requests[n] for n in chunk], candidate)
+def _replay_inherited(piece: Piece) -> Counts:
+    return _replay([_requests[n] for n in piece.chunk], piece.candidate)
 
 
 def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
@@ -231,7 +218,7 @@ class Cache:
         raw = zlib.decompress(base64.b85decode(self._entries[key]))
         return np.frombuffer(raw, np.int32).reshape(shape)
 
-    def put(self, key: str, counts: Counts) -> None:
+    def add(self, key: str, counts: Counts) -> None:
         if self.path is None:
             return
         packed = base64.b85encode(zlib.compress(counts.astype("<i4").tobytes(), 1)).decode()

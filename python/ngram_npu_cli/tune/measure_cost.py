@@ -12,10 +12,11 @@ import http.client
 import json
 import os
 import statistics
-import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,21 +44,12 @@ tokens than chunks arrive."""
 
 @dataclass
 class Stream:
-    """One request.
-
-    Attributes:
-        arrived: Times at which its chunks arrived, in seconds.
-        sent: Time at which it was sent.
-        tokens: Number of generated tokens that the server reports; None: it reports none.
-    """
+    """One request: the times in seconds at which it was sent and its chunks arrived, and the number
+    of generated tokens, None if the server does not report it."""
 
     arrived: list[float] = field(default_factory=list)
     sent: float = 0.0
     tokens: int | None = None
-
-    @property
-    def seconds(self) -> float:
-        return self.arrived[-1] - self.sent
 
 
 def measure_cost(
@@ -65,12 +57,8 @@ def measure_cost(
 ) -> None:
     """Measures at each batch size and adds the times to a file for `load_cost`.
 
-    The file is written after each batch size, so that a later failure loses nothing.
-
-    Args:
-        options: What is measured, and the file, which is created if it does not exist.
-        command: Command line to store in the file.
-        report: Called with each result as a line.
+    The file is created if it does not exist, and written after each batch size, so that a later
+    failure loses nothing. `report` is called with each result as a line.
 
     Raises:
         InputError: The server's answer is not as expected, or the file has another format.
@@ -78,23 +66,14 @@ def measure_cost(
     output = options.output
     sizes = sorted(options.batch_sizes)
     contents = _read_file(output)
-    server = _Server(options.url, options.api_key_env)
-    model = options.model or server.find_model()
-    prompt = _PHRASE * max(1, options.prompt_tokens // _PHRASE_TOKENS)
-    server.run(model, prompt, 1, options.max_tokens)  # warms up, and fills the prefix cache
-    _check_bursts(server, model, prompt, options.max_tokens)
-    contents["runs"].append(
-        {
-            "command": command,
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "model": model,
-        }
-    )
+    server = _Server(options)
+    server.run(1, options.max_tokens)  # warms up, and fills the prefix cache
+    _check_bursts(server, options.max_tokens)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    contents["runs"].append({"command": command, "date": now, "model": server.model})
     for batch in sizes:
         try:
-            per_request, seconds = _measure(
-                server, model, prompt, batch, options.max_tokens, options.rounds
-            )
+            per_request, seconds = _measure(server, batch, options.max_tokens, options.rounds)
         except InputError as error:
             done = ", ".join(map(str, sizes[: sizes.index(batch)]))
             raise InputError(
@@ -109,14 +88,12 @@ def measure_cost(
         )
 
 
-def _measure(
-    server: _Server, model: str, prompt: str, batch: int, max_tokens: int, rounds: int
-) -> tuple[float, float]:
+def _measure(server: _Server, batch: int, max_tokens: int, rounds: int) -> tuple[float, float]:
     """Returns medians over the rounds: drafted tokens per request and step, seconds per step."""
     times, drafted = [], []
     for _ in range(rounds):
         before = server.count_drafted()
-        streams = server.run(model, prompt, batch, max_tokens)
+        streams = server.run(batch, max_tokens)
         chunks = sum(len(stream.arrived) for stream in streams)
         drafts = (server.count_drafted() or 0.0) - (before or 0.0)
         if before is None and any(stream.tokens is None for stream in streams):
@@ -140,19 +117,16 @@ def _measure(
     return statistics.median(drafted), float(f"{statistics.median(times):.4g}")
 
 
-def _check_bursts(server: _Server, model: str, prompt: str, max_tokens: int) -> None:
-    """Checks that chunks are sent when they are generated.
+def _check_bursts(server: _Server, max_tokens: int) -> None:
+    """Raises an InputError if the chunks of an answer arrive far faster than it is generated.
 
     A proxy may buffer an answer until it is complete. Its chunks then arrive as fast as the network
     allows, although a long answer takes longer than one of a single token.
-
-    Raises:
-        InputError: The chunks of an answer arrive far faster than it is generated.
     """
-    (short,) = server.run(model, prompt, 1, 1)
-    streams = server.run(model, prompt, 1, max_tokens)
-    step = compute_step_time(streams)
-    per_chunk = (streams[0].seconds - short.seconds) / (len(streams[0].arrived) - 1)
+    (short,), (long,) = server.run(1, 1), server.run(1, max_tokens)
+    step = compute_step_time([long])
+    longer = (long.arrived[-1] - long.sent) - (short.arrived[-1] - short.sent)
+    per_chunk = longer / (len(long.arrived) - 1)
     if step < per_chunk / 4:
         raise InputError(
             f"chunks arrive in bursts: {1e3 * step:.2g} ms apart, in an answer that takes "
@@ -164,10 +138,7 @@ def compute_step_time(streams: Sequence[Stream]) -> float:
     """Returns the median time per chunk of a request while all requests are running, in seconds.
 
     Chunks that arrive in a burst, as through a proxy that buffers, share the time since the
-    previous burst.
-
-    Raises:
-        InputError: The requests did not run together for long enough.
+    previous burst. Requests that did not run together for long enough are an InputError.
     """
     begin = max((stream.arrived[0] for stream in streams if stream.arrived), default=0.0)
     end = min((stream.arrived[-1] for stream in streams if stream.arrived), default=0.0)
@@ -195,7 +166,8 @@ def compute_step_time(streams: Sequence[Stream]) -> float:
 
 
 class _Server:
-    def __init__(self, url: str, key_variable: str | None) -> None:
+    def __init__(self, options: MeasureCostOptions) -> None:
+        url = options.url
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"{url:.200}: expected a URL such as http://localhost:8000")
@@ -203,15 +175,13 @@ class _Server:
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._host = parts.netloc
         self._is_secure = parts.scheme == "https"
-        self._key_variable = key_variable or _KEY_VARIABLE
-        key = _read_key(key_variable)
+        self._key_variable = options.api_key_env or _KEY_VARIABLE
+        key = _read_key(options.api_key_env)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._prompt = _PHRASE * max(1, options.prompt_tokens // _PHRASE_TOKENS)
+        self.model = options.model or self._find_model()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
-        return kind(self._host, timeout=_TIMEOUT_S)
-
-    def find_model(self) -> str:
+    def _find_model(self) -> str:
         status, text = self._get("/v1/models")
         if status != 200:
             raise self._make_error("/v1/models", status, text)
@@ -221,11 +191,8 @@ class _Server:
             raise InputError(f"{self._url}: /v1/models lists no model; pass --model") from error
 
     def count_drafted(self) -> float | None:
-        """Returns the number of tokens drafted so far.
-
-        It is 0 if the server has no such counter, because it does not speculate then, and None if
-        the server shows no counters.
-        """
+        """Returns the number of tokens drafted so far: 0 if the server has no such counter, because
+        it does not speculate then, and None if it shows no counters."""
         status, text = self._get("/metrics")
         if status in _NO_METRICS_STATUS:
             return None
@@ -234,58 +201,33 @@ class _Server:
         lines = [line for line in text.splitlines() if line.startswith(_DRAFT_COUNTER)]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
-    def run(self, model: str, prompt: str, batch: int, max_tokens: int) -> list[Stream]:
+    def run(self, batch: int, max_tokens: int) -> list[Stream]:
         """Sends ``batch`` equal requests at the same time."""
-        streams = [Stream() for _ in range(batch)]
-        failed: list[Exception] = []
-
-        def request(stream: Stream) -> None:
-            try:
-                self._stream(model, prompt, max_tokens, stream)
-            except Exception as error:  # reported by the waiting thread
-                failed.append(error)
-
-        threads = [threading.Thread(target=request, args=(s,), daemon=True) for s in streams]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failed:
-            error = failed[0]
-            if isinstance(error, InputError):
-                raise error
-            raise InputError(f"{self._url}: {one_line(error):.300}") from error
-        return streams
-
-    def _stream(self, model: str, prompt: str, max_tokens: int, stream: Stream) -> None:
         body = {
-            "model": model,
-            "prompt": prompt,
+            "model": self.model,
+            "prompt": self._prompt,
             "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
             "ignore_eos": True,
         }
+        with ThreadPoolExecutor(batch) as pool:
+            try:
+                return list(pool.map(self._stream, [json.dumps(body)] * batch))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                raise InputError(f"{self._url}: {one_line(error):.300}") from error
+
+    def _stream(self, body: str) -> Stream:
         chunks: list[tuple[float, bytes]] = []
-        connection = self._connect()
-        try:
-            stream.sent = time.perf_counter()
-            connection.request(
-                "POST",
-                f"{self._path}/v1/completions",
-                json.dumps(body),
-                {"Content-Type": "application/json", **self._headers},
-            )
-            answer = connection.getresponse()
+        stream = Stream(sent=time.perf_counter())
+        with self._send("POST", "/v1/completions", body) as answer:
             if answer.status != 200:
                 text = answer.read(300).decode(errors="replace")
                 raise self._make_error("/v1/completions", answer.status, text)
             while line := answer.readline():
                 if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
                     chunks.append((time.perf_counter(), line))
-        finally:
-            connection.close()
         for at, line in chunks:
             chunk = json.loads(line.removeprefix(b"data:"))
             if "error" in chunk:
@@ -296,18 +238,27 @@ class _Server:
                 stream.tokens = chunk["usage"]["completion_tokens"]
         if not stream.arrived:
             raise InputError(f"{self._url}: /v1/completions sent no text")
+        return stream
 
-    def _get(self, path: str) -> tuple[int, str]:
-        """Returns the status and the text of the answer."""
-        connection = self._connect()
+    @contextmanager
+    def _send(
+        self, method: str, path: str, body: str | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
+        connection = kind(self._host, timeout=_TIMEOUT_S)
+        headers = {"Content-Type": "application/json", **self._headers}
         try:
-            connection.request("GET", self._path + path, headers=self._headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode(errors="replace")
+            connection.request(method, self._path + path, body, headers)
+            yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise InputError(f"{self._url}: no answer: {one_line(error):.200}") from error
         finally:
             connection.close()
+
+    def _get(self, path: str) -> tuple[int, str]:
+        """Returns the status and the text of the answer."""
+        with self._send("GET", path) as answer:
+            return answer.status, answer.read().decode(errors="replace")
 
     def _make_error(self, path: str, status: int, text: str) -> InputError:
         if status in (401, 403):  # the server's message may repeat the key
@@ -321,11 +272,7 @@ class _Server:
 
 
 def _read_key(variable: str | None) -> str:
-    """Returns the API key in an environment variable, or an empty text. Errors never show it.
-
-    Raises:
-        InputError: A variable is named and is empty, or the key cannot be sent in a header.
-    """
+    """Returns the API key in an environment variable, or an empty text. Errors never show it."""
     key = os.environ.get(variable or _KEY_VARIABLE, "").strip()
     if variable is not None and not key:  # not shown: it may be a key, passed by mistake
         raise InputError(

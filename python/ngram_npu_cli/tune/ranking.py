@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,103 +37,80 @@ class Measured:
     """Counts of all settings over all conversations.
 
     Attributes:
-        candidates: The settings.
-        counts: Per setting [N, K+1], steps of a conversation by the number of tokens drafted.
+        counts: By setting [N, K+1], steps of a conversation by the number of tokens drafted.
         tokens: [N], generated in steps, the same for all settings.
         chosen_half: [N], whether the conversation belongs to the half for choosing.
     """
 
-    candidates: tuple[Candidate, ...]
-    counts: tuple[Counts, ...]
+    counts: Mapping[Candidate, Counts]
     tokens: npt.NDArray[np.int64]
     chosen_half: BoolArray
 
-    def extend(self, other: Measured) -> Measured:
+    def extend(self, counts: Mapping[Candidate, Counts]) -> Measured:
         """Returns these and other settings over the same conversations."""
-        return replace(
-            self,
-            candidates=self.candidates + other.candidates,
-            counts=self.counts + other.counts,
-        )
+        return replace(self, counts={**self.counts, **counts})
 
     def select(self, drafts: str) -> Measured:
         """Returns only the settings with padded or with trimmed drafts."""
-        kept = [i for i, candidate in enumerate(self.candidates) if candidate.drafts == drafts]
-        return replace(
-            self,
-            candidates=tuple(self.candidates[i] for i in kept),
-            counts=tuple(self.counts[i] for i in kept),
-        )
+        return replace(self, counts={c: n for c, n in self.counts.items() if c.drafts == drafts})
 
-    def total(self, candidate: int, where: BoolArray) -> TotalCounts:
+    def total(self, candidate: Candidate, where: BoolArray) -> TotalCounts:
         """Returns the counts of a setting, summed over some conversations."""
         steps = self.counts[candidate][where].sum(axis=0, dtype=np.int64)
         drafted = int(steps @ np.arange(len(steps)))
         return TotalCounts(int(self.tokens[where].sum()), int(steps.sum()), drafted)
 
     def speedup(
-        self, candidate: int, cost: VerificationCost, batch: int, where: BoolArray
+        self, candidate: Candidate, cost: VerificationCost, batch: int, where: BoolArray
     ) -> float:
         """Returns the speed-up of a setting over some conversations together."""
         steps = self.counts[candidate][where].sum(axis=0, dtype=np.int64)
-        tokens = int(self.tokens[where].sum())
-        return float(cost.speedup(batch, [tokens], [steps])[0])
-
-    def speedup_per_conversation(
-        self, candidate: int, cost: VerificationCost, batch: int
-    ) -> FloatArray:
-        """Returns [N], the speed-up of a batch of equal requests, for each conversation."""
-        return cost.speedup(batch, self.tokens, self.counts[candidate])
+        return float(cost.speedup(batch, [int(self.tokens[where].sum())], [steps])[0])
 
 
 def rank(
-    measured: Measured, cost: VerificationCost, among: Iterable[int] | None = None
-) -> list[int]:
-    """Returns the numbers of all or some settings, the best first on the half for choosing.
+    measured: Measured, cost: VerificationCost, among: Iterable[Candidate] | None = None
+) -> list[Candidate]:
+    """Returns all or some settings, the best first on the half for choosing.
 
     One setting serves all batch sizes. So a setting is ranked by the batch size where its speed-up
     is the smallest share of the best speed-up for that size. Sizes where no setting gains do not
     count, because drafting is off there. Equal settings keep their order.
     """
-    numbers = list(range(len(measured.candidates)) if among is None else among)
+    candidates = list(measured.counts if among is None else among)
     speedups = np.array(
         [
-            [measured.speedup(i, cost, batch, measured.chosen_half) for batch in cost.batch_sizes]
-            for i in numbers
+            [measured.speedup(c, cost, batch, measured.chosen_half) for batch in cost.batch_sizes]
+            for c in candidates
         ]
-    ).reshape(len(numbers), -1)
+    ).reshape(len(candidates), -1)
     best = speedups.max(axis=0, initial=0)
     # A server turns drafting off at sizes where no setting gains, so they must not decide.
     if (best > 1).any():
         speedups, best = speedups[:, best > 1], best[best > 1]
     smallest_share = (speedups / best).min(axis=1)
-    order = sorted(range(len(numbers)), key=lambda i: float(smallest_share[i]), reverse=True)
-    return [numbers[i] for i in order]
+    return [candidates[i] for i in np.argsort(-smallest_share, kind="stable")]
 
 
 @dataclass(frozen=True)
 class StoreGain:
-    """Gain of a store on the held-out half, at the smallest batch size.
+    """Gain of a store on the held-out half, at the smallest batch size: ratio of the speed-ups of
+    the best settings with and without one."""
 
-    Attributes:
-        best, without: Numbers of the best settings with and without a store.
-        ratio: Of their speed-ups, over the same resampled conversations.
-    """
-
-    best: int
-    without: int
+    best: Candidate
+    without: Candidate
     ratio: Interval
 
 
-def recommend(measured: Measured, cost: VerificationCost) -> tuple[int, StoreGain | None]:
+def recommend(measured: Measured, cost: VerificationCost) -> tuple[Candidate, StoreGain | None]:
     """Returns the best setting, and the gain of a store if one was tried.
 
     A store shares text between requests. So one is recommended only if its interval on the held-out
     half lies above 1 too.
     """
     order = rank(measured, cost)
-    stored = [i for i in order if measured.candidates[i].has_store]
-    others = [i for i in range(len(order)) if not measured.candidates[i].has_store]
+    stored = [c for c in order if c.has_store]
+    others = [c for c in measured.counts if not c.has_store]
     if not stored or not others:
         return order[0], None
     without = rank(measured, cost, others)[0]
@@ -146,43 +123,31 @@ def search_stores(
     measured: Measured,
     cost: VerificationCost,
     candidates: Sequence[Candidate],
-    measure: Callable[[tuple[Candidate, ...]], Measured],
+    measure: Callable[[Sequence[Candidate]], Mapping[Candidate, Counts]],
 ) -> Measured:
     """Adds ladders with a store.
 
     The best ladder with a store often differs from the best one without. So the search begins with
     the best one without a store, continues with the best ladder of the next length or probability
     until none is better, and tries that one with stores of the other sizes.
-
-    Args:
-        measured: All settings so far.
-        cost: Of verification.
-        candidates: The settings among which the ladders are.
-        measure: Measures settings over the same conversations.
     """
     ladders = [
         c for c in candidates if c.config.min_draft_probability is not None and not c.has_store
     ]
-    ladder_of = {_add_store(ladder, STORE_SIZES[-1]): ladder for ladder in ladders}
-
-    def find_best(wanted: Iterable[Candidate]) -> Candidate:
-        numbers = [i for i, c in enumerate(measured.candidates) if c in wanted]
-        return measured.candidates[rank(measured, cost, numbers)[0]]
-
-    def list_missing(wanted: Iterable[Candidate]) -> tuple[Candidate, ...]:
-        return tuple(c for c in wanted if c not in measured.candidates)
-
     if not ladders:
         return measured
-    current = find_best(ladders)
+    ladder_of = {_add_store(ladder, STORE_SIZES[-1]): ladder for ladder in ladders}
+    current = rank(measured, cost, ladders)[0]
     while True:
         nearby = [current, *_list_neighbours(current, ladders)]
-        missing = list_missing(_add_store(ladder, STORE_SIZES[-1]) for ladder in nearby)
+        stored = [_add_store(ladder, STORE_SIZES[-1]) for ladder in nearby]
+        missing = [c for c in stored if c not in measured.counts]
         if not missing:
             break
         measured = measured.extend(measure(missing))
-        current = ladder_of[find_best(ladder_of)]
-    missing = list_missing(_add_store(current, tokens) for tokens in STORE_SIZES[:-1])
+        current = ladder_of[rank(measured, cost, [c for c in measured.counts if c in ladder_of])[0]]
+    others = [_add_store(current, tokens) for tokens in STORE_SIZES[:-1]]
+    missing = [c for c in others if c not in measured.counts]
     return measured.extend(measure(missing)) if missing else measured
 
 
@@ -204,10 +169,10 @@ def _list_neighbours(ladder: Candidate, ladders: Sequence[Candidate]) -> list[Ca
 
 def compute_interval(
     measured: Measured,
-    candidate: int,
+    candidate: Candidate,
     cost: VerificationCost,
     batch: int,
-    against: int | None = None,
+    against: Candidate | None = None,
 ) -> Interval:
     """Returns the speed-up on the held-out half, or with `against` its ratio to another setting's.
 
@@ -221,8 +186,8 @@ def compute_interval(
     weights = np.concatenate([np.ones((1, len(where)), np.int64), draws]).astype(np.float64)
     tokens = weights @ measured.tokens[where]
 
-    def resample(number: int) -> FloatArray:
-        return cost.speedup(batch, tokens, weights @ measured.counts[number][where])
+    def resample(setting: Candidate) -> FloatArray:
+        return cost.speedup(batch, tokens, weights @ measured.counts[setting][where])
 
     values = resample(candidate)
     if against is not None:
@@ -231,17 +196,17 @@ def compute_interval(
     return Interval(float(values[0]), float(low), float(high))
 
 
-def find_frontier(figures: Sequence[TotalCounts]) -> list[int]:
+def find_frontier(figures: Mapping[Candidate, TotalCounts]) -> list[Candidate]:
     """Returns the Pareto front: no other yields as many tokens per step with fewer drafted."""
-    order = sorted(
-        range(len(figures)),
-        key=lambda i: (figures[i].drafted_per_step, -figures[i].tokens_per_step),
-    )
-    kept: list[int] = []
-    for i in order:
-        if not kept or figures[i].tokens_per_step > figures[kept[-1]].tokens_per_step:
-            kept.append(i)
-    return kept
+    frontier: list[Candidate] = []
+    highest = 0.0
+    for candidate, counts in sorted(
+        figures.items(), key=lambda item: (item[1].drafted_per_step, -item[1].tokens_per_step)
+    ):
+        if counts.tokens_per_step > highest:
+            frontier.append(candidate)
+            highest = counts.tokens_per_step
+    return frontier
 
 
 def advise(
@@ -249,12 +214,8 @@ def advise(
 ) -> tuple[str, int | None]:
     """Returns one sentence of advice, and the batch size above which drafting should be off.
 
-    Args:
-        batches: Batch sizes, ascending, and whether the interval of a setting lies above 1 there.
-        any_batch: Whether the cost is the same for any batch size.
-
-    Returns:
-        The advice and the batch size: 0 for all sizes, None for no size.
+    That is 0 for all sizes, and None for no size. `batches` has the batch sizes, ascending, and
+    whether the interval of a setting lies above 1 there.
     """
     gaining = [batch for batch, gains in batches if gains]
     if not gaining:

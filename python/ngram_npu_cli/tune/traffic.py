@@ -8,6 +8,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,27 +26,18 @@ class Traffic:
 
     Attributes:
         inputs: Names, in order.
-        input_of: [N], number of each conversation's input.
-        names: ID of each conversation.
-        number_in_input: [N], number of each conversation among those kept of its input, from 0.
+        input_of, names: [N], number of each conversation's input, and its ID.
         requests: Of all conversations. A conversation has several requests if its chat template
             changes earlier turns.
         conversation_of: [R], number of each request's conversation.
-        tokens: [N], generated in steps.
-        characters: Of the conversations kept.
-        num_read, characters_read: Of all conversations that were read.
         left_out: Number of kept conversations without a step.
-        notes: Records and conversations that were skipped, and files of folders that are no logs.
-        tokenizer: Name and source; None for token ids.
     """
 
     inputs: tuple[str, ...]
     input_of: npt.NDArray[np.int64]
     names: tuple[str, ...]
-    number_in_input: npt.NDArray[np.int64]
     requests: tuple[TokenRequest, ...]
     conversation_of: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int64]
     characters: int
     num_read: int
     characters_read: int
@@ -58,10 +50,18 @@ class Traffic:
         return self.characters < self.characters_read
 
     @property
+    def tokens(self) -> npt.NDArray[np.int64]:
+        """[N], tokens of each conversation that are generated in steps."""
+        generated = [request.num_generated for request in self.requests]
+        return np.bincount(self.conversation_of, generated).astype(np.int64)
+
+    @property
     def chosen_half(self) -> npt.NDArray[np.bool_]:
         """[N], whether settings are chosen on it: numbers 0, 2, 4, ... of each input."""
-        is_even: npt.NDArray[np.bool_] = self.number_in_input % 2 == 0
-        return is_even
+        is_chosen = np.zeros(len(self.names), bool)
+        for number in range(len(self.inputs)):
+            is_chosen[np.flatnonzero(self.input_of == number)[::2]] = True
+        return is_chosen
 
     def streams(self) -> list[list[int]]:
         """Returns numbers of the requests that share a store: each half of each input, in order."""
@@ -72,19 +72,32 @@ class Traffic:
             for stream in np.unique(stream_of_request)
         ]
 
+    def describe(self) -> dict[str, Any]:
+        """Returns what a report states about the traffic."""
+        return {
+            "inputs": list(self.inputs),
+            "conversations": len(self.names),
+            "conversations_without_a_step": self.left_out,
+            "characters": self.characters,
+            "conversations_found": self.num_read,
+            "characters_found": self.characters_read,
+            "is_sample": self.is_sample,
+            "tokens": int(self.tokens.sum()),
+            "held_out_conversations": int((~self.chosen_half).sum()),
+            "tokenizer": self.tokenizer,
+            "notes": list(self.notes),
+        }
+
 
 def read_traffic(
     paths: Sequence[str | PathLike[str]],
     options: TuneOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Traffic:
-    """Reads, samples and tokenizes.
+    """Reads, samples and tokenizes conversations.
 
-    Args:
-        paths: Files and folders; empty for the standard library's sources.
-        options: How it is read; None: all of it. A sample has whole conversations, chosen with
-            equal probability, the same ones for the same traffic.
-        progress: Called after each conversation that is read, and that is tokenized.
+    A sample has whole conversations, chosen with equal probability, the same ones for the same
+    traffic. Without options, everything is read.
 
     Raises:
         InputError: As for `replay`, or fewer than two conversations have a step.
@@ -96,9 +109,9 @@ def read_traffic(
         paths, options, sample.add, discard=sample.discard, progress=progress
     )
     notes = [f"{log.name}: {note}" for log in logs for note in log.notes] + omissions
-    kept = sample.in_order()
+    conversations = sample.in_order()
     tokenization = Tokenization(options.tokenizer, options.chat_template)
-    if not all(conversation.has_token_ids for _, conversation in kept):
+    if not all(conversation.has_token_ids for _, conversation in conversations):
         tokenization.load()
         if tokenization.is_guessed and paths:
             notes.append(TOKENIZER_WARNING)
@@ -106,44 +119,39 @@ def read_traffic(
     conversation_of: list[int] = []
     names: list[str] = []
     input_of: list[int] = []
-    read_of_input = np.zeros(len(logs), int)
+    used = [0] * len(logs)
     skipped = [Skipped("conversations", strict=options.strict) for _ in logs]
-    for done, (number, conversation) in enumerate(kept, start=1):
-        read_of_input[number] += 1
-        with_steps: list[TokenRequest] = []
+    for done, (number, conversation) in enumerate(conversations, start=1):
         try:
-            with_steps += [r for r in tokenization.make_requests(conversation) if r.spans()]
+            with_steps = [r for r in tokenization.make_requests(conversation) if r.spans()]
         except RecordError as error:
             skipped[number].add(error)
-        if with_steps:
-            conversation_of += [len(names)] * len(with_steps)
-            requests += with_steps
-            names.append(conversation.id)
-            input_of.append(number)
-        show(Progress(logs[number].name, "tokenize", done, len(kept)))
-    for log, skipped_of_input, num_read in zip(logs, skipped, read_of_input.tolist(), strict=True):
-        used = num_read - skipped_of_input.number
-        skipped_of_input.check(used)
-        notes += [f"{log.name}: {note}" for note in skipped_of_input.notes(used)]
+        else:
+            used[number] += 1
+            if with_steps:
+                conversation_of += [len(names)] * len(with_steps)
+                requests += with_steps
+                names.append(conversation.id)
+                input_of.append(number)
+        show(Progress(logs[number].name, "tokenize", done, len(conversations)))
+    for log, skipped_of_log, used_of_log in zip(logs, skipped, used, strict=True):
+        skipped_of_log.check(used_of_log)
+        notes += [f"{log.name}: {note}" for note in skipped_of_log.notes(used_of_log)]
     if len(names) < 2:
         raise InputError(
             f"expected 2 or more conversations with an answer of 2 or more tokens, got {len(names)}"
         )
-    owners = np.array(conversation_of)
-    generated = [request.num_generated for request in requests]
     tokenizer = tokenization.tokenizer
     return Traffic(
         inputs=tuple(log.name for log in logs),
         input_of=np.array(input_of),
         names=tuple(names),
-        number_in_input=_number_within_inputs(np.array(input_of)),
         requests=tuple(requests),
-        conversation_of=owners,
-        tokens=np.bincount(owners, generated, len(names)).astype(np.int64),
+        conversation_of=np.array(conversation_of),
         characters=sample.characters,
         num_read=sample.num_read,
         characters_read=sample.characters_read,
-        left_out=len(kept) - len(names) - sum(s.number for s in skipped),
+        left_out=sum(used) - len(names),
         notes=tuple(notes),
         tokenizer=None if tokenizer is None else f"{tokenizer.name}: {tokenizer.source}",
     )
@@ -195,12 +203,3 @@ class _Sample:
         """Returns numbers of inputs and conversations in the order in which they were added."""
         in_order = sorted(self._heap, key=lambda entry: entry[1])
         return [(number, conversation) for _, _, number, conversation in in_order]
-
-
-def _number_within_inputs(input_of: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Returns [N], number of earlier conversations of the same input."""
-    numbers = np.zeros(len(input_of), np.int64)
-    for number in np.unique(input_of):
-        conversations = np.flatnonzero(input_of == number)
-        numbers[conversations] = np.arange(len(conversations))
-    return numbers

@@ -16,8 +16,7 @@ TOKENIZER = "0123456789abcdef" * 2
 
 
 def new_conversations(number: int, parity: int = 0) -> list[TokenRequest]:
-    """Random ids of 0 to 119. Each id whose remainder modulo 2 is ``parity`` is always followed by
-    the same token, id + 500."""
+    """Returns random ids of 0 to 119. id + 500 follows each even id, or odd one if parity is 1."""
     rng = np.random.default_rng(number)
     requests = []
     for i in range(number):

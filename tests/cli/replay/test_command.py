@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import ngram_npu
-import numpy as np
 import pytest
-from cli_helpers import EXAMPLE_LINE
+from cli_helpers import EXAMPLE_LINE, make_talk
 from ngram_npu.output import atomic_output, check_writable
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import (
@@ -35,26 +34,20 @@ from ngram_npu_cli.replay import (
 Write = Callable[..., Path]
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_that_only_print(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"ngram-npu {ngram_npu.__version__}\n"
-
-
-def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     assert capsys.readouterr().out == f"{ngram_npu.doctor()}\n"
     assert cli.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == ngram_npu.__version__
-
-
-def test_missing_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "COMMAND" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["replay", "--help"], ["learn", "--help"], ["store", "info", "-h"], ["--version"]],
+    [["--help"], ["learn", "--help"], ["store", "info", "-h"], ["--version"]],
 )
 def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
     script = (
@@ -101,23 +94,12 @@ def test_pipe_and_redirection_need_no_path(talk: Path) -> None:
         assert "\nstdin " in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "hint"),
-    [
-        (["replay", "x", "--batchsize", "4"], "; did you mean --batch-size?"),
-        (["tune", "x", "--min-draft-probability", "0.1"], " (see ngram-npu tune --help)"),
-        (["tune", "x", "--runer=gpu"], "; did you mean --runner?"),
-        (["measure-cost", "x", "--batch-sizes", "4"], "; did you mean --batch-size?"),
-    ],
-)
-def test_unknown_option_suggests_the_most_similar_one(
-    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(arguments) == 2
+def test_unknown_option_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", "x", "--batchsize", "4"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"ngram-npu {arguments[0]}: error: unrecognized arguments: --")
-    assert hint in error
-    assert error.count("\n") == 1
+    assert (
+        error == "ngram-npu: error: unrecognized arguments: --batchsize 4 (see ngram-npu --help)\n"
+    )
 
 
 def test_tables_fit_80_columns(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,58 +115,48 @@ def test_tables_fit_80_columns(write_jsonl: Write, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "message"),
+    ("line", "code", "error"),
     [
         ("replay - <&-", 2, " replay: error: stdin: standard input is closed"),
-        ("tune - <&-", 2, " tune: error: stdin: standard input is closed"),
         ("replay {talk} --json /dev/full", 2, " replay: error: /dev/full: cannot be written: No s"),
-        ("tune {talk} -c 0.05 --cache /dev/full", 2, " tune: error: /dev/full: cannot be written"),
-        # Reading what is there already would not end.
-        (
-            "measure-cost /dev/full --url http://localhost:1",
-            2,
-            " measure-cost: error: http://local",
-        ),
         ("replay {talk} > /dev/full", 1, ": error: [Errno 28] No space left on device"),
         ("replay {talk} >&-", 1, ": error: standard output is closed"),
         ("replay {talk} > /dev/full 2> /dev/full", 1, None),
-        ("replay nowhere.jsonl 2> /dev/full", 2, None),
         ("replay {talk} --kk 2> /dev/full", 2, None),
         ("tune {talk} -c 0.05 --jobs 1 --sizes ladder > /dev/full", 1, ": error: [Errno 28] No sp"),
-        ("tune {talk} -c 0.05 --json /dev/full", 2, " tune: error: /dev/full: cannot be written"),
-        ("doctor > /dev/full", 1, ": error: [Errno 28] No space left on device"),
         ("doctor >&-", 1, ": error: standard output is closed"),
         ("--version > /dev/full", 1, ": error: [Errno 28] No space left on device"),
+        ("replay {talk} | true", 0, None),
     ],
 )
 def test_closed_or_full_stream_is_reported_in_one_line(
-    request: pytest.FixtureRequest, write_jsonl: Write, line: str, code: int, message: str | None
+    request: pytest.FixtureRequest, write_jsonl: Write, line: str, code: int, error: str | None
 ) -> None:
     if not line.startswith("doctor"):
         request.getfixturevalue("no_torch")
     talk = write_jsonl(*[{**EXAMPLE_LINE, "id": str(i)} for i in range(4)])
     done = _shell(line.format(talk=talk))
     assert (done.returncode, done.stdout) == (code, "")
-    if message is None:  # nowhere to say it
-        assert done.stderr == ""
-        return
-    assert done.stderr.startswith(f"ngram-npu{message}")
-    assert done.stderr.count("\n") == 1
+    expected = "" if error is None else rf"ngram-npu{re.escape(error)}.*\n"
+    assert re.fullmatch(expected, done.stderr)
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_replay_works_with_unused_streams_closed(write_jsonl: Write) -> None:
-    talk = write_jsonl(EXAMPLE_LINE)
-    done = _shell(f"replay {talk} --json - <&- 2>&-")
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize(
+    "line", ["replay {talk} --json - <&- 2>&-", "replay --json - < {talk} 2>&-", "replay --json -"]
+)
+def test_replay_reads_path_redirection_or_pipe(talk: Path, line: str) -> None:
+    done = _shell(line.format(talk=talk), piped=talk)
+    assert done.returncode == 0
     assert json.loads(done.stdout)["total"]["num_tokens"] == 12
 
 
-def _shell(line: str) -> subprocess.CompletedProcess[str]:
+def _shell(line: str, piped: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = Path(sysconfig.get_path("scripts")) / "ngram-npu"
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # else argparse ignores a failing write
     return subprocess.run(
-        ["bash", "-c", f"ulimit -v 16000000; exec {command} {line}"],
+        ["bash", "-c", f"ulimit -v 16000000; {command} {line}"],
+        input=None if piped is None else piped.read_text(),
         capture_output=True,
         text=True,
         env=environment,
@@ -195,19 +167,16 @@ def files_in(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_file())
 
 
-def test_replay_writes_json(talk: Path, tmp_path: Path) -> None:
+def test_replay_writes_json(talk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "result.json"
     target.write_text("old")
     arguments = ["replay", str(talk.parent), "--json", str(target), "--batch-size", "4"]
     assert cli.main(arguments) == 0
+    assert "tokens/step" in capsys.readouterr().out
     report = json.loads(target.read_text(encoding="utf-8"))
-    assert report["total"]["num_steps"] == 5
+    assert (report["total"]["num_steps"], report["batch_size"]) == (5, 4)
     assert report["command"] == "ngram-npu " + " ".join(arguments)
-    assert report["batch_size"] == 4
     assert files_in(tmp_path) == ["result.json"]
-
-
-def test_json_on_stdout_contains_only_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["replay", str(talk), "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["total"]["num_tokens"] == 12
@@ -217,14 +186,10 @@ def test_json_on_stdout_contains_only_json(talk: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("--min-n 1 --max-n 3 --k 7", {"min_n": 1, "max_n": 3, "k": 7}),
-        ("--match-policy latest --overlap", {"match_policy": "latest", "overlap": True}),
-        ("--no-overlap --max-len 100", {"overlap": False, "max_len": 100}),
-        ("--sizes ladder", {"sizes": "ladder", "min_n": 1, "max_n": 16, "overlap": True}),
-        (
-            "--min-draft-probability 0.177 --k 4",
-            {"sizes": "ladder", "min_draft_probability": 0.177, "k": 4},
-        ),
+        ("--min-n 1 --max-n 3 --k 7 --overlap", {"min_n": 1, "max_n": 3, "k": 7, "overlap": True}),
+        ("--match-policy latest --max-len 100", {"match_policy": "latest", "max_len": 100}),
+        ("--sizes ladder --no-overlap", {"sizes": "ladder", "max_n": 16, "overlap": False}),
+        ("--min-draft-probability 0.177", {"sizes": "ladder", "min_draft_probability": 0.177}),
     ],
 )
 def test_drafting_options(
@@ -236,16 +201,7 @@ def test_drafting_options(
 
 
 def test_engine_changes_no_figure(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    """Uses several conversations per row that are long enough for an index."""
-    rng = np.random.default_rng(2)
-    phrase = rng.integers(0, 50, 300).tolist()
-    lines = []
-    for number in range(12):
-        start = int(rng.integers(0, 200))
-        prompt = rng.integers(0, 5, 40).tolist() + phrase[: start + 90]
-        turn = {"prompt_token_ids": prompt, "completion_token_ids": phrase[start : start + 80]}
-        lines.append({"id": str(number), "turns": [turn, turn]})
-    path = write_jsonl(*lines)
+    path = write_jsonl(*make_talk(12))
     results = []
     for arguments in ([], ["--engine", "auto"], ["--engine", "index"], ["--engine", "scan"]):
         arguments += ["--batch-size", "3", "--json", "-"]
@@ -256,35 +212,17 @@ def test_engine_changes_no_figure(write_jsonl: Write, capsys: pytest.CaptureFixt
     assert all(other == results[0] for other in results)
 
 
-def test_index_engine_with_too_many_sizes_is_an_error(
-    talk: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    span = ["--min-n", "1", "--max-n", "9"]
-    assert cli.main(["replay", str(talk), *span]) == 0  # reads the contexts
-    assert cli.main(["replay", str(talk), *span, "--engine", "index"]) == 2
-    assert "expected max_n - min_n <= 7, and no" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--max-n", "10", "--engine", "index"], "expected max_n - min_n <= 7, and no"),
         (["--k", "0"], "--k: must be at least 1, got 0"),
         (["--k", "many"], "invalid integer value: 'many'"),
         (["--k", "65"], "k: expected 1 to 64, got 65"),
-        (["--min-n", "6"], "min_n: expected 1 to 5, got 6"),
         (["--match-policy", "middle"], "invalid choice"),
-        (
-            ["--min-draft-probability", "0"],
-            "--min-draft-probability: must be above 0 and at most 1, got 0",
-        ),
         (["--min-draft-probability", "nan"], "must be above 0 and at most 1, got nan"),
         (["--min-draft-probability", "often"], "invalid number value: 'often'"),
-        (["--sizes", "ladder", "--max-n", "8"], "max_n: expected 16 with sizes='ladder', got 8"),
         (["--draft-costs", "{tmp}/own.json"], "costs: expected none without min_draft_probability"),
-        (
-            ["--draft-costs", "{tmp}/own.json", "--min-draft-probability", "1"],
-            "own.json: not a table of costs",
-        ),
         (["--batch-size", "0"], "--batch-size: must be at least 1"),
         (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
         (["--json", "{tmp}"], "is a directory"),
@@ -298,7 +236,7 @@ def test_bad_options_are_exit_code_2(
     arguments: list[str],
     message: str,
 ) -> None:
-    path = write_jsonl({"id": "a", "turns": [{"prompt": "a", "completion": "b"}]})
+    path = write_jsonl({"prompt": "a", "completion": "b"})
     arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
     assert cli.main(["replay", str(path), *arguments]) == 2
     out, err = capsys.readouterr()
@@ -335,19 +273,20 @@ def test_sigint_ends_the_process_with_130(talk: Path, tmp_path: Path) -> None:
 
 
 def test_atomic_output_replaces_the_file_completely(tmp_path: Path) -> None:
-    target = tmp_path / "x"
+    target, link = tmp_path / "x", tmp_path / "link"
     target.write_text("old")
     target.chmod(0o640)
-    with atomic_output(target) as scratch:
+    link.symlink_to(target)
+    with atomic_output(link) as scratch:
         scratch.write_text("new")
         assert scratch.parent == target.parent
         assert target.read_text() == "old"
-    assert target.read_text() == "new"
+    assert link.is_symlink()
     assert target.stat().st_mode & 0o777 == 0o640
     with pytest.raises(KeyboardInterrupt):
         _write_half(target)
     assert target.read_text() == "new"
-    assert files_in(tmp_path) == ["x"]
+    assert files_in(tmp_path) == ["link", "x"]
 
 
 def _write_half(target: Path) -> None:
@@ -356,23 +295,21 @@ def _write_half(target: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_atomic_output_keeps_links_and_devices(tmp_path: Path) -> None:
-    target, link = tmp_path / "x", tmp_path / "link"
-    link.symlink_to(target)
-    with atomic_output(link) as scratch:
-        scratch.write_text("new")
-    assert link.is_symlink()
-    assert target.read_text() == "new"
+def test_atomic_output_keeps_devices_and_the_user_s_permissions(tmp_path: Path) -> None:
     null = Path(os.devnull)
     check_writable(null)
     with atomic_output(null) as scratch:
         scratch.write_text("gone")
     assert null.is_char_device()
-
-
-def test_atomic_output_reports_a_failed_write(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"), atomic_output(tmp_path / "x"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    before = os.umask(0o027)
+    try:
+        with atomic_output(tmp_path / "x") as scratch:
+            scratch.write_text("new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640, "those of a new file"
 
 
 def test_atomic_output_does_not_follow_planted_links(
@@ -390,16 +327,6 @@ def test_atomic_output_does_not_follow_planted_links(
         _write_half(target)
     assert victim.read_text() == "theirs"
     assert link.is_symlink()
-
-
-def test_atomic_output_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        with atomic_output(tmp_path / "x") as scratch:
-            scratch.write_text("new")
-    finally:
-        os.umask(before)
-    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
 
 
 # The rest of the command
@@ -430,39 +357,31 @@ def test_progress_without_tqdm_shows_no_bar(
     assert cli.main(["replay", str(talk)]) == 0
     assert terminal.getvalue() == ""
     assert "talk" in capsys.readouterr().out
-    assert cli.main(["tune", str(talk), "-c", "0.05", "--progress"]) == 2
-    message = '--progress needs tqdm: pip install tqdm (the extra "replay")'
-    assert message in terminal.getvalue()
 
 
 @pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])
+@pytest.mark.parametrize("is_terminal", [False, True])
 def test_control_characters_of_file_names_are_escaped(
     write_jsonl: Write,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     line: object,
+    is_terminal: bool,
 ) -> None:
     path = write_jsonl(line, name="\x1b[2J\n\x9b\u202e\udcff.jsonl")
-    cli.main(["replay", str(path)])
-    out, err = capsys.readouterr()
-    assert "\\x9b\\u202e\\udcff" in out + err
-    assert (out + err).replace("\n", "").isprintable()
-
     terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    if is_terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
     cli.main(["replay", str(path)])
-    assert terminal.getvalue().replace("\r", "").replace("\n", "").isprintable()
+    shown = "".join([*capsys.readouterr(), terminal.getvalue()])
+    assert "\\x9b\\u202e\\udcff" in shown
+    assert shown.replace("\r", "").replace("\n", "").isprintable()
 
 
 def test_control_characters_of_arguments_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     """A shell's `*` can turn a file name that begins with dashes into an option."""
     assert cli.main(["replay", "--\x1b[2J.jsonl"]) == 2
-    err = capsys.readouterr().err
-    assert "unrecognized arguments: --\\x1b[2J.jsonl" in err
-    assert err.replace("\n", "").isprintable()
-
-
-def test_control_characters_of_inputs_are_escaped() -> None:
+    assert "unrecognized arguments: --\\x1b[2J.jsonl" in capsys.readouterr().err
     hostile = "\x1b[2J"
     tokenizer = ReplayTokenizer(hostile, "source", None, lambda text: list(text.encode()))
     conversation = Conversation("a", (Turn("p", "completion"),))
@@ -470,10 +389,3 @@ def test_control_characters_of_inputs_are_escaped() -> None:
     table = format_table(replay(inputs=inputs, tokenizer=tokenizer))
     assert table.count("\\x1b[2J") == 3, "the caption, the row, its note"
     assert table.replace("\n", "").isprintable()
-
-
-@pytest.mark.usefixtures("no_torch")
-def test_closed_pipe_prints_no_traceback(talk: Path) -> None:
-    command = f'"{sys.executable}" -m ngram_npu_cli replay "{talk}" | true'
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert done.stderr == ""

@@ -1,554 +1,477 @@
-"""Input files: each format, each compression, and the errors for files of no known format."""
+"""Records of every format: what is read from them, which are skipped, and wrong types in fields."""
 
 from __future__ import annotations
 
-import gzip
-import io
+import copy
 import json
 import re
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import read_sample
+from log_samples import ASK, SAMPLES, Texts, as_json, body, call_text, choice, number
+from ngram_npu.errors import InputError
 from ngram_npu_cli import command as cli
-from ngram_npu_cli.logs import files as files_module
-from ngram_npu_cli.logs.chat_template import render_turns
-from ngram_npu_cli.logs.formats import FORMATS
-from ngram_npu_cli.replay import (
-    Conversation,
-    InputError,
-    ReplayInput,
-    ReplayOptions,
-    ReplayTokenizer,
-    Turn,
-    load_inputs,
-    read_conversations,
-    replay,
-)
-from ngram_npu_cli.tune import TuneOptions
-from ngram_npu_cli.tune.traffic import read_traffic
+from ngram_npu_cli.logs.formats import FORMATS, iter_conversations
+from ngram_npu_cli.logs.reader import Tokenization
+from ngram_npu_cli.replay import load_inputs, read_conversations
 
 Write = Callable[..., Path]
+Path_ = tuple[Any, ...]
 
-CHAT = [
-    {"role": "system", "content": "You are terse."},
-    {"role": "user", "content": [{"type": "text", "text": "Two primes?"}, {"type": "image_url"}]},
-    {"role": "assistant", "content": "2 and 3."},
-    {"role": "user", "content": "Two more?"},
-    {"role": "assistant", "content": "5 and 7."},
-]
-CHAT_TEXTS = [
-    ("You are terse. USER: Two primes? ASSISTANT:", "2 and 3."),
-    ("USER: Two more? ASSISTANT:", "5 and 7."),
-]
-SHARED = [
-    {"from": "system", "value": "You are terse."},
-    {"from": "human", "value": "Two primes?"},
-    {"from": "gpt", "value": "2 and 3."},
-    {"from": "human", "value": "Two more?"},
-    {"from": "gpt", "value": "5 and 7."},
-]
-CALL = '<tool_call>\n{"name": "find", "arguments": {"city": "Oslo"}}\n</tool_call>'
-FUNCTION = {"name": "find", "arguments": '{"city": "Oslo"}'}
-CALLS = [{"id": "call_1", "type": "function", "function": FUNCTION}]
-CALLED = {"role": "assistant", "content": None, "tool_calls": CALLS}
-AGENT = [
-    {"role": "user", "content": "Weather in Oslo?"},
-    CALLED,
-    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
-    {"role": "assistant", "content": "It rains.", "reasoning_content": "The tool says rain."},
-]
-AGENT_TEXTS = [
-    ("USER: Weather in Oslo? ASSISTANT:", CALL),
-    ("TOOL: rain ASSISTANT:", "<think>\nThe tool says rain.\n</think>\n\nIt rains."),
-]
-NINE = {"role": "assistant", "content": "9."}
-COMPLETION = {
-    "id": "chatcmpl-1",
-    "object": "chat.completion",
-    "model": "m",
-    "choices": [{"index": 0, "message": NINE, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 9, "completion_tokens": 2},
-}
-ASKED = {"model": "m", "temperature": 0, "messages": [*CHAT, {"role": "user", "content": "More?"}]}
-LOGGED = [
-    (
-        "You are terse. USER: Two primes? ASSISTANT: 2 and 3. USER: Two more? ASSISTANT: 5 and 7. "
-        "USER: More? ASSISTANT:",
-        "9.",
-    )
-]
-TOOLS = [{"type": "function", "function": {"name": "find"}}]
-STREAM = [
-    {"choices": [{"delta": {"role": "assistant", "content": "9"}}]},
-    {"choices": [{"delta": {"content": "."}}]},
-    {"choices": [], "usage": {}},
-]
-KIND = {"system": "Be kind.", "messages": [{"role": "user", "content": "Find."}]}
-FOUND = [
-    {"type": "text", "text": "Well."},
-    {"type": "tool_use", "name": "find", "input": {"city": "Oslo"}},
-]
 
-RECORDS: list[tuple[str, object, list[tuple[str, str]]]] = [
-    ("turns", {"turns": [{"prompt": "Hi", "completion": "Ho"}]}, [("USER: Hi ASSISTANT:", "Ho")]),
-    ("messages", {"messages": CHAT}, CHAT_TEXTS),
-    ("messages", {"conversation_id": "ab", "model": "vicuna", "conversation": CHAT}, CHAT_TEXTS),
-    ("messages", CHAT, CHAT_TEXTS),
-    ("messages", {"messages": AGENT}, AGENT_TEXTS),
-    (
-        "messages",
-        {"messages": AGENT, "tools": TOOLS},
-        [(f"{json.dumps(TOOLS)} {AGENT_TEXTS[0][0]}", CALL), AGENT_TEXTS[1]],
-    ),
-    ("log", {"request": ASKED, "response": COMPLETION}, LOGGED),
-    ("log", {"request": json.dumps(ASKED), "response": json.dumps(COMPLETION)}, LOGGED),
-    ("log", {"request": {"body": ASKED}, "response": {"status": 200, "body": COMPLETION}}, LOGGED),
-    ("log", {"request_body": ASKED, "response_body": COMPLETION}, LOGGED),
-    ("log", {**COMPLETION, "messages": ASKED["messages"]}, LOGGED),
-    ("log", {"messages": ASKED["messages"], "response": COMPLETION}, LOGGED),
-    ("log", {"request": ASKED, "response": STREAM}, LOGGED),
-    (
-        "log",
-        {"request": KIND, "response": {"role": "assistant", "content": FOUND}},
-        [("Be kind. USER: Find. ASSISTANT:", f"Well.\n{CALL}")],
-    ),
-    ("log", {"messages": ASKED["messages"], "response": "9."}, LOGGED),
-    ("log", {"request": ASKED, "response": {"content": "9.", "stop": True}}, LOGGED),
-    (
-        "log",
-        {
-            "request": ASKED,
-            "response": 'data: {"content": "9", "stop": false}\n\ndata: {"content": "."}\n\n',
-        },
-        LOGGED,
-    ),
-    ("log", {"messages": ASKED["messages"], "output": "9.", "model": "m"}, LOGGED),
-    ("log", {"request": "Hi", "response": "Ho"}, [("USER: Hi ASSISTANT:", "Ho")]),
-    (
-        "log",
-        {"request": {"prompt": "[INST] Hi [/INST]"}, "response": {"choices": [{"text": " Ho"}]}},
-        [("[INST] Hi [/INST]", " Ho")],
-    ),
-    ("sharegpt", {"id": "QWJhYvA_0", "conversations": SHARED}, CHAT_TEXTS),
-    ("sharegpt", {"conversations": CHAT}, CHAT_TEXTS),
-    ("pairs", {"prompt": "Hi", "completion": "Ho"}, [("USER: Hi ASSISTANT:", "Ho")]),
-    ("pairs", {"prompt": "Hi", "response": "Ho", "score": 1}, [("USER: Hi ASSISTANT:", "Ho")]),
-    ("pairs", {"prompt": "Hi", "output": "Ho"}, [("USER: Hi ASSISTANT:", "Ho")]),
-    ("pairs", {"prompt": CHAT[:2], "completion": CHAT[2:3]}, CHAT_TEXTS[:1]),
+def read(path: Path, format_name: str | None = None) -> tuple[dict[int, Texts], list[InputError]]:
+    """Returns the conversations by line, as texts, and the errors of skipped records."""
+    errors: list[InputError] = []
+    texts: dict[int, Texts] = {}
+    tokenization = Tokenization("bytes")
+    for conversation in iter_conversations(path, format_name, errors.append):
+        try:
+            requests = tokenization.make_requests(conversation)
+        except InputError as error:
+            errors.append(error)
+            continue
+        decoded = [
+            (bytes(turn.prompt.tolist()).decode(), bytes(turn.completion.tolist()).decode())
+            for request in requests
+            for turn in request.turns
+        ]
+        texts.setdefault(int(conversation.where.rpartition(":")[2]), []).append(decoded)
+    return texts, errors
+
+
+FORMS = [
+    (name, form)
+    for name, sample in SAMPLES.items()
+    for form in ("lines", "array", "pretty", "--format")
+    if sample.write is as_json or form == "lines"
 ]
 
 
-def plain(conversations: list[Conversation]) -> list[tuple[str, str]]:
-    return [turn for item in conversations for part in render_turns(item, None) for turn in part]
-
-
-@pytest.mark.parametrize(("name", "record", "expected"), RECORDS, ids=range(len(RECORDS)))
-@pytest.mark.parametrize("form", ["lines", "array", "pretty", "insisted"])
-def test_format_is_detected_from_content(
-    tmp_path: Path, name: str, record: Any, expected: list[tuple[str, str]], form: str
-) -> None:
+@pytest.mark.parametrize(("name", "form"), FORMS)
+def test_sample_is_read_from_lines_and_documents(tmp_path: Path, name: str, form: str) -> None:
     path = tmp_path / "traffic.json"
-    records = [record, record]
+    sample = SAMPLES[name]
+    records = [number(sample.record, t) for t in (1, 2)]
     if form == "array":
         path.write_text(json.dumps(records))
     elif form == "pretty":
         path.write_text("\n" + json.dumps(records, indent=2) + "\n")
     else:
-        path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    conversations = read_conversations(path, format_name=name if form == "insisted" else None)
-    assert plain(conversations) == expected * 2
-
-
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"system": "You are terse.", "messages": CHAT[1:]},
-        {"system": [{"type": "text", "text": "You are terse."}], "messages": CHAT[1:]},
-        {"instructions": "You are terse.", "conversation": CHAT[1:]},
-        {"system": "You are terse.", "conversations": SHARED[1:]},
-        {"system": "You are terse.", "prompt": CHAT[1:2], "completion": CHAT[2:]},
-        {"system": "You are terse.", "messages": CHAT},  # some records have it twice
-    ],
-)
-def test_separate_system_text_is_part_of_the_prompt(
-    write_jsonl: Write, record: dict[str, Any]
-) -> None:
-    assert plain(read_conversations(write_jsonl(record))) == CHAT_TEXTS
-
-
-def test_tools_as_json_text_are_part_of_the_prompt(write_jsonl: Write) -> None:
-    record = {"messages": AGENT, "tools": json.dumps(TOOLS)}
-    prompt = f"{json.dumps(TOOLS)} {AGENT_TEXTS[0][0]}"
-    assert plain(read_conversations(write_jsonl(record)))[0] == (prompt, CALL)
-    with pytest.raises(InputError, match=":1: tools must be an array, got a string"):
-        read_conversations(write_jsonl({"messages": AGENT, "tools": "find"}))
-
-
-def test_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "one.json"
-    path.write_text(json.dumps([*CHAT[:2], None, *CHAT[2:]]))
-    with pytest.raises(InputError, match=r":1: messages\[2\] must be an object, got null"):
-        read_conversations(path)
-    # Records that have a role are records, wherever they stand.
-    records = [{"prompt": "Hi", "completion": "Ho"}, {"role": "user", "content": "x"}] * 2
-    path.write_text(json.dumps([*records, records[0]], indent=1))
-    (item,) = load_inputs([path])
-    assert [conversation.turns[0].completion for conversation in item.conversations] == ["Ho"] * 3
-    assert item.notes[0].startswith("2 of 5 records are skipped (40.0%): ")
-
-
-@pytest.mark.parametrize(
-    "value", ["[" * 3000 + '"]"' + "]" * 3000, "9" * 5000], ids=["deep", "long"]
-)
-@pytest.mark.parametrize("indent", [None, 1])
-def test_item_that_python_cannot_parse_is_skipped(
-    tmp_path: Path, value: str, indent: int | None
-) -> None:
-    path = tmp_path / "talk.json"
-    records = [{"prompt": f"]{i}", "completion": "Ho", "more": i} for i in range(3)]
-    path.write_text(json.dumps(records, indent=indent).replace('"more": 1', f'"more": {value}'))
-    (item,) = load_inputs([path])
-    assert [conversation.turns[0].prompt for conversation in item.conversations] == ["]0", "]2"]
-    line = 1 if indent is None else 7
-    assert f"{path}:{line}: not JSON that can be read" in item.notes[0]
-    path.write_text(f'{{"prompt": {value}}}\nx\n' + "".join(json.dumps(r) + "\n" for r in records))
-    (item,) = load_inputs([path])
-    assert len(item.conversations) == 3
-    assert item.notes[0].startswith("2 of 5 records are skipped (40.0%): ")
-
-
-def test_file_may_contain_a_single_value(tmp_path: Path) -> None:
-    path = tmp_path / "one.json"
-    for indent in (None, 2):
-        for value in ({"messages": CHAT}, CHAT):
-            path.write_text(json.dumps(value, indent=indent))
-            assert plain(read_conversations(path)) == CHAT_TEXTS
-
-
-def test_log_reads_each_choice_as_a_conversation(
-    write_jsonl: Write,
-) -> None:
-    two = [{"message": {"role": "assistant", "content": text}} for text in ("9.", "13.")]
-    conversations = read_conversations(
-        write_jsonl({"request": ASKED, "response": {"choices": two}})
-    )
-    assert [len(item.turns) for item in conversations] == [1, 1]
-    assert [item.turns[0].completion for item in conversations] == ["9.", "13."]
-
-
-ANSWER = {"question_id": 81, "model_id": "v", "choices": [{"index": 0, "turns": ["Ho", "Hu"]}]}
-QUESTION = {"question_id": 81, "category": "writing", "turns": ["Hi", "Ha"]}
-
-
-@pytest.mark.parametrize("folder", ["", "model_answer/"])
-def test_fastchat_answers_read_their_questions(write_jsonl: Write, folder: str) -> None:
-    write_jsonl(QUESTION, name="question.jsonl")
-    path = write_jsonl(ANSWER, name=f"{folder}vicuna.jsonl")
-    expected = [("USER: Hi ASSISTANT:", "Ho"), ("USER: Ha ASSISTANT:", "Hu")]
-    assert plain(read_conversations(path)) == expected
-    # The questions are not replayed as traffic.
-    assert [item.name for item in load_inputs([path.parent])] == ["vicuna"]
-
-
-def test_fastchat_answers_without_questions_are_an_error(write_jsonl: Write) -> None:
-    path = write_jsonl(ANSWER, name="a/b/vicuna.jsonl")
-    with pytest.raises(InputError, match=r"vicuna.jsonl:1: .* put question.jsonl into"):
-        read_conversations(path)
-    write_jsonl({**QUESTION, "question_id": 82}, name="a/b/question.jsonl")
-    with pytest.raises(InputError, match=r"question.jsonl has no question 81"):
-        read_conversations(path)
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ({"messages": CHAT[:2]}, r'no message of the role "assistant" \(roles: system, user\)'),
-        ({"messages": [{"role": "user"}, 3]}, r"messages\[1\] must be an object, got the number 3"),
-        ({"messages": [{"content": "a"}]}, r"messages\[0\].role must be a string, got null"),
-        ({"messages": [{"role": "user", "content": 1}]}, r"messages\[0\].content must be a string"),
-        ({"messages": "hello"}, '"messages" must be an array, got a string'),
-        ({"conversations": ["hello"]}, r"conversations\[0\] must be an object, got a string"),
-        ({"request": ASKED, "response": 500}, "response must be an object, got the number 500"),
-        ({"request": ASKED, "response": {"error": "busy"}}, "the response is an error: busy"),
-        ({"request": ASKED, "response": {"choices": [{}]}}, "the answer is empty"),
-        (
-            {"request": {"model": "x"}, "response": COMPLETION},
-            'must have "messages", "input" or a text "prompt"',
-        ),
-        ({"prompt": 3, "completion": "x"}, "prompt must be a string, got the number 3"),
-        ({"question": "x", "answer": "y"}, 'no format has these keys: "question", "answer"'),
-        (["a", "b"], "expected an object, got an array"),
-    ],
-)
-def test_error_names_line_and_value_and_a_working_example(
-    write_jsonl: Write, record: object, message: str
-) -> None:
-    path = write_jsonl({"prompt": "a", "completion": "b"}, record)
-    with pytest.raises(InputError, match=message) as caught:
-        read_conversations(path)
-    assert str(caught.value).startswith(f"{path}:2: ")
-    if isinstance(record, dict):
-        # The example in the message is valid.
-        example = str(caught.value).partition("works: ")[2] or str(caught.value)
-        example = example.partition("this would work: ")[2].partition(" or ")[0] or example
-        assert read_conversations(write_jsonl(json.loads(example)))
+        lines = [line for record in records for line in sample.write(record)]
+        path.write_text("".join(f"{line}\n" for line in lines))
+    if sample.other is not None:
+        others = [json.dumps(number(sample.other, t)) for t in (1, 2)]
+        (tmp_path / "input.jsonl").write_text("\n".join(others))
+    texts, errors = read(path, sample.format if form == "--format" else None)
+    assert not errors
+    conversations = [conversation for line in texts.values() for conversation in line]
+    assert conversations == number([*sample.expected], 1) + number([*sample.expected], 2)
 
 
 def test_help_lists_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["replay", "--help"])
-    assert "{" + ",".join(FORMATS) + "}" in capsys.readouterr().out.replace("\n", "")
+    listed = capsys.readouterr().out.replace("\n", "").partition("--format {")[2].partition("}")[0]
+    assert set(FORMATS) <= set(listed.split(","))
+
+
+# Responses in unusual forms
+
+
+def piece(ident: str | None, index: int | None = None, **function: str) -> dict[str, Any]:
+    return {"id": ident, "index": index, "function": function}
+
+
+def calls(*pieces: Any) -> list[Any]:
+    return [{"choices": [{"delta": {"tool_calls": [one]}}]} for one in pieces]
+
+
+FIND = piece("a", 0, name="find", arguments='{"a": ')
+PARALLEL = [
+    piece("a", name="find", arguments='{"a"'),
+    piece(None, arguments=": 1"),
+    piece("a", arguments="}"),
+    piece("b", name="find", arguments=""),
+    piece("", arguments='{"b": 2}'),
+    piece("c", name="close", arguments="{}"),
+]
+FOUND = call_text("find", '{"a": 1}')
+THREE_CALLS = "\n".join([FOUND, call_text("find", '{"b": 2}'), call_text("close", "{}")])
+RESPONSES: list[tuple[Any, list[str]]] = [
+    # Texts that resemble a stream or JSON.
+    *(
+        (text, [text])
+        for text in (
+            "data: 3\n\ndata: 4",
+            '{"city": "Oslo"}',
+            "data: {\nan answer about YAML",
+            "[1, 2]",
+            "7",
+        )
+    ),
+    # Neither JSON nor events end lines at these characters.
+    (
+        'data: {"choices": [{"delta": {"content": "one\u2028two \u0085"}}]}\n\ndata: [DONE]\n\n',
+        ["one\u2028two \u0085"],
+    ),
+    # Gemini and some versions of vLLM and of Dynamo stream parallel calls with one index or none.
+    (calls(*PARALLEL), [THREE_CALLS]),
+    (calls(*({**one, "index": 0} for one in PARALLEL)), [THREE_CALLS]),
+    ([{"choices": [{"delta": {"tool_calls": PARALLEL}}]}], [THREE_CALLS]),
+    (
+        calls(FIND, piece("b", 1, name="close", arguments="{}"), piece("a", arguments="1}")),
+        [f"{FOUND}\n{call_text('close', '{}')}"],
+    ),
+    (calls(FIND, piece(None, 1, arguments="1}")), [FOUND]),
+    (calls(FIND, piece(None, 0, name="find", arguments="1}")), [FOUND]),
+    (calls(FIND, piece("b", 0, arguments="1}")), [FOUND]),
+    # Choices without an index.
+    ({"choices": [{"message": {"content": text}} for text in "ab"]}, ["a", "b"]),
+    ({"choices": [{"index": None, "text": text} for text in "ab"]}, ["a", "b"]),
+    # llama.cpp's stream.
+    ('data: {"content": "9", "stop": false}\n\ndata: {"content": "."}\n\n', ["9."]),
+]
+
+
+@pytest.mark.parametrize(("response", "expected"), RESPONSES)
+def test_unusual_response_is_read(write_jsonl: Write, response: Any, expected: list[str]) -> None:
+    path = write_jsonl(
+        json.dumps({"request": "Hi", "response": response}, ensure_ascii=False).encode()
+    )
+    assert [item.turns[0].completion for item in read_conversations(path)] == expected
+
+
+PROMPT, ANSWER = "repeat: one two one two", ", one two one two"
+IDS = {"prompt_token_ids": [*PROMPT.encode()], "token_ids": [*(PROMPT + ANSWER).encode()]}
+ECHO = {"prompt": PROMPT, "echo": True}
+AGAIN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]
+REQUESTS: list[tuple[Any, list[Any], list[tuple[str, str]]]] = [
+    (ECHO, [PROMPT + ANSWER], [(PROMPT, ANSWER)]),
+    (ECHO, [ANSWER], [(PROMPT, ANSWER)]),  # the server ignores the option
+    ({**ECHO, "echo": False}, [PROMPT + ANSWER], [(PROMPT, PROMPT + ANSWER)]),
+    ({**ECHO, "prompt": ["x", PROMPT]}, ["x", PROMPT + ANSWER], [(PROMPT, ANSWER)]),
+    (ECHO, [{"text": PROMPT + ANSWER, **IDS}], [(PROMPT, ANSWER)]),
+    # vLLM's ids are without the prompt.
+    (ECHO, [{"text": ANSWER, **IDS, "token_ids": [*ANSWER.encode()]}], [(PROMPT, ANSWER)]),
+    ({"messages": AGAIN, "echo": True}, ["b c d"], [("USER: a ASSISTANT: b c ASSISTANT:", " d")]),
+    ({"prompt": "p"}, [{"index": 3, "text": "a"}], [("p", "a")]),
+    # An empty answer is left out, and the others keep their prompts.
+    ({"prompt": ["p", "q"], "n": 2}, ["", "b", "c", ""], [("p", "b"), ("q", "c")]),
+]
+
+
+@pytest.mark.parametrize(("request_", "choices", "expected"), REQUESTS)
+def test_answers_belong_to_their_prompts(
+    write_jsonl: Write, request_: Any, choices: list[Any], expected: list[tuple[str, str]]
+) -> None:
+    texts = [{"text": text} if isinstance(text, str) else text for text in choices]
+    record = {"request": request_, "response": {"choices": texts}}
+    by_line, errors = read(write_jsonl(record))
+    assert not errors
+    assert [turn for conversation in by_line[1] for turn in conversation] == expected
+
+
+# Records that are not conversations
+
+GOOD = {"request": {"messages": ASK}, "response": body(choice("one two one two one"))}
+MESSAGES = {"messages": ASK}
+EMBEDDING = {"object": "list", "data": [{"object": "embedding", "embedding": [0.5]}]}
+TURN = {"prompt": "p", "completion": "c"}
+
+
+def turns(*items: Any) -> dict[str, Any]:
+    return {"id": "x", "turns": list(items)}
+
+
+def token_turn(prompt: Any, completion: Any) -> dict[str, Any]:
+    return turns({"prompt_token_ids": prompt, "completion_token_ids": completion})
+
+
+def answered(response: Any, **more: Any) -> dict[str, Any]:
+    return {"request": MESSAGES, "response": response, **more}
+
+
+INVALID: list[tuple[Any, str]] = [
+    (b"{", "not JSON: .* at column [12]$"),
+    (b'{"id": "a"} {}', "not JSON: Extra data at column 13"),
+    (b'{"request": {"messages": [{"role": "us', "not JSON: Unterminated string"),
+    (b"[2026-08-01] rotated", "not JSON: Expecting"),
+    (b"[" * 100_000, "not JSON that can be read"),
+    (b'{"id": ' + b"1" * 5000 + b"}", "not JSON that can be read"),
+    (b'{"id": "\xff"}', "not UTF-8: invalid start byte at byte 9"),
+    (b"[]", "expected an object, got an array"),
+    (b"null", "expected an object, got null"),
+    (b"3", "expected an object, got the number 3"),
+    (["a", "b"], "expected an object, got an array"),
+    ({"id": "a"}, 'no format has these keys: "id"; this would work: {"messages": '),
+    (EMBEDDING, 'no format has these keys: "object", "data"'),
+    ({"turns": []}, '"turns" is empty; read as turns, of which this works: {"turns": '),
+    ({"turns": {}}, '"turns" must be an array, got an object'),
+    (turns("hello"), r"turns\[0\] must be an object, got a string"),
+    (turns({"prompt": "p"}), r'turns\[0\]: missing key "completion"'),
+    (turns({"completion": "p"}), r'turns\[0\]: missing key "prompt"'),
+    (turns({}), r'turns\[0\]: missing key "prompt"'),
+    (turns(TURN, {"prompt": 1, "completion": ""}), r"turns\[1\].prompt must be .* 1"),
+    (turns({"prompt": "", "completion": None}), r"turns\[0\].completion must be .* null"),
+    (turns({"prompt": "\ud800", "completion": ""}), "prompt: lone surrogate at character 1"),
+    (turns({"prompt_token_ids": [1]}), 'missing key "completion_token_ids"'),
+    (turns({**TURN, "completion_token_ids": [1]}), 'missing key "prompt_token_ids"'),
+    (token_turn("1", []), "prompt_token_ids must be an array of integers, got a string"),
+    (token_turn([1, 1.5], []), r"prompt_token_ids\[1\] must be an integer, got the number 1.5"),
+    (token_turn([], [True]), r"completion_token_ids\[0\] must be an integer, got a boolean"),
+    (token_turn([-1], []), r"prompt_token_ids\[0\] is -1, outside"),
+    (token_turn([2**31], []), r"prompt_token_ids\[0\] is 2147483648, outside"),
+    (turns(TURN, *token_turn([], [])["turns"]), "some turns carry token ids and some do not"),
+    ({"messages": ASK}, r'no message of the role "assistant" \(roles: user\)'),
+    ({"messages": [*ASK, 3]}, r"messages\[1\] must be an object, got the number 3"),
+    ({"messages": [{"content": "a"}]}, r"messages\[0\].role must be a string, got null"),
+    ({"messages": [{"role": "user", "content": 1}]}, r"messages\[0\].content must be a string"),
+    ({"messages": "hello"}, '"messages" must be an array, got a string'),
+    ({"messages": ASK, "tools": "find"}, "tools must be an array, got a string"),
+    ({"conversations": ["hello"]}, r"conversations\[0\] must be an object, got a string"),
+    ({"prompt": 3, "completion": "x"}, "prompt must be a string, got the number 3"),
+    (answered({"status": 503, "body": "gone"}), "HTTP status 503"),
+    (answered("gone", status_code=503), "HTTP status 503"),
+    (answered({"error": {"message": "busy", "code": 503}}), "the response is an error: busy"),
+    (answered('data: {"error": {"message": "busy"}}\n\n'), "the response is an error: busy"),
+    (answered(None), "response must be an object, got null"),
+    (answered(500), "response must be an object, got the number 500"),
+    (answered(None, error="timeout"), 'the request failed: "timeout"'),
+    (answered({"choices": []}), 'no answer, only "choices"'),
+    (answered({"choices": None}), 'no answer, only "choices"'),
+    (answered({"choices": [{}]}), "the answer is empty"),
+    (answered(body(choice(""))), "the answer is empty"),
+    (answered(EMBEDDING), 'no answer, only "object", "data"'),
+    ({"request": {}, "response": body(choice("a"))}, '"messages", "input" or a text "prompt"'),
+    ({"request": {**ECHO, "max_tokens": 0}, "response": PROMPT}, "empty without the repeated"),
+    (
+        {"request": {"prompt": ["p", "q"], "n": 2}, "response": body(*[{"text": "a"}] * 3)},
+        "expected 2 choices for each of 2 prompts.* 0, 1, 2",
+    ),
+    (
+        answered([{"choices": [{"index": i, "text": "a"}]} for i in (0, 1, None)]),
+        "some choices of the stream have an index and some have none",
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), INVALID, ids=range(len(INVALID)))
+def test_invalid_record_is_skipped_or_named_in_the_error(
+    write_jsonl: Write, record: Any, message: str
+) -> None:
+    path = write_jsonl(GOOD, b"", record, GOOD, GOOD)
+    with pytest.raises(InputError, match=message) as caught:
+        read_conversations(path)
+    error = str(caught.value)
+    assert error.startswith(f"{path}:3: ")
+    assert "\n" not in error
+    (item,) = load_inputs([path])
+    assert [c.where for c in item.conversations] == [f"{path}:{line}" for line in (1, 4, 5)]
+    (note,) = item.notes
+    assert note.startswith(f"1 of 4 records are skipped (25.0%): {path}:3: ")
+    assert "of which this works" not in note
+    # The example in the message is valid.
+    example = error.partition("this works: ")[2] or error.partition("would work: ")[2]
+    if example:
+        assert read_conversations(write_jsonl(json.loads(example.partition(" or {")[0])))
 
 
 def test_format_option_rejects_other_formats(write_jsonl: Write) -> None:
-    path = write_jsonl({"prompt": "a", "completion": "b"})
+    path = write_jsonl(TURN)
     with pytest.raises(InputError, match=r':1: missing key "messages"; read as messages, of wh'):
         read_conversations(path, format_name="messages")
 
 
-# Files
+# Wrong types. No value may end a run, drop a part of a prompt or join texts of different records.
 
-
-def test_stdin_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = json.dumps({"messages": CHAT}).encode()
-    for content in (raw, gzip.compress(raw)):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-        (item,) = load_inputs(["-"])
-        assert item.name == "stdin"
-        assert item.conversations[0].where == "stdin:1"
-
-
-def test_zstd(write_jsonl: Write, tmp_path: Path) -> None:
-    zstandard = pytest.importorskip("zstandard")
-    line = json.dumps({"messages": CHAT}).encode() + b"\n"
-    path = tmp_path / "traffic.jsonl.zst"
-    pack = zstandard.ZstdCompressor().compress
-    path.write_bytes(pack(line) + pack(line))
-    assert [item.name for item in load_inputs([tmp_path])] == ["traffic"]
-    assert len(read_conversations(path)) == 2
-    # pzstd writes a skippable frame before each frame.
-    path.write_bytes(b"\x50\x2a\x4d\x18" + b"\x04\0\0\0" + b"size" + pack(line))
-    assert len(read_conversations(path)) == 1
-    path.write_bytes(b"\x28\xb5\x2f\xfd" + b"\xff" * 40)
-    with pytest.raises(InputError, match=r"traffic.jsonl.zst:1: damaged zstd data"):
-        read_conversations(path)
-
-
-def test_zstd_without_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("compression.zstd", "backports.zstd", "zstandard"):
-        monkeypatch.setitem(sys.modules, name, None)
-    path = tmp_path / "traffic.jsonl.zst"
-    path.write_bytes(b"\x28\xb5\x2f\xfd")
-    with pytest.raises(InputError, match="pip install zstandard, or unpack the file first"):
-        read_conversations(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('[\n{"prompt": "a", "completion": "b"},\n{"prompt" "c"}\n]', ":3: not JSON: Exp"),
-        ('[{"prompt": "a", "completion": "b"}\n{}]', ":2: not JSON: expected , or ] after"),
-        ('[{"prompt": "a", "completion": "b"}]\n{}', ":2: not JSON: expected the file's end"),
-        ('[\n{"prompt": "a",\n"completion": "b"}', ":3: not JSON: expected , or ]"),
-        ('[\n{"prompt": "a",\n"comp', ":3: not JSON: "),
-        ('{\n"prompt": "a",\n"completion": 3\n}', ":1: completion must be a string, got the nu"),
-        ("[]", "empty, no conversation"),
-        ("[\n\n3]", ":3: expected an object, got the number 3"),
-    ],
-)
-def test_document_error_names_the_line(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "traffic.json"
-    path.write_text(text)
-    with pytest.raises(InputError) as caught:
-        read_conversations(path)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("indent", [None, 1])
-def test_long_array_is_read_in_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
-) -> None:
-    """The array exceeds the line limit, but not its items. Pieces split multi-byte characters."""
-    monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
-    monkeypatch.setattr(files_module, "_CHUNK", 1 << 12)
-    records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(400)]
-    path = tmp_path / "traffic.json"
-    path.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
-    assert path.stat().st_size > 4 << 20
-    conversations = read_conversations(path)
-    assert [item.turns[0].completion for item in conversations] == ["b" * i for i in range(400)]
-    path.write_text(json.dumps([{"prompt": "a" * (3 << 20), "completion": "b"}]))
-    with pytest.raises(InputError, match=":1: the value is longer than 1 MiB"):
-        read_conversations(path)
-
-
-# Chat templates
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-@pytest.fixture
-def with_template(tmp_path: Path) -> Callable[[str], Any]:
-    pytest.importorskip("jinja2")
-
-    def load(source: str) -> Any:
-        from ngram_npu_cli.logs.chat_template import load_chat_template
-
-        settings = {"chat_template": source, "bos_token": {"content": "<s>"}}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        return load_chat_template(tmp_path)
-
-    return load
-
-
-def test_template_of_a_folder_is_rendered(
-    write_jsonl: Write, with_template: Callable[[str], Any]
-) -> None:
-    template = with_template("{{ bos_token }}" + CHATML)
-    (item,) = read_conversations(write_jsonl({"messages": AGENT[:3] + CHAT[3:]}))
-    (turns,) = render_turns(item, template)
-    assert turns == [
-        (
-            "<s><|im_start|>user\nWeather in Oslo?<|im_end|>\n<|im_start|>assistant\n",
-            '{"city": "Oslo"}<|im_end|>',
-        ),
-        (
-            "\n<|im_start|>tool\nrain<|im_end|>\n<|im_start|>user\nTwo more?<|im_end|>\n"
-            "<|im_start|>assistant\n",
-            "5 and 7.<|im_end|>",
-        ),
-    ]
-
-
-def test_template_that_changes_earlier_turns_makes_separate_requests(
-    write_jsonl: Write, with_template: Callable[[str], Any]
-) -> None:
-    template = with_template(
-        "{% for m in messages %}{% if m.role == 'user' or loop.last %}[{{ m.content }}]{% endif %}"
-        "{% endfor %}"
-    )
-    (item,) = read_conversations(write_jsonl({"messages": CHAT}))
-    assert render_turns(item, template) == [
-        [("[Two primes?]", "[2 and 3.]")],
-        [("[Two primes?][Two more?]", "[5 and 7.]")],
-    ]
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("{% if %}", "its chat template cannot be used: Expected an expression"),
-        ("{{ raise_exception('system role!') }}", "refuses this conversation: system role!"),
-        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
-    ],
-)
-def test_failing_template_is_an_input_error(
-    write_jsonl: Write, with_template: Callable[[str], Any], source: str, message: str
-) -> None:
-    (item,) = read_conversations(write_jsonl({"messages": CHAT}))
-    with pytest.raises(InputError, match=message):
-        render_turns(item, with_template(source))
-
-
-EVERY_COMMAND: list[Callable[..., Any]] = [
-    lambda paths, **more: load_and_replay(paths, **more),
-    lambda paths, tokenizer, **more: (
-        read_traffic(paths, TuneOptions(tokenizer=tokenizer, **more)).notes
-    ),
-    lambda paths, tokenizer, **more: read_sample(paths, tokenizer, **more).notes,
+MISSING = object()
+DEEP: Any = "x"
+for _ in range(200):
+    DEEP = [DEEP]
+VALUES: list[Any] = [
+    *(MISSING, None, True, False, 0, -1, 1, 1.5, 10**30, "", " x ", "\ud800"),
+    *([], {}, [None], [[]], {"a": 1}, {"\ud800": "\ud800"}, DEEP),
 ]
 
 
-def load_and_replay(paths: list[Path], tokenizer: str, **more: Any) -> list[str]:
-    inputs = replay(paths, ReplayOptions(tokenizer=tokenizer, **more)).inputs
-    return [f"{figures.name}: {note}" for figures in inputs for note in figures.notes]
+def list_paths(value: Any, at: Path_ = ()) -> Iterator[Path_]:
+    """Yields each field; of a list of token ids the first and the last."""
+    if at:
+        yield at
+    if isinstance(value, dict):
+        keys: list[Any] = list(value)
+    else:
+        keys = list(range(len(value))) if isinstance(value, list) else []
+        keys = [0, -1] if keys and isinstance(value[0], int) else keys
+    for key in keys:
+        yield from list_paths(value[key], (*at, key))
 
 
-@pytest.mark.parametrize("command", EVERY_COMMAND, ids=["replay", "tune", "learn"])
-def test_conversation_refused_by_the_template_is_skipped(
-    write_jsonl: Write, tmp_path: Path, with_template: Callable[[str], Any], command: Any
+def get(value: Any, path: Path_) -> Any:
+    for key in path:
+        value = value[key]
+    return value
+
+
+def change_field(record: Any, path: Path_, value: Any) -> Any:
+    copied = copy.deepcopy(record)
+    parent = get(copied, path[:-1])
+    if value is MISSING:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = value
+    return copied
+
+
+def list_values(record: Any, path: Path_, paths: list[Path_]) -> list[Any]:
+    """Returns values of other types, nested copies, and values of other fields of the record."""
+    old = get(record, path)
+    place = paths.index(path)
+    others = [get(record, paths[(place + step) % len(paths)]) for step in (-1, 1, len(paths) // 2)]
+    return [*VALUES, [old], {"a": old}, [old, old], *others]
+
+
+def words(value: Any) -> set[str]:
+    """Returns the words with a record's number, also from token ids and JSON text."""
+    if isinstance(value, dict):
+        return set().union(*map(words, value.keys()), *map(words, value.values()))
+    if isinstance(value, (list, tuple)):
+        if value and all(isinstance(v, int) and 0 <= v < 256 for v in value):
+            return words(bytes(value).decode("utf-8", "replace"))
+        return set().union(*map(words, value))
+    return set(re.findall(r"[a-z]+_\d+", value)) if isinstance(value, str) else set()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A record in a file, with a changed field unless `path` is empty."""
+
+    number: int
+    path: Path_ = ()
+    value: Any = None
+    removed: frozenset[str] = frozenset()
+
+    @property
+    def is_index(self) -> bool:
+        """Whether a piece of a stream is now that of another answer, which nothing contradicts."""
+        return "index" in self.path and type(self.value) is int and self.value >= 0
+
+    def __str__(self) -> str:
+        value = "missing" if self.value is MISSING else f"{self.value!r:.60}"
+        return f"{'.'.join(map(str, self.path))} = {value}" if self.path else "unchanged"
+
+
+def describe_problem(case: Case, expected: Texts, texts: Texts | None, skipped: bool) -> str | None:
+    """Returns what is wrong with the texts that were read from a record; None if nothing is."""
+    if not case.path:
+        return None if texts == expected else f"an unchanged record became {texts!r:.300}"
+    if texts is None:
+        return None if skipped else "neither read nor skipped"
+    foreign = {word for word in words(texts) if not re.fullmatch(rf"[a-z]+_{case.number}", word)}
+    if foreign:
+        return f"text of other records: {sorted(foreign)}"
+    prompts = [words([prompt for prompt, _ in turns]) for turns in expected]
+    answers = [words([answer for _, answer in turns]) for turns in expected]
+    added = words(case.value) if case.value is not MISSING else set()
+    for turns in texts:
+        read_words = words(turns)
+        # Which of the recorded requests this is: an answer belongs to its own prompt only.
+        allowed_sets = [p | a | added for p, a in zip(prompts, answers, strict=True)]
+        if not any(read_words <= allowed for allowed in allowed_sets) and not case.is_index:
+            return f"texts of several answers in one: {sorted(read_words)}"
+        if not any(p - case.removed <= read_words for p in prompts):
+            return f"a part of the prompt is missing: {sorted(read_words)}"
+    lost = set().union(*prompts, *answers) - case.removed - words(texts)
+    lost = set() if skipped else lost  # one of several answers
+    return f"text is missing without a note: {sorted(lost)}" if lost else None
+
+
+def write(
+    folder: Path, name: str, cases: list[Case], *, in_other: bool
+) -> tuple[Path, dict[int, int]]:
+    """Writes a file of the cases; returns its path and the record's number of each line."""
+    sample = SAMPLES[name]
+    folder.mkdir(parents=True)
+    lines: list[str] = []
+    number_of: dict[int, int] = {}
+    others = []
+    for case in cases:
+        record, other = number(sample.record, case.number), number(sample.other, case.number)
+        if case.path and in_other:
+            other = change_field(other, case.path, case.value)
+        elif case.path:
+            record = change_field(record, case.path, case.value)
+        others.append(json.dumps(other))
+        for line in sample.write(record):
+            lines.append(line)
+            number_of[len(lines)] = case.number
+    if sample.other is not None:
+        (folder / "input.jsonl").write_text("".join(f"{line}\n" for line in others))
+    path = folder / "talk.jsonl"
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass"))
+    return path, number_of
+
+
+def make_cases(name: str, *, in_other: bool = False) -> list[list[Case]]:
+    """Returns the cases of each field, with unchanged records before, between and after them."""
+    sample = SAMPLES[name]
+    changed = sample.other if in_other else sample.record
+    paths = list(list_paths(number(changed, 1)))
+    all_cases = []
+    for path in paths:
+        cases = [Case(1)]
+        for i in range(len(list_values(number(changed, 1), path, paths))):
+            if i % 4 == 0:
+                cases.append(Case(len(cases) + 1))
+            t = len(cases) + 1
+            record = number(changed, t)
+            value = list_values(record, path, paths)[i]
+            if value is MISSING and path == sample.needed:
+                continue
+            removed = words(get(record, path))
+            if sample.last and path[: len(sample.last)] == sample.last:
+                removed |= words(get(record, sample.last[:-1])[sample.last[-1] - 1 :])
+            cases.append(Case(t, path, value, frozenset(removed)))
+        cases.append(Case(len(cases) + 1))
+        all_cases.append(cases)
+    return all_cases
+
+
+CHANGED = [(name, False) for name, sample in SAMPLES.items() if sample.is_changed]
+CHANGED += [(name, True) for name, sample in SAMPLES.items() if sample.other is not None]
+
+
+@pytest.mark.parametrize(("name", "in_other"), CHANGED)
+def test_wrong_type_in_a_field_changes_no_other_record(
+    tmp_path: Path, name: str, in_other: bool
 ) -> None:
-    pytest.importorskip("tokenizers")
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    with_template(
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role!') }}{% endif %}"
-        + CHATML
-    )
-    model = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
-    model.pre_tokenizer = pre_tokenizers.Whitespace()
-    model.save(str(tmp_path / "tokenizer.json"))
-    good, refused = {"messages": CHAT[1:]}, {"messages": CHAT}
-    path = write_jsonl(good, refused, good, good, name="logs/talk.jsonl")
-    (note,) = command([path], tokenizer=str(tmp_path))
-    reason = f"{path}:2: {tmp_path}: its chat template refuses this conversation: no system role!"
-    assert note.startswith(f"talk: 1 of 4 conversations are skipped (25.0%): {reason}"[:150])
-    with pytest.raises(InputError, match=re.escape(reason)):
-        command([path], tokenizer=str(tmp_path), strict=True)
-    path = write_jsonl(good, refused, refused, name="logs/talk.jsonl")
-    with pytest.raises(InputError, match=rf"{re.escape(reason)}.*; 2 of 3 conv.* more than half"):
-        command([path], tokenizer=str(tmp_path))
-
-
-def test_tool_call_without_arguments_has_an_empty_object(
-    write_jsonl: Write, with_template: Callable[[str], Any]
-) -> None:
-    template = with_template(
-        "{% for m in messages %}[{{ m.content }}{% for c in m.tool_calls %}"
-        "{% for key, value in c.function.arguments | items %}{{ key }}{% endfor %}"
-        "{{ c.function.arguments | tojson }}{% endfor %}]{% endfor %}"
-    )
-    for arguments in ("", None, {}, "{}"):
-        function = {"name": "find", "arguments": arguments}
-        called = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
-        record = {"messages": [{"role": "user", "content": "Hi"}, called]}
-        (item,) = read_conversations(write_jsonl(record))
-        assert render_turns(item, template) == [[("[Hi]", "[{}]")]]
-        assert item.turns[0].completion == CALL.replace('{"city": "Oslo"}', "{}")
-
-
-def test_template_without_jinja2_names_the_package(
-    with_template: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2.sandbox", None)
-    with pytest.raises(InputError, match="pip install jinja2, or choose --chat-template default"):
-        with_template("{{ messages }}")
-
-
-def test_template_none_uses_texts_unchanged(write_jsonl: Write) -> None:
-    (item,) = read_conversations(write_jsonl({"prompt": "[INST] a", "completion": "b"}))
-    assert render_turns(item, None, as_is=True) == [[("[INST] a", "b")]]
-
-
-@pytest.mark.parametrize(
-    ("choice", "prompt"),
-    [
-        ("auto", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
-        ("default", "USER: Hi ASSISTANT:"),
-        ("none", "Hi"),
-    ],
-)
-def test_replay_uses_the_template_of_the_tokenizer_folder(
-    tmp_path: Path, with_template: Callable[[str], Any], choice: Any, prompt: str
-) -> None:
-    with_template(CHATML)  # writes it into the folder
-    seen: list[str] = []
-
-    def encode(text: str) -> list[int]:
-        seen.append(text)
-        return list(text.encode())
-
-    conversation = Conversation("a", (Turn("Hi", "Ho"),))
-    replay(
-        inputs=[ReplayInput("in", (conversation,))],
-        options=ReplayOptions(chat_template=choice),
-        tokenizer=ReplayTokenizer("fake", "made up", None, encode, tmp_path),
-    )
-    assert seen == [prompt, "Ho<|im_end|>" if choice == "auto" else "Ho"]
+    wrong: list[str] = []
+    for i, cases in enumerate(make_cases(name, in_other=in_other)):
+        path, number_of = write(tmp_path / str(i), name, cases, in_other=in_other)
+        shown = ".".join(map(str, cases[2].path))
+        try:
+            by_line, errors = read(path)
+        except Exception as error:  # any exception would end a run
+            wrong.append(f"{shown}: the run ends: {error!r:.200}")
+            continue
+        by_number: dict[int, Texts] = {}
+        for line, conversations in by_line.items():
+            by_number.setdefault(number_of[line], []).extend(conversations)
+        skipped = set()
+        for error in errors:
+            at_line = re.match(rf"{re.escape(str(path))}:(\d+): ", str(error))
+            if at_line is None:
+                wrong.append(f"{shown}: no file and line: {error!s:.200}")
+            else:
+                skipped.add(number_of[int(at_line[1])])
+        for case in cases:
+            texts, expected = (
+                by_number.get(case.number),
+                number(SAMPLES[name].expected, case.number),
+            )
+            problem = describe_problem(case, expected, texts, case.number in skipped)
+            if problem is not None:
+                wrong.append(f"{case}: {problem}")
+    assert not wrong, "\n".join(wrong)

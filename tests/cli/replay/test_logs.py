@@ -11,20 +11,17 @@ from typing import Any
 
 import pytest
 from cli_helpers import DATA
-from ngram_npu_cli.logs.chat_template import render_turns
-from ngram_npu_cli.replay import (
-    InputError,
-    ReplayOptions,
-    load_inputs,
-    read_conversations,
-    replay,
-)
+from ngram_npu_cli.replay import InputError, ReplayOptions, read_conversations, replay
 
 Write = Callable[..., Path]
 
 
+def lines_of(name: str) -> list[str]:
+    return (DATA / name).read_text(encoding="utf-8").split("\n")[:-1]
+
+
 def records(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").split("\n")[:-1]]
+    return [json.loads(line) for line in lines_of(name)]
 
 
 def counts(path: Path) -> tuple[int, int, int, float | None]:
@@ -32,20 +29,16 @@ def counts(path: Path) -> tuple[int, int, int, float | None]:
     return total.num_requests, total.num_tokens, total.num_steps, total.tokens_per_step
 
 
-def plain(answers: list[Any], file: str = "chat.jsonl") -> list[dict[str, Any]]:
-    """Returns each request of a file with its answer as plain text, or as a message."""
-    return [
-        {"messages": record["request"]["messages"], "completion": answer}
-        for record, answer in zip(records(file), answers, strict=False)
-    ]
-
-
 CHAT = [r["response"]["choices"][0]["message"]["content"] for r in records("chat.jsonl")]
 
 
 @pytest.fixture
 def plain_chat(write_jsonl: Write) -> tuple[int, int, int, float | None]:
-    counted = counts(write_jsonl(*plain(CHAT), name="plain/talk.jsonl"))
+    plain = [
+        {"messages": record["request"]["messages"], "completion": answer}
+        for record, answer in zip(records("chat.jsonl"), CHAT, strict=True)
+    ]
+    counted = counts(write_jsonl(*plain, name="plain/talk.jsonl"))
     assert counted[0] == 3
     assert counted[3] is not None
     assert counted[3] > 2, "the texts repeat themselves, or this would show nothing"
@@ -83,15 +76,8 @@ def test_guide_states_the_counts() -> None:
 
 def events(name: str) -> list[list[dict[str, Any]]]:
     """Returns the events of each stream of a file."""
-    return [
-        [
-            json.loads(line[6:])
-            for line in record["response"].split("\n")
-            if line.startswith("data: {")
-        ]
-        for record in records(name)
-        if isinstance(record["response"], str)
-    ]
+    streams = [record["response"].split("\n") for record in records(name)]
+    return [[json.loads(s[6:]) for s in stream if s.startswith("data: {")] for stream in streams]
 
 
 @pytest.mark.parametrize("name", [name for name in ONE_CONVERSATION if "stream" in name])
@@ -102,15 +88,13 @@ def events(name: str) -> list[list[dict[str, Any]]]:
         lambda chunks, text: json.dumps(chunks),
         lambda chunks, text: "".join(json.dumps(chunk) + "\n" for chunk in chunks),
         lambda chunks, text: text.replace("\n", "\r\n"),
-        lambda chunks, text: [part + "\n\n" for part in text.split("\n\n")],
-        lambda chunks, text: [f"data: {json.dumps(chunk)}" for chunk in chunks],
         lambda chunks, text: {"status": 200, "body": text},
         lambda chunks, text: ": ping\n\n" + text + ": ping\n\nid: 7\nretry: 10\n",
         # The client left: the last event is cut, or an error follows.
         lambda chunks, text: text.replace("data: [DONE]", 'data: {"choi'),
         lambda chunks, text: text + 'event: error\ndata: {"error": {"message": "no worker"}}\n\n',
     ],
-    ids=range(10),
+    ids=range(8),
 )
 def test_stream_is_read_in_every_serialization(
     write_jsonl: Write,
@@ -125,45 +109,22 @@ def test_stream_is_read_in_every_serialization(
     assert counts(write_jsonl(*serialized)) == plain_chat
 
 
-def test_text_that_resembles_a_stream_is_text(write_jsonl: Write) -> None:
-    answers = [
-        "data: 3\n\ndata: 4",
-        '{"city": "Oslo"}',
-        "data: {\nan answer about YAML",
-        "[1, 2]",
-        "7",
-    ]
-    path = write_jsonl(*({"request": "Hi", "response": text} for text in answers))
-    assert [item.turns[0].completion for item in read_conversations(path)] == answers
-
-
 @pytest.mark.parametrize("last", ["response.completed", "response.output_item.done"])
 def test_responses_stream_is_read_from_any_kind_of_event(
     write_jsonl: Write, last: str, plain_chat: tuple[int, int, int, float | None]
 ) -> None:
     """Parts, the complete response at the end, or deltas of a truncated stream are sufficient."""
     streams = events("responses-stream.jsonl")
-    for kept in (
+    for is_selected in (
         lambda event: event["type"] == last,
         lambda event: event["type"].endswith(".delta") or event["type"].endswith("item.added"),
         lambda event: event["type"].endswith(".delta"),
     ):
         selected = [
-            {"request": record["request"], "response": [e for e in stream if kept(e)]}
+            {"request": record["request"], "response": [e for e in stream if is_selected(e)]}
             for record, stream in zip(records("responses-stream.jsonl"), streams, strict=True)
         ]
         assert counts(write_jsonl(*selected)) == plain_chat
-
-
-def test_u2028_does_not_end_lines_or_events(write_jsonl: Write, tmp_path: Path) -> None:
-    text = "one\u2028two one\u2028two \u0085 one"
-    delta = {"choices": [{"delta": {"content": text}}]}
-    event = f"data: {json.dumps(delta, ensure_ascii=False)}\n\ndata: [DONE]\n\n"
-    path = tmp_path / "talk.jsonl"
-    record = {"request": {"messages": [{"role": "user", "content": text}]}, "response": event}
-    path.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
-    (conversation,) = read_conversations(path)
-    assert conversation.turns[0].completion == text
 
 
 # Answers that are more than text
@@ -183,48 +144,6 @@ def test_streamed_tool_call_equals_the_generated_text(write_jsonl: Write) -> Non
     assert counts(write_jsonl(streamed)) == counts(write_jsonl(expected, name="plain.jsonl"))
 
 
-@pytest.mark.parametrize("index", [{}, {"index": None}, {"index": 0}], ids=["none", "null", "0"])
-@pytest.mark.parametrize("together", [False, True], ids=["chunks", "one chunk"])
-def test_parallel_tool_calls_with_equal_index_are_separated_by_id(
-    write_jsonl: Write, index: dict[str, Any], together: bool
-) -> None:
-    """Gemini and some versions of vLLM and of Dynamo stream calls like this."""
-
-    def piece(ident: str | None, **function: str) -> dict[str, Any]:
-        return {**index, "id": ident, "function": function}
-
-    pieces = [
-        piece("a", name="find", arguments='{"a"'),
-        piece(None, arguments=": 1"),
-        piece("a", arguments="}"),
-        piece("b", name="find", arguments=""),
-        piece("", arguments='{"b": 2}'),
-        piece("c", name="close", arguments="{}"),
-    ]
-    chunks = [pieces] if together else [[one] for one in pieces]
-    response = [{"choices": [{"delta": {"tool_calls": calls}}]} for calls in chunks]
-    (conversation,) = read_conversations(write_jsonl({"request": "Hi", "response": response}))
-    assert conversation.turns[0].completion == "\n".join(
-        f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-        for name, arguments in (("find", '{"a": 1}'), ("find", '{"b": 2}'), ("close", "{}"))
-    )
-
-
-def test_tool_call_pieces_may_differ_in_index_and_repeat_the_name(
-    write_jsonl: Write,
-) -> None:
-    expected = '<tool_call>\n{"name": "find", "arguments": {"a": 1}}\n</tool_call>'
-    first = {"index": 0, "id": "a", "function": {"name": "find", "arguments": '{"a": '}}
-    for second in (
-        {"index": 1, "function": {"arguments": "1}"}},
-        {"index": 0, "function": {"name": "find", "arguments": "1}"}},
-        {"index": 0, "id": "b", "function": {"arguments": "1}"}},
-    ):
-        response = [{"choices": [{"delta": {"tool_calls": [call]}}]} for call in (first, second)]
-        (conversation,) = read_conversations(write_jsonl({"request": "Hi", "response": response}))
-        assert conversation.turns[0].completion == expected
-
-
 @pytest.mark.parametrize(
     "name", ["reasoning.jsonl", "responses-reasoning.jsonl", "anthropic-thinking.jsonl"]
 )
@@ -238,42 +157,6 @@ def test_reasoning_is_counted_streamed_or_not(write_jsonl: Write, name: str) -> 
         assert counts(write_jsonl(record)) == expected
 
 
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_is_removed_from_later_turns(write_jsonl: Write, key: str) -> None:
-    talk = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", key: "so"},
-        {"role": "user", "content": "c"},
-        {"role": "assistant", "content": "d"},
-        {"role": "user", "content": "e"},
-        {"role": "assistant", "content": "f"},
-    ]
-    (item,) = read_conversations(write_jsonl({"messages": talk}))
-    assert render_turns(item, None) == [
-        [("USER: a ASSISTANT:", "<think>\nso\n</think>\n\nb")],
-        [("USER: a ASSISTANT:bUSER: c ASSISTANT:", "d"), ("USER: e ASSISTANT:", "f")],
-    ]
-    # A client that sends it back, as some do: a log's request has it too.
-    request = {"messages": talk[:3]}
-    (item,) = read_conversations(write_jsonl({"request": request, "response": "d"}))
-    assert render_turns(item, None) == [[("USER: a ASSISTANT: b USER: c ASSISTANT:", "d")]]
-
-
-def test_template_that_omits_reasoning_keeps_generated_text(write_jsonl: Write) -> None:
-    talk = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "reasoning": "so"},
-    ]
-    (item,) = read_conversations(write_jsonl({"messages": talk}))
-
-    def template(messages: Any, tools: Any, answering: bool) -> str:
-        opened = "<think>\n" if answering else ""
-        return "".join(f"[{m['content']}]" for m in messages) + opened
-
-    (((prompt, answer),),) = render_turns(item, template)
-    assert (prompt, answer) == ("[a]<think>\n", "so\n</think>\n\nb")
-
-
 @pytest.mark.parametrize("name", ["chat-n2.jsonl", "stream-n2.jsonl"])
 def test_each_answer_is_a_conversation(write_jsonl: Write, name: str) -> None:
     (record,) = records("chat-n2.jsonl")
@@ -282,91 +165,6 @@ def test_each_answer_is_a_conversation(write_jsonl: Write, name: str) -> None:
     messages = record["request"]["messages"]
     path = write_jsonl(*({"messages": messages, "completion": text} for text in answers))
     assert counts(DATA / name) == counts(path)
-
-
-@pytest.mark.parametrize("index", [{}, {"index": None}], ids=["none", "null"])
-def test_choices_without_index_are_separate_answers(
-    write_jsonl: Write, index: dict[str, Any]
-) -> None:
-    choices = [{**index, "message": {"role": "assistant", "content": text}} for text in "ab"]
-    record = {"request": "Hi", "response": {"choices": choices}}
-    assert [
-        conversation.turns[0].completion for conversation in read_conversations(write_jsonl(record))
-    ] == ["a", "b"]
-    chunks = [{"choices": [{"index": 0, "text": "a"}]}, {"choices": [{"index": 1, "text": "b"}]}]
-    chunks.append({"choices": [{**index, "text": "c"}]})
-    path = write_jsonl({"request": "Hi", "response": chunks})
-    with pytest.raises(InputError, match=r"jsonl:1: .* some choices of the stream have an index"):
-        read_conversations(path)
-
-
-# Prompts that a server repeats, and several prompts
-
-
-def echoed(form: str) -> dict[str, Any]:
-    prompt, answer = "say it: one two one two", ", one two one two one two"
-    ids = {"prompt_token_ids": [*prompt.encode()], "token_ids": [*(prompt + answer).encode()]}
-    request: dict[str, Any] = {"prompt": prompt, "echo": True}
-    chunks: list[dict[str, Any]] = [{"index": 0, "text": prompt + answer}]
-    if form == "stream":
-        chunks = [
-            {"index": 0, "text": text} for text in (prompt[:9], prompt[9:] + answer[:4], answer[4:])
-        ]
-    elif form == "ids":
-        chunks = [{"index": 0, "text": prompt + answer, **ids}]
-    elif form == "ids without the prompt":  # as vLLM gives them
-        chunks = [{"index": 0, "text": answer, **ids, "token_ids": [*answer.encode()]}]
-    elif form == "several prompts":
-        request["prompt"] = ["x", prompt]
-        chunks = [{"index": 0, "text": "x"}, {"index": 1, "text": prompt + answer}]
-    elif form == "ignored":
-        chunks = [{"index": 0, "text": answer}]
-    bodies = [{"choices": [chunk]} for chunk in chunks]
-    complete = {"choices": chunks}
-    return {"request": request, "response": bodies if form == "stream" else complete}
-
-
-@pytest.mark.parametrize(
-    "form",
-    ["whole", "stream", "ids", "ids without the prompt", "several prompts", "ignored"],
-)
-def test_echoed_prompt_is_removed_from_the_answer(write_jsonl: Write, form: str) -> None:
-    plain_record = {
-        **echoed("ignored"),
-        "request": {"prompt": echoed("whole")["request"]["prompt"]},
-    }
-    expected = counts(write_jsonl(plain_record, name="plain.jsonl"))
-    assert counts(write_jsonl(echoed(form))) == expected
-    not_asked = echoed("whole")
-    not_asked["request"]["echo"] = False
-    assert counts(write_jsonl(not_asked)) != expected
-
-
-def test_chat_echo_removes_the_continued_message(write_jsonl: Write) -> None:
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]
-    record = {"request": {"messages": messages, "echo": True}, "response": "b c d"}
-    (conversation,) = read_conversations(write_jsonl(record))
-    assert conversation.turns[0].completion == " d"
-
-
-def test_echo_without_generated_text_is_an_error(write_jsonl: Write) -> None:
-    record = {
-        "request": {"prompt": "a", "echo": True, "max_tokens": 0},
-        "response": {"choices": [{"text": "a"}]},
-    }
-    with pytest.raises(InputError, match=r"jsonl:1: response: the answer is empty without"):
-        read_conversations(write_jsonl(record))
-
-
-def test_empty_answer_keeps_other_answers_at_their_prompts(write_jsonl: Write) -> None:
-    texts_of = ["", "b", "c", ""]
-    choices = [{"index": i, "text": text} for i, text in enumerate(texts_of)]
-    record = {"request": {"prompt": ["p", "q"], "n": 2}, "response": {"choices": choices}}
-    turns = [item.turns[0] for item in read_conversations(write_jsonl(record))]
-    assert [(turn.prompt, turn.completion) for turn in turns] == [("p", "b"), ("q", "c")]
-    record["response"]["choices"] = choices[:3]
-    with pytest.raises(InputError, match=r"expected 2 choices for each of 2 prompts.* 0, 1, 2"):
-        read_conversations(write_jsonl(record))
 
 
 # Token ids
@@ -421,137 +219,110 @@ def test_vllm_log_stream_is_read_as_text(write_jsonl: Write) -> None:
     assert counts(DATA / "server-debug-stream.log") == counts(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("server-info.log", r"the log has no prompt; vLLM writes .* VLLM_LOGGING_LEVEL=DEBUG"),
-        ("server-completions.log", r"the log has no answer; vLLM logs none of /v1/completions"),
-    ],
-)
-def test_vllm_log_error_names_the_missing_setting(name: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        replay([DATA / name], ReplayOptions(tokenizer="bytes"))
-
-
-def test_log_of_older_vllm_is_read_among_other_lines(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text(
-        "Loading weights: 100%\n"
-        "\x1b[36m(APIServer pid=1)\x1b[0;0m INFO 08-01 12:00:00 [logger.py:43] Received request "
-        "chatcmpl-1: prompt: 'it\\'s\\n', params: SamplingParams(n=1, seed=None), "
-        "prompt_token_ids: [1, 2, 3], prompt_embeds shape: None, lora_request: None.\n"
-        '(APIServer pid=1) INFO:     127.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
-        "Traceback (most recent call last):\n"
-        'INFO 08-01 12:00:01 [logger.py:70] Generated response chatcmpl-1: output: "it\'s", '
-        "output_token_ids: [1, 2, 4], finish_reason: stop\n"
-    )
-    (conversation,) = read_conversations(path)
-    assert conversation.turns[0].prompt_token_ids == (1, 2, 3)
-    assert conversation.turns[0].completion_token_ids == (1, 2, 4)
-    path.write_text("INFO 08-01 12:00:00 [api_server.py:1] started\n")
-    with pytest.raises(InputError, match="without requests: set --enable-log-requests"):
-        read_conversations(path)
-
-
 AT = "INFO 08-01 12:00:00 [logger.py:43] "
-
-
-def server_log(path: Path, *lines: str) -> Path:
-    path.write_text("".join(f"{AT}{line}\n" for line in lines))
-    return path
 
 
 def log_request(ident: str, prompt: str, ids: str, n: int = 1) -> str:
     params = f"SamplingParams(n={n}, seed=None)"
     return (
-        f"Received request {ident}: prompt: {prompt!r}, params: {params}, prompt_token_ids: {ids}"
+        f"{AT}Received request {ident}: prompt: {prompt!r}, params: {params}, "
+        f"prompt_token_ids: {ids}"
     )
 
 
-def test_vllm_log_answers_have_separate_token_ids(tmp_path: Path) -> None:
-    path = server_log(
-        tmp_path / "server.log",
-        log_request("r", "p", "[1, 2]", n=3),
-        "Generated response r details: output_token_ids: [9], finish_reason: stop",
-        "Generated response r details: output_token_ids: [3, 4], finish_reason: stop",
-        "Generated response r: output: 'a', finish_reason: stop",
-        "Generated response r: output: 'b', output_token_ids: [5, 6], finish_reason: stop",
-        "Generated response r: output: 'c', finish_reason: stop",
-    )
+def log_answer(ident: str, rest: str) -> str:
+    return f"{AT}Generated response {ident}{rest}"
+
+
+QUOTED = log_answer("r", ": output: 'stolen', output_token_ids: [9]")
+GOOD = [log_request("t", "p", "[1]"), log_answer("t", ": output: 'a', output_token_ids: [3, 4]")]
+SERVER_LOGS: dict[str, tuple[list[str], list[tuple[Any, Any]]]] = {
+    "other lines": (
+        [
+            "Loading weights: 100%",
+            f"\x1b[36m(APIServer pid=1)\x1b[0;0m {log_request('r', chr(39), '[1, 2]')}",
+            '(APIServer pid=1) INFO:     127.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+            "Traceback (most recent call last):",
+            log_answer("r", """: output: "it's", output_token_ids: [3], finish_reason: stop"""),
+        ],
+        [((1, 2), (3,))],
+    ),
+    "several answers": (
+        [
+            log_request("r", "p", "[1, 2]", n=3),
+            log_answer("r", " details: output_token_ids: [9], finish_reason: stop"),
+            log_answer("r", " details: output_token_ids: [3, 4], finish_reason: stop"),
+            log_answer("r", ": output: 'a', finish_reason: stop"),
+            log_answer("r", ": output: 'b', output_token_ids: [5, 6], finish_reason: stop"),
+            log_answer("r", ": output: 'c', finish_reason: stop"),
+        ],
+        [((1, 2), (3, 4)), ((1, 2), (5, 6)), ("p", "c")],
+    ),
+    "log lines in texts": (
+        [
+            log_request("r", f"{QUOTED} SamplingParams(n=7, token_ids: [8]", "[1, 2]"),
+            f'{AT}Request 1 JSON body: {{"prompt": "{QUOTED}"}}',
+            f'{AT}Request 1 JSON body: {{"prompt": "{log_request("r", "other", "[7]")}"}}',
+            log_answer("r", ": output: 'token_ids: [9]', output_token_ids: [3, 4]"),
+        ],
+        [((1, 2), (3, 4))],
+    ),
+    "equal ids": (
+        [*GOOD, log_request("t", "q", "[2]"), GOOD[1]],
+        [((1,), (3, 4)), ((2,), (3, 4))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SERVER_LOGS)
+def test_vllm_log_joins_requests_with_answers(tmp_path: Path, name: str) -> None:
+    lines, expected = SERVER_LOGS[name]
+    path = tmp_path / "server.log"
+    path.write_text("".join(f"{line}\n" for line in lines))
     turns = [item.turns[0] for item in read_conversations(path)]
-    assert [turn.completion_token_ids for turn in turns] == [(3, 4), (5, 6), None]
-    assert [turn.prompt_token_ids for turn in turns] == [(1, 2), (1, 2), None]
-    assert (turns[2].prompt, turns[2].completion) == ("p", "c")
+    assert [
+        (turn.prompt_token_ids, turn.completion_token_ids)
+        if turn.has_token_ids
+        else (turn.prompt, turn.completion)
+        for turn in turns
+    ] == expected
 
 
-def test_vllm_log_streams_of_several_answers_have_no_token_ids(tmp_path: Path) -> None:
-    path = server_log(
-        tmp_path / "server.log",
-        "Received request r: prompt: None, params: SamplingParams(n=2, seed=None), "
-        "prompt_token_ids: [1, 2]",
-        "Generated response r (streaming delta) details: output_token_ids: [3]",
-        "Generated response r (streaming delta) details: output_token_ids: [5]",
-        "Generated response r (streaming complete): output: 'a', finish_reason: stop",
-        "Generated response r (streaming complete): output: 'b', finish_reason: stop",
-    )
-    with pytest.raises(InputError, match=r"server.log:4: .* or a text .prompt."):
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([f"{AT}started"], "without requests: set --enable-log-requests"),
+        (lines_of("server-info.log"), "the log has no prompt; vLLM .* VLLM_LOGGING_LEVEL=DEBUG"),
+        (lines_of("server-completions.log"), "the log has no answer; .* none of /v1/completions"),
+        (
+            # The token ids of streams of several answers are mixed.
+            [
+                f"{AT}Received request r: prompt: None, params: SamplingParams(n=2, seed=None), "
+                "prompt_token_ids: [1, 2]",
+                log_answer("r", " (streaming delta) details: output_token_ids: [3]"),
+                log_answer("r", " (streaming delta) details: output_token_ids: [5]"),
+                log_answer("r", " (streaming complete): output: 'a', finish_reason: stop"),
+                log_answer("r", " (streaming complete): output: 'b', finish_reason: stop"),
+            ],
+            r"server.log:4: .* or a text .prompt.",
+        ),
+        ([log_request("s", "p", "[1 2]")], "server.log:1: not a line of vLLM's log: invalid lit"),
+        (
+            [log_request("r", "p", "[1]"), log_answer("r", ": output: '\\N{}', token_ids: [3]")],
+            r"server.log:2: not a line of vLLM's log: \(unicode error\)",
+        ),
+    ],
+)
+def test_vllm_log_error_names_the_line(tmp_path: Path, lines: list[str], message: str) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(InputError, match=message):
         read_conversations(path)
 
 
-def test_vllm_log_ignores_log_lines_within_texts(tmp_path: Path) -> None:
-    quoted = f"{AT}Generated response r: output: 'stolen', output_token_ids: [9]"
-    path = server_log(
-        tmp_path / "server.log",
-        log_request("r", f"{quoted} SamplingParams(n=7, token_ids: [8]", "[1, 2]"),
-        f'Request 1 JSON body: {{"prompt": "{quoted}"}}',
-        f'Request 1 JSON body: {{"prompt": "{log_request("r", "other", "[7]")}"}}',
-        "Generated response r: output: 'token_ids: [9]', output_token_ids: [3, 4]",
-    )
-    (conversation,) = read_conversations(path)
-    assert conversation.turns[0].prompt_token_ids == (1, 2)
-    assert conversation.turns[0].completion_token_ids == (3, 4)
-
-
-def test_vllm_log_requests_with_equal_ids_are_not_mixed(tmp_path: Path) -> None:
-    answered = "Generated response r: output: 'a', output_token_ids: [3, 4]"
-    later = [log_request("r", "p", "[1]"), answered, log_request("r", "q", "[2]"), answered]
-    conversations = read_conversations(server_log(tmp_path / "server.log", *later))
-    assert [item.turns[0].prompt_token_ids for item in conversations] == [(1,), (2,)]
-    path = server_log(tmp_path / "server.log", later[0], later[2], answered, answered)
-    with pytest.raises(InputError, match=r"server.log:3: .* several requests of this id"):
-        read_conversations(path)
-    good = log_request("s", "p", "[1]"), answered.replace(" r:", " s:")
-    path = server_log(tmp_path / "server.log", later[0], later[2], answered, answered, *good * 2)
-    (item,) = load_inputs([path])
-    assert len(item.conversations) == 2
-    (note,) = item.notes
-    assert "several requests of this id" in note
-    assert "no prompt" not in note
-
-
-def test_vllm_log_skips_damaged_lines(tmp_path: Path) -> None:
-    path = server_log(
-        tmp_path / "server.log",
-        log_request("r", "p", "[1]"),
-        log_request("s", "p", "[1 2]"),
-        "Generated response r: output: '\\N{}', output_token_ids: [3, 4]",
-        "Generated response r: output: 'a', output_token_ids: [3, 4]",
-    )
-    good = (
-        log_request("t", "p", "[1]"),
-        "Generated response t: output: 'a', output_token_ids: [3, 4]",
-    )
-    with path.open("a") as file:
-        file.write("".join(f"{AT}{line}\n" for line in good * 2))
-    (item,) = load_inputs([path])
-    assert [conversation.turns[0].completion_token_ids for conversation in item.conversations] == [
-        (3, 4)
-    ] * 3
-    assert "server.log:2: not a line of vLLM's log: invalid literal for int()" in item.notes[0]
-    assert "server.log:3: not a line of vLLM's log: (unicode error)" in item.notes[0]
-
-
-def test_batch_requests_with_equal_ids_are_an_error(write_jsonl: Write) -> None:
+def test_batch_answers_need_one_request_of_their_id(
+    write_jsonl: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder may contain several batches if their requests have different ids."""
 
     def make_request(content: str) -> dict[str, Any]:
@@ -560,23 +331,18 @@ def test_batch_requests_with_equal_ids_are_an_error(write_jsonl: Write) -> None:
 
     answer = {"custom_id": "r", "response": {"body": {"choices": [{"message": {"content": "a"}}]}}}
     path = write_jsonl(answer, name="output.jsonl")
+    with pytest.raises(InputError, match="put the batch's input into the same folder"):
+        read_conversations(path)
     write_jsonl({"custom_id": ["r"]}, b"{", make_request("p"), name="input.jsonl")
     (path.parent / "tsconfig.json").write_text("{\n // not JSON\n}\n")
+    path = path.rename(path.with_name("output2.jsonl"))
     (conversation,) = read_conversations(path)
     assert conversation.turns[0].messages[0]["content"] == "p"
     write_jsonl(make_request("q"), name="second.jsonl")
-    again = path.rename(path.with_name("output2.jsonl"))
-    with pytest.raises(InputError, match=r"output2.jsonl:1: several requests .* are 'r'"):
-        read_conversations(again)
-
-
-def test_batch_without_input_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "output.jsonl"
-    path.write_bytes((DATA / "run-batch/output.jsonl").read_bytes())
-    with pytest.raises(InputError, match="put the batch's input into the same folder"):
+    path = path.rename(path.with_name("output3.jsonl"))
+    with pytest.raises(InputError, match=r"output3.jsonl:1: several requests .* are 'r'"):
         read_conversations(path)
-    piped = io.TextIOWrapper(io.BytesIO(path.read_bytes()))
-    monkeypatch.setattr(sys, "stdin", piped)
-    monkeypatch.chdir(DATA / "run-batch")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    monkeypatch.chdir(path.parent)
     with pytest.raises(InputError, match=r"stdin:1: .* pass the file, not a pipe"):
         read_conversations(Path("-"))

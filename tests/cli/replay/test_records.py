@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
@@ -29,19 +31,12 @@ from ngram_npu_cli.tune.traffic import read_traffic
 
 Write = Callable[..., Path]
 
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
 GOOD = {"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}
 IDS = {"id": 7, "turns": [{"prompt_token_ids": [1, 2], "completion_token_ids": []}]}
 
 
-def make_record(*turns: Any) -> dict[str, Any]:
-    return {"id": "x", "turns": list(turns)}
-
-
-def make_id_record(prompt: Any, completion: Any) -> dict[str, Any]:
-    return make_record({"prompt_token_ids": prompt, "completion_token_ids": completion})
-
-
-@pytest.mark.parametrize("name", ["make_record.jsonl", "make_record.jsonl.gz", "make_record.json"])
+@pytest.mark.parametrize("name", ["record.jsonl", "record.jsonl.gz", "record.json"])
 def test_turns_are_read_from_lines(write_jsonl: Write, name: str) -> None:
     path = write_jsonl(GOOD, b"", IDS, b"  ", name=name)
     assert read_conversations(path) == [
@@ -53,8 +48,11 @@ def test_turns_are_read_from_lines(write_jsonl: Write, name: str) -> None:
 def test_no_final_newline_byte_order_mark_and_unknown_keys(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     line = '{"id": "ü", "model": "m", "turns": [{"prompt": "", "completion": "", "t": 0}]}'
-    path.write_bytes(line.encode("utf-8-sig"))
-    assert read_conversations(path) == [Conversation("ü", (Turn("", ""),), f"{path}:1")]
+    # Concatenated files may each begin with a byte order mark.
+    path.write_bytes((line + "\n").encode("utf-8-sig") + line.encode("utf-8-sig"))
+    assert read_conversations(path) == [
+        Conversation("ü", (Turn("", ""),), f"{path}:{number}") for number in (1, 2)
+    ]
 
 
 def test_limit_stops_reading(write_jsonl: Write) -> None:
@@ -64,110 +62,55 @@ def test_limit_stops_reading(write_jsonl: Write) -> None:
         read_conversations(path, limit=3)
 
 
-BAD_LINES = [
-    (b"{", "not JSON: .* at column [12]$"),
-    (b'{"id": "a"} {}', "not JSON: Extra data at column 13"),
-    (b"[" * 100_000, "not JSON that can be read"),
-    (b'{"id": ' + b"1" * 5000 + b"}", "not JSON that can be read"),
-    (b'{"id": "\xff"}', "not UTF-8: invalid start byte at byte 9"),
-    (b"[]", "expected an object, got an array"),
-    (b"null", "expected an object, got null"),
-    ({"turns": []}, '"turns" is empty; read as turns, of which this works: {"turns": '),
-    ({"id": "a"}, 'no format has these keys: "id"; this would work: {"messages": '),
-    ({"id": "a", "turns": {}}, '"turns" must be an array, got an object'),
-    (make_record("hello"), r"turns\[0\] must be an object, got a string"),
-    (make_record({"prompt": "p"}), r'turns\[0\]: missing key "completion"'),
-    (make_record({"completion": "p"}), r'turns\[0\]: missing key "prompt"'),
-    (make_record({}), r'turns\[0\]: missing key "prompt"'),
-    (
-        make_record(GOOD["turns"][0], {"prompt": 1, "completion": ""}),
-        r"turns\[1\].prompt must be .* 1",
-    ),
-    (make_record({"prompt": "", "completion": None}), r"turns\[0\].completion must be .* null"),
-    (b'{"id":"a","turns":[{"prompt":"\\ud800","completion":""}]}', "prompt: lone surrogate"),
-    (make_record({"prompt_token_ids": [1]}), 'missing key "completion_token_ids"'),
-    (
-        make_record({"prompt": "p", "completion": "c", "completion_token_ids": [1]}),
-        'missing key "prompt_token_ids"',
-    ),
-    (make_id_record("1", []), "prompt_token_ids must be an array of integers, got a string"),
-    (make_id_record([1, 1.5], []), r"prompt_token_ids\[1\] must be an integer, got the number 1.5"),
-    (make_id_record([], [True]), r"completion_token_ids\[0\] must be an integer, got a boolean"),
-    (make_id_record([-1], []), r"prompt_token_ids\[0\] is -1, outside"),
-    (make_id_record([2**31], []), r"prompt_token_ids\[0\] is 2147483648, outside"),
-    (make_record(GOOD["turns"][0], IDS["turns"][0]), "some turns carry token ids and some do not"),
-]
+LINE = json.dumps(GOOD).encode() + b"\n"
+PACKED = gzip.compress(LINE * 2)
 
 
-@pytest.mark.parametrize("compressed", [False, True], ids=["plain", "gzip"])
-@pytest.mark.parametrize(("line", "message"), BAD_LINES, ids=range(len(BAD_LINES)))
-def test_invalid_line_is_named_in_the_error(
-    write_jsonl: Write, line: object, message: str, compressed: bool
-) -> None:
-    path = write_jsonl(GOOD, b"", line, name="bad.jsonl.gz" if compressed else "bad.jsonl")
-    with pytest.raises(InputError, match=message) as caught:
-        read_conversations(path)
-    assert str(caught.value).startswith(f"{path}:3: ")
-    assert "\n" not in str(caught.value)
-
-
-def test_damaged_gzip_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (LINE, r":1: damaged gzip data: Not a gzipped file"),
+        # The second member is truncated.
+        (PACKED + gzip.compress(LINE)[:-9], r":[34]: damaged gzip data: .*end-of-stream"),
+        (PACKED[:-6] + bytes([PACKED[-6] ^ 1]) + PACKED[-5:], ":3: damaged gzip data: CRC check"),
+        (PACKED[:-1], r":3: damaged gzip data: .*end-of-stream"),
+        (PACKED + b"garbage", r":3: damaged gzip data: Not a gzipped file"),
+    ],
+)
+def test_damaged_gzip_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "x.jsonl.gz"
-    path.write_bytes(b'{"id": "a", "turns": []}\n')
-    with pytest.raises(InputError, match=r"x.jsonl.gz:1: damaged gzip data: this is not gzip"):
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"x.jsonl.gz{message}"):
         read_conversations(path)
-
-    # Two members, the second one truncated: two lines are complete.
-    line = b'{"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}\n'
-    path.write_bytes(gzip.compress(line * 2) + gzip.compress(line)[:-9])
-    with pytest.raises(InputError, match=r"x.jsonl.gz:[34]: damaged gzip data"):
-        read_conversations(path)
-
-    compressed = bytearray(gzip.compress(line * 2))
-    compressed[-6] ^= 1  # the checksum
-    path.write_bytes(compressed)
-    with pytest.raises(
-        InputError, match=r"x.jsonl.gz:1: damaged gzip data: .*incorrect data check"
-    ):
-        read_conversations(path)
+    path.write_bytes(PACKED * 2 + bytes(2000))  # zeros, as tapes pad
+    assert len(read_conversations(path)) == 4
 
 
-@pytest.mark.parametrize("kind", ["gz", "zst"])
-def test_truncated_compressed_file_is_an_error(tmp_path: Path, kind: str) -> None:
+def test_killed_server_s_gzip_is_an_error(tmp_path: Path) -> None:
     """All lines before the cut are readable, so only a check of the end detects it."""
-    if kind == "zst":
-        packer: Any = pytest.importorskip("zstandard").ZstdCompressor().compressobj()
-        flush = packer.flush(1)  # COMPRESSOBJ_FLUSH_BLOCK
-    else:
-        packer = zlib.compressobj(wbits=31)
-        flush = b""
-    packed = flush
-    for n in range(500):
-        line = json.dumps({**GOOD, "id": n}).encode() + b"\n"
-        packed += packer.compress(line) + packer.flush(1 if kind == "zst" else zlib.Z_SYNC_FLUSH)
-        if n == 299:
-            cut = len(packed)
-    complete = packed + packer.flush()
-    path = tmp_path / f"traffic.jsonl.{kind}"
-    path.write_bytes(complete)
-    assert len(read_conversations(path)) == 500
-    for size in (cut, len(packed), len(complete) - 1):
-        path.write_bytes(complete[:size])
-        with pytest.raises(InputError, match="the file ends before the data does"):
-            read_conversations(path)
+    packer = zlib.compressobj(wbits=31)
+    path = tmp_path / "traffic.jsonl.gz"
+    path.write_bytes(packer.compress(LINE * 300) + packer.flush(zlib.Z_SYNC_FLUSH))
+    with pytest.raises(InputError, match=r":301: .*ended before the end-of-stream"):
+        read_conversations(path)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
-def test_line_longer_than_the_limit_is_an_error(
+def test_line_longer_than_the_limit_is_skipped_in_little_memory(
     write_jsonl: Write, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
-    line = b'{"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}'
-    longest = line.ljust(1 << 20)
-    assert len(read_conversations(write_jsonl(longest, line, longest, name=name))) == 3
-    path = write_jsonl(line, longest + b" ", name=name)
-    with pytest.raises(InputError, match=f"{path}:2: the line is longer than 1 MiB"):
-        read_conversations(path)
+    longest = LINE.rstrip().ljust(1 << 20)
+    assert len(read_conversations(write_jsonl(longest, longest, name=name))) == 2
+    path = write_jsonl(LINE, longest + b" " * (20 << 20), longest + b" ", LINE, LINE, name=name)
+    tracemalloc.start()
+    try:
+        (item,) = load_inputs([path])
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(item.conversations) == 3
+    assert f"2 of 5 records are skipped (40.0%): {path}:3: the line is longer" in item.notes[0]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
@@ -188,39 +131,93 @@ def test_path_without_replay_files_is_an_error(tmp_path: Path) -> None:
         load_inputs([tmp_path])
 
 
-def test_folder_reads_its_files_in_the_order_of_names(write_jsonl: Write) -> None:
-    for name in ("b.jsonl.gz", "a.jsonl", "c.txt"):
+def test_inputs_have_the_names_of_their_files(write_jsonl: Write) -> None:
+    for name in ("one/b.jsonl.gz", "one/a.jsonl", "one/c.txt", "two/a.jsonl"):
         path = write_jsonl(GOOD, name=name)
-    assert [item.name for item in load_inputs([path.parent])] == ["a", "b"]
+    folder = path.parents[1]
+    assert [item.name for item in load_inputs([folder / "one"])] == ["a", "b"]
+    # Equal names are shown with their path.
+    names = [item.name for item in load_inputs([folder / "one", folder / "two"])]
+    assert names == [str(folder / "one/a.jsonl"), "b", str(folder / "two/a.jsonl")]
 
 
-def test_equal_file_names_are_shown_with_their_path(write_jsonl: Write) -> None:
-    one = write_jsonl(GOOD, name="one/make_record.jsonl")
-    two = write_jsonl(GOOD, name="two/make_record.jsonl.gz")
-    three = write_jsonl(GOOD, name="three.jsonl")
-    names = [item.name for item in load_inputs([one, two, three])]
-    assert names == [str(one), str(two), "three"]
+# Documents
 
 
-def test_error_in_the_last_file_is_reported_before_any_replay(write_jsonl: Write) -> None:
-    good = write_jsonl(GOOD, name="a.jsonl")
-    bad = write_jsonl(b"{", name="b.jsonl")
-    with pytest.raises(InputError, match=r"b.jsonl:1: not JSON"):
-        load_inputs([good, bad])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("value", [{"messages": CHAT}, CHAT])
+def test_file_may_contain_a_single_value(tmp_path: Path, value: Any, indent: int | None) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps(value, indent=indent))
+    (conversation,) = read_conversations(path)
+    assert conversation.turns[0].completion == "Ho"
 
 
-REQUEST = {"model": "m", "messages": [{"role": "user", "content": "say one two one two"}]}
+def test_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps([CHAT[0], None, CHAT[1]]))
+    with pytest.raises(InputError, match=r":1: messages\[1\] must be an object, got null"):
+        read_conversations(path)
+    # Records that have a role are records, wherever they stand.
+    records = [{"prompt": "Hi", "completion": "Ho"}, {"role": "user", "content": "x"}] * 2
+    path.write_text(json.dumps([*records, records[0]], indent=1))
+    (item,) = load_inputs([path])
+    assert [conversation.turns[0].completion for conversation in item.conversations] == ["Ho"] * 3
+    assert item.notes[0].startswith(f"2 of 5 records are skipped (40.0%): {path}:6: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[\n{"prompt": "a", "completion": "b"},\n{"prompt" "c"}\n]', ":3: not JSON: Exp"),
+        ('[{"prompt": "a", "completion": "b"}\n{}]', ":2: not JSON: Expecting , or ] after"),
+        ('[{"prompt": "a", "completion": "b"}]\n{}', ":2: not JSON: Extra data at column 1"),
+        ('[\n{"prompt": "a",\n"completion": "b"}', ":3: not JSON: Expecting , or ]"),
+        ('[\n{"prompt": "a",\n"comp\n', ":3: not JSON: "),
+        ('{\n"prompt": "a",\n"completion": 3\n}', ":1: completion must be a string, got the nu"),
+        ("[]", "empty, no conversation"),
+        ("[\n\n3]", ":3: expected an object, got the number 3"),
+        (f'[\n{{"prompt": {"9" * 5000}}}]', ":1: not JSON that can be read"),
+        (f'[\n{{"prompt": {"[" * 3000}{"]" * 3000}}}]', ":1: not JSON that can be read"),
+    ],
+    ids=range(10),
+)
+def test_document_error_names_the_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "traffic.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_conversations(path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_document_may_be_longer_than_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
+) -> None:
+    monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
+    records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(200)]
+    path = tmp_path / "traffic.json"
+    path.write_text(json.dumps(records, indent=indent, ensure_ascii=False), encoding="utf-8")
+    conversations = read_conversations(path)
+    assert [item.turns[0].completion for item in conversations] == ["b" * i for i in range(200)]
+    monkeypatch.setattr(files_module, "_MAX_DOCUMENT_MIB", 2)
+    with pytest.raises(InputError, match="longer than 2 MiB; write one record per line"):
+        read_conversations(path)
+
+
+def test_stdin_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for content in (LINE, gzip.compress(LINE)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        (item,) = load_inputs(["-"])
+        assert (item.name, item.conversations[0].where) == ("stdin", "stdin:1")
+
+
+# Files with other records
+
+
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "repeat one two one two"}]}
 RESPONSE = {"choices": [{"message": {"role": "assistant", "content": "one two one two one"}}]}
 GOOD_LOG = {"request": REQUEST, "response": RESPONSE}
-WITH_IMAGE = [
-    {"type": "text", "text": "say one two one two"},
-    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
-]
-STREAM = [
-    {"choices": [{"index": 0, "delta": {"content": "one two one two one"}}]},
-    {"choices": [], "usage": {"completion_tokens": 5}},
-]
-EMBEDDING = {"object": "list", "data": [{"object": "embedding", "embedding": [0.5]}]}
 
 
 def answer(content: Any) -> dict[str, Any]:
@@ -230,71 +227,9 @@ def answer(content: Any) -> dict[str, Any]:
     }
 
 
-SKIPPED: list[tuple[Any, str]] = [
-    (
-        {"request": REQUEST, "response": {"status": 503, "body": "upstream is gone"}},
-        "HTTP status 503",
-    ),
-    ({"request": REQUEST, "status_code": 503, "response": "upstream is gone"}, "HTTP status 503"),
-    ({"request": REQUEST, "response": {"error": {"message": "busy", "code": 503}}}, "error: busy"),
-    ({"request": REQUEST, "response": 'data: {"error": {"message": "busy"}}\n\n'}, "error: busy"),
-    ({"request": REQUEST, "response": None}, "must be an object, got null"),
-    ({"request": REQUEST, "response": None, "error": "timeout"}, 'the request failed: "timeout"'),
-    ({"request": REQUEST, "response": {"choices": []}}, 'no answer, only "choices"'),
-    ({"request": REQUEST, "response": {"choices": None}}, 'no answer, only "choices"'),
-    (answer(""), "the answer is empty"),
-    (answer(None), "the answer is empty"),
-    ({"request": {"input": ["a"]}, "response": EMBEDDING}, 'no answer, only "object", "data"'),
-    ({"request": {"input": "a"}, "response": {"id": "modr-1", "results": []}}, '"id", "results"'),
-    ({"request": {}, "response": {"object": "list", "data": []}}, 'only "object", "data"'),
-    (EMBEDDING, 'no format has these keys: "object", "data"'),
-    ({"request": {}, "response": RESPONSE}, 'must have "messages", "input" or a text "prompt"'),
-    (b'{"request": {"messages": [{"role": "us', "not JSON: Unterminated string"),
-    (b'{"prompt": "\xff", "completion": "a"}', "not UTF-8: invalid start byte"),
-    (b"[2026-08-01] rotated", "not JSON: Expecting"),
-    (3, "expected an object, got the number 3"),
-]
-
-UNUSUAL: list[Any] = [
-    {**GOOD_LOG, "id": {"$oid": "66b"}},
-    {**GOOD_LOG, "id": 1.5},
-    {**GOOD_LOG, "id": "same"},
-    {**GOOD_LOG, "id": "same"},
-    b"\xef\xbb\xbf" + json.dumps(GOOD_LOG).encode(),
-    {"request": {"messages": [{"role": "user", "content": WITH_IMAGE}]}, "response": RESPONSE},
-    {"request": REQUEST, "response": STREAM},
-]
-
-
 def count_figures(path: Path, **options: Any) -> tuple[int, int, int]:
     total = replay([path], ReplayOptions(tokenizer="bytes", **options)).total
     return total.num_requests, total.num_tokens, total.num_steps
-
-
-@pytest.mark.parametrize(("record", "reason"), SKIPPED, ids=range(len(SKIPPED)))
-@pytest.mark.parametrize("at", ["first", "between", "last"])
-def test_invalid_record_is_skipped_and_changes_no_figure(
-    write_jsonl: Write, record: Any, reason: str, at: str
-) -> None:
-    lines = [GOOD_LOG, GOOD_LOG, GOOD_LOG]
-    lines.insert({"first": 0, "between": 1, "last": 3}[at], record)
-    path = write_jsonl(*lines, name="odd.jsonl")
-    assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG, GOOD_LOG))
-    (item,) = load_inputs([path])
-    (note,) = item.notes
-    assert note.startswith("1 of 4 records are skipped (25.0%): ")
-    assert reason in note
-    assert "of which this works" not in note
-    with pytest.raises(InputError) as caught:
-        count_figures(path, strict=True)
-    assert reason in str(caught.value)
-    assert read_traffic([path], TuneOptions(tokenizer="bytes")).notes == (f"odd: {note}",)
-
-
-@pytest.mark.parametrize("record", UNUSUAL, ids=range(len(UNUSUAL)))
-def test_unusual_record_is_read(write_jsonl: Write, record: Any) -> None:
-    path = write_jsonl(GOOD_LOG, record, name="odd.jsonl")
-    assert count_figures(path, strict=True) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
 
 
 def test_failed_vllm_requests_are_skipped(write_jsonl: Write) -> None:
@@ -306,17 +241,6 @@ def test_failed_vllm_requests_are_skipped(write_jsonl: Write) -> None:
     assert note.startswith("3 of 6 records are skipped (50.0%): ")
     for reason in ("max_tokens=100000", "The model `no`", 'only "object", "data"'):
         assert reason in note
-
-
-def test_file_with_more_than_half_skipped_is_an_error(
-    write_jsonl: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_jsonl(GOOD_LOG, b"x", b"x y", answer(""), answer(None), name="odd.jsonl")
-    assert cli.main(["replay", str(path), "--tokenizer", "bytes"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "odd.jsonl:2: not JSON" in error
-    assert "4 of 5 records are skipped (80.0%), which is more than half" in error
 
 
 def test_command_prints_notes_on_skipped_records(
@@ -341,6 +265,12 @@ def test_command_prints_notes_on_skipped_records(
     for command in ("replay", "tune"):
         assert cli.main([command, str(path), "--tokenizer", "bytes", "--strict"]) == 2
         assert "odd.jsonl:9: not JSON" in capsys.readouterr().err
+    path = write_jsonl(GOOD_LOG, b"x", b"x y", answer(""), answer(None), name="odd.jsonl")
+    assert cli.main(["replay", str(path), "--tokenizer", "bytes"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "odd.jsonl:2: not JSON" in error
+    assert "4 of 5 records are skipped (80.0%), which is more than half" in error
 
 
 def test_folder_leaves_out_files_that_are_no_logs(write_jsonl: Write, tmp_path: Path) -> None:
@@ -362,60 +292,22 @@ def test_folder_leaves_out_files_that_are_no_logs(write_jsonl: Write, tmp_path: 
     for name in ("config.json", "tsconfig.json", "nginx.log", "empty.jsonl"):
         with pytest.raises(InputError, match=name):
             load_inputs([tmp_path / "logs" / name])
+    write_jsonl({"version": 3}, name="other/config.json")
+    for read in (load_inputs, read_traffic):
+        with pytest.raises(InputError, match=r"no log, left out: .*config.json"):
+            read([tmp_path / "other"])
     with pytest.raises(InputError, match=r"config.json:1"):
         load_inputs([tmp_path / "logs"], ReadingOptions(strict=True))
     # A log that is damaged is no other file.
     (tmp_path / "logs/cut.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 9)[:-9])
-    with pytest.raises(InputError, match=r"cut.jsonl.gz:.*the file ends before the data does"):
+    with pytest.raises(InputError, match=r"cut.jsonl.gz:.*file ended before the end-of-stream"):
         load_inputs([tmp_path / "logs"])
 
 
-def test_folder_without_logs_is_an_error(write_jsonl: Write) -> None:
-    path = write_jsonl({"version": 3}, name="logs/config.json")
-    for read in (load_inputs, read_traffic):
-        with pytest.raises(InputError, match=r"no log, left out: .*config.json"):
-            read([path.parent])
-
-
-def test_data_after_compressed_data_is_reported(write_jsonl: Write) -> None:
-    path = write_jsonl(GOOD_LOG, GOOD_LOG, name="talk.jsonl.gz")
-    packed = path.read_bytes()
-    path.write_bytes(packed + bytes(2000))  # as tapes pad
-    assert load_inputs([path])[0].notes == ()
-    path.write_bytes(packed + b"garbage\n" * 300)
-    (item,) = load_inputs([path])
-    assert len(item.conversations) == 2
-    assert item.notes[0].endswith("talk.jsonl.gz:2: data after the gzip data is not gzip")
-    with pytest.raises(InputError, match="data after the gzip data is not gzip"):
-        load_inputs([path], ReadingOptions(strict=True))
-
-
-def test_cut_first_line_does_not_make_a_document(write_jsonl: Write) -> None:
+@pytest.mark.parametrize(
+    "first", [b'{"role": "user"}, {"role"', b'[{"role": "user"}, {"role": "a', b'sponse": null}']
+)
+def test_cut_first_line_does_not_make_a_document(write_jsonl: Write, first: bytes) -> None:
     """`tail -c` and the rotation of logs make such files."""
-    path = write_jsonl(b'{"role": "user"}, {"role"', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
+    path = write_jsonl(first, GOOD_LOG, GOOD_LOG, name="odd.jsonl")
     assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
-    path = write_jsonl(b'[{"role": "user"}, {"role": "assis', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
-    assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
-    path = write_jsonl(b'sponse": null}', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
-    assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
-
-
-def test_record_of_100_mb_is_skipped_in_little_memory(tmp_path: Path) -> None:
-    path = tmp_path / "large.jsonl"
-    good = json.dumps(GOOD_LOG).encode() + b"\n"
-    with path.open("wb") as file:
-        file.write(good)
-        file.write(b'{"request": {"messages": [{"role": "user", "content": "')
-        for _ in range(100):
-            file.write(b"a" * (1 << 20))
-        file.write(b'"}]}, "response": "b"}\n')
-        file.write(good)
-    tracemalloc.start()
-    try:
-        (item,) = load_inputs([path])
-        assert tracemalloc.get_traced_memory()[1] < 200 << 20
-    finally:
-        tracemalloc.stop()
-    assert len(item.conversations) == 2
-    assert "1 of 3 records are skipped" in item.notes[0]
-    assert "large.jsonl:2: the line is longer than 64 MiB" in item.notes[0]

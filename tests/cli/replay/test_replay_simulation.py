@@ -10,7 +10,7 @@ import pytest
 from cli_helpers import EXAMPLE, ScriptedProposer, token_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_replay import NaiveCounts, naive_replay
+from naive_replay import NaiveCounts, draft_ngram, naive_replay
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.config import default_costs
 from ngram_npu_cli.replay import InputError, ReplayFigures, simulate
@@ -70,7 +70,8 @@ def test_simulation_equals_the_naive_replay(
     turns_of_all: Any, batch_size: int, lookup: Any
 ) -> None:
     figures = run(turns_of_all, batch_size, **lookup)
-    assert_equal(figures, naive_replay(turns_of_all, **lookup), lookup["k"])
+    naive = naive_replay(turns_of_all, lambda context: draft_ngram(context, **lookup))
+    assert_equal(figures, naive, lookup["k"])
 
 
 @settings(max_examples=100, deadline=None)
@@ -85,26 +86,28 @@ def test_simulation_equals_the_naive_replay(
 def test_ladder_simulation_equals_the_naive_replay(
     turns_of_all: Any, batch_size: int, k: int, limit: int | None, overlap: bool, max_len: int
 ) -> None:
-    least = None if limit is None else 2 ** (-limit / 16)
+    probability = None if limit is None else 2 ** (-limit / 16)
     lookup = {"k": k, "overlap": overlap, "max_len": max_len}
-    figures = run(turns_of_all, batch_size, **lookup, sizes="ladder", min_draft_probability=least)
+    figures = run(
+        turns_of_all, batch_size, **lookup, sizes="ladder", min_draft_probability=probability
+    )
 
-    def draft_of(context: list[int], **lookup: Any) -> list[int]:
+    def draft(context: list[int]) -> list[int]:
         return ladder.draft(context, costs=default_costs(), limit=limit, **lookup)[0]
 
-    assert_equal(figures, naive_replay(turns_of_all, draft_of, **lookup), k)
+    assert_equal(figures, naive_replay(turns_of_all, draft), k)
 
 
 def test_ladder_uses_a_prompt_from_the_first_step() -> None:
     """Long prompts must be indexed completely, because missing outcome bytes count as 0."""
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, 40, 30_000).tolist() for _ in range(4)]
-    talks = [[(prompt, prompt[100:140]), ([7] * 3, prompt[50:90])] for prompt in prompts]
+    chats = [[(prompt, prompt[100:140]), ([7] * 3, prompt[50:90])] for prompt in prompts]
     options = {"sizes": "ladder", "min_draft_probability": 0.5, "k": 8}
-    alone = without_time(run(talks, 1, **options))
-    assert without_time(run(talks, 4, **options)) == alone
+    alone = without_time(run(chats, 1, **options))
+    assert without_time(run(chats, 4, **options)) == alone
     proposer = NgramProposer(NgramConfig(**options), "index")
-    simulate("t", [token_request(turns) for turns in talks], proposer, k=8, batch_size=4)
+    simulate("t", [token_request(turns) for turns in chats], proposer, k=8, batch_size=4)
     assert proposer.index is not None
     assert proposer.index.statistics.rows_scanned_catching_up == 0
 
@@ -132,28 +135,6 @@ def test_example_has_the_figures_computed_by_hand() -> None:
     assert figures.acceptance_rate == 7 / 10
     assert figures.acceptance_rate_per_pos == (1, 1, 0.5, 0.5, 0.5)
     assert figures.no_draft_share == 3 / 5
-
-
-@pytest.mark.parametrize(
-    ("completion", "steps", "accepted"),
-    [
-        # A step that accepts everything yields 4 tokens: 3 drafts and one more.
-        ([0] + [1] * 4, 1, (0, 0, 0, 1)),
-        ([0] + [1] * 5, 2, (1, 0, 0, 1)),  # one token is left for the last step
-        ([0] + [1] * 8, 2, (0, 0, 0, 2)),
-    ],
-)
-def test_perfect_drafter_yields_k_plus_one_tokens_per_step(
-    completion: list[int], steps: int, accepted: tuple[int, ...]
-) -> None:
-    def draft(context: list[int]) -> list[int]:
-        left = len(completion) + 1 - len(context)
-        return [1] * min(3, left - 1)  # the model itself gives the last one
-
-    proposer = ScriptedProposer(3, draft)
-    figures = simulate("t", [token_request([([9], completion)])], proposer, k=3, batch_size=1)
-    assert (figures.num_tokens, figures.num_steps) == (len(completion) - 1, steps)
-    assert figures.accepted_length_counts == accepted
 
 
 def test_drafts_beyond_the_completion_are_not_accepted() -> None:
@@ -208,24 +189,19 @@ def test_row_indices_contain_the_active_rows() -> None:
 def test_draft_time_excludes_everything_but_the_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = {"ns": 0}
     monkeypatch.setattr(simulation_module.time, "perf_counter_ns", lambda: clock["ns"])
+    seen: list[tuple[int, int]] = []
 
     def draft(_: list[int]) -> list[int]:
         clock["ns"] += 7
         return []
 
-    def progress(done: int, total: int) -> None:
+    def show(done: int, total: int) -> None:
         clock["ns"] += 1000
         seen.append((done, total))
 
-    seen: list[tuple[int, int]] = []
-    figures = simulate(
-        "t",
-        [token_request([([1], [2, 3, 4, 5])])],
-        ScriptedProposer(2, draft),
-        k=2,
-        batch_size=1,
-        progress=progress,
-    )
+    requests = [token_request([([1], [2, 3, 4, 5])])]
+    proposer = ScriptedProposer(2, draft)
+    figures = simulate("t", requests, proposer, k=2, batch_size=1, progress=show)
     assert (figures.num_calls, figures.draft_time_ns) == (3, 21)
     assert figures.draft_us_per_call == figures.draft_us_per_step == pytest.approx(0.007)
     assert seen == [(1, 3), (2, 3), (3, 3)]
@@ -240,45 +216,26 @@ def test_requests_without_steps_have_no_ratios() -> None:
         assert figures.acceptance_rate_per_pos == (None,) * 5
 
 
-class _Broken(ScriptedProposer):
-    def __init__(self, fault: str) -> None:
-        super().__init__(2, lambda _: [])
-        self.fault = fault
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("num_tokens[0] += 1", "num_tokens"),
+        ("token_ids[0, 0] += 1", "token_ids"),
+        ("result.draft_token_ids = result.draft_token_ids[:, :1]", "shape"),
+        ("result.num_draft_tokens[0] = 3", "count"),
+        ("result.num_draft_tokens[0] = -1", "count"),
+    ],
+)
+def test_wrong_proposer_is_an_error(fault: str, message: str) -> None:
+    class Broken(ScriptedProposer):
+        def step(self, token_ids: Any, num_tokens: Any, *args: Any, **kwargs: Any) -> Any:
+            result = super().step(token_ids, num_tokens, *args, **kwargs)
+            exec(fault, {"token_ids": token_ids, "num_tokens": num_tokens, "result": result})
+            return result
 
-    def step(self, token_ids: Any, num_tokens: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super().step(token_ids, num_tokens, *args, **kwargs)
-        if self.fault == "num_tokens":
-            num_tokens[0] += 1
-        elif self.fault == "token_ids":
-            token_ids[0, 0] += 1
-        elif self.fault == "shape":
-            result.draft_token_ids = result.draft_token_ids[:, :1]
-        elif self.fault == "count":
-            result.num_draft_tokens[0] = 3
-        elif self.fault == "negative count":
-            result.num_draft_tokens[0] = -1
-        return result
-
-
-@pytest.mark.parametrize("fault", ["num_tokens", "token_ids", "shape", "count", "negative count"])
-def test_wrong_proposer_is_an_error(fault: str) -> None:
-    word = {"negative count": "count"}.get(fault, fault)
     requests = [token_request([([1], [2, 3])])] * 2  # only the first one has the fault
-    with pytest.raises(InputError, match=word):
-        simulate("t", requests, _Broken(fault), k=2, batch_size=2)
-
-
-def test_total_sums_counts() -> None:
-    one = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
-    total = ReplayFigures.total([one, dataclasses.replace(one, name="other")])
-    assert total.name == "total"
-    assert (total.num_tokens, total.num_steps, total.num_requests) == (24, 10, 2)
-    assert total.accepted_length_counts == (6, 0, 2, 0, 0, 2)
-    assert total.tokens_per_step == one.tokens_per_step
-    with pytest.raises(ValueError, match="expected at least one input"):
-        ReplayFigures.total([])
-    with pytest.raises(ValueError, match="zip"):
-        ReplayFigures.total([one, run([EXAMPLE], 1, min_n=2, max_n=5, k=4)])
+    with pytest.raises(InputError, match=message):
+        simulate("t", requests, Broken(2, lambda _: []), k=2, batch_size=2)
 
 
 def test_reset_is_called_for_rows_with_a_new_conversation() -> None:

@@ -100,22 +100,6 @@ def test_costs_file_has_tables_for_row_and_store(logs: Path, tmp_path: Path) -> 
         total(logs, costs=path)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_draft_probability": None}, "store: expected None without"),
-        ({"store": None, "generated_only": True}, "generated_only: expected False without a store"),
-        ({"store": "now"}, "store: expected 'live', 'finish' or None"),
-        ({"store_tokens": 1000}, "store_tokens: expected at least 1024"),
-    ],
-)
-def test_contradicting_options_are_rejected(
-    logs: Path, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        total(logs, **options)
-
-
 def test_command_reports_store(
     logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from cli_helpers import FEW, cost_file
 from ngram_npu import NgramConfig
 from ngram_npu.engines.vllm.options import read_options
-from ngram_npu.step_time import VerificationCost
+from ngram_npu.step_time import EXAMPLES, VerificationCost
 from ngram_npu_cli.replay import (
     InputError,
     ReplayInput,
@@ -27,16 +28,13 @@ from ngram_npu_cli.replay.walks import Counts
 from ngram_npu_cli.tune import (
     BASELINE,
     CANDIDATES,
-    EXAMPLES,
     Candidate,
     format_report,
     load_cost,
-    parse_candidate,
     share_of_a_step,
-    vllm_options,
 )
 from ngram_npu_cli.tune import measure as measure_module
-from ngram_npu_cli.tune.candidates import RUNNERS
+from ngram_npu_cli.tune.candidates import RUNNERS, parse_candidate, vllm_options
 from ngram_npu_cli.tune.measure import Cache, group_requests, measure_settings
 from ngram_npu_cli.tune.ranking import (
     Measured,
@@ -51,6 +49,7 @@ from ngram_npu_cli.tune.tune_report import make_report
 from vllm_config import vllm_config
 
 PADDED = Candidate.of(min_n=1, max_n=16, k=3, match_policy="latest", drafts="padded")
+METHODS = {"padded": "ngram_gpu", "trimmed": "custom_class"}
 
 # Counts
 
@@ -64,7 +63,7 @@ def test_measured_counts_equal_a_replay(
     assert len(group_requests(requests)) == 6
     candidates = (*FEW, PADDED)
     measured = measure_settings(candidates, requests, jobs=jobs)
-    for candidate, counts in zip(candidates, measured, strict=True):
+    for candidate, counts in measured.items():
         (item,) = load_inputs([traffic])
         for number in (0, 17, 39):
             alone = ReplayInput("one", (item.conversations[number],))
@@ -89,34 +88,6 @@ def test_groups_contain_each_request_once_within_the_buffer_limit(
     for chunk in chunks:
         assert len(chunk) * max(requests[i].num_tokens for i in chunk) <= 1000 or len(chunk) == 1
     assert max(map(len, chunks)) > 1
-
-
-def test_interrupted_measurement_resumes_from_the_cache(
-    traffic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure_module, "_ROWS", 10)
-    requests = read_traffic([traffic]).requests
-    path = tmp_path / "pieces.jsonl"
-    expected = measure_settings(FEW, requests)
-    replay_piece = measure_module._replay
-    begun: list[int] = []
-
-    def interrupted_once(*arguments: Any) -> Any:
-        begun.append(1)
-        if len(begun) == 6:
-            raise KeyboardInterrupt
-        return replay_piece(*arguments)
-
-    monkeypatch.setattr(measure_module, "_replay", interrupted_once)
-    with pytest.raises(KeyboardInterrupt):
-        measure_settings(FEW, requests, cache=Cache(path))
-    # A partial write, as a power failure leaves it.
-    with path.open("a") as file:
-        file.write('{"key": "ab')
-    resumed = measure_settings(FEW, requests, cache=Cache(path))
-    assert len(begun) == 1 + len(FEW) * 4, "each piece once, over both runs"
-    for one, other in zip(resumed, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_cache_key_depends_on_setting_and_conversations(traffic: Path, tmp_path: Path) -> None:
@@ -221,7 +192,7 @@ def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
 def made_up(*histograms: list[list[int]], tokens: list[int]) -> Measured:
     counts = tuple(np.array(histogram, np.int32) for histogram in histograms)
     half = np.arange(len(tokens)) % 2 == 0
-    return Measured(FEW[: len(counts)], counts, np.array(tokens), half)
+    return Measured(dict(zip(FEW, counts, strict=False)), np.array(tokens), half)
 
 
 def test_ranking_and_interval_use_different_halves() -> None:
@@ -232,10 +203,10 @@ def test_ranking_and_interval_use_different_halves() -> None:
         tokens=[40, 40, 40, 40],
     )
     cost = share_of_a_step(0.1)
-    assert rank(measured, cost)[0] == 0
-    interval = compute_interval(measured, 0, cost, 1)
+    assert rank(measured, cost)[0] == FEW[0]
+    interval = compute_interval(measured, FEW[0], cost, 1)
     assert interval.value == pytest.approx(1 / 1.1)
-    ratio = compute_interval(measured, 0, cost, 1, against=1)
+    ratio = compute_interval(measured, FEW[0], cost, 1, against=FEW[1])
     assert ratio.value == pytest.approx(1 / 1.1 / 2)
 
 
@@ -243,7 +214,7 @@ def test_ranking_ignores_batch_sizes_without_gain() -> None:
     """The first gains more at batch 1. At 64 both lose, the first far more."""
     measured = made_up([[0, 10], [0, 10]], [[14, 1], [14, 1]], tokens=[20, 20])
     cost = VerificationCost("steep", {1: ((1, 2), (1.0, 1.1)), 64: ((64, 128), (1.0, 9.0))})
-    assert rank(measured, cost)[0] == 0
+    assert rank(measured, cost)[0] == FEW[0]
 
 
 def test_ranking_uses_the_worst_batch_size() -> None:
@@ -252,10 +223,10 @@ def test_ranking_uses_the_worst_batch_size() -> None:
     small = {batch: ((batch, 6 * batch), (1.0, 1.001)) for batch in (1, 4, 16)}
     cost = VerificationCost("steep", {**small, 256: ((256, 512, 1536), (1.0, 1.41, 2.19))})
     half = measured.chosen_half
-    assert measured.speedup(0, cost, 256, half) == pytest.approx(0.86, abs=0.01)
-    assert measured.speedup(1, cost, 256, half) == pytest.approx(1.18, abs=0.01)
-    assert rank(measured, cost)[0] == 1
-    assert rank(measured, cost.at([1, 4, 16]))[0] == 0
+    assert measured.speedup(FEW[0], cost, 256, half) == pytest.approx(0.86, abs=0.01)
+    assert measured.speedup(FEW[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
+    assert rank(measured, cost)[0] == FEW[1]
+    assert rank(measured, cost.at([1, 4, 16]))[0] == FEW[0]
 
 
 def test_interval_covers_resampled_conversations() -> None:
@@ -264,7 +235,7 @@ def test_interval_covers_resampled_conversations() -> None:
     tokens = steps + rng.integers(0, 100, 200)
     counts = np.stack([steps, np.zeros(200, int)], axis=1)
     measured = made_up(counts.tolist(), tokens=tokens.tolist())
-    interval = compute_interval(measured, 0, share_of_a_step(0.1), 1)
+    interval = compute_interval(measured, FEW[0], share_of_a_step(0.1), 1)
     odd = tokens[1::2].sum() / steps[1::2].sum()
     assert interval.value == pytest.approx(odd)
     ratios = tokens[1::2] - odd * steps[1::2]
@@ -294,7 +265,7 @@ def report_of(traffic: Path, measured: Measured, cost: VerificationCost, against
         measured,
         cost,
         read_traffic([traffic]),
-        against=measured.candidates[against],
+        against=list(measured.counts)[against],
         runner=RUNNERS["host"],
         about={},
     )
@@ -305,12 +276,12 @@ def test_compared_setting_is_recommended_if_only_it_gains(traffic: Path) -> None
     measured = made_up([[1, 9], [0, 40]] * 20, [[0, 20], [0, 20]] * 20, tokens=[30] * 40)
     report = report_of(traffic, measured, share_of_a_step(0.1), against=1)
     (row,) = report.batches
-    assert (report.recommended, row.best, row.use) == (1, 0, 1)
+    assert (report.candidate, row.best, row.use) == (FEW[1], FEW[0], FEW[1])
     assert row.best_speedup.high < 1 < row.against.low
     assert row.speedup == row.against
     text = format_report(report)
     assert "Do not speculate" not in text
-    assert f"RECOMMENDED: {report.label(1)}\nIt pays at this verification cost.\n" in text
+    assert f"RECOMMENDED: {FEW[1].label}\nIt pays at this verification cost.\n" in text
 
 
 @pytest.mark.parametrize(
@@ -326,9 +297,8 @@ def test_store_is_recommended_only_with_a_gain_on_both_halves(
     alone = Candidate.of(sizes="ladder", k=8, min_draft_probability=0.1)
     shared = Candidate.of(**dict(alone.options), store="live")
     measured = made_up([[0, 1000]] * 40, stored, tokens=[2000] * 40)
-    report = report_of(
-        traffic, replace(measured, candidates=(alone, shared)), share_of_a_step(0.05)
-    )
+    counts = dict(zip((alone, shared), measured.counts.values(), strict=True))
+    report = report_of(traffic, replace(measured, counts=counts), share_of_a_step(0.05))
     assert report.candidate == (shared if is_recommended else alone)
     assert ("No store is recommended" in format_report(report)) != is_recommended
     assert report.to_dict()["store"]["is_recommended"] == is_recommended
@@ -343,24 +313,21 @@ def test_store_search_continues_with_the_best_length() -> None:
     ]
     tried: list[Candidate] = []
 
-    def replay(candidates: tuple[Candidate, ...]) -> Measured:
+    def replay(candidates: Sequence[Candidate]) -> dict[Candidate, Any]:
         tried.extend(candidates)
-        steps = [
-            [[0, 100 + candidate.config.k if not candidate.has_store else 100 - candidate.config.k]]
-            * 2
-            for candidate in candidates
-        ]
-        result = made_up(*steps, tokens=[200, 200])
-        return replace(result, candidates=candidates)
+        return {
+            c: np.array([[0, 100 - c.config.k if c.has_store else 100 + c.config.k]] * 2)
+            for c in candidates
+        }
 
     cost = share_of_a_step(0.1)
-    measured = replay(tuple(ladders))
-    assert measured.candidates[rank(measured, cost)[0]].config.k == 4
+    measured = Measured(replay(ladders), np.array([200, 200]), np.array([True, False]))
+    assert rank(measured, cost)[0].config.k == 4
     tried.clear()
     searched = search_stores(measured, cost, ladders, replay)
     assert len(tried) == len(set(tried)) < 2 * len(ladders)
-    assert searched.candidates == (*ladders, *tried)
-    first = searched.candidates[rank(searched, cost)[0]].config
+    assert list(searched.counts) == [*ladders, *tried]
+    first = rank(searched, cost)[0].config
     assert (first.store, first.k) == ("live", 32)
     assert {candidate.config.store_tokens for candidate in tried if candidate.config.k == 32} == {
         100_000,
@@ -370,7 +337,13 @@ def test_store_search_continues_with_the_best_length() -> None:
 
 def test_frontier_contains_undominated_settings() -> None:
     points = [(100, 50, 100), (100, 60, 30), (100, 60, 20), (100, 55, 200), (100, 100, 0)]
-    assert find_frontier([Counts(*point) for point in points]) == [4, 2, 0]
+    settings = CANDIDATES[: len(points)]
+    figures = {c: Counts(*point) for c, point in zip(settings, points, strict=True)}
+    assert find_frontier(figures) == [settings[4], settings[2], settings[0]]
+
+
+LADDER = dict(FEW[2].options)
+STORES = [Candidate.of(**LADDER, store="live", store_tokens=n) for n in (100_000, 1_000_000)]
 
 
 def test_candidates_have_unique_labels() -> None:
@@ -380,14 +353,16 @@ def test_candidates_have_unique_labels() -> None:
     assert parse_candidate('{"prompt_lookup_max": 4, "num_speculative_tokens": 3}').config == (
         NgramConfig(min_n=4, max_n=4, k=3)
     )
-    for wrong in ("[]", "{", '{"k": 0}', '{"length": 3}', '{"k": "x"}'):
+    assert [c.label.partition("live ")[2] for c in STORES] == ["store=100k", "store=1M"]
+    small = json.dumps({**LADDER, "store": "live", "store_tokens": 9})
+    for wrong in ("[]", "{", '{"k": 0}', '{"length": 3}', '{"k": "x"}', small):
         with pytest.raises(InputError, match="expected a setting such as"):
             parse_candidate(wrong)
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.label)
+@pytest.mark.parametrize("candidate", [*CANDIDATES, *STORES], ids=lambda c: c.label)
 def test_vllm_options_give_the_setting_in_vllm(candidate: Candidate) -> None:
-    words = shlex.split(" ".join(vllm_options(candidate)))
+    words = shlex.split(" ".join(vllm_options(candidate, METHODS[candidate.drafts])))
     assert words[::2] == ["--speculative-config", "--additional-config"]
     speculative, section = json.loads(words[1]), json.loads(words[3])["ngram_npu"]
     if candidate.drafts == "padded":

@@ -18,6 +18,6 @@ void stand_in_copy(void* stream, void* to, const void* from, size_t bytes) {
   as_stream(stream).add([=] { std::memcpy(to, from, bytes); });
 }
 void stand_in_wait(void* stream) { as_stream(stream).wait(); }
-void stand_in_hold(void* stream, bool held) { as_stream(stream).hold(held); }
+void stand_in_hold(void* stream, bool hold) { as_stream(stream).hold(hold); }
 void stand_in_fail(void* stream) { as_stream(stream).fail(); }
 }

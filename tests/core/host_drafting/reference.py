@@ -26,8 +26,8 @@ class _Request:
 
 @dataclass
 class Reference:
-    """Runs steps synchronously. The store lags ``lag`` steps behind. When a request ends, its text
-    up to its stop is stored."""
+    """Runs steps synchronously. The store is updated ``lag`` steps later. When a request ends, its
+    text up to its stop is stored."""
 
     config: NgramConfig
     store: NgramStore
@@ -89,7 +89,7 @@ class Reference:
             return
         store = Store(self.store.tensor)  # type: ignore[arg-type]
         text = [token & MASK32 for token in request.text[:length]]
-        if not store.holds(row, text, request.scope):
+        if not store.slot_matches(row, text, request.scope):
             store.close(row)
             store.set_slot(row, 0, request.settled)
         store.write(row, text[request.settled :], request.scope)

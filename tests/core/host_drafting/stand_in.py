@@ -66,8 +66,9 @@ class LateStream(host_drafting.CudaStream):
         self.driver.stand_in_wait(self.handle)
         self._copied.clear()
 
-    def hold(self, held: bool) -> None:
-        self.driver.stand_in_hold(self.handle, held)
+    def hold(self, hold: bool) -> None:
+        """Delays all work of the stream, or continues it."""
+        self.driver.stand_in_hold(self.handle, hold)
 
     def fail(self) -> None:
         self.driver.stand_in_fail(self.handle)

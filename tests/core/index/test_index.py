@@ -287,16 +287,15 @@ def _flip_mark(words: Int32Array) -> None:
 
 
 def _remove_entry(words: Int32Array) -> None:
-    page = _page(words).reshape(-1, 16)
-    line = page[np.flatnonzero((page != 0).sum(1) > 1)[0]]
-    line[np.flatnonzero(line)[-1]] = 0
+    lines = _page(words).reshape(-1, 16)
+    line = next(line for line in lines if np.count_nonzero(line) > 1)
+    line[np.count_nonzero(line) - 1] = 0
 
 
 def _duplicate_entry(words: Int32Array) -> None:
-    page = _page(words).reshape(-1, 16)
-    num_entries = (page != 0).sum(1)
-    line = page[np.flatnonzero((num_entries > 0) & (num_entries < 16))[0]]
-    line[(line != 0).sum()] = line[0]
+    lines = _page(words).reshape(-1, 16)
+    line = next(line for line in lines if 0 < np.count_nonzero(line) < 16)
+    line[np.count_nonzero(line)] = line[0]
 
 
 @pytest.mark.parametrize(

@@ -153,8 +153,7 @@ def test_integrity_check_detects_missing_page_of_a_directory() -> None:
         index.check_integrity()
 
 
-@pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
-def test_shortened_row_equals_a_new_row(by_step: bool) -> None:
+def test_shortened_row_equals_a_new_row() -> None:
     tokens = new_tokens(1, 9000, 20)
     index = new_ladder(1, 9000)
     lengths = np.full(1, 9000, np.int32)
@@ -162,11 +161,7 @@ def test_shortened_row_equals_a_new_row(by_step: bool) -> None:
     pages = index.statistics.pages_in_use
     tokens[0, 300:] = tokens[0, :8700].copy()  # and continues differently
     lengths[:] = 300
-    if by_step:
-        run_step(index, tokens, lengths, tokens[:, 300:303].copy())
-    else:
-        lengths[:] = 303
-        index.append(tokens, lengths)
+    run_step(index, tokens, lengths, tokens[:, 300:303].copy())
     assert index.statistics.rebuilds_shorter == 1
     assert index.statistics.pages_in_use < pages
     once = index_at_once(tokens[:, :303])
@@ -186,28 +181,6 @@ def test_costs_rebuild_a_slot_without_outcomes() -> None:
     run_step(index, tokens, lengths, one)
     assert index.statistics.rebuilds_options == 1
     assert slot_outcomes(index, 0) == outcome_bytes(tokens[0, :292].tolist())
-
-
-def test_row_given_up_is_indexed_after_memory_is_freed() -> None:
-    """All of its pages are freed, including those of outcomes."""
-    tokens = new_tokens(2, 9000, 40)
-    num_pages = index_at_once(tokens).statistics.pages_in_use
-    index = new_ladder(2, 0)
-    index._words = index.tensor = np.zeros(_C.index_words(2, num_pages * 4 // 5), np.int32)
-    _C.index_init(index.tensor, 2)
-    lengths = np.full(2, 8990, np.int32)
-    index.append(tokens, lengths, slot_indices=np.array([1, 0], np.int32))
-    assert index.statistics.slots_given_up == 1
-    assert slot_words(index.tensor, 0)[OUTCOME_PAGES] == 0
-    assert slot_words(index.tensor, 1)[OUTCOME_PAGES] == 3
-    index.check_integrity()
-    index.reset(np.array([1], np.int32))
-    assert index.statistics.pages_in_use == 0
-    lengths[0] = 0
-    index.append(tokens, lengths, slot_indices=np.array([1, 0], np.int32))
-    assert index.statistics.slots_given_up == 1
-    assert slot_outcomes(index, 0) == slot_outcomes(index_at_once(tokens[1:, :8990]), 0)
-    index.check_integrity()
 
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["propose", "step"])

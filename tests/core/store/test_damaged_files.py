@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from backends import FRONT_ENDS
-from core.store.requests import COSTS, Request
+from core.store.requests import Request
 from ngram_npu import NgramStore, StoreFileError
 from ngram_npu.store import VISIBILITIES
 from ngram_npu.tensors import Int32Array
 from ops.parity import check_parity
 from ops.specs import OPSPECS, Sample
-from ops.specs.store import NAMES, UNLIMITED, no_drafts
+from ops.specs.store import no_drafts, step_call
 
 SECONDS = float(os.environ.get("NGRAM_NPU_STORE_FILE_SECONDS", "2"))
 """Duration of the test; `make prove` runs it for an hour. A failure reports the seed."""
@@ -50,9 +50,9 @@ def tokens_by_scope(store: NgramStore) -> dict[int, set[int]]:
     return tokens
 
 
-def run_step(rng: random.Random, store: NgramStore) -> int:
-    """Runs a step whose rows are mostly text of the store. Checks that the drafts equal those of
-    the reference, and that their tokens are in the scope. Returns the number of drafted tokens."""
+def check_step(rng: random.Random, store: NgramStore) -> int:
+    """Runs a step with rows that are mostly text of the store, and returns the number of drafted
+    tokens. Checks that the drafts equal those of the reference, with tokens of the scope only."""
     rows, scopes = [], []
     for _ in range(store.num_slots):
         scope = rng.choice(SCOPES)
@@ -65,28 +65,18 @@ def run_step(rng: random.Random, store: NgramStore) -> int:
         rows.append(row)
         scopes.append(scope)
     lengths = np.array([len(row) for row in rows], np.int32)
-    arguments = {
-        "token_ids": np.array([row + [0] * (max(lengths) - len(row)) for row in rows], np.int32),
-        "num_tokens": lengths,
-        "num_sampled": np.array([rng.randint(1, n) for n in lengths], np.int32),
-        "store": store.tensor,
-        "slot_indices": np.arange(len(rows), dtype=np.int32),
-        "scopes": np.array(scopes, np.int64),
-        **no_drafts(len(rows), 6),
-        "max_len": UNLIMITED,
-        "costs": COSTS,
-        "cost_limit": 40,
-        "fill": False,
-    }
-    args, before = tuple(arguments.get(name) for name in NAMES), tokens_by_scope(store)
-    spec = OPSPECS["ngram_store_step_"]
+    tokens = np.array([row + [0] * (max(lengths) - len(row)) for row in rows], np.int32)
+    sampled = np.array([rng.randint(1, n) for n in lengths], np.int32)
+    slots = np.arange(len(rows), dtype=np.int32)
+    more = {"slot_indices": slots, "scopes": np.array(scopes, np.int64), "cost_limit": 40}
+    args = step_call(tokens, lengths, sampled, store.tensor, no_drafts(len(rows), 6), **more)
+    spec, tokens_before = OPSPECS["ngram_store_step_"], tokens_by_scope(store)
     check_parity(spec, FRONT_ENDS[1], Sample("damaged", args))
+    args = spec.replace(args, store=store.tensor)
     FRONT_ENDS[1].call(spec.name, args)
     counts = spec.get(args, "num_draft_tokens")
     for scope, draft, count in zip(scopes, spec.get(args, "draft_token_ids"), counts, strict=True):
-        assert set(draft[:count].tolist()) <= before[scope], (
-            "drafted a token that is not in the scope"
-        )
+        assert set(draft[:count].tolist()) <= tokens_before[scope], "a token of another scope"
     return int(counts.sum())
 
 
@@ -101,7 +91,7 @@ def use(rng: random.Random, store: NgramStore) -> Counter[str]:
     for scope, text, num_repeated in used_blocks(copy):
         num_tokens[scope] -= len(text) - num_repeated
     assert min(num_tokens.values(), default=0) >= 0, "merge: a scope received other text"
-    num_drafted = sum(run_step(rng, store) for _ in range(rng.randint(1, 3)))
+    num_drafted = sum(check_step(rng, store) for _ in range(rng.randint(1, 3)))
     store.finish(np.array([0, rng.randrange(-1, 9)], np.int32))
     other.warm([range(40), range(10, 30)], scope=SCOPES[1])
     store.merge(other)

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -236,24 +236,19 @@ def test_file_of_another_format_or_version_is_rejected(tmp_path: Path) -> None:
     ("offset", "value", "message"),
     [
         (12, 0, "corrupt: no store has the sizes in its header"),  # blocks
-        (12, 65, "corrupt: its checksum does not match"),
         (16, 0, "corrupt: no store has the sizes in its header"),  # bits
         (16, 3, "corrupt: NgramStore: a piece of a file is not one of a store of these sizes"),
         (20, 2, "corrupt: no store has the sizes in its header"),  # visibility
-        (20, 1, "corrupt: its checksum does not match"),
         (24, 2**30, "truncated: expected 1073741824 bytes"),
         (32, 5, "corrupt: its checksum does not match"),
         (HEADER_BYTES, 9, "corrupt: NgramStore: a piece of a file"),
-        (HEADER_BYTES, 2**32 - 1, "corrupt: its checksum does not match"),
-        (HEADER_BYTES + 4 * 10, 9, "corrupt: its checksum does not match"),
     ],
 )
 def test_damaged_file_is_rejected(offset: int, value: int, message: str, tmp_path: Path) -> None:
     path = tmp_path / "store"
     full_store().save(path)
     data = bytearray(path.read_bytes())
-    at = offset % len(data)
-    data[at : at + 4] = struct.pack("<I", value)
+    data[offset : offset + 4] = struct.pack("<I", value)
     path.write_bytes(data)
     check_rejected(path, message)
 
@@ -293,6 +288,18 @@ def test_file_size_depends_on_the_text_only(tmp_path: Path) -> None:
     assert (tmp_path / "store").stat().st_size < 40_000 * (5 + 5 * 12) + 10_000
 
 
+def call_after_each_piece(store: NgramStore, function: Callable[[], object]) -> None:
+    """Changes a store so that saving it calls a function after each piece."""
+    pieces = store._pieces
+
+    def pieces_with_calls(epoch: int) -> Iterator[bytes]:
+        for piece in pieces(epoch):
+            yield piece
+            function()
+
+    store._pieces = pieces_with_calls  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize("visibility", ["live", "finish"])
 def test_file_saved_during_steps_is_valid(visibility: Visibility, tmp_path: Path) -> None:
     """Between any two pieces, text is added and overwritten. The file contains the other text."""
@@ -300,15 +307,13 @@ def test_file_saved_during_steps_is_valid(visibility: Visibility, tmp_path: Path
     rng = np.random.default_rng(3)
     old_text = rng.integers(50, 90, 9000).tolist()
     store.warm([rng.integers(0, 50, 1 << 18), old_text], scope=5)
-    pieces, requests = store._pieces, [Request(store, i, scope=i) for i in range(2)]
+    requests = [Request(store, i, scope=i) for i in range(2)]
 
-    def pieces_with_steps(epoch: int) -> Iterator[bytes]:
-        for piece in pieces(epoch):
-            yield piece
-            for request in requests:
-                request.append(rng.integers(0, 50, 9000).tolist())
+    def add_text() -> None:
+        for request in requests:
+            request.append(rng.integers(0, 50, 9000).tolist())
 
-    store._pieces = pieces_with_steps  # type: ignore[method-assign]
+    call_after_each_piece(store, add_text)
     store.save(tmp_path / "store")
     assert store.statistics.calls_busy == 0
     loaded = NgramStore.load(tmp_path / "store")
@@ -322,15 +327,7 @@ def test_text_cleared_between_pieces_is_not_saved(tmp_path: Path) -> None:
     store = NgramStore(1, 4096)
     store.warm([TEXT], scope="a")
     store.warm([[5, 6, 7]], scope="b")
-    pieces = store._pieces
-
-    def pieces_with_clear(epoch: int) -> Iterator[bytes]:
-        for number, piece in enumerate(pieces(epoch)):
-            yield piece
-            if number == 0 and scope_of("a") in store.scopes:
-                store.clear("a")
-
-    store._pieces = pieces_with_clear  # type: ignore[method-assign]
+    call_after_each_piece(store, lambda: scope_of("a") in store.scopes and store.clear("a"))
     store.save(tmp_path / "store")
     loaded = NgramStore.load(tmp_path / "store")
     assert loaded.scopes == store.scopes == {scope_of("b"): 3}
@@ -355,13 +352,6 @@ def test_text_cleared_before_the_file_is_replaced_is_not_saved(
     with pytest.raises(RuntimeError, match="text was cleared during each of 10 attempts"):
         store.save(tmp_path / "store")
     assert os.listdir(tmp_path) == ["store"]
-
-
-def test_store_damaged_before_saving_is_rejected(tmp_path: Path) -> None:
-    store = full_store()
-    store.tensor[64 + 12 + 8 * 5] = 12345  # a block's serial number
-    store.save(tmp_path / "store")
-    check_rejected(tmp_path / "store", "corrupt: NgramStore: a piece of a file")
 
 
 def test_number_of_slots_is_limited_by_the_blocks(tmp_path: Path) -> None:

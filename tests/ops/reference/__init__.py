@@ -1,5 +1,5 @@
-"""The operators once more, in plain, slow, obvious Python on numpy arrays: what the kernels are
-compared with. Independent of the C++ sources; the definitions are those of docs/ops."""
+"""The operators in plain, slow Python on numpy arrays, with which the kernels are compared. They
+are independent of the C++ sources; docs/ops has the definitions."""
 
 from ops.reference import bookkeeping, correction, drafting, merging, store
 from ops.reference.bookkeeping import *

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from ops.reference.integers import Array, wrap32
+from ops.reference.bookkeeping import row_of, wrap32
+from ops.schema import Arguments, arguments_of, reference_operator
 
 __all__ = [
     "compute_slot_mapping_",
@@ -12,121 +15,75 @@ __all__ = [
 ]
 
 
-def correct_num_computed_tokens_(
-    num_computed_tokens: Array,
-    num_accepted_tokens: Array,
-    prev_positions: Array,
-    num_sampled_prev: Array,
-    num_draft_prev: Array,
-    host_num_computed_tokens: Array,
-) -> None:
+@reference_operator
+def correct_num_computed_tokens_(a: Arguments) -> None:
     """num_computed_tokens [N] and num_accepted_tokens [at least B] are written; prev_positions and
     host_num_computed_tokens [B]; num_sampled_prev and num_draft_prev of any length."""
-    old = num_computed_tokens.copy()
-    previous = min(len(old), len(num_sampled_prev), len(num_draft_prev))
-    for i in range(len(prev_positions)):
-        p = int(prev_positions[i])
-        if 0 <= p < previous and num_draft_prev[p] > 0:
-            sampled = min(int(num_sampled_prev[p]), int(num_draft_prev[p]) + 1)
-            num_computed_tokens[i] = wrap32(int(old[p]) + sampled)
-            num_accepted_tokens[i] = sampled
+    old = a.num_computed_tokens.copy()
+    previous = min(len(old), len(a.num_sampled_prev), len(a.num_draft_prev))
+    for i, p in enumerate(map(int, a.prev_positions)):
+        if 0 <= p < previous and a.num_draft_prev[p] > 0:
+            sampled = min(int(a.num_sampled_prev[p]), int(a.num_draft_prev[p]) + 1)
+            a.num_computed_tokens[i] = wrap32(int(old[p]) + sampled)
+            a.num_accepted_tokens[i] = sampled
         else:
-            num_computed_tokens[i] = host_num_computed_tokens[i]
+            a.num_computed_tokens[i] = a.host_num_computed_tokens[i]
 
 
-def slot_of(
-    position: int,
-    blocks: list[int],
-    block_size: int,
-    blocks_per_kv_block: int,
-    cp_world: int,
-    cp_rank: int,
-    cp_interleave: int,
-) -> int | None:
-    """Where the KV of ``position`` goes, by the request's block table; None: nowhere here."""
+def slot_of(a: Arguments, position: int, blocks: list[int]) -> int | None:
+    """Returns the slot of ``position`` by the request's block table; None if this rank has none."""
     if position < 0:
         return None
-    virtual_block, offset = divmod(position, block_size * blocks_per_kv_block * cp_world)
-    if offset // cp_interleave % cp_world != cp_rank:
+    block_tokens = a.block_size * a.blocks_per_kv_block * a.cp_world
+    virtual_block, offset = divmod(position, block_tokens)
+    chunk, within = divmod(offset, a.cp_interleave)
+    if chunk % a.cp_world != a.cp_rank:
         return None
-    local = offset // (cp_world * cp_interleave) * cp_interleave + offset % cp_interleave
-    index = virtual_block * blocks_per_kv_block + local // block_size
+    local = chunk // a.cp_world * a.cp_interleave + within
+    index = virtual_block * a.blocks_per_kv_block + local // a.block_size
     if index >= len(blocks) or blocks[index] < 0:
         return None
-    return blocks[index] * block_size + local % block_size
+    return int(blocks[index] * a.block_size + local % a.block_size)
 
 
-def compute_slot_mapping_(
-    query_start_loc: Array,
-    positions: Array,
-    block_table: Array,
-    slot_mapping: Array,
-    row_indices: Array | None,
-    block_size: int,
-    blocks_per_kv_block: int,
-    cp_world: int,
-    cp_rank: int,
-    cp_interleave: int,
-    pad_id: int,
-) -> None:
+@reference_operator
+def compute_slot_mapping_(a: Arguments) -> None:
     """query_start_loc [B+1], positions [P] int64, block_table [R,NB], row_indices [B];
     slot_mapping, int32 or int64, is written."""
-    layout = block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
-    num_tokens = len(slot_mapping)
-    batch = len(query_start_loc) - 1
+    num_tokens = len(a.slot_mapping)
+    batch = len(a.query_start_loc) - 1
     for i in range(batch):
-        row = i if row_indices is None else int(row_indices[i])
-        blocks = [int(b) for b in block_table[row]] if 0 <= row < len(block_table) else []
-        begin, end = int(query_start_loc[i]), int(query_start_loc[i + 1])
+        row = row_of(a, i)
+        blocks = [int(b) for b in a.block_table[row]] if 0 <= row < len(a.block_table) else []
+        begin, end = int(a.query_start_loc[i]), int(a.query_start_loc[i + 1])
         for n in range(max(begin, 0), min(end, num_tokens)):
-            slot = slot_of(int(positions[n]), blocks, *layout) if n < len(positions) else None
+            slot = slot_of(a, int(a.positions[n]), blocks) if n < len(a.positions) else None
             if slot is None:
-                slot = pad_id
-            slot_mapping[n] = wrap32(slot) if slot_mapping.dtype == np.int32 else slot
-    slot_mapping[max(int(query_start_loc[batch]), 0) :] = pad_id
+                slot = a.pad_id
+            a.slot_mapping[n] = wrap32(slot) if a.slot_mapping.dtype == np.int32 else slot
+    a.slot_mapping[max(int(a.query_start_loc[batch]), 0) :] = a.pad_id
 
 
-def correct_spec_state_(
-    num_computed_tokens: Array,
-    num_accepted_tokens: Array,
-    positions: Array,
-    seq_lens: Array,
-    slot_mapping: Array,
-    discard: Array | None,
-    prev_positions: Array,
-    num_sampled_prev: Array,
-    num_draft_prev: Array,
-    host_num_computed_tokens: Array,
-    query_start_loc: Array,
-    num_tokens: Array | None,
-    block_table: Array,
-    row_indices: Array | None,
-    block_size: int,
-    blocks_per_kv_block: int,
-    cp_world: int,
-    cp_rank: int,
-    cp_interleave: int,
-    pad_id: int,
-    workspace: Array | None,
-) -> None:
+@reference_operator
+def correct_spec_state_(a: Arguments) -> None:
     """The first six are written. prev_positions and host_num_computed_tokens [B],
     query_start_loc [B+1], num_tokens [R], block_table [R,NB], row_indices [B]."""
-    counts = num_computed_tokens, num_accepted_tokens
-    before = prev_positions, num_sampled_prev, num_draft_prev
-    correct_num_computed_tokens_(*counts, *before, host_num_computed_tokens)
-    batch = len(prev_positions)
+    correct_num_computed_tokens_(**select(a, "correct_num_computed_tokens_"))
+    batch = len(a.prev_positions)
     for i in range(batch):
-        computed = int(num_computed_tokens[i])
-        begin, end = int(query_start_loc[i]), int(query_start_loc[i + 1])
-        for n in range(max(begin, 0), min(end, len(positions))):
-            positions[n] = computed + (n - begin)
-        seq_lens[i] = wrap32(computed + (end - begin))
-        if discard is not None:
-            assert num_tokens is not None
-            row = i if row_indices is None else int(row_indices[i])
-            usable = 0 <= row < len(num_tokens)
-            discard[i] = not usable or seq_lens[i] < num_tokens[row]
-    seq_lens[batch:] = 0
-    layout = block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
-    tokens = query_start_loc, positions, block_table, slot_mapping, row_indices
-    compute_slot_mapping_(*tokens, *layout, pad_id)
+        computed = int(a.num_computed_tokens[i])
+        begin, end = int(a.query_start_loc[i]), int(a.query_start_loc[i + 1])
+        for n in range(max(begin, 0), min(end, len(a.positions))):
+            a.positions[n] = computed + (n - begin)
+        a.seq_lens[i] = wrap32(computed + (end - begin))
+        if a.discard is not None:
+            row = row_of(a, i)
+            is_valid = 0 <= row < len(a.num_tokens)
+            a.discard[i] = not is_valid or a.seq_lens[i] < a.num_tokens[row]
+    a.seq_lens[batch:] = 0
+    compute_slot_mapping_(**select(a, "compute_slot_mapping_"))
+
+
+def select(a: Arguments, op: str) -> dict[str, Any]:
+    """Returns the arguments of another operator by name."""
+    return {name: getattr(a, name) for name, _ in arguments_of(op)}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
-from ops.reference.integers import Array
+from ops.reference.bookkeeping import Array, row_of, valid_tokens
 from ops.reference.ladder import draft
+from ops.schema import Arguments, reference_operator
 
 __all__ = [
     "ngram_index_append_",
@@ -43,8 +43,8 @@ def draft_for(
     overlap: bool,
     max_len: int,
 ) -> tuple[list[int], int]:
-    """The draft of one row, without costs, and the length of the match behind it; ([], 0) where
-    there is none."""
+    """Returns the draft of one row, without costs, and the length of its match; ([], 0) if there is
+    none."""
     lengths = [common_suffix(tokens, end, max_n) for end in range(len(tokens) - 1)]
     best = max(lengths, default=0)
     budget = min(k, max_len - len(tokens))
@@ -52,7 +52,7 @@ def draft_for(
         return [], 0
     ends = [end for end, length in enumerate(lengths) if length == best]
     start = (ends[-1] if match_policy == LATEST else ends[0]) + 1
-    grown = list(tokens)  # with overlap a draft reads on in what it has just drafted
+    grown = list(tokens)  # with overlap, a draft continues in its own tokens
     draft: list[int] = []
     while len(draft) < budget and start + len(draft) < len(grown):
         draft.append(grown[start + len(draft)])
@@ -62,74 +62,65 @@ def draft_for(
 
 
 def affordable(costs: list[int], limit: int) -> int:
-    """How many of these costs, from the first on, sum up to at most the limit."""
+    """Returns the largest number of first costs whose sum does not exceed the limit."""
     count = 0
     while count < len(costs) and sum(costs[: count + 1]) <= limit:
         count += 1
     return count
 
 
-class Found(NamedTuple):
-    """What a lookup found for a row."""
+class LookupResult(NamedTuple):
+    """The result of a lookup in one row."""
 
     tokens: list[int]
-    """The draft; with fill also what continues it."""
+    """The draft; with `fill` also the tokens that continue it."""
     num_drafts: int
     """The number of draft tokens."""
     costs: list[int]
-    """Of the draft tokens; without costs none."""
+    """Costs of the draft tokens; empty without costs."""
     match_len: int
 
 
-NOTHING = Found([], 0, [], 0)
-LookUp = Callable[[list[int]], Found]
+NO_DRAFT = LookupResult([], 0, [], 0)
+LookUp = Callable[[list[int]], LookupResult]
 
 
-def scan(
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    match_costs: Array | None,
-    cost_limit: int,
-    fill: bool,
-) -> LookUp:
-    """The lookup of the operators without an index."""
-    lookup = min_n, max_n, k, match_policy, overlap
+def scan(a: Arguments, k: int) -> LookUp:
+    """Returns the lookup of the operators without an index."""
+    lookup = a.min_n, a.max_n, k, a.match_policy, a.overlap
+    match_costs = getattr(a, "match_costs", None)  # operators with an index have none
 
-    def look_up(tokens: list[int]) -> Found:
-        draft, match = draft_for(tokens, *lookup, max_len)
+    def look_up(tokens: list[int]) -> LookupResult:
+        draft, match = draft_for(tokens, *lookup, a.max_len)
         if not draft:
-            return NOTHING
+            return NO_DRAFT
         count, costs = len(draft), []
         if match_costs is not None:
             costs = [int(match_costs[min(match + j, 15)]) for j in range(len(draft))]
-            count = affordable(costs, cost_limit)
-        shown = draft_for(tokens, *lookup, UNLIMITED)[0] if fill else draft[:count]
-        return Found(shown, count, costs[:count], match if count else 0)
+            count = affordable(costs, a.cost_limit)
+        output = draft_for(tokens, *lookup, UNLIMITED)[0] if a.fill else draft[:count]
+        return LookupResult(output, count, costs[:count], match if count else 0)
 
     return look_up
 
 
 class Drafts(NamedTuple):
-    """The tensors that a lookup writes: [B,k], [B], [B], [B,k] uint8."""
+    """The tensors that a lookup writes: [B,k], [B], [B], and [B,k] uint8."""
 
     token_ids: Array
     counts: Array
     match_len: Array
     costs: Array | None
 
-    def put(self, i: int, found: Found, unused: int) -> None:
-        """Writes what was found for request ``i``, and ``unused`` to the other places."""
+    def write(self, i: int, result: LookupResult, unused: int) -> None:
+        """Writes the result of request ``i``, and ``unused`` to the other places."""
         self.token_ids[i] = unused
-        self.token_ids[i, : len(found.tokens)] = found.tokens
-        self.counts[i] = found.num_drafts
-        self.match_len[i] = found.match_len
+        self.token_ids[i, : len(result.tokens)] = result.tokens
+        self.counts[i] = result.num_drafts
+        self.match_len[i] = result.match_len
         if self.costs is not None:
             self.costs[i] = NO_COST
-            self.costs[i, : found.num_drafts] = found.costs
+            self.costs[i, : result.num_drafts] = result.costs
 
 
 def new_drafts(batch: int, k: int, costs: Array | None) -> Drafts:
@@ -137,256 +128,109 @@ def new_drafts(batch: int, k: int, costs: Array | None) -> Drafts:
     return Drafts(tokens, counts, np.empty_like(counts), costs)
 
 
-def propose(
-    token_ids: Array,
-    num_tokens: Array,
-    row_indices: Array | None,
-    num_sampled: Array | None,
-    fill: bool,
-    look_up: LookUp,
-    drafts: Drafts,
-) -> None:
-    """Looks up for each request, and writes the drafts."""
-    num_rows, capacity = token_ids.shape
+def propose(a: Arguments, look_up: LookUp, drafts: Drafts) -> None:
+    """Looks up each request and writes its draft."""
+    num_rows, capacity = a.token_ids.shape
     for i in range(len(drafts.counts)):
-        row = i if row_indices is None else int(row_indices[i])
-        if not 0 <= row < num_rows or not 1 <= num_tokens[row] <= capacity:
-            drafts.put(i, NOTHING, NO_TOKEN)
+        row = row_of(a, i)
+        if not 0 <= row < num_rows or not 1 <= a.num_tokens[row] <= capacity:
+            drafts.write(i, NO_DRAFT, NO_TOKEN)
             continue
-        tokens = [int(token) for token in token_ids[row, : num_tokens[row]]]
-        asks = len(tokens) >= 2 and (num_sampled is None or num_sampled[i] > 0)
-        drafts.put(i, look_up(tokens) if asks else NOTHING, tokens[-1] if fill else NO_TOKEN)
+        tokens = [int(token) for token in a.token_ids[row, : a.num_tokens[row]]]
+        wants_draft = len(tokens) >= 2 and (a.num_sampled is None or a.num_sampled[i] > 0)
+        result = look_up(tokens) if wants_draft else NO_DRAFT
+        drafts.write(i, result, tokens[-1] if a.fill else NO_TOKEN)
 
 
-def ngram_propose_(
-    token_ids: Array,
-    num_tokens: Array,
-    row_indices: Array | None,
-    num_sampled: Array | None,
-    min_n: int,
-    max_n: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    match_costs: Array | None,
-    cost_limit: int,
-    fill: bool,
-    draft_token_ids: Array,
-    num_draft_tokens: Array,
-    match_len: Array,
-    draft_costs: Array | None,
-    workspace: Array | None,
-) -> None:
-    """As ``ngram_propose``; draft_token_ids [B,k] int32 or int64, num_draft_tokens and match_len
-    [B], and draft_costs [B,k] uint8 are written; no results."""
-    k = draft_token_ids.shape[1]
-    look_up = scan(
-        min_n, max_n, k, match_policy, overlap, max_len, match_costs, cost_limit, fill,
-    )  # fmt: skip
-    drafts = Drafts(draft_token_ids, num_draft_tokens, match_len, draft_costs)
-    propose(token_ids, num_tokens, row_indices, num_sampled, fill, look_up, drafts)
+@reference_operator
+def ngram_propose_(a: Arguments) -> None:
+    """Same as ``ngram_propose``; draft_token_ids [B,k] int32 or int64, num_draft_tokens and
+    match_len [B], and draft_costs [B,k] uint8 are written; no results."""
+    drafts = Drafts(a.draft_token_ids, a.num_draft_tokens, a.match_len, a.draft_costs)
+    propose(a, scan(a, a.draft_token_ids.shape[1]), drafts)
 
 
-def ngram_propose(
-    token_ids: Array,
-    num_tokens: Array,
-    row_indices: Array | None,
-    num_sampled: Array | None,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    match_costs: Array | None = None,
-    cost_limit: int = 40,
-    fill: bool = False,
-) -> tuple[Array, Array, Array]:
+@reference_operator
+def ngram_propose(a: Arguments) -> tuple[Array, Array, Array]:
     """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B], match_costs [16] uint8 ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
-    drafts = new_drafts(len(token_ids if row_indices is None else row_indices), k, None)
-    ngram_propose_(
-        token_ids, num_tokens, row_indices, num_sampled, min_n, max_n, match_policy, overlap,
-        max_len, match_costs, cost_limit, fill, *drafts, None,
-    )  # fmt: skip
+    drafts = new_drafts(len(a.token_ids if a.row_indices is None else a.row_indices), a.k, None)
+    propose(a, scan(a, a.k), drafts)
     return drafts[:3]
 
 
-def ngram_step_(
-    token_ids: Array,
-    num_tokens: Array,
-    sampled_token_ids: Array,
-    discard: Array | None,
-    row_indices: Array | None,
-    advance: bool,
-    vocab_size: int,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    match_costs: Array | None = None,
-    cost_limit: int = 40,
-    fill: bool = False,
-    draft_costs: Array | None = None,
-    workspace: Array | None = None,
-) -> tuple[Array, Array, Array, Array, Array]:
+@reference_operator
+def ngram_step_(a: Arguments) -> tuple[Array, Array, Array, Array, Array]:
     """token_ids [R,S], num_tokens [R] and draft_costs [B,k] uint8 are written; sampled_token_ids
     [B,M], discard and row_indices [B], match_costs [16] uint8 -> next_token_ids [B], num_sampled
     [B], draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
-    look_up = scan(
-        min_n, max_n, k, match_policy, overlap, max_len, match_costs, cost_limit, fill,
-    )  # fmt: skip
-    appended = token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size
-    return append_and_draft(*appended, k, fill, look_up, draft_costs)
+    return append_and_draft(a, scan(a, a.k))
 
 
-def append_and_draft(
-    token_ids: Array,
-    num_tokens: Array,
-    sampled_token_ids: Array,
-    discard: Array | None,
-    row_indices: Array | None,
-    advance: bool,
-    vocab_size: int,
-    k: int,
-    fill: bool,
-    look_up: LookUp,
-    draft_costs: Array | None,
-) -> tuple[Array, Array, Array, Array, Array]:
-    """The same with any lookup."""
-    num_rows, capacity = token_ids.shape
-    batch = sampled_token_ids.shape[0]
+def append_and_draft(a: Arguments, look_up: LookUp) -> tuple[Array, Array, Array, Array, Array]:
+    """``ngram_step_`` with any lookup."""
+    num_rows, capacity = a.token_ids.shape
+    batch = len(a.sampled_token_ids)
     next_token_ids = np.zeros(batch, np.int32)
     num_sampled = np.zeros(batch, np.int32)
-    drafts = new_drafts(batch, k, draft_costs)
+    drafts = new_drafts(batch, a.k, a.draft_costs)
     for i in range(batch):
-        row = i if row_indices is None else int(row_indices[i])
-        sampled = [int(token) for token in sampled_token_ids[i]]
-        if discard is not None and discard[i]:
-            sampled = []
-        valid = list(takewhile(lambda token: 0 <= token < vocab_size, sampled))
+        row, valid = row_of(a, i), valid_tokens(a, i)
         num_sampled[i] = len(valid)
-        if not 0 <= row < num_rows or not 0 <= int(num_tokens[row]) <= capacity:
-            drafts.put(i, NOTHING, NO_TOKEN)
+        if not 0 <= row < num_rows or not 0 <= int(a.num_tokens[row]) <= capacity:
+            drafts.write(i, NO_DRAFT, NO_TOKEN)
             continue
-        length = int(num_tokens[row])
-        known = [*(int(token) for token in token_ids[row, :length]), *valid]
+        length = int(a.num_tokens[row])
+        known = [*(int(token) for token in a.token_ids[row, :length]), *valid]
         next_token_ids[i] = known[-1] if known else 0
         grown = min(len(known), capacity)
-        token_ids[row, length:grown] = known[length:grown]
-        if advance:
-            num_tokens[row] = grown
-        found = look_up(known[:grown]) if valid and grown >= 2 else NOTHING
-        drafts.put(i, found, known[-1] if fill and known else NO_TOKEN)
+        a.token_ids[row, length:grown] = known[length:grown]
+        if a.advance:
+            a.num_tokens[row] = grown
+        result = look_up(known[:grown]) if valid and grown >= 2 else NO_DRAFT
+        drafts.write(i, result, known[-1] if a.fill and known else NO_TOKEN)
     return next_token_ids, num_sampled, *drafts[:3]
 
 
-def lookup_of(
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    ladder: bool,
-    costs: Array | None,
-    cost_limit: int,
-    fill: bool,
-    token_logits: Array | None = None,
-) -> LookUp:
-    """The lookup of the operators with an index: the scan's, or a ladder's."""
-    if not ladder:
-        return scan(min_n, max_n, k, match_policy, overlap, max_len, None, cost_limit, fill)
-    table = [] if costs is None else costs.tolist()
-    limit = None if costs is None else cost_limit
+def select_lookup(a: Arguments) -> LookUp:
+    """Returns the lookup of the operators with an index: a scan, or a ladder."""
+    if not a.ladder:
+        return scan(a, a.k)
+    table = [] if a.costs is None else a.costs.tolist()
+    limit = None if a.costs is None else a.cost_limit
 
-    def look_up(tokens: list[int]) -> Found:
-        if k == 0 or max_len <= len(tokens):
-            return NOTHING
-        ids, paid, match = draft(tokens, k, table, limit, overlap, max_len, token_logits)
-        shown = draft(tokens, k, [], None, overlap, UNLIMITED)[0] if fill else ids
-        return Found(shown, len(ids), paid, match if ids else 0)
+    def look_up(tokens: list[int]) -> LookupResult:
+        if a.k == 0 or a.max_len <= len(tokens):
+            return NO_DRAFT
+        ids, costs, match = draft(tokens, a.k, table, limit, a.overlap, a.max_len, a.token_logits)
+        output = draft(tokens, a.k, [], None, a.overlap, UNLIMITED)[0] if a.fill else ids
+        return LookupResult(output, len(ids), costs, match if ids else 0)
 
     return look_up
 
 
-def ngram_index_propose_(
-    token_ids: Array,
-    num_tokens: Array,
-    index: Array,
-    row_indices: Array | None,
-    slot_indices: Array | None,
-    num_sampled: Array | None,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    ladder: bool,
-    costs: Array | None,
-    cost_limit: int,
-    draft_costs: Array | None,
-    fill: bool = False,
-    token_logits: Array | None = None,
-) -> tuple[Array, Array, Array]:
-    """As ``ngram_propose``; index [W] is left alone: what is kept in it is an implementation's own
-    affair."""
-    lookup = min_n, max_n, k, match_policy, overlap, max_len
-    look_up = lookup_of(*lookup, ladder, costs, cost_limit, fill, token_logits)
-    batch = len(token_ids if row_indices is None else row_indices)
-    drafts = new_drafts(batch, k, draft_costs)
-    propose(token_ids, num_tokens, row_indices, num_sampled, fill, look_up, drafts)
+@reference_operator
+def ngram_index_propose_(a: Arguments) -> tuple[Array, Array, Array]:
+    """Same as ``ngram_propose``. index [W] is not written: its contents are specific to the
+    implementation."""
+    batch = len(a.token_ids if a.row_indices is None else a.row_indices)
+    drafts = new_drafts(batch, a.k, a.draft_costs)
+    propose(a, select_lookup(a), drafts)
     return drafts[:3]
 
 
-def ngram_index_step_(
-    token_ids: Array,
-    num_tokens: Array,
-    sampled_token_ids: Array,
-    index: Array,
-    discard: Array | None,
-    row_indices: Array | None,
-    slot_indices: Array | None,
-    advance: bool,
-    vocab_size: int,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    ladder: bool,
-    costs: Array | None,
-    cost_limit: int,
-    draft_costs: Array | None,
-    fill: bool = False,
-    token_logits: Array | None = None,
-) -> tuple[Array, Array, Array, Array, Array]:
-    """As ``ngram_step_``; index [W] is left alone: what is kept in it is an implementation's own
-    affair."""
-    lookup = min_n, max_n, k, match_policy, overlap, max_len
-    look_up = lookup_of(*lookup, ladder, costs, cost_limit, fill, token_logits)
-    appended = token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size
-    return append_and_draft(*appended, k, fill, look_up, draft_costs)
+@reference_operator
+def ngram_index_step_(a: Arguments) -> tuple[Array, Array, Array, Array, Array]:
+    """Same as ``ngram_step_``. index [W] is not written: its contents are specific to the
+    implementation."""
+    return append_and_draft(a, select_lookup(a))
 
 
-def ngram_index_append_(
-    token_ids: Array,
-    num_tokens: Array,
-    index: Array,
-    row_indices: Array | None,
-    slot_indices: Array | None,
-    min_n: int,
-    max_n: int,
-    match_policy: int,
-    ladder: bool,
-    outcomes: bool,
-) -> None:
+@reference_operator
+def ngram_index_append_(a: Arguments) -> None:
     """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B], index [W]; no results."""
 
 
-def ngram_index_reset_(index: Array, slot_indices: Array) -> None:
+@reference_operator
+def ngram_index_reset_(a: Arguments) -> None:
     """index [W], slot_indices [N]; no results."""

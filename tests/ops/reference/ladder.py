@@ -1,4 +1,4 @@
-"""Reference of drafts with a ladder of sizes: the candidate, the bytes, the draft by cost."""
+"""The reference of drafts with a ladder of sizes: candidate, outcome bytes, and draft by cost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ MAX_MATCH = 16
 
 
 def candidate(tokens: list[int]) -> tuple[int, int]:
-    """(q, m): the place of the token expected next, and how many tokens before it agree with the
-    row's end, at most `MAX_MATCH`; (0, 0) where the row's last token did not occur before."""
+    """Returns (q, m): the place of the token expected next, and the number of tokens before it that
+    agree with the row's end, at most `MAX_MATCH`; (0, 0) if the last token is new."""
     for size in SIZES:
         gram = tokens[len(tokens) - size :]
         for q in range(len(tokens) - 1, size - 1, -1):
@@ -25,17 +25,18 @@ def candidate(tokens: list[int]) -> tuple[int, int]:
 
 
 def outcome_bytes(tokens: list[int]) -> list[int]:
-    """A byte for each token: min(m, 15) * 2, and 1 more if the candidate of the tokens before it
-    was right; 0 where there was none."""
-    found = []
+    """Returns a byte for each token: min(m, 15) * 2, plus 1 if the candidate of the tokens
+    before it was right; 0 if there was no candidate."""
+    outcomes = []
     for x, token in enumerate(tokens):
         q, m = candidate(tokens[:x])
-        found.append(min(m, 15) * 2 + (tokens[q] == token) if m else 0)
-    return found
+        outcomes.append(min(m, 15) * 2 + (tokens[q] == token) if m else 0)
+    return outcomes
 
 
 def cost_of(cell: int, token_logits: Any, before: int, token: int) -> int:
-    """The cost of a token: the table's cell, or with ``token_logits`` that of a sum of logits."""
+    """Returns a token's cost: the table's cell, or with ``token_logits`` that of a sum of
+    logits."""
     if token_logits is None:
         return cell
     logit = cell + int(token_logits[token % 4096, 0]) + int(token_logits[before % 4096, 1])
@@ -52,19 +53,19 @@ def draft(
     max_len: int,
     token_logits: Any = None,
 ) -> tuple[list[int], list[int], int]:
-    """The row's draft of at most k tokens, the cost of each, and m; ([], [], m) where nothing is
-    drafted.
+    """Returns the row's draft of at most k tokens, the cost of each, and m; ([], [], m) without
+    one.
 
-    Costs are in sixteenths of a bit: ``costs`` is 16 x 32, by match and byte; a draft ends where
-    their sum would pass ``limit``. None: k tokens, whatever their bytes, of cost 0. With
-    ``token_logits``, 4096 x 2, ``costs`` holds logits.
+    Costs are in sixteenths of a bit; ``costs`` is 16 x 32, by match length and outcome byte. A
+    draft ends before the sum would exceed ``limit``. Without a limit it has k tokens of cost 0.
+    With ``token_logits`` (4096 x 2), ``costs`` contains logits.
     """
     q, m = candidate(tokens)
     if not m:
         return [], [], 0
     outcomes = [] if limit is None else outcome_bytes(tokens)
     ids: list[int] = []
-    paid: list[int] = []
+    token_costs: list[int] = []
     for j in range(min(k, max_len - len(tokens))):
         if q + j >= len(tokens) and not overlap:
             break
@@ -73,8 +74,8 @@ def draft(
         if limit is not None:
             cell = int(costs[min(m + j, 15)][outcomes[place]])
             cost = cost_of(cell, token_logits, (ids or tokens)[-1], tokens[place])
-        if limit is not None and sum(paid) + cost > limit:
+        if limit is not None and sum(token_costs) + cost > limit:
             break
         ids.append(tokens[place])
-        paid.append(cost)
-    return ids, paid, m
+        token_costs.append(cost)
+    return ids, token_costs, m

@@ -9,9 +9,10 @@ from itertools import accumulate, repeat
 from typing import NamedTuple
 
 import numpy as np
-from ops.reference.drafting import NO_TOKEN, Drafts, Found, affordable
-from ops.reference.integers import Array
+from ops.reference.bookkeeping import Array, row_of
+from ops.reference.drafting import NO_TOKEN, Drafts, LookupResult, affordable
 from ops.reference.ladder import MAX_MATCH, SIZES, cost_of
+from ops.schema import Arguments, reference_operator
 
 __all__ = [
     "ngram_store_finish_",
@@ -56,8 +57,8 @@ def key_of(gram: Tokens, scope: int) -> int:
 
 
 def updated(right: int, wrong: int, same: bool) -> tuple[int, int, bool]:
-    """The counts of an entry after a token was the expected one or was not, and whether the entry
-    is now for that token's place."""
+    """Returns an entry's counts after a token that was the expected one or not, and whether the
+    entry moves to that token's place."""
     if same:
         return (8, wrong // 2, True) if right == 15 else (right + 1, wrong, True)
     if wrong + 1 > right + 1:
@@ -69,22 +70,22 @@ class Gram(NamedTuple):
     n: int
     scope: int
     entries: range
-    """The words in which the entries of its line begin."""
+    """The words at which the entries of its line begin."""
     tag: int
 
 
 class Hit(NamedTuple):
     entry: int
-    """The word in which the entry begins."""
+    """The word at which the entry begins."""
     right: int
     wrong: int
     place: int
     m: int
-    """How many tokens before the place agree with the text, at most 16."""
+    """The number of tokens before the place that agree with the text, at most 16."""
 
 
 class Store:
-    """The tensor of a store, as unsigned words that are read and written in place."""
+    """A store's tensor as unsigned words, read and written in place."""
 
     def __init__(self, tensor: Array) -> None:
         self.words = tensor.view(np.uint32).data
@@ -103,7 +104,8 @@ class Store:
     # Slots.
 
     def slot(self, slot: int) -> tuple[int, int]:
-        """The serial number of the slot's block, 0 for none, and the length L of its row."""
+        """Returns the serial number of the slot's block, 0 for none, and the length L of its
+        row."""
         at = HEADER_WORDS + slot * SLOT_WORDS
         return self.words[at + SLOT_SERIAL], self.words[at + SLOT_LENGTH]
 
@@ -115,10 +117,10 @@ class Store:
     # Blocks.
 
     def head(self, serial: int) -> int:
-        """The word in which the head of the block with that serial number begins."""
+        """Returns the word at which the head of the block with that serial number begins."""
         return self.heads + serial % self.num_blocks * HEAD_WORDS
 
-    def alive(self, serial: int) -> bool:
+    def is_alive(self, serial: int) -> bool:
         return serial > 0 and self.words[self.head(serial) + HEAD_SERIAL] == serial
 
     def fill(self, serial: int) -> int:
@@ -141,9 +143,9 @@ class Store:
     def set_byte(self, place: int, byte: int) -> None:
         self.octets[self.bytes * 4 + place % (self.num_blocks * BLOCK)] = byte
 
-    def give_out(self, previous: int, scope: int) -> int:
-        """The serial number of a new block, which comes after the one of number ``previous``; 0: it
-        is the first of its request."""
+    def allocate_block(self, previous: int, scope: int) -> int:
+        """Returns the serial number of a new block, which follows block ``previous`` of its
+        request (0: it is the first)."""
         if self.words[NEXT_SERIAL] == END_OF_SERIALS:
             by = self.renumber()
             previous = max(0, previous - by)
@@ -172,7 +174,7 @@ class Store:
         return place
 
     def renumber(self) -> int:
-        """All serial numbers have been given out: subtracts the same from each."""
+        """Subtracts the same number from all serial numbers, after the last one was used."""
         blocks = self.num_blocks
         by: int = (END_OF_SERIALS - blocks - 1) // blocks * blocks
         slots = range(HEADER_WORDS + SLOT_SERIAL, self.heads, SLOT_WORDS)
@@ -192,7 +194,7 @@ class Store:
         return by
 
     def restart(self) -> None:
-        """The header is not a store's: begins with an empty one."""
+        """Empties a store with an invalid header."""
         for i in range(HEADER_WORDS, self.tokens):
             self.words[i] = 0
         self.words[NEXT_SERIAL] = 1
@@ -201,14 +203,15 @@ class Store:
     # Entries.
 
     def gram(self, text: Tokens, n: int, scope: int) -> Gram:
-        """Where the last n tokens of a text have their entry."""
+        """Returns the place of the entry for a text's last n tokens."""
         key = key_of(text[-n:], scope)
         line = self.lines + (key >> 64 - self.line_bits) * LINE_ENTRIES * ENTRY_WORDS
         entries = range(line, line + LINE_ENTRIES * ENTRY_WORDS, ENTRY_WORDS)
         return Gram(n, scope, entries, key & 0xFFFFFF)
 
     def agreement(self, place: int, text: Tokens) -> int:
-        """How many tokens before the place agree with the text's end, at most 16."""
+        """Returns the number of tokens before the place that agree with the text's end, at most
+        16."""
         serial, most = place // BLOCK, min(place % BLOCK, len(text), MAX_MATCH)
         before = self.text(serial, place % BLOCK - most, place % BLOCK)
         m = 0
@@ -217,11 +220,15 @@ class Store:
         return m
 
     def look_up(self, gram: Gram, text: Tokens) -> Hit | None:
-        """The hit of the gram at the text's end."""
+        """Returns the entry of the gram at the text's end, if it matches."""
         for entry in gram.entries:
             state, place = self.words[entry], self.words[entry + 1]
             serial = place // BLOCK
-            if state >> 8 == gram.tag and self.alive(serial) and self.scope(serial) == gram.scope:
+            if (
+                state >> 8 == gram.tag
+                and self.is_alive(serial)
+                and self.scope(serial) == gram.scope
+            ):
                 m = self.agreement(place, text)
                 if m >= gram.n:
                     return Hit(entry, state >> 4 & 15, state & 15, place, m)
@@ -232,15 +239,15 @@ class Store:
         self.words[entry + 1] = place
 
     def victim(self, entries: range) -> int:
-        """The entry of a line that gives way to a new one."""
+        """Returns the entry of a line that a new entry replaces."""
         for entry in entries:
-            if not self.alive(self.words[entry + 1] // BLOCK):
+            if not self.is_alive(self.words[entry + 1] // BLOCK):
                 return entry
         self.count(EVICTED)
         return min(entries, key=lambda entry: self.words[entry + 1])
 
-    def enter(self, place: int) -> None:
-        """Enters the token at that place after the tokens before it."""
+    def insert(self, place: int) -> None:
+        """Inserts the token at that place as the continuation of the tokens before it."""
         serial, before = place // BLOCK, place % BLOCK
         scope = self.scope(serial)
         text = self.text(serial, max(0, before - MAX_MATCH), before)
@@ -265,53 +272,53 @@ class Store:
     # Requests.
 
     def close(self, slot: int) -> None:
-        """Enters what a slot holds back, and frees it."""
+        """Inserts the tokens of a slot that were not visible yet, and frees the slot."""
         serial, _ = self.slot(slot)
-        if serial and not self.alive(serial):
+        if serial and not self.is_alive(serial):
             self.count(LOST_BLOCKS)
-        if self.words[VISIBILITY] == FINISH and self.alive(serial):
+        if self.words[VISIBILITY] == FINISH and self.is_alive(serial):
             for block in self.chain(serial):
                 first = self.words[self.head(block) + HEAD_FIRST]
                 for i in range(first, self.fill(block)):
-                    self.enter(block * BLOCK + i)
+                    self.insert(block * BLOCK + i)
         self.set_slot(slot, 0, 0)
 
     def chain(self, newest: int) -> list[int]:
-        """The blocks linked to the newest one of a request, the oldest first. Each is told the one
-        after it."""
+        """Returns a request's linked blocks, from the oldest to ``newest``, and links each
+        forward to the next one."""
         serials = [newest]
         self.words[self.head(newest) + HEAD_NEXT] = 0
         while True:
             previous = self.words[self.head(serials[0]) + HEAD_PREVIOUS]
-            if not self.alive(previous) or previous >= serials[0]:
+            if not self.is_alive(previous) or previous >= serials[0]:
                 return serials
             self.words[self.head(previous) + HEAD_NEXT] = serials[0]
             serials.insert(0, previous)
 
-    def holds(self, slot: int, row: Tokens, scope: int) -> bool:
-        """Whether the slot's request is that of the row."""
+    def slot_matches(self, slot: int, row: Tokens, scope: int) -> bool:
+        """Returns whether the slot belongs to the request of the row."""
         serial, length = self.slot(slot)
-        if not self.alive(serial) or self.scope(serial) != scope or length > len(row):
+        if not self.is_alive(serial) or self.scope(serial) != scope or length > len(row):
             return False
         fill = self.fill(serial)
         last = self.text(serial, max(0, fill - OVERLAP), fill)
         return len(last) <= length and list(row[length - len(last) : length]) == last
 
     def write(self, slot: int, tokens: Tokens, scope: int) -> None:
-        """Appends tokens to a slot's text, the next ones of its row."""
+        """Appends the next tokens of a slot's row to its text."""
         for token in tokens:
             serial, length = self.slot(slot)
             if not serial or self.fill(serial) == BLOCK:
-                serial = self.give_out(serial, scope)
+                serial = self.allocate_block(serial, scope)
             place = self.append(serial, token)
             self.set_slot(slot, serial, length + 1)
             if self.words[VISIBILITY] != FINISH:
-                self.enter(place)
+                self.insert(place)
 
 
-def opened(tensor: Array) -> Store | None:
-    """The store, or None where a call goes without: the tensor contains none, or another call has
-    it, which is counted."""
+def open_store(tensor: Array) -> Store | None:
+    """Returns the store, or None if the tensor contains none or another call uses it (which is
+    counted)."""
     if len(tensor) < HEADER_WORDS or int(tensor[MAGIC]) != 0x31534E47:
         return None
     slots, blocks, bits = (int(word) for word in tensor[NUM_SLOTS : LINE_BITS + 1])
@@ -349,96 +356,79 @@ def longest_hit(store: Store, row: Tokens, scope: int) -> Hit | None:
 def costs_of(
     store: Store, hit: Hit, text: Tokens, costs: Array, token_logits: Array | None
 ) -> list[int]:
-    """What the tokens of a draft cost: ``text`` is the row's last token, then the draft."""
+    """Returns the costs of a draft's tokens. ``text`` is the row's last token and the draft."""
     first = 32 + 4 * bisect_right(FIRST_RIGHT, hit.right) + bisect_right(FIRST_WRONG, hit.wrong)
     columns = [store.byte(hit.place + j) % 32 if j else first for j in range(len(text) - 1)]
     cells = [int(costs[min(hit.m + j, 15), column]) for j, column in enumerate(columns)]
-    return [cost_of(*given) for given in zip(cells, repeat(token_logits), text, text[1:])]
+    return [cost_of(*args) for args in zip(cells, repeat(token_logits), text, text[1:])]
 
 
 def signed(token: int) -> int:
     return token - (token >> 31 << 32)
 
 
-def ngram_store_step_(
-    token_ids: Array,
-    num_tokens: Array,
-    num_sampled: Array,
-    store: Array,
-    row_indices: Array | None,
-    slot_indices: Array | None,
-    scopes: Array | None,
-    draft_token_ids: Array,
-    num_draft_tokens: Array,
-    match_len: Array,
-    draft_costs: Array,
-    max_len: int,
-    costs: Array,
-    cost_limit: int,
-    fill: bool = False,
-    token_logits: Array | None = None,
-) -> None:
+@reference_operator
+def ngram_store_step_(a: Arguments) -> None:
     """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
     [16,56] uint8; store [W], draft_token_ids [B,k], num_draft_tokens and match_len [B] and
     draft_costs [B,k] uint8 are written; no results."""
-    opened_store = opened(store) if len(num_sampled) else None
-    if opened_store is None:
+    store = open_store(a.store) if len(a.num_sampled) else None
+    if store is None:
         return
-    num_rows, capacity = token_ids.shape
-    k = draft_token_ids.shape[1]
-    drafts = Drafts(draft_token_ids, num_draft_tokens, match_len, draft_costs)
-
-    def item(array: Array | None, i: int, default: int) -> int:
-        return default if array is None else int(array[i])
+    num_rows, capacity = a.token_ids.shape
+    k = a.draft_token_ids.shape[1]
+    drafts = Drafts(a.draft_token_ids, a.num_draft_tokens, a.match_len, a.draft_costs)
 
     requests = []
-    for i, sampled in enumerate(map(int, num_sampled)):
-        at = item(row_indices, i, i)
-        if not 0 <= at < num_rows or sampled <= 0 or not 1 <= num_tokens[at] <= capacity:
+    for i, sampled in enumerate(map(int, a.num_sampled)):
+        at = row_of(a, i)
+        if not 0 <= at < num_rows or sampled <= 0 or not 1 <= a.num_tokens[at] <= capacity:
             continue
-        row = [int(token) & MASK32 for token in token_ids[at, : num_tokens[at]]]
-        scope = item(scopes, i, 0) & MASK64
-        requests.append((i, row, sampled, item(slot_indices, i, at), scope))
+        row = [int(token) & MASK32 for token in a.token_ids[at, : a.num_tokens[at]]]
+        slot = at if a.slot_indices is None else int(a.slot_indices[i])
+        scope = 0 if a.scopes is None else int(a.scopes[i]) & MASK64
+        requests.append((i, row, sampled, slot, scope))
 
     for i, row, _, _, scope in requests:
-        opened_store.count(LOOKUPS)
-        hit = longest_hit(opened_store, row, scope)
+        store.count(LOOKUPS)
+        hit = longest_hit(store, row, scope)
         if hit is None:
             continue
-        opened_store.count(HITS)
-        place, left = hit.place, opened_store.fill(hit.place // BLOCK) - hit.place % BLOCK
-        text = [signed(opened_store.token(place + j)) for j in range(min(k, left))]
-        most = max(0, min(len(text), max_len - len(row)))
-        paid = costs_of(opened_store, hit, [row[-1], *text[:most]], costs, token_logits)
-        count = affordable(paid, cost_limit)
-        own = [int(cost) for cost in draft_costs[i, : max(0, num_draft_tokens[i])]]
-        if promise(paid[:count]) <= promise(own):
+        store.count(HITS)
+        place, left = hit.place, store.fill(hit.place // BLOCK) - hit.place % BLOCK
+        text = [signed(store.token(place + j)) for j in range(min(k, left))]
+        most = max(0, min(len(text), a.max_len - len(row)))
+        token_costs = costs_of(store, hit, [row[-1], *text[:most]], a.costs, a.token_logits)
+        count = affordable(token_costs, a.cost_limit)
+        index_costs = [int(cost) for cost in a.draft_costs[i, : max(0, a.num_draft_tokens[i])]]
+        if promise(token_costs[:count]) <= promise(index_costs):
             continue
-        opened_store.count(DRAFTS)
-        opened_store.count(DRAFT_TOKENS, count)
-        found = Found(text if fill else text[:count], count, paid[:count], hit.m)
-        drafts.put(i, found, signed(row[-1]) if fill else NO_TOKEN)
+        store.count(DRAFTS)
+        store.count(DRAFT_TOKENS, count)
+        result = LookupResult(text if a.fill else text[:count], count, token_costs[:count], hit.m)
+        drafts.write(i, result, signed(row[-1]) if a.fill else NO_TOKEN)
 
     backlog = BACKLOG
     for _, row, sampled, slot, scope in requests:
-        if not 0 <= slot < opened_store.num_slots:
+        if not 0 <= slot < store.num_slots:
             continue
-        if not opened_store.holds(slot, row, scope):
-            opened_store.close(slot)
-            opened_store.set_slot(slot, 0, max(0, len(row) - sampled))
-        _, length = opened_store.slot(slot)
+        if not store.slot_matches(slot, row, scope):
+            store.close(slot)
+            store.set_slot(slot, 0, max(0, len(row) - sampled))
+        _, length = store.slot(slot)
         waiting = max(0, len(row) - sampled - length)
         taken = min(waiting, backlog)
         backlog -= taken
         new = min(sampled, len(row) - length)
-        opened_store.write(slot, row[length : length + taken + new], scope)
+        store.write(slot, row[length : length + taken + new], scope)
 
 
-def ngram_store_finish_(store: Array, slot_indices: Array) -> None:
+@reference_operator
+def ngram_store_finish_(a: Arguments) -> None:
     """store [W] is written; slot_indices [N]; no results."""
-    opened_store = opened(store) if len(slot_indices) else None
-    if opened_store is None:
+    store = open_store(a.store) if len(a.slot_indices) else None
+    if store is None:
         return
-    for slot in map(int, slot_indices):
-        if 0 <= slot < opened_store.num_slots:
-            opened_store.close(slot)
+    for slot in map(int, a.slot_indices):
+        if 0 <= slot < store.num_slots:
+            store.close(slot)

@@ -13,7 +13,9 @@ from .inputs import (
     HOSTILE_INT32,
     HOSTILE_INT64,
     NO_OFFSET,
+    hostile_indices,
     hostile_offsets,
+    hostile_samples,
     offsets,
     previous_positions,
     replace_each,
@@ -29,7 +31,8 @@ def _counts_samples(rng: np.random.Generator) -> Iterator[Sample]:
     sampled = in_buffer([3, 1, 2, 1, 1])
     drafts = in_buffer([4, 0, 4, 0, 1])
     host = in_buffer([35, 0, 15, 21], gap=1)
-    yield Sample("ordinary", (computed, accepted, prev, sampled, drafts, host))
+    ordinary = (computed, accepted, prev, sampled, drafts, host)
+    yield Sample("ordinary", ordinary)
 
     for batch in (0, 1, 2, 3, 40, 2047, 2048, 2049, 5000):
         for name, order in previous_positions(batch, rng):
@@ -49,35 +52,28 @@ def _counts_samples(rng: np.random.Generator) -> Iterator[Sample]:
         calls = [in_buffer(rng.integers(1, 9, n), gap=2) for n in sizes]
         args = (calls[0], in_buffer([1] * 4), order, calls[1], calls[2], host)
         yield Sample(f"previous-arrays-{sizes}", args)
-    for dtype, bad in HOSTILE_INDICES:
-        for values in replace_each(prev.tolist(), bad):
-            args = (computed, accepted, in_buffer(values, dtype=dtype), sampled, drafts, host)
-            yield Sample("hostile-previous", args)
-    first = (computed, accepted, prev, sampled, drafts, host)
+    yield from hostile_indices("hostile-previous", ordinary, 2)
     for at in (0, 1, 3, 4, 5):
-        for values in replace_each(first[at].tolist(), HOSTILE_INT32):
-            yield Sample(f"hostile-{at}", (*first[:at], in_buffer(values), *first[at + 1 :]))
+        yield from hostile_samples(f"hostile-{at}", ordinary, at)
 
 
-def _counts_sizes() -> tuple[Args, ...]:
-    calls = []
+def _counts_sizes() -> Iterator[Args]:
     for batch in (5, 11, 17):
         sizes = (batch + 1, batch + 2, batch, batch + 3, batch + 4)
         vectors = [np.arange(n, dtype=np.int32) for n in sizes]
-        calls.append((*vectors, np.full(batch, 7, np.int32)))
-    return tuple(calls)
+        yield (*vectors, np.full(batch, 7, np.int32))
 
 
 def _too_few(name: str) -> BadCall:
     """A tensor of three items for the four requests of the ordinary sample."""
     message = r"size >= 4 \(size of prev_positions\), got size 3"
-    return BadCall(f"too few {name}", {name: lambda a: a[:3]}, message)
+    return BadCall({name: lambda a: a[:3]}, message)
 
 
 COUNTS_BAD_CALLS = (
     _too_few("num_computed_tokens"),
     _too_few("num_accepted_tokens"),
-    BadCall("host mismatch", {"host_num_computed_tokens": lambda a: a[:3]}, r"size 4, got size 3"),
+    BadCall({"host_num_computed_tokens": lambda a: a[:3]}, r"size 4, got size 3"),
 )
 
 CORRECT_NUM_COMPUTED_TOKENS = OpSpec(
@@ -85,7 +81,7 @@ CORRECT_NUM_COMPUTED_TOKENS = OpSpec(
     reference=reference.correct_num_computed_tokens_,
     samples=_counts_samples,
     bad_calls=COUNTS_BAD_CALLS,
-    sizes=_counts_sizes(),
+    sizes=tuple(_counts_sizes()),
 )
 
 
@@ -179,10 +175,7 @@ def _hostile_samples(rng: np.random.Generator, args: Args) -> Iterator[Sample]:
             ids = in_buffer(np.resize(HOSTILE_INT32, (5, 6)), gap=1)
             out = in_buffer(np.zeros(33), dtype=dtype)
             yield Sample(f"blocks-{tail}", (start, positions, ids, out, None, *tail))
-    for dtype, bad in HOSTILE_INDICES:
-        for value in (*bad, 4, 5):
-            rows = in_buffer([3, value, 0], dtype=dtype)
-            yield Sample(f"row-{value}", (start, positions, blocks, slots, rows, *tails[0]))
+    yield from hostile_indices("rows", (*args, *tails[0]), 4, 4, 5)
     for name, bad in hostile_offsets(start.tolist()):
         for tail in tails[:6]:
             calls = (in_buffer(bad), positions, blocks, slots, indices, *tail)
@@ -194,9 +187,8 @@ def _hostile_samples(rng: np.random.Generator, args: Args) -> Iterator[Sample]:
         yield Sample(f"pad-{pad_id}", (*args, 16, 1, 2, 1, 1, pad_id))
 
 
-def _slots_sizes() -> tuple[Args, ...]:
+def _slots_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
-    calls = []
     for batch, tokens, slots, width, layout in (
         (5, 20, 33, 9, (16, 2, 3, 2, 4)),
         (7, 22, 36, 10, (24, 3, 5, 4, 6)),
@@ -207,54 +199,37 @@ def _slots_sizes() -> tuple[Args, ...]:
         blocks = np.ascontiguousarray(table(rng, batch + 3, width))
         positions = np.arange(tokens, dtype=np.int64)
         out = np.zeros(slots, np.int64)
-        calls.append((start, positions, blocks, out, indices, *layout, -1))
-    return tuple(calls)
+        yield (start, positions, blocks, out, indices, *layout, -1)
 
 
 LAYOUT_BAD_CALLS = (
-    BadCall("block_size 0", {"block_size": 0}, r"1 to 2147483647, got 0"),
-    BadCall("block_size 2**31", {"block_size": 2**31}, r"1 to 2147483647"),
-    BadCall("no block", {"blocks_per_kv_block": 0}, r"got 0"),
     BadCall(
-        "kv block too large",
         {"block_size": 2**16, "blocks_per_kv_block": 2**15},
         r"expected 1 to 32767, got 32768",
         "blocks_per_kv_block",
     ),
     BadCall(
-        "block_size * blocks_per_kv_block beyond 2**63",
         {"block_size": 2**31 - 1, "blocks_per_kv_block": 2**62},
         r"expected 1 to 1, got",
         "blocks_per_kv_block",
     ),
-    BadCall("no rank", {"cp_world": 0}, r"got 0"),
-    BadCall("too many ranks", {"cp_world": 2**40}, r"expected 1 to 134217727"),
-    BadCall("negative rank", {"cp_rank": -1}, r"expected 0 to 0, got -1"),
-    BadCall("rank = world", {"cp_world": 2, "cp_rank": 2}, r"expected 0 to 1, got 2", "cp_rank"),
-    BadCall("interleave 0", {"cp_interleave": 0}, r"got 0"),
-    BadCall("interleave too large", {"cp_interleave": 2**31}, r"1 to 2147483647"),
+    BadCall({"cp_world": 2**40}, r"expected 1 to 134217727"),
+    BadCall({"cp_world": 2, "cp_rank": 2}, r"expected 0 to 1, got 2", "cp_rank"),
     BadCall(
-        "interleave lets ranks share a slot",
         {"cp_world": 2, "cp_interleave": 5},
         r"a divisor of 16 \(block_size \* blocks_per_kv_block\), got 5",
         "cp_interleave",
     ),
     BadCall(
-        "pad_id of 64 bits in 32",
         {"pad_id": 2**31, "slot_mapping": lambda a: a.astype(np.int32)},
         r"-2147483648 to 2147483647, got 2147483648",
     ),
-    BadCall(
-        "positions of 32 bits",
-        {"positions": lambda a: a.astype(np.int32)},
-        r"expected int64, got int32",
-    ),
+    BadCall({"positions": lambda a: a.astype(np.int32)}, r"expected int64, got int32"),
 )
 
 MORE_THAN_ROWS = BadCall(
-    "more requests than rows",
     {"block_table": lambda a: a[:2], "row_indices": None},
-    r"batch <= 2 \(rows of block_table, without row_indices\), got [34]",
+    r"batch <= 2 \(number of rows of block_table, because row_indices is None\), got [34]",
     "query_start_loc",
 )
 
@@ -267,7 +242,7 @@ COMPUTE_SLOT_MAPPING = OpSpec(
         NO_OFFSET,
         MORE_THAN_ROWS,
     ),
-    sizes=_slots_sizes(),
+    sizes=tuple(_slots_sizes()),
     fixed=frozenset({"query_start_loc"}),  # must not fall
 )
 
@@ -361,8 +336,7 @@ def _state_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield sample(f"unordered-offsets-{name}", step, compare=False)
 
 
-def _state_sizes() -> tuple[Args, ...]:
-    calls = []
+def _state_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for batch, layout in ((5, (34, 2, 3, 2, 4)), (25, (48, 3, 5, 4, 6)), (45, (56, 4, 6, 5, 7))):
         sizes = iter(range(batch + 2, batch + 20))
@@ -380,8 +354,7 @@ def _state_sizes() -> tuple[Args, ...]:
             "block_table": rng.integers(0, 99, (next(sizes), next(sizes)), dtype=np.int32),
             "workspace": np.zeros(4 * batch + 23, np.int32),
         }
-        calls.append(tuple(step.values()))
-    return tuple(calls)
+        yield tuple(step.values())
 
 
 CORRECT_SPEC_STATE = OpSpec(
@@ -393,15 +366,14 @@ CORRECT_SPEC_STATE = OpSpec(
         *LAYOUT_BAD_CALLS,
         _too_few("seq_lens"),
         _too_few("discard"),
-        BadCall("mask without lengths", {"num_tokens": None}, r"got None"),
+        BadCall({"num_tokens": None}, r"got None"),
         BadCall(
-            "more requests than known lengths",
             {"num_tokens": lambda a: a[:3], "row_indices": None},
-            r"batch <= 3 \(size of num_tokens, without row_indices\), got 4",
+            r"batch <= 3 \(size of num_tokens, because row_indices is None\), got 4",
             "prev_positions",
         ),
         MORE_THAN_ROWS,
     ),
-    sizes=_state_sizes(),
+    sizes=tuple(_state_sizes()),
     fixed=frozenset({"query_start_loc"}),
 )

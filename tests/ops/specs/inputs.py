@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .spec import Array, BadCall, in_buffer
+from .spec import Args, Array, BadCall, Sample, in_buffer
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 UNLIMITED = 2**63 - 1
@@ -130,11 +130,7 @@ def matches_ending_at(ends: Sequence[int], n: int, length: int) -> Array:
 
 # Flat batches.
 
-NO_OFFSET = BadCall(
-    "no offset at all",
-    {"query_start_loc": lambda a: a[:0]},
-    r"size >= 1 \(batch \+ 1\), got size 0",
-)
+NO_OFFSET = BadCall({"query_start_loc": lambda a: a[:0]}, r"size >= 1 \(batch \+ 1\), got size 0")
 
 
 def offsets(lengths: Sequence[int] | Array, first: int = 0) -> list[int]:
@@ -170,6 +166,22 @@ def replace_each(values: Sequence[int], hostile: Sequence[int]) -> Iterator[list
     for at in range(len(values)):
         for bad in hostile:
             yield [*values[:at], bad, *values[at + 1 :]]
+
+
+def hostile_samples(
+    label: str, args: Args, at: int, hostile: Sequence[int] = HOSTILE_INT32
+) -> Iterator[Sample]:
+    """Calls in which each item of argument number ``at`` is replaced by each hostile value."""
+    for values in replace_each(args[at].tolist(), hostile):
+        changed = in_buffer(values, dtype=args[at].dtype)
+        yield Sample(label, (*args[:at], changed, *args[at + 1 :]))
+
+
+def hostile_indices(label: str, args: Args, at: int, *more: int) -> Iterator[Sample]:
+    """As ``hostile_samples``, for indices of both widths and ``more`` values."""
+    for dtype, hostile in HOSTILE_INDICES:
+        args_of_width = (*args[:at], args[at].astype(dtype), *args[at + 1 :])
+        yield from hostile_samples(label, args_of_width, at, (*hostile, *more))
 
 
 def previous_positions(batch: int, rng: np.random.Generator) -> Iterator[tuple[str, list[int]]]:
@@ -236,11 +248,11 @@ def bad_logits(columns: int, **change: Any) -> Iterator[BadCall]:
     cells, tokens = np.zeros((16, columns), np.int16), np.zeros((4096, 2), np.int8)
     strided = np.zeros((4096, 3), np.int8)[:, :2]
     both = change | {"costs": cells, "token_logits": tokens}
-    for label, replaced, message, argument in (
-        ("costs without token logits", {"token_logits": None}, "uint8, got int16", "costs"),
-        ("no logits", {"costs": cells.astype(np.uint8)}, "int16, got uint8", "costs"),
-        ("token logits' dtype", {"token_logits": tokens.astype(np.int16)}, "int8", ""),
-        ("token logits' shape", {"token_logits": tokens[:9]}, r"\[4096, 2\]", ""),
-        ("token logits' stride", {"token_logits": strided}, "contiguous", ""),
+    for named, replaced, message in (
+        ("costs", {"token_logits": None}, "uint8, got int16"),
+        ("costs", {"costs": cells.astype(np.uint8)}, "int16, got uint8"),
+        ("token_logits", {"token_logits": tokens.astype(np.int16)}, "int8"),
+        ("token_logits", {"token_logits": tokens[:9]}, r"\[4096, 2\]"),
+        ("token_logits", {"token_logits": strided}, "contiguous"),
     ):
-        yield BadCall(label, both | replaced, message, argument or "token_logits")
+        yield BadCall(both | replaced, message, named)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from ngram_npu import _C
 from ops import reference
+from ops.schema import arguments_of
 
 from . import drafting
 from .inputs import (
@@ -21,7 +22,7 @@ from .inputs import (
     random_logits,
     random_rows,
 )
-from .spec import NO_INDEX_ON_DEVICES, Args, Array, BadCall, OpSpec, Sample, arguments_of, in_buffer
+from .spec import NO_INDEX_ON_DEVICES, Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 
 def new_index(num_slots: int, num_pages: int = 64) -> Array:
@@ -63,20 +64,12 @@ def ladder_lookups(rng: np.random.Generator, batch: int) -> Iterator[tuple[str, 
         lookup = {"min_n": 1, "max_n": 16, "match_policy": 1, "overlap": overlap, "ladder": True}
         yield f"no-costs-{overlap}", {**lookup, "k": 6, "max_len": UNLIMITED}
         yield f"no-tokens-{overlap}", {**lookup, "k": 0}
-        for limit, k, with_costs in (
-            (0, 1, True),
-            (40, 8, False),
-            (75, 20, True),
-            (16320, 64, True),
-        ):
+        for limit, k in ((0, 1), (40, 8), (75, 20), (16320, 64)):
             table = rng.integers(0, 60, (16, 32)).astype(np.uint8)
             table[rng.random(table.shape) < 0.2] = 0
             out = in_buffer(rng.integers(0, 9, (batch, k)), gap=3, dtype=np.uint8)
-            costs = {
-                "costs": table,
-                "cost_limit": limit,
-                "draft_costs": out if with_costs else None,
-            }
+            costs = {"costs": table, "cost_limit": limit}
+            costs["draft_costs"] = None if limit == 40 else out
             yield f"limit-{limit}-{overlap}", {**lookup, **costs, "k": k}
             costs |= random_logits(rng, 32)
             yield f"logits-{limit}-{overlap}", {**lookup, **costs, "k": k}
@@ -100,28 +93,19 @@ def random_contents(rng: np.random.Generator, good: Array) -> Iterator[Array]:
 
 LADDER = {"ladder": True, "min_n": 1, "max_n": 16, "match_policy": 1}
 _TABLE = np.zeros((16, 32), np.uint8)
+_LOGITS = np.zeros((4096, 2), np.int8)
 LADDER_BAD_CALLS = [
-    BadCall(label, LADDER | change, message, argument)
-    for label, change, message, argument in (
-        ("ladder's max_n", {"max_n": 8}, "expected 16 to 16, got 8", "max_n"),
-        ("ladder's policy", {"match_policy": 0}, "expected 1 to 1, got 0", "match_policy"),
-        ("costs' shape", {"costs": _TABLE[:, :31]}, r"shape \[16, 32\], got shape", "costs"),
-        ("costs' dtype", {"costs": _TABLE.astype(np.int32)}, "uint8, got int32", "costs"),
-        ("costs' stride", {"costs": np.zeros((16, 64), np.uint8)[:, :32]}, "contiguous", "costs"),
-        ("limit below 0", {"costs": _TABLE, "cost_limit": -1}, "0 to .*, got -1", "cost_limit"),
-        ("draft_costs alone", {"draft_costs": _TABLE}, "without costs", "draft_costs"),
-        (
-            "draft_costs' shape",
-            {"costs": _TABLE, "draft_costs": _TABLE.copy()},
-            "shape",
-            "draft_costs",
-        ),
-        (
-            "logits alone",
-            {"token_logits": np.zeros((4096, 2), np.int8)},
-            "without costs",
-            "token_logits",
-        ),
+    BadCall(LADDER | change, message, named)
+    for named, change, message in (
+        ("max_n", {"max_n": 8}, "expected 16 to 16, got 8"),
+        ("match_policy", {"match_policy": 0}, "expected 1 to 1, got 0"),
+        ("costs", {"costs": _TABLE[:, :31]}, r"shape \[16, 32\], got shape"),
+        ("costs", {"costs": _TABLE.astype(np.int32)}, "uint8, got int32"),
+        ("costs", {"costs": np.zeros((16, 64), np.uint8)[:, :32]}, "contiguous"),
+        ("cost_limit", {"costs": _TABLE, "cost_limit": -1}, "0 to .*, got -1"),
+        ("draft_costs", {"draft_costs": _TABLE}, "without costs"),
+        ("draft_costs", {"costs": _TABLE, "draft_costs": _TABLE.copy()}, "shape"),
+        ("token_logits", {"token_logits": _LOGITS}, "without costs"),
     )
 ]
 
@@ -260,9 +244,9 @@ def indexed_spec(
         samples=samples,
         bad_calls=(
             *bad_calls,
-            BadCall("span of 9", {"min_n": 2, "max_n": 10}, r"max_n <= 9 .*got 10", "max_n"),
-            BadCall("ladder's min_n", {"ladder": True}, "expected 1 to 1, got", "min_n"),
-            BadCall("costs alone", {"costs": np.zeros((16, 32), np.uint8)}, "None"),
+            BadCall({"min_n": 2, "max_n": 10}, r"max_n <= 9 .*got 10", "max_n"),
+            BadCall({"ladder": True}, "expected 1 to 1, got", "min_n"),
+            BadCall({"costs": np.zeros((16, 32), np.uint8)}, "None"),
             *LADDER_BAD_CALLS,
             *bad_logits(32, **LADDER),
         ),
@@ -295,10 +279,7 @@ NGRAM_INDEX_PROPOSE = indexed_spec(
     reference.ngram_index_propose_,
     batch_of=_batch,
     missing=(1, 0, 3, 1, 70),
-    bad_calls=(
-        *drafting.LOOKUP_BAD_CALLS,
-        *drafting.K_BAD_CALLS,
-    ),
+    bad_calls=(drafting.RANGE_BAD_CALL,),
     slot_call=_propose_slot_call,
 )
 
@@ -322,8 +303,7 @@ NGRAM_INDEX_STEP = indexed_spec(
     batch_of=lambda args: len(args[SAMPLED]),
     missing=(0,),
     bad_calls=(
-        *drafting.LOOKUP_BAD_CALLS,
-        *drafting.K_BAD_CALLS,
+        drafting.RANGE_BAD_CALL,
         drafting.SAMPLED_BAD_CALLS[0],  # for the other one the number of slots is wrong as well
     ),
     slot_call=_step_slot_call,
@@ -338,64 +318,44 @@ def _append_samples(rng: np.random.Generator) -> Iterator[Sample]:
     lengths = in_buffer([90, 60, 33, 17, 2], gap=1)
     rows = in_buffer([4, 0, 2], gap=2, dtype=np.int64)
     slots = in_buffer([6, 1, 3], gap=1)
-    yield Sample("ordinary", (tokens, lengths, new_index(7), rows, slots, 2, 4, 0, False, False))
-    for policy in (0, 1):
-        for low, high in ((1, 1), (1, 8), (2, 4), (57, 64), (64, 64)):
-            index = new_index(5)
-            args = (tokens, lengths, index, None, None, low, high, policy, *PLAIN)
-            yield Sample(f"{low}-{high}", args)
-        for pages in (1, 2, 3):
-            index = new_index(5, pages)
-            args = (tokens, lengths, index, None, None, 1, 8, policy, *PLAIN)
-            yield Sample(f"pages-{pages}", args)
-        good = filled_index(tokens, lengths, 5, 2, 4, policy)
-        for i, words in enumerate(random_contents(rng, good)):
-            args = (tokens, lengths, words, None, None, 2, 4, policy, *PLAIN)
-            yield Sample(f"random-{i}", args)
-    for outcomes in (False, True):
-        ladder = (1, 16, 1, True, outcomes)
+    yield Sample("ordinary", (tokens, lengths, new_index(7), rows, slots, 2, 4, 0, *PLAIN))
+    consecutive = ((1, 1), (1, 8), (2, 4), (57, 64), (64, 64))
+    all_sizes = [(*sizes, policy, *PLAIN) for sizes in consecutive for policy in (0, 1)]
+    for sizes in (*all_sizes, (1, 16, 1, True, False), (1, 16, 1, True, True)):
         for pages in (1, 2, 3, 64):
-            args = (tokens, lengths, new_index(5, pages), None, None, *ladder)
-            yield Sample(f"ladder-{pages}-{outcomes}", args)
-        for i, words in enumerate(random_contents(rng, filled_index(tokens, lengths, 5, *ladder))):
-            yield Sample(f"ladder-random-{i}", (tokens, lengths, words, None, None, *ladder))
+            args = (tokens, lengths, new_index(5, pages), None, None, *sizes)
+            yield Sample(f"pages-{pages}-{sizes}", args)
+        for i, words in enumerate(random_contents(rng, filled_index(tokens, lengths, 5, *sizes))):
+            yield Sample(f"random-{i}-{sizes}", (tokens, lengths, words, None, None, *sizes))
+    some_sizes = (2, 4, 0, *PLAIN)
     longer = in_buffer([91, 90, 95, 89, 91])
-    yield Sample("longer-than-rows", (tokens, longer, new_index(5), None, None, 2, 4, 0, *PLAIN))
+    yield Sample("longer-than-rows", (tokens, longer, new_index(5), None, None, *some_sizes))
     few = in_buffer(random_rows(rng, len(HOSTILE_INT32), 20, 2))
     hostile = in_buffer(HOSTILE_INT32)
-    yield Sample("hostile-lengths", (few, hostile, new_index(8), None, None, 2, 4, 0, *PLAIN))
+    yield Sample("hostile-lengths", (few, hostile, new_index(8), None, None, *some_sizes))
     good = in_buffer([20] * len(HOSTILE_INT32))
     for dtype, bad in HOSTILE_INDICES:
-        indices = in_buffer(bad, dtype=dtype)
-        slots_of_rows = in_buffer(np.arange(len(bad)))
+        indices, order = in_buffer(bad, dtype=dtype), in_buffer(np.arange(len(bad)))
+        yield Sample("hostile-rows", (few, good, new_index(20), indices, order, *some_sizes))
         yield Sample(
-            "hostile-rows", (few, good, new_index(20), indices, slots_of_rows, 2, 4, 0, *PLAIN)
+            "hostile-slots", (few, good, new_index(8), order[:8], indices[:8], *some_sizes)
         )
-        yield Sample(
-            "hostile-slots",
-            (few, good, new_index(8), slots_of_rows[:8], indices[:8], 2, 4, 0, *PLAIN),
-        )
-    for rows_, capacity in ((0, 0), (0, 5), (3, 0), (1, 1)):
-        nothing = np.zeros((rows_, capacity), np.int32)
-        full = np.full(rows_, capacity, np.int32)
-        yield Sample("empty", (nothing, full, new_index(3), None, None, 1, 2, 0, *PLAIN))
-    yield Sample(
-        "no-rows",
-        (tokens, lengths, new_index(3), in_buffer([]), in_buffer([]), 1, 2, 0, *PLAIN),
-    )
+    for num_rows, capacity in ((0, 0), (0, 5), (3, 0), (1, 1)):
+        nothing = np.zeros((num_rows, capacity), np.int32)
+        full = np.full(num_rows, capacity, np.int32)
+        yield Sample("empty", (nothing, full, new_index(3), None, None, *some_sizes))
+    none = in_buffer([])
+    yield Sample("no-rows", (tokens, lengths, new_index(3), none, none, *some_sizes))
 
 
-def _append_sizes() -> tuple[Args, ...]:
+def _append_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
-    calls = []
     for rows, capacity, low, high in ((12, 50, 2, 5), (17, 61, 3, 6), (20, 83, 4, 9)):
         lengths = np.full(rows, capacity - 5, np.int32)
         some = np.arange(rows - 3, dtype=np.int32)
         tokens = random_rows(rng, rows, capacity, 3)
-        calls.append(
-            (tokens, lengths, new_index(rows, rows), some, some.copy(), low, high, 0, *PLAIN)
-        )
-    return tuple(calls)
+        index = new_index(rows, rows)
+        yield tokens, lengths, index, some, some.copy(), low, high, 0, *PLAIN
 
 
 NGRAM_INDEX_APPEND = OpSpec(
@@ -404,14 +364,13 @@ NGRAM_INDEX_APPEND = OpSpec(
     reference=reference.ngram_index_append_,
     samples=_append_samples,
     bad_calls=(
-        BadCall("min_n > max_n", {"min_n": 5, "max_n": 4}, r"expected 1 to 4, got 5"),
-        BadCall("max_n = 65", {"min_n": 60, "max_n": 65}, r"1 to 64, got 65", "max_n"),
-        BadCall("span of 9", {"min_n": 1, "max_n": 9}, r"max_n <= 8 .*got 9", "max_n"),
-        BadCall("ladder's min_n", {"ladder": True}, "expected 1 to 1, got 2", "min_n"),
-        BadCall("outcomes alone", {"outcomes": True}, "without ladder, got True"),
-        BadCall("match_policy = 2", {"match_policy": 2}, r"0 to 1, got 2"),
+        drafting.RANGE_BAD_CALL,
+        BadCall({"min_n": 60, "max_n": 65}, r"1 to 64, got 65", "max_n"),
+        BadCall({"min_n": 1, "max_n": 9}, r"max_n <= 8 .*got 9", "max_n"),
+        BadCall({"ladder": True}, "expected 1 to 1, got 2", "min_n"),
+        BadCall({"outcomes": True}, "without ladder, got True"),
     ),
-    sizes=_append_sizes(),
+    sizes=tuple(_append_sizes()),
     opaque=frozenset({"index"}),
     fixed=frozenset({"match_policy"}),
 )
@@ -430,16 +389,12 @@ def _reset_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"random-{i}", (words, in_buffer(range(5))))
 
 
-def _reset_sizes() -> tuple[Args, ...]:
-    return tuple((new_index(n, n + 2), np.arange(n, dtype=np.int32)) for n in (3, 5, 8))
-
-
 NGRAM_INDEX_RESET = OpSpec(
     name="ngram_index_reset_",
     no_kernel=NO_INDEX_ON_DEVICES,
     reference=reference.ngram_index_reset_,
     samples=_reset_samples,
     bad_calls=(),
-    sizes=_reset_sizes(),
+    sizes=tuple((new_index(n, n + 2), np.arange(n, dtype=np.int32)) for n in (3, 5, 8)),
     opaque=frozenset({"index"}),
 )

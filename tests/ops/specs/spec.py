@@ -1,4 +1,4 @@
-"""What an OpSpec is: everything that can be tested of an operator without knowing which it is."""
+"""OpSpec: the inputs and expectations from which tests of any operator are derived."""
 
 from __future__ import annotations
 
@@ -6,60 +6,46 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-OPERATOR_DOCUMENTS = Path(__file__).parents[3] / "docs" / "ops"
+from ops.schema import arguments_of, parameters_of, schema_of
 
 Array = npt.NDArray[Any]
 Args = tuple[Any, ...]
 
 NO_INDEX_ON_DEVICES = dict.fromkeys(("cuda", "npu"), "the index is in host memory; devices scan")
 
-CANARY = 1_094_795_585  # 0x41414141: what surrounds the data that an operator may touch
+CANARY = 0x41414141  # surrounds the data that an operator may access
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One call's arguments, in schema order, as numpy arrays and scalars."""
+    """The arguments of one call, in schema order, as numpy arrays and scalars."""
 
     label: str
     args: Args
     compare: bool = True
-    """False for class-B input (duplicate rows and the like): safe, but of unspecified result."""
+    """False for class-B input, e.g. duplicate rows: safe, but the results are unspecified."""
 
 
 @dataclass(frozen=True)
 class BadCall:
-    """A call that must be refused before anything is written."""
+    """A call that must be rejected before anything is written."""
 
-    label: str
     change: dict[str, Any]
     """Arguments replaced by name; a callable gets the good value."""
     message: str
-    """A regular expression the error must match; op and argument are checked as well."""
-    argument: str = ""
-    """What the error names; the first argument changed where empty."""
+    """A regular expression for the error; operator and argument are checked as well."""
+    named: str = ""
+    """The argument that the error names; empty: the first one that is changed."""
     sample: str = ""
-    """The label of the sample that is changed; the first one where empty."""
+    """The label of the sample that is changed; empty: the first one."""
 
-
-def schema_of(op: str) -> str:
-    text = (OPERATOR_DOCUMENTS / f"{op.rstrip('_')}.md").read_text()
-    return next(line for line in text.splitlines() if line.startswith(f"{op}("))
-
-
-def arguments_of(op: str) -> list[tuple[str, str]]:
-    split = [part.split() for part in _parts(op) if part != "*"]
-    return [(name.partition("=")[0], kind) for kind, name in split]
-
-
-def _parts(op: str) -> list[str]:
-    schema = schema_of(op)
-    return schema[schema.index("(") + 1 : schema.index(") ->")].split(", ")
+    @property
+    def argument(self) -> str:
+        return self.named or next(iter(self.change))
 
 
 @dataclass(frozen=True)
@@ -67,20 +53,20 @@ class OpSpec:
     name: str
     reference: Callable[..., tuple[Array, ...] | None]
     samples: Callable[[np.random.Generator], Iterator[Sample]]
-    """Ordinary, edge and hostile ones; the first is an ordinary one with every size above 1."""
+    """Ordinary, edge and hostile calls; the first is ordinary and has all sizes above 1."""
     bad_calls: tuple[BadCall, ...]
     sizes: tuple[Args, ...]
-    """Argument tuples for one compiled graph: all sizes differ between them, and within each (torch
-    takes two equal sizes for one symbol)."""
+    """Arguments for one compiled graph. All sizes differ between the calls, and within each: torch
+    uses one symbol for equal sizes."""
     opaque: frozenset[str] = frozenset()
-    """Arguments whose contents are specific to the implementation and not compared."""
+    """Arguments with contents that are specific to the implementation, and not compared."""
     fixed: frozenset[str] = frozenset()
     """Arguments that ``parity.random_cases`` must not change: with other values the results would
     be unspecified. Indexes, stores and workspaces are never changed."""
     no_kernel: dict[str, str] = field(default_factory=dict)
-    """Backend -> why this operator has no kernel there."""
+    """By backend, the reason why this operator has no kernel there."""
     kernel_of: str = ""
-    """The operator whose kernels it runs, if that is another one."""
+    """The operator that has its kernels, if that is another one."""
 
     @property
     def kernel(self) -> str:
@@ -89,12 +75,12 @@ class OpSpec:
 
     @property
     def family(self) -> str:
-        """The name of the files that have it, where it has none of its own (tests/repo)."""
+        """The name of the files that contain it together with related operators (tests/repo)."""
         return self.reference.__module__.rpartition(".")[2]
 
     @cached_property
     def schema(self) -> str:
-        """What the operator's document says; a gate compares what is registered with it."""
+        """The schema in the operator's document, with which a gate compares the registered one."""
         return schema_of(self.name)
 
     @cached_property
@@ -104,12 +90,12 @@ class OpSpec:
 
     @cached_property
     def num_positional(self) -> int:
-        """How many arguments may be passed by position."""
-        parts = _parts(self.name)
+        """The number of arguments that may be passed by position."""
+        parts = parameters_of(self.name)
         return parts.index("*") if "*" in parts else len(parts)
 
     def split(self, args: Args) -> tuple[Args, dict[str, Any]]:
-        """Positional and keyword arguments of a call."""
+        """Returns the positional and the keyword arguments of a call."""
         names = [name for name, _ in self.arguments[self.num_positional :]]
         keywords = dict(zip(names, args[self.num_positional :], strict=True))
         return args[: self.num_positional], keywords
@@ -123,12 +109,12 @@ class OpSpec:
         return {name for name, kind in self.arguments if re.match(r"Tensor\(\w+!\)", kind)}
 
     def sample(self, label: str = "") -> Sample:
-        """The sample of that label; the first where it is empty."""
+        """Returns the sample with that label; the first one if it is empty."""
         samples = self.samples(np.random.default_rng(1))
         return next(s for s in samples if label in ("", s.label))
 
     def sample_with(self, name: str) -> Sample:
-        """The first sample that has this tensor, with no size below 2."""
+        """Returns the first sample that has this tensor, with all sizes above 1."""
         at = [n for n, _ in self.arguments].index(name)
         for sample in self.samples(np.random.default_rng(1)):
             value = sample.args[at]
@@ -148,14 +134,14 @@ class OpSpec:
 
 
 def owner(array: Array) -> Array:
-    """The array whose memory `array` is a view of."""
+    """Returns the array that owns the memory of `array`."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
 
 
 def clone(array: Array) -> Array:
-    """A copy that keeps the layout: same strides, same offset into a copy of the owner."""
+    """Returns a copy with equal strides and an equal offset into a copy of the owner."""
     base = owner(array)
     offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
     return np.ndarray(array.shape, array.dtype, base.copy(), offset, array.strides)
@@ -172,8 +158,8 @@ def contiguous(args: Iterable[Any]) -> Args:
 def in_buffer(
     values: npt.ArrayLike, *, before: int = 0, gap: int = 0, dtype: Any = np.int32
 ) -> Array:
-    """The values as a slice of a larger buffer of canaries: `before` items ahead of each row and
-    `gap` behind it, so that the outer stride exceeds the width and stray writes show."""
+    """Returns the values as a slice of a larger buffer of canaries, with `before` items ahead of
+    each row and `gap` items after it: the outer stride exceeds the width, and stray writes show."""
     array = np.asarray(values, dtype)
     if array.ndim == 1:
         base = np.full(before + array.shape[0] + gap, CANARY).astype(dtype)

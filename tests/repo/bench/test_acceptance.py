@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu_cli.replay import ReplayOptions, replay
 
 from tools.bench.__main__ import main
-from tools.bench.ops import acceptance
+from tools.bench.ops.acceptance import LIMITS
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
 
@@ -44,29 +43,21 @@ def run_op(data: Path, op: str, *arguments: str) -> dict[str, Any]:
     return document
 
 
-def test_acceptance_of_index_and_simulator_agree(data: Path) -> None:
-    peer = "--peer=vllm-ngram-k5"
-    indexed = run_op(data, "acceptance", peer)
-    assert indexed["settings"]["engine"] == "index"
-    simulated = run_op(data, "acceptance", peer, "--engine", "simulator")
-    for document in (indexed, simulated):
-        for result in document["results"]:
-            result.pop("engine", None)
-    assert indexed["results"] == simulated["results"]
-    drafted = indexed["results"][0]["whole_by_limit"]["drafted_per_step"]
-    assert drafted == sorted(drafted)
-    assert drafted[0] < drafted[-1]
-
-
-def test_acceptance_fails_if_index_and_simulator_differ(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def ignore_costs(config: NgramConfig, engine: str) -> NgramProposer:
-        return NgramProposer(NgramConfig(sizes="ladder", k=config.k), "index")
-
-    monkeypatch.setattr(acceptance, "NgramProposer", ignore_costs)
-    assert main(["acceptance", "--data", str(data), "--peer=none"]) == 2
-    assert "k 8, limit 2: Counts(" in capsys.readouterr().err
+def test_acceptance_counts_more_drafts_at_higher_limits(data: Path) -> None:
+    *sets, summary = run_op(data, "acceptance", "--peer=vllm-ngram-k5")["results"]
+    assert summary["whole"]["sets"] == len(sets) == 2
+    for result in sets:
+        assert result["conversations"] == 6
+        curve = result["whole_by_limit"]
+        at_40 = {name: values[LIMITS.index(40)] for name, values in curve.items()}
+        assert result["whole"]["k8"]["limit_40"] == at_40
+        drafted = curve["drafted_per_step"]
+        assert drafted == sorted(drafted)
+        assert drafted[0] < drafted[-1]
+        options = ReplayOptions(min_n=2, max_n=5, k=5)
+        figures = replay([data / f"{result['set']}.jsonl"], options).total
+        peer = result["whole"]["peers"]["vllm-ngram-k5"]
+        assert figures.tokens_per_step == pytest.approx(peer["tokens_per_step"], abs=1e-4)
 
 
 def test_padded_acceptance_equals_replay_of_padded_drafts(data: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tools.bench.data import make_workload
 from tools.bench.ops.ascendc_model import (
     CORES,
@@ -72,25 +70,14 @@ def test_lookups_stay_within_their_bounds() -> None:
     assert find_problems({**results[0], "scalar_accesses_per_live_token": 1.0})
 
 
-@pytest.mark.parametrize(
-    ("size", "plan", "messages"),
-    [
-        ("1x128k", {"spans": 1}, ["cores idle", "not spread"]),
-        ("1x128k", {"tile_tokens": 256}, ["more than once"]),
-        ("128x32k", {"tile_tokens": 256}, ["more than once", "bandwidth floor"]),
-    ],
-)
-def test_worse_plan_exceeds_the_bounds(
-    size: str, plan: dict[str, int], messages: list[str]
-) -> None:
+def test_worse_plan_exceeds_the_bounds() -> None:
     twin, options = Twin(), Options(data_kind="nomatch")
-    data = make_workload(Size.parse(size), options)
+    data = make_workload(Size.parse("1x128k"), options)
     call = make_lookups(data, options)["ngram_propose"]
-    with twin.replace_cpu(), twin.override_plan(**plan):
-        problems = find_problems(model_lookup(twin, "ngram_propose", call, data, options))
-    assert len(problems) == len(messages)
-    for message, problem in zip(messages, problems, strict=True):
-        assert message in problem
+    with twin.replace_cpu(), twin.override_plan(spans=1):
+        idle, uneven = find_problems(model_lookup(twin, "ngram_propose", call, data, options))
+    assert "cores idle" in idle
+    assert "not spread" in uneven
 
 
 def test_time_follows_from_the_figures_of_the_model() -> None:

@@ -85,25 +85,25 @@ warp sums are read before they are written
 
 @ csrc/cuda/bookkeeping.cu fast prepare_inputs
 offsets are read before they are written
-- kept_before[thread + 1] = upto;
+- kept_before[thread + 1] = kept_to_here;
 -     __syncthreads();
-+ kept_before[thread + 1] = upto;
++ kept_before[thread + 1] = kept_to_here;
 
 @ csrc/cuda/correction.cu fast correct_num_computed_tokens_
 no barrier after staging
-- corrected(p, i));
+- corrected_counts(p, i));
 -   __syncthreads();
-+ corrected(p, i));
++ corrected_counts(p, i));
 barrier of a warp only
-- corrected(p, i));
+- corrected_counts(p, i));
 -   __syncthreads();
-+ corrected(p, i));
++ corrected_counts(p, i));
 +   __syncwarp();
 
 @ csrc/cuda/correction.cu hooks correct_spec_state_
 old counts are loaded as constant
-- thread] = corrected(p.counts, thread).num_computed
-+ thread] = (__ldg(p.counts.num_computed_tokens + thread), corrected(p.counts, thread).num_computed)
+- thread] = corrected_counts(p.counts, thread)
++ thread] = (__ldg(p.counts.num_computed_tokens + thread), corrected_counts(p.counts, thread))
 
 @ csrc/cuda/correction.cu fast correct_spec_state_
 offsets are read before they are written
@@ -112,14 +112,14 @@ offsets are read before they are written
 + p.slots.query_start_loc[0];
 counter is not reset
 - if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
-every block settles: &held.last)) return; => &held.last)) {}
+every block settles: &staged.is_last)) return; => &staged.is_last)) {}
 no barrier in a grid of one block: if (!is_last_block( => if (gridDim.x > 1 && !is_last_block(
 
 @ csrc/cuda/launch.cuh fast correct_spec_state_
 no barrier before arriving
-- bool* last) {
+- bool* is_last) {
 -   __syncthreads();
-+ bool* last) {
++ bool* is_last) {
 no barrier after arriving
 - gridDim.x - 1;
 -   __syncthreads();
@@ -144,29 +144,29 @@ best match is read before all warps reported
 + search.report();
 +   }
 each lane decides alone to stop
-- if (__any_sync(kWholeWarp, found_before(tile))) return false;
-+ if (found_before(tile)) return false;
+- if (__any_sync(kWholeWarp, is_found_before(tile))) return false;
++ if (is_found_before(tile)) return false;
 each lane looks again alone
-- return !__any_sync(kWholeWarp, noted) || look_again(tile);
-+ return !noted || look_again(tile);
+- return !__any_sync(kWholeWarp, has_candidate) || verify_tile(tile);
++ return !has_candidate || verify_tile(tile);
 no barrier after arriving
 -   __syncthreads();
--   return block.last;
-+   return block.last;
+-   return block.is_last;
++   return block.is_last;
 share is used before it is known
-- block.its_first_tile = total;
+- block.first_tile = total;
 -   }
 -   __syncthreads();
-+ block.its_first_tile = total;
++ block.first_tile = total;
 +   }
 shared state is overwritten early
-- __syncthreads();  // all are done with what the block shares
+- __syncthreads();  // all threads are done with the block's shared memory
 next request is read before it is written
-- block.its_first_tile = next + 1;
+- block.first_tile = next + 1;
 -     }
 -     __syncthreads();
 -   }
-+ block.its_first_tile = next + 1;
++ block.first_tile = next + 1;
 +     }
 +   }
 
@@ -176,49 +176,49 @@ report without an atomic
 + if (lane() == 0 && rank > block_.best) block_.best = rank;
 
 @ csrc/cuda/lookup.cuh fast ngram_step_
-all requests share one workspace: join_blocks(shared[i], => join_blocks(shared[0],
-workspace is not reset: if (shared != nullptr) shared[r] = {}; =>
+all requests share one workspace: join_blocks(workspace[i], => join_blocks(workspace[0],
+workspace is not reset: if (workspace != nullptr) workspace[r] = {}; =>
 only the first request's workspace is reset
-- if (shared != nullptr) shared[r] = {};
-+ if (shared != nullptr && r == 0) shared[r] = {};
-every block settles: shared->left, &block.last)) return; => shared->left, &block.last)) {}
+- if (workspace != nullptr) workspace[r] = {};
++ if (workspace != nullptr && r == 0) workspace[r] = {};
+every block settles: &block.is_last)) return; => &block.is_last)) {}
 last block of a row resets its workspace
--     if (block.last) block.best = shared.best;
-+     if (block.last) {
-+       block.best = shared.best;
-+       shared = {};
+-     if (block.is_last) block.best = workspace.best;
++     if (block.is_last) {
++       block.best = workspace.best;
++       workspace = {};
 +     }
-one counter for two purposes: &shared->left => &shared->arrived
+one counter for two purposes: &workspace->num_finished => &workspace->num_arrived
 block with the highest number settles
-- if (!is_last_block(shared == nullptr ? nullptr : &shared->left, &block.last)) return;
-+ if (blockIdx.x + 1 != gridDim.x) return;
+- is_last_block(workspace == nullptr ? nullptr : &workspace->num_finished, &block.is_last)
++ (blockIdx.x + 1 == gridDim.x)
 
 @ csrc/cuda/lookup.cuh resident ngram_step_
 counter is incremented before the rank is published
--     if (block.best != 0) atomicMax(&shared.best, block.best);
--     block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);
-+     block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);
-+     if (block.best != 0) atomicMax(&shared.best, block.best);
+-     if (block.best != 0) atomicMax(&workspace.best, block.best);
+-     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
++     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
++     if (block.best != 0) atomicMax(&workspace.best, block.best);
 one of two concurrent ranks is lost
-- if (block.best != 0) atomicMax(&shared.best, block.best);
-+ if (block.best > *static_cast<volatile Rank*>(&shared.best)) atomicExch(&shared.best, block.best);
+- if (block.best != 0) atomicMax(
++ if (block.best > *static_cast<volatile Rank*>(&workspace.best)) atomicExch(
 
 @ csrc/cuda/lookup.cuh hooks ngram_step_
 rank of the time when the block arrived
--     if (block.best != 0) atomicMax(&shared.best, block.best);
--     block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);
--     if (block.last) block.best = shared.best;
-+     block.best = larger<Rank>(block.best, atomicMax(&shared.best, block.best));
-+     block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);
+-     if (block.best != 0) atomicMax(&workspace.best, block.best);
+-     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
+-     if (block.is_last) block.best = workspace.best;
++     block.best = larger<Rank>(block.best, atomicMax(&workspace.best, block.best));
++     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
 joined rank is loaded as constant
-- if (block.last) block.best = shared.best;
-+ if (block.last) block.best = __ldg(&shared.best);
+- if (block.is_last) block.best = workspace.best;
++ if (block.is_last) block.best = __ldg(&workspace.best);
 
 @ csrc/cuda/launch.cuh hooks ngram_step_
 counter without atomics
-- return __nv_atomic_fetch_add(arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
+- return __nv_atomic_fetch_add(num_arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
 + __threadfence();
-+   const uint32_t before = (*static_cast<volatile uint32_t*>(arrived))++;
++   const uint32_t before = (*static_cast<volatile uint32_t*>(num_arrived))++;
 +   __threadfence();
 +   return before;
 
@@ -237,22 +237,22 @@ lengths grow before all blocks have read them
 -     if (thread == 0) {
 -       p.next_token_ids[i]
 +     if (thread == 0) {
-+       settle(i);
++       finalize(i);
 +       p.next_token_ids[i]
 run is read before it is counted
-- ? 0 : run;
+- ? 0 : count;
 -     }
 -     __syncthreads();
-+ ? 0 : run;
++ ? 0 : count;
 +     }
 """)
 
 
-_ORDER = re.compile(r"^.*\border<AscendC::HardEvent::(\w+)>\(\);\n", re.MULTILINE)
+_ORDER = re.compile(r"^.*\bsync_pipes<AscendC::HardEvent::(\w+)>\(\);\n", re.MULTILINE)
 
 
 def remove_each_event(file: Path) -> list[Fault]:
-    """Returns one fault per ``order<...>`` (set a flag, wait for it) of an AscendC source."""
+    """Returns one fault per ``sync_pipes<...>`` (set a flag, wait for it) of an AscendC source."""
     text = file.read_text()
     seen: Counter[str] = Counter()
     faults = []

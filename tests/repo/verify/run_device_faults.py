@@ -53,7 +53,7 @@ def detect_cuda_fault(fault: Fault) -> str:
 
 
 def build_cuda(csrc: Path, fault: Fault) -> Path:
-    """Builds the operator's kernel as a library of its own, with the name that `Twin` expects."""
+    """Builds the operator's kernel as a separate library, with the name that `Twin` expects."""
     library = csrc.parent / fault.mode / f"libngram_npu_cuda_{fault.mode}.so"
     library.parent.mkdir()
     include = [f"-I{ROOT / 'tests/twins/cuda/include'}", f"-I{csrc}"]
@@ -74,8 +74,8 @@ def build_cuda(csrc: Path, fault: Fault) -> Path:
 
 def find_cuda_source(op: str, csrc: Path) -> Path:
     """Returns the file with the operator's kernel: its own, or its family's."""
-    own = csrc / "cuda" / f"{op.rstrip('_')}.cu"
-    return own if own.exists() else own.with_stem(OPSPECS[op].family)
+    source = csrc / "cuda" / f"{op.rstrip('_')}.cu"
+    return source if source.exists() else source.with_stem(OPSPECS[op].family)
 
 
 def run_cuda_samples(fault: Fault, library: Path) -> str:

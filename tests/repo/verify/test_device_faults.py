@@ -33,7 +33,7 @@ def test_fault_of_missing_text_is_rejected() -> None:
 
 def test_ascendc_faults_cover_every_event() -> None:
     sources = (ROOT / "csrc/ascendc").iterdir()
-    uses = sum(file.read_text().count("order<AscendC::") for file in sources)
+    uses = sum(file.read_text().count("sync_pipes<AscendC::") for file in sources)
     assert len(ASCENDC_FAULTS) == uses > 50
 
 

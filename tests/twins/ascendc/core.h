@@ -5,7 +5,7 @@
 // the operation does; using it (a scalar read, a store to global memory, an index, a reduction) is a fault.
 //
 // The order: each pipe has a clock. Every instruction is one tick, and knows which tick of each other pipe came before
-// it. Using data of another pipe whose tick is not known to be over is a fault: between pipes all order comes from a
+// it. Using data of another pipe is a fault unless its tick is known to be over: between pipes all order comes from a
 // queue or a flag, and nothing from a compiler that inserts them. Within V the build or the chip keeps the order.
 #pragma once
 
@@ -22,12 +22,12 @@ namespace ngram_npu::twin {
 
 enum Pipe : int { kS = 0, kV = 1, kMte2 = 2, kMte3 = 3, kPipes = 4 };
 
-// The model's price of each thing, in cycles of the vector core's clock unless said otherwise. By default everything
+// The model's price of each thing, in cycles of the vector core's clock unless stated otherwise. By default everything
 // is free; a caller that wants times sets the prices and names their sources (tools/bench/ops/ascendc_model.py).
 struct CostModel {
   double copy_bytes_per_cycle = 1e9;  // of one core
   double gm_bytes_per_cycle = 1e9;    // that all cores of a launch share
-  double copy_latency = 0;            // from a copy's last byte until another pipe may go on
+  double copy_latency = 0;            // from a copy's last byte until another pipe may continue
   double vector_startup = 0;          // of every vector instruction
   double vector_repeat = 0;           // 256 bytes of the widest operand
   double gather_repeat = 0;           // as many addresses as make 256 bytes of results

@@ -1,4 +1,4 @@
-// Global memory as a launch sees it: the tensors it was given, and nothing between them.
+// Global memory as a launch sees it: the launch's tensors, and nothing between them.
 #pragma once
 
 #include <cstdarg>
@@ -26,7 +26,7 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
   return buffer;
 }
 
-// `rows` runs of `row_bytes`, `pitch` apart: a tensor whose rows may be slices of a larger buffer. The gaps between
+// `rows` runs of `row_bytes`, `pitch` apart: a tensor with rows that may be slices of a larger buffer. The gaps between
 // rows do not belong to the launch.
 struct Region {
   const char* name;

@@ -1,5 +1,5 @@
 // The host twin's counterpart of the device library's header of this name: the part of Ascend C that the kernels use,
-// with the open headers' signatures, and strict. docs/design/ascendc-twin.md says what it can and cannot check.
+// with the open headers' signatures, and strict. docs/design/ascendc-twin.md states what it can and cannot check.
 #pragma once
 
 #include <cmath>

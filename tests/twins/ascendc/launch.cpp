@@ -22,7 +22,7 @@ NGRAM_NPU_ASCENDC_KERNELS(NGRAM_TWIN_KERNEL)
 namespace ngram_npu::twin {
 namespace {
 
-// The tensors behind each operator's Params: the only bytes that a launch may access.
+// The tensors of each operator's Params: the only bytes that a launch may access.
 class Regions {
  public:
   template <class T>
@@ -150,7 +150,7 @@ struct State {
   std::atomic<bool> races_allowed{false};
   std::atomic<int64_t> spans{0};  // of lookups, fewer than planned; 0: as planned
   std::atomic<int64_t> tile_tokens{0};
-  std::atomic<int64_t> cores{0};  // 0: machines of several sizes in turn
+  std::atomic<int64_t> cores{0};  // 0: cycles through machines of several sizes
   std::atomic<uint64_t> seed{1};
   CostModel model;
 };
@@ -173,17 +173,17 @@ void account(const Outcome& outcome) {
   s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(costs.size()));
 }
 
-// On a small machine, small tensors exercise what only large tensors would on a large one: several tiles, passes and
-// blocks. A plan that does not fit one machine gets the next larger one.
+// On a small device, small tensors exercise what only large tensors would on a large one: several tiles, passes and
+// blocks. A plan that does not fit one device gets the next larger one.
 template <class Params>
-ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed, ascendc::Machine& machine) {
+ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed, ascendc::DeviceProperties& device) {
   constexpr int64_t kCores[] = {1, 2, 7, 8, 40, 48};
   constexpr int64_t kUbBytes[] = {12 * 1024, 16 * 1024, 48 * 1024, kChip.ub_bytes};
   const int64_t varied = kCores[seed / std::size(kUbBytes) % std::size(kCores)];
   for (size_t size = cores > 0 ? std::size(kUbBytes) - 1 : seed % std::size(kUbBytes);; ++size) {
-    machine = {cores > 0 ? cores : varied, kUbBytes[size]};
-    if (cores == 0 && seed % 3 != 0) machine.least_items = static_cast<int64_t>(seed % 3);
-    const ascendc::LaunchPlan plan = ascendc::plan(params, machine);
+    device = {cores > 0 ? cores : varied, kUbBytes[size]};
+    if (cores == 0 && seed % 3 != 0) device.min_items_per_core = static_cast<int64_t>(seed % 3);
+    const ascendc::LaunchPlan plan = ascendc::plan(params, device);
     if (plan.status == kOk || size + 1 == std::size(kUbBytes)) return plan;
   }
 }
@@ -202,8 +202,8 @@ void worsen(const State& s, int64_t batch, ascendc::LaunchPlan& plan) {
 template <class Params>
 int32_t carry_out(const Params& params) {
   State& s = state();
-  ascendc::Machine machine{};
-  ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed, machine);
+  ascendc::DeviceProperties device{};
+  ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed, device);
   if (plan.status != kOk) return plan.status;
   if constexpr (std::is_same_v<Params, NgramProposeParams> || std::is_same_v<Params, NgramStepParams>) {
     worsen(s, params.batch, plan);
@@ -220,7 +220,7 @@ int32_t carry_out(const Params& params) {
     const ascendc::Launch& launch = plan.launches[i];
     Options options;
     options.seed = s.seed + static_cast<uint64_t>(i);
-    options.ub_bytes = static_cast<uint32_t>(machine.ub_bytes);
+    options.ub_bytes = static_cast<uint32_t>(device.ub_bytes);
     options.model = s.model;
     options.races_allowed = s.races_allowed;
     const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
@@ -246,7 +246,7 @@ int32_t carry_out(const Params& params) {
 NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
 #undef NGRAM_TWIN_ENTRY_POINT
 
-// Sets the number of vector cores of the machine; 0: machines of several sizes take turns.
+// Sets the number of vector cores of the device; 0: machines of several sizes take turns.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
 
 // Overrides how lookups are split: spans per row (fewer than planned) and tokens per tile. 0, 0: as planned.
@@ -300,7 +300,7 @@ namespace {
 using namespace ngram_npu;
 using namespace ngram_npu::ascendc;
 
-std::string json(const Shares& s) {
+std::string json(const CoreTiling& s) {
   return "{\"per_pass\": " + std::to_string(s.per_pass) + ", \"cores\": " + std::to_string(s.cores) + "}";
 }
 
@@ -316,22 +316,22 @@ std::string json(const LookupTiling& t) {
 
 // null where the machine cannot carry the operator out.
 template <class Tiling, class Params>
-std::string described(const Params& params, const Machine& machine) {
-  const LaunchPlan made = plan(params, machine);
-  if (made.status != kOk) return "null";
+std::string described(const Params& params, const DeviceProperties& device) {
+  const LaunchPlan launch_plan = plan(params, device);
+  if (launch_plan.status != kOk) return "null";
   constexpr const char* kNames[] = {
 #define NGRAM_NPU_NAME(name) #name,
       NGRAM_NPU_ASCENDC_KERNELS(NGRAM_NPU_NAME)
 #undef NGRAM_NPU_NAME
   };
   Tiling tiling;
-  std::memcpy(&tiling, made.args.tiling, sizeof(tiling));
+  std::memcpy(&tiling, launch_plan.args.tiling, sizeof(tiling));
   std::string launches;
-  for (int32_t i = 0; i < made.num_launches; ++i) {
-    launches += std::string(i > 0 ? ", " : "") + "[\"" + kNames[static_cast<size_t>(made.launches[i].kernel)] + "\", " +
-                std::to_string(made.launches[i].blocks) + "]";
+  for (int32_t i = 0; i < launch_plan.num_launches; ++i) {
+    launches += std::string(i > 0 ? ", " : "") + "[\"" + kNames[static_cast<size_t>(launch_plan.launches[i].kernel)] +
+                "\", " + std::to_string(launch_plan.launches[i].blocks) + "]";
   }
-  return "{\"launches\": [" + launches + "], \"workspace_bytes\": " + std::to_string(made.workspace_bytes) +
+  return "{\"launches\": [" + launches + "], \"workspace_bytes\": " + std::to_string(launch_plan.workspace_bytes) +
          ", \"tiling\": " + json(tiling) + "}";
 }
 
@@ -341,41 +341,41 @@ struct Sizes {
 };
 
 template <class Params>
-std::string lookup(const Sizes& sizes, const Machine& machine) {
+std::string lookup(const Sizes& sizes, const DeviceProperties& device) {
   Params p{};
   p.batch = sizes.batch;
   p.token_ids.capacity = sizes.capacity;
   p.lookup.k = sizes.k;
   p.draft_token_ids = {nullptr, sizes.k, sizeof(int32_t)};
-  return described<LookupTiling>(p, machine);
+  return described<LookupTiling>(p, device);
 }
 
 template <class Tiling, class Params>
-std::string requests(const Sizes& sizes, const Machine& machine) {
+std::string requests(const Sizes& sizes, const DeviceProperties& device) {
   Params p{};
   p.batch = sizes.batch;
-  return described<Tiling>(p, machine);
+  return described<Tiling>(p, device);
 }
 
-std::string plan_of(const std::string& op, const Sizes& sizes, const Machine& machine) {
-  if (op == "ngram_propose") return lookup<NgramProposeParams>(sizes, machine);
-  if (op == "ngram_step_") return lookup<NgramStepParams>(sizes, machine);
-  if (op == "prepare_next_token_ids") return requests<Shares, PrepareNextTokenIdsParams>(sizes, machine);
-  if (op == "prepare_inputs_padded") return requests<Shares, PrepareInputsPaddedParams>(sizes, machine);
-  if (op == "prepare_input_ids_") return requests<Shares, PrepareInputIdsParams>(sizes, machine);
+std::string plan_of(const std::string& op, const Sizes& sizes, const DeviceProperties& device) {
+  if (op == "ngram_propose") return lookup<NgramProposeParams>(sizes, device);
+  if (op == "ngram_step_") return lookup<NgramStepParams>(sizes, device);
+  if (op == "prepare_next_token_ids") return requests<CoreTiling, PrepareNextTokenIdsParams>(sizes, device);
+  if (op == "prepare_inputs_padded") return requests<CoreTiling, PrepareInputsPaddedParams>(sizes, device);
+  if (op == "prepare_input_ids_") return requests<CoreTiling, PrepareInputIdsParams>(sizes, device);
   if (op == "correct_num_computed_tokens_") {
-    return requests<BatchTiling, CorrectNumComputedTokensParams>(sizes, machine);
+    return requests<BatchTiling, CorrectNumComputedTokensParams>(sizes, device);
   }
   if (op == "prepare_inputs") {
     PrepareInputsParams p{};
     p.batch = sizes.batch;
     p.total_tokens = sizes.total_tokens;
-    return described<BatchTiling>(p, machine);
+    return described<BatchTiling>(p, device);
   }
   if (op == "compute_slot_mapping_") {
     ComputeSlotMappingParams p{};
     p.num_slots = sizes.num_slots;
-    return described<Shares>(p, machine);
+    return described<CoreTiling>(p, device);
   }
   if (op == "correct_spec_state_") {
     CorrectSpecStateParams p{};
@@ -383,7 +383,7 @@ std::string plan_of(const std::string& op, const Sizes& sizes, const Machine& ma
     p.num_seq_lens = sizes.num_seq_lens;
     p.slots.num_positions = sizes.num_positions;
     p.slots.num_slots = sizes.num_slots;
-    return described<BatchTiling>(p, machine);
+    return described<BatchTiling>(p, device);
   }
   return "";
 }
@@ -393,7 +393,7 @@ std::string plan_of(const std::string& op, const Sizes& sizes, const Machine& ma
 // Bytes of the JSON, 0 for an operator without kernels.
 NGRAM_NPU_EXPORT int64_t ngram_npu_ascendc_twin_plan(const char* op, const Sizes* sizes, int64_t vector_cores,
                                                      int64_t ub_bytes, char* text, int64_t bytes) {
-  const std::string made = plan_of(op, *sizes, {vector_cores, ub_bytes});
-  std::snprintf(text, static_cast<size_t>(bytes), "%s", made.c_str());
-  return static_cast<int64_t>(made.size());
+  const std::string json_text = plan_of(op, *sizes, {vector_cores, ub_bytes});
+  std::snprintf(text, static_cast<size_t>(bytes), "%s", json_text.c_str());
+  return static_cast<int64_t>(json_text.size());
 }

@@ -317,13 +317,13 @@ void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const Da
                  const DataCopyPadExtParams<T>&) {
   Core& core = Core::current();
   const uint64_t bytes = ngram_npu::twin::copied_bytes(core, dst.place(), dataCopyParams, sizeof(T));
-  const uint64_t whole = ngram_npu::twin::round_up(bytes, ngram_npu::twin::kBlockBytes);
+  const uint64_t rounded = ngram_npu::twin::round_up(bytes, ngram_npu::twin::kBlockBytes);
   core.issue(ngram_npu::twin::kMte2, "DataCopyPad");
   core.gm_copy(src.address(), bytes, false);
-  uint8_t* to = core.write(dst.place(), whole);
+  uint8_t* to = core.write(dst.place(), rounded);
   std::memcpy(to, reinterpret_cast<const void*>(src.address()), bytes);
   std::memset(core.shadow(to), 0, bytes);
-  std::memset(core.shadow(to) + bytes, 0xFF, whole - bytes);
+  std::memset(core.shadow(to) + bytes, 0xFF, rounded - bytes);
   core.copy_cost(bytes, false);
 }
 template <class T>

@@ -467,8 +467,7 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
   t.operand = operand;
   t.site = site;
   if ((mask >> t.lane() & 1u) == 0) {
-    violation(
-        text_of("%s at %s with mask %08x, which lacks its own lane", name_of(kind), place_of(site).c_str(), mask));
+    violation(text_of("%s at %s with mask %08x, without its own lane", name_of(kind), place_of(site).c_str(), mask));
   }
   if (kind == Collective::kSync) grid->finish_atomics_some_time();
   t.state = State::kInCollective;

@@ -159,9 +159,9 @@ void set_seed(uint64_t seed);
 uint64_t next_seed();  // for the launch that begins
 // Stores a launch's error until it is read; returns it.
 cudaError_t set_error(cudaError_t error, const std::string& what);
-// Whether a launch was told to fail (ngram_npu_cuda_twin_fail_launches).
+// Whether a test requested that this launch fails (ngram_npu_cuda_twin_fail_launches).
 bool next_launch_fails();
-// Exchanges what a test told to (ngram_npu_cuda_twin_exchange_at_barriers).
+// Exchanges the memories of ngram_npu_cuda_twin_exchange_at_barriers.
 void exchange();
 // Notes which stream a launch was for.
 void note_stream(cudaStream_t stream);
@@ -173,15 +173,15 @@ void note_stream(cudaStream_t stream);
 // What the last failed launch did wrong; empty if none failed.
 NGRAM_TWIN_EXPORT const char* ngram_npu_cuda_twin_violation();
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_seed(uint64_t seed);
-// So many launches from now on fail before their kernel begins.
+// The next `count` launches fail before their kernel begins.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_fail_launches(int64_t count);
 // At about half of the barriers from now on the two memories are exchanged, as if another stream wrote them: the block
-// of the barrier has the new values behind it, all its threads the same. Without bytes: no longer.
+// of the barrier sees the new values after it, the same in all its threads. Without bytes: no longer.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_exchange_at_barriers(void* one, void* other, int64_t bytes);
 // Totals since the library was loaded: see Meetings.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met);
-// Writes the streams of the launches since the last call of this, up to the given room. Returns their number.
-NGRAM_TWIN_EXPORT int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t room);
+// Writes the streams of the launches since the last call of this, up to `capacity`. Returns their number.
+NGRAM_TWIN_EXPORT int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t capacity);
 // For watched launches: see watch.h.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_allow_races(int32_t allowed);
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_forget_tensors();

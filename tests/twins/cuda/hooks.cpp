@@ -62,6 +62,7 @@ NGRAM_TWIN_HOOK __tsan_write_range(void* at, size_t bytes) {
   report(at, bytes, twin::Access::kWrite, NGRAM_TWIN_CALLER_ADDRESS);
 }
 NGRAM_TWIN_HOOK __tsan_init() {}
+NGRAM_TWIN_HOOK __tsan_vptr_update(void**, void*) {}
 NGRAM_TWIN_HOOK __tsan_func_entry(void*) {}
 NGRAM_TWIN_HOOK __tsan_func_exit() {}
 

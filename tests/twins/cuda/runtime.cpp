@@ -15,8 +15,8 @@ char *exchanged = nullptr, *exchanged_with = nullptr;
 int64_t bytes_to_exchange = 0;
 
 uint64_t first_seed() {
-  const char* given = std::getenv("NGRAM_NPU_TWIN_SEED");
-  return given != nullptr ? std::strtoull(given, nullptr, 10) << 32 : 1;
+  const char* seed_text = std::getenv("NGRAM_NPU_TWIN_SEED");
+  return seed_text != nullptr ? std::strtoull(seed_text, nullptr, 10) << 32 : 1;
 }
 uint64_t seed = first_seed();
 
@@ -70,9 +70,9 @@ void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met) {
   *met = twin::meetings().met;
 }
 
-int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t room) {
+int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t capacity) {
   const auto count = static_cast<int64_t>(twin::streams.size());
-  for (int64_t i = 0; i < count && i < room; ++i) streams[i] = twin::streams[static_cast<size_t>(i)];
+  for (int64_t i = 0; i < count && i < capacity; ++i) streams[i] = twin::streams[static_cast<size_t>(i)];
   twin::streams.clear();
   return count;
 }

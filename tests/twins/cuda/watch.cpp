@@ -27,8 +27,8 @@ uint64_t id_of(uint64_t block, uint32_t thread) { return block << 10 | thread; }
 
 template <class Map, class Key>
 uint32_t at(const Map& map, Key key) {
-  const auto found = map.find(key);
-  return found == map.end() ? 0 : found->second;
+  const auto entry = map.find(key);
+  return entry == map.end() ? 0 : entry->second;
 }
 
 void raise_to(uint32_t& value, uint32_t other) { value = std::max(value, other); }
@@ -36,8 +36,8 @@ void raise_to(uint32_t& value, uint32_t other) { value = std::max(value, other);
 }  // namespace
 
 std::vector<Region>& regions() {
-  static std::vector<Region> given;
-  return given;
+  static std::vector<Region> registered;
+  return registered;
 }
 
 bool& races_are_allowed() {
@@ -140,7 +140,7 @@ void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, ui
                             verb(now.access), memory, reinterpret_cast<void*>(address),
                             writes(now.access) ? "reads as constant" : "writes")};
   }
-  Stamp* room = nullptr;
+  Stamp* slot = nullptr;
   for (int i = 0; i < granule.count; ++i) {
     Stamp& before = granule.stamps[static_cast<size_t>(i)];
     const bool mine = before.block == now.block && before.thread == now.thread;
@@ -154,15 +154,15 @@ void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, ui
     // A read must not replace a recorded write: later accesses must still be compared with that write.
     const bool covered = (before.bytes & ~now.bytes) == 0 && (writes(now.access) || !writes(before.access)) &&
                          is_atomic(before.access) == is_atomic(now.access);
-    if (covered && (mine || (writes(now.access) && ordered(before, thread)))) room = &before;
+    if (covered && (mine || (writes(now.access) && ordered(before, thread)))) slot = &before;
   }
-  if (room == nullptr && granule.count < Granule::kStamps) room = &granule.stamps[static_cast<size_t>(granule.count++)];
-  if (room == nullptr) {
+  if (slot == nullptr && granule.count < Granule::kStamps) slot = &granule.stamps[static_cast<size_t>(granule.count++)];
+  if (slot == nullptr) {
     Stamp& any = granule.stamps[random_.below(Granule::kStamps)];
     if (!writes(now.access) && writes(any.access)) return;
-    room = &any;
+    slot = &any;
   }
-  *room = now;
+  *slot = now;
 }
 
 void Watch::check_bounds(uintptr_t address, size_t bytes, bool is_write) const {
@@ -190,7 +190,7 @@ void Watch::access(Thread& thread, uintptr_t address, size_t bytes, Access acces
     for (size_t i = 0; i < bytes && address - shared + i < shared_bytes; ++i) {
       const size_t at_byte = address - shared + i;
       if (access != Access::kWrite && !block.written[at_byte]) {
-        throw Violation{text_of("%s %s shared memory at offset %zu, which nobody wrote", place_of(thread).c_str(),
+        throw Violation{text_of("%s %s shared memory at offset %zu, which no thread wrote", place_of(thread).c_str(),
                                 verb(access), at_byte)};
       }
       if (writes(access)) block.written[at_byte] = true;

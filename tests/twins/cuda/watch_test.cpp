@@ -1,9 +1,125 @@
-// Kernels that access memory wrongly, and correct ones.
+// Kernels that access memory wrongly, each in one way, and correct ones. This file is compiled to report its accesses.
 #include "launching.h"
-#include "watched_kernels.h"
 
 namespace twin {
 namespace {
+
+enum class Order { kNone, kBarrier, kSyncwarp };
+
+void wait(Order order) {
+  if (order == Order::kBarrier) __syncthreads();
+  if (order == Order::kSyncwarp) __syncwarp();
+}
+
+// Each thread reads what the next one wrote.
+__global__ void neighbour(int* out, int* staging, Order order) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  staging[i] = static_cast<int>(i);
+  wait(order);
+  out[i] = staging[blockIdx.x * blockDim.x + (threadIdx.x + 1) % blockDim.x];
+}
+
+__global__ void neighbour_in_shared_memory(int* out, Order order) {
+  __shared__ int staging[64];
+  staging[threadIdx.x] = 1;
+  wait(order);
+  out[blockIdx.x * blockDim.x + threadIdx.x] = staging[(threadIdx.x + 1) % blockDim.x];
+}
+
+__global__ void overwrites_what_others_read(int* at, int* out, Order order) {
+  out[threadIdx.x] = *at;
+  wait(order);
+  if (threadIdx.x == 0) *at = 1;
+}
+
+// The last block reads what all wrote. Each flag that is false leaves out one thing.
+struct LastBlock {
+  bool barrier = true, fence_before = true, fence_after = true, barrier_after = true;
+};
+
+__global__ void last_block_reads(int* from_all, unsigned* arrived, int* out, LastBlock with) {
+  __shared__ bool last;
+  from_all[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+  if (with.barrier) __syncthreads();
+  if (threadIdx.x == 0) {
+    if (with.fence_before) __threadfence();
+    last = atomicAdd(arrived, 1u) % gridDim.x == gridDim.x - 1;
+    if (with.fence_after) __threadfence();
+  }
+  if (with.barrier_after) {
+    __syncthreads();
+    if (!last) return;
+  } else if (threadIdx.x != 0 || !last) {
+    return;
+  }
+  int sum = 0;
+  for (unsigned i = threadIdx.x; i < gridDim.x * blockDim.x; i += blockDim.x) sum += from_all[i];
+  out[threadIdx.x] = sum;
+}
+
+__global__ void last_block_acquires(int* from_all, unsigned* arrived, int* out, int order, int scope) {
+  __shared__ bool last;
+  from_all[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+  __syncthreads();
+  if (threadIdx.x == 0) last = __nv_atomic_fetch_add(arrived, 1u, order, scope) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  out[threadIdx.x] = from_all[threadIdx.x] + from_all[(gridDim.x - 1) * blockDim.x + threadIdx.x];
+  if (threadIdx.x == 0) *arrived = 0;
+}
+
+__global__ void same_word_twice(int* out) { *out = 1; }
+
+// Two blocks: one writes an item, one reads an item as constant.
+__global__ void constant_and_written(int* at, int written, int read, int* out) {
+  if (blockIdx.x == 0) {
+    at[written] = 1;
+  } else {
+    *out = __ldg(at + read);
+  }
+}
+
+__global__ void shuffle_is_no_barrier(int* staging) {
+  staging[threadIdx.x] = 1;
+  const int source = __shfl_up_sync(~0u, static_cast<int>(threadIdx.x), 1);
+  staging[32 + threadIdx.x] = staging[source];
+}
+__global__ void volatile_read_twice(unsigned* at, unsigned* differed) {
+  const volatile unsigned* shown = at;
+  if (blockIdx.x == 0) {
+    atomicAdd(at, 1u);
+  } else if (*shown != *shown) {
+    atomicAdd(differed, 1u);
+  }
+}
+__global__ void atomic_and_plain(unsigned* out) {
+  if (threadIdx.x == 0) {
+    out[1] = out[0];
+  } else {
+    atomicAdd(out, 1u);
+  }
+}
+__global__ void plain_reads(int* at, int* differed) {
+  int seen = 0;
+  for (int i = 0; i < 32; ++i) {
+    if (blockIdx.x == 0) {
+      at[i] = 1;
+    } else {
+      seen += at[i];
+    }
+  }
+  if (seen % 32 != 0) *differed = 1;
+}
+__global__ void reads_row(const int* at, int index, int* out) { *out = at[index]; }
+__global__ void writes_row(int* at, int index) { at[index] = 1; }
+__global__ void loads_vector(const char* at, int4* out) { *out = *reinterpret_cast<const int4*>(at); }
+__global__ void adds(int a, int b, int* out) { *out = a + b; }
+__global__ void shifts(int by, int* out) { *out = 1 << by; }
+__global__ void array_of_three(int index, int* out) {
+  __shared__ int three[3];
+  three[index] = index;
+  *out = three[index];
+}
 
 class CudaTwinWatch : public ::testing::Test {
  protected:
@@ -23,13 +139,13 @@ class CudaTwinWatch : public ::testing::Test {
   unsigned counter_ = 0;
 };
 
-TEST_F(CudaTwinWatch, ABarrierOrdersABlock) {
+TEST_F(CudaTwinWatch, BarrierOrdersABlock) {
   expect_right({3, 64}, neighbour, ints(), staging_.data(), Order::kBarrier);
   expect_right({3, 64}, neighbour_in_shared_memory, ints(), Order::kBarrier);
   expect_right({1, 64}, overwrites_what_others_read, ints(), staging_.data(), Order::kBarrier);
 }
 
-TEST_F(CudaTwinWatch, ASyncwarpOrdersAWarpAndNoMore) {
+TEST_F(CudaTwinWatch, SyncwarpOrdersOnlyAWarp) {
   expect_right({3, 32}, neighbour, ints(), staging_.data(), Order::kSyncwarp);
   expect_right({3, 32}, neighbour_in_shared_memory, ints(), Order::kSyncwarp);
   expect_right({1, 32}, overwrites_what_others_read, ints(), staging_.data(), Order::kSyncwarp);
@@ -37,7 +153,7 @@ TEST_F(CudaTwinWatch, ASyncwarpOrdersAWarpAndNoMore) {
   expect_caught("race: ", {3, 64}, overwrites_what_others_read, ints(), staging_.data(), Order::kSyncwarp);
 }
 
-TEST_F(CudaTwinWatch, WithoutEitherIsARace) {
+TEST_F(CudaTwinWatch, UnorderedAccessesAreARace) {
   expect_caught("global memory", {1, 32}, neighbour, ints(), staging_.data(), Order::kNone);
   // A read before any write, or after one but unordered.
   expect_caught("shared memory", {1, 32}, neighbour_in_shared_memory, ints(), Order::kNone);
@@ -47,11 +163,11 @@ TEST_F(CudaTwinWatch, WithoutEitherIsARace) {
   expect_caught("race: ", {32, 1}, same_word_twice, ints());
 }
 
-TEST_F(CudaTwinWatch, NeighbouringBytesAreNoRace) {
-  expect_right({1, 64}, bytes_of_one_word, reinterpret_cast<uint8_t*>(ints()));
+TEST_F(CudaTwinWatch, AdjacentBytesAreNoRace) {
+  expect_right({1, 64}, +[](uint8_t* out) { out[threadIdx.x] = 1; }, reinterpret_cast<uint8_t*>(ints()));
 }
 
-TEST_F(CudaTwinWatch, TheLastBlock) {
+TEST_F(CudaTwinWatch, LastBlockNeedsBarriersAndFences) {
   const auto with = [this](const LastBlock& parts) {
     return [this, parts](auto expect) { expect(last_block_reads, staging_.data(), &counter_, ints(), parts); };
   };
@@ -67,10 +183,10 @@ TEST_F(CudaTwinWatch, TheLastBlock) {
   with({false, true, true, true})(wrong);
   with({true, false, true, true})(wrong);
   with({true, true, false, true})(wrong);
-  with({true, true, true, false})(right);  // thread 0 alone goes on
+  with({true, true, true, false})(right);  // only thread 0 continues
 }
 
-TEST_F(CudaTwinWatch, TheLastBlockByAnAtomicThatAcquiresAndReleases) {
+TEST_F(CudaTwinWatch, LastBlockNeedsAnAtomicThatAcquiresAndReleases) {
   const auto with = [this](auto expect, int order, int scope) {
     counter_ = 0;
     expect(last_block_acquires, staging_.data(), &counter_, ints(), order, scope);
@@ -84,28 +200,37 @@ TEST_F(CudaTwinWatch, TheLastBlockByAnAtomicThatAcquiresAndReleases) {
   }
 }
 
-TEST_F(CudaTwinWatch, WhatIsReadAsConstantMayNotBeWritten) {
+TEST_F(CudaTwinWatch, WriteOfConstantMemoryIsReported) {
   expect_right({2, 1}, constant_and_written, ints(), 3, 4, &staging_[0]);
   expect_caught("constant", {2, 1}, constant_and_written, ints(), 3, 3, &staging_[0]);
 }
 
-TEST_F(CudaTwinWatch, WhatIsVolatileChanges) {
+TEST_F(CudaTwinWatch, VolatileValueMayChange) {
   unsigned differed = 0;
   for (int i = 0; i < 200; ++i) ASSERT_EQ(run({2, 1}, volatile_read_twice, &counter_, &differed), cudaSuccess);
   EXPECT_GT(differed, 0u);
 }
 
-TEST_F(CudaTwinWatch, AtomicOrNot) {
+TEST_F(CudaTwinWatch, PlainReadOfAnAtomicIsARace) {
   expect_caught("race: ", {1, 32}, atomic_and_plain, reinterpret_cast<unsigned*>(ints()));
-  expect_right({1, 32}, atomic_and_volatile, reinterpret_cast<unsigned*>(ints()), &counter_);
+  expect_right(
+      {1, 32},
+      +[](unsigned* out, unsigned* seen) {
+        if (threadIdx.x == 0) {
+          *seen = *static_cast<volatile unsigned*>(out);
+        } else {
+          atomicAdd(out, 1u);
+        }
+      },
+      reinterpret_cast<unsigned*>(ints()), &counter_);
 }
 
-TEST_F(CudaTwinWatch, RacesThatTheCallerAsksFor) {
+TEST_F(CudaTwinWatch, AllowedRacesAreNotReported) {
   ngram_npu_cuda_twin_allow_races(1);
   expect_right({32, 1}, same_word_twice, ints());
 }
 
-TEST_F(CudaTwinWatch, APlainValueChangesToo) {
+TEST_F(CudaTwinWatch, PlainValueMayChange) {
   ngram_npu_cuda_twin_allow_races(1);
   int differed = 0;
   expect_wrong_in_some_order([&] {
@@ -115,12 +240,19 @@ TEST_F(CudaTwinWatch, APlainValueChangesToo) {
   });
 }
 
-TEST_F(CudaTwinWatch, SharedMemoryThatNobodyWrote) {
-  expect_caught("at offset", {1, 64}, reads_unwritten_shared_memory, ints());
+TEST_F(CudaTwinWatch, UnwrittenSharedMemoryIsReported) {
+  expect_caught(
+      "at offset", {1, 64},
+      +[](int* out) {
+        __shared__ int mine[64];
+        if (threadIdx.x != 7) mine[threadIdx.x] = 1;
+        out[threadIdx.x] = mine[threadIdx.x];
+      },
+      ints());
 }
 
 // Rows of three elements in a buffer with rows of five, starting at element one.
-TEST_F(CudaTwinWatch, OnlyTensorsMayBeTouched) {
+TEST_F(CudaTwinWatch, AccessOutsideTheTensorsIsReported) {
   int buffer[15] = {};
   int out = 0;
   const int64_t item = sizeof(int);
@@ -141,14 +273,14 @@ TEST_F(CudaTwinWatch, OnlyTensorsMayBeTouched) {
   }
 }
 
-TEST_F(CudaTwinWatch, MisalignedVectors) {
+TEST_F(CudaTwinWatch, MisalignedVectorIsReported) {
   alignas(16) const char memory[64] = {};
   int4 out{};
   expect_right({1, 1}, loads_vector, memory + 16, &out);
   expect_caught("is not aligned", {1, 1}, loads_vector, memory + 8, &out);
 }
 
-TEST_F(CudaTwinWatch, UndefinedBehaviour) {
+TEST_F(CudaTwinWatch, UndefinedBehaviourIsReported) {
   expect_right({1, 1}, array_of_three, 2, ints());
   expect_caught("out_of_bounds", {1, 1}, array_of_three, 3, ints());
   expect_right({1, 1}, adds, INT32_MAX, -1, ints());

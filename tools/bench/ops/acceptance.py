@@ -3,24 +3,21 @@ and with one that conversations share."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.logs.tokenizers import load_tokenizer
 from ngram_npu_cli.replay import Proposer, TokenRequest, simulate
-from ngram_npu_cli.replay.walks import Counts, IntArray, Walks, at_equal_drafts, walks
+from ngram_npu_cli.replay.walks import Counts, at_equal_drafts
 
 from tools.bench import arctic_peer
 from tools.bench.data import find_data
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options
-from tools.fit_draft_costs import PARTS, TABLE, load
+from tools.fit_draft_costs import PARTS, load
 
 Requests = Sequence[TokenRequest]
 K = (8, 16)
@@ -31,40 +28,14 @@ BATCH = 128
 VERIFICATION_COST = 0.05
 """Cost of a drafted token in the speed-up, in steps."""
 REFERENCE = "arctic-local"
-BINS = 10
-"""Of the calibration."""
 
 STORE_LIMITS = (34, 38, 40, 42, 44, 46, 50, 54, 60)
 STORE_PEER = "arctic-global"
 
-Replayer = Callable[[int, int], Counts]
-"""Our drafts on some conversations: maps k and limit to the counts of a replay."""
 
-
-def load_costs() -> IntArray:
-    """Returns the package's costs, [16, 32]."""
-    return np.array(json.loads(TABLE.read_text(encoding="utf-8"))["row"], np.int64)
-
-
-def make_simulator(requests: Requests) -> Replayer:
-    """Drafts without the kernels."""
-    positions, costs = walks(requests), load_costs()
-    return lambda k, limit: positions.replay(positions.lengths(costs, limit, k))
-
-
-def make_index_replayer(requests: Requests) -> Replayer:
-    """Drafts from the index; raises BenchError if the simulator's counts differ."""
-    simulate_counts = make_simulator(requests)
-
-    def replay(k: int, limit: int) -> Counts:
-        config = NgramConfig(sizes="ladder", k=k, min_draft_probability=2 ** (-limit / 16))
-        counts = count(requests, NgramProposer(config, "index"), k)
-        expected = simulate_counts(k, limit)
-        if counts != expected:
-            raise BenchError(f"k {k}, limit {limit}: {counts}, simulated {expected}")
-        return counts
-
-    return replay
+def replay_ladder(requests: Requests, k: int, limit: int) -> Counts:
+    config = NgramConfig(sizes="ladder", k=k, min_draft_probability=2 ** (-limit / 16))
+    return count(requests, NgramProposer(config, "index"), k)
 
 
 def count(requests: Requests, proposer: Proposer, k: int, batch_size: int = BATCH) -> Counts:
@@ -73,18 +44,11 @@ def count(requests: Requests, proposer: Proposer, k: int, batch_size: int = BATC
     return Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
 
 
-def _count_ngram(requests: Requests, k: int) -> Counts:
-    return count(requests, NgramProposer(NgramConfig(min_n=2, max_n=5, k=k), "index"), k)
-
-
 PEERS: Mapping[str, Callable[[Requests], Counts]] = {
-    "vllm-ngram-k5": lambda requests: _count_ngram(requests, 5),
-    "vllm-ngram-k8": lambda requests: _count_ngram(requests, 8),
+    "vllm-ngram-k5": lambda requests: count(
+        requests, NgramProposer(NgramConfig(min_n=2, max_n=5, k=5), "index"), 5
+    ),
     REFERENCE: lambda requests: count(requests, arctic_peer.SuffixDecoding(8), 8),
-}
-ENGINES: Mapping[str, Callable[[Requests], Replayer]] = {
-    "index": make_index_replayer,
-    "simulator": make_simulator,
 }
 
 
@@ -113,11 +77,9 @@ class Acceptance(Op):
     help = "tokens per step and drafted tokens per step of ours and peers on recorded sets"
     sizes = ()
     peers = tuple(PEERS)
-    engines = tuple(ENGINES)
-    unused_settings = frozenset({"config", "k", "match_policy", "threads", "rounds", "device"})
+    engines = ("index",)
     assumptions: Mapping[str, Any] = {
-        "engine": "index: drafted by NgramProposer, and each figure equals the simulator's, or the "
-        "run ends; simulator: walks, without kernels",
+        "engine": "index: drafted by NgramProposer",
         "k": K,
         "limits": f"{LIMITS[0]}, {LIMITS[1]}, ... {LIMITS[-1]} sixteenths of a bit, the limit of a "
         f"draft's costs; {DEFAULT_LIMIT}, the default, is a probability of "
@@ -134,9 +96,6 @@ class Acceptance(Op):
     }
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
-        engine = options.engine or self.engines[0]
-        if engine not in ENGINES:
-            raise BenchError(f"{self.name}: engine: expected one of {', '.join(ENGINES)}")
         names = self.peers if options.peers is None else options.peers
         if unknown := set(names) - set(PEERS):
             raise BenchError(f"{self.name}: peer {unknown}: expected one of {', '.join(PEERS)}")
@@ -145,32 +104,24 @@ class Acceptance(Op):
                 arctic_peer.suffix_tree()
         peers = [name for name in names if name not in skipped]
         parts: dict[str, list[Part]] = {"whole": [], "odd": []}
-        for name, requests in load([find_data(options.data)], DEFAULT_TOKENIZER).sets.items():
-            even, odd = (_count_part(requests[PARTS[p]], engine, peers) for p in ("even", "odd"))
-            whole = even + odd
-            parts["whole"].append(whole)
+        for name, requests in load([find_data(options.data)], load_tokenizer()).items():
+            even, odd = (_count_part(requests[PARTS[p]], peers) for p in ("even", "odd"))
+            parts["whole"].append(even + odd)
             parts["odd"].append(odd)
-            positions = walks(requests[PARTS["odd"]])
             yield {
                 "set": name,
-                "engine": engine,
                 "conversations": len(requests),
-                "whole": _make_figures(whole),
-                "whole_by_limit": _make_curve(whole, K[0]),
-                "odd_calibration": calibrate(positions, load_costs(), DEFAULT_LIMIT, K[0]),
+                "whole": _make_figures(even + odd),
+                "whole_by_limit": _make_curve(even + odd, K[0]),
             }
         summaries = {name: _summarize(part) for name, part in parts.items()}
-        yield {"set": "all", "engine": engine, **summaries}
-
-    def select_shown(self, result: Result) -> Result:
-        return {"set": result["set"], **result["whole"]}
+        yield {"set": "all", **summaries}
 
 
-def _count_part(requests: Requests, engine: str, peers: Sequence[str]) -> Part:
-    ours = ENGINES[engine](requests)
+def _count_part(requests: Requests, peers: Sequence[str]) -> Part:
     return Part(
         {name: PEERS[name](requests) for name in peers},
-        {(k, limit): ours(k, limit) for k in K for limit in LIMITS},
+        {(k, limit): replay_ladder(requests, k, limit) for k in K for limit in LIMITS},
     )
 
 
@@ -240,66 +191,19 @@ def _summarize(parts: Sequence[Part]) -> dict[str, Any]:
     return summary
 
 
-def calibrate(positions: Walks, costs: IntArray, limit: int, k: int) -> dict[str, Any]:
-    """Compares predicted with actual acceptance in a replay of drafts by this table and limit.
-
-    ``token``: of a drafted token, if those before it were accepted (2 ** (-cost / 16)).
-    ``run``: of a drafted token and all before it (2 ** (-sum of costs / 16)). Tokens drafted past
-    a completion's end are left out: their acceptance is unknown.
-    """
-    lengths = positions.lengths(costs, limit, k)
-    steps = positions.steps(lengths)
-    j = np.arange(k)
-    is_drafted = j < np.minimum(lengths, positions.remaining)[steps, None]
-    is_right = j < positions.right[steps, None]
-    token_costs = costs[positions.match[steps, :k], positions.column[steps, :k]]
-    is_reached = is_drafted & positions.reached()[steps, :k]
-    return {
-        "token": _bin(token_costs[is_reached], is_right[is_reached]),
-        "run": _bin(np.cumsum(token_costs, axis=1)[is_drafted], is_right[is_drafted]),
-    }
-
-
-def _bin(costs: IntArray, is_right: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    """Returns bins of equal width over the predicted probability. The expected calibration error is
-    the mean over all tokens of their bin's |predicted - accepted|."""
-    predicted = 2.0 ** (-costs / 16)
-    bins = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
-    number = np.bincount(bins, minlength=BINS)
-    is_used = number > 0
-    expected, actual = (
-        np.bincount(bins, weights=values, minlength=BINS)[is_used] / number[is_used]
-        for values in (predicted, is_right)
-    )
-    error = float((abs(expected - actual) * number[is_used]).sum() / number.sum())
-    return {
-        "tokens": int(number.sum()),
-        "expected_calibration_error": round(error, 4),
-        "predicted": expected.round(4).tolist(),
-        "accepted": actual.round(4).tolist(),
-        "bin_tokens": number[is_used].tolist(),
-    }
-
-
 class AcceptanceStore(Op):
     name = "acceptance-store"
     help = "acceptance, with a store that conversations share, in the order of the file"
     sizes = ()
     peers = (STORE_PEER,)
     engines = ("index",)
-    unused_settings = Acceptance.unused_settings
     assumptions: Mapping[str, Any] = {
         "engine": "index: drafted by NgramProposer, one conversation after the other, a store per "
         "set, empty at first",
         "k": K[0],
         "limits": STORE_LIMITS,
-        "at_equal_drafts": "tokens per step where ours drafts as many tokens per step as "
-        f"{STORE_PEER}, on a straight line between two limits",
-        "dominates": f"more tokens per step and no more drafted tokens per step than {STORE_PEER}, "
-        f"at {DEFAULT_LIMIT}",
-        "speedup": Acceptance.assumptions["speedup"],
+        "at_equal_drafts, dominates, speedup, target": f"as in {Acceptance.name}, of {STORE_PEER}",
         STORE_PEER: arctic_peer.GLOBAL_DETAIL,
-        "target": Acceptance.assumptions["target"],
     }
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
@@ -307,7 +211,7 @@ class AcceptanceStore(Op):
             arctic_peer.suffix_tree()
         counts_of_sets: list[dict[str, Counts]] = []
         results: list[Result] = []
-        for name, requests in load([find_data(options.data)], DEFAULT_TOKENIZER).sets.items():
+        for name, requests in load([find_data(options.data)], load_tokenizer()).items():
             counts = {f"limit_{at}": count_with_store(requests, "live", at) for at in STORE_LIMITS}
             curve = list(counts.values())
             counts["finish"] = count_with_store(requests, "finish", DEFAULT_LIMIT)

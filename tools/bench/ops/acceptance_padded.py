@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.logs.tokenizers import load_tokenizer
 
 from tools.bench.data import find_data
 from tools.bench.ops.acceptance import count
@@ -114,9 +114,6 @@ class AcceptancePadded(Op):
     name = "acceptance-padded"
     help = "tokens per step on recorded sets if every drafted token is verified"
     sizes = ()
-    unused_settings = frozenset(
-        {"config", "k", "match_policy", "threads", "rounds", "device", "engine", "peers"}
-    )
     assumptions: Mapping[str, Any] = {
         "drafts": "those of the V2 runner's call (NgramSpeculator.propose), padded to k tokens, "
         "all of which count as drafted",
@@ -128,7 +125,7 @@ class AcceptancePadded(Op):
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         results: list[Result] = []
-        for name, requests in load([find_data(options.data)], DEFAULT_TOKENIZER).sets.items():
+        for name, requests in load([find_data(options.data)], load_tokenizer()).items():
             result: Result = {"set": name}
             for k in K:
                 counts = {at: count(requests, V2Runner(at, k), k, BATCH) for at in LOOKUPS}

@@ -7,11 +7,11 @@ counts, pipe by pipe and core by core, and from the figures in ``MODEL``.
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,18 @@ MODEL: dict[str, Figure] = {
 }
 LAUNCH_US = Figure(3, "us from one launch on a stream to the next", _GUESS)
 """Not part of ``model_us``: the time to read a kernel's arguments and to start its cores."""
-PEER = "vllm_ascend/ops/triton/spec_decode/ngram.py of vLLM-Ascend at 182b75ea84ff (August 2026)"
-PEER_BLOCKS = ((5, 1024), (10, 512), (16, 256), (math.inf, 128))
-"""The largest max_n of each block size, in positions."""
 WORK_ALONE = ("copy_bytes_per_cycle", "gm_bytes_per_cycle", "vector_repeat", "gather_repeat")
 """The figures that count towards ``work_us``: bytes and repeats, no latencies or overheads."""
 
 _COUNTS = (
     "gm_to_ub_bytes", "ub_to_gm_bytes", "copies", "vector_instructions", "vector_repeats",
     "scalar_ub", "scalar_gm", "scalar_gm_misses", "syncs", "cycles", "launches", "blocks",
+)  # fmt: skip
+
+BOOKKEEPING = (
+    "prepare_next_token_ids", "prepare_inputs_padded", "prepare_inputs",
+    "correct_num_computed_tokens_", "compute_slot_mapping_", "correct_spec_state_",
+    "prepare_input_ids_",
 )  # fmt: skip
 
 
@@ -105,9 +108,9 @@ class Twin:
             load_kernels("cpu", "cpu", _library.cpu_library_path())
 
     @contextmanager
-    def override_plan(self, *, spans: int = 0, tile_tokens: int = 0) -> Iterator[None]:
-        """Lookups with other spans per row or other tiles than planned; 0: as planned."""
-        self._library.ngram_npu_ascendc_twin_set_lookup(spans, tile_tokens)
+    def override_plan(self, *, spans: int) -> Iterator[None]:
+        """Lookups with other spans per row than planned."""
+        self._library.ngram_npu_ascendc_twin_set_lookup(spans, 0)
         try:
             yield
         finally:
@@ -128,16 +131,12 @@ class AscendcModel(Op):
     name = "ascendc-model"
     help = "modelled times of the AscendC kernels on a 910B; nothing is timed"
     sizes = ("1x8k", "1x128k", "16x128k", "128x8k", "128x32k")
-    unused_settings = frozenset(
-        {"frontend", "threads", "cache", "idle_ms", "rounds", "data_kind", "device"}
-    )
     assumptions: Mapping[str, Any] = {
         "what": "a model of a 910B with the host twin's counts; no NPU was used",
         "cores": CORES,
         "clock_hz": CLOCK_HZ,
         "figures": {name: vars(figure) for name, figure in MODEL.items()},
         "launch": vars(LAUNCH_US),
-        "peer": f"counted in the source, not run: {PEER}",
         "left_out": "L2 hits, bank conflicts, scalar arithmetic, branches; from model_us launches",
     }
 
@@ -182,27 +181,6 @@ def model_call(twin: Twin, call: Callable[[], object], cores: int = CORES) -> di
     }
 
 
-def count_peer_reads(data: Workload, options: Options) -> dict[str, Any]:
-    """Returns the reads of vLLM-Ascend's Triton kernel, counted in its source (PEER).
-
-    A row belongs to one core, which reads the buffer's entire row whatever its length, in blocks.
-    Each position is loaded once for every token of every n-gram length. ``work_us`` counts one load
-    per position, as if the compiler merged them, at the model's bandwidth.
-    """
-    block = next(size for max_n, size in PEER_BLOCKS if options.max_n <= max_n)
-    positions = -(-data.capacity // block) * block
-    cores = min(data.size.batch, CORES)
-    rows_per_core = -(-data.size.batch // cores)
-    rate = min(MODEL["copy_bytes_per_cycle"].value, MODEL["gm_bytes_per_cycle"].value / cores)
-    live = int(data.lengths[0].sum())
-    return {
-        "cores": cores,
-        "loads_per_position": sum(range(options.min_n, options.max_n + 1)),
-        "positions_per_live_token": round_digits(data.size.batch * positions / live),
-        "work_us": _to_us(rows_per_core * positions * 4 / rate),
-    }
-
-
 def model_lookups(twin: Twin, data: Workload, options: Options) -> Iterator[Result]:
     for op, call in make_lookups(data, options).items():
         yield model_lookup(twin, op, call, data, options)
@@ -232,7 +210,6 @@ def model_lookup(
         "tokens_read_per_live_token": round_digits((read - plan["workspace_bytes"]) / (live * 4)),
         "scalar_accesses_per_live_token": round_digits(scalars / live),
         "one_core": {key: one_core[key] for key in ("model_us", "work_us")},
-        "peer": count_peer_reads(data, options),
         "work_spread": round_digits(one_core["work_us"] / result["work_us"]),
     }
 
@@ -268,29 +245,22 @@ def make_bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
         "num_scheduled_drafts": np.full(batch, k, np.int32),
     }
     tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
-    # The tensors, which all have their argument's name, and other arguments.
-    calls: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
-        "prepare_next_token_ids": (("sampled_token_ids", "backup_token_ids"), {}),
-        "prepare_inputs_padded": (("cu_num_draft_tokens", "num_sampled", "query_start_loc"), {}),
-        "prepare_inputs": (
-            ("query_start_loc", "seq_lens", "num_rejected"), {"total_tokens": total},
-        ),
-        "correct_num_computed_tokens_": (spec_state.COUNTS, {}),
-        "compute_slot_mapping_": (spec_state.SLOTS, spec_state.LAYOUT),
-        "correct_spec_state_": (spec_state.FUSED, spec_state.LAYOUT),
-        "prepare_input_ids_": (
-            ("input_ids", "query_start_loc", "prev_positions", "next_token_ids", "draft_token_ids",
-             "num_scheduled_drafts"),
-            {"pad_token": -1},
-        ),
-    }  # fmt: skip
-
-    def make_call(op: str, names: tuple[str, ...], others: dict[str, int]) -> Callable[[], object]:
+    optional = {name: tensors[name] for name in ("discard", "num_tokens")}
+    others: dict[str, dict[str, Any]] = {
+        "prepare_next_token_ids": {"backup_token_ids": tensors["backup_token_ids"]},
+        "prepare_inputs": {"total_tokens": total},
+        "compute_slot_mapping_": spec_state.LAYOUT,
+        "correct_spec_state_": optional | spec_state.LAYOUT,
+        "prepare_input_ids_": {"pad_token": -1},
+    }
+    calls: dict[str, Callable[[], object]] = {}
+    for op in BOOKKEEPING:
         function = torch_op(op)
-        arguments = {name: tensors[name] for name in names} | others
-        return lambda: function(**arguments)
-
-    return {op: make_call(op, *arguments) for op, arguments in calls.items()}
+        required = [a.name for a in function._schema.arguments if not a.has_default_value()]
+        arguments = {name: tensors[name] for name in required if name in tensors}
+        arguments |= others.get(op, {})
+        calls[op] = partial(function, **arguments)
+    return calls
 
 
 def _to_us(cycles: float) -> float:

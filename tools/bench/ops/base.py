@@ -31,7 +31,6 @@ class Op:
         engines: The first is the default.
         peer_makers: The makers by peer. Every op also has ``ours:key=value``, itself with other
             options.
-        unused_settings: Settings of the command line that this op does not use.
         assumptions: Unmeasured assumptions of the figures, kept in the file.
     """
 
@@ -43,7 +42,6 @@ class Op:
     device_peers: tuple[str, ...] | None = None
     engines: tuple[str, ...] = ("scan",)
     peer_makers: ClassVar[Mapping[str, Make]] = {}
-    unused_settings: frozenset[str] = frozenset()
     assumptions: Mapping[str, Any] = {}
 
     def __init_subclass__(cls) -> None:
@@ -69,10 +67,6 @@ class Op:
                         contestants.append(make(workload, changed))
                         contestants[-1].name = name
             yield self.compare(contestants, workload, options)
-
-    def select_shown(self, result: Result) -> Result:
-        """Returns the part of a result that the table shows."""
-        return result
 
     def select_sizes(self, options: Options) -> tuple[Size, ...]:
         return options.sizes or tuple(Size.parse(text) for text in self.sizes)

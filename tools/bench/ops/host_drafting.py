@@ -3,7 +3,6 @@ stream to the host and back while the host is busy."""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import json
 import os
@@ -13,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -24,10 +23,12 @@ from ngram_npu.index import make_index
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op, Result, Skipped
-from tools.bench.ops.store import MIN_DRAFT_PROBABILITY, STORE_TOKENS, Visibility
 from tools.bench.options import Options, Size
 from tools.bench.vllm_peer import Speculator, make_config
 
+MIN_DRAFT_PROBABILITY = 2 ** (-40 / 16)
+STORE_TOKENS = 1_000_000
+Visibility = Literal["live", "finish"]
 CPU = torch.device("cpu")
 ROUND_TRIP_US = 30
 STEPS_MS = (10, 30)
@@ -204,7 +205,6 @@ class HostDraftingStep(Op):
     sizes = ("1x1k", "128x1k", "256x1k", "1x32k", "128x32k", "256x32k")
     peers = ("finish", "no-store", "enqueue", "v2")
     device_peers = ("round-trip",)
-    unused_settings = frozenset({"config", "match_policy", "engine", "threads"})
     peer_makers: ClassVar[Mapping[str, Make]] = {
         "finish": lambda workload, options: Job(workload, options, "finish"),
         "no-store": lambda workload, options: Job(workload, options, None),
@@ -238,27 +238,22 @@ class HostDraftingStep(Op):
 
 class HostLatency(Op):
     """A job runs in a thread of the driver. This measures how late it may be if cores are busy,
-    with other engines on the machine, or while another job runs."""
+    with other engines on the machine, or while another job runs: from the call that enqueues a step
+    until the device has its drafts. One token per request, ladder, no store."""
 
     name = "host-latency"
     help = "round trips of drafting on the host: idle, spinning, with busy cores, with 8 processes"
     sizes = ("1x1k", "128x32k", "256x32k")
     device_peers = ()
-    unused_settings = frozenset({"config", "match_policy", "engine", "threads", "cache"})
-    assumptions: Mapping[str, Any] = {
-        "round trip": "from the call that enqueues a step until the device has its drafts; one "
-        "token per request, ladder, no store",
-        "launch": "enqueueing a step while the previous step's job runs",
-    }
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         for size in self.select_sizes(options):
-            arguments = [f"--batch={size.batch}", f"--context={size.context}", f"--k={options.k}"]
-            arguments += [f"--device={options.device}", f"--steps={100 * options.rounds}"]
+            arguments = {"size": str(size), "k": options.k, "device": options.device}
+            arguments["steps"] = 100 * options.rounds
             (idle,) = _run_processes(arguments, 1)
             result: Result = {"size": str(size), "idle": idle}
             if options.device != "cpu":
-                (result["spinning"],) = _run_processes([*arguments, "--spin"], 1)
+                (result["spinning"],) = _run_processes(arguments | {"spin": True}, 1)
             with _busy_cores():
                 (result["busy cores"],) = _run_processes(arguments, 1)
             concurrent = _run_processes(arguments, PROCESSES)
@@ -266,9 +261,11 @@ class HostLatency(Op):
             yield result
 
 
-def _run_processes(arguments: list[str], count: int) -> list[dict[str, float]]:
-    """Measures in several processes at the same time."""
-    command = [sys.executable, "-c", f"from {__name__} import main; main()", *arguments]
+def _run_processes(arguments: dict[str, Any], count: int) -> list[dict[str, float]]:
+    """Calls `measure_latency` in several processes at the same time."""
+    code = "import json, sys; from tools.bench.ops.host_drafting import measure_latency; "
+    code += "print(json.dumps(measure_latency(**json.loads(sys.argv[1]))))"
+    command = [sys.executable, "-c", code, json.dumps(arguments)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
     outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
@@ -288,25 +285,32 @@ def _busy_cores() -> Iterator[None]:
             process.wait()
 
 
-def measure_latency(device: torch.device, size: Size, k: int, steps: int) -> dict[str, float]:
-    """Returns microseconds of one process."""
-    rows = np.arange(size.batch, dtype=np.int32)
-    capacity = size.context + 3 * steps + 64
+def measure_latency(
+    size: str, k: int, device: str, steps: int, spin: bool = False
+) -> dict[str, float]:
+    """Returns the microseconds of round trips in this process."""
+    if spin:  # before a CUDA context exists
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuInit(0)
+        driver.cuDevicePrimaryCtxSetFlags(0, SPIN)
+    batch, context = Size.parse(size).batch, Size.parse(size).context
+    rows = np.arange(batch, dtype=np.int32)
+    capacity = context + 3 * steps + 64
     config = NgramConfig(sizes="ladder", k=k, min_draft_probability=MIN_DRAFT_PROBABILITY)
     drafting = HostDrafting(
         config,
-        num_rows=size.batch,
+        num_rows=batch,
         capacity=capacity,
         max_sampled=1,
-        device=device,
-        index=make_index(config, size.batch, size.batch * capacity, kind="numpy"),
+        device=torch.device(device),
+        index=make_index(config, batch, batch * capacity, kind="numpy"),
     )
     rng = np.random.default_rng(0)
     for row in rows:
-        drafting.begin(int(row), rng.integers(0, 1000, size.context))
-    sampled = torch.ones(size.batch, 2, dtype=torch.int32, device=device)
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    for _ in range(16 + size.batch * size.context // JOB_TOKENS):  # indexes the prompts
+        drafting.begin(int(row), rng.integers(0, 1000, context))
+    sampled = torch.ones(batch, 2, dtype=torch.int32, device=device)
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    for _ in range(16 + batch * context // JOB_TOKENS):  # indexes the prompts
         drafting.propose(rows[:0], sampled[:0])
     wait()
     round_trips, launches = [], []
@@ -323,19 +327,3 @@ def measure_latency(device: torch.device, size: Size, k: int, steps: int) -> dic
     median, p99 = np.percentile(round_trips, [50, 99])
     times = {"median_us": median, "p99_us": p99, "launch_median_us": np.median(launches)}
     return {name: round(float(ns) / 1e3, 1) for name, ns in times.items()}
-
-
-def main() -> None:
-    """Measures the latency in one process."""
-    parser = argparse.ArgumentParser()
-    for name in ("batch", "context", "k", "steps"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--spin", action="store_true")
-    options = parser.parse_args()
-    if options.spin:  # before a CUDA context exists
-        driver = ctypes.CDLL("libcuda.so.1")
-        driver.cuInit(0)
-        driver.cuDevicePrimaryCtxSetFlags(0, SPIN)
-    size, device = Size(options.batch, options.context), torch.device(options.device)
-    print(json.dumps(measure_latency(device, size, options.k, options.steps)))

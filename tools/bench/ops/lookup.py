@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 from ngram_npu import _C
 from ngram_npu.config import ANY_TOKEN
 
@@ -16,16 +14,14 @@ from tools.bench.device import make_workspace
 from tools.bench.device_peers import Eager, Read, VllmAscend, VllmNgramGpu, VllmV2
 from tools.bench.measure import Contestant, Drafts
 from tools.bench.ops.base import Make, Op
-from tools.bench.options import Options, UnavailableError
+from tools.bench.options import Options
 from tools.bench.vllm_peer import VllmNumba
 
 
 def torch_op(name: str) -> Any:
     """Returns ``torch.ops.ngram_npu.<name>.default``."""
-    try:
-        import torch
-    except ImportError:
-        raise UnavailableError("torch is not installed") from None
+    import torch
+
     return getattr(torch.ops.ngram_npu, name).default
 
 
@@ -120,42 +116,6 @@ class StepContestant(_Lookup):
         return (self._token_ids, self._num_tokens, self._sampled[step], *self._tail)
 
 
-class ReadPass(Contestant):
-    """A plain pass over the same bytes, by the fastest of numpy's reductions here. One call serves
-    all rows, because a call per row would add its overhead to the peer; rows differ in length by a
-    few tokens, so all are read up to their mean."""
-
-    def __init__(self, workload: Workload, options: Options) -> None:
-        self._token_ids = workload.token_ids
-        self._lengths = [int(mean) for mean in workload.lengths.mean(axis=1)]
-        reductions: dict[str, Callable[[Int32Array], Any]] = {
-            "max": lambda live: live.max(),
-            "max(axis=1)": lambda live: live.max(axis=1),
-            "bitwise_or.reduce": lambda live: np.bitwise_or.reduce(live, axis=None),
-            "view(int64).max(axis=1)": lambda live: live.view(np.int64).max(axis=1),
-        }
-        fastest = min(reductions, key=lambda name: self._time(reductions[name]))
-        self.detail = f"numpy {fastest} over the live tokens, one thread"
-        self.function = reductions[fastest]
-
-    def arguments(self, step: int) -> tuple[Any, ...]:
-        length = self._lengths[step + 1] // 2 * 2  # a multiple of 8 bytes
-        return (self._token_ids[:, :length],)
-
-    def _time(self, reduction: Callable[[Int32Array], Any]) -> float:
-        (live,) = self.arguments(0)
-        fastest = float("inf")
-        for _ in range(7):
-            start = time.perf_counter()
-            reduction(live)
-            fastest = min(fastest, time.perf_counter() - start)
-        return fastest
-
-
-def _make_read(workload: Workload, options: Options) -> Contestant:
-    return (ReadPass if options.device == "cpu" else Read)(workload, options)
-
-
 class NgramPropose(Op):
     name = "ngram_propose"
     help = "draft from the rows as they are"
@@ -164,7 +124,7 @@ class NgramPropose(Op):
     device_peers = ("vllm-v2", "vllm-ngram-gpu", "eager", "read")
     peer_makers: ClassVar[Mapping[str, Make]] = {
         "vllm-numba": VllmNumba,
-        "read": _make_read,
+        "read": Read,
         "eager": Eager,
         "vllm-v2": VllmV2,
         "vllm-ngram-gpu": VllmNgramGpu,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tools.bench.data import SEED, Workload
 from tools.bench.measure import Contestant, Drafts
-from tools.bench.ops.base import Make, Op, Result
+from tools.bench.ops.base import Make, Op
 from tools.bench.ops.lookup import find_converter, find_op
 from tools.bench.options import Options, Size
 
@@ -107,38 +107,15 @@ class Eager(Merge):
             1 + takes_ngram.int(),
         )
 
-    def count_calls(self) -> int:
-        """Counts the operators that torch dispatches, without views: on a GPU each is a launch."""
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        class Counting(TorchDispatchMode):
-            calls = 0
-
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
-                self.calls += not func.is_view
-                return func(*args, **(kwargs or {}))
-
-        with Counting() as mode:
-            self.run()
-        return mode.calls
-
 
 class MergeDrafts(Op):
     name = "merge_drafts_"
     help = "the choice between neural and n-gram drafts; the context has no effect"
     sizes = ("1x4k", "32x4k", "256x4k")
     peers = device_peers = ("eager",)
-    unused_settings = frozenset({"config", "match_policy"})
     peer_makers: ClassVar[Mapping[str, Make]] = {"eager": Eager}
 
     def workload(self, size: Size, options: Options) -> Workload:
         return super().workload(size, replace(options, data_kind="periodic"))
 
     make = Operator
-
-    def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
-        result = super().compare(contestants, workload, options)
-        for contestant in contestants:
-            if isinstance(contestant, Eager):
-                result["torch_operators"] = {"ours": 1, contestant.name: contestant.count_calls()}
-        return result

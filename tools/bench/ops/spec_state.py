@@ -1,4 +1,4 @@
-"""The correction between two forward passes: fused, as its parts, and as eager torch operators."""
+"""The correction between two forward passes: one operator, and eager torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.bench.data import SEED, Workload
 from tools.bench.device import make_workspace
 from tools.bench.measure import Contestant, Drafts
 from tools.bench.ops.base import Make, Op
-from tools.bench.ops.lookup import find_converter, find_op, torch_op
+from tools.bench.ops.lookup import find_converter, find_op
 from tools.bench.options import Options, Size
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -23,7 +23,6 @@ LAYOUT = {"block_size": BLOCK_SIZE, "pad_id": PAD_ID}
 COUNTS = ("num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
           "num_draft_prev", "host_num_computed_tokens")  # fmt: skip
 CORRECTED = (*COUNTS[:2], "positions", "seq_lens", "slot_mapping")
-SLOTS = ("query_start_loc", "positions", "block_table", "slot_mapping")
 FUSED = (*CORRECTED, "discard", *COUNTS[2:], "query_start_loc", "num_tokens", "block_table")
 
 
@@ -81,46 +80,13 @@ class Fused(Correction):
         self.function = lambda: op(**arguments)
 
 
-class Parts(Correction):
-    """The two operators separately, with eager torch between them."""
-
-    detail = "correct_num_computed_tokens_, eager torch, compute_slot_mapping_"
-
-    def __init__(self, workload: Workload, options: Options) -> None:
-        super().__init__(workload, replace(options, frontend="torch"))
-        correct_counts = torch_op("correct_num_computed_tokens_")
-        compute_slots = torch_op("compute_slot_mapping_")
-        count_arguments = {name: self.tensors[name] for name in COUNTS}
-        slot_arguments = {name: self.tensors[name] for name in SLOTS} | LAYOUT
-
-        def run() -> None:
-            correct_counts(**count_arguments)
-            self.derive()
-            compute_slots(**slot_arguments)
-
-        self.function = run
-
-    def derive(self) -> None:
-        """Computes positions, lengths and the mask as a runner without the fused operator would."""
-        import torch
-
-        t = self.tensors
-        computed, start = t["num_computed_tokens"], t["query_start_loc"]
-        scheduled = start[1:] - start[:-1]
-        num_tokens = len(t["positions"])
-        shift = torch.repeat_interleave(computed - start[:-1], scheduled, output_size=num_tokens)
-        torch.add(torch.arange(num_tokens, device=computed.device), shift, out=t["positions"])
-        torch.add(computed, scheduled, out=t["seq_lens"])
-        torch.lt(t["seq_lens"], t["num_tokens"], out=t["discard"])
-
-
-class Eager(Parts):
+class Eager(Correction):
     """Without our operators: vLLM's formulas for the counts and the slots in eager torch."""
 
     detail = "eager torch throughout, with vLLM's formulas"
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        super().__init__(workload, options)
+        super().__init__(workload, replace(options, frontend="torch"))
         self.function = self.run
 
     def run(self) -> None:
@@ -134,11 +100,14 @@ class Eager(Parts):
         new = torch.where(had_drafts, computed[at] + sampled, t["host_num_computed_tokens"])
         accepted.copy_(torch.where(had_drafts, sampled, accepted))
         computed.copy_(new)
-        self.derive()
         start, positions = t["query_start_loc"], t["positions"]
+        scheduled, num_tokens = start[1:] - start[:-1], len(positions)
+        shift = torch.repeat_interleave(computed - start[:-1], scheduled, output_size=num_tokens)
+        torch.add(torch.arange(num_tokens, device=computed.device), shift, out=positions)
+        torch.add(computed, scheduled, out=t["seq_lens"])
+        torch.lt(t["seq_lens"], t["num_tokens"], out=t["discard"])
         requests = torch.arange(len(previous), device=previous.device)
-        scheduled = start[1:] - start[:-1]
-        request = torch.repeat_interleave(requests, scheduled, output_size=len(positions))
+        request = torch.repeat_interleave(requests, scheduled, output_size=num_tokens)
         blocks = t["block_table"][request, positions // BLOCK_SIZE].to(torch.int64)
         torch.add(blocks * BLOCK_SIZE, positions % BLOCK_SIZE, out=t["slot_mapping"])
 
@@ -147,9 +116,8 @@ class CorrectSpecState(Op):
     name = "correct_spec_state_"
     help = "the correction between two forward passes; the context only sizes the block table"
     sizes = ("1x4k", "32x4k", "256x4k", "1024x4k")
-    peers = ("parts", "eager")
-    device_peers = ("eager",)
-    peer_makers: ClassVar[Mapping[str, Make]] = {"parts": Parts, "eager": Eager}
+    peers = device_peers = ("eager",)
+    peer_makers: ClassVar[Mapping[str, Make]] = {"eager": Eager}
 
     def workload(self, size: Size, options: Options) -> Workload:
         return super().workload(size, replace(options, data_kind="periodic"))

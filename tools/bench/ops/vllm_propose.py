@@ -50,7 +50,7 @@ class ProposerContestant(Contestant):
         """Indexes the rows as a server does: rows that sample nothing yet, a bounded number of
         tokens per step. The result is kept as the start of each lap."""
         lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
-        for _ in range(int(lengths.sum()) // INDEX_POLICY.prompt_tokens + 1):
+        for _ in range(int(lengths.sum()) // INDEX_POLICY.prefill_index_budget + 1):
             self.function(nothing, lengths, self._workload.token_ids)
         assert not engine._num_behind
         if engine.index is not None:  # None: so few tokens are scanned

@@ -107,7 +107,8 @@ def rules_for(vllm_config: Any) -> Rules:
 
 
 def check_request(request: Any, rules: Rules) -> None:
-    """
+    """Checks the properties of a request by which a store separates text.
+
     Raises:
         ValueError: The request has an unknown key with our prefix, a malformed scope, or a property
             that the rules exclude.
@@ -127,8 +128,8 @@ def check_request(request: Any, rules: Rules) -> None:
         )
     if rules.has_store and getattr(request, "resumable", False):
         raise ValueError(
-            "ngram_npu: streaming input: expected none with a store, got a request whose later "
-            "parts may belong to others"
+            "ngram_npu: streaming input: expected none with a store, got a request with later "
+            "parts, which may have another owner"
         )
     properties = {
         SALT: bool(request.cache_salt),  # vLLM ignores an empty one
@@ -195,15 +196,15 @@ def require_checks() -> None:
         if getattr(importlib.import_module("vllm.envs"), RUST_FRONT_END, False):
             raise ValueError(
                 f"ngram_npu: store: expected vLLM's Python front end, got {RUST_FRONT_END}, which "
-                "does not check requests: a cache_salt or a misspelt scope would be ignored"
+                "does not check requests: a cache_salt or a misspelled scope would be ignored"
             )
     process_inputs: Any = None
     with contextlib.suppress(ImportError, AttributeError):
         process_inputs = importlib.import_module(INPUT).InputProcessor.process_inputs
     if not hasattr(process_inputs, "ngram_npu"):
         raise ValueError(
-            "ngram_npu: store: expected NGRAM_NPU_VLLM=1 and a vLLM whose requests can be checked "
-            f"in {INPUT}: else a cache_salt or a misspelt scope would be ignored"
+            "ngram_npu: store: expected NGRAM_NPU_VLLM=1 and a vLLM that lets ngram_npu check "
+            f"requests in {INPUT}: else a cache_salt or a misspelled scope would be ignored"
         )
 
 

@@ -96,7 +96,7 @@ class Options:
             ValueError: An index or a ladder is requested on a device other than the CPU.
         """
         rows: Any = {"capacity": self.max_model_len, "device_type": device_type}
-        rows |= {"short": INDEX_POLICY.short_context, "prefix": "ngram_npu: "}
+        rows |= {"short": INDEX_POLICY.max_scan_context, "prefix": "ngram_npu: "}
         return uses_index(self.ngram, self.engine, **rows)
 
     def check_device(self, method: Method, device_type: str) -> None:
@@ -239,7 +239,7 @@ def _check_method(method: Method, settings: Mapping[str, Any], model_config: Any
         # vLLM's own class has this limit too: docs/guides/vllm-versions.md.
         raise ValueError(
             "ngram_npu: enable_prompt_embeds: expected false, got true, with 'ngram_gpu' in the "
-            "V1 runner, whose text would be wrong; use method 'ngram' or the V2 runner"
+            "V1 runner: its text would be wrong; use method 'ngram' or the V2 runner"
         )
     has_store = settings.get("store") is not None
     if has_store and settings.get("scope") == "required" and method in ("custom_class", "ngram"):

@@ -110,13 +110,13 @@ class SharedStore:
     def _load_files(self, seed: str) -> NgramStore:
         """Returns the contents of this engine's own file. It includes the seed with which it began;
         a new seed is merged, and text that both contain is kept once."""
-        own = self.path if self.path and os.path.exists(self.path) else ""
+        own_file = self.path if self.path and os.path.exists(self.path) else ""
         if seed and self.path and os.path.realpath(seed) == os.path.realpath(self.path):
             raise ValueError("ngram_npu: store_seed: expected another file than store_file")
         name, store, earlier = "store_file", None, None
         try:
-            if own:
-                store = self._load(own)
+            if own_file:
+                store = self._load(own_file)
             name = "store_seed"
             checksum = store_file.describe(seed).checksum[:32] if seed else ""
             if store is not None and checksum in (store.seed, store.checksum[:32]):
@@ -130,7 +130,7 @@ class SharedStore:
                 store.merge(earlier, new_only=True)
         except (OSError, ValueError) as error:
             raise ValueError(f"ngram_npu: {name}: {error}") from error
-        self.loaded = " and ".join(filter(None, (seed, own)))
+        self.loaded = " and ".join(filter(None, (seed, own_file)))
         self.digest = store.checksum + ("" if earlier is None else earlier.checksum)
         return store
 
@@ -344,8 +344,8 @@ def exit_worker_on_error(draft: Callable[P, T]) -> Callable[P, T]:
             if not drafter.has_other_ranks:
                 raise
             logger.critical(
-                "ngram_npu: this rank cannot draft, so its worker ends: the others would go on "
-                "with other drafts, and the text would be wrong",
+                "ngram_npu: this rank cannot draft, so its worker ends: the other ranks would "
+                "continue with other drafts, and the text would be wrong",
                 exc_info=True,
             )
             raise SystemExit(1) from error

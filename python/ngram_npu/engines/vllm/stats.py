@@ -43,7 +43,7 @@ _SOURCE_ROWS = "ngram_npu_source_rows", "Requests looked up, by index or scan."
 _NEURAL = "neural"
 """Label in place of a match length if the draft is from a neural drafter."""
 _BY_MATCH = (
-    ("ngram_npu_verified_tokens", "Draft tokens whose verification the drafter observed."),
+    ("ngram_npu_verified_tokens", "Draft tokens that the drafter saw verified."),
     ("ngram_npu_accepted_tokens", "Of these, accepted."),
 )
 # A counter can be registered only once per process, but a process may start several engines.

@@ -196,8 +196,8 @@ class _IndexSlots:
         new = [name for name in requests if name not in self._assigned]
         missing = len(new) - len(self._free) - len(freed)
         if missing > 0:  # preempted requests lose their slots, the oldest first
-            kept = {*requests, *freed}
-            freed += [name for name in self._assigned if name not in kept][:missing]
+            unavailable = {*requests, *freed}
+            freed += [name for name in self._assigned if name not in unavailable][:missing]
         if freed:
             slots = [self._assigned.pop(name)[0] for name in freed]
             self._drafting.end(torch.tensor(slots, dtype=torch.int32, device="cpu"))

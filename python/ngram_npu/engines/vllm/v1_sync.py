@@ -100,7 +100,7 @@ class IndexedRows(ScannedRows):
         at_finish = self.store is not None and self.store.contents.visibility == "finish"
         patience = INDEX_POLICY.steps_to_keep_absent(self._num_steps, index.share_in_use, at_finish)
         if patience >= 0:
-            self._drafting.end(self._rows.forget_absent(patience))
+            self._drafting.end(self._rows.free_absent_slots(patience))
         if len(new):
             self._drafting.end(request_slots[new])
             self._num_behind = len(new)

@@ -386,8 +386,8 @@ def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2
 
 
 class NeuralDrafterWrapper(RowLookup):
-    """Adds n-gram drafts to those of one neural speculator, whose ``propose`` it replaces. The
-    instance stays what it is, so that the runner treats it as before. ``neural_acceptance`` is that
+    """Adds n-gram drafts to those of one neural speculator by replacing its ``propose``. The
+    instance keeps its class, so that the runner treats it as before. ``neural_acceptance`` is that
     of ``merge_drafts_`` (docs/ops/merge_drafts.md)."""
 
     def __init__(
@@ -396,7 +396,7 @@ class NeuralDrafterWrapper(RowLookup):
         on_device = device.type != "cpu" and not options.drafts_on_host(device.type)
         if on_device and options.dense_rows:
             _make_dense(req_states)
-        method = f"{vllm_config.speculative_config.method}, V2 runner, beside its drafts"
+        method = f"{vllm_config.speculative_config.method}, V2 runner, with n-gram drafts"
         super().__init__(vllm_config, options, device, req_states, method)
         shape = options.max_num_seqs, 2
         self.neural_acceptance = torch.zeros(shape, dtype=torch.int32, device=device)
@@ -489,8 +489,8 @@ class NeuralDrafterWrapper(RowLookup):
         self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
     ) -> None:
         """Passes the outcome of neural drafts to the speculator, not that of n-gram drafts."""
-        kept = self.neural_acceptance[idx_mapping, 1] > 1
-        self._observe_verification(idx_mapping, num_sampled * kept, num_rejected * kept)
+        is_neural = self.neural_acceptance[idx_mapping, 1] > 1
+        self._observe_verification(idx_mapping, num_sampled * is_neural, num_rejected * is_neural)
 
     def _neural_draft_costs(self, neural: torch.Tensor) -> torch.Tensor | None:
         """Returns the costs of the neural tokens as vLLM predicts them; None if these tokens are

@@ -34,7 +34,10 @@ collect_ignore_glob = IGNORED[RUNNER]
 # Set before vLLM is imported, and only if it is installed: every test session loads this file. The
 # processes that tests start inherit these variables.
 if RUNNER != "none":
+    paths = [str(HERE / "site"), str(HERE)]
+    sys.path[:0] = paths
     os.environ.update(
+        PYTHONPATH=os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         HF_HUB_OFFLINE="1",
         TORCHDYNAMO_DISABLE="1",
@@ -45,10 +48,7 @@ if RUNNER != "none":
         VLLM_NO_USAGE_STATS="1",
     )
 if RUNNER == "v2":
-    paths = [str(HERE / "site"), str(HERE)]
-    sys.path[:0] = paths
     os.environ.update(
-        PYTHONPATH=os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
         TRITON_INTERPRET="1",
         VLLM_USE_V2_MODEL_RUNNER="1",
         VLLM_LOG_STATS_INTERVAL="100000",  # keeps the counts until a test reads them
@@ -88,23 +88,12 @@ class Runs:
         if RUNNER == "v2":
             import v2_runs
 
-            return self._run_once(method, v2_runs.run, v2_runs.METHODS[method])
+            return self._run_once(method, v2_runs.run, method)
         import v1_runs
 
         sets = next(names for names in v1_runs.ENGINE_OPTIONS if requests in names)
         name = f"{method}-{sets[0]}"
         return self._run_once(name, v1_runs.run, v1_runs.METHODS[method], sets)[requests]
-
-    def beside(self, method: str) -> Any:
-        """Returns the results of a neural drafter with n-gram drafts."""
-        import beside_runs
-
-        return self._run_once(f"beside-{method}", beside_runs.run, beside_runs.METHODS[method])
-
-    def count_output_tokens(self, method: str, *requests: str) -> int:
-        """Counts the tokens in the outputs of some sets of requests (V1)."""
-        outputs = [output for name in requests for output in self(method, name).outputs]
-        return sum(len(sample.token_ids) for samples in outputs for sample in samples)
 
     def _run_once(self, name: str, run: Any, *arguments: Any) -> Any:
         from processes import run_once

@@ -1,29 +1,59 @@
-"""vLLM's engine in this process: options and helpers for both runners."""
+"""vLLM's engine in this process, and its drafting methods, for both runners."""
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 RUNNER = "v2" if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1" else "v1"
 
-if RUNNER == "v1":
-    import cpu_platform  # noqa: F401, before modules that import numba
-else:
+if RUNNER == "v2":
     import vllm.v1.worker.cpu.shm  # noqa: F401, replaces events
 
+import vllm_on_cpu  # noqa: E402
+
+vllm_on_cpu.register()  # before modules that import numba
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+import toy_drafters  # noqa: E402
+from ngram_npu.config import INDEX_POLICY  # noqa: E402
+from ngram_npu.engines.vllm import admission, plugin  # noqa: E402
+from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE  # noqa: E402
 from tiny_model import corpus  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
+from vllm.config import VllmConfig  # noqa: E402
+from vllm.distributed import cleanup_dist_env_and_memory  # noqa: E402
+
+if RUNNER == "v1":
+    from vllm.v1.spec_decode import ngram_proposer
+    from vllm.v1.worker import gpu_model_runner
+
+    REPLACED = [
+        (ngram_proposer, "NgramProposer"),
+        (gpu_model_runner, "NgramProposerGPU"),
+        (gpu_model_runner, "update_scheduler_for_invalid_drafts"),
+    ]
+else:
+    from vllm.v1.worker.gpu import model_runner
+    from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+    from vllm.v1.worker.gpu.spec_decode.ngram import speculator
+
+    admission.install()  # the part of the plugin that a store needs besides the speculator
+    REPLACED = [(speculator, "NgramGPUSpeculator"), (model_runner, "init_speculator")]
+
+Request = tuple[list[int], SamplingParams]
 
 K = 4
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 LADDER = {"sizes": "ladder", "min_draft_probability": 0.177}
+MAX_MODEL_LEN = {"v1": 512, "v2": 256}[RUNNER]
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -33,7 +63,82 @@ OPTIONS: dict[str, Any] = {
     "enable_prefix_caching": True,
     "disable_log_stats": False,
     "seed": 0,
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_seqs": {"v1": 12, "v2": 8}[RUNNER],
+    # Too few for all requests of a step: preemption.
+    "num_gpu_blocks_override": {"v1": 36, "v2": 10}[RUNNER],
 }
+
+
+@dataclass(frozen=True)
+class Method:
+    """A drafting method, its scheduling, and its options."""
+
+    name: str | None = None
+    """vLLM's name; None: no speculation."""
+    options: dict[str, Any] | None = None
+    """Options of ngram_npu; None: only vLLM's own classes draft."""
+    asynchronous: bool = False
+    speculative: dict[str, Any] = field(default_factory=dict)
+    """Further entries of `speculative_config`."""
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether vLLM chooses which drafts to verify."""
+        return "enable_adaptive_verification" in self.speculative
+
+    def with_options(self, **options: Any) -> Method:
+        """Returns this method with changed options of ngram_npu."""
+        return replace(self, options={**(self.options or {}), **options})
+
+    def make_arguments(self, model: Path) -> dict[str, Any]:
+        """Returns the engine's arguments for this target model."""
+        speculative = {"method": self.name, "num_speculative_tokens": K, **self.speculative}
+        if self.name in ("ngram", "ngram_gpu"):
+            speculative |= LOOKUP
+        elif self.name == "custom_class":
+            speculative["model"] = "ngram_npu.engines.vllm.NgramProposer"
+        elif self.name in toy_drafters.KINDS:
+            speculative["model"] = str(toy_drafters.cached(self.name, model))
+        return {
+            **OPTIONS,
+            "load_format": "dummy" if self.name == "mtp" else "auto",
+            "speculative_config": speculative if self.name else None,
+            "additional_config": {} if self.options is None else {"ngram_npu": self.options},
+            "async_scheduling": self.asynchronous,
+        }
+
+
+@dataclass
+class Output:
+    """Output of a request, or of one of its n samples."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+    stop_reason: Any
+    logprobs: list[dict[int, float]] | None = field(compare=False)
+
+
+@dataclass
+class BatchResult:
+    """Outputs and vLLM's counts of one batch of requests."""
+
+    outputs: list[list[Output]] = field(default_factory=list)
+    """By request and sample."""
+    preemptions: int = 0
+    accepted: int = 0
+    steps: int = 0
+
+    def get_token_ids(self, requests: Sequence[int] | None = None) -> list[list[int]]:
+        """Returns the first sample's tokens of the given requests, or of all."""
+        chosen = range(len(self.outputs)) if requests is None else requests
+        return [self.outputs[i][0].token_ids for i in chosen]
+
+    def find_different(self, other: BatchResult) -> list[int]:
+        """Returns the requests with different tokens, text or finish reasons."""
+        pairs = zip(self.outputs, other.outputs, strict=True)
+        return [i for i, (a, b) in enumerate(pairs) if a != b]
 
 
 class Engine:
@@ -48,10 +153,28 @@ class Engine:
         name = "speculator" if RUNNER == "v2" else "drafter"
         self.drafter: Any = getattr(self.runner, name, None)
 
+    @property
+    def uses_ngram_npu(self) -> bool:
+        modules = [c.__module__ for c in type(self.drafter).__mro__]
+        is_replaced = any(name.startswith("ngram_npu.") for name in modules)
+        return is_replaced or hasattr(self.drafter, LOOKUP_ATTRIBUTE)
+
     def generate(self, prompts: list[Any], params: Any, **more: Any) -> list[list[int]]:
         """Returns the token ids of each prompt's output."""
         outputs = self.llm.generate(prompts, params, use_tqdm=False, **more)
         return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def serve(self, requests: Sequence[Request], result: BatchResult) -> None:
+        """Runs all requests at once, from an empty prefix cache, and writes outputs and vLLM's
+        counts to `result`."""
+        assert self.llm.reset_prefix_cache()
+        before = self.read_counters()
+        prompts = [{"prompt_token_ids": tokens} for tokens, _ in requests]
+        params = [params for _, params in requests]
+        answers = self.llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+        result.outputs = [list(map(_make_output, answer.outputs)) for answer in answers]
+        after = self.read_counters()
+        result.preemptions, result.accepted = after[0] - before[0], after[1] - before[1]
 
     def read_counters(self) -> tuple[int, int]:
         """Returns vLLM's counts of preemptions and of accepted draft tokens."""
@@ -64,38 +187,68 @@ class Engine:
         gc.collect()
 
 
+def _make_output(sample: Any) -> Output:
+    logprobs = None
+    if sample.logprobs is not None:
+        logprobs = [{token: p.logprob for token, p in step.items()} for step in sample.logprobs]
+    return Output(
+        list(sample.token_ids), sample.text, sample.finish_reason, sample.stop_reason, logprobs
+    )
+
+
 @contextmanager
-def start_engine(
-    model: Path, method: str, changes: dict[str, Any] | None = None, **options: Any
-) -> Iterator[Engine]:
-    """Starts an engine of this environment's runner for the block.
-
-    Args:
-        method: name in the METHODS of v1_runs or v2_runs.
-        changes: changes to the method's options of ngram_npu.
-        options: further arguments of the engine.
-    """
-    if RUNNER == "v1":
-        import v1_runs
-
-        v1_method = v1_runs.METHODS[method]
-        if changes is not None:
-            section = {**v1_method.additional_config["ngram_npu"], **changes}
-            v1_method = replace(v1_method, additional_config={"ngram_npu": section})
-        with v1_runs.start_engine(model, v1_method, **options) as engine:
-            yield engine
-    else:
-        import v2_runs
-        from ngram_npu.engines.vllm import plugin
-
-        v2_method = v2_runs.METHODS[method]
-        if changes is not None:
-            v2_method = replace(v2_method, ours={**(v2_method.ours or {}), **changes})
-        if v2_method.ours is not None:
+def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine]:
+    """Starts an engine for the block. With options of ngram_npu, the plugin replaces vLLM's classes
+    meanwhile. `options` are further arguments of the engine."""
+    with pytest.MonkeyPatch.context() as patches:
+        for module, name in REPLACED:
+            patches.setattr(module, name, getattr(module, name))  # restored at the end
+        if RUNNER == "v1":
+            patches.setattr(INDEX_POLICY, "max_scan_tokens", -1)  # the tests have few tokens
+        else:
+            patches.setattr(torch.cuda, "Event", CountingEvent)
+        if method.options is not None and RUNNER == "v1":
+            plugin.install()
+        elif method.options is not None:
             plugin.install_v2()
-        arguments = {**v2_method.arguments, **options}
-        with v2_runs.start_engine(model, arguments, v2_runs.Run()) as engine:
-            yield engine
+            plugin.install_beside()
+        if method.is_adaptive:
+            _allow_adaptive_verification(patches)
+        try:
+            engine = Engine(model, **{**method.make_arguments(model), **options})
+            try:
+                assert (engine.batch_queue_size == 2) == method.asynchronous
+                assert engine.uses_ngram_npu == (method.options is not None)
+                if method.is_adaptive:  # each further token takes a tenth of a step
+                    costs = [(1, 0.01), (8, 0.01)], [(1, 1.0), (101, 11.0)]
+                    engine.runner.adaptive_verification.set_cost_curves(*costs)
+                yield engine
+            finally:
+                engine.close()
+        finally:
+            cleanup_dist_env_and_memory()
+
+
+class CountingEvent(torch.cuda.Event):  # type: ignore[misc]
+    """vLLM's replacement for an event of a device, which counts the waits of the host."""
+
+    waits = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.synchronize = self._count_wait
+
+    def _count_wait(self) -> None:
+        CountingEvent.waits += 1
+
+
+def _allow_adaptive_verification(patches: pytest.MonkeyPatch) -> None:
+    """Removes vLLM's requirement of CUDA graphs; only the time per step is needed here."""
+    patches.setattr(VllmConfig, "_validate_adaptive_verification", lambda self: None)
+    patches.setattr(model_runner, "resolve_adaptive_cudagraph_mode", lambda mode, **_: mode)
+    patches.setattr(
+        adaptive_verification, "get_varlen_cudagraph_unsupported_backend", lambda *_, **__: None
+    )
 
 
 def encode_corpus(model: Path, length: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import os
@@ -18,16 +19,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from engines import RUNNER, Method
 from filelock import FileLock
 from ngram_npu import NgramStore
+from openai import OpenAI
 
 T = TypeVar("T")
 
-SERVE = Path(__file__).with_name("serve_offline.py")
-SITE = Path(__file__).with_name("site")
-ONE_ENGINE = {
+_RUNS: Any = importlib.import_module(f"{RUNNER}_runs")
+METHODS: dict[str, Method] = _RUNS.METHODS
+"""The drafting methods of this environment's runner."""
+RANKS = {
     "NGRAM_NPU_VLLM": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # there are fewer NUMA nodes than ranks
 }
 """Environment of an engine with several ranks."""
@@ -47,27 +50,38 @@ def run_once(factory: pytest.TempPathFactory, name: str, run: Callable[[], T]) -
     return result
 
 
-def make_python_path(*folders: Path) -> str:
-    """Returns a PYTHONPATH with these folders first."""
-    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
-
-
-ASYNC_V1 = (SITE, SITE.parent)
-"""Folders on the PYTHONPATH with which V1's runner schedules asynchronously on a CPU."""
-
-
-class Process:
-    """A Python script in another process. Arguments that are not strings are passed as JSON."""
+class EngineProcess:
+    """An engine in another process: serve_offline.py with some of the runner's requests."""
 
     def __init__(
-        self, log: Path, script: Path | str, model: Path, *arguments: Any, **environment: str
+        self,
+        model: Path,
+        log: Path,
+        method: str,
+        chosen: Sequence[int],
+        *calls: list[Any],
+        changes: dict[str, Any] | None = None,
+        salt: str = "",
+        **environment: str,
     ) -> None:
+        """
+        Args:
+            chosen: numbers of the requests.
+            calls: calls of `collective_rpc` after the requests.
+            changes: changes of the engine's arguments.
+            salt: cache salt of the last request.
+        """
         self._log = log
-        words = [each if isinstance(each, str) else json.dumps(each) for each in arguments]
+        requests = _RUNS.make_requests(model)
+        prompts = [[requests[i][0], requests[i][1].max_tokens] for i in chosen]
+        prompts[-1] += [salt] if salt else []
+        arguments = {**METHODS[method].make_arguments(model), **(changes or {})}
+        words = [json.dumps(each) for each in (arguments, prompts, calls)]
+        script = Path(__file__).with_name("serve_offline.py")
         with log.open("w") as file:
             self._process = subprocess.Popen(
                 [sys.executable, str(script), str(model), *words],
-                env={**os.environ, **environment},
+                env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **environment},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -107,28 +121,27 @@ class Server:
     """`vllm serve` in another process at a free port, with its log in `folder`."""
 
     def __init__(
-        self,
-        model: Path,
-        folder: Path,
-        options: dict[str, Any],
-        *,
-        python_path: Sequence[Path] = (),
-        **environment: str,
+        self, model: Path, folder: Path, options: dict[str, Any], **environment: str
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.log = folder / "server.log"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
-        options = {"host": "127.0.0.1", "port": self.port, "served_model_name": "tiny", **options}
+            port = probe.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        self._client = OpenAI(
+            api_key="none", base_url=f"{self._url}/v1", max_retries=0, timeout=120
+        )
+        options = {"host": "127.0.0.1", "port": port, "served_model_name": "tiny", **options}
         command = ["serve", str(model), *_make_words(options)]
+        path = [str(_make_vllm_metadata(folder)), os.environ["PYTHONPATH"]]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "vllm.entrypoints.cli.main", *command],
                 env={
                     **os.environ,
                     "NGRAM_NPU_VLLM": "1",
-                    "PYTHONPATH": make_python_path(_make_vllm_metadata(folder), *python_path),
+                    "PYTHONPATH": os.pathsep.join(path),
                     # Otherwise all engines use the same core, even a busy one.
                     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                     **environment,
@@ -137,10 +150,6 @@ class Server:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
@@ -154,28 +163,18 @@ class Server:
         raise AssertionError(self.log.read_text()[-4000:])
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"{self.url}/{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"{self._url}/{path}", timeout=10) as response:
             text: bytes = response.read()
         return text.decode()
 
-    def complete(self, prompt: Any, max_tokens: int, timeout: float = 120) -> list[int]:
-        """Returns the token ids of a greedy completion."""
-        body = {
-            "model": "tiny",
-            "prompt": prompt,
-            "temperature": 0,
-            "max_tokens": max_tokens,
-            "ignore_eos": True,
-            "return_token_ids": True,
-        }
-        request = urllib.request.Request(
-            f"{self.url}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            token_ids: list[int] = json.load(response)["choices"][0]["token_ids"]
-        return token_ids
+    def complete(
+        self, prompt: Any, max_tokens: int | None, extra: dict[str, Any] | None = None, **body: Any
+    ) -> Any:
+        """Returns OpenAI's client's answer for a greedy completion with its token ids. `extra` has
+        vLLM's own parameters."""
+        extra = {"ignore_eos": True, "return_token_ids": True, **(extra or {})}
+        body |= {"prompt": prompt, "max_tokens": max_tokens, "extra_body": extra}
+        return self._client.completions.create(model="tiny", temperature=0, **body)
 
     def read_metrics(self) -> dict[str, float]:
         """Returns the values of `/metrics`, summed over labels."""
@@ -198,7 +197,7 @@ class Server:
 
 
 def _make_vllm_metadata(folder: Path) -> Path:
-    """Makes a folder with metadata of a package `vllm`, whose version the server reads: the
+    """Makes a folder with metadata of a package `vllm`: the server reads its version, but the
     installed package is called `vllm-cpu`."""
     site = folder / "site"
     version = f"{importlib.metadata.version('vllm-cpu')}+cpu"
@@ -212,7 +211,7 @@ def _make_words(options: dict[str, Any]) -> list[str]:
     """Makes command-line arguments; dictionaries are passed as JSON."""
     words = []
     for name, value in options.items():
-        if value is not False:
+        if value is not False and value is not None:
             words.append("--" + name.replace("_", "-"))
             if isinstance(value, dict):
                 words.append(json.dumps(value))

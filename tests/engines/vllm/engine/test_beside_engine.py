@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-import beside_runs
 import pytest
 import torch
 import toy_drafters
 import v2_runs
+from engines import Method, start_engine
 from ngram_npu.engines.vllm.v2 import unsupported_reason
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.states import RequestState
@@ -29,43 +29,38 @@ STORES = ["draft-store", "eagle-store"]
 
 @pytest.mark.parametrize("method", [*COMPARED, *STORES, "adaptive"])
 def test_text_equals_no_speculation(runs: Runs, method: str) -> None:
-    run = runs.beside(method)
+    run = runs(method)
     assert run.find_different(runs("none")) == []
     assert run.state_changes == run.waits_in_propose == 0
 
 
 @pytest.mark.parametrize("method", COMPARED)
 def test_drafts_equal_choice_of_reference(runs: Runs, method: str) -> None:
-    run = runs.beside(method)
+    """The requests have preemptions and rejections."""
+    run = runs(method)
     assert run.mismatches == []
-    assert run.replaced >= 15
-    assert run.kept >= 40
-
-
-@pytest.mark.parametrize("method", COMPARED)
-def test_requests_have_preemptions_and_rejections(runs: Runs, method: str) -> None:
-    run = runs.beside(method)
+    assert run.num_replaced >= 15
+    assert run.num_kept >= 40
     assert run.preemptions >= 3
     assert run.prefilling >= 10
     assert run.partly_accepted >= 5
     assert run.accepted >= 100
-    assert run.batch_queue_size == (2 if method.endswith("async") else 1)
 
 
 @pytest.mark.parametrize("method", STORES)
 def test_store_with_neural_drafter_contains_tokens_and_drafts(runs: Runs, method: str) -> None:
-    run = runs.beside(method)
-    assert run.replaced >= 15
+    run = runs(method)
+    assert run.num_replaced >= 15
     assert run.preemptions >= 3
     assert run.store is not None
     assert run.store.calls_busy == 0
     assert run.store.drafts >= 10
-    assert run.store.tokens_entered >= sum(len(tokens) for tokens, _ in run.outputs) / 2
+    assert run.store.tokens_entered >= sum(map(len, run.get_token_ids())) / 2
 
 
 @pytest.mark.parametrize("method", ["draft-async", EAGLE_ASYNC])
 def test_accepted_tokens_are_counted(runs: Runs, method: str) -> None:
-    run = runs.beside(method)
+    run = runs(method)
     verified, accepted = run.draft_counts.sum(1)
     assert verified > accepted
     # These counts include the step that was running when a request ended.
@@ -74,15 +69,15 @@ def test_accepted_tokens_are_counted(runs: Runs, method: str) -> None:
 
 def test_steps_without_drafts_do_not_change_text(runs: Runs) -> None:
     """vLLM drafts only in small batches."""
-    run = runs.beside("eagle-small-batches")
+    run = runs("eagle-small-batches")
     assert run.outputs == runs("none").outputs[: len(run.outputs)]
     assert min(run.steps_without_drafts, run.steps - run.steps_without_drafts) >= 10
     assert run.accepted >= 20
 
 
 def test_acceptance_estimator_receives_neural_drafts_only(runs: Runs) -> None:
-    run = runs.beside("adaptive")
-    assert run.replaced >= 15
+    run = runs("adaptive")
+    assert run.num_replaced >= 15
     assert run.neural_results >= 20
     assert run.ngram_results == 0
     assert run.not_verified >= 20
@@ -90,14 +85,13 @@ def test_acceptance_estimator_receives_neural_drafts_only(runs: Runs) -> None:
 
 def test_mtp_drafter_with_ngram_drafts(model: Path, tmp_path: Path) -> None:
     target = toy_drafters.target_with_mtp(model, tmp_path)
-    method, alone = beside_runs.METHODS["mtp"], v2_runs.Run()
-    arguments = {**v2_runs.OPTIONS, "load_format": "dummy"}
-    with v2_runs.start_engine(target, arguments, alone) as engine:
-        v2_runs.serve(engine, v2_runs.make_requests(target)[: method.count], alone)
-    run = beside_runs.run(target, method)
+    alone = v2_runs.Run()
+    with start_engine(target, Method(asynchronous=True), load_format="dummy") as engine:
+        engine.serve(v2_runs.make_requests(target)[:8], alone)
+    run = v2_runs.run(target, "mtp")
     assert run.find_different(alone) == []
     assert run.mismatches == []
-    assert min(run.replaced, run.kept) >= 15
+    assert min(run.num_replaced, run.num_kept) >= 15
     assert run.accepted >= 50
 
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engines import RUNNER, encode_corpus, greedy, start_engine
-from ngram_npu.engines.vllm import admission
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.sharing import scope_of_request
+from processes import METHODS
 from transformers import AutoModelForCausalLM
-from vllm.v1.core.sched.output import NewRequestData
-from vllm.v1.request import Request
 
 EMBEDS_METHODS = {"v1": ["plugin", "custom_class"], "v2": ["async-scan", "store"]}[RUNNER]
-STORE_METHOD = {"v1": "store_padded", "v2": "store"}[RUNNER]
+STORE_METHOD = METHODS[{"v1": "store_padded", "v2": "store"}[RUNNER]].with_options(store="finish")
 SALT, SCOPE = {"cache_salt": "a"}, {EXTRA_ARGUMENT: "a"}
 
 
@@ -29,7 +26,7 @@ def _generate_with_embeds(model: Path, method: str) -> tuple[list[list[int]], in
         {"prompt_embeds": table[prompt]} if number % 2 else {"prompt_token_ids": prompt}
         for number, prompt in enumerate(prompts)
     ]
-    with start_engine(model, method, enable_prompt_embeds=True) as engine:
+    with start_engine(model, METHODS[method], enable_prompt_embeds=True) as engine:
         outputs = engine.generate(inputs, greedy(60))
         _, accepted = engine.read_counters()
     return outputs, accepted
@@ -40,7 +37,7 @@ def test_text_of_prompt_embeddings_equals_no_speculation(model: Path) -> None:
     for method in EMBEDS_METHODS:
         outputs, accepted = _generate_with_embeds(model, method)
         assert outputs == expected
-        assert accepted > 40
+        assert accepted > {"v1": 50, "v2": 40}[RUNNER]
 
 
 def test_requests_draft_from_text_of_own_salt_and_scope_only(model: Path) -> None:
@@ -51,7 +48,7 @@ def test_requests_draft_from_text_of_own_salt_and_scope_only(model: Path) -> Non
     ]  # fmt: skip
     prompt = encode_corpus(model, 2_000)[:60]
     drafts: list[int] = []
-    with start_engine(model, STORE_METHOD, {"store": "finish"}) as engine:
+    with start_engine(model, STORE_METHOD) as engine:
         store = engine.drafter.shared_store.contents
         # A further request closes the text of the last tenant before the second round.
         for salt, extra in [*tenants, ({}, {EXTRA_ARGUMENT: "end"}), *tenants]:
@@ -67,8 +64,7 @@ def test_requests_draft_from_text_of_own_salt_and_scope_only(model: Path) -> Non
 
 def test_misspelled_and_missing_scopes_raise(model: Path) -> None:
     prompt = encode_corpus(model, 2_000)[:60]
-    changes = {"store": "finish", "scope": "required"}
-    with start_engine(model, STORE_METHOD, changes) as engine:
+    with start_engine(model, STORE_METHOD.with_options(scope="required")) as engine:
         for salt, extra in ((SALT, {}), ({}, SCOPE), ({}, {EXTRA_ARGUMENT: 7})):
             engine.generate([{"prompt_token_ids": prompt, **salt}], greedy(4, extra))
         for salt, extra, message in (
@@ -79,10 +75,3 @@ def test_misspelled_and_missing_scopes_raise(model: Path) -> None:
             with pytest.raises(ValueError, match=f"ngram_npu: {message}"):
                 engine.generate([{"prompt_token_ids": prompt, **salt}], greedy(4, extra))
         engine.generate([{"prompt_token_ids": prompt, **SALT}], greedy(4))
-
-
-def test_salt_of_scheduled_request_survives_pickling() -> None:
-    admission.install()
-    request = Request("r", [1, 2], greedy(), None, cache_salt="a")
-    new = NewRequestData.from_request(request, ([],), prefill_token_ids=[1])
-    assert pickle.loads(pickle.dumps(new)).cache_salt == "a"

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Engine, K, encode_corpus, greedy
+from engines import Engine, K, Method, encode_corpus, greedy, start_engine
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.sharing import scope_of_request
 from safetensors.torch import save_file
-from v1_runs import METHODS, Method, start_engine
+from v1_runs import METHODS
 from vllm.lora.request import LoRARequest
 
 RANK = 4
@@ -64,15 +65,17 @@ def test_adapters_share_no_text(model: Path, adapters: list[LoRARequest]) -> Non
         store = engine.drafter.shared_store.contents
     scopes = [scope_of_request(adapter, None, None) for adapter in adapters]
     assert set(store.scopes) == set(scopes)
-    for scope, outputs in zip(scopes, expected, strict=True):
+    outputs = dict(zip(scopes, expected, strict=True))
+    for scope, stored in store._texts():
         # The last steps of a request may be missing or may have sampled after its end.
-        texts = [list(text)[: -(2 * K + 1)] for owner, text in store._texts() if owner == scope]
-        assert len(texts) == len(prompts)
-        for text in texts:
-            assert any(output[: len(text)] == text for output in outputs)
+        text = stored[: -(2 * K + 1)].tolist()
+        assert any(output[: len(text)] == text for output in outputs[scope])
 
 
-def test_owners_in_runner_without_owners_raise(model: Path) -> None:
+def test_owners_in_runner_without_owners_raise(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger.addHandler(caplog.handler)
     prompt = {"prompt_token_ids": encode_corpus(model, 2_000)[:60]}
     adapter = LoRARequest("adapter", 1, "/none")
     with start_engine(model, METHODS["store"], enable_lora=True, max_lora_rank=8) as engine:
@@ -86,3 +89,5 @@ def test_owners_in_runner_without_owners_raise(model: Path) -> None:
             with pytest.raises(ValueError, match=message):
                 engine.generate([{**prompt, **salt}], greedy(40, extra), **more)
         engine.generate([prompt], greedy())
+    logger.removeHandler(caplog.handler)
+    assert "those with a cache_salt, a LoRA adapter or a scope are refused" in caplog.text

@@ -1,7 +1,6 @@
-"""Other models: a tiny model with a gated delta net, which must draft in every step, and the model
-of `python -m tools.bench vllm-end-to-end`.
+"""A tiny model with a gated delta net, which must draft in every step.
 
-The text of the first one is not compared. On vLLM 0.32.0's CPU platform, such a layer exists only
+Its text is not compared. On vLLM 0.32.0's CPU platform, such a layer exists only
 in bfloat16 and computes differently if speculation is configured. Rounding then decides between
 two tokens, because the model is not trained.
 """
@@ -15,11 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from engines import greedy
-from transformers import AutoModelForCausalLM
-from v1_runs import INDEX, class_method, start_engine
-
-from tools.bench.ops.vllm_end_to_end import INTERMEDIATE_SIZE, widened
+from engines import Method, greedy, start_engine
+from v1_runs import INDEX, Recorder
 
 OPTIONS: dict[str, Any] = {
     "dtype": "bfloat16",
@@ -71,23 +67,13 @@ def test_hybrid_model_drafts_in_every_step_by_default(
     """If the lookup finds nothing, the draft is the newest token. vLLM reports the layer's kind."""
     chooser = random.Random(0)
     prompts = [[chooser.randrange(3, 1024) for _ in range(20)] * 2 for _ in range(6)]
-    method = class_method({**INDEX, **options})
+    method = Method("custom_class", {**INDEX, **options})
     with start_engine(hybrid, method, **OPTIONS) as engine:
         assert engine.llm.llm_engine.vllm_config.model_config.is_hybrid
-        run = engine.run([(prompt, greedy(20)) for prompt in prompts])
+        run = Recorder(engine, method).run([(prompt, greedy(20)) for prompt in prompts])
     assert all(len(output.token_ids) == 20 for outputs in run.outputs for output in outputs)
     empty = sum(not draft for draft in run.drafts)
     assert len(run.drafts) >= 60
     assert empty == 0 if always else empty >= 50
     assert all(text.endswith(" instead of []") for text in run.mismatches)
     assert len(run.mismatches) >= 50 if always else not run.mismatches
-
-
-def test_widened_model_generates_same_text(model: Path) -> None:
-    tokens = torch.arange(3, 300)[None]
-    wide = AutoModelForCausalLM.from_pretrained(widened(model))
-    assert wide.config.intermediate_size == INTERMEDIATE_SIZE
-    assert round(sum(p.numel() for p in wide.parameters()) / 1e6, 1) == 6.5
-    with torch.no_grad():
-        expected = AutoModelForCausalLM.from_pretrained(model)(tokens).logits
-        torch.testing.assert_close(wide(tokens).logits, expected, atol=1e-4, rtol=1e-4)

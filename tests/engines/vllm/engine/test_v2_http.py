@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import v2_runs
 from ngram_npu import NgramStore
-from processes import Server, assert_store_has_tokens, save_often
+from processes import METHODS, Server, assert_store_has_tokens, save_often
+from v2_runs import make_requests
 
 if TYPE_CHECKING:
     from conftest import Runs
@@ -28,6 +28,11 @@ def _wait_until(condition: Callable[[], bool], server: Server) -> None:
         time.sleep(0.2)
 
 
+def _complete(server: Server, prompt: Any, max_tokens: int | None) -> list[int]:
+    token_ids: list[int] = server.complete(prompt, max_tokens).choices[0].token_ids
+    return token_ids
+
+
 def test_store_file_of_stopped_server_contains_its_text(model: Path, tmp_path: Path) -> None:
     """vLLM kills the workers when the server is stopped."""
     servers = {}
@@ -36,14 +41,14 @@ def test_store_file_of_stopped_server_contains_its_text(model: Path, tmp_path: P
         servers[stop] = Server(
             model,
             folder,
-            v2_runs.METHODS["store"].arguments,
+            METHODS["store"].make_arguments(model),
             NGRAM_NPU_VLLM_STORE_FILE=str(folder / "store"),
             VLLM_ENABLE_V1_MULTIPROCESSING="1",
         )
     try:
         for stop, server in servers.items():
             server.wait_until_ready()
-            token_ids = server.complete("import os\nimport sys\n", 40)
+            token_ids = _complete(server, "import os\nimport sys\n", 40)
             file = tmp_path / stop.name / "store"
 
             def is_saved(file: Path = file, count: int = len(token_ids)) -> bool:
@@ -70,24 +75,24 @@ def test_data_parallel_engines_have_own_files_and_labels(
     server = Server(
         model,
         tmp_path,
-        {**v2_runs.METHODS["store"].arguments, "data_parallel_size": 2},
+        {**METHODS["store"].make_arguments(model), "data_parallel_size": 2},
         **save_often(files[0]),
         PROMETHEUS_MULTIPROC_DIR=str(metrics),
         CPU_VISIBLE_MEMORY_NODES="0,0",  # otherwise vLLM 0.33 needs a node for each engine
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
         VLLM_LOG_STATS_INTERVAL="1",
     )
-    requests = v2_runs.make_requests(model)
+    requests = make_requests(model)
 
     def complete(number: int) -> list[int]:
         prompt, params = requests[number]
-        return server.complete(prompt, params.max_tokens or 0)
+        return _complete(server, prompt, params.max_tokens)
 
     try:
         server.wait_until_ready()
         with ThreadPoolExecutor() as pool:  # concurrently, so that both engines get requests
             outputs = list(pool.map(complete, CHOSEN * 2))
-        assert outputs == [runs("none").outputs[i][0] for i in CHOSEN] * 2
+        assert outputs == runs("none").get_token_ids(CHOSEN) * 2
         _wait_until(lambda: all(file.exists() for file in files), server)
         rows = dict(
             re.findall(r'^ngram_npu_rows_total{engine="(\d)".* (\S+)$', server.get("metrics"), re.M)

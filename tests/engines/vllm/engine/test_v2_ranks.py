@@ -1,17 +1,13 @@
-"""Two tensor-parallel ranks on the V2 runner: as on two nodes, with calls to the store, and with a
-rank that cannot draft."""
+"""Two tensor-parallel ranks on the V2 runner, with random delays and calls to the store."""
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import beside_runs
 import pytest
-import v2_runs
 from ngram_npu import NgramStore
-from processes import ONE_ENGINE, SERVE, Process
+from processes import METHODS, RANKS, EngineProcess
 from test_v2_store import EXTENSION
 
 if TYPE_CHECKING:
@@ -22,66 +18,16 @@ DELAYED = {"worker_cls": "workers.DelayedWorker"}
 
 
 def _start(
-    model: Path,
-    log: Path,
-    changes: dict[str, Any],
-    *calls: list[Any],
-    method: str = "store",
-    salt: str = "",
-    **environment: str,
-) -> Process:
-    """Starts an engine with two ranks; `salt` is that of the last request."""
-    requests = v2_runs.make_requests(model)
-    if method in beside_runs.METHODS:
-        arguments = beside_runs.METHODS[method].make_arguments(model)
-        environment["NGRAM_NPU_VLLM_BESIDE"] = "1"
-    else:
-        arguments = v2_runs.METHODS[method].arguments
-    arguments = {**arguments, "tensor_parallel_size": 2, **changes}
-    prompts = [[requests[i][0], requests[i][1].max_tokens] for i in CHOSEN]
-    prompts[-1] += [salt] if salt else []
-    environment = {**ONE_ENGINE, **environment}
-    return Process(log, SERVE, model, arguments, prompts, list(calls), **environment)
-
-
-def _start_two_nodes(model: Path, logs: Path, second: dict[str, str]) -> list[Process]:
-    """Starts a process for each rank; `second` is in the environment of the second only."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    changes = {**DELAYED, "distributed_executor_backend": "external_launcher"}
-    return [
-        _start(
-            model,
-            logs / str(rank),
-            changes,
-            ["report_drafts"],
-            VLLM_ENABLE_V1_MULTIPROCESSING="0",
-            RANK=str(rank),
-            LOCAL_RANK=str(rank),
-            WORLD_SIZE="2",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=port,
-            **(second if rank else {}),
-        )
-        for rank in (0, 1)
-    ]
-
-
-def _read_expected(runs: Runs) -> list[list[int]]:
-    return [runs("none").outputs[i][0] for i in CHOSEN]
-
-
-def test_equal_ranks_draft_equally_and_first_rank_logs(
-    model: Path, runs: Runs, tmp_path: Path
-) -> None:
-    processes = _start_two_nodes(model, tmp_path, {})
-    (first, first_log), (second, second_log) = [node.read_result() for node in processes]
-    assert first["token_ids"] == second["token_ids"] == _read_expected(runs)
-    assert first["answers"] == second["answers"]
-    ((_, steps),) = first["answers"][0]
-    assert steps > 0
-    assert first_log.count("drafts for this engine") == 1
-    assert "drafts for this engine" not in second_log
+    model: Path, log: Path, changes: dict[str, Any], *calls: list[Any], **options: Any
+) -> EngineProcess:
+    """Starts an engine with two ranks. `options` are further arguments of `EngineProcess`."""
+    method = options.pop("method", "store")
+    if "beside" in (METHODS[method].options or {}):
+        options["NGRAM_NPU_VLLM_BESIDE"] = "1"
+    changes = {"tensor_parallel_size": 2, **changes}
+    return EngineProcess(
+        model, log, method, CHOSEN, *calls, changes=changes, **{**RANKS, **options}
+    )
 
 
 @pytest.mark.prove
@@ -91,13 +37,15 @@ def test_ranks_with_random_delays_draft_equally(
 ) -> None:
     process = _start(model, tmp_path / "log", DELAYED, ["report_drafts"], method=method)
     result, _ = process.read_result()
-    assert result["token_ids"] == _read_expected(runs)
+    assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
     first, second = result["answers"][0]
     assert first == second
     assert first[1] > 10
 
 
-def test_store_calls_reach_all_ranks_and_one_saves(model: Path, tmp_path: Path) -> None:
+def test_ranks_with_store_calls_draft_equally_and_one_saves(
+    model: Path, runs: Runs, tmp_path: Path
+) -> None:
     statistics = ["ngram_npu_store_statistics"]
     process = _start(
         model,
@@ -115,7 +63,9 @@ def test_store_calls_reach_all_ranks_and_one_saves(model: Path, tmp_path: Path) 
         salt="salt",
         NGRAM_NPU_VLLM_STORE_FILE=str(tmp_path / "store"),
     )
-    result, _ = process.read_result()
+    result, log = process.read_result()
+    assert log.count("drafts for this engine") == 1
+    assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
     assert all(first == second for first, second in result["answers"])
     served, _, warm, _, salted, _, cleared, _ = (first for first, _ in result["answers"])
     assert served["tokens_entered"] > 0
@@ -125,20 +75,5 @@ def test_store_calls_reach_all_ranks_and_one_saves(model: Path, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "store"]
     saved = NgramStore.load(tmp_path / "store")
     saved.check_integrity()
-    assert saved.statistics.tokens_held == 27
-
-
-def test_ranks_with_different_options_do_not_start(model: Path, tmp_path: Path) -> None:
-    nodes = _start_two_nodes(model, tmp_path, {"NGRAM_NPU_VLLM_OVERLAP": "0"})
-    for status, log in [node.wait() for node in nodes]:
-        assert status != 0
-        assert "overlap: expected the same on all ranks of an engine, got True on rank 0" in log
-
-
-def test_rank_that_cannot_draft_ends_engine(model: Path, tmp_path: Path) -> None:
-    changes = {"worker_cls": "workers.FailingWorker"}
-    status, log = _start(model, tmp_path / "log", changes).wait()
-    assert status != 0
-    assert "this rank cannot draft, so its worker ends" in log
-    assert "EngineDeadError" in log
-    assert "RESULT " not in log
+    # vLLM may end the worker before the save that follows the last call.
+    assert 27 <= saved.statistics.tokens_held <= salted["tokens_held"]

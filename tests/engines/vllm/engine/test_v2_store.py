@@ -5,17 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import v2_runs
-from engines import Engine, encode_corpus, greedy
+from engines import Engine, encode_corpus, greedy, start_engine
 from ngram_npu import NgramStore
-from ngram_npu.engines.vllm import plugin
-from ngram_npu.engines.vllm.options import vocabulary_digest
+from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT, vocabulary_digest
+from ngram_npu.engines.vllm.sharing import scope_of_request
 from ngram_npu.store import file as store_file
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 
@@ -23,12 +21,10 @@ EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
 
 
 @contextmanager
-def _start_engine(model: Path, result: v2_runs.Run, **options: Any) -> Iterator[Engine]:
-    plugin.install_v2()  # the end of an engine removes it
-    method = v2_runs.METHODS["store"]
-    method = replace(method, ours={**(method.ours or {}), **options})
-    arguments = {**method.arguments, "worker_extension_cls": EXTENSION}
-    with v2_runs.start_engine(model, arguments, result) as engine:
+def _start_engine(model: Path, **options: Any) -> Iterator[Engine]:
+    """Starts an engine with changed options of the store and its methods in the worker."""
+    method = v2_runs.METHODS["store"].with_options(**options)
+    with start_engine(model, method, worker_extension_cls=EXTENSION) as engine:
         yield engine
 
 
@@ -38,15 +34,13 @@ def _call(engine: Engine, name: str, *arguments: Any) -> Any:
     return result
 
 
-def test_store_is_seeded_changed_by_calls_and_saved(
-    model: Path, tmp_path: Path, runs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_is_seeded_changed_by_calls_and_saved(model: Path, tmp_path: Path, runs: Any) -> None:
     file, result = tmp_path / "store", v2_runs.Run()
     requests = v2_runs.make_requests(model)
     saving = {"store_file": str(file), "store_save_minutes": 0.002}
-    with _start_engine(model, result, **saving) as engine:
+    with _start_engine(model, **saving) as engine:
         vocabulary = vocabulary_digest(engine.runner.model_config)
-        v2_runs.serve(engine, requests, result)
+        engine.serve(requests, result)
         statistics = _call(engine, "statistics")
         assert statistics["calls_busy"] == 0
         num_tokens = statistics["tokens_held"]
@@ -75,8 +69,8 @@ def test_store_is_seeded_changed_by_calls_and_saved(
         Costs(*tables, tokenizer=vocabulary).save(costs_file)
         seeded, before = v2_runs.Run(), file.read_bytes()
         options = {"store_seed": str(file), "costs_file": str(costs_file)}
-        with _start_engine(model, seeded, **options) as engine:
-            v2_runs.serve(engine, requests, seeded)
+        with _start_engine(model, **options) as engine:
+            engine.serve(requests, seeded)
             statistics = _call(engine, "statistics")
         assert seeded.find_different(runs("none")) == []
         assert file.read_bytes() == before
@@ -88,23 +82,13 @@ def test_store_is_seeded_changed_by_calls_and_saved(
         else:
             assert drafts == 0
 
-    monkeypatch.setattr(
-        "ngram_npu.engines.vllm.options.tokenizer_digest", lambda vocabulary: "0f" * 16
-    )
-    with (
-        pytest.raises(ValueError, match=r"store_seed: .* of another tokenizer"),
-        _start_engine(model, v2_runs.Run(), store_seed=str(file)),
-    ):
-        pass
-
 
 def test_clear_of_salt_and_scope_removes_only_their_text(model: Path) -> None:
-    prompt = encode_corpus(model, 2_000)[:60]
-    with _start_engine(model, v2_runs.Run(), store="finish") as engine:
+    prompt, params = encode_corpus(model, 2_000)[:60], greedy(40, {EXTRA_ARGUMENT: "a"})
+    with _start_engine(model, store="finish") as engine:
         store = engine.drafter.shared_store.contents
         for salt in ("a", "b", "c"):
-            params = greedy(40, {"ngram_npu_scope": "a"})
             engine.generate([{"prompt_token_ids": prompt, "cache_salt": salt}], params)
         before = set(store.scopes)
         _call(engine, "clear", "a", None, "b")
-        assert len(before - set(store.scopes)) == 1
+        assert before - set(store.scopes) == {scope_of_request(None, params, "b")}

@@ -1,6 +1,6 @@
-"""Neural drafters for the tiny target model, each trained on this machine in seconds: a draft model
-and an EAGLE head. Both predict the most frequent next tokens. Neither copies passages, which one
-layer does not learn, so they are good where n-grams are bad, and vice versa.
+"""Neural drafters for the tiny target model, made of its first layer, which predicts half of the
+target's tokens. One layer cannot copy passages, so both are good where n-grams are bad, and vice
+versa.
 
 Arguments as a script: the kind, the target's folder, and the output folder.
 """
@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
-TRAIN_STEPS = {"draft_model": 80, "eagle": 200}
-_BATCH, _LENGTH = 8, 128
+KINDS = ("draft_model", "eagle")
 
 
 def cached(kind: str, target: Path) -> Path:
-    """Returns the drafter's folder next to its target's; trains the drafter if it is missing."""
+    """Returns the drafter's folder next to its target's; makes the drafter if it is missing."""
     from tiny_model import made_once
 
     recipe = hashlib.sha256(Path(__file__).read_bytes() + target.name.encode()).hexdigest()[:12]
@@ -51,96 +48,34 @@ def target_with_mtp(tokenizer: Path, folder: Path) -> Path:
     return folder
 
 
-def _make_batches(target: Path, kind: str) -> Any:
-    """Yields for each step: tokens, the target's hidden states after its last norm, and the
-    target's next tokens."""
-    import torch
-    from tiny_model import corpus
-    from transformers import AutoTokenizer, LlamaForCausalLM
-
-    full = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(target).encode(corpus()[:1_500_000])
-    chooser = random.Random(1)
-    for _ in range(TRAIN_STEPS[kind]):
-        starts = [chooser.randrange(len(ids) - _LENGTH) for _ in range(_BATCH)]
-        batch = torch.tensor([ids[start : start + _LENGTH] for start in starts])
-        with torch.no_grad():
-            output = full(batch, output_hidden_states=True)
-        yield batch, output.hidden_states[-1], output.logits.argmax(-1)
-
-
-def _train(parameters: Any, losses: Any, steps: int) -> None:
-    import torch
-
-    optimizer = torch.optim.AdamW(parameters, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    for step, loss in enumerate(losses):
-        for group in optimizer.param_groups:
-            group["lr"] = 4e-3 * min(1.0, step / 30) * (1.02 - step / steps)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        if step % 100 == 0:
-            print(f"toy drafter: step {step}, loss {loss.item():.2f}", flush=True)
-
-
-def _loss(logits: Any, targets: Any) -> Any:
-    import torch
-
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def _train_draft_model(target: Path, folder: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig.from_pretrained(target)
-    config.update({"num_hidden_layers": 1, "intermediate_size": 192})
-    model = LlamaForCausalLM(config)
-    losses = (
-        _loss(model(input_ids=batch).logits, targets)
-        for batch, _, targets in _make_batches(target, "draft_model")
-    )
-    _train(model.parameters(), losses, TRAIN_STEPS["draft_model"])
-    model.save_pretrained(folder)
-    for path in target.glob("tokenizer*"):
-        shutil.copy(path, folder)
-
-
-def _train_eagle(target: Path, folder: Path) -> None:
-    """Trains one layer on the target's hidden state and the next token's embedding. Its output goes
-    to the target's own head."""
+def _make(kind: str, target: Path, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
     from transformers import LlamaForCausalLM
-    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-    full = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).requires_grad_(False)
-    config = full.config
-    layer = LlamaDecoderLayer(config, 0)
-    layer.input_layernorm = torch.nn.Identity()
-    fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-    positions = full.model.rotary_emb(torch.zeros(1), torch.arange(_LENGTH - 1)[None])
-
-    def losses() -> Any:
-        for batch, hidden, targets in _make_batches(target, "eagle"):
-            embedded = full.model.embed_tokens(batch[:, 1:])
-            joined = fc(torch.cat([embedded, hidden[:, :-1]], dim=-1))
-            yield _loss(full.lm_head(layer(joined, position_embeddings=positions)), targets[:, 1:])
-
-    _train([*layer.parameters(), *fc.parameters()], losses(), TRAIN_STEPS["eagle"])
-    folder.mkdir(parents=True)
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).requires_grad_(False)
+    model.model.layers = model.model.layers[:1]
+    model.config.num_hidden_layers = 1
+    model.save_pretrained(folder)
+    if kind == "draft_model":
+        for path in target.glob("tokenizer*"):
+            shutil.copy(path, folder)
+        return
+    # An EAGLE head has no norm before its layer, and reads the next token's embedding and the
+    # target's hidden state. This one ignores the state. The norm, which is nearly linear because
+    # all embeddings have about the same size, becomes a part of the projections.
+    (layer,) = model.model.layers
+    embeddings = model.model.embed_tokens.weight
+    size = embeddings.pow(2).mean(-1).sqrt().mean()
+    for projection in ("q_proj", "k_proj", "v_proj"):
+        getattr(layer.self_attn, projection).weight *= layer.input_layernorm.weight / size
     weights = {f"layers.0.{name}": value for name, value in layer.state_dict().items()}
-    save_file({**weights, "fc.weight": fc.weight.detach()}, folder / "model.safetensors")
-    description = json.loads((target / "config.json").read_text())
-    description |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
-    (folder / "config.json").write_text(json.dumps(description))
+    del weights["layers.0.input_layernorm.weight"]
+    identity = torch.eye(embeddings.shape[1])
+    weights["fc.weight"] = torch.cat([identity, torch.zeros_like(identity)], 1)
+    save_file(weights, folder / "model.safetensors")
 
 
 if __name__ == "__main__":
-    import torch
-
     sys.path.append(str(Path(__file__).parents[3] / "support"))
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    {"draft_model": _train_draft_model, "eagle": _train_eagle}[sys.argv[1]](
-        Path(sys.argv[2]), Path(sys.argv[3])
-    )
+    _make(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -1,48 +1,61 @@
-"""Runs V1's runner with different drafting methods, and records its outputs and drafts."""
+"""Runs V1's runner with different drafting methods, and records its drafts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cpu_platform  # before modules that import numba
-import engines
-import pytest
 import torch
-from engines import LADDER, LOOKUP, K
-from ngram_npu.config import INDEX_POLICY
-from ngram_npu.engines.vllm import plugin, v1_device
+from engines import (
+    LADDER,
+    LOOKUP,
+    MAX_MODEL_LEN,
+    BatchResult,
+    CountingEvent,
+    Engine,
+    K,
+    Method,
+    Request,
+    encode_corpus,
+    start_engine,
+)
 from vllm import SamplingParams
-from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.spec_decode import ngram_proposer, ngram_proposer_gpu
-from vllm.v1.worker import gpu_model_runner
+from vllm.v1.spec_decode.ngram_proposer import NgramProposer
+from vllm.v1.spec_decode.ngram_proposer_gpu import NgramProposerGPU
 
-Request = tuple[list[int], SamplingParams]
+INDEX = {**LOOKUP, "engine": "index"}
+STORE_FINISH = {**LADDER, "engine": "auto", "drafts": "padded", "store": "finish", "metrics": True}
 
-STOCK = ngram_proposer.NgramProposer
-STOCK_ASYNC = ngram_proposer_gpu.NgramProposerGPU
-REPLACED = [
-    (ngram_proposer, "NgramProposer"),
-    (gpu_model_runner, "NgramProposerGPU"),
-    (gpu_model_runner, "update_scheduler_for_invalid_drafts"),
-]
-MAX_MODEL_LEN = 512
 
-OPTIONS: dict[str, Any] = {
-    **engines.OPTIONS,
-    "max_model_len": MAX_MODEL_LEN,
-    "max_num_seqs": 12,
-    "num_gpu_blocks_override": 36,  # too few for twelve requests: preemption
+def make_async_method(drafts: str, engine: str, **more: Any) -> Method:
+    return Method("ngram_gpu", {"drafts": drafts, "engine": engine, **more}, asynchronous=True)
+
+
+# Together, the class with the index and the plugin with the scan cover both engines.
+METHODS = {
+    "none": Method(),
+    "ngram": Method("ngram"),
+    "custom_class": Method("custom_class", INDEX),
+    "plugin": Method("ngram", {"engine": "scan"}),
+    "async_stock": Method("ngram_gpu", asynchronous=True),
+    "padded": make_async_method("padded", "index"),
+    "padded_scan": make_async_method("padded", "scan"),
+    "trimmed": make_async_method("trimmed", "scan"),
+    "keep_drafting": Method("custom_class", {**INDEX, "keep_drafting": True}),
+    "trimmed_keep_drafting": make_async_method("trimmed", "scan", keep_drafting=True),
+    "ladder": Method("custom_class", LADDER),
+    "ladder_padded": make_async_method("padded", "auto", **LADDER),
+    "store": Method("custom_class", {**LADDER, "store": "live"}),
+    "store_padded": Method("ngram_gpu", STORE_FINISH, asynchronous=True),
 }
 
 # One engine runs several sets of requests. Seeded requests crash vLLM's CPU runner (0.32.0) if one
 # of them is prefilled in chunks, with or without speculation, so they do not chunk.
 ENGINE_OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
-    ("greedy", "structured", "logprobs"): {},
+    ("greedy", "structured"): {},
     ("sampled",): {
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": 512,
@@ -51,279 +64,122 @@ ENGINE_OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Method:
-    """A drafting method."""
-
-    speculative_config: dict[str, Any] | None = None
-    additional_config: dict[str, Any] = field(default_factory=dict)
-    uses_plugin: bool = False
-
-    @property
-    def is_async(self) -> bool:
-        return (
-            self.speculative_config is not None and self.speculative_config["method"] == "ngram_gpu"
-        )
-
-
-NGRAM = {"method": "ngram", "num_speculative_tokens": K, **LOOKUP}
-NGRAM_GPU = {**NGRAM, "method": "ngram_gpu"}
-
-
-def async_method(drafts: str, engine: str, **more: Any) -> Method:
-    section = {"drafts": drafts, "engine": engine, **more}
-    return Method(NGRAM_GPU, {"ngram_npu": section}, uses_plugin=True)
-
-
-def class_method(
-    section: dict[str, Any],
-    model: str = "ngram_npu.engines.vllm.NgramProposer",
-    *,
-    uses_plugin: bool = False,
-) -> Method:
-    config = {"method": "custom_class", "model": model, "num_speculative_tokens": K}
-    return Method(config, {"ngram_npu": section}, uses_plugin)
-
-
-INDEX = {**LOOKUP, "engine": "index"}
-
-# Together, the class with the index and the plugin with the scan cover both engines.
-METHODS = {
-    "none": Method(),
-    "ngram": Method(NGRAM),
-    "custom_class": class_method(INDEX),
-    "plugin": Method(NGRAM, {"ngram_npu": {"engine": "scan"}}, uses_plugin=True),
-    "async_stock": Method(NGRAM_GPU),
-    "padded": async_method("padded", "index"),
-    "padded_scan": async_method("padded", "scan"),
-    "trimmed": async_method("trimmed", "scan"),
-    "keep_drafting": class_method({**INDEX, "keep_drafting": True}),
-    "trimmed_keep_drafting": async_method("trimmed", "scan", keep_drafting=True),
-    "ladder": class_method(LADDER),
-    "ladder_padded": async_method("padded", "auto", **LADDER),
-    # The plugin rejects requests whose text a store must keep separate.
-    "store": class_method({**LADDER, "store": "live"}, uses_plugin=True),
-    "store_padded": async_method("padded", "auto", **LADDER, store="finish", metrics=True),
-    "store_live_padded": async_method("padded", "auto", **LADDER, store="live", metrics=True),
-}
-
-
 @dataclass
-class Output:
-    """Output of a request, or of one of its n samples."""
-
-    token_ids: list[int]
-    text: str
-    finish_reason: str | None
-    stop_reason: Any
-    logprobs: list[dict[int, float]] | None
-
-
-@dataclass
-class Run:
+class Run(BatchResult):
     """Results of one batch of requests from one engine."""
 
-    outputs: list[list[Output]]
-    steps_of_requests: dict[str, dict[int, list[int]]]
+    steps_of_requests: dict[str, dict[int, list[int]]] = field(default_factory=dict)
     """By request and sample: the draft at each row length at which a token was sampled."""
-    mismatches: list[str]
+    mismatches: list[str] = field(default_factory=list)
     """Drafts that differ from the stock class's drafts for the same rows."""
-    preemptions: int
-    accepted: int
-    prefilling_rows: int
+    prefilling_rows: int = 0
     """Rows in which a step of the prefill sampled no token."""
-    waits: int
+    waits: int = 0
     """Number of times the host waited for the number of drafts (asynchronous scheduling)."""
-    steps: int
+    store: Any = None
+    """Statistics of the store, after its integrity check; they cover all runs of the engine."""
 
     @property
     def drafts(self) -> list[list[int]]:
         """All drafts, including empty ones."""
         return [draft for steps in self.steps_of_requests.values() for draft in steps.values()]
 
-    def find_different(self, other: Run) -> list[int]:
-        """Returns the requests whose tokens, text or finish reason differ."""
-        texts = [
-            [
-                [(o.token_ids, o.text, o.finish_reason, o.stop_reason) for o in samples]
-                for samples in run.outputs
-            ]
-            for run in (self, other)
-        ]
-        assert len(texts[0]) == len(texts[1])
-        return [i for i, text in enumerate(texts[0]) if text != texts[1][i]]
 
+class Recorder:
+    """Compares every call of an engine's drafter with the stock class's on the same rows."""
 
-class RecordingEngine(engines.Engine):
-    """An engine with one drafting method that records drafts, for several batches of requests."""
-
-    def __init__(self, model: Path, method: Method, **options: Any) -> None:
-        super().__init__(
-            model,
-            speculative_config=method.speculative_config,
-            additional_config=method.additional_config,
-            **{**OPTIONS, "async_scheduling": method.is_async, **options},
-        )
-        assert (self.batch_queue_size == 2) == method.is_async
-        if getattr(self.runner, "_num_valid_draft_tokens_event", None) is not None:
-            self.runner._num_valid_draft_tokens_event = cpu_platform.Event()  # counts the waits
-        self._reset()
-        if self.drafter is not None:
-            record = self._record_async if method.is_async else self._record
-            self.drafter.propose = record(self.drafter.propose)
-
-    def _reset(self) -> None:
-        self._drafts: dict[str, dict[int, list[int]]] = {}
-        self._mismatches: list[str] = []
-        self._prefilling_rows = self._steps = 0
+    def __init__(self, engine: Engine, method: Method) -> None:
+        self._engine = engine
+        if getattr(engine.runner, "_num_valid_draft_tokens_event", None) is not None:
+            engine.runner._num_valid_draft_tokens_event = CountingEvent()
+        if engine.drafter is None:
+            return
+        config, self._stock = engine.llm.llm_engine.vllm_config, None
+        record: Callable[..., Any] = self._record
+        if method.asynchronous:
+            record = self._record_async
+            if method.options is not None:
+                self._stock = NgramProposerGPU(config, torch.device("cpu"), engine.runner)
+        elif method.options is not None:
+            self._stock = NgramProposer(config)
+            # vLLM sets them to 0 for a custom class.
+            self._stock.min_n, self._stock.max_n = LOOKUP.values()
+        self._propose, engine.drafter.propose = engine.drafter.propose, record
 
     def run(self, requests: Sequence[Request]) -> Run:
         """Runs all requests at once, from an empty prefix cache."""
-        assert self.llm.reset_prefix_cache()
-        self._reset()
-        waits, before = self._count_waits(), self.read_counters()
-        results = self.llm.generate(
-            [{"prompt_token_ids": tokens} for tokens, _ in requests],
-            [params for _, params in requests],
-            use_tqdm=False,
-        )
-        after = self.read_counters()
-        return Run(
-            outputs=[[_make_output(sample) for sample in result.outputs] for result in results],
-            steps_of_requests=self._drafts,
-            mismatches=self._mismatches,
-            preemptions=after[0] - before[0],
-            accepted=after[1] - before[1],
-            prefilling_rows=self._prefilling_rows,
-            waits=self._count_waits() - waits,
-            steps=self._steps,
-        )
+        self._run, waits = Run(), CountingEvent.waits
+        self._engine.serve(requests, self._run)
+        self._run.waits = CountingEvent.waits - waits
+        shared = getattr(self._engine.drafter, "shared_store", None)
+        if shared is not None:
+            shared.contents.check_integrity()
+            self._run.store = shared.contents.statistics
+        return self._run
 
-    def _record(self, propose: Callable[..., list[list[int]]]) -> Callable[..., list[list[int]]]:
-        """Wraps `propose` to record drafts and compare them with the stock class's."""
-        stock = STOCK(self.llm.llm_engine.vllm_config) if _is_ours(self.drafter) else None
-        if stock is not None:
-            stock.min_n, stock.max_n = LOOKUP.values()  # vLLM sets them to 0 for a custom class
+    def _record(self, *args: Any, **kwargs: Any) -> list[list[int]]:
+        sampled, num_tokens, token_ids = args[-3:]
+        drafts: list[list[int]] = self._propose(*args, **kwargs)
+        expected = drafts
+        if self._stock is not None:
+            expected = self._stock.propose(K, sampled, num_tokens, token_ids)
+        self._run.steps += 1
+        for i, req_id in enumerate(self._engine.runner.input_batch.req_ids):
+            if sampled[i]:
+                self._add_draft(req_id, int(num_tokens[i]), list(drafts[i]))
+            self._run.prefilling_rows += not sampled[i]
+            if drafts[i] != expected[i]:
+                self._run.mismatches.append(f"{req_id}: {drafts[i]} instead of {expected[i]}")
+        return drafts
 
-        def recorded(*args: Any, **kwargs: Any) -> list[list[int]]:
-            self._steps += 1
-            sampled, num_tokens, token_ids = args[-3:]
-            expected = stock.propose(K, sampled, num_tokens, token_ids) if stock else None
-            drafts = propose(*args, **kwargs)
-            for i, req_id in enumerate(self.runner.input_batch.req_ids):
-                if sampled[i]:
-                    self._add_draft(req_id, int(num_tokens[i]), list(drafts[i]))
-                self._prefilling_rows += not sampled[i]
-                if expected is not None and drafts[i] != expected[i]:
-                    self._mismatches.append(f"{req_id}: {drafts[i]} instead of {expected[i]}")
-            return drafts
-
-        return recorded
-
-    def _record_async(self, propose: Callable[..., Any]) -> Callable[..., Any]:
+    def _record_async(
+        self, k: int, lengths: Any, token_ids: Any, sampled: Any, counts: Any
+    ) -> tuple[Any, Any]:
         """Like `_record`, for tensors; padding is checked but not recorded."""
-        stock: Any = None
-        if _is_ours(self.drafter):
-            stock = STOCK_ASYNC(self.llm.llm_engine.vllm_config, torch.device("cpu"), self.runner)
-
-        def recorded(k: int, lengths: Any, token_ids: Any, sampled: Any, counts: Any) -> Any:
-            expected = stock and stock.propose(k, lengths, token_ids.clone(), sampled, counts)
-            drafts, num_drafts = propose(k, lengths, token_ids, sampled, counts)
-            expected_drafts, expected_counts = expected or (drafts, num_drafts)
-            ends = expected_counts if num_drafts is None else num_drafts
-            self._steps += 1
-            for i, req_id in enumerate(self.runner.input_batch.req_ids):
-                count, end = int(counts[i]), int(ends[i])
-                self._prefilling_rows += count == 0
-                if count == 0:
-                    continue
-                length = int(lengths[i]) + count
-                draft, rest = drafts[i, :end].tolist(), drafts[i, end:].tolist()
-                self._add_draft(req_id, length, draft)
-                padding = int(token_ids[i, length - 1]) if num_drafts is None else -1
-                right = expected_drafts[i, : int(expected_counts[i])].tolist()
-                if draft != right or rest != [padding] * len(rest):
-                    self._mismatches.append(f"{req_id}: {draft} {rest} instead of {right}")
-            return drafts, num_drafts
-
-        return recorded
+        # The stock class writes to its argument.
+        arguments = k, lengths, token_ids.clone(), sampled, counts
+        expected = None if self._stock is None else self._stock.propose(*arguments)
+        drafts, num_drafts = self._propose(k, lengths, token_ids, sampled, counts)
+        expected_drafts, expected_counts = expected or (drafts, num_drafts)
+        ends = expected_counts if num_drafts is None else num_drafts
+        self._run.steps += 1
+        for i, req_id in enumerate(self._engine.runner.input_batch.req_ids):
+            count, end = int(counts[i]), int(ends[i])
+            if count == 0:
+                self._run.prefilling_rows += 1
+                continue
+            length = int(lengths[i]) + count
+            draft, rest = drafts[i, :end].tolist(), drafts[i, end:].tolist()
+            self._add_draft(req_id, length, draft)
+            padding = int(token_ids[i, length - 1]) if num_drafts is None else -1
+            right = expected_drafts[i, : int(expected_counts[i])].tolist()
+            if draft != right or rest != [padding] * len(rest):
+                self._run.mismatches.append(f"{req_id}: {draft} {rest} instead of {right}")
+        return drafts, num_drafts
 
     def _add_draft(self, req_id: str, length: int, draft: list[int]) -> None:
         name = req_id.rpartition("-")[0]  # without the random suffix that vLLM appends
-        self._drafts.setdefault(name, {})[length] = draft
-
-    def _count_waits(self) -> int:
-        """Counts the waits for the number of drafts; 0 if the runner has no event for it."""
-        event = getattr(self.runner, "_num_valid_draft_tokens_event", None)
-        return 0 if event is None else event.waits
-
-
-def _is_ours(drafter: Any) -> bool:
-    return any(c.__module__.startswith("ngram_npu.") for c in type(drafter).__mro__)
-
-
-def _make_output(sample: Any) -> Output:
-    logprobs = None
-    if sample.logprobs is not None:
-        logprobs = [{token: p.logprob for token, p in step.items()} for step in sample.logprobs]
-    return Output(
-        list(sample.token_ids), sample.text, sample.finish_reason, sample.stop_reason, logprobs
-    )
-
-
-@contextmanager
-def start_engine(
-    model: Path, method: Method, drafter: type | None = None, **options: Any
-) -> Iterator[RecordingEngine]:
-    """Starts an engine for the block. With the plugin, the stock classes are replaced meanwhile;
-    `drafter` replaces the asynchronous one."""
-    with ExitStack() as stack:
-        patches = stack.enter_context(pytest.MonkeyPatch.context())
-        for module, name in REPLACED:
-            patches.setattr(module, name, getattr(module, name))  # restored at the end
-        patches.setattr(INDEX_POLICY, "scanned_tokens", -1)  # the tests have few tokens
-        if method.uses_plugin:
-            plugin.install()
-            assert ngram_proposer.NgramProposer is plugin.StockNgramProposer
-            assert gpu_model_runner.NgramProposerGPU is v1_device.AsyncNgramProposer
-        if drafter is not None:
-            patches.setattr(gpu_model_runner, "NgramProposerGPU", drafter)
-        if method.is_async:
-            stack.enter_context(cpu_platform.allow_async_scheduling())
-        try:
-            engine = RecordingEngine(model, method, **options)
-            try:
-                yield engine
-            finally:
-                engine.close()
-        finally:
-            cleanup_dist_env_and_memory()
+        self._run.steps_of_requests.setdefault(name, {})[length] = draft
 
 
 def run(model: Path, method: Method, sets: tuple[str, ...]) -> dict[str, Run]:
     """Runs sets of requests that share an engine."""
-    prompts = Prompts(model)
     with start_engine(model, method, **ENGINE_OPTIONS[sets]) as engine:
-        return {name: engine.run(REQUEST_SETS[name](prompts)) for name in sets}
+        recorder = Recorder(engine, method)
+        return {name: recorder.run(make_requests(model, name)) for name in sets}
 
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "values": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 6},
-        "kind": {"enum": ["first kind", "second kind"]},
-    },
-    "required": ["name", "values", "kind"],
-    "additionalProperties": False,
-}
+def make_requests(model: Path, name: str = "greedy") -> list[Request]:
+    """Makes a set of requests."""
+    make = {"greedy": _make_greedy, "sampled": _make_sampled, "structured": _make_structured}
+    return make[name](Prompts(model))
 
 
 class Prompts:
     """Passages of the corpus by number and length in tokens."""
 
     def __init__(self, model: Path) -> None:
-        self._ids = engines.encode_corpus(model, 200_000)
+        self._ids = encode_corpus(model, 200_000)
 
     def __call__(self, number: int, length: int, repeated: int = 0) -> list[int]:
         """Returns `length` tokens, followed by a copy of the first `repeated` ones."""
@@ -332,8 +188,9 @@ class Prompts:
         return passage + passage[:repeated]
 
 
-def make_greedy(prompts: Prompts) -> list[Request]:
-    """Makes 48 requests: chunks, shared prefixes, stops, penalties, ends at max_model_len."""
+def _make_greedy(prompts: Prompts) -> list[Request]:
+    """Makes 48 requests: chunks, shared prefixes, stops, penalties, log probabilities, ends at
+    max_model_len."""
     requests: list[Request] = []
     shared = prompts(1000, 130)
     for i in range(48):
@@ -353,11 +210,13 @@ def make_greedy(prompts: Prompts) -> list[Request]:
                 prompt = shared + prompts(i, 15 + i)
             case 6:
                 params |= {"stop_token_ids": prompts(i, 40)[30:], "bad_words": ["self"]}
+            case 7:
+                params["logprobs"] = i // 8 % 4
         requests.append((prompt, SamplingParams(temperature=0, **params)))
     return requests
 
 
-def make_sampled(prompts: Prompts) -> list[Request]:
+def _make_sampled(prompts: Prompts) -> list[Request]:
     """Makes 24 requests, 40 samples: seeds, several samples per prompt, filters, penalties."""
     requests: list[Request] = []
     for i in range(24):
@@ -375,10 +234,12 @@ def make_sampled(prompts: Prompts) -> list[Request]:
     return requests
 
 
-def make_structured(prompts: Prompts) -> list[Request]:
+def _make_structured(prompts: Prompts) -> list[Request]:
     """Makes 12 requests with a grammar and four without."""
+    properties = {"name": {"type": "string", "maxLength": 12}, "number": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
     kinds = [
-        StructuredOutputsParams(json=SCHEMA),
+        StructuredOutputsParams(json=schema),
         StructuredOutputsParams(regex=r"(abc|abd)( (abc|abd)){4,9}\."),
         StructuredOutputsParams(choice=["one and one and one", "two and two and two and two"]),
         None,
@@ -388,22 +249,3 @@ def make_structured(prompts: Prompts) -> list[Request]:
         params = SamplingParams(temperature=0, max_tokens=70, structured_outputs=kinds[i % 4])
         requests.append((prompts(i, 25 + 31 * i % 150, repeated=8), params))
     return requests
-
-
-def make_logprobs(prompts: Prompts) -> list[Request]:
-    """Makes 10 requests with log probabilities."""
-    requests: list[Request] = []
-    for i in range(10):
-        params = SamplingParams(
-            temperature=0, max_tokens=30, ignore_eos=True, logprobs=i % 4, prompt_logprobs=1
-        )
-        requests.append((prompts(i, 30 + 29 * i % 150, repeated=10), params))
-    return requests
-
-
-REQUEST_SETS = {
-    "greedy": make_greedy,
-    "sampled": make_sampled,
-    "structured": make_structured,
-    "logprobs": make_logprobs,
-}

@@ -1,4 +1,5 @@
-"""Runs the V2 runner with different drafting methods, and records its outputs and drafts."""
+"""Runs the V2 runner with different drafting methods, and compares each row's draft with the stock
+speculator's or, with a neural drafter, with the reference's choice of the two drafts."""
 
 from __future__ import annotations
 
@@ -8,59 +9,194 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import engines
-import pytest
+import numpy as np
 import torch
-from engines import LOOKUP, Engine, K
+from engines import (
+    LADDER,
+    MAX_MODEL_LEN,
+    BatchResult,
+    CountingEvent,
+    Engine,
+    K,
+    Method,
+    Request,
+    encode_corpus,
+    start_engine,
+)
 from ngram_npu import StoreStatistics, host_drafting
-from ngram_npu.engines.vllm import admission, plugin
+from ngram_npu.config import default_match_costs
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
+from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
+from ops.reference.drafting import LATEST, draft_for
+from ops.reference.merging import merge_drafts_
 from vllm import SamplingParams
-from vllm.config import VllmConfig
-from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.v1.worker.gpu import model_runner
-from vllm.v1.worker.gpu.spec_decode import adaptive_verification
-from vllm.v1.worker.gpu.spec_decode.ngram import speculator as stock_module
+from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 
-admission.install()  # the part of the plugin that a store needs in addition to the speculator
-
-STOCK = stock_module.NgramGPUSpeculator
-MAX_MODEL_LEN = 256
 GRAMMAR = r"( self\.[a-z]+ = [a-z]+\n)+"
+BESIDE_LOOKUP = (2, 9)  # supported by the index, too
+NGRAM = 2
+"""Source of a draft in the reference of the merge operator."""
 
-OPTIONS: dict[str, Any] = {
-    **engines.OPTIONS,
-    "max_model_len": MAX_MODEL_LEN,
-    "max_num_seqs": 8,
-    "num_gpu_blocks_override": 10,  # too few for eight requests: preemption
+
+def make_ngram_method(engine: str, **more: Any) -> Method:
+    return Method("ngram_gpu", {"engine": engine, **more}, asynchronous=True)
+
+
+def make_beside_method(
+    name: str, options: dict[str, Any], *, asynchronous: bool = True, **speculative: Any
+) -> Method:
+    """Makes a method with a neural drafter and n-gram drafts."""
+    return Method(name, {"beside": True, **options}, asynchronous, speculative)
+
+
+METRICS_LADDER = {**LADDER, "metrics": True}
+STORE = {**LADDER, "store": "live"}
+SIZES = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), BESIDE_LOOKUP, strict=True))
+SCAN, INDEX = {"engine": "scan", **SIZES}, {"engine": "index", **SIZES}
+ADAPTIVE = {"enable_adaptive_verification": True}
+
+# vLLM schedules "ngram" synchronously only.
+METHODS = {
+    "none": Method(asynchronous=True),
+    "stock": Method("ngram_gpu", asynchronous=True),
+    "async-scan": make_ngram_method("scan"),
+    "async-index": make_ngram_method("index", metrics=True),
+    "sync-scan": Method("ngram", {"engine": "scan", "metrics": True}),
+    "sync-index": Method("ngram", {"engine": "index"}),
+    "other-options": make_ngram_method("index", match_policy="earliest", overlap=True),
+    "ladder": Method("ngram_gpu", METRICS_LADDER, asynchronous=True),
+    "ladder-adaptive": Method("ngram_gpu", METRICS_LADDER, True, ADAPTIVE),
+    "store": Method("ngram_gpu", {**STORE, "metrics": True}, asynchronous=True),
+    "store-finish": Method("ngram", {**METRICS_LADDER, "engine": "index", "store": "finish"}),
+    "late-index": make_ngram_method("index"),
+    "late-store": Method("ngram_gpu", {**STORE, "metrics": False}, asynchronous=True),
+    "draft-async": make_beside_method("draft_model", {**SCAN, "metrics": True}),
+    "draft-sync": make_beside_method("draft_model", INDEX, asynchronous=False),
+    "eagle-async": make_beside_method("eagle", {**SCAN, "metrics": True}),
+    "eagle-sync": make_beside_method("eagle", INDEX, asynchronous=False),
+    "eagle-small-batches": make_beside_method(
+        "eagle",
+        SCAN,
+        asynchronous=False,
+        # First and last batch size, and the number of draft tokens.
+        num_speculative_tokens_per_batch_size=[[1, 1, 4], [2, 8, 0]],
+    ),
+    "mtp": make_beside_method("mtp", SCAN),
+    "adaptive": make_beside_method("draft_model", LADDER, **ADAPTIVE),
+    "draft-store": make_beside_method("draft_model", STORE),
+    "eagle-store": make_beside_method("eagle", STORE),
 }
+"""Copies and jobs of "late-*" methods wait until the runner reads the drafts in its next step."""
+
+REQUEST_COUNTS = {"eagle-small-batches": 8, "mtp": 8}
+"""Methods that run fewer requests."""
 
 
-@dataclass(frozen=True)
-class Method:
-    """A drafting method and the way of scheduling."""
+@dataclass
+class Run(BatchResult):
+    """Results of one batch of requests from one engine."""
 
-    name: str | None = "ngram_gpu"
-    asynchronous: bool = True
-    ours: dict[str, Any] | None = None
-    """Options of ngram_npu; None: vLLM's own speculator."""
-    adaptive: bool = False
-    """Whether vLLM chooses which drafts to verify."""
-    stream: Callable[[Any, Run], DelayedStream] | None = None
-    """Makes the stream for drafting on the host; None: everything runs immediately."""
+    prefilling: int = 0
+    """Rows that sampled nothing."""
+    partly_accepted: int = 0
+    """Rows with some, but not all, of their drafts accepted."""
+    mismatches: list[str] = field(default_factory=list)
+    """Rows with other drafts than the expected ones."""
+    state_changes: int = 0
+    """Calls of `propose` that changed the runner's state."""
+    waits: int = 0
+    """Waits of the host for an event."""
+    waits_in_propose: int = 0
+    draft_counts: Any = None
+    """[2, K] draft tokens verified and accepted by position, if they are counted."""
+    not_verified: int = 0
+    """Draft tokens that vLLM chose not to verify."""
+    store: StoreStatistics | None = None
+    """Statistics of the shared store, after its integrity check."""
+    drafts: list[tuple[str, list[int]]] = field(default_factory=list)
+    """Each drafted row's request and draft, in the order of the steps."""
+    grammars: int = 0
+    """Steps with requests that have a grammar."""
+    scopes: int = 0
+    """Scopes with text in the store."""
+    changes_while_pending: int = 0
+    """Begins and ends of requests while jobs of the previous step were pending."""
+    num_replaced: int = 0
+    """Rows that sampled a token and got an n-gram draft instead of their neural draft."""
+    num_kept: int = 0
+    """Rows that sampled a token and kept their neural draft."""
+    steps_without_drafts: int = 0
+    """Steps in which the runner requested no draft tokens."""
+    neural_results: int = 0
+    """Verification results of neural drafts that the acceptance estimator received."""
+    ngram_results: int = 0
+    """Verification results of n-gram drafts that the acceptance estimator received."""
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        speculative = {"method": self.name, "num_speculative_tokens": K, **LOOKUP}
-        if self.adaptive:
-            speculative["enable_adaptive_verification"] = True
-        return {
-            **OPTIONS,
-            "speculative_config": speculative if self.name else None,
-            "additional_config": {"ngram_npu": self.ours} if self.ours else {},
-            "async_scheduling": self.asynchronous,
-        }
+
+def make_requests(model: Path) -> list[Request]:
+    """Makes 20 requests: chunks, shared prefixes, stops, penalties, ends at max_model_len, two
+    grammars and two scopes."""
+    ids = encode_corpus(model, 60_000)
+    requests = []
+    for i in range(20):
+        length = 16 + 37 * i % 70
+        start = i * 577
+        prompt = ids[start : start + length] + ids[start : start + 12]
+        params: dict[str, Any] = {"max_tokens": 20 + 7 * i % 30, "ignore_eos": True}
+        match i % 5:
+            case 1:  # ends at the model's maximum length
+                prompt = ids[start : start + MAX_MODEL_LEN - 14 - i]
+                params["max_tokens"] = MAX_MODEL_LEN - len(prompt)
+            case 2:
+                params["stop_token_ids"] = prompt[5:15]
+            case 3:
+                params["repetition_penalty"] = 1.3
+            case 4:
+                prompt = ids[:64] + prompt[:16]
+                params["extra_args"] = {EXTRA_ARGUMENT: "tenant"}
+            case 0 if i >= 10:
+                params["structured_outputs"] = StructuredOutputsParams(regex=GRAMMAR)
+        requests.append((prompt, SamplingParams(temperature=0, **params)))
+    return requests
+
+
+def run(model: Path, name: str, count: int = 20, stream: type | None = None) -> Run:
+    """Runs the first `count` requests at once, with a new engine for the named method. `stream`
+    delays the drafting on the host; methods "late-*" have one."""
+    result, method = Run(), METHODS[name]
+    count = min(count, REQUEST_COUNTS.get(name, count))
+    if name.startswith("late-"):
+        stream = stream or DelayedStream
+    with start_engine(model, method) as engine:
+        delayed = None if stream is None else stream(engine.runner, result)
+        if method.is_adaptive:
+            _count_not_verified(engine.runner.adaptive_verification, result)
+        lookup = getattr(engine.drafter, LOOKUP_ATTRIBUTE, None)
+        if lookup is not None:
+            _BesideRecorder(engine, method, result)
+        elif method.name:
+            _record(engine, result, delayed)
+        serve(engine, make_requests(model)[:count], result)
+        if delayed is not None:
+            delayed.synchronize()
+        lookup = lookup or engine.drafter
+        if getattr(lookup, "_stats", None) is not None:
+            result.draft_counts = lookup._stats.acceptance.read_and_reset().sum(1)
+        shared = getattr(lookup, "shared_store", None)
+        if shared is not None:
+            shared.contents.check_integrity()
+            result.store = shared.contents.statistics
+            result.scopes = len(shared.contents.scopes)
+        del shared, delayed, lookup
+    return result
+
+
+def serve(engine: Engine, requests: Sequence[Request], result: Run) -> None:
+    """Runs all of these requests at once, and writes outputs and counts to `result`."""
+    waits = CountingEvent.waits
+    engine.serve(requests, result)
+    result.waits = CountingEvent.waits - waits
 
 
 class DelayedStream(host_drafting.SynchronousStream):
@@ -122,181 +258,6 @@ class UnorderedStream(DelayedStream):
         host_drafting.SynchronousStream.run(self, job)
 
 
-LADDER = {**engines.LADDER, "metrics": True}
-INDEX_FINISH = {**LADDER, "engine": "index", "store": "finish"}
-
-# vLLM schedules "ngram" synchronously only.
-METHODS = {
-    "none": Method(name=None),
-    "stock": Method(),
-    "async-scan": Method(ours={"engine": "scan"}),
-    "async-index": Method(ours={"engine": "index", "metrics": True}),
-    "sync-scan": Method("ngram", asynchronous=False, ours={"engine": "scan", "metrics": True}),
-    "sync-index": Method("ngram", asynchronous=False, ours={"engine": "index"}),
-    "other-options": Method(ours={"engine": "index", "match_policy": "earliest", "overlap": True}),
-    "ladder": Method(ours=LADDER),
-    "ladder-adaptive": Method(ours=LADDER, adaptive=True),
-    "store": Method(ours={**LADDER, "store": "live"}),
-    "late-index": Method(ours={"engine": "index"}, stream=DelayedStream),
-    "late-store": Method(ours={**LADDER, "store": "live", "metrics": False}, stream=DelayedStream),
-    "store-finish": Method("ngram", asynchronous=False, ours=INDEX_FINISH),
-}
-
-
-@dataclass
-class Run:
-    """Results of one batch of requests from one engine."""
-
-    outputs: list[tuple[list[int], str | None]] = field(default_factory=list)
-    """Each request's tokens and finish reason."""
-    batch_queue_size: int = 0
-    preemptions: int = 0
-    accepted: int = 0
-    rows: int = 0
-    """Rows that sampled a token and drafted, over all steps."""
-    prefilling: int = 0
-    """Rows that sampled nothing."""
-    partly_accepted: int = 0
-    """Rows with some, but not all, of their drafts accepted."""
-    matched: int = 0
-    """Rows whose drafts are not just the newest token repeated."""
-    mismatches: list[str] = field(default_factory=list)
-    """Rows whose drafts differ from the expected ones."""
-    state_changes: int = 0
-    """Calls of `propose` that changed the runner's state."""
-    steps: int = 0
-    waits: int = 0
-    """Waits of the host for an event."""
-    waits_in_propose: int = 0
-    draft_counts: Any = None
-    """[2, K] draft tokens verified and accepted by position, if the speculator counts them."""
-    not_verified: int = 0
-    """Draft tokens that vLLM chose not to verify."""
-    store: StoreStatistics | None = None
-    """Statistics of the shared store, after its integrity check."""
-    drafts: list[tuple[str, list[int]]] = field(default_factory=list)
-    """Each drafted row's request and draft, in the order of the steps."""
-    grammars: int = 0
-    """Steps with requests that have a grammar."""
-    scopes: int = 0
-    """Scopes with text in the store."""
-    changes_while_pending: int = 0
-    """Begins and ends of requests while jobs of the previous step were pending."""
-
-    def find_different(self, other: Run) -> list[int]:
-        """Returns the requests whose tokens or finish reason differ."""
-        pairs = zip(self.outputs, other.outputs, strict=True)
-        return [i for i, (a, b) in enumerate(pairs) if a != b]
-
-    def count_rows(self, num_sampled: torch.Tensor) -> None:
-        """Adds a step's rows by the number of sampled tokens."""
-        self.steps += 1
-        self.rows += int((num_sampled > 0).sum())
-        self.prefilling += int((num_sampled == 0).sum())
-        self.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
-
-
-def make_requests(model: Path) -> list[tuple[list[int], SamplingParams]]:
-    """Makes 20 requests: chunks, shared prefixes, stops, penalties, ends at max_model_len, two
-    grammars and two scopes."""
-    ids = engines.encode_corpus(model, 60_000)
-    requests = []
-    for i in range(20):
-        length = 16 + 37 * i % 70
-        start = i * 577
-        prompt = ids[start : start + length] + ids[start : start + 12]
-        params: dict[str, Any] = {"max_tokens": 20 + 7 * i % 30, "ignore_eos": True}
-        match i % 5:
-            case 1:  # ends at the model's maximum length
-                prompt = ids[start : start + MAX_MODEL_LEN - 14 - i]
-                params["max_tokens"] = MAX_MODEL_LEN - len(prompt)
-            case 2:
-                params["stop_token_ids"] = prompt[5:15]
-            case 3:
-                params["repetition_penalty"] = 1.3
-            case 4:
-                prompt = ids[:64] + prompt[:16]
-                params["extra_args"] = {EXTRA_ARGUMENT: "tenant"}
-            case 0 if i >= 10:
-                params["structured_outputs"] = StructuredOutputsParams(regex=GRAMMAR)
-        requests.append((prompt, SamplingParams(temperature=0, **params)))
-    return requests
-
-
-def run(model: Path, method: Method, count: int = 20) -> Run:
-    """Runs the first `count` requests at once, with a new engine."""
-    result = Run()
-    if method.ours is not None:
-        plugin.install_v2()
-        assert stock_module.NgramGPUSpeculator is not STOCK
-    with start_engine(model, method.arguments, result, method.adaptive) as engine:
-        stream = None
-        if method.name:
-            module = type(engine.drafter).__module__
-            assert module.startswith("ngram_npu.") == bool(method.ours)
-            if method.stream is not None:
-                stream = method.stream(engine.runner, result)
-            _record(engine, result, stream)
-        serve(engine, make_requests(model)[:count], result)
-        if stream is not None:
-            stream.synchronize()
-        if getattr(engine.drafter, "_stats", None) is not None:
-            result.draft_counts = take_draft_counts(engine.drafter)
-        shared = getattr(engine.drafter, "shared_store", None)
-        if shared is not None:
-            shared.contents.check_integrity()
-            result.store = shared.contents.statistics
-            result.scopes = len(shared.contents.scopes)
-        del shared, stream
-    return result
-
-
-@contextmanager
-def start_engine(
-    model: Path, arguments: dict[str, Any], result: Run, adaptive: bool = False
-) -> Iterator[Engine]:
-    """Starts an engine for the block, and counts its waits for events in `result`."""
-    event, torch.cuda.Event = torch.cuda.Event, _make_counting_event(torch.cuda.Event, result)
-    patches = pytest.MonkeyPatch()
-    if adaptive:
-        _allow_adaptive_verification(patches)
-    try:
-        engine = Engine(model, **arguments)
-        result.batch_queue_size = engine.batch_queue_size
-        if adaptive:
-            _set_step_times(engine.runner.adaptive_verification, result)
-        try:
-            yield engine
-        finally:
-            engine.close()
-    finally:
-        patches.undo()
-        torch.cuda.Event = event
-        cleanup_dist_env_and_memory()
-        stock_module.NgramGPUSpeculator = STOCK  # type: ignore[misc]
-
-
-def serve(
-    engine: Engine, requests: Sequence[tuple[list[int], SamplingParams]], result: Run
-) -> None:
-    """Runs all of these requests at once, and writes outputs and vLLM's counts to `result`."""
-    waits = result.waits
-    outputs = engine.llm.generate(
-        [{"prompt_token_ids": tokens} for tokens, _ in requests],
-        [params for _, params in requests],
-        use_tqdm=False,
-    )
-    result.waits -= waits
-    samples = [output.outputs[0] for output in outputs]
-    result.outputs = [(list(sample.token_ids), sample.finish_reason) for sample in samples]
-    result.preemptions, result.accepted = engine.read_counters()
-
-
-def take_draft_counts(drafter: Any) -> Any:
-    """Returns [2, K] draft tokens verified and accepted by position, as the drafter counts them."""
-    return drafter._stats.acceptance.read_and_reset().sum(1)
-
-
 def call_stock(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Returns the stock speculator's drafts, but the prompt's last token in rows that are still
     prefilling. vLLM ignores those drafts; its speculator repeats the row's last sampled token."""
@@ -306,20 +267,23 @@ def call_stock(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any) ->
 
 
 @contextmanager
-def observe_propose(state: Any, result: Run) -> Iterator[None]:
-    """Counts waits and changes of the runner's state within the block."""
+def _observe_propose(state: Any, num_sampled: torch.Tensor, result: Run) -> Iterator[None]:
+    """Counts the step's rows, and the waits and changes of the runner's state in the block."""
     before = state.all_token_ids.gpu.clone(), state.total_len.gpu.clone()
-    waits = result.waits
+    waits = CountingEvent.waits
     yield
-    result.waits_in_propose += result.waits - waits
+    result.waits_in_propose += CountingEvent.waits - waits
     after = state.all_token_ids.gpu, state.total_len.gpu
     result.state_changes += not all(map(torch.equal, before, after))
+    result.steps += 1
+    result.prefilling += int((num_sampled == 0).sum())
+    result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
 
 
 def _record(engine: Engine, result: Run, stream: DelayedStream | None) -> None:
     """Compares every call of `propose` with the stock speculator's on the same state."""
     speculator, state = engine.drafter, engine.runner.req_states
-    stock = STOCK(engine.llm.llm_engine.vllm_config, engine.runner.device, state)
+    stock = NgramGPUSpeculator(engine.llm.llm_engine.vllm_config, engine.runner.device, state)
     propose = speculator.propose
 
     def recorded(input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -327,13 +291,10 @@ def _record(engine: Engine, result: Run, stream: DelayedStream | None) -> None:
             drafts: torch.Tensor = propose(input_batch, *args, **kwargs)
             return drafts
         expected = call_stock(stock, state, input_batch, *args, **kwargs)
-        with observe_propose(state, result):
+        num_sampled = args[4]
+        with _observe_propose(state, num_sampled, result):
             drafts = propose(input_batch, *args, **kwargs)
         result.grammars += input_batch.has_structured_output_reqs
-        num_sampled = args[4]
-        newest = state.last_sampled_tokens[input_batch.idx_mapping]
-        result.count_rows(num_sampled)
-        result.matched += int(((expected != newest).any(1) & (num_sampled > 0)).sum())
 
         def compare() -> None:
             rows = zip(input_batch.req_ids, drafts.tolist(), expected.tolist(), strict=True)
@@ -352,18 +313,88 @@ def _record(engine: Engine, result: Run, stream: DelayedStream | None) -> None:
     speculator.propose = recorded
 
 
-def _allow_adaptive_verification(patches: pytest.MonkeyPatch) -> None:
-    """Removes vLLM's requirement of CUDA graphs; only the time per step is needed here."""
-    patches.setattr(VllmConfig, "_validate_adaptive_verification", lambda self: None)
-    patches.setattr(model_runner, "resolve_adaptive_cudagraph_mode", lambda mode, **_: mode)
-    patches.setattr(
-        adaptive_verification, "get_varlen_cudagraph_unsupported_backend", lambda *_, **__: None
-    )
+class _BesideRecorder:
+    """Compares every call of `propose` with the references of the lookup and of the choice. Keeps
+    a second copy of their state per request, reset when the runner adds a request."""
+
+    def __init__(self, engine: Engine, method: Method, result: Run) -> None:
+        runner = engine.runner
+        self._state, self._result = runner.req_states, result
+        lookup = runner.speculator.ngram_npu
+        self._compares = "sizes" not in (method.options or {})
+        self._acceptance = np.zeros_like(lookup.neural_acceptance.numpy())
+        # By row of the runner's state: whether the last step replaced the neural draft.
+        self._replaced = torch.zeros(len(self._acceptance), dtype=torch.bool)
+        self._neural = torch.empty(0)
+        self._neural_propose, lookup._neural_propose = lookup._neural_propose, self._keep_neural
+        self._propose, runner.speculator.propose = runner.speculator.propose, self._record
+        self._add_request, self._state.add_request = self._state.add_request, self._reset_row
+        if method.is_adaptive:
+            estimator = runner.speculator.acceptance_estimator
+            self._estimate, estimator.step = estimator.step, self._count_estimated
+
+    def _reset_row(self, req_id: str, *args: Any, **kwargs: Any) -> None:
+        self._add_request(req_id, *args, **kwargs)
+        row = self._state.req_id_to_index[req_id]
+        self._acceptance[row], self._replaced[row] = 0, False
+
+    def _keep_neural(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        drafts: torch.Tensor = self._neural_propose(*args, **kwargs)
+        self._neural = drafts.clone()
+        return drafts
+
+    def _count_estimated(
+        self, rows: torch.Tensor, sampled: torch.Tensor, rejected: torch.Tensor
+    ) -> None:
+        verified = (sampled - 1).clamp(min=0) + rejected > 0
+        num_ngram = int((verified & self._replaced[rows]).sum())
+        self._result.ngram_results += num_ngram
+        self._result.neural_results += int(verified.sum()) - num_ngram
+        self._estimate(rows, sampled, rejected)
+
+    def _record(self, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("dummy_run"):
+            drafts: torch.Tensor = self._propose(batch, *args, **kwargs)
+            return drafts
+        result, num_sampled = self._result, args[4]
+        with _observe_propose(self._state, num_sampled, result):
+            drafts = self._propose(batch, *args, **kwargs)
+        requested = kwargs["num_speculative_tokens"]
+        result.steps_without_drafts += requested == 0
+        sampled, rows = num_sampled > 0, batch.idx_mapping
+        replaced = (drafts != self._neural).any(1)
+        self._replaced[rows[sampled]] = replaced[sampled]
+        result.num_replaced += int((sampled & replaced).sum())
+        result.num_kept += int((sampled & ~replaced).sum())
+        if self._compares and requested == K:
+            self._compare(batch, num_sampled.numpy(), drafts)
+        return drafts
+
+    def _compare(self, batch: Any, num_sampled: Any, drafts: torch.Tensor) -> None:
+        rows = batch.idx_mapping.numpy()
+        num_verified = (np.diff(batch.cu_num_logits_np) - 1).astype(np.int32)
+        ngram = np.zeros((len(rows), K), np.int32)
+        num_ngram, match_len = np.zeros((2, len(rows)), np.int32)
+        for i, row in enumerate(rows):
+            length = int(self._state.total_len.gpu[row])
+            tokens = self._state.all_token_ids.gpu[row, :length].tolist()
+            if num_sampled[i] > 0:
+                draft, match_len[i] = draft_for(tokens, *BESIDE_LOOKUP, K, LATEST, True, 10**9)
+                num_ngram[i] = len(draft)
+                ngram[i] = (draft + [tokens[-1]] * K)[:K]
+        drafted = (self._neural.numpy(), ngram, num_ngram, match_len)
+        costs = (None, None, None, default_match_costs())
+        state = (rows, num_sampled, num_verified, self._acceptance)
+        expected, _, source = merge_drafts_(*drafted, *costs, *state, 1, 0, False)
+        for i, (draft, right) in enumerate(zip(drafts.tolist(), expected.tolist(), strict=True)):
+            if draft != right:
+                name = "n-grams" if source[i] == NGRAM else "the neural drafter"
+                line = f"{batch.req_ids[i]}: {draft} instead of {right} from {name}"
+                self._result.mismatches.append(line)
 
 
-def _set_step_times(manager: Any, result: Run) -> None:
-    """Sets the time of each further token to a tenth of a step, and counts what vLLM leaves out."""
-    manager.set_cost_curves([(1, 0.01), (8, 0.01)], [(1, 1.0), (101, 11.0)])
+def _count_not_verified(manager: Any, result: Run) -> None:
+    """Counts the draft tokens that vLLM leaves out."""
     get_num_tokens = manager.get_num_tokens
 
     def counted(num_tokens: Any, drafts: Any) -> Any:
@@ -372,17 +403,3 @@ def _set_step_times(manager: Any, result: Run) -> None:
         return chosen
 
     manager.get_num_tokens = counted
-
-
-def _make_counting_event(event: Any, result: Run) -> type:
-    """Makes a subclass of vLLM's replacement for an event that counts waits."""
-
-    class Event(event):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.synchronize = self._count_wait
-
-        def _count_wait(self) -> None:
-            result.waits += 1
-
-    return Event

@@ -1,4 +1,4 @@
-"""Workers for `worker_cls`: they report their drafts, or the second rank has a fault."""
+"""Workers for `worker_cls`: they report their drafts, delay the second rank, or kill it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from typing import Any
 import torch
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from vllm.v1.worker.cpu_worker import CPUWorker
-
-STEPS = 5
-"""Steps before the fault."""
 
 
 class ReportingWorker(CPUWorker):
@@ -54,24 +51,6 @@ class DelayedWorker(ReportingWorker):
                 run(job)
 
             stream.run = run_late
-
-
-class FailingWorker(CPUWorker):
-    """Fails to draft on the second rank after a few steps."""
-
-    def init_device(self) -> None:
-        super().init_device()
-        if self.rank == 1:
-            host = self.model_runner.speculator._host
-            propose, self.steps = host.propose, 0
-
-            def fail(*args: Any) -> Any:
-                self.steps += 1
-                if self.steps > STEPS:
-                    raise RuntimeError("no drafts")
-                return propose(*args)
-
-            host.propose = fail
 
 
 class KilledWorker(CPUWorker):

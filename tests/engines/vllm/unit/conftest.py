@@ -1,19 +1,22 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ngram_npu import set_num_threads
 from ngram_npu.config import INDEX_POLICY
+from ngram_npu.engines.vllm import plugin
 
 
 @pytest.fixture(autouse=True)
 def _index_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests have few tokens, which would be scanned instead."""
-    monkeypatch.setattr(INDEX_POLICY, "scanned_tokens", -1)
+    monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", -1)
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +33,12 @@ def _end_engines() -> Iterator[None]:
     gc.collect()
 
 
+@pytest.fixture(autouse=True)
+def _record_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Records the lines that an engine logs at its start and at its end."""
+    caplog.set_level("INFO", "vllm.ngram_npu")
+
+
 @pytest.fixture
 def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Records what the plugin logs, and removes its import hooks after the test."""
@@ -39,21 +48,37 @@ def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     sys.meta_path[:] = finders
 
 
-@pytest.fixture
-def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder vllm/v1 of a vLLM without modules, in place of the one that is installed."""
+class FakeVLLM:
+    """A vLLM without modules, in place of the one that is installed. Tests write its modules."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, name: str, text: str) -> None:
+        path = self._folder.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def install_and_import(self, name: str) -> Any:
+        """Installs the plugin, which must not import the module, and imports it."""
+        plugin.install()
+        plugin.install()
+        assert name not in sys.modules
+        return importlib.import_module(name)
+
+
+@pytest.fixture
+def vllm(info: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVLLM]:
     def loaded() -> list[str]:
-        return [name for name in sys.modules if name.partition(".")[0] == "vllm"]
+        return [name for name in sys.modules if name.partition(".")[0] in ("vllm", "vllm_ascend")]
 
     hidden = {name: sys.modules.pop(name) for name in loaded()}
-    finders = list(sys.meta_path)
-    for folder in ("vllm", "vllm/v1", "vllm/v1/spec_decode", "vllm/v1/worker"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "__init__.py").touch()
+    fake = FakeVLLM(tmp_path)
+    for package in ("vllm", "vllm.v1", "vllm.v1.spec_decode", "vllm.v1.worker"):
+        fake.write(f"{package}.__init__", "")
+    fake.write(plugin.MODULE, "")
     monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path / "vllm" / "v1"
-    sys.meta_path[:] = finders
+    yield fake
     for name in loaded():
         del sys.modules[name]
     sys.modules.update(hidden)

@@ -3,6 +3,7 @@ in rows and calls its drafter. The fakes check what the real runners rely on."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -58,7 +59,7 @@ def store_config(
     rank: int = 0, *, store: str | None = "live", ranks: int = 1, **options: Any
 ) -> Any:
     """Returns a VllmConfig with a store and its default capacity; None for no store."""
-    section = {**LADDER, **({} if store is None else {"store": store}), **options}
+    section = {**LADDER, **({"store": store} if store else {}), **options}
     return config(rank=rank, ranks=ranks, length=400, vocabulary=1000, **section)
 
 
@@ -130,27 +131,22 @@ class V1(Engine):
 
     def __init__(self, *, rows: int = ROWS, length: int = LENGTH, **options: Any) -> None:
         super().__init__()
-        self.drafter = NgramProposer(
-            config(method="custom_class", rows=rows, length=length, **options)
-        )
+        vllm_config = config(method="custom_class", rows=rows, length=length, **options)
+        self.drafter = NgramProposer(vllm_config)
         self.buffer = np.full((rows, length), 3, np.int32)
         self.lengths = np.full(rows, 5, np.int32)
 
-    def _write_rows(self, sampled: dict[str, list[int]]) -> None:
+    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
         for row, name in enumerate(sampled):
             tokens = self.alive[name].tokens
             self.buffer[row, : len(tokens)] = tokens
             self.lengths[row] = len(tokens)
-
-    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
-        self._write_rows(sampled)
-        arrays, lists = (self.buffer.copy(), self.lengths.copy()), [*map(list, sampled.values())]
-        drafts: list[list[int]] = self.drafter.propose(
-            list(sampled.values()), self.lengths, self.buffer, slot_mappings=None
-        )
-        assert np.array_equal(self.buffer, arrays[0])
-        assert np.array_equal(self.lengths, arrays[1])
-        assert list(sampled.values()) == lists
+        arguments = [*sampled.values()], self.lengths, self.buffer
+        before = copy.deepcopy(arguments)
+        drafts: list[list[int]] = self.drafter.propose(*arguments, slot_mappings=None)
+        assert all(map(np.array_equal, arguments[1:], before[1:]))
+        assert arguments[0] == before[0]
+        assert {type(token) for draft in drafts for token in draft} <= {int}
         return drafts
 
     @property
@@ -184,11 +180,12 @@ class V1Async(Engine):
         self.pads = drafts == "padded"
         self.runner = GPUModelRunner()
         self.tokens = torch.full((ROWS, length), 7, dtype=torch.int32)
-        self.drafter = v1_device.AsyncNgramProposer(
-            config(drafts=drafts, length=length, **options), CPU, self.runner
-        )
+        vllm_config = config(drafts=drafts, length=length, **options)
+        self.drafter = self.drafter_class(vllm_config, CPU, self.runner)
         self.drafter.load_model(object())
         assert self.runner._num_valid_draft_tokens_event == (None if self.pads else "event")
+
+    drafter_class: Any = v1_device.AsyncNgramProposer
 
     def begin(self, *requests: Request) -> None:
         super().begin(*requests)
@@ -214,18 +211,21 @@ class V1Async(Engine):
             discard[row] = not new
         return matrix, lengths, discard
 
+    def draft(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
+        """Returns newest tokens, numbers of sampled tokens, drafts and their lengths."""
+        batch = self.runner.input_batch
+        newest, counts, valid = self.drafter.update_token_ids_ngram(
+            matrix, batch, self.tokens, lengths, discard
+        )
+        rows = lengths[: batch.num_reqs], self.tokens[: batch.num_reqs]
+        return newest, counts, *self.drafter.propose(k, *rows, valid, counts)
+
     def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
         matrix, lengths, discard = self.prepare(sampled)
-        batch = len(sampled)
-        newest, counts, valid = self.drafter.update_token_ids_ngram(
-            matrix, self.runner.input_batch, self.tokens, lengths, discard
-        )
+        before = lengths.clone()
+        newest, counts, drafts, numbers = self.draft(matrix, lengths, discard, k)
         assert newest.tolist() == [self.alive[name].tokens[-1] for name in sampled]
         assert counts.tolist() == [len(new) for new in sampled.values()]
-        before = lengths.clone()
-        drafts, numbers = self.drafter.propose(
-            k, lengths[:batch], self.tokens[:batch], valid, counts
-        )
         assert torch.equal(lengths, before)
         for row, name in enumerate(sampled):
             tokens = self.alive[name].tokens
@@ -245,28 +245,15 @@ class V1Async(Engine):
 class Ascend(V1Async):
     """The asynchronous V1 runner of vLLM-Ascend, which passes everything in one call."""
 
-    def __init__(self, **options: Any) -> None:
-        Engine.__init__(self)
-        self.runner = GPUModelRunner()
-        self.tokens = torch.full((ROWS, LENGTH), 7, dtype=torch.int32)
-        self.drafter = v1_device.AscendNgramProposerNPU(config(**options), CPU, self.runner)
+    drafter_class = v1_device.AscendNgramProposerNPU
 
-    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
-        matrix, lengths, discard = self.prepare(sampled)
-        batch = len(sampled)
+    def draft(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
+        batch = self.runner.input_batch.num_reqs
         newest, drafts, numbers, counts = v1_device.triton_ngram_spec_decode(
-            self.tokens[:batch],
-            lengths[:batch],
-            matrix,
-            discard[:batch],
-            VOCABULARY,
-            self.drafter.min_n,
-            self.drafter.max_n,
-            k,
+            *(self.tokens[:batch], lengths[:batch], matrix, discard[:batch], VOCABULARY),
+            *(self.drafter.min_n, self.drafter.max_n, k),
         )
-        assert newest.tolist() == [self.alive[name].tokens[-1] for name in sampled]
-        assert counts.tolist() == [len(new) for new in sampled.values()]
-        return [row[:n].tolist() for row, n in zip(drafts, numbers, strict=True)]
+        return newest, counts, drafts, numbers
 
 
 class RequestState:
@@ -340,16 +327,13 @@ class V2(Engine):
 
     def add_requests(self, scheduler_output: Any) -> None:
         for request in scheduler_output.scheduled_new_reqs:
-            self._add(request)
-
-    def _add(self, request: Request) -> None:
-        self.req_states.add_request(
-            req_id=request.req_id,
-            prompt_len=request.prompt_len,
-            all_token_ids=request.tokens,
-            num_computed_tokens=0,
-            max_tokens=request.sampling_params.max_tokens,
-        )
+            self.req_states.add_request(
+                req_id=request.req_id,
+                prompt_len=request.prompt_len,
+                all_token_ids=request.tokens,
+                num_computed_tokens=0,
+                max_tokens=request.sampling_params.max_tokens,
+            )
 
     def begin(self, *requests: Request) -> None:
         super().begin(*requests)
@@ -372,7 +356,7 @@ class V2(Engine):
         """Runs a step that verified this many drafts of each request."""
         for name in sampled:
             if name not in self.req_states.req_id_to_index:  # preempted
-                self._add(self.alive[name])
+                self.add_requests(SimpleNamespace(scheduled_new_reqs=[self.alive[name]]))
         for name, tokens in sampled.items():
             self.alive[name].tokens += tokens
             if tokens:
@@ -385,15 +369,9 @@ class V2(Engine):
     ) -> torch.Tensor:
         num_sampled = torch.tensor([*map(len, sampled.values())], dtype=torch.int32)
         num_rejected = (verified + 1 - num_sampled) * (num_sampled > 0)
-        drafts: torch.Tensor = self.speculator.propose(
-            input_batch(rows, list(sampled)),
-            *[None] * 4,
-            num_sampled,
-            num_rejected,
-            self.req_states.last_sampled_tokens,
-            *[None] * 3,
-            **arguments,
-        )
+        step = input_batch(rows, list(sampled)), *[None] * 4, num_sampled, num_rejected
+        rest = self.req_states.last_sampled_tokens, *[None] * 3
+        drafts: torch.Tensor = self.speculator.propose(*step, *rest, **arguments)
         assert drafts.dtype == torch.int64
         return drafts
 
@@ -409,7 +387,7 @@ class StandaloneARSpeculator:
         self.draft_logits = torch.zeros(ROWS, K, vocabulary) if probabilistic else None
         self.draft_token_confidence_probs = torch.full((ROWS, K), 0.5)
         self.observed: list[tuple[list[int], list[int]]] = []
-        self.arguments: dict[str, Any] = {}
+        self.num_speculative_tokens: int | None = None
 
     def propose(
         self,
@@ -420,18 +398,11 @@ class StandaloneARSpeculator:
         aux_hidden_states: Any,
         num_sampled: Any,
         num_rejected: Any,
-        last_sampled: Any,
-        next_prefill_tokens: Any,
-        temperature: Any,
-        seeds: Any,
-        dp_sync_state: Any = None,
+        *args: Any,
         dummy_run: bool = False,
-        skip_attn_for_dummy_run: bool = False,
-        mm_inputs: Any = None,
-        is_profile: bool = False,
         num_speculative_tokens: int | None = None,
     ) -> torch.Tensor:
-        self.arguments = dict(locals())
+        self.num_speculative_tokens = num_speculative_tokens
         return self.drafts[: input_batch.num_reqs]
 
     def observe_verification(self, idx_mapping: Any, num_sampled: Any, num_rejected: Any) -> None:
@@ -442,27 +413,16 @@ class V2Neural(V2):
     """The V2 runner with a neural drafter and n-gram drafts."""
 
     def __init__(self, *, probabilistic: bool = False, **options: Any) -> None:
-        self._probabilistic = probabilistic
+        self._neural: Any = StandaloneARSpeculator(probabilistic, 64)
         super().__init__(**{"method": "draft_model", "beside": True, "vocabulary": 64, **options})
 
     def make(self, vllm_config: Any) -> Any:
-        neural: Any = StandaloneARSpeculator(self._probabilistic, 64)
-        adaptive = vllm_config.speculative_config.enable_adaptive_verification
-        neural.enable_adaptive_verification = adaptive
+        speculative = vllm_config.speculative_config
+        self._neural.enable_adaptive_verification = speculative.enable_adaptive_verification
         options = read_options(vllm_config, "beside")
-        arguments = vllm_config, options, CPU, self.req_states, neural
+        arguments = vllm_config, options, CPU, self.req_states, self._neural
         assert v2.attach_ngram_drafts(*arguments) == ""
-        return neural
-
-
-class AscendV2(V2):
-    """vLLM-Ascend's V2 runner."""
-
-    def make(self, vllm_config: Any) -> Any:
-        def fail(reason: str) -> None:
-            raise AssertionError(reason)
-
-        return v2.in_place_of(object, fail, "ascend_v2")(vllm_config, CPU, self.req_states)
+        return self._neural
 
 
 def random_steps(

@@ -13,16 +13,13 @@ import pytest
 import torch
 from fake_engine import (
     CPU,
-    LADDER,
     LENGTH,
     ROWS,
     STORE,
     V1,
     V2,
-    VOCABULARY,
     WORDS,
     Ascend,
-    AscendV2,
     Engine,
     K,
     Request,
@@ -38,7 +35,6 @@ from ngram_npu import _C, NgramConfig
 from ngram_npu import NgramProposer as CoreProposer
 from ngram_npu.config import INDEX_POLICY
 from ngram_npu.engines.vllm import NgramProposer, plugin, v1_device, v2
-from ngram_npu.engines.vllm.stats import AcceptanceCounts
 from ngram_npu.engines.vllm.v2 import RowLookup
 from ngram_npu.ops import workspace_size
 from ops.reference.drafting import draft_for
@@ -57,15 +53,13 @@ DRAFTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "v2 index": (V2, {"engine": "index"}),
     "v2 index, overlap": (V2, {"engine": "index", "overlap": True}),
     "v2 scan, earliest": (V2, {"engine": "scan", "match_policy": "earliest"}),
-    "ascend v2 scan": (AscendV2, {}),
-    "ascend v2 index": (AscendV2, {"draft_on": "host", "engine": "index"}),
 }
 
 
 @pytest.fixture
 def immediate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are indexed by their first draft, even if a scan of them would be cheap."""
-    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 32768)
+    monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 32768)
 
 
 def pad(draft: list[int], engine: Engine, name: str) -> list[int]:
@@ -170,10 +164,10 @@ def request_data_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RowLookup.has_request_data
 
 
-def sample_words(engine: Engine, name: str = "a", others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Samples ``WORDS`` for ``name``. Returns the drafts of ``others``, which sample the start."""
+def sample_words(engine: Engine, others: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Samples ``WORDS`` for ``a``. Returns the drafts of ``others``, which sample the start."""
     for begin in range(0, 40, 4):
-        engine.step({name: WORDS[begin : begin + 4]})
+        engine.step({"a": WORDS[begin : begin + 4]})
     return engine.step(dict.fromkeys(others, WORDS[:3]))
 
 
@@ -186,7 +180,6 @@ def first_tokens(engine: Engine, drafts: dict[str, list[int]]) -> list[Any]:
 @pytest.mark.usefixtures("request_data_installed")
 @pytest.mark.parametrize("kind", [V1Async, V2, V2Neural])
 def test_store_shares_text_within_a_scope(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "vllm.ngram_npu")
     engine = kind(**STORE)
     scopes = "requests of one cache_salt, LoRA adapter and extra_args['ngram_npu_scope'] draft"
     assert scopes in caplog.text
@@ -197,7 +190,7 @@ def test_store_shares_text_within_a_scope(kind: Any, caplog: pytest.LogCaptureFi
         engine.drafter.neural_acceptance[:] = 1  # no neural draft was accepted
         engine.speculator.drafts[:] = WORDS[2]
         engine.drafter.neural_acceptance[:, 1] = 1 + K
-    drafts = sample_words(engine, "a", tuple("bcdef"))
+    drafts = sample_words(engine, tuple("bcdef"))
     if kind is V2Neural:
         rest = [drafts[name] for name in "cdef"]
         assert rest == [[WORDS[2]] * K] * 4
@@ -210,19 +203,10 @@ def test_store_shares_text_within_a_scope(kind: Any, caplog: pytest.LogCaptureFi
     engine.store.check_integrity()
 
 
-def test_synchronous_store_is_shared_by_all_requests() -> None:
-    shared, alone = V1(**STORE), V1(**LADDER)
-    for engine in shared, alone:
-        engine.begin(*(Request(name, [1, 1, 1 + i]) for i, name in enumerate("abc")))
-    assert sample_words(shared, others=("b",))["b"][0] == WORDS[3]
-    assert sample_words(alone, others=("b",))["b"] == []
-    assert shared.store.statistics.drafts == 1
-
-
 def test_store_has_output_of_rows_with_unindexed_prompt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(INDEX_POLICY, "least_tokens", 1)
+    monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 1)
     engine = V1(length=400, **STORE)
     engine.begin(Request("a", [*range(100, 400)]), Request("b", [1]))
     for begin in range(0, 40, 4):
@@ -230,6 +214,7 @@ def test_store_has_output_of_rows_with_unindexed_prompt(
     assert engine.drafter.engine._num_behind > 0
     assert engine.store.statistics.tokens_entered == 40
     assert engine.step({"a": [], "b": WORDS[:3]})["b"][0] == WORDS[3]
+    assert engine.store.statistics.drafts == 1
 
 
 FINISH = {**STORE, "store": "finish"}
@@ -238,11 +223,10 @@ FINISH = {**STORE, "store": "finish"}
 def test_synchronous_runner_treats_absent_requests_as_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(INDEX_POLICY, "patience", 4)
+    monkeypatch.setattr(INDEX_POLICY, "max_absent_steps", 4)
     engine = V1(**FINISH)
     engine.begin(Request("a", [9]), Request("b", [1]))
-    for begin in range(0, 40, 4):
-        engine.step({"a": WORDS[begin : begin + 4], "b": [2 + begin]})
+    sample_words(engine)
     assert engine.store.statistics.tokens_entered == 0
     for step in range(9):
         engine.step({"b": [90 + step]})
@@ -252,9 +236,7 @@ def test_synchronous_runner_treats_absent_requests_as_finished(
 def test_asynchronous_runner_stores_finished_requests_but_not_preempted_ones() -> None:
     engine = V1Async(**FINISH)
     engine.begin(Request("a", [9]), Request("b", [1]))
-    for begin in range(0, 40, 4):
-        engine.step({"a": WORDS[begin : begin + 4], "b": []})
-    engine.step({"b": [3]})  # a is preempted
+    sample_words(engine, others=("b",))  # a is preempted
     assert engine.store.statistics.open_slots == 2
     engine.step({"b": [3], "a": [90, 91]})
     assert engine.store.statistics.tokens_entered == 0
@@ -304,19 +286,6 @@ def test_v2_stores_no_text_of_steps_after_an_unreported_end(batches: int) -> Non
 
 
 @pytest.mark.usefixtures("request_data_installed")
-@pytest.mark.parametrize(("max_model_len", "stored"), [(LENGTH, 4), (9, 8), (7, 6)])
-def test_v2_asynchronous_store_cuts_text_at_max_model_len(max_model_len: int, stored: int) -> None:
-    """The last step may have run after the request's end, unless the end is max_model_len."""
-    engine = V2(**STORE, batches=2)
-    engine.req_states.max_model_len = max_model_len
-    engine.begin(Request("a", [1]))
-    for begin in (0, 4):
-        engine.step({"a": WORDS[begin : begin + 4]})
-    engine.end("a")
-    assert [text.tolist() for _, text in engine.store._texts()] == [WORDS[:stored]]
-
-
-@pytest.mark.usefixtures("request_data_installed")
 def test_v2_dummy_run_does_not_count_as_a_step() -> None:
     """The request ended in the step before its last one, which only the next step reports."""
     engine = V2(**STORE, batches=2, adaptive=True)
@@ -361,19 +330,23 @@ def test_store_in_an_unknown_runner_raises() -> None:
 # What a step costs, and what is logged.
 
 
-@pytest.mark.parametrize("options", [{}, {"engine": "index"}, {"drafts": "trimmed"}])
-@pytest.mark.parametrize("kind", [V1Async, Ascend])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (V1Async, {"drafts": "padded"}),
+        (V1Async, {"drafts": "padded", "engine": "index"}),
+        (V1Async, {}),
+        (Ascend, {}),
+    ],
+)
 def test_step_waits_for_no_device(
     monkeypatch: pytest.MonkeyPatch, kind: Any, options: dict[str, Any]
 ) -> None:
-    if kind is Ascend and options:
-        return
-    engine = kind(**{"drafts": "padded", **options} if kind is V1Async else {})
+    engine = kind(**options)
     engine.begin(Request("a", [1, 2, 1]), Request("b", [3]))
     sampled = {"a": [2], "b": []}
     engine.step(sampled)
-    matrix, lengths, discard = engine.prepare(sampled)
-    here = lengths[:2], engine.tokens[:2]
+    arguments = engine.prepare(sampled)
 
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a step must not wait")
@@ -382,13 +355,7 @@ def test_step_waits_for_no_device(
         monkeypatch.setattr(torch.Tensor, name, fail)
     for name in ("current_stream", "Stream", "Event", "synchronize", "current_device"):
         monkeypatch.setattr(torch.cuda, name, fail)
-    if kind is Ascend:
-        lookup = VOCABULARY, 2, 4, K
-        v1_device.triton_ngram_spec_decode(here[1], here[0], matrix, discard[:2], *lookup)
-        return
-    arguments = matrix, engine.runner.input_batch, engine.tokens, lengths, discard
-    _, counts, valid = engine.drafter.update_token_ids_ngram(*arguments)
-    engine.drafter.propose(K, *here, valid, counts)
+    engine.draft(*arguments, K)
 
 
 @pytest.mark.parametrize(
@@ -423,142 +390,110 @@ def test_v2_step_on_the_device_is_one_lookup(kind: Any, expected: list[str]) -> 
 def test_workspace_is_allocated_once(
     monkeypatch: pytest.MonkeyPatch, kind: Any, module: Any, op: str
 ) -> None:
-    requested, make_workspace = [], v1_device.make_workspace
+    created: list[torch.Tensor] = []
+    make_workspace = v1_device.make_workspace
 
-    def record(op: str, options: Any, device: torch.device) -> Any:
-        requested.append(op)
+    def make_on_cpu(op: str, options: Any, device: torch.device) -> Any:
         assert make_workspace(op, options, device) is None  # the CPU needs none
         workspace: Any = make_workspace(op, options, torch.device("meta"))
         assert workspace.shape == (workspace_size(op, ROWS),)
-        return torch.zeros_like(workspace, device="cpu")
+        created.append(torch.zeros_like(workspace, device="cpu"))
+        return created[-1]
 
-    monkeypatch.setattr(module, "make_workspace", record)
+    monkeypatch.setattr(module, "make_workspace", make_on_cpu)
     engine = kind(engine="scan")
     engine.begin(Request("a", [1]))
     with TorchCalls() as seen:
-        for token in range(3):
-            engine.step({"a": [token]})
-    assert requested == [op]
+        engine.step({"a": [1]})
+        engine.step({"a": [2]})
     workspaces = [kw["workspace"] for name, kw in seen.calls if name == f"ngram_npu.{op}"]
-    assert len(workspaces) == 3
-    assert all(workspace is workspaces[0] for workspace in workspaces)
+    assert [*map(id, workspaces)] == [*map(id, created * 2)]
 
 
-@pytest.mark.parametrize("kind", [V1Async, V2])
-@pytest.mark.parametrize(("length", "has_index"), [(8192, False), (8193, True)])
-def test_auto_selects_the_index_for_long_rows(kind: Any, length: int, has_index: bool) -> None:
-    assert (kind(length=length).index is not None) == has_index
+@pytest.mark.parametrize("kind", [V1, V1Async, V2])
+def test_auto_selects_the_index_for_long_rows_and_few_sizes(
+    kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for length, bounds, engine in (
+        (8192, (2, 4), "scan"),
+        (8193, (2, 4), "index"),
+        (8193, (2, 10), "scan"),
+    ):
+        kind(length=length, bounds=bounds)
+        assert f" engine={engine} " in caplog.messages[-1]
 
 
 LIMITED = {"sizes": "ladder", "min_draft_probability": 0.177}
+UNLIMITED = (
+    "ngram_npu: min_draft_probability=0.177 ends no draft here: vLLM verifies "
+    f"num_speculative_tokens={K} tokens of every request, however many are likely"
+)
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "parts"),
+    ("kind", "options", "parts", "more"),
     [
+        (V1, {"num_threads": 0}, ["num_threads=as torch's ", "'ngram_npu']"], []),
         (
-            V1,
-            {"k": 3},
-            [
-                f"ngram_npu {_C.__version__} drafts for this engine (method custom_class): pro",
-                "prompt_lookup_min=2 prompt_lookup_max=4 num_speculative_tokens=3 match_pol",
-                " engine=scan device=cpu num_threads=1 ",
-            ],
-        ),
-        (V1, {"num_threads": 0}, ["num_threads=as torch's ", "'ngram_npu']"]),
-        (
-            V1,
-            LIMITED,
+            *(V1, LIMITED),
             ["): lookup=ladder min_draft_probability=0.177 num_speculative_tokens", "engine=index"],
+            ["ngram_npu: lookup=ladder decides; prompt_lookup_min=2 prompt_lookup_max=4 has no"],
         ),
-        (V1, {"length": 8193}, [" engine=index "]),
-        (V1, {"length": 8193, "bounds": (2, 10)}, [" engine=scan "]),
-        (V1Async, {"engine": "index"}, ["(method ngram_gpu)", " engine=index ", "=trimmed;"]),
+        (V1Async, {"engine": "index"}, ["(method ngram_gpu)", " engine=index ", "=trimmed;"], []),
+        (V1Async, {"drafts": "padded", **LIMITED}, ["=0.177 "], [UNLIMITED, "ngram_npu: lookup="]),
         (
-            V2,
-            {"engine": "scan"},
+            *(V2, {"engine": "scan", "k": 3}),
             [
-                "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4",
-                "match_policy=latest overlap=False max_model_len=96 engine=scan device=cpu num_th",
+                f"ngram_npu {_C.__version__} drafts for this engine (method ngram_gpu, V2 runner)",
+                "prompt_lookup_min=2 prompt_lookup_max=4 num_speculative_tokens=3 match_policy=lat",
+                "overlap=False max_model_len=96 engine=scan device=cpu num_threads=1 ",
             ],
+            [],
         ),
-        (V2, {"draft_on": "host"}, ["engine=scan on the host"]),
+        (V2, {"draft_on": "host"}, ["engine=scan on the host"], []),
         (
-            V2Neural,
-            {},
-            [
-                "(method draft_model, V2 runner, beside its drafts): prompt_lookup_min=2",
-                "match_policy=latest overlap=True",
-            ],
+            *(V2Neural, {"beside_threshold": 0.5}),
+            ["(method draft_model, V2 runner, with n-gram drafts): prompt_lookup_min=2"],
+            ["ngram_npu: beside=True: a request's n-gram draft replaces the one of StandaloneARSp"],
         ),
     ],
 )
-def test_settings_are_logged_in_one_line(
-    kind: Any, options: Any, parts: list[str], caplog: pytest.LogCaptureFixture
+def test_settings_are_logged_at_the_start(
+    kind: Any, options: Any, parts: list[str], more: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "vllm.ngram_npu")
     kind(**options)
-    line, *more = caplog.messages
+    line, *others = caplog.messages
     assert [part for part in parts if part not in line] == []
-    assert len(more) == (kind is V2Neural or options is LIMITED)
-
-
-def test_limit_that_ends_no_draft_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "vllm.ngram_npu")
-    V1Async(drafts="trimmed", **LIMITED)
-    V1Async(drafts="padded", **LIMITED)
-    trimmed, padded, line = (m for m in caplog.messages if "min_draft_probability" in m)
-    assert "min_draft_probability=0.177" in trimmed
-    assert "min_draft_probability=0.177" in padded
-    assert line == (
-        "ngram_npu: min_draft_probability=0.177 ends no draft here: vLLM verifies "
-        f"num_speculative_tokens={K} tokens of every request, however many are likely"
-    )
+    assert [text[: len(start)] for text, start in zip(others, more, strict=True)] == more
+    if kind is V2Neural:
+        assert "and at least 0.5 (beside_threshold)" in others[0]
 
 
 # Acceptance, as the option `metrics` counts it.
 
 
-@pytest.mark.parametrize("name", [name for name in DRAFTERS if re.match("v[12].*(scan|x)$", name)])
+@pytest.mark.parametrize("name", ["v1 scan", "v1 index", "v1 async index", "v2 scan", "v2 index"])
 def test_acceptance_is_counted_by_match_and_position(name: str) -> None:
-    """Drafts are verified against texts that repeat themselves. Requests end, and others follow."""
+    """A draft counts if its row has only grown by the sampled tokens since."""
     kind, options = DRAFTERS[name]
     engine = kind(**options, metrics=True)
-    rng, policy = np.random.default_rng(0), int(kind is V2)
+    policy = int(kind is V2)
     expected = np.zeros((2, 5, K), np.int64)
-    texts: dict[str, list[int]] = {}
-    known: dict[str, tuple[list[int], int]] = {}
+    last_drafts: dict[int, tuple[int, int, int]] = {}  # by row: length, match, draft tokens
     num_rows = 0
-    for step in range(120):
-        sampled: dict[str, list[int]] = {}
-        order = [f"{row}" for row in range(5)]
-        for row in order:
-            name = next((n for n in engine.alive if n.split()[0] == row), "")
-            if name and len(engine.alive[name].tokens) + 2 * K >= LENGTH:
-                engine.end(name)
-                name = ""
-            if not name:
-                name = f"{row} {step}"
-                words = [rng.integers(0, 6, 5).tolist() for _ in range(3)]
-                texts[name] = [t for _ in range(LENGTH) for t in words[rng.integers(3)]]
-                begin = int(rng.integers(8, 40))
-                engine.begin(Request(name, texts[name][:begin]))
-                sampled[name] = [] if rng.random() < 0.5 else [texts[name][begin]]
+    for sampled, _ in random_steps(engine, 0, 120):
+        for position, (request, tokens) in enumerate(sampled.items()):
+            row = engine.row(request) if kind is V2 else position
+            text = engine.alive[request].tokens
+            length, match_len, drafted = last_drafts.pop(row, (0, 0, 0))
+            if not tokens:
                 continue
-            length = len(engine.alive[name].tokens)
-            draft, match_len = known[name]
-            accepted = 0
-            while accepted < len(draft) and draft[accepted] == texts[name][length + accepted]:
-                accepted += 1
-            expected[0, match_len, : len(draft)] += 1
-            expected[1, match_len, :accepted] += 1
-            sampled[name] = texts[name][length : length + accepted + 1]
-        engine.step(sampled)
-        for name, tokens in sampled.items():
-            text = engine.alive[name].tokens
-            reference = draft_for(text, 2, 4, K, policy, False, LENGTH)[:2]
-            known[name] = reference if tokens else ([], 0)
-            num_rows += bool(tokens)
+            if length == len(text) - len(tokens):
+                expected[0, match_len, :drafted] += 1
+                expected[1, match_len, : min(drafted, len(tokens) - 1)] += 1
+            draft, match_len = draft_for(text, 2, 4, K, policy, False, LENGTH)[:2]
+            last_drafts[row] = len(text), match_len, len(draft)
+            num_rows += 1
     stats = engine.drafter._stats
     assert stats._sums["rows"] == num_rows
     is_indexed = options.get("engine") == "index"
@@ -566,23 +501,8 @@ def test_acceptance_is_counted_by_match_and_position(name: str) -> None:
     tokens = stats.acceptance.read_and_reset()
     assert tokens.tolist() == expected.tolist()
     verified, accepted = tokens.sum(axis=(1, 2))
-    assert verified > accepted > 100
+    assert verified > accepted > 50
     assert stats.acceptance.read_and_reset().sum() == 0
-
-
-def test_acceptance_ignores_rows_that_moved_or_began() -> None:
-    counts = AcceptanceCounts(4, 4, K)
-
-    def step(lengths: list[int], num_sampled: list[int]) -> list[int]:
-        values = np.array([lengths, num_sampled, [3] * len(lengths), [2] * len(lengths)], np.int32)
-        counts.observe(slice(len(lengths)), values)
-        return counts.read_and_reset()[:, 3].sum(axis=1).tolist()
-
-    assert step([10, 20, 30], [1, 1, 0]) == [0, 0]
-    # One of two accepted; another request; a prefill that continues.
-    assert step([12, 40, 31], [2, 1, 1]) == [2, 1]
-    assert step([40, 43], [1, 3]) == [2, 2]  # only the second is in its old row
-    assert step([41, 47], [1, 4]) == [4, 2]  # none accepted; two of two, then a padding token
 
 
 @pytest.mark.parametrize("kind", [V1Async, V2])

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from fake_engine import (
     CPU,
+    LADDER,
     ROWS,
     STORE,
     Request,
@@ -43,13 +44,9 @@ RankLines = dict[str, tuple[Lines, Lines]]
 """The lines of both ranks, by case."""
 
 
-def create_request_state() -> Any:
-    return RequestState(ROWS, 400)
-
-
 def equal_options_v2(config: Config, rank: int, folder: Path) -> list[bool]:
     vllm_config = config(num_threads=rank, metrics=True)
-    speculator: Any = v2.NgramSpeculator(vllm_config, CPU, create_request_state())
+    speculator: Any = v2.NgramSpeculator(vllm_config, CPU, RequestState(ROWS, 400))
     return [speculator.has_other_ranks, speculator.is_logging_rank, speculator._stats is not None]
 
 
@@ -67,7 +64,7 @@ def equal_options_neural(config: Config, rank: int, folder: Path) -> str:
 
 
 def different_options(config: Config, rank: int, folder: Path) -> object:
-    return v2.NgramSpeculator(config(overlap=rank == 1), CPU, create_request_state())
+    return v2.NgramSpeculator(config(overlap=rank == 1), CPU, RequestState(ROWS, 400))
 
 
 def no_answer(config: Config, rank: int, folder: Path) -> object:
@@ -79,7 +76,7 @@ def _load_count(config: Config, path: Path) -> int:
     """Returns the number of tokens that a rank loads. Its store then grows, so that a save would
     change the file."""
     vllm_config = config(store="live", store_file=str(path))
-    speculator: Any = v2.NgramSpeculator(vllm_config, CPU, create_request_state())
+    speculator: Any = v2.NgramSpeculator(vllm_config, CPU, RequestState(ROWS, 400))
     store = speculator.shared_store.contents
     count: int = store.statistics.tokens_held
     store.warm([range(50, 60)])
@@ -109,25 +106,9 @@ def locked_store(config: Config, rank: int, folder: Path, ranks: int = 2) -> obj
 
 
 CASES: list[Callable[[Config, int, Path], object]] = [
-    equal_options_v2,
-    equal_options_v1,
-    equal_options_neural,
-    different_options,
-    no_answer,
-    equal_stores,
-    different_stores,
-    missing_store,
-    locked_store,
+    *(equal_options_v2, equal_options_v1, equal_options_neural, different_options, no_answer),
+    *(equal_stores, different_stores, missing_store, locked_store),
 ]
-
-
-class _LineHandler(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: Lines = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def _worker(rank: int, port: int, folder: Path, connection: Connection) -> None:
@@ -138,20 +119,22 @@ def _worker(rank: int, port: int, folder: Path, connection: Connection) -> None:
     v2.RowLookup.has_request_data = True  # set by the plugin when it wraps the runner
     lines = {}
 
-    def config(store: str | None = None, **options: Any) -> Any:
+    def create_config(store: str | None = None, **options: Any) -> Any:
         return store_config(rank, store=store, ranks=2, **options)
 
     for case in CASES:
         prefix_store = dist.PrefixStore(case.__name__, key_value_store)
         dist.init_process_group("gloo", store=prefix_store, rank=rank, world_size=2)
-        handler = _LineHandler()
+        records: list[logging.LogRecord] = []
+        handler = logging.Handler()
+        handler.emit = records.append  # type: ignore[method-assign]
         logger.handlers = [handler]
         try:
-            result = str(case(config, rank, folder))
+            result = str(case(create_config, rank, folder))
         except (ValueError, SystemExit) as error:
             result = f"{type(error).__name__}: {error}"
         gc.collect()  # ends the drafter and its engine, which saves the store
-        lines[case.__name__] = [*handler.lines, result]
+        lines[case.__name__] = [*(record.getMessage() for record in records), result]
         dist.barrier()
         dist.destroy_process_group()
     connection.send(lines)
@@ -215,23 +198,25 @@ def test_ranks_with_different_options_raise_the_same_error(rank_lines: RankLines
     )
 
 
-CHANGES: dict[str, tuple[Any, Any]] = {
-    "match_policy": ("earliest", "latest"),
-    "overlap": (False, True),
-    "sizes": ("ladder", "consecutive"),
-    "lookup": ("1-16", "ladder"),
-    "min_draft_probability": (0.2, 0.3),
-    "store": ("live", "finish"),
-    "store_tokens": (20_000, 30_000),
-    "scope": ("shared", "required"),
-    "engine": ("auto", "index"),
-    "draft_on": ("auto", "host"),
-    "drafts": ("padded", "trimmed"),
-    "keep_drafting": (False, True),
-    "beside_threshold": (0.0, 1.0),
-    "dense_rows": (False, True),
+PLAIN: dict[str, Any] = {"store": None}
+"""A ladder without a store."""
+CHANGES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "match_policy": ("earliest", "latest", {**PLAIN, "sizes": "consecutive"}),
+    "overlap": (False, True, {}),
+    "sizes": ("ladder", "consecutive", PLAIN),
+    "lookup": ("ladder", "1-16", {**PLAIN, "sizes": None}),
+    "min_draft_probability": (0.2, 0.3, {}),
+    "store": ("live", "finish", {}),
+    "store_tokens": (20_000, 30_000, {}),
+    "scope": ("shared", "required", {}),
+    "engine": ("auto", "index", {}),
+    "draft_on": ("auto", "host", {}),
+    "drafts": ("padded", "trimmed", {}),
+    "keep_drafting": (False, True, {}),
+    "beside_threshold": (0.0, 1.0, {"beside": True}),
+    "dense_rows": (False, True, {}),
 }
-"""Two values of each option that changes drafts."""
+"""Two values of each option that changes drafts, and options with which it has an effect."""
 
 NO_CHANGES: dict[str, tuple[Any, Any]] = {
     "num_threads": (1, 2),
@@ -243,12 +228,18 @@ NO_CHANGES: dict[str, tuple[Any, Any]] = {
 """Two values of each option that changes no draft."""
 
 
-def _compare_ranks(monkeypatch: pytest.MonkeyPatch, configs: Sequence[Any]) -> list[str]:
-    """Returns the errors of two ranks, which are threads that share a key-value store."""
+def _compare_ranks(
+    monkeypatch: pytest.MonkeyPatch, name: str, values: Sequence[Any], **options: Any
+) -> list[str]:
+    """Returns the errors of two ranks that differ in one option. They are threads that share a
+    key-value store."""
     key_value_store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: key_value_store)
 
-    def compare(vllm_config: Any) -> str:
+    def compare(rank: int) -> str:
+        section = {"store": "live", **LADDER, **options, name: values[rank]}
+        section = {name: value for name, value in section.items() if value is not None}
+        vllm_config = config(rank=rank, ranks=2, length=400, **section)
         method: Any = "beside" if read_beside_option(vllm_config) else "v2"
         try:
             sharing.compare_ranks(vllm_config, read_options(vllm_config, method), None)
@@ -257,31 +248,17 @@ def _compare_ranks(monkeypatch: pytest.MonkeyPatch, configs: Sequence[Any]) -> l
         return ""
 
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(compare, configs))
+        return list(pool.map(compare, (0, 1)))
 
 
-def _create_configs(name: str, values: Sequence[Any]) -> list[Any]:
-    """Returns the configurations of two ranks that differ in one option that has an effect."""
-    if name == "lookup":  # contradicts the ladder options of store_config
-        return [config(rank=rank, ranks=2, lookup=value) for rank, value in enumerate(values)]
-    base: dict[str, Any] = {"store": "live"}
-    if name == "sizes":
-        base = {"store": None}
-    elif name == "match_policy":
-        base = {"store": None, "sizes": "consecutive"}
-    elif name == "beside_threshold":
-        base |= {"beside": True}
-    settings = [base | {name: value} for value in values]
-    return [store_config(rank, ranks=2, **setting) for rank, setting in enumerate(settings)]
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_ranks_that_differ_in_an_option_of_drafts_raise(
+@pytest.mark.parametrize("name", CHANGES | NO_CHANGES)
+def test_ranks_that_differ_in_an_option_raise_if_it_changes_drafts(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    first, second = _compare_ranks(monkeypatch, _create_configs(name, CHANGES[name]))
+    *values, options = CHANGES.get(name, (*NO_CHANGES.get(name, ()), {}))
+    first, second = _compare_ranks(monkeypatch, name, values, **options)
     assert first == second
-    assert "expected the same on all ranks of an engine" in first
+    assert ("expected the same on all ranks of an engine" in first) == (name in CHANGES)
 
 
 def test_ranks_with_different_costs_raise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -291,16 +268,9 @@ def test_ranks_with_different_costs_raise(monkeypatch: pytest.MonkeyPatch, tmp_p
         Costs(row, store, tokens).save(tmp_path / path)
     paths = [str(tmp_path / path) for path in ("a", "b")]
     monkeypatch.setattr("ngram_npu.engines.vllm.options.vocabulary_digest", lambda config: None)
-    first, second = _compare_ranks(monkeypatch, _create_configs("costs_file", paths))
+    first, second = _compare_ranks(monkeypatch, "costs_file", paths)
     assert first == second
     assert first.startswith("ngram_npu: costs: expected the same on all ranks")
-
-
-@pytest.mark.parametrize("name", NO_CHANGES)
-def test_ranks_may_differ_in_an_option_that_changes_no_draft(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    assert _compare_ranks(monkeypatch, _create_configs(name, NO_CHANGES[name])) == ["", ""]
 
 
 def test_every_option_is_compared_or_known_to_change_no_draft() -> None:

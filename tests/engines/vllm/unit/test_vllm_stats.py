@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_engine import CPU, V1, K, Request, config
+from fake_engine import CPU, K, config
 from ngram_npu.engines.vllm import NgramProposer, stats, v1_device
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 
 
 @pytest.fixture(autouse=True)
-def _level(caplog: pytest.LogCaptureFixture) -> None:
-    gc.collect()  # engines of earlier tests log their counts when they end
-    caplog.set_level("INFO", "vllm.ngram_npu")
+def _end_earlier_engines() -> None:
+    """Engines of earlier tests log their counts when they end."""
+    gc.collect()
 
 
 class Engine:
@@ -49,62 +49,50 @@ def test_interval_begins_with_the_first_step_and_ends_without_another(
         while not caplog.messages and time.monotonic() < began + 30:
             time.sleep(0.01)
         (line,) = caplog.messages
-        found = re.match(r"ngram_npu metrics: last (\S+) s: 2 proposals, 1.000 ms each", line)
-        assert found
-        assert 0.2 <= float(found[1]) <= time.monotonic() - began + 0.1
+        match = re.match(r"ngram_npu metrics: last (\S+) s: 2 proposals, 1.000 ms each", line)
+        assert match
+        assert 0.2 <= float(match[1]) <= time.monotonic() - began + 0.1
 
 
+@pytest.mark.parametrize(
+    ("method", "drafted", "acceptance"),
+    [
+        (
+            *("custom_class", "3 of 3 rows drafted (100.0%)"),
+            "3: 75% of 4; by position 0: 100% of 2, 1: 50% of 2; rows from index: 0, scan: 3",
+        ),
+        (
+            *("beside", "3 of 6 rows drafted (50.0%)"),
+            "neural: 75% of 4, 3: 75% of 4; by position 0: 100% of 4, 1: 50% of 4; rows from "
+            "ngram: 3, neural: 3",
+        ),
+    ],
+)
 def test_remaining_counts_are_logged_when_the_engine_ends(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, method: str, drafted: str, acceptance: str
 ) -> None:
-    engine = Engine()
+    engine = Engine(method)
     for sampled, length in ((1, 10), (2, 12), (3, 15)):
-        engine.observe(sampled=sampled, length=length)
+        second = (length, sampled, 0, 2) if method == "beside" else ()
+        engine.observe(sampled=sampled, length=length, second=second)
     assert caplog.messages == []
     del engine
-    assert re.match(
-        r"ngram_npu metrics: last 0\.\d s: 3 proposals, 1\.000 ms each, 3 of 3 rows drafted "
-        r"\(100\.0%\), 2\.00 tokens per draft$",
-        caplog.messages[0],
-    )
-    assert caplog.messages[1:] == [
-        "ngram_npu acceptance: by match length 3: 75% of 4; by position 0: 100% of 2, "
-        "1: 50% of 2; rows from index: 0, scan: 3"
-    ]
+    first, *others = caplog.messages
+    assert re.match(r"ngram_npu metrics: last 0\.\d s: 3 proposals, 1\.000 ms each, ", first)
+    assert first.endswith(f" ms each, {drafted}, 2.00 tokens per draft")
+    assert others == ["ngram_npu acceptance: by match length " + acceptance]
     caplog.clear()
     idle = Engine()
     del idle
     assert caplog.messages == []
 
 
-def test_neural_and_ngram_drafts_are_logged_separately(caplog: pytest.LogCaptureFixture) -> None:
-    engine = Engine("beside")
-    for sampled, length in ((1, 10), (2, 12), (3, 15)):
-        engine.observe(sampled=sampled, length=length, second=(length, sampled, 0, 2))
-    del engine
-    assert "3 of 6 rows drafted (50.0%), 2.00 tokens per draft" in caplog.messages[0]
-    assert caplog.messages[1:] == [
-        "ngram_npu acceptance: by match length neural: 75% of 4, 3: 75% of 4; by position "
-        "0: 100% of 4, 1: 50% of 4; rows from ngram: 3, neural: 3"
-    ]
-
-
 @pytest.mark.parametrize("interval", ["-1", "0", "10"])
-def test_drafter_counts_its_steps(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, interval: str
+def test_interval_that_is_not_positive_is_replaced_as_in_vllm(
+    monkeypatch: pytest.MonkeyPatch, interval: str
 ) -> None:
-    """vLLM replaces intervals that are not positive by 10 s."""
     monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", interval)
-    engine = V1(bounds=(2, 2))
-    caplog.clear()
-    engine.begin(Request("a", [1, 2, 3, 1]), Request("b", [4, 5]), Request("c", [1]))
-    engine.step({"a": [2], "b": [6], "c": []})
-    assert engine.drafter._stats._interval == 10
-    assert caplog.messages == []
-    del engine
-    gc.collect()
-    pattern = r"ngram_npu metrics: last .* s: 1 proposals, .* ms each, 1 of 2 rows drafted "
-    assert re.match(pattern + r"\(50\.0%\), 3\.00 tokens per draft$", caplog.messages[-1])
+    assert Engine().stats._interval == 10
 
 
 def test_only_the_first_rank_of_a_stage_logs(caplog: pytest.LogCaptureFixture) -> None:
@@ -115,7 +103,7 @@ def test_only_the_first_rank_of_a_stage_logs(caplog: pytest.LogCaptureFixture) -
 
 
 class Event:
-    """An event of a GPU that is a few steps behind."""
+    """An event that a slow GPU reaches a few steps later."""
 
     num_recorded = num_reached = 0
 
@@ -155,10 +143,11 @@ class Counter:
         assert tuple(labels) == self.names
         assert (labels.pop("model_name"), labels.pop("engine")) == ("model", "0")
         key = self.name, *labels.values()
-        return SimpleNamespace(inc=lambda amount: self._increase(key, amount))
 
-    def _increase(self, key: tuple[str, ...], amount: float) -> None:
-        self.values[key] = self.values.get(key, 0) + amount
+        def increase(amount: float) -> None:
+            self.values[key] = self.values.get(key, 0) + amount
+
+        return SimpleNamespace(inc=increase)
 
 
 def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import logging
 import sys
 import threading
 import time
@@ -17,10 +16,13 @@ import numpy as np
 import pytest
 from fake_engine import (
     CPU,
-    ROWS,
+    STORE,
+    V1,
     WORDS,
     GPUModelRunner,
+    K,
     lora,
+    random_steps,
     sampling_params,
     store_config,
 )
@@ -105,70 +107,37 @@ def load_count(path: Path) -> int:
     return NgramStore.load(path).statistics.tokens_held
 
 
-class Rows:
-    """The synchronous V1 runner's buffer. Requests keep their rows."""
-
-    def __init__(self) -> None:
-        self.tokens = np.zeros((ROWS, 400), np.int32)
-        self.lengths = np.zeros(ROWS, np.int32)
-
-    def begin(self, row: int, prompt: list[int]) -> None:
-        self.lengths[row] = len(prompt)
-        self.tokens[row, : len(prompt)] = prompt
-
-    def step(self, proposers: list[Any], sampled: dict[int, list[int]]) -> None:
-        """Appends the sampled tokens by row, and compares the drafts of the proposers."""
-        for row, tokens in sampled.items():
-            begin = self.lengths[row]
-            self.tokens[row, begin : begin + len(tokens)] = tokens
-            self.lengths[row] += len(tokens)
-        arguments = [sampled.get(row, []) for row in range(ROWS)], self.lengths, self.tokens
-        first, *others = (proposer.propose(*arguments) for proposer in proposers)
-        assert all(drafts == first for drafts in others)
-
-
 def test_ranks_have_equal_stores_and_only_rank_0_saves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "IDLE_S", 600.0)  # no save while the test steps slowly
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
     path = tmp_path / "store"
 
-    def create_ranks() -> list[Any]:
-        file = str(path)
-        return [NgramProposer(store_config(rank, ranks=2, store_file=file)) for rank in (0, 1)]
+    def create_ranks(**options: Any) -> list[Any]:
+        options = {**STORE, "store_file": str(path), **options}
+        return [V1(rank=rank, ranks=2, **options) for rank in (0, 1)]
 
     ranks = create_ranks()
     (line,) = [message for message in caplog.messages if "store=" in message]
     assert "store=live is on: all requests of this engine draft from each other's text" in line
-    rows, rng = Rows(), np.random.default_rng(4)
-    for step in range(60):
-        for row in rng.permutation(ROWS)[:1] if step % 5 == 0 else ():
-            rows.begin(int(row), rng.integers(0, 9, 5).tolist())
-        rows.step(ranks, {row: rng.integers(0, 9, 2).tolist() for row in range(step % ROWS)})
-    stores = [rank.engine.store.contents for rank in ranks]
-    assert np.array_equal(stores[0].tensor, stores[1].tensor)
-    assert stores[0].statistics.drafts > 10
-    tokens = stores[0].statistics.tokens_held
-    assert not path.exists()
-    rank_1 = ranks.pop()
-    del rank_1, stores
+    ranks[1].alive = ranks[0].alive
+    for sampled, drafts in random_steps(ranks[0], 4):
+        assert not sampled or ranks[1]._propose(sampled, K) == [*drafts.values()]
+    assert np.array_equal(ranks[0].store.tensor, ranks[1].store.tensor)
+    assert ranks[0].store.statistics.drafts > 10
+    tokens = ranks[0].store.statistics.tokens_held
+    ranks.pop()
     gc.collect()
     assert not path.exists(), "rank 1 saves nothing"
-    del ranks
+    ranks.pop()
     gc.collect()
     assert load_count(path) == tokens
 
-    restarted = create_ranks()
-    stores = [rank.engine.store.contents for rank in restarted]
-    assert stores[0].statistics.tokens_held == tokens
-    assert np.array_equal(stores[0].tensor, stores[1].tensor)
+    restarted = create_ranks(store="finish", store_tokens=20000)
+    first, second = (rank.store for rank in restarted)
+    assert (first.visibility, first.statistics.tokens_held) == ("finish", tokens)
+    assert np.array_equal(first.tensor, second.tensor)
     assert f"{tokens} of them from {path}" in caplog.text
-    resized: Any = NgramProposer(
-        store_config(1, ranks=2, store="finish", store_tokens=20000, store_file=str(path))
-    )
-    merged = resized.engine.store.contents
-    assert (merged.visibility, merged.statistics.tokens_held) == ("finish", tokens)
 
 
 def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
@@ -218,7 +187,6 @@ def test_invalid_store_seed_raises(
 def test_store_seed_of_another_tokenizer_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
     path = str(tmp_path / "store")
     NgramStore(1, 4096, tokenizer="0f" * 16).save(path)
     NgramProposer(store_config(store_file=path))
@@ -231,19 +199,6 @@ def test_store_seed_of_another_tokenizer_raises(
     monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
     with pytest.raises(ValueError, match=r"store_seed: .*of another tokenizer"):
         NgramProposer(store_config(store_seed=path))
-
-
-def test_store_is_saved_while_engine_runs(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.001)
-    time.sleep(0.2)
-    assert not path.exists(), "an empty store is not saved"
-    store.warm([WORDS])
-    wait_until(path.exists)
-    assert load_count(path) == len(WORDS)
-    del proposer, store
-    gc.collect()
-    assert not [t for t in threading.enumerate() if t.name == "ngram_npu store"]
 
 
 def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +214,7 @@ def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     del proposer, store
     gc.collect()
     wait_for_tokens(path, 2 * len(WORDS))  # saved when the engine ends
+    assert not [t for t in threading.enumerate() if t.name == "ngram_npu store"]
 
 
 def test_store_that_is_never_idle_is_saved_at_the_interval(
@@ -278,19 +234,13 @@ def test_store_that_is_never_idle_is_saved_at_the_interval(
 
 @pytest.mark.parametrize(
     ("timeout", "minutes", "loss"),
-    [
-        (0, 1, "text since the last save is lost"),
-        (0, 0, "all text is lost"),
-        (5, 1, ""),
-        (5, 0, ""),
-    ],
+    [(0, 1.0, "text since the last save"), (0, 0.0, "all text"), (5, 1.0, ""), (5, 0.0, "")],
 )
 def test_startup_logs_save_times_and_possible_loss(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: int, loss: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: float, loss: str
 ) -> None:
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
     path = tmp_path / "store"
-    vllm_config = store_config(store_file=str(path), store_save_minutes=float(minutes))
+    vllm_config = store_config(store_file=str(path), store_save_minutes=minutes)
     vllm_config.shutdown_timeout = timeout
     NgramProposer(vllm_config)
     (line,) = [m for m in caplog.messages if f"store_file={path} is written" in m]
@@ -298,12 +248,14 @@ def test_startup_logs_save_times_and_possible_loss(
     assert line.endswith("when the engine ends")
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == bool(loss)
-    assert all(f"and {loss}; --shutdown-timeout 10" in warning for warning in warnings)
+    assert all(f"and {loss} is lost; --shutdown-timeout 10" in warning for warning in warnings)
 
 
 def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path: Path) -> None:
     path, saves = tmp_path / "store", []
     proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.001)
+    time.sleep(0.2)
+    assert not path.exists(), "an empty store is not saved"
     save = store.save
 
     def save_while_text_arrives(path: str) -> None:
@@ -337,50 +289,34 @@ def create_worker(model_runner: Any) -> Any:
 @pytest.mark.parametrize("runner", ["V1", "V2", "V2 with a neural drafter"])
 def test_worker_warms_merges_and_clears_the_store(tmp_path: Path, runner: str) -> None:
     proposer = create_async_proposer()
-    worker = create_worker(
-        {
-            "V1": SimpleNamespace(drafter=proposer),
-            "V2": SimpleNamespace(speculator=proposer),
-            "V2 with a neural drafter": SimpleNamespace(
-                speculator=SimpleNamespace(ngram_npu=proposer)
-            ),
-        }[runner]
-    )
+    runners = {
+        "V1": SimpleNamespace(drafter=proposer),
+        "V2": SimpleNamespace(speculator=proposer),
+        "V2 with a neural drafter": SimpleNamespace(speculator=SimpleNamespace(ngram_npu=proposer)),
+    }
+    worker = create_worker(runners[runner])
     file_store = NgramStore(1, 4096)
     file_store.warm([range(30)], scope="b")
     file_store.save(tmp_path / "store")
-
-    def count_tokens() -> int:
-        statistics: dict[str, int] = worker.ngram_npu_store_statistics()
-        return statistics["tokens_held"]
-
-    worker.ngram_npu_store_warm([WORDS], "a")
-    worker.ngram_npu_store_warm([WORDS[:9]], "a", (1, "adapter"))
-    worker.ngram_npu_store_warm([WORDS[:5]], "a", (1, "adapter"), "salt")
-    worker.ngram_npu_store_warm([WORDS[:4]], salt="a")
-    worker.ngram_npu_store_warm([WORDS[:7]])
+    owners: list[tuple[Any, ...]] = [
+        *(("a",), ("a", (1, "adapter")), ("a", (1, "adapter"), "salt"), (None, None, "a"), ())
+    ]
+    sizes = {}
+    for length, owner in enumerate(owners, 4):
+        worker.ngram_npu_store_warm([WORDS[:length]], *owner)
+        name, adapter, salt = (*owner, None, None, None)[:3]
+        scope = scope_of_request(adapter and lora(*adapter), sampling_params(name), salt)
+        sizes[scope] = length
     worker.ngram_npu_store_merge(str(tmp_path / "store"))
-    assert count_tokens() == len(WORDS) + 9 + 5 + 4 + 7 + 30
-    for arguments, remaining in (
-        (("a",), 9 + 5 + 4 + 7 + 30),
-        (("a", (1, "adapter")), 5 + 4 + 7 + 30),
-        (("a", (1, "adapter"), "salt"), 4 + 7 + 30),
-        ((None, None, "a"), 7 + 30),
-        ((), 30),
-    ):
-        worker.ngram_npu_store_clear(*arguments)
-        assert count_tokens() == remaining
+    store = proposer.shared_store.contents
+    assert store.scopes == {**sizes, scope_of("b"): 30}
+    for owner, scope in zip(owners, list(sizes), strict=True):
+        worker.ngram_npu_store_clear(*owner)
+        del sizes[scope]
+        assert store.scopes == {**sizes, scope_of("b"): 30}
+    assert worker.ngram_npu_store_statistics()["tokens_held"] == 30
     worker.ngram_npu_store_clear(all_scopes=True)
-    assert count_tokens() == 0
-
-
-def test_worker_uses_the_scopes_of_requests() -> None:
-    proposer = create_async_proposer()
-    worker = create_worker(SimpleNamespace(drafter=proposer))
-    worker.ngram_npu_store_warm([[1, 2]], "a")
-    worker.ngram_npu_store_warm([[1, 2, 3]], "a", salt="b")
-    scopes = [scope_of_request(None, sampling_params("a"), salt) for salt in (None, "b")]
-    assert proposer.shared_store.contents.scopes == dict(zip(scopes, (2, 3), strict=True))
+    assert worker.ngram_npu_store_statistics()["tokens_held"] == 0
 
 
 def test_worker_merge_of_a_missing_file_raises_or_ends_a_rank(tmp_path: Path) -> None:
@@ -400,9 +336,6 @@ def test_worker_of_a_synchronous_runner_rejects_scopes(arguments: tuple[Any, ...
     worker = create_worker(SimpleNamespace(drafter=NgramProposer(store_config())))
     with pytest.raises(ValueError, match="scope: expected none, this runner has one for all"):
         worker.ngram_npu_store_clear(*arguments)
-
-
-def test_worker_without_a_store_raises() -> None:
-    worker = create_worker(SimpleNamespace(drafter=NgramProposer(store_config(store=None))))
+    worker.model_runner.drafter = NgramProposer(store_config(store=None))
     with pytest.raises(RuntimeError, match="store: this engine has none"):
         worker.ngram_npu_store_statistics()

@@ -108,7 +108,7 @@ def test_replacement_inherits_members_and_has_the_constructors_attributes() -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "reason"),
+    ("name", "value", "reason"),
     [
         ("all_token_ids", torch.zeros(9, 9, dtype=torch.int64), "is (2, torch.int64, 'cpu', 1)"),
         ("all_token_ids", torch.zeros(9, 6, dtype=torch.int32).t(), "'cpu', 6), expected (2, tor"),
@@ -119,26 +119,25 @@ def test_replacement_inherits_members_and_has_the_constructors_attributes() -> N
     ],
 )
 def test_stock_speculator_is_created_for_an_unknown_state(
-    name: str, tensor: Any, reason: str
+    name: str, value: Any, reason: str
 ) -> None:
-    known = RequestState()
-    parts = ("all_token_ids", "total_len", "add_request", "remove_request", "req_id_to_index")
-    state: Any = SimpleNamespace(**{part: getattr(known, part) for part in parts if part != name})
-    if tensor is not None:
-        setattr(state, name, SimpleNamespace(gpu=tensor))
+    state: Any = RequestState()
+    if value is not None:
+        setattr(state, name, SimpleNamespace(gpu=value))
     elif name == "add_request":
         state.add_request = lambda request: None
+    else:
+        delattr(state, name)
     speculator, (line,) = make(state)
     assert isinstance(speculator, Stock)
     assert speculator.req_states is state
     assert reason in line
 
 
-@pytest.mark.parametrize("device", ["xpu", "meta"])
-def test_stock_speculator_is_created_without_kernels(device: str) -> None:
-    speculator, reasons = make(RequestState(), torch.device(device))
+def test_stock_speculator_is_created_without_kernels() -> None:
+    speculator, reasons = make(RequestState(), torch.device("xpu"))
     assert isinstance(speculator, Stock)
-    assert reasons == [f"no kernels for {device}"]
+    assert reasons == ["no kernels for xpu"]
 
 
 # N-gram drafts with a neural drafter.
@@ -232,7 +231,7 @@ def test_fewer_draft_tokens_leave_positions_empty() -> None:
         drafts = propose(engine, "twice", [2], 1, num_speculative_tokens=1)
         assert drafts == [[NEURAL[0][0], *[-1] * (K - 1)]]
         assert acceptance[1] == 2
-    assert engine.speculator.arguments["num_speculative_tokens"] == 1
+    assert engine.speculator.num_speculative_tokens == 1
     propose(engine, "twice", [1], 1, num_speculative_tokens=0)
     assert acceptance[1] == 1, "no neural token was drafted"
 
@@ -319,20 +318,10 @@ def test_both_kinds_of_drafts_are_counted() -> None:
     stats.end_interval()
 
 
-def test_start_of_ngram_drafts_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "vllm.ngram_npu")
-    make_neural(beside_threshold=0.5)
-    line = caplog.messages[1]
-    assert "the one of StandaloneARSpeculator where it promises more" in line
-    assert "at least 0.5 (beside_threshold)" in line
-
-
 class StagedWriteTensor:
     """vLLM's rows, in host memory with ``uva``."""
 
-    def __init__(
-        self, size: Any, dtype: Any, device: Any, max_concurrency: Any = None, uva: bool = False
-    ) -> None:
+    def __init__(self, size: Any, dtype: Any, device: Any, uva: bool = False) -> None:
         self.gpu = torch.zeros(size, dtype=dtype)
         self.dtype, self.device = dtype, device
         self.write_contents = object() if uva else None
@@ -350,16 +339,13 @@ class StagedWriteTensor:
 def test_rows_are_moved_to_an_accelerator_that_looks_them_up(
     monkeypatch: pytest.MonkeyPatch, device: str, options: Any, is_dense: bool
 ) -> None:
-    def stop(*_: Any) -> None:
-        raise InterruptedError
-
-    monkeypatch.setattr(v2.RowLookup, "__init__", stop)
+    monkeypatch.delattr(v2.RowLookup, "__init__")  # what follows needs the device's kernels
     rows = StagedWriteTensor((ROWS, 9), torch.int32, CPU, uva=True)
     state = SimpleNamespace(all_token_ids=rows)
     vllm_config = config(method="draft_model", beside=True, **options)
     arguments = vllm_config, read_options(vllm_config, "beside"), torch.device(device), state
     for _ in range(2):
-        with pytest.raises(InterruptedError):
+        with pytest.raises(TypeError, match=r"object\.__init__"):
             v2.NeuralDrafterWrapper(*arguments, StandaloneARSpeculator())
         moved = state.all_token_ids
         assert (moved is rows) != is_dense

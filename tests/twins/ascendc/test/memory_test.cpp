@@ -21,14 +21,14 @@ std::function<void()> load(Tensor<int32_t>& memory, uint64_t offset, uint32_t by
   };
 }
 
-TEST(Memory, PositionsThatAreCopied) {
+TEST(Memory, CopyRequiresADocumentedPosition) {
   Tensor<int32_t> memory(8);
   const auto copied = [&memory](auto buffer) {
     return [&memory, buffer]() mutable {
       TPipe pipe;
       pipe.InitBuffer(buffer, 32);
       copy(buffer.template Get<int32_t>(), memory.global(), 8);
-      order<HardEvent::MTE2_MTE3>();
+      sync_pipes<HardEvent::MTE2_MTE3>();
       copy(memory.global(), buffer.template Get<int32_t>(), 8);
     };
   };
@@ -53,7 +53,7 @@ TEST(Memory, ReadOnly) {
   EXPECT_FAULT("may only read", kernel, {memory.region(false)});
 }
 
-// A tensor whose rows are slices: the bytes between them do not belong to the launch.
+// A tensor with rows that are slices: the bytes between them do not belong to the launch.
 TEST(Memory, Rows) {
   Tensor<int32_t> memory(3 * 16);
   Region rows = memory.region();
@@ -66,7 +66,7 @@ TEST(Memory, Rows) {
   EXPECT_FAULT("outside every tensor", load(memory, 42, 8), {rows});
 }
 
-TEST(Copies, OfABlock) {
+TEST(Copies, LengthAndAlignmentAreChecked) {
   Tensor<int32_t> memory(64, 9);
   const std::vector<Region> regions = {memory.region()};
   const auto copied = [&](DataCopyExtParams params, uint32_t read, uint32_t to = 0) {
@@ -86,7 +86,7 @@ TEST(Copies, OfABlock) {
   EXPECT_FAULT("not aligned to 32", copied({1, 4, 0, 0, 0}, 0, 1), regions);
 }
 
-TEST(Copies, OutStoresExactlyItsBytes) {
+TEST(Copies, CopyToGlobalMemoryWritesOnlyItsBytes) {
   Tensor<int32_t> memory(8, -1);
   EXPECT_CLEAN(on<int32_t>([&](auto& s) { copy(memory.global(1), s.tensor, 3); }), {memory.region()});
   EXPECT_EQ(memory.values, (std::vector<int32_t>{-1, 1, 1, 1, -1, -1, -1, -1}));
@@ -94,7 +94,7 @@ TEST(Copies, OutStoresExactlyItsBytes) {
 
 // Even within one block, nothing orders a store by MTE3 before a later load by MTE2 or S, nor a load before a later
 // store.
-TEST(Memory, OrderWithinABlock) {
+TEST(Memory, BlockMustOrderItsOwnAccesses) {
   Tensor<int32_t> memory(64);
   const auto kernel = [&](const std::function<void()>& between, bool by_scalar) {
     return [&memory, between, by_scalar] {
@@ -110,9 +110,9 @@ TEST(Memory, OrderWithinABlock) {
     };
   };
   EXPECT_FAULT("nothing orders them", kernel([] {}, false), {memory.region()});
-  EXPECT_CLEAN(kernel(order<HardEvent::MTE3_MTE2>, false), {memory.region()});
+  EXPECT_CLEAN(kernel(sync_pipes<HardEvent::MTE3_MTE2>, false), {memory.region()});
   EXPECT_FAULT("nothing orders them", kernel([] {}, true), {memory.region()});
-  EXPECT_CLEAN(kernel(order<HardEvent::MTE3_S>, true), {memory.region()});
+  EXPECT_CLEAN(kernel(sync_pipes<HardEvent::MTE3_S>, true), {memory.region()});
   EXPECT_FAULT("nothing orders them", on<int32_t>([&](auto& s) {
                  copy(s.template more<int32_t>(64), memory.global(), 64);
                  copy(memory.global(), s.tensor, 64);
@@ -127,10 +127,10 @@ TEST(Memory, OrderWithinABlock) {
     };
   };
   EXPECT_FAULT("pipe S still reads", stored_after_load([] {}), {memory.region()});
-  EXPECT_CLEAN(stored_after_load(order<HardEvent::S_MTE3>), {memory.region()});
+  EXPECT_CLEAN(stored_after_load(sync_pipes<HardEvent::S_MTE3>), {memory.region()});
 }
 
-TEST(ScalarCache, HoldsOldCopies) {
+TEST(ScalarCache, StaleCopyIsReported) {
   Tensor<int32_t> memory(64, 5);
   const auto kernel = [&](bool read_before) {
     return [&memory, read_before] {
@@ -162,7 +162,7 @@ TEST(ScalarCache, Pointers) {
   EXPECT_FAULT("a scalar store", [&] { pointer[0] = 1; }, {memory.region()});
 }
 
-TEST(Blocks, Races) {
+TEST(Blocks, RacesAreReported) {
   Tensor<int32_t> memory(256);
   // Every block writes its own 64 elements, or some of its neighbour's too; and reads its own or its neighbour's.
   const auto kernel = [&](uint32_t written, uint64_t read) {
@@ -181,7 +181,7 @@ TEST(Blocks, Races) {
 }
 
 // For launches on class-B input: blocks and pipes may race, but must stay inside the tensors.
-TEST(Blocks, RacesAllowed) {
+TEST(Blocks, AllowedRacesMustStayInsideTheTensors) {
   Tensor<int32_t> memory(256);
   const auto fault = [&](uint32_t written, bool allowed) {
     Options options;

@@ -47,31 +47,6 @@ TEST(Buffers, Budget) {
   EXPECT_FAULT("a second one", with([](TPipe&, auto&) { TPipe two; }));
 }
 
-void pass_through_queue(In& queue, Tensor<int32_t>& memory) {
-  LocalTensor<int32_t> filling = queue.AllocTensor<int32_t>();
-  copy(filling, memory.global(), 64);
-  queue.EnQue(filling);
-  LocalTensor<int32_t> full = queue.DeQue<int32_t>();
-  Add(full, full, full, 64);
-  queue.FreeTensor(full);
-}
-
-TEST(Buffers, QueueSteps) {
-  Tensor<int32_t> memory(64);
-  const auto with = [&](const std::function<void(In&)>& steps) {
-    return [&memory, steps] {
-      TPipe pipe;
-      In queue;
-      pipe.InitBuffer(queue, 2, 256);
-      for (int i = 0; i < 5; ++i) pass_through_queue(queue, memory);
-      steps(queue);
-    };
-  };
-  const std::vector<Region> regions = {memory.region()};
-  EXPECT_CLEAN(with([](In&) {}), regions);
-  EXPECT_FAULT("never freed", with([](In& q) { q.AllocTensor<int32_t>(); }), regions);
-}
-
 TEST(Buffers, QueueMisuse) {
   const auto with = [](const auto& steps) {
     return [steps] {
@@ -104,6 +79,7 @@ TEST(Buffers, QueueMisuse) {
                  q.EnQue(t);
                  q.FreeTensor(t);
                }));
+  EXPECT_FAULT("never freed", with_one([](In&, auto&) {}));
   EXPECT_FAULT("never freed", with_one([](In& q, auto& t) { q.EnQue(t); }));  // left in the queue
   EXPECT_FAULT("empty queue", with([](In& q) { q.DeQue<int32_t>(); }));
   EXPECT_FAULT("its depth of 2", with([](In& q) {
@@ -190,7 +166,7 @@ TEST(Buffers, PoisonByBit) {
         },
         false);
   };
-  EXPECT_CLEAN(moved(32));  // a shift brings zeros in
+  EXPECT_CLEAN(moved(32));  // a shift inserts zeros
   EXPECT_FAULT("nothing has computed", moved(31));
 }
 
@@ -218,11 +194,11 @@ class Order : public testing::Test {
       second(*this, s.tensor);
     };
   }
-  // Nothing but a flag of that event orders them.
+  // Only a flag of that event orders them.
   template <HardEvent event>
-  void need(const char* says, Step first, Step second) {
-    EXPECT_FAULT(says, steps(first, [] {}, second), regions);
-    EXPECT_CLEAN(steps(first, order<event>, second), regions);
+  void need(const char* message, Step first, Step second) {
+    EXPECT_FAULT(message, steps(first, [] {}, second), regions);
+    EXPECT_CLEAN(steps(first, sync_pipes<event>, second), regions);
   }
   static void copy_in(Order& o, LocalTensor<int32_t> t) { copy(t, o.memory.global(), 64); }
   static void copy_out(Order& o, LocalTensor<int32_t> t) { copy(o.target.global(), t, 64); }
@@ -260,17 +236,17 @@ TEST_F(Order, ScalarLoads) {
   need<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S reads", scalar_read, copy_in);
 }
 
-TEST_F(Order, TheWrongOrder) {
-  EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_MTE2>, compute), regions);
+TEST_F(Order, WrongFlagDoesNotOrder) {
+  EXPECT_FAULT("nothing orders them", steps(copy_in, sync_pipes<HardEvent::V_MTE2>, compute), regions);
   // If S waited for V, MTE2's data is still unordered; if it waited for MTE2, all that it issues next is ordered.
-  EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_S>, compute), regions);
-  EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_S>, compute), regions);
+  EXPECT_FAULT("nothing orders them", steps(copy_in, sync_pipes<HardEvent::V_S>, compute), regions);
+  EXPECT_CLEAN(steps(copy_in, sync_pipes<HardEvent::MTE2_S>, compute), regions);
   // Order through a third pipe.
   EXPECT_CLEAN(steps(
                    copy_in,
                    [] {
-                     order<HardEvent::MTE2_V>();
-                     order<HardEvent::V_MTE3>();
+                     sync_pipes<HardEvent::MTE2_V>();
+                     sync_pipes<HardEvent::V_MTE3>();
                    },
                    copy_out),
                regions);
@@ -305,9 +281,9 @@ TEST_F(Order, Queues) {
         }
         Add(out.Get<int32_t>(), x, x, 64);
         in.FreeTensor(x);
-        order<HardEvent::V_MTE3>();
+        sync_pipes<HardEvent::V_MTE3>();
         copy(target.global(), out.Get<int32_t>(), 64);
-        order<HardEvent::MTE3_V>();
+        sync_pipes<HardEvent::MTE3_V>();
       }
     };
   };
@@ -326,7 +302,7 @@ TEST_F(Order, Queues) {
           copy(x, memory.global(), 64);
           in.EnQue(x);
           x = in.DeQue<int32_t>();
-          order<HardEvent::V_MTE3>();
+          sync_pipes<HardEvent::V_MTE3>();
           copy(target.global(), x, 64);
           in.FreeTensor(x);
         }
@@ -341,7 +317,7 @@ TEST_F(Order, Flags) {
       steps();
     };
   };
-  EXPECT_CLEAN(in_pipe([] { order<HardEvent::V_MTE3>(); }));
+  EXPECT_CLEAN(in_pipe([] { sync_pipes<HardEvent::V_MTE3>(); }));
   EXPECT_FAULT("never set", in_pipe([] { WaitFlag<HardEvent::V_MTE3>(0); }));
   EXPECT_FAULT("never set", in_pipe([] {
                  SetFlag<HardEvent::V_MTE3>(0);
@@ -356,10 +332,10 @@ TEST_F(Order, Flags) {
   EXPECT_FAULT("no TPipe", [] { GetTPipePtr(); });
 }
 
-TEST_F(Order, AKernelThatNeverEnds) {
+TEST_F(Order, EndlessKernelIsReported) {
   EXPECT_FAULT("does not seem to end", [] {
     TPipe pipe;
-    for (;;) order<HardEvent::V_MTE3>();
+    for (;;) sync_pipes<HardEvent::V_MTE3>();
   });
 }
 

@@ -1,4 +1,4 @@
-// Helpers for kernels that are wrong in one way each, and for the correct ones beside them.
+// Helpers for kernels that are each wrong in one way, and for the correct ones that they are compared with.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,10 +42,8 @@ class Tensor {
 };
 
 inline std::string fault_of(const std::function<void()>& kernel, const std::vector<Region>& regions = {},
-                            int32_t blocks = 1, Cost* cost = nullptr) {
-  const Outcome outcome = run(regions, blocks, kernel, Options());
-  if (cost != nullptr) *cost = outcome.costs[0];
-  return outcome.fault;
+                            int32_t blocks = 1) {
+  return run(regions, blocks, kernel, Options()).fault;
 }
 
 template <HardEvent event>
@@ -57,12 +55,12 @@ void order() {
 
 // All pipes have done all that was issued before.
 inline void settle() {
-  order<HardEvent::V_S>();
-  order<HardEvent::MTE2_S>();
-  order<HardEvent::MTE3_S>();
-  order<HardEvent::S_V>();
-  order<HardEvent::S_MTE2>();
-  order<HardEvent::S_MTE3>();
+  sync_pipes<HardEvent::V_S>();
+  sync_pipes<HardEvent::MTE2_S>();
+  sync_pipes<HardEvent::MTE3_S>();
+  sync_pipes<HardEvent::S_V>();
+  sync_pipes<HardEvent::S_MTE2>();
+  sync_pipes<HardEvent::S_MTE3>();
 }
 
 template <class T>
@@ -103,10 +101,10 @@ struct Scratch {
   LocalTensor<U> more(uint32_t len, bool filled = true) {
     TBuf<TPosition::VECIN> buffer;
     pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
-    LocalTensor<U> made = buffer.template Get<U>();
-    if (filled) fill_in(made, len);
+    LocalTensor<U> allocated = buffer.template Get<U>();
+    if (filled) fill_in(allocated, len);
     settle();
-    return made;
+    return allocated;
   }
   TPipe pipe;
   LocalTensor<T> tensor;
@@ -124,8 +122,8 @@ std::function<void()> on(const Use& use, bool filled = true) {
 }  // namespace ngram_npu::twin
 
 #define EXPECT_CLEAN(...) EXPECT_EQ(::ngram_npu::twin::fault_of(__VA_ARGS__), "")
-#define EXPECT_FAULT(says, ...)                                                    \
-  do {                                                                             \
-    const std::string said = ::ngram_npu::twin::fault_of(__VA_ARGS__);             \
-    EXPECT_NE(said.find(says), std::string::npos) << "it said: \"" << said << '"'; \
+#define EXPECT_FAULT(message, ...)                                         \
+  do {                                                                     \
+    const std::string fault = ::ngram_npu::twin::fault_of(__VA_ARGS__);    \
+    EXPECT_NE(fault.find(message), std::string::npos) << "got: " << fault; \
   } while (false)

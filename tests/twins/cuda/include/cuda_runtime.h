@@ -111,7 +111,7 @@ T from_bits(uint64_t bits) {
   return value;
 }
 
-// The return value of an atomic. If nobody reads it, the operation has no result and may take effect late.
+// The return value of an atomic. If it is not read, the operation has no result and may take effect late.
 template <class T>
 class AtomicResult {
  public:

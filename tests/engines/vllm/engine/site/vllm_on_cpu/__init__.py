@@ -1,19 +1,39 @@
 """Changes with which vLLM's runners (0.32.0) run on a CPU as in these tests: asynchronous
-scheduling, and for V2 a Triton backend "cpu" and repairs of Triton's interpreter. The *.dist-info
-folder declares the entry points, so every process with the parent folder on its path loads them."""
+scheduling, repairs of V1's runner, and for V2 a Triton backend "cpu" and repairs of Triton's
+interpreter. The *.dist-info folder declares the entry points, so every process with the parent
+folder on its path loads them."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 
 def register() -> None:
-    """Applies the repairs of this process's runner. vLLM may call it again."""
+    """Applies the changes for this process's runner once. vLLM may call it again."""
+    if hasattr(register, "done"):
+        return
+    register.done = True  # type: ignore[attr-defined]
+    _allow_async_scheduling()
     if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
-        from vllm_on_cpu import repairs
+        from vllm_on_cpu import v2
 
-        repairs.register()
+        v2.repair_interpreter()
     else:
-        import cpu_platform
+        from vllm_on_cpu import v1
 
-        cpu_platform.register()
+        v1.repair_platform()
+
+
+def _allow_async_scheduling() -> None:
+    """vLLM's CPU platform always disables asynchronous scheduling."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config.__func__
+
+    def keep_option(cls: type, vllm_config: Any) -> None:
+        requested = vllm_config.scheduler_config.async_scheduling
+        check(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = requested
+
+    CpuPlatform.check_and_update_config = classmethod(keep_option)

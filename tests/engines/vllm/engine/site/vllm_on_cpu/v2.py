@@ -17,16 +17,15 @@ class _NothingToRestore:
     def restore(self) -> None: ...
 
 
-def register() -> None:
-    """Applies all repairs once."""
-    if hasattr(register, "done"):
-        return
-    register.done = True  # type: ignore[attr-defined]
+def repair_interpreter() -> None:
+    """Applies all repairs."""
     _give_comparisons_bool_dtype()
     _patch_language_once()
-    _skip_overflow_checks()
     libdevice.log1p = lambda x: tl.log(x + 1.0)  # the interpreter has no log1p
-    _allow_async_scheduling()
+    # The interpreter repeats integer arithmetic in 64 bits to detect overflows, which takes a sixth
+    # of a step's time.
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
 
 
 def _give_comparisons_bool_dtype() -> None:
@@ -57,24 +56,3 @@ def _patch_language_once() -> None:
         return result
 
     interpreter._patch_lang = once
-
-
-def _skip_overflow_checks() -> None:
-    """The interpreter repeats integer arithmetic in 64 bits to detect overflows, which takes a
-    sixth of a step's time."""
-    builder = interpreter.interpreter_builder
-    builder.options = replace(builder.options, sanitize_overflow=False)
-
-
-def _allow_async_scheduling() -> None:
-    """vLLM's CPU platform always disables asynchronous scheduling."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    check = CpuPlatform.check_and_update_config.__func__
-
-    def keep_option(cls: type, vllm_config: Any) -> None:
-        requested = vllm_config.scheduler_config.async_scheduling
-        check(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = requested
-
-    CpuPlatform.check_and_update_config = classmethod(keep_option)

@@ -31,6 +31,9 @@ _VISION: dict[str, Any] = {
     "patch_size": 4,
 }
 _FINE = _VISION | {"patch_size": 2}
+_LLAMA = _TEXT | {"model_type": "llama"}
+_CLIP = _VISION | {"model_type": "clip_vision_model"}
+_LLAVA = {"image_token_index": IMAGE, "image_seq_length": 4}
 _QWEN = {"depth": 2, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2}
 _ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3]}
 _QWEN_TEXT = _TEXT | {
@@ -62,7 +65,7 @@ IMAGE_MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], di
         _PIXELS,
     ),
     "Idefics3": (
-        _TEXT | {"model_type": "llama"},
+        _LLAMA,
         _FINE,
         {"image_token_id": IMAGE, "scale_factor": 2},
         {
@@ -77,16 +80,11 @@ IMAGE_MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], di
         {"image_token_id": IMAGE, "image_seq_length": 4},
         _PIXELS,
     ),
-    "Llava": (
-        _TEXT | {"model_type": "llama"},
-        _VISION | {"model_type": "clip_vision_model"},
-        {"image_token_index": IMAGE, "image_seq_length": 4},
-        _PIXELS,
-    ),
+    "Llava": (_LLAMA, _CLIP, _LLAVA, _PIXELS),
     "LlavaNext": (
-        _TEXT | {"model_type": "llama"},
-        _VISION | {"model_type": "clip_vision_model"},
-        {"image_token_index": IMAGE, "image_seq_length": 4, "image_grid_pinpoints": [[8, 8]]},
+        _LLAMA,
+        _CLIP,
+        _LLAVA | {"image_grid_pinpoints": [[8, 8]]},
         {"pixel_values": torch.randn(1, 2, 3, 8, 8), **_SIZES},
     ),
     "Mistral3": (
@@ -140,20 +138,9 @@ def make_image_model(family: str) -> tuple[Any, torch.Tensor, dict[str, torch.Te
     return model, prompt, image
 
 
-TINY = {
-    "vocab_size": 40,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+TINY = _TEXT | {
     "head_dim": 16,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
     "tie_word_embeddings": False,  # otherwise the model repeats its last token
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
 }
 LONGROPE = {
     "original_max_position_embeddings": 16,
