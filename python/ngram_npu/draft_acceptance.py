@@ -1,8 +1,8 @@
 """Estimates how many tokens a step generates, for each draft length.
 
 With drafts from a request's own text, the estimate needs no draft that an engine verified: the
-sampler drafts again at the positions of text that requests have generated, and counts the steps that
-each draft length would have needed for it.
+sampler drafts again at the positions of text that requests have generated, and counts the steps
+that each draft length would have needed for it.
 """
 
 from __future__ import annotations

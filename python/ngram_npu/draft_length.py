@@ -7,10 +7,10 @@ second, for a batch of b requests
 
     goodput(b, K) = b * tokens_per_step(K) / step_time(b, K).
 
-`tokens_per_step(K)` is a property of the traffic and shared by all batch sizes. `step_time(b, K)` is
-a property of the deployment and is measured per range of batch sizes, from 2**(i-1) + 1 to 2**i.
-Only ratios of times within one range are compared, and only of steps that follow each other closely,
-because step times also drift with the length of the contexts.
+`tokens_per_step(K)` is a property of the traffic and shared by all batch sizes. `step_time(b, K)`
+is a property of the deployment and is measured per range of batch sizes, from 2**(i-1) + 1 to 2**i.
+Only ratios of times within one range are compared, and only of steps that follow each other
+closely, because step times also drift with the length of the contexts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from statistics import median
 from ngram_npu.draft_acceptance import Acceptance
 
 BURST_STEPS = 4
-"""Steps in a row that try another length. The time of the first is not used: it follows a change."""
+"""Steps in a row that try another length. The first follows a change, so its time is not used."""
 FIRST_STEPS = 300
 FIRST_SHARE, LATER_SHARE = 0.08, 0.01
 """Largest share of a range's first 300 steps, and of its later steps, that try other lengths."""
@@ -279,9 +279,9 @@ class DraftLengthController:
             gain = MIN_GAIN_DOWN
             if length > batches.length:
                 gain = max(MIN_GAIN, self.acceptance.relative_error(length))
-            if current is None or goodput > current * (1 + gain):
-                if goodput > best_goodput:
-                    best, best_goodput = length, goodput
+            is_gain = current is None or goodput > current * (1 + gain)
+            if is_gain and goodput > best_goodput:
+                best, best_goodput = length, goodput
         if best == batches.length:
             return
         change = Change(

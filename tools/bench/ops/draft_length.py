@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu import NgramConfig, _C
+from ngram_npu import _C, NgramConfig
 from ngram_npu.draft_acceptance import AcceptanceSampler
 from ngram_npu.draft_length import DraftLengthController
 from ngram_npu.engines.vllm.auto_k import SAMPLE_STEPS, choose_lengths
@@ -102,10 +102,8 @@ class Recorded:
                 offsets.append(offsets[-1] + end - begin)
         self.accepted = np.concatenate(accepted)
         self.firsts, self.ends = np.array(offsets[:-1]), np.array(offsets[1:])
-        self.steps = {
-            k: np.array([self.count_steps(*span, k) for span in zip(self.firsts, self.ends)])
-            for k in FIXED
-        }
+        spans = list(zip(self.firsts, self.ends, strict=True))
+        self.steps = {k: np.array([self.count_steps(*span, k) for span in spans]) for k in FIXED}
 
     def count_steps(self, first: int, end: int, length: int) -> int:
         """Returns the steps from one position to another with drafts of `length` tokens."""

@@ -35,7 +35,7 @@ CHOICES: dict[str, Collection[str]] = {
     "lookup": ("ngram", "1-16", "ladder", "auto"),
     "k": ("auto",),
 }
-MAXIMA = {"store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
+MAXIMA = {"token_cost": 1.0, "store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
 STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes", "scope")
 AUTO_MIN_PROBABILITY = 0.177
 """Suits a server on which verifying one more token costs a twentieth of a step."""
@@ -230,8 +230,8 @@ def _check_method(method: Method, settings: Mapping[str, Any], model_config: Any
         raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
     if "k" in settings and method not in ("v2", "ascend_v2", "beside"):
         raise ValueError(
-            "ngram_npu: k: expected only in the V2 runner, got 'auto'; in the V1 runner, end drafts "
-            "by their cost: lookup='ladder' with token_cost, the cost of a token"
+            "ngram_npu: k: expected only in the V2 runner, got 'auto'; in the V1 runner, end "
+            "drafts by their cost: lookup='ladder' with token_cost, the cost of a token"
         )
     if "step_times_file" in settings and "k" not in settings:
         raise ValueError("ngram_npu: step_times_file: expected none without k='auto'")
@@ -344,6 +344,17 @@ def _type_of_option(name: str, where: str) -> type:
     raise ValueError(f"ngram_npu: unknown option {name!r} in {where}; known: {known}{hint}")
 
 
+def probability_for_cost(token_cost: float) -> float:
+    """Returns the ``min_draft_probability`` for a server on which verifying one more token of a
+    request takes this share of a step.
+
+    A draft token pays if its probability exceeds its cost times the speed-up, which depends on the
+    traffic. Factor and exponent were fitted on recorded conversations (docs/design/draft-length.md,
+    "The limit of a draft's cost").
+    """
+    return min(1.0, max(UNCUT, 1.8 * token_cost**0.86))
+
+
 def _choose_lookup(settings: Mapping[str, Any], method: Method) -> tuple[str, float | None]:
     """Returns which n-grams are looked up, and the minimum probability of a draft.
 
@@ -353,6 +364,14 @@ def _choose_lookup(settings: Mapping[str, Any], method: Method) -> tuple[str, fl
     ladder too.
     """
     min_probability = settings.get("min_draft_probability")
+    token_cost = settings.get("token_cost")
+    if token_cost is not None:
+        if min_probability is not None:
+            raise ValueError(
+                f"ngram_npu: token_cost: expected none with a min_draft_probability, which it "
+                f"determines, got {token_cost}"
+            )
+        min_probability = probability_for_cost(token_cost)
     older = SIZES[settings.get("sizes", "consecutive")]
     lookup = settings.get("lookup", older)
     if "sizes" in settings and older != lookup:
@@ -364,7 +383,8 @@ def _choose_lookup(settings: Mapping[str, Any], method: Method) -> tuple[str, fl
         return lookup, min_probability
     on_host = method in ("custom_class", "ngram") or settings.get("draft_on") == "host"
     if on_host or "store" in settings:
-        return "ladder", settings.get("min_draft_probability", AUTO_MIN_PROBABILITY)
+        is_set = "min_draft_probability" in settings or token_cost is not None
+        return "ladder", min_probability if is_set else AUTO_MIN_PROBABILITY
     trimmed = method == "ngram_gpu" and settings.get("drafts") == "trimmed"
     return ("ngram" if trimmed else "1-16"), min_probability
 

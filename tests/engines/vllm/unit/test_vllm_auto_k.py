@@ -204,7 +204,9 @@ class FakeScheduler:
 def make_wrapped_scheduler(
     monkeypatch: pytest.MonkeyPatch, *, is_auto: bool = True, **parallel: int
 ) -> Any:
-    module = SimpleNamespace(Scheduler=type("Scheduler", (FakeScheduler,), dict(vars(FakeScheduler))))
+    module = SimpleNamespace(
+        Scheduler=type("Scheduler", (FakeScheduler,), dict(vars(FakeScheduler)))
+    )
     monkeypatch.setattr(auto_k, "find_method", lambda config: "v2")
     monkeypatch.setattr(auto_k, "read_k_option", lambda config: is_auto)
     monkeypatch.setattr(auto_k, "read_options", lambda config, method: make_options())
