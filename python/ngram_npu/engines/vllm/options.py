@@ -352,7 +352,8 @@ def probability_for_cost(token_cost: float) -> float:
     traffic. Factor and exponent were fitted on recorded conversations (docs/design/draft-length.md,
     "The limit of a draft's cost").
     """
-    return min(1.0, max(UNCUT, 1.8 * token_cost**0.86))
+    probability: float = 1.8 * token_cost**0.86
+    return min(1.0, max(UNCUT, probability))
 
 
 def _choose_lookup(settings: Mapping[str, Any], method: Method) -> tuple[str, float | None]:
