@@ -43,6 +43,7 @@ class Change:
     Attributes:
         first, last: The range of batch sizes.
         before, after: Draft lengths.
+        goodput: Of the new length, relative to no drafts.
         reason: Why, in one line.
     """
 
@@ -50,6 +51,7 @@ class Change:
     last: int
     before: int
     after: int
+    goodput: float
     reason: str
 
 
@@ -289,6 +291,7 @@ class DraftLengthController:
             batches.last,
             batches.length,
             best,
+            best_goodput,
             f"goodput {best_goodput:.3f} of no drafts, before "
             + ("unknown" if current is None else f"{current:.3f}"),
         )

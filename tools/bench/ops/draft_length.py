@@ -17,7 +17,7 @@ from ngram_npu import _C, NgramConfig
 from ngram_npu.draft_acceptance import AcceptanceSampler
 from ngram_npu.draft_length import DraftLengthController
 from ngram_npu.engines.vllm.auto_k import SAMPLE_STEPS, choose_lengths
-from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu_cli.logs.tokenizers import load_tokenizer
 from ngram_npu_cli.replay import TokenRequest
 
 from tools.bench.data import find_data
@@ -288,7 +288,7 @@ class DraftLength(Op):
     }
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
-        sets = load([find_data(options.data)], DEFAULT_TOKENIZER).sets
+        sets = load([find_data(options.data)], load_tokenizer())
         recorded = {name: Recorded(requests) for name, requests in sets.items()}
         names = list(recorded)
         for policy, make_controller in POLICIES.items():
@@ -318,10 +318,13 @@ def _summarize(
     ratios = {name: rest.ratios() for name, (_, rest) in cells.items()}
     over_none, over_best, _ = (list(column) for column in zip(*ratios.values(), strict=True))
     return {
-        "set": f"{policy}, {kind}, {curve}, batch {batch}",
-        "over none": round(min(over_none), 4),
-        "over best": round(min(over_best), 4),
-        "first 500 over none": round(min(b.ratios()[0] for b, _ in cells.values()), 4),
-        "passes": min(over_none) >= limits[0] and min(over_best) >= limits[1],
+        "policy": policy,
+        "kind": kind,
+        "curve": curve,
+        "batch": batch,
+        "over none": round(float(min(over_none)), 4),
+        "over best": round(float(min(over_best)), 4),
+        "first 500 over none": round(float(min(b.ratios()[0] for b, _ in cells.values())), 4),
+        "passes": bool(min(over_none) >= limits[0] and min(over_best) >= limits[1]),
         "best lengths": sorted({best for _, _, best in ratios.values()}),
     }

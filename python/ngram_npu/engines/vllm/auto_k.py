@@ -18,6 +18,7 @@ from ngram_npu.draft_acceptance import AcceptanceSampler
 from ngram_npu.draft_length import Change, DraftLengthController
 from ngram_npu.engines.vllm.options import Options, find_method, read_k_option, read_options
 from ngram_npu.engines.vllm.patching import format_error, logger, run_after_import, wrap_function
+from ngram_npu.engines.vllm.stats import DraftLengthMetrics
 from ngram_npu.step_time import VerificationCost, load_cost
 
 SCHEDULER = "vllm.v1.core.sched.scheduler"
@@ -112,6 +113,7 @@ class StepObserver:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler, self._clock = scheduler, clock
+        self._metrics = DraftLengthMetrics(scheduler.vllm_config)
         k, max_num_seqs = options.ngram.k, options.max_num_seqs
         lengths = choose_lengths(k, max_num_seqs)
         graphs = scheduler.vllm_config.compilation_config
@@ -122,7 +124,7 @@ class StepObserver:
             table=scheduler.dynamic_sd_lookup,
             is_allowed=graph_pairs(lengths, max_num_seqs, sizes or ()),
             relative_times=None if cost is None else cost.relative_times(lengths),
-            on_change=log_change,
+            on_change=self._report_change,
         )
         self._sampler: AcceptanceSampler | None = None
         if options.ngram.store is None and not options.beside:
@@ -167,6 +169,14 @@ class StepObserver:
         if self._sampler is not None and self._num_steps % SAMPLE_STEPS == 0:
             self._sampler.sample(self._scheduler.running)
 
+    def _report_change(self, change: Change) -> None:
+        batches = f"{change.first}-{change.last}"
+        logger.info(
+            f"ngram_npu: k='auto': batch sizes {batches}: draft length {change.before} -> "
+            f"{change.after}: {change.reason}"
+        )
+        self._metrics.observe_change(batches, change.after, change.goodput)
+
     def _observe_acceptance(self, length: int, num_sampled: Sequence[int]) -> None:
         """Counts the tokens of a step for its draft length and, truncated, for shorter ones."""
         steps = [number for number in num_sampled if number]
@@ -189,13 +199,6 @@ class StepObserver:
             return None
         number, length = lengths.pop()
         return length if number == 1 + length else None
-
-
-def log_change(change: Change) -> None:
-    logger.info(
-        f"ngram_npu: k='auto': batch sizes {change.first} to {change.last}: draft length "
-        f"{change.before} -> {change.after}, {change.reason}"
-    )
 
 
 def install() -> None:

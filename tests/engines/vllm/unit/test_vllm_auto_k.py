@@ -45,6 +45,7 @@ def make_scheduler(**parallel: int) -> Any:
         vllm_config=SimpleNamespace(
             compilation_config=compilation,
             parallel_config=SimpleNamespace(**parallel),
+            model_config=SimpleNamespace(served_model_name="tiny"),
             speculative_config=SimpleNamespace(num_speculative_tokens=K),
         ),
         dynamic_sd_lookup=[K] * 17,
@@ -253,6 +254,13 @@ def test_error_in_observer_ends_drafts_but_not_the_engine(
 
 
 def test_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    observer = auto_k.StepObserver(make_scheduler(), make_options())
+    changes = (0, 3, 1.25), (3, 0, 1.0)
     with caplog.at_level(logging.INFO, logger="vllm.ngram_npu"):
-        auto_k.log_change(Change(9, 16, 0, 3, "goodput 1.2 of no drafts, before 1.0"))
-    assert "batch sizes 9 to 16: draft length 0 -> 3, goodput 1.2 of no drafts" in caplog.text
+        for before, after, goodput in changes:
+            observer._report_change(Change(9, 16, before, after, goodput, "because"))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        f"ngram_npu: k='auto': batch sizes 9-16: draft length {before} -> {after}: because"
+        for before, after, _ in changes
+    ]
