@@ -31,6 +31,8 @@ MAX_LOST_SHARE = 0.004
 """Largest share of time that later trials may lose by what is known about the lengths they try."""
 MIN_GAIN, MIN_GAIN_DOWN = 0.02, 0.005
 """Relative gains of goodput for which a longer and a shorter length replace the current one."""
+UNKNOWN_ACCEPTANCE = 0.3
+"""Assumed tokens per draft token of a length whose acceptance is unknown, so that it is tried."""
 RECENT_STEPS = 16
 MAX_SECONDS = 60.0
 """Longer step times are not used: the process was suspended, or the clock was set."""
@@ -213,39 +215,37 @@ class DraftLengthController:
         self._write(batches, length)
 
     def _choose_trial(self, batches: _Range) -> int | None:
-        """Returns the length to try next; None if a trial would cost more than it can show."""
+        """Returns the length to try next; None if trials would lose more time than allowed."""
         current = self._goodput(batches, batches.length) or 1.0
+        times = self._expect_times(batches)
         best, best_priority = None, 0.0
-        shorter = 0
         for length in batches.lengths:
             if length == batches.length:
-                shorter = length
                 continue
-            expected = self._expected_goodput(batches, length, shorter)
-            if length in batches.relative:
-                shorter = length
+            tokens = self.acceptance.tokens_per_step(length)
+            if tokens is None:
+                tokens = 1 + UNKNOWN_ACCEPTANCE * length
+            loss = max(0.0, 1 - tokens / times[length] / current)
+            lost = batches.lost + BURST_STEPS * loss * times[length] / times[batches.length]
+            if batches.steps > FIRST_STEPS and lost > MAX_LOST_SHARE * batches.steps:
+                continue
             trials, last = batches.measured.get(length, (0, 0))
-            loss = max(0.0, 1 - expected / current)
-            ratio = self._expected_time(batches, length, shorter) / batches.relative[batches.length]
-            cost = BURST_STEPS * ratio * loss
-            if batches.steps > FIRST_STEPS and batches.lost + cost > MAX_LOST_SHARE * batches.steps:
-                continue
-            age = (batches.steps - last) if trials else 10.0 * batches.steps
+            # A length that was never tried comes first. Others come the more seldom, the more a
+            # trial loses.
+            age = batches.steps - last if trials else 10 * batches.steps
             priority = age / (1 + 20 * loss)
             if priority > best_priority:
                 best, best_priority = length, priority
         return best
 
-    def _expected_time(self, batches: _Range, length: int, shorter: int) -> float:
-        # A longer draft never verifies faster, and so the longest shorter one is a lower bound.
-        known = batches.relative.get(length)
-        return known if known is not None else batches.relative.get(shorter, 1.0)
-
-    def _expected_goodput(self, batches: _Range, length: int, shorter: int) -> float:
-        tokens = self.acceptance.tokens_per_step(length)
-        if tokens is None:
-            tokens = 1.0 + 0.3 * length  # tried once at least: little is known
-        return tokens / self._expected_time(batches, length, shorter)
+    def _expect_times(self, batches: _Range) -> dict[int, float]:
+        """Returns the relative step time of each length. A longer draft is never verified faster,
+        so for an unknown time this is the time of the longest shorter length."""
+        times: dict[int, float] = {}
+        longest = 1.0
+        for length in batches.lengths:
+            longest = times[length] = batches.relative.get(length, longest)
+        return times
 
     def _end_trial(self, batches: _Range) -> None:
         length, times = batches.trial, batches.times
