@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.engines.vllm import admission, v1_device, v2
+from ngram_npu.engines.vllm import admission, auto_k, v1_device, v2
 from ngram_npu.engines.vllm.options import (
     CORRECTION,
     Method,
@@ -83,6 +83,7 @@ def install() -> None:
             install_v2()
             install_beside()
         run_after_import(CONFIG, _install_option_check)
+        auto_k.install()
     except Exception as error:
         log_refusal(refused, f"{MODULE} is not found: {format_error(error)}")
 
@@ -94,6 +95,7 @@ def _install_option_check(module: ModuleType) -> None:
 
 
 def _check_options(validate: Any, vllm_config: Any) -> None:
+    auto_k.set_table(vllm_config)  # vLLM derives the sizes of its graphs from the table
     validate(vllm_config)
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     draft = getattr(speculative, "draft_model_config", None)

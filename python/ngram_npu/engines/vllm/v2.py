@@ -109,6 +109,8 @@ class RowLookup:
         self._watch_rows(req_states)
         shape = options.max_num_seqs, self.k
         self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self._no_drafts = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._no_counts = torch.zeros(options.max_num_seqs, dtype=torch.int32, device=device)
         self._computes_costs = False
         """Whether a lookup writes the costs of its draft tokens."""
         engine = ("index" if self.index else "scan") + (" on the host" if on_host else "")
@@ -118,22 +120,29 @@ class RowLookup:
 
     @exit_worker_on_error
     def _look_up(
-        self, input_batch: Any, num_sampled: torch.Tensor, *, int64: bool = False
+        self,
+        input_batch: Any,
+        num_sampled: torch.Tensor,
+        k: int | None = None,
+        *,
+        int64: bool = False,
     ) -> Drafts[torch.Tensor]:
-        """Returns padded drafts [B, k] (int64 if ``int64`` is set), the number of tokens before the
-        padding [B], and the length of their match [B]; int32. If ``_computes_costs``, the first B
-        rows of ``_draft_costs`` are their costs."""
+        """Returns padded drafts [B, self.k] (int64 if ``int64`` is set), the number of tokens
+        before the padding [B], and the length of their match [B]; int32. If ``_computes_costs``,
+        the first B rows of ``_draft_costs`` are their costs.
+
+        Args:
+            k: Number of draft tokens that the runner will verify (default: all). With 0 there is no
+                lookup, and the results are buffers that later steps reuse; the index and the store
+                are updated.
+        """
         rows = input_batch.idx_mapping
+        if k == 0:
+            self._update_host(input_batch, num_sampled)
+            drafts, counts = self._no_drafts[: len(rows)], self._no_counts[: len(rows)]
+            return Drafts(drafts if int64 else drafts.to(torch.int32), counts, counts)
         if self._host is not None:
-            if self.shared_store is not None:
-                self.shared_store.check_not_skipped()
-            token_ids, num_tokens = self._state
-            # The lookup ignores rows that are out of range, but reading one is an error.
-            valid_rows = rows.clamp(0, len(token_ids) - 1)
-            columns = (num_tokens[valid_rows] - num_sampled)[:, None] + self._newest
-            columns.clamp_(0, token_ids.shape[1] - 1)
-            newest = token_ids[valid_rows[:, None], columns]
-            sampled = torch.cat((num_sampled[:, None].to(torch.int32), newest), dim=1)
+            sampled = self._gather_sampled(rows, num_sampled)
             result = self._host.propose(np.asarray(input_batch.idx_mapping_np, np.int32), sampled)
             self._draft_costs[: len(rows)] = result.draft_costs
             drafts = result.draft_token_ids
@@ -146,6 +155,24 @@ class RowLookup:
             draft_costs=self._draft_costs[: len(rows)] if self._computes_costs else None,
             int64=int64,
         )
+
+    def _update_host(self, input_batch: Any, num_sampled: torch.Tensor) -> None:
+        """Passes the sampled tokens to the index and the store, without a lookup."""
+        if self._host is not None:
+            sampled = self._gather_sampled(input_batch.idx_mapping, num_sampled)
+            self._host.update(np.asarray(input_batch.idx_mapping_np, np.int32), sampled)
+
+    def _gather_sampled(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> torch.Tensor:
+        """Returns [B, 2 + k] int32: the number of sampled tokens, then the tokens."""
+        if self.shared_store is not None:
+            self.shared_store.check_not_skipped()
+        token_ids, num_tokens = self._state
+        # The lookup ignores rows that are out of range, but reading one is an error.
+        valid_rows = rows.clamp(0, len(token_ids) - 1)
+        columns = (num_tokens[valid_rows] - num_sampled)[:, None] + self._newest
+        columns.clamp_(0, token_ids.shape[1] - 1)
+        newest = token_ids[valid_rows[:, None], columns]
+        return torch.cat((num_sampled[:, None].to(torch.int32), newest), dim=1)
 
     @exit_worker_on_error
     def _run_empty_step(self) -> None:
@@ -320,11 +347,17 @@ class NgramSpeculator(RowLookup):
         num_sampled: torch.Tensor,
         *args: object,
         dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
-        """Returns drafts [B, num_speculative_tokens] int64 for the requests of a step. Their
-        sampled tokens are already in the buffer; those with ``num_sampled`` 0 are still in prefill.
-        A dummy run is a warm-up without requests."""
+        """Returns drafts [B, k] int64 for the requests of a step, which the runner may write to.
+        Their sampled tokens are already in the buffer; those with ``num_sampled`` 0 are still in
+        prefill. A dummy run is a warm-up without requests.
+
+        Args:
+            num_speculative_tokens: Number of draft tokens that the runner will verify, at most k
+                (default: k); none with ``skip_drafts``, which only newer versions pass.
+        """
         if dummy_run or is_warm_up(input_batch):
             if self.enable_adaptive_verification:
                 self._run_empty_step()
@@ -332,7 +365,10 @@ class NgramSpeculator(RowLookup):
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         started = time.perf_counter()
         rows = input_batch.idx_mapping
-        drafts, counts, match_len = self._look_up(input_batch, num_sampled, int64=True)
+        k = 0 if kwargs.get("skip_drafts") else num_speculative_tokens
+        drafts, counts, match_len = self._look_up(input_batch, num_sampled, k, int64=True)
+        if k == 0:
+            return drafts
         if self.enable_adaptive_verification:
             confidence = self.draft_token_confidence_probs[: len(rows)]
             torch.exp2(self._draft_costs[: len(rows)] / -16, out=confidence)
@@ -436,8 +472,9 @@ class NeuralDrafterWrapper(RowLookup):
             return neural
         started = time.perf_counter()
         k = self.k if num_speculative_tokens is None else num_speculative_tokens
+        k = 0 if kwargs.get("skip_drafts") else k  # only newer versions pass it
         rows = input_batch.idx_mapping
-        ngram, num_ngram, match_len = self._look_up(input_batch, num_sampled)
+        ngram, num_ngram, match_len = self._look_up(input_batch, num_sampled, k)
         limit = None
         if k < self.k:  # the runner verifies only k tokens
             num_ngram = num_ngram.clamp(max=k)

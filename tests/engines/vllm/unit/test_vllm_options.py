@@ -95,6 +95,33 @@ def test_ladder_sets_sizes_and_cost_limit(
         assert method != "ngram" or options.ngram.cost_limit == limit
 
 
+@pytest.mark.parametrize(("cost", "expected"), [(0.01, 0.0343), (0.05, 0.137), (0.1, 0.248)])
+def test_token_cost_sets_the_probability_of_a_draft(cost: float, expected: float) -> None:
+    for section in ({"lookup": "ladder"}, {"lookup": "auto"}):
+        options = _read_options("ngram", {**section, "token_cost": cost})
+        assert options.ngram.min_draft_probability == pytest.approx(expected, rel=0.01)
+    assert options.lookup == "ladder"
+
+
+@pytest.mark.parametrize(
+    ("method", "section", "message"),
+    [
+        ("ngram", {"token_cost": 1.5}, "token_cost: expected 0 to 1.0, got 1.5"),
+        ("ngram", {"token_cost": 0.1, "min_draft_probability": 0.2}, "token_cost: expected none"),
+        ("ngram", {"k": "auto"}, "k: expected only in the V2 runner, got 'auto'; in the V1 runner"),
+        ("ngram_gpu", {"k": "auto"}, "with token_cost, the cost of a token"),
+        ("v2", {"k": "max"}, "k: expected one of auto, got 'max'"),
+        ("v2", {"step_times_file": "a"}, "step_times_file: expected none without k='auto'"),
+    ],
+)
+def test_invalid_draft_length_options_raise(
+    method: Any, section: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError) as error:
+        _read_options(method, {"lookup": "ladder", **section})
+    assert message in str(error.value)
+
+
 def test_foreign_additional_config_is_ignored() -> None:
     config = vllm_config(additional_config={"other_backend": {"prompt_lookup_min": "x"}})
     assert read_options(config, "custom_class").sources == ()

@@ -114,6 +114,7 @@ CHANGES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "overlap": (False, True, {}),
     "lookup": ("ladder", "1-16", PLAIN),
     "min_draft_probability": (0.2, 0.3, {}),
+    "token_cost": (0.02, 0.05, {"min_draft_probability": None}),
     "store": ("live", "finish", {}),
     "store_tokens": (20_000, 30_000, {}),
     "scope": ("shared", "required", {}),
@@ -177,7 +178,12 @@ def test_ranks_with_different_costs_raise(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_every_option_is_compared_or_known_to_change_no_draft() -> None:
     bounds = {"prompt_lookup_min", "prompt_lookup_max"}  # of speculative_config
-    known = CHANGES.keys() | NO_CHANGES.keys() | {"beside", "costs_file"} | bounds
+    known = (
+        CHANGES.keys()
+        | NO_CHANGES.keys()
+        | {"beside", "costs_file", "k", "step_times_file"}
+        | bounds
+    )
     assert known == options.OPTION_TYPES.keys()
 
 

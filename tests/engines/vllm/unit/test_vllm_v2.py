@@ -13,6 +13,7 @@ from fake_engine import (
     CPU,
     LENGTH,
     ROWS,
+    STORE,
     V2,
     K,
     Request,
@@ -218,6 +219,44 @@ def test_fewer_draft_tokens_leave_positions_empty() -> None:
     assert engine.speculator.num_speculative_tokens == 1
     propose(engine, "twice", [1], 1, num_speculative_tokens=0)
     assert acceptance[1] == 1, "no neural token was drafted"
+
+
+def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM has such steps for large batches (num_speculative_tokens_per_batch_size)."""
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
+    engine = make_neural(**STORE)
+    for token in (1, 2, 3):
+        drafts = engine.step({"twice": [token]}, 0, 0, num_speculative_tokens=0)
+        assert drafts["twice"] == [-1] * K
+    text = np.array(engine.alive["twice"].tokens, np.int32)
+    engine.index.check_integrity({engine.row("twice"): text})
+    assert engine.store.statistics.tokens_entered == 3
+
+
+@pytest.mark.parametrize("options", [{}, STORE], ids=["scan", "store"])
+@pytest.mark.parametrize("arguments", [{"num_speculative_tokens": 0}, {"skip_drafts": True}])
+def test_step_with_no_drafts_looks_nothing_up(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
+    engine = V2(**options)
+    engine.begin(Request("a", [1, 2, 3, 1, 2]))
+    rows, addresses = [engine.row("a")], set()
+    for token in (3, 1, 2):
+        engine.alive["a"].tokens.append(token)
+        engine.req_states.append(rows[0], [token])
+        with TorchCalls() as seen:
+            drafts = engine.propose(rows, {"a": [token]}, **arguments)
+        assert not any(name.startswith("ngram_npu") for name in seen.names)
+        assert drafts.shape == (1, K)
+        drafts[:, 0:] = -1  # as vLLM does
+        addresses.add(drafts.data_ptr())
+    assert len(addresses) == 1, "each step reuses the buffer"
+    if options:
+        engine.index.check_integrity({rows[0]: np.array(engine.alive["a"].tokens, np.int32)})
+        assert engine.store.statistics.tokens_entered == 3
+        assert engine.store.statistics.lookups == 0
+    assert engine.step({"a": [3]})["a"][:2] == [1, 2], "a later step drafts as usual"
 
 
 def test_ngram_drafts_have_probability_one_in_the_logits() -> None:
