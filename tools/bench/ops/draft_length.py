@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -295,22 +296,26 @@ class DraftLength(Op):
             is_right = make_controller is DraftLengthController
             steps = options.steps or (STEPS if is_right else WRONG_STEPS)
             for kind, limits in LIMITS.items():
-                for curve_name, curve in CURVES.items():
-                    for number, batch in enumerate(BATCHES):
-                        cells = {}
-                        for i, name in enumerate(names):
-                            parts = [(recorded[name], batch)]
-                            if kind == "change":
-                                other = recorded[names[(i + 1) % len(names)]]
-                                parts.append((other, BATCHES[(number + 1) % len(BATCHES)]))
-                            cells[name] = simulate(parts, curve, make_controller, steps)
-                        yield _summarize(policy, kind, curve_name, batch, cells, limits)
+                results: list[Result] = []
+                for (curve_name, curve), number in product(CURVES.items(), range(len(BATCHES))):
+                    cells = {}
+                    for i, name in enumerate(names):
+                        parts = [(recorded[name], BATCHES[number])]
+                        if kind == "change":
+                            other = recorded[names[(i + 1) % len(names)]]
+                            parts.append((other, BATCHES[(number + 1) % len(BATCHES)]))
+                        cells[name] = simulate(parts, curve, make_controller, steps)
+                    key = {"policy": policy, "kind": kind, "curve": curve_name}
+                    results.append(key | _summarize(BATCHES[number], cells, limits))
+                    yield results[-1]
+                smallest = {
+                    name: min(result[name] for result in results)
+                    for name in ("over none", "over best", "first 500 over none", "passes")
+                }
+                yield {"policy": policy, "kind": kind, "curve": "all", "batch": "all", **smallest}
 
 
 def _summarize(
-    policy: str,
-    kind: str,
-    curve: str,
     batch: int,
     cells: Mapping[str, tuple[Figures, Figures]],
     limits: tuple[float, float],
@@ -318,9 +323,6 @@ def _summarize(
     ratios = {name: rest.ratios() for name, (_, rest) in cells.items()}
     over_none, over_best, _ = (list(column) for column in zip(*ratios.values(), strict=True))
     return {
-        "policy": policy,
-        "kind": kind,
-        "curve": curve,
         "batch": batch,
         "over none": round(float(min(over_none)), 4),
         "over best": round(float(min(over_best)), 4),
