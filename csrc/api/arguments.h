@@ -154,8 +154,8 @@ class Arguments {
 // Words (int32) of workspace that an operator needs for a batch on any device; -1 if it takes no workspace.
 int64_t workspace_words(std::string_view op, int64_t batch);
 
-// Interface that a front end F (torch or numpy) provides to the operator implementations in the other headers of this
-// folder. F derives from Arguments; one F object represents one operator call.
+// Interface that a front end F (torch or numpy) provides to the operators in the other headers of this folder, which
+// check the arguments, allocate the outputs and call the kernel. F derives from Arguments; one F object is one call.
 //   In, Optional            types of an argument, and of one that may be absent
 //   Output                  a new int32 tensor, on the device of the first argument
 //   TensorView view(name, In), optional<TensorView> view(name, Optional)

@@ -1,5 +1,4 @@
-// Implementations of the operators that process sampled tokens and prepare the drafter's batch: they check the
-// arguments, allocate the outputs and call the kernel. `F` is the front end, torch or numpy (arguments.h).
+// Operators that process sampled tokens and prepare the drafter's batch.
 #pragma once
 
 #include "api/arguments.h"

@@ -1,5 +1,4 @@
-// Implementations of the operators that correct the optimistic counts of asynchronous scheduling: they check the
-// arguments and call the kernel. `F` is the front end, torch or numpy (arguments.h).
+// Operators that correct the optimistic counts of asynchronous scheduling.
 #pragma once
 
 #include "api/arguments.h"

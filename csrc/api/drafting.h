@@ -1,5 +1,4 @@
-// Implementations of the operators that look up n-grams: they check the arguments, allocate the outputs and call the
-// kernel. `F` is the front end, torch or numpy (arguments.h).
+// Operators that look up n-grams.
 #pragma once
 
 #include "api/arguments.h"

@@ -1,5 +1,4 @@
-// Implementation of the operator that chooses between the neural draft and the n-gram draft: it checks the arguments,
-// allocates the outputs and calls the kernel. `F` is the front end, torch or numpy (arguments.h).
+// The operator that chooses between the neural draft and the n-gram draft.
 #pragma once
 
 #include "api/arguments.h"

@@ -1,5 +1,4 @@
-// Implementations of the operators of the store that requests share: they check the arguments and call the kernel. `F`
-// is the front end, torch or numpy (arguments.h).
+// Operators of the store that requests share.
 #pragma once
 
 #include "api/arguments.h"

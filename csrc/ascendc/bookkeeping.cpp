@@ -240,7 +240,7 @@ class StagedInputs {
   __aicore__ inline void load_drafts(int64_t j, int64_t prev) {
     drafts_.load(j * row_stride_, rows_[prev], num_staged_);
   }
-  // Selects the request whose drafts input_id() reads.
+  // Selects the request of the drafts that input_id() reads.
   __aicore__ inline void select(int64_t j) { request_ = j; }
 
   const int64_t num_inputs;

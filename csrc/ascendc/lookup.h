@@ -272,7 +272,7 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
   Tiles<Params> tiles(p, tiling);
   Match best{-1, 0};
-  int64_t done = -1;  // the item whose longest match has been found; some of its tiles may still be loading
+  int64_t done = -1;  // the item with a completed search; some of its tiles may still be loading
   Tile queue[kTileBuffers];
   for (int64_t t = 0; t < kTileBuffers - 1; ++t) searcher.load(queue[t] = tiles.next());
   searcher.prepare();

@@ -35,7 +35,7 @@ inline int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t row_bytes
   return per_pass * (row_bytes + 4 * (spans * kMatchInts + 4 + kSampledTokensStride + kLengthStride)) + 9 * 32;
 }
 
-// Tiling with the largest number of requests per pass whose drafts fit into the unified buffer together with
+// Tiling with the largest number of requests per pass with drafts that fit into the unified buffer together with
 // `other_bytes`; cores is 0 if not even one fits.
 inline CoreTiling draft_tiling(int64_t batch, int64_t spans, int64_t row_bytes, DeviceProperties device,
                                int64_t other_bytes) {

@@ -1,6 +1,6 @@
 // Parameters and per-request functions of the operators that process sampled tokens and prepare the drafter's batch.
-// The implementations in api/bookkeeping.h fill in the parameters; the kernels of every device call the functions.
-// ngram_step_ uses the same functions for its sampled tokens.
+// ngram_step_ uses the same functions for its sampled tokens. `Batch` and `Inputs` are either the Params struct or a
+// kernel's struct of staged copies with the same member names.
 #pragma once
 
 #include "core/common.h"
@@ -63,7 +63,6 @@ NGRAM_FN void write_item(const PrepareNextTokenIdsParams& p, int64_t i) {
 }
 
 // prepare_inputs_padded: the row of logits that each request samples from. Contract: docs/ops/prepare_inputs_padded.md.
-
 struct PrepareInputsPaddedParams {
   Gm<const int32_t> cu_num_draft_tokens;  // [B], inclusive
   Gm<const int32_t> num_sampled;          // [B]
@@ -80,7 +79,6 @@ NGRAM_FN int32_t rejected_drafts(int32_t num_drafts, int32_t num_sampled) {
   return num_drafts > 0 && rejected > 0 ? rejected : 0;
 }
 
-// `Batch` is either the Params struct or a kernel's struct of staged copies with the same member names.
 template <class Batch>
 NGRAM_FN int32_t num_rejected_drafts(const Batch& p, int64_t i) {
   const int32_t before = i > 0 ? p.cu_num_draft_tokens[i - 1] : 0;
@@ -99,7 +97,6 @@ NGRAM_FN void write_item(const PrepareInputsPaddedParams& p, int64_t i) {
 }
 
 // prepare_inputs: removes the rejected tokens from the flat batch. Contract: docs/ops/prepare_inputs.md.
-
 struct PrepareInputsParams {
   Gm<const int32_t> query_start_loc;  // [B + 1]
   Gm<const int32_t> seq_lens;         // [B]
@@ -116,7 +113,6 @@ struct KeptTokens {
   int32_t rejected;
 };
 
-// `Batch` is either the Params struct or a kernel's struct of staged copies with the same member names.
 template <class Batch>
 NGRAM_FN KeptTokens kept_tokens(const Batch& p, int64_t i) {
   const int32_t length = larger(num_scheduled_tokens(p.query_start_loc, i), 0);
@@ -125,7 +121,6 @@ NGRAM_FN KeptTokens kept_tokens(const Batch& p, int64_t i) {
 }
 
 // prepare_input_ids_: copies the last step's tokens to this step's input. Contract: docs/ops/prepare_input_ids.md.
-
 struct PrepareInputIdsParams {
   Gm<int32_t> input_ids;  // [num_inputs], written
   int64_t num_inputs;
@@ -145,7 +140,6 @@ struct InputSpan {
   int64_t first_draft;  // position of draft 0; the newest token is right before it
 };
 
-// `Inputs` is either the Params struct or a kernel's struct of staged copies with the same member names.
 template <class Inputs>
 NGRAM_FN InputSpan input_span(const Inputs& p, int64_t i) {
   const TokenRange request_tokens = request_token_range(p.query_start_loc, i, p.num_inputs);

@@ -1,6 +1,5 @@
-// Parameters and per-request functions of the operators that run between two forward passes and correct counts,
-// positions, lengths and slots. The implementations in api/correction.h fill in the parameters; the kernels of every
-// device call the functions.
+// Parameters and per-request functions of the operators between two forward passes, which correct counts, positions,
+// lengths and slots.
 #pragma once
 
 #include "core/common.h"
@@ -9,7 +8,6 @@ namespace ngram_npu {
 
 // correct_num_computed_tokens_: corrects the host's counts for rejected drafts. Contract:
 // docs/ops/correct_num_computed_tokens.md.
-
 struct CorrectNumComputedTokensParams {
   Gm<int32_t> num_computed_tokens;  // [>= B], written in [0, B)
   Gm<int32_t> num_accepted_tokens;  // [>= B], written in [0, B)
@@ -138,7 +136,6 @@ NGRAM_FN int64_t slot_at(const SlotRun& run, int64_t position) {
 }
 
 // correct_spec_state_: makes all corrections between two forward passes. Contract: docs/ops/correct_spec_state.md.
-
 struct CorrectSpecStateParams {
   CorrectNumComputedTokensParams counts;
   ComputeSlotMappingParams slots;  // its positions are those below

@@ -1,6 +1,4 @@
-// Parameters of the drafting operators, and per-request functions of those that every device supports. The
-// implementations in api/drafting.h fill in the parameters; the kernels call the functions. Layout of an index:
-// core/ngram_index_layout.h.
+// Parameters of the drafting operators, and per-request functions of those that every device supports.
 #pragma once
 
 #include "core/bookkeeping.h"
@@ -10,7 +8,6 @@ namespace ngram_npu {
 
 // ngram_propose and ngram_propose_ (which writes to the caller's tensors): draft for each row by looking up its last
 // tokens in the row itself. Contract: docs/ops/ngram_propose.md.
-
 struct NgramProposeParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
   Gm<const int32_t> num_tokens;        // [R]
@@ -44,7 +41,6 @@ NGRAM_FN int32_t padding_token(const NgramProposeParams& p, int64_t i) {
 
 // ngram_step_: appends the sampled tokens to their rows, then drafts from the updated rows. Contract:
 // docs/ops/ngram_step.md.
-
 struct NgramStepParams {
   TokenRows<int32_t> token_ids;                // [R, S], written
   Gm<int32_t> num_tokens;                      // [R], written if advance
@@ -140,7 +136,6 @@ struct LadderOptions {
 
 // ngram_index_propose_: ngram_propose with an index. Contract: docs/ops/ngram_index_propose.md; layout of the index:
 // core/ngram_index_layout.h; why its results are exact: docs/design/index.md.
-
 struct NgramIndexProposeParams {
   NgramProposeParams propose;  // its executor is not used: one thread is fastest here
   IndexAccess index;
@@ -152,7 +147,6 @@ struct NgramIndexProposeParams {
 };
 
 // ngram_index_step_: ngram_step_ with an index. Contract: docs/ops/ngram_index_step.md.
-
 struct NgramIndexStepParams {
   NgramStepParams step;  // its executor is not used: one thread is fastest here
   IndexAccess index;
@@ -162,7 +156,6 @@ struct NgramIndexStepParams {
 
 // ngram_index_append_: indexes the tokens in rows, such as whole prompts or parts of them. Contract:
 // docs/ops/ngram_index_append.md.
-
 struct NgramIndexAppendParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
   const int32_t* num_tokens;           // [R]
@@ -178,7 +171,6 @@ struct NgramIndexAppendParams {
 };
 
 // ngram_index_reset_: empties slots. Contract: docs/ops/ngram_index_reset.md.
-
 struct NgramIndexResetParams {
   IndexAccess index;  // its slot_indices: [count], present
   int64_t count;

@@ -1,6 +1,5 @@
 // Parameters and per-request functions of merge_drafts_, which chooses each request's draft from a neural drafter or
-// from n-grams. Contract: docs/ops/merge_drafts.md. The implementation in api/merging.h fills in the parameters; the
-// kernels call the functions.
+// from n-grams. Contract: docs/ops/merge_drafts.md.
 #pragma once
 
 #include "core/draft_costs.h"

@@ -6,10 +6,9 @@
 //   owners   num_pages words: the slot that owns a page, or the next free page
 //   pages    num_pages x 1024 words, from a multiple of 1024 words on
 //
-// A slot's table is an extendible hash table. Its buckets are pages of 4 KiB: 64 cache lines of 16 entries. A page of
-// depth d holds the entries whose prefix starts with its d bits; a directory maps the first D >= d bits of a prefix to
-// a page. A full page splits in two and nothing else moves: growth takes about a microsecond per page, and memory grows
-// by pages.
+// A slot's table is an extendible hash table (docs/design/index.md). Its buckets are pages: 64 cache lines of 16
+// entries. A page of depth d holds the entries with a prefix that starts with its d bits; a directory maps the first D
+// >= d bits of a prefix to a page.
 //
 // An entry is one word. In a page of depth d, from the top:
 //   fingerprint  14 - d bits  the bits of the prefix after its first d
@@ -17,11 +16,6 @@
 //   home          2           the line within its group of four at which the search for it starts
 //   twice         1           whether the gram has occurred more than once
 //   next        12 + d       position of the token after the recorded occurrence; 0: no entry
-// A split uses the fingerprint's top bit to choose the half, and `next` gets one more bit, so a split hashes nothing
-// again and reads no token.
-//
-// The slot of a ladder may also hold one byte per indexed token, its outcome (core/draft_costs.h), in separate pages.
-// The slot contains the ids of up to 16 such pages, or the ids of pages that contain their ids.
 #pragma once
 
 #include "core/common.h"

@@ -149,7 +149,6 @@ namespace ngram_npu {
 
 // ngram_store_step_: drafts from other requests' text and adds the sampled tokens. Contract:
 // docs/ops/ngram_store_step.md.
-
 struct StoreAccess {
   int32_t* words;  // core/store.h
   int64_t num_words;
@@ -176,7 +175,6 @@ struct NgramStoreStepParams {
 };
 
 // ngram_store_finish_: finishes requests. Contract: docs/ops/ngram_store_finish.md.
-
 struct NgramStoreFinishParams {
   StoreAccess store;
   IndexArray slot_indices;  // [count], present

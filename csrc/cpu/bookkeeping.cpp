@@ -1,5 +1,4 @@
-// CPU kernels of the operators that process sampled tokens and prepare the drafter's batch, called by the operator
-// implementations (api/bookkeeping.h).
+// CPU kernels of the operators that process sampled tokens and prepare the drafter's batch.
 #include "core/bookkeeping.h"
 
 #include <algorithm>

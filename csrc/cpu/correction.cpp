@@ -1,6 +1,4 @@
-// CPU kernels of the operators between two forward passes, called by the operator implementations
-// (api/correction.h). correct_spec_state_ combines correct_num_computed_tokens_ and compute_slot_mapping_, and also
-// writes positions and seq_lens.
+// CPU kernels of the operators between two forward passes.
 #include "core/correction.h"
 
 #include <algorithm>

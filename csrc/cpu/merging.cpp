@@ -1,4 +1,4 @@
-// CPU kernel of merge_drafts_, called by the operator implementation (api/merging.h).
+// CPU kernel of merge_drafts_.
 #include "core/merging.h"
 
 using namespace ngram_npu;

@@ -78,7 +78,7 @@ struct IndexQuery {
   bool ok;  // false: no memory left, the slot is unusable
 };
 
-// Maximum number of rows whose cache misses overlap, and of new tokens per row; more tokens are indexed beforehand.
+// Maximum number of rows with overlapping cache misses, and of new tokens per row; more tokens are indexed beforehand.
 constexpr int kQueryGroup = 32;
 constexpr uint32_t kMaxPending = 8;
 

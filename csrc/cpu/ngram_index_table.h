@@ -2,13 +2,9 @@
 // isa_<name>.cpp compiles it once. Everything here has internal linkage, because the linker must not merge
 // functions of the same name that were compiled for different instruction sets.
 //
-// The lazy rule. An entry (n, gram) exists if and only if the gram occurs in the indexed row and n == min_n or its
-// suffix one shorter occurs at least twice. Consequences:
-//   - if a gram is not in the table but its suffix is, either the gram has not occurred, or its suffix occurred once;
-//     then comparing tokens at that one occurrence decides;
-//   - the entries of one end are levels 0 .. m without a gap, all but the last marked `twice`;
-//   - a new end changes only level m and what is inserted above it.
-// An entry records the earliest or the latest occurrence of its gram, whichever the slot was built for.
+// The lazy rule (docs/design/index.md): an entry (n, gram) exists if and only if the gram occurs in the indexed row and
+// n == min_n or its suffix one shorter occurs at least twice. So the entries of one end are levels 0 .. m without a
+// gap, all but the last marked `twice`, and a new end changes only level m and what is inserted above it.
 #pragma once
 
 #include "core/draft_costs.h"
@@ -19,7 +15,7 @@ namespace {
 
 using namespace index;
 
-// Isa provides: match(line, want, mask), whose bit i is set if lane i equals `want` in the bits of mask; used(line),
+// Isa provides: match(line, want, mask), a mask with bit i set if lane i equals `want` in the bits of mask; used(line),
 // the number of entries in the line, which are in its first lanes; common_suffix8(a, b) and common_suffix16 of 8 and 16
 // tokens; and the functions of ScalarLanes or faster ones.
 

@@ -87,8 +87,8 @@ StoreFault check_blocks(const Store& store, int64_t* where);
 void remove_all_text(const Store& store);
 // Assigns small serial numbers to all blocks, in the same order.
 void renumber(const Store& store);
-// The first position whose block may be live. Clearing a block removes its entries, so the block of an entry is live if
-// and only if the entry's position is not below this one.
+// The first position with a block that may be live. Clearing a block removes its entries, so the block of an entry is
+// live if and only if the entry's position is not below this one.
 uint32_t oldest_position(const Store& store);
 // Counts a call that skipped the store.
 void count_busy(const Store& store);

@@ -87,6 +87,7 @@ class StreamJob {
   StreamDrafter* drafter;
   std::vector<Event> events;
   std::vector<int32_t> rows;
+  bool drafts;
   std::atomic<bool> done{false};
 };
 
@@ -121,11 +122,12 @@ class StreamDrafter {
 
   void remove_request(int64_t row) { events_.push_back({row, false, 0, {}, {}}); }
 
-  StreamJob* create_job(const int32_t* rows, int64_t batch) {
+  StreamJob* create_job(const int32_t* rows, int64_t batch, bool drafts) {
     while (!jobs_.empty() && jobs_.front()->done.load(std::memory_order_acquire)) jobs_.pop_front();
     auto job = std::make_unique<StreamJob>();
     job->drafter = this;
     job->rows.assign(rows, rows + batch);
+    job->drafts = drafts;
     jobs_.push_back(std::move(job));
     jobs_.back()->events.swap(events_);
     return jobs_.back().get();
@@ -169,7 +171,11 @@ class StreamDrafter {
     const int64_t batch = static_cast<int64_t>(job->rows.size());
     for (int64_t i = 0; i < batch; ++i)
       num_sampled_[static_cast<size_t>(i)] = append_sampled(i, job->rows[static_cast<size_t>(i)]);
-    if (batch > 0) draft(job->rows.data(), batch);
+    if (job->drafts) {
+      if (batch > 0) draft(job->rows.data(), batch);
+    } else {
+      index_later(job->rows.data(), batch);
+    }
     insert_text(job->rows.data(), batch);
   }
 
@@ -256,6 +262,15 @@ class StreamDrafter {
     params.store.store = store_;
     params.store.scopes = {scopes_.data(), sizeof(int64_t)};
     ngram_npu_cpu_draft(&params);
+  }
+
+  // Leaves it to catch_up() to index the rows of a job that makes no lookup, which would index them.
+  void index_later(const int32_t* rows, int64_t batch) {
+    if (index().words == nullptr) return;
+    for (int64_t i = 0; i < batch; ++i) {
+      const bool is_known = std::find(rows_behind_.begin(), rows_behind_.end(), rows[i]) != rows_behind_.end();
+      if (num_sampled_[static_cast<size_t>(i)] > 0 && !is_known) rows_behind_.push_back(rows[i]);
+    }
   }
 
   // Records the lengths of the rows, and stores the text up to their lengths `lag` steps ago. A job without requests,
@@ -385,9 +400,9 @@ int32_t ngram_npu_cpu_stream_end(StreamDrafter* drafter, int64_t row) {
   return run_without_exceptions([&] { drafter->remove_request(row); });
 }
 
-StreamJob* ngram_npu_cpu_stream_step(StreamDrafter* drafter, const int32_t* rows, int64_t batch) {
+StreamJob* ngram_npu_cpu_stream_step(StreamDrafter* drafter, const int32_t* rows, int64_t batch, bool drafts) {
   StreamJob* job = nullptr;
-  run_without_exceptions([&] { job = drafter->create_job(rows, batch); });
+  run_without_exceptions([&] { job = drafter->create_job(rows, batch, drafts); });
   return job;
 }
 

@@ -93,7 +93,7 @@ class Pool {
 };
 
 // Never destroyed, because its threads may sleep in it until the process ends. A forked child does not have these
-// threads, so it drops the parent's pool and creates its own. A lock is not possible here: if another thread held it
+// threads, so it drops the parent's pool and creates its own. A lock is not possible here: if another thread had it
 // during the fork, the child could never acquire it.
 std::atomic<Pool*> current{nullptr};
 [[maybe_unused]] const int reset_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });

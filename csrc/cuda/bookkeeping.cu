@@ -1,5 +1,4 @@
-// CUDA kernels of the operators that process sampled tokens and prepare the drafter's batch, called by the operator
-// implementations (api/bookkeeping.h).
+// CUDA kernels of the operators that process sampled tokens and prepare the drafter's batch.
 #include "core/bookkeeping.h"
 #include "cuda/launch.cuh"
 

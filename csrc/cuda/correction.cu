@@ -1,6 +1,4 @@
-// CUDA kernels of the operators between two forward passes, called by the operator implementations
-// (api/correction.h). correct_spec_state_ combines the two others: it corrects counts in place and maps slots token by
-// token.
+// CUDA kernels of the operators between two forward passes.
 #include "core/correction.h"
 #include "cuda/launch.cuh"
 

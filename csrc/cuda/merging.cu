@@ -1,4 +1,4 @@
-// CUDA kernel of merge_drafts_, called by the operator implementation (api/merging.h).
+// CUDA kernel of merge_drafts_.
 #include "core/merging.h"
 #include "cuda/launch.cuh"
 

@@ -1,4 +1,4 @@
-// CUDA kernel of ngram_propose, called by the operator implementation (api/drafting.h): the lookup in unmodified rows.
+// CUDA kernel of ngram_propose: the lookup in unmodified rows.
 #include "core/drafting.h"
 #include "cuda/lookup.cuh"
 

@@ -1,5 +1,4 @@
-// CUDA kernel of ngram_step_, called by the operator implementation (api/drafting.h): the lookup in rows and their
-// sampled tokens.
+// CUDA kernel of ngram_step_: the lookup in rows and their sampled tokens.
 #include "cuda/lookup.cuh"
 
 namespace ngram_npu::cuda {

@@ -163,16 +163,13 @@ class Drafting:
     ) -> Drafts[Any]:
         """Drafts from rows that contain the sampled tokens already.
 
-        Args:
-            token_ids, num_tokens, num_sampled, row_indices: as in ``NgramProposer.propose``.
-            slot_indices: [B], slots of the index; None: the row indices.
+        The arguments are those of :meth:`NgramProposer.propose`, and:
+
             store_slots: [B], slots of the store; None: ``slot_indices``.
-            scopes: [B], scopes of the store.
             k: Maximum number of draft tokens, at most ``config.k`` (default: ``config.k``). With 0,
                 nothing is drafted, but the index and the store are still updated.
             scan: neither read nor update the index and the store.
             fill: continue the draft in unused positions, then repeat the newest token.
-            draft_costs: [B, k] uint8, written.
             workspace: workspace of this call's scan; None: the constructor's.
             int64: return int64 draft tokens from a scan.
         """
@@ -217,11 +214,8 @@ class Drafting:
     ) -> StepResult[Any]:
         """Appends the sampled tokens to the rows, then drafts.
 
-        Args:
-            token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance: as in
-                ``NgramProposer.step``.
-            slot_indices: [B], slots of the index and of the store; None: the row indices.
-            scopes, k, fill, draft_costs, workspace: as in :meth:`propose`.
+        The arguments are those of :meth:`NgramProposer.step` and :meth:`propose`;
+        ``slot_indices`` selects the slots of the index and of the store.
         """
         index = self.index
         costs = draft_costs

@@ -276,16 +276,7 @@ class HostDrafting:
             RuntimeError: The step cannot be enqueued; nothing has changed.
         """
         batch = len(rows)
-        if batch > len(self._sampled):
-            limit = len(self._sampled)
-            raise ValueError(f"HostDrafting: propose: rows: expected at most {limit}, got {batch}")
-        expected = batch, self._sampled.shape[1]
-        if tuple(sampled.shape) != expected or sampled.dtype != torch.int32:
-            # A copy would broadcast a single row, and give its tokens to all requests.
-            got = f"{str(sampled.dtype).rpartition('.')[2]} {list(sampled.shape)}"
-            raise ValueError(
-                f"HostDrafting: propose: sampled: expected int32 {list(expected)}, got {got}"
-            )
+        self._check_step("propose", batch, sampled)
         counts, lengths, costs, end = self._drafter.results(batch)
         results = sampled.new_empty(end, dtype=torch.uint8)
         self._stream.copy(self._sampled[:batch], sampled)
@@ -298,8 +289,27 @@ class HostDrafting:
             results[costs:end].view(batch, self.k),
         )
 
-    def _run(self, rows: npt.NDArray[np.int32]) -> None:
-        job = self._drafter.step(rows)
+    def update(self, rows: npt.NDArray[np.int32], sampled: torch.Tensor) -> None:
+        """Enqueues a step that drafts nothing. The index and the store get its tokens; the stream
+        copies no drafts. Arguments and errors are those of :meth:`propose`."""
+        self._check_step("update", len(rows), sampled)
+        self._stream.copy(self._sampled[: len(rows)], sampled)
+        self._run(rows, drafts=False)
+
+    def _check_step(self, name: str, batch: int, sampled: torch.Tensor) -> None:
+        if batch > len(self._sampled):
+            limit = len(self._sampled)
+            raise ValueError(f"HostDrafting: {name}: rows: expected at most {limit}, got {batch}")
+        expected = batch, self._sampled.shape[1]
+        if tuple(sampled.shape) != expected or sampled.dtype != torch.int32:
+            # A copy would broadcast a single row, and give its tokens to all requests.
+            got = f"{str(sampled.dtype).rpartition('.')[2]} {list(sampled.shape)}"
+            raise ValueError(
+                f"HostDrafting: {name}: sampled: expected int32 {list(expected)}, got {got}"
+            )
+
+    def _run(self, rows: npt.NDArray[np.int32], *, drafts: bool = True) -> None:
+        job = self._drafter.step(rows, drafts)
         try:
             self._stream.run(job)
         except BaseException:

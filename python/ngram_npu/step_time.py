@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ class VerificationCost:
         slope = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2])
         seconds: FloatArray = within + np.maximum(0, verified - tokens[-1]) * max(0.0, slope)
         return seconds
+
+    def relative_times(self, lengths: Sequence[int]) -> Callable[[int], dict[int, float]]:
+        """Returns a function that maps a batch size to the time of a step with each draft length,
+        relative to one without drafts, as of the nearest batch size with step times."""
+
+        def relative_times(batch: int) -> dict[int, float]:
+            nearest = min(self.tables, key=lambda size: abs(math.log(size / batch)))
+            times = self.seconds(nearest, nearest * (1 + np.asarray(lengths, np.float64)))
+            return dict(zip(lengths, (times / times[0]).tolist(), strict=True))
+
+        return relative_times
 
     def speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
         """Returns tokens per second relative to those without speculation.

@@ -77,7 +77,9 @@ def _run_safely(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        parsed = _make_parser().parse_args(arguments)
+        parsed, unknown = _make_parser().parse_known_args(arguments)
+        if unknown:
+            parsed.parser.error(_describe_unknown(parsed.parser, unknown))
     except SystemExit as stop:  # argparse has printed the message
         return stop.code if isinstance(stop.code, int) else EXIT_USAGE
     from ngram_npu.errors import InputError
@@ -116,8 +118,21 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, escape_unprintable(line) + "\n")
 
 
+def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """Returns an error message for unknown arguments; it suggests the most similar option."""
+    import difflib
+
+    message = f"unrecognized arguments: {' '.join(unknown)}"
+    for word in unknown:
+        option = word.partition("=")[0]
+        if option.startswith("--"):
+            similar = difflib.get_close_matches(option, parser._option_string_actions, n=1)
+            return message + "".join(f"; did you mean {name}?" for name in similar)
+    return message
+
+
 class _PrintVersion(argparse.Action):
-    """Looks the version up only if it is requested."""
+    """Looks the version up only if it is requested: the metadata may be missing."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import importlib.metadata
@@ -185,20 +200,15 @@ def _select_paths(arguments: argparse.Namespace) -> list[Path]:
 
 def _print_report(
     arguments: argparse.Namespace,
-    make_report: Callable[[ProgressBar], Any],
+    make_report: Callable[[Callable[[Progress], None]], Any],
     format_text: Callable[[Any], str],
     *files: tuple[Path | None, Callable[[Any, Path], object]],
     list_notes: Callable[[Any], Iterable[str]],
 ) -> int:
-    """Makes a report, writes it to all files or to none, and prints it.
+    """Makes a report, writes it to all files or to none, and prints it; notes also to stderr.
 
-    Args:
-        arguments: Of the command line.
-        make_report: Does the work, after all files are checked.
-        format_text: Returns the report as text.
-        files: Written in addition to the JSON: a file, None if it is not requested, and a function
-            that writes a report to a path.
-        list_notes: Returns the report's notes, which are also printed to stderr.
+    `files` are written in addition to the JSON: a file, None if it is not requested, and a function
+    that writes a report to a path.
     """
     from ngram_npu.errors import escape_unprintable
     from ngram_npu.output import atomic_output, check_writable
@@ -208,11 +218,7 @@ def _print_report(
     requested = [(path, write) for path, write in files if path is not None]
     for path, _ in requested:
         check_writable(path)
-    bar = ProgressBar(sys.stderr)
-    try:
-        report = make_report(bar)
-    finally:
-        bar.clear()
+    report = make_report(_make_progress())
     # The stack moves the files into place together, after all of them are complete.
     with ExitStack() as stack:
         for path, write in requested:
@@ -231,56 +237,20 @@ def _write_json(report: Any, path: Path) -> None:
     path.write_text(report.to_json(), encoding="utf-8")
 
 
-class ProgressBar:
-    """Shows progress on stderr: a bar of tqdm for each phase of each input on a terminal.
+def _make_progress(interval_s: float = 10.0) -> Callable[[Progress], None]:
+    """Returns a callback that prints a line to stderr every ten seconds."""
+    last_line = time.monotonic()
 
-    Without a terminal, or without tqdm, it prints a line every ten seconds.
-    """
-
-    INTERVAL_S = 10.0
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._shown = ("", "")  # phase and name of the bar
-        self._bar: Any = None
-        self._tqdm: Any = None
-        self._last_line = time.monotonic()
-        if stream.isatty():
-            with suppress(ImportError):
-                from tqdm import tqdm
-
-                tqdm.monitor_interval = 0  # no thread, because `tune` forks
-                self._tqdm = tqdm
-
-    def show(self, progress: Progress) -> None:
-        """Draws, at most ten times a second, or prints a line."""
+    def show(progress: Progress) -> None:
         from ngram_npu.errors import escape_unprintable
 
-        name = escape_unprintable(progress.name)
-        if self._tqdm is None:
-            if time.monotonic() - self._last_line >= self.INTERVAL_S:
-                self._last_line = time.monotonic()
-                done = f"{progress.done} of {progress.total}" if progress.total else progress.done
-                print(f"{progress.phase} {name}: {done}", file=self._stream, flush=True)
-            return
-        if self._shown != (progress.phase, progress.name):
-            self.clear()
-            self._shown = progress.phase, progress.name
-            self._bar = self._tqdm(
-                desc=f"{progress.phase} {name}",
-                total=progress.total or None,
-                file=self._stream,
-                leave=False,
-                dynamic_ncols=True,
-                ascii=True,
-                unit_scale=True,
-            )
-        self._bar.update(progress.done - self._bar.n)
+        nonlocal last_line
+        if time.monotonic() - last_line >= interval_s:
+            last_line = time.monotonic()
+            done = f"{progress.done} of {progress.total}" if progress.total else progress.done
+            print_error(escape_unprintable(f"{progress.phase} {progress.name}: {done}"))
 
-    def clear(self) -> None:
-        """Removes the bar, so that later output starts on an empty line."""
-        if self._bar is not None:
-            self._bar.close()
+    return show
 
 
 # Subcommands
@@ -292,8 +262,8 @@ def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
     replay_options = make_options(options.ReplayOptions, arguments)
     return _print_report(
         arguments,
-        lambda bar: replay(
-            _select_paths(arguments), replay_options, progress=bar.show, command=command_line
+        lambda progress: replay(
+            _select_paths(arguments), replay_options, progress=progress, command=command_line
         ),
         format_table,
         list_notes=lambda report: (
@@ -317,7 +287,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
     if arguments.batch_size:
         cost = cost.at(arguments.batch_size)
 
-    def make_report(bar: ProgressBar) -> TuneReport:
+    def make_report(progress: Callable[[Progress], None]) -> TuneReport:
         against = None if arguments.against is None else parse_candidate(arguments.against)
         try:
             return tune(
@@ -326,11 +296,10 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
                 make_options(options.TuneOptions, arguments),
                 candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
                 against=against,
-                progress=bar.show,
+                progress=progress,
                 command=command_line,
             )
         except KeyboardInterrupt:
-            bar.clear()
             print_error("finished pieces are kept: the same command continues from here")
             raise
 
@@ -376,11 +345,11 @@ def _run_learn(arguments: argparse.Namespace, command_line: str) -> int:
     learn_options = make_options(options.LearnOptions, arguments)
     return _print_report(
         arguments,
-        lambda bar: learn(
+        lambda progress: learn(
             _select_paths(arguments),
             arguments.output,
             learn_options,
-            progress=bar.show,
+            progress=progress,
             command=command_line,
         ),
         format_report,
@@ -407,18 +376,11 @@ def _run_doctor(arguments: argparse.Namespace, _: str) -> int:
 
 
 class Command(NamedTuple):
-    """A subcommand.
+    """A subcommand. `run` gets the arguments and the command line, and returns the exit code."""
 
-    Attributes:
-        name: With a space, the second word is an action of the first.
-        run: Called with the arguments and the command line; returns the exit code.
-        classes: Its options, of `ngram_npu_cli.options`.
-        help, description, epilog: For `--help`.
-    """
-
-    name: str
+    name: str  # with a space, the second word is an action of the first
     run: Callable[[argparse.Namespace, str], int]
-    classes: tuple[type, ...]
+    classes: tuple[type, ...]  # of options
     help: str
     description: str
     epilog: str | None = None

@@ -133,8 +133,8 @@ class LogCommandOptions:
     """The input and output of a command that reads logs.
 
     Attributes:
-        paths: a file of conversations or a log (.jsonl, .json, .log, also .gz or .zst), a folder of
-            them, or - for stdin, which is the default if it is a pipe
+        paths: a file of conversations or a log (.jsonl, .json, .log, also .gz), a folder of them,
+            or - for stdin, which is the default if it is a pipe
         demo: use sources of Python's standard library as input, to see how it works
         json: write the result as JSON; - for stdout (the text then goes to stderr)
     """
@@ -161,9 +161,7 @@ class ReadingOptions:
     """
 
     limit: int | None = option(group="input")
-    format: Literal["turns", "log", "fastchat", "messages", "sharegpt", "pairs"] | None = option(
-        group="input"
-    )
+    format: Literal["turns", "log", "messages", "sharegpt", "pairs"] | None = option(group="input")
     strict: bool = option(False, group="input")
     tokenizer: str | None = option(group="input", metavar="NAME|FOLDER")
     chat_template: Literal["auto", "default", "none"] = option("auto", group="input")
@@ -324,8 +322,7 @@ class LearnOptions(ReadingOptions):
             requests with the same value share text, and a record without it is skipped (default:
             all requests share text)
         store_tokens: capacity of the store in tokens (default: the smallest power of two that
-            yields at least 99.8 % of the tokens per step of a store that holds everything, at most
-            64 Mi)
+            holds everything, at most 64 Mi)
         k: draft tokens per step (default: 8); the learning curve is also replayed with 8, 16 and 32
         min_draft_probability: as for replay (default: 0.177)
         cost: cost of verifying one draft token as a fraction of a step (default: 0.05)

@@ -118,9 +118,9 @@ TEST(IndexPolicyTest, KeepsAbsentRequestsByMemoryInUse) {
 }
 
 cpu::CatchUpPlan plan(std::vector<int32_t> num_tokens, std::vector<int32_t> num_sampled, std::vector<int64_t> indexed,
-                      int64_t least_tokens, int64_t steps = 1) {
+                      int64_t min_index_budget, int64_t steps = 1) {
   cpu::IndexPolicy policy;
-  policy.min_index_budget = least_tokens;
+  policy.min_index_budget = min_index_budget;
   policy.prefill_index_budget = 600;
   const std::vector<int32_t> slots{2, 0, 1};
   return cpu::plan_catch_up(policy, num_tokens.data(), num_sampled.data(), slots.data(), indexed, steps);

@@ -188,24 +188,6 @@ TEST_P(IndexTest, EveryPageOfOutcomesIsFreed) {
   EXPECT_GT(given_up, 16);
 }
 
-TEST_P(IndexTest, RowsMayExceedTheLengthThatEntriesCanRecord) {
-  constexpr int32_t kFirst = 1 << index::kNextBits;
-  Tokens row(4 * kFirst + 16);
-  for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
-  Index arena(1, 64);
-  OneRowStep step(row, 0, arena);
-  step.params.step.lookup.match_policy = kLatest;
-  for (const int32_t passed : {kFirst, 2 * kFirst, 4 * kFirst}) {
-    for (step.length = passed - 4; step.length < passed + 12;) {
-      ASSERT_EQ(step.run(&row[static_cast<size_t>(step.length)], 1), kOk);
-      const Draft want = expected_draft(Tokens(row.begin(), row.begin() + step.length), step.params.step.lookup);
-      const Draft got{{step.drafts[0], step.drafts[1]}, step.num_draft, step.match_len};
-      ASSERT_TRUE(got == want) << "a row of " << step.length;
-    }
-  }
-  EXPECT_EQ(arena[index::kStatIndexed], 3 * 16);
-}
-
 TEST_P(IndexTest, AbandonedSlotIsTriedAgainWithAQuarterMoreMemory) {
   constexpr int32_t kPages = 64;
   Tokens row = {1, 2, 3, 1, 2, 0};

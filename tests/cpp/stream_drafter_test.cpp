@@ -87,7 +87,8 @@ class Model {
     ++generations_[row];
   }
   // Rows without a request are padding: they sample nothing. A step with padding only does not count.
-  std::vector<uint8_t> step(const std::vector<int32_t>& rows, const std::vector<std::vector<int32_t>>& sampled) {
+  std::vector<uint8_t> step(const std::vector<int32_t>& rows, const std::vector<std::vector<int32_t>>& sampled,
+                            bool drafting) {
     std::vector<Step> now;
     std::vector<int32_t> counts;
     bool is_step = false;
@@ -107,7 +108,8 @@ class Model {
       const auto size = static_cast<int64_t>(request.text.size());
       now.push_back({rows[i], generations_[rows[i]], request.cut < 0 ? size : smaller(size, request.cut)});
     }
-    const std::vector<uint8_t> drafts = draft(rows, counts);
+    std::vector<uint8_t> drafts;
+    if (drafting) drafts = draft(rows, counts);
     if (!is_step) return drafts;
     steps_.push_back(now);
     if (static_cast<int64_t>(steps_.size()) > lag_) {
@@ -307,11 +309,13 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
         copied.insert(copied.end(), row_sampled.begin(), row_sampled.end());
         copied.resize(copied.size() + static_cast<size_t>(kMost) - row_sampled.size(), -1);
       }
-      StreamJob* job = ngram_npu_cpu_stream_step(drafter, rows.data(), static_cast<int64_t>(rows.size()));
+      const bool drafting = !c.one_in(4);
+      StreamJob* job = ngram_npu_cpu_stream_step(drafter, rows.data(), static_cast<int64_t>(rows.size()), drafting);
       ASSERT_NE(job, nullptr);
-      results.emplace_back(model.step(rows, sampled), std::vector<uint8_t>());
+      results.emplace_back(model.step(rows, sampled, drafting), std::vector<uint8_t>());
       auto* actual = &results.back().second;
-      const auto bytes = StreamDraftLayout(static_cast<int64_t>(rows.size()), kDrafts).total_bytes;
+      const auto batch = static_cast<int64_t>(rows.size());
+      const auto bytes = drafting ? StreamDraftLayout(batch, kDrafts).total_bytes : 0;
       stream.add([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
       stream.add([=] { ngram_npu_cpu_stream_run(job); });
       stream.add([=, &drafts] { actual->assign(drafts.begin(), drafts.begin() + bytes); });
@@ -358,7 +362,7 @@ class Drafter {
 
   StreamJob* step() {
     const int32_t row = 0;
-    return ngram_npu_cpu_stream_step(drafter_, &row, 1);
+    return ngram_npu_cpu_stream_step(drafter_, &row, 1, true);
   }
   bool free() const { return ngram_npu_cpu_stream_free(drafter_); }
 
@@ -408,7 +412,7 @@ TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
     ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter, &begin), kOk);
   }
   for (int64_t job = 1; job < 4; ++job) {
-    ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, rows, 3));
+    ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, rows, 3, job != 2));
     int64_t lengths[3];
     ngram_npu_cpu_ngram_index_lengths(index.data(), index.count(), rows, 3, lengths);
     EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * cpu::kMaxStreamCatchUpTokens, 3 * (kPrompt + job)));

@@ -32,8 +32,7 @@ bool succeeds_in_child(const Fn& fn) {
   return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-// The scan: when an executor is called, with how many tasks, and that several threads give the same results as one. No
-// test uses a row twice in a step, which would be the caller's race.
+// The scan. No test uses a row twice in a step, which would be the caller's race.
 
 // The minimum work per thread of the executors here; small, so that the tests are fast.
 constexpr int64_t kTokensPerThread = int64_t{1} << 17;
@@ -104,42 +103,25 @@ struct Batch {
 
   using Results = std::vector<Tokens>;  // tokens, lengths, next token, number of samples, drafts, counts, match lengths
 
-  Results outputs() const {
-    const Tokens unset(kRows, 77);
-    return {tokens, num_tokens, unset, unset, Tokens(kRows * kDrafts, 77), unset, unset};
-  }
-
   Results step(const Executor* executor, int32_t match_policy) const {
-    Results out = outputs();
+    const Tokens unset(kRows, 77);
+    Results out = {tokens, num_tokens, unset, unset, Tokens(kRows * kDrafts, 77), unset, unset};
     NgramStepParams p{};
-    p.sampled_token_ids = {sampled.data(), kRows, kWidth, kWidth};
-    p.advance = true;
-    p.vocab_size = 50000;
-    p.next_token_ids = out[2].data();
-    p.num_sampled = out[3].data();
-    EXPECT_EQ(ngram_npu_cpu_ngram_step_(look_up(p, out, executor, match_policy), nullptr), kOk);
-    return out;
-  }
-
-  Results propose(const Executor* executor, int32_t match_policy) const {
-    Results out = outputs();
-    NgramProposeParams p{};
-    EXPECT_EQ(ngram_npu_cpu_ngram_propose(look_up(p, out, executor, match_policy), nullptr), kOk);
-    return out;
-  }
-
-  // Fills in the parameters of both operators.
-  template <class Params>
-  static const Params* look_up(Params& p, Results& out, const Executor* executor, int32_t match_policy) {
     p.token_ids = {out[0].data(), kRows, kCapacity, kCapacity};
     p.num_tokens = out[1].data();
+    p.sampled_token_ids = {sampled.data(), kRows, kWidth, kWidth};
     p.batch = kRows;
+    p.advance = true;
+    p.vocab_size = 50000;
     p.lookup = {2, 5, kDrafts, kNoLimit, match_policy, true, false, nullptr, 0};
+    p.next_token_ids = out[2].data();
+    p.num_sampled = out[3].data();
     p.draft_token_ids = {out[4].data(), p.lookup.k, 4};
     p.num_draft_tokens = out[5].data();
     p.match_len = out[6].data();
     p.executor = executor;
-    return &p;
+    EXPECT_EQ(ngram_npu_cpu_ngram_step_(&p, nullptr), kOk);
+    return out;
   }
 
   Tokens tokens, num_tokens, sampled;
@@ -153,46 +135,38 @@ const Batch& batch() {
 TEST_P(ThreadsTest, SeveralThreadsEqualOneThread) {
   const Executor backwards{run_backwards, 3, kTokensPerThread, nullptr};
   for (const int32_t match_policy : {kEarliest, kLatest}) {
-    const Batch::Results stepped = batch().step(nullptr, match_policy);
-    const Batch::Results proposed = batch().propose(nullptr, match_policy);
-    const auto undrafted = std::count(stepped[5].begin(), stepped[5].end(), 0);
+    const Batch::Results expected = batch().step(nullptr, match_policy);
+    const auto undrafted = std::count(expected[5].begin(), expected[5].end(), 0);
     EXPECT_LT(undrafted, Batch::kRows / 2);  // or the comparison would show little
     ThreadExecutor threads(4);
-    EXPECT_TRUE(batch().step(threads.get(), match_policy) == stepped);
+    EXPECT_TRUE(batch().step(threads.get(), match_policy) == expected);
     EXPECT_EQ(threads.tasks(), 3);
-    EXPECT_TRUE(batch().propose(threads.get(), match_policy) == proposed);
-    EXPECT_EQ(threads.calls(), 2);
-    EXPECT_TRUE(batch().step(&backwards, match_policy) == stepped);
+    EXPECT_EQ(threads.calls(), 1);
+    EXPECT_TRUE(batch().step(&backwards, match_policy) == expected);
   }
 }
 
 TEST_P(ThreadsTest, ThreadsAreLimitedByExecutorWorkAndCaller) {
-  ThreadExecutor two(2);
-  batch().propose(two.get(), kEarliest);
-  EXPECT_EQ(two.tasks(), 2);  // the executor's limit
-
-  ThreadExecutor many(64);
-  batch().propose(many.get(), kEarliest);
-  EXPECT_EQ(many.tasks(), 3);  // enough work for three
-
-  ThreadExecutor eager(64, kTokensPerThread / 4);
-  batch().propose(eager.get(), kEarliest);
-  EXPECT_EQ(eager.tasks(), 15);  // this executor needs less work per thread
-
-  ngram_npu_cpu_set_num_threads(2);
-  EXPECT_EQ(ngram_npu_cpu_num_threads(), 2);
-  batch().propose(many.get(), kEarliest);
-  EXPECT_EQ(many.tasks(), 2);  // the caller's limit
-
-  ngram_npu_cpu_set_num_threads(1);
-  const int32_t calls = many.calls();
-  batch().propose(many.get(), kEarliest);
-  EXPECT_EQ(many.calls(), calls);  // one thread needs no executor
-
-  ngram_npu_cpu_set_num_threads(-5);  // no limit
-  EXPECT_EQ(ngram_npu_cpu_num_threads(), 0);
-  batch().propose(many.get(), kEarliest);
-  EXPECT_EQ(many.tasks(), 3);
+  struct Case {
+    int32_t executor_limit;
+    int64_t min_tokens_per_thread;
+    int32_t caller_limit, expected_tasks;
+  };
+  const Case cases[] = {
+      {2, kTokensPerThread, 0, 2},        // the executor's limit
+      {64, kTokensPerThread, 0, 3},       // enough work for three threads
+      {64, kTokensPerThread / 4, 0, 15},  // this executor needs less work per thread
+      {64, kTokensPerThread, 2, 2},       // the caller's limit
+      {64, kTokensPerThread, 1, 0},       // one thread needs no executor
+      {64, kTokensPerThread, -5, 3},      // no limit
+  };
+  for (const Case& c : cases) {
+    ngram_npu_cpu_set_num_threads(c.caller_limit);
+    EXPECT_EQ(ngram_npu_cpu_num_threads(), std::max(0, c.caller_limit));
+    ThreadExecutor threads(c.executor_limit, c.min_tokens_per_thread);
+    batch().step(threads.get(), kEarliest);
+    EXPECT_EQ(threads.tasks(), c.expected_tasks) << "caller limit " << c.caller_limit;
+  }
 }
 
 // The work is the number of tokens that a pass reads: threads are used from the crossover on, never for invalid lengths
@@ -233,7 +207,7 @@ TEST_P(ThreadsTest, ThreadsAreUsedFromTheCrossoverOn) {
 // Appending to an index: it drafts the same as one built by one thread, with enough memory and with too little.
 namespace {
 
-constexpr int64_t kRows = 12, kCapacity = 6000, kDrafts = 4, kWidth = 3;
+constexpr int64_t kRows = 12, kCapacity = 6000, kDrafts = 4;
 
 struct Lookup {
   LookupOptions options;
@@ -272,35 +246,28 @@ class Indexed {
     EXPECT_EQ(ngram_npu_cpu_ngram_index_reset_(&params, nullptr), kOk);
   }
 
-  // The drafts of a few steps after one append, and what they cost.
+  // The drafts of rows that grow after one append, and their costs.
   Tokens drafts_after_append(const Executor* executor) {
-    const Tokens rows = tokens_;
     std::fill(lengths_.begin(), lengths_.end(), kCapacity - 100);
     append(executor);
     EXPECT_EQ(words_.fault(), 0);
-    Tokens all, next(kRows), num_sampled(kRows), num_draft(kRows), match_len(kRows), drafts(kRows * kDrafts);
+    Tokens all, num_draft(kRows), match_len(kRows), drafts(kRows * kDrafts);
     std::vector<uint8_t> paid(kRows * kDrafts);
-    for (size_t step = 0; step < 5; ++step) {
-      Tokens sampled(kRows * kWidth);
-      for (size_t i = 0; i < sampled.size(); ++i) sampled[i] = rows[i * 77 + step * 1001];
-      NgramIndexStepParams p{};
-      p.step.token_ids = {tokens_.data(), kRows, kCapacity, kCapacity};
-      p.step.num_tokens = lengths_.data();
-      p.step.sampled_token_ids = {sampled.data(), kRows, kWidth, kWidth};
-      p.step.batch = kRows;
-      p.step.advance = true;
-      p.step.vocab_size = 1 << 30;
-      p.step.lookup = lookup_.options;
-      p.step.next_token_ids = next.data();
-      p.step.num_sampled = num_sampled.data();
-      p.step.draft_token_ids = {drafts.data(), p.step.lookup.k, 4};
-      p.step.num_draft_tokens = num_draft.data();
-      p.step.match_len = match_len.data();
+    for (int step = 0; step < 15; ++step) {
+      for (int32_t& length : lengths_) length += 3;
+      NgramIndexProposeParams p{};
+      p.propose.token_ids = {tokens_.data(), kRows, kCapacity, kCapacity};
+      p.propose.num_tokens = lengths_.data();
+      p.propose.batch = kRows;
+      p.propose.lookup = lookup_.options;
+      p.propose.draft_token_ids = {drafts.data(), kDrafts, 4};
+      p.propose.num_draft_tokens = num_draft.data();
+      p.propose.match_len = match_len.data();
       p.index = words_.access();
       p.catch_up_tokens = -1;
       p.ladder = {lookup_.ladder, lookup_.costs, 40};
-      if (lookup_.costs != nullptr) p.step.draft_costs = {paid.data(), kDrafts};
-      EXPECT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
+      if (lookup_.costs != nullptr) p.propose.draft_costs = {paid.data(), kDrafts};
+      EXPECT_EQ(ngram_npu_cpu_ngram_index_propose_(&p, nullptr), kOk);
       all.insert(all.end(), drafts.begin(), drafts.end());
       all.insert(all.end(), paid.begin(), paid.end());
     }
@@ -315,7 +282,6 @@ class Indexed {
     std::fill_n(words_.end() - pages_ * index::kPageWords, index::kPageWords, static_cast<int32_t>(index::kMaxDepth));
   }
 
-  // The whole, and one slot against one row.
   bool is_sound(int64_t slot, int64_t row) {
     return words_.fault() == 0 && ngram_npu_cpu_ngram_index_check_row(words_.data(), words_.count(), slot,
                                                                       tokens_.data() + row * kCapacity, kCapacity) == 0;
@@ -368,20 +334,20 @@ TEST(IndexThreadsTest, DuplicateSlotsAreIndexedByOneThread) {
 TEST(IndexThreadsTest, ForkedChildIndexesWhileItsParentIndexes) {
   RandomChoices random(5);
   const Tokens tokens = random_row(random, kRows * kCapacity, 300);
-  Indexed mine(10, tokens), its(200, tokens);
+  Indexed parent_rows(10, tokens), child_rows(200, tokens);
   std::atomic<bool> stop{false};
   std::thread user([&] {  // nearly always holds pages, never memory from malloc
     const Tokens slot = {0};
     while (!stop) {
-      mine.make_large(0);
-      mine.reset(slot);
+      parent_rows.make_large(0);
+      parent_rows.reset(slot);
     }
   });
   bool succeeded = true;
   for (int i = 0; i < 5 && succeeded; ++i) {
     succeeded = succeeds_in_child([&] {
-      its.append(nullptr, {7});
-      return its.is_sound(7, 0);
+      child_rows.append(nullptr, {7});
+      return child_rows.is_sound(7, 0);
     });
   }
   stop = true;
@@ -440,34 +406,19 @@ TEST(StoreThreadsTest, ConcurrentCallsLeaveTheStoreSound) {
   EXPECT_GE(calls, 199u * kThreads);
 }
 
-TEST(StoreThreadsTest, CallsSkipAStoreInUse) {
-  SharedStore store(1, 4, kBits);
-  ASSERT_TRUE(ngram_npu_cpu_ngram_store_take(store.data(), store.count()));
-  EXPECT_FALSE(ngram_npu_cpu_ngram_store_take(store.data(), store.count()));
-  use(store, 0);
-  EXPECT_EQ(store.header(store::kStatEntered), 0u);
-  EXPECT_EQ(store.header(store::kStatBusy), 200u);
-  ngram_npu_cpu_ngram_store_give_back(store.data(), store.count());
-  use(store, 0);
-  EXPECT_GT(store.header(store::kStatEntered), 0u);
-}
-
 }  // namespace
 
 // The thread pool of ngram_npu._C.
 namespace {
 
-// The number of calls of each task of a run. Each task has its own plain int, so that TSan reports a run() that returns
-// too early.
-std::vector<int> run_in_pool(int32_t num_tasks) {
+// Each task has its own plain int, so that TSan reports a run() that returns too early.
+bool runs_each_task_once(int32_t num_tasks) {
   std::vector<int> counts(static_cast<size_t>(num_tasks));
   const Executor executor = cpu::pool_executor();
   executor.run(
       &executor, num_tasks, [](void* context, int32_t task) { ++static_cast<int*>(context)[task]; }, counts.data());
-  return counts;
+  return std::all_of(counts.begin(), counts.end(), [](int count) { return count == 1; });
 }
-
-std::vector<int> once_each(int32_t num_tasks) { return std::vector<int>(static_cast<size_t>(num_tasks), 1); }
 
 // A caller does not wait for a busy pool, but works on its own thread.
 TEST(ThreadPoolTest, ConcurrentCallersRunEachTaskOnce) {
@@ -476,8 +427,7 @@ TEST(ThreadPoolTest, ConcurrentCallersRunEachTaskOnce) {
   for (int32_t caller = 0; caller < 4; ++caller) {
     callers.emplace_back([&wrong, caller] {
       for (int32_t round = 0; round < 1000; ++round) {
-        const int32_t num_tasks = (caller + round) % 9;
-        wrong += run_in_pool(num_tasks) != once_each(num_tasks);
+        wrong += !runs_each_task_once((caller + round) % 9);
       }
     });
   }
@@ -502,7 +452,7 @@ TEST(ThreadPoolTest, CallDuringABusyPoolDoesNotWait) {
         &shared);
   });
   while (shared.inside != 2) std::this_thread::yield();  // both tasks run at once, on different threads
-  EXPECT_EQ(run_in_pool(3), once_each(3));               // would hang if it waited
+  EXPECT_TRUE(runs_each_task_once(3));                   // would hang if it waited
   shared.leave = true;
   holder.join();
 }
@@ -527,18 +477,10 @@ TEST(ThreadPoolDeathTest, OmpNumThreadsOverridesTheNumberOfCores) {
 // TSan does not support these tests: it ends a process with threads' child as soon as the child starts a thread.
 #if !defined(__SANITIZE_THREAD__)
 
-bool works() {
-  return run_in_pool(3) == once_each(3) && run_in_pool(4) == once_each(4) && run_in_pool(2) == once_each(2);
-}
-
-TEST(ThreadPoolForkTest, ChildAndGrandchildHaveTheirOwnPool) {
-  ASSERT_TRUE(works());
-  EXPECT_TRUE(succeeds_in_child([] { return works() && succeeds_in_child(works) && works(); }));
-  EXPECT_TRUE(works());
-}
+bool works() { return runs_each_task_once(3) && runs_each_task_once(4) && runs_each_task_once(2); }
 
 // A data loader may fork at any time, also while another thread is inside a call.
-TEST(ThreadPoolForkTest, ForkedChildWorksWhileOtherThreadsUseThePool) {
+TEST(ThreadPoolForkTest, ForkedChildAndGrandchildWorkWhileOtherThreadsUseThePool) {
   std::atomic<bool> stop{false};
   std::vector<std::thread> users;
   for (int i = 0; i < 2; ++i) {
@@ -549,7 +491,8 @@ TEST(ThreadPoolForkTest, ForkedChildWorksWhileOtherThreadsUseThePool) {
     });
   }
   int failed = 0;
-  for (int i = 0; i < 150 && failed == 0; ++i) failed += !succeeds_in_child(works);
+  for (int i = 0; i < 150 && failed == 0; ++i)
+    failed += !succeeds_in_child([i] { return works() && (i > 0 || succeeds_in_child(works)) && works(); });
   stop = true;
   for (std::thread& user : users) user.join();
   EXPECT_EQ(failed, 0);

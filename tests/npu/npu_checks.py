@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,6 +38,16 @@ def take_calls() -> list[str]:
     torch.npu.synchronize()
     acl.stand_in_take_calls.restype = ctypes.c_char_p
     return acl.stand_in_take_calls().decode().splitlines()
+
+
+@contextmanager
+def hold_device() -> Iterator[None]:
+    """Stops the device until the block ends."""
+    acl.stand_in_hold()
+    try:
+        yield
+    finally:
+        acl.stand_in_release()
 
 
 @pytest.fixture
@@ -76,13 +87,10 @@ def test_call_waits_neither_for_the_device_nor_for_the_queue(
     tensors: list[torch.Tensor],
 ) -> None:
     take_record()
-    acl.stand_in_hold()
-    try:
+    with hold_device():
         before = acl.stand_in_waits()
         results = [call_operator(tensors) for _ in range(100)]
         waits = acl.stand_in_waits() - before
-    finally:
-        acl.stand_in_release()
     assert waits == 0
     assert take_record() == [LAUNCH] * 100
     assert all(rejected.cpu().tolist() == [1, 1, 1] for _, rejected in results)
@@ -91,15 +99,12 @@ def test_call_waits_neither_for_the_device_nor_for_the_queue(
 def test_memory_of_dropped_results_is_reused_only_by_later_work(
     tensors: list[torch.Tensor],
 ) -> None:
-    acl.stand_in_hold()
-    try:
+    with hold_device():
         for _ in range(10):
             call_operator(tensors)
         others = torch.full((3,), 7, dtype=torch.int32).pin_memory()
         place = torch.empty(3, dtype=torch.int32, device="npu")
         place.copy_(others, non_blocking=True)
-    finally:
-        acl.stand_in_release()
     assert place.cpu().tolist() == [7, 7, 7]
 
 
@@ -131,11 +136,8 @@ def test_step_of_vllm_ascend_is_one_launch() -> None:
     keep = torch.zeros(2, dtype=torch.bool)
     device = [t.npu() for t in host]
     take_record()
-    acl.stand_in_hold()
-    try:
+    with hold_device():
         results = triton_ngram_spec_decode(*device, keep.npu(), 100, 2, 3, 4)
-    finally:
-        acl.stand_in_release()
     assert [line for line in take_record() if line != "copy"] == ["ngram_npu_ngram_step"]
     expected = triton_ngram_spec_decode(*host, keep, 100, 2, 3, 4)
     assert [r.cpu().tolist() for r in results] == [r.tolist() for r in expected]
@@ -203,15 +205,12 @@ def test_host_drafting_runs_in_queue_order() -> None:
         drafting.begin(1, [1, 2, 1])
     take_record()
     steps = []
-    acl.stand_in_hold()
-    try:
+    with hold_device():
         for step in range(6):
             rows = np.array([1, 0][: 1 + step % 2], np.int32)
             sampled = torch.tensor([[2, 1, 2, 0, 0], [1, 6 + step % 3, 0, 0, 0]]).int()[: len(rows)]
             on_device = sampled.pin_memory().to("npu", non_blocking=True)
             steps.append((late.propose(rows, on_device), synchronous.propose(rows, sampled)))
-    finally:
-        acl.stand_in_release()
     assert [line for line in take_record() if line != "copy"] == ["host function"] * 6
     for drafts, expected in steps:
         assert [tensor.tolist() for tensor in drafts] == [tensor.tolist() for tensor in expected]

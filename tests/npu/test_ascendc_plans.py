@@ -119,7 +119,8 @@ def test_lookup_spans_cover_the_rows(op: str, cores: int) -> None:
 
 @pytest.mark.parametrize("op", LOOKUPS)
 def test_lookup_tiles_fit_in_the_unified_buffer(op: str) -> None:
-    """Counts the buffers of csrc/ascendc/lookup.h, down to a size in which no tile fits."""
+    """Counts the buffers of csrc/ascendc/lookup.h, down to a size in which no tile fits. The twin
+    checks the buffers of every launch of the parity suite, at four sizes."""
     smallest = None
     for ub_bytes in range(4 * 1024, 256 * 1024, 1024):
         sizes = {"batch": 64, "capacity": 1 << 20, "k": 1}
@@ -136,19 +137,6 @@ def test_lookup_tiles_fit_in_the_unified_buffer(op: str) -> None:
         assert 2 * HALO < tile <= MAX_TILE
     assert smallest is not None
     assert smallest <= 64 * 1024
-    # With less memory, the second launch processes fewer requests per pass, down to one.
-    for cores, batch, k in ((1, 1024, 64), (1, 1, 64), (48, 1, 64), (8, 100, 1)):
-        for ub_bytes in range(smallest, 64 * 1024, 1024):
-            tiling = make_plan(op, cores, ub_bytes, batch=batch, k=k, capacity=1 << 20)["tiling"]
-            is_single = tiling["launches"] == 1
-            per_request = (0 if is_single else 8 * tiling["spans"]) + -(-k // 8) * 8 + 4 + 72 + 8
-            words = tiling["tile_tokens"] // 32
-            search = 12 * tiling["tile_tokens"] + 4 * (8 * words + 3 * 8 + 8) if is_single else 0
-            per_pass = tiling["requests"]["per_pass"]
-            available = ub_bytes - RESERVED - 9 * 32 - search
-            assert 4 * per_pass * per_request <= available
-            even = min(-(-batch // cores), 32)
-            assert per_pass == even or 8 * per_pass * per_request > available
     assert make_plan(op, ub_bytes=UB_910B)["tiling"]["tile_tokens"] == MAX_TILE
 
 

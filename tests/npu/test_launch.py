@@ -190,11 +190,8 @@ def test_npu_tool_runs_doctor_parity_and_bench(npu: Npu, tmp_path: Path) -> None
         assert result["ours"]["median_us"] > 0
 
 
-def test_failed_launch_raises(npu: Npu) -> None:
+def test_failed_launch_or_unknown_core_count_raises(npu: Npu) -> None:
     assert "ngram_npu_prepare_inputs_padded" in npu.python(CALL, STAND_IN_FAILS="1")
-
-
-def test_device_with_unknown_core_count_raises(npu: Npu) -> None:
     output = npu.python(CALL, STAND_IN_CORES="0").splitlines()[-1]
     assert output == "prepare_inputs_padded: the kernel returned status 1"
 
@@ -214,8 +211,6 @@ def _replace_libraries(npu: Npu, folder: Path, *names: str, content: bytes | Non
     return npu.environment["PYTHONPATH"].replace(str(npu.stage), str(stage))
 
 
-# Without a loadable binary, CANN's launch stubs are used. Without both, an error is raised.
-
 CALL_AND_LIST_STUBS = (
     LIST_ACTIVITY
     + CALL.replace("    torch.npu.sync", "    called()\n    torch.npu.sync")
@@ -224,15 +219,12 @@ CALL_AND_LIST_STUBS = (
 
 
 @pytest.mark.parametrize("content", [None, b"not a binary"])
-def test_missing_or_invalid_binary_falls_back_to_stubs(
+def test_stubs_are_opened_only_without_a_valid_binary(
     npu: Npu, tmp_path: Path, content: bytes | None
 ) -> None:
+    assert npu.python(CALL_AND_LIST_STUBS) == "1 False"
     path = _replace_libraries(npu, tmp_path, BINARY, content=content)
     assert npu.python(CALL_AND_LIST_STUBS, PYTHONPATH=path) == "1 True"
-
-
-def test_stubs_are_not_opened_if_there_is_a_binary(npu: Npu) -> None:
-    assert npu.python(CALL_AND_LIST_STUBS) == "1 False"
 
 
 def test_missing_binary_and_stubs_raise(npu: Npu, tmp_path: Path) -> None:
@@ -252,16 +244,10 @@ print("\\n".join(line for line in str(ngram_npu.doctor()).splitlines() if "backe
 """
 
 
-def test_missing_torch_npu_is_reported(npu: Npu) -> None:
+def test_missing_part_is_reported(npu: Npu, tmp_path: Path) -> None:
     assert "torch_npu is not installed" in npu.python(CALL_ON_CPU, PYTHONPATH=str(npu.stage))
-
-
-def test_missing_cann_is_reported(npu: Npu) -> None:
     output = npu.python(CALL_ON_CPU, LD_LIBRARY_PATH="")
     assert "torch_npu does not import: lib" in output
-
-
-def test_missing_kernels_are_reported(npu: Npu, tmp_path: Path) -> None:
     path = _replace_libraries(npu, tmp_path, *LIBRARIES)
     assert "it was made without CANN" in npu.python(CALL_ON_CPU, PYTHONPATH=path)
 

@@ -99,12 +99,12 @@ class Drafter {
   }
 
   // Creates a job and returns its address.
-  uintptr_t step(const py::object& rows) {
+  uintptr_t step(const py::object& rows, bool drafts) {
     NumpyCall call("StreamDrafter.step");
     const api::TensorView view = call.view("rows", py::handle(rows));
     const int32_t* indices = call.check_int32s(view, -1);
     call.check_scalar("rows size", view.sizes[0], 0, num_rows_);
-    StreamJob* job = ngram_npu_cpu_stream_step(drafter_, indices, view.sizes[0]);
+    StreamJob* job = ngram_npu_cpu_stream_step(drafter_, indices, view.sizes[0], drafts);
     if (job == nullptr) throw std::bad_alloc();
     return reinterpret_cast<uintptr_t>(job);
   }
@@ -156,7 +156,7 @@ void define_stream_drafter(py::module_& m) {
            arg("max_length") = kNoLimit, arg("prompt_length") = 0, arg("min_output") = 0, arg("min_pattern") = 0,
            arg("max_pattern") = 0, arg("min_count") = 0)
       .def("end", &Drafter::end, arg("row"))
-      .def("step", &Drafter::step, arg("rows"))
+      .def("step", &Drafter::step, arg("rows"), arg("drafts") = true)
       .def("cancel_job", &Drafter::cancel_job)
       .def("results", &Drafter::results, arg("batch"))
       .def_property_readonly("pending", &Drafter::pending);

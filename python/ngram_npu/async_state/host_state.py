@@ -258,11 +258,7 @@ class HostState:
         )
 
     def commit(self, changes: RowChanges, step: Step, rows: Rows) -> None:
-        """Applies the planned changes. The upper bounds then include the step's drafts.
-
-        Args:
-            rows: Chunks of the admitted requests' tokens.
-        """
+        """Applies the planned changes. The upper bounds then include the step's drafts."""
         slots = step.slots
         if changes.slot_of is not self.slot_of:
             self.slot_of = changes.slot_of

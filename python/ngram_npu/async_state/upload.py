@@ -96,12 +96,7 @@ class Upload(ABC):
         self._device.copy(self._blocks, unused.fill_(UNUSED), "main")
 
     def rows(self, slots: Int64Array, tables: list[NewRows]) -> Rows:
-        """Returns the chunks of new rows.
-
-        Args:
-            slots: [N].
-            tables: The token rows, then the block rows of each KV group.
-        """
+        """Returns the chunks of new rows: the token rows, then the block rows of each KV group."""
         rows = [row for contents, _ in tables for row in contents]
         firsts = np.concatenate([first[slots] for first in self._rows])
         replaced = np.concatenate([lengths for _, lengths in tables])
@@ -116,8 +111,7 @@ class Upload(ABC):
     def send(self, number: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
         """Writes rows, then cells, and the first elements of ``fixed``.
 
-        Args:
-            number: Number of the step; consecutive steps use different staging buffers.
+        Consecutive steps (``number``) use different staging buffers.
         """
 
 

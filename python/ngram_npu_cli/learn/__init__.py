@@ -149,18 +149,15 @@ def learn(
     if tokenization.is_guessed and paths:
         sample.notes.append(TOKENIZER_WARNING)
     evaluation = Evaluation(sample.recent, sample.conversations, sample.texts, config, show)
-    size = options.store_tokens
+    size = options.store_tokens or curve.compute_full_size(sample.texts)
     points: tuple[Point, ...] = ()
-    tried: tuple[Point, ...] = ()
     by_k: dict[int, Point] = {}
     if evaluation.is_possible:
-        if size is None:
-            size, tried = evaluation.choose_size()
-        points, by_k = evaluation.curve(size), evaluation.by_k(size)
+        points = evaluation.curve(size)
+        by_k = evaluation.by_k(points[-1])
         sample.notes += evaluation.notes(options.store_tokens)
     else:
         sample.notes.append("no curve: it needs two conversations, or a store and a conversation")
-    size = size or curve.compute_full_size(sample.texts)
     store = curve.make_store(size, tokenization.digest)
     for done, text in enumerate(sample.texts, 1):
         curve.add_texts(store, [text])
@@ -183,7 +180,6 @@ def learn(
             "evaluated": len(evaluation.conversations) if points else 0,
             "seconds": run.seconds,
         },
-        sizes=tried,
         curve=points,
         by_k=by_k,
         store_tokens=size,
@@ -201,11 +197,7 @@ def _read_sample(
     options: LearnOptions,
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Adds the conversations of files and folders to the sample.
-
-    A file of a folder is an error if more than half of it, but not all, is no conversations: those
-    that were read cannot be removed any more.
-    """
+    """Adds the conversations of files and folders to the sample."""
     used: dict[int, int] = {}
     skipped: dict[int, Skipped] = {}
 

@@ -47,9 +47,6 @@ MIN_STORE_TOKENS = 1 << 16
 MAX_STORE_TOKENS = 1 << 26
 """Bounds of the sizes that are tried."""
 
-SUFFICIENT_SHARE = 0.998
-"""Share of the tokens per step of the largest store that the chosen size must yield."""
-
 _LATER_BLOCK = BLOCK_TOKENS - 16
 """New tokens of a text's later blocks, which repeat the last 16 of the previous block."""
 
@@ -111,17 +108,11 @@ class Evaluation:
         config: NgramConfig,
         show: Callable[[Progress], None],
     ) -> None:
-        """Selects the conversations.
+        """Selects from the `recent` conversations; their answers are the last of the texts.
 
-        Args:
-            recent: The newest conversations. Their answers are the last of the texts.
-            num_read: Number of all conversations.
-            texts: All texts.
-            config: Of the drafts.
-            show: Called with the progress of each replay.
+        `num_read` is the number of all conversations.
         """
         self._num_read, self._config, self._show = num_read, config, show
-        self._points: dict[tuple[float | None, int, int], Point] = {}
         self.conversations: list[TokenConversation] = []
         generated = num_answers = 0
         for conversation in reversed(recent):
@@ -155,38 +146,22 @@ class Evaluation:
             )
         return notes
 
-    def point(self, share: float | None, store_tokens: int, k: int | None = None) -> Point:
-        """Returns the point for a store of a size with a share of the earlier answers."""
-        config = self._config if k is None else replace(self._config, k=k)
-        key = share, store_tokens, config.k
-        if key not in self._points:
-            self._points[key] = self._replay(share, store_tokens, config)
-        return self._points[key]
-
     def curve(self, store_tokens: int) -> tuple[Point, ...]:
         """Returns the points without a store, and of all shares."""
         shares = [self.point(share, store_tokens) for share in SHARES]
         return (self.point(None, 0), *shares)
 
-    def by_k(self, store_tokens: int) -> dict[int, Point]:
-        """Returns the points with all earlier answers, by the maximum draft length."""
-        lengths = sorted({self._config.k, *TRIED_K})
-        return {k: self.point(1.0, store_tokens, k) for k in lengths}
+    def by_k(self, last: Point) -> dict[int, Point]:
+        """Returns the points with all earlier answers, by the maximum draft length.
 
-    def choose_size(self) -> tuple[int, tuple[Point, ...]]:
-        """Returns the smallest sufficient size, and the points that were tried, largest first."""
-        answers = [text for talk in self.conversations for text in talk.answers]
-        size = compute_full_size([*self.earlier, *answers])
-        tried = [self.point(1.0, size)]
-        while size > MIN_STORE_TOKENS:
-            # Compared with the largest store: several small losses add up to a large one.
-            tried.append(self.point(1.0, size // 2))
-            if tried[-1].tokens_per_step < SUFFICIENT_SHARE * tried[0].tokens_per_step:
-                break
-            size //= 2
-        return size, tuple(tried)
+        `last` is the one for the configured length.
+        """
+        points = {k: self.point(1.0, last.store_tokens, k) for k in {*TRIED_K} - {self._config.k}}
+        return dict(sorted({**points, self._config.k: last}.items()))
 
-    def _replay(self, share: float | None, store_tokens: int, config: NgramConfig) -> Point:
+    def point(self, share: float | None, store_tokens: int, k: int | None = None) -> Point:
+        """Returns the point for a store of a size with a share of the earlier answers."""
+        config = self._config if k is None else replace(self._config, k=k)
         known: Sequence[Text] = ()
         store = None
         label = "no store"

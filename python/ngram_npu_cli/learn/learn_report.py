@@ -26,8 +26,6 @@ class LearnReport(JsonReport):
             logs (`conversations`, `answers`, `answer_tokens`); the tokenizer's name, None for
             recorded token ids, and the digest of its vocabulary; and the number of conversations at
             the end of the logs that are replayed for each point (`evaluated`, 0 without a curve).
-        sizes: Points with all earlier answers, by size of the store, the largest first; empty with
-            `store_tokens`.
         curve: Without a store, then by the share of the earlier answers that is known.
         by_k: Points with all earlier answers, by maximum draft length; empty without a curve.
         store_tokens, tokens_held: Size of the store, and tokens in it.
@@ -36,7 +34,6 @@ class LearnReport(JsonReport):
     """
 
     about: Mapping[str, Any]
-    sizes: tuple[Point, ...]
     curve: tuple[Point, ...]
     by_k: Mapping[int, Point]
     store_tokens: int
@@ -51,7 +48,6 @@ class LearnReport(JsonReport):
             "format": FORMAT,
             **self.about,
             **figures,
-            "sizes": [self._describe_point(point) for point in self.sizes],
             "curve": [self._describe_point(point) for point in self.curve],
             "by_k": {k: self._describe_point(point) for k, point in self.by_k.items()},
             "notes": list(self.notes),
@@ -81,9 +77,6 @@ def format_report(report: LearnReport) -> str:
         f"{about['answer_tokens']} tokens, tokenizer: "
         f"{about['tokenizer'] or 'token ids as recorded'}"
     ]
-    if report.sizes:
-        rows = [[str(point.store_tokens), f"{point.tokens_per_step:.3f}"] for point in report.sizes]
-        blocks += ["", Table([["size, all known", "tokens/step"], *rows])]
     if report.curve:
         blocks += _describe_curve(report)
     blocks += ["", *(f"note: {note}" for note in report.notes)]

@@ -9,7 +9,6 @@ import codecs
 import gzip
 import io
 import json
-import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -31,8 +30,6 @@ _MAX_LINE_MIB = 64
 _MAX_DOCUMENT_MIB = 1024
 _LINES_BEFORE_VLLM = 1000
 """Lines that a script may print before vLLM's."""
-_DECODER = json.JSONDecoder()
-_SPACES = re.compile(r"[ \t\r\n]*")
 
 
 def find_files(path: Path) -> list[Path]:
@@ -58,9 +55,9 @@ def find_files(path: Path) -> list[Path]:
     return files
 
 
-def values(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the JSON values of a file, one per line or the items of one array, each with the
-    number of its first line.
+def values(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields the JSON values of a file, each with its place: one per line ("logs.jsonl:3"), or the
+    items of one array ("logs.json[2]").
 
     A line that cannot be read is yielded as an InputError instead of a value: the caller decides
     whether to continue.
@@ -79,33 +76,31 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
         yield from _read_log_lines(_decode_lines(chain(head, pieces), name), name)
         return
     if is_json and _is_document(first):
-        head += islice(pieces, 1)
-        # The rotation of logs may cut the first of several lines, which then is not a document.
-        is_cut = first.rstrip()[-1:] not in b",:[{]" and _is_record(head[-1][1])
-        if len(head) == 1 or not is_cut:
-            document = _join((piece for _, piece in chain(head, pieces)), name)
-            yield from _parse_document(_decode(document, f"{name}:{first_line}"), name, first_line)
-            return
+        document = _join((piece for _, piece in chain(head, pieces)), name)
+        yield from _parse_document(_decode(document, f"{name}:{first_line}"), name, first_line)
+        return
     for line, text in _decode_lines(chain(head, pieces), name):
-        yield line, _parse(text, f"{name}:{line}")
+        yield f"{name}:{line}", _parse(text, f"{name}:{line}")
 
 
 def _read_log_lines(
     lines: Iterator[tuple[int, str | InputError]], name: str
-) -> Iterator[tuple[int, Any]]:
+) -> Iterator[tuple[str, Any]]:
     """Yields the records of vLLM's log, or the values of lines of JSON after a cut first line."""
     head = list(islice(lines, _LINES_BEFORE_VLLM))
     if not any(is_vllm_line(text) for _, text in head if isinstance(text, str)):
-        yield from ((line, _parse(text, f"{name}:{line}")) for line, text in chain(head, lines))
+        for line, text in chain(head, lines):
+            yield f"{name}:{line}", _parse(text, f"{name}:{line}")
         return
     log = VllmLog(name)
-    line = 0
+    where = name
     for line, text in chain(head, lines):
+        where = f"{name}:{line}"
         if isinstance(text, InputError):
-            yield line, text
+            yield where, text
         else:
-            yield from ((line, record) for record in log.add_line(text, f"{name}:{line}"))
-    yield from ((line, record) for record in log.finish())
+            yield from ((where, record) for record in log.add_line(text, where))
+    yield from ((where, record) for record in log.finish())
 
 
 def _read_pieces(path: Path, name: str) -> Iterator[tuple[int, bytes]]:
@@ -173,13 +168,6 @@ def _is_document(first: bytes) -> bool:
     return isinstance(value, list) and not _is_message(value)
 
 
-def _is_record(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), (dict, list))
-    except (ValueError, RecursionError):
-        return False
-
-
 def _is_message(value: list[Any]) -> bool:
     first = value[0] if value else None
     return isinstance(first, dict) and bool({"role", "from"} & first.keys())
@@ -199,47 +187,20 @@ def _join(pieces: Iterable[bytes], name: str) -> bytes:
     return b"".join(parts)
 
 
-def _parse_document(text: str, name: str, first_line: int) -> Iterator[tuple[int, Any]]:
-    """Yields the items of an array, or the only value of a document, with their lines."""
-    text = text.rstrip()
+def _parse_document(text: str, name: str, first_line: int) -> Iterator[tuple[str, Any]]:
+    """Yields the items of an array, or the only value of a document, with their places."""
+    where = f"{name}:{first_line}"
     try:
-        if text.lstrip().startswith("["):
-            yield from _parse_items(text, first_line)
-        else:
-            yield first_line, json.loads(text)
+        value = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         at = f"{name}:{first_line + error.lineno - 1}"
         raise RecordError(f"{at}: not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-        at = f"{name}:{first_line}"
-        raise RecordError(f"{at}: not JSON that can be read: {one_line(error)}") from error
-
-
-def _parse_items(text: str, first_line: int) -> Iterator[tuple[int, Any]]:
-    line = first_line
-    counted = 0  # up to here line ends are counted
-    start = position = _skip_spaces(text, text.index("[") + 1)
-    while not text.startswith("]", position):
-        line += text.count("\n", counted, position)
-        counted = position
-        value, position = _DECODER.raw_decode(text, position)
-        if counted == start and _is_message([value]):
-            yield first_line, json.loads(text)  # an array of messages is one conversation
-            return
-        yield line, value
-        position = _skip_spaces(text, position)
-        if text.startswith(",", position):
-            position = _skip_spaces(text, position + 1)
-        elif not text.startswith("]", position):
-            raise json.JSONDecodeError("Expecting , or ] after an item", text, position)
-    end = _skip_spaces(text, position + 1)
-    if end < len(text):
-        raise json.JSONDecodeError("Extra data", text, end)
-
-
-def _skip_spaces(text: str, position: int) -> int:
-    match = _SPACES.match(text, position)
-    return position if match is None else match.end()
+        raise RecordError(f"{where}: not JSON that can be read: {one_line(error)}") from error
+    if isinstance(value, list) and not _is_message(value):  # messages are one conversation
+        yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
+    else:
+        yield where, value
 
 
 def _parse(text: str | InputError, where: str) -> Any:

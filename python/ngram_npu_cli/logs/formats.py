@@ -6,6 +6,7 @@ The value's keys determine the format; docs/guides/replay.md describes each form
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from ngram_npu_cli.logs.answers import (
 )
 from ngram_npu_cli.logs.chat_template import completion_text
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
-from ngram_npu_cli.logs.files import STDIN, SUFFIXES, values
+from ngram_npu_cli.logs.files import SUFFIXES, values
 
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
@@ -79,14 +80,13 @@ def iter_conversations(
         scope_field: Field of each record that becomes the conversation's scope, with dots between
             the keys.
     """
-    name = "stdin" if path == STDIN else str(path)
-    for number, (line, data) in enumerate(values(path), start=1):
+    for number, (where, data) in enumerate(values(path), start=1):
         try:
             if isinstance(data, InputError):
                 raise data
-            conversations = parse_record(data, f"{name}:{line}", number, format_name)
+            conversations = parse_record(data, where, number, format_name)
             if scope_field is not None:
-                scope = _get_scope(data, scope_field, f"{name}:{line}")
+                scope = _get_scope(data, scope_field, where)
                 conversations = [replace(c, scope=scope) for c in conversations]
         except InputError as error:
             if skip is None:
@@ -382,7 +382,7 @@ def _convert_item(item: Any) -> Any:
 
 def _find_batch_request(ident: Any, where: str) -> Any:
     """Returns the request of a batch's answer, from the batch's input in the same folder."""
-    answers = Path(where.rpartition(":")[0])
+    answers = Path(re.sub(r"(:\d+|\[\d+\])$", "", where))
     if not answers.is_file():  # stdin has no folder
         raise RecordError(f"{where}: a batch's output needs its input: pass the file, not a pipe")
     requests = _read_batch_requests(answers).get(ident, ()) if isinstance(ident, str) else ()

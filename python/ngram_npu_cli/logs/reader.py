@@ -118,7 +118,6 @@ def read_logs(
     options: ReadingOptions,
     receive: Callable[[int, Conversation], None],
     *,
-    discard: Callable[[int], None] | None = None,
     scope_field: str | None = None,
     progress: ShowProgress | None = None,
 ) -> tuple[list[InputLog], list[str]]:
@@ -130,9 +129,6 @@ def read_logs(
         paths: Files and folders.
         options: How they are read.
         receive: Called with the number of the input and each of its conversations.
-        discard: Called with the number of an input that turns out to be no log. Its conversations
-            must be forgotten, and the next input has the same number. None: such a file is an error
-            if conversations were received from it.
         scope_field: As for `iter_conversations`.
         progress: Called after each conversation.
 
@@ -173,13 +169,9 @@ def read_logs(
             if not num_records:
                 raise RecordError(f"{file}: empty, no conversation in this file")
         except RecordError as error:
-            # A folder may contain other files, but most of a log's records are conversations.
-            is_log = options.strict or not is_in_folder or num_records > skipped.number
-            if is_log or (num_records and discard is None):
-                raise
+            if options.strict or not is_in_folder or num_records:
+                raise  # only files of a folder without any conversation are left out
             omissions.append(f"no log, left out: {str(error).partition('; read as ')[0]:.240}")
-            if discard is not None:
-                discard(len(inputs))
         else:
             inputs.append(InputLog(name, skipped.notes(num_records)))
     if not inputs and omissions:

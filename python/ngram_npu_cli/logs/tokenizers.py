@@ -1,23 +1,22 @@
 """Loads tokenizers for recorded text, without a network.
 
 `mistral-v1` (32k, the default), `mistral-v3` (33k) and `tekken` (131k) come with the package
-`mistral-common`; a Hugging Face folder is read with `tokenizers` or `transformers`; `bytes` needs
-no package. No tokenizer here adds special tokens.
+`mistral-common`; a Hugging Face folder is read with `tokenizers`; `bytes` needs no package. No
+tokenizer here adds special tokens.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import InputError, one_line
+from ngram_npu.errors import InputError, import_optional, one_line
 from ngram_npu.store import tokenizer_digest
 
 DEFAULT_TOKENIZER = "mistral-v1"
@@ -64,7 +63,7 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
     model's name ("org/name") from the local cache of the Hugging Face hub. Nothing is downloaded.
 
     Raises:
-        InputError: Unknown name, no tokenizer in the folder, or a package that is not installed.
+        InputError: Unknown name, no tokenizer.json in the folder, or a package is not installed.
     """
     if name in _MISTRAL_FILES:
         return _load_mistral(name)
@@ -74,33 +73,26 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
     if path.is_file() and path.name == "tokenizer.json":
         path = path.parent
     if path.is_dir():
-        return replace(_load_folder(name, path), folder=path)
+        return _load_folder(name, path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
-        path = _find_cached_folder(name)
-        return replace(_load_folder(name, path), folder=path)
+        return _load_folder(name, _find_cached_folder(name))
     known = ", ".join(TOKENIZERS)
     raise InputError(f'tokenizer "{name}" is neither one of {known} nor an existing folder')
 
 
 def _find_cached_folder(name: str) -> Path:
-    """Returns a model's folder in the cache of the Hugging Face hub: the branch `main`, or else the
-    newest revision that has a tokenizer."""
-    home = os.environ.get("HF_HOME") or Path(
-        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
-    )
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
-    model = hub / f"models--{name.replace('/', '--')}"
-    with suppress(OSError):
-        main = model / "snapshots" / (model / "refs" / "main").read_text().strip()
-        if any(main.glob("tokenizer*")):
-            return main
-    folders = [folder for folder in model.glob("snapshots/*") if any(folder.glob("tokenizer*"))]
-    if not folders:
+    """Returns the folder of a model's branch `main` in the local cache of the Hugging Face hub."""
+    hub = import_optional("huggingface_hub", f"tokenizer {name}", "replay")
+    file = None
+    with suppress(ValueError):  # a name that no model can have
+        file = hub.try_to_load_from_cache(name, "tokenizer.json")
+    if not isinstance(file, str):
         raise InputError(
-            f'tokenizer "{name}" is neither a folder nor in the local cache ({hub}); nothing is '
-            f"downloaded here: hf download {name} --include 'tokenizer*'"
+            f'tokenizer "{name}" is neither a folder nor in the local cache '
+            f"({hub.constants.HF_HUB_CACHE}); nothing is downloaded here: hf download {name} "
+            "--include 'tokenizer*'"
         )
-    return max(folders, key=lambda folder: folder.stat().st_mtime)
+    return Path(file).parent
 
 
 def _load_mistral(name: str) -> ReplayTokenizer:
@@ -142,40 +134,13 @@ def _load_mistral(name: str) -> ReplayTokenizer:
 
 
 def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
-    """Prefers `tokenizers` if it is installed and sufficient, because it imports much faster."""
     file = folder / "tokenizer.json"
-    missing: list[str] = []
-    if file.is_file():
-        try:
-            return _load_fast(name, file)
-        except ImportError:
-            missing.append("tokenizers")
-    try:
-        transformers: Any = importlib.import_module("transformers")
-    except ImportError as error:
-        packages = " or ".join([*missing, "transformers"])
+    if not file.is_file():
         raise InputError(
-            f'tokenizer folder "{name}" needs {packages}: pip install {packages.split()[0]}'
-        ) from error
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
+            f"{folder}: expected a tokenizer.json; transformers writes it for other tokenizers: "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
         )
-    except Exception as error:  # tokenizers of transformers raise different types
-        raise InputError(
-            f'tokenizer folder "{name}" cannot be loaded: {one_line(error):.200}'
-        ) from error
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return ids
-
-    source = f"transformers {transformers.__version__}"
-    return ReplayTokenizer(name, source, len(tokenizer), encode, vocab=tokenizer.get_vocab)
-
-
-def _load_fast(name: str, file: Path) -> ReplayTokenizer:
-    package: Any = importlib.import_module("tokenizers")
+    package = import_optional("tokenizers", f"tokenizer {name}", "replay")
     try:
         tokenizer = package.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust binding raises bare Exception
@@ -190,4 +155,4 @@ def _load_fast(name: str, file: Path) -> ReplayTokenizer:
 
     source = f"tokenizers {package.__version__}, tokenizer.json"
     size = int(tokenizer.get_vocab_size())
-    return ReplayTokenizer(name, source, size, encode, vocab=lambda: tokenizer.get_vocab())
+    return ReplayTokenizer(name, source, size, encode, folder, lambda: tokenizer.get_vocab())

@@ -82,12 +82,7 @@ def load_inputs(
     def receive(number: int, conversation: Conversation) -> None:
         conversations.setdefault(number, []).append(conversation)
 
-    def discard(number: int) -> None:
-        conversations.pop(number, None)
-
-    inputs, omissions = read_logs(
-        paths, options or ReadingOptions(), receive, discard=discard, progress=progress
-    )
+    inputs, omissions = read_logs(paths, options or ReadingOptions(), receive, progress=progress)
     loaded = [
         ReplayInput(log.name, tuple(conversations[number]), log.notes)
         for number, log in enumerate(inputs)

@@ -179,7 +179,7 @@ def vllm_options(candidate: Candidate, method: str) -> tuple[str, str]:
     if method == "custom_class":
         speculative["model"] = "ngram_npu.engines.vllm.NgramProposer"
     if config.is_ladder:
-        plugin["sizes"] = "ladder"
+        plugin["lookup"] = "ladder"
         if config.min_draft_probability is not None:
             plugin["min_draft_probability"] = config.min_draft_probability
         if not config.overlap:

@@ -118,9 +118,9 @@ def _measure(server: _Server, batch: int, max_tokens: int, rounds: int) -> tuple
 
 
 def _check_bursts(server: _Server, max_tokens: int) -> None:
-    """Raises an InputError if the chunks of an answer arrive far faster than it is generated.
+    """Raises an InputError if most chunks arrive far faster than the answer is generated.
 
-    A proxy may buffer an answer until it is complete. Its chunks then arrive as fast as the network
+    A proxy may buffer several chunks, or the whole answer. They then arrive as fast as the network
     allows, although a long answer takes longer than one of a single token.
     """
     (short,), (long,) = server.run(1, 1), server.run(1, max_tokens)
@@ -137,30 +137,17 @@ def _check_bursts(server: _Server, max_tokens: int) -> None:
 def compute_step_time(streams: Sequence[Stream]) -> float:
     """Returns the median time per chunk of a request while all requests are running, in seconds.
 
-    Chunks that arrive in a burst, as through a proxy that buffers, share the time since the
-    previous burst. Requests that did not run together for long enough are an InputError.
+    Requests that did not run together for long enough are an InputError.
     """
     begin = max((stream.arrived[0] for stream in streams if stream.arrived), default=0.0)
     end = min((stream.arrived[-1] for stream in streams if stream.arrived), default=0.0)
     inside = [[at for at in stream.arrived if begin <= at <= end] for stream in streams]
-    gaps = np.concatenate([np.diff(arrived) for arrived in inside]).tolist()
-    burst_gap = sum(gaps) / max(1, len(gaps)) / 5  # chunks closer than this are one burst
-    times: list[float] = []
-    for arrived_inside in inside:
-        arrived = np.array(arrived_inside)
-        first = np.flatnonzero(np.diff(arrived, prepend=-np.inf) > burst_gap)
-        chunks = np.diff(first, append=len(arrived))
-        times += (np.diff(arrived[first]) / chunks[1:]).tolist()
+    times: list[float] = np.concatenate([np.diff(arrived) for arrived in inside]).tolist()
     if len(times) < _MIN_STEPS * len(streams):
-        bursts = len(gaps) >= 2 * len(times) > 0
         raise InputError(
             f"{len(streams)} requests at once: expected {_MIN_STEPS} steps with all of them "
-            f"running, got {len(times) // max(1, len(streams))}; raise --max-tokens, "
-            + (
-                "or measure without the proxy that buffers chunks: they arrive in bursts"
-                if bursts
-                else "or lower --batch-size to what the server runs at once"
-            )
+            f"running, got {len(times) // max(1, len(streams))}; raise --max-tokens, or lower "
+            "--batch-size to what the server runs at once"
         )
     return statistics.median(times)
 

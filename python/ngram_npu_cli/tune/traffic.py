@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import heapq
 from collections.abc import Callable, Sequence
@@ -105,9 +104,7 @@ def read_traffic(
     options = options or TuneOptions(sample=None)
     show = progress or ignore_progress
     sample = _Sample(options.sample)
-    logs, omissions = read_logs(
-        paths, options, sample.add, discard=sample.discard, progress=progress
-    )
+    logs, omissions = read_logs(paths, options, sample.add, progress=progress)
     notes = [f"{log.name}: {note}" for log in logs for note in log.notes] + omissions
     conversations = sample.in_order()
     tokenization = Tokenization(options.tokenizer, options.chat_template)
@@ -168,16 +165,9 @@ class _Sample:
         self.num_read = self.characters_read = self.characters = 0
         self._heap: list[tuple[int, int, int, Conversation]] = []
         self._max_hash = 1 << 64
-        self._input = -1
-        # A copy to return to if the current input turns out to be no log.
-        self._before_input: _Sample | None = None
 
     def add(self, number: int, conversation: Conversation) -> None:
         """Adds a conversation of the input `number`."""
-        if number != self._input:
-            self._input, self._before_input = number, None
-            self._before_input = copy.copy(self)
-            self._before_input._heap = list(self._heap)
         size = conversation.num_characters
         text = f"{self.num_read} {size} {conversation.id}".encode()
         # The hash depends only on position, size and id, so the sample is reproducible.
@@ -193,11 +183,6 @@ class _Sample:
             left_out = heapq.heappop(self._heap)
             self._max_hash = -left_out[0]
             self.characters -= left_out[3].num_characters
-
-    def discard(self, number: int) -> None:
-        """Restores the state before the input `number`, which turned out to be no log."""
-        if number == self._input and self._before_input is not None:
-            vars(self).update(vars(self._before_input), _input=-1)
 
     def in_order(self) -> list[tuple[int, Conversation]]:
         """Returns numbers of inputs and conversations in the order in which they were added."""

@@ -1,6 +1,8 @@
-"""Costs fitted on recorded conversations."""
+"""Costs fitted on recorded conversations, and the simulator of drafts."""
 
 from __future__ import annotations
+
+import random
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from ngram_npu.draft_costs import logits_to_costs
 from ngram_npu.errors import InputError
 from ngram_npu_cli.learn.fit_draft_costs import compare, fit
 from ngram_npu_cli.replay import TokenRequest, TokenTurn, simulate
-from ngram_npu_cli.replay.walks import Counts, walks
+from ngram_npu_cli.replay.walks import Counts, candidates, outcomes, walks
+from ops.reference import ladder
 
 TOKENIZER = "0123456789abcdef" * 2
 
@@ -27,10 +30,28 @@ def new_conversations(number: int, parity: int = 0) -> list[TokenRequest]:
     return requests
 
 
+def rows() -> list[list[int]]:
+    rng = random.Random(16)
+    kinds = [rng.choice((1, 2, 3, 30)) for _ in range(60)]
+    return [[rng.randrange(kind) for _ in range(rng.randrange(70))] for kind in kinds]
+
+
+@pytest.mark.parametrize("tokens", rows())
+def test_candidates_and_bytes(tokens: list[int]) -> None:
+    row = np.array(tokens, np.int64)
+    q, m = candidates(row)
+    expected = [ladder.candidate(tokens[:x]) for x in range(len(tokens))]
+    assert list(zip(q.tolist(), m.tolist(), strict=True)) == expected
+    assert outcomes(row, q, m).tolist() == ladder.outcome_bytes(tokens)
+
+
 def test_simulator_counts_equal_replayed_drafts() -> None:
     rng, requests = np.random.default_rng(3), new_conversations(3)
     row, store = (rng.integers(-200, 300, (16, columns)) for columns in (32, 56))
     costs = Costs(row, store, rng.integers(-128, 128, (4096, 2)))
+    turns = [TokenTurn(part[:20], part[20:]) for part in requests[0].tokens()[:120].reshape(3, 40)]
+    single = TokenTurn(turns[0].prompt, turns[0].completion[:1])
+    requests = [TokenRequest("none", ()), *requests, TokenRequest("turns", (single, *turns))]
     observed = walks(requests)
     for limit in (10, 40, 90):
         config = NgramConfig(sizes="ladder", min_draft_probability=2 ** (-limit / 16), costs=costs)

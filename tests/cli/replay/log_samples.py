@@ -282,7 +282,6 @@ SAMPLES: dict[str, Sample] = {
         {"instructions": [part("text", "sys_#")], "messages": MESSAGES, "tools": TOOLS_TEXT},
         message_texts(f"{TOOLS_TEXT} sys_#"),  # some records have the system text twice
     ),
-    "messages-alone": unchanged("messages", MESSAGES, message_texts("sys_#")),
     "sharegpt": Sample(
         "sharegpt",
         {"id": "i", "system": "sys_#", "tools": TOOLS_TEXT, "conversations": SHAREGPT},
@@ -325,7 +324,6 @@ SAMPLES: dict[str, Sample] = {
         [[(f"sys_# {USER}", "said_#")]],
     ),
     "text-response": unchanged("log", {"messages": ASK, "completion": "said_#"}, ASKED),
-    "text-request": unchanged("log", {"request": "user_#", "response": "said_#"}, PAIR_TEXT),
     "chat-stream": log(
         {"messages": ASK},
         STREAM,

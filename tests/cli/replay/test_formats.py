@@ -23,7 +23,7 @@ Path_ = tuple[Any, ...]
 
 
 def read(path: Path, format_name: str | None = None) -> tuple[dict[int, Texts], list[InputError]]:
-    """Returns the conversations by line, as texts, and the errors of skipped records."""
+    """Returns the conversations by line or item, as texts, and the errors of skipped records."""
     errors: list[InputError] = []
     texts: dict[int, Texts] = {}
     tokenization = Tokenization("bytes")
@@ -38,7 +38,8 @@ def read(path: Path, format_name: str | None = None) -> tuple[dict[int, Texts], 
             for request in requests
             for turn in request.turns
         ]
-        texts.setdefault(int(conversation.where.rpartition(":")[2]), []).append(decoded)
+        place = int(re.findall(r"\d+", conversation.where)[-1])
+        texts.setdefault(place, []).append(decoded)
     return texts, errors
 
 
@@ -74,7 +75,7 @@ def test_sample_is_read_from_lines_and_documents(tmp_path: Path, name: str, form
 def test_help_lists_all_formats(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["replay", "--help"])
     listed = capsys.readouterr().out.replace("\n", "").partition("--format {")[2].partition("}")[0]
-    assert set(FORMATS) <= set(listed.split(","))
+    assert set(FORMATS) == set(listed.split(","))
 
 
 # Responses in unusual forms
@@ -196,25 +197,18 @@ def answered(response: Any, **more: Any) -> dict[str, Any]:
 INVALID: list[tuple[Any, str]] = [
     (b"{", "not JSON: .* at column [12]$"),
     (b'{"id": "a"} {}', "not JSON: Extra data at column 13"),
-    (b'{"request": {"messages": [{"role": "us', "not JSON: Unterminated string"),
     (b"[2026-08-01] rotated", "not JSON: Expecting"),
     (b"[" * 100_000, "not JSON that can be read"),
     (b'{"id": ' + b"1" * 5000 + b"}", "not JSON that can be read"),
     (b'{"id": "\xff"}', "not UTF-8: invalid start byte at byte 9"),
     (b"[]", "expected an object, got an array"),
     (b"null", "expected an object, got null"),
-    (b"3", "expected an object, got the number 3"),
     (["a", "b"], "expected an object, got an array"),
-    ({"id": "a"}, 'no format has these keys: "id"; this would work: {"messages": '),
-    (EMBEDDING, 'no format has these keys: "object", "data"'),
+    (EMBEDDING, 'no format has these keys: "object", "data"; this would work: {"messages": '),
     ({"turns": []}, '"turns" is empty; read as turns, of which this works: {"turns": '),
-    ({"turns": {}}, '"turns" must be an array, got an object'),
-    (turns("hello"), r"turns\[0\] must be an object, got a string"),
     (turns({"prompt": "p"}), r'turns\[0\]: missing key "completion"'),
     (turns({"completion": "p"}), r'turns\[0\]: missing key "prompt"'),
-    (turns({}), r'turns\[0\]: missing key "prompt"'),
     (turns(TURN, {"prompt": 1, "completion": ""}), r"turns\[1\].prompt must be .* 1"),
-    (turns({"prompt": "", "completion": None}), r"turns\[0\].completion must be .* null"),
     (turns({"prompt": "\ud800", "completion": ""}), "prompt: lone surrogate at character 1"),
     (turns({"prompt_token_ids": [1]}), 'missing key "completion_token_ids"'),
     (turns({**TURN, "completion_token_ids": [1]}), 'missing key "prompt_token_ids"'),
@@ -226,21 +220,13 @@ INVALID: list[tuple[Any, str]] = [
     (turns(TURN, *token_turn([], [])["turns"]), "some turns carry token ids and some do not"),
     ({"messages": ASK}, r'no message of the role "assistant" \(roles: user\)'),
     ({"messages": [*ASK, 3]}, r"messages\[1\] must be an object, got the number 3"),
-    ({"messages": [{"content": "a"}]}, r"messages\[0\].role must be a string, got null"),
-    ({"messages": [{"role": "user", "content": 1}]}, r"messages\[0\].content must be a string"),
-    ({"messages": "hello"}, '"messages" must be an array, got a string'),
     ({"messages": ASK, "tools": "find"}, "tools must be an array, got a string"),
-    ({"conversations": ["hello"]}, r"conversations\[0\] must be an object, got a string"),
-    ({"prompt": 3, "completion": "x"}, "prompt must be a string, got the number 3"),
     (answered({"status": 503, "body": "gone"}), "HTTP status 503"),
     (answered("gone", status_code=503), "HTTP status 503"),
     (answered({"error": {"message": "busy", "code": 503}}), "the response is an error: busy"),
-    (answered('data: {"error": {"message": "busy"}}\n\n'), "the response is an error: busy"),
     (answered(None), "response must be an object, got null"),
-    (answered(500), "response must be an object, got the number 500"),
     (answered(None, error="timeout"), 'the request failed: "timeout"'),
     (answered({"choices": []}), 'no answer, only "choices"'),
-    (answered({"choices": None}), 'no answer, only "choices"'),
     (answered({"choices": [{}]}), "the answer is empty"),
     (answered(body(choice(""))), "the answer is empty"),
     (answered(EMBEDDING), 'no answer, only "object", "data"'),
@@ -388,9 +374,7 @@ def describe_problem(case: Case, expected: Texts, texts: Texts | None, skipped: 
     return f"text is missing without a note: {sorted(lost)}" if lost else None
 
 
-def write(
-    folder: Path, name: str, cases: list[Case], *, in_other: bool
-) -> tuple[Path, dict[int, int]]:
+def write(folder: Path, name: str, cases: list[Case]) -> tuple[Path, dict[int, int]]:
     """Writes a file of the cases; returns its path and the record's number of each line."""
     sample = SAMPLES[name]
     folder.mkdir(parents=True)
@@ -399,9 +383,7 @@ def write(
     others = []
     for case in cases:
         record, other = number(sample.record, case.number), number(sample.other, case.number)
-        if case.path and in_other:
-            other = change_field(other, case.path, case.value)
-        elif case.path:
+        if case.path:
             record = change_field(record, case.path, case.value)
         others.append(json.dumps(other))
         for line in sample.write(record):
@@ -414,19 +396,18 @@ def write(
     return path, number_of
 
 
-def make_cases(name: str, *, in_other: bool = False) -> list[list[Case]]:
+def make_cases(name: str) -> list[list[Case]]:
     """Returns the cases of each field, with unchanged records before, between and after them."""
     sample = SAMPLES[name]
-    changed = sample.other if in_other else sample.record
-    paths = list(list_paths(number(changed, 1)))
+    paths = list(list_paths(number(sample.record, 1)))
     all_cases = []
     for path in paths:
         cases = [Case(1)]
-        for i in range(len(list_values(number(changed, 1), path, paths))):
+        for i in range(len(list_values(number(sample.record, 1), path, paths))):
             if i % 4 == 0:
                 cases.append(Case(len(cases) + 1))
             t = len(cases) + 1
-            record = number(changed, t)
+            record = number(sample.record, t)
             value = list_values(record, path, paths)[i]
             if value is MISSING and path == sample.needed:
                 continue
@@ -439,17 +420,11 @@ def make_cases(name: str, *, in_other: bool = False) -> list[list[Case]]:
     return all_cases
 
 
-CHANGED = [(name, False) for name, sample in SAMPLES.items() if sample.is_changed]
-CHANGED += [(name, True) for name, sample in SAMPLES.items() if sample.other is not None]
-
-
-@pytest.mark.parametrize(("name", "in_other"), CHANGED)
-def test_wrong_type_in_a_field_changes_no_other_record(
-    tmp_path: Path, name: str, in_other: bool
-) -> None:
+@pytest.mark.parametrize("name", [n for n, sample in SAMPLES.items() if sample.is_changed])
+def test_wrong_type_in_a_field_changes_no_other_record(tmp_path: Path, name: str) -> None:
     wrong: list[str] = []
-    for i, cases in enumerate(make_cases(name, in_other=in_other)):
-        path, number_of = write(tmp_path / str(i), name, cases, in_other=in_other)
+    for i, cases in enumerate(make_cases(name)):
+        path, number_of = write(tmp_path / str(i), name, cases)
         shown = ".".join(map(str, cases[2].path))
         try:
             by_line, errors = read(path)

@@ -109,41 +109,6 @@ def test_stream_is_read_in_every_serialization(
     assert counts(write_jsonl(*serialized)) == plain_chat
 
 
-@pytest.mark.parametrize("last", ["response.completed", "response.output_item.done"])
-def test_responses_stream_is_read_from_any_kind_of_event(
-    write_jsonl: Write, last: str, plain_chat: tuple[int, int, int, float | None]
-) -> None:
-    """Parts, the complete response at the end, or deltas of a truncated stream are sufficient."""
-    streams = events("responses-stream.jsonl")
-    for is_selected in (
-        lambda event: event["type"] == last,
-        lambda event: event["type"].endswith(".delta") or event["type"].endswith("item.added"),
-        lambda event: event["type"].endswith(".delta"),
-    ):
-        selected = [
-            {"request": record["request"], "response": [e for e in stream if is_selected(e)]}
-            for record, stream in zip(records("responses-stream.jsonl"), streams, strict=True)
-        ]
-        assert counts(write_jsonl(*selected)) == plain_chat
-
-
-# Answers that are more than text
-
-
-def test_streamed_tool_call_equals_the_generated_text(write_jsonl: Write) -> None:
-    complete, streamed = records("tool-call.jsonl")
-    content = complete["response"]["choices"][0]["message"]["content"]
-    arguments = content.partition('"arguments": ')[2]  # cut by max_tokens: it stayed text
-    called = {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"function": {"name": "find_name", "arguments": arguments}}],
-    }
-    expected = {**streamed["request"], "messages": [*streamed["request"]["messages"], called]}
-    assert len(arguments) > 30
-    assert counts(write_jsonl(streamed)) == counts(write_jsonl(expected, name="plain.jsonl"))
-
-
 @pytest.mark.parametrize(
     "name", ["reasoning.jsonl", "responses-reasoning.jsonl", "anthropic-thinking.jsonl"]
 )
@@ -155,16 +120,6 @@ def test_reasoning_is_counted_streamed_or_not(write_jsonl: Write, name: str) -> 
     expected = counts(write_jsonl(*expected_records, name="plain.jsonl"))
     for record in (complete, streamed):
         assert counts(write_jsonl(record)) == expected
-
-
-@pytest.mark.parametrize("name", ["chat-n2.jsonl", "stream-n2.jsonl"])
-def test_each_answer_is_a_conversation(write_jsonl: Write, name: str) -> None:
-    (record,) = records("chat-n2.jsonl")
-    answers = [choice["message"]["content"] for choice in record["response"]["choices"]]
-    assert answers[0] != answers[1]
-    messages = record["request"]["messages"]
-    path = write_jsonl(*({"messages": messages, "completion": text} for text in answers))
-    assert counts(DATA / name) == counts(path)
 
 
 # Token ids

@@ -3,19 +3,72 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import EXAMPLE, ScriptedProposer, token_request
+from cli_helpers import ScriptedProposer, Turns, token_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_replay import NaiveCounts, draft_ngram, naive_replay
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.config import default_costs
 from ngram_npu_cli.replay import InputError, ReplayFigures, simulate
 from ngram_npu_cli.replay import simulation as simulation_module
-from ops.reference import ladder
+from ops.reference import drafting, ladder
+
+# A second, deliberately naive replay to compare with: lists, one conversation at a time, no batch.
+# It shares no code with the package. The loop follows the definition in docs/guides/replay.md.
+
+
+@dataclass
+class NaiveCounts:
+    """Tokens and steps; steps by number of drafted and of accepted tokens."""
+
+    tokens: int = 0
+    steps: int = 0
+    drafted: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
+
+
+def draft_ngram(
+    context: list[int], match_policy: str, max_len: int | None, **lookup: int
+) -> list[int]:
+    limit = drafting.UNLIMITED if max_len is None else max_len
+    policy = int(match_policy == "latest")
+    return drafting.draft_for(context, match_policy=policy, max_len=limit, **lookup)[0]
+
+
+def naive_replay(
+    conversations: list[Turns], draft_of: Callable[[list[int]], list[int]]
+) -> NaiveCounts:
+    """Counts a replay. ``draft_of`` returns the draft for a context."""
+    counts = NaiveCounts()
+    for turns in conversations:
+        context: list[int] = []
+        for prompt, completion in turns:
+            context += prompt
+            todo = list(completion)
+            if todo:
+                context.append(todo.pop(0))  # the first token comes from prefill
+            while todo:
+                draft = draft_of(context)
+                accepted = 0
+                for drafted, recorded in zip(draft, todo, strict=False):
+                    if drafted != recorded:
+                        break
+                    accepted += 1
+                yielded = todo[: accepted + 1]
+                del todo[: accepted + 1]
+                context += yielded
+                counts.steps += 1
+                counts.tokens += len(yielded)
+                counts.drafted[len(draft)] += 1
+                counts.accepted[accepted] += 1
+    return counts
+
 
 # Two or three different tokens, so that repetitions and right and wrong drafts are frequent.
 token_lists = st.lists(st.integers(0, 2), max_size=14)
@@ -112,55 +165,8 @@ def test_ladder_uses_a_prompt_from_the_first_step() -> None:
     assert proposer.index.statistics.rows_scanned_catching_up == 0
 
 
-def test_example_has_the_figures_computed_by_hand() -> None:
-    figures = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
-    assert without_time(figures) == ReplayFigures(
-        name="test",
-        num_requests=1,
-        num_turns=4,
-        num_prompt_tokens=13,
-        num_tokens=12,
-        num_steps=5,
-        num_calls=0,
-        draft_time_ns=0,
-        num_drafts=2,
-        num_draft_tokens=10,
-        num_accepted_tokens=7,
-        draft_tokens_per_pos=(2, 2, 2, 2, 2),
-        accepted_tokens_per_pos=(2, 2, 1, 1, 1),
-        accepted_length_counts=(3, 0, 1, 0, 0, 1),
-    )
-    assert figures.tokens_per_step == 12 / 5
-    assert figures.draft_tokens_per_step == 10 / 5
-    assert figures.acceptance_rate == 7 / 10
-    assert figures.acceptance_rate_per_pos == (1, 1, 0.5, 0.5, 0.5)
-    assert figures.no_draft_share == 3 / 5
-
-
-def test_drafts_beyond_the_completion_are_not_accepted() -> None:
-    # The drafts run on into the next turn's prompt and happen to be right. They count as drafted
-    # but not as accepted, because the completion ended before them.
-    turns = [([1], [2, 3, 4]), ([5, 6, 7], [8, 9])]
-    recording = [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    proposer = ScriptedProposer(4, lambda context: recording[len(context) : len(context) + 4])
-    figures = simulate("t", [token_request(turns)], proposer, k=4, batch_size=1)
-    assert (figures.num_tokens, figures.num_steps) == (3, 2)
-    assert figures.accepted_length_counts == (0, 1, 1, 0, 0)  # 9 of turn 2; 3 and 4 of turn 1
-    assert figures.num_draft_tokens == 4 + 1
-
-
-def test_proposer_receives_context_and_accepted_tokens() -> None:
-    """Each call has the complete context, and samples the accepted tokens plus one."""
-    proposer = ScriptedProposer(2, lambda _: [])
-    turns = [([1, 2], [3, 4, 5]), ([6], []), ([7], [8]), ([9], [10, 11])]
-    simulate("t", [token_request(turns)], proposer, k=2, batch_size=4)
-    contexts = [call.contexts[0] for call in proposer.calls]
-    # No draft is requested after 5 and 11: the completion is over.
-    assert contexts == [[1, 2, 3], [1, 2, 3, 4], list(range(1, 11))]
-
-
 def test_waiting_conversations_reuse_rows() -> None:
-    lengths = [2, 5, 3, 1, 2]  # of the completions; each takes one step less, the fourth none
+    lengths = [2, 6, 3, 1, 2]  # of the completions; each takes one step less, the fourth none
     requests = [
         token_request([([100 * i], [100 * i + j for j in range(1, n + 1)])], str(i))
         for i, n in enumerate(lengths, start=1)
@@ -171,19 +177,11 @@ def test_waiting_conversations_reuse_rows() -> None:
         {row: context[0] // 100 for row, context in zip(call.rows, call.contexts, strict=True)}
         for call in proposer.calls
     ]
-    assert served == [{0: 1, 1: 2}, {0: 3, 1: 2}, {0: 3, 1: 2}, {0: 5, 1: 2}]
-    assert all(call.row_indices is None for call in proposer.calls)
-    assert figures.num_calls == 4
-    assert figures.num_steps == 1 + 4 + 2 + 1
-
-
-def test_row_indices_contain_the_active_rows() -> None:
-    requests = [token_request([([1], [2] * n)]) for n in (2, 4, 3)]
-    proposer = ScriptedProposer(1, lambda _: [])
-    simulate("t", requests, proposer, k=1, batch_size=3)
-    assert [call.rows for call in proposer.calls] == [[0, 1, 2], [1, 2], [1]]
-    assert proposer.calls[0].row_indices is None
-    assert proposer.calls[1].row_indices.dtype == np.int32
+    assert served == [{0: 1, 1: 2}, {0: 3, 1: 2}, {0: 3, 1: 2}, {0: 5, 1: 2}, {1: 2}]
+    assert all(call.row_indices is None for call in proposer.calls[:-1])
+    assert proposer.calls[-1].row_indices.dtype == np.int32
+    assert figures.num_calls == 5
+    assert figures.num_steps == 1 + 5 + 2 + 1
 
 
 def test_draft_time_excludes_everything_but_the_proposer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,15 +203,6 @@ def test_draft_time_excludes_everything_but_the_proposer(monkeypatch: pytest.Mon
     assert (figures.num_calls, figures.draft_time_ns) == (3, 21)
     assert figures.draft_us_per_call == figures.draft_us_per_step == pytest.approx(0.007)
     assert seen == [(1, 3), (2, 3), (3, 3)]
-
-
-def test_requests_without_steps_have_no_ratios() -> None:
-    for turns_of_all in ([], [[([], [])]], [[([1, 2], [])], [([], [3])]]):
-        figures = run(turns_of_all, 4, min_n=2, max_n=5, k=5)
-        assert (figures.num_tokens, figures.num_steps, figures.num_calls) == (0, 0, 0)
-        assert figures.tokens_per_step is None
-        assert figures.no_draft_share is None
-        assert figures.acceptance_rate_per_pos == (None,) * 5
 
 
 @pytest.mark.parametrize(

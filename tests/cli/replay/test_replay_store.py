@@ -15,8 +15,6 @@ from ngram_npu_cli.replay import (
     InputError,
     ReplayFigures,
     ReplayOptions,
-    TokenRequest,
-    TokenTurn,
     replay,
 )
 
@@ -71,21 +69,6 @@ def test_generated_only_stores_no_prompts(logs: Path) -> None:
     assert generated.num_prompt_tokens == live.num_prompt_tokens + 61
     assert 20 < generated.num_accepted_tokens < live.num_accepted_tokens
     assert generated.num_tokens == live.num_tokens
-
-
-def test_small_store_overwrites_text_before_it_repeats(tmp_path: Path) -> None:
-    texts = np.random.default_rng(9).permutation(30000).reshape(5, -1)[:, :1500].tolist()
-    path = write_logs(tmp_path / "logs.jsonl", [[([9], text)] for text in (*texts, texts[0])])
-    assert total(path).num_accepted_tokens > 1000
-    assert total(path, store_tokens=2048).num_accepted_tokens == 0
-
-
-def test_split_turns_repeat_the_context() -> None:
-    pairs = [([1], [2, 3]), ([4], [5])]
-    turns = tuple(TokenTurn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in pairs)
-    requests = TokenRequest("x", turns).split_turns()
-    assert [r.tokens().tolist() for r in requests] == [[1, 2, 3], [1, 2, 3, 4, 5]]
-    assert [r.turns[0].prompt.tolist() for r in requests] == [[1], [1, 2, 3, 4]]
 
 
 def test_costs_file_has_tables_for_row_and_store(logs: Path, tmp_path: Path) -> None:

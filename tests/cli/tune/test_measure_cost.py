@@ -162,18 +162,6 @@ def test_step_time_uses_only_steps_with_all_requests() -> None:
     assert compute_step_time([Stream(first), Stream(second)]) == 10.0
 
 
-@pytest.mark.parametrize("burst", [1, 2, 3, 8])
-def test_step_time_divides_bursts_evenly(burst: int) -> None:
-    """Each request's chunks leave a proxy together; within a burst they are 10 us apart."""
-    times = [
-        [late + 0.02 * (n - n % burst) + 1e-5 * (n % burst) for n in range(128)]
-        for late in (0.0, 0.003)
-    ]
-    assert compute_step_time([Stream(arrived) for arrived in times]) == pytest.approx(
-        0.02, rel=1e-2
-    )
-
-
 @pytest.mark.parametrize(
     "streams", [[[0.0, 1.0, 2.0]], [list(range(20)), list(range(30, 50))], [[], []]]
 )
@@ -193,7 +181,6 @@ KEY_ERROR = "OPENAI_API_KEY: expected a key of printable ASCII characters"
         (["--batch-size", "1,x"], "", "--batch-size: invalid list of integers value: '1,x'"),
         (["--batch-size", "0"], "", "--batch-size: must be at least 1, got 0"),
         (["--api-key-env", "sk-secret"], "x", "--api-key-env: expected the name of an environment"),
-        ([], "sk-sec\nret", KEY_ERROR),
         ([], "sk-sec\u00fcret", KEY_ERROR),
     ],
 )
@@ -237,6 +224,7 @@ def test_failure_keeps_earlier_batch_sizes(
     ("behaviour", "message"),
     [
         ({"burst": 1 << 30}, "arrive in bursts"),
+        ({"burst": 2}, "arrive in bursts"),
         # Drafts that are not counted look like chunks of several steps.
         ({"steps_per_chunk": 2}, "--stream-interval 1"),
         ({"steps_per_chunk": 2, "k": 3}, "--stream-interval 1"),
@@ -291,11 +279,8 @@ def test_api_key_is_sent_and_never_shown(
     assert "sk-" not in output.read_text() + shown.out + shown.err
 
 
-@pytest.mark.parametrize("behaviour", [{"metrics_status": 404}, {"metrics_status": 403}])
-def test_server_without_draft_counter_drafts_nothing(
-    server: FakeServer, tmp_path: Path, behaviour: dict[str, Any]
-) -> None:
-    vars(server).update(behaviour)
+def test_server_without_draft_counter_drafts_nothing(server: FakeServer, tmp_path: Path) -> None:
+    server.metrics_status = 404
     output = tmp_path / "cost.json"
     assert run(server, output, "--model", "other") == 0
     assert [s["verified"] for s in json.loads(output.read_text())["steps"]] == [1.0, 4.0]

@@ -217,10 +217,7 @@ joined rank is loaded as constant
 @ csrc/cuda/launch.cuh hooks ngram_step_
 counter without atomics
 - return __nv_atomic_fetch_add(num_arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
-+ __threadfence();
-+   const uint32_t before = (*static_cast<volatile uint32_t*>(num_arrived))++;
-+   __threadfence();
-+   return before;
++ return (*static_cast<volatile uint32_t*>(num_arrived))++;
 
 @ csrc/cuda/launch.cuh resident ngram_step_
 arrival is relaxed: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_RELAXED

@@ -67,7 +67,7 @@ void Core::end(AccessLog& log, Cost& total) {
                        kPipeNames[e / kPipes], kPipeNames[e % kPipes], id);
     }
   }
-  cost.cycles = *std::max_element(time_, time_ + kPipes);
+  cost[kCycles] = *std::max_element(time_, time_ + kPipes);
   log = std::move(log_);
   total = cost;
 }
@@ -184,15 +184,15 @@ void Core::spend(double cycles) { time_[pipe_] += cycles; }
 
 void Core::vector_cost(uint64_t bytes, Speed speed) {
   const uint64_t repeats = (bytes + kRepeatBytes - 1) / kRepeatBytes;
-  ++cost.vector_instructions;
-  cost.vector_repeats += repeats;
+  ++cost[kVectorInstructions];
+  cost[kVectorRepeats] += static_cast<double>(repeats);
   spend(model_.vector_startup +
         static_cast<double>(repeats) * (speed == Speed::kGather ? model_.gather_repeat : model_.vector_repeat));
 }
 
 void Core::copy_cost(uint64_t bytes, bool to_gm) {
-  ++cost.copies;
-  (to_gm ? cost.ub_to_gm_bytes : cost.gm_to_ub_bytes) += bytes;
+  ++cost[kCopies];
+  cost[to_gm ? kUbToGmBytes : kGmToUbBytes] += static_cast<double>(bytes);
   spend(static_cast<double>(bytes) * model_.cycles_per_byte(blocks_));
 }
 
@@ -217,11 +217,11 @@ void Core::gm_copy(uintptr_t at, uint64_t bytes, bool write) {
 }
 
 ScalarLine& Core::line_of(uintptr_t line) {
-  ++cost.scalar_gm;
+  ++cost[kScalarGm];
   const auto [entry, missed] = cache_.try_emplace(line);
   if (missed) {
     gm_->load_line(line, entry->second.data);
-    ++cost.scalar_gm_misses;
+    ++cost[kScalarGmMisses];
   }
   time_[kS] += missed ? model_.scalar_gm_miss : model_.scalar_gm;
   return entry->second;
@@ -265,7 +265,7 @@ void Core::set_flag(int event, int id) {
   Flag& flag = flags_[event][id];
   NGRAM_TWIN_CHECK(!flag.set, "block %d: SetFlag<%s_%s>(%d): set already, and not waited for", block_,
                    kPipeNames[event / kPipes], kPipeNames[event % kPipes], id);
-  ++cost.syncs;
+  ++cost[kSyncs];
   const auto from = static_cast<Pipe>(event / kPipes);
   issue(from, "SetFlag");
   flag.set = true;
@@ -278,7 +278,7 @@ void Core::wait_flag(int event, int id) {
                    "block %d: WaitFlag<%s_%s>(%d): never set, the core would hang", block_, kPipeNames[event / kPipes],
                    kPipeNames[event % kPipes], id);
   Flag& flag = flags_[event][id];
-  ++cost.syncs;
+  ++cost[kSyncs];
   time_[kS] += model_.issue;
   flag.set = false;
   const int to = event % kPipes;

@@ -9,6 +9,7 @@
 // queue or a flag, and nothing from a compiler that inserts them. Within V the build or the chip keeps the order.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -44,31 +45,21 @@ struct CostModel {
   }
 };
 
-struct Cost {
-  uint64_t gm_to_ub_bytes = 0;
-  uint64_t ub_to_gm_bytes = 0;
-  uint64_t copies = 0;
-  uint64_t vector_instructions = 0;
-  uint64_t vector_repeats = 0;
-  uint64_t scalar_ub = 0;
-  uint64_t scalar_gm = 0;
-  uint64_t scalar_gm_misses = 0;
-  uint64_t syncs = 0;
-  double cycles = 0;  // modelled: until the slowest pipe is done
-
-  // Adds the counts only: blocks run in parallel, so their cycles do not add up.
-  void add_counts(const Cost& o) {
-    gm_to_ub_bytes += o.gm_to_ub_bytes;
-    ub_to_gm_bytes += o.ub_to_gm_bytes;
-    copies += o.copies;
-    vector_instructions += o.vector_instructions;
-    vector_repeats += o.vector_repeats;
-    scalar_ub += o.scalar_ub;
-    scalar_gm += o.scalar_gm;
-    scalar_gm_misses += o.scalar_gm_misses;
-    syncs += o.syncs;
-  }
+// What is counted, in the order of ngram_npu_ascendc_twin_take_cost.
+enum CostItem : size_t {
+  kGmToUbBytes,
+  kUbToGmBytes,
+  kCopies,
+  kVectorInstructions,
+  kVectorRepeats,
+  kScalarUb,
+  kScalarGm,
+  kScalarGmMisses,
+  kSyncs,
+  kCycles,  // modelled: until the slowest pipe is done
+  kCostItems,
 };
+using Cost = std::array<double, kCostItems>;
 
 constexpr const char* kPipeNames[kPipes] = {"S", "V", "MTE2", "MTE3"};
 
@@ -161,7 +152,7 @@ class Core {
   void set_flag(int event, int id);
   void wait_flag(int event, int id);
 
-  Cost cost;
+  Cost cost{};
 
  private:
   static constexpr uint32_t kBlocks = kChip.ub_bytes / kBlockBytes;

@@ -56,10 +56,10 @@ inline uint64_t checked_count(const Core& core, int64_t count) {
   return static_cast<uint64_t>(count);
 }
 
-// dst[i] = f(a[i]); an element is poison if a's is.
-template <class D, class S, class F>
-void unary(const char* what, const AscendC::LocalTensor<D>& dst, const AscendC::LocalTensor<S>& src, int64_t count,
-           F f) {
+// dst[i] = f(a[i]); an element is poison if a's is, unless `poison` computes the result's poison bits from a's.
+template <class D, class S, class F, class Poison = std::nullptr_t>
+void unary(const char* what, const AscendC::LocalTensor<D>& dst, const AscendC::LocalTensor<S>& src, int64_t count, F f,
+           Poison poison = nullptr) {
   Core& core = Core::current();
   core.issue(kV, what);
   const uint64_t n = checked_count(core, count);
@@ -68,8 +68,13 @@ void unary(const char* what, const AscendC::LocalTensor<D>& dst, const AscendC::
   uint8_t* d = core.write(dst.place(), n * sizeof(D));
   uint8_t* ds = core.shadow(d);
   if (any_poison(core.shadow(a), n * sizeof(S))) {
-    for (uint64_t i = 0; i < n; ++i)
-      std::memset(ds + i * sizeof(D), any_poison(core.shadow(a) + i * sizeof(S), sizeof(S)) ? 0xFF : 0, sizeof(D));
+    for (uint64_t i = 0; i < n; ++i) {
+      if constexpr (std::is_null_pointer_v<Poison>) {
+        std::memset(ds + i * sizeof(D), any_poison(core.shadow(a) + i * sizeof(S), sizeof(S)) ? 0xFF : 0, sizeof(D));
+      } else {
+        store<D>(ds, i, poison(load<S>(core.shadow(a), i)));
+      }
+    }
   } else {
     std::memset(ds, 0, n * sizeof(D));
   }
@@ -146,22 +151,20 @@ inline constexpr auto greater = [](auto a, auto b) { return a < b ? b : a; };
 template <class T, class F>
 void shifted(const char* what, const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<T>& src, T by,
              int64_t count, F f) {
-  Core& core = Core::current();
+  NGRAM_TWIN_CHECK(by >= 0 && static_cast<uint64_t>(by) <= sizeof(T) * 8, "block %d: %s by %lld bits",
+                   Core::current().block(), what, static_cast<long long>(by));
+  const auto shift = [&](T a) { return f(a, by); };
+  unary(what, dst, src, count, shift, shift);
+}
+
+// dst[i] = f(i).
+template <class T, class F>
+void generate(Core& core, const char* what, const AscendC::LocalTensor<T>& dst, int64_t count, F f) {
   core.issue(kV, what);
   const uint64_t n = checked_count(core, count);
-  NGRAM_TWIN_CHECK(by >= 0 && static_cast<uint64_t>(by) <= sizeof(T) * 8, "block %d: %s by %lld bits", core.block(),
-                   what, static_cast<long long>(by));
-  check_overlap(core, dst.place(), n * sizeof(T), src.place(), n * sizeof(T), true);
-  const uint8_t* a = core.read(src.place(), n * sizeof(T));
   uint8_t* d = core.write(dst.place(), n * sizeof(T));
-  const uint8_t* as = core.shadow(a);
-  if (any_poison(as, n * sizeof(T))) {
-    for (uint64_t i = 0; i < n; ++i) store<T>(core.shadow(d), i, f(load<T>(as, i), by));
-  } else {
-    std::memset(core.shadow(d), 0, n * sizeof(T));
-  }
-  for (uint64_t i = 0; i < n; ++i) store<T>(d, i, f(load<T>(a, i), by));
-  core.vector_cost(n * sizeof(T));
+  std::memset(core.shadow(d), 0, n * sizeof(T));
+  for (uint64_t i = 0; i < n; ++i) store<T>(d, i, f(i));
 }
 
 }  // namespace ngram_npu::twin
@@ -230,12 +233,8 @@ template <class T>
 void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& count) {
   NGRAM_TWIN_OFFERED(kDuplicate, T);
   Core& core = Core::current();
-  core.issue(ngram_npu::twin::kV, "Duplicate");
-  const uint64_t n = ngram_npu::twin::checked_count(core, count);
-  uint8_t* d = core.write(dst.place(), n * sizeof(T));
-  std::memset(core.shadow(d), 0, n * sizeof(T));
-  for (uint64_t i = 0; i < n; ++i) ngram_npu::twin::store<T>(d, i, scalarValue);
-  core.vector_cost(n * sizeof(T));
+  ngram_npu::twin::generate(core, "Duplicate", dst, count, [&](uint64_t) { return scalarValue; });
+  core.vector_cost(static_cast<uint64_t>(count) * sizeof(T));
 }
 
 // The 910B takes every mode for EQ where it compares int32.
@@ -336,15 +335,10 @@ void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
   NGRAM_TWIN_OFFERED(kCreateVecIndex, T);
   using namespace ngram_npu::twin;
   Core& core = Core::current();
-  core.issue(kV, "CreateVecIndex");
-  const uint64_t n = checked_count(core, count);
-  uint8_t* d = core.write(dst.place(), n * sizeof(T));
-  std::memset(core.shadow(d), 0, n * sizeof(T));
-  for (uint64_t i = 0; i < n; ++i) {
-    store<T>(d, i, static_cast<T>(static_cast<uint64_t>(firstValue) + i));
-  }
-  core.cost.scalar_ub += kBlockBytes / sizeof(T);
-  for (uint64_t done = 0; done < n * sizeof(T); done += kRepeatBytes) core.vector_cost(kRepeatBytes);
+  generate(core, "CreateVecIndex", dst, count,
+           [&](uint64_t i) { return static_cast<T>(static_cast<uint64_t>(firstValue) + i); });
+  core.cost[kScalarUb] += kBlockBytes / sizeof(T);
+  for (uint64_t done = 0; done < uint64_t{count} * sizeof(T); done += kRepeatBytes) core.vector_cost(kRepeatBytes);
 }
 
 // Each pass of the device's library leaves one value per 256 bytes in the work buffer.

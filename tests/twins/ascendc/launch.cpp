@@ -52,6 +52,9 @@ class Regions {
   std::vector<Region> list;
 };
 
+template <class Params>
+constexpr bool is_lookup = std::is_same_v<Params, NgramProposeParams> || std::is_same_v<Params, NgramStepParams>;
+
 template <class Params>  // of a lookup
 void tensors(const Params& p, Regions& r) {
   if constexpr (std::is_same_v<Params, NgramStepParams>) {
@@ -144,7 +147,7 @@ constexpr KernelFunction kKernels[] = {
 struct State {
   std::mutex mutex;
   std::string fault;
-  Cost total;  // `cycles`: the sum over launches of each one's slowest block
+  Cost total{};  // kCycles: the sum over launches of each one's slowest block
   uint64_t launches = 0;
   int64_t max_blocks = 0;  // of a launch
   std::atomic<bool> races_allowed{false};
@@ -162,15 +165,14 @@ State& state() {
 
 void account(const Outcome& outcome) {
   State& s = state();
-  const std::vector<Cost>& costs = outcome.costs;
   double slowest = 0;
-  for (const Cost& cost : costs) {
-    s.total.add_counts(cost);
-    slowest = std::max(slowest, cost.cycles);
+  for (const Cost& cost : outcome.costs) {  // blocks run in parallel, so their cycles do not add up
+    for (size_t item = 0; item < kCycles; ++item) s.total[item] += cost[item];
+    slowest = std::max(slowest, cost[kCycles]);
   }
-  s.total.cycles += slowest + static_cast<double>(outcome.same_line) * s.model.same_line;
+  s.total[kCycles] += slowest + static_cast<double>(outcome.same_line) * s.model.same_line;
   ++s.launches;
-  s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(costs.size()));
+  s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(outcome.costs.size()));
 }
 
 // On a small device, small tensors exercise what only large tensors would on a large one: several tiles, passes and
@@ -205,7 +207,7 @@ int32_t carry_out(const Params& params) {
   ascendc::DeviceProperties device{};
   ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed, device);
   if (plan.status != kOk) return plan.status;
-  if constexpr (std::is_same_v<Params, NgramProposeParams> || std::is_same_v<Params, NgramStepParams>) {
+  if constexpr (is_lookup<Params>) {
     worsen(s, params.batch, plan);
   }
   Regions regions;
@@ -278,18 +280,12 @@ NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_model(const double* values) {
 // memory, copies, vector instructions, their repeats of 256 bytes, scalar accesses to UB and to global memory, scalar
 // cache misses, flags and barriers. Then modelled cycles (summed over launches), launches, blocks of the largest.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_take_cost(double* out) {
-  using ngram_npu::twin::Cost;
   ngram_npu::twin::State& s = ngram_npu::twin::state();
   const std::lock_guard<std::mutex> lock(s.mutex);
-  const Cost& c = s.total;
-  const double numbers[] = {static_cast<double>(c.gm_to_ub_bytes), static_cast<double>(c.ub_to_gm_bytes),
-                            static_cast<double>(c.copies),         static_cast<double>(c.vector_instructions),
-                            static_cast<double>(c.vector_repeats), static_cast<double>(c.scalar_ub),
-                            static_cast<double>(c.scalar_gm),      static_cast<double>(c.scalar_gm_misses),
-                            static_cast<double>(c.syncs),          c.cycles,
-                            static_cast<double>(s.launches),       static_cast<double>(s.max_blocks)};
-  std::copy(std::begin(numbers), std::end(numbers), out);
-  s.total = Cost();
+  double* const end = std::copy(s.total.begin(), s.total.end(), out);
+  end[0] = static_cast<double>(s.launches);
+  end[1] = static_cast<double>(s.max_blocks);
+  s.total = {};
   s.launches = 0;
   s.max_blocks = 0;
 }
@@ -314,10 +310,44 @@ std::string json(const LookupTiling& t) {
          ", \"requests\": " + json(t.requests) + "}";
 }
 
+// The sizes that plans depend on.
+struct Sizes {
+  int64_t batch, capacity, k, total_tokens, num_slots, num_positions, num_seq_lens;
+};
+
+template <class Params>
+Params params_of(const Sizes& sizes) {
+  Params p{};
+  if constexpr (std::is_same_v<Params, CorrectSpecStateParams>) {
+    p.counts.batch = sizes.batch;
+    p.num_seq_lens = sizes.num_seq_lens;
+    p.slots.num_positions = sizes.num_positions;
+    p.slots.num_slots = sizes.num_slots;
+  } else if constexpr (std::is_same_v<Params, ComputeSlotMappingParams>) {
+    p.num_slots = sizes.num_slots;
+  } else {
+    p.batch = sizes.batch;
+  }
+  if constexpr (std::is_same_v<Params, PrepareInputsParams>) p.total_tokens = sizes.total_tokens;
+  if constexpr (twin::is_lookup<Params>) {
+    p.token_ids.capacity = sizes.capacity;
+    p.lookup.k = sizes.k;
+    p.draft_token_ids = {nullptr, sizes.k, sizeof(int32_t)};
+  }
+  return p;
+}
+
+template <class Params>
+constexpr bool has_batch_tiling =
+    std::is_same_v<Params, PrepareInputsParams> || std::is_same_v<Params, CorrectNumComputedTokensParams> ||
+    std::is_same_v<Params, CorrectSpecStateParams>;
+
 // null where the machine cannot carry the operator out.
-template <class Tiling, class Params>
-std::string described(const Params& params, const DeviceProperties& device) {
-  const LaunchPlan launch_plan = plan(params, device);
+template <class Params>
+std::string plan_as_json(const Sizes& sizes, const DeviceProperties& device) {
+  using Tiling = std::conditional_t<twin::is_lookup<Params>, LookupTiling,
+                                    std::conditional_t<has_batch_tiling<Params>, BatchTiling, CoreTiling>>;
+  const LaunchPlan launch_plan = plan(params_of<Params>(sizes), device);
   if (launch_plan.status != kOk) return "null";
   constexpr const char* kNames[] = {
 #define NGRAM_NPU_NAME(name) #name,
@@ -335,56 +365,11 @@ std::string described(const Params& params, const DeviceProperties& device) {
          ", \"tiling\": " + json(tiling) + "}";
 }
 
-// The sizes that plans depend on.
-struct Sizes {
-  int64_t batch, capacity, k, total_tokens, num_slots, num_positions, num_seq_lens;
-};
-
-template <class Params>
-std::string lookup(const Sizes& sizes, const DeviceProperties& device) {
-  Params p{};
-  p.batch = sizes.batch;
-  p.token_ids.capacity = sizes.capacity;
-  p.lookup.k = sizes.k;
-  p.draft_token_ids = {nullptr, sizes.k, sizeof(int32_t)};
-  return described<LookupTiling>(p, device);
-}
-
-template <class Tiling, class Params>
-std::string requests(const Sizes& sizes, const DeviceProperties& device) {
-  Params p{};
-  p.batch = sizes.batch;
-  return described<Tiling>(p, device);
-}
-
 std::string plan_of(const std::string& op, const Sizes& sizes, const DeviceProperties& device) {
-  if (op == "ngram_propose") return lookup<NgramProposeParams>(sizes, device);
-  if (op == "ngram_step_") return lookup<NgramStepParams>(sizes, device);
-  if (op == "prepare_next_token_ids") return requests<CoreTiling, PrepareNextTokenIdsParams>(sizes, device);
-  if (op == "prepare_inputs_padded") return requests<CoreTiling, PrepareInputsPaddedParams>(sizes, device);
-  if (op == "prepare_input_ids_") return requests<CoreTiling, PrepareInputIdsParams>(sizes, device);
-  if (op == "correct_num_computed_tokens_") {
-    return requests<BatchTiling, CorrectNumComputedTokensParams>(sizes, device);
-  }
-  if (op == "prepare_inputs") {
-    PrepareInputsParams p{};
-    p.batch = sizes.batch;
-    p.total_tokens = sizes.total_tokens;
-    return described<BatchTiling>(p, device);
-  }
-  if (op == "compute_slot_mapping_") {
-    ComputeSlotMappingParams p{};
-    p.num_slots = sizes.num_slots;
-    return described<CoreTiling>(p, device);
-  }
-  if (op == "correct_spec_state_") {
-    CorrectSpecStateParams p{};
-    p.counts.batch = sizes.batch;
-    p.num_seq_lens = sizes.num_seq_lens;
-    p.slots.num_positions = sizes.num_positions;
-    p.slots.num_slots = sizes.num_slots;
-    return described<BatchTiling>(p, device);
-  }
+#define NGRAM_TWIN_PLAN(name, Params) \
+  if (op == #name) return plan_as_json<Params>(sizes, device);
+  NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_PLAN)
+#undef NGRAM_TWIN_PLAN
   return "";
 }
 

@@ -65,7 +65,7 @@ class LocalTensor {
     Core& core = Core::current();
     core.issue(::ngram_npu::twin::kS, what);
     NGRAM_TWIN_CHECK(index < size_, "block %d: %s(%u) of %u elements", core.block(), what, index, size_);
-    ++core.cost.scalar_ub;
+    ++core.cost[::ngram_npu::twin::kScalarUb];
     core.scalar_ub_cost();
     return core;
   }

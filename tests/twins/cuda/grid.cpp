@@ -489,12 +489,6 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
   return t.value;
 }
 
-void fence() {
-  if (grid->watch() != nullptr) grid->watch()->fence(grid->current());
-  grid->finish_atomics(grid->current());
-  if (grid->yields() && grid->coin()) grid->give_way();
-}
-
 namespace {
 
 void check_atomic(void* address, int bytes) {
@@ -535,7 +529,6 @@ void atomic_without_result(void* address, int bytes, Apply apply, uint64_t opera
     apply(address, operand);
     return;
   }
-  if (grid->watch() != nullptr) grid->watch()->pass_on(grid->current(), reinterpret_cast<uintptr_t>(address), {});
   grid->current().late.push_back({address, apply, operand});
   if (grid->coin()) grid->give_way();
 }

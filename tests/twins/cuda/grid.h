@@ -54,8 +54,8 @@ constexpr int kWarp = 32;
 
 // The order in which threads run. A kernel may assume nothing about it.
 struct Options {
-  // Several blocks are under way at once; their number is drawn for each launch. Threads yield at atomics, fences and
-  // volatile accesses, and an atomic without a result takes effect late.
+  // Several blocks are under way at once; their number is drawn for each launch. Threads yield at atomics and volatile
+  // accesses, and an atomic without a result takes effect late.
   bool yields = false;
   bool watches = false;  // checks single accesses; the kernels must be compiled to report them
 };

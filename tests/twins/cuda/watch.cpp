@@ -102,19 +102,11 @@ Known Watch::all_before(Thread& t) {
   return released;
 }
 
-void Watch::fence(Thread& t) {
-  ThreadWatch& thread = t.block->watch.threads[static_cast<size_t>(t.number)];
-  thread.known.join(thread.seen_by_atomics);
-  thread.seen_by_atomics = {};
-  thread.released.join(all_before(t));
-}
-
 void Watch::pass_on(Thread& t, uintptr_t address, Ordering order) {
-  ThreadWatch& thread = t.block->watch.threads[static_cast<size_t>(t.number)];
   Known& here = passed_on_[address];
   const Known seen = here;
-  here.join(order.releases ? all_before(t) : thread.released);
-  (order.acquires ? thread.known : thread.seen_by_atomics).join(seen);
+  if (order.releases) here.join(all_before(t));
+  if (order.acquires) t.block->watch.threads[static_cast<size_t>(t.number)].known.join(seen);
 }
 
 bool Watch::ordered(const Stamp& before, const Thread& now) {

@@ -2,10 +2,9 @@
 // accesses outside the tensors of the call.
 //
 // Two accesses of one byte, not both reads and not both atomic, need an order that does not depend on timing: the same
-// thread; a barrier of their block, or a __syncwarp of their warp, between them; or a fence after the first, an atomic
-// operation, one that comes after it on the same address, and a fence before the second; or such operations that
-// release and acquire by themselves. A barrier before the fence makes it count for the whole block. Shuffles and votes
-// order nothing (CUDA programming guide, warp functions).
+// thread; a barrier of their block, or a __syncwarp of their warp, between them; or a releasing atomic operation after
+// the first, and an acquiring one on the same address before the second. A barrier before the atomic operation makes it
+// count for the whole block. Shuffles and votes order nothing (CUDA programming guide, warp functions).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,9 +43,9 @@ struct Known {
 };
 
 struct ThreadWatch {
-  uint32_t time = 1;                       // advances at fences and __syncwarps
-  std::array<uint32_t, 32> lanes{};        // per lane of the warp: the time up to which its accesses are known
-  Known known, seen_by_atomics, released;  // released: what an atomic operation would pass on now
+  uint32_t time = 1;                 // advances at releasing atomics and __syncwarps
+  std::array<uint32_t, 32> lanes{};  // per lane of the warp: the time up to which its accesses are known
+  Known known;
 };
 
 // One recorded access.
@@ -80,10 +79,9 @@ class Watch {
   void begin_block(Block& block, size_t shared_bytes);
   void barrier(Block& block);
   void syncwarp(Block& block, int warp, uint32_t lanes);
-  void fence(Thread& thread);
   // Throws Violation. `shared`: where the block's shared memory begins.
   void access(Thread& thread, uintptr_t address, size_t bytes, Access access, uintptr_t shared, size_t shared_bytes);
-  // An atomic operation passes on what its thread released, and receives what others released.
+  // An atomic operation that releases passes on what its thread knows; one that acquires receives it.
   void pass_on(Thread& thread, uintptr_t address, Ordering order);
 
  private:

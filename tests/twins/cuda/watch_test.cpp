@@ -32,35 +32,12 @@ __global__ void overwrites_what_others_read(int* at, int* out, Order order) {
   if (threadIdx.x == 0) *at = 1;
 }
 
-// The last block reads what all wrote. Each flag that is false leaves out one thing.
-struct LastBlock {
-  bool barrier = true, fence_before = true, fence_after = true, barrier_after = true;
-};
-
-__global__ void last_block_reads(int* from_all, unsigned* arrived, int* out, LastBlock with) {
+// The last block reads what all wrote.
+__global__ void last_block_acquires(int* from_all, unsigned* arrived, int* out, int order, int scope,
+                                    bool has_barrier = true) {
   __shared__ bool last;
   from_all[blockIdx.x * blockDim.x + threadIdx.x] = 1;
-  if (with.barrier) __syncthreads();
-  if (threadIdx.x == 0) {
-    if (with.fence_before) __threadfence();
-    last = atomicAdd(arrived, 1u) % gridDim.x == gridDim.x - 1;
-    if (with.fence_after) __threadfence();
-  }
-  if (with.barrier_after) {
-    __syncthreads();
-    if (!last) return;
-  } else if (threadIdx.x != 0 || !last) {
-    return;
-  }
-  int sum = 0;
-  for (unsigned i = threadIdx.x; i < gridDim.x * blockDim.x; i += blockDim.x) sum += from_all[i];
-  out[threadIdx.x] = sum;
-}
-
-__global__ void last_block_acquires(int* from_all, unsigned* arrived, int* out, int order, int scope) {
-  __shared__ bool last;
-  from_all[blockIdx.x * blockDim.x + threadIdx.x] = 1;
-  __syncthreads();
+  if (has_barrier) __syncthreads();
   if (threadIdx.x == 0) last = __nv_atomic_fetch_add(arrived, 1u, order, scope) == gridDim.x - 1;
   __syncthreads();
   if (!last) return;
@@ -163,40 +140,18 @@ TEST_F(CudaTwinWatch, UnorderedAccessesAreARace) {
   expect_caught("race: ", {32, 1}, same_word_twice, ints());
 }
 
-TEST_F(CudaTwinWatch, AdjacentBytesAreNoRace) {
-  expect_right({1, 64}, +[](uint8_t* out) { out[threadIdx.x] = 1; }, reinterpret_cast<uint8_t*>(ints()));
-}
-
-TEST_F(CudaTwinWatch, LastBlockNeedsBarriersAndFences) {
-  const auto with = [this](const LastBlock& parts) {
-    return [this, parts](auto expect) { expect(last_block_reads, staging_.data(), &counter_, ints(), parts); };
-  };
-  const auto right = [](auto... a) { expect_right({5, 64}, a...); };
-  const auto wrong = [this](auto... a) {
-    for (int i = 0; i < 20; ++i) {
-      counter_ = 0;
-      ASSERT_EQ(run({5, 64}, a...), cudaErrorLaunchFailure);
-    }
-  };
-  with({})(right);
-  EXPECT_EQ(ints_[0], 5);
-  with({false, true, true, true})(wrong);
-  with({true, false, true, true})(wrong);
-  with({true, true, false, true})(wrong);
-  with({true, true, true, false})(right);  // only thread 0 continues
-}
-
-TEST_F(CudaTwinWatch, LastBlockNeedsAnAtomicThatAcquiresAndReleases) {
-  const auto with = [this](auto expect, int order, int scope) {
+TEST_F(CudaTwinWatch, LastBlockNeedsABarrierAndAnAtomicThatAcquiresAndReleases) {
+  const auto result = [this](int order, int scope, bool has_barrier = true) {
     counter_ = 0;
-    expect(last_block_acquires, staging_.data(), &counter_, ints(), order, scope);
+    return run({5, 64}, last_block_acquires, staging_.data(), &counter_, ints(), order, scope, has_barrier);
   };
-  const auto right = [](auto... a) { expect_right({5, 64}, a...); };
-  const auto wrong = [](auto... a) { ASSERT_EQ(run({5, 64}, a...), cudaErrorLaunchFailure); };
-  with(right, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
-  with(wrong, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_BLOCK);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(result(__NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE), cudaSuccess);
+    EXPECT_EQ(result(__NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE, false), cudaErrorLaunchFailure);
+  }
+  EXPECT_EQ(result(__NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_BLOCK), cudaErrorLaunchFailure);
   for (const int order : {__NV_ATOMIC_ACQUIRE, __NV_ATOMIC_RELEASE, __NV_ATOMIC_RELAXED}) {
-    with(wrong, order, __NV_THREAD_SCOPE_DEVICE);
+    EXPECT_EQ(result(order, __NV_THREAD_SCOPE_DEVICE), cudaErrorLaunchFailure);
   }
 }
 

@@ -142,7 +142,7 @@ class Propose(Enqueue):
         config.speculative_config.method = "ngram_gpu"
         config.max_concurrent_batches = 2
         section = {
-            "sizes": "ladder",
+            "lookup": "ladder",
             "min_draft_probability": MIN_DRAFT_PROBABILITY,
             "store": "live",
         }

@@ -82,11 +82,7 @@ def _request_error() -> type[Exception]:
 
 
 def rules_for(vllm_config: Any) -> Rules:
-    """Returns what the engine with this configuration accepts.
-
-    Raises:
-        ValueError: An option is unknown or malformed.
-    """
+    """Returns what the engine with this configuration accepts."""
     method = getattr(vllm_config.speculative_config, "method", None)
     in_v2 = getattr(vllm_config, "use_v2_model_runner", False)
     is_replaced = method in ("ngram", "ngram_gpu", "custom_class") or (
@@ -107,12 +103,8 @@ def rules_for(vllm_config: Any) -> Rules:
 
 
 def check_request(request: Any, rules: Rules) -> None:
-    """Checks the properties of a request by which a store separates text.
-
-    Raises:
-        ValueError: The request has an unknown key with our prefix, a malformed scope, or a property
-            that the rules exclude.
-    """
+    """Raises ValueError if the request has an unknown key with our prefix, a malformed scope, or a
+    property that the rules exclude."""
     extra = getattr(request.sampling_params, "extra_args", None) or {}
     for key in extra:
         letters = "".join(filter(str.isalnum, str(key))).lower()
@@ -185,11 +177,7 @@ def _salts_are_passed_on() -> bool:
 
 
 def require_checks() -> None:
-    """Checks, in a worker with a store, that the API's process checks requests.
-
-    Raises:
-        ValueError: It does not.
-    """
+    """Raises ValueError if, in a worker with a store, the API's process does not check requests."""
     if not sys.modules.keys() & {RUNNER, V2_RUNNER}:  # not in a vLLM worker
         return
     with contextlib.suppress(ImportError):

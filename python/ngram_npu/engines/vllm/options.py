@@ -25,16 +25,14 @@ PREFIX = "NGRAM_NPU_VLLM_"
 CORRECTION = PREFIX + "CORRECTION"
 """Not an option: read where the plugin is loaded, before there is a configuration."""
 BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
-SIZES = {"consecutive": "ngram", "ladder": "ladder"}
-"""The older spelling of ``lookup``."""
 CHOICES: dict[str, Collection[str]] = {
     "drafts": ("padded", "trimmed"),
     "draft_on": ("auto", "device", "host"),
     "scope": ("shared", "required"),
-    "sizes": SIZES,
     "lookup": ("ngram", "1-16", "ladder", "auto"),
+    "k": ("auto",),
 }
-MAXIMA = {"store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
+MAXIMA = {"token_cost": 1.0, "store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
 STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes", "scope")
 AUTO_MIN_PROBABILITY = 0.177
 """Suits a server on which verifying one more token costs a twentieth of a step."""
@@ -83,6 +81,10 @@ class Options:
     """``"required"``: a request must have a salt, an adapter or a scope."""
     beside_threshold: float = 0.0
     dense_rows: bool = True
+    k: str = ""
+    """``"auto"``: the number of draft tokens per step follows the load; empty: it is fixed."""
+    step_times_file: str = ""
+    """Step times from which ``"auto"`` starts; empty: it measures all of them."""
 
     def uses_index(self, device_type: str = "cpu") -> bool:
         """Returns whether drafts are found with an index, for rows as long as the model's.
@@ -127,11 +129,7 @@ class Options:
 
 
 def find_method(vllm_config: Any) -> Method | None:
-    """Returns which of our drafters this configuration selects; None if it selects none.
-
-    Raises:
-        ValueError: An option is unknown or malformed.
-    """
+    """Returns which of our drafters this configuration selects; None if it selects none."""
     speculative = getattr(vllm_config, "speculative_config", None)
     stock = getattr(speculative, "method", None)
     if stock is None or getattr(vllm_config, "model_config", None) is None:
@@ -223,6 +221,13 @@ def _check_method(method: Method, settings: Mapping[str, Any], model_config: Any
     draft_on = settings.get("draft_on", "auto")
     if draft_on != "auto" and method not in ("v2", "ascend_v2", "beside"):
         raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
+    if "k" in settings and method not in ("v2", "ascend_v2", "beside"):
+        raise ValueError(
+            "ngram_npu: k: expected only in the V2 runner, got 'auto'; in the V1 runner, end "
+            "drafts by their cost: lookup='ladder' with token_cost, the cost of a token"
+        )
+    if "step_times_file" in settings and "k" not in settings:
+        raise ValueError("ngram_npu: step_times_file: expected none without k='auto'")
     if method == "ngram_gpu" and getattr(model_config, "enable_prompt_embeds", False):
         # vLLM's own class has this limit too: docs/guides/vllm-versions.md.
         raise ValueError(
@@ -259,6 +264,12 @@ def vocabulary_digest(model_config: Any) -> str | None:
 def read_beside_option(vllm_config: Any) -> bool:
     """Returns the option ``beside``. Raises as :func:`read_options`."""
     return bool(_read_settings(vllm_config)[0].get("beside", False))
+
+
+def read_k_option(vllm_config: Any) -> bool:
+    """Returns whether the option ``k`` is ``"auto"``. Raises as :func:`read_options`."""
+    settings = _read_settings(vllm_config)[0]
+    return "k" in settings and _check_value("k", settings["k"]) == "auto"
 
 
 def read_scope_option(vllm_config: Any) -> str | None:
@@ -326,6 +337,18 @@ def _type_of_option(name: str, where: str) -> type:
     raise ValueError(f"ngram_npu: unknown option {name!r} in {where}; known: {known}{hint}")
 
 
+def probability_for_cost(token_cost: float) -> float:
+    """Returns the ``min_draft_probability`` for a server on which verifying one more token of a
+    request takes this share of a step.
+
+    A draft token pays if its probability exceeds its cost times the speed-up, which depends on the
+    traffic. Factor and exponent were fitted on recorded conversations (docs/design/draft-length.md,
+    "The limit of a draft's cost").
+    """
+    probability: float = 1.8 * token_cost**0.86
+    return min(1.0, max(UNCUT, probability))
+
+
 def _choose_lookup(settings: Mapping[str, Any], method: Method) -> tuple[str, float | None]:
     """Returns which n-grams are looked up, and the minimum probability of a draft.
 
@@ -335,18 +358,21 @@ def _choose_lookup(settings: Mapping[str, Any], method: Method) -> tuple[str, fl
     ladder too.
     """
     min_probability = settings.get("min_draft_probability")
-    older = SIZES[settings.get("sizes", "consecutive")]
-    lookup = settings.get("lookup", older)
-    if "sizes" in settings and older != lookup:
-        raise ValueError(
-            f"ngram_npu: lookup={lookup!r} contradicts sizes={settings['sizes']!r}, its older "
-            "spelling"
-        )
+    token_cost = settings.get("token_cost")
+    if token_cost is not None:
+        if min_probability is not None:
+            raise ValueError(
+                f"ngram_npu: token_cost: expected none with a min_draft_probability, which it "
+                f"determines, got {token_cost}"
+            )
+        min_probability = probability_for_cost(token_cost)
+    lookup = settings.get("lookup", "ngram")
     if lookup != "auto":
         return lookup, min_probability
     on_host = method in ("custom_class", "ngram") or settings.get("draft_on") == "host"
     if on_host or "store" in settings:
-        return "ladder", settings.get("min_draft_probability", AUTO_MIN_PROBABILITY)
+        is_set = "min_draft_probability" in settings or token_cost is not None
+        return "ladder", min_probability if is_set else AUTO_MIN_PROBABILITY
     trimmed = method == "ngram_gpu" and settings.get("drafts") == "trimmed"
     return ("ngram" if trimmed else "1-16"), min_probability
 
@@ -387,9 +413,11 @@ def _choose_range(
 
 OPTION_TYPES: dict[str, type] = {
     **dict.fromkeys((*BOUNDS, "num_threads", "store_tokens"), int),
-    **dict.fromkeys(("min_draft_probability", "beside_threshold", "store_save_minutes"), float),
-    **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_seed", "store_file"), str),
-    **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on", "scope"), str),
+    **dict.fromkeys(("min_draft_probability", "token_cost", "beside_threshold"), float),
+    "store_save_minutes": float,
+    **dict.fromkeys(("match_policy", "lookup", "store", "store_seed", "store_file"), str),
+    **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on", "scope", "k"), str),
+    "step_times_file": str,
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}

@@ -1,17 +1,9 @@
 """Replaces the n-gram methods of vLLM and of vLLM-Ascend, as vLLM's plugin.
 
-- vLLM's ``method="ngram"``, and ``"ngram_gpu"`` of its V1 runner: the runner looks up the stock
-  classes in their modules when it creates a drafter and when it calls it, so an assignment in that
-  module is sufficient. It waits until vLLM imports the module: that imports numba, and vLLM's CPU
-  worker (0.32.0) does not start if numba was imported before.
-- The n-gram methods of the V2 runner: it imports the stock speculator's class to create one.
-- n-gram drafts with a neural drafter of the V2 runner: one function creates any speculator from the
-  configuration and the state of the requests. It is wrapped.
-- vLLM-Ascend: its V1 runner's module has the drafter classes and the launcher of the device lookup
-  as globals, and a factory in another module creates the drafter; both are replaced together.
-  Its V2 runner derives from vLLM's, and so does the replacement.
-
-Each replacement is made only if the stock signatures are those that it was written for.
+The runners look up the stock classes in their modules when they create a drafter, so an assignment
+in that module is sufficient. It waits until vLLM imports the module: the one of ``"ngram"`` imports
+numba, and vLLM's CPU worker (0.32.0) does not start if numba was imported before. Each replacement
+is made only if the stock signatures are those that it was written for.
 """
 
 from __future__ import annotations
@@ -28,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.engines.vllm import admission, v1_device, v2
+from ngram_npu.engines.vllm import admission, auto_k, v1_device, v2
 from ngram_npu.engines.vllm.options import (
     CORRECTION,
     Method,
@@ -91,6 +83,7 @@ def install() -> None:
             install_v2()
             install_beside()
         run_after_import(CONFIG, _install_option_check)
+        auto_k.install()
     except Exception as error:
         log_refusal(refused, f"{MODULE} is not found: {format_error(error)}")
 
@@ -102,6 +95,7 @@ def _install_option_check(module: ModuleType) -> None:
 
 
 def _check_options(validate: Any, vllm_config: Any) -> None:
+    auto_k.set_table(vllm_config)  # vLLM derives the sizes of its graphs from the table
     validate(vllm_config)
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     draft = getattr(speculative, "draft_model_config", None)
@@ -207,9 +201,6 @@ def _inheritance_conflict(name: str, stock: type, replacement: type) -> str:
         is_private = member.startswith("_") and not member.startswith("__")
         if is_private and hasattr(v2.NgramSpeculator, member):
             return f"{name} has {member}, which ngram_npu's class has for itself"
-        is_property = isinstance(inspect.getattr_static(stock, member), property)
-        if is_property and member in v2.ATTRIBUTES:
-            return f"{name}.{member} is a property, which ngram_npu's class sets"
     return ""
 
 

@@ -2,11 +2,9 @@
 and options that must be equal on all ranks.
 
 Every rank has its own store. All of them begin with the same contents and get the same tokens, so
-their contents stay equal; one rank writes the file.
-
-In the V2 runner and in V1's asynchronous one, each rank puts its own drafts into the model's input.
-If one rank drafts differently, the text is wrong. So the ranks compare at the start everything that
-drafts depend on.
+their contents stay equal; one rank writes the file. In the V2 runner and in V1's asynchronous one,
+each rank puts its own drafts into the model's input, so the text is wrong if one rank drafts
+differently. The ranks therefore compare at the start everything that drafts depend on.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from multiprocessing.util import Finalize
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -56,15 +54,14 @@ RANK_TIMEOUT_S = 60.0
 """How long a rank waits for the others."""
 _NOT_COMPARED = (
     *("sources", "num_threads", "metrics"),
-    *("store_seed", "store_file", "store_save_minutes"),
+    *("store_seed", "store_file", "store_save_minutes", "step_times_file"),
 )
 """Options that change no draft. Instead of the store's files, their contents are compared."""
 _STORE = "store's contents"
 
 RankState = dict[str, str]
 """Options of a rank and the digest of its store, by name."""
-P = ParamSpec("P")
-T = TypeVar("T")
+Draft = TypeVar("Draft", bound=Callable[..., Any])
 
 
 class SharedStore:
@@ -331,16 +328,15 @@ def _exchange(
     return {rank: json.loads(shared.get(key)) for rank, key in keys.items()}
 
 
-def exit_worker_on_error(draft: Callable[P, T]) -> Callable[P, T]:
+def exit_worker_on_error(draft: Draft) -> Draft:
     """Decorates a drafter's method: an exception ends the worker if ``has_other_ranks``. vLLM would
     only log it on a rank that does not answer, and the other ranks would continue."""
 
     @functools.wraps(draft)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapped(drafter: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return draft(*args, **kwargs)
+            return draft(drafter, *args, **kwargs)
         except Exception as error:
-            drafter: Any = args[0]
             if not drafter.has_other_ranks:
                 raise
             logger.critical(
@@ -350,4 +346,4 @@ def exit_worker_on_error(draft: Callable[P, T]) -> Callable[P, T]:
             )
             raise SystemExit(1) from error
 
-    return wrapped
+    return wrapped  # type: ignore[return-value]

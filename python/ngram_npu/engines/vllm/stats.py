@@ -33,18 +33,18 @@ Rows = slice | npt.NDArray[np.intp]
 Values = Sequence[Int32Array] | Int32Array
 
 _COUNTERS = {
-    "proposals": ("ngram_npu_proposals", "Steps with a lookup."),
-    "rows": ("ngram_npu_rows", "Requests looked up, summed over steps."),
-    "drafts": ("ngram_npu_drafts", "Requests with a draft, summed over steps."),
-    "tokens": ("ngram_npu_draft_tokens", "Draft tokens found."),
-    "seconds": ("ngram_npu_propose_seconds", "Time spent in propose()."),
+    "proposals": ("proposals", "Steps with a lookup."),
+    "rows": ("rows", "Requests looked up, summed over steps."),
+    "drafts": ("drafts", "Requests with a draft, summed over steps."),
+    "tokens": ("draft_tokens", "Draft tokens found."),
+    "seconds": ("propose_seconds", "Time spent in propose()."),
 }
-_SOURCE_ROWS = "ngram_npu_source_rows", "Requests looked up, by index or scan."
+_SOURCE_ROWS = "source_rows", "Requests looked up, by index or scan."
 _NEURAL = "neural"
 """Label in place of a match length if the draft is from a neural drafter."""
 _BY_MATCH = (
-    ("ngram_npu_verified_tokens", "Draft tokens that the drafter saw verified."),
-    ("ngram_npu_accepted_tokens", "Of these, accepted."),
+    ("verified_tokens", "Draft tokens that the drafter saw verified."),
+    ("accepted_tokens", "Of these, accepted."),
 )
 # A counter can be registered only once per process, but a process may start several engines.
 _registered: dict[str, Any] = {}
@@ -140,10 +140,7 @@ class Stats:
     def __init__(self, owner: object, vllm_config: Any, options: Options) -> None:
         interval = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
         self._interval = interval if interval > 0 else 10.0  # as in vLLM
-        self._labels = {
-            "model_name": str(getattr(vllm_config.model_config, "served_model_name", "")),
-            "engine": str(engine_index(vllm_config.parallel_config)),
-        }
+        self._labels = _make_labels(vllm_config)
         self._counters = {k: self._counter(name, text) for k, (name, text) in _COUNTERS.items()}
         self._sums: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
         self._has_neural = options.beside
@@ -223,15 +220,7 @@ class Stats:
                 self._counter(name, text, **labels).inc(int(table[match_len, position]))
 
     def _counter(self, name: str, text: str, **more: str) -> Any:
-        """Returns a counter of prometheus_client's default registry, which vLLM's ``/metrics``
-        serves."""
-        try:
-            import prometheus_client
-        except ImportError:  # only outside vLLM, which needs prometheus_client itself
-            return SimpleNamespace(inc=lambda amount: None)
-        if name not in _registered:
-            _registered[name] = prometheus_client.Counter(name, text, (*self._labels, *more))
-        return _registered[name].labels(**self._labels, **more)
+        return _metric("Counter", name, text, {**self._labels, **more})
 
 
 class DeviceStats(Stats):
@@ -263,6 +252,42 @@ class DeviceStats(Stats):
         while self._copies and self._copies[0][0].query():
             _, table, seconds, rows = self._copies.popleft()
             self.observe(seconds, rows, table.numpy(), None)  # the index is in host memory
+
+
+class DraftLengthMetrics:
+    """Prometheus metrics of the draft lengths that ``k="auto"`` chooses."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._labels = _make_labels(vllm_config)
+
+    def observe_change(self, batches: str, length: int, goodput: float) -> None:
+        """Sets the draft length of a range of batch sizes and its goodput, and counts a change."""
+        labels = {**self._labels, "batch": batches}
+        _metric("Gauge", "draft_length", "Chosen draft length.", labels).set(length)
+        text = "Tokens per second over those without drafts."
+        _metric("Gauge", "goodput", text, labels).set(goodput)
+        _metric("Counter", "draft_length_changes", "Changes of the draft length.", labels).inc()
+
+
+def _make_labels(vllm_config: Any) -> dict[str, str]:
+    return {
+        "model_name": str(getattr(vllm_config.model_config, "served_model_name", "")),
+        "engine": str(engine_index(vllm_config.parallel_config)),
+    }
+
+
+def _metric(kind: str, name: str, text: str, labels: dict[str, str]) -> Any:
+    """Returns a metric of prometheus_client's default registry, which vLLM's ``/metrics`` serves.
+    Without prometheus_client, which vLLM requires, it does nothing."""
+    try:
+        import prometheus_client
+    except ImportError:
+        return SimpleNamespace(inc=lambda amount=1: None, set=lambda value: None)
+    name = f"ngram_npu_{name}"
+    if name not in _registered:
+        options = {"multiprocess_mode": "mostrecent"} if kind == "Gauge" else {}
+        _registered[name] = getattr(prometheus_client, kind)(name, text, tuple(labels), **options)
+    return _registered[name].labels(**labels)
 
 
 def _format_shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:

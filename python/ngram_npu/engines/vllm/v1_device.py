@@ -1,11 +1,5 @@
 """Drafters of ``method="ngram_gpu"`` in vLLM's asynchronous V1 runner, drafters of vLLM-Ascend's V1
-runner, and the correction of counts as one operator.
-
-After a step with drafts, either runner corrects on the device what the host assumed: a dozen small
-operators in one function, a global of the runner's module, for every asynchronous method. What
-follows from the counts (positions, lengths, slots) is in the middle of ``_prepare_inputs``, which
-no plugin can replace: docs/design/upstream.md.
-"""
+runner, and the correction of counts as one operator (docs/design/upstream.md)."""
 
 from __future__ import annotations
 
@@ -47,11 +41,7 @@ def make_workspace(op: str, options: Options, device: torch.device) -> torch.Ten
 
 class AsyncNgramProposer:
     """Replaces vLLM's ``NgramProposerGPU``. Drafts are padded or trimmed. For trimmed drafts the
-    host waits, as in vLLM, for the number of draft tokens before it prepares the next step.
-
-    Raises:
-        ValueError: An option is unknown, malformed, or contradicts another. One line.
-    """
+    host waits, as in vLLM, for the number of draft tokens before it prepares the next step."""
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
         options = read_options(vllm_config, "ngram_gpu")
@@ -249,11 +239,7 @@ class AscendNgramProposer(StockNgramProposer):
 class AscendNgramProposerNPU:
     """Replaces vLLM-Ascend's drafter of ``method="ngram_gpu"``, which drafts on the device with
     asynchronous scheduling. The runner passes ``min_n``, ``max_n`` and ``k`` to
-    :func:`triton_ngram_spec_decode`.
-
-    Raises:
-        ValueError: An option is unknown, malformed, or contradicts another. One line.
-    """
+    :func:`triton_ngram_spec_decode`."""
 
     load_model, dummy_run = StockNgramProposer.load_model, AscendNgramProposer.dummy_run
 

@@ -46,13 +46,6 @@ from ngram_npu.store import scope_of
 LOOKUP_ATTRIBUTE = "ngram_npu"
 """Attribute of a neural speculator that holds its :class:`NeuralDrafterWrapper`."""
 
-ATTRIBUTES = (
-    *("vllm_config", "req_states", "speculative_config", "num_speculative_steps"),
-    *("max_num_reqs", "max_model_len", "k", "device", "index", "shared_store", "has_other_ranks"),
-    *("is_logging_rank", "enable_adaptive_verification", "draft_token_confidence_probs"),
-)
-"""Attributes that the constructor of a speculator sets."""
-
 SETTLE_S = 10.0
 """How long the end of an engine waits for the last jobs before the store is saved."""
 
@@ -116,6 +109,8 @@ class RowLookup:
         self._watch_rows(req_states)
         shape = options.max_num_seqs, self.k
         self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self._no_drafts = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._no_counts = torch.zeros(options.max_num_seqs, dtype=torch.int32, device=device)
         self._computes_costs = False
         """Whether a lookup writes the costs of its draft tokens."""
         engine = ("index" if self.index else "scan") + (" on the host" if on_host else "")
@@ -125,22 +120,29 @@ class RowLookup:
 
     @exit_worker_on_error
     def _look_up(
-        self, input_batch: Any, num_sampled: torch.Tensor, *, int64: bool = False
+        self,
+        input_batch: Any,
+        num_sampled: torch.Tensor,
+        k: int | None = None,
+        *,
+        int64: bool = False,
     ) -> Drafts[torch.Tensor]:
-        """Returns padded drafts [B, k] (int64 if ``int64`` is set), the number of tokens before the
-        padding [B], and the length of their match [B]; int32. If ``_computes_costs``, the first B
-        rows of ``_draft_costs`` are their costs."""
+        """Returns padded drafts [B, self.k] (int64 if ``int64`` is set), the number of tokens
+        before the padding [B], and the length of their match [B]; int32. If ``_computes_costs``,
+        the first B rows of ``_draft_costs`` are their costs.
+
+        Args:
+            k: Number of draft tokens that the runner will verify (default: all). With 0 there is no
+                lookup, and the results are buffers that later steps reuse; the index and the store
+                are updated.
+        """
         rows = input_batch.idx_mapping
+        if k == 0:
+            self._update_host(input_batch, num_sampled)
+            drafts, counts = self._no_drafts[: len(rows)], self._no_counts[: len(rows)]
+            return Drafts(drafts if int64 else drafts.to(torch.int32), counts, counts)
         if self._host is not None:
-            if self.shared_store is not None:
-                self.shared_store.check_not_skipped()
-            token_ids, num_tokens = self._state
-            # The lookup ignores rows that are out of range, but reading one is an error.
-            valid_rows = rows.clamp(0, len(token_ids) - 1)
-            columns = (num_tokens[valid_rows] - num_sampled)[:, None] + self._newest
-            columns.clamp_(0, token_ids.shape[1] - 1)
-            newest = token_ids[valid_rows[:, None], columns]
-            sampled = torch.cat((num_sampled[:, None].to(torch.int32), newest), dim=1)
+            sampled = self._gather_sampled(rows, num_sampled)
             result = self._host.propose(np.asarray(input_batch.idx_mapping_np, np.int32), sampled)
             self._draft_costs[: len(rows)] = result.draft_costs
             drafts = result.draft_token_ids
@@ -153,6 +155,24 @@ class RowLookup:
             draft_costs=self._draft_costs[: len(rows)] if self._computes_costs else None,
             int64=int64,
         )
+
+    def _update_host(self, input_batch: Any, num_sampled: torch.Tensor) -> None:
+        """Passes the sampled tokens to the index and the store, without a lookup."""
+        if self._host is not None:
+            sampled = self._gather_sampled(input_batch.idx_mapping, num_sampled)
+            self._host.update(np.asarray(input_batch.idx_mapping_np, np.int32), sampled)
+
+    def _gather_sampled(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> torch.Tensor:
+        """Returns [B, 2 + k] int32: the number of sampled tokens, then the tokens."""
+        if self.shared_store is not None:
+            self.shared_store.check_not_skipped()
+        token_ids, num_tokens = self._state
+        # The lookup ignores rows that are out of range, but reading one is an error.
+        valid_rows = rows.clamp(0, len(token_ids) - 1)
+        columns = (num_tokens[valid_rows] - num_sampled)[:, None] + self._newest
+        columns.clamp_(0, token_ids.shape[1] - 1)
+        newest = token_ids[valid_rows[:, None], columns]
+        return torch.cat((num_sampled[:, None].to(torch.int32), newest), dim=1)
 
     @exit_worker_on_error
     def _run_empty_step(self) -> None:
@@ -273,11 +293,7 @@ def unsupported_state_reason(device: torch.device, req_states: Any, kernel: str)
 
 class NgramSpeculator(RowLookup):
     """Drafts as the stock speculator unless options change it: ``num_speculative_tokens`` for every
-    request, padded with the newest token.
-
-    Raises:
-        ValueError: An option is unknown, malformed, or contradicts another. One line.
-    """
+    request, padded with the newest token."""
 
     _method: Method = "v2"
 
@@ -296,7 +312,11 @@ class NgramSpeculator(RowLookup):
         **kwargs: object,
     ) -> None:
         options = read_options(vllm_config, self._method)
-        speculative = vllm_config.speculative_config
+        # The attributes that the stock constructor, which does not run, sets from its arguments.
+        self.vllm_config, self.req_states = vllm_config, req_states
+        self.speculative_config = speculative = vllm_config.speculative_config
+        self.num_speculative_steps = speculative.num_speculative_tokens
+        self.max_num_reqs, self.max_model_len = options.max_num_seqs, options.max_model_len
         method = f"{speculative.method}, V2 runner"
         super().__init__(vllm_config, options, device, req_states, method)
         adaptive = getattr(speculative, "enable_adaptive_verification", False)
@@ -327,11 +347,17 @@ class NgramSpeculator(RowLookup):
         num_sampled: torch.Tensor,
         *args: object,
         dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
-        """Returns drafts [B, num_speculative_tokens] int64 for the requests of a step. Their
-        sampled tokens are already in the buffer; those with ``num_sampled`` 0 are still in prefill.
-        A dummy run is a warm-up without requests."""
+        """Returns drafts [B, k] int64 for the requests of a step, which the runner may write to.
+        Their sampled tokens are already in the buffer; those with ``num_sampled`` 0 are still in
+        prefill. A dummy run is a warm-up without requests.
+
+        Args:
+            num_speculative_tokens: Number of draft tokens that the runner will verify, at most k
+                (default: k); none with ``skip_drafts``, which only newer versions pass.
+        """
         if dummy_run or is_warm_up(input_batch):
             if self.enable_adaptive_verification:
                 self._run_empty_step()
@@ -339,7 +365,10 @@ class NgramSpeculator(RowLookup):
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         started = time.perf_counter()
         rows = input_batch.idx_mapping
-        drafts, counts, match_len = self._look_up(input_batch, num_sampled, int64=True)
+        k = 0 if kwargs.get("skip_drafts") else num_speculative_tokens
+        drafts, counts, match_len = self._look_up(input_batch, num_sampled, k, int64=True)
+        if k == 0:
+            return drafts
         if self.enable_adaptive_verification:
             confidence = self.draft_token_confidence_probs[: len(rows)]
             torch.exp2(self._draft_costs[: len(rows)] / -16, out=confidence)
@@ -353,9 +382,9 @@ def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2
     """Returns the class that replaces the stock speculator.
 
     It derives from it, so that the runner also finds members that this module does not know. The
-    stock constructor does not run, because it allocates what the stock lookup needs; the attributes
-    that it sets from its arguments are set. If the operators cannot use the runner's state, a stock
-    speculator is created, and ``refuse`` gets the reason.
+    stock constructor does not run, because it allocates what the stock lookup needs. If the
+    operators cannot use the runner's state, a stock speculator is created, and ``refuse`` gets the
+    reason.
     """
 
     class Speculator(NgramSpeculator, stock):  # type: ignore[misc]
@@ -372,16 +401,6 @@ def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2
             refuse(reason)
             return stock(vllm_config, device, req_states, *args, **kwargs)
 
-        def __init__(
-            self, vllm_config: Any, device: torch.device, req_states: Any, *args: Any, **kwargs: Any
-        ) -> None:
-            self.vllm_config, self.req_states = vllm_config, req_states
-            self.speculative_config = vllm_config.speculative_config
-            self.num_speculative_steps = self.speculative_config.num_speculative_tokens
-            self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
-            self.max_model_len = vllm_config.model_config.max_model_len
-            super().__init__(vllm_config, device, req_states, *args, **kwargs)
-
     return Speculator
 
 
@@ -394,8 +413,12 @@ class NeuralDrafterWrapper(RowLookup):
         self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, neural: Any
     ) -> None:
         on_device = device.type != "cpu" and not options.drafts_on_host(device.type)
-        if on_device and options.dense_rows:
-            _make_dense(req_states)
+        rows = req_states.all_token_ids
+        if on_device and options.dense_rows and getattr(rows, "write_contents", None) is not None:
+            # The rows, which are still empty, move from host memory to the device's, as for vLLM's
+            # own n-gram method.
+            shape = tuple(rows.gpu.shape)
+            req_states.all_token_ids = type(rows)(shape, dtype=rows.dtype, device=rows.device)
         method = f"{vllm_config.speculative_config.method}, V2 runner, with n-gram drafts"
         super().__init__(vllm_config, options, device, req_states, method)
         shape = options.max_num_seqs, 2
@@ -449,8 +472,9 @@ class NeuralDrafterWrapper(RowLookup):
             return neural
         started = time.perf_counter()
         k = self.k if num_speculative_tokens is None else num_speculative_tokens
+        k = 0 if kwargs.get("skip_drafts") else k  # only newer versions pass it
         rows = input_batch.idx_mapping
-        ngram, num_ngram, match_len = self._look_up(input_batch, num_sampled)
+        ngram, num_ngram, match_len = self._look_up(input_batch, num_sampled, k)
         limit = None
         if k < self.k:  # the runner verifies only k tokens
             num_ngram = num_ngram.clamp(max=k)
@@ -569,12 +593,3 @@ def unsupported_reason(
             expected = f"(rows, {options.ngram.k}, {tokens} or more)"
             return f"draft_logits have shape {shape}, expected {expected}"
     return unsupported_state_reason(device, req_states, "merge_drafts_")
-
-
-def _make_dense(req_states: Any) -> None:
-    """Moves the rows, which are still empty, to the device's memory, as for vLLM's own n-gram
-    method."""
-    rows = req_states.all_token_ids
-    if getattr(rows, "write_contents", None) is not None:  # they are in host memory
-        shape, dtype, device = tuple(rows.gpu.shape), rows.dtype, rows.device
-        req_states.all_token_ids = type(rows)(shape, dtype=dtype, device=device)

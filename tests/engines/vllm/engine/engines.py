@@ -52,7 +52,7 @@ Request = tuple[list[int], SamplingParams]
 
 K = 4
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-LADDER = {"sizes": "ladder", "min_draft_probability": 0.177}
+LADDER = {"lookup": "ladder", "min_draft_probability": 0.177}
 MAX_MODEL_LEN = {"v1": 512, "v2": 256}[RUNNER]
 
 OPTIONS: dict[str, Any] = {

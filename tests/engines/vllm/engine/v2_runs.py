@@ -321,7 +321,7 @@ class _BesideRecorder:
         runner = engine.runner
         self._state, self._result = runner.req_states, result
         lookup = runner.speculator.ngram_npu
-        self._compares = "sizes" not in (method.options or {})
+        self._compares = (method.options or {}).get("lookup") != "ladder"
         self._acceptance = np.zeros_like(lookup.neural_acceptance.numpy())
         # By row of the runner's state: whether the last step replaced the neural draft.
         self._replaced = torch.zeros(len(self._acceptance), dtype=torch.bool)

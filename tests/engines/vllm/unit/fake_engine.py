@@ -19,7 +19,7 @@ from vllm_config import vllm_config
 CPU = torch.device("cpu")
 K, ROWS, LENGTH, VOCABULARY = 4, 6, 96, 100
 WORDS = list(range(50, 90))
-LADDER: dict[str, Any] = {"sizes": "ladder", "min_draft_probability": 0.01}
+LADDER: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01}
 STORE: dict[str, Any] = {**LADDER, "store": "live", "store_tokens": 16384}
 
 

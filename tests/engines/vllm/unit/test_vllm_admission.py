@@ -56,7 +56,7 @@ EXCEPTIONS = """
 class VLLMValidationError(Exception):
     def __init__(self, message, *, parameter=None): super().__init__(message)
 """
-STORE: dict[str, Any] = {"sizes": "ladder", "min_draft_probability": 0.01, "store": "live"}
+STORE: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01, "store": "live"}
 SOURCES = {
     admission.INPUT: PROCESSOR,
     admission.SCHEDULED: SCHEDULED,

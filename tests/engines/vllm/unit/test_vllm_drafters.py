@@ -125,7 +125,7 @@ def test_ladder_drafts_equal_those_of_a_new_index(
     kind: Any, options: Any, ends_early: bool, probability: float | None
 ) -> None:
     """No draft ends early if all tokens are verified. Padding continues after the draft."""
-    engine = kind(sizes="ladder", min_draft_probability=probability, **options)
+    engine = kind(lookup="ladder", min_draft_probability=probability, **options)
     limit = probability if ends_early else None
     lengths = []
     for sampled, drafts in random_steps(engine, 4):
@@ -410,20 +410,10 @@ def test_workspace_is_allocated_once(
     assert [*map(id, workspaces)] == [*map(id, created * 2)]
 
 
-@pytest.mark.parametrize("kind", [V1, V1Async, V2])
-def test_auto_selects_the_index_for_long_rows_and_few_sizes(
-    kind: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    for length, bounds, engine in (
-        (8192, (2, 4), "scan"),
-        (8193, (2, 4), "index"),
-        (8193, (2, 10), "scan"),
-    ):
-        kind(length=length, bounds=bounds)
-        assert f" engine={engine} " in caplog.messages[-1]
-
-
-LIMITED = {"sizes": "ladder", "min_draft_probability": 0.177}
+IGNORED = "lookup=ladder decides; prompt_lookup_min=2 prompt_lookup_max=4 has no effect"
+BESIDE = "StandaloneARSpeculator where it promises more accepted tokens than that request's neural "
+BESIDE += "drafts had, and at least 0.5 (beside_threshold)"
+LIMITED = {"lookup": "ladder", "min_draft_probability": 0.177}
 UNLIMITED = (
     "ngram_npu: min_draft_probability=0.177 ends no draft here: vLLM verifies "
     f"num_speculative_tokens={K} tokens of every request, however many are likely"
@@ -431,42 +421,30 @@ UNLIMITED = (
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "parts", "more"),
+    ("kind", "options", "part", "more"),
     [
-        (V1, {"num_threads": 0}, ["num_threads=as torch's ", "'ngram_npu']"], []),
-        (
-            *(V1, LIMITED),
-            ["): lookup=ladder min_draft_probability=0.177 num_speculative_tokens", "engine=index"],
-            ["ngram_npu: lookup=ladder decides; prompt_lookup_min=2 prompt_lookup_max=4 has no"],
-        ),
-        (V1Async, {"engine": "index"}, ["(method ngram_gpu)", " engine=index ", "=trimmed;"], []),
-        (V1Async, {"drafts": "padded", **LIMITED}, ["=0.177 "], [UNLIMITED, "ngram_npu: lookup="]),
-        (
-            *(V2, {"engine": "scan", "k": 3}),
-            [
-                f"ngram_npu {_C.__version__} drafts for this engine (method ngram_gpu, V2 runner)",
-                "prompt_lookup_min=2 prompt_lookup_max=4 num_speculative_tokens=3 match_policy=lat",
-                "overlap=False max_model_len=96 engine=scan device=cpu num_threads=1 ",
-            ],
-            [],
-        ),
-        (V2, {"draft_on": "host"}, ["engine=scan on the host"], []),
-        (
-            *(V2Neural, {"beside_threshold": 0.5}),
-            ["(method draft_model, V2 runner, with n-gram drafts): prompt_lookup_min=2"],
-            ["ngram_npu: beside=True: a request's n-gram draft replaces the one of StandaloneARSp"],
-        ),
+        (V1, {"num_threads": 0}, "num_threads=as torch's ", []),
+        (V1, LIMITED, "): lookup=ladder min_draft_probability=0.177 num_spec", [IGNORED]),
+        (V1, {"length": 8192}, " engine=scan ", []),
+        (V1, {"length": 8193}, " engine=index ", []),
+        (V1, {"length": 8193, "bounds": (2, 10)}, " engine=scan ", []),
+        (V1Async, {"length": 8193}, " engine=index device=cpu num_threads=1 ", []),
+        (V1Async, {}, "(method ngram_gpu): prompt_lookup_min=2 prompt_lookup_max=4 num_spec", []),
+        (V1Async, {"drafts": "padded", **LIMITED}, " drafts=padded; ", [UNLIMITED, IGNORED]),
+        (V2, {"k": 3}, f"ngram_npu {_C.__version__} drafts for this engine (method ngram_gpu,", []),
+        (V2, {"k": 3}, "num_speculative_tokens=3 match_policy=latest overlap=False max_model", []),
+        (V2, {"length": 8193}, " max_model_len=8193 engine=index on the host ", []),
+        (V2, {"draft_on": "host"}, "engine=scan on the host", []),
+        (V2Neural, {"beside_threshold": 0.5}, "V2 runner, with n-gram drafts): prompt", [BESIDE]),
     ],
 )
 def test_settings_are_logged_at_the_start(
-    kind: Any, options: Any, parts: list[str], more: list[str], caplog: pytest.LogCaptureFixture
+    kind: Any, options: Any, part: str, more: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     kind(**options)
     line, *others = caplog.messages
-    assert [part for part in parts if part not in line] == []
-    assert [text[: len(start)] for text, start in zip(others, more, strict=True)] == more
-    if kind is V2Neural:
-        assert "and at least 0.5 (beside_threshold)" in others[0]
+    assert part in line
+    assert [text for text, start in zip(others, more, strict=True) if start not in text] == []
 
 
 # Acceptance, as the option `metrics` counts it.
@@ -509,4 +487,6 @@ def test_acceptance_is_counted_by_match_and_position(name: str) -> None:
 def test_metrics_are_off_by_default(kind: Any) -> None:
     assert kind().drafter._stats is None
     assert V1().drafter._stats.acceptance is None
-    assert NgramProposer(config(method="custom_class", rank=1, ranks=2))._stats is None
+    for rank in (1, 2):  # rank 2 is the first one of the next stage
+        drafter = NgramProposer(config(method="custom_class", rank=rank, ranks=2))
+        assert (drafter._stats is None) == (rank == 1)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fake_engine import CPU, K, config
-from ngram_npu.engines.vllm import NgramProposer, stats, v1_device
+from ngram_npu.engines.vllm import stats, v1_device
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 
@@ -95,13 +95,6 @@ def test_interval_that_is_not_positive_is_replaced_as_in_vllm(
     assert Engine().stats._interval == 10
 
 
-def test_only_the_first_rank_of_a_stage_logs(caplog: pytest.LogCaptureFixture) -> None:
-    NgramProposer(config(method="custom_class", rank=1, ranks=2))
-    assert caplog.messages == []
-    NgramProposer(config(method="custom_class", rank=2, ranks=2))  # the next stage
-    assert len(caplog.messages) == 1
-
-
 class Event:
     """An event that a slow GPU reaches a few steps later."""
 
@@ -144,7 +137,7 @@ class Counter:
         assert (labels.pop("model_name"), labels.pop("engine")) == ("model", "0")
         key = self.name, *labels.values()
 
-        def increase(amount: float) -> None:
+        def increase(amount: float = 1) -> None:
             self.values[key] = self.values.get(key, 0) + amount
 
         return SimpleNamespace(inc=increase)
@@ -172,4 +165,33 @@ def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) ->
         ("ngram_npu_verified_tokens", "3", "0"): 1,
         ("ngram_npu_verified_tokens", "3", "1"): 1,
         ("ngram_npu_accepted_tokens", "3", "0"): 1,
+    }
+
+
+class Gauge(Counter):
+    """The Gauge of prometheus_client."""
+
+    def __init__(
+        self, name: str, text: str, names: tuple[str, ...], multiprocess_mode: str
+    ) -> None:
+        assert multiprocess_mode == "mostrecent"  # of processes that have ended, too
+        super().__init__(name, text, names)
+
+    def labels(self, **labels: str) -> Any:
+        key = self.name, labels["batch"]
+        return SimpleNamespace(set=lambda value: self.values.update({key: value}))
+
+
+def test_draft_lengths_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counter, "values", {}, raising=False)
+    fake = SimpleNamespace(Counter=Counter, Gauge=Gauge)
+    monkeypatch.setitem(sys.modules, "prometheus_client", fake)
+    monkeypatch.setattr(stats, "_registered", {})
+    metrics = stats.DraftLengthMetrics(config())
+    metrics.observe_change("9-16", 3, 1.25)
+    metrics.observe_change("9-16", 0, 1.0)
+    assert Counter.values == {
+        ("ngram_npu_draft_length", "9-16"): 0,
+        ("ngram_npu_goodput", "9-16"): 1.0,
+        ("ngram_npu_draft_length_changes", "9-16"): 2,
     }

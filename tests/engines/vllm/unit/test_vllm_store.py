@@ -12,17 +12,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from fake_engine import (
     CPU,
-    STORE,
-    V1,
     WORDS,
     GPUModelRunner,
-    K,
     lora,
-    random_steps,
     sampling_params,
     store_config,
 )
@@ -105,39 +100,6 @@ def wait_for_tokens(path: Path, count: int) -> None:
 def load_count(path: Path) -> int:
     """Returns the number of tokens in a store file."""
     return NgramStore.load(path).statistics.tokens_held
-
-
-def test_ranks_have_equal_stores_and_only_rank_0_saves(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sharing, "IDLE_S", 600.0)  # no save while the test steps slowly
-    path = tmp_path / "store"
-
-    def create_ranks(**options: Any) -> list[Any]:
-        options = {**STORE, "store_file": str(path), **options}
-        return [V1(rank=rank, ranks=2, **options) for rank in (0, 1)]
-
-    ranks = create_ranks()
-    (line,) = [message for message in caplog.messages if "store=" in message]
-    assert "store=live is on: all requests of this engine draft from each other's text" in line
-    ranks[1].alive = ranks[0].alive
-    for sampled, drafts in random_steps(ranks[0], 4):
-        assert not sampled or ranks[1]._propose(sampled, K) == [*drafts.values()]
-    assert np.array_equal(ranks[0].store.tensor, ranks[1].store.tensor)
-    assert ranks[0].store.statistics.drafts > 10
-    tokens = ranks[0].store.statistics.tokens_held
-    ranks.pop()
-    gc.collect()
-    assert not path.exists(), "rank 1 saves nothing"
-    ranks.pop()
-    gc.collect()
-    assert load_count(path) == tokens
-
-    restarted = create_ranks(store="finish", store_tokens=20000)
-    first, second = (rank.store for rank in restarted)
-    assert (first.visibility, first.statistics.tokens_held) == ("finish", tokens)
-    assert np.array_equal(first.tensor, second.tensor)
-    assert f"{tokens} of them from {path}" in caplog.text
 
 
 def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
@@ -243,6 +205,7 @@ def test_startup_logs_save_times_and_possible_loss(
     vllm_config = store_config(store_file=str(path), store_save_minutes=minutes)
     vllm_config.shutdown_timeout = timeout
     NgramProposer(vllm_config)
+    assert "store=live is on: all requests of this engine draft from each other's t" in caplog.text
     (line,) = [m for m in caplog.messages if f"store_file={path} is written" in m]
     assert ("at least every 1 min while it comes in" in line) == bool(minutes)
     assert line.endswith("when the engine ends")

@@ -1,8 +1,12 @@
-"""Behaviour specific to the V1 runners' drafters: documented drafts, the number of tokens indexed
-per step, and the memory of an index."""
+"""Behaviour specific to the V1 runners' drafters: limits of drafts, the number of tokens indexed
+per step, the memory of an index, and the requests that RowRecognizer finds."""
 
 from __future__ import annotations
 
+import copy
+import random
+import re
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,10 +27,12 @@ from fake_engine import (
     random_steps,
 )
 from ngram_npu import _C, num_threads
+from ngram_npu._C import RowRecognizer
 from ngram_npu.config import INDEX_POLICY
-from ngram_npu.engines.vllm import NgramProposer, v1_device, v1_sync
+from ngram_npu.engines.vllm import NgramProposer, v1_device
 from ngram_npu.engines.vllm.v1_sync import StockNgramProposer
 from ngram_npu.index import NgramIndex
+from ops.guard_pages import guarded
 
 
 @pytest.mark.parametrize("length", [7, 9, 64])
@@ -111,17 +117,12 @@ def test_catch_up_accepts_any_lengths_and_slots() -> None:
 
 
 def test_steps_with_few_tokens_are_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few tokens in total or per row are scanned. A ladder is not, because its scan differs."""
     monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", 1280)
-    token_ids = np.random.default_rng(0).integers(0, 9, (200, 1300), np.int32)
-    for rows, length, is_scanned in ((2, 640, True), (2, 641, False), (200, 10, True)):
-        arguments = [[1]] * rows, np.full(rows, length, np.int32), token_ids
-        index, scan = (V1(engine=name, rows=200, length=1300) for name in ("index", "scan"))
-        assert index.drafter.propose(*arguments) == scan.drafter.propose(*arguments)
-        assert (index.index is None) == is_scanned
-    ladder = V1(sizes="ladder", length=1300)
-    ladder.drafter.propose([[1]], np.full(1, 20, np.int32), token_ids)
-    assert ladder.index is not None
+    token_ids = np.zeros((2, 1300), np.int32)
+    for length, is_scanned in ((640, True), (641, False)):
+        engine = V1(engine="index", length=1300)
+        engine.drafter.propose([[1]] * 2, np.full(2, length, np.int32), token_ids)
+        assert (engine.index is None) == is_scanned
 
 
 @pytest.mark.parametrize("match_policy", ["earliest", "latest"])
@@ -148,10 +149,12 @@ def test_absent_requests_lose_memory_while_others_grow(monkeypatch: pytest.Monke
 
     def create(blocks: int) -> Any:
         vllm_config = config(method="custom_class", engine="index", rows=8, length=6000)
-        vllm_config.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
+        vllm_config.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=4)
+        vllm_config.parallel_config.decode_context_parallel_size = 4
         return NgramProposer(vllm_config)
 
-    proposer = create(1500)
+    proposer = create(1500)  # 24,000 tokens
+    assert proposer.engine.index is None, "the capacity is known at the first draft"
     token_ids = np.random.default_rng(0).integers(0, 9999, (8, 6000), np.int32)
     proposer.propose([[1]] * 3, np.full(3, 5990, np.int32), token_ids[:3])
     first = proposer.engine.index.statistics
@@ -185,25 +188,139 @@ def test_index_is_updated_while_no_drafts_are_requested(monkeypatch: pytest.Monk
     assert statistics.pages_in_use == 2  # of two slots
 
 
+# How the synchronous runner's rows are assigned to requests.
+
+
+def _assign_row(recognizer: RowRecognizer, row: np.ndarray, length: int) -> Any:
+    """Returns the slot of a step with one row, and whether the slot is new."""
+    slots, new = recognizer.assign(row, np.array([length], np.int32), np.ones(1, np.int32))
+    return int(slots[0]), len(new) == 1
+
+
+def _row(first: int = 0, length: int = 100) -> np.ndarray:
+    return np.arange(first, first + length, dtype=np.int32)[None].copy()
+
+
+def _random_steps(seed: int, vocabulary: int) -> Iterator[tuple[list[str], list[np.ndarray]]]:
+    """Yields the requests of each step and the arguments of ``assign``. Requests end, are preempted
+    and resume, move and grow."""
+    engine = V1()
+    for sampled, _ in random_steps(engine, seed, 120, vocabulary):
+        counts = np.array([*map(len, sampled.values())], np.int32)
+        batch = len(sampled)
+        yield list(sampled), [engine.buffer[:batch], engine.lengths[:batch], counts]
+
+
+def test_strided_rows_get_the_slots_of_contiguous_rows() -> None:
+    rows = np.arange(800, dtype=np.int32).reshape(2, 400)[:, 50:150]
+    lengths, ones = np.array([50, 60], np.int32), np.ones(2, np.int32)
+    recognizer = RowRecognizer(num_slots=4)
+    slots, _ = recognizer.assign(rows, lengths, ones)
+    moved_slots, new = recognizer.assign(rows[::-1].copy(), lengths[::-1] + 1, ones)
+    assert moved_slots.tolist() == slots.tolist()[::-1]
+    assert len(new) == 0
+
+
+@pytest.mark.parametrize(("num_slots", "vocabulary"), [(ROWS, 1000), (256, 1000), (16, 2)])
+@pytest.mark.parametrize("seed", range(15))
+def test_request_keeps_its_slot_in_random_steps(seed: int, num_slots: int, vocabulary: int) -> None:
+    """Odd seeds skip steps of the recognizer, in which rows grow, move, leave and resume. With as
+    few slots as rows, a preempted request may get a new slot, marked as new. With two tokens, most
+    rows are equal at all compared positions, and a slot may go to another request with such tokens.
+    Two rows of a step never share a slot."""
+    rng, recognizer = random.Random(seed), RowRecognizer(num_slots)
+    requests: dict[int, tuple[str, list[int]]] = {}
+    slots_of_requests: dict[str, int] = {}
+    num_continued = 0
+    for names, arguments in _random_steps(seed, vocabulary):
+        if seed % 2 and rng.random() < 0.4:
+            continue
+        slots, new = recognizer.assign(*arguments)
+        token_ids, lengths, counts = arguments
+        assert len(set(slots.tolist())) == len(names)
+        for row, (name, slot) in enumerate(zip(names, slots.tolist(), strict=True)):
+            tokens, is_new = token_ids[row, : lengths[row]].tolist(), row in new
+            if not is_new:
+                earlier, known = requests[slot]
+                assert earlier == name or vocabulary == 2
+                assert len(known) <= lengths[row] - counts[row]
+                assert known[-6:] == tokens[: len(known)][-6:]
+            if num_slots == 256:
+                assert is_new == (name not in slots_of_requests)
+                assert slots_of_requests.setdefault(name, slot) == slot
+            requests[slot] = name, tokens
+            num_continued += not is_new
+    assert num_continued > 100
+
+
+def test_row_continues_the_longest_matching_request() -> None:
+    """Each turn of a conversation starts with the text of the previous turn."""
+    recognizer = RowRecognizer(num_slots=8)
+    steps = (_row(), 50), (_row(500), 7), (_row(), 40), (_row(500), 7), (_row(), 90)
+    first, _, second, _, last = (_assign_row(recognizer, row, n)[0] for row, n in steps)
+    assert last == first != second
+
+
+def test_free_absent_slots_clears_requests_absent_for_longer() -> None:
+    recognizer = RowRecognizer(num_slots=8)
+    slots = [_assign_row(recognizer, _row(100 * i), 10)[0] for i in range(4)]
+    for length in range(11, 30):  # a row that grows is recognized without a search
+        assert _assign_row(recognizer, _row(300), length) == (slots[3], False)
+    assert recognizer.free_absent_slots(21).tolist() == slots[:1]
+    assert recognizer.free_absent_slots(0).tolist() == slots[1:3]
+    assert recognizer.free_absent_slots(0).tolist() == []
+    assert [_assign_row(recognizer, _row(100 * i), 30)[1] for i in range(4)] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 3, 40])
+@pytest.mark.parametrize("at_end", [False, True])
+def test_arbitrary_lengths_cause_no_out_of_bounds_read(capacity: int, at_end: bool) -> None:
+    """Guard pages precede or follow the rows."""
+    generator = np.random.default_rng(0)
+    recognizer = RowRecognizer(num_slots=8)
+    rows = guarded(np.zeros((8, capacity), np.int32), at_end=at_end, writable=True)
+    for _ in range(300):
+        rows[:] = generator.integers(0, 2, rows.shape)
+        lengths = generator.integers(-2, capacity + 3, 8).astype(np.int32)
+        counts = generator.integers(-2, 4, 8).astype(np.int32)
+        slots, _ = recognizer.assign(rows, lengths, counts)
+        assert sorted(slots.tolist()) == list(range(8))
+
+
+def test_copy_of_a_recognizer_is_independent() -> None:
+    first = RowRecognizer(num_slots=4)
+    _assign_row(first, _row(), 50)
+    second = copy.copy(first)
+    _assign_row(first, _row(500), 50)
+    assert (first.row_slots.tolist(), second.row_slots.tolist()) == ([1], [0])
+
+
 @pytest.mark.parametrize(
-    ("blocks", "ranks", "tokens"),
-    [(None, 4, 8 * 400), (10, 1, 160), (10, 4, 640), (10**6, 1, 8 * 400)],
+    ("arguments", "message"),
+    [
+        ((np.zeros((1, 4), np.int64), [1], [1]), "token_ids: expected int32, got int64"),
+        ((np.zeros((1, 8), np.int32)[:, ::2], [1], [1]), "token_ids: expected a contiguous inner"),
+        ((np.zeros((1, 4), np.int32), [1, 1], [1, 1]), "token_ids: expected 2 rows, got 1"),
+        ((np.zeros((2, 4), np.int32), [1, 1], [1]), "num_sampled: expected size 2, got size 1"),
+    ],
 )
-def test_index_has_the_capacity_of_the_kv_cache(
-    monkeypatch: pytest.MonkeyPatch, blocks: int | None, ranks: int, tokens: int
-) -> None:
-    vllm_config = config(method="custom_class", engine="index", rows=8, length=400)
-    vllm_config.cache_config = SimpleNamespace(num_gpu_blocks=blocks, block_size=16)
-    vllm_config.parallel_config.decode_context_parallel_size = ranks
-    proposer = NgramProposer(vllm_config)
-    created: list[Any] = []
-    make_index = v1_sync.make_index
-    monkeypatch.setattr(
-        v1_sync, "make_index", lambda *a, **kw: created.append(a[1:]) or make_index(*a, **kw)
-    )
-    assert created == []  # the capacity is known at the first draft
-    proposer.propose([[1]], np.array([5], np.int32), np.zeros((1, 400), np.int32))
-    assert created == [(16, tokens)]
+def test_invalid_array_raises(arguments: tuple[Any, ...], message: str) -> None:
+    token_ids, lengths, counts = arguments
+    with pytest.raises(ValueError, match=f"^RowRecognizer: {re.escape(message)}"):
+        RowRecognizer(num_slots=4).assign(
+            token_ids, np.array(lengths, np.int32), np.array(counts, np.int32)
+        )
+
+
+def test_number_out_of_range_raises() -> None:
+    three = np.zeros((3, 10), np.int32), np.ones(3, np.int32), np.ones(3, np.int32)
+    expected = r"^RowRecognizer: num_tokens: expected at most 2 rows, the number of slots, got 3$"
+    with pytest.raises(ValueError, match=expected):
+        RowRecognizer(num_slots=2).assign(*three)
+    with pytest.raises(ValueError, match=r"^RowRecognizer: num_slots: expected 0 to "):
+        RowRecognizer(num_slots=-1)
+    with pytest.raises(ValueError, match=r"^RowRecognizer: steps: expected 0 to "):
+        RowRecognizer(num_slots=1).free_absent_slots(-1)
 
 
 # The asynchronous runners.
@@ -278,8 +395,6 @@ def test_ascend_device_drafter_rejects_an_index() -> None:
     assert (drafter.min_n, drafter.max_n, drafter.k) == (2, 4, K)
     drafter.load_model(object())
     drafter.dummy_run(num_tokens=8, with_prefill=True, is_profile=False)
-    with pytest.raises(ValueError, match="max_n"):
-        Ascend(bounds=(2, 65))
-    for option in ({"sizes": "ladder"}, {"engine": "index"}):
-        with pytest.raises(ValueError, match=rf"^ngram_npu: {next(iter(option))}: expected .* npu"):
+    for option, name in (({"lookup": "ladder"}, "sizes"), ({"engine": "index"}, "engine")):
+        with pytest.raises(ValueError, match=rf"^ngram_npu: {name}: expected .* npu"):
             v1_device.AscendNgramProposerNPU(config(**option), CPU, object())

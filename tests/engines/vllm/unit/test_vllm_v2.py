@@ -66,21 +66,6 @@ def test_dummy_run_and_warm_up_look_nothing_up(options: dict[str, str]) -> None:
     assert engine.step({}) == {}
 
 
-def test_row_of_another_request_is_indexed_again() -> None:
-    """The request equals the previous one at the position that an index itself compares."""
-    engine = V2(engine="index")
-    engine.begin(Request("before", [5, 6, 7, 8, *range(20, 40)]))
-    engine.step({"before": [5]})
-    row = engine.row("before")
-    engine.end("before")
-    engine.begin(Request("after", [9, 9, 9, 9, *range(20, 40), 5, 6]))
-    assert engine.row("after") == row
-    assert engine.step({"after": [7]})["after"] == [7] * K
-    tokens = engine.req_states.all_token_ids.gpu[row].numpy()
-    engine.index.check_integrity({row: tokens})
-    assert engine.index.statistics.rebuilds_rewritten == 0
-
-
 class Stock:
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self.vllm_config, self.device, self.req_states = vllm_config, device, req_states
@@ -246,6 +231,32 @@ def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyP
     text = np.array(engine.alive["twice"].tokens, np.int32)
     engine.index.check_integrity({engine.row("twice"): text})
     assert engine.store.statistics.tokens_entered == 3
+
+
+@pytest.mark.parametrize("options", [{}, STORE], ids=["scan", "store"])
+@pytest.mark.parametrize("arguments", [{"num_speculative_tokens": 0}, {"skip_drafts": True}])
+def test_step_with_no_drafts_looks_nothing_up(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
+    engine = V2(**options)
+    engine.begin(Request("a", [1, 2, 3, 1, 2]))
+    rows, addresses = [engine.row("a")], set()
+    for token in (3, 1, 2):
+        engine.alive["a"].tokens.append(token)
+        engine.req_states.append(rows[0], [token])
+        with TorchCalls() as seen:
+            drafts = engine.propose(rows, {"a": [token]}, **arguments)
+        assert not any(name.startswith("ngram_npu") for name in seen.names)
+        assert drafts.shape == (1, K)
+        drafts[:, 0:] = -1  # as vLLM does
+        addresses.add(drafts.data_ptr())
+    assert len(addresses) == 1, "each step reuses the buffer"
+    if options:
+        engine.index.check_integrity({rows[0]: np.array(engine.alive["a"].tokens, np.int32)})
+        assert engine.store.statistics.tokens_entered == 3
+        assert engine.store.statistics.lookups == 0
+    assert engine.step({"a": [3]})["a"][:2] == [1, 2], "a later step drafts as usual"
 
 
 def test_ngram_drafts_have_probability_one_in_the_logits() -> None:

@@ -12,8 +12,6 @@ using AscendC::WaitFlag;
 TEST(Buffers, Bounds) {
   EXPECT_CLEAN(on<int32_t>([](auto&) {}));
   EXPECT_FAULT("of a tensor of 256 bytes", on<int32_t>([](auto& s) { Duplicate(s.tensor, 0, 65); }));
-  EXPECT_FAULT("of a tensor of 256 bytes",
-               on<int32_t>([](auto& s) { Add(s.tensor[32], s.tensor[32], s.tensor[32], 33); }));
   EXPECT_FAULT("GetValue(64) of 64", on<int32_t>([](auto& s) { s.tensor.GetValue(64); }));
   EXPECT_FAULT("SetValue(64) of 64", on<int32_t>([](auto& s) { s.tensor.SetValue(64, 0); }));
   EXPECT_FAULT("LocalTensor[65] of 64", on<int32_t>([](auto& s) { s.tensor[65]; }));
@@ -63,10 +61,6 @@ TEST(Buffers, QueueMisuse) {
     });
   };
   EXPECT_CLEAN(with_one([](In& q, auto& t) { q.FreeTensor(t); }));
-  EXPECT_FAULT("was freed or is in the queue", with_one([](In& q, auto& t) {  // freed twice
-                 q.FreeTensor(t);
-                 q.FreeTensor(t);
-               }));
   EXPECT_FAULT("was freed or is in the queue", with_one([](In& q, auto& t) {  // used after
                  q.FreeTensor(t);
                  Duplicate(t, 0, 8);
@@ -75,12 +69,7 @@ TEST(Buffers, QueueMisuse) {
                  q.EnQue(t);
                  Duplicate(t, 0, 8);
                }));
-  EXPECT_FAULT("was freed or is in the queue", with_one([](In& q, auto& t) {  // freed while queued
-                 q.EnQue(t);
-                 q.FreeTensor(t);
-               }));
   EXPECT_FAULT("never freed", with_one([](In&, auto&) {}));
-  EXPECT_FAULT("never freed", with_one([](In& q, auto& t) { q.EnQue(t); }));  // left in the queue
   EXPECT_FAULT("empty queue", with([](In& q) { q.DeQue<int32_t>(); }));
   EXPECT_FAULT("its depth of 2", with([](In& q) {
                  for (int i = 0; i < 3; ++i) q.EnQue(q.AllocTensor<int32_t>());
@@ -219,17 +208,11 @@ TEST_F(Order, BetweenPipes) {
   need<HardEvent::MTE3_V>("pipe V overwrites what pipe MTE3 reads", copy_out, compute);
   need<HardEvent::MTE3_MTE2>("pipe MTE2 overwrites what pipe MTE3 reads", copy_out, copy_in);
   EXPECT_CLEAN(steps(compute, [] {}, compute), regions);  // within V the build or the chip keeps the order
-}
-
-TEST_F(Order, ScalarStores) {
   need<HardEvent::S_V>("pipe V reads what pipe S wrote", scalar_write, compute);
   need<HardEvent::S_MTE3>("pipe MTE3 reads what pipe S wrote", scalar_write, copy_out);
   need<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S wrote", scalar_write, copy_in);
   need<HardEvent::MTE3_S>("pipe S overwrites what pipe MTE3 reads", copy_out, scalar_write);
-}
-
-// The kernels order these themselves, although the compiler would by --cce-auto-sync.
-TEST_F(Order, ScalarLoads) {
+  // The kernels order scalar loads themselves, although the compiler would by --cce-auto-sync.
   need<HardEvent::V_S>("pipe S reads what pipe V wrote", compute, scalar_read);
   need<HardEvent::MTE2_S>("pipe S reads what pipe MTE2 wrote", copy_in, scalar_read);
   need<HardEvent::S_V>("pipe V overwrites what pipe S reads", scalar_read, compute);
@@ -241,15 +224,6 @@ TEST_F(Order, WrongFlagDoesNotOrder) {
   // If S waited for V, MTE2's data is still unordered; if it waited for MTE2, all that it issues next is ordered.
   EXPECT_FAULT("nothing orders them", steps(copy_in, sync_pipes<HardEvent::V_S>, compute), regions);
   EXPECT_CLEAN(steps(copy_in, sync_pipes<HardEvent::MTE2_S>, compute), regions);
-  // Order through a third pipe.
-  EXPECT_CLEAN(steps(
-                   copy_in,
-                   [] {
-                     sync_pipes<HardEvent::MTE2_V>();
-                     sync_pipes<HardEvent::V_MTE3>();
-                   },
-                   copy_out),
-               regions);
   // The flag is set before the instruction that it should cover.
   EXPECT_FAULT(
       "nothing orders them",

@@ -43,12 +43,11 @@ void barrier(Site site);
 // The lanes in `mask`; values are passed as their bits, 32-bit ones without sign extension.
 uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, Site site);
 
-void fence();  // of the device
 // A read of memory that no thread of the launch may write, before or after.
 void read_constant(const void* address, int bytes);
 
 // An atomic operation: `apply` changes *address by `operand` and returns the old value. If the result
-// is not used (`deferrable`) it may take effect later, but no later than the thread's next fence or barrier.
+// is not used, it may take effect later, but no later than the thread's next barrier or releasing atomic operation.
 using Apply = uint64_t (*)(void* address, uint64_t operand);
 // The additional order that an atomic operation establishes, device-wide.
 struct Ordering {
@@ -141,7 +140,6 @@ inline void __syncthreads(NGRAM_TWIN_CALLER) { twin::barrier(NGRAM_TWIN_SITE); }
 inline void __syncwarp(unsigned mask = 0xffffffffu, NGRAM_TWIN_CALLER) {
   twin::collective(twin::Collective::kSync, mask, 0, 0, NGRAM_TWIN_SITE);
 }
-inline void __threadfence() { twin::fence(); }
 
 // One overload per type that CUDA supports, not a template: arguments convert as in CUDA.
 #define NGRAM_TWIN_SHUFFLES(T)                                                                            \

@@ -1,0 +1,258 @@
+"""The option ``"k": "auto"`` of vLLM's V2 runner: the scheduler's process chooses how many tokens
+each step drafts.
+
+vLLM reads the draft length of a step from a list by batch size (``Scheduler.dynamic_sd_lookup``),
+which exists only if the configuration has ``num_speculative_tokens_per_batch_size``. The V2 runner
+captures graphs only for the lengths of that table. So the table is set before the configuration is
+validated, with all lengths that may be chosen, and the list's elements change in place while the
+engine runs. All ranks receive the length of a step with the scheduler's output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ngram_npu.draft_acceptance import AcceptanceSampler
+from ngram_npu.draft_length import Change, DraftLengthController
+from ngram_npu.engines.vllm.options import Options, find_method, read_k_option, read_options
+from ngram_npu.engines.vllm.patching import format_error, logger, run_after_import, wrap_function
+from ngram_npu.engines.vllm.stats import DraftLengthMetrics
+from ngram_npu.step_time import VerificationCost, load_cost
+
+SCHEDULER = "vllm.v1.core.sched.scheduler"
+ATTRIBUTE = "ngram_npu_auto_k"
+"""Attribute of a scheduler that holds its :class:`StepObserver`."""
+SAMPLE_STEPS = 8
+"""A request is sampled once per this many steps."""
+
+
+def choose_lengths(k: int, max_num_seqs: int) -> tuple[int, ...]:
+    """Returns at most four draft lengths, ascending: 0, 1, half of `k`, and `k`.
+
+    There are not more than batch sizes, because a table has one length per batch size.
+    """
+    lengths = sorted({0, 1, (k + 1) // 2, k})
+    return tuple(lengths) if max_num_seqs >= len(lengths) else (0, k)
+
+
+def make_table(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, int]]:
+    """Returns vLLM's table (first batch size, last, draft length) for which it captures graphs of
+    all lengths, up to the largest batch sizes.
+
+    vLLM captures a length up to the widest batch that the table maps to it, so the largest batch
+    sizes get one length each, and the longest length gets all others.
+    """
+    *shorter, longest = lengths
+    shorter = shorter[: max_num_seqs - 1]
+    first = max_num_seqs - len(shorter) + 1
+    single = [(first + i, first + i, k) for i, k in enumerate(reversed(shorter))]
+    return [(1, first - 1, longest), *single]
+
+
+def set_table(vllm_config: Any) -> None:
+    """Sets the table of a configuration with ``"k": "auto"``, before vLLM validates it.
+
+    Raises:
+        ValueError: An option is malformed, or the configuration has a table.
+    """
+    speculative = getattr(vllm_config, "speculative_config", None)
+    name = "num_speculative_tokens_per_batch_size"
+    if speculative is None or not hasattr(speculative, name) or not read_k_option(vllm_config):
+        return
+    max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+    lengths = choose_lengths(speculative.num_speculative_tokens, max_num_seqs)
+    table = make_table(lengths, max_num_seqs)
+    current = getattr(speculative, name)
+    if current is None:
+        setattr(speculative, name, table)
+    elif [tuple(entry) for entry in current] != table:
+        raise ValueError(f"ngram_npu: {name}: expected none with k='auto', got {current!r}")
+
+
+def graph_pairs(
+    lengths: Sequence[int], max_num_seqs: int, capture_sizes: Sequence[int]
+) -> Callable[[int, int], bool]:
+    """Returns which pairs (batch size, draft length) the V2 runner has a graph for.
+
+    The runner rounds each capture size up to a multiple of 1 + K and drops it if it then exceeds
+    the largest size or `max_num_seqs` requests. A batch runs with the next larger graph.
+
+    Args:
+        lengths: Draft lengths.
+        max_num_seqs: The largest batch size.
+        capture_sizes: In tokens; none: graphs are off, and no pair is worse than another.
+    """
+    widest = dict.fromkeys(lengths, 0)
+    for length in lengths:
+        for size in capture_sizes:
+            batch = -(-size // (1 + length))
+            if batch <= max_num_seqs and batch * (1 + length) <= max(capture_sizes):
+                widest[length] = max(widest[length], batch)
+    if not capture_sizes:
+        return lambda batch, length: True
+    return lambda batch, length: length == 0 or batch <= widest.get(length, 0)
+
+
+class StepObserver:
+    """Passes a scheduler's steps to its controller.
+
+    Args:
+        scheduler: vLLM's.
+        options: The options of the drafter in this engine.
+        cost: Step times for a start with known times.
+        clock: Returns seconds.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        options: Options,
+        cost: VerificationCost | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._scheduler, self._clock = scheduler, clock
+        self._metrics = DraftLengthMetrics(scheduler.vllm_config)
+        k, max_num_seqs = options.ngram.k, options.max_num_seqs
+        lengths = choose_lengths(k, max_num_seqs)
+        graphs = scheduler.vllm_config.compilation_config
+        sizes = graphs.cudagraph_capture_sizes if graphs.cudagraph_mode else None
+        self.controller = DraftLengthController(
+            lengths,
+            max_num_seqs,
+            table=scheduler.dynamic_sd_lookup,
+            is_allowed=graph_pairs(lengths, max_num_seqs, sizes or ()),
+            relative_times=None if cost is None else cost.relative_times(lengths),
+            on_change=self._report_change,
+        )
+        self._sampler: AcceptanceSampler | None = None
+        if options.ngram.store is None and not options.beside:
+            self._sampler = AcceptanceSampler(
+                options.ngram, lengths, options.max_model_len, self.controller.acceptance
+            )
+        self._updated_at: float | None = None
+        """When the last step was completed; None: a step time cannot be measured from then on."""
+        self._last_length = -1
+        self._num_steps = 0
+
+    def observe_schedule(self, output: Any) -> None:
+        """Counts a step that has been scheduled."""
+        batch = len(output.num_scheduled_tokens)
+        if batch:
+            self.controller.observe_schedule(batch, output.num_spec_tokens_to_schedule)
+
+    def observe_update(self, output: Any, sampled_token_ids: Sequence[Sequence[int]]) -> None:
+        """Counts a step whose results have reached the scheduler.
+
+        Args:
+            output: The scheduler's output for the step.
+            sampled_token_ids: [B], the tokens that each request generated.
+        """
+        now = self._clock()
+        batch = len(output.num_scheduled_tokens)
+        if not batch:
+            self._updated_at = None  # the engine may have waited for requests
+            return
+        length = self._uniform_length(output)
+        seconds = None
+        if length is not None and self._updated_at is not None and length == self._last_length:
+            seconds = now - self._updated_at
+        self._last_length = -1 if length is None else length
+        self._updated_at = now if self._scheduler.running else None
+        if length is None:
+            return
+        self.controller.observe_step(batch, length, seconds)
+        if self._sampler is None:
+            self._observe_acceptance(length, [len(tokens) for tokens in sampled_token_ids])
+        self._num_steps += 1
+        if self._sampler is not None and self._num_steps % SAMPLE_STEPS == 0:
+            self._sampler.sample(self._scheduler.running)
+
+    def _report_change(self, change: Change) -> None:
+        batches = f"{change.first}-{change.last}"
+        logger.info(
+            f"ngram_npu: k='auto': batch sizes {batches}: draft length {change.before} -> "
+            f"{change.after}: {change.reason}"
+        )
+        self._metrics.observe_change(batches, change.after, change.goodput)
+
+    def _observe_acceptance(self, length: int, num_sampled: Sequence[int]) -> None:
+        """Counts the tokens of a step for its draft length and, truncated, for shorter ones."""
+        steps = [number for number in num_sampled if number]
+        for shorter in self.controller.lengths[1:]:
+            if shorter <= length:
+                tokens = sum(min(number, 1 + shorter) for number in steps)
+                self.controller.acceptance.observe(shorter, tokens, len(steps))
+
+    def _uniform_length(self, output: Any) -> int | None:
+        """Returns the number of draft tokens of every request in a step; None if requests differ,
+        as in steps with a prefill, or if a step may wait for a grammar."""
+        if output.scheduled_new_reqs or output.has_structured_output_requests:
+            return None
+        drafts = output.scheduled_spec_decode_tokens
+        lengths = {
+            (number, len(drafts.get(request_id, ())))
+            for request_id, number in output.num_scheduled_tokens.items()
+        }
+        if len(lengths) != 1:
+            return None
+        number, length = lengths.pop()
+        return length if number == 1 + length else None
+
+
+def install() -> None:
+    """Wraps vLLM's scheduler, now or when vLLM imports it. May be called again."""
+    run_after_import(SCHEDULER, _wrap_scheduler)
+
+
+def _wrap_scheduler(module: Any) -> None:
+    scheduler = getattr(module, "Scheduler", None)
+    wrap_function(scheduler, "__init__", _init)
+    wrap_function(scheduler, "schedule", _schedule)
+    wrap_function(scheduler, "update_from_output", _update_from_output)
+
+
+def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    stock(scheduler, *args, **kwargs)
+    vllm_config = scheduler.vllm_config
+    method = find_method(vllm_config)
+    if method is None or not read_k_option(vllm_config):
+        return
+    parallel = vllm_config.parallel_config
+    if parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
+        logger.warning(
+            "ngram_npu: k='auto' has no effect with pipeline or data parallelism; "
+            "num_speculative_tokens applies"
+        )
+        table = getattr(scheduler, "dynamic_sd_lookup", None)
+        if table is not None:
+            table[1:] = [vllm_config.speculative_config.num_speculative_tokens] * (len(table) - 1)
+        return
+    options = read_options(vllm_config, method)
+    cost = load_cost(options.step_times_file) if options.step_times_file else None
+    setattr(scheduler, ATTRIBUTE, StepObserver(scheduler, options, cost))
+
+
+def _schedule(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    output = stock(scheduler, *args, **kwargs)
+    _call_observer(scheduler, "observe_schedule", output)
+    return output
+
+
+def _update_from_output(stock: Any, scheduler: Any, output: Any, results: Any) -> Any:
+    _call_observer(scheduler, "observe_update", output, results.sampled_token_ids)
+    return stock(scheduler, output, results)
+
+
+def _call_observer(scheduler: Any, name: str, *args: Any) -> None:
+    """Calls a method of the observer. An error ends the choice of lengths, but not the engine."""
+    observer = getattr(scheduler, ATTRIBUTE, None)
+    if observer is None:
+        return
+    try:
+        getattr(observer, name)(*args)
+    except Exception as error:
+        setattr(scheduler, ATTRIBUTE, None)
+        scheduler.dynamic_sd_lookup[:] = [0] * len(scheduler.dynamic_sd_lookup)
+        logger.error("ngram_npu: k='auto' is off, no tokens are drafted: %s", format_error(error))

@@ -1,0 +1,150 @@
+"""Estimates of tokens per step, compared with decoding by a reference."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from ngram_npu import NgramConfig
+from ngram_npu.draft_acceptance import Acceptance, AcceptanceSampler
+from ngram_npu.drafting import Drafting
+from ngram_npu.index import make_index
+
+LENGTHS = (0, 1, 3, 5)
+CONFIGS = {
+    "2-5": NgramConfig(min_n=2, max_n=5, k=5, match_policy="latest"),
+    "1-16": NgramConfig(min_n=1, max_n=16, k=5, match_policy="latest", overlap=True),
+    "ladder": NgramConfig(sizes="ladder", k=5),
+}
+
+
+@dataclass
+class Request:
+    all_token_ids: list[int]
+    finished: bool = field(default=False)
+
+    def is_finished(self) -> bool:
+        return self.finished
+
+
+class RecordedAcceptance(Acceptance):
+    """Sums observations without weights."""
+
+    def __init__(self) -> None:
+        super().__init__(LENGTHS)
+        self.tokens: Counter[int] = Counter()
+        self.steps: Counter[int] = Counter()
+
+    def observe(self, length: int, tokens: float, steps: float) -> None:
+        self.tokens[length] += int(tokens)
+        self.steps[length] += int(steps)
+
+
+def make_text(rng: random.Random, length: int) -> list[int]:
+    """Returns tokens with repeated parts."""
+    text = [rng.randrange(20) for _ in range(10)]
+    while len(text) < length:
+        start, number = rng.randrange(len(text)), rng.randrange(1, 12)
+        text += text[start : start + number] if rng.random() < 0.6 else [rng.randrange(20)]
+    return text[:length]
+
+
+def count_steps(config: NgramConfig, text: list[int], start: int, length: int) -> int:
+    """Returns the steps that generate `text` from `start` on, by drafting for every position."""
+    index = make_index(config, 1, 1024, kind="numpy") if config.is_ladder else None
+    drafting = Drafting(config, kind="numpy", index=index)
+    row, position, steps = np.array([text], np.int32), start, 0
+    while position < len(text):
+        drafts = drafting.propose(row, np.array([position], np.int32), k=length, fill=True)
+        draft = drafts.draft_token_ids[0].tolist()
+        accepted = 0
+        while (
+            accepted < length
+            and position + accepted < len(text)
+            and draft[accepted] == text[position + accepted]
+        ):
+            accepted += 1
+        position, steps = position + accepted + 1, steps + 1
+    return steps
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_sampler_counts_the_steps_of_each_length(config: NgramConfig) -> None:
+    rng = random.Random(1)
+    for seed in range(5):
+        acceptance = RecordedAcceptance()
+        sampler = AcceptanceSampler(config, LENGTHS, 400, acceptance, num_slots=1, seed=seed)
+        text, start = make_text(rng, 300), 40
+        request = Request(text[:start])
+        while len(request.all_token_ids) < len(text):
+            sampler.sample([request])
+            end = len(request.all_token_ids)
+            request.all_token_ids += text[end : end + rng.randrange(1, 20)]
+        request.finished = True
+        sampler.sample([])
+        for length in LENGTHS[1:]:
+            assert acceptance.tokens[length] == len(text) - start
+            assert acceptance.steps[length] == count_steps(config, text, start, length)
+
+
+def test_sampler_with_many_requests_observes_all_lengths() -> None:
+    rng = random.Random(2)
+    acceptance = RecordedAcceptance()
+    sampler = AcceptanceSampler(CONFIGS["2-5"], LENGTHS, 300, acceptance)
+    texts = [make_text(rng, 290) for _ in range(8)]
+    requests = [Request(text[:30]) for text in texts]
+    for end in range(32, 290, 2):
+        for request, text in zip(requests, texts, strict=True):
+            request.all_token_ids = text[:end]
+        sampler.sample(requests)
+    for length in LENGTHS[1:]:
+        assert acceptance.steps[length] > 50
+        assert acceptance.steps[length] <= acceptance.tokens[length]
+    assert acceptance.steps[5] < acceptance.steps[1]
+
+
+def test_sampler_ignores_requests_that_it_cannot_follow() -> None:
+    acceptance = RecordedAcceptance()
+    sampler = AcceptanceSampler(CONFIGS["2-5"], LENGTHS, 600, acceptance, num_slots=1)
+    sampler.sample([])
+    sampler.sample([Request([]), Request([1] * 600)])
+    shortened = Request([1] * 50)
+    sampler.sample([shortened])
+    shortened.all_token_ids = [1] * 40
+    sampler.sample([shortened])
+    shortened.all_token_ids = [1] * 400  # more new tokens than one call drafts for
+    sampler.sample([shortened])
+    assert not acceptance.steps
+
+
+def test_sampler_with_store_raises() -> None:
+    config = NgramConfig(sizes="ladder", k=5, min_draft_probability=0.2, store="live")
+    with pytest.raises(ValueError, match="AcceptanceSampler: config: expected no store, got one"):
+        AcceptanceSampler(config, LENGTHS, 100, Acceptance(LENGTHS))
+
+
+def test_acceptance_follows_newer_observations() -> None:
+    acceptance = Acceptance(LENGTHS)
+    assert acceptance.tokens_per_step(0) == 1.0
+    assert acceptance.tokens_per_step(3) is None
+    acceptance.observe(3, 20000, 10000)
+    assert acceptance.tokens_per_step(3) == 2.0
+    assert acceptance.relative_error(3) == pytest.approx(0.012)
+    for _ in range(100):
+        acceptance.observe(3, 300, 300)
+    assert acceptance.tokens_per_step(3) == pytest.approx(1.0, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [(2, 5, 5), (3, 4, 5), (3, 21, 5), (3, 0, 0), (3, -4, -5), (3, math.nan, 5), (3, 5, math.nan)],
+)
+def test_impossible_observations_are_ignored(observation: tuple[int, float, float]) -> None:
+    acceptance = Acceptance(LENGTHS)
+    acceptance.observe(*observation)
+    assert acceptance.relative_error(3) == 0
+    assert acceptance.tokens_per_step(3) is None

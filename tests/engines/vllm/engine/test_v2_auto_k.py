@@ -1,0 +1,143 @@
+"""The option ``k="auto"`` in an engine: text is unchanged when the draft length changes, and the
+allowed lengths are those that the runner captures graphs for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import vllm.config
+from engines import Engine, Method, encode_corpus, greedy, start_engine
+from ngram_npu.engines.vllm import auto_k, plugin
+from vllm.config import CUDAGraphMode
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+METHODS = {
+    "scan": Method("ngram_gpu", {"k": "auto", "lookup": "1-16"}, asynchronous=True),
+    "synchronous": Method("ngram_gpu", {"k": "auto"}),
+    "index": Method("ngram_gpu", {"k": "auto", "engine": "index"}, asynchronous=True),
+    "store": Method("ngram_gpu", {"k": "auto", "lookup": "auto", "store": "live"}, True),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def hooks() -> None:
+    plugin._install_option_check(vllm.config.vllm)
+    auto_k.install()
+
+
+def find_scheduler(engine: Engine) -> Any:
+    core: Any = engine.llm.llm_engine.engine_core
+    return core.engine_core.scheduler
+
+
+class RandomLengths:
+    """Replaces a controller: chooses a random length after each schedule."""
+
+    def __init__(self, controller: Any) -> None:
+        self.lengths, self.table = controller.lengths, controller.table
+        self.acceptance = controller.acceptance
+        self.verified: set[int] = set()
+        self._random = random.Random(5)
+
+    def observe_schedule(self, batch: int, length: int) -> None:
+        self.table[1:] = [self._random.choice(self.lengths)] * (len(self.table) - 1)
+
+    def observe_step(self, batch: int, length: int, seconds: float | None) -> None:
+        self.verified.add(length)
+
+
+def _generate(engine: Engine, model: Path) -> list[list[int]]:
+    """Generates so much text that requests are preempted."""
+    ids = encode_corpus(model, 5_000)
+    prompts = [{"prompt_token_ids": ids[start : start + 40]} for start in range(0, 1200, 100)]
+    return engine.generate(prompts, greedy(60))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_text_is_equal_when_draft_lengths_change(model: Path, name: str) -> None:
+    with start_engine(model, Method()) as engine:
+        expected = _generate(engine, model)
+    with start_engine(model, METHODS[name]) as engine:
+        scheduler = find_scheduler(engine)
+        observer = getattr(scheduler, auto_k.ATTRIBUTE)
+        lengths = observer.controller = RandomLengths(observer.controller)
+        assert lengths.lengths == (0, 1, 2, 4)
+        assert _generate(engine, model) == expected
+        preemptions, accepted = engine.read_counters()
+        assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "no error ended it"
+    assert lengths.verified == {0, 1, 2, 4}
+    assert preemptions > 0
+    assert accepted > 50
+
+
+def test_controller_chooses_among_its_lengths(model: Path) -> None:
+    with start_engine(model, METHODS["scan"]) as engine:
+        scheduler = find_scheduler(engine)
+        observer = getattr(scheduler, auto_k.ATTRIBUTE)
+        assert {*scheduler.dynamic_sd_lookup[1:]} == {0}
+        for _ in range(3):
+            _generate(engine, model)
+            assert {*scheduler.dynamic_sd_lookup[1:]} <= {0, 1, 2, 4}
+        assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "no error ended it"
+        tokens = observer.controller.acceptance.tokens_per_step(4)
+    assert tokens is not None
+    assert 1 < tokens <= 5
+
+
+def _find_graphs(k: int, table: Any, max_num_seqs: int, sizes: Sequence[int]) -> dict[int, int]:
+    """Returns by draft length the largest batch of the uniform graphs that the runner captures."""
+    manager: Any = object.__new__(CudaGraphManager)
+    manager.compilation_config = SimpleNamespace(
+        cudagraph_capture_sizes=list(sizes), max_cudagraph_capture_size=max(sizes)
+    )
+    speculative = SimpleNamespace(
+        num_speculative_tokens_per_batch_size=table, uses_dynamic_speculative_decoding=lambda: True
+    )
+    manager.vllm_config = SimpleNamespace(
+        speculative_config=speculative,
+        num_speculative_tokens=k,
+        cache_config=SimpleNamespace(use_kda_recoverssm=False),
+    )
+    manager.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+    manager.decode_query_len, manager.max_num_reqs = 1 + k, max_num_seqs
+    manager.varlen_decode, manager.lora_capture_cases, manager.ubatch_runner = False, [0], None
+    manager._candidates, manager._capture_descs = {}, {}
+    manager._init_candidates()
+    widest: dict[int, int] = {}
+    for graphs in manager._capture_descs.values():
+        for graph in graphs:
+            length = graph.uniform_token_count - 1
+            widest[length] = max(widest.get(length, 0), graph.num_reqs)
+    return widest
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 8])
+@pytest.mark.parametrize("max_num_seqs", [4, 100, 256])
+@pytest.mark.parametrize("sizes", [[1, 2, 4, 8], [*range(8, 513, 8)], [1, 7, 100, 1024]])
+def test_allowed_pairs_are_those_with_a_graph(k: int, max_num_seqs: int, sizes: list[int]) -> None:
+    lengths = auto_k.choose_lengths(k, max_num_seqs)
+    table = auto_k.make_table(lengths, max_num_seqs)
+    dense = build_dynamic_sd_schedule_lookup(
+        table, vllm_max_batch_size=max_num_seqs, vllm_num_speculative_tokens=k
+    )
+    assert {*dense[1:]} == {*lengths}
+    widest = _find_graphs(k, table, max_num_seqs, sizes)
+    is_allowed = auto_k.graph_pairs(lengths, max_num_seqs, sizes)
+    for length in lengths[1:]:
+        for batch in range(1, max_num_seqs + 1):
+            assert is_allowed(batch, length) == (batch <= widest.get(length, 0))
+
+
+def test_v1_runner_refuses_the_option(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with (
+        pytest.raises(ValueError, match="k: expected only in the V2 runner, got 'auto'"),
+        start_engine(model, METHODS["scan"]),
+    ):
+        pass
