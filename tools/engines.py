@@ -44,8 +44,8 @@ METHODS = {
         "as deployed": "_http::|_processes::",
         "store": r"\[store|_scopes?_|_salt_",
         "ladder": r"\bladder|_ladder_",
-        "ngram_gpu": "_async::",
-        "custom_class": "custom_class|_random_drafts_|_wrong_requests_|_match_policy_",
+        "ngram_gpu": "padded|trimmed|_asynchronous_|_waits?_",
+        "custom_class": "custom_class|_random_drafts_",
         "ngram": "plugin",
     },
     "v2": {
@@ -58,6 +58,7 @@ METHODS = {
         "beside": "_beside_",
         "as deployed": "_processes::|_http::|_warm_up_",
         "store": r"_store::|\bstore|_scopes?_|_salt_",
+        "k=auto": "_auto_k::",
         "adaptive": r"\bladder-adaptive|_adaptive_",
         "ladder": r"\bladder|_ladder_",
         "ngram_gpu": r"\basync-|other.options|_match_policy_|_parity::|late-index",

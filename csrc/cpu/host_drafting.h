@@ -121,8 +121,8 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_begin(ngram_npu::StreamDrafter* dr
                                                     const ngram_npu::StreamRequest* request);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_end(ngram_npu::StreamDrafter* drafter, int64_t row);
 // Creates the job of one step for these rows (int32 [batch], no duplicates). Rows without a request get no drafts, and
-// their tokens are ignored. Without `drafts` the job writes no drafts; index and store still get the text. Each job must be run exactly once, in the order of creation. Returns null if there is not
-// enough memory.
+// their tokens are ignored. Without `drafts` the job writes no drafts; index and store still get the text. Each job
+// must be run exactly once, in the order of creation. Returns null if there is not enough memory.
 NGRAM_NPU_EXPORT ngram_npu::StreamJob* ngram_npu_cpu_stream_step(ngram_npu::StreamDrafter* drafter, const int32_t* rows,
                                                                  int64_t batch, bool drafts);
 // Cancels the last created job, which must not have run. Its added and removed requests are moved to the next job.

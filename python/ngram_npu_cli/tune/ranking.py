@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -207,6 +208,37 @@ def find_frontier(figures: Mapping[Candidate, TotalCounts]) -> list[Candidate]:
             frontier.append(candidate)
             highest = counts.tokens_per_step
     return frontier
+
+
+def choose_lengths(
+    measured: Measured, cost: VerificationCost, candidate: Candidate
+) -> list[tuple[int, int, int]]:
+    """Returns the draft length for each range of batch sizes: vLLM's
+    ``num_speculative_tokens_per_batch_size``.
+
+    It is the length with the highest speed-up on the held-out half among the settings that differ
+    from `candidate` in k only; 0 if none gains. Batch sizes without step times get the length of
+    the next larger one, which is the more cautious choice.
+    """
+    same = replace(candidate, options=_without_k(candidate))
+    variants = [c for c in measured.counts if replace(c, options=_without_k(c)) == same]
+    table: list[tuple[int, int, int]] = []
+    for batch in cost.batch_sizes:
+        speedups = {
+            c.config.k: measured.speedup(c, cost, batch, ~measured.chosen_half) for c in variants
+        }
+        length = max(speedups, key=lambda k: speedups[k])
+        if speedups[length] <= 1:
+            length = 0
+        first = table[-1][1] + 1 if table else 1
+        if table and table[-1][2] == length:
+            first = table.pop()[0]
+        table.append((first, batch, length))
+    return table
+
+
+def _without_k(candidate: Candidate) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, value) for name, value in candidate.options if name != "k")
 
 
 def advise(

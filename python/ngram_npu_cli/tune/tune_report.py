@@ -116,6 +116,8 @@ class TuneReport(JsonReport):
         batches: By batch size, ascending.
         advice: One sentence.
         off_above: Batch size above which drafting should be off; 0: for all, None: for none.
+        lengths: vLLM's ``num_speculative_tokens_per_batch_size``; empty: not supported by the
+            runner, or the cost is the same for any batch size.
         groups: By input.
         singles: The held-out conversations, by speed-up, ascending.
         store: None if no store was tried.
@@ -133,6 +135,7 @@ class TuneReport(JsonReport):
     batches: tuple[BatchRow, ...]
     advice: str
     off_above: int | None
+    lengths: tuple[tuple[int, int, int], ...]
     groups: tuple[Group, ...]
     singles: tuple[Single, ...]
     store: StoreGain | None
@@ -176,6 +179,7 @@ class TuneReport(JsonReport):
             "too_few": self.is_too_few,
             "advice": self.advice,
             "off_above_batch": self.off_above,
+            "num_speculative_tokens_per_batch_size": [list(entry) for entry in self.lengths],
             "recommended": {
                 "label": self.candidate.label,
                 "config": dict(self.candidate.options),
@@ -217,6 +221,8 @@ def make_report(
     advice, off_above = ranking.advise(
         [(row.batch, row.use is not None) for row in rows], any_batch=cost.same_for_any_batch
     )
+    has_lengths = runner.method == "ngram_gpu" and not cost.same_for_any_batch
+    lengths = ranking.choose_lengths(measured, cost, candidate) if has_lengths else []
     settings = {
         c: Setting(measured.total(c, measured.chosen_half), measured.total(c, held_out))
         for c in measured.counts
@@ -258,6 +264,7 @@ def make_report(
         batches=tuple(rows),
         advice=advice,
         off_above=off_above,
+        lengths=tuple(lengths),
         groups=tuple(groups),
         singles=tuple(sorted(singles, key=lambda s: (s.speedup, s.input, s.name))),
         store=store,
@@ -348,6 +355,14 @@ def _describe_advice(report: TuneReport) -> list[Block]:
         return [*lines, f"ADVICE: {report.advice}", best]
     lines += [f"RECOMMENDED: {report.candidate.label}", report.advice]
     lines += ["", Command(report.command_for(report.candidate))]
+    if len({length for _, _, length in report.lengths}) > 1:
+        entries = [list(entry) for entry in report.lengths]
+        lines += [
+            "",
+            "To draft by batch size, add this to --speculative-config, or use the option k=auto:",
+            "",
+            Command(f'"num_speculative_tokens_per_batch_size": {entries}'),
+        ]
     # Batch sizes where only another setting gains.
     exceptions = dict.fromkeys(row.use for row in report.batches)
     for other in exceptions:

@@ -39,6 +39,7 @@ from ngram_npu_cli.tune.measure import Cache, group_requests, measure_settings
 from ngram_npu_cli.tune.ranking import (
     Measured,
     advise,
+    choose_lengths,
     compute_interval,
     find_frontier,
     rank,
@@ -222,6 +223,26 @@ def test_ranking_uses_the_worst_batch_size() -> None:
     assert measured.speedup(FEW[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
     assert rank(measured, cost)[0] == FEW[1]
     assert rank(measured, cost.at([1, 4, 16]))[0] == FEW[0]
+
+
+def test_draft_lengths_by_batch_size_are_the_fastest_of_one_lookup() -> None:
+    """Two tokens per step with k = 1 and three with k = 4; another lookup is faster than both."""
+    short, long = (Candidate.of(min_n=2, max_n=5, k=k, drafts="padded") for k in (1, 4))
+    other = Candidate.of(min_n=1, max_n=5, k=4, drafts="padded")
+    histograms = {short: [0, 30], long: [0] * 4 + [20], other: [0] * 4 + [10]}
+    counts = {c: np.array([h, h], np.int32) for c, h in histograms.items()}
+    measured = Measured(counts, np.array([60, 60]), np.array([True, False]))
+    times = {1: 1.1, 4: 1.1, 16: 2.0, 64: 4.0, 256: 9.0}
+    cost = VerificationCost(
+        "steep",
+        {
+            batch: ((batch, 2 * batch, 5 * batch), (1.0, 1 + (time - 1) / 4, time))
+            for batch, time in times.items()
+        },
+    )
+    table = choose_lengths(measured, cost, long)
+    assert table == [(1, 4, 4), (5, 64, 1), (65, 256, 0)]
+    assert choose_lengths(measured, cost, short) == table
 
 
 def test_interval_covers_resampled_conversations() -> None:
