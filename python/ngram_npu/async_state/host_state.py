@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import ngram_npu._C as _C
 from ngram_npu.async_state.batch import Admission, Batch, IntArray
-from ngram_npu.async_state.upload import CHUNK, Int32Array, Int64Array, Rows, chunks_of
+from ngram_npu.async_state.upload import CHUNK, Int32Array, Int64Array, Rows, count_chunks
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -87,7 +87,7 @@ class HostState:
         self.exact_computed = np.zeros(max_rows, np.int32)
         self.exact_tokens = np.zeros(max_rows, np.int32)
         self.scopes = np.zeros(max_rows, np.int64)
-        self._row_length = chunks_of(capacity) * CHUNK
+        self._row_length = count_chunks(capacity) * CHUNK
         self.token_ids = np.zeros((max_rows, self._row_length), np.int32)
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._chunks = self.token_ids.reshape(-1, CHUNK)

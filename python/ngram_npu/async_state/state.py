@@ -222,7 +222,7 @@ class AsyncSpecState:
         Raises:
             ValueError: The batch is inconsistent, contradicts the state of its requests, or a
                 request has too few blocks for its tokens and drafts. Nothing has changed.
-            RuntimeError: The last step has not ended, the second last step is not reconciled, or a
+            RuntimeError: The last step has not ended, the step before it is not reconciled, or a
                 device call has failed.
         """
         self._require_usable("begin_step")
@@ -285,8 +285,8 @@ class AsyncSpecState:
             if changes.admissions:
                 tokens = changes.token_ids, np.zeros(len(changes.admissions), np.int64)
                 blocks = [table.admitted for table in block_changes]
-                rows = self._device_state.upload.rows(changes.admitted, [tokens, *blocks])
-                check_block_ids(rows.smallest_block, "new/resumed")
+                rows = self._device_state.upload.pack_rows(changes.admitted, [tokens, *blocks])
+                check_block_ids(rows.min_block_id, "new/resumed")
             return _Plan(changes, step, block_changes, rows)
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None
@@ -300,7 +300,7 @@ class AsyncSpecState:
         upload, slots = self._device_state.upload, plan.changes.admitted
         cells = [table.appended for table in plan.block_changes]
         if len(slots):
-            cells += upload.lengths(slots, self._host_state.exact_tokens[slots])
+            cells += upload.make_length_writes(slots, self._host_state.exact_tokens[slots])
         upload.send(plan.step.number, plan.rows, cells, fixed)
 
     def _pack_inputs(self, changes: RowChanges, step: Step) -> list[Int32Array]:

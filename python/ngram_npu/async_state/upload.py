@@ -36,7 +36,8 @@ class Rows(NamedTuple):
     """[C,CHUNK], UNUSED after the row's end, up to the length of the row that it replaces."""
     num_token_chunks: int
     """The first chunks are of token rows, the others of block tables."""
-    smallest_block: int
+    min_block_id: int
+    """The smallest block ID in the block tables."""
 
 
 NO_ROWS = Rows(NO_CELLS[0], np.zeros((0, CHUNK), np.int32), 0, 0)
@@ -44,7 +45,7 @@ NO_ROWS = Rows(NO_CELLS[0], np.zeros((0, CHUNK), np.int32), 0, 0)
 _PAD = np.zeros(1, np.int32)
 
 
-def chunks_of(length: int) -> int:
+def count_chunks(length: int) -> int:
     """Returns the number of chunks of a row with this length."""
     return -(-length // CHUNK)
 
@@ -70,8 +71,8 @@ class Upload(ABC):
         self._device = device
         rows, slots = config.max_rows, np.arange(config.max_rows)
         widths = [config.row_capacity, *(group.max_blocks for group in config.kv_groups)]
-        pitches = [*map(chunks_of, widths)]
-        sizes = [*(rows * pitch for pitch in pitches), chunks_of(rows), chunks_of(2 * rows)]
+        pitches = [*map(count_chunks, widths)]
+        sizes = [*(rows * pitch for pitch in pitches), count_chunks(rows), count_chunks(2 * rows)]
         *starts, lengths, accepted, end = np.cumsum([0, *sizes]).tolist()
         self._rows = [start + slots * pitch for start, pitch in zip(starts, pitches, strict=True)]
         self.first_blocks = [CHUNK * row for row in self._rows[1:]]
@@ -95,35 +96,35 @@ class Upload(ABC):
         unused = self._device.host_tensor(self._blocks.shape, torch.int32)
         self._device.copy(self._blocks, unused.fill_(UNUSED), "main")
 
-    def rows(self, slots: Int64Array, tables: list[NewRows]) -> Rows:
+    def pack_rows(self, slots: Int64Array, tables: list[NewRows]) -> Rows:
         """Returns the chunks of new rows: the token rows, then the block rows of each KV group."""
         rows = [row for contents, _ in tables for row in contents]
         firsts = np.concatenate([first[slots] for first in self._rows])
         replaced = np.concatenate([lengths for _, lengths in tables])
         return Rows(*_C.pack_rows(rows, firsts, replaced, len(slots)))
 
-    def lengths(self, slots: Int64Array, lengths: Int32Array) -> list[Writes]:
+    def make_length_writes(self, slots: Int64Array, lengths: Int32Array) -> list[Writes]:
         """Returns the cells that set the lengths of new rows and reset their acceptance."""
         length_cells, *acceptance_cells = (cells[slots] for cells in self._count_cells)
         return [(length_cells, lengths), *((cells, 0 * lengths) for cells in acceptance_cells)]
 
     @abstractmethod
-    def send(self, number: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
+    def send(self, step: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
         """Writes rows, then cells, and the first elements of ``fixed``.
 
-        Consecutive steps (``number``) use different staging buffers.
+        Consecutive steps (``step``) use different staging buffers.
         """
 
 
 class DirectUpload(Upload):
-    """For the CPU: writes directly, without a staging buffer."""
+    """Writes directly, without a staging buffer (for the CPU)."""
 
     def __init__(self, device: Device, config: AsyncConfig, fixed: int) -> None:
         super().__init__(device, config)
         self.fixed = device.tensor((fixed,), torch.int32)
         self._arrays = [tensor.numpy() for tensor in (self._chunks, self._cells, self.fixed)]
 
-    def send(self, number: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
+    def send(self, step: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
         all_chunks, all_cells, all_fixed = self._arrays
         all_chunks[rows.indices] = rows.chunks
         for indices, values in cells:
@@ -145,7 +146,7 @@ class PackedUpload(Upload):
         super().__init__(device, config)
         # Enough for a step in which every admitted request schedules its complete prompt.
         tables = 1 + len(config.kv_groups)
-        self._max_chunks = config.max_rows * tables + chunks_of(config.max_step_tokens)
+        self._max_chunks = config.max_rows * tables + count_chunks(config.max_step_tokens)
         self._max_cells = self._max_chunks * CHUNK
         # Chunks and cells have 64-bit indices. The size is a multiple of CHUNK, so that the
         # buffer can be viewed as chunks.
@@ -156,14 +157,14 @@ class PackedUpload(Upload):
         self._buffer_chunks = self._buffer[: self._packed_size].view(-1, CHUNK)
         self.fixed = self._buffer[self._packed_size :]
         # Steps alternate between two buffers. When a step begins, the copies of the last step may
-        # still be pending. Those of the second last step are done, because it is reconciled.
+        # still be pending. Those of the step before are done, because it is reconciled.
         self._staging = [HostBuffer(device, self._size) for _ in range(2)]
 
-    def send(self, number: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
+    def send(self, step: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
         indices, values = zip(*cells, strict=True)
         joined = np.concatenate(indices), np.concatenate(values)
         share = max(len(rows.indices) / self._max_chunks, len(joined[0]) / self._max_cells)
-        copies, staging = math.ceil(share) or 1, self._staging[number % 2]
+        copies, staging = math.ceil(share) or 1, self._staging[step % 2]
         staging.reserve(copies * self._size)
         for i in range(copies):
             chunks = _select_part(rows[:2], i, self._max_chunks)

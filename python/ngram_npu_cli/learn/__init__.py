@@ -1,4 +1,4 @@
-"""Learning from traffic: fills a store from logs, and measures its gain.
+"""Fills a store from logs, and measures its gain.
 
     >>> from ngram_npu_cli.learn import learn
     >>> report = learn(["yesterday.jsonl"], "learned.store")  # doctest: +SKIP
@@ -22,7 +22,7 @@ from ngram_npu.errors import InputError, RecordError
 from ngram_npu.store import BLOCK_TOKENS, scope_of
 
 from ngram_npu_cli.learn import curve
-from ngram_npu_cli.learn.curve import Evaluation, Point, Text, TokenConversation, describe
+from ngram_npu_cli.learn.curve import Evaluation, Point, ScopedText, TokenConversation, describe
 from ngram_npu_cli.learn.learn_report import LearnReport, format_report
 from ngram_npu_cli.logs.conversations import Conversation
 from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
@@ -40,15 +40,16 @@ class LogSample:
     """The newest part of what was read, oldest first.
 
     Attributes:
-        max_blocks: Maximum number of a store's blocks for the texts that are kept.
-        texts: The newest answers, those of stores and of logs.
+        max_blocks: Maximum number of store blocks for the kept texts.
+        texts: The newest answers from stores and logs.
         recent: The newest conversations of the logs, with prompts, so that they can be replayed.
-        conversations, answers, tokens: Numbers read from logs; tokens are those of the answers.
-        notes: What was skipped, and which files are no logs.
+        conversations, answers, tokens: Numbers of conversations, answers and answer tokens that
+            were read from logs.
+        notes: Notes about skipped records, and about files that are not logs.
     """
 
     max_blocks: int
-    texts: deque[Text] = field(default_factory=deque)
+    texts: deque[ScopedText] = field(default_factory=deque)
     recent: deque[TokenConversation] = field(default_factory=deque)
     conversations: int = 0
     answers: int = 0
@@ -57,8 +58,8 @@ class LogSample:
     _blocks: int = 0
     _recent_tokens: int = 0
 
-    def add_texts(self, texts: Iterable[Text]) -> None:
-        """Adds the newest texts, and removes the oldest ones that a store cannot hold."""
+    def add_texts(self, texts: Iterable[ScopedText]) -> None:
+        """Adds the newest texts, and removes the oldest ones that do not fit into a store."""
         for text in texts:
             self.texts.append(text)
             self._blocks += curve.count_blocks(len(text[1]))
@@ -85,11 +86,11 @@ class StoreTokenization(Tokenization):
 
     @property
     def digest(self) -> str:
-        """Digest of the tokenizer's vocabulary, or of that of the stores; empty if unknown."""
+        """Digest of the vocabulary of the tokenizer or of the stores; empty if unknown."""
         return super().digest if self.tokenizer is not None else self.store_digest
 
     def load(self) -> None:
-        """Loads the tokenizer. Its vocabulary must be that of the stores."""
+        """Loads the tokenizer. Raises an InputError if its vocabulary differs from the stores'."""
         is_loaded = self.tokenizer is not None
         super().load()
         if not is_loaded and self.is_guessed and self.store_digest not in ("", self.digest):
@@ -110,8 +111,8 @@ def learn(
 ) -> LearnReport:
     """Fills a store from logs and files of stores, saves it, and measures its gain.
 
-    Texts of stores are taken as older than all logs. Logs are read in the order of the paths, and a
-    full store forgets the oldest text, so the newest logs come last.
+    Texts of stores are treated as older than all logs. Logs are read in the order of the paths, and
+    a full store evicts the oldest text, so pass the newest logs last.
 
     Args:
         paths: Logs as for `replay`, and files of stores; empty for the standard library's sources.
@@ -121,7 +122,7 @@ def learn(
         command: Command line to show in the report.
 
     Raises:
-        InputError: Options, input or output cannot be used; nothing is written then.
+        InputError: Options, input or output cannot be used. Nothing is written in this case.
     """
     options = options or LearnOptions()
     run = Run(command)
@@ -223,8 +224,8 @@ def _read_sample(
 
 
 def _read_stores(files: Sequence[Path], sample: LogSample, tokenization: StoreTokenization) -> None:
-    """Adds the texts of stores. A text that an earlier store holds too is left out, because engines
-    that began with the same seed all have its text."""
+    """Adds the texts of stores. A text that an earlier store also contains is omitted, because all
+    engines that were started with the same seed store contain its texts."""
     known: set[bytes] = set()
     for file in files:
         store = curve.load_store(file, tokenization.digest)

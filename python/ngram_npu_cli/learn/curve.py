@@ -1,6 +1,7 @@
-"""The learning curve: replays of the newest conversations by what a store knows before them.
+"""Measures the learning curve: tokens per step of the newest conversations, by the share of the
+earlier answers that the store contains.
 
-Also reads and writes the files of stores.
+Also reads and checks store files.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ from ngram_npu_cli.logs.reader import Progress
 from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.replay.walks import Counts
 
-Text = tuple[int, Int32Array]
+ScopedText = tuple[int, Int32Array]
 """An answer: the number of its scope, and its tokens."""
 
 SHARES = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Shares of the earlier answers in the store, always the newest ones."""
 
 MIN_CONVERSATIONS = 20
-"""With fewer, the figures depend on chance."""
+"""With fewer conversations, the results depend on chance."""
 
-MAX_EVALUATED = 100_000
-"""Maximum number of generated tokens that a point replays, which takes some ten seconds."""
+MAX_EVALUATED_TOKENS = 100_000
+"""Maximum number of generated tokens that a point replays, which takes about ten seconds."""
 
 TRIED_K = (8, 16, 32)
 """Maximum draft lengths that are tried in addition to the chosen one."""
@@ -47,8 +48,8 @@ MIN_STORE_TOKENS = 1 << 16
 MAX_STORE_TOKENS = 1 << 26
 """Bounds of the sizes that are tried."""
 
-_LATER_BLOCK = BLOCK_TOKENS - 16
-"""New tokens of a text's later blocks, which repeat the last 16 of the previous block."""
+_NEW_TOKENS_PER_LATER_BLOCK = BLOCK_TOKENS - 16
+"""Later blocks of a text begin with the last 16 tokens of the previous block."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class TokenConversation:
         return sum(request.num_generated for request in self.requests)
 
     @property
-    def answers(self) -> list[Text]:
+    def answers(self) -> list[ScopedText]:
         """The texts that a server would store: one per turn, unless it is a single token, from
         which nothing can be drafted."""
         completions = (turn.completion for request in self.requests for turn in request.turns)
@@ -79,9 +80,9 @@ class Point(Counts):
     """A point of the curve.
 
     Attributes:
-        share: Of the earlier answers that the store knew; None: there was no store.
-        known_tokens: Tokens of these answers.
-        store_tokens: The store's size.
+        share: Share of the earlier answers that the store contains; None: no store.
+        known_tokens: Number of tokens of these answers.
+        store_tokens: Capacity of the store in tokens.
     """
 
     share: float | None
@@ -92,19 +93,19 @@ class Point(Counts):
 class Evaluation:
     """Replays the last tenth of the conversations with a store of earlier answers.
 
-    As on a server each turn is a request, and the store learns from it. Of a large tenth, only the
-    newest conversations are replayed: at most `MAX_EVALUATED` tokens.
+    As on a server, each turn is a request, and the store learns from it. If the tenth is large,
+    only its newest conversations are replayed: at most `MAX_EVALUATED_TOKENS` tokens.
 
     Attributes:
-        conversations: Those that are replayed.
-        earlier: The texts from before them.
+        conversations: The conversations that are replayed.
+        earlier: The texts that are older than these conversations.
     """
 
     def __init__(
         self,
         recent: Sequence[TokenConversation],
         num_read: int,
-        texts: Sequence[Text],
+        texts: Sequence[ScopedText],
         config: NgramConfig,
         show: Callable[[Progress], None],
     ) -> None:
@@ -118,7 +119,7 @@ class Evaluation:
         for conversation in reversed(recent):
             generated += conversation.num_generated
             is_tenth = 10 * len(self.conversations) >= num_read
-            if self.conversations and (is_tenth or generated > MAX_EVALUATED):
+            if self.conversations and (is_tenth or generated > MAX_EVALUATED_TOKENS):
                 break
             self.conversations.insert(0, conversation)
             num_answers += len(conversation.answers)
@@ -130,31 +131,31 @@ class Evaluation:
         return bool(self.conversations and self.earlier)
 
     def notes(self, store_tokens: int | None) -> list[str]:
-        """Returns what limits the figures, with the size if it was requested."""
+        """Returns warnings about unreliable results and a requested size that is too small."""
         notes = []
         needed, num_replayed = count_store_tokens(self.earlier), len(self.conversations)
         if store_tokens is not None and needed > store_tokens:
             notes.append(
-                f"the earlier answers take {needed} tokens of a store, and this one has "
-                f"{store_tokens}: it forgets the oldest, so the curve ends flat"
+                f"the earlier answers need {needed} tokens of store capacity, but the store has "
+                f"{store_tokens}: the oldest are evicted, so the curve is flat at its end"
             )
         if 10 * num_replayed < self._num_read:
             notes.append(f"replayed: the newest {num_replayed} conversations of the last tenth")
         if num_replayed < MIN_CONVERSATIONS:
             notes.append(
-                f"TOO FEW: the figures are of {num_replayed} conversations and depend on chance"
+                f"TOO FEW: the results are from {num_replayed} conversations and depend on chance"
             )
         return notes
 
     def curve(self, store_tokens: int) -> tuple[Point, ...]:
-        """Returns the points without a store, and of all shares."""
+        """Returns the point without a store and the points for all shares."""
         shares = [self.point(share, store_tokens) for share in SHARES]
         return (self.point(None, 0), *shares)
 
     def by_k(self, last: Point) -> dict[int, Point]:
         """Returns the points with all earlier answers, by the maximum draft length.
 
-        `last` is the one for the configured length.
+        `last` is the point for the configured length.
         """
         points = {k: self.point(1.0, last.store_tokens, k) for k in {*TRIED_K} - {self._config.k}}
         return dict(sorted({**points, self._config.k: last}.items()))
@@ -162,7 +163,7 @@ class Evaluation:
     def point(self, share: float | None, store_tokens: int, k: int | None = None) -> Point:
         """Returns the point for a store of a size with a share of the earlier answers."""
         config = self._config if k is None else replace(self._config, k=k)
-        known: Sequence[Text] = ()
+        known: Sequence[ScopedText] = ()
         store = None
         label = "no store"
         if share is not None:
@@ -173,8 +174,8 @@ class Evaluation:
         total = Counts()
         for done, conversation in enumerate(self.conversations, 1):
             for request in conversation.requests:
-                # As in vLLM each turn is a request. A new proposer for each one is cheap, because
-                # only the store outlives it.
+                # As in vLLM, each turn is a request. Each request gets a new proposer, because only
+                # the store must persist.
                 turns = [turn for turn in request.split_turns() if turn.spans()]
                 proposer = _make_proposer(config, store, conversation.scope)
                 figures = simulate("", turns, proposer, k=config.k, batch_size=1)
@@ -197,28 +198,28 @@ def _make_proposer(config: NgramConfig, store: NgramStore | None, scope: int) ->
     return SimpleNamespace(step=step, reset=proposer.reset, append=proposer.append)
 
 
-def compute_full_size(texts: Sequence[Text]) -> int:
-    """Returns the smallest power of two of tokens, within bounds, that holds all texts."""
+def compute_full_size(texts: Sequence[ScopedText]) -> int:
+    """Returns the smallest power of two of tokens, within bounds, that can store all texts."""
     size = 1 << max(0, count_store_tokens(texts) - 1).bit_length()
     return min(MAX_STORE_TOKENS, max(MIN_STORE_TOKENS, size))
 
 
-def count_store_tokens(texts: Sequence[Text]) -> int:
+def count_store_tokens(texts: Sequence[ScopedText]) -> int:
     """Returns the capacity in tokens that the texts need, each in separate blocks."""
     return BLOCK_TOKENS * sum(count_blocks(len(tokens)) for _, tokens in texts)
 
 
 def count_blocks(num_tokens: int) -> int:
     """Returns the number of blocks that a store needs for a text."""
-    return 1 + max(0, -(-(num_tokens - BLOCK_TOKENS) // _LATER_BLOCK))
+    return 1 + max(0, -(-(num_tokens - BLOCK_TOKENS) // _NEW_TOKENS_PER_LATER_BLOCK))
 
 
 # Files of stores
 
 
 def is_store(path: Path) -> bool:
-    """Returns whether a file begins like a store's. A file that cannot be read is no store here;
-    reading it as a log reports the reason."""
+    """Returns whether a file begins like a store file. A file that cannot be read is not one here,
+    because reading it as a log reports the reason."""
     if not path.is_file():  # opening a pipe would consume its data
         return False
     try:
@@ -240,27 +241,28 @@ def input_errors(path: str | PathLike[str] | None = None) -> Iterator[None]:
 
 
 def make_store(store_tokens: int, tokenizer: str = "") -> NgramStore:
-    """Returns an empty store for a vocabulary. Its size may be an InputError."""
+    """Returns an empty store for a vocabulary. Raises an InputError if the size is invalid."""
     with input_errors():
         return NgramStore(1, store_tokens, tokenizer=tokenizer)
 
 
 def load_store(path: Path, tokenizer: str = "") -> NgramStore:
-    """Returns the store in a file. An unusable file or another vocabulary is an InputError."""
+    """Returns the store in a file. Raises an InputError if the file is unusable or was saved for
+    another vocabulary."""
     with input_errors(path):
         return NgramStore.load(path, tokenizer=tokenizer)
 
 
 def check_output(path: Path) -> None:
-    """Checks that a store may be saved there, and that the file is not another one, such as logs,
-    which a forgotten name after `-o` would replace."""
+    """Checks that a store may be saved there, and that no other kind of file is overwritten, for
+    example a log file if the user forgot the file name after `-o`."""
     check_writable(path)
     if path.exists() and not is_store(path) and not (path.is_file() and not path.stat().st_size):
-        raise InputError(f"{path}: is not a store's file, and is not overwritten")
+        raise InputError(f"{path}: exists and is not a store file; it will not be overwritten")
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """Returns what the file of a store holds; an unusable file is an InputError."""
+    """Describes the contents of a store file. Raises an InputError if the file is unusable."""
     store = load_store(path)
     return {
         "file": str(path),
@@ -275,12 +277,12 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def list_texts(store: NgramStore) -> list[Text]:
-    """Returns the scope and the tokens of each text that the store holds, oldest first."""
+def list_texts(store: NgramStore) -> list[ScopedText]:
+    """Returns the scope and the tokens of each text in the store, oldest first."""
     return store._texts()
 
 
-def add_texts(store: NgramStore, texts: Iterable[Text]) -> None:
+def add_texts(store: NgramStore, texts: Iterable[ScopedText]) -> None:
     """Adds texts to the store, each under its scope as a number."""
     for scope, tokens in texts:
         store._add_text(tokens, scope)

@@ -1,4 +1,4 @@
-"""Fits costs of draft tokens on recorded traffic, and compares them with the package's."""
+"""Fits costs of draft tokens on recorded traffic, and compares them with the shipped costs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def compare(conversations: Sequence[TokenRequest], k: int = 8, limit: int = 40) 
     """Fits on every second conversation and measures on the others.
 
     Args:
-        conversations: Those without a step are ignored.
+        conversations: Conversations without a step are ignored.
         k: Draft tokens per step, at most 16.
         limit: Cost limit for the shipped costs, which determines the number of drafted tokens.
 
@@ -113,8 +113,8 @@ def observed(conversations: Sequence[TokenRequest]) -> tuple[list[IntArray], Flo
     """Returns observations of all draft tokens that a step would have verified.
 
     Returns:
-        [cell, class, class of the token before], each [N]; cells of the store's table follow those
-        of the row's. And [N], whether the token was right.
+        [cell, class, class of the previous token], each [N], and [N], whether the token was right.
+        The cells of the store's table follow those of the row's table.
     """
     tokens = sum(request.num_tokens for request in conversations)
     store = NgramStore(1, max(4096, 2 * tokens))
@@ -140,7 +140,7 @@ def _flatten(drafts: Walks, first_cell: int, columns: int) -> tuple[IntArray, ..
 def _maximize_likelihood(
     places: Sequence[IntArray], right: FloatArray, start: FloatArray
 ) -> list[FloatArray]:
-    """Makes Newton's steps, one table after the other, for each entry of a table separately."""
+    """Applies Newton's method to one table after the other, for each entry separately."""
     tables = [start.copy(), np.zeros(CLASSES), np.zeros(CLASSES)]
     strengths = STRENGTH["cells"], STRENGTH["tokens"], STRENGTH["tokens"]
     logits = start[places[0]]

@@ -1,4 +1,4 @@
-"""The result of learning: its data class, its text, its JSON form and its plot."""
+"""Contains the data class of the learning result and formats it as text, JSON or a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = "ngram_npu.learn/1"
 
 @dataclass(frozen=True)
 class LearnReport(JsonReport):
-    """What was learned, and its gain.
+    """Result of learning: the contents of the store, and its gain.
 
     Attributes:
         about: Command, date, machine, versions and seconds, as in `ReplayReport`; the configuration
@@ -26,11 +26,11 @@ class LearnReport(JsonReport):
             logs (`conversations`, `answers`, `answer_tokens`); the tokenizer's name, None for
             recorded token ids, and the digest of its vocabulary; and the number of conversations at
             the end of the logs that are replayed for each point (`evaluated`, 0 without a curve).
-        curve: Without a store, then by the share of the earlier answers that is known.
+        curve: The point without a store, then points by the share of known earlier answers.
         by_k: Points with all earlier answers, by maximum draft length; empty without a curve.
         store_tokens, tokens_held: Size of the store, and tokens in it.
-        output, file_bytes: Of the file; None without one.
-        notes: What was skipped, and what limits the figures.
+        output, file_bytes: Name and size of the file; None if none was written.
+        notes: Notes about skipped input and unreliable results.
     """
 
     about: Mapping[str, Any]

@@ -34,9 +34,9 @@ _DELTAS = {
     "response.reasoning_summary_text.delta": "thinking",
     "response.function_call_arguments.delta": "arguments",
 }
-"""Of the Responses API: key of the streamed part that a delta continues, by the event's type."""
+"""Responses API: the key of the streamed part that a delta continues, by event type."""
 _BLOCK_DELTAS = {"text": "text", "thinking": "thinking", "partial_json": "input"}
-"""Of Anthropic's streams: the same, by the delta's key."""
+"""Anthropic's streams: the key of the streamed part, by the delta's key."""
 _DELTA_KEYS = {*_DELTAS.values(), *_BLOCK_DELTAS.values()}
 _RESPONSE_KEYS = {"body", "choices", "content", "delta", "error", "message", "object", "output"}
 """Every response, and a chunk of every stream, has one of these."""
@@ -57,9 +57,9 @@ class Answer:
     """One answer while its chunks are added.
 
     Attributes:
-        text, reasoning: Pieces of each.
+        text, reasoning: The pieces of the text and of the reasoning.
         calls: Tool calls, in the order in which they began.
-        token_ids, prompt_token_ids: Of answer and prompt, if the server logs them.
+        token_ids, prompt_token_ids: Token ids of answer and prompt, if the server logs them.
         is_missing_ids: Whether a piece of text has no token ids.
     """
 

@@ -25,7 +25,7 @@ SUFFIXES = tuple(
     f"{kind}{packed}" for kind in (".jsonl", ".json", ".ndjson", ".log") for packed in ("", ".gz")
 )
 
-# A small gzip file must not fill the memory.
+# Limits, so that a small gzip file cannot fill the memory.
 _MAX_LINE_MIB = 64
 _MAX_DOCUMENT_MIB = 1024
 _LINES_BEFORE_VLLM = 1000
@@ -56,7 +56,7 @@ def find_files(path: Path) -> list[Path]:
 
 
 def values(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yields the JSON values of a file, each with its place: one per line ("logs.jsonl:3"), or the
+    """Yields the JSON values of a file with their locations: one per line ("logs.jsonl:3"), or the
     items of one array ("logs.json[2]").
 
     A line that cannot be read is yielded as an InputError instead of a value: the caller decides
@@ -188,13 +188,13 @@ def _join(pieces: Iterable[bytes], name: str) -> bytes:
 
 
 def _parse_document(text: str, name: str, first_line: int) -> Iterator[tuple[str, Any]]:
-    """Yields the items of an array, or the only value of a document, with their places."""
+    """Yields the items of an array, or the only value of a document, with their locations."""
     where = f"{name}:{first_line}"
     try:
         value = json.loads(text.rstrip())
     except json.JSONDecodeError as error:
-        at = f"{name}:{first_line + error.lineno - 1}"
-        raise RecordError(f"{at}: not JSON: {error.msg} at column {error.colno}") from error
+        error_line = f"{name}:{first_line + error.lineno - 1}"
+        raise RecordError(f"{error_line}: not JSON: {error.msg} at column {error.colno}") from error
     except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
         raise RecordError(f"{where}: not JSON that can be read: {one_line(error)}") from error
     if isinstance(value, list) and not _is_message(value):  # messages are one conversation

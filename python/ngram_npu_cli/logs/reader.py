@@ -30,7 +30,7 @@ from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, lo
 from ngram_npu_cli.options import ReadingOptions
 
 IDS_ONLY = "ids"
-"""Tokenizer name that refuses text: conversations without token ids are skipped."""
+"""Tokenizer name with which conversations without token ids are skipped."""
 
 STDLIB_NAME = "python-stdlib"
 
@@ -55,19 +55,19 @@ ShowProgress = Callable[[Progress], None]
 
 
 def ignore_progress(_: Progress) -> None:
-    """Replaces a missing callback."""
+    """Does nothing; used if no callback is passed."""
 
 
 @dataclass
 class Skipped:
-    """What was skipped of an input, and why.
+    """Counts the skipped items of an input, and keeps the reasons.
 
     Attributes:
-        items: Name of what is counted, in the plural.
-        path: The file, with which reasons begin.
-        strict: Whether one skipped item is an error.
-        number: Of skipped items.
-        reasons: One of each kind, with file and line.
+        items: Plural name of the counted items.
+        path: Path of the file; reasons begin with it.
+        strict: Whether a skipped item is an error.
+        number: Number of skipped items.
+        reasons: One message per kind of error, with file and line.
     """
 
     items: str
@@ -77,11 +77,11 @@ class Skipped:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def add(self, error: InputError) -> None:
-        """Counts one; raises its error if `strict`."""
+        """Counts a skipped item; raises its error if `strict`."""
         if self.strict:
             raise error
         self.number += 1
-        # Equal reasons differ in the line: "chat.jsonl:7: not JSON ..."
+        # Messages begin with file and line, which do not count: "chat.jsonl:7: not JSON ..."
         reason = str(error).removeprefix(self.path).partition(": ")[2]
         if reason not in self.reasons and len(self.reasons) < _REASONS_SHOWN:
             self.reasons[reason] = str(error)
@@ -127,13 +127,13 @@ def read_logs(
 
     Args:
         paths: Files and folders.
-        options: How they are read.
+        options: Options for reading.
         receive: Called with the number of the input and each of its conversations.
         scope_field: As for `iter_conversations`.
         progress: Called after each conversation.
 
     Returns:
-        The inputs, and why files of folders were left out.
+        The inputs, and the reasons why files of folders were left out.
 
     Raises:
         InputError: A file or folder is missing, not readable or empty, or more than half of the
@@ -208,7 +208,7 @@ class Tokenization:
         self._chat_template = chat_template
         self._template: ChatTemplate | None = None
         if tokenizer is not None:
-            self._use(tokenizer)
+            self._set_tokenizer(tokenizer)
 
     @property
     def digest(self) -> str:
@@ -223,9 +223,9 @@ class Tokenization:
         """
         if self.tokenizer is None and self._name != IDS_ONLY:
             self.is_guessed = self._name is None
-            self._use(load_tokenizer(self._name or DEFAULT_TOKENIZER))
+            self._set_tokenizer(load_tokenizer(self._name or DEFAULT_TOKENIZER))
 
-    def _use(self, tokenizer: ReplayTokenizer) -> None:
+    def _set_tokenizer(self, tokenizer: ReplayTokenizer) -> None:
         self.tokenizer = tokenizer
         if self._chat_template == "auto" and tokenizer.folder is not None:
             self._template = load_chat_template(tokenizer.folder)
@@ -234,7 +234,7 @@ class Tokenization:
         """Returns one request, or several if the template changes earlier turns.
 
         Raises:
-            RecordError: The template refuses the conversation, or it is text without a tokenizer.
+            RecordError: The template rejects the conversation, or a text has no tokenizer.
         """
         if conversation.has_token_ids:
             turns = conversation.turns

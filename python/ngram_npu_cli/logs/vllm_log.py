@@ -44,7 +44,7 @@ def is_vllm_line(text: str) -> bool:
 
 
 class VllmLog:
-    """Joins the lines of requests and responses."""
+    """Combines the lines of requests and responses to records."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -83,17 +83,17 @@ class VllmLog:
         if answer is None:
             return []
         self._has_requests = True
-        ident, streamed = answer[1], answer[2] or ""
+        ident, stream_kind = answer[1], answer[2] or ""
         request = self._requests.setdefault(ident, _Request(where))
         output, end = _parse_literal(_OUTPUT, text, answer.end())
         token_ids = _parse_ids(text, end)
         if token_ids is not None:
-            earlier = request.token_ids if streamed else None
+            earlier = request.token_ids if stream_kind else None
             request.token_ids = [*(earlier or []), *token_ids]
-        if "delta" in streamed or end == answer.end():
+        if "delta" in stream_kind or end == answer.end():
             return []
-        record = _make_record(ident, request, bool(streamed), output, where)
-        request.token_ids = None  # those of the next answer follow
+        record = _make_record(ident, request, bool(stream_kind), output, where)
+        request.token_ids = None  # the next answer has its own token ids
         request.answered += 1
         if request.answered >= request.num_answers and not request.is_ambiguous:
             del self._requests[ident]
@@ -115,7 +115,7 @@ class VllmLog:
 
 
 def _make_record(
-    ident: str, request: _Request, streamed: bool, output: str | None, where: str
+    ident: str, request: _Request, is_streamed: bool, output: str | None, where: str
 ) -> dict[str, Any] | RecordError:
     if request.is_ambiguous:
         return RecordError(f"{where}: request {ident}: the log has several requests of this id")
@@ -126,7 +126,7 @@ def _make_record(
         )
     # Token ids of a stream are logged only with text, so some may be missing, and those of several
     # answers are mixed.
-    is_exact = not streamed or (request.prompt is None and request.num_answers == 1)
+    is_exact = not is_streamed or (request.prompt is None and request.num_answers == 1)
     return {
         "id": ident,
         "request": {"prompt": request.prompt},
@@ -138,7 +138,7 @@ def _make_record(
 
 
 def _parse_literal(pattern: re.Pattern[str], text: str, start: int) -> tuple[str | None, int]:
-    """Returns a text that Python's `repr` wrote, or None, and where it ends."""
+    """Returns a text that Python's `repr` wrote, or None, and its end position."""
     match = pattern.match(text, start)
     if match is None:
         return None, start

@@ -31,16 +31,16 @@ class ReplayFigures:
     the proposer makes a step of every request in the batch.
 
     Attributes:
-        num_requests: Conversations replayed.
-        num_prompt_tokens: Tokens of all prompts, template included.
-        num_tokens: Tokens generated in steps: all completion tokens but the first of each.
-        num_calls: Calls of the proposer.
+        num_requests: Number of replayed conversations.
+        num_prompt_tokens: Number of tokens of all prompts, including the chat template.
+        num_tokens: Number of tokens generated in steps: all except each completion's first one.
+        num_calls: Number of calls of the proposer.
         draft_time_ns: Time spent inside those calls, in nanoseconds.
-        num_drafts: Steps that had at least one draft token.
-        draft_tokens_per_pos: [K], steps that proposed a draft token at each position.
-        accepted_tokens_per_pos: [K], steps that accepted the one at each position.
-        accepted_length_counts: [K+1], steps that accepted exactly 0, 1, ..., K drafts.
-        notes: What a reader of the figures must know, such as skipped records.
+        num_drafts: Number of steps with at least one draft token.
+        draft_tokens_per_pos: [K], number of steps that drafted a token at each position.
+        accepted_tokens_per_pos: [K], number of steps that accepted the token at each position.
+        accepted_length_counts: [K+1], number of steps that accepted 0, 1, ..., K draft tokens.
+        notes: Notes about the input, such as skipped records.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ReplayFigures:
 
     @property
     def tokens_per_step(self) -> float | None:
-        """Tokens generated per step (1.0: drafting gained nothing); None without a step."""
+        """Tokens generated per step (1.0: no gain from drafting); None without a step."""
         return _divide(self.num_tokens, self.num_steps)
 
     @property
@@ -112,7 +112,7 @@ def _divide(numerator: float, denominator: int) -> float | None:
 
 @dataclass(frozen=True)
 class ReplayReport(JsonReport):
-    """Figures per input with everything needed to repeat the measurement.
+    """Figures per input, with everything that is needed to repeat the measurement.
 
     docs/guides/replay.md describes the fields. `tokenizer` is None if the input was token ids;
     `chosen` (false) is in it if it is the default.
@@ -130,7 +130,7 @@ class ReplayReport(JsonReport):
 
     @property
     def total(self) -> ReplayFigures:
-        """All inputs taken together; all of them have the same K."""
+        """The sums over all inputs, which have the same K."""
         sums: dict[str, Any] = {}
         for name in vars(self.inputs[0]).keys() - {"name", "notes"}:
             values = [getattr(figures, name) for figures in self.inputs]

@@ -1,4 +1,4 @@
-"""The replay loop: a model runner's batch, with recordings in place of the model.
+"""Replays recordings: a model runner's batch, with recordings in place of the model.
 
 A runner's state is a token buffer `[R, S]` and a length per row. Here a second buffer of the same
 shape holds each row's whole recording, from which the "target model" reads its tokens. A
@@ -26,7 +26,7 @@ class Proposer(Protocol):
     """The drafter under test; `ngram_npu.NgramProposer` is one.
 
     A step appends the sampled tokens to their rows, adds their number to `num_tokens` (both in
-    place) and drafts for each row: its result has `draft_token_ids` `[B, K]`, unused places -1, and
+    place) and drafts for each row: its result has `draft_token_ids` `[B, K]`, padded with -1, and
     `num_draft_tokens` `[B]`, both int32. Two methods are optional and are called before a step:
     `reset(rows)`, rows `[N]` int32, for rows that now hold another conversation, and
     `append(token_ids, num_tokens, row_indices=...)` for rows that a prompt was written to.
@@ -51,15 +51,15 @@ def simulate(
     """Replays `requests` and returns their counts.
 
     Args:
-        name: Name of the figures.
+        name: Name of the resulting figures.
         requests: The conversations, started in this order.
-        proposer: A new one; its rows change from one conversation to another.
+        proposer: A new proposer; its rows are reused for several conversations.
         k: The number of draft tokens per step that the proposer was configured for.
         batch_size: Rows of the token buffer: the maximum number of conversations at a time.
-        padded: Whether every draft has `k` tokens, filled up with the newest token.
-        progress: Called with (tokens done, tokens in all), both in generated tokens.
-        observe: Called after each call of the proposer with (numbers of the requests that made a
-            step, number of tokens drafted for them), both `[B]`; each request occurs once.
+        padded: Whether every draft is padded to `k` tokens with the newest token.
+        progress: Called with the number of replayed and of all generated tokens.
+        observe: Called after each call of the proposer with the numbers of the requests that made a
+            step, `[B]`, and the number of tokens drafted for each, `[B]`. No request occurs twice.
 
     Raises:
         InputError: The proposer's rows or lengths differ from the recording's, or its result is
@@ -76,7 +76,7 @@ def simulate(
         # A runner passes no indices if all rows are in use.
         row_indices = None if len(rows) == batch.num_rows else rows.astype(np.int32)
         reassigned, prompted = batch.pop_changed_rows()
-        started = time.perf_counter_ns()
+        start_ns = time.perf_counter_ns()
         if reset is not None and len(reassigned):
             reset(reassigned)
         if append is not None and len(prompted):
@@ -84,7 +84,7 @@ def simulate(
         step = proposer.step(
             batch.token_ids, batch.num_tokens, sampled, row_indices=row_indices, advance=True
         )
-        draft_time_ns += time.perf_counter_ns() - started
+        draft_time_ns += time.perf_counter_ns() - start_ns
         num_calls += 1
         batch.append_sampled(rows)
         drafted, accepted, yielded = batch.verify(rows, step)
@@ -149,18 +149,18 @@ class _Batch:
             self._next_turn(row)
 
     def active_rows(self) -> Int64Array:
-        """Returns the rows with a conversation, ascending, `[B]`."""
+        """Returns the rows that have a conversation, ascending, `[B]`."""
         return np.flatnonzero(self._due).astype(np.int64, copy=False)
 
     def pop_changed_rows(self) -> tuple[Int32Array, Int32Array]:
-        """Returns the rows that got another conversation since the last call, and those that a
+        """Returns the rows that got another conversation since the last call, and the rows that a
         prompt was written to, each `[N]` and ascending."""
         reassigned, prompted = np.unique(self._reassigned), np.unique(self._prompted)
         self._reassigned, self._prompted = [], []
         return reassigned.astype(np.int32), prompted.astype(np.int32)
 
     def sampled_token_ids(self, rows: Int64Array) -> Int32Array:
-        """Returns the due tokens, which the target model sampled last: `[B, K+1]`, then -1."""
+        """Returns the tokens that the target model sampled last: `[B, K+1]`, padded with -1."""
         return self._recorded_from(rows, self._due[rows], self._k + 1)
 
     def append_sampled(self, rows: Int64Array) -> None:
@@ -193,8 +193,8 @@ class _Batch:
         remaining = self._end[rows] - self._cursor[rows]
         comparable = np.minimum(drafted, remaining)
         recorded = self._recorded_from(rows, comparable, self._k)
-        equal = (recorded >= 0) & (draft == recorded)  # both are -1 where there is no token
-        accepted = np.logical_and.accumulate(equal, axis=1).sum(axis=1, dtype=np.int64)
+        is_equal = (recorded >= 0) & (draft == recorded)  # both are -1 where there is no token
+        accepted = np.logical_and.accumulate(is_equal, axis=1).sum(axis=1, dtype=np.int64)
         return drafted, accepted, np.minimum(accepted + 1, remaining)
 
     def advance(self, rows: Int64Array, num_yielded: Int64Array) -> None:
@@ -205,14 +205,14 @@ class _Batch:
             self._next_turn(row)
 
     def _recorded_from(self, rows: Int64Array, counts: Int64Array, width: int) -> Int32Array:
-        """Returns the next `counts` recorded tokens of each row, then -1, `[B, width]`."""
+        """Returns the next `counts` recorded tokens of each row, `[B, width]`, padded with -1."""
         columns = np.arange(width)
         has_token = columns < counts[:, None]
         positions = np.where(has_token, self._cursor[rows][:, None] + columns, 0)
         return np.where(has_token, self._recorded[rows[:, None], positions], np.int32(-1))
 
     def _next_turn(self, row: int) -> None:
-        """Prefills the row's next completion, or one of a waiting conversation after the last."""
+        """Starts the row's next completion; after the last one, that of a waiting conversation."""
         self._check_tokens(row)
         while (span := next(self._spans[row], None)) is None:
             waiting = next(self._waiting, None)

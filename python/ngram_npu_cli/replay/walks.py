@@ -1,4 +1,4 @@
-"""Drafts of recorded conversations at every position, from a ladder and from a store.
+"""Computes the drafts of a ladder and of a store at every position of recorded conversations.
 
 Drafts of a ladder are simulated. A recording contains all tokens of a row, so the candidate for
 each token can be computed in advance, and with it the draft for any limit. That shares no code with
@@ -37,7 +37,7 @@ STORE_SHAPE = (16, 56)
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of replayed steps; those of several replays can be added."""
+    """Counts of replayed steps; the counts of several replays can be added."""
 
     tokens: int = 0
     steps: int = 0
@@ -127,9 +127,9 @@ def at_equal_drafts(curve: Sequence[Counts], drafted_per_step: float) -> tuple[f
     for i, (less, more) in enumerate(pairwise(curve)):
         low, high = less.drafted_per_step, more.drafted_per_step
         if low <= drafted_per_step < high:
-            way = (drafted_per_step - low) / (high - low)
+            fraction = (drafted_per_step - low) / (high - low)
             gained = more.tokens_per_step - less.tokens_per_step
-            return less.tokens_per_step + way * gained, i + way
+            return less.tokens_per_step + fraction * gained, i + fraction
     raise InputError(f"no limit drafts {drafted_per_step:.2f} tokens per step")
 
 
@@ -171,13 +171,13 @@ def _walk(request: TokenRequest, sizes: Sequence[int]) -> Walks:
     q, m = candidates(tokens.astype(np.int64), sizes)
     outcome = outcomes(tokens, q, m)
     x, remaining = _find_positions(request)
-    places = q[x, None] + np.arange(MAX_K) % (x - q[x])[:, None]
-    drafted, length = tokens[places], np.where(m[x] > 0, MAX_K, 0)
+    sources = q[x, None] + np.arange(MAX_K) % (x - q[x])[:, None]
+    drafted, length = tokens[sources], np.where(m[x] > 0, MAX_K, 0)
     return Walks(
         _shrink(np.minimum(m[x, None] + np.arange(MAX_K), 15)),
-        _shrink(outcome[places]),
+        _shrink(outcome[sources]),
         drafted,
-        tokens[places - 1],  # arbitrary without a candidate
+        tokens[sources - 1],  # arbitrary without a candidate
         length,
         _count_right(tokens, x, remaining, drafted, length),
         remaining,
@@ -257,8 +257,8 @@ def _record(request: TokenRequest, store: Any) -> Walks:
     length = np.zeros(len(positions), np.int32)
     one, slot, no_slot = np.ones(1, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int32)
     for i, end in enumerate(positions.astype(np.int32)):
-        # The same draft twice: the costs are first rows of the table, then its columns. Only the
-        # second call has a slot and stores the token.
+        # Drafts twice. The cost tables contain row numbers in the first call and column numbers in
+        # the second, so the costs show which cell was used. Only the second call stores the token.
         for table, costs, slot_indices in ((rows, match, no_slot), (columns, column, slot)):
             length[i] = 0
             _C.ngram_store_step_(

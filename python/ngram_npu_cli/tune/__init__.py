@@ -1,4 +1,4 @@
-"""Tuning: the best setting for recorded traffic, and its gain at a verification cost.
+"""Finds the best setting for recorded traffic, and its speed-up at a verification cost.
 
     >>> from ngram_npu_cli.tune import share_of_a_step, tune
     >>> report = tune(["traffic.jsonl"], share_of_a_step(0.05))  # doctest: +SKIP
@@ -115,7 +115,7 @@ def tune(
         return sums
 
     counts = measure(tuple(dict.fromkeys([*searched, *compared.values()])))
-    measured = Measured(counts, traffic.tokens, traffic.chosen_half)
+    measured = Measured(counts, traffic.tokens, traffic.selection_half)
     costs = {r.name: _add_synchronous(r, cost, options.synchronous) for r in runners}
     on_host = [runner for runner in runners if runner.drafts == "trimmed"]
     if options.store and on_host:
@@ -146,13 +146,13 @@ def tune(
 
 
 def _select_runners(name: str | None, candidates: Sequence[Candidate]) -> list[Runner]:
-    """Returns the runner `name`, or all of vLLM's runners for which there is a candidate."""
-    wanted = [RUNNERS[name]] if name is not None else [RUNNERS["gpu"], RUNNERS["host"]]
-    runners = [r for r in wanted if any(c.drafts == r.drafts for c in candidates)]
+    """Returns the runner `name`; without a name, the GPU and host runners with candidates."""
+    selected = [RUNNERS[name]] if name is not None else [RUNNERS["gpu"], RUNNERS["host"]]
+    runners = [r for r in selected if any(c.drafts == r.drafts for c in candidates)]
     if not runners:
         raise InputError(
-            f"runner {name}: no setting to search: {wanted[0].drafts} drafts are of consecutive "
-            "sizes only"
+            f"runner {name}: no setting to search: {selected[0].drafts} drafts are supported for "
+            "consecutive n-gram sizes only"
         )
     return runners
 
@@ -168,7 +168,7 @@ def _add_synchronous(
 
 
 def _find_cache_file(traffic: Traffic) -> Path | None:
-    """Returns the file for finished pieces of this traffic; None if its folder cannot be made."""
+    """Returns the file for finished pieces; None if its folder cannot be created."""
     digest = hashlib.sha256()
     for request in traffic.requests:
         digest.update(request.tokens().tobytes())

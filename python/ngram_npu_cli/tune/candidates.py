@@ -84,11 +84,12 @@ BASELINES = {
     "trimmed": BASELINE,
     "padded": Candidate.of(min_n=2, max_n=5, k=5, match_policy="latest", drafts="padded"),
 }
-"""The default by what is verified, because vLLM's V2 runner follows the latest match."""
+"""The default settings to compare with, for trimmed and for padded drafts. vLLM's V2 runner uses
+the latest match."""
 
 
 def parse_candidate(text: str) -> Candidate:
-    """Parses a JSON object of `NgramConfig`'s keywords; another text is an InputError."""
+    """Parses a JSON object of `NgramConfig`'s keywords. Raises an InputError for any other text."""
     try:
         return Candidate.of(**json.loads(text))
     except (ValueError, TypeError) as error:
@@ -125,15 +126,15 @@ STORE_SIZES = (100_000, STORE_TOKENS)
 
 
 SYNCHRONOUS = 0.1
-"""How much longer a step takes without asynchronous scheduling, as a share of it: an assumption.
-Others measured 6 % with 32B parameters and 20 % with 7B (the table of vllm-ascend's pull request
-that makes its runner asynchronous)."""
+"""Assumed share by which a step is longer without asynchronous scheduling. Others measured 6 % with
+32B parameters and 20 % with 7B (see the table in vllm-ascend's pull request that makes its runner
+asynchronous)."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """One way of drafting in a server: what it verifies, its `method` of vLLM's
-    `speculative_config`, its environment, and which features of vLLM it loses."""
+    """One way to draft in a server: which drafts are verified, the `method` of vLLM's
+    `speculative_config`, the environment, and which features of vLLM are lost."""
 
     name: str
     drafts: Drafts

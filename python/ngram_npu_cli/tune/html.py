@@ -35,7 +35,7 @@ def check_html() -> None:
 
 
 def save_html(report: TuneReport, path: Path) -> None:
-    """Writes the page; without matplotlib this is an InputError."""
+    """Writes the page. Raises an InputError if matplotlib is not installed."""
     about = report.about
     footer = f"{about['command']}; {about['date']}; ngram_npu {about['versions']['ngram_npu']}"
     parts = [_render_block(block) for block in (*describe(report), footer)]
@@ -69,40 +69,43 @@ def _render_svg(report: TuneReport) -> str:
 
 
 def draw(report: TuneReport) -> Any:
-    """Returns a figure of matplotlib: speed-up by batch size, tokens and drafts per step, and a
+    """Returns a matplotlib figure: speed-up by batch size, tokens and drafts per step, and a
     histogram of the conversations."""
     matplotlib_figure = _import_matplotlib("matplotlib.figure")
     figure = matplotlib_figure.Figure(figsize=(12, 3.6), layout="constrained")
     by_batch, yields, gains = figure.subplots(1, 3)
-    pair = [
+    curves = [
         ("tab:blue", report.candidate, [r.speedup for r in report.batches]),
         ("tab:orange", report.against, [r.against for r in report.batches]),
     ]
-    places = np.arange(len(report.batches))
+    positions = np.arange(len(report.batches))
     points = {
         candidate: (setting.held_out.drafted_per_step, setting.held_out.tokens_per_step)
         for candidate, setting in report.settings.items()
     }
     yields.scatter(*zip(*points.values(), strict=True), s=8, color="lightgray")
     yields.plot(*zip(*(points[c] for c in report.frontier), strict=True), color="tab:blue")
-    for offset, (color, candidate, speedups) in zip((-0.1, 0.1), pair, strict=True):
+    for offset, (color, candidate, speedups) in zip((-0.1, 0.1), curves, strict=True):
         lows, highs = [s.low for s in speedups], [s.high for s in speedups]
-        by_batch.vlines(places + offset, lows, highs, color=color)
+        by_batch.vlines(positions + offset, lows, highs, color=color)
         values = [s.value for s in speedups]
-        by_batch.plot(places + offset, values, "o", color=color, label=candidate.label)
+        by_batch.plot(positions + offset, values, "o", color=color, label=candidate.label)
         yields.plot(*points[candidate], "o", color=color)
-    singles = [[s.speedup for s in report.singles], [s.against for s in report.singles]]
-    # A few very large gains would put all others into one column.
-    top = max(1.2, float(np.quantile(singles, 0.99)))
+    samples = [
+        [result.speedup for result in report.conversations],
+        [result.against for result in report.conversations],
+    ]
+    # Clipped, because a few very large gains would put all others into one column.
+    top = max(1.2, float(np.quantile(samples, 0.99)))
     gains.hist(
-        [np.minimum(speedups, top) for speedups in singles], bins=24, color=[c for c, *_ in pair]
+        [np.minimum(speedups, top) for speedups in samples], bins=24, color=[c for c, *_ in curves]
     )
-    by_batch.set_xticks(places, [report.batch_name(row.batch) for row in report.batches])
+    by_batch.set_xticks(positions, [report.batch_name(row.batch) for row in report.batches])
     by_batch.set(title="Speed-up by batch size", xlabel="batch size")
     by_batch.margins(y=0.25)  # space for the legend
     by_batch.axhline(1.0, color="gray", linestyle=":")
     by_batch.legend(fontsize="small")
     yields.set(title="Tokens and drafts per step", xlabel="drafted tokens per step")
-    gains.set(title="Which conversations gain", xlabel="speed-up of the conversation")
+    gains.set(title="Speed-up by conversation", xlabel="speed-up of the conversation")
     gains.axvline(1.0, color="gray", linestyle=":")
     return figure

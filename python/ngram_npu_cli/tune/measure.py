@@ -1,8 +1,8 @@
-"""Replays many settings over many conversations: in pieces, on several processes, resumable.
+"""Replays many settings over many conversations in pieces, on several processes; can be resumed.
 
 A piece is one setting on one chunk of conversations. Its result is the number of steps of each
-conversation by the number of tokens drafted; all figures follow from that. With a store, which
-carries text from one conversation to the next, a piece is a stream of conversations in order.
+conversation by the number of drafted tokens; all other numbers are computed from that. A store
+carries text from one conversation to the next, so with one, a piece is a stream of conversations.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _TOKENS = 4 << 20
 
 
 def group_requests(requests: Sequence[TokenRequest]) -> list[list[int]]:
-    """Returns the numbers of the requests that are replayed together.
+    """Groups the numbers of the requests that are replayed together.
 
-    They are of similar length, so that a batch stays full to its end.
+    Requests of a group have similar lengths, so that a batch stays full to its end.
     """
     generated = [sum(end - start for start, end in r.spans()) for r in requests]
     order = sorted(range(len(requests)), key=lambda i: (generated[i], i))
@@ -63,25 +63,25 @@ def measure_settings(
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Candidate, Counts]:
-    """Returns, for each setting [N, K+1], steps of each request by the number of tokens drafted.
+    """Returns for each setting a [N, K+1] array: each request's steps by number of drafted tokens.
 
     Args:
         candidates: The settings.
-        requests: Each with at least one step.
+        requests: The requests; each has at least one step.
         streams: Numbers of the requests that share a store, in order; the store is empty at first.
             Each request is in one stream. None: one stream of all requests.
         jobs: Number of processes.
         cache: Finished pieces, which are not replayed again.
-        progress: Called with (pieces done, pieces in all).
+        progress: Called with the number of finished pieces and of all pieces.
     """
     cache = Cache(None) if cache is None else cache
     results = {c: np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates}
     chunks = [(False, chunk) for chunk in group_requests(requests)]
     if any(candidate.has_store for candidate in candidates):
         chunks += [(True, list(stream)) for stream in streams or [range(len(requests))]]
-    todo: list[Piece] = []
+    pending: list[Piece] = []
     total = 0
-    # Long chunks first, so that the last process to finish has little left to do.
+    # Long chunks are replayed first, so that all processes finish at about the same time.
     for is_stream, chunk in reversed(chunks):
         digest = _digest_requests(requests[n] for n in chunk)
         for candidate in candidates:
@@ -91,13 +91,13 @@ def measure_settings(
             piece = Piece(candidate, chunk, _make_key(candidate, digest))
             counts = cache.get(piece.key, (len(chunk), candidate.config.k + 1))
             if counts is None:
-                todo.append(piece)
+                pending.append(piece)
             else:
                 results[candidate][chunk] = counts
     show = progress or (lambda done, total: None)
-    done = total - len(todo)
+    done = total - len(pending)
     show(done, total)
-    for piece, counts in _replay_pieces(requests, todo, jobs):
+    for piece, counts in _replay_pieces(requests, pending, jobs):
         results[piece.candidate][piece.chunk] = counts
         cache.add(piece.key, counts)
         done += 1

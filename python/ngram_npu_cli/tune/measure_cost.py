@@ -44,8 +44,8 @@ tokens than chunks arrive."""
 
 @dataclass
 class Stream:
-    """One request: the times in seconds at which it was sent and its chunks arrived, and the number
-    of generated tokens, None if the server does not report it."""
+    """The times in seconds at which one request was sent and at which its chunks arrived, and the
+    number of generated tokens (None if the server does not report it)."""
 
     arrived: list[float] = field(default_factory=list)
     sent: float = 0.0
@@ -99,7 +99,7 @@ def _measure(server: _Server, batch: int, max_tokens: int, rounds: int) -> tuple
         if before is None and any(stream.tokens is None for stream in streams):
             raise InputError(
                 "expected counts of drafted tokens at /metrics or `usage` in the stream, got "
-                "neither, so drafts of the server would not be noticed; measure without the proxy "
+                "neither, so the server's drafts cannot be counted; measure without the proxy "
                 "that hides them"
             )
         tokens = sum(stream.tokens or 0 for stream in streams)
@@ -137,11 +137,12 @@ def _check_bursts(server: _Server, max_tokens: int) -> None:
 def compute_step_time(streams: Sequence[Stream]) -> float:
     """Returns the median time per chunk of a request while all requests are running, in seconds.
 
-    Requests that did not run together for long enough are an InputError.
+    Raises:
+        InputError: The requests did not run at the same time for long enough.
     """
     begin = max((stream.arrived[0] for stream in streams if stream.arrived), default=0.0)
     end = min((stream.arrived[-1] for stream in streams if stream.arrived), default=0.0)
-    inside = [[at for at in stream.arrived if begin <= at <= end] for stream in streams]
+    inside = [[time_s for time_s in stream.arrived if begin <= time_s <= end] for stream in streams]
     times: list[float] = np.concatenate([np.diff(arrived) for arrived in inside]).tolist()
     if len(times) < _MIN_STEPS * len(streams):
         raise InputError(
@@ -189,7 +190,7 @@ class _Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def run(self, batch: int, max_tokens: int) -> list[Stream]:
-        """Sends ``batch`` equal requests at the same time."""
+        """Sends ``batch`` identical requests at the same time."""
         body = {
             "model": self.model,
             "prompt": self._prompt,
@@ -215,12 +216,12 @@ class _Server:
             while line := answer.readline():
                 if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
                     chunks.append((time.perf_counter(), line))
-        for at, line in chunks:
+        for arrival, line in chunks:
             chunk = json.loads(line.removeprefix(b"data:"))
             if "error" in chunk:
                 raise InputError(f"{self._url}: /v1/completions sent {line.decode():.300}")
             if chunk.get("choices"):
-                stream.arrived.append(at)
+                stream.arrived.append(arrival)
             if chunk.get("usage"):
                 stream.tokens = chunk["usage"]["completion_tokens"]
         if not stream.arrived:
@@ -231,8 +232,10 @@ class _Server:
     def _send(
         self, method: str, path: str, body: str | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
-        connection = kind(self._host, timeout=_TIMEOUT_S)
+        connection_class = (
+            http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
+        )
+        connection = connection_class(self._host, timeout=_TIMEOUT_S)
         headers = {"Content-Type": "application/json", **self._headers}
         try:
             connection.request(method, self._path + path, body, headers)

@@ -1,4 +1,5 @@
-"""Ranks settings by speed-up: chosen on one half of the conversations, judged on the other."""
+"""Ranks settings by speed-up on the selection half of the conversations and evaluates them on the
+held-out half."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ SEED = 20_260_801
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and its 95 % interval over resampled conversations."""
+    """A value and its 95 % bootstrap interval over resampled conversations."""
 
     value: float
     low: float
@@ -38,17 +39,17 @@ class Measured:
     """Counts of all settings over all conversations.
 
     Attributes:
-        counts: By setting [N, K+1], steps of a conversation by the number of tokens drafted.
-        tokens: [N], generated in steps, the same for all settings.
-        chosen_half: [N], whether the conversation belongs to the half for choosing.
+        counts: For each setting [N, K+1], steps per conversation by the number of drafted tokens.
+        tokens: [N], number of generated tokens, the same for all settings.
+        selection_half: [N], whether the conversation belongs to the selection half.
     """
 
     counts: Mapping[Candidate, Counts]
     tokens: npt.NDArray[np.int64]
-    chosen_half: BoolArray
+    selection_half: BoolArray
 
     def extend(self, counts: Mapping[Candidate, Counts]) -> Measured:
-        """Returns these and other settings over the same conversations."""
+        """Returns the counts with those of other settings over the same conversations."""
         return replace(self, counts={**self.counts, **counts})
 
     def select(self, drafts: str) -> Measured:
@@ -72,31 +73,34 @@ class Measured:
 def rank(
     measured: Measured, cost: VerificationCost, among: Iterable[Candidate] | None = None
 ) -> list[Candidate]:
-    """Returns all or some settings, the best first on the half for choosing.
+    """Returns all settings, or those in `among`, ordered from best to worst on the selection half.
 
-    One setting serves all batch sizes. So a setting is ranked by the batch size where its speed-up
-    is the smallest share of the best speed-up for that size. Sizes where no setting gains do not
-    count, because drafting is off there. Equal settings keep their order.
+    One setting serves all batch sizes. For each batch size, a setting's speed-up is divided by the
+    best speed-up at this size, and the smallest of these ratios is the setting's score. Sizes where
+    no setting is faster are ignored, because drafting is off there. Settings with equal scores keep
+    their order.
     """
     candidates = list(measured.counts if among is None else among)
     speedups = np.array(
         [
-            [measured.speedup(c, cost, batch, measured.chosen_half) for batch in cost.batch_sizes]
+            [
+                measured.speedup(c, cost, batch, measured.selection_half)
+                for batch in cost.batch_sizes
+            ]
             for c in candidates
         ]
     ).reshape(len(candidates), -1)
     best = speedups.max(axis=0, initial=0)
-    # A server turns drafting off at sizes where no setting gains, so they must not decide.
     if (best > 1).any():
         speedups, best = speedups[:, best > 1], best[best > 1]
-    smallest_share = (speedups / best).min(axis=1)
-    return [candidates[i] for i in np.argsort(-smallest_share, kind="stable")]
+    scores = (speedups / best).min(axis=1)
+    return [candidates[i] for i in np.argsort(-scores, kind="stable")]
 
 
 @dataclass(frozen=True)
 class StoreGain:
-    """Gain of a store on the held-out half, at the smallest batch size: ratio of the speed-ups of
-    the best settings with and without one."""
+    """Ratio of the speed-ups of the best settings with and without a store, on the held-out half at
+    the smallest batch size."""
 
     best: Candidate
     without: Candidate
@@ -106,18 +110,18 @@ class StoreGain:
 def recommend(measured: Measured, cost: VerificationCost) -> tuple[Candidate, StoreGain | None]:
     """Returns the best setting, and the gain of a store if one was tried.
 
-    A store shares text between requests. So one is recommended only if its interval on the held-out
-    half lies above 1 too.
+    A store shares text between requests. So a store is recommended only if it is the best
+    setting on the selection half and the interval of the ratio lies above 1 on the held-out half.
     """
     order = rank(measured, cost)
     stored = [c for c in order if c.has_store]
-    others = [c for c in measured.counts if not c.has_store]
-    if not stored or not others:
+    storeless = [c for c in measured.counts if not c.has_store]
+    if not stored or not storeless:
         return order[0], None
-    without = rank(measured, cost, others)[0]
+    without = rank(measured, cost, storeless)[0]
     ratio = compute_interval(measured, stored[0], cost, cost.batch_sizes[0], without)
-    is_certain = order[0] == stored[0] and ratio.low > 1
-    return stored[0] if is_certain else without, StoreGain(stored[0], without, ratio)
+    is_store_recommended = order[0] == stored[0] and ratio.low > 1
+    return stored[0] if is_store_recommended else without, StoreGain(stored[0], without, ratio)
 
 
 def search_stores(
@@ -126,11 +130,11 @@ def search_stores(
     candidates: Sequence[Candidate],
     measure: Callable[[Sequence[Candidate]], Mapping[Candidate, Counts]],
 ) -> Measured:
-    """Adds ladders with a store.
+    """Measures ladders with a store by a local search, and adds their counts.
 
-    The best ladder with a store often differs from the best one without. So the search begins with
-    the best one without a store, continues with the best ladder of the next length or probability
-    until none is better, and tries that one with stores of the other sizes.
+    The best ladder with a store often differs from the best ladder without one. So the search
+    starts at the best ladder without a store and moves to the best neighbour (the next length or
+    probability) until none is better. It then tries stores of the other sizes with this ladder.
     """
     ladders = [
         c for c in candidates if c.config.min_draft_probability is not None and not c.has_store
@@ -147,8 +151,8 @@ def search_stores(
             break
         measured = measured.extend(measure(missing))
         current = ladder_of[rank(measured, cost, [c for c in measured.counts if c in ladder_of])[0]]
-    others = [_add_store(current, tokens) for tokens in STORE_SIZES[:-1]]
-    missing = [c for c in others if c not in measured.counts]
+    other_sizes = [_add_store(current, tokens) for tokens in STORE_SIZES[:-1]]
+    missing = [c for c in other_sizes if c not in measured.counts]
     return measured.extend(measure(missing)) if missing else measured
 
 
@@ -161,10 +165,10 @@ def _list_neighbours(ladder: Candidate, ladders: Sequence[Candidate]) -> list[Ca
     neighbours: list[Candidate] = []
     for name, other in (("k", "min_draft_probability"), ("min_draft_probability", "k")):
         fixed = getattr(ladder.config, other)
-        line = [c for c in ladders if getattr(c.config, other) == fixed]
-        line.sort(key=lambda candidate: float(getattr(candidate.config, name)))
-        position = line.index(ladder)
-        neighbours += line[max(0, position - 1) : position] + line[position + 1 : position + 2]
+        row = [c for c in ladders if getattr(c.config, other) == fixed]
+        row.sort(key=lambda candidate: float(getattr(candidate.config, name)))
+        position = row.index(ladder)
+        neighbours += row[max(0, position - 1) : position] + row[position + 1 : position + 2]
     return neighbours
 
 
@@ -175,11 +179,11 @@ def compute_interval(
     batch: int,
     against: Candidate | None = None,
 ) -> Interval:
-    """Returns the speed-up on the held-out half, or with `against` its ratio to another setting's.
+    """Returns the speed-up on the held-out half, or its ratio to that of `against`.
 
     Whole conversations are drawn, with replacement, because steps of one conversation are similar.
     """
-    where = np.flatnonzero(~measured.chosen_half)
+    where = np.flatnonzero(~measured.selection_half)
     draws = np.random.default_rng(SEED).multinomial(
         len(where), np.full(len(where), 1 / len(where)), RESAMPLES
     )
@@ -197,12 +201,13 @@ def compute_interval(
     return Interval(float(values[0]), float(low), float(high))
 
 
-def find_frontier(figures: Mapping[Candidate, TotalCounts]) -> list[Candidate]:
-    """Returns the Pareto front: no other yields as many tokens per step with fewer drafted."""
+def find_frontier(totals: Mapping[Candidate, TotalCounts]) -> list[Candidate]:
+    """Returns the Pareto front: no other setting yields as many tokens per step with
+    fewer drafted tokens."""
     frontier: list[Candidate] = []
     highest = 0.0
     for candidate, counts in sorted(
-        figures.items(), key=lambda item: (item[1].drafted_per_step, -item[1].tokens_per_step)
+        totals.items(), key=lambda item: (item[1].drafted_per_step, -item[1].tokens_per_step)
     ):
         if counts.tokens_per_step > highest:
             frontier.append(candidate)
@@ -217,15 +222,15 @@ def choose_lengths(
     ``num_speculative_tokens_per_batch_size``.
 
     It is the length with the highest speed-up on the held-out half among the settings that differ
-    from `candidate` in k only; 0 if none gains. Batch sizes without step times get the length of
-    the next larger one, which is the more cautious choice.
+    from `candidate` in k only; 0 if none is faster. Batch sizes without step times get the length
+    of the next larger one, which is the more cautious choice.
     """
     same = replace(candidate, options=_without_k(candidate))
     variants = [c for c in measured.counts if replace(c, options=_without_k(c)) == same]
     table: list[tuple[int, int, int]] = []
     for batch in cost.batch_sizes:
         speedups = {
-            c.config.k: measured.speedup(c, cost, batch, ~measured.chosen_half) for c in variants
+            c.config.k: measured.speedup(c, cost, batch, ~measured.selection_half) for c in variants
         }
         length = max(speedups, key=lambda k: speedups[k])
         if speedups[length] <= 1:
@@ -246,14 +251,15 @@ def advise(
 ) -> tuple[str, int | None]:
     """Returns one sentence of advice, and the batch size above which drafting should be off.
 
-    That is 0 for all sizes, and None for no size. `batches` has the batch sizes, ascending, and
-    whether the interval of a setting lies above 1 there.
+    The batch size is 0 if drafting should always be off, and None if it should never be off.
+    `batches` contains the batch sizes, ascending, and whether the interval of a setting lies above
+    1 at that size.
     """
-    gaining = [batch for batch, gains in batches if gains]
-    if not gaining:
+    faster = [batch for batch, is_faster in batches if is_faster]
+    if not faster:
         return "Do not speculate: no gain is sure on this traffic.", 0
-    last = gaining[-1]
-    off = [f"at batch {batch}" for batch, gains in batches if not gains and batch < last]
+    last = faster[-1]
+    off = [f"at batch {batch}" for batch, is_faster in batches if not is_faster and batch < last]
     off_above = None if last == batches[-1][0] else last
     if off_above is not None:
         off.append(f"above batch {last}")

@@ -1,4 +1,4 @@
-"""Recorded traffic for tuning: read once; a sample is kept if it is large."""
+"""Reads recorded traffic for tuning, and keeps a sample if the traffic is large."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Traffic:
     """Conversations with at least one step, as requests.
 
     Attributes:
-        inputs: Names, in order.
-        input_of, names: [N], number of each conversation's input, and its ID.
-        requests: Of all conversations. A conversation has several requests if its chat template
+        inputs: Names of the inputs, in the order in which they were read.
+        input_of, names: [N], number of each conversation's input, and the conversation's ID.
+        requests: Requests of all conversations. A conversation has several if its chat template
             changes earlier turns.
         conversation_of: [R], number of each request's conversation.
         left_out: Number of kept conversations without a step.
@@ -55,16 +55,16 @@ class Traffic:
         return np.bincount(self.conversation_of, generated).astype(np.int64)
 
     @property
-    def chosen_half(self) -> npt.NDArray[np.bool_]:
-        """[N], whether settings are chosen on it: numbers 0, 2, 4, ... of each input."""
-        is_chosen = np.zeros(len(self.names), bool)
+    def selection_half(self) -> npt.NDArray[np.bool_]:
+        """[N], true for conversations 0, 2, 4, ... of each input: settings are chosen on them."""
+        is_selected = np.zeros(len(self.names), bool)
         for number in range(len(self.inputs)):
-            is_chosen[np.flatnonzero(self.input_of == number)[::2]] = True
-        return is_chosen
+            is_selected[np.flatnonzero(self.input_of == number)[::2]] = True
+        return is_selected
 
     def streams(self) -> list[list[int]]:
         """Returns numbers of the requests that share a store: each half of each input, in order."""
-        stream_of_conversation = self.input_of * 2 + self.chosen_half
+        stream_of_conversation = self.input_of * 2 + self.selection_half
         stream_of_request = stream_of_conversation[self.conversation_of]
         return [
             np.flatnonzero(stream_of_request == stream).tolist()
@@ -82,7 +82,7 @@ class Traffic:
             "characters_found": self.characters_read,
             "is_sample": self.is_sample,
             "tokens": int(self.tokens.sum()),
-            "held_out_conversations": int((~self.chosen_half).sum()),
+            "held_out_conversations": int((~self.selection_half).sum()),
             "tokenizer": self.tokenizer,
             "notes": list(self.notes),
         }
@@ -95,8 +95,8 @@ def read_traffic(
 ) -> Traffic:
     """Reads, samples and tokenizes conversations.
 
-    A sample has whole conversations, chosen with equal probability, the same ones for the same
-    traffic. Without options, everything is read.
+    A sample consists of complete conversations, chosen with equal probability. The same traffic
+    always results in the same sample. Without options, everything is read.
 
     Raises:
         InputError: As for `replay`, or fewer than two conversations have a step.
@@ -131,9 +131,9 @@ def read_traffic(
                 names.append(conversation.id)
                 input_of.append(number)
         show(Progress(logs[number].name, "tokenize", done, len(conversations)))
-    for log, skipped_of_log, used_of_log in zip(logs, skipped, used, strict=True):
-        skipped_of_log.check(used_of_log)
-        notes += [f"{log.name}: {note}" for note in skipped_of_log.notes(used_of_log)]
+    for log, log_skipped, log_used in zip(logs, skipped, used, strict=True):
+        log_skipped.check(log_used)
+        notes += [f"{log.name}: {note}" for note in log_skipped.notes(log_used)]
     if len(names) < 2:
         raise InputError(
             f"expected 2 or more conversations with an answer of 2 or more tokens, got {len(names)}"
@@ -155,9 +155,10 @@ def read_traffic(
 
 
 class _Sample:
-    """The conversations with the lowest hashes, as many as fit; no others are kept in memory.
+    """Keeps the conversations with the lowest hashes in memory, as many as fit.
 
-    After one was left out, none with a higher hash is kept: short ones would be more likely.
+    After a conversation was removed, none with a higher hash is added. Otherwise short
+    conversations, which still fit, would be sampled more often.
     """
 
     def __init__(self, max_characters: int | None) -> None:
@@ -180,9 +181,9 @@ class _Sample:
         if self.max_characters is None:
             return
         while self.characters > self.max_characters and len(self._heap) > 2:
-            left_out = heapq.heappop(self._heap)
-            self._max_hash = -left_out[0]
-            self.characters -= left_out[3].num_characters
+            negative_hash, _, _, removed = heapq.heappop(self._heap)
+            self._max_hash = -negative_hash
+            self.characters -= removed.num_characters
 
     def in_order(self) -> list[tuple[int, Conversation]]:
         """Returns numbers of inputs and conversations in the order in which they were added."""

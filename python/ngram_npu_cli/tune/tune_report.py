@@ -1,4 +1,4 @@
-"""The result of tuning: its data classes, its JSON form, and its text as blocks."""
+"""Contains the data classes of the tuning result and formats the result as JSON or text."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ FORMAT = "ngram_npu.tune/2"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 
 MIN_HELD_OUT = 20
-"""With fewer conversations nothing is recommended: their resamplings are too similar."""
+"""With fewer conversations nothing is recommended: the bootstrap interval would be too narrow."""
 
 _MAX_SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Figures of one setting, on the half for choosing and on the held-out half."""
+class SettingCounts:
+    """Counts of one setting on the selection half and on the held-out half."""
 
-    chosen: TotalCounts
+    selection: TotalCounts
     held_out: TotalCounts
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class Setting:
                 "tokens_per_step": counts.tokens_per_step,
                 "drafted_per_step": counts.drafted_per_step,
             }
-            for half, counts in (("chosen_half", self.chosen), ("held_out", self.held_out))
+            for half, counts in (("chosen_half", self.selection), ("held_out", self.held_out))
         }
 
 
@@ -57,13 +57,13 @@ class BatchRow:
     """Speed-ups on the held-out half at one batch size.
 
     Attributes:
-        speedup, against: Of the recommended setting and of the one it is compared with.
-        ratio: Of the two, over the same resampled conversations.
-        expected: Of the recommended setting, on the half that it was chosen on.
-        best: The setting that is best on that half at this batch size alone.
-        best_speedup: Of that setting, on the held-out half.
-        use: The setting to use: the first of the recommended one, the best for this batch size
-            alone, and the one compared with, with an interval above 1. None: none of them.
+        speedup, against: Speed-ups of the recommended setting and of the baseline.
+        ratio: Ratio of these two, over the same resampled conversations.
+        expected: Speed-up of the recommended setting on the selection half.
+        best: The best setting on the selection half for this batch size alone.
+        best_speedup: Speed-up of `best`.
+        use: The setting to use: the first of these with an interval above 1: the recommended
+            setting, `best`, the baseline. None if there is no such setting.
     """
 
     batch: int
@@ -80,9 +80,9 @@ class BatchRow:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Held-out conversations of one input: speed-ups of all of them at the smallest batch size, and
-    the number of conversations that are faster with the recommended setting."""
+class InputResult:
+    """Speed-ups of one input's held-out conversations at the smallest batch size, and the number of
+    conversations that are faster with the recommended setting (`gaining`)."""
 
     name: str
     conversations: int
@@ -92,8 +92,8 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Single:
-    """A held-out conversation; speed-ups at the smallest batch size."""
+class ConversationResult:
+    """Speed-ups of one held-out conversation at the smallest batch size."""
 
     input: str
     name: str
@@ -107,28 +107,28 @@ class TuneReport(JsonReport):
     """Result of tuning.
 
     Attributes:
-        about: Command, date, machine, versions, seconds taken.
+        about: Command, date, machine, versions and duration in seconds.
         traffic: The conversations that were read, and those that were replayed.
-        cost: The time of verification.
+        cost: The verification cost.
         settings: All settings that were tried.
         frontier: The settings on the Pareto front of the held-out half.
-        candidate, against: The recommended setting, and the one it is compared with.
-        batches: By batch size, ascending.
-        advice: One sentence.
+        candidate, against: The recommended setting, and the baseline.
+        batches: Speed-ups by batch size, ascending.
+        advice: Advice in one sentence.
         off_above: Batch size above which drafting should be off; 0: for all, None: for none.
         lengths: vLLM's ``num_speculative_tokens_per_batch_size``; empty: not supported by the
             runner, or the cost is the same for any batch size.
-        groups: By input.
-        singles: The held-out conversations, by speed-up, ascending.
-        store: None if no store was tried.
-        runner: Where drafts are made.
+        inputs: Results by input.
+        conversations: Results of the held-out conversations, by speed-up, ascending.
+        store: The gain of a store; None if no store was tried.
+        runner: The runner that makes the drafts.
         others: Reports for other runners, on the same conversations.
     """
 
     about: Mapping[str, Any]
     traffic: Mapping[str, Any]
     cost: VerificationCost
-    settings: Mapping[Candidate, Setting]
+    settings: Mapping[Candidate, SettingCounts]
     frontier: tuple[Candidate, ...]
     candidate: Candidate
     against: Candidate
@@ -136,16 +136,16 @@ class TuneReport(JsonReport):
     advice: str
     off_above: int | None
     lengths: tuple[tuple[int, int, int], ...]
-    groups: tuple[Group, ...]
-    singles: tuple[Single, ...]
+    inputs: tuple[InputResult, ...]
+    conversations: tuple[ConversationResult, ...]
     store: StoreGain | None
     runner: Runner
     others: tuple[TuneReport, ...] = ()
 
     @property
-    def is_too_few(self) -> bool:
+    def has_too_few_conversations(self) -> bool:
         """Whether there are too few held-out conversations for a recommendation."""
-        return len(self.singles) < MIN_HELD_OUT
+        return len(self.conversations) < MIN_HELD_OUT
 
     @property
     def vllm_options(self) -> tuple[str, str]:
@@ -153,7 +153,7 @@ class TuneReport(JsonReport):
         return vllm_options(self.candidate, self.runner.method)
 
     def batch_name(self, batch: int) -> str:
-        """Returns a batch size as shown: "any" where it does not matter."""
+        """Returns a batch size as shown: "any" if the cost is the same for all sizes."""
         return "any" if self.cost.same_for_any_batch else str(batch)
 
     def command_for(self, candidate: Candidate) -> str:
@@ -176,7 +176,7 @@ class TuneReport(JsonReport):
                 name: getattr(self.cost, name) for name in ("name", "is_example", "synchronous")
             },
             "runner": {"name": self.runner.name, "about": self.runner.about},
-            "too_few": self.is_too_few,
+            "too_few": self.has_too_few_conversations,
             "advice": self.advice,
             "off_above_batch": self.off_above,
             "num_speculative_tokens_per_batch_size": [list(entry) for entry in self.lengths],
@@ -195,8 +195,8 @@ class TuneReport(JsonReport):
                 {"label": c.label, "config": dict(c.options), **setting.to_dict()}
                 for c, setting in self.settings.items()
             ],
-            "inputs": [asdict(group) for group in self.groups],
-            "conversations": [asdict(single) for single in self.singles],
+            "inputs": [asdict(result) for result in self.inputs],
+            "conversations": [asdict(result) for result in self.conversations],
             "others": [other.to_dict() for other in self.others],
         }
 
@@ -210,8 +210,8 @@ def make_report(
     runner: Runner,
     about: Mapping[str, Any],
 ) -> TuneReport:
-    """Chooses on one half of the conversations and judges on the other."""
-    held_out = ~measured.chosen_half
+    """Chooses a setting on the selection half and evaluates it on the held-out half."""
+    held_out = ~measured.selection_half
     candidate, store = ranking.recommend(measured, cost)
     rows = _make_rows(measured, cost, candidate, against)
     usable = [row.use for row in rows if row.use is not None]
@@ -224,32 +224,34 @@ def make_report(
     has_lengths = runner.method == "ngram_gpu" and not cost.same_for_any_batch
     lengths = ranking.choose_lengths(measured, cost, candidate) if has_lengths else []
     settings = {
-        c: Setting(measured.total(c, measured.chosen_half), measured.total(c, held_out))
+        c: SettingCounts(measured.total(c, measured.selection_half), measured.total(c, held_out))
         for c in measured.counts
     }
     batch, tokens = cost.batch_sizes[0], measured.tokens
-    speedups, speedups_against = (
+    speedups, baseline_speedups = (
         cost.speedup(batch, tokens, measured.counts[c]) for c in (candidate, against)
     )
-    singles = [
-        Single(
+    conversations = [
+        ConversationResult(
             traffic.inputs[traffic.input_of[n]],
             traffic.names[n],
             int(tokens[n]),
             round(float(speedups[n]), 4),
-            round(float(speedups_against[n]), 4),
+            round(float(baseline_speedups[n]), 4),
         )
         for n in np.flatnonzero(held_out)
     ]
-    groups = []
+    inputs = []
     for number, name in enumerate(traffic.inputs):
         where = held_out & (traffic.input_of == number)
         if where.any():
-            speedup, compared = (
+            speedup, baseline_speedup = (
                 measured.speedup(c, cost, batch, where) for c in (candidate, against)
             )
-            gaining = int((speedups[where] > 1).sum())
-            groups.append(Group(name, int(where.sum()), speedup, compared, gaining))
+            num_faster = int((speedups[where] > 1).sum())
+            inputs.append(
+                InputResult(name, int(where.sum()), speedup, baseline_speedup, num_faster)
+            )
     return TuneReport(
         about=about,
         traffic=traffic.describe(),
@@ -265,8 +267,10 @@ def make_report(
         advice=advice,
         off_above=off_above,
         lengths=tuple(lengths),
-        groups=tuple(groups),
-        singles=tuple(sorted(singles, key=lambda s: (s.speedup, s.input, s.name))),
+        inputs=tuple(inputs),
+        conversations=tuple(
+            sorted(conversations, key=lambda result: (result.speedup, result.input, result.name))
+        ),
         store=store,
     )
 
@@ -287,7 +291,7 @@ def _make_rows(
                 speedup=intervals[candidate],
                 against=intervals[against],
                 ratio=ranking.compute_interval(measured, candidate, cost, batch, against),
-                expected=measured.speedup(candidate, cost, batch, measured.chosen_half),
+                expected=measured.speedup(candidate, cost, batch, measured.selection_half),
                 best=best,
                 best_speedup=intervals[best],
                 use=next((c for c, interval in intervals.items() if interval.low > 1), None),
@@ -327,8 +331,8 @@ def _describe_traffic(report: TuneReport) -> list[str]:
     lines = [
         f"Traffic: {size}",
         f"Verification cost: {report.cost.name}",
-        f"{len(report.settings)} settings, chosen on one half of the conversations; figures are of "
-        f"the other {traffic['held_out_conversations']}. Tokenizer: {tokenizer}",
+        f"{len(report.settings)} settings, chosen on one half of the conversations and evaluated "
+        f"on the other {traffic['held_out_conversations']}. Tokenizer: {tokenizer}",
     ]
     lines += [f"Note: {note}" for note in traffic["notes"]]
     if tokenizer.startswith("bytes:"):
@@ -345,12 +349,21 @@ def _describe_advice(report: TuneReport) -> list[Block]:
     lines: list[Block] = [f"{report.runner.name}: {report.runner.about}"]
     if report.runner.is_synchronous:
         share = report.cost.synchronous
-        how = "assumed, not measured" if share == SYNCHRONOUS else "as given, or measured with it"
-        lines.append(f"In the figures each step takes {share:.0%} longer for it ({how}).")
+        source = (
+            "assumed, not measured"
+            if share == SYNCHRONOUS
+            else "from --synchronous or the measured cost"
+        )
+        lines.append(
+            f"Synchronous scheduling is expected to make each step {share:.0%} longer ({source})."
+        )
     best = f"The best setting found: {report.candidate.label}"
-    if report.is_too_few:
-        few = f"TOO FEW: {len(report.singles)} held-out conversations; a recommendation needs "
-        return [*lines, f"{few}{MIN_HELD_OUT}.", best]
+    if report.has_too_few_conversations:
+        lines.append(
+            f"TOO FEW: {len(report.conversations)} held-out conversations; a recommendation needs "
+            f"{MIN_HELD_OUT}."
+        )
+        return [*lines, best]
     if report.off_above == 0:
         return [*lines, f"ADVICE: {report.advice}", best]
     lines += [f"RECOMMENDED: {report.candidate.label}", report.advice]
@@ -363,7 +376,7 @@ def _describe_advice(report: TuneReport) -> list[Block]:
             "",
             Command(f'"num_speculative_tokens_per_batch_size": {entries}'),
         ]
-    # Batch sizes where only another setting gains.
+    # At some batch sizes, only another setting is faster than no drafts.
     exceptions = dict.fromkeys(row.use for row in report.batches)
     for other in exceptions:
         if other in (None, report.candidate):
@@ -389,8 +402,8 @@ def _describe_store(report: TuneReport) -> list[str]:
     ]
     if not report.candidate.has_store:
         lines.append(
-            "No store is recommended: it must be the fastest setting on the half for choosing, and "
-            "its interval must lie above 1 on the other."
+            "No store is recommended: it must be the fastest setting on the selection half, "
+            "and its interval must lie above 1 on the held-out half."
         )
         return lines
     lines.append(
@@ -404,7 +417,7 @@ def _describe_store(report: TuneReport) -> list[str]:
 
 
 def _describe_speedups(report: TuneReport) -> list[Block]:
-    header = ["batch", "recommended", "compared with", "ratio"]
+    header = ["batch", "recommended", "baseline", "ratio"]
     rows = [
         [report.batch_name(r.batch), str(r.speedup), str(r.against), str(r.ratio)]
         for r in report.batches
@@ -412,7 +425,7 @@ def _describe_speedups(report: TuneReport) -> list[Block]:
     blocks: list[Block] = [
         "",
         "Speed-up on the held-out half, with its 95 % interval over conversations,",
-        f"compared with {report.against.label}:",
+        f"baseline {report.against.label}:",
         "",
         Table([header, *rows]),
     ]
@@ -422,7 +435,7 @@ def _describe_speedups(report: TuneReport) -> list[Block]:
         ]
         blocks += [
             "",
-            "The best setting for one batch size alone (--batch-size B has its options):",
+            "The best setting for one batch size alone (--batch-size B prints its options):",
             "",
             Table([["batch", "speed-up", "setting"], *rows], left=[2]),
         ]
@@ -434,7 +447,7 @@ def _describe_frontier(report: TuneReport) -> list[Block]:
     if len(shown) > _MAX_SHOWN:  # a selection at equal distances, with the first and the last
         places = np.linspace(0, len(shown) - 1, _MAX_SHOWN).round().astype(int)
         shown = tuple(shown[place] for place in places)
-    marks = {report.candidate: "best", report.against: "compared with"}
+    marks = {report.candidate: "best", report.against: "baseline"}
     figures = [
         (candidate, setting.held_out)
         for candidate, setting in report.settings.items()
@@ -454,27 +467,30 @@ def _describe_frontier(report: TuneReport) -> list[Block]:
 
 
 def _describe_inputs(report: TuneReport) -> list[Block]:
-    header = ["input", "conversations", "speed-up", "compared with", "gaining"]
+    header = ["input", "conversations", "speed-up", "baseline", "faster"]
     rows = [
         [
-            shorten_name(group.name),
-            str(group.conversations),
-            f"{group.speedup:.3f}",
-            f"{group.against:.3f}",
-            f"{group.gaining / group.conversations:.0%}",
+            shorten_name(result.name),
+            str(result.conversations),
+            f"{result.speedup:.3f}",
+            f"{result.against:.3f}",
+            f"{result.gaining / result.conversations:.0%}",
         ]
-        for group in sorted(report.groups, key=lambda group: -group.speedup)
+        for result in sorted(report.inputs, key=lambda result: -result.speedup)
     ]
-    losing = sum(single.speedup < 1 for single in report.singles)
+    conversations = report.conversations
+    num_slower = sum(result.speedup < 1 for result in conversations)
     blocks: list[Block] = [
         "",
         f"By input, batch {report.batch_name(report.batches[0].batch)}:",
         "",
         Table([header, *rows], left=[0]),
         "",
-        f"{losing} of {len(report.singles)} conversations do not gain.",
+        f"{num_slower} of {len(conversations)} conversations become slower.",
     ]
-    for word, single in (("Most", report.singles[-1]), ("Least", report.singles[0])):
-        about = f"{single.name} of {single.input}, {single.tokens} tokens"
-        blocks.append(f"{word}: {single.speedup:.2f}, {about}")
+    for name, result in (("Largest", conversations[-1]), ("Smallest", conversations[0])):
+        blocks.append(
+            f"{name} speed-up: {result.speedup:.2f}, {result.name} of {result.input}, "
+            f"{result.tokens} tokens"
+        )
     return blocks

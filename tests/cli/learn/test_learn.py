@@ -162,8 +162,8 @@ def test_curve_equals_the_reference_operators(
             last, earlier, size, k=k
         )
     assert report.by_k[8] == report.curve[-1] != report.by_k[16]
-    notes = [note.partition(": ")[0] for note in report.notes if "forgets the oldest" in note]
-    expected_note = "the earlier answers take 9216 tokens of a store, and this one has 4096"
+    notes = [note.partition(": ")[0] for note in report.notes if "the oldest are evicted" in note]
+    expected_note = "the earlier answers need 9216 tokens of store capacity, but the store has 4096"
     assert notes == [expected_note] * (size == 4096)
 
 
@@ -188,7 +188,7 @@ def test_learn_keeps_only_the_newest_text_in_memory(
         a for _, a in answers(make_conversations(20))[-3:]
     ]
     assert (len(sample.recent), sample.conversations, sample.tokens) == (1, 20, 1000)
-    monkeypatch.setattr(curve, "MAX_EVALUATED", 40)
+    monkeypatch.setattr(curve, "MAX_EVALUATED_TOKENS", 40)
     report = learn([logs], options=SMALL)
     assert report.about["evaluated"] == 1
     assert report.notes[0] == "replayed: the newest 1 conversations of the last tenth"
@@ -325,7 +325,7 @@ def test_learn_writes_text_json_and_plot(
     speedups = {k: point["speedup"] for k, point in report["by_k"].items()}
     best_k = max(speedups, key=lambda k: speedups[k])
     assert f"32: {speedups['32']:.2f}x; best at this cost: k={best_k}" in err
-    assert "\nnote: TOO FEW: the figures are of 2 conversations" in err
+    assert "\nnote: TOO FEW: the results are from 2 conversations" in err
     assert f"{file}: 1000 tokens in a store of 65536" in err
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert cli.main(["store", "info", str(file)]) == 0
@@ -362,8 +362,8 @@ def test_interrupted_plot_keeps_all_old_files(
         (["learn", "none.jsonl"], "none.jsonl: no such file"),
         (["learn", "LOGS", "-o", "none/s"], "/none does not exist"),
         (["learn", "LOGS", "-o", "."], ".: is a directory"),
-        (["learn", "LOGS", "-o", "LOGS"], "logs.jsonl: is not a store's file, and is not overwr"),
-        (["learn", "LOGS", "-o", "/dev/null"], "/dev/null: is not a store's file"),
+        (["learn", "LOGS", "-o", "LOGS"], "logs.jsonl: exists and is not a store file"),
+        (["learn", "LOGS", "-o", "/dev/null"], "/dev/null: exists and is not a store file"),
         (["learn", "LOGS", "--store-tokens", "700"], "token_capacity: expected at least 1024"),
         (["learn", "LOGS", "--k", "65"], "k: expected 1 to 64, got 65"),
         (["learn", "LOGS", "--cost", "-1"], "--cost: must be at least 0"),

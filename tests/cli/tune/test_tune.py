@@ -218,7 +218,7 @@ def test_ranking_uses_the_worst_batch_size() -> None:
     measured = made_up([[0] * 5 + [100]] * 2, [[0, 113]] * 2, tokens=[188, 188])
     small = {batch: ((batch, 6 * batch), (1.0, 1.001)) for batch in (1, 4, 16)}
     cost = VerificationCost("steep", {**small, 256: ((256, 512, 1536), (1.0, 1.41, 2.19))})
-    half = measured.chosen_half
+    half = measured.selection_half
     assert measured.speedup(FEW[0], cost, 256, half) == pytest.approx(0.86, abs=0.01)
     assert measured.speedup(FEW[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
     assert rank(measured, cost)[0] == FEW[1]
@@ -288,7 +288,7 @@ def report_of(traffic: Path, measured: Measured, cost: VerificationCost, against
 
 
 def test_compared_setting_is_recommended_if_only_it_gains(traffic: Path) -> None:
-    """The first is the best on the half for choosing, and loses on the other."""
+    """The first is the best on the selection half, and loses on the held-out half."""
     measured = made_up([[1, 9], [0, 40]] * 20, [[0, 20], [0, 20]] * 20, tokens=[30] * 40)
     report = report_of(traffic, measured, share_of_a_step(0.1), against=1)
     (row,) = report.batches

@@ -61,7 +61,7 @@ def test_each_input_is_split_in_halves(tmp_path: Path, write_jsonl: Write) -> No
         write_jsonl(*make_talk(count, name=name), name=f"{name}.jsonl")
     traffic = read_traffic([tmp_path])
     assert traffic.names == ("a0", "a1", "a2", "b0", "b1", "b2", "b3")
-    assert traffic.chosen_half.tolist() == [True, False, True, True, False, True, False]
+    assert traffic.selection_half.tolist() == [True, False, True, True, False, True, False]
 
 
 def test_traffic_with_fewer_than_two_conversations_is_an_error(write_jsonl: Write) -> None:
@@ -149,7 +149,7 @@ def test_drawing_shows_the_figures_of_the_report(traffic: Path) -> None:
     expected = [[item.drafted_per_step, item.tokens_per_step] for item in held_out]
     assert yields.collections[0].get_offsets().tolist() == expected
     counted = sum(item.get_height() for item in gains.patches)
-    assert counted == 2 * len(report.singles)
+    assert counted == 2 * len(report.conversations)
 
 
 def test_report_without_gain_advises_against_speculation(write_jsonl: Write) -> None:
@@ -326,7 +326,7 @@ def test_speedup_includes_synchronous_scheduling(traffic: Path, tmp_path: Path) 
 
 
 def test_gpu_runner_searches_no_ladders(traffic: Path) -> None:
-    with pytest.raises(InputError, match="runner gpu: no setting to search: padded drafts are of"):
+    with pytest.raises(InputError, match="runner gpu: no setting to search: padded drafts"):
         tune([traffic], COST, TuneOptions(runner="gpu"), candidates=FEW)
 
 
@@ -356,7 +356,7 @@ def test_store_is_recommended_for_similar_conversations(tmp_path: Path, jobs: in
     assert report.store.best == report.candidate
     assert report.store.ratio.low > 1
     setting = report.settings[report.candidate]
-    for figures, number in ((setting.chosen, 0), (setting.held_out, 1)):
+    for figures, number in ((setting.selection, 0), (setting.held_out, 1)):
         counted = replay_half(path, number, report.candidate)
         assert (figures.steps, figures.drafted) == (counted.num_steps, counted.num_draft_tokens)
     text = format_report(report)
@@ -365,7 +365,7 @@ def test_store_is_recommended_for_similar_conversations(tmp_path: Path, jobs: in
     result = report.to_dict()
     assert result["store"]["is_recommended"]
     assert result["recommended"]["config"]["store"] == "live"
-    first, *_, last = sorted(report.singles, key=lambda single: int(single.name))
+    first, *_, last = sorted(report.conversations, key=lambda single: int(single.name))
     # The held-out half begins with an empty store: only the synchronous step remains.
     assert first.speedup == pytest.approx(1 / 1.1, abs=1e-4)
     assert last.speedup > 1
