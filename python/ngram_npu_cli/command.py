@@ -402,7 +402,7 @@ COMMANDS = (
         "find the best setting for recorded traffic, and whether drafting pays at all",
         "Search settings over recorded traffic: replays each, weighs the tokens it yields against "
         "the cost of verifying its drafts, and recommends one per runner, as options of vLLM. "
-        "Settings are chosen on one half of the conversations; figures are of the other.",
+        "Settings are chosen on one half of the conversations and evaluated on the other.",
         "Without --cost the report uses an example cost and states this. After Ctrl-C the same "
         "command continues where it stopped.",
     ),
