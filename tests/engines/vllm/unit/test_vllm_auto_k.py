@@ -191,9 +191,9 @@ class FakeScheduler:
     """Has the functions of vLLM's scheduler that are wrapped."""
 
     def __init__(self, vllm_config: Any) -> None:
-        made = make_scheduler()
-        self.vllm_config, self.running = vllm_config, made.running
-        self.dynamic_sd_lookup = made.dynamic_sd_lookup
+        stock = make_scheduler()
+        self.vllm_config, self.running = vllm_config, stock.running
+        self.dynamic_sd_lookup = stock.dynamic_sd_lookup
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         return make_output({"a": 0})
