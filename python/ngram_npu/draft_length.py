@@ -183,12 +183,6 @@ class DraftLengthController:
                 self._decide(batches)
             self._begin_trial(batches)
 
-    def goodput(self, batch: int, length: int) -> float | None:
-        """Returns tokens per second and request relative to those without drafts; None if
-        unknown."""
-        batches = self._range(batch)
-        return None if batches is None else self._goodput(batches, length)
-
     def _range(self, batch: int) -> _Range | None:
         number = (batch - 1).bit_length() if batch > 0 else -1
         return self._ranges[number] if 0 <= number < len(self._ranges) else None
