@@ -38,10 +38,10 @@ def _cpu_as_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "measure", device.measure)
 
 
-@pytest.mark.parametrize("policy", ["earliest", "latest"])
+@pytest.mark.parametrize(("policy", "k"), [("earliest", 1), ("latest", 4)])
 @pytest.mark.parametrize("op", DEVICE_OPS)
-def test_eager_torch_computes_the_same_as_the_operator(op: str, policy: str) -> None:
-    options = replace(OPTIONS, match_policy=policy, peers=("eager",))
+def test_eager_torch_computes_the_same_as_the_operator(op: str, policy: str, k: int) -> None:
+    options = replace(OPTIONS, match_policy=policy, k=k, peers=("eager",))
     skipped: dict[str, str] = {}
     (result,) = DEVICE_OPS[op].run(options, skipped)
     assert skipped == {}
