@@ -103,6 +103,13 @@ class _DeviceStream:
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)
 
+    def _check_capture(self) -> None:
+        if self._runtime.is_current_stream_capturing():
+            raise RuntimeError(
+                "ngram_npu: drafting on the host: a host function cannot be captured in a graph; "
+                "draft outside of the capture"
+            )
+
     def use_last_stream(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self._runtime.stream(self._last_stream)
         return context
@@ -117,23 +124,29 @@ class CudaStream(_DeviceStream):
 
     def __init__(self) -> None:
         try:
-            launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+            driver = ctypes.CDLL("libcuda.so.1")
+            self._launch = driver.cuLaunchHostFunc
         except (OSError, AttributeError) as error:
             raise RuntimeError(f"ngram_npu: drafting on the host: {error}") from error
-        launch.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
-        launch.restype = ctypes.c_int
+        self._launch.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+        self._launch.restype = ctypes.c_int
         super().__init__(torch.cuda)
-        self._launch = launch
+        self._driver = driver
+        self._context = ctypes.c_void_p()
 
     def run(self, job: int) -> None:
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "ngram_npu: drafting on the host: a host function cannot be captured in a graph; "
-                "draft outside of the capture"
-            )
+        self._check_capture()
         self._last_stream = torch.cuda.current_stream()
+        if not self._context:
+            self._driver.cuCtxGetCurrent(ctypes.byref(self._context))
         if status := self._launch(self._last_stream.cuda_stream, _C.STREAM_CALLBACK, job):
             raise RuntimeError(f"ngram_npu: cuLaunchHostFunc returned status {status}, expected 0")
+
+    def use_last_stream(self) -> AbstractContextManager[Any]:
+        # The driver rejects a launch from a thread without a current context. torch's stream
+        # context does not make one current if the number of the device is the thread's default.
+        self._driver.cuCtxSetCurrent(self._context)
+        return super().use_last_stream()
 
 
 class NpuStream(_DeviceStream):
@@ -150,6 +163,7 @@ class NpuStream(_DeviceStream):
         self._launch = _library.npu_launch_host_func()
 
     def run(self, job: int) -> None:
+        self._check_capture()
         self._last_stream = self._runtime.current_stream()
         if self._launch(_C.STREAM_CALLBACK, job):
             raise RuntimeError(
