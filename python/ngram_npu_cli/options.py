@@ -295,7 +295,6 @@ class TuneOptions(ReadingOptions):
     Attributes:
         sample: replay a sample of at most this many million characters; 0: replay all (default: 10)
         jobs: number of processes (default: one per core)
-        cache: keep finished pieces in this file for later runs (default: delete them after the run)
         runner: where vLLM drafts: on its GPU (ngram_gpu), on the host (custom_class), or on the
             host with vLLM-Ascend (ngram); this determines what is verified (default: gpu and host,
             one recommendation each)
@@ -307,7 +306,6 @@ class TuneOptions(ReadingOptions):
 
     sample: int | None = option(DEFAULT_SAMPLE, group="search", type=parse_sample, metavar="MB")
     jobs: int | None = option(group="search")
-    cache: Path | None = option(group="search")
     runner: Literal["gpu", "host", "ascend"] | None = option(group="search")
     synchronous: float | None = option(group="search", type=parse_share, metavar="SHARE")
     store: bool = option(False, group="search")

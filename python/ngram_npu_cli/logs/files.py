@@ -12,13 +12,11 @@ import json
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ngram_npu.errors import InputError, RecordError, one_line
-
-from ngram_npu_cli.logs.vllm_log import VllmLog, is_vllm_line
 
 STDIN = Path("-")
 SUFFIXES = tuple(
@@ -28,8 +26,6 @@ SUFFIXES = tuple(
 # Limits, so that a small gzip file cannot fill the memory.
 _MAX_LINE_MIB = 64
 _MAX_DOCUMENT_MIB = 1024
-_LINES_BEFORE_VLLM = 1000
-"""Lines that a script may print before vLLM's."""
 
 
 def find_files(path: Path) -> list[Path]:
@@ -72,35 +68,12 @@ def values(path: Path) -> Iterator[tuple[str, Any]]:
     head = [(first_line, first)]
     # Windows editors begin a file with a byte order mark, which JSON does not allow.
     is_json = first.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")
-    if first and not is_json:
-        yield from _read_log_lines(_decode_lines(chain(head, pieces), name), name)
-        return
     if is_json and _is_document(first):
         document = _join((piece for _, piece in chain(head, pieces)), name)
         yield from _parse_document(_decode(document, f"{name}:{first_line}"), name, first_line)
         return
     for line, text in _decode_lines(chain(head, pieces), name):
         yield f"{name}:{line}", _parse(text, f"{name}:{line}")
-
-
-def _read_log_lines(
-    lines: Iterator[tuple[int, str | InputError]], name: str
-) -> Iterator[tuple[str, Any]]:
-    """Yields the records of vLLM's log, or the values of lines of JSON after a cut first line."""
-    head = list(islice(lines, _LINES_BEFORE_VLLM))
-    if not any(is_vllm_line(text) for _, text in head if isinstance(text, str)):
-        for line, text in chain(head, lines):
-            yield f"{name}:{line}", _parse(text, f"{name}:{line}")
-        return
-    log = VllmLog(name)
-    where = name
-    for line, text in chain(head, lines):
-        where = f"{name}:{line}"
-        if isinstance(text, InputError):
-            yield where, text
-        else:
-            yield from ((where, record) for record in log.add_line(text, where))
-    yield from ((where, record) for record in log.finish())
 
 
 def _read_pieces(path: Path, name: str) -> Iterator[tuple[int, bytes]]:

@@ -152,7 +152,6 @@ def as_turns(name: str) -> list[dict[str, Any]]:
         ("chat-token-ids.jsonl", 3),
         ("stream-token-ids.jsonl", 1),
         ("completions-stream-token-ids.jsonl", 1),
-        ("server-debug.log", 3),
     ],
 )
 def test_recorded_token_ids_are_exact(write_jsonl: Write, name: str, number: int) -> None:
@@ -163,120 +162,6 @@ def test_recorded_token_ids_are_exact(write_jsonl: Write, name: str, number: int
     assert report.total.num_steps == expected.num_steps
     assert report.total.num_tokens == expected.num_tokens == 23 * number
     assert report.total.tokens_per_step == expected.tokens_per_step
-
-
-# vLLM's own log
-
-
-def test_vllm_log_stream_is_read_as_text(write_jsonl: Write) -> None:
-    request, answer = records("completions.jsonl")[0]["request"], CHAT[0]
-    path = write_jsonl({"request": request, "response": {"choices": [{"text": answer}]}})
-    assert counts(DATA / "server-debug-stream.log") == counts(path)
-
-
-AT = "INFO 08-01 12:00:00 [logger.py:43] "
-
-
-def log_request(ident: str, prompt: str, ids: str, n: int = 1) -> str:
-    params = f"SamplingParams(n={n}, seed=None)"
-    return (
-        f"{AT}Received request {ident}: prompt: {prompt!r}, params: {params}, "
-        f"prompt_token_ids: {ids}"
-    )
-
-
-def log_answer(ident: str, rest: str) -> str:
-    return f"{AT}Generated response {ident}{rest}"
-
-
-QUOTED = log_answer("r", ": output: 'stolen', output_token_ids: [9]")
-GOOD = [log_request("t", "p", "[1]"), log_answer("t", ": output: 'a', output_token_ids: [3, 4]")]
-SERVER_LOGS: dict[str, tuple[list[str], list[tuple[Any, Any]]]] = {
-    "other lines": (
-        [
-            "Loading weights: 100%",
-            f"\x1b[36m(APIServer pid=1)\x1b[0;0m {log_request('r', chr(39), '[1, 2]')}",
-            '(APIServer pid=1) INFO:     127.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
-            "Traceback (most recent call last):",
-            log_answer("r", """: output: "it's", output_token_ids: [3], finish_reason: stop"""),
-        ],
-        [((1, 2), (3,))],
-    ),
-    "several answers": (
-        [
-            log_request("r", "p", "[1, 2]", n=3),
-            log_answer("r", " details: output_token_ids: [9], finish_reason: stop"),
-            log_answer("r", " details: output_token_ids: [3, 4], finish_reason: stop"),
-            log_answer("r", ": output: 'a', finish_reason: stop"),
-            log_answer("r", ": output: 'b', output_token_ids: [5, 6], finish_reason: stop"),
-            log_answer("r", ": output: 'c', finish_reason: stop"),
-        ],
-        [((1, 2), (3, 4)), ((1, 2), (5, 6)), ("p", "c")],
-    ),
-    "log lines in texts": (
-        [
-            log_request("r", f"{QUOTED} SamplingParams(n=7, token_ids: [8]", "[1, 2]"),
-            f'{AT}Request 1 JSON body: {{"prompt": "{QUOTED}"}}',
-            f'{AT}Request 1 JSON body: {{"prompt": "{log_request("r", "other", "[7]")}"}}',
-            log_answer("r", ": output: 'token_ids: [9]', output_token_ids: [3, 4]"),
-        ],
-        [((1, 2), (3, 4))],
-    ),
-    "equal ids": (
-        [*GOOD, log_request("t", "q", "[2]"), GOOD[1]],
-        [((1,), (3, 4)), ((2,), (3, 4))],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SERVER_LOGS)
-def test_vllm_log_joins_requests_with_answers(tmp_path: Path, name: str) -> None:
-    lines, expected = SERVER_LOGS[name]
-    path = tmp_path / "server.log"
-    path.write_text("".join(f"{line}\n" for line in lines))
-    turns = [item.turns[0] for item in read_conversations(path)]
-    assert [
-        (turn.prompt_token_ids, turn.completion_token_ids)
-        if turn.has_token_ids
-        else (turn.prompt, turn.completion)
-        for turn in turns
-    ] == expected
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([f"{AT}started"], "without requests: set --enable-log-requests"),
-        (lines_of("server-info.log"), "the log has no prompt; vLLM .* VLLM_LOGGING_LEVEL=DEBUG"),
-        (lines_of("server-completions.log"), "the log has no answer; .* none of /v1/completions"),
-        (
-            # The token ids of streams of several answers are mixed.
-            [
-                f"{AT}Received request r: prompt: None, params: SamplingParams(n=2, seed=None), "
-                "prompt_token_ids: [1, 2]",
-                log_answer("r", " (streaming delta) details: output_token_ids: [3]"),
-                log_answer("r", " (streaming delta) details: output_token_ids: [5]"),
-                log_answer("r", " (streaming complete): output: 'a', finish_reason: stop"),
-                log_answer("r", " (streaming complete): output: 'b', finish_reason: stop"),
-            ],
-            r"server.log:4: .* or a text .prompt.",
-        ),
-        (
-            [GOOD[0], log_request("t", "q", "[2]"), GOOD[1], GOOD[1]],
-            r"server.log:3: .* several requests of this id",
-        ),
-        ([log_request("s", "p", "[1 2]")], "server.log:1: not a line of vLLM's log: invalid lit"),
-        (
-            [log_request("r", "p", "[1]"), log_answer("r", ": output: '\\N{}', token_ids: [3]")],
-            r"server.log:2: not a line of vLLM's log: \(unicode error\)",
-        ),
-    ],
-)
-def test_vllm_log_error_names_the_line(tmp_path: Path, lines: list[str], message: str) -> None:
-    path = tmp_path / "server.log"
-    path.write_text("".join(f"{line}\n" for line in lines))
-    with pytest.raises(InputError, match=message):
-        read_conversations(path)
 
 
 def test_batch_answers_need_one_request_of_their_id(

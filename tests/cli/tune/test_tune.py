@@ -35,7 +35,7 @@ from ngram_npu_cli.tune import (
 )
 from ngram_npu_cli.tune import measure as measure_module
 from ngram_npu_cli.tune.candidates import RUNNERS, parse_candidate, vllm_options
-from ngram_npu_cli.tune.measure import Cache, group_requests, measure_settings
+from ngram_npu_cli.tune.measure import group_requests, measure_settings
 from ngram_npu_cli.tune.ranking import (
     Measured,
     advise,
@@ -63,7 +63,11 @@ def test_measured_counts_equal_a_replay(
     requests = read_traffic([traffic]).requests
     assert len(group_requests(requests)) == 6
     candidates = (*FEW, PADDED)
-    measured = measure_settings(candidates, requests, jobs=jobs)
+    progress: list[tuple[int, int]] = []
+    measured = measure_settings(
+        candidates, requests, jobs=jobs, progress=lambda *numbers: progress.append(numbers)
+    )
+    assert progress == [(done, 24) for done in range(1, 25)]
     for candidate, counts in measured.items():
         (item,) = load_inputs([traffic])
         for number in (0, 17, 39):
@@ -89,24 +93,6 @@ def test_groups_contain_each_request_once_within_the_buffer_limit(
     for chunk in chunks:
         assert len(chunk) * max(requests[i].num_tokens for i in chunk) <= 1000 or len(chunk) == 1
     assert max(map(len, chunks)) > 1
-
-
-def test_cache_key_depends_on_setting_and_conversations(traffic: Path, tmp_path: Path) -> None:
-    requests = read_traffic([traffic]).requests
-    cache = Cache(tmp_path / "pieces.jsonl")
-    measure_settings(FEW[:1], requests, cache=cache)
-    again = Cache(tmp_path / "pieces.jsonl")
-    seen: list[tuple[int, int]] = []
-    for setting, part in ((FEW[1:2], requests), (FEW[:1], requests[1:]), (FEW[:1], requests)):
-        measure_settings(setting, part, cache=again, progress=lambda *at: seen.append(at))
-    assert seen == [(0, 1), (1, 1), (0, 1), (1, 1), (1, 1)]
-
-
-def test_cache_of_another_format_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "pieces.jsonl"
-    path.write_text("[1]\n")
-    with pytest.raises(InputError, match="not a cache of ngram-npu tune"):
-        Cache(path)
 
 
 # Cost
