@@ -199,8 +199,8 @@ class ReplayOptions(ReadingOptions):
             consecutive; a ladder with a min_draft_probability)
         min_draft_probability: end a draft where the probability that all of it is accepted falls
             below P; 0.177 is a good value (default: draft K tokens)
-        costs: costs fitted on your logs (ngram_npu.Costs), or a table of `python -m
-            tools.fit_draft_costs`, for a min_draft_probability (default: the package's)
+        costs: costs fitted on your logs (a file of ngram_npu.Costs), for a min_draft_probability
+            (default: the package's)
         store: with a min_draft_probability, draft also from other requests' text, at once or after
             they have finished (default: only from each request's own text). Each input has its own
             store, which is empty at first
@@ -262,30 +262,10 @@ class ReplayOptions(ReadingOptions):
             raise InputError("generated_only: expected False without a store")
         settings = {name: getattr(self, name) for name in CONFIG_FIELDS}
         settings["sizes"] = self.sizes or ("ladder" if has_probability else "consecutive")
-        if self.costs is not None:
-            settings |= _load_costs(Path(self.costs), has_store=self.store is not None)
         try:
-            return NgramConfig(**settings)
+            return NgramConfig(**settings, costs=self.costs)
         except ValueError as error:
             raise InputError(str(error)) from error
-
-
-def _load_costs(file: Path, *, has_store: bool) -> dict[str, Any]:
-    """Reads `Costs` or the tables of `tools.fit_draft_costs`, as keywords of `NgramConfig`."""
-    import json
-
-    import numpy as np
-    from ngram_npu.draft_costs import FORMAT, Costs
-    from ngram_npu.errors import InputError, one_line
-
-    try:
-        tables = json.loads(file.read_text(encoding="utf-8"))
-        if tables.get("format") == FORMAT:
-            return {"costs": Costs.load(file)}
-        costs = {"costs": np.array(tables["row"])}
-        return {**costs, "store_costs": np.array(tables["store"])} if has_store else costs
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{file}: not a table of costs: {one_line(error):.200}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
