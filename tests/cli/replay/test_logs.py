@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_helpers import DATA
-from ngram_npu_cli.replay import InputError, ReplayOptions, read_conversations, replay
+from ngram_npu_cli.replay import ReplayOptions, read_conversations, replay
 
 Write = Callable[..., Path]
 
@@ -55,17 +53,25 @@ ONE_CONVERSATION = [
 ]
 
 
-@pytest.mark.parametrize("name", [*ONE_CONVERSATION, "run-batch/output.jsonl"])
+@pytest.fixture
+def batch(write_jsonl: Write) -> Path:
+    """The output of a batch joined with its input, as the guide describes."""
+    requests = {record["custom_id"]: record for record in records("run-batch/input.jsonl")}
+    answers = records("run-batch/output.jsonl")
+    return write_jsonl(*({**requests[a["custom_id"]], **a} for a in answers), name="batch.jsonl")
+
+
 def test_all_log_formats_give_the_same_counts(
-    name: str, plain_chat: tuple[int, int, int, float | None]
+    batch: Path, plain_chat: tuple[int, int, int, float | None]
 ) -> None:
-    assert counts(DATA / name) == plain_chat
+    for path in (*(DATA / name for name in ONE_CONVERSATION), batch):
+        assert counts(path) == plain_chat, path
 
 
-def test_guide_states_the_counts() -> None:
+def test_guide_states_the_counts(batch: Path) -> None:
     pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
     pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
-    files = [DATA / name for name in (*ONE_CONVERSATION, "run-batch/output.jsonl")]
+    files = [*(DATA / name for name in ONE_CONVERSATION), batch]
     report = replay(files, ReplayOptions(tokenizer="mistral-v1"))
     rows = {(f.num_requests, f.num_tokens, f"{f.tokens_per_step:.2f}") for f in report.inputs}
     ((requests, tokens, per_step),) = rows
@@ -162,31 +168,3 @@ def test_recorded_token_ids_are_exact(write_jsonl: Write, name: str, number: int
     assert report.total.num_steps == expected.num_steps
     assert report.total.num_tokens == expected.num_tokens == 23 * number
     assert report.total.tokens_per_step == expected.tokens_per_step
-
-
-def test_batch_answers_need_one_request_of_their_id(
-    write_jsonl: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder may contain several batches if their requests have different ids."""
-
-    def make_request(content: str) -> dict[str, Any]:
-        body = {"messages": [{"role": "user", "content": content}]}
-        return {"custom_id": "r", "url": "/v1/chat/completions", "body": body}
-
-    answer = {"custom_id": "r", "response": {"body": {"choices": [{"message": {"content": "a"}}]}}}
-    path = write_jsonl(answer, name="output.jsonl")
-    with pytest.raises(InputError, match="put the batch's input into the same folder"):
-        read_conversations(path)
-    write_jsonl({"custom_id": ["r"]}, b"{", make_request("p"), name="input.jsonl")
-    (path.parent / "tsconfig.json").write_text("{\n // not JSON\n}\n")
-    path = path.rename(path.with_name("output2.jsonl"))
-    (conversation,) = read_conversations(path)
-    assert conversation.turns[0].messages[0]["content"] == "p"
-    write_jsonl(make_request("q"), name="second.jsonl")
-    path = path.rename(path.with_name("output3.jsonl"))
-    with pytest.raises(InputError, match=r"output3.jsonl:1: several requests .* are 'r'"):
-        read_conversations(path)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
-    monkeypatch.chdir(path.parent)
-    with pytest.raises(InputError, match=r"stdin:1: .* pass the file, not a pipe"):
-        read_conversations(Path("-"))
