@@ -154,7 +154,7 @@ class ReadingOptions:
         strict: stop with an error at a record that is not a conversation, or that the chat template
             refuses (default: skip it and count it)
         tokenizer: your model's: a local Hugging Face folder, or ORG/NAME from the hub's local
-            cache; or mistral-v1, mistral-v3, tekken, bytes; ids: only recorded token ids (default:
+            cache; or mistral-v1, mistral-v3, bytes; ids: only recorded token ids (default:
             mistral-v1, with a warning)
         chat_template: auto: the one in the tokenizer's folder, otherwise the default; default:
             always the default; none: use texts without a template (default: auto)
@@ -212,7 +212,6 @@ class ReplayOptions(ReadingOptions):
             (default: trimmed)
         generated_only: with a store, replay each turn as a request, so that only completions are
             stored
-        threads: maximum number of CPU threads (default: no limit)
         batch_size: conversations replayed together (default: 32; 1 with a store)
     """
 
@@ -234,13 +233,12 @@ class ReplayOptions(ReadingOptions):
     engine: Literal["index", "scan", "auto"] = option("auto", group="drafting")
     drafts: Literal["padded", "trimmed"] = option("trimmed", group="drafting")
     generated_only: bool = option(False, group="drafting")
-    threads: int | None = option(group="drafting")
     batch_size: int | None = option(group="input", metavar="B")
 
     def __post_init__(self) -> None:
         if self.drafts not in ("padded", "trimmed"):
             raise ValueError(f"drafts: expected 'padded' or 'trimmed', got {self.drafts!r}")
-        for name in ("batch_size", "limit", "threads"):
+        for name in ("batch_size", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")

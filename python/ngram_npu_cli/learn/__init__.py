@@ -18,7 +18,7 @@ from os import PathLike
 from pathlib import Path
 
 from ngram_npu.config import NgramConfig
-from ngram_npu.errors import InputError, RecordError
+from ngram_npu.errors import InputError
 from ngram_npu.store import BLOCK_TOKENS, scope_of
 
 from ngram_npu_cli.learn import curve
@@ -199,17 +199,11 @@ def _read_sample(
     progress: Callable[[Progress], None] | None,
 ) -> None:
     """Adds the conversations of files and folders to the sample."""
-    used: dict[int, int] = {}
     skipped: dict[int, Skipped] = {}
 
     def receive(number: int, conversation: Conversation) -> None:
         skipped_of_log = skipped.setdefault(number, Skipped("conversations", strict=options.strict))
-        try:
-            requests = tokenization.make_requests(conversation)
-        except RecordError as error:
-            skipped_of_log.add(error)
-            return
-        used[number] = used.get(number, 0) + 1
+        requests = tokenization.make_requests_or_skip(conversation, skipped_of_log)
         if with_steps := tuple(request for request in requests if request.spans()):
             sample.add(TokenConversation(scope_of(conversation.scope), with_steps))
 
@@ -217,8 +211,7 @@ def _read_sample(
         paths, options, receive, scope_field=options.scope_field, progress=progress
     )
     for number, log in enumerate(logs):
-        skipped[number].check(used.get(number, 0))
-        notes = (*log.notes, *skipped[number].notes(used.get(number, 0)))
+        notes = (*log.notes, *skipped[number].notes())
         sample.notes += [f"{log.name}: {note}" for note in notes]
     sample.notes += omissions
 

@@ -73,7 +73,7 @@ def values(path: Path) -> Iterator[tuple[str, Any]]:
         yield from _parse_document(_decode(document, f"{name}:{first_line}"), name, first_line)
         return
     for line, text in _decode_lines(chain(head, pieces), name):
-        yield f"{name}:{line}", _parse(text, f"{name}:{line}")
+        yield f"{name}:{line}", text if isinstance(text, InputError) else _parse(text, name, line)
 
 
 def _read_pieces(path: Path, name: str) -> Iterator[tuple[int, bytes]]:
@@ -162,28 +162,22 @@ def _join(pieces: Iterable[bytes], name: str) -> bytes:
 
 def _parse_document(text: str, name: str, first_line: int) -> Iterator[tuple[str, Any]]:
     """Yields the items of an array, or the only value of a document, with their locations."""
-    where = f"{name}:{first_line}"
-    try:
-        value = json.loads(text.rstrip())
-    except json.JSONDecodeError as error:
-        error_line = f"{name}:{first_line + error.lineno - 1}"
-        raise RecordError(f"{error_line}: not JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-        raise RecordError(f"{where}: not JSON that can be read: {one_line(error)}") from error
+    value = _parse(text, name, first_line)
+    if isinstance(value, RecordError):
+        raise value
     if isinstance(value, list) and not _is_message(value):  # messages are one conversation
         yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
     else:
-        yield where, value
+        yield f"{name}:{first_line}", value
 
 
-def _parse(text: str | InputError, where: str) -> Any:
-    """Returns the value of a line, or an error."""
-    if isinstance(text, InputError):
-        return text
+def _parse(text: str, name: str, first_line: int) -> Any:
+    """Returns the value of a text that begins at a line, or an error."""
     try:
         # With the line end, an error in an unfinished line would be reported for the next line.
         return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
-        return RecordError(f"{where}: not JSON: {error.msg} at column {error.colno}")
+        line = first_line + error.lineno - 1
+        return RecordError(f"{name}:{line}: not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-        return RecordError(f"{where}: not JSON that can be read: {one_line(error)}")
+        return RecordError(f"{name}:{first_line}: not JSON that can be read: {one_line(error)}")

@@ -8,14 +8,13 @@ Nothing here prints: results are data classes, progress goes to a callback.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
-from ngram_npu.errors import InputError, RecordError
+from ngram_npu.errors import InputError
 
 from ngram_npu_cli.logs.conversations import (
     Conversation,
@@ -129,37 +128,36 @@ def replay(
             f"{config.store_tokens}"
         )
     make_proposer = make_proposer or _make_ngram_proposer
-    run = Run(command, options.threads)
+    run = Run(command)
     show = progress or ignore_progress
-    with _limit_threads(options.threads):
-        # A wrong option is reported before any work, and the time to load libraries and to start
-        # threads is not measured.
-        _warm_up(make_proposer(options))
-        if inputs is None:
-            inputs = load_inputs(paths, options, progress)
-        tokenization = Tokenization(options.tokenizer, options.chat_template, tokenizer)
-        has_text = not all(c.has_token_ids for item in inputs for c in item.conversations)
-        if has_text:
-            tokenization.load()
-        figures: list[ReplayFigures] = []
-        for item in inputs:
-            requests, notes = _tokenize(item, tokenization, show, strict=options.strict)
-            if options.generated_only:
-                requests = [turn for request in requests for turn in request.split_turns()]
+    # A wrong option is reported before any work, and the time to load libraries and to start
+    # threads is not measured.
+    _warm_up(make_proposer(options))
+    if inputs is None:
+        inputs = load_inputs(paths, options, progress)
+    tokenization = Tokenization(options.tokenizer, options.chat_template, tokenizer)
+    has_text = not all(c.has_token_ids for item in inputs for c in item.conversations)
+    if has_text:
+        tokenization.load()
+    figures: list[ReplayFigures] = []
+    for item in inputs:
+        requests, notes = _tokenize(item, tokenization, show, strict=options.strict)
+        if options.generated_only:
+            requests = [turn for request in requests for turn in request.split_turns()]
 
-            def show_tokens(done: int, total: int, name: str = item.name) -> None:
-                show(Progress(name, "replay", done, total))
+        def show_tokens(done: int, total: int, name: str = item.name) -> None:
+            show(Progress(name, "replay", done, total))
 
-            counts = simulate(
-                item.name,
-                requests,
-                make_proposer(options),
-                k=config.k,
-                batch_size=batch_size,
-                padded=options.drafts == "padded",
-                progress=show_tokens,
-            )
-            figures.append(replace(counts, notes=(*item.notes, *notes)))
+        counts = simulate(
+            item.name,
+            requests,
+            make_proposer(options),
+            k=config.k,
+            batch_size=batch_size,
+            padded=options.drafts == "padded",
+            progress=show_tokens,
+        )
+        figures.append(replace(counts, notes=(*item.notes, *notes)))
     return ReplayReport(
         **run.describe(),
         config={
@@ -210,14 +208,9 @@ def _tokenize(
     skipped = Skipped("conversations", strict=strict)
     requests: list[TokenRequest] = []
     for done, conversation in enumerate(item.conversations, start=1):
-        try:
-            requests += tokenization.make_requests(conversation)
-        except RecordError as error:
-            skipped.add(error)
+        requests += tokenization.make_requests_or_skip(conversation, skipped)
         show(Progress(item.name, "tokenize", done, len(item.conversations)))
-    used = len(item.conversations) - skipped.number
-    skipped.check(used)
-    return requests, skipped.notes(used)
+    return requests, skipped.notes()
 
 
 def _make_ngram_proposer(options: ReplayOptions) -> Proposer:
@@ -236,18 +229,3 @@ def _warm_up(proposer: Proposer) -> None:
     """Makes one step of one request on a scratch buffer."""
     token_ids = np.zeros((1, 8), np.int32)
     proposer.step(token_ids, np.full(1, 4, np.int32), np.zeros((1, 1), np.int32), advance=True)
-
-
-@contextmanager
-def _limit_threads(threads: int | None) -> Iterator[None]:
-    if threads is None:
-        yield
-        return
-    from ngram_npu._C import num_threads, set_num_threads
-
-    previous = num_threads()
-    set_num_threads(threads)
-    try:
-        yield
-    finally:
-        set_num_threads(previous)

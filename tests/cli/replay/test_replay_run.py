@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import ngram_npu
 import numpy as np
 import pytest
 from cli_helpers import EXAMPLE_LINE, ScriptedProposer
@@ -170,18 +169,9 @@ def test_option_that_contradicts_a_ladder_is_named_in_the_error(
         replay([path], ReplayOptions(min_draft_probability=0.177, costs=table))
 
 
-def test_thread_limit_and_progress_during_the_replay(write_jsonl: Write) -> None:
-    before = ngram_npu.num_threads()
+def test_progress_is_shown_for_each_phase(write_jsonl: Write) -> None:
     events: list[Progress] = []
-
-    def show(progress: Progress) -> None:
-        assert ngram_npu.num_threads() == before + 3
-        events.append(progress)
-
-    path = write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE)
-    report = replay([path], ReplayOptions(threads=before + 3), progress=show)
-    assert ngram_npu.num_threads() == before
-    assert report.machine["threads"] == before + 3
+    replay([write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE)], progress=events.append)
     last = {event.phase: event for event in events}
     assert last["tokenize"] == Progress("talk", "tokenize", 2, 2)
     assert last["replay"] == Progress("talk", "replay", 24, 24)
@@ -235,7 +225,7 @@ def test_replay_without_a_path_uses_the_default_input() -> None:
 def report(write_jsonl: Write) -> ReplayReport:
     one = write_jsonl(EXAMPLE_LINE, name="one.jsonl")
     two = write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE, name="two.jsonl.gz")
-    options = ReplayOptions(batch_size=3, threads=1, limit=2)
+    options = ReplayOptions(batch_size=3, limit=2)
     return replay([one, two], options, command="ngram-npu replay x")
 
 
@@ -245,7 +235,6 @@ def test_json_contains_everything_to_repeat_the_measurement(report: ReplayReport
     assert data["date"].endswith("+00:00")
     assert data["machine"]["cpu"]
     assert data["machine"]["cores"] >= 1
-    assert data["machine"]["threads"] == 1
     assert set(data["versions"]) == {"python", "numpy", "torch", "ngram_npu"}
     assert data["config"] == CONFIG
     assert (data["batch_size"], data["limit"], data["tokenizer"]) == (3, 2, None)
