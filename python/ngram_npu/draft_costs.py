@@ -138,13 +138,6 @@ class Costs:
             scratch.write_text(text + "\n", encoding="utf-8")
 
 
-def logits_to_costs(logits: IntArray) -> IntArray:
-    """Converts logits in 32nds of a nat to costs in sixteenths of a bit."""
-    nats = np.asarray(logits) / UNIT
-    costs: IntArray = np.minimum(255, np.rint(16 * np.log2(1 + np.exp(-nats)))).astype(np.int64)
-    return costs
-
-
 def costs_to_logits(costs: npt.ArrayLike) -> FloatArray:
     """Converts costs in sixteenths of a bit to logits in nats. A cost of 0 would have an
     infinite logit, so it is replaced by 0.25."""

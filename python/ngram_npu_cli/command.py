@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ngram_npu.step_time import VerificationCost
 
     from ngram_npu_cli.logs.reader import Progress
-    from ngram_npu_cli.tune import TuneReport
 
 __all__ = ["main"]
 
@@ -282,10 +281,10 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
     cost = _parse_cost(arguments.cost)
     if arguments.batch_size:
         cost = cost.at(arguments.batch_size)
-
-    def make_report(progress: Callable[[Progress], None]) -> TuneReport:
-        against = None if arguments.against is None else parse_candidate(arguments.against)
-        return tune(
+    against = None if arguments.against is None else parse_candidate(arguments.against)
+    return _print_report(
+        arguments,
+        lambda progress: tune(
             _select_paths(arguments),
             cost,
             make_options(options.TuneOptions, arguments),
@@ -293,11 +292,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
             against=against,
             progress=progress,
             command=command_line,
-        )
-
-    return _print_report(
-        arguments,
-        make_report,
+        ),
         format_report,
         (arguments.html, save_html),
         list_notes=lambda report: report.traffic["notes"],

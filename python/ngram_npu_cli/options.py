@@ -205,8 +205,6 @@ class ReplayOptions(ReadingOptions):
             they have finished (default: only from each request's own text). Each input has its own
             store, which is empty at first
         store_tokens: capacity of the store in tokens (default: 1000000)
-        engine: find drafts with an index or by scanning each context; the drafts are the same
-            (default: the index, unless max_n - min_n exceeds 7)
         drafts: what the runner verifies: the drafted tokens (trimmed: V1's ngram and custom_class)
             or always K tokens, filled up with the newest token (padded: V2, V1's ngram_gpu)
             (default: trimmed)
@@ -230,7 +228,6 @@ class ReplayOptions(ReadingOptions):
     )
     store: Literal["live", "finish"] | None = option(group="drafting")
     store_tokens: int = option(1_000_000, group="drafting")
-    engine: Literal["index", "scan", "auto"] = option("auto", group="drafting")
     drafts: Literal["padded", "trimmed"] = option("trimmed", group="drafting")
     generated_only: bool = option(False, group="drafting")
     batch_size: int | None = option(group="input", metavar="B")
@@ -360,8 +357,6 @@ class MeasureCostOptions:
         output: JSON file to add the times to
         url: the server, without /v1 (default: http://localhost:8000)
         model: model name (default: the first that the server lists)
-        api_key_env: environment variable that holds the server's API key (default: OPENAI_API_KEY,
-            if it is set)
         batch_sizes: batch sizes to measure (default: 1,4,16,64)
         prompt_tokens: approximate length of each prompt (default: 1024)
         max_tokens: length of each answer (default: 128)
@@ -371,7 +366,6 @@ class MeasureCostOptions:
     output: Path = option(None, "output")
     url: str = option("http://localhost:8000")
     model: str | None = option()
-    api_key_env: str | None = option(metavar="NAME")
     batch_sizes: Any = option((1, 4, 16, 64), "--batch-size", type=parse_counts, metavar="B,...")
     prompt_tokens: int = option(1024)
     max_tokens: int = option(128)

@@ -25,8 +25,8 @@ __all__ = ["Costs", "costs_to_logits", "fit"]
 
 MAX_TOKENS = 1 << 20
 """Maximum number of completion tokens to fit on; they take 200 MB of memory."""
-STRENGTH = {"cells": 20.0, "tokens": 20.0}
-"""Weights of the priors, in observations: the shipped cost of a cell, and 0 for a token."""
+STRENGTH = 20.0
+"""Weight of the priors, in observations: the shipped cost of a cell, and 0 for a token."""
 ROUNDS = 12
 
 
@@ -91,15 +91,12 @@ def _maximize_likelihood(
 ) -> list[FloatArray]:
     """Applies Newton's method to one table after the other, for each entry separately."""
     tables = [start.copy(), np.zeros(CLASSES), np.zeros(CLASSES)]
-    strengths = STRENGTH["cells"], STRENGTH["tokens"], STRENGTH["tokens"]
     logits = start[places[0]]
     for _ in range(ROUNDS):
-        for table, entries, strength, prior in zip(
-            tables, places, strengths, (start, 0.0, 0.0), strict=True
-        ):
+        for table, entries, prior in zip(tables, places, (start, 0.0, 0.0), strict=True):
             rate = 1 / (1 + np.exp(-logits))
-            pull = np.bincount(entries, right - rate, len(table)) - strength * (table - prior)
-            curvature = np.bincount(entries, rate * (1 - rate), len(table)) + strength
+            pull = np.bincount(entries, right - rate, len(table)) - STRENGTH * (table - prior)
+            curvature = np.bincount(entries, rate * (1 - rate), len(table)) + STRENGTH
             step = np.clip(pull / curvature, -1, 1)
             table += step
             logits += step[entries]

@@ -118,7 +118,7 @@ def read_logs(
     receive: Callable[[int, Conversation], None],
     *,
     scope_field: str | None = None,
-    progress: ShowProgress | None = None,
+    progress: ShowProgress = ignore_progress,
 ) -> tuple[list[InputLog], list[str]]:
     """Reads all conversations of files and folders; without a path, the standard library's sources.
 
@@ -146,7 +146,6 @@ def read_logs(
             receive(0, conversation)
         notes = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
         return [InputLog(STDLIB_NAME, notes if missing else ())], []
-    show = progress or ignore_progress
     files = [(file, file != Path(path)) for path in paths for file in find_files(Path(path))]
     names = Counter(_shorten(file) for file, _ in files)
     inputs: list[InputLog] = []
@@ -159,7 +158,7 @@ def read_logs(
         records = iter_conversations(file, options.format, skipped.add, scope_field)
         try:
             for done, conversation in enumerate(islice(records, options.limit), start=1):
-                show(Progress(name, "read", done, 0))
+                progress(Progress(name, "read", done, 0))
                 skipped.used += conversation.where != last  # a record may have several answers
                 last = conversation.where
                 receive(len(inputs), conversation)

@@ -24,13 +24,7 @@ from ngram_npu_cli.logs.conversations import (
     stdlib_conversations,
 )
 from ngram_npu_cli.logs.formats import read_conversations
-from ngram_npu_cli.logs.reader import (
-    Progress,
-    Skipped,
-    Tokenization,
-    ignore_progress,
-    read_logs,
-)
+from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
 from ngram_npu_cli.logs.tokenizers import ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import CONFIG_FIELDS, ReadingOptions, ReplayOptions
 from ngram_npu_cli.replay.replay_report import ReplayFigures, ReplayReport, format_table
@@ -73,7 +67,7 @@ class ReplayInput:
 def load_inputs(
     paths: Sequence[str | PathLike[str]],
     options: ReadingOptions | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] = ignore_progress,
 ) -> tuple[ReplayInput, ...]:
     """Reads files and folders as `read_logs` does; `notes` report what was skipped or left out."""
     conversations: dict[int, list[Conversation]] = {}
@@ -97,7 +91,7 @@ def replay(
     inputs: Sequence[ReplayInput] | None = None,
     tokenizer: ReplayTokenizer | None = None,
     make_proposer: Callable[[ReplayOptions], Proposer] | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] = ignore_progress,
     command: str = "",
 ) -> ReplayReport:
     """Replays recorded conversations and reports the results of drafting.
@@ -129,7 +123,6 @@ def replay(
         )
     make_proposer = make_proposer or _make_ngram_proposer
     run = Run(command)
-    show = progress or ignore_progress
     # A wrong option is reported before any work, and the time to load libraries and to start
     # threads is not measured.
     _warm_up(make_proposer(options))
@@ -141,12 +134,12 @@ def replay(
         tokenization.load()
     figures: list[ReplayFigures] = []
     for item in inputs:
-        requests, notes = _tokenize(item, tokenization, show, strict=options.strict)
+        requests, notes = _tokenize(item, tokenization, progress, strict=options.strict)
         if options.generated_only:
             requests = [turn for request in requests for turn in request.split_turns()]
 
         def show_tokens(done: int, total: int, name: str = item.name) -> None:
-            show(Progress(name, "replay", done, total))
+            progress(Progress(name, "replay", done, total))
 
         counts = simulate(
             item.name,
@@ -200,7 +193,7 @@ def tokenize(
 def _tokenize(
     item: ReplayInput,
     tokenization: Tokenization,
-    show: Callable[[Progress], None],
+    progress: Callable[[Progress], None],
     *,
     strict: bool,
 ) -> tuple[list[TokenRequest], tuple[str, ...]]:
@@ -209,7 +202,7 @@ def _tokenize(
     requests: list[TokenRequest] = []
     for done, conversation in enumerate(item.conversations, start=1):
         requests += tokenization.make_requests_or_skip(conversation, skipped)
-        show(Progress(item.name, "tokenize", done, len(item.conversations)))
+        progress(Progress(item.name, "tokenize", done, len(item.conversations)))
     return requests, skipped.notes()
 
 
@@ -217,10 +210,9 @@ def _make_ngram_proposer(options: ReplayOptions) -> Proposer:
     from ngram_npu.proposer import NgramProposer
 
     config = options.config()
-    # A replay's rows soon are long enough for an index to be faster.
-    engine = "index" if options.engine == "auto" and config.fits_index else options.engine
     try:
-        return NgramProposer(config, engine)
+        # Rows soon are long enough for an index to be faster than a scan; the drafts are the same.
+        return NgramProposer(config, "index" if config.fits_index else "scan")
     except ValueError as error:
         raise InputError(str(error)) from error
 

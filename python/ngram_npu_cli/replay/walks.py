@@ -2,7 +2,7 @@
 
 Drafts of a ladder are simulated. A recording contains all tokens of a row, so the candidate for
 each token can be computed in advance, and with it the draft for any limit. That shares no code with
-the kernels or with their reference (``tests/ops/reference/ladder.py``); a test compares the two.
+the kernels or with their reference (``tests/ops/reference/ladder.py``); tests compare them.
 
 Drafts of a store are recorded from its kernel. The contents of a store at a position do not depend
 on earlier drafts, because accepted text is always the recording's. So one pass over the

@@ -9,7 +9,7 @@ Nothing here prints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 
@@ -17,7 +17,7 @@ import numpy as np
 from ngram_npu.errors import InputError
 from ngram_npu.step_time import VerificationCost, load_cost, share_of_a_step
 
-from ngram_npu_cli.logs.reader import Progress
+from ngram_npu_cli.logs.reader import Progress, ShowProgress, ignore_progress
 from ngram_npu_cli.options import TuneOptions
 from ngram_npu_cli.report import Run, count_usable_cores
 from ngram_npu_cli.tune.candidates import (
@@ -54,7 +54,7 @@ def tune(
     *,
     candidates: Sequence[Candidate] = CANDIDATES,
     against: Candidate | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ShowProgress = ignore_progress,
     command: str = "",
 ) -> TuneReport:
     """Searches settings over recorded traffic.
@@ -90,8 +90,7 @@ def tune(
     jobs = options.jobs or count_usable_cores()
 
     def show(done: int, total: int) -> None:
-        if progress is not None:
-            progress(Progress(f"{total} pieces", "replay", done, total))
+        progress(Progress(f"{total} pieces", "replay", done, total))
 
     def measure(candidates: Sequence[Candidate]) -> dict[Candidate, Counts]:
         per_request = measure_settings(

@@ -91,7 +91,7 @@ class Traffic:
 def read_traffic(
     paths: Sequence[str | PathLike[str]],
     options: TuneOptions | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] = ignore_progress,
 ) -> Traffic:
     """Reads, samples and tokenizes conversations.
 
@@ -102,7 +102,6 @@ def read_traffic(
         InputError: As for `replay`, or fewer than two conversations have a step.
     """
     options = options or TuneOptions(sample=None)
-    show = progress or ignore_progress
     sample = _Sample(options.sample)
     logs, omissions = read_logs(paths, options, sample.add, progress=progress)
     notes = [f"{log.name}: {note}" for log in logs for note in log.notes] + omissions
@@ -124,7 +123,7 @@ def read_traffic(
             requests += with_steps
             names.append(conversation.id)
             input_of.append(number)
-        show(Progress(logs[number].name, "tokenize", done, len(conversations)))
+        progress(Progress(logs[number].name, "tokenize", done, len(conversations)))
     for log, log_skipped in zip(logs, skipped, strict=True):
         notes += [f"{log.name}: {note}" for note in log_skipped.notes()]
     if len(names) < 2:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from ngram_npu import Costs, NgramConfig, NgramProposer
 from ngram_npu.config import default_costs, default_store_costs
-from ngram_npu.draft_costs import logits_to_costs
 from ngram_npu_cli.learn.fit_draft_costs import fit
 from ngram_npu_cli.replay import TokenRequest, TokenTurn, simulate
 from ngram_npu_cli.replay.walks import Counts, Walks, candidates, outcomes, walks
 from ops.reference import ladder
 
 TOKENIZER = "0123456789abcdef" * 2
+NO_TOKEN_LOGITS = np.zeros((4096, 2), int)
+
+
+def logits_to_costs(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    costs = [ladder.cost_of(logit, NO_TOKEN_LOGITS, 0, 0) for logit in range(-1024, 1024)]
+    return np.array(costs)[logits + 1024]
 
 
 def new_conversations(number: int, parity: int = 0) -> list[TokenRequest]:

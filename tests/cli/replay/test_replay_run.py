@@ -153,7 +153,6 @@ def test_option_that_contradicts_a_ladder_is_named_in_the_error(
     table = tmp_path / "own.json"
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"min_n": 2}, "min_n: expected 1 with sizes='ladder', got 2"),
-        ({"engine": "scan"}, "engine: expected 'index' or 'auto' with sizes='ladder'"),
         ({"costs": table, "min_draft_probability": None}, "costs: expected none without min_dr"),
         ({"costs": table}, "own.json: cannot be read: .*No such file"),
         ({"store": "live", "min_draft_probability": None}, "store: expected None without"),

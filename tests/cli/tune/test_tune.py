@@ -352,9 +352,7 @@ def test_candidates_have_unique_labels() -> None:
     assert len(CANDIDATES) >= 60
     assert len({c.label for c in CANDIDATES}) == len(CANDIDATES)
     assert BASELINE in CANDIDATES
-    assert parse_candidate('{"prompt_lookup_max": 4, "num_speculative_tokens": 3}').config == (
-        NgramConfig(min_n=4, max_n=4, k=3)
-    )
+    assert parse_candidate('{"max_n": 4, "k": 3}').config == NgramConfig(max_n=4, k=3)
     assert [c.label.partition("live ")[2] for c in STORES] == ["store=100k", "store=1M"]
     small = json.dumps({**LADDER, "store": "live", "store_tokens": 9})
     for wrong in ("[]", "{", '{"k": 0}', '{"length": 3}', '{"k": "x"}', small):
