@@ -36,14 +36,14 @@ def new_conversations(number: int, parity: int = 0) -> list[TokenRequest]:
     return requests
 
 
-def rows() -> list[list[int]]:
+def make_rows() -> list[list[int]]:
     rng = random.Random(16)
     kinds = [rng.choice((1, 2, 3, 30)) for _ in range(60)]
     return [[rng.randrange(kind) for _ in range(rng.randrange(70))] for kind in kinds]
 
 
-@pytest.mark.parametrize("tokens", rows())
-def test_candidates_and_bytes(tokens: list[int]) -> None:
+@pytest.mark.parametrize("tokens", make_rows())
+def test_candidates_and_outcomes_equal_the_reference(tokens: list[int]) -> None:
     row = np.array(tokens, np.int64)
     q, m = candidates(row)
     expected = [ladder.candidate(tokens[:x]) for x in range(len(tokens))]

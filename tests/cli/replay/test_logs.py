@@ -14,29 +14,26 @@ from ngram_npu_cli.replay import ReplayOptions, read_conversations, replay
 Write = Callable[..., Path]
 
 
-def lines_of(name: str) -> list[str]:
-    return (DATA / name).read_text(encoding="utf-8").split("\n")[:-1]
+def read_records(name: str) -> list[dict[str, Any]]:
+    lines = (DATA / name).read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
 
 
-def records(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines_of(name)]
-
-
-def counts(path: Path) -> tuple[int, int, int, float | None]:
+def count_replay(path: Path) -> tuple[int, int, int, float | None]:
     total = replay([path], ReplayOptions(tokenizer="bytes")).total
     return total.num_requests, total.num_tokens, total.num_steps, total.tokens_per_step
 
 
-CHAT = [r["response"]["choices"][0]["message"]["content"] for r in records("chat.jsonl")]
+CHAT = [r["response"]["choices"][0]["message"]["content"] for r in read_records("chat.jsonl")]
 
 
 @pytest.fixture
 def plain_chat(write_jsonl: Write) -> tuple[int, int, int, float | None]:
     plain = [
         {"messages": record["request"]["messages"], "completion": answer}
-        for record, answer in zip(records("chat.jsonl"), CHAT, strict=True)
+        for record, answer in zip(read_records("chat.jsonl"), CHAT, strict=True)
     ]
-    counted = counts(write_jsonl(*plain, name="plain/talk.jsonl"))
+    counted = count_replay(write_jsonl(*plain, name="plain/talk.jsonl"))
     assert counted[0] == 3
     assert counted[3] is not None
     assert counted[3] > 2, "the texts repeat themselves, or this would show nothing"
@@ -56,8 +53,8 @@ ONE_CONVERSATION = [
 @pytest.fixture
 def batch(write_jsonl: Write) -> Path:
     """The output of a batch joined with its input, as the guide describes."""
-    requests = {record["custom_id"]: record for record in records("run-batch/input.jsonl")}
-    answers = records("run-batch/output.jsonl")
+    requests = {record["custom_id"]: record for record in read_records("run-batch/input.jsonl")}
+    answers = read_records("run-batch/output.jsonl")
     return write_jsonl(*({**requests[a["custom_id"]], **a} for a in answers), name="batch.jsonl")
 
 
@@ -65,7 +62,7 @@ def test_all_log_formats_give_the_same_counts(
     batch: Path, plain_chat: tuple[int, int, int, float | None]
 ) -> None:
     for path in (*(DATA / name for name in ONE_CONVERSATION), batch):
-        assert counts(path) == plain_chat, path
+        assert count_replay(path) == plain_chat, path
 
 
 def test_guide_states_the_counts(batch: Path) -> None:
@@ -80,9 +77,9 @@ def test_guide_states_the_counts(batch: Path) -> None:
     assert stated in guide.read_text(encoding="utf-8").replace("\n", " ")
 
 
-def events(name: str) -> list[list[dict[str, Any]]]:
+def read_events(name: str) -> list[list[dict[str, Any]]]:
     """Returns the events of each stream of a file."""
-    streams = [record["response"].split("\n") for record in records(name)]
+    streams = [record["response"].split("\n") for record in read_records(name)]
     return [[json.loads(s[6:]) for s in stream if s.startswith("data: {")] for stream in streams]
 
 
@@ -110,22 +107,22 @@ def test_stream_is_read_in_every_serialization(
 ) -> None:
     serialized = [
         {"request": record["request"], "response": serialize(chunks, record["response"])}
-        for record, chunks in zip(records(name), events(name), strict=True)
+        for record, chunks in zip(read_records(name), read_events(name), strict=True)
     ]
-    assert counts(write_jsonl(*serialized)) == plain_chat
+    assert count_replay(write_jsonl(*serialized)) == plain_chat
 
 
 @pytest.mark.parametrize(
     "name", ["reasoning.jsonl", "responses-reasoning.jsonl", "anthropic-thinking.jsonl"]
 )
 def test_reasoning_is_counted_streamed_or_not(write_jsonl: Write, name: str) -> None:
-    complete, streamed = records(name)
-    thought = records("reasoning.jsonl")[0]["response"]["choices"][0]["message"]["reasoning"]
-    messages = records("reasoning.jsonl")[0]["request"]["messages"]
+    complete, streamed = read_records(name)
+    thought = read_records("reasoning.jsonl")[0]["response"]["choices"][0]["message"]["reasoning"]
+    messages = read_records("reasoning.jsonl")[0]["request"]["messages"]
     expected_records = [{"messages": messages, "completion": f"<think>\n{thought}\n</think>\n\n"}]
-    expected = counts(write_jsonl(*expected_records, name="plain.jsonl"))
+    expected = count_replay(write_jsonl(*expected_records, name="plain.jsonl"))
     for record in (complete, streamed):
-        assert counts(write_jsonl(record)) == expected
+        assert count_replay(write_jsonl(record)) == expected
 
 
 # Token ids
@@ -142,13 +139,13 @@ def test_stream_with_missing_token_ids_is_read_as_text(write_jsonl: Write) -> No
     assert (conversation.turns[0].prompt, conversation.turns[0].completion) == ("p", "one two ")
 
 
-def as_turns(name: str) -> list[dict[str, Any]]:
+def convert_to_turns(name: str) -> list[dict[str, Any]]:
     return [
         {
             "prompt_token_ids": record["response"]["prompt_token_ids"],
             "completion_token_ids": record["response"]["choices"][0]["token_ids"],
         }
-        for record in records(name)
+        for record in read_records(name)
     ]
 
 
@@ -161,7 +158,7 @@ def as_turns(name: str) -> list[dict[str, Any]]:
     ],
 )
 def test_recorded_token_ids_are_exact(write_jsonl: Write, name: str, number: int) -> None:
-    turns = as_turns("chat-token-ids.jsonl")[:number]
+    turns = convert_to_turns("chat-token-ids.jsonl")[:number]
     expected = replay([write_jsonl(*({"turns": [turn]} for turn in turns))]).total
     report = replay([DATA / name], ReplayOptions(tokenizer="ids"))
     assert report.tokenizer is None

@@ -80,7 +80,7 @@ def render_page(report: Any) -> str:
         return html.unescape((Path(folder) / "r.html").read_text(encoding="utf-8"))
 
 
-def executed(command: str) -> list[str]:
+def run_in_shell(command: str) -> list[str]:
     """Returns the arguments that a shell passes to vllm for a command copied from a report."""
     script = f"vllm() {{ printf '%s\\0' \"$@\"; }}\n{command}\n"
     done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, check=True)
@@ -126,7 +126,7 @@ def test_text_json_and_html_show_the_same_result(
         assert option in out
     (command,) = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
     options = shlex.split(" ".join(result["recommended"]["vllm_options"]))
-    assert executed(html.unescape(command)) == ["serve", "MODEL", *options]
+    assert run_in_shell(html.unescape(command)) == ["serve", "MODEL", *options]
     assert "<script" not in text
     loaded = re.findall(r"(?:src|href|url|@import|http-equiv)\s*[=(]\s*[\"']?(.)", text)
     assert set(loaded) == {"#"}, "needs a network"
