@@ -144,7 +144,7 @@ def read_logs(
         conversations, missing = stdlib_conversations(limit=options.limit)
         for conversation in conversations:
             receive(0, conversation)
-        notes = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
+        notes: tuple[str, ...] = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
         return [InputLog(STDLIB_NAME, notes if missing else ())], []
     files = [(file, file != Path(path)) for path in paths for file in find_files(Path(path))]
     names = Counter(_shorten(file) for file, _ in files)
