@@ -9,13 +9,7 @@ import numpy as np
 
 import ngram_npu._C as _C
 from ngram_npu.config import LADDER_MAX_N, MAX_INDEX_SPAN, MAX_NGRAM, UNLIMITED, NgramConfig
-from ngram_npu.tensors import (
-    WORD_BYTES,
-    Int32Array,
-    IntegrityError,
-    allocate_words,
-    operators_for,
-)
+from ngram_npu.tensors import Int32Array, IntegrityError, allocate_words, operators_for
 
 
 @dataclass(frozen=True)
@@ -44,10 +38,6 @@ class IndexStatistics:
     pages_in_use: int
     pages_peak: int
     page_splits: int
-
-    @property
-    def bytes_in_use(self) -> int:
-        return self.pages_in_use * _C.INDEX_PAGE_WORDS * WORD_BYTES
 
 
 class NgramIndex:

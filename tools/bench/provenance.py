@@ -14,8 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """Returns CPU model, usable cores, the instruction set in use, and the device."""
-    description = environment.machine(None)
-    del description["threads"]  # each contestant records its own
+    description = environment.machine()
     description["instruction_set"] = _C.instruction_set()
     if device != "cpu":
         from tools.bench.device import describe

@@ -92,11 +92,6 @@ class StoreStatistics:
     """Calls that skipped the store because another call was using it."""
 
     @property
-    def hit_share(self) -> float:
-        """Hits per lookup, 0 to 1."""
-        return self.hits / max(1, self.lookups)
-
-    @property
     def draft_share(self) -> float:
         """Drafts taken from the store per lookup, 0 to 1."""
         return self.drafts / max(1, self.lookups)

@@ -116,7 +116,7 @@ def test_statistics_count_rows_and_rebuilds() -> None:
     _step(index, tokens, lengths)
     stats = index.statistics
     assert stats.rows_indexed == 2
-    assert stats.bytes_in_use == 4096 * stats.pages_in_use > 0
+    assert stats.pages_in_use > 0
     assert stats.pages_peak >= stats.pages_in_use
     _step(index, tokens, lengths, [0, 7])
     assert index.statistics.rows_scanned_other == 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu_cli.logs.tokenizers import load_tokenizer
 from ngram_npu_cli.replay import Proposer, TokenRequest, simulate
-from ngram_npu_cli.replay.walks import Counts, at_equal_drafts
+from ngram_npu_cli.replay.walks import Counts
 
 from tools.bench import arctic_peer
 from tools.bench.data import find_data
@@ -146,9 +147,20 @@ def per_step(counts: Counts) -> dict[str, float]:
     }
 
 
+def interpolate_tokens(curve: Sequence[Counts], drafted_per_step: float) -> float:
+    """Returns tokens per step at a number of drafted tokens per step, linear between two points of
+    the curve."""
+    for less, more in pairwise(curve):
+        low, high = less.drafted_per_step, more.drafted_per_step
+        if low <= drafted_per_step < high:
+            gained = more.tokens_per_step - less.tokens_per_step
+            return less.tokens_per_step + gained * (drafted_per_step - low) / (high - low)
+    raise BenchError(f"no limit drafts {drafted_per_step:.2f} tokens per step")
+
+
 def compare_to_peer(peer: Counts, curve: Sequence[Counts], default: Counts) -> dict[str, Any]:
     """Compares our curve by limit, and its point at the default limit, with a peer."""
-    tokens, _ = at_equal_drafts(curve, peer.drafted_per_step)
+    tokens = interpolate_tokens(curve, peer.drafted_per_step)
     return {
         "at_equal_drafts": {
             "tokens_per_step": round(tokens, 4),

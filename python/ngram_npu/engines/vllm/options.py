@@ -168,9 +168,9 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         if path := settings.get("costs_file"):
             costs = Costs.load(path, tokenizer=vocabulary_digest(model_config))
         ngram = NgramConfig(
-            prompt_lookup_min=low,
-            prompt_lookup_max=high,
-            num_speculative_tokens=speculative.num_speculative_tokens,
+            min_n=low,
+            max_n=high,
+            k=speculative.num_speculative_tokens,
             match_policy=settings.get("match_policy", "latest" if latest else None),
             overlap=settings.get("overlap", overlap),
             max_len=None if in_v2 else model_config.max_model_len,
