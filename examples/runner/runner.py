@@ -26,7 +26,6 @@ from .draft_model import DraftModel
 from .paged_model import PagedModel, to_device
 from .sampling import Sampling
 from .scheduler import Request, ScheduledStep, Scheduler
-from .trace import Trace
 
 NO_DRAFTS = NgramConfig(k=1, max_len=0)
 """A lookup that never drafts, so that the same state also runs without speculation."""
@@ -63,8 +62,6 @@ class RunnerConfig:
     max_step_tokens: int = 512
     """Maximum tokens per step; a longer prompt takes several steps."""
     sampling: Sampling = field(default_factory=Sampling)
-    trace: bool = False
-    """Whether `Runner.trace` times the phases of each step. Memory grows with each step."""
 
 
 @dataclass
@@ -182,7 +179,6 @@ class Runner:
         self.draft_model = None
         if draft_model is not None:
             self.draft_model = DraftModel(draft_model, self.scheduler.k, config.draft_window)
-        self.trace = Trace(self.device, enabled=config.trace)
         self.figures = Figures()
         self._in_flight: deque[ScheduledStep] = deque()
         self._has_drafts = False
@@ -245,23 +241,17 @@ class Runner:
     def step(self) -> None:
         """Launches one step, then reads the results of the previous step (asynchronous) or of this
         step (synchronous)."""
-        number = self.figures.steps
-        with self.trace.span("schedule", number):
-            step = self._schedule()
+        step = self._schedule()
         if step is None:
             self._reconcile()
             return
-        with self.trace.span("begin", number, device=True):
-            inputs = self.state.begin_step(step.batch)
-        with self.trace.span("forward", number, device=True):
-            logits, rows = self._forward(step, inputs)
-        with self.trace.span("sample", number, device=True):
-            sampled = self._sample(step, inputs, logits, rows)
-        with self.trace.span("draft", number, device=True):
-            drafter = None
-            if self.draft_model is not None:
-                drafter = partial(self.draft_model.draft, self.state, inputs)
-            self.state.end_step(sampled, drafter)
+        inputs = self.state.begin_step(step.batch)
+        logits, rows = self._forward(step, inputs)
+        sampled = self._sample(step, inputs, logits, rows)
+        drafter = None
+        if self.draft_model is not None:
+            drafter = partial(self.draft_model.draft, self.state, inputs)
+        self.state.end_step(sampled, drafter)
         self._has_drafts = self.scheduler.k > 0
         self._in_flight.append(step)
         self.figures.steps += 1
@@ -317,20 +307,19 @@ class Runner:
 
     def _reconcile(self) -> None:
         """Waits for the oldest step in flight and appends its tokens to the requests."""
-        with self.trace.span("reconcile", self.figures.steps - len(self._in_flight)):
-            result = self.state.reconcile()
-            step = self._in_flight.popleft()
-            if result.faults:  # only an invalid sampler causes faults
-                raise RuntimeError(f"step {result.step}: {dict(result.faults)}")
-            for position, request in enumerate(step.requests):
-                count = result.num_sampled[position]
-                before = len(request.token_ids)
-                request.append_sampled(result.sampled_token_ids[position, :count].tolist())
-                self.figures.tokens += len(request.token_ids) - before
-            self.figures.drafts += int(result.num_valid_drafts.sum())
-            self.figures.accepted += int(result.num_accepted_drafts.sum())
-            if result.draft_source is not None:
-                neural = result.draft_source % 2 == 1
-                self.figures.neural_drafts += int(result.num_valid_drafts[neural].sum())
-                self.figures.neural_accepted += int(result.num_accepted_drafts[neural].sum())
-            self.figures.preemptions += step.preemptions
+        result = self.state.reconcile()
+        step = self._in_flight.popleft()
+        if result.faults:  # only an invalid sampler causes faults
+            raise RuntimeError(f"step {result.step}: {dict(result.faults)}")
+        for position, request in enumerate(step.requests):
+            count = result.num_sampled[position]
+            before = len(request.token_ids)
+            request.append_sampled(result.sampled_token_ids[position, :count].tolist())
+            self.figures.tokens += len(request.token_ids) - before
+        self.figures.drafts += int(result.num_valid_drafts.sum())
+        self.figures.accepted += int(result.num_accepted_drafts.sum())
+        if result.draft_source is not None:
+            neural = result.draft_source % 2 == 1
+            self.figures.neural_drafts += int(result.num_valid_drafts[neural].sum())
+            self.figures.neural_accepted += int(result.num_accepted_drafts[neural].sum())
+        self.figures.preemptions += step.preemptions

@@ -22,6 +22,7 @@ from tools.bench.options import BenchError, Options, Size
 
 TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
+    "draft-length",
     "vllm-end-to-end",
 }
 

@@ -50,6 +50,9 @@ def test_invalid_buffer_raises_and_empty_one_is_accepted(engine: str, op: str) -
     assert proposer.propose([], np.zeros(2, np.int32), np.zeros((2, 4), np.int32)) == []
     with pytest.raises(ValueError, match=f"{op}: token_ids: expected"):
         proposer.propose([[1]], np.ones(1, np.int32), np.ones((1, 4), np.int64))
+    for wrong in (buffer, np.zeros(2, np.int32)), (np.zeros(2, np.int32), [3]), ([3], buffer):
+        with pytest.raises(ValueError, match="propose: expected num_tokens_no_spec of rank 1 and"):
+            proposer.propose([[1], []], *wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [StockNgramProposer, v1_device.AscendNgramProposer])
