@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from ngram_npu import NgramConfig
 from ngram_npu.draft_length import Change
 from ngram_npu.engines.vllm import auto_k
 from ngram_npu.engines.vllm.options import Options
+from ngram_npu.engines.vllm.patching import wrap_function
 
 K = 5
 
@@ -221,6 +223,106 @@ def test_wrapped_scheduler_begins_without_drafts(monkeypatch: pytest.MonkeyPatch
     output = scheduler.schedule(throttle_prefills=True)
     results = SimpleNamespace(sampled_token_ids=[[1]])
     assert scheduler.update_from_output(output, results) == "outputs"
+
+
+def test_scheduler_may_be_called_by_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_wrapped_scheduler(monkeypatch)
+    observer = getattr(scheduler, auto_k.ATTRIBUTE)
+    recorder = observer.controller = Recorder()
+    output = scheduler.schedule(throttle_prefills=True)
+    results = SimpleNamespace(sampled_token_ids=[[1]])
+    call = {"scheduler_output": output, "model_runner_output": results}
+    assert scheduler.update_from_output(**call) == "outputs"
+    assert scheduler.update_from_output(output, model_runner_output=results) == "outputs"
+    assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "no error ended it"
+    assert recorder.schedules == [(1, 0)]
+    assert [(batch, length) for batch, length, _ in recorder.steps] == [(1, 0), (1, 0)]
+
+
+def test_scheduler_with_other_parameters_is_called_as_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def update_from_output(self: Any, step: Any, *, outcome: Any, stale: bool = False) -> Any:
+        return step, outcome, stale
+
+    monkeypatch.setattr(FakeScheduler, "update_from_output", update_from_output)
+    scheduler = make_wrapped_scheduler(monkeypatch)
+    for _ in range(2):
+        assert scheduler.update_from_output(7, outcome=8, stale=True) == (7, 8, True)
+    assert caplog.text.count("k='auto' is off") == 1
+
+
+def test_other_wrappers_of_the_scheduler_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_wrapped_scheduler(monkeypatch)
+    calls: list[str] = []
+
+    def observe(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append("other")
+        return stock(*args, **kwargs)
+
+    for _ in range(2):
+        wrap_function(type(scheduler), "schedule", observe)
+    recorder = getattr(scheduler, auto_k.ATTRIBUTE).controller = Recorder()
+    scheduler.schedule()
+    assert calls == ["other"]
+    assert recorder.schedules == [(1, 0)]
+
+
+def make_scheduler_with_table(monkeypatch: pytest.MonkeyPatch, table: list[int] | None) -> Any:
+    stock_init = FakeScheduler.__init__
+
+    def init(self: Any, vllm_config: Any) -> None:
+        stock_init(self, vllm_config)
+        self.dynamic_sd_lookup = table
+
+    monkeypatch.setattr(FakeScheduler, "__init__", init)
+    return make_wrapped_scheduler(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected", "is_on"), [([K] * 5, [0] * 5, False), ([K] * 20, [K] + [0] * 16, True)]
+)
+def test_table_of_another_length_does_not_reach_the_engine(
+    monkeypatch: pytest.MonkeyPatch, table: list[int], expected: list[int], is_on: bool
+) -> None:
+    scheduler = make_scheduler_with_table(monkeypatch, table)
+    for batch in (1, 16, 17, 100):
+        output = make_output({str(i): 0 for i in range(batch)})
+        results = SimpleNamespace(sampled_token_ids=[[1]] * batch)
+        scheduler.schedule()
+        assert scheduler.update_from_output(output, results) == "outputs"
+    assert scheduler.dynamic_sd_lookup[:17] == expected
+    assert (getattr(scheduler, auto_k.ATTRIBUTE) is not None) == is_on
+
+
+def test_scheduler_without_table_drafts_the_configured_number(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make_scheduler_with_table(monkeypatch, None)
+    assert not hasattr(scheduler, auto_k.ATTRIBUTE)
+    assert "k='auto' has no effect without vLLM's table of draft lengths" in caplog.text
+    assert scheduler.update_from_output(scheduler.schedule(), SimpleNamespace()) == "outputs"
+
+
+def test_clock_that_jumps_changes_no_decision() -> None:
+    clock, rng = [0.0], random.Random(1)
+    scheduler = make_scheduler()
+    options = make_options(max_model_len=10_000)
+    observer = auto_k.StepObserver(scheduler, options, clock=lambda: clock[0])
+    text, length = scheduler.running[0].all_token_ids, 0
+    for _ in range(1000):
+        clock[0] += 0.01 + 0.0001 * length
+        if rng.random() < 0.1:
+            clock[0] += rng.choice([-1e9, -5, 5, 1e9])
+        text += [len(text) % 3 + 1 for _ in range(1 + length)]
+        output = make_output(
+            {"a": length}, num_spec_tokens_to_schedule=scheduler.dynamic_sd_lookup[1]
+        )
+        observer.observe_schedule(output)
+        observer.observe_update(output, [text[-1 - length :]])
+        length = scheduler.dynamic_sd_lookup[1]
+        assert length in observer.controller.lengths
+    assert length == K
 
 
 def test_scheduler_without_option_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
