@@ -18,6 +18,7 @@ from ngram_npu.draft_acceptance import AcceptanceSampler
 from ngram_npu.draft_length import Change, DraftLengthController
 from ngram_npu.engines.vllm.options import Options, find_method, read_k_option, read_options
 from ngram_npu.engines.vllm.patching import (
+    SCHEDULER,
     find_argument,
     format_error,
     logger,
@@ -26,7 +27,6 @@ from ngram_npu.engines.vllm.patching import (
 )
 from ngram_npu.engines.vllm.stats import DraftLengthMetrics
 
-SCHEDULER = "vllm.v1.core.sched.scheduler"
 ATTRIBUTE = "ngram_npu_auto_k"
 """Attribute of a scheduler that holds its :class:`StepObserver`."""
 SAMPLE_STEPS = 8

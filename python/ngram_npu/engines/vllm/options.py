@@ -173,8 +173,8 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     verifies_padding = padded or (in_v2 and not adaptive)
     step_times = _load_step_times(settings, lookup, verifies_padding)
     min_probability, cost_batch = _choose_min_probability(settings, lookup), 0
-    is_derived = step_times is not None and lookup == "ladder" and not verifies_padding
-    if is_derived and not settings.keys() & {"token_cost", "min_draft_probability"}:
+    has_limit = bool(settings.keys() & {"token_cost", "min_draft_probability"})
+    if step_times is not None and lookup == "ladder" and not (verifies_padding or has_limit):
         max_num_seqs = vllm_config.scheduler_config.max_num_seqs
         cost, cost_batch = step_times.token_cost(max_num_seqs, speculative.num_speculative_tokens)
         min_probability = probability_for_cost(cost)

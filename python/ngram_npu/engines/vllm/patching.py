@@ -27,6 +27,7 @@ logger = logging.getLogger("vllm.ngram_npu")
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
+SCHEDULER = "vllm.v1.core.sched.scheduler"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
 # vLLM-Ascend's runner derives from vLLM's: if both are loaded, it makes the call.
 CLASSES = {ASCEND_RUNNER: "NPUModelRunner", RUNNER: "GPUModelRunner"}

@@ -12,13 +12,13 @@ from typing import Any
 from ngram_npu.config import MAX_DRAFT_TOKENS
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENTS, K_ARGUMENT, find_method
 from ngram_npu.engines.vllm.patching import (
+    SCHEDULER,
     find_argument,
     is_wrapped,
     run_after_import,
     wrap_function,
 )
 
-SCHEDULER = "vllm.v1.core.sched.scheduler"
 ATTRIBUTE = "ngram_npu_limits"
 """Attribute of a scheduler: the limits of its requests by id, of those that have one."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +13,10 @@ from ngram_npu import NgramConfig
 from ngram_npu.draft_length import Change
 from ngram_npu.engines.vllm import auto_k
 from ngram_npu.engines.vllm.options import Options
-from ngram_npu.engines.vllm.patching import wrap_function
+from ngram_npu.engines.vllm.patching import SCHEDULER, wrap_function
 
 K = 5
+TABLE = [0, *[K] * 13, 3, 1, 0]
 
 
 class Request:
@@ -50,7 +52,7 @@ def make_scheduler(**parallel: int) -> Any:
             model_config=SimpleNamespace(served_model_name="tiny"),
             speculative_config=SimpleNamespace(num_speculative_tokens=K),
         ),
-        dynamic_sd_lookup=[K] * 17,
+        dynamic_sd_lookup=[*TABLE],
         running=[Request([1, 2, 3] * 20)],
     )
 
@@ -106,6 +108,66 @@ def test_table_maps_batches_to_all_lengths(k: int, max_num_seqs: int) -> None:
     assert {*by_batch} == ({*lengths} if max_num_seqs >= len(lengths) else {k, 0}) - (
         {0} if max_num_seqs == 1 else set()
     )
+
+
+@pytest.mark.parametrize(
+    ("k", "max_num_seqs", "lengths"),
+    [
+        (5, 256, (0, 1, 3, 5)),
+        (8, 4, (0, 1, 4, 8)),
+        (8, 3, (0, 8)),
+        (2, 3, (0, 1, 2)),
+        (1, 1, (0, 1)),
+    ],
+)
+def test_lengths_are_zero_one_half_and_all(
+    k: int, max_num_seqs: int, lengths: tuple[int, ...]
+) -> None:
+    assert auto_k.choose_lengths(k, max_num_seqs) == lengths
+
+
+def make_config(**additional: Any) -> Any:
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=K, num_speculative_tokens_per_batch_size=None
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=16),
+        additional_config={"ngram_npu": additional},
+    )
+
+
+def test_table_is_set_before_vllm_validates_the_configuration() -> None:
+    vllm_config = make_config(k="auto")
+    for _ in range(2):  # vLLM may validate a configuration again, after it has made lists of tuples
+        auto_k.set_table(vllm_config)
+        table = vllm_config.speculative_config.num_speculative_tokens_per_batch_size
+        assert [*map(tuple, table)] == [(1, 13, 5), (14, 14, 3), (15, 15, 1), (16, 16, 0)]
+        vllm_config.speculative_config.num_speculative_tokens_per_batch_size = [*map(list, table)]
+
+
+def test_user_table_with_auto_raises() -> None:
+    vllm_config = make_config(k="auto")
+    vllm_config.speculative_config.num_speculative_tokens_per_batch_size = [[1, 16, 3]]
+    with pytest.raises(ValueError) as error:
+        auto_k.set_table(vllm_config)
+    assert str(error.value) == (
+        "ngram_npu: num_speculative_tokens_per_batch_size: expected none with k='auto', got "
+        "[[1, 16, 3]]"
+    )
+
+
+def test_configuration_without_auto_gets_no_table() -> None:
+    vllm_config = make_config()
+    auto_k.set_table(vllm_config)
+    assert vllm_config.speculative_config.num_speculative_tokens_per_batch_size is None
+    older = make_config(k="auto")
+    del older.speculative_config.num_speculative_tokens_per_batch_size
+    auto_k.set_table(older)
+    assert not hasattr(older.speculative_config, "num_speculative_tokens_per_batch_size")
+    without = make_config(k="auto")
+    without.speculative_config = None
+    auto_k.set_table(without)
+    assert without.speculative_config is None
 
 
 def test_graph_pairs_are_those_within_the_captured_sizes() -> None:
@@ -213,7 +275,8 @@ def make_wrapped_scheduler(
     monkeypatch.setattr(auto_k, "find_method", lambda config: "v2")
     monkeypatch.setattr(auto_k, "read_k_option", lambda config: is_auto)
     monkeypatch.setattr(auto_k, "read_options", lambda config, method: make_options())
-    auto_k._wrap_scheduler(module)
+    monkeypatch.setitem(sys.modules, SCHEDULER, module)  # type: ignore[arg-type]
+    auto_k.install()
     return module.Scheduler(make_scheduler(**parallel).vllm_config)
 
 
@@ -327,7 +390,7 @@ def test_clock_that_jumps_changes_no_decision() -> None:
 
 def test_scheduler_without_option_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make_wrapped_scheduler(monkeypatch, is_auto=False)
-    assert scheduler.dynamic_sd_lookup == [K] * 17
+    assert scheduler.dynamic_sd_lookup == TABLE
     assert not hasattr(scheduler, auto_k.ATTRIBUTE)
 
 
@@ -358,9 +421,12 @@ def test_error_in_observer_ends_drafts_but_not_the_engine(
 def test_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     observer = auto_k.StepObserver(make_scheduler(), make_options())
     changes = (0, 3, 1.25), (3, 0, 1.0)
+    exported: list[Any] = []
+    observer._metrics.observe_change = lambda *values: exported.append(values)  # type: ignore[method-assign]
     with caplog.at_level(logging.INFO, logger="vllm.ngram_npu"):
         for before, after, goodput in changes:
             observer._report_change(Change(9, 16, before, after, goodput, "because"))
+    assert exported == [("9-16", 3, 1.25), ("9-16", 0, 1.0)]
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
         f"ngram_npu: k='auto': batch sizes 9-16: draft length {before} -> {after}: because"

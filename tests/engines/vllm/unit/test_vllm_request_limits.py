@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from fake_engine import K, config
 from ngram_npu.engines.vllm import request_limits
 from ngram_npu.engines.vllm.options import K_ARGUMENT
+from ngram_npu.engines.vllm.patching import SCHEDULER
 
 PLACEHOLDERS = [-1] * K
 
@@ -42,12 +44,13 @@ class OtherScheduler(FakeScheduler):
 
 
 @pytest.fixture
-def scheduler_class() -> Any:
+def scheduler_class(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A scheduler's class that the plugin has wrapped."""
     functions = dict(vars(FakeScheduler))
     module = SimpleNamespace(Scheduler=type("Scheduler", (FakeScheduler,), functions))
+    monkeypatch.setitem(sys.modules, SCHEDULER, module)  # type: ignore[arg-type]
     for _ in range(2):
-        request_limits._wrap_scheduler(module)
+        request_limits.install()
     return module.Scheduler
 
 
@@ -173,6 +176,16 @@ def test_limit_raises_with_a_scheduler_that_does_not_cut(scheduler_class: Any) -
         request_limits.check_limit(make_request("a", 0), make_config("ngram", overriding))
     derived = type("AsyncScheduler", (scheduler_class,), {})
     request_limits.check_limit(make_request("a", 0), make_config("ngram", derived))
+
+
+def test_vllm_without_the_v2_runner_accepts_a_limit(scheduler_class: Any) -> None:
+    vllm_config = make_config("ngram", scheduler_class)
+    del vllm_config.use_v2_model_runner
+    del vllm_config.speculative_config.enable_adaptive_verification
+    request_limits.check_limit(make_request("a", 0), vllm_config)
+    vllm_config.use_v2_model_runner = True
+    with pytest.raises(ValueError, match="expected none, got 0"):
+        request_limits.check_limit(make_request("a", 0), vllm_config)
 
 
 def test_engine_without_speculation_accepts_only_zero() -> None:
