@@ -126,6 +126,16 @@ def test_step_times_are_extrapolated() -> None:
     assert falling.seconds(4, np.array([100.0])) == pytest.approx([0.9]), "more is never cheaper"
 
 
+def test_token_cost_is_that_of_the_largest_batch_that_runs() -> None:
+    times = {2: ((2, 4), (1.0, 1.02)), 8: ((8, 24), (2.0, 2.4)), 16: ((16, 32), (1.0, 3.0))}
+    cost = VerificationCost("three", times)
+    for max_batch, batch, share in ((1, 2, 0.02), (7, 2, 0.02), (8, 8, 0.1), (15, 8, 0.1)):
+        assert cost.token_cost(max_batch, 4) == (pytest.approx(share), batch)
+    assert cost.token_cost(100, 1) == (1.0, 16), "a token takes at most a step"
+    faster = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
+    assert faster.token_cost(4, 2) == (0.0, 4)
+
+
 def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
     file = cost_file(tmp_path / "c.json", (8, 40, 0.03), (8, 8, 0.02), (1, 1, 0.01), (1, 5, 0.011))
     cost = load_cost(file)

@@ -54,7 +54,7 @@ RANK_TIMEOUT_S = 60.0
 """How long a rank waits for the others."""
 _NOT_COMPARED = (
     *("sources", "num_threads", "metrics"),
-    *("store_seed", "store_file", "store_save_minutes", "step_times_file"),
+    *("store_seed", "store_file", "store_save_minutes", "step_times"),
 )
 """Options that change no draft. Instead of the store's files, their contents are compared."""
 _STORE = "store's contents"

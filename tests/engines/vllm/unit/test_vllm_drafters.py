@@ -419,11 +419,15 @@ UNLIMITED = (
     f"num_speculative_tokens={K} tokens of every request, however many are likely"
 )
 
+MEASURED = {"lookup": "ladder", "step_times_file": "example-8b-l4"}
+DERIVED = "min_draft_probability follows from the step times of 4 requests in step_times_file"
+
 
 @pytest.mark.parametrize(
     ("kind", "options", "part", "more"),
     [
         (V1, {"num_threads": 0}, "num_threads=as torch's ", []),
+        (V1, MEASURED, "): lookup=ladder min_draft_probability=0.0", [DERIVED, IGNORED]),
         (V1, LIMITED, "): lookup=ladder min_draft_probability=0.177 num_spec", [IGNORED]),
         (V1, {"length": 8192}, " engine=scan ", []),
         (V1, {"length": 8193}, " engine=index ", []),
