@@ -310,7 +310,7 @@ def _duplicate_entry(words: Int32Array) -> None:
         ),
         (
             lambda words: page_owners(words).__setitem__(-1, 1000),
-            r"another slot, or is named twice \(slot or page \d+\)",
+            r"another slot, or is listed twice \(slot or page \d+\)",
         ),
         (edit_word(PAGES, lambda n: n + 1), "number of pages does not match its pages"),
         (edit_word(PAGES_IN_USE, lambda n: n + 1), "pages in use does not match the pages"),
@@ -321,7 +321,7 @@ def _duplicate_entry(words: Int32Array) -> None:
         (_link_freed_pages_in_a_circle, "freed pages is broken"),
         (_lose_freed_pages, "freed pages is broken"),
         (_leave_gap, "a line of a page has a gap"),
-        (_swap_lines, "slot 0: an entry is not where its key leads"),
+        (_swap_lines, "slot 0: an entry is not in the page and line of its key"),
         (_point_outside, "slot 0: an entry points outside the row"),
         (_flip_mark, "slot 0: an entry exists, or is marked, although"),
         (_remove_entry, "slot 0: an entry is missing"),

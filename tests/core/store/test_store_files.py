@@ -237,7 +237,7 @@ def test_file_of_another_format_or_version_is_rejected(tmp_path: Path) -> None:
     [
         (12, 0, "corrupt: no store has the sizes in its header"),  # blocks
         (16, 0, "corrupt: no store has the sizes in its header"),  # bits
-        (16, 3, "corrupt: NgramStore: a piece of a file is not one of a store of these sizes"),
+        (16, 3, "corrupt: NgramStore: a piece of a file does not belong to a store of these sizes"),
         (20, 2, "corrupt: no store has the sizes in its header"),  # visibility
         (24, 2**30, "truncated: expected 1073741824 bytes"),
         (32, 5, "corrupt: its checksum does not match"),
