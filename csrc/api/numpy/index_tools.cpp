@@ -60,7 +60,7 @@ py::dict index_statistics(py::handle index) {
       {"rebuilds_rewritten", index::kStatRebuildTokens},
       {"rebuilds_options", index::kStatRebuildOptions},
       {"page_splits", index::kStatSplits},
-      {"slots_given_up", index::kStatDisabled},
+      {"slots_disabled", index::kStatDisabled},
   };
   const api::TensorView view = index_view("index_statistics", index, api::Arguments::kRead);
   const auto* words = static_cast<const uint32_t*>(view.data);

@@ -65,9 +65,9 @@ py::dict store_statistics(py::handle store) {
       {"line_bits", store::kHeaderLineBits},    {"visibility", store::kHeaderVisibility},
       {"lookups", store::kStatLookups},         {"hits", store::kStatHits},
       {"drafts", store::kStatDrafts},           {"draft_tokens", store::kStatTokens},
-      {"tokens_entered", store::kStatInserted}, {"entries_evicted", store::kStatEvicted},
+      {"tokens_inserted", store::kStatInserted}, {"entries_evicted", store::kStatEvicted},
       {"blocks_lost", store::kStatLostBlocks},  {"renumberings", store::kStatRenumberings},
-      {"calls_busy", store::kStatSkippedCalls},
+      {"calls_skipped", store::kStatSkippedCalls},
   };
   py::dict statistics;
   for (const auto& [name, word] : kWords) statistics[name] = word < size ? static_cast<uint32_t>(words[word]) : 0;
@@ -138,10 +138,10 @@ void define_store_tools(py::module_& m) {
   m.def("store_lock", store_lock, py::arg("store"));
   m.def("store_unlock", store_unlock, py::arg("store"));
   py::dict words;
-  words["busy"] = int{store::kHeaderLock};
+  words["lock"] = int{store::kHeaderLock};
   words["epoch"] = int{store::kHeaderEpoch};
-  words["entered"] = int{store::kStatInserted};
-  words["calls_busy"] = int{store::kStatSkippedCalls};
+  words["inserted"] = int{store::kStatInserted};
+  words["calls_skipped"] = int{store::kStatSkippedCalls};
   m.attr("STORE_WORDS") = words;
   m.attr("STORE_PIECE_WORDS") = kStorePieceWords;
   m.def("store_pieces", count_pieces, py::arg("store"));

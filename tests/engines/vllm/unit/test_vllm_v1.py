@@ -186,7 +186,7 @@ def test_index_is_updated_while_no_drafts_are_requested(monkeypatch: pytest.Monk
     statistics = proposer.engine.index.statistics
     assert statistics.rows_indexed == 10
     assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
-    assert statistics.slots_given_up == 0
+    assert statistics.slots_disabled == 0
     assert statistics.pages_in_use == 2  # of two slots
 
 
