@@ -7,7 +7,7 @@ namespace ngram_npu::ascendc {
 
 template <>
 __aicore__ inline UpdatedRow updated_row(const NgramProposeParams& p, int64_t i) {
-  const ValidRow valid = valid_row(p, i);
+  const RequestRow valid = request_row(p, i);
   if (!may_draft(valid.length, p.token_ids.capacity, p.lookup)) return {};
   return {p.token_ids[valid.row], valid.length, nullptr, valid.length};
 }
@@ -45,7 +45,7 @@ __aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i, co
 }
 template <>
 __aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i) {
-  return updated_row(p, i, accept(p, i));
+  return updated_row(p, i, accept_tokens(p, i));
 }
 
 // Stages the tokens and the length to write to a request's row, each in its own 32-byte units.
@@ -76,7 +76,7 @@ class StepResults {
         num_sampled_(pipe, per_pass) {}
 
   __aicore__ inline void prepare(const NgramStepParams& p, int64_t i, int64_t j) {
-    const Accepted a = accepted_[j] = accept(p, i);
+    const Accepted a = accepted_[j] = accept_tokens(p, i);
     next_tokens_.set(j, a.next_token);
     num_sampled_.set(j, static_cast<int32_t>(a.num_sampled));
   }

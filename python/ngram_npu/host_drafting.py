@@ -87,7 +87,7 @@ class SynchronousStream:
         to.copy_(source)
 
     def run(self, job: int) -> None:
-        _C.stream_run(job)
+        _C.stream_run_job(job)
 
     def use_last_stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -268,13 +268,13 @@ class HostDrafting:
         """Announces a request with its prompt in a row, before the first step with this row."""
         tokens, *rest = Stop() if stop is None else stop
         limits = (min(max(number, 0), NO_LIMIT) for number in rest)
-        self._drafter.begin(
+        self._drafter.add_request(
             row, np.asarray(token_ids, np.int32), scope, np.asarray(tokens, np.int32), *limits
         )
 
     def end(self, row: int) -> None:
         """Announces that the request of a row has ended or is preempted."""
-        self._drafter.end(row)
+        self._drafter.remove_request(row)
 
     def propose(self, rows: npt.NDArray[np.int32], sampled: torch.Tensor) -> DeviceDrafts:
         """Enqueues a step and returns its drafts, which are valid in stream order.
@@ -291,7 +291,7 @@ class HostDrafting:
         """
         batch = len(rows)
         self._check_step("propose", batch, sampled)
-        counts, lengths, costs, end = self._drafter.results(batch)
+        counts, lengths, costs, end = self._drafter.draft_offsets(batch)
         results = sampled.new_empty(end, dtype=torch.uint8)
         self._stream.copy(self._sampled[:batch], sampled)
         self._run(rows)
@@ -323,7 +323,7 @@ class HostDrafting:
             )
 
     def _run(self, rows: npt.NDArray[np.int32], *, drafts: bool = True) -> None:
-        job = self._drafter.step(rows, drafts)
+        job = self._drafter.create_job(rows, drafts)
         try:
             self._stream.run(job)
         except BaseException:
@@ -355,7 +355,7 @@ class HostDrafting:
         if not self.flush():
             return False
         deadline = time.monotonic() + seconds
-        while self._drafter.pending:
+        while self._drafter.count_pending_jobs() > 0:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)

@@ -31,7 +31,7 @@ class IndexStatistics:
     """Slots rebuilt because tokens of their row changed."""
     rebuilds_options: int
     """Slots rebuilt because min_n, max_n or match_policy changed."""
-    slots_given_up: int
+    slots_disabled: int
     """Slots of rows that did not fit into the free memory and are scanned."""
     num_pages: int
     """Capacity, in pages of 4 KiB."""

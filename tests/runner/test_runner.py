@@ -108,7 +108,7 @@ def test_host_store_contains_generated_tokens_only(model: Any, greedy: Reference
         assert texts == greedy.texts[part]
         assert runner.figures.preemptions == 0
         assert runner.state.store is not None
-        assert runner.state.store.statistics.tokens_entered == runner.figures.tokens
+        assert runner.state.store.statistics.tokens_inserted == runner.figures.tokens
 
 
 @pytest.mark.parametrize("draft_on", ["device", "host"])

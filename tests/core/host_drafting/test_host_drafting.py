@@ -382,5 +382,7 @@ def test_stream_drafter_with_unaligned_drafts_raises() -> None:
 def test_stop_with_negative_prompt_length_raises() -> None:
     """A negative length would make the search for repetitions read before the row."""
     drafter, empty = _C.StreamDrafter(**stream_drafter_arguments()), np.zeros(0, np.int32)
-    with pytest.raises(ValueError, match=r"^StreamDrafter.begin: prompt_length: expected 0 to "):
-        drafter.begin(0, empty, 0, empty, prompt_length=-1)
+    with pytest.raises(
+        ValueError, match=r"^StreamDrafter.add_request: prompt_length: expected 0 to "
+    ):
+        drafter.add_request(0, empty, 0, empty, prompt_length=-1)

@@ -90,7 +90,7 @@ class Job(Contestant):
         counts = (workload.sampled >= 0).sum(axis=2, dtype=np.int32)
         both = np.concatenate((counts[:, :, None], workload.sampled), axis=2)
         self._sampled = torch.from_numpy(np.ascontiguousarray(both, np.int32))
-        self.function = _C.stream_run
+        self.function = _C.stream_run_job
         self.detail = f"the native function of a job; ladder, store: {visibility}"
 
     def reset(self) -> None:
@@ -100,7 +100,7 @@ class Job(Contestant):
         for _ in range(1 + sum(lengths) // JOB_TOKENS):
             self._host.propose(self._rows[:0], self._sampled[0, :0])
             if self._stream is not None:
-                _C.stream_run(self._stream.job)
+                _C.stream_run_job(self._stream.job)
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         assert self._stream is not None
@@ -128,7 +128,7 @@ class Enqueue(Job):
 
     def _run_job(self) -> None:
         if self._is_pending and self._stream is not None:
-            _C.stream_run(self._stream.job)
+            _C.stream_run_job(self._stream.job)
         self._is_pending = False
 
 
