@@ -1,4 +1,4 @@
-"""The machine and the software of a measurement."""
+"""Describes the machine and the software of a measurement."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[2]
 def machine(device: str = "cpu") -> dict[str, Any]:
     """Returns CPU model, usable cores, the instruction set in use, and the device."""
     description = environment.machine(None)
-    del description["threads"]  # each contestant records its own
+    del description["threads"]  # each implementation records its own
     description["instruction_set"] = _C.instruction_set()
     if device != "cpu":
-        from tools.bench.device import describe
+        from tools.bench.device import describe_device
 
-        description[device] = describe(device)
+        description[device] = describe_device(device)
     return description
 
 
@@ -35,7 +35,8 @@ def versions() -> dict[str, str | None]:
 
 def _find_commit() -> str | None:
     """Returns the commit that is checked out, with "-dirty" if a file differs from it; None without
-    git. Results do not count, or the first of several would make the others' commit dirty."""
+    git. Results files may differ: otherwise, of several results that are written one after the
+    other, only the first would have a clean commit."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]

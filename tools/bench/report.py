@@ -1,4 +1,4 @@
-"""Results as a file (JSON) and as a table on the screen."""
+"""Formats results as a file (JSON) and as a table on the screen."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ import pytest
 from tools.bench import vllm_peer
 from tools.bench.data import make_workload
 from tools.bench.device_peers import VllmNgramGpu
-from tools.bench.measure import Contestant
-from tools.bench.ops.lookup import ProposeContestant, StepContestant
+from tools.bench.measure import Implementation
+from tools.bench.ops.lookup import ProposeImplementation, StepImplementation
 from tools.bench.options import Options, Size, UnavailableError
 from tools.bench.vllm_peer import VllmNumba, find_folder, load_class
 
@@ -28,15 +28,15 @@ def _vllm() -> None:
         pytest.skip(str(error))
 
 
-def assert_same_drafts(steps: int, peer: Contestant, *ours: Contestant) -> None:
-    for contestant in ours:
-        assert contestant.semantics == peer.semantics
-        contestant.activate()
-        contestant.reset()
+def assert_same_drafts(steps: int, peer: Implementation, *ours: Implementation) -> None:
+    for implementation in ours:
+        assert implementation.semantics == peer.semantics
+        implementation.activate()
+        implementation.reset()
     for step in range(steps):
         expected = peer.drafts(peer.function(*peer.arguments(step)))
-        for contestant in ours:
-            drafts = contestant.drafts(contestant.function(*contestant.arguments(step)))
+        for implementation in ours:
+            drafts = implementation.drafts(implementation.function(*implementation.arguments(step)))
             assert drafts == expected
 
 
@@ -46,7 +46,7 @@ def assert_same_drafts(steps: int, peer: Contestant, *ours: Contestant) -> None:
 def test_vllm_numba_drafts_the_same(kind: str, config: tuple[int, int]) -> None:
     options = Options(min_n=config[0], max_n=config[1], data_kind=kind)
     work = make_workload(Size(6, 700), options)
-    ours = ProposeContestant(work, options), StepContestant(work, options)
+    ours = ProposeImplementation(work, options), StepImplementation(work, options)
     assert_same_drafts(work.steps, VllmNumba(work, options), *ours)
 
 
@@ -56,13 +56,13 @@ def test_vllm_ngram_gpu_drafts_the_same(kind: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.compile", lambda kernel, **_: kernel)  # takes a minute
     options = Options(data_kind=kind)
     work = make_workload(Size(6, 700), options)
-    peer, ours = VllmNgramGpu(work, options), ProposeContestant(work, options)
+    peer, ours = VllmNgramGpu(work, options), ProposeImplementation(work, options)
     assert_same_drafts(work.steps, peer, ours)
 
 
 @pytest.mark.usefixtures("_vllm")
 def test_packed_files_replace_an_installed_vllm(tmp_path: Path) -> None:
-    vllm_peer.pack(tmp_path)
+    vllm_peer.copy_vllm_files(tmp_path)
     definitions = vllm_peer.define_device_modules
     assert load_class(tmp_path, "NgramProposerGPU", definitions) is not None
     version = vllm_peer.read_version(tmp_path)
