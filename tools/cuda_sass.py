@@ -128,7 +128,7 @@ def count_waits_for_next_tile(code: Code, loads: list[int]) -> int:
     return waits
 
 
-def count_instructions(text: str) -> dict[str, int]:
+def measure_code(text: str) -> dict[str, int]:
     """Returns the number of instructions in the loop that loads a tile, and of loads by kind."""
     code = parse_listing(text)
     names = [instruction.name for instruction in code.instructions]
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"cuda_sass: {missing} is not installed\n")
         return 2
     measured = {
-        f"{kernel}, {arch}": count_instructions(disassemble(nvcc, nvdisasm, kernel, arch))
+        f"{kernel}, {arch}": measure_code(disassemble(nvcc, nvdisasm, kernel, arch))
         for arch in ARCHITECTURES
         for kernel in KERNELS
     }

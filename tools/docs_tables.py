@@ -120,9 +120,8 @@ def render_table(table: Table, results: Path = RESULTS) -> str:
         rows.append([cell.strip() for cell in _FIGURE.sub(format_figure, row).split("|")])
     rows.insert(1, ["---"] * len(rows[0]))
     text = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    if "{" in text:
-        line = text[text.index("{") :].splitlines()[0]
-        raise LookupError(f"expected a figure {{FILE.json PATH FORMAT}}, got {line}")
+    if rest := re.search("{.*", text):
+        raise LookupError(f"expected a figure {{FILE.json PATH FORMAT}}, got {rest[0]}")
     return text
 
 
@@ -132,10 +131,8 @@ def update_document(text: str, tables: dict[str, Table], results: Path = RESULTS
     Raises:
         LookupError: A table or a figure does not exist, or a comment is not a table's marker.
     """
-    text_outside = _BLOCK.sub("", text)
-    if "<!--" in text_outside:
-        line = text_outside[text_outside.index("<!--") :].splitlines()[0]
-        raise LookupError(f"expected a table's markers, got {line}")
+    if comment := re.search("<!--.*", _BLOCK.sub("", text)):
+        raise LookupError(f"expected a table's markers, got {comment[0]}")
 
     def render_block(match: re.Match[str]) -> str:
         name = match[1]

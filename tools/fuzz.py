@@ -28,7 +28,7 @@ def find_problems(exit_status: int, output: str) -> list[str]:
         return [f"the target ended with status {exit_status}; see the name of the input above"]
     counts = _REACHED.findall(output)
     if not counts:
-        return ["expected lines `reached EVENT: COUNT` from the target, got none"]
+        return ["expected counts `reached ...`, got none"]
     return [f"{name}: never reached" for name, count in counts if int(count) == 0]
 
 

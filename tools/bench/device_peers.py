@@ -94,7 +94,7 @@ class VllmV2(_DeviceLookup):
         self._unused = dict.fromkeys(unused)
         self._counts = ones
         # The speculator pads drafts with the last sampled token; -1 makes the padding recognizable.
-        self._last_sampled = torch.full((self._batch, 1), -1, device=options.device)
+        self._last = torch.full((self._batch, 1), -1, device=options.device)
         config = make_config(options, workload.capacity, self._batch)
         speculator = load_class(folder, "NgramGPUSpeculator", define_device_modules)
         try:  # Triton compiles in the first call
@@ -109,10 +109,7 @@ class VllmV2(_DeviceLookup):
     def _propose(self, lengths: torch.Tensor) -> Any:
         self._state.total_len.gpu = lengths
         return self._speculator.propose(
-            self._input_batch,
-            num_sampled=self._counts,
-            last_sampled=self._last_sampled,
-            **self._unused,
+            self._input_batch, num_sampled=self._counts, last_sampled=self._last, **self._unused
         )
 
     def drafts(self, result: Any) -> Drafts:

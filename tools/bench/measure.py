@@ -73,8 +73,7 @@ class Measurement:
     worst_us: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     same_drafts: bool | None = None
-    """True if at least two implementations had equal semantics: `compare_drafts` has found their
-    drafts equal. None if nothing was compared."""
+    """True if `compare_drafts` has compared implementations; None if it had none to compare."""
     disturbed_rounds: int | None = None
     """Number of disturbed rounds among the rounds used; None on a device."""
     drafted_share: float | None = None
@@ -203,9 +202,7 @@ def compare_drafts(implementations: Sequence[Implementation], result: Measuremen
             result.drafted_share = sum(rows) / len(rows)
         name, other = expected.setdefault(implementation.semantics, (implementation.name, drafts))
         if drafts != other:
-            raise BenchError(
-                f"{implementation.name} and {name} draft differently with the same options"
-            )
+            raise BenchError(f"{implementation.name} and {name}: expected the same drafts")
         if implementation.name != name:
             result.same_drafts = True
 

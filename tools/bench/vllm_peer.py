@@ -170,8 +170,7 @@ class _StandInModule(ModuleType):
 
 
 def define_device_modules() -> Definitions:
-    """Returns the definitions that vLLM's device code needs, such as Triton and an empty forward
-    context."""
+    """Returns the definitions that vLLM's device code needs: configuration, contexts and Triton."""
     triton_utils: dict[str, Any] = {"HAS_TRITON": False}
     if importlib.util.find_spec("triton") is not None:
         import triton

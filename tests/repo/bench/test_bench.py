@@ -107,7 +107,7 @@ def test_measure_rejects_implementations_with_different_drafts() -> None:
     assert measurement.same_drafts is True
     assert measurement.drafted_share == 0.5
     other = FixedDrafter("other", [[2], []])
-    with pytest.raises(BenchError, match="other and first draft differently"):
+    with pytest.raises(BenchError, match="other and first: expected the same drafts"):
         measure.measure([first, other], 20, Options(rounds=1, steps=1))
 
 

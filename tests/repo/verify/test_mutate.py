@@ -94,11 +94,7 @@ FUZZ_OUTPUT = "Done 70 runs in 2 second(s)\nreached page splits: 12\nreached slo
         (0, FUZZ_OUTPUT, []),
         (0, FUZZ_OUTPUT.replace("splits: 12", "splits: 0"), ["page splits: never reached"]),
         (77, "", ["the target ended with status 77; see the name of the input above"]),
-        (
-            0,
-            "Done 70 runs in 2 second(s)\n",
-            ["expected lines `reached EVENT: COUNT` from the target, got none"],
-        ),
+        (0, "Done 70 runs in 2 second(s)\n", ["expected counts `reached ...`, got none"]),
     ],
 )
 def test_fuzz_run_fails_on_findings_and_unreached_code(

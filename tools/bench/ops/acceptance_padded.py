@@ -132,11 +132,10 @@ class AcceptancePadded(Op):
         for name, requests in load([find_data(options.data)], load_tokenizer()).items():
             result: Result = {"set": name}
             for k in K:
-                figures = {}
+                result[f"k{k}"] = figures = {}
                 for lookup in LOOKUPS:
                     counts = replay_drafts(requests, V2Runner(lookup, k), k, BATCH)
                     figures[lookup] = round(counts.tokens_per_step, 4)
-                result[f"k{k}"] = figures
             results.append(result)
             yield result
         summary: Result = {"set": "all", "sets": len(results)}

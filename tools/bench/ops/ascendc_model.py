@@ -114,8 +114,7 @@ class Twin:
 
     @contextmanager
     def override_plan(self, *, spans: int) -> Iterator[None]:
-        """Within the block, lookups divide a row into this many spans instead of the planned
-        number."""
+        """Within the block, lookups divide a row into this many spans."""
         self._library.ngram_npu_ascendc_twin_set_lookup(spans, 0)
         try:
             yield
