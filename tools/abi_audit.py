@@ -27,13 +27,11 @@ LIBRARIES = {
     ),
     "_C": ({"libngram_npu_cpu.so"}, r"PyInit_\w+"),
 }
-"""By library: the libraries that it may need in addition to RUNTIME, and the pattern of the symbols
-that it may export."""
+"""By library: the libraries that it may need besides RUNTIME, and the pattern of its exports."""
 MIN_TORCH_VERSION = (2, 10)
 TORCH_SYMBOLS = r"(aoti_)?torch_\w+|PyErr_SetString|PyExc_ValueError"
 """Symbols of torch's stable ABI, and those with which libngram_npu.so raises ValueError.
-TORCH_TARGET_VERSION (csrc/api) hides symbols that were added after MIN_TORCH_VERSION from the
-compiler."""
+TORCH_TARGET_VERSION (csrc/api) hides newer symbols than MIN_TORCH_VERSION's from the compiler."""
 MAX_VERSIONS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 
 

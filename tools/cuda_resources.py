@@ -91,8 +91,7 @@ def find_problems(
 
 
 def read_architectures(kind: str = "real") -> list[str]:
-    """Returns the architectures in CMakeLists.txt for which binaries ("real") or PTX ("virtual")
-    are built."""
+    """Returns the architectures in CMakeLists.txt with binaries ("real") or PTX ("virtual")."""
     text = (ROOT / "CMakeLists.txt").read_text()
     (numbers,) = re.findall(r'set\(NGRAM_NPU_CUDA_ARCHITECTURES "([^"]+)"', text)
     items = [item.partition("-") for item in numbers.split(";")]

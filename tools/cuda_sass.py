@@ -97,8 +97,7 @@ def parse_listing(text: str) -> Code:
 
 
 def find_shortest_loop(code: Code, start: int) -> list[int]:
-    """Returns the shortest path from instruction ``start`` back to it, with ``start`` once; empty
-    if there is none."""
+    """Returns the shortest path from ``start`` to itself, without its end; empty if none exists."""
     previous: dict[int, int] = {}
     queue = deque([start])
     while queue:
@@ -116,8 +115,7 @@ def find_shortest_loop(code: Code, start: int) -> list[int]:
 
 
 def count_waits_for_next_tile(code: Code, loads: list[int]) -> int:
-    """Counts the instructions that wait for a tile's loads, from these loads to the vote on the
-    previous tile."""
+    """Counts the instructions that wait for a tile's loads before the vote on the previous tile."""
     pending = {code.instructions[at].sets_scoreboard for at in loads} - {NO_SCOREBOARD}
     waits = 0
     for at in find_shortest_loop(code, max(loads))[1:]:

@@ -163,8 +163,7 @@ def fit(sets: Sequence[Observed]) -> IntArray:
 
 
 def fit_store(sets: Sequence[Observed]) -> IntArray:
-    """Returns the store's table, [16, 56]: 32 columns for tokens after a draft's first, then 24 for
-    the first."""
+    """Returns the store's table, [16, 56]: 32 columns for later draft tokens, 24 for the first."""
     after = fit([counts.select(slice(SHAPE[1]), SHAPE) for counts in sets])
     firsts = [counts.select(slice(SHAPE[1], None), FIRST_SHAPE) for counts in sets]
     weighted = Weighted.combine(firsts)

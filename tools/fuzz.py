@@ -16,8 +16,7 @@ import sys
 from pathlib import Path
 
 _MAX_BYTES = 400
-"""Maximum size of an input, about fifteen events; longer inputs are slower and reach no other
-code."""
+"""Maximum size of an input, about fifteen events; longer inputs reach no other code."""
 _FIRST_INPUTS = 50
 _REACHED = re.compile(r"^reached (.+): (\d+)$", re.M)
 

@@ -30,8 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build" / "mutate" / "tree"
 STAGE = ROOT / "build" / "mutate" / "stage"
 SECONDS = 600
-"""Time limit of a test command. After it, the command counts as failed, because the fault may have
-caused an endless loop."""
+"""Time limit of a test command, which then counts as failed: the fault may be an endless loop."""
 
 _STRING = r"""\"(?:\\.|[^"\\\n])*\"|'(?:\\.|[^'\\\n])*'"""
 _NO_CODE = {

@@ -1,5 +1,4 @@
-// AscendC kernels of the operators that process sampled tokens and prepare the drafter's batch; plans.h plans their
-// launches.
+// AscendC kernels of the operators that process sampled tokens and prepare the drafter's batch (plans in plans.h).
 #include "core/bookkeeping.h"
 
 #include "ascendc/device.h"

@@ -1,5 +1,4 @@
-// AscendC kernels of the operators that correct counts, positions and slots between two forward passes; plans.h plans
-// their launches.
+// AscendC kernels of the operators that correct counts, positions and slots between forward passes (plans in plans.h).
 #include "core/correction.h"
 
 #include "ascendc/counts.h"

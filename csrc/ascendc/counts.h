@@ -1,6 +1,5 @@
 // The correction of the counts, for correct_num_computed_tokens_ and correct_spec_state_. Any request may need the old
-// count of any other request. The new counts therefore stay in the workspace until a second launch copies them to
-// num_computed_tokens.
+// count of any other. A second launch therefore copies the new counts from the workspace to num_computed_tokens.
 #pragma once
 
 #include "ascendc/gather.h"

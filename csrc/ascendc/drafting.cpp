@@ -1,4 +1,4 @@
-// AscendC kernels of the drafting operators; plans.h plans their launches.
+// AscendC kernels of the drafting operators (plans in plans.h).
 #include "core/drafting.h"
 
 #include "ascendc/lookup.h"

@@ -86,8 +86,7 @@ class GatherOffsets {
   int64_t first_ = 0;
 };
 
-// An int32 array from which vector instructions gather. The unified buffer contains a part of the array, usually all of
-// it.
+// An int32 array from which vector instructions gather. A part of it, usually all of it, is in the unified buffer.
 class GatherSource {
  public:
   const int64_t size;

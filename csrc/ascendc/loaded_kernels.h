@@ -16,9 +16,8 @@ constexpr int32_t kNumKernels = 0
 
 class LoadedKernels {
  public:
-  // Returns the kernels of the current device, which has the number `device`. The first call loads them. If this fails,
-  // returns null, and load_error() returns the reason in the calling thread. The result is valid until the process
-  // ends.
+  // Returns the kernels of the current device; `device` is its number. The first call loads them. If this fails,
+  // returns null, and load_error() returns the reason in the calling thread. The kernels exist until the process ends.
   static const LoadedKernels* for_device(int32_t device);
 
   // Launches a kernel. Returns 0 or the runtime's error. Allocates no device memory if this CANN release has

@@ -3,8 +3,7 @@
 // Vector instructions cannot compare tokens at an offset. Each token of the suffix is therefore compared with the whole
 // tile, which gives one bit per position, and the bits of the shorter suffix are shifted by one position:
 //   starts_1 = [t[i] == last],   starts_n[i] = starts_(n-1)[i + 1] and [t[i] == the n-th token from the end].
-// starts_n are the positions at which the last n tokens of the row occur. The largest n with such a position gives the
-// best match.
+// starts_n are the positions at which the last n tokens of the row occur. The best match has the largest n.
 #pragma once
 
 #include "ascendc/device.h"
@@ -24,8 +23,7 @@ struct UpdatedRow {
   }
 };
 
-// Whether `a` is better. Compares ends, because matches of equal length have their ends in the same order as their
-// starts.
+// Whether `a` is better. For matches of equal length, the order of the ends is that of the starts.
 __aicore__ inline bool is_better(const Match& a, const Match& b, int32_t match_policy) {
   return a.len != b.len ? a.len > b.len : a.len > 0 && (match_policy == kLatest ? a.end > b.end : a.end < b.end);
 }

@@ -1,6 +1,5 @@
 // Plans the launches of each operator: plan(params, device). NGRAM_NPU_ASCENDC_OPS(X) calls X(op, Params) for each
-// operator with a kernel; launch.cpp and the host twin define the C entry points `ngram_npu_ascendc_<op>` with this
-// macro.
+// operator with a kernel; with it, launch.cpp and the host twin define the entry points `ngram_npu_ascendc_<op>`.
 #pragma once
 
 #include <cstddef>

@@ -72,9 +72,8 @@ def _run_steps(implementation: Implementation, count: int) -> None:
 
 
 def capture_graph(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Returns a CUDA graph of ``work``, and the results, which each replay overwrites. ``work``
-    runs once before the capture, so that the graph contains no compilation and no loading of
-    libraries."""
+    """Returns a CUDA graph of ``work``, and the results, which each replay overwrites. Runs
+    ``work`` once before the capture, so that nothing is compiled or loaded during the capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

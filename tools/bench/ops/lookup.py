@@ -34,7 +34,7 @@ def find_op(name: str, options: Options) -> tuple[Any, str]:
 
 
 def find_converter(options: Options) -> Callable[[Any], Any]:
-    """Returns a function that converts numpy arrays to the front end's type, on the CPU without a
+    """Returns a function that converts numpy arrays to the front end's type, if possible without a
     copy."""
     if options.frontend == "numpy":
         return lambda array: array
