@@ -182,8 +182,8 @@ def record_results(file: Path, entries: list[dict[str, Any]], arguments: list[st
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     document["runs"][date] = {
         "command": shlex.join(["python", "-m", "tools.engines", *arguments]),
-        "commit": provenance.versions()["commit"],
-        "machine": provenance.machine(),
+        "commit": provenance.find_versions()["commit"],
+        "machine": provenance.describe_machine(),
     }
     results: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in entries:
@@ -195,7 +195,7 @@ def record_results(file: Path, entries: list[dict[str, Any]], arguments: list[st
     document["results"] = [results[key] for key in sorted(results)]
     used = {entry.get("run") for entry in document["results"]}
     document["runs"] = {date: run for date, run in document["runs"].items() if date in used}
-    report.write(file, document)
+    report.write_document(file, document)
 
 
 def find_packages(python: Path) -> Path:

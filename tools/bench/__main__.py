@@ -54,7 +54,7 @@ def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
     def write_json(**fields: Any) -> None:
         if (file := arguments.get("json")) is not None:
             document = report.make_document(op, command, options, results, skipped)
-            report.write(file, document | fields)
+            report.write_document(file, document | fields)
 
     print(report.HEADER, flush=True)
     try:

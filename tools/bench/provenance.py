@@ -12,7 +12,7 @@ from ngram_npu_cli import report as environment
 ROOT = Path(__file__).parents[2]
 
 
-def machine(device: str = "cpu") -> dict[str, Any]:
+def describe_machine(device: str = "cpu") -> dict[str, Any]:
     """Returns CPU model, usable cores, the instruction set in use, and the device."""
     description = environment.machine(None)
     del description["threads"]  # each implementation records its own
@@ -24,7 +24,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     return description
 
 
-def versions() -> dict[str, str | None]:
+def find_versions() -> dict[str, str | None]:
     """Returns the versions of installed packages, and the checkout's commit."""
     others = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
     packages = environment.versions()
