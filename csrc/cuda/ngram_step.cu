@@ -1,4 +1,4 @@
-// CUDA kernel of ngram_step_: the lookup in rows and their sampled tokens.
+// CUDA kernel of ngram_step_: the lookup in rows that include their sampled tokens.
 #include "cuda/lookup.cuh"
 
 namespace ngram_npu::cuda {
@@ -10,7 +10,7 @@ struct StepBlock {
   int64_t num_sampled;
 };
 
-// All blocks of a request read the sampled tokens from the sampler's tensor, so that none waits for the append.
+// All blocks of a request read the sampled tokens from the sampler's tensor, so that no block waits for the append.
 struct StepLookup {
   const NgramStepParams& p;
   StepBlock& block;
@@ -21,7 +21,7 @@ struct StepLookup {
   }
   __device__ RowTokens tokens(int64_t i) const {
     const uint32_t thread = threadIdx.x;
-    // In parallel with warp 0, so that its loads need not wait.
+    // A thread of warp 1, so that these loads and those of warp 0 run in parallel.
     if (thread == kWarpSize) block.valid = request_row(p, i);
     if (thread < kWarpSize) {
       const int64_t count =
@@ -35,7 +35,7 @@ struct StepLookup {
     return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length),
             static_cast<int32_t>(a.old_length + a.num_appended)};
   }
-  // No block reads the row's end, so it may be written before the others are done.
+  // No block reads the row after its old end, so the tokens may be appended before the other blocks are done.
   __device__ void finish(int64_t i, const RowTokens& tokens, Match match) const {
     // Computed again, because keeping it would need registers.
     const Accepted a = accept_tokens(p, i, block.valid, block.num_sampled);
