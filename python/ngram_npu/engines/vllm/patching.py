@@ -25,6 +25,7 @@ logger = logging.getLogger("vllm.ngram_npu")
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
+SCHEDULER = "vllm.v1.core.sched.scheduler"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
 
 
@@ -137,17 +138,31 @@ def replace_attributes(
 
 def wrap_function(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     """Makes ``owner.name(...)`` call ``wrapper(stock, ...)``. Does nothing if there is no such
-    function, or if it has been wrapped before."""
+    function, or if this wrapper wraps it already."""
     stock = getattr(owner, name, None)
-    if not inspect.isfunction(stock) or hasattr(stock, "ngram_npu"):
+    if not inspect.isfunction(stock) or is_wrapped(stock, wrapper):
         return
 
     @functools.wraps(stock)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return wrapper(stock, *args, **kwargs)
 
-    wrapped.ngram_npu = True  # type: ignore[attr-defined]
+    wrapped.ngram_npu = (*getattr(stock, "ngram_npu", ()), wrapper)  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
+
+
+def is_wrapped(function: Any, wrapper: Callable[..., Any]) -> bool:
+    """Returns whether :func:`wrap_function` made this function from one with this wrapper."""
+    return wrapper in getattr(function, "ngram_npu", ())
+
+
+def find_argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
+    """Returns an argument of a call, which may pass it by position or by keyword.
+
+    Raises:
+        KeyError: The call does not pass it.
+    """
+    return args[position] if position < len(args) else kwargs[name]
 
 
 def replace_after_import(
