@@ -327,8 +327,8 @@ def test_unsupported_device_raises() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d: d.begin(R, [1]), r"begin: row: expected 0 to 3, got 4"),
-        (lambda d: d.end(-1), r"end: row: expected 0 to 3, got -1"),
+        (lambda d: d.begin(R, [1]), r"add_request: row: expected 0 to 3, got 4"),
+        (lambda d: d.end(-1), r"remove_request: row: expected 0 to 3, got -1"),
         (lambda d: _propose(d, *[[]] * (R + 1)), "propose: rows: expected at most 4, got 5"),
     ],
 )

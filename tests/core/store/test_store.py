@@ -183,7 +183,7 @@ def test_integrity_check_detects_damage() -> None:
     store.warm([TEXT])
     store.check_integrity()
     store.tensor[64 + 4 + 8] = 99  # the serial number of the second block
-    with pytest.raises(IntegrityError, match=r"NgramStore: a block is not where .* \(1\)"):
+    with pytest.raises(IntegrityError, match=r"NgramStore: a block is not at the index .* \(1\)"):
         store.check_integrity()
 
 
