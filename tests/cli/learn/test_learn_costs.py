@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pytest
 from ngram_npu import Costs, NgramConfig, NgramProposer
 from ngram_npu.config import default_costs, default_store_costs
-from ngram_npu_cli.learn.fit_draft_costs import fit
+from ngram_npu.draft_costs import UNIT, costs_to_logits
+from ngram_npu_cli.learn.fit_draft_costs import STRENGTH, fit, observed
 from ngram_npu_cli.replay import TokenRequest, TokenTurn, simulate
 from ngram_npu_cli.replay.walks import Counts, Walks, candidates, outcomes, walks
 from ops.reference import ladder
@@ -95,3 +96,23 @@ def test_fit_learns_predictable_tokens() -> None:
     before = costs.tokens[:, 1].astype(int)
     assert before[0:120:2].min() > before[1:120:2].max()
     assert not before[700:].any(), "tokens that do not occur keep logit 0"
+
+
+def test_fit_maximizes_the_likelihood() -> None:
+    """At the maximum, the residuals of an entry and the pull of its prior cancel."""
+    requests = new_conversations(40)
+    costs = fit(requests)
+    (cells, tokens, before), right = observed(requests)
+    defaults = default_costs(), default_store_costs()
+    shipped = costs_to_logits(np.concatenate([table.ravel() for table in defaults]))
+    fitted = np.concatenate([costs.row.ravel(), costs.store.ravel()]) / UNIT
+    token_logits, before_logits = costs.tokens.T / UNIT
+    rate = 1 / (1 + np.exp(-fitted[cells] - token_logits[tokens] - before_logits[before]))
+    for entries, table, prior in (
+        (cells, fitted, shipped),
+        (tokens, token_logits, 0.0),
+        (before, before_logits, 0.0),
+    ):
+        pull = np.bincount(entries, right - rate, len(table)) - STRENGTH * (table - prior)
+        curvature = np.bincount(entries, rate * (1 - rate), len(table)) + STRENGTH
+        assert abs(pull / curvature).max() < 0.1, "a step of Newton's method is still long"
