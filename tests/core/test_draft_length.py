@@ -70,12 +70,12 @@ def test_controller_reaches_best_length(batch: int, time: Time, probability: flo
     assert engine.tokens / engine.seconds >= 0.96 * best_goodput(batch, time, probability)
 
 
-def test_controller_without_gain_loses_at_most_two_percent() -> None:
+def test_later_trials_without_gain_lose_less_than_one_percent() -> None:
     engine = Engine(DraftLengthController(LENGTHS, 128), 0.02)
-    engine.run(300, 128, compute_bound)
+    engine.run(310, 128, compute_bound)
     engine.tokens = engine.seconds = 0
     engine.run(5000, 128, compute_bound)
-    assert engine.tokens / engine.seconds >= 0.98 / 0.001
+    assert engine.tokens / engine.seconds >= 0.994 / 0.001
 
 
 def test_trials_take_at_most_their_share_of_steps() -> None:
@@ -147,6 +147,32 @@ def test_invalid_observations_keep_lengths_in_bounds() -> None:
         controller.acceptance.observe(length, rng.choice([-1, 0, 5, math.nan, 1e9]), batch)
         assert {*controller.table} <= {*LENGTHS}
         assert len(controller.table) == 17
+
+
+@pytest.mark.parametrize("time", [memory_bound, compute_bound])
+def test_every_length_is_tried_before_one_is_tried_again(time: Time) -> None:
+    engine = Engine(DraftLengthController(LENGTHS, 8), 0.02)
+    engine.run(200, 8, time)
+    tried = [length for length, _ in itertools.groupby(engine.lengths) if length > 0]
+    assert sorted(tried[:3]) == [1, 3, 5]
+
+
+def test_times_of_trials_are_averaged() -> None:
+    controller = DraftLengthController((0, 2), 8)
+    controller.acceptance.observe(2, 29_000, 10_000)
+    times, chosen = [4.0, 2.0, 2.0], list[int]()  # the averages are 4, 3 and 2.7
+    previous = length = 0
+    for _ in range(310):
+        if len(chosen) == len(times):
+            break
+        seconds = times[len(chosen)] if length else 1.0
+        scheduled = controller.table[8]
+        controller.observe_schedule(8, scheduled)
+        controller.observe_step(8, length, seconds if length == previous else None)
+        if previous and not length:
+            chosen.append(controller.table[8])
+        previous, length = length, scheduled
+    assert chosen == [0, 0, 2]
 
 
 @pytest.mark.parametrize("seconds", [None, 0.0, -1.0, math.nan, math.inf, MAX_SECONDS])
