@@ -18,7 +18,7 @@ import ngram_npu._C as _C
 from ngram_npu.draft_costs import Costs
 
 CONTRACT_VERSION = 9
-"""Version of the operators' contract (docs/ops). docs/design/contract.md lists the changes."""
+"""Version of the operators' contract (docs/ops). CHANGELOG.md lists the changes."""
 
 MAX_NGRAM = _C.MAX_NGRAM
 MAX_DRAFT_TOKENS = _C.MAX_DRAFT_TOKENS
