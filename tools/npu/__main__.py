@@ -4,7 +4,7 @@ Each stage has a time limit, and its result is recorded.
     python -m tools.npu
 
 It needs an environment with torch, torch_npu, CANN's variables (set_env.sh), scikit-build-core,
-pybind11, ninja, pytest and hypothesis. If vllm-ascend is installed, the bench compares with it. See
+pybind11, ninja and pytest. If vllm-ascend is installed, the bench compares with it. See
 docs/guides/ascend.md.
 """
 
