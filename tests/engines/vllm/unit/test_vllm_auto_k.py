@@ -264,3 +264,20 @@ def test_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         f"ngram_npu: k='auto': batch sizes 9-16: draft length {before} -> {after}: because"
         for before, after, _ in changes
     ]
+
+
+def make_graph(num_tokens: int, uniform_token_count: int | None, **values: int) -> Any:
+    values = {"num_active_loras": 0, "num_ubatches": 1} | values
+    return SimpleNamespace(num_tokens=num_tokens, uniform_token_count=uniform_token_count, **values)
+
+
+def test_candidates_contain_the_smallest_sufficient_graph_of_each_length() -> None:
+    piecewise, six, twelve = make_graph(8, None), make_graph(6, 6), make_graph(12, 6)
+    eight, lora = make_graph(8, 1), make_graph(8, 1, num_active_loras=1)
+    candidates = {(5, 0): [six, piecewise], (7, 0): [eight, piecewise], (9, 0): [twelve]}
+    auto_k.add_candidates(candidates, [twelve, eight, lora, piecewise, six])
+    assert candidates == {
+        (5, 0): [eight, six, piecewise],
+        (7, 0): [twelve, eight, piecewise],
+        (9, 0): [twelve],
+    }
