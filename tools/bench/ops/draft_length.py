@@ -247,13 +247,15 @@ def simulate(
             start = rows.mark()
             for step in range(span):
                 seconds = curve(batch, length)
-                figures.tokens += rows.step(length)
+                tokens = rows.step(length)
+                figures.tokens += tokens
                 figures.seconds += seconds
                 planned = controller.table[batch]
                 controller.observe_schedule(batch, planned)
                 measured = seconds * math.exp(rng.normal(0, NOISE))
                 measured *= HICCUP if rng.random() < HICCUP_SHARE else 1
                 controller.observe_step(batch, length, measured if length == previous else None)
+                controller.acceptance.observe_verified(length, tokens, batch)
                 if samples and step % SAMPLE_STEPS == 0:
                     sampler.sample(rows.running)
                 previous, length = length, planned

@@ -167,8 +167,7 @@ class StepObserver:
         if length is None:
             return
         self.controller.observe_step(batch, length, seconds)
-        if self._sampler is None:
-            self._observe_acceptance(length, [len(tokens) for tokens in sampled_token_ids])
+        self._observe_acceptance(length, [len(tokens) for tokens in sampled_token_ids])
         self._num_steps += 1
         if self._sampler is not None and self._num_steps % SAMPLE_STEPS == 0:
             self._sampler.sample(self._scheduler.running)
@@ -182,8 +181,12 @@ class StepObserver:
         self._metrics.observe_change(batches, change.after, change.goodput)
 
     def _observe_acceptance(self, length: int, num_sampled: Sequence[int]) -> None:
-        """Counts the tokens of a step for its draft length and, truncated, for shorter ones."""
+        """Counts the tokens of a step for its draft length and, without a sampler, truncated for
+        shorter ones."""
         steps = [number for number in num_sampled if number]
+        if self._sampler is not None:
+            self.controller.acceptance.observe_verified(length, sum(steps), len(steps))
+            return
         for shorter in self.controller.lengths[1:]:
             if shorter <= length:
                 tokens = sum(min(number, 1 + shorter) for number in steps)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ngram_npu import NgramConfig
+from ngram_npu.draft_acceptance import PRIOR_GAIN, Acceptance
 from ngram_npu.draft_length import Change
 from ngram_npu.engines.vllm import auto_k
 from ngram_npu.engines.vllm.options import Options
@@ -75,6 +76,7 @@ class Recorder:
     lengths = (0, 1, 3, 5)
 
     def __init__(self) -> None:
+        self.acceptance = Acceptance(self.lengths)
         self.steps: list[tuple[int, int, float | None]] = []
         self.schedules: list[tuple[int, int]] = []
 
@@ -449,3 +451,13 @@ def test_candidates_contain_the_smallest_sufficient_graph_of_each_length() -> No
         (7, 0): [twelve, eight, piecewise],
         (9, 0): [twelve],
     }
+
+
+def test_verified_steps_scale_the_estimates(observed: Any) -> None:
+    observer, recorder, _ = observed
+    for length in (1, 3, 5):
+        recorder.acceptance.observe(length, (1 + length) * 100, 100)
+    for _ in range(100):
+        observer.observe_update(make_output({"a": 3, "b": 3}), [[1], [1, 2]])
+    expected = (100 + PRIOR_GAIN) / (600 + PRIOR_GAIN)
+    assert recorder.acceptance.tokens_per_step(3) == pytest.approx(1 + 3 * expected, rel=0.05)
