@@ -14,7 +14,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -30,18 +30,19 @@ ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
 
 
 def run_after_import(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Calls ``action`` with the module ``name``: now, or after it has been imported."""
+    """Calls ``action`` with the module ``name``: now, or once after it has been imported. Several
+    actions may wait for one module."""
     if name in sys.modules:
         action(sys.modules[name])
-    elif not any(isinstance(f, _AfterImport) and f.name == name for f in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport(name, action))
+    elif (finder := _AfterImport(name, action)) not in sys.meta_path:
+        sys.meta_path.insert(0, finder)
 
 
 @dataclass
 class _AfterImport(MetaPathFinder):
     name: str
     action: Callable[[ModuleType], None]
-    is_searching: bool = False
+    is_searching: bool = field(default=False, compare=False)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
