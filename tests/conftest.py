@@ -1,22 +1,9 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 
 import pytest
-
-if importlib.util.find_spec("hypothesis") is not None:  # GPU machines may lack it
-    from hypothesis import HealthCheck, settings
-
-    # CI repeats the same examples; a developer's machine tries new ones in each run.
-    settings.register_profile(
-        "ci",
-        derandomize=bool(os.environ.get("CI")),
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    settings.load_profile("ci")
 
 
 @pytest.fixture

@@ -26,6 +26,9 @@ MIN_OBSERVED = 8.0
 """Weight of observed decode steps below which tokens per step are unknown."""
 RELATIVE_DEVIATION = 1.2
 """Standard deviation of the tokens of one step, relative to their mean, as in recorded text."""
+PRIOR_GAIN = 50.0
+"""Tokens beyond one per step that verified steps must have gained before they outweigh the
+sampler's estimate."""
 MAX_NEW_TOKENS = 256
 """A request with more new tokens since the last sample is sampled from its end on again."""
 
@@ -40,6 +43,8 @@ class Acceptance:
     def __init__(self, lengths: Sequence[int]) -> None:
         self._tokens = dict.fromkeys(lengths, 0.0)
         self._steps = dict.fromkeys(lengths, 0.0)
+        self._longest = max(lengths)
+        self._gained = self._expected = 0.0
 
     def observe(self, length: int, tokens: float, steps: float) -> None:
         """Adds `steps` decode steps of single requests with drafts of `length` tokens, which
@@ -49,12 +54,37 @@ class Acceptance:
         decay = math.exp(-steps / DECAY_STEPS)
         self._tokens[length] = self._tokens[length] * decay + tokens
         self._steps[length] = self._steps[length] * decay + steps
+        if length == self._longest:
+            self._gained *= decay
+            self._expected *= decay
+
+    def observe_verified(self, length: int, tokens: float, steps: float) -> None:
+        """Adds `steps` decode steps of single requests in which the engine verified `length` draft
+        tokens, and which generated `tokens` tokens.
+
+        The estimates of all lengths are scaled by what such steps gained, relative to what was
+        expected: they include all requests and so follow a change of traffic at once. The relation
+        between the lengths remains that of :meth:`observe`.
+        """
+        expected = self._estimate(length)
+        if length == 0 or expected is None or not 0 < steps <= tokens <= steps * (1 + length):
+            return
+        decay = math.exp(-steps / DECAY_STEPS)
+        self._gained = self._gained * decay + tokens - steps
+        self._expected = self._expected * decay + steps * (expected - 1)
 
     def tokens_per_step(self, length: int) -> float | None:
         """Returns the estimate for one length; None if too little was observed."""
         if length == 0:
             return 1.0
-        if self._steps[length] < MIN_OBSERVED:
+        estimate = self._estimate(length)
+        if estimate is None:
+            return None
+        scale = (self._gained + PRIOR_GAIN) / (self._expected + PRIOR_GAIN)
+        return min(1 + scale * (estimate - 1), 1.0 + length)
+
+    def _estimate(self, length: int) -> float | None:
+        if self._steps.get(length, 0.0) < MIN_OBSERVED:
             return None
         return self._tokens[length] / self._steps[length]
 

@@ -34,6 +34,8 @@ MIN_GAIN, MIN_GAIN_DOWN = 0.02, 0.005
 UNKNOWN_ACCEPTANCE = 0.3
 """Assumed tokens per draft token of a length whose acceptance is unknown, so that it is tried."""
 RECENT_STEPS = 16
+MAX_BATCH_DIFFERENCE = 1 / 16
+"""Only times of batch sizes that differ at most by this share are compared."""
 MAX_SECONDS = 60.0
 """Longer step times are not used: the process was suspended, or the clock was set."""
 
@@ -69,10 +71,10 @@ class _Range:
         lost: Time that later trials are estimated to have lost, in steps of the chosen length.
         relative: By length, the step time relative to that of length 0.
         measured: By length, the number of trials, and the step of the last one.
-        recent: Newest step times at the chosen length.
+        recent: Newest batch sizes and step times at the chosen length.
         trial: Length that is being tried; None: none.
         remaining: Steps that still have to be scheduled with it.
-        times: Step times of the trial.
+        times: Batch sizes and step times of the trial.
     """
 
     first: int
@@ -84,10 +86,10 @@ class _Range:
     lost: float = 0.0
     relative: dict[int, float] = field(default_factory=lambda: {0: 1.0})
     measured: dict[int, tuple[int, int]] = field(default_factory=dict)
-    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     trial: int | None = None
     remaining: int = 0
-    times: list[float] = field(default_factory=list)
+    times: list[tuple[int, float]] = field(default_factory=list)
 
 
 class DraftLengthController:
@@ -173,11 +175,11 @@ class DraftLengthController:
             if length == batches.trial:
                 batches.trial_steps += 1
                 if is_usable and seconds is not None:
-                    batches.times.append(seconds)
+                    batches.times.append((batch, seconds))
             elif batches.remaining <= 0 and (batches.times or length == batches.length):
                 self._end_trial(batches)
         elif is_usable and seconds is not None and length == batches.length:
-            batches.recent.append(seconds)
+            batches.recent.append((batch, seconds))
         if batches.trial is None:
             if batches.steps % RECENT_STEPS == 0:
                 self._decide(batches)
@@ -242,13 +244,13 @@ class DraftLengthController:
         return times
 
     def _end_trial(self, batches: _Range) -> None:
-        length, times = batches.trial, batches.times
+        length, ratios = batches.trial, _compare_times(batches.times, batches.recent)
         batches.trial = None
         self._write(batches, batches.length)
-        if length is None or not times or not batches.recent:
+        if length is None or not ratios:
             return
         current = batches.relative[batches.length]
-        measured = current * median(times) / median(batches.recent)
+        measured = current * median(ratios)
         trials, _ = batches.measured.get(length, (0, 0))
         before = batches.relative.get(length)
         weight = 1 / min(trials + 1, 4)
@@ -294,3 +296,17 @@ class DraftLengthController:
         self._write(batches, best)
         if self._on_change is not None:
             self._on_change(change)
+
+
+def _compare_times(
+    times: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]]
+) -> list[float]:
+    """Returns each time over the median of the other times with about the same batch size; those
+    without such times are left out."""
+    ratios = []
+    for batch, seconds in times:
+        limit = MAX_BATCH_DIFFERENCE * batch
+        similar = [time for other, time in others if abs(other - batch) <= limit]
+        if similar:
+            ratios.append(seconds / median(similar))
+    return ratios

@@ -148,3 +148,30 @@ def test_impossible_observations_are_ignored(observation: tuple[int, float, floa
     acceptance.observe(*observation)
     assert acceptance.relative_error(3) == 0
     assert acceptance.tokens_per_step(3) is None
+
+
+def test_estimates_follow_verified_steps_and_return_to_the_samples() -> None:
+    acceptance = Acceptance(LENGTHS)
+    for length in (1, 3, 5):
+        acceptance.observe(length, (1 + length / 2) * 1000, 1000)
+    acceptance.observe_verified(3, 1.0, 0)  # cannot occur
+    acceptance.observe_verified(0, 100, 100)  # says nothing about drafts
+    assert acceptance.tokens_per_step(5) == 3.5
+    for _ in range(100):
+        acceptance.observe_verified(3, 175, 100)  # half of the expected gain
+    assert acceptance.tokens_per_step(1) == pytest.approx(1.25, rel=0.02)
+    assert acceptance.tokens_per_step(5) == pytest.approx(2.25, rel=0.02)
+    assert acceptance.tokens_per_step(0) == 1.0
+    for _ in range(300):
+        acceptance.observe(5, 350, 100)
+    assert acceptance.tokens_per_step(5) == pytest.approx(3.5, rel=0.15)
+
+
+def test_scaled_estimate_does_not_exceed_the_draft() -> None:
+    acceptance = Acceptance(LENGTHS)
+    acceptance.observe(1, 120, 100)
+    acceptance.observe(5, 300, 100)
+    for _ in range(100):
+        acceptance.observe_verified(1, 200, 100)
+    assert acceptance.tokens_per_step(1) == pytest.approx(2.0, rel=0.05)
+    assert acceptance.tokens_per_step(5) == 6.0

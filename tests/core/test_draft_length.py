@@ -212,3 +212,18 @@ def test_invalid_arguments_raise(
     with pytest.raises(ValueError) as error:
         DraftLengthController(lengths, 8, table=table)
     assert str(error.value) == f"DraftLengthController: {message}"
+
+
+def test_times_of_different_batch_sizes_are_not_compared() -> None:
+    """Step times are proportional to the batch, and requests end while a trial runs."""
+    controller = DraftLengthController(LENGTHS, 64)
+    for length in LENGTHS[1:]:
+        controller.acceptance.observe(length, 120, 100)
+    batch, length = 64, 0
+    for _ in range(1000):
+        batch = 64 if length == 0 else batch - 4
+        planned = controller.table[batch]
+        controller.observe_schedule(batch, planned)
+        controller.observe_step(batch, length, batch * (1 + length / 4) * 1e-3)
+        assert planned == 0 or batch > 48, "only trials draft"
+        length = planned

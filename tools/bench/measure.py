@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -230,6 +231,24 @@ def spread(sample: Sequence[float]) -> dict[str, float]:
     """Returns the median, the 10th and the 90th percentile."""
     values = np.percentile(np.asarray(sample, dtype=np.float64), [50, 10, 90])
     return dict(zip(("median", "p10", "p90"), map(round_digits, values), strict=True))
+
+
+def median_interval(sample: Sequence[float]) -> dict[str, float]:
+    """Returns the median and a confidence interval of it: the narrowest pair of order statistics
+    that contains the median of any distribution in at least 95 % of the cases.
+
+    Raises:
+        ValueError: There are fewer than 6 values, for which no pair does.
+    """
+    values, n = sorted(sample), len(sample)
+    if n < 6:
+        raise ValueError(f"median_interval: sample: expected at least 6 values, got {n}")
+    outside = 0
+    while 2 * sum(math.comb(n, i) for i in range(outside + 1)) <= 0.05 * 2**n:
+        outside += 1
+    middle = float(np.median(values))
+    low, high = values[outside - 1], values[n - outside]
+    return dict(zip(("median", "low", "high"), map(round_digits, (middle, low, high)), strict=True))
 
 
 def ratios(peer_us: Sequence[float], ours_us: Sequence[float]) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""vLLM's engine in a separate process, for `tools/bench/ops/vllm_end_to_end.py`.
+"""vLLM's engine in a separate process, for `tools/bench/ops/vllm_end_to_end.py` and
+`vllm_draft_length.py`.
 
     python -m tools.bench.vllm_engine MODEL ENGINE-ARGUMENTS
 
@@ -13,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -20,26 +22,40 @@ from typing import Any
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    from ngram_npu.engines.vllm.auto_k import ATTRIBUTE
     from vllm import LLM
 
     llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
-    stopwatch = Stopwatch()
     core = llm.llm_engine.engine_core.engine_core
-    drafter = getattr(core.model_executor.driver_worker.worker.model_runner, "drafter", None)
-    for name in ("update_token_ids_ngram", "propose"):  # the first: asynchronous drafters only
-        if hasattr(drafter, name):
-            setattr(drafter, name, stopwatch.wrap(getattr(drafter, name)))
+    runner = core.model_executor.driver_worker.worker.model_runner
+    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    # Only asynchronous drafters of the V1 runner have the first function.
+    drafting = Stopwatch(drafter, "update_token_ids_ngram", "propose")
+    observer = getattr(core.scheduler, ATTRIBUTE, None)
+    observing = Stopwatch(observer, "observe_schedule", "observe_update")
+    steps = _count_steps(core.scheduler)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(_run(llm, stopwatch, **json.loads(line))), file=answers, flush=True)
+        drafting.seconds = observing.seconds = 0.0
+        steps.clear()
+        answer = _run(llm, **json.loads(line)) | {
+            "drafting_seconds": drafting.seconds,
+            "observing_seconds": observing.seconds,
+            "steps": steps,
+        }
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 class Stopwatch:
-    """Adds up the time inside the wrapped functions."""
+    """Adds up the time inside those of the named functions that an object has."""
 
-    seconds = 0.0
+    def __init__(self, owner: Any, *names: str) -> None:
+        self.seconds = 0.0
+        for name in names:
+            if hasattr(owner, name):
+                setattr(owner, name, self._wrap(getattr(owner, name)))
 
-    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **keywords: Any) -> Any:
             start = time.perf_counter()
             try:
@@ -50,13 +66,25 @@ class Stopwatch:
         return timed
 
 
-def _run(
-    llm: Any, stopwatch: Stopwatch, prompts: list[list[int]], max_tokens: int
-) -> dict[str, Any]:
+def _count_steps(scheduler: Any) -> Counter[int]:
+    """Counts the scheduled steps, by the number of tokens that they draft for the next step."""
+    steps: Counter[int] = Counter()
+    schedule = scheduler.schedule
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        output = schedule(*arguments, **keywords)
+        if output.num_scheduled_tokens:
+            steps[output.num_spec_tokens_to_schedule] += 1
+        return output
+
+    scheduler.schedule = counted
+    return steps
+
+
+def _run(llm: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
     import torch
     from vllm import SamplingParams
 
-    stopwatch.seconds = 0.0
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -65,7 +93,6 @@ def _run(
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
-        "drafting_seconds": stopwatch.seconds,
         "torch_threads": torch.get_num_threads(),
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
     }

@@ -4,8 +4,8 @@ benchmark. Each stage has a time limit, and npu-run.json contains its result.
     python -m tools.npu
 
 Requires an environment with torch, torch_npu, CANN's variables (set_env.sh), scikit-build-core,
-pybind11, ninja, pytest and hypothesis. If vllm-ascend is installed, the benchmark also measures it.
-See docs/guides/ascend.md.
+pybind11, ninja and pytest. If vllm-ascend is installed, the benchmark also measures it. See
+docs/guides/ascend.md.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from tools.fit_draft_costs import load
 K = 5
 CONFIG = NgramConfig(min_n=1, max_n=16, k=K, match_policy="latest", overlap=True)
 BATCHES = (1, 8, 32, 128, 512)
-STEPS, WRONG_STEPS, FIRST_STEPS = 20_000, 4_000, 500
-"""Of a cell, of a cell of a wrong controller, and of the part of both that is reported apart."""
+STEPS, FIRST_STEPS = 20_000, 500
+"""Of a cell, and of its part that is reported apart."""
 NOISE, HICCUP, HICCUP_SHARE = 0.03, 10, 0.002
 """Deviation of log step times; every 500th step takes 10 times as long."""
 FIXED = tuple(range(K + 1))
@@ -247,13 +247,15 @@ def simulate(
             start = rows.mark()
             for step in range(span):
                 seconds = curve(batch, length)
-                figures.tokens += rows.step(length)
+                tokens = rows.step(length)
+                figures.tokens += tokens
                 figures.seconds += seconds
                 planned = controller.table[batch]
                 controller.observe_schedule(batch, planned)
                 measured = seconds * math.exp(rng.normal(0, NOISE))
                 measured *= HICCUP if rng.random() < HICCUP_SHARE else 1
                 controller.observe_step(batch, length, measured if length == previous else None)
+                controller.acceptance.observe_verified(length, tokens, batch)
                 if samples and step % SAMPLE_STEPS == 0:
                     sampler.sample(rows.running)
                 previous, length = length, planned
@@ -280,6 +282,7 @@ class DraftLength(Op):
         "text": "recorded completions replace the target model",
         "lookup": "n-grams of 1 to 16, padded to the step's draft length, at most 5",
         "lengths": choose_lengths(K, 512),
+        "steps": f"{STEPS} per cell; --steps changes this",
         "curves": {name: " ".join(str(curve.__doc__).split()) for name, curve in CURVES.items()},
         "efficiency": round(EFFICIENCY, 3),
         "noise": f"step times deviate by {NOISE:g} (log); {HICCUP_SHARE:g} take {HICCUP} times",
@@ -293,8 +296,7 @@ class DraftLength(Op):
         recorded = {name: Recorded(requests) for name, requests in sets.items()}
         names = list(recorded)
         for policy, make_controller in POLICIES.items():
-            is_right = make_controller is DraftLengthController
-            steps = options.steps or (STEPS if is_right else WRONG_STEPS)
+            steps = options.steps or STEPS
             for kind, limits in LIMITS.items():
                 results: list[Result] = []
                 for (curve_name, curve), number in product(CURVES.items(), range(len(BATCHES))):

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +57,20 @@ CONTESTANTS: Mapping[str, tuple[str | None, dict[str, str], str]] = {
 class EngineProcess:
     """One contestant's engine, which waits while another is measured. Its output is on stderr."""
 
-    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, model: Path, arguments: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> None:
+        command = [sys.executable, "-m", vllm_engine.__name__, str(model), json.dumps(arguments)]
         paths = [str(ROOT), environment.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
-        variables = {**os.environ, **_ENVIRONMENT, **environment, "LD_PRELOAD": _find_openmp()}
+        variables = {**os.environ, **_ENVIRONMENT, **environment}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=variables)
         self._read_answer()
 
-    def run(self, prompts: list[list[int]]) -> dict[str, Any]:
+    def run(self, prompts: list[list[int]], max_tokens: int = OUTPUT_TOKENS) -> dict[str, Any]:
         assert self._process.stdin is not None
-        batch = {"prompts": prompts, "max_tokens": OUTPUT_TOKENS}
+        batch = {"prompts": prompts, "max_tokens": max_tokens}
         self._process.stdin.write(json.dumps(batch) + "\n")
         self._process.stdin.flush()
         run = self._read_answer()
@@ -75,7 +78,7 @@ class EngineProcess:
             raise BenchError(f"torch's threads: expected 1, got {run['torch_threads']}")
         return run
 
-    def stop(self) -> None:
+    def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -101,11 +104,13 @@ class VllmEndToEnd(Op):
             known = ", ".join(CONTESTANTS)
             raise BenchError(f"{self.name}: peers: expected {known}, got {', '.join(unknown)}")
         sizes = self.select_sizes(options)
+        _find_openmp()
         model, corpus = prepare_model()
         with ExitStack() as stack:
             engines: dict[str, EngineProcess] = {}
             for name in names:
-                engines[name] = stack.enter_context(start_engine(name, model, sizes, options))
+                engine = start_engine(name, model, sizes, options)
+                engines[name] = stack.enter_context(closing(engine))
             for size in sizes:
                 yield self._compare_engines(engines, size, corpus, options.rounds)
 
@@ -154,7 +159,6 @@ class VllmEndToEnd(Op):
 
 def prepare_model() -> tuple[Path, list[int]]:
     """Returns the model, and the source text of the prompts."""
-    _find_openmp()
     from transformers import AutoTokenizer
 
     from tests.support import tiny_model
@@ -166,10 +170,9 @@ def prepare_model() -> tuple[Path, list[int]]:
     return widened(tiny), tokenizer.encode(tiny_model.corpus()[1_000_000:1_400_000])
 
 
-@contextmanager
 def start_engine(
     name: str, model: Path, sizes: tuple[Size, ...], options: Options
-) -> Iterator[EngineProcess]:
+) -> EngineProcess:
     method, environment, _ = CONTESTANTS[name]
     speculative = {
         "method": method,
@@ -193,12 +196,7 @@ def start_engine(
         "speculative_config": speculative if method else None,
         "async_scheduling": name == "ours-async",
     }
-    command = [sys.executable, "-m", vllm_engine.__name__, str(model), json.dumps(arguments)]
-    engine = EngineProcess(command, environment)
-    try:
-        yield engine
-    finally:
-        engine.stop()
+    return EngineProcess(model, arguments, environment | {"LD_PRELOAD": _find_openmp()})
 
 
 def make_prompts(size: Size, corpus: list[int]) -> list[list[int]]:

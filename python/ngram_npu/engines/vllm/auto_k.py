@@ -27,6 +27,7 @@ from ngram_npu.engines.vllm.patching import (
 )
 from ngram_npu.engines.vllm.stats import DraftLengthMetrics
 
+GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
 ATTRIBUTE = "ngram_npu_auto_k"
 """Attribute of a scheduler that holds its :class:`StepObserver`."""
 SAMPLE_STEPS = 8
@@ -166,8 +167,7 @@ class StepObserver:
         if length is None:
             return
         self.controller.observe_step(batch, length, seconds)
-        if self._sampler is None:
-            self._observe_acceptance(length, [len(tokens) for tokens in sampled_token_ids])
+        self._observe_acceptance(length, [len(tokens) for tokens in sampled_token_ids])
         self._num_steps += 1
         if self._sampler is not None and self._num_steps % SAMPLE_STEPS == 0:
             self._sampler.sample(self._scheduler.running)
@@ -181,8 +181,12 @@ class StepObserver:
         self._metrics.observe_change(batches, change.after, change.goodput)
 
     def _observe_acceptance(self, length: int, num_sampled: Sequence[int]) -> None:
-        """Counts the tokens of a step for its draft length and, truncated, for shorter ones."""
+        """Counts the tokens of a step for its draft length and, without a sampler, truncated for
+        shorter ones."""
         steps = [number for number in num_sampled if number]
+        if self._sampler is not None:
+            self.controller.acceptance.observe_verified(length, sum(steps), len(steps))
+            return
         for shorter in self.controller.lengths[1:]:
             if shorter <= length:
                 tokens = sum(min(number, 1 + shorter) for number in steps)
@@ -205,8 +209,10 @@ class StepObserver:
 
 
 def install() -> None:
-    """Wraps vLLM's scheduler, now or when vLLM imports it. May be called again."""
+    """Wraps vLLM's scheduler and its choice of graphs, now or when vLLM imports them. May be called
+    again."""
     run_after_import(SCHEDULER, _wrap_scheduler)
+    run_after_import(GRAPHS, _wrap_graph_manager)
 
 
 def _wrap_scheduler(module: Any) -> None:
@@ -214,6 +220,48 @@ def _wrap_scheduler(module: Any) -> None:
     wrap_function(scheduler, "__init__", _init)
     wrap_function(scheduler, "schedule", _schedule)
     wrap_function(scheduler, "update_from_output", _update_from_output)
+
+
+def _wrap_graph_manager(module: Any) -> None:
+    manager = getattr(module, "CudaGraphManager", None)
+    wrap_function(manager, "_init_candidates", _init_candidates)
+
+
+def _init_candidates(stock: Any, manager: Any) -> None:
+    stock(manager)
+    if not read_k_option(manager.vllm_config):
+        return
+    try:
+        graphs = [graph for mode in manager._capture_descs.values() for graph in mode]
+        add_candidates(manager._candidates, graphs)
+    except Exception as error:
+        logger.warning(
+            "ngram_npu: k='auto': some batch sizes run without a full graph: %s",
+            format_error(error),
+        )
+
+
+def add_candidates(candidates: dict[tuple[int, int], list[Any]], graphs: Sequence[Any]) -> None:
+    """Adds to the candidates for each number of tokens the smallest sufficient graph of each draft
+    length.
+
+    vLLM offers a number of tokens only the graphs of the next captured size. With several draft
+    lengths these may all be of other lengths, and a step would run without a full graph although
+    there is one for its batch size (vLLM's pull request 56136).
+
+    Args:
+        candidates: By number of tokens and number of active LoRAs, the graphs from which the runner
+            takes the first that fits.
+        graphs: All captured graphs.
+    """
+    uniform = [graph for graph in graphs if graph.uniform_token_count is not None]
+    uniform.sort(key=lambda graph: graph.num_tokens, reverse=True)
+    for (num_tokens, num_active_loras), offered in candidates.items():
+        smallest = {}
+        for graph in uniform:
+            if graph.num_tokens >= num_tokens and graph.num_active_loras == num_active_loras:
+                smallest[graph.uniform_token_count, graph.num_ubatches] = graph
+        offered[:0] = [graph for graph in smallest.values() if graph not in offered]
 
 
 def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:

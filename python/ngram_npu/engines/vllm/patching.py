@@ -30,11 +30,18 @@ ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
 
 
 def run_after_import(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Calls ``action`` with the module ``name``: now, or after it has been imported."""
+    """Calls ``action`` with the module ``name``: now, or once after it has been imported.
+
+    Several actions may wait for one module. They are told apart by their qualified names, because
+    a repeated installation passes new closures.
+    """
     if name in sys.modules:
         action(sys.modules[name])
-    elif not any(isinstance(f, _AfterImport) and f.name == name for f in sys.meta_path):
-        sys.meta_path.insert(0, _AfterImport(name, action))
+        return
+    waiting = [f.identity for f in sys.meta_path if isinstance(f, _AfterImport)]
+    finder = _AfterImport(name, action)
+    if finder.identity not in waiting:
+        sys.meta_path.insert(0, finder)
 
 
 @dataclass
@@ -42,6 +49,10 @@ class _AfterImport(MetaPathFinder):
     name: str
     action: Callable[[ModuleType], None]
     is_searching: bool = False
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        return self.name, self.action.__module__, self.action.__qualname__
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -4,18 +4,18 @@ allowed lengths are those that the runner captures graphs for."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from copy import copy
+from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import vllm.config
 from engines import Engine, Method, encode_corpus, greedy, start_engine
 from ngram_npu.engines.vllm import auto_k, plugin
-from vllm.config import CUDAGraphMode
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+from vllm_graphs import find_widest_batches, has_full_graph, make_graph_manager
 
 METHODS = {
     "scan": Method("ngram_gpu", {"k": "auto", "lookup": "1-16"}, asynchronous=True),
@@ -127,48 +127,36 @@ def test_controller_chooses_among_its_lengths(model: Path) -> None:
     assert 1 < tokens <= 5
 
 
-def _find_graphs(k: int, table: Any, max_num_seqs: int, sizes: Sequence[int]) -> dict[int, int]:
-    """Returns by draft length the largest batch of the uniform graphs that the runner captures."""
-    manager: Any = object.__new__(CudaGraphManager)
-    manager.compilation_config = SimpleNamespace(
-        cudagraph_capture_sizes=list(sizes), max_cudagraph_capture_size=max(sizes)
-    )
-    speculative = SimpleNamespace(
-        num_speculative_tokens_per_batch_size=table, uses_dynamic_speculative_decoding=lambda: True
-    )
-    manager.vllm_config = SimpleNamespace(
-        speculative_config=speculative,
-        num_speculative_tokens=k,
-        cache_config=SimpleNamespace(use_kda_recoverssm=False),
-    )
-    manager.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
-    manager.decode_query_len, manager.max_num_reqs = 1 + k, max_num_seqs
-    manager.varlen_decode, manager.lora_capture_cases, manager.ubatch_runner = False, [0], None
-    manager._candidates, manager._capture_descs = {}, {}
-    manager._init_candidates()
-    widest: dict[int, int] = {}
-    for graphs in manager._capture_descs.values():
-        for graph in graphs:
-            length = graph.uniform_token_count - 1
-            widest[length] = max(widest.get(length, 0), graph.num_reqs)
-    return widest
-
-
 @pytest.mark.parametrize("k", [1, 3, 5, 8])
 @pytest.mark.parametrize("max_num_seqs", [4, 100, 256])
-@pytest.mark.parametrize("sizes", [[1, 2, 4, 8], [*range(8, 513, 8)], [1, 7, 100, 1024]])
-def test_allowed_pairs_are_those_with_a_graph(k: int, max_num_seqs: int, sizes: list[int]) -> None:
+@pytest.mark.parametrize("sizes", [None, [1, 2, 4, 8], [*range(8, 513, 8)], [1, 7, 100, 1024]])
+def test_allowed_pairs_are_those_with_a_graph(
+    k: int, max_num_seqs: int, sizes: list[int] | None
+) -> None:
     lengths = auto_k.choose_lengths(k, max_num_seqs)
     table = auto_k.make_table(lengths, max_num_seqs)
     dense = build_dynamic_sd_schedule_lookup(
         table, vllm_max_batch_size=max_num_seqs, vllm_num_speculative_tokens=k
     )
     assert {*dense[1:]} == {*lengths}
-    widest = _find_graphs(k, table, max_num_seqs, sizes)
+    manager = make_graph_manager(k, max_num_seqs, table=table, sizes=sizes, options={"k": "auto"})
+    sizes = manager.compilation_config.cudagraph_capture_sizes
+    widest = find_widest_batches(manager)
     is_allowed = auto_k.graph_pairs(lengths, max_num_seqs, sizes)
-    for length in lengths[1:]:
-        for batch in range(1, max_num_seqs + 1):
+    for length, batch in product(lengths, range(1, max_num_seqs + 1)):
+        if length:
             assert is_allowed(batch, length) == (batch <= widest.get(length, 0))
+        assert has_full_graph(manager, batch, length) == (batch <= widest.get(length, 0))
+
+
+def test_other_tables_keep_the_stock_choice_of_graphs() -> None:
+    table = auto_k.make_table((0, 1, 3, 5), 64)
+    manager = make_graph_manager(5, 64, table=table)
+    stock: Any = copy(manager)
+    stock._candidates, stock._capture_descs = {}, {}
+    CudaGraphManager._init_candidates.__wrapped__(stock)
+    assert manager._candidates == stock._candidates
+    assert manager._capture_descs == stock._capture_descs
 
 
 def test_v1_runner_refuses_the_option(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ngram_npu import NgramConfig
+from ngram_npu.draft_acceptance import PRIOR_GAIN, Acceptance
 from ngram_npu.draft_length import Change
 from ngram_npu.engines.vllm import auto_k
 from ngram_npu.engines.vllm.options import Options
@@ -75,6 +76,7 @@ class Recorder:
     lengths = (0, 1, 3, 5)
 
     def __init__(self) -> None:
+        self.acceptance = Acceptance(self.lengths)
         self.steps: list[tuple[int, int, float | None]] = []
         self.schedules: list[tuple[int, int]] = []
 
@@ -432,3 +434,30 @@ def test_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         f"ngram_npu: k='auto': batch sizes 9-16: draft length {before} -> {after}: because"
         for before, after, _ in changes
     ]
+
+
+def make_graph(num_tokens: int, uniform_token_count: int | None, **values: int) -> Any:
+    values = {"num_active_loras": 0, "num_ubatches": 1} | values
+    return SimpleNamespace(num_tokens=num_tokens, uniform_token_count=uniform_token_count, **values)
+
+
+def test_candidates_contain_the_smallest_sufficient_graph_of_each_length() -> None:
+    piecewise, six, twelve = make_graph(8, None), make_graph(6, 6), make_graph(12, 6)
+    eight, lora = make_graph(8, 1), make_graph(8, 1, num_active_loras=1)
+    candidates = {(5, 0): [six, piecewise], (7, 0): [eight, piecewise], (9, 0): [twelve]}
+    auto_k.add_candidates(candidates, [twelve, eight, lora, piecewise, six])
+    assert candidates == {
+        (5, 0): [eight, six, piecewise],
+        (7, 0): [twelve, eight, piecewise],
+        (9, 0): [twelve],
+    }
+
+
+def test_verified_steps_scale_the_estimates(observed: Any) -> None:
+    observer, recorder, _ = observed
+    for length in (1, 3, 5):
+        recorder.acceptance.observe(length, (1 + length) * 100, 100)
+    for _ in range(100):
+        observer.observe_update(make_output({"a": 3, "b": 3}), [[1], [1, 2]])
+    expected = (100 + PRIOR_GAIN) / (600 + PRIOR_GAIN)
+    assert recorder.acceptance.tokens_per_step(3) == pytest.approx(1 + 3 * expected, rel=0.05)

@@ -18,7 +18,7 @@ from conftest import FakeVLLM
 from fake_engine import CPU, LADDER, K, RequestState, StandaloneARSpeculator, config
 from ngram_npu import _library
 from ngram_npu.engines.vllm import options, plugin, v1_device
-from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER
+from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER, run_after_import
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE, NgramSpeculator
 
@@ -231,6 +231,26 @@ def test_module_is_replaced_when_it_is_imported_not_when_it_is_found(
     assert module.NgramProposer is plugin.StockNgramProposer
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
     assert importlib.reload(module).NgramProposer is not plugin.StockNgramProposer
+
+
+def test_all_actions_that_wait_for_a_module_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wave", raising=False)
+    calls: list[str] = []
+
+    def first(module: ModuleType) -> None:
+        calls.append("first")
+
+    def second(module: ModuleType) -> None:
+        calls.append("second")
+
+    for action in (first, second, first, second):
+        run_after_import("wave", action)
+    importlib.util.find_spec("wave")
+    assert calls == []
+    importlib.import_module("wave")
+    assert calls == ["first", "second"]
+    run_after_import("wave", second)
+    assert calls == ["first", "second", "second"]
 
 
 def test_failed_import_may_be_repeated(vllm: FakeVLLM) -> None:
