@@ -41,7 +41,7 @@ function(ngram_npu_export_c_only target)
 endfunction()
 
 # The families of the operators. A device has a source of that name for those of which it has kernels.
-set(NGRAM_NPU_FAMILIES bookkeeping correction drafting merging store)
+set(NGRAM_NPU_FAMILIES bookkeeping correction device_store drafting merging store)
 
 # The package folder of the torch that Python_EXECUTABLE imports, without importing it.
 function(ngram_npu_find_torch out)

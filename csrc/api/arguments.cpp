@@ -324,6 +324,7 @@ int64_t workspace_words(std::string_view op, int64_t batch) {
   for (const std::string_view lookup : {"ngram_propose_", "ngram_step_"}) {
     if (op == lookup) return lookup_workspace_words(batch);
   }
+  if (op == "device_store_append_") return device_store_append_workspace_words(batch);
   return op == "correct_spec_state_" ? kCorrectSpecStateWorkspaceWords : -1;
 }
 

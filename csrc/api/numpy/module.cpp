@@ -2,6 +2,7 @@
 
 #include "api/bookkeeping.h"
 #include "api/correction.h"
+#include "api/device_store.h"
 #include "api/drafting.h"
 #include "api/merging.h"
 #include "api/numpy/numpy_call.h"
