@@ -2,6 +2,7 @@
 #include "api/arguments.h"
 
 #include "core/correction.h"
+#include "core/device_store.h"
 
 namespace ngram_npu::api {
 namespace {

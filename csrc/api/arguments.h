@@ -13,7 +13,6 @@
 
 #include "core/common.h"
 #include "core/correction.h"
-#include "core/device_store.h"
 #include "core/draft_costs.h"
 #include "core/drafting.h"
 

@@ -5,6 +5,7 @@ shared memory or leaves the tensors."""
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,8 @@ FAST, RESIDENT = (
 JOINING = [OPSPECS[op] for op in ("ngram_propose_", "ngram_step_", "correct_spec_state_")]
 LOOKUPS = JOINING[:2]
 SEEDS = (1, 2, 3)
+RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "2000"))
+"""`make prove` runs more steps."""
 
 
 def _library(backend: Backend) -> ctypes.CDLL:
@@ -98,7 +101,7 @@ def _compare_ranks(num_steps: int) -> None:
 
 
 @pytest.mark.usefixtures("as_before")
-@pytest.mark.parametrize("num_steps", [100, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])
 def test_ranks_with_other_schedules_have_equal_device_stores(num_steps: int) -> None:
     with RESIDENT.selected():
         _compare_ranks(num_steps)

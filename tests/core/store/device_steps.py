@@ -8,11 +8,11 @@ after its request has ended, must never be drafted.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from ngram_npu import scope_of
 from ngram_npu.store.device_store import DeviceStore
@@ -29,7 +29,7 @@ FIRST_MARK, FIRST_PROMPT, GARBAGE = 1000, 10**6, 10**7
 class Request:
     scope: int
     mark: int
-    generated: list[int] = field(default_factory=list)
+    generated: array[int] = field(default_factory=lambda: array("i"))
     has_ended: bool = False
 
     def generate(self, rng: random.Random) -> Iterator[int]:
@@ -90,7 +90,7 @@ class Requests:
             # The device samples once more before it learns that the request has ended.
             tokens, request.has_ended = [GARBAGE] * count, True
         else:
-            request.generated += tokens
+            request.generated.extend(tokens)
         self.token_ids[row, begin : begin + count] = torch.tensor(tokens, dtype=torch.int32)
         self.num_tokens[row] += count
         return count
@@ -122,9 +122,9 @@ def run_step(store: DeviceStore, requests: Requests, step: Step) -> dict[str, An
 
 def contains(texts: list[Request], scope: int, piece: list[int]) -> bool:
     """Whether a request of that scope generated these tokens in a row."""
-    needle = np.array(piece, np.int32).tobytes()
+    needle = array("i", piece).tobytes()
     for request in texts:
-        text = np.array(request.generated, np.int32).tobytes() if request.scope == scope else b""
+        text = request.generated.tobytes() if request.scope == scope else b""
         at = text.find(needle)
         while at > 0 and at % 4:
             at = text.find(needle, at + 1)

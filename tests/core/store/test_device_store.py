@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
@@ -27,6 +28,8 @@ from ops import reference
 from ops.reference.device_store import key_of
 
 NAMES = ("slots", "text", "blocks", "table", "allocator")
+SEEDS = range(3, 3 + int(os.environ.get("NGRAM_NPU_STORE_SEEDS", "4")))
+"""For each seed, about 11,000 requests take part in a step. `make prove` uses more seeds."""
 TINY_RINGS = [(2, 1), (3, 2), (5, 64), (16, 4096)]
 """Blocks and columns of the table. With one column, all n-grams of a length collide."""
 
@@ -123,9 +126,9 @@ def test_random_steps_across_the_last_block_number_match_reference(size: tuple[i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", TINY_RINGS)
-@pytest.mark.parametrize("seed", range(3, 8))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_many_random_steps_match_reference(seed: int, size: tuple[int, int]) -> None:
-    run_random_steps(seed, size, 2500, first=1 if seed % 2 else 2**23 - 600)
+    run_random_steps(seed, size, 800, first=1 if seed % 2 else 2**23 - 200)
 
 
 NUM_COLUMNS = 1 << 12
@@ -155,7 +158,7 @@ def test_draft_follows_the_longest_ngram_at_its_highest_position() -> None:
                 number = numbers.setdefault((request.mark, place // 256), len(numbers))
                 for level, n in enumerate(SIZES):
                     if n <= place:
-                        gram = request.generated[place - n : place]
+                        gram = request.generated[place - n : place].tolist()
                         key = level, key_of(gram, request.scope, level) % NUM_COLUMNS
                         last = newest.get(key, ((-1, 0), request))
                         newest[key] = max(last, ((number, place), request), key=itemgetter(0))
@@ -178,7 +181,7 @@ def find_in_texts(newest: Newest, stored: dict[int, int], text: list[int], scope
         if entry is None:
             continue
         (_, place), request = entry
-        if request.scope == scope and request.generated[place - n : place] == tail:
+        if request.scope == scope and request.generated[place - n : place].tolist() == tail:
             end = min(place + K, stored[request.mark])
             return list(request.generated[place:end])
     return []

@@ -167,11 +167,14 @@ def _size_samples(rng: np.random.Generator) -> Iterator[Sample]:
         tokens = in_buffer(text_rows(rng, batch, 40, 20), gap=1)
         lengths = rng.integers(0, 42, batch).astype(np.int32)
         sampled = rng.integers(-1, 9, batch).astype(np.int32)
+        lengths[:1], sampled[:1] = 38, 5
         store = new_store(256, 512, batch + 1)
         reference.device_store_append_(
             tokens, np.minimum(lengths, 30), sampled, **store, max_new=40, hold_back=False
         )
         yield _sample(f"batch-{batch}", append_call(store, tokens, lengths, sampled))
+        empty = new_store(256, 512, batch + 1)
+        yield _sample(f"first-{batch}", append_call(empty, tokens, lengths, sampled))
     edges = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 512, 513, 768, 769)
     tokens = in_buffer(rng.integers(0, 99, (len(edges), 1600)))
     for first, hold_back in product((0, 1, 100, 255, 256, 257), (False, True)):
@@ -343,9 +346,9 @@ def _propose_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample("ordinary", call | ordinary)
     for batch in (0, 1, 2, 3, 65):
         rows = in_buffer(text_rows(rng, batch, 90, 12), gap=1)
-        own = rng.integers(0, 17, batch)
+        own = np.where(np.arange(batch) % 2, rng.integers(0, 17, batch), 0)
         filled = run_steps(rng, new_store(256, 1024, batch), rows, np.full(batch, 90))
-        lengths = rng.integers(0, 92, batch)
+        lengths = rng.integers(40, 92, batch)
         yield _sample(f"batch-{batch}", propose_call(filled, rows, lengths, 3, own))
     yield from _match_samples(rng)
     yield from _chain_samples(rng)
