@@ -194,6 +194,24 @@ def filled_store() -> DeviceStore:
     return store
 
 
+def test_text_in_slices_is_one_chain_and_too_large_a_slice_is_not_stored() -> None:
+    text = torch.arange(4000, dtype=torch.int32)[None]
+    for slice_tokens, is_stored in ((2048, True), (2049, False)):
+        store = new_store(16, 1 << 14, num_slots=1)
+        for end in range(slice_tokens, 4001, slice_tokens):
+            store.begin_step(1, slice_tokens)
+            row = text, torch.tensor([end], dtype=torch.int32)
+            count = torch.tensor([slice_tokens], dtype=torch.int32)
+            store.append(*row, count, max_new=slice_tokens, hold_back=False)
+        store.check_integrity()
+        for end in (100, 250, 256, 1791):
+            drafts = new_drafts(1)
+            one = torch.ones(1, dtype=torch.int32)
+            store.propose(text, torch.full((1,), end, dtype=torch.int32), one, **drafts)
+            expected = list(range(end, end + K)) if is_stored else [-1] * K
+            assert drafts["draft_token_ids"].tolist() == [expected]
+
+
 def test_clear_leaves_no_token_of_the_scope() -> None:
     store, requests = new_store(64, 4096), Requests(5)
     for _ in range(40):
