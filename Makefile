@@ -1,4 +1,4 @@
-# `make check` while you work, `make test` before you submit. `make setup` (or any target) installs what is missing.
+# Run `make check` while you work, and `make test` before you submit. `make setup` installs what the targets need.
 VENV := .venv
 VLLM_VENV := .venv-vllm
 VLLM_V2_VENV := $(VLLM_VENV)-v2
@@ -9,12 +9,13 @@ PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
-# An engine has one thread and 2 GB; tests of a file share engines. A long test has its own file.
+# Tests of a file run in one process and share engines, each of which has one thread and needs 2 GB. A long test therefore
+# has its own file.
 BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not prove"
 PIP := -m pip --quiet --disable-pip-version-check
 STAGES = $(PYTHON) tools/stages.py $(MAKE)
 SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc docs/ops python tools/ops_stub.py -type f -not -name '*.pyc')
-# Without bytecode each test process would compile what it imports, which takes seconds.
+# Without bytecode files, each test process would compile the modules that it imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 TEST := lint install test-cpp test-twins test-python
@@ -30,7 +31,7 @@ demo: install
 	$(VENV)/bin/ngram-npu replay --demo
 
 check:
-	@$(MAKE) --silent --question setup || { echo "make check installs nothing: run make setup first"; exit 1; }
+	@$(MAKE) --silent --question setup || { echo "make check downloads no dependencies: run make setup first"; exit 1; }
 	@$(STAGES) lint dev check-python
 
 test:
@@ -72,16 +73,16 @@ $(VENV)/.ready: tools/requirements-dev.txt
 	$(PY) $(PIP) install -r tools/requirements-dev.txt
 	touch $@
 
-# If PYTHON is set, environments of another Python version are created again, with all that depends on them.
+# If PYTHON is set, environments of another Python version are created again, with everything that depends on them.
 ifneq ($(origin PYTHON),file)
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 has_version = $(shell grep -s '^version = $(VERSION)\.' $(1)/pyvenv.cfg)
 $(foreach venv,$(VENV) $(VLLM_VENV) $(VLLM_V2_VENV),$(if $(call has_version,$(venv)),,$(eval $(venv)/.ready: another-python)))
 endif
 
-# Without isolation, so that the wheel is built with this environment's torch. auditwheel adds the manylinux tag that its
-# symbols allow and vendors no library: torch is the user's, and a second C++ runtime could not catch the first one's
-# exceptions. A wheel with the NPU backend needs CANN, which is not part of manylinux.
+# The build is not isolated, so that it uses this environment's torch. auditwheel adds the manylinux tag that the wheel's
+# symbols allow. It vendors no library: the user has torch, and a second C++ runtime could not catch the first one's
+# exceptions. A wheel with the NPU backend needs CANN, which is not part of manylinux, so auditwheel does not run on it.
 $(DIST)/.ready: $(VENV)/.ready $(SOURCES)
 	rm -rf $(DIST) $(BUILD)/wheel
 	$(PY) $(PIP) wheel --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(BUILD)/wheel .
@@ -97,8 +98,8 @@ $(VENV)/.installed: $(DIST)/.ready
 
 install: $(VENV)/.installed
 
-# An editable install instead of the wheel: Python changes take effect at once, C++ changes after another `make dev`.
-# Without CUDA, which takes minutes to compile.
+# An editable install instead of the wheel: Python changes take effect at once, C++ changes after another `make dev`. The
+# CUDA kernels are left out, because they take minutes to compile.
 BUILD_TYPE ?= Release
 dev: setup
 	$(PY) $(PIP) install --no-build-isolation --no-deps --config-settings=build-dir=$(BUILD)/dev --config-settings=cmake.build-type=$(BUILD_TYPE) \
@@ -123,13 +124,13 @@ tidy: setup gtest
 	git ls-files 'csrc/api/*.cpp' 'csrc/cpu/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
 
-# The size of this repository. Results are data; images and data are not counted as lines.
+# Prints the size of this repository. Images and data, such as results files, are not counted as lines.
 counts:
 	@for part in python csrc tests tools docs .; do \
 	  printf '%-8s %6d lines\n' $$part $$(git ls-files -z $$part | grep -zvE '\.(json|svg|png)$$' | xargs -0 cat | wc -l); done
 	@printf '%-8s %6d lines\n%-8s %6d tracked\n' results $$(git ls-files tools/bench/results | xargs cat | wc -l) files $$(git ls-files | wc -l)
 
-# The tests without twins, and parity for this machine's best instruction set.
+# Tests that need no twin, and the parity tests on this machine's best instruction set.
 QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.py tests/ops/test_bookkeeping.py \
   tests/ops/test_drafts.py $(wildcard tests/core/test_*.py) tests/engines/vllm/unit tests/cli/replay tests/cli/tune \
   tests/async_state/test_state.py tests/async_state/test_failures.py \
@@ -139,7 +140,7 @@ check-python:
 	native=$$($(PY) -c 'from ngram_npu import _C; print(_C.instruction_set())') && $(PYTEST) -q $(QUICK) -m "not slow" \
 	  -k "test_parity and $$native or not (test_parity or cuda_ or ascendc_)"
 
-# The wheel is installed, so that the tests run on what a user gets instead of the source tree.
+# The tests run on the installed wheel, which is what a user gets, instead of the source tree.
 WITH_WHEEL = NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl)
 test-python: install twins
 	$(WITH_WHEEL) $(PYTEST) -m "not slow"
@@ -147,11 +148,11 @@ test-python: install twins
 test-slow: install twins launch
 	$(WITH_WHEEL) $(PYTEST) -m slow
 
-# The other Python versions in pyproject.toml that are installed here.
+# Tests the package with the other Python versions in pyproject.toml that are installed on this machine.
 test-pythons: setup
 	$(PY) -m tools.pythons
 
-# The first argument is a preset.
+# The arguments are a preset, CMake options and targets.
 define build
 	cmake --preset $(1) $(2) >/dev/null
 	$(VENV)/bin/ninja -C $(BUILD)/$(1) --quiet $(3)
@@ -164,7 +165,7 @@ endef
 test-cpp: setup gtest
 	$(call suite,cpp)
 
-# The C++ suite under ASan+UBSan and TSan, then the parity suite under ASan+UBSan, which has more values.
+# The C++ suite under ASan+UBSan and TSan, then the parity suite, which tests more values, under ASan+UBSan.
 SAN_STAGE := $(BUILD)/python-asan/stage
 test-sanitizers: setup gtest
 	$(call suite,python-asan,$(PYBIND11))
@@ -175,15 +176,16 @@ test-sanitizers: setup gtest
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  $(PYTEST) -p no:cacheprovider -k "not cuda_ and not ascendc_" tests/ops/test_parity.py tests/ops/test_errors.py
 
-# The device kernels on models of their devices; no device is needed.
+# Builds the device kernels for models of their devices; no device is needed.
 twins: setup gtest
 	$(call build,twins)
 
 test-twins: twins
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 
-# Fuzzes the index, compared with a scan, and the store, which must not share text between scopes. The corpus keeps inputs that reach
-# new code. A count of 0 at the end (such as page splits) is a failure. Needs clang. FUZZ_SEED=0: a new seed in each run.
+# Fuzzes the index, compared with a scan, and the store, which must not share text between scopes. Needs clang. The corpus
+# keeps inputs that reach new code. If an event, such as a page split, never occurs, the run fails. FUZZ_SEED=0 chooses a new
+# seed in each run.
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
 FUZZ_SEED ?= 0

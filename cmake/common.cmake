@@ -12,7 +12,7 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN")
 
 set(NGRAM_NPU_CSRC "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
 
-# Keeps paths of this machine, which __FILE__ gives, out of what is shipped. Builds for debuggers need them.
+# Removes paths of this machine, which __FILE__ contains, from Release builds. Debuggers need the paths in other builds.
 function(ngram_npu_hide_path path)
   set(map "-ffile-prefix-map=${path}=.")
   add_compile_options("$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:${map}>"
@@ -24,7 +24,7 @@ add_library(ngram_npu_options INTERFACE)
 target_compile_options(ngram_npu_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
                                                    $<$<BOOL:${NGRAM_NPU_WERROR}>:-Werror>)
 target_include_directories(ngram_npu_options INTERFACE "${NGRAM_NPU_CSRC}")
-# Before glibc 2.34 pthread_atfork is in a separate library.
+# Before glibc 2.34, pthread_atfork is in a separate library.
 find_package(Threads REQUIRED)
 target_link_libraries(ngram_npu_options INTERFACE Threads::Threads)
 if(NGRAM_NPU_SANITIZE)
@@ -33,17 +33,17 @@ if(NGRAM_NPU_SANITIZE)
   target_link_options(ngram_npu_options INTERFACE -fsanitize=${NGRAM_NPU_SANITIZE})
 endif()
 
-# A library that exports its C entry points and nothing else.
+# Makes a library export only its C entry points.
 function(ngram_npu_export_c_only target)
   target_link_options(${target} PRIVATE "-Wl,--version-script=${NGRAM_NPU_CSRC}/version.map")
   set_target_properties(${target} PROPERTIES LINK_DEPENDS "${NGRAM_NPU_CSRC}/version.map")
   target_link_options(${target} PRIVATE -Wl,--as-needed)
 endfunction()
 
-# The families of the operators. A device has a source of that name for those of which it has kernels.
+# The families of the operators. For each family of which a device has kernels, it has a source file with that name.
 set(NGRAM_NPU_FAMILIES bookkeeping correction device_store drafting merging store)
 
-# The package folder of the torch that Python_EXECUTABLE imports, without importing it.
+# Sets `out` to the package folder of the torch that Python_EXECUTABLE would import.
 function(ngram_npu_find_torch out)
   find_package(Python REQUIRED COMPONENTS Interpreter)
   execute_process(

@@ -3,8 +3,9 @@
     python -m tools.cuda_resources [--write]
 
 Compiles csrc/cuda/*.cu with nvcc (no GPU is needed) and compares the compiler's output with
-csrc/cuda/resources.json. A kernel fails if it spills, is missing on either side, or needs clearly
-more or fewer registers than recorded. ``--write`` records the output.
+csrc/cuda/resources.json. A kernel fails if it spills, if only one of the two contains it, if its
+number of registers differs by more than 4, or if it needs more shared memory or stack than
+recorded. ``--write`` records the output.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "csrc" / "cuda"
 RECORD = SOURCES / "resources.json"
 REGISTER_TOLERANCE = 4
-"""More than unrelated changes cause, less than a step of occupancy (8 registers)."""
+"""More than unrelated changes cause, less than the unit in which registers are allocated (8)."""
 
 _ENTRY = re.compile(
     r"Compiling entry function '(\w+)' for '(sm_\w+)'.*?"
@@ -39,11 +40,11 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 Resources = dict[str, int]
 """registers, shared_bytes, stack_bytes and spill_bytes (stored and loaded) of a kernel."""
 Kernels = dict[str, dict[str, Resources]]
-"""By kernel, then by architecture."""
+"""Resources by kernel name, then by architecture."""
 
 
-def parse(output: str) -> dict[tuple[str, str], Resources]:
-    """Reads the output of ``ptxas -v``: resources by mangled name and architecture."""
+def parse_ptxas_output(output: str) -> dict[tuple[str, str], Resources]:
+    """Returns the resources in the output of ``ptxas -v`` by mangled name and architecture."""
     resources = {}
     for name, architecture, stack, stores, loads, registers, rest in _ENTRY.findall(output):
         shared = _SHARED.search(rest)
@@ -64,7 +65,8 @@ def shorten_name(demangled: str) -> str:
 def find_problems(
     measured: Kernels, recorded: Kernels, architectures: Sequence[str], same_compiler: bool
 ) -> list[str]:
-    """Returns why kernels fail the check. Counts are compared only if the compiler is the same."""
+    """Returns one message per problem. Registers, shared memory and stack are compared with the
+    record only if the compiler is the same."""
     if not measured:
         return ["no kernel in the compiler's output"]
     problems = [f"{name}: recorded but not built" for name in recorded.keys() - measured.keys()]
@@ -89,17 +91,18 @@ def find_problems(
 
 
 def read_architectures(kind: str = "real") -> list[str]:
-    """Returns the architectures in CMakeLists.txt that have binaries, or PTX ("virtual")."""
+    """Returns the architectures in CMakeLists.txt with binaries ("real") or PTX ("virtual")."""
     text = (ROOT / "CMakeLists.txt").read_text()
     (numbers,) = re.findall(r'set\(NGRAM_NPU_CUDA_ARCHITECTURES "([^"]+)"', text)
     items = [item.partition("-") for item in numbers.split(";")]
     return [f"sm_{number}" for number, _, suffix in items if suffix in ("", kind)]
 
 
-def measure(nvcc: str, targets: Sequence[str], jobs: int) -> Kernels:
+def compile_kernels(nvcc: str, targets: Sequence[str], jobs: int) -> Kernels:
+    """Compiles all kernels and returns the resources that ptxas reports."""
     numbers = [target.removeprefix("sm_") for target in targets]
-    generate = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers]
-    flags = ["-c", "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-Xptxas=-v", *generate]
+    gencode_flags = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in numbers]
+    flags = ["-c", "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-Xptxas=-v", *gencode_flags]
 
     def compile_source(source: Path) -> str:
         with tempfile.NamedTemporaryFile(suffix=".o") as object_file:
@@ -113,7 +116,7 @@ def measure(nvcc: str, targets: Sequence[str], jobs: int) -> Kernels:
         outputs = list(pool.map(compile_source, sorted(SOURCES.glob("*.cu"))))
     kernels: Kernels = {}
     for output in outputs:
-        for (mangled, target), resources in parse(output).items():
+        for (mangled, target), resources in parse_ptxas_output(output).items():
             demangled = subprocess.check_output(["c++filt", mangled], text=True)
             kernel = kernels.setdefault(shorten_name(demangled.strip()), {})
             if target in kernel:
@@ -122,7 +125,7 @@ def measure(nvcc: str, targets: Sequence[str], jobs: int) -> Kernels:
     return kernels
 
 
-def compiler_version(nvcc: str) -> str:
+def read_compiler_version(nvcc: str) -> str:
     text = subprocess.check_output([nvcc, "--version"], text=True)
     match = re.search(r"V(\d+\.\d+\.\d+)", text)
     return match[1] if match else "unknown"
@@ -135,16 +138,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     nvcc = shutil.which("nvcc")
     if nvcc is None:
-        sys.stderr.write("cuda_resources: nvcc is not installed\n")
+        sys.stderr.write("cuda_resources: expected nvcc in PATH: install the CUDA toolkit\n")
         return 2
     targets = read_architectures()
-    kernels, compiler = measure(nvcc, targets, options.jobs), compiler_version(nvcc)
+    kernels = compile_kernels(nvcc, targets, options.jobs)
+    compiler = read_compiler_version(nvcc)
     if options.write:
         record = {"compiler": compiler, "kernels": kernels}
         RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     record = json.loads(RECORD.read_text())
-    is_same = compiler == record["compiler"]
-    problems = find_problems(kernels, record["kernels"], targets, is_same)
+    same_compiler = compiler == record["compiler"]
+    problems = find_problems(kernels, record["kernels"], targets, same_compiler)
     summary = f"{len(kernels)} kernels for {len(targets)} architectures, {len(problems)} problems"
     print(*problems, summary, sep="\n")
     return 1 if problems else 0

@@ -1,13 +1,13 @@
-"""Checks the instructions of the lookup's inner loop in the machine code.
+"""Checks the instructions of the lookups' inner loop in the machine code.
 
     python -m tools.cuda_sass [--write]
 
 Compiles the lookup kernels for four architectures (no GPU is needed), disassembles them with
 nvdisasm (from the toolkit or the package nvidia-cuda-nvdisasm; tested with 13.5) and compares the
 result with csrc/cuda/sass.json. The loop over the tiles of a row may have at most the recorded
-number of instructions and never more than the limit, tokens must be read by 16-byte loads of global
-memory, and nothing that processes a tile may wait for the loads of the next one. ``--write``
-records the result.
+number of instructions, and at most LIMIT. Tokens must be read by 16-byte loads of global memory.
+No instruction that processes a tile may wait for the loads of the next tile. ``--write`` records
+the result.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.cuda_resources import ROOT, SOURCES, compiler_version
+from tools.cuda_resources import ROOT, SOURCES, read_compiler_version
 
 RECORD = SOURCES / "sass.json"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 KERNELS = ("ngram_propose", "ngram_step")
 LIMIT = 115
-"""Instructions of a warp for a tile (four vectors per thread) without a match."""
+"""Maximum number of instructions of a warp for a tile (four vectors per thread) without a match."""
 TILE_LOADS = 4
 NO_SCOREBOARD = 7
+"""The encoded scoreboard of an instruction that sets none."""
 
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\d) )?\s*([A-Z][\w.]*)([^;]*);")
 _ENCODING = re.compile(r"/\* (0x[0-9a-f]{16}) \*/\s*$")
 _LABEL = re.compile(r"^(\.L_\w+):")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
-_ENDS = ("EXIT", "BRA", "RET", "BRX", "KILL")
+_JUMPS = ("EXIT", "BRA", "RET", "BRX", "KILL")
+"""Instructions after which, unless they are conditional, the next instruction is not executed."""
 
 
 @dataclass(frozen=True)
@@ -47,31 +49,32 @@ class Instruction:
     is_conditional: bool
     target: str
     sets_scoreboard: int
-    """The scoreboard that announces its result, or NO_SCOREBOARD."""
+    """The scoreboard that is released when the result is available, or NO_SCOREBOARD."""
     awaited_scoreboards: int
-    """One bit per scoreboard that it waits for."""
+    """A bit mask of the scoreboards that the instruction waits for."""
 
 
 @dataclass
 class Code:
-    """A kernel's instructions, and the positions of its labels."""
+    """A kernel's instructions, and the indices of the instructions at its labels."""
 
     instructions: list[Instruction]
     labels: dict[str, int]
 
     def successors(self, at: int) -> list[int]:
+        """Returns the indices of the instructions that may be executed after instruction ``at``."""
         instruction = self.instructions[at]
-        ends = instruction.name.split(".")[0] in _ENDS and not instruction.is_conditional
-        positions = [] if ends else [at + 1]
+        jumps = instruction.name.split(".")[0] in _JUMPS and not instruction.is_conditional
+        positions = [] if jumps else [at + 1]
         if instruction.name.startswith("BRA") and instruction.target in self.labels:
             positions.append(self.labels[instruction.target])
         return [position for position in positions if position < len(self.instructions)]
 
 
-def parse(text: str) -> Code:
-    """Reads the listing of ``nvdisasm -hex``. The upper half of an instruction's 128 bits is in the
-    line after it: bits 110 to 112 are the scoreboard that it sets, 116 to 121 those that it waits
-    for (sm_70 and later)."""
+def parse_listing(text: str) -> Code:
+    """Reads the listing of ``nvdisasm -hex``. An instruction has 128 bits; the line after it lists
+    the upper 64. Bits 110 to 112 are the scoreboard that the instruction sets, bits 116 to 121 the
+    mask of those that it waits for (sm_70 and later)."""
     code = Code([], {})
     lines = text.splitlines()
     for line, next_line in zip(lines, [*lines[1:], ""], strict=False):
@@ -80,8 +83,8 @@ def parse(text: str) -> Code:
         elif match := _INSTRUCTION.match(line):
             _, predicate, name, operands = match.groups()
             target = _TARGET.search(operands)
-            # A branch may have its predicate among its operands. BRA.DIV is taken only by warps
-            # with diverged threads.
+            # A branch may have its predicate among its operands. Only warps with diverged threads
+            # take BRA.DIV.
             is_conditional = bool(predicate) or name == "BRA.DIV"
             is_conditional |= name == "BRA" and bool(re.match(r"\s*!?U?P\d", operands))
             encoding = _ENCODING.search(next_line)
@@ -94,7 +97,7 @@ def parse(text: str) -> Code:
 
 
 def find_shortest_loop(code: Code, start: int) -> list[int]:
-    """Returns the shortest way from an instruction back to it, without its end; [] if none."""
+    """Returns the shortest path from ``start`` to itself, without its end; empty if none exists."""
     previous: dict[int, int] = {}
     queue = deque([start])
     while queue:
@@ -112,8 +115,7 @@ def find_shortest_loop(code: Code, start: int) -> list[int]:
 
 
 def count_waits_for_next_tile(code: Code, loads: list[int]) -> int:
-    """Counts the instructions between a tile's loads and the vote on the tile before it that wait
-    for these loads."""
+    """Counts the instructions that wait for a tile's loads before the vote on the previous tile."""
     pending = {code.instructions[at].sets_scoreboard for at in loads} - {NO_SCOREBOARD}
     waits = 0
     for at in find_shortest_loop(code, max(loads))[1:]:
@@ -124,9 +126,9 @@ def count_waits_for_next_tile(code: Code, loads: list[int]) -> int:
     return waits
 
 
-def measure(text: str) -> dict[str, int]:
+def measure_code(text: str) -> dict[str, int]:
     """Returns the number of instructions in the loop that loads a tile, and of loads by kind."""
-    code = parse(text)
+    code = parse_listing(text)
     names = [instruction.name for instruction in code.instructions]
     wide_loads = [at for at, name in enumerate(names) if name.startswith("LDG.E.128")]
     loops = {at: find_shortest_loop(code, at) for at in wide_loads}
@@ -149,7 +151,7 @@ def measure(text: str) -> dict[str, int]:
 def find_problems(
     measured: dict[str, dict[str, int]], recorded: dict[str, dict[str, int]]
 ) -> list[str]:
-    """Returns why kernels fail the check. An empty record of a kernel leaves only the limit."""
+    """Returns one message per problem. For a kernel with an empty record, only LIMIT applies."""
     problems = []
     for kernel, counts in measured.items():
         limit = min(recorded.get(kernel, {}).get("instructions_per_tile", LIMIT), LIMIT)
@@ -188,11 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"cuda_sass: {missing} is not installed\n")
         return 2
     measured = {
-        f"{kernel}, {architecture}": measure(disassemble(nvcc, nvdisasm, kernel, architecture))
-        for architecture in ARCHITECTURES
+        f"{kernel}, {arch}": measure_code(disassemble(nvcc, nvdisasm, kernel, arch))
+        for arch in ARCHITECTURES
         for kernel in KERNELS
     }
-    compiler = compiler_version(nvcc)
+    compiler = read_compiler_version(nvcc)
     if options.write:
         record = {"compiler": compiler, "kernels": measured}
         RECORD.write_text(json.dumps(record, indent=2) + "\n")

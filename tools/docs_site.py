@@ -1,5 +1,5 @@
-"""Hooks of the documentation site (mkdocs.yml): links to files outside docs, and pages that load no
-external files."""
+"""Hooks of the documentation site (mkdocs.yml). They add pages, replace links to files outside
+docs, and warn if a page loads external files."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Adds the repository's README as the first page; docs/README.md, the list of pages, is
-    second."""
+    """Adds the repository's README as the first page. docs/README.md, the list of pages, becomes
+    documentation.html."""
     from mkdocs.structure.files import File  # not needed by this module's tests
 
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -45,10 +45,11 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Replaces links to files outside docs by their names: the site does not have the files."""
+    """Replaces links to files outside docs with the files' names, because the site does not contain
+    these files."""
     folder = (REPOSITORY / "docs" / page.file.src_uri).parent
 
-    def named(match: re.Match[str]) -> str:
+    def replace_link(match: re.Match[str]) -> str:
         target = (folder / match[2]).resolve()
         if target.is_relative_to(REPOSITORY / "docs"):
             return match[0]
@@ -56,11 +57,11 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
             up = "../" * page.file.src_uri.count("/")
             return f"[{match[1]}]({up}{README}{match[3] or ''})"
         if not target.exists():
-            LOG.warning("%s: no file %s", page.file.src_uri, match[2])
+            LOG.warning("%s: links to %s, which does not exist", page.file.src_uri, match[2])
         name = f"`{target.relative_to(REPOSITORY)}`"
         return name if match[1].strip("`") in name else f"{match[1]} ({name})"
 
-    return _LINK.sub(named, markdown)
+    return _LINK.sub(replace_link, markdown)
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:

@@ -1,9 +1,10 @@
-"""Writes the tables of figures in the documents from the committed results.
+"""Writes the tables of measured numbers in the documents from the committed results.
 
 python -m tools.docs_tables
 
 A table is in a document between ``<!-- table: NAME -->`` and ``<!-- end -->``;
-``tools/bench/tables.txt`` defines its content. Documents have figures only in these tables.
+``tools/bench/tables.txt`` defines its content. Documents have such numbers only in these tables.
+A *figure* is a place in a table that is filled with a number from a results file.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ REPOSITORY = Path(__file__).parents[1]
 RESULTS = REPOSITORY / "tools" / "bench" / "results"
 
 Table = list[str]
-"""Rows, the header first, of cells between bars; ``{FILE.json PATH FORMAT}`` is a figure."""
+"""The rows of a table, the header first. Bars separate the cells of a row, and
+``{FILE.json PATH FORMAT}`` is a figure."""
 
 _BLOCK = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->\n", re.DOTALL)
 _FIGURE = re.compile(r"\{(?:(\S+\.json) )?(\S.*?) (\S+)\}")
@@ -27,19 +29,19 @@ _PATH_STEP = re.compile(
 )
 
 
-def lookup(data: Any, path: str) -> Any:
-    """Returns the value at a path such as ``results[0].ratio.read``; ``[key=value,...]`` is the one
-    entry with these values.
+def find_value(data: Any, path: str) -> Any:
+    """Returns the value at a path such as ``results[0].ratio.read``. ``[key=value,...]`` selects
+    the only entry of a list with these values.
 
     Raises:
-        LookupError: There is no such value, or more than one such entry.
+        LookupError: There is no such value, or not exactly one such entry.
         ValueError: The path cannot be parsed.
     """
     at = 0
     while at < len(path):
         step = _PATH_STEP.match(path, at)
         if not step:
-            raise ValueError(f"path {path!r} at {path[at:]!r}")
+            raise ValueError(f"path {path!r}: expected .key or [...] at {path[at:]!r}")
         at = step.end()
         key, index, values = step.groups()
         if key is None:
@@ -57,16 +59,16 @@ def _find_entry(data: Any, values: str) -> int:
         if all(str(entry.get(key)) == value for key, _, value in pairs)
     ]
     if len(matches) != 1:
-        raise LookupError(f"{len(matches)} entries with {values}")
+        raise LookupError(f"expected one entry with {values}, got {len(matches)}")
     return matches[0]
 
 
-def parse(text: str) -> dict[str, Table]:
-    """Returns the tables of a file such as ``tables.txt``, which describes its format."""
+def parse_tables(text: str) -> dict[str, Table]:
+    """Returns the tables in a text with the format that ``tables.txt`` describes."""
     tables: dict[str, Table] = {}
     file = base = pattern = ""
 
-    def complete(figure: re.Match[str]) -> str:
+    def complete_figure(figure: re.Match[str]) -> str:
         path = base + figure[2] if figure[2].startswith(".") else figure[2]
         return f"{{{figure[1] or file} {path} {figure[3]}}}"
 
@@ -81,16 +83,16 @@ def parse(text: str) -> dict[str, Table]:
                 label, _, key = item.partition(" = ")
                 table.append(f"{first.replace('$', label)}|{rest.replace('$', key or label)}")
         elif line and not line.startswith("#"):
-            pattern = _FIGURE.sub(complete, line)
+            pattern = _FIGURE.sub(complete_figure, line)
             if "$" not in pattern:
                 table.append(pattern)
     return tables
 
 
 @cache
-def tables() -> dict[str, Table]:
-    """Returns the tables of the documents."""
-    return parse((REPOSITORY / "tools" / "bench" / "tables.txt").read_text(encoding="utf-8"))
+def read_tables() -> dict[str, Table]:
+    """Returns the tables of the documents, from ``tables.txt``."""
+    return parse_tables((REPOSITORY / "tools" / "bench" / "tables.txt").read_text(encoding="utf-8"))
 
 
 @cache
@@ -98,17 +100,18 @@ def _load(path: Path) -> object:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def render(table: Table, results: Path = RESULTS) -> str:
+def render_table(table: Table, results: Path = RESULTS) -> str:
     """Returns the table as Markdown.
 
     Raises:
-        LookupError: A figure is malformed, missing in the results, or does not fit its format.
+        LookupError: A figure is malformed, its value does not exist in the results, or the value
+            does not fit the format.
     """
 
     def format_figure(match: re.Match[str]) -> str:
         file, path, form = match.groups()
         try:
-            return format(lookup(_load(results / file), path), form)
+            return format(find_value(_load(results / file), path), form)
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise LookupError(f"{file} {path}: {type(error).__name__}: {error}") from error
 
@@ -117,35 +120,35 @@ def render(table: Table, results: Path = RESULTS) -> str:
         rows.append([cell.strip() for cell in _FIGURE.sub(format_figure, row).split("|")])
     rows.insert(1, ["---"] * len(rows[0]))
     text = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    if "{" in text:
-        raise LookupError(f"not a figure: {text[text.index('{') :].splitlines()[0]}")
+    if rest := re.search("{.*", text):
+        raise LookupError(f"expected a figure {{FILE.json PATH FORMAT}}, got {rest[0]}")
     return text
 
 
-def updated(text: str, tables: dict[str, Table], results: Path = RESULTS) -> str:
+def update_document(text: str, tables: dict[str, Table], results: Path = RESULTS) -> str:
     """Returns the document with its tables rendered from the results.
 
     Raises:
-        LookupError: A table or a figure does not exist, or a comment is not a marker.
+        LookupError: A table or a figure does not exist, or a comment is not a table's marker.
     """
-    rest = _BLOCK.sub("", text)
-    if "<!--" in rest:
-        raise LookupError(f"not a table's marker: {rest[rest.index('<!--') :].splitlines()[0]}")
+    if comment := re.search("<!--.*", _BLOCK.sub("", text)):
+        raise LookupError(f"expected a table's markers, got {comment[0]}")
 
     def render_block(match: re.Match[str]) -> str:
         name = match[1]
         if name not in tables:
-            raise LookupError(f"no table {name!r}")
-        return f"<!-- table: {name} -->\n{render(tables[name], results)}<!-- end -->\n"
+            raise LookupError(f"expected a table in tables.txt, got {name!r}")
+        return f"<!-- table: {name} -->\n{render_table(tables[name], results)}<!-- end -->\n"
 
     return _BLOCK.sub(render_block, text)
 
 
-def documents() -> list[Path]:
-    """Returns README.md, the other documents next to it, and all of docs."""
+def find_documents() -> list[Path]:
+    """Returns README.md, the other documents next to it, and all documents in docs."""
     return [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 if __name__ == "__main__":
-    for path in documents():
-        path.write_text(updated(path.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    for path in find_documents():
+        text = update_document(path.read_text(encoding="utf-8"), read_tables())
+        path.write_text(text, encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Runs the tests of vLLM's engines on another release, on the CPU, and records what passed.
+"""Runs the engine tests on another vLLM release, on the CPU, and records the results.
 
     python -m tools.engines 0.33.0 [--runner v2] [--json FILE] [-- ARGUMENTS OF PYTEST]
 
-A release without a CPU build runs from its Python sources with the compiled parts of the release
-that `make test-vllm` and `make test-vllm-v2` install; run these first. Maintainers run this when a
-release comes out: the names of the failed tests show what changed.
+Run `make test-vllm` and `make test-vllm-v2` first. If the release has no CPU build, its Python
+sources run with the compiled parts of the release that these commands install. Run this when a new
+vLLM is released: the names of the failed tests show what changed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / "build" / "engines"
 METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}+cpu\n"
 ADDED_REQUIREMENTS = ("orjson",)
-"""Packages that newer releases import and the environments do not have."""
+"""Packages that newer releases import and that the environments do not contain."""
 
 RUNNERS = {"v1": ".venv-vllm", "v2": ".venv-vllm-v2"}
-"""The runners' environments."""
+"""By runner: the folder of its environment."""
 
 METHODS = {
     "v1": {
@@ -65,7 +65,8 @@ METHODS = {
         "ngram": r"\bsync-",
     },
 }
-"""The tested method and the pattern of its tests' FILE::NAME; the first match counts."""
+"""By runner: the methods, each with a pattern of the FILE::NAME of its tests. A test belongs to the
+first method whose pattern matches."""
 
 
 def main() -> int:
@@ -73,8 +74,8 @@ def main() -> int:
     parser.add_argument("version", help="a release, or `newest`: the newest on the package index")
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="default: both")
     parser.add_argument("--json", type=Path, help="results file; earlier entries are kept")
-    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options, pytest_arguments = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
+    separator = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options, pytest_arguments = parser.parse_args(sys.argv[1:separator]), sys.argv[separator + 1 :]
     version = find_newest_release() if options.version == "newest" else options.version
     entries = []
     for runner in options.runner or RUNNERS:
@@ -83,11 +84,11 @@ def main() -> int:
         if not any(argument.startswith("tests/") for argument in selection):
             selection.insert(0, "tests/engines/vllm/engine")
         results = run_tests(python, "-n", "2", "--dist", "loadfile", *selection)
-        new = [{"vllm": version, **entry} for entry in summarize(results, runner)]
+        runner_entries = [{"vllm": version, **entry} for entry in summarize(results, runner)]
         if options.json is not None:
-            chosen = ["--", *pytest_arguments] if pytest_arguments else []
-            record(options.json, new, [version, "--runner", runner, *chosen])
-        entries += new
+            suffix = ["--", *pytest_arguments] if pytest_arguments else []
+            record_results(options.json, runner_entries, [version, "--runner", runner, *suffix])
+        entries += runner_entries
     print(json.dumps(entries, indent=1))
     return 1 if any(entry["failed"] for entry in entries) else 0
 
@@ -101,8 +102,8 @@ def find_newest_release() -> str:
 
 
 def prepare_environment(version: str, runner: str) -> Path:
-    """Returns the Python of an environment with that release and this wheel. The environment adds
-    to the runner's own one and leaves that unchanged."""
+    """Returns the Python of an environment with that release and this wheel. Other packages are
+    those of the runner's environment, which does not change."""
     folder = ENVIRONMENTS / f"{version}-{runner}"
     base, python = ROOT / RUNNERS[runner] / "bin/python", folder / "bin/python"
     if not (folder / ".ready").exists():
@@ -143,13 +144,13 @@ def run_tests(python: Path, *arguments: str) -> Path:
     command = [python, "-m", "pytest", "-q", f"--junitxml={results}", *arguments]
     environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu"}
     status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-    if status not in (0, 1):  # neither all passed nor some failed, for example interrupted
-        raise SystemExit(f"tools.engines: pytest ended with {status}; nothing is recorded")
+    if status not in (0, 1):  # 0: all tests passed, 1: some failed, other: such as an interrupt
+        raise SystemExit(f"tools.engines: pytest ended with status {status}; nothing is recorded")
     return results
 
 
 def summarize(results: Path, runner: str) -> list[dict[str, Any]]:
-    """Returns, per method, how many tests passed and the names of those that failed.
+    """Returns per method the number of tests that passed and the names of those that failed.
 
     Raises:
         ValueError: No test ran.
@@ -165,7 +166,7 @@ def summarize(results: Path, runner: str) -> list[dict[str, Any]]:
         elif "skipped" not in tags:
             passed[method] += 1
     if not (passed or failures):
-        raise ValueError(f"{results}: expected tests that ran, got none")
+        raise ValueError(f"{results}: expected at least one test that ran, got none")
     entries = []
     for method in sorted({*passed, *failures}):
         failed = failures[method]
@@ -174,15 +175,15 @@ def summarize(results: Path, runner: str) -> list[dict[str, Any]]:
     return entries
 
 
-def record(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> None:
-    """Replaces earlier entries of the same release, runner and method, and records the run.
-    Methods without a run are "untried"."""
+def record_results(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> None:
+    """Writes the entries and a description of the run to the file. Entries replace earlier ones of
+    the same release, runner and method. Methods without a result are "untried"."""
     document = json.loads(file.read_text()) if file.exists() else {"runs": {}, "results": []}
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     document["runs"][date] = {
         "command": shlex.join(["python", "-m", "tools.engines", *arguments]),
-        "commit": provenance.versions()["commit"],
-        "machine": provenance.machine(),
+        "commit": provenance.find_versions()["commit"],
+        "machine": provenance.describe_machine(),
     }
     results: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in entries:
@@ -194,7 +195,7 @@ def record(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> N
     document["results"] = [results[key] for key in sorted(results)]
     used = {entry.get("run") for entry in document["results"]}
     document["runs"] = {date: run for date, run in document["runs"].items() if date in used}
-    report.write(file, document)
+    report.write_document(file, document)
 
 
 def find_packages(python: Path) -> Path:

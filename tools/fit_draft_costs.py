@@ -2,22 +2,24 @@
 
     python -m tools.fit_draft_costs --data FILE_OR_FOLDER ... --output FILE
 
-A cost is -16 * log2(probability that a draft token is accepted, if those before it were), rounded,
-by the token's match (row) and the byte stored with it (column). All positions of all completions
-are counted, not only those where steps begin, because these depend on the table itself. Every set
-has the same weight, whatever its length.
+A cost is -16 * log2(p), rounded, where p is the probability that a draft token is accepted if the
+draft tokens before it were accepted. The table has a row per match length and a column per outcome
+byte. The tool counts the drafts at all positions of all completions, not only at those where steps
+begin, because the latter depend on the table itself. Every set has the same weight, whatever its
+length.
 
-A cell is smoothed towards the rate of its neighbours with the weight of `STRENGTH` observations.
-Neighbours are the cells with a match that differs by at most one and a byte that agrees on whether
-the candidate was right. A cell's number of observations counts after weighting: (sum of
-weights)^2 / sum of squared weights.
+A cell is smoothed towards the acceptance rate of its neighbours with a weight of `STRENGTH`
+observations. Neighbours are the cells whose match length differs by at most one and whose byte has
+the same bit for the candidate. The number of observations of a cell is computed after weighting:
+(sum of weights)^2 / sum of squared weights.
 
-The store's table has the same for tokens after a draft's first. The column of the first one
-contains how often its entry was right and wrong, in steps; neighbours differ by at most one step.
-The store contains the earlier conversations, in the order of the file.
+The store's table has the same cells for all draft tokens except the first of a draft. The columns
+of the first token are by how often its entry was right and how often it was wrong, in ranges of
+counts; neighbours differ by at most one range. The store contains the earlier conversations, in the
+order of the file.
 
-A third table, in a file with the prefix `match_`, has costs by match alone: the longest
-n-gram of up to 16 tokens, on the tokens of every draft of 16.
+A third table, in a file with the prefix `match_`, has costs by match length only: that of the
+longest n-gram of up to 16 tokens, over all tokens of drafts of 16 tokens.
 
 The same conversations, tokenizer and options give the same table.
 """
@@ -44,7 +46,7 @@ from ngram_npu_cli.replay import InputError, TokenRequest, load_inputs, load_tok
 from ngram_npu_cli.replay.walks import STORE_SHAPE, IntArray, walks
 
 PARTS = {"even": slice(0, None, 2), "odd": slice(1, None, 2), "all": slice(None)}
-"""Parts of a set's conversations; the first conversation has number 0."""
+"""Parts of a set by name; conversations are numbered from 0."""
 TABLE = Path(__file__).parents[1] / "python" / "ngram_npu" / "costs.json"
 SHAPE = (16, 32)
 FIRST_SHAPE = (16, 6, 4)
@@ -52,6 +54,7 @@ SCALE = 16
 MAX_COST = 255
 STRENGTH = 8.0
 _PRIVATE = ("--data", "--output", "--compare")
+"""Options with paths of this machine, which the recorded command omits."""
 _ABOUT = (
     "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given that those "
     "before it were; by match (row) and by the byte of the token (column). The store's first "
@@ -66,24 +69,25 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def load(paths: Sequence[Path], tokenizer: ReplayTokenizer) -> dict[str, list[TokenRequest]]:
-    """Reads files of conversations and folders of them, as sets by name.
+    """Reads the sets of conversations in files and folders; returns the requests by set name.
 
     Raises:
-        InputError: A file cannot be read, or a set generates nothing in more than one step.
+        InputError: A file cannot be read, or no completion of a set has two tokens.
     """
     sets = {item.name: tokenize(item, tokenizer) for item in load_inputs(paths)}
     for name, requests in sets.items():
         if not any(request.spans() for request in requests):
-            raise InputError(f"{name}: no completion of two tokens or more")
+            raise InputError(f"{name}: expected a completion of at least two tokens, got none")
     return sets
 
 
 @dataclass(frozen=True)
 class Observed:
-    """Counts of draft tokens after accepted ones only, by cell of a table."""
+    """Counts of draft tokens by cell of a table; only tokens after accepted tokens are counted."""
 
     tried: IntArray
     right: IntArray
+    """Counts of the draft tokens that were accepted."""
 
     @classmethod
     def count(cls, cells: IntArray, is_right: Any, shape: tuple[int, ...]) -> Observed:
@@ -98,7 +102,7 @@ class Observed:
 
 
 def count_by_table(requests: Sequence[TokenRequest]) -> tuple[Observed, Observed]:
-    """Counts drafts from the rows, and from a store large enough for all these conversations."""
+    """Counts the drafts from the rows and those from a store with room for all conversations."""
     (cells, *_), right = observed(requests)
     is_store, is_right = cells >= math.prod(SHAPE), right > 0
     return (
@@ -108,7 +112,7 @@ def count_by_table(requests: Sequence[TokenRequest]) -> tuple[Observed, Observed
 
 
 def count_by_match(requests: Sequence[TokenRequest]) -> Observed:
-    """Counts by match alone, [16, 1]."""
+    """Returns the counts by match length only, [16, 1]."""
     positions = walks(requests, range(1, SHAPE[0] + 1))
     is_reached = positions.reached()
     is_accepted = positions.accepted()[is_reached]
@@ -117,7 +121,7 @@ def count_by_match(requests: Sequence[TokenRequest]) -> Observed:
 
 @dataclass(frozen=True)
 class Weighted:
-    """Observations of several sets, each set with the same total weight, by cell."""
+    """Weighted counts of several sets by cell. Each set has the same total weight."""
 
     tried: FloatArray
     right: FloatArray
@@ -135,8 +139,8 @@ class Weighted:
         )
 
     def rate(self, cells: Any, prior: float, strength: float = STRENGTH) -> float:
-        """Returns the share that was right in these cells, with `strength` observations of
-        `prior` added."""
+        """Returns the share of accepted tokens in these cells, with `strength` observations of the
+        share `prior` added."""
         tried, squares = float(self.tried[cells].sum()), float(self.squares[cells].sum())
         if tried == 0:
             return prior
@@ -159,7 +163,7 @@ def fit(sets: Sequence[Observed]) -> IntArray:
 
 
 def fit_store(sets: Sequence[Observed]) -> IntArray:
-    """Returns the store's table, [16, 56]: of tokens after the first, then of the first."""
+    """Returns the store's table, [16, 56]: 32 columns for later draft tokens, 24 for the first."""
     after = fit([counts.select(slice(SHAPE[1]), SHAPE) for counts in sets])
     firsts = [counts.select(slice(SHAPE[1], None), FIRST_SHAPE) for counts in sets]
     weighted = Weighted.combine(firsts)
@@ -171,7 +175,7 @@ def fit_store(sets: Sequence[Observed]) -> IntArray:
 
 
 def fit_match(sets: Sequence[Observed]) -> IntArray:
-    """Returns the costs by match alone, [16]; the first is of no match."""
+    """Returns the costs by match length only, [16]. The first is the cost without a match."""
     weighted = Weighted.combine(sets)
     rates = [weighted.rate((match, 0), 0.5, 2.0) for match in range(1, SHAPE[0])]
     return np.array([MAX_COST, *map(_cost, rates)])
@@ -182,9 +186,10 @@ def _cost(rate: float) -> int:
 
 
 def mean_difference(costs: IntArray, other: IntArray, sets: Sequence[Observed]) -> float:
-    """Returns the mean absolute difference of two tables, each cell weighted by its occurrences."""
+    """Returns the mean absolute difference of two tables, weighted by the counts of the cells."""
     tried = Weighted.combine(sets).tried
-    return float((abs(costs - other) * tried).sum() / max(1.0, tried.sum()))  # a set sums to 1
+    # The weighted counts of a set sum to 1, or to 0 if the set has none.
+    return float((abs(costs - other) * tried).sum() / max(1.0, tried.sum()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -216,7 +221,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
             described[name] = {
                 "conversations": len(requests),
                 "tokens": sum(request.num_tokens for request in requests),
-                **{key: int(each[number].tried.sum()) for key, each in counts.items()},
+                **{key: int(sets[number].tried.sum()) for key, sets in counts.items()},
             }
         return {
             "about": about,
@@ -272,11 +277,11 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.fit_draft_costs", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--data", type=Path, nargs="+", required=True, help="conversations as replay reads them")
+    add("--data", type=Path, nargs="+", required=True, help="files or folders of conversations")
     add("--output", type=Path, default=TABLE, help="default: the package's table")
     add("--tokenizer", default=DEFAULT_TOKENIZER, help="a name or a folder, as for replay")
-    add("--part", choices=list(PARTS), default="even", help="of each set")
-    add("--compare", type=Path, metavar="FILE", help="another table; the difference is recorded")
+    add("--part", choices=list(PARTS), default="even", help="conversations of each set to fit on")
+    add("--compare", type=Path, metavar="FILE", help="another table; records the difference")
     return parser
 
 

@@ -2,8 +2,8 @@
 
     python -m tools.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600
 
-A run fails if the target found a fault, or if an event such as a page split never occurred: drafts
-were then not compared across it.
+A run fails if the target found a fault. It also fails if an event such as a page split never
+occurred, because then no drafts before and after that event were compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 _MAX_BYTES = 400
-"""About fifteen events; longer inputs are slower and reach no further code."""
+"""Maximum size of an input, about fifteen events; longer inputs reach no other code."""
 _FIRST_INPUTS = 50
 _REACHED = re.compile(r"^reached (.+): (\d+)$", re.M)
 
@@ -24,10 +24,10 @@ _REACHED = re.compile(r"^reached (.+): (\d+)$", re.M)
 def find_problems(exit_status: int, output: str) -> list[str]:
     """Returns the reasons why a run failed; empty if it passed."""
     if exit_status != 0:
-        return [f"the target ended with status {exit_status}; its output names the input"]
+        return [f"the target ended with status {exit_status}; see the name of the input above"]
     counts = _REACHED.findall(output)
     if not counts:
-        return ["the target reported no counts"]
+        return ["expected counts `reached ...`, got none"]
     return [f"{name}: never reached" for name, count in counts if int(count) == 0]
 
 
@@ -35,7 +35,7 @@ def run(target: Path, seconds: int, seed: int) -> tuple[int, str]:
     """Returns libFuzzer's exit status and output, and prints the output as it appears."""
     corpus = target.parent / f"corpus-{target.name}"
     corpus.mkdir(exist_ok=True)
-    # An empty corpus needs a minute to grow inputs of this length.
+    # From an empty corpus, libFuzzer needs a minute until inputs have this length.
     for number in range(_FIRST_INPUTS):
         (corpus / f"first-{number}").write_bytes(random.Random(number).randbytes(_MAX_BYTES))
     command = [
@@ -44,7 +44,7 @@ def run(target: Path, seconds: int, seed: int) -> tuple[int, str]:
         f"-seed={seed}",
         f"-max_len={_MAX_BYTES}",
         "-len_control=0",  # otherwise inputs stay at about 30 bytes
-        "-entropic=0",  # its weights took half of the time
+        "-entropic=0",  # computing the weights of -entropic takes half of the time
         f"-artifact_prefix={target.parent}/",
         str(corpus),
     ]

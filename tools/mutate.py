@@ -1,11 +1,12 @@
-"""Applies random single faults to source files and lists those that no test detects.
+"""Applies random single faults to source files and lists the faults that no test detects.
 
     python -m tools.mutate FILE ... [--count 60] [--seed 1] [--gtest TARGET ...] [--twins] \\
         [-- ARGUMENTS OF PYTEST]
 
 Works on a copy of the tracked files in build/mutate. The same seed gives the same faults as long as
 the files do not change. Changed C++ is compiled first; a fault that does not compile is replaced by
-the next. A survivor is a missing test, or a change that has no effect: a person decides which.
+the next fault. A survivor is a fault that no test detects. It shows that a test is missing, unless
+the fault has no effect; a person must decide.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build" / "mutate" / "tree"
 STAGE = ROOT / "build" / "mutate" / "stage"
 SECONDS = 600
-"""A test command that runs longer counts as failed: the fault may be an endless loop."""
+"""Time limit of a test command, which then counts as failed: the fault may be an endless loop."""
 
 _STRING = r"""\"(?:\\.|[^"\\\n])*\"|'(?:\\.|[^'\\\n])*'"""
 _NO_CODE = {
@@ -43,11 +44,11 @@ _PAIRS = (
     *(("&& ", "|| "), ("and ", "or "), ("min(", "max("), ("smaller(", "larger(")),
     *(("true", "false"), ("True", "False"), ("break", "continue")),
 )
-_REPLACED = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
-_REPLACED |= {"* ": "+ ", "% ": "+ ", "not ": ""}
-# Formatters put spaces around binary operators only: a template's or a pointer's has none.
+_REPLACEMENTS = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
+_REPLACEMENTS |= {"* ": "+ ", "% ": "+ ", "not ": ""}
+# Formatters put spaces around binary operators, but not inside templates and pointer types.
 _OPERATORS = "|".join(
-    (r"(?<= )" if token[0] in "<>=!+-&|*%" else r"\b") + re.escape(token) for token in _REPLACED
+    (r"(?<= )" if token[0] in "<>=!+-&|*%" else r"\b") + re.escape(token) for token in _REPLACEMENTS
 )
 _PLACES = re.compile(_OPERATORS + r"|!(?=[\w(])|(?<![\w.])\d+(?![\w.])|(?<=if \()(?=\w)")
 _STATEMENT = re.compile(
@@ -72,12 +73,12 @@ class Change:
     end: int
     new: str
 
-    def applied_to(self, text: str) -> str:
+    def apply(self, text: str) -> str:
         return text[: self.begin] + self.new + text[self.end :]
 
 
 def find_changes(text: str, *, is_python: bool) -> list[Change]:
-    """Returns all single changes of a file's code, in order. Comments and strings do not change."""
+    """Returns all single changes of a file's code, in order; none is in a comment or a string."""
     code = _NO_CODE[is_python].sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
     changes = []
     for match in _PLACES.finditer(code):
@@ -85,7 +86,7 @@ def find_changes(text: str, *, is_python: bool) -> list[Change]:
         if token.isdigit():
             new = str(int(token) + 1)
         elif token:
-            new = _REPLACED.get(token, "")
+            new = _REPLACEMENTS.get(token, "")
         else:
             new = "!"
         changes.append(Change(match.start(), match.end(), new))
@@ -97,7 +98,7 @@ def find_changes(text: str, *, is_python: bool) -> list[Change]:
 
 
 def _replace_statements(text: str) -> Iterator[Change]:
-    """Yields each statement of a single line, replaced by `pass`."""
+    """Yields, for each statement on a single line, the change that replaces it with `pass`."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -116,24 +117,25 @@ class Copy:
     def __init__(self, gtests: Sequence[str], pytest: Sequence[str], *, twins: bool) -> None:
         self._gtests, self._pytest, self._twins = gtests, pytest, twins
         self.output = ""
-        """Output of the last command."""
+        """The output of the last command."""
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
         for name in filter(None, names):
             if (ROOT / name).is_file():
                 self.write(name, (ROOT / name).read_bytes())
-        if not (TREE / ".venv").exists():  # where the CMake presets expect ninja
+        if not (TREE / ".venv").exists():  # the CMake presets expect ninja there
             (TREE / ".venv").symlink_to(Path(sys.prefix))
 
     def write(self, name: str, content: bytes) -> None:
-        """Leaves an equal file untouched, so that only what depends on changed files is built."""
+        """Writes a file unless it is equal, so that only targets of changed files are built."""
         path = TREE / name
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 
     def build(self, *, is_python: bool) -> bool:
-        """Returns whether it compiles. Changes of Python need the libraries only once."""
+        """Builds and installs the copy; returns whether it compiles. If only Python has changed,
+        the libraries are not built again."""
         libraries = TREE / "build" / "libraries"
         if not (is_python and (libraries / "built").exists()):
             commands = [["cmake", "--build", "build/libraries", "--target", *_LIBRARIES]]
@@ -183,11 +185,11 @@ class Copy:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutate", description=__doc__)
     add = parser.add_argument
-    add("files", nargs="+", help="from the project's root")
+    add("files", nargs="+", help="source files, relative to the project's root")
     add("--count", type=int, default=60)
     add("--seed", type=int, default=1)
     add("--gtest", action="append", default=[], metavar="TARGET")
-    add("--twins", action="store_true", help="build the models of the devices too")
+    add("--twins", action="store_true", help="also build the twins of the device kernels")
     tool_arguments, pytest = list(sys.argv[1:] if arguments is None else arguments), []
     if "--" in tool_arguments:
         pytest = tool_arguments[tool_arguments.index("--") + 1 :]
@@ -195,29 +197,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(tool_arguments)
     copy = Copy(options.gtest, pytest, twins=options.twins)
     if not copy.build(is_python=False) or copy.find_failure():
-        raise SystemExit(f"tools.mutate: fails without a fault:\n{copy.output[-4000:]}")
+        raise SystemExit(f"tools.mutate: the tests fail without a fault:\n{copy.output[-4000:]}")
     faults = [
         (name, change)
         for name in options.files
         for change in find_changes((ROOT / name).read_text(), is_python=name.endswith(".py"))
     ]
     random.Random(options.seed).shuffle(faults)
-    tried, survivors = 0, []
+    num_tried, survivors = 0, []
     for name, change in faults:
         text = (ROOT / name).read_text()
-        copy.write(name, change.applied_to(text).encode())
+        copy.write(name, change.apply(text).encode())
         if copy.build(is_python=name.endswith(".py")):
-            tried += 1
-            where = f"{name}:{text.count(chr(10), 0, change.begin) + 1}"
-            fault = f"{where}: {text[change.begin : change.end]!r} -> {change.new!r}"
+            num_tried += 1
+            location = f"{name}:{text.count(chr(10), 0, change.begin) + 1}"
+            fault = f"{location}: {text[change.begin : change.end]!r} -> {change.new!r}"
             failure = copy.find_failure()
-            print(f"{tried}. {fault}: {failure or 'SURVIVED'}", flush=True)
+            print(f"{num_tried}. {fault}: {failure or 'SURVIVED'}", flush=True)
             if not failure:
                 survivors.append(fault)
         copy.write(name, text.encode())
-        if tried == options.count:
+        if num_tried == options.count:
             break
-    print(json.dumps({"tried": tried, "seed": options.seed, "survivors": survivors}, indent=2))
+    print(json.dumps({"tried": num_tried, "seed": options.seed, "survivors": survivors}, indent=2))
     return 0
 
 

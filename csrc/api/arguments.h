@@ -1,7 +1,8 @@
 // Checks of an operator's arguments, shared by all backends and both front ends (torch and numpy).
 //
-// They check properties that the host knows without waiting for a device: dtype, device, rank, sizes, strides, scalars,
-// overlap. A violation throws ArgumentError before anything is written; the message names op, argument, expected, got.
+// The checks use only properties that the host knows without waiting for a device: dtype, device, rank, sizes, strides,
+// overlap and scalars. An invalid argument throws ArgumentError before anything is written. The message names the
+// operator, the argument, and what was expected and received.
 #pragma once
 
 #include <initializer_list>
@@ -28,7 +29,6 @@ enum class DType : int32_t {
   kBool,
   kInt32,
   kInt64,
-  // No operator accepts the types below; they are used in error messages.
   kInt8,
   kInt16,
   kUInt8,
@@ -59,13 +59,14 @@ struct TensorView {
   DType dtype = DType::kOther;
   int64_t item_bytes = 0;
   int32_t ndim = 0;
-  int64_t sizes[kMaxDim] = {};  // of the first kMaxDim dimensions
+  int64_t sizes[kMaxDim] = {};  // sizes of the first kMaxDim dimensions
   int64_t strides[kMaxDim] = {};
   Device device;
   bool writable = true;
   bool aligned = true;  // address and strides are multiples of the item size
 };
 
+// The argument checks of one call. Each check throws ArgumentError; many also return the checked argument.
 class Arguments {
  public:
   explicit Arguments(const char* op) : op_(op) {}
@@ -74,7 +75,7 @@ class Arguments {
 
   enum Access { kRead, kWrite };
 
-  // Every tensor must be on the device of the first tensor checked. Size -1 means any size.
+  // Every tensor must be on the device of the first checked tensor. Size -1 means any size.
   void check_vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access = kRead);
   const int32_t* check_int32s(const TensorView& view, int64_t size);
   int32_t* check_output_int32s(const TensorView& view, int64_t size);
@@ -85,10 +86,10 @@ class Arguments {
     check_min_size_vector(view, dtype, min_size, min_size_source, kWrite);
     return static_cast<T*>(view.data);
   }
-  // query_start_loc: [B + 1].
+  // Checks query_start_loc, which has at least one item (batch + 1).
   const int32_t* check_query_start_loc(const TensorView& view);
   void check_matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access = kRead);
-  // An int32 matrix.
+  // Checks an int32 matrix.
   template <class Token>
   TokenRows<Token> check_token_rows(const TensorView& view, Access access = kRead) {
     check_matrix(view, {DType::kInt32}, access);
@@ -97,15 +98,15 @@ class Arguments {
   TokenRows<const int32_t> check_sampled_token_ids(const TensorView& view);
 
   void check_shape(const TensorView& view, int64_t rows, int64_t columns) const;
-  // A uint8 matrix of this shape.
+  // Checks a uint8 matrix of this shape.
   TokenRows<uint8_t> check_costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
   // Checks the cost table, which must be contiguous. Its elements are int16 logits if token_logits is given, otherwise
   // uint8 costs.
   CostTable check_cost_table(const TensorView& view, int64_t columns, const std::optional<TensorView>& token_logits);
 
   IndexArray check_indices(const std::optional<TensorView>& view, int64_t size);
-  // The row of each of `batch` requests, out of `limit` rows; if absent, request i has row i. Error messages name
-  // batch_source as the argument that determines the batch size, and limit_source as the reason for the limit.
+  // Checks the row index of each request. If the tensor is absent, request i has row i, so the batch must not exceed
+  // `limit`. The error message names the sources of the batch and of the limit.
   IndexArray check_row_indices(const std::optional<TensorView>& view, const char* batch_source, int64_t batch,
                                int64_t limit, const char* limit_source);
   const uint8_t* check_mask(const std::optional<TensorView>& view, int64_t size);
@@ -115,16 +116,17 @@ class Arguments {
   void check_scalar(const char* name, int64_t value, int64_t min, int64_t max);
   void check_at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* limit_source);
   void check_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
-  // Checks that an index can hold n-grams of these lengths; those of a ladder are fixed.
+  // Checks that an index supports these n-gram lengths. The lengths of a ladder are fixed.
   void check_index_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
-  LadderOptions check_ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
+  LadderOptions check_ladder(bool ladder, const std::optional<TensorView>& costs, int64_t cost_limit,
                              const std::optional<TensorView>& token_logits);
   LookupOptions check_lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
                              int64_t max_len, bool fill);
-  // match_costs is [kCostRows] uint8. If it is absent, drafts found by a scan are not truncated by cost.
+  // Checks match_costs, [kCostRows] uint8. If the tensor is absent, drafts of a scan are not truncated by cost.
   void check_scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs, int64_t cost_limit);
-  // An output [batch, any] of token ids, int32 or int64.
+  // Checks an output of draft token ids: [batch, any], int32 or int64.
   DraftRows check_draft_rows(const TensorView& view, int64_t batch);
+  // Checks an optional output of draft costs. If it is not allowed, it must be absent; `reason` says why.
   DraftCosts check_draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
                                const char* reason);
   void check_slot_layout(const SlotLayout& layout);
@@ -151,27 +153,27 @@ class Arguments {
   std::vector<CheckedTensor> checked_;
 };
 
-// Words (int32) of workspace that an operator needs for a batch on any device; -1 if it takes no workspace.
+// Words (int32) of workspace that are enough for an operator and a batch on any device; -1 if it takes no workspace.
 int64_t workspace_words(std::string_view op, int64_t batch);
 
 // Interface that a front end F (torch or numpy) provides to the operators in the other headers of this folder, which
 // check the arguments, allocate the outputs and call the kernel. F derives from Arguments; one F object is one call.
-//   In, Optional            types of an argument, and of one that may be absent
-//   Output                  a new int32 tensor, on the device of the first argument
+//   In, Optional            type of a tensor argument, and of a tensor argument that may be absent
+//   Output                  a new int32 tensor on the device of the first argument
 //   TensorView view(name, In), optional<TensorView> view(name, Optional)
-//   Output empty(sizes...), int32_t* data(Output&)
+//   Output empty(sizes...), int32_t* data(Output&)   an uninitialised output, and the address of its items
 //   empty_tokens(item_bytes, rows, columns), void* tokens(...)   the same for token ids, int32 or int64
 //   workspace<Op>(params, optional view)   workspace of Op's kernel; its data() is null if the kernel needs none
 //   run<Op>(params)         calls Op's kernel for the device
-//   results(Output&...)     the caller's return value
-//   static Executor executor()
+//   results(Output&...)     the operator's return value
+//   static Executor executor()   the threads for a CPU kernel
 
 template <class F>
 using In = typename F::In;
 template <class F>
 using Optional = typename F::Optional;
 
-// `op`_op: an operator's name, parameters and CPU kernel.
+// Defines `op`_op: an operator's parameters, name and CPU kernel.
 #define NGRAM_NPU_OPERATOR(op, OpParams)                               \
   NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_##op(const OpParams*, void*); \
   struct op##_op {                                                     \

@@ -1,4 +1,4 @@
-// Operators that correct the optimistic counts of asynchronous scheduling.
+// Operators that correct the counts of asynchronous scheduling, which assumes that all drafts are accepted.
 #pragma once
 
 #include "api/arguments.h"

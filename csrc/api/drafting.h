@@ -14,7 +14,7 @@ NGRAM_NPU_OPERATOR(ngram_index_step_, NgramIndexStepParams)
 NGRAM_NPU_OPERATOR(ngram_index_append_, NgramIndexAppendParams)
 NGRAM_NPU_OPERATOR(ngram_index_reset_, NgramIndexResetParams)
 
-// The outputs of every lookup: [B, k], [B], [B].
+// The outputs of every lookup.
 template <class F>
 struct DraftOutputs {
   typename F::Output draft_token_ids, num_draft_tokens, match_len;
@@ -30,7 +30,7 @@ struct DraftOutputs {
   }
 };
 
-// Checks the rows, their lengths, and the row of each request.
+// Checks the rows, their lengths, and the row indices, which determine the batch.
 template <class F, class Params>
 void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<F> row_indices) {
   p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
@@ -41,6 +41,8 @@ void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<
 }
 
 constexpr const char* kIndexOnCpu = "the index is in host memory; other devices scan";
+constexpr const char* kNeedsCosts = "draft_costs require costs";
+constexpr const char* kNeedsMatchCosts = "draft_costs require match_costs";
 
 template <class F>
 IndexAccess check_index(F& call, In<F> index, Optional<F> slot_indices, int64_t batch) {
@@ -57,7 +59,7 @@ std::optional<TensorView> check_workspace(F& call, Optional<F> workspace) {
   return view;
 }
 
-// Calls an operator's kernel. `all` are the operator's parameters, `p` is the part of them for the lookup.
+// Calls an operator's kernel. `all` contains the operator's parameters; `p` is the part of `all` for the lookup.
 template <class Operator, class F, class Params>
 void run_lookup(F& call, typename Operator::Params& all, Params& p, const std::optional<TensorView>& workspace) {
   if (p.batch == 0) return;
@@ -68,7 +70,7 @@ void run_lookup(F& call, typename Operator::Params& all, Params& p, const std::o
   call.template run<Operator>(all);
 }
 
-// Arguments that ngram_propose and ngram_index_propose_ share.
+// Checks the arguments that ngram_propose and ngram_index_propose_ share.
 template <class F>
 NgramProposeParams check_propose(F& call, In<F> token_ids, In<F> num_tokens, Optional<F> row_indices,
                                  Optional<F> num_sampled) {
@@ -111,7 +113,7 @@ void ngram_propose_(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, 
   p.num_draft_tokens = call.check_output_int32s(call.view("num_draft_tokens", num_draft_tokens), p.batch);
   p.match_len = call.check_output_int32s(call.view("match_len", match_len), p.batch);
   p.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.batch, p.lookup.k,
-                                         p.lookup.match_costs != nullptr, "without match_costs");
+                                         p.lookup.match_costs != nullptr, kNeedsMatchCosts);
   const auto memory = check_workspace(call, workspace);
   call.check_no_overlap();
   run_lookup<ngram_propose_op>(call, p, p, memory);
@@ -131,12 +133,12 @@ auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Option
   p.catch_up_tokens = cpu::kMaxOperatorCatchUpTokens;
   p.ladder = call.check_ladder(ladder, call.view("costs", costs), cost_limit, call.view("token_logits", token_logits));
   p.propose.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.propose.batch, k,
-                                                 p.ladder.costs != nullptr, "without costs");
+                                                 p.ladder.costs != nullptr, kNeedsCosts);
   call.check_no_overlap();
   return run_propose<ngram_index_propose__op>(call, p, p.propose);
 }
 
-// Arguments that ngram_step_ and ngram_index_step_ share.
+// Checks the arguments that ngram_step_ and ngram_index_step_ share.
 template <class F>
 NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Optional<F> discard,
                            Optional<F> row_indices, bool advance, int64_t vocab_size) {
@@ -176,7 +178,7 @@ auto ngram_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Opt
   p.lookup = call.check_lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
   call.check_scan_costs(&p.lookup, call.view("match_costs", match_costs), cost_limit);
   p.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.batch, k,
-                                         p.lookup.match_costs != nullptr, "without match_costs");
+                                         p.lookup.match_costs != nullptr, kNeedsMatchCosts);
   const auto memory = check_workspace(call, workspace);
   call.check_no_overlap();
   return run_step<ngram_step__op>(call, p, p, memory);
@@ -197,7 +199,7 @@ auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_id
   p.catch_up_tokens = cpu::kMaxOperatorCatchUpTokens;
   p.ladder = call.check_ladder(ladder, call.view("costs", costs), cost_limit, call.view("token_logits", token_logits));
   p.step.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.step.batch, k,
-                                              p.ladder.costs != nullptr, "without costs");
+                                              p.ladder.costs != nullptr, kNeedsCosts);
   call.check_no_overlap();
   return run_step<ngram_index_step__op>(call, p, p.step);
 }
@@ -211,7 +213,7 @@ void ngram_index_append_(In<F> token_ids, In<F> num_tokens, In<F> index, Optiona
   check_rows(call, p, token_ids, num_tokens, row_indices);
   call.check_ngram_range(min_n, max_n, match_policy);
   call.check_index_ngram_range(min_n, max_n, match_policy, ladder);
-  if (outcomes && !ladder) call.fail("outcomes", "False without ladder", "True");
+  if (outcomes && !ladder) call.fail("outcomes", "False (outcomes require ladder=True)", "True");
   p.index = check_index(call, index, slot_indices, p.batch);
   p.ladder = ladder;
   p.outcomes = outcomes;

@@ -16,17 +16,17 @@ auto merge_drafts_(In<F> neural_draft_token_ids, In<F> ngram_draft_token_ids, In
                    int64_t min_match_len, int64_t threshold, bool extend) {
   F call("merge_drafts_");
   MergeDraftsParams p{};
-  const TensorView neural = call.view("neural_draft_token_ids", neural_draft_token_ids);
-  call.check_matrix(neural, {DType::kInt32, DType::kInt64});
-  p.neural_draft_token_ids = neural.data;
-  p.batch = neural.sizes[0];
-  p.neural_width = neural.sizes[1];
-  p.neural_stride = neural.strides[0];
-  p.token_bytes = static_cast<int32_t>(neural.item_bytes);
-  const TensorView ngram = call.view("ngram_draft_token_ids", ngram_draft_token_ids);
-  p.ngram_draft_token_ids = call.template check_token_rows<const int32_t>(ngram);
-  const int64_t k = ngram.sizes[1];
-  call.check_shape(ngram, p.batch, k);
+  const TensorView neural_view = call.view("neural_draft_token_ids", neural_draft_token_ids);
+  call.check_matrix(neural_view, {DType::kInt32, DType::kInt64});
+  p.neural_draft_token_ids = neural_view.data;
+  p.batch = neural_view.sizes[0];
+  p.neural_width = neural_view.sizes[1];
+  p.neural_stride = neural_view.strides[0];
+  p.token_bytes = static_cast<int32_t>(neural_view.item_bytes);
+  const TensorView ngram_view = call.view("ngram_draft_token_ids", ngram_draft_token_ids);
+  p.ngram_draft_token_ids = call.template check_token_rows<const int32_t>(ngram_view);
+  const int64_t k = ngram_view.sizes[1];
+  call.check_shape(ngram_view, p.batch, k);
   call.check_scalar("ngram_draft_token_ids width", k, 0, kMaxDraftTokens);
   call.check_at_most("neural_draft_token_ids", "width", p.neural_width, k, "width of ngram_draft_token_ids");
   p.num_ngram_draft_tokens = call.check_int32s(call.view("num_ngram_draft_tokens", num_ngram_draft_tokens), p.batch);

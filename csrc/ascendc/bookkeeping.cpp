@@ -1,4 +1,4 @@
-// AscendC kernels of the operators that process sampled tokens and prepare the drafter's batch, launched by plans.h.
+// AscendC kernels of the operators that process sampled tokens and prepare the drafter's batch (plans in plans.h).
 #include "core/bookkeeping.h"
 
 #include "ascendc/device.h"
@@ -9,7 +9,7 @@ namespace ngram_npu::ascendc {
 class SampledRows {
  public:
   struct Row {
-    const Local<int32_t>& rows;
+    const LocalBuffer<int32_t>& rows;
     int64_t offset;
     __aicore__ inline int32_t operator[](int64_t t) const { return rows.get(offset + t); }
   };
@@ -23,7 +23,7 @@ class SampledRows {
   __aicore__ inline Row operator[](int64_t j) const { return {rows_, j * kSampledTokensStride}; }
 
  private:
-  Local<int32_t> rows_;
+  LocalBuffer<int32_t> rows_;
 };
 
 __aicore__ inline void prepare_next_token_ids_kernel(const NgramNpuLaunchArgs& args) {
@@ -32,8 +32,8 @@ __aicore__ inline void prepare_next_token_ids_kernel(const NgramNpuLaunchArgs& a
   AscendC::TPipe pipe;
   SampledRows sampled(pipe, core_tiling.per_pass);
   UbWindow<uint8_t> discard(pipe, p.discard, core_tiling.per_pass);
-  Local<int32_t> tokens(pipe, core_tiling.per_pass);
-  Local<int32_t> num_sampled(pipe, core_tiling.per_pass);
+  LocalBuffer<int32_t> tokens(pipe, core_tiling.per_pass);
+  LocalBuffer<int32_t> num_sampled(pipe, core_tiling.per_pass);
   for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
     const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
     sync_pipes<AscendC::HardEvent::S_MTE2>();
@@ -73,8 +73,8 @@ __aicore__ inline void prepare_inputs_padded_kernel(const NgramNpuLaunchArgs& ar
   StagedBatch batch{{pipe, p.cu_num_draft_tokens, core_tiling.per_pass + 1},
                     {pipe, p.num_sampled, core_tiling.per_pass},
                     {pipe, p.query_start_loc, core_tiling.per_pass + 1}};
-  Local<int32_t> indices(pipe, core_tiling.per_pass);
-  Local<int32_t> rejected(pipe, core_tiling.per_pass);
+  LocalBuffer<int32_t> indices(pipe, core_tiling.per_pass);
+  LocalBuffer<int32_t> rejected(pipe, core_tiling.per_pass);
   for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
     const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
     sync_pipes<AscendC::HardEvent::S_MTE2>();
@@ -92,7 +92,7 @@ __aicore__ inline void prepare_inputs_padded_kernel(const NgramNpuLaunchArgs& ar
   }
 }
 
-// Numbers of kept and rejected tokens of up to kRequestsPerTile consecutive requests; vectorized version of
+// Numbers of kept and rejected tokens of up to kRequestsPerTile consecutive requests, computed by a vector version of
 // kept_tokens().
 class KeptTokensTile {
  public:
@@ -131,7 +131,7 @@ class KeptTokensTile {
   }
 
  private:
-  Local<int32_t> starts_, kept_, rejected_;
+  LocalBuffer<int32_t> starts_, kept_, rejected_;
   int64_t first_ = 0;
 };
 
@@ -154,9 +154,9 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
   AscendC::TPipe pipe;
   KeptTokensTile kept_tokens_tile(pipe);
   UbWindow<int32_t> seq_lens(pipe, p.seq_lens, tiling.requests.per_pass);
-  Local<int32_t> starts(pipe, tiling.requests.per_pass);
-  Local<int32_t> lengths(pipe, tiling.requests.per_pass);
-  Local<int32_t> indices(pipe, larger<int64_t>(tiling.tokens.per_pass, 1));
+  LocalBuffer<int32_t> starts(pipe, tiling.requests.per_pass);
+  LocalBuffer<int32_t> lengths(pipe, tiling.requests.per_pass);
+  LocalBuffer<int32_t> indices(pipe, larger<int64_t>(tiling.tokens.per_pass, 1));
   int64_t request = first_item(tiling.requests);
   int64_t token = first_item(tiling.tokens);
   while (request <= p.batch || token < p.total_tokens) {
@@ -203,12 +203,12 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
 }
 
 // The arrays that prepare_input_ids_ reads for one pass of requests, with the same member names as the parameters. The
-// drafts are loaded after prev_positions has been read. At most kMaxDraftTokens drafts per row are staged; the rest is
-// read from global memory.
+// drafts are loaded after prev_positions has been read. At most kMaxDraftTokens drafts per row are staged; further ones
+// are read from global memory.
 class StagedInputs {
  public:
   struct Row {
-    const Local<int32_t>& drafts;
+    const LocalBuffer<int32_t>& drafts;
     int64_t offset, num_staged;
     Gm<const int32_t> rest;
     __aicore__ inline int32_t operator[](int64_t j) const { return j < num_staged ? drafts.get(offset + j) : rest[j]; }
@@ -254,12 +254,12 @@ class StagedInputs {
   static constexpr int64_t kAlignItems = 8;  // 32 bytes
   const TokenRows<const int32_t> rows_;
   const int64_t num_staged_, row_stride_;
-  Local<int32_t> drafts_;
+  LocalBuffer<int32_t> drafts_;
   int64_t request_ = 0;
 };
 
-// Copies input ids out in pieces of kInputIdsPerCopy through a ring of kCopiesPerWait buffers, so that a copy does not
-// wait for the previous one. A request's span has any length, so it may need several pieces.
+// Copies input ids to global memory in pieces of kInputIdsPerCopy, through a ring of kCopiesPerWait buffers, so that a
+// copy does not wait for the previous copy. A request may have any number of tokens, so it may need several pieces.
 class InputIdWriter {
  public:
   __aicore__ inline explicit InputIdWriter(AscendC::TPipe& pipe) : ids_(pipe, kCopiesPerWait * kInputIdsPerCopy) {}
@@ -279,7 +279,7 @@ class InputIdWriter {
   }
 
  private:
-  Local<int32_t> ids_;
+  LocalBuffer<int32_t> ids_;
   int64_t offset_ = 0;
 };
 

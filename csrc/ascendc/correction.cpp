@@ -1,4 +1,4 @@
-// AscendC kernels of the operators between two forward passes, launched by plans.h.
+// AscendC kernels of the operators that correct counts, positions and slots between forward passes (plans in plans.h).
 #include "core/correction.h"
 
 #include "ascendc/counts.h"
@@ -24,13 +24,14 @@ __aicore__ inline void correct_num_computed_tokens_kernel(const NgramNpuLaunchAr
   }
 }
 
-// The second launch copies the new counts to num_computed_tokens. correct_spec_state_ uses it too, because its
-// parameters begin with these.
-__aicore__ inline void place_num_computed_tokens_kernel(const NgramNpuLaunchArgs& args) {
+// The second launch of correct_num_computed_tokens_ and of correct_spec_state_ copies the new counts to
+// num_computed_tokens. Both can use this kernel, because CorrectSpecStateParams begins with
+// CorrectNumComputedTokensParams.
+__aicore__ inline void copy_num_computed_tokens_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
   const CoreTiling core_tiling = read_as<BatchTiling>(args.tiling).requests;
   AscendC::TPipe pipe;
-  Local<int32_t> computed(pipe, core_tiling.per_pass);
+  LocalBuffer<int32_t> computed(pipe, core_tiling.per_pass);
   for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
     const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
     computed.load(0, Gm<const int32_t>(args.workspace) + first, count);
@@ -40,12 +41,12 @@ __aicore__ inline void place_num_computed_tokens_kernel(const NgramNpuLaunchArgs
   }
 }
 
-// Cores share the tokens rather than the requests, because one request may have most of them.
+// The tokens, not the requests, are divided among the cores, because one request may have most of the tokens.
 template <class Slot>
 __aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const CoreTiling& core_tiling) {
   const auto mapping = (Gm<Slot>)p.slot_mapping;
   const auto mutable_positions =
-      (Gm<int64_t>)p.positions;  // without const, because TokenWindow requires it; the positions are not written
+      (Gm<int64_t>)p.positions;  // not const, because TokenWindow could also store; the positions are not written
   AscendC::TPipe pipe;
   StagedSlots staged(pipe, p, core_tiling.per_pass);
   TokenWindow<int64_t> positions(pipe, core_tiling.per_pass);
@@ -82,8 +83,8 @@ __aicore__ inline void compute_slot_mapping_kernel(const NgramNpuLaunchArgs& arg
   }
 }
 
-// A pass of requests: the entries of seq_lens, which are the requests followed by zeros. The next launch writes the
-// corrected counts, because all cores of this launch read the old ones.
+// Processes a pass of entries of seq_lens: one entry per request, then zeros up to the end of the tensor. The next
+// launch writes the corrected counts, because all cores of this launch read the old counts.
 class RequestPass {
  public:
   __aicore__ inline RequestPass(AscendC::TPipe& pipe, const CorrectSpecStateParams& p, int64_t per_pass)
@@ -93,11 +94,11 @@ class RequestPass {
         gather_offsets_(pipe, per_pass),
         num_tokens_(pipe, p.num_tokens, p.discard != nullptr ? p.num_rows : 0),
         begins_(pipe, per_pass),
+        ends_(pipe, per_pass),
         seq_lens_(pipe, per_pass),
-        missing_(pipe, per_pass),
-        discards_(pipe, per_pass),
-        halves_(pipe, per_pass),
-        discard_(pipe, per_pass) {}
+        discard_int32_(pipe, per_pass),
+        discard_half_(pipe, per_pass),
+        discard_uint8_(pipe, per_pass) {}
 
   __aicore__ inline void load_rows() { num_tokens_.load(); }
   __aicore__ inline void load(int64_t first, int64_t max_count) {
@@ -107,7 +108,7 @@ class RequestPass {
     corrector_.load(p_.counts, first, requests_);
     corrector_.load_accepted(p_.counts);
     begins_.load(0, p_.slots.query_start_loc + first, requests_);
-    missing_.load(0, p_.slots.query_start_loc + first + 1, requests_);  // first the requests' ends
+    ends_.load(0, p_.slots.query_start_loc + first + 1, requests_);
     if (p_.discard != nullptr) rows_.load(first, requests_);
   }
 
@@ -117,38 +118,38 @@ class RequestPass {
     if (count_ > n) AscendC::Duplicate(seq_lens, 0, static_cast<int32_t>(count_));
     if (n == 0) return;
     corrector_.correct(previous);
-    AscendC::Sub(seq_lens, missing_.tensor(), begins_.tensor(), n);
+    AscendC::Sub(seq_lens, ends_.tensor(), begins_.tensor(), n);
     AscendC::Add(seq_lens, seq_lens, corrector_.num_computed(), n);
-    if (p_.discard != nullptr) discard(seq_lens, n);
+    if (p_.discard != nullptr) compute_discard_flags(seq_lens, n);
   }
 
   __aicore__ inline void store(Gm<int32_t> new_counts) {
     corrector_.store(p_.counts, new_counts);
     seq_lens_.store(0, p_.seq_lens + first_, count_);
-    if (p_.discard != nullptr) discard_.store(0, p_.discard + first_, requests_);
+    if (p_.discard != nullptr) discard_uint8_.store(0, p_.discard + first_, requests_);
   }
 
  private:
-  // A vector version of should_discard_row().
-  __aicore__ inline void discard(const Ints& seq_lens, int32_t n) {
+  // A vector version of should_discard_row(). Reuses the buffers of the requests' begins and ends.
+  __aicore__ inline void compute_discard_flags(const Ints& seq_lens, int32_t n) {
     const Ints& indices = rows_.convert(n);
-    const Ints& missing = missing_.tensor();
-    const Ints& reached = begins_.tensor();
-    const Ints& discards = discards_.tensor();
+    const Ints& missing = ends_.tensor();
+    const Ints& covered = begins_.tensor();
+    const Ints& discards = discard_int32_.tensor();
     AscendC::Duplicate(discards, 1, n);
     for (int64_t first = 0; first < num_tokens_.size; first += kMaxStagedItems) {
       gather_offsets_.compute(indices, first, num_tokens_.size, n);
       num_tokens_.gather(missing, gather_offsets_, n);
-      AscendC::Min(reached, missing, seq_lens, n);
-      AscendC::Sub(missing, missing, reached, n);
+      AscendC::Min(covered, missing, seq_lens, n);
+      AscendC::Sub(missing, missing, covered, n);
       to_flags(missing, n);
       select(discards, missing, gather_offsets_.in_range(), n);
     }
-    const auto mode = AscendC::RoundMode::CAST_RINT;  // the 950 has no CAST_NONE for these
+    const auto mode = AscendC::RoundMode::CAST_RINT;  // the 950 does not support CAST_NONE for these conversions
     const auto floats = discards.template ReinterpretCast<float>();
     AscendC::Cast(floats, discards, mode, static_cast<uint32_t>(n));
-    AscendC::Cast(halves_.tensor(), floats, mode, static_cast<uint32_t>(n));
-    AscendC::Cast(discard_.tensor(), halves_.tensor(), mode, static_cast<uint32_t>(n));
+    AscendC::Cast(discard_half_.tensor(), floats, mode, static_cast<uint32_t>(n));
+    AscendC::Cast(discard_uint8_.tensor(), discard_half_.tensor(), mode, static_cast<uint32_t>(n));
   }
 
   const CorrectSpecStateParams& p_;
@@ -156,14 +157,14 @@ class RequestPass {
   PassIndices rows_;
   GatherOffsets gather_offsets_;
   GatherSource num_tokens_;
-  Local<int32_t> begins_, seq_lens_, missing_, discards_;
-  Local<half> halves_;
-  Local<uint8_t> discard_;
+  LocalBuffer<int32_t> begins_, ends_, seq_lens_, discard_int32_;
+  LocalBuffer<half> discard_half_;
+  LocalBuffer<uint8_t> discard_uint8_;
   int64_t first_ = 0, count_ = 0, requests_ = 0;
 };
 
-// The corrected counts of the tokens' requests. To find these requests, the kernel must wait for a load; if there are
-// few requests, correcting all of them is faster than another wait.
+// Corrects the counts of the requests to which a pass of tokens belongs. To find these requests, the kernel must wait
+// for the load of query_start_loc. If there are few requests, correcting all of them is faster than a second wait.
 class TokenCounts {
  public:
   __aicore__ inline TokenCounts(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p)
@@ -197,10 +198,11 @@ class TokenCounts {
   bool corrected_ = false;
 };
 
-// A core processes a pass of requests and one of tokens together, so that it waits for both at once: for the arrays,
-// for the values that single requests and tokens need, and for the stores of its results.
+// A core processes a pass of requests and a pass of tokens in the same iteration, so that it waits only once for each
+// of the following: the staged arrays, the block ids, and the stores of the results.
 template <class Slot>
-__aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchTiling& tiling, Gm<int32_t> new_counts) {
+__aicore__ inline void correct_requests_and_tokens(const CorrectSpecStateParams& p, const BatchTiling& tiling,
+                                                   Gm<int32_t> new_counts) {
   const auto mapping = (Gm<Slot>)p.slots.slot_mapping;
   const CoreTiling& core_tiling = tiling.tokens;
   const int64_t tokens = larger(p.slots.num_positions, p.slots.num_slots);
@@ -223,7 +225,7 @@ __aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchT
     requests.load(smaller(first_entry, p.num_seq_lens), tiling.requests.per_pass);
     positions.load(p.positions, p.slots.num_positions, begin_token, core_tiling.per_pass);
     slots.load(mapping, p.slots.num_slots, begin_token, core_tiling.per_pass);
-    // Orders vectors too: they are issued after this wait.
+    // Also orders vector instructions after the loads, because the scalar unit issues them after this wait.
     sync_pipes<AscendC::HardEvent::MTE2_S>();
     staged.blocks.clear();
     const int64_t begin = first_request(staged.query_start_loc, p.slots.batch, begin_token);
@@ -256,9 +258,9 @@ __aicore__ inline void correct_spec_state_kernel(const NgramNpuLaunchArgs& args)
   const auto p = read_as<CorrectSpecStateParams>(args.params);
   const auto tiling = read_as<BatchTiling>(args.tiling);
   if (p.slots.slot_bytes == 8) {
-    correct_all<int64_t>(p, tiling, Gm<int32_t>(args.workspace));
+    correct_requests_and_tokens<int64_t>(p, tiling, Gm<int32_t>(args.workspace));
   } else {
-    correct_all<int32_t>(p, tiling, Gm<int32_t>(args.workspace));
+    correct_requests_and_tokens<int32_t>(p, tiling, Gm<int32_t>(args.workspace));
   }
 }
 
@@ -269,9 +271,9 @@ extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(Ngra
   ngram_npu::ascendc::correct_num_computed_tokens_kernel(args);
 }
 
-extern "C" __global__ __aicore__ void ngram_npu_place_num_computed_tokens(NgramNpuLaunchArgs args) {
+extern "C" __global__ __aicore__ void ngram_npu_copy_num_computed_tokens(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  ngram_npu::ascendc::place_num_computed_tokens_kernel(args);
+  ngram_npu::ascendc::copy_num_computed_tokens_kernel(args);
 }
 
 extern "C" __global__ __aicore__ void ngram_npu_compute_slot_mapping(NgramNpuLaunchArgs args) {

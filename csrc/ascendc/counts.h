@@ -1,5 +1,5 @@
 // The correction of the counts, for correct_num_computed_tokens_ and correct_spec_state_. Any request may need the old
-// count of any other, so the new counts stay in the workspace until a second launch copies them to num_computed_tokens.
+// count of any other. A second launch therefore copies the new counts from the workspace to num_computed_tokens.
 #pragma once
 
 #include "ascendc/gather.h"
@@ -35,14 +35,14 @@ class CountCorrector {
         sampled_(pipe, per_pass),
         scratch_(pipe, per_pass) {}
 
-  // Loads the host's counts, which remain for requests without a correction.
+  // Loads the host's counts, which requests without drafts in the previous step keep.
   __aicore__ inline void load(const CorrectNumComputedTokensParams& p, int64_t first, int64_t count) {
     first_ = first;
     count_ = count;
     prev_positions_.load(first, count);
     computed_.load(0, p.host_num_computed_tokens + first, count);
   }
-  // num_accepted_tokens is updated in place by this launch, so only the core that writes a request may load its value.
+  // This launch updates num_accepted_tokens in place, so only the core that writes a request's value may load it.
   __aicore__ inline void load_accepted(const CorrectNumComputedTokensParams& p) {
     updates_accepted_ = true;
     accepted_.load(0, p.num_accepted_tokens + first_, count_);
@@ -60,7 +60,7 @@ class CountCorrector {
       gather_offsets_.compute(indices, first, size, n);
       previous.num_draft_prev.gather(drafted, gather_offsets_, n);
       previous.num_sampled_prev.gather(sampled, gather_offsets_, n);
-      // At most the drafts plus one, without computing this sum, which could overflow.
+      // Limits `sampled` to `drafted` + 1. The sum is not computed, because it could overflow.
       AscendC::Min(scratch, sampled, drafted, n);
       AscendC::Sub(sampled, sampled, scratch, n);
       AscendC::Mins(sampled, sampled, 1, n);
@@ -86,7 +86,7 @@ class CountCorrector {
  private:
   PassIndices prev_positions_;
   GatherOffsets gather_offsets_;
-  Local<int32_t> computed_, accepted_, drafted_, sampled_, scratch_;
+  LocalBuffer<int32_t> computed_, accepted_, drafted_, sampled_, scratch_;
   int64_t first_ = 0, count_ = 0;
   bool updates_accepted_ = false;
 };

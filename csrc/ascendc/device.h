@@ -1,8 +1,8 @@
-// Helpers that the kernels share: reading their arguments, ordering the pipes, staging their results.
+// Functions and classes that the kernels share: reading arguments, ordering the pipes, staging inputs and results.
 //
 // The scalar unit reads global memory through the Params' pointers, with the functions in core/. It never writes there:
-// the scalar caches of two cores would overwrite each other's parts of a line. Results are collected in the unified
-// buffer and copied from it, exactly their bytes.
+// the scalar caches of two cores would overwrite each other's parts of a line. Results are staged in the unified buffer
+// and copied to global memory; a copy writes exactly the bytes of the results.
 #pragma once
 
 #include "ascendc/launch_args.h"
@@ -23,7 +23,7 @@ __aicore__ inline T read_as(const uint64_t (&from)[words]) {
   return both.value;
 }
 
-// Later instructions of the event's second pipe wait for earlier ones of the first.
+// Makes later instructions of the event's second pipe wait for earlier instructions of its first pipe.
 template <AscendC::HardEvent event>
 __aicore__ inline void sync_pipes() {
   const int32_t id = static_cast<int32_t>(GetTPipePtr()->FetchEventID(event));
@@ -31,7 +31,7 @@ __aicore__ inline void sync_pipes() {
   AscendC::WaitFlag<event>(id);
 }
 
-// A launch may have more cores than one of its CoreTilings uses.
+// Returns the first item of this core, or INT64_MAX if the CoreTiling uses fewer cores than the launch has.
 __aicore__ inline int64_t first_item(const CoreTiling& core_tiling) {
   const int64_t core = AscendC::GetBlockIdx();
   return core < core_tiling.cores ? core * core_tiling.per_pass : INT64_MAX;
@@ -40,18 +40,18 @@ __aicore__ inline int64_t pass_stride(const CoreTiling& core_tiling) {
   return core_tiling.cores * core_tiling.per_pass;
 }
 
-// Copies `count` items, without padding.
+// Returns the parameters of a copy of `count` contiguous items, without padding.
 template <class T>
-__aicore__ inline AscendC::DataCopyExtParams one_block(int64_t count) {
+__aicore__ inline AscendC::DataCopyExtParams make_copy_params(int64_t count) {
   return AscendC::DataCopyExtParams(1, static_cast<uint32_t>(count * int64_t{sizeof(T)}), 0, 0, 0);
 }
 
-// A part of the unified buffer for the whole kernel, accessed by scalars, vectors and copies; the kernel orders these
-// accesses with sync_pipes().
+// A buffer in the unified buffer that exists for the whole kernel. Scalar, vector and copy instructions access it; the
+// kernel orders these accesses with sync_pipes().
 template <class T>
-class Local {
+class LocalBuffer {
  public:
-  __aicore__ inline Local(AscendC::TPipe& pipe, int64_t capacity) {
+  __aicore__ inline LocalBuffer(AscendC::TPipe& pipe, int64_t capacity) {
     constexpr int64_t kUnit = 32;  // bytes
     const int64_t bytes = (capacity * int64_t{sizeof(T)} + kUnit - 1) / kUnit * kUnit;
     pipe.InitBuffer(buffer_, static_cast<uint32_t>(bytes));
@@ -62,28 +62,29 @@ class Local {
   __aicore__ inline T get(int64_t i) const { return tensor_.GetValue(static_cast<uint32_t>(i)); }
   __aicore__ inline void set(int64_t i, T value) { tensor_.SetValue(static_cast<uint32_t>(i), value); }
 
-  // Items [at, at + count) from and to a tensor; `at` items are a multiple of 32 bytes.
+  // Copy items [at, at + count) of the buffer from or to global memory. The byte offset of item `at` must be a multiple
+  // of 32.
   __aicore__ inline void load(int64_t at, Gm<const T> from, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
     global.SetGlobalBuffer((Gm<T>)from, static_cast<uint64_t>(count));  // Gm is a class on the twin: no const_cast
-    AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(at)], global, one_block<T>(count),
+    AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(at)], global, make_copy_params<T>(count),
                          AscendC::DataCopyPadExtParams<T>());
   }
   __aicore__ inline void store(int64_t at, Gm<T> to, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
     global.SetGlobalBuffer(to, static_cast<uint64_t>(count));
-    AscendC::DataCopyPad(global, tensor_[static_cast<uint32_t>(at)], one_block<T>(count));
+    AscendC::DataCopyPad(global, tensor_[static_cast<uint32_t>(at)], make_copy_params<T>(count));
   }
 
  private:
   AscendC::TBuf<AscendC::TPosition::VECIN>
-      buffer_;  // not VECCALC: for it the 910B documents no copies from and to global memory
+      buffer_;  // not VECCALC: the 910B's documentation allows no copies between VECCALC and global memory
   AscendC::LocalTensor<T> tensor_;
 };
 
-// Items [first, first + count) of an array in the unified buffer, indexed by their numbers in the array.
+// Items [first, first + count) of an array, staged in the unified buffer and accessed by their indices in the array.
 template <class T>
 class UbWindow {
  public:
@@ -98,12 +99,12 @@ class UbWindow {
 
  private:
   const Gm<const T> array_;
-  Local<T> items_;
+  LocalBuffer<T> items_;
   int64_t first_ = 0;
 };
 
-// An array with random access by scalars: the whole array in the unified buffer, or if it is too long, in global
-// memory, with a wait for each cache line.
+// An array that scalars access at any index. The whole array is staged in the unified buffer. If it is too long, it
+// stays in global memory, and each access may wait for a cache line.
 template <class T>
 class RandomAccessArray {
  public:
@@ -119,7 +120,7 @@ class RandomAccessArray {
   UbWindow<T> part_;
 };
 
-// The same for an IndexArray.
+// An IndexArray that scalars access at any index, like RandomAccessArray.
 class RandomAccessIndices {
  public:
   __aicore__ inline RandomAccessIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t size)
@@ -142,8 +143,8 @@ class RandomAccessIndices {
   RandomAccessArray<int64_t> wide_;
 };
 
-// Loads single values from anywhere in global memory, with one wait for all loads. Loads beyond the capacity, which
-// happen only with unsorted offsets, are dropped; for them, another loaded value is returned.
+// Loads single values from any addresses in global memory, with one wait for all loads. Loads beyond the capacity are
+// dropped, and operator[] then returns another loaded value. This happens only if query_start_loc is not sorted.
 class ScatteredLoads {
  public:
   __aicore__ inline ScatteredLoads(AscendC::TPipe& pipe, int64_t capacity)
@@ -160,7 +161,7 @@ class ScatteredLoads {
  private:
   static constexpr int64_t kAlignItems = 8;  // 32 bytes
   const int64_t capacity_;
-  Local<int32_t> values_;
+  LocalBuffer<int32_t> values_;
   int64_t count_ = 0;
 };
 

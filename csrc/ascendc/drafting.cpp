@@ -1,4 +1,4 @@
-// AscendC kernels of the drafting operators, launched by plans.h.
+// AscendC kernels of the drafting operators (plans in plans.h).
 #include "core/drafting.h"
 
 #include "ascendc/lookup.h"
@@ -7,7 +7,7 @@ namespace ngram_npu::ascendc {
 
 template <>
 __aicore__ inline UpdatedRow updated_row(const NgramProposeParams& p, int64_t i) {
-  const ValidRow valid = valid_row(p, i);
+  const RequestRow valid = request_row(p, i);
   if (!may_draft(valid.length, p.token_ids.capacity, p.lookup)) return {};
   return {p.token_ids[valid.row], valid.length, nullptr, valid.length};
 }
@@ -37,7 +37,7 @@ class ProposeResults {
   int32_t padding_tokens_[kMaxRequestsPerDraftPass];
 };
 
-// The lookup uses the row with the sampled tokens; they are appended to memory afterwards.
+// The lookup uses the row including the sampled tokens. They are written to the row in global memory only afterwards.
 __aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
   const int64_t length = a.old_length + a.num_appended;
   if (!should_draft(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) return {};
@@ -45,10 +45,11 @@ __aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i, co
 }
 template <>
 __aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i) {
-  return updated_row(p, i, accept(p, i));
+  return updated_row(p, i, accept_tokens(p, i));
 }
 
-// Stages the tokens and the length to write to a request's row, each in its own 32-byte units.
+// Writes a request's sampled tokens and new length to its row. Stages both in the unified buffer, each in its own
+// 32-byte units.
 class Appender {
  public:
   __aicore__ inline Appender(AscendC::TPipe& pipe, int64_t per_pass)
@@ -64,7 +65,7 @@ class Appender {
   }
 
  private:
-  Local<int32_t> tokens_, lengths_;
+  LocalBuffer<int32_t> tokens_, lengths_;
 };
 
 class StepResults {
@@ -76,7 +77,7 @@ class StepResults {
         num_sampled_(pipe, per_pass) {}
 
   __aicore__ inline void prepare(const NgramStepParams& p, int64_t i, int64_t j) {
-    const Accepted a = accepted_[j] = accept(p, i);
+    const Accepted a = accepted_[j] = accept_tokens(p, i);
     next_tokens_.set(j, a.next_token);
     num_sampled_.set(j, static_cast<int32_t>(a.num_sampled));
   }
@@ -97,7 +98,7 @@ class StepResults {
  private:
   Drafter drafter_;
   Appender appender_;
-  Local<int32_t> next_tokens_, num_sampled_;
+  LocalBuffer<int32_t> next_tokens_, num_sampled_;
   Accepted accepted_[kMaxRequestsPerDraftPass];
 };
 

@@ -1,6 +1,7 @@
-// Array lookups by the indices of a pass, with vectors and without branches. Flags, which are int32s of 0 and 1, select
-// values by multiplication. The 910B compares int32 only for equality, so a flag is a difference that is clamped to
-// [0, 1]. Sums, differences and products of int32 wrap.
+// Gathers array items at the indices of a pass, with vector instructions and without branches. Flags, which are int32s
+// of 0 and 1, select values by multiplication. Flags are computed from differences by clamping, to [-1, 1] before
+// squaring or to [0, 1], because the 910B compares int32 only for equality. Sums, differences and products of int32
+// wrap.
 #pragma once
 
 #include "ascendc/device.h"
@@ -9,22 +10,22 @@ namespace ngram_npu::ascendc {
 
 using Ints = AscendC::LocalTensor<int32_t>;
 
-// Replaces nonzero values by 1.
+// Sets nonzero values to 1.
 __aicore__ inline void to_flags(const Ints& values, int32_t n) {
   AscendC::Maxs(values, values, -1, n);
   AscendC::Mins(values, values, 1, n);
   AscendC::Mul(values, values, values, n);
 }
 
-// Where the flag is 1, `to` becomes `from`. Overwrites `from`.
+// Copies `from` to `to` where the flag is 1. Overwrites `from`.
 __aicore__ inline void select(const Ints& to, const Ints& from, const Ints& flags, int32_t n) {
   AscendC::Sub(from, from, to, n);
   AscendC::Mul(from, from, flags, n);
   AscendC::Add(to, to, from, n);
 }
 
-// The part of an IndexArray that belongs to a pass, as int32. Cast saturates, so an int64 out of range becomes the
-// smallest or largest int32, which is still outside of every array.
+// The part of an IndexArray that belongs to a pass, as int32. Cast saturates, so an int64 out of the range of int32
+// becomes the smallest or largest int32, which is also outside of every array.
 class PassIndices {
  public:
   __aicore__ inline PassIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t capacity)
@@ -35,10 +36,10 @@ class PassIndices {
     if (indices_.bytes == 4) narrow_.load(0, static_cast<Gm<const int32_t>>(indices_.data) + first, count);
     if (indices_.bytes == 8) wide_.load(0, static_cast<Gm<const int64_t>>(indices_.data) + first, count);
   }
-  // Call it after the indices have been loaded.
+  // Returns the first n indices as int32; call it after load() has completed.
   __aicore__ inline const Ints& convert(int32_t n) const {
     if (indices_.bytes == 0) AscendC::CreateVecIndex(narrow_.tensor(), first_, static_cast<uint32_t>(n));
-    if (indices_.bytes == 8) {  // CAST_NONE, the only mode that either chip has for these
+    if (indices_.bytes == 8) {  // both chips support only CAST_NONE from int64 to int32
       AscendC::Cast(narrow_.tensor(), wide_.tensor(), AscendC::RoundMode::CAST_NONE, static_cast<uint32_t>(n));
     }
     return narrow_.tensor();
@@ -46,12 +47,13 @@ class PassIndices {
 
  private:
   const IndexArray indices_;
-  Local<int32_t> narrow_;
-  Local<int64_t> wide_;
+  LocalBuffer<int32_t> narrow_;
+  LocalBuffer<int64_t> wide_;
   int32_t first_ = 0;
 };
 
-// Byte offsets of indices in the staged part of an array: up to kMaxStagedItems items from `first` on.
+// Converts indices to byte offsets into the staged part of an array, which has at most kMaxStagedItems items and begins
+// at item `first`, and flags the indices that are in this part.
 class GatherOffsets {
  public:
   __aicore__ inline GatherOffsets(AscendC::TPipe& pipe, int64_t capacity)
@@ -73,18 +75,18 @@ class GatherOffsets {
   }
 
   __aicore__ inline int64_t first() const { return first_; }
-  // In bytes; for an index outside the staged part, the offset of the nearest item.
+  // Returns offsets in bytes. For an index outside the staged part, this is the offset of the nearest item.
   __aicore__ inline AscendC::LocalTensor<uint32_t> offsets() const {
     return offsets_.tensor().template ReinterpretCast<uint32_t>();
   }
   __aicore__ inline const Ints& in_range() const { return in_range_.tensor(); }
 
  private:
-  Local<int32_t> offsets_, in_range_;
+  LocalBuffer<int32_t> offsets_, in_range_;
   int64_t first_ = 0;
 };
 
-// An array with random access by vectors: the unified buffer contains a part of it, usually the whole array.
+// An int32 array from which vector instructions gather. A part of it, usually all of it, is in the unified buffer.
 class GatherSource {
  public:
   const int64_t size;
@@ -107,7 +109,7 @@ class GatherSource {
 
  private:
   const Gm<const int32_t> array_;
-  Local<int32_t> staged_;
+  LocalBuffer<int32_t> staged_;
   int64_t staged_first_ = 0;
 };
 

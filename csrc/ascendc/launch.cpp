@@ -1,4 +1,4 @@
-// The NPU's entry points: they run plans in the order of torch_npu's task queue. The only file that uses torch_npu.
+// The NPU's entry points, which execute plans in the order of torch_npu's task queue. Only this file uses torch_npu.
 //
 // The closure passed to RunOpApi runs later, on the thread of the task queue, so it owns its data. The tensors it
 // points to may be freed by then, but their memory is still valid: torch_npu reuses freed memory only for work that is
@@ -25,7 +25,7 @@ struct CurrentDevice {
 // Properties and kernels of the current device, cached per thread. vector_cores is 0 if the runtime does not report the
 // number.
 const CurrentDevice& current_device() {
-  constexpr auto kUbPerVectorCore = static_cast<aclrtDevAttr>(204);  // its name differs between releases
+  constexpr auto kUbPerVectorCore = static_cast<aclrtDevAttr>(204);  // the enumerator's name differs between releases
   // Smallest value of all supported chips; not every CANN release reports the size.
   constexpr int64_t kSmallestUbBytes = 192 * 1024;
   static const CurrentDevice none{};
@@ -44,16 +44,16 @@ const CurrentDevice& current_device() {
 }
 
 template <class Params>
-int32_t enqueue(const char* name, const Params& params) {
-  // This call must come first, because in a new thread it sets the device. The argument false means: do not wait for
-  // the queue to drain, because the launch itself goes through the queue.
+int32_t enqueue_launches(const char* name, const Params& params) {
+  // This call must come first, because in a new thread it sets the device. The argument is false so that the call does
+  // not wait until the queue is empty; the launch goes through the queue, too.
   aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
   const CurrentDevice& device = current_device();
   LaunchPlan launch_plan = plan(params, device.properties);
   if (launch_plan.status != kOk) return launch_plan.status;
   const LoadedKernels* kernels = device.kernels;
   if (kernels == nullptr) return kLaunchFailed;
-  at::Tensor workspace;  // from the caching allocator, so its memory stays valid like that of all tensors
+  at::Tensor workspace;  // of the caching allocator, so its memory stays valid until the queued launches have run
   if (launch_plan.workspace_bytes > 0) {
     const at::TensorOptions bytes = at::TensorOptions(at::kByte).device(c10::DeviceType::PrivateUse1);
     workspace = at_npu::native::OpPreparation::apply_tensor_without_format({launch_plan.workspace_bytes}, bytes);
@@ -74,7 +74,7 @@ int32_t enqueue(const char* name, const Params& params) {
 
 #define NGRAM_NPU_ENTRY_POINT(op, Params)                                                   \
   NGRAM_NPU_EXPORT int32_t ngram_npu_ascendc_##op(const ngram_npu::Params* params, void*) { \
-    return ngram_npu::ascendc::enqueue("ngram_npu_" #op, *params);                          \
+    return ngram_npu::ascendc::enqueue_launches("ngram_npu_" #op, *params);                 \
   }
 NGRAM_NPU_ASCENDC_OPS(NGRAM_NPU_ENTRY_POINT)
 

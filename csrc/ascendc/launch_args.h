@@ -1,13 +1,13 @@
-// The kernel argument struct, which includes the tiling (distribution of the work over cores): computed on the host
-// (plans.h), used by the kernels.
-// No functions, because the AscendC compiler does not let host and device code share them.
+// The argument of the kernels, and the tilings in it, which divide the work among cores. The host computes them
+// (plans.h). This file contains no functions, because the AscendC compiler does not let host and device code share
+// them.
 #pragma once
 
 #include <cstdint>
 
 // The argument of every kernel, passed by value. CANN's generator of launch stubs copies the text of this struct into
-// files without our headers, so it is plain, in the global namespace, and made of built-in types. Only the host's plan
-// (launch_plan.h) and the kernel (device.h) interpret its words.
+// files without our headers, so the struct is in the global namespace and consists of built-in types. Only the host's
+// plan (launch_plan.h) and the kernel (device.h) interpret its words.
 struct NgramNpuLaunchArgs {
   uint64_t params[48];  // <Op>Params; its pointers are device addresses
   uint64_t tiling[8];   // <Op>Tiling
@@ -48,7 +48,7 @@ struct LookupTiling {
   int64_t launches;
   int64_t spans;  // items per row
   CoreTiling items;
-  int64_t tile_tokens;  // a multiple of kTileUnit; kHalo of them belong to the tile before
+  int64_t tile_tokens;  // a multiple of kTileUnit; kHalo of these tokens belong to the previous tile
   CoreTiling requests;
 };
 
@@ -58,9 +58,9 @@ constexpr int64_t kTileUnit = 256;
 constexpr int64_t kHalo = 64;
 // Spans and tiles of a row begin at multiples of 512 bytes from the row's beginning.
 constexpr int64_t kTileAlignTokens = 128;
-// In shorter spans the halo would be too large a part of the tokens read.
+// Minimum number of ends in a span. In shorter spans, the halo would be too large a part of the tokens that are read.
 constexpr int64_t kMinSpan = 1024;
-// Buffers for a tile's tokens: while one is searched, two are loaded.
+// Number of buffers for tiles: while a tile is searched, two are loaded.
 constexpr int64_t kTileBuffers = 3;
 // Number of int32 values per item that launch 1 passes to launch 2: length and end of its best match, then padding.
 constexpr int64_t kMatchInts = 8;

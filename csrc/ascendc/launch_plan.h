@@ -1,8 +1,9 @@
-// Computes the kernel launches of an operator from its parameters and the device properties; used by torch_npu's
-// launcher and the host twin. Torch-free and CANN-free; plans.h makes the plan of each operator.
+// The launch plan of an operator: its kernels, their numbers of cores, and the workspace. plans.h computes it from the
+// operator's parameters and the device's properties. torch_npu's launcher and the host twin use it, so this file uses
+// neither torch nor CANN.
 //
 // A launcher allocates the workspace (uninitialised, exclusive to this call until its last launch has run), sets its
-// address, and launches in order on one stream: a launch sees the results of the previous one.
+// address in the plan, and launches the kernels in order on one stream. A launch sees the results of the previous one.
 #pragma once
 
 #include <cstring>
@@ -14,6 +15,7 @@
 // The kernels by name. Each is `extern "C" __global__ __aicore__ void <name>(NgramNpuLaunchArgs)`.
 #define NGRAM_NPU_ASCENDC_KERNELS(X)       \
   X(ngram_npu_compute_slot_mapping)        \
+  X(ngram_npu_copy_num_computed_tokens)    \
   X(ngram_npu_correct_num_computed_tokens) \
   X(ngram_npu_correct_spec_state)          \
   X(ngram_npu_ngram_propose)               \
@@ -22,7 +24,6 @@
   X(ngram_npu_ngram_step)                  \
   X(ngram_npu_ngram_step_draft)            \
   X(ngram_npu_ngram_step_search)           \
-  X(ngram_npu_place_num_computed_tokens)   \
   X(ngram_npu_prepare_input_ids)           \
   X(ngram_npu_prepare_inputs)              \
   X(ngram_npu_prepare_inputs_padded)       \
@@ -34,7 +35,8 @@ namespace ngram_npu::ascendc {
 struct DeviceProperties {
   int64_t vector_cores;
   int64_t ub_bytes;  // unified buffer of one core
-  // Minimum number of items per core: cores that write few bytes share a line of 512 bytes and write one after another.
+  // Minimum number of items per core. With fewer items, several cores write to the same line of 512 bytes, and the
+  // hardware executes these writes one after another.
   int64_t min_items_per_core = 32;
 };
 
@@ -59,8 +61,8 @@ struct Launch {
 struct LaunchPlan {
   static constexpr int32_t kMaxLaunches = 2;
 
-  Status status = kInvalidParams;  // not kOk: the device cannot run the operator, there is nothing to launch
-  int32_t num_launches = 0;        // 0: nothing to do
+  Status status = kInvalidParams;  // if not kOk, the device cannot run the operator
+  int32_t num_launches = 0;
   Launch launches[kMaxLaunches] = {};
   int64_t workspace_bytes = 0;
   NgramNpuLaunchArgs args = {};  // the same for each launch
@@ -73,7 +75,7 @@ struct LaunchPlan {
 };
 
 template <class Params, class Tiling>
-LaunchPlan plan_with(const Params& params, const Tiling& tiling) {
+LaunchPlan make_plan(const Params& params, const Tiling& tiling) {
   static_assert(std::is_trivially_copyable_v<Params> && std::is_trivially_copyable_v<Tiling>);
   static_assert(sizeof(Params) <= sizeof(NgramNpuLaunchArgs::params));
   static_assert(sizeof(Tiling) <= sizeof(NgramNpuLaunchArgs::tiling));
@@ -84,8 +86,8 @@ LaunchPlan plan_with(const Params& params, const Tiling& tiling) {
   return plan;
 }
 
-// Output ranges of neighbouring cores may lie in the same 32-byte block, because a copy writes only the requested
-// bytes.
+// Divides `items` among the cores, with at most `max_per_pass` items per pass. Output ranges of neighbouring cores may
+// lie in the same 32-byte block, because a copy writes only the requested bytes.
 inline CoreTiling split_over_cores(int64_t items, const DeviceProperties& device, int64_t max_per_pass) {
   if (device.vector_cores < 1) return {};
   const int64_t items_per_core = (items + device.vector_cores - 1) / device.vector_cores;
@@ -108,14 +110,14 @@ inline int64_t random_access_bytes(const IndexArray& indices, int64_t size) {
   return random_access_bytes(size, indices.bytes) + 32;
 }
 
-// One launch with one item per request, `bytes` of the unified buffer per item, and a maximum of items per pass.
+// Plans one launch with an item per request, where an item needs `bytes` of the unified buffer.
 template <class Params>
 LaunchPlan plan_requests(const Params& p, const DeviceProperties& device, int64_t bytes, int64_t max_per_pass,
                          Kernel kernel) {
   constexpr int64_t kRoundingReserveBytes = 8 * 32;  // for rounding up the sizes of up to 8 arrays
   const CoreTiling requests = split_over_cores(p.batch, device, max_per_pass);
   if (!can_run(device, requests.per_pass * bytes + kRoundingReserveBytes)) return {};
-  LaunchPlan plan = plan_with(p, requests);
+  LaunchPlan plan = make_plan(p, requests);
   plan.add(kernel, requests.cores);
   return plan;
 }

@@ -1,4 +1,4 @@
-// Loads and launches the NPU kernels, for launch.cpp.
+// Loads and launches the NPU kernels.
 #include "ascendc/loaded_kernels.h"
 
 #include <dlfcn.h>
@@ -18,7 +18,7 @@ constexpr const char* kNames[] = {
 
 thread_local std::string error_text;
 
-// The path of a file in the folder of this library.
+// Returns the path of a file in the folder of this library.
 std::string path_next_to_this_library(const char* file) {
   Dl_info here{};
   dladdr(reinterpret_cast<void*>(&load_error), &here);
@@ -26,7 +26,8 @@ std::string path_next_to_this_library(const char* file) {
   return path.substr(0, path.find_last_of('/') + 1) + file;
 }
 
-// Returns a function of CANN's runtime, or null if this release does not have it. Not linked, because releases differ.
+// Returns a function of CANN's runtime, or null if this release does not have it. The functions are not linked, because
+// not every CANN release has them.
 template <class Function>
 Function find_runtime_function(const char* name) {
   void* runtime = dlopen("libascendcl.so", RTLD_LAZY | RTLD_NOLOAD);
@@ -78,11 +79,11 @@ const LoadedKernels* LoadedKernels::for_device(int32_t device) {
 }
 
 int32_t LoadedKernels::launch(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const {
-  // The word after the kernel's argument is the address for CANN's overflow check. Null: only debug builds of kernels
-  // make the check, and on these chips it does nothing.
+  // The word after the kernel's argument is the address for CANN's overflow check. It is null, because only debug
+  // builds of kernels make this check, and it has no effect on these chips.
   struct {
     NgramNpuLaunchArgs kernel_args;
-    uint64_t overflow;
+    uint64_t overflow_check_address;
   } launch_args{args, 0};
   void* entry = entries_[static_cast<int32_t>(launch.kernel)];
   if (launch_ != nullptr)

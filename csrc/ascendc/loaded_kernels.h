@@ -1,5 +1,5 @@
-// The kernels loaded on a device, and their launch. They are loaded when first used: loading initialises the device,
-// and a process may still want to choose its visible devices.
+// Loads the kernels of a device and launches them. The kernels are loaded at their first use, because loading
+// initialises the device; until then, the process can still choose its visible devices.
 #pragma once
 
 #include <cstdint>
@@ -9,19 +9,19 @@
 namespace ngram_npu::ascendc {
 
 constexpr int32_t kNumKernels = 0
-#define NGRAM_NPU_ONE(name) +1
-    NGRAM_NPU_ASCENDC_KERNELS(NGRAM_NPU_ONE)
-#undef NGRAM_NPU_ONE
+#define NGRAM_NPU_COUNT(name) +1
+    NGRAM_NPU_ASCENDC_KERNELS(NGRAM_NPU_COUNT)
+#undef NGRAM_NPU_COUNT
     ;
 
 class LoadedKernels {
  public:
-  // Returns the kernels of the current device, number `device`; the first call loads them. If that fails, returns null,
-  // and load_error() returns the reason for the calling thread. Valid until the process ends.
+  // Returns the kernels of the current device; `device` is its number. The first call loads them. If this fails,
+  // returns null, and load_error() returns the reason in the calling thread. The kernels exist until the process ends.
   static const LoadedKernels* for_device(int32_t device);
 
-  // Launches a kernel. Returns 0 or the runtime's error. Allocates nothing if the runtime takes arguments from host
-  // memory.
+  // Launches a kernel. Returns 0 or the runtime's error. Allocates no device memory if this CANN release has
+  // aclrtLaunchKernelWithHostArgs.
   int32_t launch(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const;
 
  private:
@@ -30,7 +30,7 @@ class LoadedKernels {
   bool load_binary();
   bool load_stubs();
 
-  LaunchFromHost launch_ = nullptr;  // null: the entries are launch stubs
+  LaunchFromHost launch_ = nullptr;  // aclrtLaunchKernelWithHostArgs; null if the entries are launch stubs
   void* entries_[kNumKernels] = {};  // device functions, or host functions (launch stubs)
 };
 

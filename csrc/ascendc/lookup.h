@@ -1,9 +1,9 @@
-// The lookup of ngram_propose and ngram_step_, in one launch or two. How and why: docs/design/ascendc.md.
+// The lookup of ngram_propose and ngram_step_, in one launch or two. docs/design/ascendc.md gives the reasons.
 //
-// Vectors cannot compare tokens at an offset. So each token of the suffix is compared with the whole tile, which gives
-// one bit per position, and the bits of the shorter suffix are shifted by one position:
-//   starts_1 = [t[i] == last],   starts_n[i] = starts_(n-1)[i + 1] and [t[i] == the n-th token from the end],
-// the positions at which the last n tokens of the row begin. The largest n for which there is any is the best match.
+// Vector instructions cannot compare tokens at an offset. Each token of the suffix is therefore compared with the whole
+// tile, which gives one bit per position, and the bits of the shorter suffix are shifted by one position:
+//   starts_1 = [t[i] == last],   starts_n[i] = starts_(n-1)[i + 1] and [t[i] == the n-th token from the end].
+// starts_n are the positions at which the last n tokens of the row occur. The best match has the largest n.
 #pragma once
 
 #include "ascendc/device.h"
@@ -11,7 +11,7 @@
 
 namespace ngram_npu::ascendc {
 
-// A row for the lookup: the tokens in memory, followed by the sampled tokens, which are not in memory yet.
+// A row for the lookup: the row's tokens in memory, followed by the sampled tokens, which are not in the row yet.
 struct UpdatedRow {
   Gm<const int32_t> tokens;
   int64_t num_in_memory;
@@ -23,12 +23,12 @@ struct UpdatedRow {
   }
 };
 
-// Compares the ends: for matches of the same length the order of ends is that of starts.
+// Whether `a` is better. For matches of equal length, the order of the ends is that of the starts.
 __aicore__ inline bool is_better(const Match& a, const Match& b, int32_t match_policy) {
   return a.len != b.len ? a.len > b.len : a.len > 0 && (match_policy == kLatest ? a.end > b.end : a.end < b.end);
 }
 
-// Tokens [base, base + count) of a row; the first kHalo ones only serve matches that end in this tile.
+// Tokens [base, base + count) of a row. The first kHalo of them are loaded only for matches that end after them.
 struct Tile {
   UpdatedRow row;
   int64_t item;  // -1: no more tiles
@@ -37,11 +37,11 @@ struct Tile {
   bool is_last_of_item;
 };
 
-// Defined by each operator: the row that batch position i looks up.
+// Returns the row to look up for batch position i; each operator defines this function.
 template <class Params>
 __aicore__ inline UpdatedRow updated_row(const Params& p, int64_t i);
 
-// The tiles of all items of a core in one sequence, so that the next one can be loaded while one is searched.
+// The tiles of all items of a core in one sequence, so that the next tiles can be loaded while a tile is searched.
 template <class Params>
 class Tiles {
  public:
@@ -67,7 +67,7 @@ class Tiles {
   }
 
  private:
-  // Size of `parts` equal parts of `ends` positions, rounded up to the alignment.
+  // Returns the size of `parts` equal parts of `ends` positions, rounded up to the alignment.
   __aicore__ static inline int64_t aligned_part(int64_t ends, int64_t parts) {
     return ((ends + parts - 1) / parts + kTileAlignTokens - 1) / kTileAlignTokens * kTileAlignTokens;
   }
@@ -81,8 +81,9 @@ class Tiles {
     }
     const int64_t i = item_ / tiling_.spans;
     row_ = updated_row(p_, i);
-    // The last token ends only the suffix itself. Ends are counted from kHalo before the first one, so that tiles begin
-    // at multiples of kTileAlignTokens. Rotated by i, so that the first spans of short rows go to different cores.
+    // The row's last token is not an end, because only the suffix itself ends there. Spans begin kHalo before the first
+    // end, so that tiles begin at multiples of kTileAlignTokens. The order of the spans is rotated by i, so that the
+    // first spans of short rows go to different cores.
     const int64_t ends = larger<int64_t>(row_.length - 1, 0);
     const int64_t span = larger(kMinSpan, aligned_part(ends + kHalo, tiling_.spans));
     begin_ = (item_ + i) % tiling_.spans * span - kHalo;
@@ -102,7 +103,7 @@ class Tiles {
   UpdatedRow row_{};
   int64_t pass_begin_;  // first item of the pass
   int64_t item_;
-  // For this item: its ends, its tiles, and the number of remaining tiles.
+  // The item's ends, its tiles, and the number of remaining tiles.
   int64_t begin_ = 0;
   int64_t end_ = 0;
   int64_t num_tiles_ = 0;
@@ -110,13 +111,13 @@ class Tiles {
   int64_t remaining_ = 0;
 };
 
-// Loads tiles into a few buffers cyclically and searches them.
+// Loads tiles into a ring of buffers and searches them.
 class Searcher {
  public:
   __aicore__ inline Searcher(AscendC::TPipe& pipe, int64_t tile_tokens, const LookupOptions& options)
       : options_(options),
         words_(static_cast<int32_t>(tile_tokens / kWord)),
-        starts_{Local<uint32_t>(pipe, words_ + kBlock), Local<uint32_t>(pipe, words_ + kBlock)},
+        starts_{LocalBuffer<uint32_t>(pipe, words_ + kBlock), LocalBuffer<uint32_t>(pipe, words_ + kBlock)},
         shifted_(pipe, words_),
         carry_(pipe, words_),
         next_word_offsets_(pipe, words_),
@@ -148,7 +149,7 @@ class Searcher {
     if (count > 0) {
       AscendC::GlobalTensor<int32_t> global;
       global.SetGlobalBuffer((Gm<int32_t>)(tile.row.tokens + tile.base), static_cast<uint64_t>(count));
-      AscendC::DataCopyPad(tokens, global, one_block<int32_t>(count), AscendC::DataCopyPadExtParams<int32_t>());
+      AscendC::DataCopyPad(tokens, global, make_copy_params<int32_t>(count), AscendC::DataCopyPadExtParams<int32_t>());
     }
     tiles_.EnQue(tokens);
   }
@@ -160,7 +161,7 @@ class Searcher {
     tiles_.FreeTensor(tokens);
   }
 
-  // The best match in the oldest loaded tile; matches that end in its halo may be reported too short.
+  // Returns the best match in the oldest loaded tile. A match that ends in the halo may be reported too short.
   __aicore__ inline Match search(const Tile& tile) {
     if (tile.count == 0) return {-1, 0};
     const int64_t max_n = smaller(options_.max_n, tile.row.length - 1);
@@ -169,22 +170,22 @@ class Searcher {
     fill_tail(tile, tokens);
     const auto words = static_cast<int32_t>(round_up(tile.count, kTileUnit) / kWord);
     int64_t len = 0;
-    int64_t winner = -1;
+    int64_t best_word = -1;
     for (int64_t n = 1; n <= max_n; ++n) {
       mark_starts(tokens, suffix_[n - 1], n, words);
       if (n < options_.min_n) continue;  // a match of this length would not be used
-      const int64_t word = winning_word(starts_[n % 2].tensor(), words);
+      const int64_t word = find_best_word(starts_[n % 2].tensor(), words);
       if (word < 0) break;
-      winner = word;
+      best_word = word;
       len = n;
     }
     tiles_.FreeTensor(tokens);
     if (len == 0) return {-1, 0};
-    const uint64_t bits = starts_[len % 2].get(winner);
+    const uint64_t bits = starts_[len % 2].get(best_word);
     sync_pipes<AscendC::HardEvent::S_V>();
     const int64_t bit = options_.match_policy == kLatest ? 63 - AscendC::ScalarCountLeadingZero(bits)
                                                          : AscendC::ScalarGetSFFValue<1>(bits);
-    return {tile.base + winner * kWord + bit + len - 1, len};
+    return {tile.base + best_word * kWord + bit + len - 1, len};
   }
 
  private:
@@ -196,13 +197,13 @@ class Searcher {
   __aicore__ static inline int64_t count_in_memory(const Tile& tile) {
     return smaller(larger<int64_t>(tile.row.num_in_memory - tile.base, 0), tile.count);
   }
-  // Reads the whole suffix while the item's first tile is loaded, because these reads may wait as well.
+  // Reads the whole suffix while the item's first tile is loaded, because these reads may have to wait, too.
   __aicore__ inline void read_suffix(const Tile& tile, int64_t max_n) {
     for (int64_t n = 1; n <= max_n; ++n) suffix_[n - 1] = tile.row[tile.row.length - n];
     suffix_item_ = tile.item;
   }
-  // Fills a tile after the tokens from memory: adds the sampled tokens, and pads the rest that the vectors read with a
-  // token that cannot end a match.
+  // Fills a tile after the tokens from memory: first the sampled tokens, then, up to the last token that vector
+  // instructions read, a token that cannot end a match.
   __aicore__ inline void fill_tail(const Tile& tile, const AscendC::LocalTensor<int32_t>& tokens) {
     const int64_t loaded = count_in_memory(tile);
     const auto first = static_cast<int32_t>(round_up(loaded, kBlock));
@@ -223,9 +224,9 @@ class Searcher {
                                      int32_t words) {
     const auto& starts = starts_[n % 2].tensor();
     AscendC::CompareScalar(starts.ReinterpretCast<uint8_t>(), tokens, token, AscendC::CMPMODE::EQ, words * kWord);
-    AscendC::Duplicate(starts[words], 0u, kBlock);  // the words after the last one
+    AscendC::Duplicate(starts[words], 0u, kBlock);  // the next word of the last word
     if (n == 1) return;
-    // Shifts by one position: within each word, and the first bit of the next word into the last bit.
+    // Shifts each word by one position. The first bit of the next word becomes the last bit.
     const auto& before = starts_[(n - 1) % 2].tensor();
     const auto& shifted = shifted_.tensor();
     const auto& carry = carry_.tensor();
@@ -239,9 +240,9 @@ class Searcher {
     AscendC::And(starts_halves, starts_halves, halves, 2 * words);
   }
 
-  // The first or the last word with a bit set, -1 without one. Uses floats, because integers have no reductions: a
-  // nonzero word contributes its rank.
-  __aicore__ inline int64_t winning_word(const AscendC::LocalTensor<uint32_t>& starts, int32_t words) {
+  // Returns the first or the last word, by the match policy, with a bit set; -1 if there is none. The reduction is the
+  // maximum of the ranks of nonzero words, as floats, because there is no reduction of integers.
+  __aicore__ inline int64_t find_best_word(const AscendC::LocalTensor<uint32_t>& starts, int32_t words) {
     const auto& flags = flags_.tensor();
     AscendC::Cast(flags, starts.ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_RINT, words);
     AscendC::Mul(flags, flags, flags, words);
@@ -260,33 +261,33 @@ class Searcher {
   int32_t suffix_[kMaxNgram];  // last tokens of the searched row, the last one first
   int64_t suffix_item_ = -1;   // the item of this row
   AscendC::TQue<AscendC::TPosition::VECIN, kTileBuffers> tiles_;
-  Local<uint32_t> starts_[2];
-  Local<uint32_t> shifted_, carry_, next_word_offsets_;
-  Local<float> ranks_, flags_, scratch_, best_;
+  LocalBuffer<uint32_t> starts_[2];
+  LocalBuffer<uint32_t> shifted_, carry_, next_word_offsets_;
+  LocalBuffer<float> ranks_, flags_, scratch_, best_;
 };
 
-// Searches the items of this core and calls on_match(item, its best match) for each.
+// Searches the items of this core and calls on_match(item, match) with the best match of each item.
 template <class Params, class OnMatch>
 __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const LookupTiling& tiling,
                                     OnMatch& on_match) {
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
   Tiles<Params> tiles(p, tiling);
   Match best{-1, 0};
-  int64_t done = -1;  // the item with a completed search; some of its tiles may still be loading
+  int64_t finished_item = -1;  // its search is complete, but some of its tiles may still be loading
   Tile queue[kTileBuffers];
   for (int64_t t = 0; t < kTileBuffers - 1; ++t) searcher.load(queue[t] = tiles.next());
   searcher.prepare();
   for (int64_t t = 0; queue[t % kTileBuffers].item >= 0; ++t) {
     searcher.load(queue[(t + kTileBuffers - 1) % kTileBuffers] = tiles.next());
     const Tile& tile = queue[t % kTileBuffers];
-    if (tile.item == done) {
+    if (tile.item == finished_item) {
       searcher.drop(tile);
       continue;
     }
-    const Match here = searcher.search(tile);
-    if (is_better(here, best, p.lookup.match_policy)) best = here;
+    const Match match = searcher.search(tile);
+    if (is_better(match, best, p.lookup.match_policy)) best = match;
     if (best.len == p.lookup.max_n) {
-      tiles.skip_remaining(done = tile.item);
+      tiles.skip_remaining(finished_item = tile.item);
     } else if (!tile.is_last_of_item) {
       continue;
     }
@@ -311,7 +312,7 @@ class MatchWriter {
   }
 
  private:
-  Local<int32_t> match_;
+  LocalBuffer<int32_t> match_;
   const Gm<int32_t> matches_;
 };
 
@@ -344,7 +345,7 @@ class Drafter {
   template <class Best>
   __aicore__ inline void draft(int64_t j, const UpdatedRow& row, const Best& best, int32_t padding_token) {
     Match match = best(j, row);
-    // Not a usable match: too short, or from a row that was changed since the search.
+    // Drops a match that is too short, or beyond the end of a row that has changed since the search.
     if (match.len < options_.min_n || match.end + 1 >= row.length) match = {-1, 0};
     const int64_t count = count_draft_tokens(match, row.length, options_);
     const int64_t num_filled = count_filled_positions(match, row.length, count, options_);
@@ -380,9 +381,9 @@ class Drafter {
   const int64_t words_per_id_;
   const bool is_contiguous_;
   const int64_t row_stride_;  // in words, in the unified buffer
-  Local<int32_t> drafts_, num_draft_tokens_, match_lens_;
+  LocalBuffer<int32_t> drafts_, num_draft_tokens_, match_lens_;
   const bool has_costs_;
-  Local<uint8_t> costs_;
+  LocalBuffer<uint8_t> costs_;
 };
 
 // For the second of two launches: the best match among each row's spans.
@@ -406,7 +407,7 @@ class SpanMatches {
     Match match{-1, 0};
     for (int64_t offset = j * match_ints_; offset < (j + 1) * match_ints_; offset += kMatchInts) {
       const Match candidate{matches_.get(offset + 1), matches_.get(offset)};
-      if (candidate.end + 1 >= row.length) continue;  // as in Drafter
+      if (candidate.end + 1 >= row.length) continue;  // the row has changed since the search
       if (is_better(candidate, match, match_policy_)) match = candidate;
     }
     return match;
@@ -415,13 +416,13 @@ class SpanMatches {
  private:
   const int32_t match_policy_;
   const int64_t match_ints_;
-  Local<int32_t> matches_;
+  LocalBuffer<int32_t> matches_;
   int32_t load_event_ = 0;  // set by load(), awaited by wait()
 };
 
-// For a single launch: one core searches a whole row and then drafts. `Results` collects a pass: prepare(p, i, j)
-// for request i, the j-th of the pass, then add(p, i, j, best), where best(j, row) is the best match, then store(p,
-// first, count).
+// For a single launch: one core searches a whole row and then drafts. `Results` collects the results of a pass. It has
+// three functions: prepare(p, i, j) for request i, which is the j-th of the pass; then add(p, i, j, best), where
+// best(j, row) returns the best match; and after all requests store(p, first, count).
 template <class Params, class Results>
 class SingleLaunchDrafter {
  public:

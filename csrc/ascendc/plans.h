@@ -1,6 +1,5 @@
-// The division of each operator's work into launches: plan(params, device). NGRAM_NPU_ASCENDC_OPS(X) calls
-// X(op, Params) for each operator with a kernel; a launcher defines the C entry points `ngram_npu_ascendc_<op>` with
-// it.
+// Plans the launches of each operator: plan(params, device). NGRAM_NPU_ASCENDC_OPS(X) calls X(op, Params) for each
+// operator with a kernel; with it, launch.cpp and the host twin define the entry points `ngram_npu_ascendc_<op>`.
 #pragma once
 
 #include <cstddef>
@@ -23,23 +22,24 @@ constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
   return tiles + mask_bytes + float_bytes + kMatchInts * 4;
 }
 
-// Bytes of a request's row of ids and costs (Drafter in lookup.h).
+// Unified buffer bytes of a request's draft token ids and costs (Drafter in lookup.h).
 template <class Params>
 int64_t draft_row_bytes(const Params& p) {
   const int64_t ids = (p.lookup.k * p.draft_token_ids.bytes + 31) / 32 * 32;
   return ids + (p.draft_costs.data != nullptr ? kMaxDraftTokens : 0);
 }
 
-// Bytes for drafting, in ngram_step_, which needs more than ngram_propose: nine arrays, rounded up to 32 bytes each.
+// Unified buffer bytes for drafting in ngram_step_, which needs more than ngram_propose: nine arrays, each rounded up
+// to 32 bytes.
 inline int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t row_bytes) {
   return per_pass * (row_bytes + 4 * (spans * kMatchInts + 4 + kSampledTokensStride + kLengthStride)) + 9 * 32;
 }
 
-// Tiling with the largest number of requests per pass with drafts that fit into the unified buffer together with
-// `other_bytes`; cores is 0 if not even one fits.
-inline CoreTiling draft_tiling(int64_t batch, int64_t spans, int64_t row_bytes, DeviceProperties device,
-                               int64_t other_bytes) {
-  device.min_items_per_core = 1;  // one item is enough for a core, which has to read a row for it
+// Returns the tiling for drafting, with as many requests per pass as fit into the unified buffer besides `other_bytes`.
+// `cores` is 0 if not even one request fits.
+inline CoreTiling compute_draft_tiling(int64_t batch, int64_t spans, int64_t row_bytes, DeviceProperties device,
+                                       int64_t other_bytes) {
+  device.min_items_per_core = 1;  // a single item justifies a core, because it requires reading a row
   for (int64_t max_per_pass = kMaxRequestsPerDraftPass; max_per_pass > 0; max_per_pass /= 2) {
     const CoreTiling core_tiling = split_over_cores(batch, device, max_per_pass);
     if (can_run(device, other_bytes + draft_ub_bytes(core_tiling.per_pass, spans, row_bytes))) return core_tiling;
@@ -47,10 +47,12 @@ inline CoreTiling draft_tiling(int64_t batch, int64_t spans, int64_t row_bytes, 
   return {};
 }
 
-// `spans` is 0 if the device cannot run the lookup.
-inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t row_bytes, const DeviceProperties& device) {
-  constexpr int64_t kTileTokens = 8448;  // 33 KB per copy; with the halo, a row of n * 8192 has n tiles
-  // Balances rows of different lengths; each item adds the latency of its first loads.
+// Returns the tiling of a lookup. `spans` is 0 if the device cannot run the lookup.
+inline LookupTiling compute_lookup_tiling(int64_t batch, int64_t capacity, int64_t row_bytes,
+                                          const DeviceProperties& device) {
+  // 33 KiB per copy. Includes the halo, so that a row of n * 8192 tokens has n tiles, not n + 1.
+  constexpr int64_t kTileTokens = 8448;
+  // More items per core balance rows of different lengths better, but each item adds the latency of its first loads.
   constexpr int64_t kItemsPerCore = 2;
   if (!can_run(device, search_ub_bytes(kTileUnit))) return {};
   LookupTiling t{};
@@ -59,7 +61,7 @@ inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t row_b
   const int64_t max_spans = smaller(device.vector_cores, larger<int64_t>((capacity + kMinSpan - 1) / kMinSpan, 1));
   t.spans = smaller((kItemsPerCore * device.vector_cores + batch - 1) / larger<int64_t>(batch, 1), max_spans);
   if (t.spans == 1 || capacity <= t.tile_tokens - 2 * kHalo) {
-    t.requests = draft_tiling(batch, 0, row_bytes, device, search_ub_bytes(t.tile_tokens));
+    t.requests = compute_draft_tiling(batch, 0, row_bytes, device, search_ub_bytes(t.tile_tokens));
     if (t.requests.per_pass > 0) {
       t.launches = t.spans = 1;
       t.items = t.requests;
@@ -68,7 +70,7 @@ inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t row_b
   }
   t.launches = 2;
   t.items = {1, smaller(device.vector_cores, batch * t.spans)};
-  t.requests = draft_tiling(batch, t.spans, row_bytes, device, 0);
+  t.requests = compute_draft_tiling(batch, t.spans, row_bytes, device, 0);
   return t.requests.per_pass > 0 ? t : LookupTiling{};
 }
 
@@ -78,9 +80,9 @@ struct LookupKernels {
 
 template <class Params>
 LaunchPlan plan_lookup(const Params& p, const DeviceProperties& device, const LookupKernels& kernels) {
-  const LookupTiling tiling = lookup_tiling(p.batch, p.token_ids.capacity, draft_row_bytes(p), device);
+  const LookupTiling tiling = compute_lookup_tiling(p.batch, p.token_ids.capacity, draft_row_bytes(p), device);
   if (tiling.spans == 0) return {};
-  LaunchPlan plan = plan_with(p, tiling);
+  LaunchPlan plan = make_plan(p, tiling);
   if (tiling.launches == 1) {
     plan.add(kernels.search_and_draft, tiling.items.cores);
     return plan;
@@ -104,7 +106,7 @@ inline LaunchPlan plan(const NgramStepParams& p, const DeviceProperties& device)
 }
 
 inline LaunchPlan plan(const PrepareNextTokenIdsParams& p, const DeviceProperties& device) {
-  constexpr int64_t kRequestInts = kSampledTokensStride + 3;  // sampled tokens; discard, both results
+  constexpr int64_t kRequestInts = kSampledTokensStride + 3;  // sampled tokens, discard, next token, number of tokens
   return plan_requests(p, device, kRequestInts * int64_t{sizeof(int32_t)}, 64,
                        Kernel::ngram_npu_prepare_next_token_ids);
 }
@@ -117,7 +119,7 @@ inline LaunchPlan plan(const PrepareInputsParams& p, const DeviceProperties& dev
   if (!can_run(device, (kMaxPerPass * 4 + kRequestsPerTile * 3) * int64_t{sizeof(int32_t)})) return {};
   const BatchTiling tiling{split_over_cores(p.batch + 1, device, kMaxPerPass),
                            split_over_cores(p.total_tokens, device, kMaxPerPass)};
-  LaunchPlan plan = plan_with(p, tiling);
+  LaunchPlan plan = make_plan(p, tiling);
   plan.add(Kernel::ngram_npu_prepare_inputs, larger(tiling.requests.cores, tiling.tokens.cores));
   return plan;
 }
@@ -131,34 +133,34 @@ inline LaunchPlan plan(const PrepareInputIdsParams& p, const DeviceProperties& d
   const int64_t random_access =
       random_access_bytes(p.prev_positions, p.batch) + random_access_bytes(p.draft_token_ids.rows, 4);
   if (!can_run(device, random_access + pass_ints * int64_t{sizeof(int32_t)})) return {};
-  LaunchPlan plan = plan_with(p, requests);
+  LaunchPlan plan = make_plan(p, requests);
   plan.add(Kernel::ngram_npu_prepare_input_ids, requests.cores);
   return plan;
 }
 
 // Unified buffer bytes of a GatherSource (gather.h).
-inline int64_t gather_source_bytes(int64_t size) {
+inline int64_t gather_source_ub_bytes(int64_t size) {
   return smaller(size, kMaxStagedItems) * int64_t{sizeof(int32_t)} + 32;
 }
-// Of PreviousCounts (counts.h).
-inline int64_t previous_ub_bytes(const CorrectNumComputedTokensParams& p) {
-  return 3 * gather_source_bytes(p.num_previous);
+// Unified buffer bytes of PreviousCounts (counts.h).
+inline int64_t previous_counts_ub_bytes(const CorrectNumComputedTokensParams& p) {
+  return 3 * gather_source_ub_bytes(p.num_previous);
 }
-// Of a PassIndices (gather.h).
-inline int64_t indices_ub_bytes(const IndexArray& indices, int64_t per_pass) {
+// Unified buffer bytes of a PassIndices (gather.h).
+inline int64_t pass_indices_ub_bytes(const IndexArray& indices, int64_t per_pass) {
   return per_pass * (4 + (indices.bytes == 8 ? 8 : 0)) + 2 * 32;
 }
-// Of a CountCorrector (counts.h).
-inline int64_t counts_ub_bytes(const CorrectNumComputedTokensParams& p, int64_t per_pass) {
-  return indices_ub_bytes(p.prev_positions, per_pass) + 7 * (per_pass * 4 + 32);
+// Unified buffer bytes of a CountCorrector (counts.h).
+inline int64_t count_corrector_ub_bytes(const CorrectNumComputedTokensParams& p, int64_t per_pass) {
+  return pass_indices_ub_bytes(p.prev_positions, per_pass) + 7 * (per_pass * 4 + 32);
 }
-// Of a RequestPass without its CountCorrector and its GatherSource (correction.cpp).
-inline int64_t requests_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {
+// Unified buffer bytes of a RequestPass (correction.cpp) without its CountCorrector and its GatherSource.
+inline int64_t request_pass_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {
   constexpr int64_t kFlagBytes = 2 + 1;  // one half and one byte per request
-  return indices_ub_bytes(p.row_indices, per_pass) + 6 * (per_pass * 4 + 32) + per_pass * kFlagBytes + 2 * 32;
+  return pass_indices_ub_bytes(p.row_indices, per_pass) + 6 * (per_pass * 4 + 32) + per_pass * kFlagBytes + 2 * 32;
 }
-// Of StagedSlots with both windows (slots.h).
-inline int64_t slots_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {
+// Unified buffer bytes of StagedSlots and of the windows of positions and slots (slots.h).
+inline int64_t staged_slots_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {
   constexpr int64_t kBytesPerSlot = 32 + 2 * int64_t{sizeof(int64_t)};
   return random_access_bytes(p.batch + 1, 4) + random_access_bytes(p.row_indices, p.batch) + per_pass * kBytesPerSlot +
          2 * 32;
@@ -166,24 +168,24 @@ inline int64_t slots_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pas
 
 inline LaunchPlan plan(const CorrectNumComputedTokensParams& p, const DeviceProperties& device) {
   const BatchTiling tiling{split_over_cores(p.batch, device, kMaxPerPass), {}};
-  if (!can_run(device, previous_ub_bytes(p) + counts_ub_bytes(p, tiling.requests.per_pass))) return {};
-  LaunchPlan plan = plan_with(p, tiling);
+  if (!can_run(device, previous_counts_ub_bytes(p) + count_corrector_ub_bytes(p, tiling.requests.per_pass))) return {};
+  LaunchPlan plan = make_plan(p, tiling);
   plan.workspace_bytes = p.batch * int64_t{sizeof(int32_t)};
   plan.add(Kernel::ngram_npu_correct_num_computed_tokens, tiling.requests.cores);
-  plan.add(Kernel::ngram_npu_place_num_computed_tokens, tiling.requests.cores);
+  plan.add(Kernel::ngram_npu_copy_num_computed_tokens, tiling.requests.cores);
   return plan;
 }
 
 inline LaunchPlan plan(const ComputeSlotMappingParams& p, const DeviceProperties& device) {
   const CoreTiling tokens = split_over_cores(p.num_slots, device, kMaxSlotsPerPass);
-  if (!can_run(device, slots_ub_bytes(p, tokens.per_pass))) return {};
-  LaunchPlan plan = plan_with(p, tokens);
+  if (!can_run(device, staged_slots_ub_bytes(p, tokens.per_pass))) return {};
+  LaunchPlan plan = make_plan(p, tokens);
   plan.add(Kernel::ngram_npu_compute_slot_mapping, tokens.cores);
   return plan;
 }
 
-// The second launch is the copy kernel of correct_num_computed_tokens_. It reads the parameters as
-// CorrectNumComputedTokensParams, so `counts` must be the first member.
+// The second launch of correct_spec_state_ is the copy kernel of correct_num_computed_tokens_. This kernel reads the
+// parameters as CorrectNumComputedTokensParams, so `counts` must be the first member.
 static_assert(std::is_standard_layout_v<CorrectSpecStateParams> && offsetof(CorrectSpecStateParams, counts) == 0);
 
 inline LaunchPlan plan(const CorrectSpecStateParams& p, const DeviceProperties& device) {
@@ -191,15 +193,15 @@ inline LaunchPlan plan(const CorrectSpecStateParams& p, const DeviceProperties& 
   const BatchTiling tiling{split_over_cores(p.num_seq_lens, device, kMaxSlotsPerPass),
                            split_over_cores(tokens, device, kMaxSlotsPerPass)};
   const int64_t per_pass = tiling.requests.per_pass;
-  const int64_t request_bytes = counts_ub_bytes(p.counts, per_pass) + requests_ub_bytes(p.slots, per_pass);
-  const int64_t token_bytes = counts_ub_bytes(p.counts, smaller(p.counts.batch, kMaxCorrectedRequests)) +
-                              slots_ub_bytes(p.slots, tiling.tokens.per_pass);
-  const int64_t gather_bytes = previous_ub_bytes(p.counts) + gather_source_bytes(p.num_rows);
+  const int64_t request_bytes = count_corrector_ub_bytes(p.counts, per_pass) + request_pass_ub_bytes(p.slots, per_pass);
+  const int64_t token_bytes = count_corrector_ub_bytes(p.counts, smaller(p.counts.batch, kMaxCorrectedRequests)) +
+                              staged_slots_ub_bytes(p.slots, tiling.tokens.per_pass);
+  const int64_t gather_bytes = previous_counts_ub_bytes(p.counts) + gather_source_ub_bytes(p.num_rows);
   if (!can_run(device, request_bytes + token_bytes + gather_bytes)) return {};
-  LaunchPlan plan = plan_with(p, tiling);
+  LaunchPlan plan = make_plan(p, tiling);
   plan.workspace_bytes = p.counts.batch * int64_t{sizeof(int32_t)};
   plan.add(Kernel::ngram_npu_correct_spec_state, larger(tiling.requests.cores, tiling.tokens.cores));
-  if (p.counts.batch > 0) plan.add(Kernel::ngram_npu_place_num_computed_tokens, tiling.requests.cores);
+  if (p.counts.batch > 0) plan.add(Kernel::ngram_npu_copy_num_computed_tokens, tiling.requests.cores);
   return plan;
 }
 

@@ -6,8 +6,7 @@
 
 namespace ngram_npu::ascendc {
 
-// The staged items [begin, end) of a token tensor. Items outside are ignored, and items that are not set keep their
-// value.
+// The staged items [begin, end) of a tensor with one item per token. Items that are not set keep the tensor's value.
 template <class T>
 class TokenWindow {
  public:
@@ -33,16 +32,16 @@ class TokenWindow {
   }
 
  private:
-  Local<T> items_;
+  LocalBuffer<T> items_;
   int64_t begin_ = 0;
   int64_t end_ = 0;
 };
 
-// The first request with tokens that may be at or after `begin`, for sorted offsets: the last one that begins at or
-// before `begin`.
+// Returns the first request that may have tokens at or after `begin`: the last request that begins at or before it, if
+// the offsets are sorted.
 template <class Offsets>
 __aicore__ inline int64_t first_request(const Offsets& query_start_loc, int64_t batch, int64_t begin) {
-  int64_t low = 0;  // begins at or before `begin`, or is the first
+  int64_t low = 0;  // this request begins at or before `begin`, or is the first
   for (int64_t high = batch; high - low > 1;) {
     const int64_t middle = (low + high) / 2;
     if (query_start_loc[middle] <= begin) {
@@ -54,7 +53,8 @@ __aicore__ inline int64_t first_request(const Offsets& query_start_loc, int64_t 
   return low;
 }
 
-// A request's block ids: a first walk through its tokens loads the block ids that it needs, a second walk reads them.
+// Sources of a request's block ids for slot_run(). In a first loop over the request's tokens, BlockLoader starts the
+// loads of the block ids that it needs. In a second loop, LoadedBlocks returns them in the same order.
 struct BlockLoader {
   ScatteredLoads& loads;
   Gm<const int32_t> row;
@@ -65,7 +65,7 @@ struct BlockLoader {
 };
 struct LoadedBlocks {
   const ScatteredLoads& loads;
-  int64_t& next;  // number of the loaded block id for this run
+  int64_t& next;  // index of the loaded block id for this run
   bool& is_used;
   __aicore__ inline int32_t operator[](int64_t) const {
     is_used = true;
@@ -111,7 +111,8 @@ __aicore__ inline void load_blocks(const ComputeSlotMappingParams& p, int64_t i,
   }
 }
 
-// The same walk after the block ids were loaded; `next` counts them.
+// Writes the slots of one request's tokens after the block ids were loaded, with the same loop as load_blocks(). `next`
+// is the index of the next loaded block id.
 template <class Slot>
 __aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i, const StagedSlots& staged,
                                    int64_t& next, const TokenWindow<int64_t>& positions, TokenWindow<Slot>& slots) {

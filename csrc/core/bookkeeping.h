@@ -11,7 +11,7 @@ namespace ngram_npu {
 
 NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
 
-// Number of valid entries before the first invalid one. A rejection sampler writes -1 for rejected tokens.
+// Number of valid tokens before the first invalid one. A rejection sampler writes -1 for rejected tokens.
 template <class Tokens>
 NGRAM_FN int64_t count_valid_prefix(const Tokens& sampled, int64_t width, int64_t vocab_size) {
   int64_t n = 0;
@@ -21,8 +21,8 @@ NGRAM_FN int64_t count_valid_prefix(const Tokens& sampled, int64_t width, int64_
 
 struct PrepareNextTokenIdsParams {
   TokenRows<const int32_t> sampled_token_ids;  // [B, M]
-  Gm<const uint8_t> discard;                   // [B], or null: none; bool bytes, any nonzero is true
-  Gm<const int32_t> backup_token_ids;          // [B], or null: the rows' last tokens
+  Gm<const uint8_t> discard;                   // [B] bool bytes, any nonzero is true; null: nothing is discarded
+  Gm<const int32_t> backup_token_ids;          // [B]; null: the last tokens of the rows are used
   TokenRows<const int32_t> token_ids;          // [R, S]
   Gm<const int32_t> num_tokens;                // [R]
   IndexArray row_indices;                      // [B]
@@ -32,6 +32,7 @@ struct PrepareNextTokenIdsParams {
   Gm<int32_t> num_sampled;     // [B]
 };
 
+// The next token of request i if it has no valid sampled token.
 NGRAM_FN int32_t backup_token(const PrepareNextTokenIdsParams& p, int64_t i) {
   if (p.backup_token_ids != nullptr) return p.backup_token_ids[i];
   const int64_t row = p.row_indices[i];
@@ -45,7 +46,7 @@ struct NextToken {
   int32_t num_sampled;
 };
 
-// The next token of request i. `sampled` are its sampled tokens in the tensor, or a kernel's copy of them.
+// The next token of request i. `sampled` are the request's sampled tokens in the tensor, or a kernel's copy of them.
 template <class Tokens>
 NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i, const Tokens& sampled, bool discarded) {
   const int64_t count = discarded ? 0 : count_valid_prefix(sampled, p.sampled_token_ids.capacity, p.vocab_size);
@@ -55,7 +56,7 @@ NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i) {
   return next_token(p, i, p.sampled_token_ids[i], p.discard != nullptr && p.discard[i]);
 }
 
-// Writes the outputs of request i; so do the other overloads of write_item().
+// Writes the outputs of request i. The other overloads of write_item() do the same for their operators.
 NGRAM_FN void write_item(const PrepareNextTokenIdsParams& p, int64_t i) {
   const NextToken next = next_token(p, i);
   p.next_token_ids[i] = next.token;
@@ -64,7 +65,7 @@ NGRAM_FN void write_item(const PrepareNextTokenIdsParams& p, int64_t i) {
 
 // prepare_inputs_padded: the row of logits that each request samples from. Contract: docs/ops/prepare_inputs_padded.md.
 struct PrepareInputsPaddedParams {
-  Gm<const int32_t> cu_num_draft_tokens;  // [B], inclusive
+  Gm<const int32_t> cu_num_draft_tokens;  // [B], inclusive cumulative sums
   Gm<const int32_t> num_sampled;          // [B]
   Gm<const int32_t> query_start_loc;      // [B + 1]
   int64_t batch;
@@ -72,8 +73,8 @@ struct PrepareInputsPaddedParams {
   Gm<int32_t> num_rejected;             // [B]
 };
 
-// A request samples one token per accepted draft token and one more. The result is clamped to 0, because a negative
-// value would move the index to sample from past the request's last token.
+// A request samples one token per accepted draft token and one more token. The result is at least 0, because with a
+// negative number the index to sample from would lie beyond the request's last token.
 NGRAM_FN int32_t rejected_drafts(int32_t num_drafts, int32_t num_sampled) {
   const int32_t rejected = wrap_sub(wrap_add(num_drafts, 1), num_sampled);
   return num_drafts > 0 && rejected > 0 ? rejected : 0;
@@ -156,7 +157,7 @@ NGRAM_FN int32_t input_id(const Inputs& p, const InputSpan& span, int64_t prev, 
   return draft < 0 ? p.pad_token : draft;
 }
 
-// Writes the input ids of request i. `lanes` threads call this, each with its request_tokens `lane` in [0, lanes).
+// Writes the input ids of request i. `lanes` threads call this function, each with another `lane` in [0, lanes).
 NGRAM_FN void write_item(const PrepareInputIdsParams& p, int64_t i, int64_t lane, int64_t lanes) {
   const int64_t prev = p.prev_positions[i];
   if (!p.draft_token_ids.has(prev)) return;

@@ -27,10 +27,10 @@ constexpr int64_t kMaxNgram = 64;         // upper limit of max_n
 constexpr int64_t kMaxIndexSpan = 8;      // upper limit of max_n - min_n + 1 with an index
 constexpr int64_t kMaxDraftTokens = 64;   // upper limit of k
 constexpr int64_t kMaxSampledWidth = 65;  // upper limit of M, the width of sampled_token_ids
-constexpr int32_t kNoToken = -1;          // no draft
+constexpr int32_t kNoToken = -1;          // in output positions without a token
 
-// A pointer into a tensor. On an NPU tensors are in a separate address space; on other devices this is a plain pointer.
-// Params have the same bytes on the host and on every device.
+// A pointer into a tensor. On an NPU, tensors are in a separate address space; on other devices, this is a plain
+// pointer. Params structs have the same memory layout on the host and on every device.
 #if defined(__CCE_AICORE__)
 template <class T>
 using Gm = __gm__ T*;
@@ -44,20 +44,20 @@ using Gm = T*;
 
 enum MatchPolicy : int32_t { kEarliest = 0, kLatest = 1 };
 
-// Return value of an entry point. Bad values inside tensors are never an error: their results are defined.
+// Return value of an entry point. Invalid values inside tensors are not errors: the contracts define their results.
 enum Status : int32_t { kOk = 0, kInvalidParams = 1, kLaunchFailed = 2, kOutOfMemory = 3 };
 
-// The caller provides the threads, so that two pools never compete for the cores: torch passes its own pool, `_C` its
-// small pool.
+// The threads of a call. The caller provides them, so that two pools never compete for the cores: torch passes its own
+// pool, and `_C` passes its small pool.
 struct Executor {
   // Calls fn(context, task) for every task in [0, num_tasks), possibly in parallel; returns when all are done.
   void (*run)(const Executor* self, int32_t num_tasks, void (*fn)(void* context, int32_t task), void* context);
   int32_t max_threads;
-  int64_t min_tokens_per_thread;  // with less work per thread, another thread makes a call slower; depends on the pool
+  int64_t min_tokens_per_thread;  // with less work per thread, fewer threads are faster; depends on the pool
   void* pool;
 };
 
-// A tensor of int32 or int64 indices. If it is absent, index i is i.
+// A tensor of int32 or int64 indices. If the tensor is absent, index i is i.
 struct IndexArray {
   Gm<const void> data;
   int32_t bytes;  // 4, 8, or 0 if absent
@@ -99,21 +99,21 @@ NGRAM_FN int32_t wrap_sub(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
 }
 
-// The flat batch: request i's tokens are [query_start_loc[i], query_start_loc[i + 1]).
+// In the flat batch, request i's tokens are [query_start_loc[i], query_start_loc[i + 1]).
 
 struct TokenRange {
   int64_t begin;
   int64_t end;
 };
 
-// The range of a request's tokens that lie in a tensor of `size` items; begin >= end if there are none. `Offsets` is
+// The range of a request's tokens that lie in a tensor of `size` items; begin >= end if no token does. `Offsets` is
 // query_start_loc, or the part of it that a kernel has loaded.
 template <class Offsets>
 NGRAM_FN TokenRange request_token_range(const Offsets& query_start_loc, int64_t i, int64_t size) {
   return {larger<int64_t>(query_start_loc[i], 0), smaller<int64_t>(query_start_loc[i + 1], size)};
 }
 
-// The number of a request's tokens, including those beyond the tensors' sizes.
+// The number of a request's tokens, including tokens beyond the tensors' sizes.
 template <class Offsets>
 NGRAM_FN int32_t num_scheduled_tokens(const Offsets& query_start_loc, int64_t i) {
   return wrap_sub(query_start_loc[i + 1], query_start_loc[i]);

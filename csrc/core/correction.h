@@ -1,5 +1,5 @@
-// Parameters and per-request functions of the operators between two forward passes, which correct counts, positions,
-// lengths and slots.
+// Parameters and per-request functions of the operators that run between two forward passes and correct counts,
+// positions, lengths and slots.
 #pragma once
 
 #include "core/common.h"
@@ -20,23 +20,24 @@ struct CorrectNumComputedTokensParams {
   int64_t batch;
 };
 
-// A request's new counts: corrected if it had drafts in the previous step, otherwise the host's.
+// A request's new counts. Without drafts in the previous step, num_computed is the host's count, and the request's
+// num_accepted_tokens does not change.
 struct CorrectedCounts {
   int32_t num_computed;
   int32_t num_accepted;
   bool changes_accepted;
 };
 
-// Position of request i in the previous step if it had drafts there, otherwise -1. `Counts` is either the
-// Params struct or a kernel's struct of staged copies with the same member names.
+// Batch position of request i in the previous step if the request had drafts in that step, otherwise -1. `Counts` is
+// either the Params struct or a kernel's struct of staged copies with the same member names.
 template <class Counts>
 NGRAM_FN int64_t prev_position_with_drafts(const Counts& c, int64_t i) {
   const int64_t p = c.prev_positions[i];
   return p < 0 || p >= c.num_previous || c.num_draft_prev[p] <= 0 ? -1 : p;
 }
 
-// Number of tokens that the request at previous position p gained; never more than the host assumed, because it
-// allocated blocks for that number only.
+// Number of tokens that the request at previous position p gained. It is at most the number that the host assumed,
+// because the host allocated blocks for that number only.
 template <class Counts>
 NGRAM_FN int32_t num_sampled_at(const Counts& c, int64_t p) {
   const int32_t sampled = c.num_sampled_prev[p];
@@ -44,7 +45,7 @@ NGRAM_FN int32_t num_sampled_at(const Counts& c, int64_t p) {
   return sampled > drafts ? drafts + 1 : sampled;
 }
 
-// Reads the old num_computed_tokens of any position, so no position may be overwritten before all are corrected.
+// Reads the old num_computed_tokens of another position, so the caller must compute all counts before it writes any.
 template <class Counts>
 NGRAM_FN CorrectedCounts corrected_counts(const Counts& c, int64_t i) {
   const int64_t p = prev_position_with_drafts(c, i);
@@ -55,9 +56,9 @@ NGRAM_FN CorrectedCounts corrected_counts(const Counts& c, int64_t i) {
 
 // compute_slot_mapping_: the KV cache slot of each token. Contract: docs/ops/compute_slot_mapping.md.
 
-// How positions are assigned to ranks and blocks. All >= 1 (cp_rank: in [0, cp_world)); block_size *
-// blocks_per_kv_block * cp_world and cp_world * cp_interleave are below 2**31; with several ranks cp_interleave divides
-// block_size * blocks_per_kv_block, so that no two positions share a slot.
+// How positions are assigned to ranks and blocks. cp_rank is in [0, cp_world); all other fields are at least 1.
+// block_size * blocks_per_kv_block * cp_world and cp_world * cp_interleave are below 2**31. With several ranks,
+// cp_interleave divides block_size * blocks_per_kv_block, so that no two positions share a slot.
 struct SlotLayout {
   int64_t block_size;
   int64_t blocks_per_kv_block;
@@ -80,7 +81,7 @@ struct ComputeSlotMappingParams {
   int64_t pad_id;
 };
 
-// One request's blocks; `count` is 0 if its row lies outside the table.
+// The blocks of one request; `count` is 0 if the request's row lies outside the table.
 struct BlockList {
   Gm<const int32_t> blocks;
   int64_t count;
@@ -92,19 +93,20 @@ NGRAM_FN BlockList blocks_of(const TokenRows<const int32_t>& block_table, int64_
 
 constexpr int64_t kNoSlot = -1;
 
-// `count` positions from `first` on. Their slots are slot, slot + 1, ...; if slot is kNoSlot, none of them has a slot.
+// A run of `count` positions starting at `first`. Their slots are slot, slot + 1, ...; if `slot` is kNoSlot, none of
+// these positions has a slot.
 struct SlotRun {
   int64_t first;
   int64_t count;
   int64_t slot;
 };
 
-// The run that begins at `position`; `List` is a BlockList or a kernel's copy of one. Tokens are mostly in order, so
-// the divisions are done once per run, not once per token.
+// The run that begins at `position`. Most tokens are in order, so the divisions are done once per run, not once per
+// token. `List` is a BlockList or a kernel's copy of one.
 template <class List>
 NGRAM_FN SlotRun slot_run(const SlotLayout& l, const List& list, int64_t position) {
   if (position < 0) return {position, 1, kNoSlot};
-  int64_t index;   // number of the block in the request's row
+  int64_t index;   // index of the block in the request's row
   int64_t inside;  // offset in the block
   int64_t count = INT64_MAX;
   if (l.cp_world == 1) {
@@ -127,7 +129,7 @@ NGRAM_FN SlotRun slot_run(const SlotLayout& l, const List& list, int64_t positio
   return {position, count, list.blocks[index] * l.block_size + inside};
 }
 
-// The difference of any two positions is exact as an unsigned number.
+// The comparison uses unsigned numbers, because the difference of two positions could overflow an int64.
 NGRAM_FN bool is_in_run(const SlotRun& run, int64_t position) {
   return static_cast<uint64_t>(position) - static_cast<uint64_t>(run.first) < static_cast<uint64_t>(run.count);
 }
@@ -138,20 +140,20 @@ NGRAM_FN int64_t slot_at(const SlotRun& run, int64_t position) {
 // correct_spec_state_: makes all corrections between two forward passes. Contract: docs/ops/correct_spec_state.md.
 struct CorrectSpecStateParams {
   CorrectNumComputedTokensParams counts;
-  ComputeSlotMappingParams slots;  // its positions are those below
+  ComputeSlotMappingParams slots;  // slots.positions is the member `positions` below
   Gm<int64_t> positions;           // [slots.num_positions], written
   Gm<int32_t> seq_lens;            // [num_seq_lens], written
   int64_t num_seq_lens;
-  Gm<uint8_t> discard;           // [>= B], written in [0, B); or null
+  Gm<uint8_t> discard;           // [>= B], written in [0, B); null: not requested
   Gm<const int32_t> num_tokens;  // [num_rows]; read only if discard is given
   int64_t num_rows;
   Gm<void> workspace;  // device backends only
 };
 
-// Words of workspace that suffice on any device: one counter of blocks. The counts need none (cuda/correction.cu).
+// Words of workspace that are enough on any device: one counter of finished thread blocks (cuda/correction.cu).
 constexpr int64_t kCorrectSpecStateWorkspaceWords = 1;
 
-// The position of token n of the batch, in a request that begins at query_start_loc `begin` with `num_computed` tokens.
+// The position of token n of the flat batch, whose request begins at token `begin` and has `num_computed` tokens.
 NGRAM_FN int64_t position_of_token(int64_t n, int32_t begin, int32_t num_computed) {
   return num_computed + (n - begin);
 }
@@ -160,8 +162,8 @@ NGRAM_FN int32_t sequence_length(const CorrectSpecStateParams& p, int64_t i, int
   return wrap_add(num_computed, num_scheduled_tokens(p.slots.query_start_loc, i));
 }
 
-// Whether the request's sampled token must be discarded: the step ends before the request's known tokens end, or the
-// request has no row. `State` is either the Params struct or a kernel's struct with a copy of num_tokens.
+// Whether the request's sampled token must be discarded, because the step ends before the request's known tokens end or
+// because the request has no row. `State` is either the Params struct or a kernel's struct with a copy of num_tokens.
 template <class State>
 NGRAM_FN bool should_discard_row(const State& p, int64_t row, int32_t seq_len) {
   return row < 0 || row >= p.num_rows || seq_len < p.num_tokens[row];

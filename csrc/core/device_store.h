@@ -47,7 +47,7 @@ struct Contents {
 // Hash of the last n tokens before `end`.
 NGRAM_FN uint64_t hash_tokens(Gm<const int32_t> end, int64_t n) {
   uint64_t hash = 0, power = 1;
-  for (int64_t j = 1; j <= n; ++j, power *= store::kBase) hash += static_cast<uint32_t>(end[-j]) * power;
+  for (int64_t j = 1; j <= n; ++j, power *= store::kHashBase) hash += static_cast<uint32_t>(end[-j]) * power;
   return hash;
 }
 

@@ -1,6 +1,6 @@
-// The cost of a draft token in 1/16 bit, and the expected number of accepted tokens computed from the costs. Used by
-// the index (with outcome bytes), the store and merge_drafts_. Definition: docs/ops/ngram_index_propose.md, "Cost" and
-// "Token logits".
+// The cost of a draft token in 1/16 bit, and the expected number of accepted tokens computed from the costs. The index
+// (with outcome bytes), the store and merge_drafts_ use these functions. Definition: docs/ops/ngram_index_propose.md,
+// "Cost" and "Token logits".
 #pragma once
 
 #include "core/lookup_rules.h"
@@ -9,15 +9,15 @@ namespace ngram_npu {
 
 constexpr uint32_t kTokenLogitRows = 4096;  // rows of the token logit table; token t uses row t % kTokenLogitRows
 
-// The cost of a logit, in 32nds of a nat: round(16 log2(1 + e^(-logit / 32))), at most 255. A sum of logits
-// out of range wraps around, because clamping would take longer than the addition.
+// The cost for each logit; logits are in 1/32 nat. The cost is round(16 log2(1 + e^(-logit / 32))), at most 255. A sum
+// of logits out of range wraps around, because clamping would take longer than the addition.
 struct LogitCosts {
   static constexpr int32_t kMinLogit = -1024, kMaxLogit = 1023;
   static constexpr uint32_t kCount = kMaxLogit - kMinLogit + 1;
 
   uint8_t values[kCount];
-  // Computed at compile time in IEEE doubles. No value is close to a rounding boundary, so every compiler produces the
-  // same table.
+  // Computes the table at compile time in IEEE doubles. No value is close to a rounding boundary, so every compiler
+  // produces the same table.
   constexpr LogitCosts() : values() {
     constexpr double kStep = 1.0317434074991028;                      // e^(1/32)
     constexpr double kCost = 1.0442737824274138;                      // 2^(1/16)
@@ -38,23 +38,23 @@ inline constexpr LogitCosts kLogitCosts;
 // logits of the drafted token and of the token before it are added.
 struct CostTable {
   const void* cells;
-  // [kTokenLogitRows, 2]; column 0: logit for the drafted token; column 1: logit for the token before it
+  // [kTokenLogitRows, 2]: column 0 is for the drafted token, column 1 is for the token before the drafted token.
   const int8_t* token_logits;
 };
 
-// Computes the costs of a draft's tokens in order.
+// Computes the costs of a draft's tokens in order. `token_before` is the token before the draft.
 class DraftCostReader {
  public:
-  NGRAM_FN DraftCostReader(const CostTable& table, int32_t before) : table_(table) {
-    if (table.token_logits != nullptr) before_ = logits_of(before)[1];
+  NGRAM_FN DraftCostReader(const CostTable& table, int32_t token_before) : table_(table) {
+    if (table.token_logits != nullptr) logit_before_ = logits_of(token_before)[1];
   }
 
-  // `token` is the next token of the draft.
+  // Returns the cost of `token`, the draft's next token, with this cell of the table.
   NGRAM_FN uint8_t next(int64_t cell, int32_t token) {
     if (table_.token_logits == nullptr) return static_cast<const uint8_t*>(table_.cells)[cell];
     const int8_t* const logits = logits_of(token);
-    const int32_t logit = static_cast<const int16_t*>(table_.cells)[cell] + logits[0] + before_;
-    before_ = logits[1];
+    const int32_t logit = static_cast<const int16_t*>(table_.cells)[cell] + logits[0] + logit_before_;
+    logit_before_ = logits[1];
     return kLogitCosts.values[static_cast<uint32_t>(logit - LogitCosts::kMinLogit) % LogitCosts::kCount];
   }
 
@@ -64,13 +64,10 @@ class DraftCostReader {
   }
 
   const CostTable table_;
-  int8_t before_ = 0;
+  int8_t logit_before_ = 0;
 };
 
-// The expected number of accepted tokens of a draft. Definition: docs/ops/ngram_store_step.md, "Choice".
-
-// 2^(-cost / 16) as fixed point with 16 fractional bits, computed by repeated multiplication, so that every compiler
-// produces the same integers.
+// 2^(-cost / 16) for each cost, with 16 fractional bits. Repeated multiplication gives the same integers everywhere.
 struct AcceptanceProbabilities {
   uint32_t values[256];
   constexpr AcceptanceProbabilities() : values() {
@@ -79,8 +76,8 @@ struct AcceptanceProbabilities {
   }
 };
 
-// The expected number of accepted tokens among the first `count` tokens of a draft, in 65536ths. costs[j] is in 1/16
-// bit.
+// The expected number of accepted tokens among the first `count` tokens of a draft, in 65536ths. Definition:
+// docs/ops/ngram_store_step.md, "Choice".
 template <class Costs>
 NGRAM_FN uint32_t expected_accepted_tokens(const AcceptanceProbabilities& probabilities, const Costs& costs,
                                            int64_t count) {
@@ -94,7 +91,7 @@ NGRAM_FN uint32_t expected_accepted_tokens(const AcceptanceProbabilities& probab
 }
 
 // The ladder: n-grams of 1, 2, 4, 8 and 16 tokens, and drafts that end where their tokens are no longer likely to be
-// accepted. Definition: docs/ops/ngram_index_propose.md; why: docs/design/drafts.md.
+// accepted. Definition: docs/ops/ngram_index_propose.md. Rationale: docs/design/drafts.md.
 
 constexpr int kLadderLevels = 5;
 constexpr int64_t kLadderMaxN = 16;

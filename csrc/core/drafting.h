@@ -1,4 +1,4 @@
-// Parameters of the drafting operators, and per-request functions of those that every device supports.
+// Parameters of the drafting operators, and per-request functions of ngram_propose and ngram_step_.
 #pragma once
 
 #include "core/bookkeeping.h"
@@ -12,7 +12,7 @@ struct NgramProposeParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
   Gm<const int32_t> num_tokens;        // [R]
   IndexArray row_indices;              // [B]
-  Gm<const int32_t> num_sampled;       // [B]: only requests above 0 draft; or null: all draft
+  Gm<const int32_t> num_sampled;       // [B]: requests with 0 or fewer get no draft; null: all requests draft
   int64_t batch;
   LookupOptions lookup;
   DraftRows draft_token_ids;     // [B, k]
@@ -23,14 +23,14 @@ struct NgramProposeParams {
   const Executor* executor;      // host backends only; null: the calling thread
 };
 
-NGRAM_FN ValidRow valid_row(const NgramProposeParams& p, int64_t i) {
+NGRAM_FN RequestRow request_row(const NgramProposeParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row) || (p.num_sampled != nullptr && p.num_sampled[i] <= 0)) return {-1, 0};
   return {row, p.num_tokens[row]};
 }
 
-// The token for output positions that are not filled from the row: with `fill`, the row's last token, even if
-// num_sampled is 0.
+// The token for output positions that are not filled from the row: with `fill`, the row's last token (even if
+// num_sampled is 0); without `fill` or without a valid row, kNoToken.
 NGRAM_FN int32_t padding_token(const NgramProposeParams& p, int64_t i) {
   if (!p.lookup.fill) return kNoToken;
   const int64_t row = p.row_indices[i];
@@ -45,7 +45,7 @@ struct NgramStepParams {
   TokenRows<int32_t> token_ids;                // [R, S], written
   Gm<int32_t> num_tokens;                      // [R], written if advance
   TokenRows<const int32_t> sampled_token_ids;  // [B, M]
-  Gm<const uint8_t> discard;                   // [B], or null: none; bool bytes, any nonzero is true
+  Gm<const uint8_t> discard;                   // [B] bool bytes, any nonzero is true; null: nothing is discarded
   IndexArray row_indices;                      // [B]
   int64_t batch;
   bool advance;
@@ -61,22 +61,22 @@ struct NgramStepParams {
   const Executor* executor;      // host backends only; null: the calling thread
 };
 
-// How many of `count` new tokens fit into a row.
+// The number of `count` new tokens that fit into a row of `num_tokens` tokens.
 NGRAM_FN int64_t num_appended_tokens(int64_t count, int64_t num_tokens, int64_t capacity) {
   return smaller(count, capacity - num_tokens);
 }
 
 // The result of accepting the sampled tokens of one request.
 struct Accepted {
-  int64_t row;          // -1: no usable row, nothing to write or look up
+  int64_t row;          // -1: the request has no usable row, so nothing is appended or looked up
   int64_t old_length;   // the row's length before the append
-  int64_t num_sampled;  // valid entries, before the capacity clamp
+  int64_t num_sampled;  // number of valid sampled tokens, even if not all of them fit into the row
   int64_t num_appended;
   int32_t next_token;
 };
 
-// The row that a request appends to, if it has a usable one.
-NGRAM_FN ValidRow valid_row(const NgramStepParams& p, int64_t i) {
+// The row that a request appends to.
+NGRAM_FN RequestRow request_row(const NgramStepParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row)) return {-1, 0};
   const int64_t length = p.num_tokens[row];
@@ -91,23 +91,23 @@ NGRAM_FN int64_t count_sampled_tokens(const NgramStepParams& p, int64_t i) {
   return count_valid_prefix(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
 }
 
-NGRAM_FN int32_t next_token(const NgramStepParams& p, int64_t i, const ValidRow& valid, int64_t num_sampled) {
-  if (valid.row < 0) return 0;
+NGRAM_FN int32_t next_token(const NgramStepParams& p, int64_t i, const RequestRow& row, int64_t num_sampled) {
+  if (row.row < 0) return 0;
   if (num_sampled > 0) return p.sampled_token_ids[i][num_sampled - 1];
-  return valid.length > 0 ? p.token_ids[valid.row][valid.length - 1] : 0;
+  return row.length > 0 ? p.token_ids[row.row][row.length - 1] : 0;
 }
 
-// Does not write, so that in a device kernel every thread can compute the result and one thread writes it.
-NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i, const ValidRow& valid, int64_t num_sampled) {
-  const int64_t num_appended =
-      valid.row >= 0 ? num_appended_tokens(num_sampled, valid.length, p.token_ids.capacity) : 0;
-  return {valid.row, valid.length, num_sampled, num_appended, next_token(p, i, valid, num_sampled)};
+// Computes the result of accepting a request's sampled tokens but does not write it, so that in a device kernel every
+// thread can compute the result and one thread writes it.
+NGRAM_FN Accepted accept_tokens(const NgramStepParams& p, int64_t i, const RequestRow& row, int64_t num_sampled) {
+  const int64_t num_appended = row.row >= 0 ? num_appended_tokens(num_sampled, row.length, p.token_ids.capacity) : 0;
+  return {row.row, row.length, num_sampled, num_appended, next_token(p, i, row, num_sampled)};
 }
-NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
-  return accept(p, i, valid_row(p, i), count_sampled_tokens(p, i));
+NGRAM_FN Accepted accept_tokens(const NgramStepParams& p, int64_t i) {
+  return accept_tokens(p, i, request_row(p, i), count_sampled_tokens(p, i));
 }
 
-// Only requests with a sampled token draft: the drafts of the others would not be verified in the next step.
+// Only requests with a sampled token get drafts, because other drafts would not be verified in the next step.
 NGRAM_FN bool should_draft(const Accepted& a) { return a.row >= 0 && a.num_sampled > 0; }
 
 // The token for output positions that are not filled from the row: with `fill`, the request's newest token.
@@ -118,9 +118,9 @@ NGRAM_FN int32_t padding_token(const NgramStepParams& p, const Accepted& a) {
 
 // The index arguments that all index operators share.
 struct IndexAccess {
-  int32_t* words;  // see ngram_npu_cpu_ngram_index_words
+  int32_t* words;  // the index tensor (core/ngram_index_layout.h)
   int64_t num_words;
-  IndexArray slot_indices;  // [B]; absent: the slot of a row is the row
+  IndexArray slot_indices;  // [B]; absent: the slot has the row's number
 
   NGRAM_FN int64_t slot_of(int64_t i, int64_t row) const { return slot_indices.bytes != 0 ? slot_indices[i] : row; }
 };
@@ -131,30 +131,30 @@ struct LadderOptions {
   // CostTable of [kCostRows, kCostColumns]; null: drafts have k tokens, and no outcomes are recorded.
   const void* costs;
   int64_t cost_limit;
-  const int8_t* token_logits = nullptr;
+  const int8_t* token_logits = nullptr;  // as in CostTable
 };
 
 // ngram_index_propose_: ngram_propose with an index. Contract: docs/ops/ngram_index_propose.md; layout of the index:
-// core/ngram_index_layout.h; why its results are exact: docs/design/index.md.
+// core/ngram_index_layout.h. docs/design/index.md explains why the results are exact.
 struct NgramIndexProposeParams {
-  NgramProposeParams propose;  // its executor is not used: one thread is fastest here
+  NgramProposeParams propose;  // propose.executor is not used, because one thread is fastest with an index
   IndexAccess index;
-  // The number of tokens that one call may index in addition to the newest ones (of a prompt that was not appended, or
-  // of a rebuilt slot), for all rows together. A row with more tokens is scanned, and the next call indexes more of it,
-  // so that no step stalls. Negative: no limit.
+  // Maximum number of tokens that one call indexes for all rows together in addition to the newest ones; negative: no
+  // limit. Such tokens belong to a prompt that was not appended or to a rebuilt slot. A row with more of them is
+  // scanned, and later calls index the remaining tokens, so that no step takes long.
   int64_t catch_up_tokens;
   LadderOptions ladder;
 };
 
 // ngram_index_step_: ngram_step_ with an index. Contract: docs/ops/ngram_index_step.md.
 struct NgramIndexStepParams {
-  NgramStepParams step;  // its executor is not used: one thread is fastest here
+  NgramStepParams step;  // step.executor is not used, because one thread is fastest with an index
   IndexAccess index;
   int64_t catch_up_tokens;  // as in NgramIndexProposeParams
   LadderOptions ladder;
 };
 
-// ngram_index_append_: indexes the tokens in rows, such as whole prompts or parts of them. Contract:
+// ngram_index_append_: indexes the tokens of rows, such as whole prompts or parts of prompts. Contract:
 // docs/ops/ngram_index_append.md.
 struct NgramIndexAppendParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
@@ -165,14 +165,14 @@ struct NgramIndexAppendParams {
   int64_t max_n;
   int32_t match_policy;
   bool ladder;    // n-grams of 1, 2, 4, 8, 16 tokens
-  bool outcomes;  // for drafts by cost (core/draft_costs.h)
+  bool outcomes;  // record outcome bytes, which drafts by cost need (core/draft_costs.h)
   IndexAccess index;
   const Executor* executor;  // null: the calling thread
 };
 
 // ngram_index_reset_: empties slots. Contract: docs/ops/ngram_index_reset.md.
 struct NgramIndexResetParams {
-  IndexAccess index;  // its slot_indices: [count], present
+  IndexAccess index;  // slot_indices is present and has shape [count]
   int64_t count;
 };
 

@@ -5,9 +5,9 @@
 
 namespace ngram_npu {
 
-// Rows of a cost table, by match length; longer matches use the last row.
+// Number of rows of a cost table. The match length selects the row; longer matches use the last row.
 constexpr int64_t kCostRows = 16;
-constexpr uint8_t kNoCost = 255;  // for unused positions of a draft
+constexpr uint8_t kNoCost = 255;  // in output positions without a draft token
 
 // The arguments that all lookups share.
 struct LookupOptions {
@@ -17,12 +17,12 @@ struct LookupOptions {
   int64_t max_len;
   int32_t match_policy;
   bool overlap;
-  bool fill;                      // unused positions continue the draft: count_filled_positions()
-  Gm<const uint8_t> match_costs;  // [kCostRows], costs for a scan's draft; null: not truncated by cost
+  bool fill;                      // fill the positions after the draft: count_filled_positions()
+  Gm<const uint8_t> match_costs;  // [kCostRows]: costs that truncate the drafts of a scan; null: no truncation
   int64_t cost_limit;
 };
 
-// Output tensor of the drafts: [B, k] int32 or int64, rows `stride` items apart.
+// Output tensor of the drafts: [B, k] int32 or int64; rows are `stride` items apart.
 struct DraftRows {
   Gm<void> data;
   int64_t stride;
@@ -37,12 +37,12 @@ struct DraftRows {
   }
 };
 
-// The costs of a draft's tokens: [B, k], rows `stride` apart; `data` null: not requested.
+// Output tensor of the drafts' costs: [B, k]; rows are `stride` items apart. `data` is null if no costs are requested.
 struct DraftCosts {
   Gm<uint8_t> data;
   int64_t stride;
 
-  // `costs` are those of the first `count` of k tokens.
+  // Writes the costs of the first `count` of k tokens; the other positions get kNoCost.
   template <class Costs>
   NGRAM_FN void set(int64_t row, const Costs& costs, int64_t count, int64_t k) const {
     if (data == nullptr) return;
@@ -50,31 +50,30 @@ struct DraftCosts {
   }
 };
 
-// A match: the len tokens that end at position `end` equal the last len tokens of the row. len is 0 if there is no
-// match.
+// A match: the `len` tokens that end at position `end` equal the last `len` tokens of the row. len 0: no match.
 struct Match {
   int64_t end;
   int64_t len;
 };
 
-// The number of tokens that a row may still draft before it reaches max_len. The lengths are compared first, because
-// the difference could overflow.
+// The number of tokens that may be drafted for a row before it reaches max_len. The lengths are compared first, because
+// their difference could overflow.
 NGRAM_FN int64_t draft_budget(int64_t k, int64_t max_len, int64_t num_tokens) {
   return max_len <= num_tokens ? 0 : smaller(k, max_len - num_tokens);
 }
 
-// A row and its number of tokens; row -1 with no tokens if there is nothing to look up.
-struct ValidRow {
+// The row of a request and the row's number of tokens; {-1, 0} if the request has no usable row.
+struct RequestRow {
   int64_t row;
   int64_t length;
 };
 
-// A match needs two tokens and a length within the row's capacity.
+// A lookup needs at least two tokens, and num_tokens must not exceed the row's capacity.
 NGRAM_FN bool is_lookup_possible(int64_t num_tokens, int64_t capacity) {
   return num_tokens >= 2 && num_tokens <= capacity;
 }
 
-// Whether the row may draft; otherwise it is not read.
+// Whether tokens may be drafted for the row. If not, the row is not read.
 NGRAM_FN bool may_draft(int64_t num_tokens, int64_t capacity, const LookupOptions& options) {
   return is_lookup_possible(num_tokens, capacity) && draft_budget(options.k, options.max_len, num_tokens) > 0;
 }
@@ -84,19 +83,19 @@ NGRAM_FN int64_t draft_length(int64_t end, int64_t num_tokens, int64_t budget, b
   return overlap ? budget : smaller(budget, num_tokens - end - 1);
 }
 
-// The position from which draft token j is read. If the draft reaches the end of the row, it repeats itself with the
-// period num_tokens - start. On a device uint32_t is enough for any row.
+// The position from which draft token j is read. After the end of the row, the draft repeats with the period
+// num_tokens - start. On a device, uint32_t is enough for any row.
 template <class Int>
 NGRAM_FN Int draft_read_position(Int end, Int num_tokens, Int j) {
   const Int start = end + 1;
   return start + j < num_tokens ? start + j : start + j % (num_tokens - start);
 }
 
-// Words of workspace per request for a lookup on a device on which several blocks share a row.
+// Words of workspace per request for a lookup on a device, where several thread blocks may search the same row.
 constexpr int64_t kLookupWorkspaceWords = 4;
 NGRAM_FN int64_t lookup_workspace_words(int64_t batch) { return kLookupWorkspaceWords * batch; }
 
-// The costs of a draft's tokens, in 1/16 bit, if only the match length is known.
+// The costs of a draft's tokens, in 1/16 bit, computed from the match length alone.
 struct CostsByMatch {
   Gm<const uint8_t> costs;
   int64_t match_len;

@@ -9,16 +9,17 @@ namespace ngram_npu {
 enum DraftSource : int32_t { kNoDraft = 0, kNeuralDraft = 1, kNgramDraft = 2, kExtendedDraft = 3 };
 
 // Columns of neural_acceptance.
+// kLastNeuralDrafts: 1 + number of neural draft tokens that the last step chose; 0: no step was recorded.
 enum Acceptance : int64_t { kMeanAccepted, kLastNeuralDrafts, kAcceptanceColumns };
 constexpr int64_t kFixedPointOne = 65536;  // 1.0 in kMeanAccepted
 constexpr int64_t kAcceptanceWindow = 8;   // the newest step has weight 1/8 in the moving average
 
 // Absent optional tensors are null.
 struct MergeDraftsParams {
-  Gm<const void> neural_draft_token_ids;  // [B, neural_width], ids of token_bytes each, rows neural_stride ids apart
+  Gm<const void> neural_draft_token_ids;  // [B, neural_width]; rows are neural_stride ids apart
   int64_t neural_width;
   int64_t neural_stride;
-  int32_t token_bytes;  // 4 or 8
+  int32_t token_bytes;  // size of an id in neural_draft_token_ids and draft_token_ids: 4 or 8
   bool extend;
   TokenRows<const int32_t> ngram_draft_token_ids;  // [B, k]
   Gm<const int32_t> num_ngram_draft_tokens;        // [B]
@@ -34,14 +35,14 @@ struct MergeDraftsParams {
   int64_t min_match_len;
   int64_t threshold;
   int64_t batch;
-  Gm<void> draft_token_ids;      // [B, k], ids of token_bytes each
+  Gm<void> draft_token_ids;      // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]
   Gm<int32_t> draft_source;      // [B]
 };
 
 NGRAM_FN int64_t clamp_count(int64_t value, int64_t max) { return larger<int64_t>(0, smaller(value, max)); }
 
-// Mean number of accepted neural draft tokens, in 65536ths, after the step of request i. `row` is its acceptance row.
+// Mean number of accepted neural draft tokens, in 65536ths, after request i's step. `row` is its row of acceptance.
 NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row, int64_t i) {
   int64_t drafted = int64_t{row[kLastNeuralDrafts]} - 1;
   if (drafted < 0) return p.neural_width * kFixedPointOne;
@@ -55,8 +56,8 @@ NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row
   return accepted == drafted && drafted < p.neural_width ? larger(mean, next) : next;
 }
 
-// Whether request i uses its num_ngram > 0 n-gram draft tokens instead of its num_neural > 0 neural draft tokens, of
-// which `mean` are accepted on average (INT64_MIN: unknown).
+// Whether request i uses its num_ngram > 0 n-gram draft tokens instead of its num_neural > 0 neural draft tokens.
+// `mean` is the mean number of accepted neural draft tokens (INT64_MIN: unknown).
 NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const AcceptanceProbabilities& probabilities, int64_t i,
                          int64_t num_neural, int64_t num_ngram, int64_t mean) {
   const int64_t match_len = p.match_len[i];
@@ -80,8 +81,8 @@ NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const AcceptanceProbabiliti
 template <class Token>
 NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const AcceptanceProbabilities& probabilities, int64_t i) {
   const int64_t k = p.ngram_draft_token_ids.capacity;
-  const Gm<const Token> neural = static_cast<Gm<const Token>>(p.neural_draft_token_ids) + i * p.neural_stride;
-  const Gm<const int32_t> ngram = p.ngram_draft_token_ids[i];
+  const Gm<const Token> neural_tokens = static_cast<Gm<const Token>>(p.neural_draft_token_ids) + i * p.neural_stride;
+  const Gm<const int32_t> ngram_tokens = p.ngram_draft_token_ids[i];
   const int64_t num_neural =
       p.num_neural_draft_tokens == nullptr ? p.neural_width : clamp_count(p.num_neural_draft_tokens[i], p.neural_width);
   const int64_t num_ngram = clamp_count(p.num_ngram_draft_tokens[i], k);
@@ -98,14 +99,14 @@ NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const AcceptanceProbabili
     source = kNgramDraft;
   } else if (p.extend && num_neural > 0 && num_neural < num_ngram) {
     int64_t num_equal = 0;
-    while (num_equal < num_neural && neural[num_equal] == ngram[num_equal]) ++num_equal;
+    while (num_equal < num_neural && neural_tokens[num_equal] == ngram_tokens[num_equal]) ++num_equal;
     if (num_equal == num_neural) source = kExtendedDraft;
   }
 
   const bool from_ngram = source == kNgramDraft || source == kExtendedDraft;
   const Gm<Token> draft = static_cast<Gm<Token>>(p.draft_token_ids) + i * k;
   for (int64_t j = 0; j < k; ++j) {
-    draft[j] = from_ngram ? static_cast<Token>(ngram[j]) : j < num_neural ? neural[j] : Token{kNoToken};
+    draft[j] = from_ngram ? static_cast<Token>(ngram_tokens[j]) : j < num_neural ? neural_tokens[j] : Token{kNoToken};
   }
   p.num_draft_tokens[i] = static_cast<int32_t>(from_ngram ? num_ngram : num_neural);
   p.draft_source[i] = source;

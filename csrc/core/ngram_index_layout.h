@@ -1,32 +1,32 @@
-// Layout of an index on the CPU. The tensor contains offsets and ids, no pointers: it may be copied or moved. Every id
-// is clamped before it is used, so even with corrupt contents a kernel never accesses memory outside the tensor.
+// Layout of an index on the CPU. The tensor contains offsets and ids but no pointers, so it may be copied or moved. Ids
+// are clamped before they are used, so even with corrupt contents a kernel never accesses memory outside the tensor.
 //
 //   header   64 words
-//   slots    num_slots x 48 words: a line of state, a line of directory root, a line for the pages of outcomes
-//   owners   num_pages words: the slot that owns a page, or the next free page
-//   pages    num_pages x 1024 words, from a multiple of 1024 words on
+//   slots    num_slots x 48 words: a line of state, a line for the root of the directory, a line for the outcome pages
+//   owners   num_pages words: for each page, the slot that owns it or the next free page
+//   pages    num_pages x 1024 words, starting at a multiple of 1024 words
 //
 // A slot's table is an extendible hash table (docs/design/index.md). Its buckets are pages: 64 cache lines of 16
-// entries. A page of depth d holds the entries with a prefix that starts with its d bits; a directory maps the first D
-// >= d bits of a prefix to a page.
+// entries. The key of an n-gram begins with a prefix of 14 bits. The keys of a page of depth d have the same first d
+// bits; the directory maps the first D >= d bits of a key to a page.
 //
-// An entry is one word. In a page of depth d, from the top:
-//   fingerprint  14 - d bits  the bits of the prefix after its first d
-//   level         3           n - min_n of its n-gram ("gram")
-//   home          2           the line within its group of four at which the search for it starts
-//   twice         1           whether the gram has occurred more than once
-//   next        12 + d       position of the token after the recorded occurrence; 0: no entry
+// An entry is one word. In a page of depth d, it consists of, from the most significant bit:
+//   fingerprint  14 - d bits  the last 14 - d bits of the prefix
+//   level         3           index of the n-gram's length: n - min_n, or the level of a ladder
+//   home          2           the line, within a group of four lines, at which the search for the entry starts
+//   twice         1           whether the n-gram has occurred more than once
+//   next         12 + d       position of the token after the recorded occurrence; 0: no entry
 #pragma once
 
 #include "core/common.h"
 
-// Bits of the fingerprint that a probe compares. No result depends on it, since hits are verified against the row; test
-// builds with 0 and 1 exercise the verification.
+// Number of fingerprint bits that a probe compares. No result depends on this number, because hits are verified against
+// the row; test builds with 0 and 1 bits exercise the verification.
 #ifndef NGRAM_INDEX_FINGERPRINT_BITS
 #define NGRAM_INDEX_FINGERPRINT_BITS 14
 #endif
 
-// Small pages, and few bits for `next`: test builds in which a few hundred tokens reach all the states that a million
+// Test builds use small pages and few bits for `next`, so that a few hundred tokens reach all the states that a million
 // tokens reach in the released build.
 #ifndef NGRAM_INDEX_SMALL_PAGES
 #define NGRAM_INDEX_SMALL_PAGES 0
@@ -38,22 +38,22 @@ constexpr uint32_t kMagic = 0x32584e47;  // "GNX2"
 constexpr int64_t kHeaderWords = 64;
 constexpr int64_t kSlotWords = 48;
 constexpr uint32_t kLineWords = 16;
-constexpr uint32_t kGroupLines = 4;  // an entry that does not fit into its line goes to another line of 4g .. 4g+3
+constexpr uint32_t kGroupLines = 4;  // an entry that does not fit into its home line goes to another line of the group
 constexpr uint32_t kPageLines = NGRAM_INDEX_SMALL_PAGES ? 8 : 64;
 constexpr int64_t kPageWords = kPageLines * kLineWords;
 constexpr int kMaxLevels = 8;
 constexpr uint32_t kPrefixBits = 14;
-// For an entry in a page of depth 0. A page splits, full or not, when its row grows beyond what its entries can record.
-// With this number of bits a page of text is full before that; with one bit less, many pages would split early.
+// Number of bits of `next` in a page of depth 0. A page splits when it is full, or when the row becomes longer than
+// `next` can represent. With this number of bits, pages of text are full first; with one bit less, many would not be.
 constexpr uint32_t kNextBits = NGRAM_INDEX_SMALL_PAGES ? 6 : 12;
 static_assert(kPrefixBits + 3 + 2 + 1 + kNextBits == (NGRAM_INDEX_SMALL_PAGES ? 26 : 32));
-constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // 2^kRootDepth directory entries fit the slot
-constexpr uint32_t kDirPageDepth = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // 2^kDirPageDepth fill a page
+constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // a slot has space for 2^4 directory entries
+constexpr uint32_t kDirPageDepth = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // a page has space for 2^10 of them
 static_assert(kPageWords == 1 << kDirPageDepth);
 constexpr uint32_t kMaxDepth = NGRAM_INDEX_SMALL_PAGES ? kDirPageDepth + 4 : kPrefixBits - 1;
 constexpr uint32_t kTailTokens = 8;
 constexpr uint32_t kMaxIndexedTokens = (1u << (kNextBits + kMaxDepth)) - 1;  // longer rows are scanned
-constexpr uint32_t kOutcomePageBits = kDirPageDepth + 2;                     // log2 of the bytes in a page
+constexpr uint32_t kOutcomePageBits = kDirPageDepth + 2;                     // log2 of the number of bytes in a page
 constexpr uint32_t kRootOutcomePages = 16;
 constexpr uint32_t kMaxOutcomePages = (kMaxIndexedTokens >> kOutcomePageBits) + 1;
 constexpr int64_t kMaxPages = int64_t{1} << 26;  // line numbers fit 32 bits
@@ -70,11 +70,11 @@ enum Header : int {
   kHeaderPagesPeak,
   kStatIndexed = 16,    // rows answered from the index
   kStatScanFull,        // rows scanned because the arena, or the row's table, was full
-  kStatScanCatchUp,     // rows scanned because they were not caught up within the call's budget
-  kStatScanOther,       // rows scanned: no such slot, too long, or full and indexed to the end
-  kStatRebuildLength,   // slots rebuilt: the row is shorter than what was indexed
-  kStatRebuildTokens,   // slots rebuilt: the row's tokens are not those that were indexed
-  kStatRebuildOptions,  // slots rebuilt: min_n, max_n or match_policy differ
+  kStatScanCatchUp,     // rows scanned because the call's budget was too small to index all of their tokens
+  kStatScanOther,       // rows scanned because they had no slot, were too long, or had no token that is not indexed
+  kStatRebuildLength,   // slots rebuilt because the row had fewer tokens than the slot had indexed
+  kStatRebuildTokens,   // slots rebuilt because the row's tokens differed from those that the slot had indexed
+  kStatRebuildOptions,  // slots rebuilt because the options (pack_options) differed
   kStatSplits,
   kStatDisabled,  // slots disabled because the arena, or the row's table, was full
   kHeaderEnd,
@@ -86,13 +86,13 @@ enum Slot : int {
   kSlotLength,     // tokens indexed
   kSlotDepth,      // D, if kSlotPages > 0
   kSlotPages,      // pages in use, directories included; 0: no table
-  kSlotDisabled,   // not 0: the row is scanned. Pages in use when the arena was full, or kTableTooLarge
+  kSlotDisabled,   // if not 0, the row is scanned: the slot's pages when the arena was full, or kTableTooLarge
   kSlotMarked,     // 0 between calls; append marks the slots of its batch
-  kSlotCandidate,  // of a ladder: candidate for the next token, position << 5 | length of its match; 0: none
+  kSlotCandidate,  // with a ladder, the candidate for the next token: position << 5 | match length; 0: no candidate
   kSlotOutcomePages,
-  kSlotTail = 8,   // the last min(8, length) tokens indexed, the newest last
-  kSlotRoot = 16,  // the directory (D <= 4), or the ids of its pages
-  kSlotOutcomeRoot = 32,
+  kSlotTail = 8,          // the last min(8, length) tokens indexed; the newest token is in the last word
+  kSlotRoot = 16,         // the directory (D <= 4), or the ids of the directory's pages
+  kSlotOutcomeRoot = 32,  // the ids of the outcome pages, or of the pages that contain these ids
 };
 
 constexpr uint32_t kOptionLadder = 1u << 17;
@@ -102,10 +102,10 @@ static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t matc
          static_cast<uint32_t>(match_policy) << 16 | static_cast<uint32_t>(max_n) << 8 | static_cast<uint32_t>(min_n);
 }
 
-// In kSlotDisabled: the row needs a table above the maximum size. It is scanned until the slot gets another row.
+// Value of kSlotDisabled if the row's table would be too large. The row is scanned until the slot gets another row.
 constexpr uint32_t kTableTooLarge = ~0u;
 
-// Number of pages with page ids that `pages` pages of outcomes need.
+// Number of pages that contain the ids of `pages` outcome pages; 0 if the slot has space for the ids.
 static NGRAM_FN uint32_t outcome_directories(uint32_t pages) {
   return pages <= kRootOutcomePages ? 0 : (pages + (1u << kDirPageDepth) - 1) >> kDirPageDepth;
 }
@@ -113,7 +113,7 @@ static NGRAM_FN uint32_t outcome_directories(uint32_t pages) {
 // A directory entry: page id << 4 | depth of the page.
 static NGRAM_FN uint32_t dir_entry(uint32_t page, uint32_t depth) { return page << 4 | depth; }
 
-// Fields of an entry; the shifts are defined for any depth of four bits.
+// Fields of an entry. The shift counts are below 32 for every 4-bit depth, so that a corrupt depth is harmless.
 static NGRAM_FN uint32_t next_mask(uint32_t depth) { return (1u << (kNextBits + depth)) - 1; }
 static NGRAM_FN uint32_t twice_bit(uint32_t depth) { return 1u << (kNextBits + depth); }
 static NGRAM_FN uint32_t home_shift(uint32_t depth) { return kNextBits + 1 + depth; }
@@ -127,21 +127,21 @@ static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
   return 0x1fu << home_shift(depth) | (bits > 0 ? ~0u << (32 - bits) : 0u);
 }
 
-// Where a gram's entry belongs, in one word: the entry's head in a page of depth 0, and below it the line within the
-// page.
-//   prefix 14 bits | level 3 | home 2 | 0 0 0 0 0 0 0 | line 6 (home are its last two bits)
+// The key of an n-gram determines where the n-gram's entry belongs. The high bits are the head of the entry in a page
+// of depth 0; the low bits are the entry's home line in the page, of which `home` is the last two bits.
+//   prefix 14 bits | level 3 | home 2 | 0 0 0 0 0 0 0 | line 6
 using Key = uint32_t;
 constexpr uint32_t kHeadBits = ~0u << (kNextBits + 1);
 
 static NGRAM_FN uint32_t line_of(Key key) { return key & (kPageLines - 1); }
-// The page's index in a directory of this depth.
+// The index of the key's page in a directory of this depth.
 static NGRAM_FN uint32_t dir_index(Key key, uint32_t dir_depth) {
   return static_cast<uint32_t>(static_cast<uint64_t>(key) << dir_depth >> 32);
 }
-// The gram's entry in a page of this depth, without `twice` and `next`.
+// The head of the key's entry in a page of this depth: the entry without `twice` and `next`.
 static NGRAM_FN uint32_t entry_head(Key key, uint32_t depth) { return (key & kHeadBits) << depth; }
 
-// The hash of a gram is a sum of products of its tokens, newest first, with these factors. The gram that is one token
+// The hash of an n-gram is a sum of products: token -1 - j, from the end, times factor j. The n-gram that is one token
 // longer has one more product.
 struct Factors {
   uint32_t values[kMaxNgram];
@@ -159,15 +159,15 @@ constexpr Factors make_factors() {
 }
 constexpr Factors kFactors = make_factors();
 
-// Word: uint32_t, or a vector of them.
+// Computes the key of an n-gram from its hash and level. Word is uint32_t or a vector of uint32_t.
 template <class Word>
 static NGRAM_FN void make_keys(const Word& sum, uint32_t level, Word* key) {
   Word x = sum + 0x9e3779b9u * (level + 1);
   x = (x ^ x >> 16) * 0x85ebca6bu;
   x = (x ^ x >> 13) * 0xc2b2ae35u;
   x ^= x >> 16;
-  // Makes prefixes denser towards one end, about log2(1 + u), so that page loads differ by up to a factor of two. The
-  // pages of a row, and of rows of equal length, then do not all split at the same time, and memory grows steadily.
+  // Maps u / 2^16 to about log2(1 + u / 2^16), so that the number of entries per page varies by up to a factor of two.
+  // The pages of a row, and of rows of equal length, then do not all split at the same time, and memory grows steadily.
   const Word u = x >> 16;
   const Word prefix = u + ((u * (0x10000u - u) >> 16) * 22610u >> 16);
   *key = prefix >> (16 - kPrefixBits) << (32 - kPrefixBits) | level << level_shift(0) |

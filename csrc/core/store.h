@@ -1,21 +1,22 @@
-// Layout of the store that requests share, and the functions on its entries. Definition: docs/ops/ngram_store_step.md;
-// why: docs/design/store.md.
+// Layout of the store that requests share, and the functions on its entries. Definition: docs/ops/ngram_store_step.md.
+// Rationale: docs/design/store.md.
 //
 //   header  64 words
 //   slots   num_slots x 4 words: the open requests
 //   heads   num_blocks x 8 words: the state of each block
-//   lines   2^line_bits x 16 words, from a multiple of 16 words on: the entries, eight per line
+//   lines   2^line_bits x 16 words, starting at a multiple of 16 words: the entries, eight per line
 //   tokens  num_blocks x 256 words: the text
-//   bytes   num_blocks x 64 words: one byte per token
+//   bytes   num_blocks x 64 words: the text's outcomes, one byte per token
 //
 // A position is a block's serial number times 256, plus the token's offset in the block. Serial numbers begin with 1
-// and are assigned in order; the index of a block is its serial number modulo num_blocks. Ids are clamped before they
-// are used, so even with corrupt contents a kernel never accesses memory outside the tensor.
+// and are assigned in order; the index of a block is its serial number modulo num_blocks. A block is alive until
+// another block replaces it or its text is cleared. Slots and block indices are limited to the tensor's sizes before
+// they are used, so even with corrupt contents a kernel never accesses memory outside the tensor.
 #pragma once
 
 #include "core/draft_costs.h"
 
-// Few serial numbers: a test build in which they run out after a few thousand tokens.
+// Number of bits of a serial number. Test builds use fewer bits, so that a few thousand tokens use up all numbers.
 #ifndef NGRAM_STORE_SERIAL_BITS
 #define NGRAM_STORE_SERIAL_BITS 24
 #endif
@@ -37,7 +38,8 @@ constexpr int64_t kMinBlocksPerSlot = 4;
 constexpr int64_t kMaxBlocks = int64_t{1} << (NGRAM_STORE_SERIAL_BITS > 22 ? 20 : NGRAM_STORE_SERIAL_BITS - 2);
 constexpr int64_t kMaxSlots = kMaxBlocks / kMinBlocksPerSlot;
 constexpr uint32_t kMaxLineBits = 24;
-// Tokens that a call adds besides the newly sampled ones: later prompts of a conversation.
+// Maximum number of tokens that a call inserts for all rows together in addition to the newly sampled ones, such as the
+// prompt of a conversation's next turn.
 constexpr int64_t kBacklogTokens = 4096;
 
 enum Header : uint32_t {
@@ -47,35 +49,36 @@ enum Header : uint32_t {
   kHeaderLineBits,
   kHeaderVisibility,
   kHeaderNextSerial,
-  kHeaderBusy,      // the lock: not 0 while a call uses the store; kCopying: a short copy, which only reads
-  kStatLookups,     // statistics, which wrap
-  kStatHits,        // lookups that found a candidate
-  kStatDrafts,      // rows with a draft from the store
-  kStatTokens,      // tokens of these drafts
-  kStatEntered,     // tokens added
-  kStatEvicted,     // entries overwritten while their block was alive
-  kStatLostBlocks,  // slots closed because their block was no longer alive
-  kStatRenumbered,  // number of times that all serial numbers had been used
-  kStatBusy,        // calls that skipped the store because another call was using it
-  kHeaderEpoch,     // changes whenever text that was already copied to a file changes
+  kHeaderLock,        // the lock: 0 if no call uses the store; kCopying while a piece is copied to a file
+  kStatLookups,       // the first of the statistics, which wrap: rows that were looked up
+  kStatHits,          // lookups that found a candidate
+  kStatDrafts,        // rows with a draft from the store
+  kStatTokens,        // tokens of these drafts
+  kStatInserted,      // tokens inserted
+  kStatEvicted,       // entries overwritten while their block was alive
+  kStatLostBlocks,    // requests whose newest block had been replaced when their slot was closed
+  kStatRenumberings,  // number of times that all blocks got new serial numbers because no more were available
+  kStatSkippedCalls,  // calls that skipped the store because another call was using it
+  kHeaderEpoch,       // incremented when pieces that were copied to a file become invalid
   kHeaderEnd,
 };
 
 constexpr uint32_t kCopying = 2;
 
+// When entries are inserted for a request's text: immediately, or when the request finishes.
 enum Visibility : uint32_t { kLive = 0, kFinish = 1 };
 
-// A slot: serial number of the request's newest block (0: no open request), and the number of its row's tokens that
-// were stored or skipped.
+// Words of a slot: the serial number of the request's newest block (0: no open request), and the length up to which the
+// request's row was stored or skipped.
 enum Slot : uint32_t { kSlotSerial, kSlotLength };
 
 enum Head : uint32_t {
-  kHeadSerial,  // 0: the block is free
-  kHeadFill,    // tokens in it
-  kHeadFirst,   // number of these that are repeated from the previous block
-  kHeadPrevious,
-  kHeadNext,   // the next block, set when the request ends
-  kHeadScope,  // two words
+  kHeadSerial,    // 0: the block is free
+  kHeadFill,      // number of tokens in the block
+  kHeadFirst,     // offset of the first token that is not repeated from the previous block
+  kHeadPrevious,  // serial number of the request's previous block; 0 if there is none
+  kHeadNext,      // serial number of the request's next block, set when the request finishes; 0 if there is none
+  kHeadScope,     // low word of the scope; the high word follows
 };
 
 // An entry's words: tag << 8 | right << 4 | wrong, and the position of the predicted token; position 0: no entry.
@@ -86,22 +89,25 @@ struct Entry {
   uint32_t position;
 };
 
-// Columns of a cost table [kCostRows, kStoreCostColumns]: first by outcome, for the later tokens of a draft; then by
-// the numbers of right and wrong predictions, for the first token.
-constexpr int64_t kFirstColumns = 24;
-constexpr int64_t kStoreCostColumns = kCostColumns + kFirstColumns;
+// Columns of a cost table [kCostRows, kStoreCostColumns]. For the first token of a draft, the numbers of right and
+// wrong predictions select one of the last kFirstTokenColumns columns. For a later token, its outcome byte selects one
+// of the first kCostColumns columns.
+constexpr int64_t kFirstTokenColumns = 24;
+constexpr int64_t kStoreCostColumns = kCostColumns + kFirstTokenColumns;
 
+// The output function of splitmix64.
 NGRAM_FN uint64_t mix(uint64_t z) {
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
 
-// Base of the polynomial hash of a gram: the sum of its tokens times powers of the base, last token first.
-constexpr uint64_t kBase = 0x9e3779b97f4a7c15u;
+// Base of the polynomial hash of an n-gram: the sum of token * base^j, where j is 0 for the n-gram's last token.
+constexpr uint64_t kHashBase = 0x9e3779b97f4a7c15u;
 
-// The number to subtract from all serial numbers when no more are available: the maximum for which each live block
-// keeps its index and a serial number above 0. The serial numbers of other blocks become 0.
+// Returns the number to subtract from all serial numbers when no more are available. It is a multiple of num_blocks, so
+// that no block moves, and the largest for which the serial numbers of all alive blocks stay above 0. The serial
+// numbers of other blocks become 0.
 NGRAM_FN uint32_t max_serial_offset(uint32_t num_blocks) {
   return (kEndOfSerials - num_blocks - 1) / num_blocks * num_blocks;
 }
@@ -109,12 +115,13 @@ NGRAM_FN uint32_t renumber_serial(uint32_t serial, uint32_t offset) { return ser
 
 NGRAM_FN uint64_t scope_seed(uint64_t scope) { return mix(scope); }
 
-// The top bits select the line, the low 24 bits are the tag.
-NGRAM_FN uint64_t key_of(uint64_t gram, uint64_t seed, uint32_t level) {
-  return mix((gram ^ seed) + (level + 1) * kBase);
+// Key of an n-gram with this hash and level, in a scope with this seed. The top bits select the line, the low 24 bits
+// are the tag.
+NGRAM_FN uint64_t key_of(uint64_t ngram_hash, uint64_t seed, uint32_t level) {
+  return mix((ngram_hash ^ seed) + (level + 1) * kHashBase);
 }
 
-// The entry after the token at `position` was equal to the predicted token (is_correct) or was another token.
+// Returns the entry after an update with the token at `position`, which is the predicted token (is_correct) or another.
 NGRAM_FN Entry updated_entry(Entry entry, bool is_correct, uint32_t position) {
   uint32_t right = entry.state >> 4 & kMaxCount, wrong = entry.state & kMaxCount;
   if (is_correct) {
@@ -135,7 +142,7 @@ NGRAM_FN Entry updated_entry(Entry entry, bool is_correct, uint32_t position) {
   return entry;
 }
 
-// The column of a cost table for the first token of a draft.
+// The column of a cost table for the first token of a draft from an entry with this state.
 NGRAM_FN int64_t first_token_column(uint32_t state) {
   const uint32_t right = state >> 4 & kMaxCount, wrong = state & kMaxCount;
   const int64_t right_class = right < 3 ? right : right < 5 ? 3 : right < 9 ? 4 : 5;
@@ -147,19 +154,20 @@ NGRAM_FN int64_t first_token_column(uint32_t state) {
 
 namespace ngram_npu {
 
-// ngram_store_step_: drafts from other requests' text and adds the sampled tokens. Contract:
-// docs/ops/ngram_store_step.md.
+// The store tensor, with the layout above.
 struct StoreAccess {
-  int32_t* words;  // core/store.h
+  int32_t* words;
   int64_t num_words;
 };
 
+// ngram_store_step_: replaces drafts by better ones from the store's text and inserts the sampled tokens. Contract:
+// docs/ops/ngram_store_step.md.
 struct NgramStoreStepParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
   const int32_t* num_tokens;           // [R]
   const int32_t* num_sampled;          // [B]
   IndexArray row_indices;              // [B]
-  IndexArray slot_indices;             // [B]; absent: the slot of a row is the row
+  IndexArray slot_indices;             // [B]; absent: the slot has the row's number
   IndexArray scopes;                   // [B]; absent: all 0
   int64_t batch;
   StoreAccess store;
@@ -170,8 +178,8 @@ struct NgramStoreStepParams {
   int64_t max_len;
   const void* costs;  // CostTable of [kCostRows, store::kStoreCostColumns]
   int64_t cost_limit;
-  const int8_t* token_logits;
-  bool fill;  // unused positions continue with the text after a draft from the store
+  const int8_t* token_logits;  // as in CostTable
+  bool fill;                   // positions after a draft from the store are filled with the text after it
 };
 
 // ngram_store_finish_: finishes requests. Contract: docs/ops/ngram_store_finish.md.

@@ -18,20 +18,20 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_prepare_inputs_padded(const PrepareInputs
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_prepare_inputs(const PrepareInputsParams* params, void*) {
   const PrepareInputsParams& p = *params;
   int32_t kept_before = 0;
-  int64_t written = 0;
+  int64_t num_written = 0;
   p.query_start_loc_out[0] = 0;
   for (int64_t i = 0; i < p.batch; ++i) {
     const KeptTokens tokens = kept_tokens(p, i);
     kept_before = wrap_add(kept_before, tokens.kept);
     p.query_start_loc_out[i + 1] = kept_before;
     p.seq_lens_out[i] = wrap_sub(p.seq_lens[i], tokens.rejected);
-    const int64_t fitting = smaller<int64_t>(tokens.kept, p.total_tokens - written);
-    for (int64_t j = 0; j < fitting; ++j) {
-      p.token_indices[written + j] = wrap_add(p.query_start_loc[i], static_cast<int32_t>(j));
+    const int64_t num_to_write = smaller<int64_t>(tokens.kept, p.total_tokens - num_written);
+    for (int64_t j = 0; j < num_to_write; ++j) {
+      p.token_indices[num_written + j] = wrap_add(p.query_start_loc[i], static_cast<int32_t>(j));
     }
-    written += fitting;
+    num_written += num_to_write;
   }
-  std::fill(p.token_indices + written, p.token_indices + p.total_tokens, kNoToken);
+  std::fill(p.token_indices + num_written, p.token_indices + p.total_tokens, kNoToken);
   return kOk;
 }
 

@@ -1,4 +1,4 @@
-// CPU kernels of the operators between two forward passes.
+// CPU kernels of the operators that run between two forward passes.
 #include "core/correction.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 // Returns kOk, or kOutOfMemory with nothing written.
 int32_t correct_counts(const CorrectNumComputedTokensParams& p) {
-  // The new counts are buffered here until all old counts have been read. Batches up to this size need no heap memory.
+  // The new counts are buffered until all old counts have been read. Batches up to this size need no heap memory.
   constexpr int64_t kMaxOnStack = 2048;
   int32_t on_stack[kMaxOnStack];
   std::unique_ptr<int32_t[]> on_heap;
@@ -30,7 +30,7 @@ int32_t correct_counts(const CorrectNumComputedTokensParams& p) {
   return kOk;
 }
 
-// A slot mapping of int32 or int64.
+// The entries of a slot mapping; Slot is int32_t or int64_t.
 template <class Slot>
 struct SlotArray {
   Slot* slots;
@@ -43,9 +43,9 @@ struct SlotArray {
   }
 };
 
-// Calls fn(SlotArray) for the slot size in the parameters.
+// Calls fn with the SlotArray for the slot size in the parameters.
 template <class Fn>
-void with_slots(const ComputeSlotMappingParams& p, const Fn& fn) {
+void call_with_slot_array(const ComputeSlotMappingParams& p, const Fn& fn) {
   if (p.slot_bytes == 8) {
     fn(SlotArray<int64_t>{static_cast<int64_t*>(p.slot_mapping), p.pad_id});
   } else {
@@ -55,7 +55,7 @@ void with_slots(const ComputeSlotMappingParams& p, const Fn& fn) {
 
 // Pads the entries after the last request's tokens, because a captured graph reads the whole mapping.
 template <class Slot>
-void pad_rest(const ComputeSlotMappingParams& p, const SlotArray<Slot>& slots) {
+void pad_remaining_slots(const ComputeSlotMappingParams& p, const SlotArray<Slot>& slots) {
   slots.fill(larger<int64_t>(p.query_start_loc[p.batch], 0), p.num_slots);
 }
 
@@ -66,17 +66,18 @@ void write_positions(const CorrectSpecStateParams& p, int64_t i, int32_t num_com
     p.positions[n] = position_of_token(n, begin, num_computed);
 }
 
-// The positions of one request's tokens are consecutive, so whole runs are written without reading them.
+// Writes the slots of request i. The positions of its tokens are consecutive, so whole runs of slots are written
+// without reading `positions`.
 template <class Slot>
 void write_slots(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed, const SlotArray<Slot>& slots) {
   const BlockList list = blocks_of(p.slots.block_table, p.slots.row_indices[i]);
   const TokenRange request_tokens = request_token_range(p.slots.query_start_loc, i, p.slots.num_slots);
-  const int64_t end_with_positions = smaller(request_tokens.end, p.slots.num_positions);
+  const int64_t positions_end = smaller(request_tokens.end, p.slots.num_positions);  // later tokens have no slot
   const int32_t begin = p.slots.query_start_loc[i];
   int64_t n = request_tokens.begin;
-  while (n < end_with_positions) {
+  while (n < positions_end) {
     const SlotRun run = slot_run(p.slots.layout, list, position_of_token(n, begin, num_computed));
-    const int64_t count = smaller(run.count, end_with_positions - n);
+    const int64_t count = smaller(run.count, positions_end - n);
     if (run.slot == kNoSlot) {
       slots.fill(n, n + count);
     } else {
@@ -99,20 +100,20 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_correct_num_computed_tokens_(const Correc
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_compute_slot_mapping_(const ComputeSlotMappingParams* params, void*) {
   const ComputeSlotMappingParams& p = *params;
-  cpu::with_slots(p, [&p](const auto& slots) {
+  cpu::call_with_slot_array(p, [&p](const auto& slots) {
     for (int64_t i = 0; i < p.batch; ++i) {
       const BlockList list = blocks_of(p.block_table, p.row_indices[i]);
       const TokenRange request_tokens = request_token_range(p.query_start_loc, i, p.num_slots);
-      const int64_t end_with_positions = smaller(request_tokens.end, p.num_positions);
+      const int64_t positions_end = smaller(request_tokens.end, p.num_positions);
       SlotRun run{0, 0, kNoSlot};
-      for (int64_t n = request_tokens.begin; n < end_with_positions; ++n) {
+      for (int64_t n = request_tokens.begin; n < positions_end; ++n) {
         const int64_t position = p.positions[n];
         if (!is_in_run(run, position)) run = slot_run(p.layout, list, position);
         slots.write(n, slot_at(run, position));
       }
-      slots.fill(larger(request_tokens.begin, end_with_positions), request_tokens.end);
+      slots.fill(larger(request_tokens.begin, positions_end), request_tokens.end);
     }
-    cpu::pad_rest(p, slots);
+    cpu::pad_remaining_slots(p, slots);
   });
   return kOk;
 }
@@ -120,7 +121,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_compute_slot_mapping_(const ComputeSlotMa
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_correct_spec_state_(const CorrectSpecStateParams* params, void*) {
   const CorrectSpecStateParams& p = *params;
   if (const int32_t status = cpu::correct_counts(p.counts); status != kOk) return status;
-  cpu::with_slots(p.slots, [&p](const auto& slots) {
+  cpu::call_with_slot_array(p.slots, [&p](const auto& slots) {
     for (int64_t i = 0; i < p.counts.batch; ++i) {
       const int32_t num_computed = p.counts.num_computed_tokens[i];
       const int32_t seq_len = sequence_length(p, i, num_computed);
@@ -129,7 +130,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_correct_spec_state_(const CorrectSpecStat
       cpu::write_positions(p, i, num_computed);
       cpu::write_slots(p, i, num_computed, slots);
     }
-    cpu::pad_rest(p.slots, slots);
+    cpu::pad_remaining_slots(p.slots, slots);
   });
   std::fill(p.seq_lens + p.counts.batch, p.seq_lens + p.num_seq_lens, 0);
   return kOk;

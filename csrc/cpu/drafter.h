@@ -1,5 +1,5 @@
-// Drafts for a batch: looks up n-grams in the index or by a scan, truncates drafts by cost, queries the store, fills
-// the remaining positions and writes the outputs. Rows are processed in groups, so that their cache misses overlap.
+// Drafts tokens for a batch: looks up n-grams in the index or by a scan, truncates drafts by cost, queries the store,
+// fills the remaining positions and writes the outputs. Groups of rows are processed together to overlap cache misses.
 #pragma once
 
 #include "cpu/host_drafting.h"
@@ -13,8 +13,8 @@ namespace ngram_npu::cpu {
 struct UpdatedRow {
   int64_t row;  // -1: no usable row
   int64_t length;
-  int64_t max_indexed;  // a slot that has indexed more tokens than this belongs to another request
-  int64_t old_length;   // tokens after this length are new and are not subtracted from the indexing budget
+  int64_t max_indexed;  // a slot that has indexed more tokens than this number belongs to another request
+  int64_t old_length;   // length without the new tokens, which do not count against the indexing budget
   bool should_draft;
   int32_t padding_token;  // for output positions that are not filled
 };
@@ -28,7 +28,7 @@ enum class LookupMethod : uint8_t { kNone, kScan, kIndex };
 
 struct Request {
   UpdatedRow row;
-  int query;  // index of the query in the group, if looked up in the index
+  int query;  // with kIndex, the index of the request's query in the group
   LookupMethod method;
 };
 
@@ -54,7 +54,7 @@ class Drafter {
 
   void run() {
     if (index_.words == nullptr && !store_) {
-      const int64_t tokens = tokens_to_read(p_.token_ids, p_.num_tokens, p_.row_indices, p_.batch);
+      const int64_t tokens = count_tokens_to_read(p_.token_ids, p_.num_tokens, p_.row_indices, p_.batch);
       for_each_row(p_.executor, p_.batch, tokens, [&](int64_t i) { scan(i); });
       return;
     }
@@ -93,7 +93,7 @@ class Drafter {
       r.method = LookupMethod::kNone;
       r.query = num_queries;
       if (!can_look_up(r.row)) continue;
-      r.method = prepare(first + i, r.row, &queries[num_queries]) ? LookupMethod::kIndex : LookupMethod::kScan;
+      r.method = prepare_query(first + i, r.row, &queries[num_queries]) ? LookupMethod::kIndex : LookupMethod::kScan;
       if (r.method == LookupMethod::kIndex) ++num_queries;
     }
     if (num_queries > 0) table_.look_up(arena_, options_, queries, num_queries, p_.lookup.k);
@@ -113,7 +113,7 @@ class Drafter {
     }
   }
 
-  // Fetches a row's slot, and its tokens around the end.
+  // Prefetches a row's slot and the tokens around the row's end.
   void prefetch(int64_t i) const {
     const int64_t row = p_.row_indices[i];
     if (p_.token_ids.has(row)) {
@@ -132,8 +132,9 @@ class Drafter {
     }
   }
 
-  // Indexes a row's tokens except for at most kMaxPending new ones. Returns false if the row must be scanned.
-  bool prepare(int64_t i, const UpdatedRow& row, IndexQuery* query) {
+  // Prepares a query: indexes the row's tokens except for the last ones, at most kMaxPending, which the query indexes.
+  // Returns false if the row must be scanned.
+  bool prepare_query(int64_t i, const UpdatedRow& row, IndexQuery* query) {
     const int64_t slot = slot_of(i);
     if (!has_slot(slot) || row.length > kMaxIndexedTokens) return count_scan(kStatScanOther);
     const int32_t* tokens = p_.token_ids[row.row];
@@ -142,17 +143,16 @@ class Drafter {
       return count_scan(kStatScanFull);
     const uint32_t length = static_cast<uint32_t>(row.length);
     uint32_t num_indexed = arena_.slot(slot_id)[kSlotLength];
-    // The row has no new tokens, so its last token is already indexed and cannot be looked up. A ladder's slot contains
-    // the result.
+    // Without a token that is not indexed, the last token cannot be looked up again. With a ladder, the slot contains
+    // the result of its lookup.
     if (num_indexed >= length && !options_.ladder) return count_scan(kStatScanOther);
     if (length - num_indexed > kMaxPending) {
       uint32_t index_end = length - kMaxPending;
-      // The few new tokens are not subtracted from the budget.
       const int64_t backlog = row.old_length - num_indexed;
       if (budget_ >= 0 && backlog > budget_)
         index_end = smaller(index_end, num_indexed + static_cast<uint32_t>(budget_));
-      // Subtracted even if the arena turns out to be full: otherwise the next row would index as much in the freed
-      // pages.
+      // The budget decreases even if the arena turns out to be full. Otherwise the next row would index as many tokens
+      // in the pages that are then freed.
       if (budget_ > 0 && backlog > 0) budget_ -= smaller(backlog, budget_);
       if (index_end > num_indexed &&
           !table_.extend(arena_, options_, slot_id, tokens, readable_words_, num_indexed, index_end)) {
@@ -173,7 +173,8 @@ class Drafter {
     return false;
   }
 
-  // Records what a query has indexed. A slot without enough memory is disabled, and its row is scanned.
+  // Records what a query has indexed, and returns how the request is looked up. A slot without enough memory is
+  // disabled, and its row is scanned.
   LookupMethod finish_query(const Request& r, const IndexQuery* queries) {
     if (r.method != LookupMethod::kIndex) return r.method;
     const IndexQuery& query = queries[r.query];
@@ -183,7 +184,7 @@ class Drafter {
     return query.ok ? LookupMethod::kIndex : LookupMethod::kScan;
   }
 
-  // If `store_query` is null, the store is not queried.
+  // Writes the outputs of request i. If `store_query` is null, there is no store.
   void draft(int64_t i, const UpdatedRow& row, LookupMethod method, const IndexQuery* query,
              const StoreQuery* store_query) {
     const int32_t* tokens = row_tokens(row);
@@ -195,10 +196,10 @@ class Drafter {
     uint8_t costs[kMaxDraftTokens] = {};
     int64_t count = count_draft_tokens(match, row.length, p_.lookup);
     if (ladder_.costs != nullptr && count > 0) {
-      count =
-          method == LookupMethod::kIndex
-              ? compute_costs(row, match, count, costs, Outcomes(arena_, query->slot_id))
-              : compute_costs(row, match, count, costs, [&](int64_t position) { return outcome(tokens, position); });
+      count = method == LookupMethod::kIndex ? compute_costs(row, match, count, costs, Outcomes(arena_, query->slot_id))
+                                             : compute_costs(row, match, count, costs, [&](int64_t position) {
+                                                 return compute_outcome(tokens, position);
+                                               });
     } else if (p_.lookup.match_costs != nullptr) {
       const CostsByMatch match_costs{p_.lookup.match_costs, match.len};
       for (int64_t j = 0; j < count; ++j) costs[j] = match_costs[j];
@@ -211,7 +212,7 @@ class Drafter {
       return;
     }
     const int64_t num_filled = count_filled_positions(match, row.length, count, p_.lookup);
-    // A copy, because the compiler assumes that writing an id may change `bytes`.
+    // A local copy, because the compiler assumes that writing an id may change p_.draft_token_ids.bytes.
     const DraftRows output = p_.draft_token_ids;
     for (int64_t j = 0; j < num_filled; ++j) output.set(i, j, tokens[draft_read_position(match.end, row.length, j)]);
     for (int64_t j = num_filled; j < p_.lookup.k; ++j) output.set(i, j, row.padding_token);
@@ -220,7 +221,7 @@ class Drafter {
     p_.match_len[i] = reported_match_len(match, count);
   }
 
-  // Writes the cost of each token and returns how many of the `max_count` tokens are within the cost limit.
+  // Writes the cost of each token and returns the number of tokens, at most `max_count`, within the cost limit.
   template <class Outcome>
   int64_t compute_costs(const UpdatedRow& row, Match match, int64_t max_count, uint8_t* costs,
                         Outcome&& outcome) const {
@@ -242,7 +243,7 @@ class Drafter {
                            : find_match_(tokens, length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy);
   }
 
-  // The latest occurrence of the longest ladder n-gram that has occurred, and the number of tokens that agree there.
+  // Finds the latest occurrence of the longest ladder n-gram that has occurred, and the length of the match there.
   Match scan_ladder(const int32_t* tokens, int64_t length) const {
     Match match = find_match_(tokens, length, 1, kLadderMaxN, kLatest);
     int64_t n = kLadderMaxN;
@@ -253,8 +254,8 @@ class Drafter {
     return match;
   }
 
-  // The outcome that an index would have recorded, so that a row that is not completely indexed gets the same draft.
-  uint8_t outcome(const int32_t* tokens, int64_t position) const {
+  // Computes the outcome that an index would have recorded, so that drafts do not depend on how much is indexed.
+  uint8_t compute_outcome(const int32_t* tokens, int64_t position) const {
     return position < 2 ? 0 : outcome_of(scan_ladder(tokens, position), tokens, position);
   }
 

@@ -1,5 +1,5 @@
-// CPU kernels of the drafting operators, called by the operator implementations (api/drafting.h), and the two C entry
-// points of the drafting core for native drafters.
+// CPU kernels of the drafting operators, which the operator implementations (api/drafting.h) call, and the C entry
+// points ngram_npu_cpu_draft and ngram_npu_cpu_insert_tokens for drafting on the host.
 #include "core/drafting.h"
 
 #include <cstring>
@@ -10,18 +10,19 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// Row of ngram_propose and its variants: the lookup uses it without appending tokens.
+// The row of ngram_propose and its variants, which append no tokens. Up to kMaxSampledWidth tokens at the end of the
+// row may be new.
 UpdatedRow unmodified_row(const NgramProposeParams& p, int64_t i) {
-  const ValidRow valid = valid_row(p, i);
-  return {valid.row,      valid.length,       valid.length, larger<int64_t>(valid.length - kMaxSampledWidth, 0),
-          valid.row >= 0, padding_token(p, i)};
+  const RequestRow row = request_row(p, i);
+  return {row.row,      row.length,         row.length, larger<int64_t>(row.length - kMaxSampledWidth, 0),
+          row.row >= 0, padding_token(p, i)};
 }
 
 using ProposeDrafter = Drafter<NgramProposeParams, unmodified_row>;
 
-// Row of ngram_step_ and ngram_index_step_: the sampled tokens are appended before the lookup.
+// The row of ngram_step_ and ngram_index_step_, after the sampled tokens have been appended.
 UpdatedRow append_sampled_tokens(const NgramStepParams& p, int64_t i) {
-  const Accepted a = accept(p, i);
+  const Accepted a = accept_tokens(p, i);
   const int64_t length = a.old_length + a.num_appended;
   p.next_token_ids[i] = a.next_token;
   p.num_sampled[i] = static_cast<int32_t>(a.num_sampled);
@@ -44,11 +45,11 @@ namespace {
 
 int64_t slot_of(const NgramIndexAppendParams& p, int64_t i) { return p.index.slot_of(i, p.row_indices[i]); }
 
-// Whether two batch positions have the same slot, which is an error of the caller. They must not run in two threads:
-// one would free pages that the other writes to.
+// Whether two batch positions have the same slot, which is an error of the caller. Two threads must not use one slot,
+// because one would free pages that the other writes to.
 bool has_duplicate_slots(const NgramIndexAppendParams& p, const cpu::Arena& arena) {
   bool has_duplicates = false;
-  for (uint32_t mark = 2; mark-- > 0;) {  // sets the marks, then clears them
+  for (uint32_t mark = 2; mark-- > 0;) {  // first sets the marks (1), then clears them (0)
     for (int64_t i = 0; i < p.batch; ++i) {
       const int64_t slot = slot_of(p, i);
       if (slot < 0 || slot >= arena.num_slots) continue;
@@ -60,7 +61,7 @@ bool has_duplicate_slots(const NgramIndexAppendParams& p, const cpu::Arena& aren
   return has_duplicates;
 }
 
-// Indexes at most `budget` tokens of a row (negative: no limit). Returns their number.
+// Indexes at most `budget` tokens of a row (negative: no limit). Returns the number of indexed tokens.
 int64_t append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexTable& table, int64_t i,
                    int64_t budget) {
   const int64_t row = p.row_indices[i];
@@ -89,9 +90,10 @@ void append_rows(const NgramIndexAppendParams& p, int64_t budget) {
   if (!p.ladder && p.max_n - p.min_n >= index::kMaxLevels) return;
   if (!cpu::open_arena(p.index.words, p.index.num_words, &arena)) return;
   const cpu::IndexTable& table = cpu::index_table();
-  // Building the index takes about 15 times as long as a scan, so multithreading is worthwhile for shorter rows.
+  // Indexing a row takes about 15 times as long as scanning it, so multiple threads are faster from shorter rows on.
   constexpr int64_t kBuildCostInScans = 16;
-  const int64_t tokens = kBuildCostInScans * cpu::tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
+  const int64_t tokens =
+      kBuildCostInScans * cpu::count_tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
   const bool single_threaded = budget >= 0 || p.executor == nullptr || has_duplicate_slots(p, arena);
   cpu::for_each_row(single_threaded ? nullptr : p.executor, p.batch, tokens, [&](int64_t i) {
     const int64_t indexed = append_row(p, arena, table, i, budget);
@@ -118,7 +120,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_propose_(const NgramIndexProp
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_draft(const DraftParams* params) {
-  const NgramIndexProposeParams& p = params->lookup;
+  const NgramIndexProposeParams& p = params->index_propose;
   cpu::ProposeDrafter(p.propose, p.index, p.catch_up_tokens, p.ladder, params->store).run();
   return kOk;
 }

@@ -1,4 +1,4 @@
-// The scan of a row and the table of the index, with AVX2, compiled for it alone.
+// The row scan and the operations on the index table with AVX2. Only this file is compiled with AVX2 enabled.
 #include <immintrin.h>
 
 #include "cpu/lookup_impl.h"
@@ -11,37 +11,41 @@ struct Avx2 : ScalarLanes {
   static constexpr int64_t kLanes = 8;
   using Reg = __m256i;
   static Reg splat(int32_t token) { return _mm256_set1_epi32(token); }
-  static uint64_t equal(const int32_t* at, Reg token) {
+  static uint64_t compare(const int32_t* at, Reg token) {
     const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(loaded, token))));
   }
 
   static __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
 
-  static uint32_t zeros(__m256i lanes) {
+  // Bit i of the result is set if lane i is 0.
+  static uint32_t find_zero_lanes(__m256i lanes) {
     const __m256i zero = _mm256_cmpeq_epi32(lanes, _mm256_setzero_si256());
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(zero)));
   }
 
-  static uint32_t equals(const int32_t* a, const int32_t* b) { return zeros(_mm256_xor_si256(load(a), load(b))); }
-
-  static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
-    const __m256i wanted = _mm256_set1_epi32(static_cast<int32_t>(want));
-    const __m256i masked = _mm256_set1_epi32(static_cast<int32_t>(mask));
-    return zeros(_mm256_and_si256(_mm256_xor_si256(load(line), wanted), masked)) |
-           zeros(_mm256_and_si256(_mm256_xor_si256(load(line + 8), wanted), masked)) << 8;
+  static uint32_t find_equal_lanes(const int32_t* a, const int32_t* b) {
+    return find_zero_lanes(_mm256_xor_si256(load(a), load(b)));
   }
 
-  static uint32_t used(const uint32_t* line) {
-    return static_cast<uint32_t>(__builtin_ctz(zeros(load(line)) | zeros(load(line + 8)) << 8 | 0x8000u));
+  static uint32_t match_lanes(const uint32_t* line, uint32_t expected, uint32_t mask) {
+    const __m256i expected_lanes = _mm256_set1_epi32(static_cast<int32_t>(expected));
+    const __m256i masks = _mm256_set1_epi32(static_cast<int32_t>(mask));
+    return find_zero_lanes(_mm256_and_si256(_mm256_xor_si256(load(line), expected_lanes), masks)) |
+           find_zero_lanes(_mm256_and_si256(_mm256_xor_si256(load(line + 8), expected_lanes), masks)) << 8;
+  }
+
+  static uint32_t find_empty_lane(const uint32_t* line) {
+    return static_cast<uint32_t>(
+        __builtin_ctz(find_zero_lanes(load(line)) | find_zero_lanes(load(line + 8)) << 8 | 0x8000u));
   }
 
   static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
-    return static_cast<uint32_t>(__builtin_clz((~equals(a, b) << 24) | 0x800000u));
+    return static_cast<uint32_t>(__builtin_clz((~find_equal_lanes(a, b) << 24) | 0x800000u));
   }
 
   static uint32_t common_suffix16(const int32_t* a, const int32_t* b) {
-    const uint32_t differ = ~(equals(a, b) | equals(a + 8, b + 8) << 8);
+    const uint32_t differ = ~(find_equal_lanes(a, b) | find_equal_lanes(a + 8, b + 8) << 8);
     return static_cast<uint32_t>(__builtin_clz((differ << 16) | 0x8000u));
   }
 };
@@ -49,7 +53,7 @@ struct Avx2 : ScalarLanes {
 }  // namespace
 
 Match find_match_avx2(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
-  return find_with<Avx2>(tokens, num_tokens, min_n, max_n, match_policy);
+  return find_match_with<Avx2>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 
 const IndexTable kIndexTableAvx2 = {look_up<Avx2>, extend<Avx2>};

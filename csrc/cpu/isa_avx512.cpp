@@ -1,4 +1,4 @@
-// The scan of a row and the table of the index, with AVX-512, compiled for it alone.
+// The row scan and the operations on the index table with AVX-512. Only this file is compiled with AVX-512 enabled.
 #include <immintrin.h>
 
 #include "cpu/lookup_impl.h"
@@ -11,14 +11,17 @@ struct Avx512 {
   static constexpr int64_t kLanes = 16;
   using Reg = __m512i;
   static Reg splat(int32_t token) { return _mm512_set1_epi32(token); }
-  static uint64_t equal(const int32_t* at, Reg token) { return _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(at), token); }
+  static uint64_t compare(const int32_t* at, Reg token) {
+    return _mm512_cmpeq_epi32_mask(_mm512_loadu_si512(at), token);
+  }
 
-  static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
-    const __m512i differ = _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int32_t>(want)));
+  static uint32_t match_lanes(const uint32_t* line, uint32_t expected, uint32_t mask) {
+    const __m512i differ =
+        _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int32_t>(expected)));
     return _mm512_testn_epi32_mask(differ, _mm512_set1_epi32(static_cast<int32_t>(mask)));
   }
 
-  static uint32_t used(const uint32_t* line) {
+  static uint32_t find_empty_lane(const uint32_t* line) {
     const __m512i entries = _mm512_loadu_si512(line);
     return static_cast<uint32_t>(__builtin_ctz(_mm512_testn_epi32_mask(entries, entries) | 0x8000u));
   }
@@ -38,7 +41,7 @@ struct Avx512 {
 
   static constexpr bool kGathers = true;
   static void gather(const uint32_t* words, const void* at, void* out) {
-    // Masked with all lanes, because gcc 12 warns about the undefined source of the plain intrinsic.
+    // The masked intrinsic with all lanes, because gcc 12 warns about the undefined source of the unmasked one.
     const __m512i gathered = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), static_cast<__mmask16>(0xffff),
                                                          _mm512_loadu_si512(at), words, sizeof *words);
     _mm512_storeu_si512(out, gathered);
@@ -51,9 +54,9 @@ struct Avx512 {
     const __m512i above = _mm512_and_si512(entries, _mm512_set1_epi32(static_cast<int32_t>(~next_mask(depth))));
     const __m512i deeper = _mm512_or_si512(_mm512_add_epi32(above, above), _mm512_and_si512(entries, next));
     const __m512i home_bits = _mm512_set1_epi32(static_cast<int32_t>((kGroupLines - 1) << home_shift(depth)));
-    const __m512i home_want = _mm512_set1_epi32(static_cast<int32_t>(home << home_shift(depth)));
+    const __m512i home_value = _mm512_set1_epi32(static_cast<int32_t>(home << home_shift(depth)));
     const __mmask16 used = _mm512_test_epi32_mask(entries, entries);
-    const __mmask16 at_home = _mm512_mask_testn_epi32_mask(used, _mm512_xor_si512(entries, home_want), home_bits);
+    const __mmask16 at_home = _mm512_mask_testn_epi32_mask(used, _mm512_xor_si512(entries, home_value), home_bits);
     const __mmask16 upper = _mm512_mask_cmplt_epi32_mask(at_home, entries, _mm512_setzero_si512());
     _mm512_storeu_si512(low, _mm512_maskz_compress_epi32(static_cast<__mmask16>(at_home & ~upper), deeper));
     _mm512_storeu_si512(high, _mm512_maskz_compress_epi32(upper, deeper));
@@ -64,7 +67,7 @@ struct Avx512 {
 }  // namespace
 
 Match find_match_avx512(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
-  return find_with<Avx512>(tokens, num_tokens, min_n, max_n, match_policy);
+  return find_match_with<Avx512>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 
 const IndexTable kIndexTableAvx512 = {look_up<Avx512>, extend<Avx512>};

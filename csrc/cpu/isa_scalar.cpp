@@ -1,4 +1,4 @@
-// The scan of a row and the table of the index, without vectors.
+// The row scan and the operations on the index table without vector instructions.
 #include "cpu/lookup_impl.h"
 #include "cpu/ngram_index_walk.h"
 
@@ -9,15 +9,15 @@ struct Scalar : ScalarLanes {
   static constexpr int64_t kLanes = 1;
   using Reg = int32_t;
   static Reg splat(int32_t token) { return token; }
-  static uint64_t equal(const int32_t* at, Reg token) { return *at == token; }
+  static uint64_t compare(const int32_t* at, Reg token) { return *at == token; }
 
-  static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
+  static uint32_t match_lanes(const uint32_t* line, uint32_t expected, uint32_t mask) {
     uint32_t lanes = 0;
-    for (uint32_t i = 0; i < kLineWords; ++i) lanes |= static_cast<uint32_t>(((line[i] ^ want) & mask) == 0) << i;
+    for (uint32_t i = 0; i < kLineWords; ++i) lanes |= static_cast<uint32_t>(((line[i] ^ expected) & mask) == 0) << i;
     return lanes;
   }
 
-  static uint32_t used(const uint32_t* line) {
+  static uint32_t find_empty_lane(const uint32_t* line) {
     uint32_t count = 0;
     for (uint32_t i = 0; i < kLineWords; ++i) count += line[i] != 0;
     return count < kLineWords ? count : kLineWords - 1;
@@ -36,7 +36,7 @@ struct Scalar : ScalarLanes {
 }  // namespace
 
 Match find_match_scalar(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
-  return find_with<Scalar>(tokens, num_tokens, min_n, max_n, match_policy);
+  return find_match_with<Scalar>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 
 const IndexTable kIndexTableScalar = {look_up<Scalar>, extend<Scalar>};

@@ -1,10 +1,10 @@
-// The lookup, generic over a vector type; each isa_<name>.cpp compiles it for its instruction set.
+// The scan of a row, generic over a vector type; each isa_<name>.cpp compiles it for its instruction set.
 //
-// The search keeps the best match so far and considers only longer matches, in the order that breaks ties (ascending
-// ends for earliest, descending for latest), so the first of equal matches wins without a comparison of positions. A
-// match of `min_length` tokens can end at e only if t[e] is the row's last token and t[e-min_length+1] is the
-// min_length-th token from the end. These two loads and compares reject almost every vector for any n; a longer best
-// match makes the test stricter. Each token is read from memory once; the second load hits the cache line of the first.
+// The search keeps the best match so far and considers only longer matches. It goes through the ends in ascending order
+// for the earliest match and in descending order for the latest, so that the first of equally long matches is the
+// result. A match of `min_length` tokens can end at e only if t[e] is the row's last token and t[e-min_length+1] is the
+// min_length-th token from the end. Loading and comparing these two tokens rejects almost every vector for any n. Each
+// token is read from memory once; the second load hits the cache line of the first.
 //
 // Everything here has internal linkage, because the linker must not merge functions of the same name that were compiled
 // for different instruction sets.
@@ -15,7 +15,8 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// Vec: kLanes; Reg; splat(token); bits equal(const int32_t* unaligned, Reg), lane i of the 64-bit result is bit i.
+// Vec provides kLanes, Reg, splat(token) and compare(tokens, Reg), which sets bit i of its result if lane i is equal.
+// The tokens need not be aligned.
 template <class Vec>
 class Lookup {
  public:
@@ -24,27 +25,27 @@ class Lookup {
     set_min_length(min_n);
   }
 
-  Match earliest() {
+  Match find_earliest() {
     int64_t end = min_length_ - 1;
     if (ascend_blocks<kUnroll>(end) || ascend_blocks<1>(end)) return best_;
     for (; end < last_; ++end) {
-      if (is_candidate(end) && improve(end)) break;
+      if (is_candidate(end) && update_best(end)) break;
     }
     return best_;
   }
 
-  Match latest() {
+  Match find_latest() {
     int64_t end = last_;
     if (descend_blocks<kUnroll>(end) || descend_blocks<1>(end)) return best_;
     for (--end; end >= min_length_ - 1; --end) {
-      if (is_candidate(end) && improve(end)) break;
+      if (is_candidate(end) && update_best(end)) break;
     }
     return best_;
   }
 
  private:
   static constexpr int64_t kUnroll = 4;
-  // A page ahead: the hardware's own prefetch stops at page boundaries (128 rows x 32k: 0.43 -> 0.34 ms).
+  // One page, because the hardware's own prefetch stops at page boundaries (128 rows x 32k: 0.43 -> 0.34 ms).
   static constexpr int64_t kPrefetchBytes = 4096;
   static constexpr int64_t kLineBytes = 64;
   static_assert(Vec::kLanes <= 64);
@@ -55,7 +56,7 @@ class Lookup {
     nth_last_token_ = Vec::splat(min_length - 1 <= last_ ? tokens_[last_ - (min_length - 1)] : 0);
   }
 
-  // Searches blocks of `unroll` vectors, from `end` upwards while a whole block fits; true if no longer match is
+  // Searches blocks of `unroll` vectors upwards from `end` while a whole block fits. Returns true if no longer match is
   // possible.
   template <int64_t unroll>
   bool ascend_blocks(int64_t& end) {
@@ -63,31 +64,31 @@ class Lookup {
     for (; end + block <= last_; end += block) {
       prefetch<block>(tokens_ + end, kPrefetchBytes);
       uint64_t hits[unroll];
-      if (!filter<unroll>(end, hits)) continue;
+      if (!find_hits<unroll>(end, hits)) continue;
       for (int64_t u = 0; u < unroll; ++u) {
-        if (hits[u] && ascend(end + u * Vec::kLanes, hits[u])) return true;
+        if (hits[u] && verify_ascending(end + u * Vec::kLanes, hits[u])) return true;
       }
     }
     return false;
   }
 
-  // The same downwards; `end` is exclusive. min_length_ may increase during the loop, so the lower bound is computed
-  // each time.
+  // The same downwards; `end` is exclusive. The lower bound is computed for each block, because min_length_ may
+  // increase during the loop.
   template <int64_t unroll>
   bool descend_blocks(int64_t& end) {
     constexpr int64_t block = unroll * Vec::kLanes;
     for (; end - block >= min_length_ - 1; end -= block) {
       prefetch<block>(tokens_ + end - block, -kPrefetchBytes);
       uint64_t hits[unroll];
-      if (!filter<unroll>(end - block, hits)) continue;
+      if (!find_hits<unroll>(end - block, hits)) continue;
       for (int64_t u = unroll - 1; u >= 0; --u) {
-        if (hits[u] && descend(end - block + u * Vec::kLanes, hits[u])) return true;
+        if (hits[u] && verify_descending(end - block + u * Vec::kLanes, hits[u])) return true;
       }
     }
     return false;
   }
 
-  // The address may be outside the row: a prefetch never faults.
+  // The address may be outside the row, because a prefetch never faults.
   template <int64_t block>
   static void prefetch(const int32_t* at, int64_t distance) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(at) + static_cast<uintptr_t>(distance);
@@ -96,44 +97,46 @@ class Lookup {
     }
   }
 
-  // The ends of the block starting at `end` that agree with the suffix in its last and its min_length-th token, as
-  // bits.
+  // Sets the bits of the ends, in the block starting at `end`, at which the last token and the min_length-th token from
+  // the end are equal to the row's. Returns whether there are any.
   template <int64_t unroll>
-  bool filter(int64_t end, uint64_t* hits) const {
+  bool find_hits(int64_t end, uint64_t* hits) const {
     const int32_t* last_tokens = tokens_ + end;
     const int32_t* nth_last_tokens = last_tokens - (min_length_ - 1);
     uint64_t any = 0;
     for (int64_t u = 0; u < unroll; ++u) {
-      hits[u] = Vec::equal(last_tokens + u * Vec::kLanes, last_token_) &
-                Vec::equal(nth_last_tokens + u * Vec::kLanes, nth_last_token_);
+      hits[u] = Vec::compare(last_tokens + u * Vec::kLanes, last_token_) &
+                Vec::compare(nth_last_tokens + u * Vec::kLanes, nth_last_token_);
       any |= hits[u];
     }
     return any != 0;
   }
 
-  bool ascend(int64_t end, uint64_t hits) {
-    for (hits = narrow(end, hits); hits; hits &= hits - 1) {
-      if (improve(end + __builtin_ctzll(hits))) return true;
+  // Verifies the hits of one vector in ascending order. Returns true if no longer match is possible.
+  bool verify_ascending(int64_t end, uint64_t hits) {
+    for (hits = filter_hits(end, hits); hits; hits &= hits - 1) {
+      if (update_best(end + __builtin_ctzll(hits))) return true;
     }
     return false;
   }
 
-  bool descend(int64_t end, uint64_t hits) {
-    // A hit in a vector at higher positions may have raised the minimum length above the number of tokens before this
-    // one; then each candidate end is verified individually.
-    if (end >= min_length_ - 1) hits = narrow(end, hits);
+  // The same in descending order.
+  bool verify_descending(int64_t end, uint64_t hits) {
+    // A hit in a vector at higher positions may have increased min_length_ above the number of tokens before this
+    // vector. Each hit is then verified individually.
+    if (end >= min_length_ - 1) hits = filter_hits(end, hits);
     while (hits) {
       const int bit = 63 - __builtin_clzll(hits);
-      if (improve(end + bit)) return true;
+      if (update_best(end + bit)) return true;
       hits &= ~(uint64_t{1} << bit);
     }
     return false;
   }
 
-  // Keeps the hits that agree in the tokens between the two that filter() compared.
-  uint64_t narrow(int64_t end, uint64_t hits) const {
+  // Keeps the hits at which the tokens between the two tokens that find_hits() compared are also equal.
+  uint64_t filter_hits(int64_t end, uint64_t hits) const {
     for (int64_t j = 1; j < min_length_ - 1 && hits; ++j) {
-      hits &= Vec::equal(tokens_ + end - j, Vec::splat(tokens_[last_ - j]));
+      hits &= Vec::compare(tokens_ + end - j, Vec::splat(tokens_[last_ - j]));
     }
     return hits;
   }
@@ -142,8 +145,8 @@ class Lookup {
     return tokens_[end] == tokens_[last_] && tokens_[end - (min_length_ - 1)] == tokens_[last_ - (min_length_ - 1)];
   }
 
-  // Verifies one end and updates the best match; true if no longer match is possible.
-  bool improve(int64_t end) {
+  // Verifies one end and updates the best match. Returns true if no longer match is possible.
+  bool update_best(int64_t end) {
     const int64_t limit = smaller(max_n_, end + 1);
     int64_t len = 0;
     while (len < limit && tokens_[end - len] == tokens_[last_ - len]) ++len;
@@ -164,9 +167,9 @@ class Lookup {
 };
 
 template <class Vec>
-Match find_with(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
+Match find_match_with(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
   Lookup<Vec> lookup(tokens, num_tokens, min_n, max_n);
-  return match_policy == kEarliest ? lookup.earliest() : lookup.latest();
+  return match_policy == kEarliest ? lookup.find_earliest() : lookup.find_latest();
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ struct InstructionSetEntry {
 };
 
 #if defined(__x86_64__)
-// A hypervisor may hide these although it shows AVX. Without LZCNT its opcode silently runs as BSR.
+// Checked separately, because a hypervisor may hide these instructions but not AVX. On a machine without LZCNT, its
+// opcode silently runs as BSR.
 bool has_bit_manipulation() {
   unsigned a = 0, b = 0, features = 0, d = 0;  // clang has no feature name for LZCNT
   const bool has_lzcnt = __get_cpuid(0x80000001u, &a, &b, &features, &d) != 0 && (features & bit_LZCNT) != 0;
@@ -28,7 +29,7 @@ bool has_bit_manipulation() {
 }
 #endif
 
-// Widest last.
+// The widest instruction set is last.
 constexpr InstructionSetEntry kEntries[] = {
     {"scalar", InstructionSet::kScalar, find_match_scalar, [] { return true; }},
 #if defined(__x86_64__)
@@ -41,7 +42,7 @@ constexpr InstructionSetEntry kEntries[] = {
 #endif
 };
 
-const InstructionSetEntry* widest_available() {
+const InstructionSetEntry* find_widest_available() {
   const InstructionSetEntry* best = kEntries;
   for (const InstructionSetEntry& entry : kEntries) {
     if (entry.is_available()) best = &entry;
@@ -50,7 +51,7 @@ const InstructionSetEntry* widest_available() {
 }
 
 const InstructionSetEntry* find_by_name(const char* name) {
-  if (std::strcmp(name, "auto") == 0) return widest_available();
+  if (std::strcmp(name, "auto") == 0) return find_widest_available();
   for (const InstructionSetEntry& entry : kEntries) {
     if (std::strcmp(name, entry.name) == 0 && entry.is_available()) return &entry;
   }
@@ -59,22 +60,22 @@ const InstructionSetEntry* find_by_name(const char* name) {
 
 std::atomic<int32_t> thread_limit{0};
 
-std::atomic<const InstructionSetEntry*>& selected() {
+std::atomic<const InstructionSetEntry*>& selected_entry() {
   static std::atomic<const InstructionSetEntry*> entry = [] {
     const char* requested = std::getenv("NGRAM_NPU_INSTRUCTION_SET");
     const InstructionSetEntry* entry_by_name = requested ? find_by_name(requested) : nullptr;
-    return entry_by_name ? entry_by_name : widest_available();
+    return entry_by_name ? entry_by_name : find_widest_available();
   }();
   return entry;
 }
 
 }  // namespace
 
-InstructionSet instruction_set() { return selected().load(std::memory_order_relaxed)->set; }
+InstructionSet instruction_set() { return selected_entry().load(std::memory_order_relaxed)->set; }
 
-FindMatch find_match() { return selected().load(std::memory_order_relaxed)->find; }
+FindMatch find_match() { return selected_entry().load(std::memory_order_relaxed)->find; }
 
-int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens) {
+int32_t choose_num_threads(const Executor* executor, int64_t batch, int64_t tokens) {
   if (executor == nullptr) return 1;
   int64_t threads = executor->max_threads;
   if (const int32_t limit = ngram_npu_cpu_num_threads(); limit > 0) threads = smaller<int64_t>(threads, limit);
@@ -83,12 +84,14 @@ int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens) {
 
 }  // namespace ngram_npu::cpu
 
-const char* ngram_npu_cpu_instruction_set() { return ngram_npu::cpu::selected().load(std::memory_order_relaxed)->name; }
+const char* ngram_npu_cpu_instruction_set() {
+  return ngram_npu::cpu::selected_entry().load(std::memory_order_relaxed)->name;
+}
 
 int32_t ngram_npu_cpu_set_instruction_set(const char* name) {
   const ngram_npu::cpu::InstructionSetEntry* entry = name ? ngram_npu::cpu::find_by_name(name) : nullptr;
   if (!entry) return ngram_npu::kInvalidParams;
-  ngram_npu::cpu::selected().store(entry, std::memory_order_relaxed);
+  ngram_npu::cpu::selected_entry().store(entry, std::memory_order_relaxed);
   return ngram_npu::kOk;
 }
 

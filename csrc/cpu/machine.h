@@ -7,14 +7,14 @@
 
 namespace ngram_npu::cpu {
 
-// The instruction set in use: the widest of the machine, unless a caller or the environment variable
+// The instruction set in use is the widest of the machine, unless a caller or the environment variable
 // NGRAM_NPU_INSTRUCTION_SET selects a narrower one, as the tests do.
 enum class InstructionSet : int32_t { kScalar, kAvx2, kAvx512, kNeon };
 
 InstructionSet instruction_set();
 
-// The lookup without an index: one scan of the row. Finds the match that docs/ops/ngram_propose.md defines in
-// tokens[0..num_tokens), num_tokens >= 2.
+// The lookup without an index, which scans the row: finds the match that docs/ops/ngram_propose.md defines in the
+// num_tokens >= 2 tokens.
 using FindMatch = Match (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
                             int32_t match_policy);
 
@@ -26,16 +26,16 @@ Match find_match_avx512(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 Match find_match_neon(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 #endif
 
-// The function for the instruction set in use.
+// Returns the scan for the instruction set in use.
 FindMatch find_match();
 
-// Number of threads for this amount of work.
-int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens);
+// Returns the number of threads for a batch in which `tokens` tokens are read.
+int32_t choose_num_threads(const Executor* executor, int64_t batch, int64_t tokens);
 
-// The number of tokens that a scan of these rows reads; invalid lengths count 0, because such rows are not read.
+// Returns the number of tokens that a scan of these rows reads. Rows with an invalid length are not read.
 template <class Token>
-int64_t tokens_to_read(const TokenRows<Token>& rows, const int32_t* num_tokens, const IndexArray& row_indices,
-                       int64_t batch) {
+int64_t count_tokens_to_read(const TokenRows<Token>& rows, const int32_t* num_tokens, const IndexArray& row_indices,
+                             int64_t batch) {
   int64_t sum = 0;
   for (int64_t i = 0; i < batch; ++i) {
     const int64_t row = row_indices[i];
@@ -47,7 +47,7 @@ int64_t tokens_to_read(const TokenRows<Token>& rows, const int32_t* num_tokens, 
 // Calls fn(i) for every i in [0, batch). Rows differ in length, so a thread takes the next row when it is free.
 template <class Fn>
 void for_each_row(const Executor* executor, int64_t batch, int64_t tokens, const Fn& fn) {
-  const int32_t threads = threads_for(executor, batch, tokens);
+  const int32_t threads = choose_num_threads(executor, batch, tokens);
   if (threads <= 1) {
     for (int64_t i = 0; i < batch; ++i) fn(i);
     return;
@@ -66,17 +66,18 @@ void for_each_row(const Executor* executor, int64_t batch, int64_t tokens, const
       &shared);
 }
 
-// An executor over a small thread pool of this process, for callers without torch (thread_pool.cpp). The first call
-// starts its threads; they sleep between calls. A call that finds the pool busy runs on its own thread instead of
-// waiting; a process forked from one that used the pool starts a new one.
+// Returns an executor that uses a small thread pool of this process, for callers without torch (thread_pool.cpp). The
+// first call starts the pool's threads, which sleep between calls. If another call is using the pool, a call runs on
+// its own thread instead of waiting. A forked process starts its own pool.
 Executor pool_executor();
 
 }  // namespace ngram_npu::cpu
 
 // Name of the instruction set in use: "scalar", "avx2", "avx512", "neon".
 NGRAM_NPU_EXPORT const char* ngram_npu_cpu_instruction_set();
-// Selects one of these names, or "auto". Returns kInvalidParams and changes nothing if the machine does not support it.
+// Selects the instruction set with one of these names; "auto" selects the widest. Returns kInvalidParams and changes
+// nothing if the machine does not support it.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_set_instruction_set(const char* name);
-// Limits every call to `limit` threads, in addition to the executor's own limit; 0: no limit.
+// Limits every call to `limit` threads, in addition to the executor's limit; 0: no limit.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_set_num_threads(int32_t limit);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_num_threads();

@@ -16,32 +16,32 @@ using namespace index;
 
 namespace {
 
-// In `owners`: slot + 1 for a page in use; kFree | (next + 1) for a freed one; 0 for one never used.
+// A word of `owners` is slot + 1 for a page in use, kFree | (next + 1) for a freed page, and 0 for an unused page.
 constexpr uint32_t kFree = 0x80000000u;
 
-// A page is allocated once in a few hundred insertions, so one lock per process is enough. It is not in the tensor, so
-// that corrupt contents cannot block a caller.
+// A page is allocated once in a few hundred insertions, so one lock per process is enough. The lock is not in the
+// tensor, so that corrupt contents cannot block a caller.
 class PageLock {
  public:
   PageLock() {
-    while (held_.test_and_set(std::memory_order_acquire)) {
+    while (locked_.test_and_set(std::memory_order_acquire)) {
     }
   }
-  ~PageLock() { held_.clear(std::memory_order_release); }
+  ~PageLock() { locked_.clear(std::memory_order_release); }
   PageLock(const PageLock&) = delete;
   PageLock& operator=(const PageLock&) = delete;
 
-  // In a forked child the thread that owned the lock does not exist.
-  static void release_in_child() { held_.clear(); }
+  // If a thread had locked the pages during a fork, it does not exist in the child.
+  static void unlock_in_child() { locked_.clear(); }
 
  private:
-  static std::atomic_flag held_;
+  static std::atomic_flag locked_;
 };
-std::atomic_flag PageLock::held_ = ATOMIC_FLAG_INIT;
-[[maybe_unused]] const int released = pthread_atfork(nullptr, nullptr, PageLock::release_in_child);
+std::atomic_flag PageLock::locked_ = ATOMIC_FLAG_INIT;
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, PageLock::unlock_in_child);
 
-// Written under the lock, read without it by can_enable_again.
-uint32_t count_pages(const Arena& arena, uint32_t difference) {
+// Atomic, because can_enable_again reads the number without the lock.
+uint32_t add_pages_in_use(const Arena& arena, uint32_t difference) {
   return __atomic_add_fetch(arena.header + kHeaderPagesInUse, difference, __ATOMIC_RELAXED);
 }
 
@@ -50,7 +50,7 @@ void free_page(const Arena& arena, uint32_t slot_id, uint32_t page) {
   if (page >= arena.num_pages || arena.owners[page] != slot_id + 1) return;
   arena.owners[page] = kFree | arena.header[kHeaderFreePage];
   arena.header[kHeaderFreePage] = page + 1;
-  count_pages(arena, ~0u);
+  add_pages_in_use(arena, ~0u);
 }
 
 int64_t words_before_pages(int64_t num_slots, int64_t num_pages) {
@@ -65,8 +65,8 @@ bool open_arena(int32_t* index, int64_t words, Arena* arena) {
   uint32_t* base = reinterpret_cast<uint32_t*>(index);
   const int64_t num_slots = base[kHeaderSlots];
   const int64_t num_pages = base[kHeaderPages];
-  const int64_t needed = ngram_npu_cpu_ngram_index_words(num_slots, num_pages);
-  if (base[kHeaderMagic] != kMagic || needed == 0 || needed > words) return false;
+  const int64_t needed_words = ngram_npu_cpu_ngram_index_words(num_slots, num_pages);
+  if (base[kHeaderMagic] != kMagic || needed_words == 0 || needed_words > words) return false;
   arena->header = base;
   arena->slots = base + kHeaderWords;
   arena->owners = arena->slots + num_slots * kSlotWords;
@@ -88,7 +88,7 @@ uint32_t allocate_page(const Arena& arena, uint32_t slot_id) {
     header[kHeaderUnusedPage] = page + 1;
   }
   arena.owners[page] = slot_id + 1;
-  const uint32_t in_use = count_pages(arena, 1);
+  const uint32_t in_use = add_pages_in_use(arena, 1);
   if (in_use > header[kHeaderPagesPeak]) header[kHeaderPagesPeak] = in_use;
   return page;
 }
@@ -109,7 +109,7 @@ void clear_slot(const Arena& arena, uint32_t slot_id) {
                                  ? slot[kSlotRoot + i]
                                  : arena.page(slot[kSlotRoot + (i >> kDirPageDepth)])[i % kPageWords];
       free_page(arena, slot_id, entry >> 4);
-      i += 1u << (dir_depth - smaller(entry & 15u, dir_depth));  // the page has this number of directory entries
+      i += 1u << (dir_depth - smaller(entry & 15u, dir_depth));  // the number of directory entries of the page
     }
     if (dir_depth > kRootDepth) {
       for (uint32_t i = 0; i < size; i += 1u << kDirPageDepth) {
@@ -129,10 +129,10 @@ void clear_slot(const Arena& arena, uint32_t slot_id) {
 void disable_slot(const Arena& arena, uint32_t slot_id) {
   uint32_t* slot = arena.slot(slot_id);
   const uint32_t options = slot[kSlotOptions];
-  const uint32_t needed = larger(larger(slot[kSlotPages], slot[kSlotDisabled]), 1u);
+  const uint32_t needed_pages = larger(larger(slot[kSlotPages], slot[kSlotDisabled]), 1u);
   clear_slot(arena, slot_id);
   slot[kSlotOptions] = options;
-  slot[kSlotDisabled] = needed;
+  slot[kSlotDisabled] = needed_pages;
   count(arena, kStatDisabled);
 }
 
@@ -158,9 +158,9 @@ const IndexTable& index_table() {
   }
 }
 
-// The state of a slot's row, and whether the row is still the one that was indexed.
 namespace {
 
+// Whether the last indexed tokens still equal those of the row.
 bool is_tail_equal(const uint32_t* slot, const int32_t* tokens, uint32_t length) {
   const uint32_t* tail = slot + kSlotTail;
   if (length >= kTailTokens) {
@@ -221,9 +221,9 @@ int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64
                                         bool ladder, bool outcomes) {
   if (tokens < 0 || num_slots < 1 || num_slots > index::kMaxSlots) return 0;
   if (!ladder && (min_n < 1 || max_n < min_n || max_n - min_n >= index::kMaxLevels)) return 0;
-  // A page holds 590 entries on average over all row lengths, and 529 at the worst length. Text has up to 1.2 entries
-  // per token, a ladder 1.5, any data up to (levels + 1) / 2, which is reached with one level and with two; a slot's
-  // last page and its directory are additional.
+  // A page contains 590 entries on average over all row lengths, and 529 at the worst length. Text has up to 1.2
+  // entries per token, with a ladder up to 1.5. Any data has up to (levels + 1) / 2, which is reached with one
+  // and two levels. Each slot also needs its last page and its directory.
   const int64_t levels = ladder ? kLadderLevels : max_n - min_n + 1;
   const int64_t entries_per_ten_tokens = any_data ? 5 * (levels + 1) : ladder ? 15 : 12;
   const int64_t entries_per_ten_pages = any_data && levels <= 2 ? 5250 : 5900;

@@ -9,8 +9,8 @@
 
 namespace ngram_npu::cpu {
 
-// The tensor's parts. The code relies only on the tensor's size and on what open_arena derived from it, never on the
-// contents.
+// The parts of the tensor. For memory safety, the code relies only on these pointers and numbers, which open_arena has
+// checked against the tensor's size, and not on the tensor's other contents.
 struct Arena {
   uint32_t* header;
   uint32_t* slots;
@@ -26,25 +26,26 @@ struct Arena {
   }
 };
 
-// False if the header does not match the tensor.
+// Returns false if the header does not match the tensor's size.
 bool open_arena(int32_t* index, int64_t words, Arena* arena);
 
-// Allocates a page for a slot, not cleared; returns kNoPage if none is left. Thread-safe, also for several arenas.
+// Allocates a page for a slot without clearing it. Returns kNoPage if none is left. Thread-safe.
 constexpr uint32_t kNoPage = ~0u;
 uint32_t allocate_page(const Arena& arena, uint32_t slot_id);
 void release_page(const Arena& arena, uint32_t slot_id, uint32_t page);
 
 // Frees all pages of a slot and empties it.
 void clear_slot(const Arena& arena, uint32_t slot_id);
-// The same, but marks the slot as disabled: its row is scanned until there is enough memory again.
+// The same, but also marks the slot as disabled: its row is scanned until there is enough memory again.
 void disable_slot(const Arena& arena, uint32_t slot_id);
-// Whether a disabled slot can be enabled again: 1.25 times the pages that it had are free, and its table did not reach
-// the maximum size.
+// Whether a disabled slot can be enabled again: 1.25 times as many pages as the slot had are free, and the slot was not
+// disabled because its table reached the maximum size.
 bool can_enable_again(const Arena& arena, uint32_t slot_id);
 
+// Increases a statistic.
 void count(const Arena& arena, index::Header statistic, uint32_t times = 1);
 
-// The id of page `number` of a slot that has `pages` pages of outcomes.
+// The word with the id of outcome page `number`, in a slot with `pages` outcome pages.
 inline uint32_t* outcome_page(const Arena& arena, uint32_t* slot, uint32_t pages, uint32_t number) {
   uint32_t* root = slot + index::kSlotOutcomeRoot;
   if (pages <= index::kRootOutcomePages) return root + number;
@@ -59,34 +60,33 @@ struct IndexOptions {
   bool outcomes;
 };
 
-// Prepares the slot to continue with this row: options, length and last tokens must agree, otherwise it is emptied.
-// `max_indexed` is the number of tokens in the row before this call. Returns whether the slot is usable.
+// Prepares a slot to continue with this row. The slot is cleared if it was indexed with other options, has indexed more
+// than `max_indexed` tokens, or has indexed other last tokens than the row's. Returns whether the slot is usable.
 bool prepare_slot(const Arena& arena, uint32_t slot_id, const IndexOptions& options, const int32_t* tokens,
                   uint32_t max_indexed);
 
 // Records that the slot has indexed the first `length` tokens.
 void set_indexed_length(const Arena& arena, uint32_t slot_id, const int32_t* tokens, uint32_t length);
 
-// One row to look up: the ends from `first` on are not indexed yet; the last one, length - 1, is looked up.
+// A row to look up. The tokens from `first` on are indexed first; the n-grams that end at the last token are looked up.
 struct IndexQuery {
   const int32_t* tokens;
-  uint32_t readable;  // words of the row's memory
+  uint32_t readable;  // number of readable words in the row's memory
   uint32_t slot_id;
   uint32_t first;
   uint32_t length;
   Match match;
-  bool ok;  // false: no memory left, the slot is unusable
+  bool ok;  // false: no memory was left, so the slot is unusable
 };
 
-// Maximum number of rows with overlapping cache misses, and of new tokens per row; more tokens are indexed beforehand.
-constexpr int kQueryGroup = 32;
-constexpr uint32_t kMaxPending = 8;
+constexpr int kQueryGroup = 32;      // maximum number of rows that are looked up together
+constexpr uint32_t kMaxPending = 8;  // maximum number of tokens that the lookup of a row indexes
 
-// The table, compiled once per instruction set (isa_<name>.cpp around ngram_index_table.h).
+// Operations on tables. Each isa_<name>.cpp compiles them (ngram_index_walk.h) for its instruction set.
 struct IndexTable {
-  // At most kQueryGroup queries of at most kMaxPending tokens each.
+  // Answers at most kQueryGroup queries with at most kMaxPending tokens to index each.
   void (*look_up)(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k);
-  // Indexes the ends first .. length - 1 of a row; false: no memory left.
+  // Indexes the tokens first .. length - 1 of a row. Returns false if no memory is left.
   bool (*extend)(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens,
                  uint32_t readable, uint32_t first, uint32_t length);
 };
@@ -99,14 +99,14 @@ extern const IndexTable kIndexTableAvx512;
 extern const IndexTable kIndexTableNeon;
 #endif
 
-// The functions for the instruction set in use (machine.h).
+// Returns the operations for the instruction set in use (machine.h).
 const IndexTable& index_table();
 
 namespace {
 
 using namespace index;
 
-// The outcomes of a ladder's slot: one byte per token, in pages of the arena, and the candidate for the next token.
+// The outcomes of a ladder's slot (one byte per token, in pages of the arena) and the candidate for the next token.
 class Outcomes {
  public:
   Outcomes(const Arena& arena, uint32_t slot_id) : arena_(arena), slot_(arena.slot(slot_id)), slot_id_(slot_id) {}
@@ -117,8 +117,8 @@ class Outcomes {
     return number == cached_page_ || number < pages() ? *at(number, position) : 0;
   }
 
-  // Writes an outcome byte. Positions must be in order; false: no memory left, or a corrupt slot.
-  bool put(uint32_t position, uint8_t outcome) {
+  // Writes an outcome byte. Positions must be in order. Returns false if no memory is left or the slot is corrupt.
+  bool write(uint32_t position, uint8_t outcome) {
     const uint32_t number = position >> kOutcomePageBits;
     if (number != cached_page_ && (number > pages() || (number == pages() && !add_page()))) return false;
     *at(number, position) = outcome;
@@ -130,8 +130,8 @@ class Outcomes {
     if (number < pages()) __builtin_prefetch(at(number, position));
   }
 
-  // The candidate for the next token of a row with `length` indexed tokens; it is inside the row even if the slot is
-  // corrupt.
+  // The candidate for the next token of a row with `length` indexed tokens. The match is inside the row even if the
+  // slot is corrupt.
   Match candidate(uint32_t length) const {
     const uint32_t word = slot_[kSlotCandidate];
     const int64_t len = smaller<int64_t>(word & 31u, kLadderMaxN), position = word >> 5;
@@ -142,7 +142,7 @@ class Outcomes {
  private:
   uint32_t pages() const { return smaller(slot_[kSlotOutcomePages], kMaxOutcomePages); }
 
-  // The byte in an existing page. The last page is cached, because most positions are consecutive.
+  // The byte of a token in an existing page. The page is cached, because most positions are consecutive.
   uint8_t* at(uint32_t number, int64_t position) {
     if (number != cached_page_) {
       bytes_ = reinterpret_cast<uint8_t*>(arena_.page(*outcome_page(arena_, slot_, pages(), number)));
@@ -163,7 +163,7 @@ class Outcomes {
         release_page(arena_, slot_id_, page);
         return false;
       }
-      // The first directory takes over the page ids that the slot contained.
+      // The page ids that were in the slot move to the first directory page.
       uint32_t* root = slot_ + kSlotOutcomeRoot;
       uint32_t* words = arena_.page(directory);
       if (count == kRootOutcomePages) {

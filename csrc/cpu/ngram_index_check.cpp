@@ -1,4 +1,4 @@
-// Integrity checks of an index, for tests and `NgramIndex.check_integrity()`. Slow and read-only.
+// Integrity checks of an index, for tests and `NgramIndex.check_integrity()`. They are slow and do not write.
 #include "core/draft_costs.h"
 #include "cpu/ngram_index.h"
 #include "cpu/ngram_index_arena.h"
@@ -13,7 +13,7 @@ uint32_t* directory_at(const cpu::Arena& arena, uint32_t* slot, uint32_t i) {
   return arena.page(slot[kSlotRoot + (i >> kDirPageDepth)]) + i % kPageWords;
 }
 
-bool page_fills_lines(const uint32_t* page) {
+bool has_lines_without_gaps(const uint32_t* page) {
   for (uint32_t i = 0; i + 1 < kPageWords; ++i) {
     if (i % kLineWords != kLineWords - 1 && page[i] == 0 && page[i + 1] != 0) return false;
   }
@@ -35,7 +35,7 @@ IndexFault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
       if (*directory_at(arena, slot, j) != entry) return kFaultDirectory;
     }
     if (entry >> 4 >= arena.num_pages || arena.owners[entry >> 4] != slot_id + 1) return kFaultOwner;
-    if (!page_fills_lines(arena.page(entry >> 4))) return kFaultLine;
+    if (!has_lines_without_gaps(arena.page(entry >> 4))) return kFaultLine;
     ++pages;
     i += span;
   }
@@ -53,31 +53,32 @@ IndexFault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
   return pages == slot[kSlotPages] ? kFaultNone : kFaultPageCount;
 }
 
-IndexFault check_pages(const cpu::Arena& arena, int64_t* where) {
-  uint32_t in_slots = 0;
-  for (uint32_t i = 0; i < arena.num_slots; ++i) in_slots += arena.slot(i)[kSlotPages];
-  uint32_t owned = 0, freed = 0, never = 0;
+IndexFault check_pages(const cpu::Arena& arena, int64_t* location) {
+  uint32_t num_in_slots = 0;
+  for (uint32_t i = 0; i < arena.num_slots; ++i) num_in_slots += arena.slot(i)[kSlotPages];
+  uint32_t num_owned = 0, num_freed = 0, num_unused = 0;
   for (uint32_t i = 0; i < arena.num_pages; ++i) {
     const uint32_t owner = arena.owners[i];
-    *where = i;
+    *location = i;
     if (owner >> 31 != 0)
-      ++freed;
+      ++num_freed;
     else if (owner == 0)
-      ++never;
+      ++num_unused;
     else if (owner <= arena.num_slots)
-      ++owned;
+      ++num_owned;
     else
       return kFaultOwner;
   }
-  uint32_t listed = 0;
-  for (uint32_t head = arena.header[kHeaderFreePage]; head != 0; ++listed) {
-    *where = head - 1;
-    if (head > arena.num_pages || arena.owners[head - 1] >> 31 == 0 || listed > arena.num_pages) return kFaultFreeList;
+  uint32_t num_listed = 0;
+  for (uint32_t head = arena.header[kHeaderFreePage]; head != 0; ++num_listed) {
+    *location = head - 1;
+    if (head > arena.num_pages || arena.owners[head - 1] >> 31 == 0 || num_listed > arena.num_pages)
+      return kFaultFreeList;
     head = arena.owners[head - 1] << 1 >> 1;
   }
-  if (listed != freed) return kFaultFreeList;
-  if (owned != in_slots || owned != arena.header[kHeaderPagesInUse]) return kFaultInUse;
-  return arena.header[kHeaderUnusedPage] + never == arena.num_pages ? kFaultNone : kFaultInUse;
+  if (num_listed != num_freed) return kFaultFreeList;
+  if (num_owned != num_in_slots || num_owned != arena.header[kHeaderPagesInUse]) return kFaultInUse;
+  return arena.header[kHeaderUnusedPage] + num_unused == arena.num_pages ? kFaultNone : kFaultInUse;
 }
 
 Key key_of(const int32_t* tokens, uint32_t end, uint32_t n, uint32_t level) {
@@ -86,13 +87,13 @@ Key key_of(const int32_t* tokens, uint32_t end, uint32_t n, uint32_t level) {
   return make_key(sum, level);
 }
 
-// The lengths of a slot's grams by level.
-struct GramLengths {
+// The n-gram length of each level of a slot.
+struct NgramLengths {
   uint32_t values[kMaxLevels];
-  uint32_t levels;  // 0: no operator writes such options
+  uint32_t levels;  // 0 if no operator writes these options
 };
-GramLengths gram_lengths_of(uint32_t options) {
-  GramLengths lengths{};
+NgramLengths ngram_lengths_of(uint32_t options) {
+  NgramLengths lengths{};
   const uint32_t min_n = options & 0xffu, max_n = options >> 8 & 0xffu;
   if ((options & kOptionLadder) != 0) {
     if (min_n != 1 || max_n != kLadderMaxN) return lengths;
@@ -105,10 +106,10 @@ GramLengths gram_lengths_of(uint32_t options) {
   return lengths;
 }
 
-// Checks that each entry of a page records an end in the row, and that it is where the key of the gram at this end
-// leads.
+// Checks that each entry of a page records an end in the row, and that the entry is in the page and line of the key of
+// the n-gram at this end.
 IndexFault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t dir_entry, const int32_t* tokens,
-                         const GramLengths& lengths) {
+                         const NgramLengths& lengths) {
   const uint32_t depth = dir_entry & 15u;
   const uint32_t* page = arena.page(dir_entry >> 4);
   for (uint32_t w = 0; w < kPageWords; ++w) {
@@ -127,14 +128,15 @@ IndexFault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t dir_e
   return kFaultNone;
 }
 
-bool same_gram(const int32_t* tokens, uint32_t end, uint32_t other, uint32_t n) {
+// Whether the n tokens that end at `end` equal those that end at `other`.
+bool have_same_ngram(const int32_t* tokens, uint32_t end, uint32_t other, uint32_t n) {
   while (n > 0 && tokens[end--] == tokens[other--]) --n;
   return n == 0;
 }
 
-// Finds the entry of the gram t[end-n+1..end] without trusting the contents; null if there is none.
-const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t* tokens, uint32_t end, uint32_t n,
-                         uint32_t level, uint32_t* depth) {
+// Finds the entry of the n-gram t[end-n+1..end] without relying on correct contents. Returns null if there is none.
+const uint32_t* find_entry(const cpu::Arena& arena, uint32_t* slot, const int32_t* tokens, uint32_t end, uint32_t n,
+                           uint32_t level, uint32_t* depth) {
   const Key key = key_of(tokens, end, n, level);
   const uint32_t dir_entry = *directory_at(arena, slot, dir_index(key, slot[kSlotDepth]));
   *depth = dir_entry & 15u;
@@ -145,19 +147,19 @@ const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t*
     for (uint32_t lane = 0; lane < kLineWords; ++lane) {
       const uint32_t next = line[lane] & next_mask(*depth);
       if (next == 0 || (line[lane] & ~(next_mask(*depth) | twice_bit(*depth))) != head || next < n) continue;
-      if (same_gram(tokens, next - 1, end, n)) return line + lane;
+      if (have_same_ngram(tokens, next - 1, end, n)) return line + lane;
     }
     if (line[kLineWords - 1] == 0) return nullptr;
   }
   return nullptr;
 }
 
-// The candidate of t[0..length); follows the definition, slow.
-Match candidate_of(const int32_t* tokens, uint32_t length) {
+// Returns the candidate for the token after t[0..length), computed as the contract defines it, which is slow.
+Match find_candidate(const int32_t* tokens, uint32_t length) {
   for (uint32_t level = kLadderLevels; level-- > 0;) {
     const uint32_t n = ladder_ngram_length(level);
     for (uint32_t position = length; n <= length && --position >= n;) {
-      if (!same_gram(tokens, position - 1, length - 1, n)) continue;
+      if (!have_same_ngram(tokens, position - 1, length - 1, n)) continue;
       uint32_t len = n;
       while (len < kLadderMaxN && len < position && tokens[position - 1 - len] == tokens[length - 1 - len]) ++len;
       return {int64_t{position} - 1, len};
@@ -170,27 +172,27 @@ IndexFault check_outcomes(const cpu::Arena& arena, uint32_t slot_id, const int32
   cpu::Outcomes outcomes(arena, slot_id);
   const uint32_t* slot = arena.slot(slot_id);
   const uint32_t length = slot[kSlotLength];
-  const Match candidate = outcomes.candidate(length), expected_candidate = candidate_of(tokens, length);
+  const Match candidate = outcomes.candidate(length), expected_candidate = find_candidate(tokens, length);
   if (candidate.end != expected_candidate.end || candidate.len != expected_candidate.len) return kFaultCandidate;
   for (uint32_t position = 0; position < length && slot[kSlotOutcomePages] > 0; ++position) {
-    if (outcomes(position) != outcome_of(candidate_of(tokens, position), tokens, position)) return kFaultOutcome;
+    if (outcomes(position) != outcome_of(find_candidate(tokens, position), tokens, position)) return kFaultOutcome;
   }
   return kFaultNone;
 }
 
 }  // namespace
 
-int32_t ngram_npu_cpu_ngram_index_check(const int32_t* index, int64_t words, int64_t* where) {
+int32_t ngram_npu_cpu_ngram_index_check(const int32_t* index, int64_t words, int64_t* location) {
   cpu::Arena arena;
   int64_t ignored = 0;
-  if (where == nullptr) where = &ignored;
-  *where = 0;
+  if (location == nullptr) location = &ignored;
+  *location = 0;
   if (!cpu::open_arena(const_cast<int32_t*>(index), words, &arena)) return kFaultHeader;
   for (uint32_t i = 0; i < arena.num_slots; ++i) {
-    *where = i;
+    *location = i;
     if (const IndexFault fault = check_slot(arena, i); fault != kFaultNone) return fault;
   }
-  return check_pages(arena, where);
+  return check_pages(arena, location);
 }
 
 int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words, int64_t slot_id, const int32_t* tokens,
@@ -203,41 +205,41 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
   if (const IndexFault fault = check_slot(arena, static_cast<uint32_t>(slot_id)); fault != kFaultNone) return fault;
   const uint32_t length = slot[kSlotLength];
   if (length > num_tokens) return kFaultRow;
-  const GramLengths lengths = gram_lengths_of(slot[kSlotOptions]);
+  const NgramLengths lengths = ngram_lengths_of(slot[kSlotOptions]);
   const bool latest = (slot[kSlotOptions] >> 16 & 1u) != 0;
   if (lengths.levels == 0) return kFaultSlot;
-  uint32_t present = 0;
+  uint32_t num_entries = 0;
   for (uint32_t i = 0; i < 1u << slot[kSlotDepth];) {
     const uint32_t dir_entry = *directory_at(arena, slot, i);
     if (const IndexFault fault = check_entries(arena, slot, dir_entry, tokens, lengths); fault != kFaultNone)
       return fault;
     const uint32_t* page = arena.page(dir_entry >> 4);
-    for (uint32_t w = 0; w < kPageWords; ++w) present += page[w] != 0;
+    for (uint32_t w = 0; w < kPageWords; ++w) num_entries += page[w] != 0;
     i += 1u << (slot[kSlotDepth] - (dir_entry & 15u));
   }
-  uint32_t expected = 0;  // entries, each counted at the end it records
+  uint32_t num_expected = 0;  // number of entries that must exist, each counted at the end that it records
   for (uint32_t end = lengths.values[0] - 1; end < length; ++end) {
     for (uint32_t level = 0; level < lengths.levels && lengths.values[level] <= end + 1; ++level) {
       const uint32_t n = lengths.values[level];
-      // Follows the definition: how often and where this gram occurs.
-      uint32_t times = 0, earliest = 0, last = 0;
+      // How often and where this n-gram occurs in the row.
+      uint32_t num_occurrences = 0, first_end = 0, last_end = 0;
       for (uint32_t e = n - 1; e < length; ++e) {
-        if (!same_gram(tokens, e, end, n)) continue;
-        if (times++ == 0) earliest = e;
-        last = e;
+        if (!have_same_ngram(tokens, e, end, n)) continue;
+        if (num_occurrences++ == 0) first_end = e;
+        last_end = e;
       }
       uint32_t depth = 0;
-      const uint32_t* entry = entry_of(arena, slot, tokens, end, n, level, &depth);
+      const uint32_t* entry = find_entry(arena, slot, tokens, end, n, level, &depth);
       if (entry == nullptr) return kFaultMissing;
       const uint32_t recorded = (*entry & next_mask(depth)) - 1;
-      if (recorded != (latest ? last : earliest)) return kFaultRecorded;
+      if (recorded != (latest ? last_end : first_end)) return kFaultRecorded;
       const bool twice = (*entry & twice_bit(depth)) != 0;
-      if (level + 1 < lengths.levels && twice != (times > 1)) return kFaultLazyRule;
-      expected += recorded == end;
-      if (times == 1) break;  // nothing longer has an entry
+      if (level + 1 < lengths.levels && twice != (num_occurrences > 1)) return kFaultLazyRule;
+      num_expected += recorded == end;
+      if (num_occurrences == 1) break;  // longer n-grams have no entry
     }
   }
-  if (present != expected) return kFaultLazyRule;
+  if (num_entries != num_expected) return kFaultLazyRule;
   const bool ladder = (slot[kSlotOptions] & kOptionLadder) != 0;
   return ladder ? check_outcomes(arena, static_cast<uint32_t>(slot_id), tokens) : kFaultNone;
 }

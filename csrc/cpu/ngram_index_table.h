@@ -1,10 +1,12 @@
-// The table of one slot and the walk of one token through it, generic over an instruction set; each
-// isa_<name>.cpp compiles it once. Everything here has internal linkage, because the linker must not merge
-// functions of the same name that were compiled for different instruction sets.
+// The table of one slot, and the walk that looks up and indexes the n-grams that end at one token (the `end`). The code
+// is generic over an instruction set; each isa_<name>.cpp compiles it once. Everything here has internal
+// linkage, because the linker must not merge functions of the same name that were compiled for different instruction
+// sets.
 //
-// The lazy rule (docs/design/index.md): an entry (n, gram) exists if and only if the gram occurs in the indexed row and
-// n == min_n or its suffix one shorter occurs at least twice. So the entries of one end are levels 0 .. m without a
-// gap, all but the last marked `twice`, and a new end changes only level m and what is inserted above it.
+// The lazy rule (docs/design/index.md): an n-gram of the indexed row has an entry if and only if n == min_n or its
+// suffix of the next shorter length occurs at least twice. The n-grams of one end therefore have entries at levels
+// 0 .. m without a gap, and all entries except the last are marked `twice`. A new end changes only the entry at level m
+// and inserts entries above it.
 #pragma once
 
 #include "core/draft_costs.h"
@@ -15,54 +17,55 @@ namespace {
 
 using namespace index;
 
-// Isa provides: match(line, want, mask), a mask with bit i set if lane i equals `want` in the bits of mask; used(line),
-// the number of entries in the line, which are in its first lanes; common_suffix8(a, b) and common_suffix16 of 8 and 16
-// tokens; and the functions of ScalarLanes or faster ones.
+// Isa provides these functions, and the functions of ScalarLanes or faster versions of them:
+//   match_lanes(line, expected, mask)   bit i is set if lane i equals `expected` in the bits of `mask`
+//   find_empty_lane(line)               the first empty lane of a line that is not full; entries are in the first lanes
+//   common_suffix8(a, b), common_suffix16(a, b)   the number of equal tokens at the end of 8 or 16 tokens
 
-// An entry after a split, in its page of depth + 1.
+// The entry in the page of depth + 1 after a split.
 inline uint32_t split_entry(uint32_t entry, uint32_t depth) {
   const uint32_t next = next_mask(depth);
   return (entry & ~next) << 1 | (entry & next);
 }
 
-// An entry of a gram, and the occurrence that it records.
+// An entry of an n-gram, and the occurrence that the entry records.
 struct Hit {
   uint32_t* entry;
-  uint32_t word;  // the entry when it was found
-  uint32_t mask;  // the bits of `next` in it
+  uint32_t word;  // the entry's contents when it was found
+  uint32_t mask;  // the bits of `next` in the entry
   uint32_t next;
-  uint32_t common;  // number of tokens, up to max_n, that agree there
+  uint32_t common;  // number of tokens, up to max_n, that agree before the occurrence and before the end
   bool is_twice() const { return (word & (mask + 1)) != 0; }
   void set_twice() const { *entry |= mask + 1; }
   void record(uint32_t position) const { *entry = word + (position - next); }
 };
 
 struct ScalarLanes {
-  // With kGathers, Isa also has a gather of 16 words at 16 offsets, both of VectorType<16>. Without native gathers,
-  // several loads and a store are faster.
+  // With kGathers, gather() loads 16 words at 16 offsets; both are VectorType<16>. Without an instruction for it,
+  // individual loads are faster.
   static constexpr bool kGathers = false;
   static void gather(const uint32_t*, const void*, void*) {}
 
-  // Distributes the entries that are in their home line to the lines of the two halves, which it overwrites. Returns
-  // the lanes of the other entries.
+  // Distributes the entries of a line that are in their home line to the lines of the two new pages, which are
+  // overwritten. Returns the lanes of the other entries.
   static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
     uint32_t* const out[2] = {low, high};
     uint32_t used[2] = {0, 0};
-    uint32_t displaced = 0;
+    uint32_t displaced_lanes = 0;
     for (uint32_t lane = 0; lane < kLineWords; ++lane) low[lane] = high[lane] = 0;
     for (uint32_t lane = 0; lane < kLineWords && line[lane] != 0; ++lane) {
       if ((line[lane] >> home_shift(depth)) % kGroupLines != home) {
-        displaced |= 1u << lane;
+        displaced_lanes |= 1u << lane;
       } else {
         const uint32_t half = line[lane] >> 31;
         out[half][used[half]++] = split_entry(line[lane], depth);
       }
     }
-    return displaced;
+    return displaced_lanes;
   }
 };
 
-// The compiler's generic vectors, which it maps to the instruction set.
+// Generic vectors of the compiler, which maps them to the instruction set.
 template <uint32_t kWidth>
 struct VectorType;
 template <>
@@ -74,8 +77,8 @@ struct VectorType<16> {
   typedef uint32_t Type __attribute__((vector_size(64)));
 };
 
-// Consecutive ends and where the entries of all their grams belong, level by level, shortest gram first. They are
-// computed before the walk and with vectors, because they do not depend on what the walk finds.
+// Consecutive ends, and for each level where the entries of the n-grams at these ends belong; level 0 has the shortest
+// n-grams. Vectors compute these places before the walk, because they do not depend on what the walk finds.
 template <int kRows, uint32_t kWidth>
 struct EndsBatch {
   using Vector = typename VectorType<kWidth>::Type;
@@ -83,22 +86,22 @@ struct EndsBatch {
   uint32_t size;
   uint32_t version;  // version of the table when the lines were located; a split makes them stale
   Vector key[kRows];
-  Vector line[kRows];  // number of the home line, counted over all pages
-  Vector want[kRows];  // head of the entry there
-  Vector mask[kRows];  // mask of the bits to compare
-  Vector next[kRows];  // mask of `next` in that page
-  Vector min_next;     // the minimum of `next`
+  Vector line[kRows];        // index of the home line among the lines of all pages
+  Vector head[kRows];        // head that the entry has in its page
+  Vector probe_mask[kRows];  // bits of the entry to compare
+  Vector next_mask[kRows];   // bits of `next` in the entry
+  Vector min_next_mask;      // the minimum over all levels
 };
 
 inline bool is_full(const uint32_t* line) { return line[kLineWords - 1] != 0; }
 
-// Inserts an entry into the first line of its group that is not full; false: all are full.
+// Inserts an entry into the first line of its group that is not full, starting at `line_id`. Returns false if none is.
 template <class Isa>
-bool put_entry(uint32_t* page, uint32_t line_id, uint32_t entry) {
+bool insert_entry(uint32_t* page, uint32_t line_id, uint32_t entry) {
   for (uint32_t i = 0; i < kGroupLines; ++i) {
     uint32_t* line = page + line_id * kLineWords;
     if (!is_full(line)) {
-      line[Isa::used(line)] = entry;
+      line[Isa::find_empty_lane(line)] = entry;
       return true;
     }
     line_id = (line_id & ~(kGroupLines - 1)) | ((line_id + 1) & (kGroupLines - 1));
@@ -111,27 +114,27 @@ void split_page(uint32_t* low, uint32_t* high, uint32_t depth) {
   if (low == high) return;  // only with a corrupt directory
   alignas(64) uint32_t old[kPageWords];
   __builtin_memcpy(old, low, sizeof old);
-  uint32_t displaced[kPageLines];
+  uint32_t displaced_lanes[kPageLines];
   uint32_t any_displaced = 0;
   for (uint32_t line = 0; line < kPageLines; ++line) {
     const uint32_t at = line * kLineWords;
-    displaced[line] = Isa::split_line(old + at, line % kGroupLines, depth, low + at, high + at);
-    any_displaced |= displaced[line];
+    displaced_lanes[line] = Isa::split_line(old + at, line % kGroupLines, depth, low + at, high + at);
+    any_displaced |= displaced_lanes[line];
   }
   if (any_displaced == 0) return;
-  // Overflowed entries are inserted last, so that entries in their home line stay there.
+  // Entries outside their home line are inserted last, so that they do not take the place of an entry in its home line.
   for (uint32_t line = 0; line < kPageLines; ++line) {
-    for (uint32_t lanes = displaced[line]; lanes != 0; lanes &= lanes - 1) {
+    for (uint32_t lanes = displaced_lanes[line]; lanes != 0; lanes &= lanes - 1) {
       const uint32_t entry = old[line * kLineWords + static_cast<uint32_t>(__builtin_ctz(lanes))];
       const uint32_t home = (line & ~(kGroupLines - 1)) | ((entry >> home_shift(depth)) % kGroupLines);
-      put_entry<Isa>(entry >> 31 != 0 ? high : low, home, split_entry(entry, depth));
+      insert_entry<Isa>(entry >> 31 != 0 ? high : low, home, split_entry(entry, depth));
     }
   }
 }
 
-// kLevels: number of n-gram lengths if known at compile time, otherwise 0. kWidth: number of ends located at a time.
-// kLadder: n is 1, 2, 4, 8, 16, and the suffix "one shorter" is the next smaller of these. The functions that most
-// tokens run are NGRAM_FN, because the compiler would not inline functions of this size.
+// kLevels: number of n-gram lengths if known at compile time, otherwise 0. kWidth: number of ends per batch. kLadder: n
+// is 1, 2, 4, 8 or 16. Functions that run for most tokens are NGRAM_FN, because the compiler would not inline functions
+// of this size.
 template <class Isa, int kLevels, uint32_t kWidth, bool kLadder>
 class SlotTable {
  public:
@@ -146,25 +149,26 @@ class SlotTable {
     load_directory();
   }
 
+  // Whether memory was missing for a page, so that the table is incomplete.
   bool failed() const { return failed_; }
 
   using Vector = typename VectorType<kWidth>::Type;
 
-  // Number of tokens that are compared at once at an occurrence.
+  // Number of tokens before an occurrence that are compared at once.
   static constexpr uint32_t kVerifiedTokens = kLadder ? 16 : 8;
 
   static constexpr int kRows = kLevels != 0 ? kLevels : kMaxLevels;
   using Batch = EndsBatch<kRows, kWidth>;
 
-  // Keys of the ends first .. first + size - 1 of a row. Words after its tokens, up to `readable`, may be read but are
-  // not used.
+  // Computes the keys of the n-grams at the ends first .. first + size - 1. Words after the row's tokens, up to
+  // `readable`, may be read but are not used.
   void make_keys(uint32_t first, uint32_t size, uint32_t readable, Batch* batch) const {
     batch->first = first;
     batch->size = size;
     const uint32_t* newest = reinterpret_cast<const uint32_t*>(tokens_) + first;
     uint32_t copy[kMaxNgram + kWidth];
     if (first + 1 < max_n_ || readable - first < kWidth) {
-      // Near the ends of the row's memory a vector would exceed it.
+      // Near the beginning and the end of the row's memory, a vector would extend beyond the memory.
       const uint32_t before = smaller(first, max_n_ - 1);
       for (uint32_t i = before; i < max_n_ - 1; ++i) copy[max_n_ - 2 - i] = 0;
       for (uint32_t i = 0; i < before + size; ++i)
@@ -190,13 +194,13 @@ class SlotTable {
     }
   }
 
-  // Looks up the keys in the directory and fetches their lines.
-  void locate(Batch* batch) const {
+  // Computes the batch's lines and masks from the directory, and prefetches the lines.
+  void locate_lines(Batch* batch) const {
     const uint32_t last_page = arena_.num_pages - 1;
     const uint32_t size = batch->size;
     const uint32_t dir_depth = dir_depth_;
     const uint32_t* const directory = directory_;
-    Vector min_next = ~Vector{};
+    Vector min_next_mask = ~Vector{};
     for (int level = 0; level < levels(); ++level) {
       const Vector key = batch->key[level];
       Vector entry{};
@@ -213,20 +217,21 @@ class SlotTable {
       const Vector page = entry >> 4;
       const Vector line = (page < last_page ? page : last_page + Vector{}) * kPageLines + (key & (kPageLines - 1));
       batch->line[level] = line;
-      batch->want[level] = (key & kHeadBits) << depth;
-      batch->next[level] = (((1u << kNextBits) + Vector{}) << depth) - 1;
-      min_next &= batch->next[level];
+      batch->head[level] = (key & kHeadBits) << depth;
+      batch->next_mask[level] = (((1u << kNextBits) + Vector{}) << depth) - 1;
+      min_next_mask &= batch->next_mask[level];
       if constexpr (NGRAM_INDEX_FINGERPRINT_BITS >= kPrefixBits) {
-        batch->mask[level] = (kHeadBits + Vector{}) << depth;
+        batch->probe_mask[level] = (kHeadBits + Vector{}) << depth;
       } else {
-        for (uint32_t i = 0; i < kWidth; ++i) batch->mask[level][i] = probe_mask(depth[i]);
+        for (uint32_t i = 0; i < kWidth; ++i) batch->probe_mask[level][i] = probe_mask(depth[i]);
       }
       for (uint32_t i = 0; i < size && level < num_prefetched_levels(); ++i) __builtin_prefetch(line_at(line[i]));
     }
-    batch->min_next = min_next;
+    batch->min_next_mask = min_next_mask;
     batch->version = version_;
   }
 
+  // Allocates the table's first page if the slot has none. Returns false if no memory is left.
   bool ensure_table() {
     if (slot_[kSlotPages] > 0) return true;
     const uint32_t page = allocate_page(arena_, slot_id_);
@@ -240,20 +245,21 @@ class SlotTable {
     return true;
   }
 
-  // The position recorded at the deepest level with a likely entry, or 0. Only a hint for prefetching.
-  uint32_t peek(const Batch& batch, uint32_t i) const {
+  // Position recorded at the deepest level with a likely entry; 0 if there is none. Only a hint for prefetching,
+  // because the entry is not verified.
+  uint32_t likely_position(const Batch& batch, uint32_t i) const {
     const LikelyEntry likely = find_likely_entry(batch, i);
     if (likely.level < 0) return 0;
-    return line_at(batch.line[likely.level][i])[likely.lane] & batch.next[likely.level][i];
+    return line_at(batch.line[likely.level][i])[likely.lane] & batch.next_mask[likely.level][i];
   }
-  // The same for one level.
-  uint32_t peek(const Batch& batch, uint32_t i, int level) const {
+  // The position recorded by a likely entry at this level.
+  uint32_t likely_position(const Batch& batch, uint32_t i, int level) const {
     const uint32_t* line = line_at(batch.line[level][i]);
-    const uint32_t lanes = Isa::match(line, batch.want[level][i], batch.mask[level][i]);
-    return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.next[level][i];
+    const uint32_t lanes = Isa::match_lanes(line, batch.head[level][i], batch.probe_mask[level][i]);
+    return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.next_mask[level][i];
   }
 
-  // Number of levels with lines that are prefetched immediately. On text, 3 of 4 ends find no entry of a ladder beyond
+  // Number of levels with lines that locate_lines() prefetches. On text, 3 of 4 ends have no entry of a ladder above
   // these levels.
   int num_prefetched_levels() const { return kLadder ? 3 : levels(); }
   void prefetch_remaining_levels(const Batch& batch, uint32_t i) const {
@@ -263,13 +269,14 @@ class SlotTable {
 
   int levels() const { return kLevels != 0 ? kLevels : static_cast<int>(max_n_ - min_n_) + 1; }
 
-  // Looks up and indexes the grams that end at `end`: returns the longest earlier occurrence.
+  // Looks up and indexes the n-grams at end i of the batch. Returns the earliest occurrence of the longest n-gram that
+  // has occurred before.
   Match walk_earliest(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
-    if (batch->version != version_) locate(batch);
+    if (batch->version != version_) locate_lines(batch);
     Hit hit{};
-    // The deepest entry is the answer. If it is at the top level, it does not change.
-    const int level = find_deepest(*batch, i, &hit);
+    // The deepest entry records the occurrence to return. An entry at the top level does not change.
+    const int level = find_deepest_entry(*batch, i, &hit);
     const uint32_t n = min_n_ + static_cast<uint32_t>(level);
     if (level >= 0) {
       if (n == max_n_) return {static_cast<int64_t>(hit.next) - 1, n};
@@ -278,27 +285,28 @@ class SlotTable {
         return insert_second_occurrence(batch, i, level, hit, hit.next);
       }
     }
-    // Its gram has occurred before, the gram one longer has not.
+    // The n-gram of the deepest entry has occurred before, and the n-gram that is one token longer has not.
     if (n + 1 <= end + 1) insert(batch, i, level + 1, end + 1, false);
     return level < 0 ? Match{-1, 0} : Match{static_cast<int64_t>(hit.next) - 1, n};
   }
 
+  // The same for the latest occurrence.
   Match walk_latest(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
-    if (batch->version != version_) locate(batch);
-    if (end + 1 < max_n_ || end + 1 > batch->min_next[i]) return walk_latest_widening(batch, i);
+    if (batch->version != version_) locate_lines(batch);
+    if (end + 1 < max_n_ || end + 1 > batch->min_next_mask[i]) return walk_latest_and_split(batch, i);
     Match match{-1, 0};
 #pragma GCC unroll 8
     for (int level = 0; level < kRows; ++level) {
       if (kLevels == 0 && level == levels()) break;
       Hit hit;
-      if (!find(*batch, i, level, end, &hit)) {
+      if (!find_entry(*batch, i, level, end, &hit)) {
         insert(batch, i, level, end + 1, false);
         return match;
       }
-      const bool once = !hit.is_twice();
+      const bool occurred_once = !hit.is_twice();
       hit.record(end + 1);
-      if (once && level + 1 < levels()) {
+      if (occurred_once && level + 1 < levels()) {
         hit.set_twice();
         return insert_second_occurrence(batch, i, level, hit, end + 1);
       }
@@ -307,24 +315,26 @@ class SlotTable {
     return match;
   }
 
-  // The same for the beginning of a row, where long grams do not fit, or if a page may have to split to record the end.
-  __attribute__((noinline)) Match walk_latest_widening(Batch* batch, uint32_t i) {
+  // The same for ends near the beginning of a row, which have no long n-grams, and for ends that an entry can record
+  // only after its page was split.
+  __attribute__((noinline)) Match walk_latest_and_split(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
-    const int count = grams(end);
+    const int count = num_levels_at(end);
     Hit hits[kMaxLevels];
     int num_found;
-    bool once;
+    bool occurred_once;
     do {
-      once = false;
-      for (num_found = 0; num_found < count && !once && find(*batch, i, num_found, end, &hits[num_found]);
+      occurred_once = false;
+      for (num_found = 0;
+           num_found < count && !occurred_once && find_entry(*batch, i, num_found, end, &hits[num_found]);
            ++num_found) {
-        once = !hits[num_found].is_twice();
+        occurred_once = !hits[num_found].is_twice();
       }
-    } while (widen(batch, i, hits, num_found));
+    } while (split_page_if_needed(batch, i, hits, num_found));
     if (failed_) return {-1, 0};
     for (int level = 0; level < num_found; ++level) hits[level].record(end + 1);
     const int level = num_found - 1;
-    if (once && level + 1 < levels()) {
+    if (occurred_once && level + 1 < levels()) {
       hits[level].set_twice();
       return insert_second_occurrence(batch, i, level, hits[level], end + 1);
     }
@@ -334,12 +344,12 @@ class SlotTable {
   }
 
  private:
-  // Where the entry of one gram belongs.
+  // The home line of one n-gram's entry, and what to compare in it.
   struct Probe {
     uint32_t* line;
-    uint32_t want;
-    uint32_t mask;
-    uint32_t next;
+    uint32_t head;
+    uint32_t probe_mask;
+    uint32_t next_mask;
   };
 
   // The deepest level with a likely entry in the home lines, and the entry's lane; level -1 if there is none.
@@ -350,7 +360,7 @@ class SlotTable {
 
   uint32_t* line_at(uint32_t number) const { return pages_ + static_cast<size_t>(number) * kLineWords; }
 
-  Probe probe(Key key) const {
+  Probe make_probe(Key key) const {
     const uint32_t entry = *directory_at(dir_index(key, dir_depth_), dir_depth_);
     const uint32_t depth = entry & 15u;
     return {arena_.page(entry >> 4) + line_of(key) * kLineWords, entry_head(key, depth), probe_mask(depth),
@@ -361,8 +371,8 @@ class SlotTable {
     return kLadder ? ladder_ngram_length(static_cast<uint32_t>(level)) : min_n_ + static_cast<uint32_t>(level);
   }
 
-  // Levels with grams that fit before `end`: fewer than all at the beginning of a row.
-  int grams(uint32_t end) const {
+  // Number of levels with an n-gram at `end`. At the beginning of a row, the row has no n-grams of the longer lengths.
+  int num_levels_at(uint32_t end) const {
     if (end + 1 >= max_n_) return levels();
     if (kLadder) return 32 - __builtin_clz(end + 1);
     return end + 1 < min_n_ ? 0 : static_cast<int>(end + 2 - min_n_);
@@ -370,7 +380,7 @@ class SlotTable {
 
   uint32_t token(uint32_t at) const { return static_cast<uint32_t>(tokens_[at]); }
 
-  uint32_t gram_sum(uint32_t end, uint32_t n) const {
+  uint32_t hash_ngram(uint32_t end, uint32_t n) const {
     uint32_t sum = 0;
     for (uint32_t j = 0; j < n; ++j) sum += token(end - j) * kFactors.values[j];
     return sum;
@@ -382,7 +392,7 @@ class SlotTable {
     *sums += vector * factor;
   }
 
-  // Loads the directory's address and depth: once per table and per doubling instead of once per probe.
+  // Caches the directory's address and depth, which change only when the directory is doubled.
   void load_directory() {
     dir_depth_ = smaller(slot_[kSlotDepth], kMaxDepth);
     directory_ = dir_depth_ <= kRootDepth ? slot_ + kSlotRoot : arena_.page(slot_[kSlotRoot]);
@@ -393,49 +403,51 @@ class SlotTable {
     return arena_.page(slot_[kSlotRoot + (i >> kDirPageDepth)]) + (i & ((1u << kDirPageDepth) - 1));
   }
 
-  // Without a branch per level, since the level of the deepest entry is not predictable.
+  // Avoids a branch per level, because the level of the deepest entry is not predictable.
   LikelyEntry find_likely_entry(const Batch& batch, uint32_t i) const {
-    if (kLevels != 0 && kLevels * kLineWords <= 64) {  // all lanes of all levels in one word
+    if (kLevels != 0 && kLevels * kLineWords <= 64) {  // one word has a bit for each lane of each level
       uint64_t lanes = 0;
       for (int level = 0; level < levels(); ++level) {
         const uint32_t* line = line_at(batch.line[level][i]);
-        lanes |= static_cast<uint64_t>(Isa::match(line, batch.want[level][i], batch.mask[level][i])) << (level * 16);
+        lanes |= static_cast<uint64_t>(Isa::match_lanes(line, batch.head[level][i], batch.probe_mask[level][i]))
+                 << (level * 16);
       }
       if (lanes == 0) return {-1, 0};
       const uint32_t last = 63 - static_cast<uint32_t>(__builtin_clzll(lanes));
       return {static_cast<int>(last / kLineWords), last % kLineWords};
     }
     for (int level = levels() - 1; level >= 0; --level) {
-      const uint32_t lanes = Isa::match(line_at(batch.line[level][i]), batch.want[level][i], batch.mask[level][i]);
+      const uint32_t lanes =
+          Isa::match_lanes(line_at(batch.line[level][i]), batch.head[level][i], batch.probe_mask[level][i]);
       if (lanes != 0) return {level, static_cast<uint32_t>(__builtin_ctz(lanes))};
     }
     return {-1, 0};
   }
 
-  int find_deepest(const Batch& batch, uint32_t i, Hit* hit) const {
+  // Finds the deepest entry of end i. Returns its level; -1 if there is none.
+  int find_deepest_entry(const Batch& batch, uint32_t i, Hit* hit) const {
     const uint32_t end = batch.first + i;
-    int level = grams(end) - 1;
+    int level = num_levels_at(end) - 1;
     if (level + 1 == levels()) {
       const LikelyEntry likely = find_likely_entry(batch, i);
       const int above = likely.level + 1;
-      // The entry above may have overflowed into a line that was not read. If it does not exist, no deeper entry
-      // exists.
+      // The entry of the next level may be in another line of its group. If it does not exist, no deeper entry exists.
       const bool overflowed = above < levels() && is_full(line_at(batch.line[above][i]));
       if (likely.level < 0) {
         if (!overflowed) return -1;
       } else {
         uint32_t* entry = line_at(batch.line[likely.level][i]) + likely.lane;
         const uint32_t n = min_n_ + static_cast<uint32_t>(likely.level);
-        if (verify(entry, batch.next[likely.level][i], end, n, hit) && (!overflowed || !hit->is_twice()))
+        if (verify_entry(entry, batch.next_mask[likely.level][i], end, n, hit) && (!overflowed || !hit->is_twice()))
           return likely.level;
       }
     }
-    // Needed at the beginning of a row, after a false fingerprint match, and with a full line.
-    while (level >= 0 && !find(batch, i, level, end, hit)) --level;
+    // This search is needed at the beginning of a row, after a false fingerprint match, and if a line is full.
+    while (level >= 0 && !find_entry(batch, i, level, end, hit)) --level;
     return level;
   }
 
-  // Number of tokens, up to max_n, that agree before and at two ends, a < b.
+  // Number of equal tokens, up to max_n, that end at positions a and b, where a < b.
   uint32_t common_suffix(uint32_t a, uint32_t b) const {
     if (kLadder && a >= 15) return Isa::common_suffix16(tokens_ + a - 15, tokens_ + b - 15);
     if (max_n_ <= 8 && a >= 7) return smaller(Isa::common_suffix8(tokens_ + a - 7, tokens_ + b - 7), max_n_);
@@ -445,58 +457,59 @@ class SlotTable {
     return common;
   }
 
-  // Whether the n tokens before and at the occurrence an entry records are those at `end`.
-  bool verify(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
+  // Whether the n tokens before the position that an entry records equal the n tokens that end at `end`.
+  bool verify_entry(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
     const uint32_t word = *entry, next = word & mask;
-    // Stays within the row even if the entry is corrupt; for an empty lane, next - 1 is also beyond the row.
+    // A corrupt entry must not cause reads beyond the row. An empty lane has next 0, and next - 1 wraps around.
     if (next - 1 >= end) return false;
     *hit = {entry, word, mask, next, common_suffix(next - 1, end)};
     return hit->common >= n;
   }
 
-  // The same; with a ladder also false if there are fewer than kVerifiedTokens before one of the ends.
-  NGRAM_FN bool verify_at_once(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
-    if (!kLadder) return verify(entry, mask, end, n, hit);
+  // The same with one comparison. With a ladder, it also returns false if fewer than kVerifiedTokens tokens end at one
+  // of the two positions.
+  NGRAM_FN bool verify_entry_at_once(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
+    if (!kLadder) return verify_entry(entry, mask, end, n, hit);
     const uint32_t word = *entry, next = word & mask;
     if (end < 15 || next - 16 >= end - 15) return false;
     *hit = {entry, word, mask, next, Isa::common_suffix16(tokens_ + next - 16, tokens_ + end - 15)};
     return hit->common >= n;
   }
 
-  // Inline for the cases that the first likely entry of the home line is the gram's, or that the line has none and is
-  // not full.
-  NGRAM_FN bool find(const Batch& batch, uint32_t i, int level, uint32_t end, Hit* hit) const {
+  // Finds the entry of the n-gram at end i and this level. Two cases are inline: the first likely entry of the home
+  // line is the n-gram's, or the home line has no likely entry and is not full.
+  NGRAM_FN bool find_entry(const Batch& batch, uint32_t i, int level, uint32_t end, Hit* hit) const {
     uint32_t* const line = line_at(batch.line[level][i]);
-    const uint32_t lanes = Isa::match(line, batch.want[level][i], batch.mask[level][i]);
+    const uint32_t lanes = Isa::match_lanes(line, batch.head[level][i], batch.probe_mask[level][i]);
     if (lanes == 0) {
       if (!is_full(line)) return false;
     } else {
       uint32_t* const entry = line + __builtin_ctz(lanes);
-      if (verify_at_once(entry, batch.next[level][i], end, ngram_length(level), hit)) return true;
+      if (verify_entry_at_once(entry, batch.next_mask[level][i], end, ngram_length(level), hit)) return true;
     }
-    Hit other;  // a separate variable, so that the caller's can stay in registers
-    if (!find_in_group(batch.key[level][i], lanes, level, end, &other)) return false;
-    *hit = other;
+    Hit hit_in_group;  // a separate variable, so that the caller's hit can stay in registers
+    if (!find_entry_in_group(batch.key[level][i], lanes, level, end, &hit_in_group)) return false;
+    *hit = hit_in_group;
     return true;
   }
 
-  // Continues the search with these lanes of the home line.
-  __attribute__((noinline)) bool find_in_group(Key key, uint32_t lanes, int level, uint32_t end, Hit* hit) const {
-    const Probe at = probe(key);
-    uint32_t* const group = at.line - line_of(key) % kGroupLines * kLineWords;
+  // Searches these lanes of the home line, then the other lines of the group.
+  __attribute__((noinline)) bool find_entry_in_group(Key key, uint32_t lanes, int level, uint32_t end, Hit* hit) const {
+    const Probe probe = make_probe(key);
+    uint32_t* const group = probe.line - line_of(key) % kGroupLines * kLineWords;
     for (uint32_t i = 0; i < kGroupLines; ++i) {
       uint32_t* line = group + (line_of(key) + i) % kGroupLines * kLineWords;
-      if (i > 0) lanes = Isa::match(line, at.want, at.mask);
+      if (i > 0) lanes = Isa::match_lanes(line, probe.head, probe.probe_mask);
       for (; lanes != 0; lanes &= lanes - 1) {
-        if (verify(line + __builtin_ctz(lanes), at.next, end, ngram_length(level), hit)) return true;
+        if (verify_entry(line + __builtin_ctz(lanes), probe.next_mask, end, ngram_length(level), hit)) return true;
       }
       if (!is_full(line)) return false;
     }
     return false;
   }
 
-  // A gram occurs for the second time, at end i. By the lazy rule, longer grams now need entries, up to one token more
-  // than the two occurrences have in common.
+  // Inserts the entries that the lazy rule requires when an n-gram occurs for the second time, at end i: those of
+  // longer n-grams, up to the first length at which the two occurrences differ.
   NGRAM_FN Match insert_second_occurrence(Batch* batch, uint32_t i, int level, const Hit& hit, uint32_t record) {
     const uint32_t end = batch->first + i;
     uint32_t n = ngram_length(++level);
@@ -504,18 +517,19 @@ class SlotTable {
     if (n <= max_n_) {
       if (n <= end + 1) insert(batch, i, level, end + 1, false);
       if (n <= hit.next) {
-        insert(make_key(gram_sum(hit.next - 1, n), static_cast<uint32_t>(level)), hit.next, false);
+        insert(make_key(hash_ngram(hit.next - 1, n), static_cast<uint32_t>(level)), hit.next, false);
       }
     }
     return {static_cast<int64_t>(hit.next) - 1, hit.common};
   }
 
+  // Inserts the entry of the n-gram at end i and this level, which has no entry yet.
   NGRAM_FN void insert(Batch* batch, uint32_t i, int level, uint32_t next, bool twice) {
-    if (batch->version != version_) locate(batch);
+    if (batch->version != version_) locate_lines(batch);
     uint32_t* line = line_at(batch->line[level][i]);
-    const uint32_t mask = batch->next[level][i];
-    if (next <= mask && line[kLineWords - 1] == 0) {
-      line[Isa::used(line)] = batch->want[level][i] | (twice ? mask + 1 : 0) | next;
+    const uint32_t mask = batch->next_mask[level][i];
+    if (next <= mask && !is_full(line)) {
+      line[Isa::find_empty_lane(line)] = batch->head[level][i] | (twice ? mask + 1 : 0) | next;
     } else {
       insert(batch->key[level][i], next, twice);
     }
@@ -523,27 +537,28 @@ class SlotTable {
 
   NGRAM_FN void insert(Key key, uint32_t next, bool twice) {
     while (!failed_) {
-      const Probe at = probe(key);
-      const uint32_t entry = at.want | (twice ? at.next + 1 : 0) | next;
-      if (next <= at.next && put_entry<Isa>(at.line - line_of(key) * kLineWords, line_of(key), entry)) return;
-      split(key);
+      const Probe probe = make_probe(key);
+      const uint32_t entry = probe.head | (twice ? probe.next_mask + 1 : 0) | next;
+      if (next <= probe.next_mask && insert_entry<Isa>(probe.line - line_of(key) * kLineWords, line_of(key), entry))
+        return;
+      split_page_of(key);
     }
   }
 
-  // Splits a page if an entry of these hits cannot record the new end; true if entries moved.
-  bool widen(Batch* batch, uint32_t i, const Hit* hits, int num_found) {
+  // Splits the page of a hit if its entry cannot record the new end. Returns true if entries moved.
+  bool split_page_if_needed(Batch* batch, uint32_t i, const Hit* hits, int num_found) {
     for (int level = 0; level < num_found; ++level) {
       if (batch->first + i + 1 > hits[level].mask) {
-        split(batch->key[level][i]);
-        locate(batch);
+        split_page_of(batch->key[level][i]);
+        locate_lines(batch);
         return !failed_;
       }
     }
     return false;
   }
 
-  // Splits the page of a key in two; sets failed_ if there is no memory.
-  void split(Key key) {
+  // Splits the page of a key in two. Sets failed_ if no memory is left.
+  void split_page_of(Key key) {
     const uint32_t old_entry = *directory_at(dir_index(key, dir_depth_), dir_depth_);
     const uint32_t depth = old_entry & 15u;
     if (depth >= kMaxDepth) slot_[kSlotDisabled] = kTableTooLarge;
@@ -568,12 +583,13 @@ class SlotTable {
     }
   }
 
+  // Doubles the directory. Returns false if no memory is left.
   bool double_directory() {
     const uint32_t old_depth = dir_depth_;
     if (old_depth >= kMaxDepth) return false;
     const uint32_t depth = old_depth + 1;
     if (depth > kRootDepth && depth <= kDirPageDepth + 4) {
-      // The root becomes the directory's first page, or the directory doubles its pages.
+      // The directory moves from the slot to its first page, or gets twice as many pages.
       uint32_t root[kLineWords] = {};
       const uint32_t pages = depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
       const uint32_t old_pages = old_depth <= kRootDepth ? 0 : old_depth <= kDirPageDepth ? 1 : pages / 2;
@@ -608,7 +624,7 @@ class SlotTable {
   const uint32_t slot_id_;
   const uint32_t min_n_;
   const uint32_t max_n_;
-  uint32_t* directory_;  // valid for the whole directory only if it is contiguous
+  uint32_t* directory_;  // the first directory entry; a directory of more than one page is not contiguous
   uint32_t dir_depth_;
   uint32_t version_ = 0;  // incremented by every split
   bool failed_ = false;

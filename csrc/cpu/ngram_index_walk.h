@@ -1,6 +1,6 @@
-// Lookup in many rows with a few new tokens each (a step), and indexing of one row with many (a prompt). Both are loops
-// of SlotTable's walk after prefetching stages: a later stage finds in the cache what an earlier one has fetched, and
-// the cache misses of rows or tokens overlap. The prefetching stages are only hints: the table may change after them.
+// Looks up many rows with a few new tokens each (a step), and indexes one row with many tokens (a prompt). Both run
+// SlotTable's walk after prefetching stages. Each stage prefetches what the next one reads, for several rows or tokens,
+// so that their cache misses overlap. The prefetches are only hints, because the table may change after them.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// Lookup options that are known at compile time. kLevels 0: known only at run time.
+// Lookup options that are known at compile time. kLevels is 0 if the number of levels is known only at run time.
 template <int kMatchValue, int kLevelsValue, bool kLadderValue = false>
 struct LookupKind {
   static constexpr int kMatch = kMatchValue;
@@ -34,11 +34,11 @@ class PlainWalk {
   Match match_{-1, 0};
 };
 
-// The same with a ladder. Before a token is indexed, the outcome of its candidate is recorded.
+// The same with a ladder. Before a token is indexed, its outcome is recorded: whether the candidate predicted it.
 template <class Table>
 class LadderWalk {
  public:
-  // `first`: the number of indexed tokens.
+  // `first` is the number of tokens that are already indexed.
   LadderWalk(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens, uint32_t first)
       : tokens_(tokens),
         outcomes_(arena, slot_id),
@@ -47,7 +47,7 @@ class LadderWalk {
 
   bool operator()(Table& table, typename Table::Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
-    if (records_outcomes_ && !outcomes_.put(end, outcome_of(candidate_, tokens_, end))) return false;
+    if (records_outcomes_ && !outcomes_.write(end, outcome_of(candidate_, tokens_, end))) return false;
     candidate_ = table.walk_latest(batch, i);
     return !table.failed();
   }
@@ -63,27 +63,27 @@ class LadderWalk {
   const bool records_outcomes_;
 };
 
-// Prefetches the tokens before `next`, often two lines, for verifying a hit, and the first tokens of a draft.
+// Prefetches the tokens before position `next`, which verify a hit, and the tokens after it, which begin a draft.
 template <class Table>
 void prefetch_tokens(const int32_t* tokens, uint32_t next) {
   __builtin_prefetch(tokens + next - smaller(next, Table::kVerifiedTokens));
   __builtin_prefetch(tokens + next);
 }
 
-// Prefetches the tokens for verifying the likely hits and for the draft. Returns the position that the deepest hit
-// records; 0 if there is no hit.
+// Prefetches the tokens that verify the likely entries, and the tokens of the draft. Returns the position that the
+// deepest likely entry records; 0 if there is no such entry.
 template <int kMatch, class Table>
 uint32_t prefetch_hits(const Table& table, const typename Table::Batch& batch, uint32_t i, const int32_t* tokens,
                        uint32_t length, uint32_t draft_tokens) {
   if (kMatch == kEarliest) {  // the walk reads only the deepest entry
-    const uint32_t next = smaller(table.peek(batch, i), length - 1);
+    const uint32_t next = smaller(table.likely_position(batch, i), length - 1);
     prefetch_tokens<Table>(tokens, next);
     if (draft_tokens > 0) __builtin_prefetch(tokens + smaller(next + draft_tokens, length) - 1);
     return next;
   }
   uint32_t next = 0;
   for (int level = 0; level < table.num_prefetched_levels(); ++level) {
-    const uint32_t level_next = smaller(table.peek(batch, i, level), length - 1);
+    const uint32_t level_next = smaller(table.likely_position(batch, i, level), length - 1);
     if (level_next == 0) return next;
     next = level_next;
     prefetch_tokens<Table>(tokens, next);
@@ -109,7 +109,7 @@ void look_up_group(const Arena& arena, const IndexOptions& options, IndexQuery* 
     table.prefetch_directory(batches[i]);
     if (options.outcomes) Outcomes(arena, q.slot_id).prefetch(q.length - 1);
   }
-  for (int i = 0; i < count; ++i) make_table(queries[i]).locate(&batches[i]);
+  for (int i = 0; i < count; ++i) make_table(queries[i]).locate_lines(&batches[i]);
   for (int i = 0; i < count; ++i) {
     const IndexQuery& q = queries[i];
     const Table table = make_table(q);
@@ -130,7 +130,7 @@ void look_up_group(const Arena& arena, const IndexOptions& options, IndexQuery* 
   }
 }
 
-// Not inlined: together with the code for the next batch's keys the walk would have too few registers.
+// Not inlined, because inlined together with the code for the next batch's keys, the walk would have too few registers.
 template <class Table, class Walk>
 __attribute__((noinline)) bool walk_batch(Table& table, typename Table::Batch* batch, Walk* walk) {
   const uint32_t size = batch->size;
@@ -151,16 +151,16 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
   Table table(arena, options, slot_id, tokens);
   if (!table.ensure_table()) return false;
   WalkType<Kind, Table> walk(arena, options, slot_id, tokens, first);
-  // While one batch is walked, the lines of the next are fetched.
+  // The lines of the next batch are prefetched while the current batch is walked.
   typename Table::Batch batches[2];
-  const auto fetch = [&](uint32_t begin, typename Table::Batch* batch) {
+  const auto prefetch_batch = [&](uint32_t begin, typename Table::Batch* batch) {
     table.make_keys(begin, smaller(kWidth, length - begin), readable, batch);
-    table.locate(batch);
+    table.locate_lines(batch);
   };
-  fetch(first, &batches[0]);
+  prefetch_batch(first, &batches[0]);
   for (uint32_t begin = first, buffer = 0; begin < length; begin += kWidth, buffer ^= 1) {
     typename Table::Batch* batch = &batches[buffer];
-    if (length - begin > kWidth) fetch(begin + kWidth, &batches[buffer ^ 1]);
+    if (length - begin > kWidth) prefetch_batch(begin + kWidth, &batches[buffer ^ 1]);
     if (length > kMaxCachedTokens) {
       for (uint32_t i = 0; i < batch->size; ++i) prefetch_hits<Kind::kMatch>(table, *batch, i, tokens, length, 0);
     }
@@ -170,9 +170,10 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
   return true;
 }
 
-// Calls run(LookupKind). Common spans, such as (2, 4) and (2, 5), have unrolled loops; all others share one version.
+// Calls run(LookupKind) for these options. Ranges of 3 and 4 n-gram lengths, such as (2, 4) and (2, 5), have unrolled
+// loops; all other ranges use the same code.
 template <class Run>
-auto dispatch_kind(const IndexOptions& options, const Run& run) {
+auto call_with_kind(const IndexOptions& options, const Run& run) {
   if (options.ladder) return run(LookupKind<kLatest, kLadderLevels, true>());
   const bool earliest = options.match_policy == kEarliest;
   switch (options.max_n - options.min_n) {
@@ -184,13 +185,13 @@ auto dispatch_kind(const IndexOptions& options, const Run& run) {
 
 template <class Isa>
 void look_up(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k) {
-  dispatch_kind(options, [&](auto kind) { look_up_group<Isa, decltype(kind)>(arena, options, queries, count, k); });
+  call_with_kind(options, [&](auto kind) { look_up_group<Isa, decltype(kind)>(arena, options, queries, count, k); });
 }
 
 template <class Isa>
 bool extend(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens, uint32_t readable,
             uint32_t first, uint32_t length) {
-  return dispatch_kind(options, [&](auto kind) {
+  return call_with_kind(options, [&](auto kind) {
     return extend_row<Isa, decltype(kind)>(arena, options, slot_id, tokens, readable, first, length);
   });
 }

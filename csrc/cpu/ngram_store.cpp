@@ -1,4 +1,4 @@
-// Finds, inserts and renumbers the store's entries, for its operators and the drafting core.
+// Finds, inserts and renumbers the store's entries, for the operators and for drafting on the host.
 #include "cpu/ngram_store.h"
 
 #include <cstring>
@@ -9,46 +9,46 @@ using namespace store;
 
 namespace {
 
-// kBasePowers[j]: kBase to the power of j.
+// values[j] is kHashBase to the power of j.
 struct BasePowers {
   uint64_t values[kLadderMaxN];
   constexpr BasePowers() : values() {
     values[0] = 1;
-    for (int j = 1; j < kLadderMaxN; ++j) values[j] = values[j - 1] * kBase;
+    for (int j = 1; j < kLadderMaxN; ++j) values[j] = values[j - 1] * kHashBase;
   }
 };
 constexpr BasePowers kBasePowers;
 
-// The number of tokens that agree before two ends, at most `limit`.
+// Counts the equal tokens, at most `limit`, before two ends.
 uint32_t count_common_suffix(const int32_t* a, const int32_t* b, uint32_t limit) {
   uint32_t n = 0;
   while (n < limit && *--a == *--b) ++n;
   return n;
 }
 
-// The entries of a line that have a tag, as bits. Without branches, which would not be predictable.
+// Bit i of the result is set if entry i of a line has the tag. Branches would not be predictable, so there are none.
 uint32_t lanes_with_tag(const Entry* line, uint32_t tag) {
   uint32_t lanes = 0;
   for (uint32_t i = 0; i < kLineEntries; ++i) lanes |= uint32_t{line[i].state >> 8 == tag} << i;
   return lanes;
 }
 
-// The entry to overwrite with a new one: the first that is empty or belongs to a block that is no longer live,
-// otherwise the oldest.
-uint32_t find_victim(const Store& store, const Entry* line) {
-  const uint32_t oldest = oldest_position(store);
-  uint32_t unused_lanes = 0, victim = 0;
+// Returns the index of the entry to overwrite with a new entry: the first that is empty or has a block that is no
+// longer alive, otherwise the oldest.
+uint32_t find_entry_to_replace(const Store& store, const Entry* line) {
+  const uint32_t first_alive = oldest_position(store);
+  uint32_t unused_lanes = 0, oldest_lane = 0;
   for (uint32_t i = 0; i < kLineEntries; ++i) {
-    unused_lanes |= uint32_t{line[i].position < oldest} << i;
-    victim = line[i].position < line[victim].position ? i : victim;
+    unused_lanes |= uint32_t{line[i].position < first_alive} << i;
+    oldest_lane = line[i].position < line[oldest_lane].position ? i : oldest_lane;
   }
   if (unused_lanes != 0) return static_cast<uint32_t>(__builtin_ctz(unused_lanes));
   store.count(kStatEvicted);
-  return victim;
+  return oldest_lane;
 }
 
-// Updates or inserts the entries of all grams that end before the token at `position`, and records its outcome.
-void insert_token(const Store& store, const GramKeys& keys, uint64_t scope, uint32_t position) {
+// Updates or inserts the entries of all n-grams that end before the token at `position`; records the token's outcome.
+void insert_token(const Store& store, const NgramKeys& keys, uint64_t scope, uint32_t position) {
   const uint32_t serial = position >> kBlockBits, offset = position % kBlockTokens;
   const int32_t* const text = store.text(serial);
   const int32_t token = text[offset];
@@ -64,11 +64,11 @@ void insert_token(const Store& store, const GramKeys& keys, uint64_t scope, uint
       *hit.entry = updated_entry(*hit.entry, is_correct, position);
       continue;
     }
-    Entry* const victim = store.line(keys.values[level]) + find_victim(store, store.line(keys.values[level]));
-    *victim = {static_cast<uint32_t>(keys.values[level]) << 8, position};
+    Entry* const line = store.line(keys.values[level]);
+    line[find_entry_to_replace(store, line)] = {static_cast<uint32_t>(keys.values[level]) << 8, position};
   }
   store.outcomes(serial)[offset] = outcome;
-  store.count(kStatEntered);
+  store.count(kStatInserted);
 }
 
 }  // namespace
@@ -107,7 +107,7 @@ bool open_store(int32_t* words, int64_t num_words, Store* store) {
   return true;
 }
 
-void remove_all_text(const Store& store) {
+void clear_all_text(const Store& store) {
   const auto clear = [](uint32_t* words, size_t count) { std::memset(words, 0, count * sizeof(uint32_t)); };
   clear(store.slots, size_t{store.num_slots} * kSlotWords);
   clear(store.heads, size_t{store.num_blocks} * kHeadWords);
@@ -116,7 +116,7 @@ void remove_all_text(const Store& store) {
   ++store.header[kHeaderEpoch];
 }
 
-void renumber(const Store& store) {
+void renumber_blocks(const Store& store) {
   const uint32_t offset = max_serial_offset(store.num_blocks);
   for (uint32_t i = 0; i < store.num_slots; ++i) {
     uint32_t* const slot = store.slot(i);
@@ -136,31 +136,33 @@ void renumber(const Store& store) {
   }
   store.header[kHeaderNextSerial] -= offset;
   ++store.header[kHeaderEpoch];
-  store.count(kStatRenumbered);
+  store.count(kStatRenumberings);
 }
 
-void count_busy(const Store& store) { __atomic_fetch_add(store.header + kStatBusy, 1u, __ATOMIC_RELAXED); }
+void count_skipped_call(const Store& store) {
+  __atomic_fetch_add(store.header + kStatSkippedCalls, 1u, __ATOMIC_RELAXED);
+}
 
 uint32_t oldest_position(const Store& store) {
   const uint32_t next = store.header[kHeaderNextSerial];
   return (next > store.num_blocks ? next - store.num_blocks : 1) << kBlockBits;
 }
 
-GramKeys keys_before(const int32_t* end, int64_t length, uint64_t seed) {
-  GramKeys keys;
+NgramKeys compute_ngram_keys(const int32_t* end, int64_t length, uint64_t seed) {
+  NgramKeys keys;
   keys.levels = 0;
-  uint64_t gram = 0;
+  uint64_t ngram_hash = 0;
   int64_t j = 0;
   for (uint32_t level = 0; level < kLadderLevels; ++level) {
     const int64_t n = ladder_ngram_length(level);
     if (n > length) break;
-    for (; j < n; ++j) gram += static_cast<uint32_t>(end[-1 - j]) * kBasePowers.values[j];
-    keys.values[keys.levels++] = key_of(gram, seed, level);
+    for (; j < n; ++j) ngram_hash += static_cast<uint32_t>(end[-1 - j]) * kBasePowers.values[j];
+    keys.values[keys.levels++] = key_of(ngram_hash, seed, level);
   }
   return keys;
 }
 
-StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint64_t scope, const int32_t* end,
+StoreHit find_hit(const Store& store, const NgramKeys& keys, uint32_t level, uint64_t scope, const int32_t* end,
                   int64_t length) {
   const uint64_t key = keys.values[level];
   const uint32_t tag = static_cast<uint32_t>(key) & 0xffffffu, n = ladder_ngram_length(level);
@@ -168,8 +170,8 @@ StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint
   for (uint32_t lanes = lanes_with_tag(line, tag); lanes != 0; lanes &= lanes - 1) {
     const int i = __builtin_ctz(lanes);
     const uint32_t serial = line[i].position >> kBlockBits, offset = line[i].position % kBlockTokens;
-    // The contract demands this order: the scope is compared before any token.
-    if (!store.is_live(serial)) continue;
+    // The contract requires this order: the scope is compared before any token.
+    if (!store.is_alive(serial)) continue;
     if (store.scope(serial) != scope) continue;
     const uint32_t limit = static_cast<uint32_t>(smaller<int64_t>(kLadderMaxN, smaller<int64_t>(offset, length)));
     const uint32_t match_len = count_common_suffix(store.text(serial) + offset, end, limit);
@@ -178,7 +180,7 @@ StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint
   return {nullptr, 0};
 }
 
-void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level) {
+void prefetch_hit(const Store& store, const NgramKeys& keys, uint32_t level) {
   const uint32_t tag = static_cast<uint32_t>(keys.values[level]) & 0xffffffu;
   const Entry* const line = store.line(keys.values[level]);
   const uint32_t lanes = lanes_with_tag(line, tag);
@@ -193,7 +195,7 @@ void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level) {
 void TokenInserter::add(uint32_t position, uint64_t scope, uint64_t seed) {
   Item& item = items_[size_++];
   const uint32_t serial = position >> kBlockBits, offset = position % kBlockTokens;
-  item.keys = keys_before(store_.text(serial) + offset, offset, seed);
+  item.keys = compute_ngram_keys(store_.text(serial) + offset, offset, seed);
   item.scope = scope;
   item.position = position;
   for (uint32_t level = 0; level < item.keys.levels; ++level) __builtin_prefetch(store_.line(item.keys.values[level]));
@@ -210,20 +212,20 @@ void TokenInserter::flush() {
 
 void close_slot(const Store& store, uint32_t slot_id, TokenInserter* inserter) {
   uint32_t* const slot = store.slot(slot_id);
-  const uint32_t newest = slot[kSlotSerial];
+  const uint32_t newest_serial = slot[kSlotSerial];
   slot[kSlotSerial] = slot[kSlotLength] = 0;
-  if (newest == 0) return;
-  if (!store.is_live(newest)) return store.count(kStatLostBlocks);
+  if (newest_serial == 0) return;
+  if (!store.is_alive(newest_serial)) return store.count(kStatLostBlocks);
   if (store.header[kHeaderVisibility] != kFinish) return;
-  const uint64_t scope = store.scope(newest), seed = scope_seed(scope);
-  uint32_t oldest = newest;
-  store.head(newest)[kHeadNext] = 0;
-  for (uint32_t previous = store.head(oldest)[kHeadPrevious]; previous < oldest && store.is_live(previous);
-       previous = store.head(oldest)[kHeadPrevious]) {
-    store.head(previous)[kHeadNext] = oldest;
-    oldest = previous;
+  const uint64_t scope = store.scope(newest_serial), seed = scope_seed(scope);
+  uint32_t oldest_serial = newest_serial;
+  store.head(newest_serial)[kHeadNext] = 0;
+  for (uint32_t previous = store.head(oldest_serial)[kHeadPrevious];
+       previous < oldest_serial && store.is_alive(previous); previous = store.head(oldest_serial)[kHeadPrevious]) {
+    store.head(previous)[kHeadNext] = oldest_serial;
+    oldest_serial = previous;
   }
-  for (uint32_t serial = oldest; serial != 0; serial = store.head(serial)[kHeadNext]) {
+  for (uint32_t serial = oldest_serial; serial != 0; serial = store.head(serial)[kHeadNext]) {
     const uint32_t fill = store.fill(serial);
     for (uint32_t i = store.head(serial)[kHeadFirst]; i < fill; ++i)
       inserter->add(serial << kBlockBits | i, scope, seed);

@@ -1,7 +1,7 @@
-// Operations on the store's tensor: allocating blocks, finding grams, inserting tokens; and the functions that create,
-// check and clear a store. The operators are in store.cpp.
+// Finds n-grams in a store and inserts tokens; creates, checks, copies and clears a store. The operators are in
+// store.cpp.
 //
-// A store with an invalid header is not an error, because its contents are data: the operators do nothing.
+// A store with an invalid header is not an error, because the contents of a tensor are data: the operators do nothing.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,18 @@
 namespace ngram_npu {
 
 // Faults that ngram_npu_cpu_ngram_store_check reports.
-#define NGRAM_NPU_STORE_FAULTS(X)                                                                    \
-  X(None, "")                                                                                        \
-  X(Header, "the header does not match the tensor's size; was the tensor made by NgramStore?")       \
-  X(Slot, "a slot's block belongs to another request, or has more tokens than the slot")             \
-  X(Block, "a block is not where its serial number leads, or its serial number was not assigned")    \
-  X(Fill, "a block's number of tokens exceeds its size")                                             \
-  X(Link, "a block does not follow the one that it names as its previous one, or has another scope") \
-  X(Place, "an entry points beyond the text, or to text that was cleared")                           \
-  X(Key, "an entry is not where its gram leads")                                                     \
-  X(Counts, "an entry was wrong more often than its rule allows")                                    \
-  X(Twice, "a gram has two entries")                                                                 \
-  X(Piece, "a piece of a file is not one of a store of these sizes")
+#define NGRAM_NPU_STORE_FAULTS(X)                                                              \
+  X(None, "")                                                                                  \
+  X(Header, "the header does not match the tensor's size; was the tensor made by NgramStore?") \
+  X(Slot, "a slot's block belongs to another request, or has more tokens than the slot")       \
+  X(Block, "a block is not at the index of its serial number, or the number was not assigned") \
+  X(Fill, "a block's number of tokens exceeds its size")                                       \
+  X(Link, "a block's previous block is not older, or has another scope")                       \
+  X(Place, "an entry points outside the text, or to text that was cleared")                    \
+  X(Key, "an entry is not in the line of its n-gram, or has another tag")                      \
+  X(Counts, "an entry has more wrong predictions than the update rule allows")                 \
+  X(Twice, "an n-gram has two entries")                                                        \
+  X(Piece, "a piece of a file does not belong to a store of these sizes")
 
 enum StoreFault : int32_t {
 #define NGRAM_NPU_FAULT(name, text) kStoreFault##name,
@@ -41,8 +41,8 @@ constexpr const char* kStoreFaultTexts[] = {
 
 namespace ngram_npu::cpu {
 
-// The tensor's parts. The code relies only on the tensor's size and on what open_store derived from it, never on the
-// contents.
+// The parts of the tensor. For memory safety, the code relies only on these pointers and numbers, which open_store has
+// checked against the tensor's size, and not on the tensor's other contents.
 struct Store {
   uint32_t* header;
   uint32_t* slots;
@@ -62,7 +62,7 @@ struct Store {
   store::Entry* line(uint64_t key) const {
     return reinterpret_cast<store::Entry*>(lines + (key >> (64 - line_bits)) * store::kLineWords);
   }
-  bool is_live(uint32_t serial) const { return serial != 0 && head(serial)[store::kHeadSerial] == serial; }
+  bool is_alive(uint32_t serial) const { return serial != 0 && head(serial)[store::kHeadSerial] == serial; }
   uint64_t scope(uint32_t serial) const {
     const uint32_t* words = head(serial) + store::kHeadScope;
     return uint64_t{words[1]} << 32 | words[0];
@@ -78,36 +78,36 @@ struct StoreParts {
 };
 StoreParts store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits);
 
-// False if the header does not match the tensor.
+// Returns false if the header does not match the tensor's size.
 bool open_store(int32_t* words, int64_t num_words, Store* store);
 
-// Checks the blocks and the serial numbers. On a fault, *where is the block.
-StoreFault check_blocks(const Store& store, int64_t* where);
-// Removes all text and closes all requests.
-void remove_all_text(const Store& store);
-// Assigns small serial numbers to all blocks, in the same order.
-void renumber(const Store& store);
-// The first position with a block that may be live. Clearing a block removes its entries, so the block of an entry is
-// live if and only if the entry's position is not below this one.
+// Checks the blocks and their serial numbers. If there is a fault, *location is the block.
+StoreFault check_blocks(const Store& store, int64_t* location);
+// Clears all text and closes all slots.
+void clear_all_text(const Store& store);
+// Subtracts max_serial_offset() from all serial numbers, when no more are available.
+void renumber_blocks(const Store& store);
+// The first position of the oldest block that may be alive. Clearing a block removes its entries, so the block of an
+// entry is alive if and only if the entry's position is at least this position.
 uint32_t oldest_position(const Store& store);
 // Counts a call that skipped the store.
-void count_busy(const Store& store);
+void count_skipped_call(const Store& store);
 
-// Locks a store for one call; false if another call holds the lock. Waits for a copy to a file.
-class StoreUse {
+// Locks a store for one call; false if another call has locked it. Waits while a piece is copied to a file.
+class StoreLock {
  public:
-  explicit StoreUse(const Store& store) : store_(store), locked_(try_lock(store)) {}
-  ~StoreUse() {
+  explicit StoreLock(const Store& store) : store_(store), locked_(try_lock(store)) {}
+  ~StoreLock() {
     if (locked_) unlock(store_);
   }
-  StoreUse(const StoreUse&) = delete;
-  StoreUse& operator=(const StoreUse&) = delete;
+  StoreLock(const StoreLock&) = delete;
+  StoreLock& operator=(const StoreLock&) = delete;
   explicit operator bool() const { return locked_; }
 
   static bool try_lock(const Store& store, uint32_t lock_value = 1) {
     for (int tries = 0; tries < kMaxLockAttempts; ++tries) {
       uint32_t current = 0;
-      if (__atomic_compare_exchange_n(store.header + store::kHeaderBusy, &current, lock_value, false, __ATOMIC_ACQUIRE,
+      if (__atomic_compare_exchange_n(store.header + store::kHeaderLock, &current, lock_value, false, __ATOMIC_ACQUIRE,
                                       __ATOMIC_RELAXED)) {
         return true;
       }
@@ -116,44 +116,45 @@ class StoreUse {
     }
     return false;
   }
-  static void unlock(const Store& store) { __atomic_store_n(store.header + store::kHeaderBusy, 0u, __ATOMIC_RELEASE); }
+  static void unlock(const Store& store) { __atomic_store_n(store.header + store::kHeaderLock, 0u, __ATOMIC_RELEASE); }
 
  private:
-  // About a minute, because a header with random contents must not block forever.
+  // Takes about a minute. A header with random contents must not block forever.
   static constexpr int kMaxLockAttempts = 1 << 26;
 
   const Store& store_;
   const bool locked_;
 };
 
-// The keys of the grams that end before a position, one for each ladder length that fits.
-struct GramKeys {
+// The keys of the n-grams that end before a position, one for each ladder length up to the number of tokens.
+struct NgramKeys {
   uint64_t values[kLadderLevels];
   uint32_t levels;
 };
-// `end`: one past the last of `length` tokens.
-GramKeys keys_before(const int32_t* end, int64_t length, uint64_t seed);
+// Computes the keys for the text of `length` tokens that ends before `end`, in the scope with this seed.
+NgramKeys compute_ngram_keys(const int32_t* end, int64_t length, uint64_t seed);
 
-// An entry, and the number of tokens before its position that agree with the row's last tokens, at most 16. Without a
-// hit, entry is null.
+// An entry, and the number of tokens, at most 16, before its position that agree with the text looked up. Without a
+// hit, `entry` is null.
 struct StoreHit {
   store::Entry* entry;
   uint32_t match_len;
 };
 
-// A queue that inserts entries for tokens, in order. The memory for one token is prefetched while others are inserted.
+// A queue that inserts entries for tokens, in order. Entries are inserted in groups, after the memory for all tokens of
+// a group has been prefetched.
 class TokenInserter {
  public:
   explicit TokenInserter(const Store& store) : store_(store) {}
 
-  // Adds the token at `position`, which is already in its block.
+  // Adds the token at `position`, which must already be in its block.
   void add(uint32_t position, uint64_t scope, uint64_t seed);
   void flush();
 
  private:
   static constexpr uint32_t kGroup = 32;
   struct Item {
-    GramKeys keys;
+    NgramKeys keys;
     uint64_t scope;
     uint32_t position;
   };
@@ -163,12 +164,13 @@ class TokenInserter {
   uint32_t size_ = 0;
 };
 
-StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint64_t scope, const int32_t* end,
+// Finds the hit of the n-gram at this level. The text of `length` tokens that ends before `end` contains the n-gram.
+StoreHit find_hit(const Store& store, const NgramKeys& keys, uint32_t level, uint64_t scope, const int32_t* end,
                   int64_t length);
-// Prefetches what find_hit will read for the first entry with the right tag.
-void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level);
+// Prefetches what find_hit() reads for the line's first entry with the n-gram's tag.
+void prefetch_hit(const Store& store, const NgramKeys& keys, uint32_t level);
 
-// Closes the slot of a finished request and inserts entries for the text that was not visible yet.
+// Closes a slot. With visibility "finish", it first inserts the entries of the request's text.
 void close_slot(const Store& store, uint32_t slot_id, TokenInserter* inserter);
 
 }  // namespace ngram_npu::cpu
@@ -176,26 +178,26 @@ void close_slot(const Store& store, uint32_t slot_id, TokenInserter* inserter);
 // The offsets of a store's parts in words: slots, heads, lines, tokens, bytes, end. All 0 if the sizes are invalid.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits,
                                                       int64_t parts[6]);
-// Creates an empty store in `words` zeroed words. Returns kInvalidParams if they are too few for these sizes.
+// Creates an empty store in `words` zeroed words. Returns kInvalidParams if the memory is too small for these sizes.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_init(int32_t* store, int64_t words, int64_t num_slots,
                                                         int64_t num_blocks, int64_t line_bits, uint32_t visibility);
-// Returns 0 or a StoreFault; *where is the slot, block or entry.
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_check(const int32_t* store, int64_t words, int64_t* where);
-// Writes the number of stored tokens, of live blocks, and of slots with an open request.
+// Returns a StoreFault (0: no fault); *location is the slot, block or line.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_check(const int32_t* store, int64_t words, int64_t* location);
+// Writes the numbers of stored tokens, of blocks in use, and of slots with an open request.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_usage(const int32_t* store, int64_t words, int64_t usage[3]);
-// Locks the store for the caller, as operators do. Returns false if another call holds the lock or it is not a store.
-NGRAM_NPU_EXPORT bool ngram_npu_cpu_ngram_store_take(int32_t* store, int64_t words);
-NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_give_back(int32_t* store, int64_t words);
+// Locks the store for the caller, as operators do. Returns false if another call has locked it or it is not a store.
+NGRAM_NPU_EXPORT bool ngram_npu_cpu_ngram_store_lock(int32_t* store, int64_t words);
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_unlock(int32_t* store, int64_t words);
 // Number of pieces in which a store's contents, without its slots, are copied to a file. Each piece is a consistent
-// copy of a part. The store may be used between two pieces, unless its epoch changes. The pieces of the blocks come
-// first, the header's piece is the last.
+// copy of a part of the store. Other calls may use the store between two pieces; if its epoch changes, the pieces are
+// invalid. The pieces with the blocks are first, and the piece with the header is last.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pieces(const int32_t* store, int64_t words);
 constexpr int64_t kStorePieceWords = 1024 * (ngram_npu::store::kHeadWords + 256 + 64);
-// Writes at most kStorePieceWords words and returns their number; -1 if another call is using the store.
+// Writes a piece of at most kStorePieceWords words. Returns its size in words; -1 if another call is using the store.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pack(int32_t* store, int64_t words, int64_t piece, uint32_t* to);
-// Adds a piece to a store of the same sizes that was empty before the first piece and is not in use. Pieces must be in
-// order. Returns 0 or a StoreFault.
+// Adds a piece to a store of the same sizes that was empty before the first piece and that no other call uses. Pieces
+// must be added in order. Returns a StoreFault (0: no fault).
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_unpack(int32_t* store, int64_t words, int64_t piece,
                                                           const uint32_t* from, int64_t count);
-// Zeroes the text of a scope, or of all scopes if `scope` is null. The caller holds the lock.
+// Zeroes the text of a scope, or of all scopes if `scope` is null. The caller must have locked the store.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_clear(int32_t* store, int64_t words, const int64_t* scope);

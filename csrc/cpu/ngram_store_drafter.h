@@ -1,5 +1,5 @@
 // Drafts from the store that requests share, and inserts their new text. Definitions: docs/ops/ngram_store_step.md,
-// "Draft" and "Entering".
+// "Draft" and "Inserting".
 #pragma once
 
 #include "cpu/host_drafting.h"
@@ -13,24 +13,24 @@ struct StoredRow {
   uint64_t scope;
 };
 
-// The row of a request with this number of new tokens; skipped if it is invalid or has no new tokens.
+// Returns the row of a request with this number of new tokens; one to skip if it is invalid or has no new tokens.
 inline StoredRow stored_row(const TokenRows<const int32_t>& rows, int64_t row, const int32_t* num_tokens,
                             int32_t num_sampled, int64_t scope) {
   if (!rows.has(row) || num_sampled <= 0 || num_tokens[row] < 1 || num_tokens[row] > rows.capacity) return {};
   return {rows[row], num_tokens[row], static_cast<uint64_t>(scope)};
 }
 
-// Inserts rows' new tokens.
+// Inserts the new tokens of rows.
 void insert_rows(const StoreInsertParams& params);
 
-// A row to look up, and its hit in the store.
+// A row to look up, the keys of its last n-grams, and its hit in the store.
 struct StoreQuery {
   StoredRow row;
-  GramKeys keys;
+  NgramKeys keys;
   StoreHit hit;
 };
 
-// The draft of a hit: `count` tokens, after which the text continues up to `num_available` tokens.
+// The draft of a hit: the first `count` of the `num_available` tokens of the store's text.
 struct StoreDraft {
   const int32_t* tokens;
   int64_t count;
@@ -53,13 +53,13 @@ class StoreDrafter {
 
   explicit operator bool() const { return is_open_; }
 
-  // Finds the hits of a group of rows; their cache misses overlap.
+  // Finds the hits of a group of rows. The prefetches make their cache misses overlap.
   void look_up(StoreQuery* queries, int64_t size) const {
     for (int64_t i = 0; i < size; ++i) {
       StoreQuery& q = queries[i];
       q.hit = {nullptr, 0};
       if (q.row.tokens == nullptr) continue;
-      q.keys = keys_before(q.row.tokens + q.row.length, q.row.length, store::scope_seed(q.row.scope));
+      q.keys = compute_ngram_keys(q.row.tokens + q.row.length, q.row.length, store::scope_seed(q.row.scope));
       for (uint32_t level = 0; level < q.keys.levels; ++level) __builtin_prefetch(store_.line(q.keys.values[level]));
     }
     for (int64_t i = 0; i < size; ++i) {
@@ -76,8 +76,8 @@ class StoreDrafter {
     }
   }
 
-  // Writes the draft of a hit. Returns false if the store has no draft with more expected accepted tokens than the
-  // request's n-gram draft of `ngram_count` tokens.
+  // Computes the draft of a hit. Returns false if there is no hit, or if its draft does not have more expected accepted
+  // tokens than the request's n-gram draft of `ngram_count` tokens.
   template <class Costs>
   bool draft(const StoreQuery& q, const LookupOptions& options, const Costs& ngram_costs, int64_t ngram_count,
              StoreDraft* draft) const {

@@ -1,5 +1,5 @@
-// Functions for the owner of a store (api/numpy/store_tools.cpp): create, check, count and clear it, and copy its
-// contents in pieces for a file.
+// Functions that create, check and clear a store, count its contents, and copy them in pieces for a file. Caller:
+// api/numpy/store_tools.cpp.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -11,28 +11,30 @@ using namespace ngram_npu::store;
 
 namespace {
 
-// Opens a const tensor with the operators' function, for reading.
-bool open_to_read(const int32_t* words, int64_t num_words, cpu::Store* store) {
+// Opens a store that is only read.
+bool open_for_reading(const int32_t* words, int64_t num_words, cpu::Store* store) {
   return cpu::open_store(const_cast<int32_t*>(words), num_words, store);
 }
 
-StoreFault check_slots(const cpu::Store& store, int64_t* where) {
-  std::vector<uint32_t> newest;
+StoreFault check_slots(const cpu::Store& store, int64_t* location) {
+  std::vector<uint32_t> newest_serials;
   for (uint32_t i = 0; i < store.num_slots; ++i) {
-    *where = i;
+    *location = i;
     const uint32_t* slot = store.slot(i);
-    if (!store.is_live(slot[kSlotSerial])) continue;
+    if (!store.is_alive(slot[kSlotSerial])) continue;
     if (store.fill(slot[kSlotSerial]) > slot[kSlotLength] + kOverlap) return kStoreFaultSlot;
-    newest.push_back(slot[kSlotSerial]);
+    newest_serials.push_back(slot[kSlotSerial]);
   }
-  std::sort(newest.begin(), newest.end());
-  return std::adjacent_find(newest.begin(), newest.end()) == newest.end() ? kStoreFaultNone : kStoreFaultSlot;
+  std::sort(newest_serials.begin(), newest_serials.end());
+  return std::adjacent_find(newest_serials.begin(), newest_serials.end()) == newest_serials.end() ? kStoreFaultNone
+                                                                                                  : kStoreFaultSlot;
 }
 
-// The possible levels of an entry's gram, as bits.
-uint32_t levels_of(const cpu::Store& store, const Entry* line, const Entry& entry) {
+// Bit i of the result is set if the entry may be that of an n-gram at level i.
+uint32_t possible_levels(const cpu::Store& store, const Entry* line, const Entry& entry) {
   const uint32_t serial = entry.position >> kBlockBits, offset = entry.position % kBlockTokens;
-  const cpu::GramKeys keys = cpu::keys_before(store.text(serial) + offset, offset, scope_seed(store.scope(serial)));
+  const cpu::NgramKeys keys =
+      cpu::compute_ngram_keys(store.text(serial) + offset, offset, scope_seed(store.scope(serial)));
   uint32_t levels = 0;
   for (uint32_t level = 0; level < keys.levels; ++level) {
     const bool matches = store.line(keys.values[level]) == line && (keys.values[level] & 0xffffffu) == entry.state >> 8;
@@ -41,12 +43,13 @@ uint32_t levels_of(const cpu::Store& store, const Entry* line, const Entry& entr
   return levels;
 }
 
-bool same_gram(const cpu::Store& store, const Entry& a, const Entry& b, uint32_t level) {
-  const auto gram = [&](const Entry& entry) {
+// Whether the n-grams of two entries, at this level, and their scopes are equal.
+bool have_same_ngram(const cpu::Store& store, const Entry& a, const Entry& b, uint32_t level) {
+  const auto ngram = [&](const Entry& entry) {
     return store.text(entry.position >> kBlockBits) + entry.position % kBlockTokens - ladder_ngram_length(level);
   };
   return store.scope(a.position >> kBlockBits) == store.scope(b.position >> kBlockBits) &&
-         std::equal(gram(a), gram(a) + ladder_ngram_length(level), gram(b));
+         std::equal(ngram(a), ngram(a) + ladder_ngram_length(level), ngram(b));
 }
 
 StoreFault check_line(const cpu::Store& store, const Entry* line) {
@@ -56,45 +59,45 @@ StoreFault check_line(const cpu::Store& store, const Entry* line) {
     const uint32_t serial = entry.position >> kBlockBits;
     const uint32_t next = store.header[kHeaderNextSerial];
     if (serial >= next) return kStoreFaultPlace;
-    if (!store.is_live(serial)) {  // overwritten; entries of cleared text are removed
+    if (!store.is_alive(serial)) {  // the block must have been replaced, because clearing text removes its entries
       if (serial != 0 && next - serial <= store.num_blocks) return kStoreFaultPlace;
       continue;
     }
     if (entry.position % kBlockTokens >= store.fill(serial)) return kStoreFaultPlace;
     if ((entry.state & kMaxCount) > (entry.state >> 4 & kMaxCount) + 1) return kStoreFaultCounts;
-    levels[i] = levels_of(store, line, entry);
+    levels[i] = possible_levels(store, line, entry);
     if (levels[i] == 0) return kStoreFaultKey;
     for (uint32_t j = 0; j < i; ++j) {
       for (uint32_t level = 0; level < kLadderLevels; ++level) {
-        const bool both = (levels[i] & levels[j]) >> level & 1;
-        if (both && same_gram(store, line[j], entry, level)) return kStoreFaultTwice;
+        const bool is_possible = (levels[i] & levels[j]) >> level & 1;
+        if (is_possible && have_same_ngram(store, line[j], entry, level)) return kStoreFaultTwice;
       }
     }
   }
   return kStoreFaultNone;
 }
 
-StoreFault check(const cpu::Store& store, int64_t* where) {
-  if (const StoreFault fault = cpu::check_blocks(store, where)) return fault;
-  if (const StoreFault fault = check_slots(store, where)) return fault;
+StoreFault check(const cpu::Store& store, int64_t* location) {
+  if (const StoreFault fault = cpu::check_blocks(store, location)) return fault;
+  if (const StoreFault fault = check_slots(store, location)) return fault;
   for (uint64_t i = 0; i < uint64_t{1} << store.line_bits; ++i) {
-    *where = static_cast<int64_t>(i);
+    *location = static_cast<int64_t>(i);
     const auto* line = reinterpret_cast<const Entry*>(store.lines + i * kLineWords);
     if (const StoreFault fault = check_line(store, line)) return fault;
   }
-  *where = 0;
+  *location = 0;
   return kStoreFaultNone;
 }
 
-// The contents of a store in pieces, for its file. Only the written part of blocks and the used entries of lines are
-// copied:
+// The contents of a store are copied to its file in pieces. Only the written part of blocks and the used entries of
+// lines are copied:
 //
-//   blocks  for each block: its head, its tokens, its bytes up to a whole word
+//   blocks  for each block: its head, its tokens, and its outcome bytes up to a whole word
 //   lines   for each line with entries: line << 8 | bit mask of the used entries, then these entries
-//   header  its words
+//   header  the words of the header
 //
-// Steps continue between two pieces. So an entry may be newer than the copy of its block, and a block may have been
-// reused since its copy. Unpacking leaves out what is inconsistent.
+// Steps continue between two pieces. An entry may therefore be newer than the copy of its block, and a block may have
+// been replaced since it was copied. Unpacking skips such entries and blocks.
 
 constexpr int64_t kPieceBlocks = 1024;
 constexpr int64_t kPieceLines = 16384;
@@ -103,14 +106,15 @@ static_assert(kPieceLines * (1 + kLineWords) <= kStorePieceWords);
 static_assert(kHeaderWords <= kStorePieceWords);
 
 struct Pieces {
-  int64_t blocks, lines;
+  int64_t num_block_pieces, num_line_pieces;
 
   explicit Pieces(const cpu::Store& store)
-      : blocks((store.num_blocks + kPieceBlocks - 1) / kPieceBlocks),
-        lines(((int64_t{1} << store.line_bits) + kPieceLines - 1) / kPieceLines) {}
-  int64_t count() const { return blocks + lines + 1; }
+      : num_block_pieces((store.num_blocks + kPieceBlocks - 1) / kPieceBlocks),
+        num_line_pieces(((int64_t{1} << store.line_bits) + kPieceLines - 1) / kPieceLines) {}
+  int64_t count() const { return num_block_pieces + num_line_pieces + 1; }
 };
 
+// Number of words with the outcome bytes of `fill` tokens.
 uint32_t byte_words(uint32_t fill) { return (fill + 3) / 4; }
 
 uint32_t* pack_blocks(const cpu::Store& store, int64_t first, uint32_t* to) {
@@ -172,18 +176,18 @@ bool unpack_lines(const cpu::Store& store, const uint32_t* from, const uint32_t*
     for (; used != 0; used &= used - 1, from += 2) {
       const Entry entry{from[0], from[1]};
       const uint32_t serial = entry.position >> kBlockBits;
-      const bool fits = store.is_live(serial) && entry.position % kBlockTokens < store.fill(serial);
+      const bool fits = store.is_alive(serial) && entry.position % kBlockTokens < store.fill(serial);
       if (fits) entries[__builtin_ctz(used)] = entry;
     }
   }
   return true;
 }
 
-// Restores the serial numbers, the epoch and the statistics. Blocks that were reused after their copy are left out.
+// Restores the serial numbers, the epoch and the statistics, and removes blocks that were replaced after their copy.
 bool unpack_header(const cpu::Store& store, const uint32_t* from, const uint32_t* end) {
   if (end - from != kHeaderWords) return false;
   std::copy(from + kHeaderNextSerial, end, store.header + kHeaderNextSerial);
-  store.header[kHeaderBusy] = 0;
+  store.header[kHeaderLock] = 0;
   const uint32_t next = store.header[kHeaderNextSerial];
   for (uint32_t i = 0; i < store.num_blocks; ++i) {
     uint32_t* const head = store.heads + size_t{i} * kHeadWords;
@@ -197,11 +201,11 @@ bool unpack_header(const cpu::Store& store, const uint32_t* from, const uint32_t
 
 }  // namespace
 
-StoreFault cpu::check_blocks(const Store& store, int64_t* where) {
+StoreFault cpu::check_blocks(const Store& store, int64_t* location) {
   const uint32_t next = store.header[kHeaderNextSerial];
   if (next == 0 || next > kEndOfSerials) return kStoreFaultHeader;
   for (uint32_t i = 0; i < store.num_blocks; ++i) {
-    *where = i;
+    *location = i;
     const uint32_t* head = store.heads + size_t{i} * kHeadWords;
     const uint32_t serial = head[kHeadSerial];
     if (serial == 0) continue;
@@ -211,7 +215,7 @@ StoreFault cpu::check_blocks(const Store& store, int64_t* where) {
     }
     const uint32_t previous = head[kHeadPrevious];
     if (previous >= serial) return kStoreFaultLink;
-    if (store.is_live(previous) && store.scope(previous) != store.scope(serial)) return kStoreFaultLink;
+    if (store.is_alive(previous) && store.scope(previous) != store.scope(serial)) return kStoreFaultLink;
   }
   return kStoreFaultNone;
 }
@@ -236,33 +240,33 @@ int32_t ngram_npu_cpu_ngram_store_init(int32_t* store, int64_t words, int64_t nu
   return kOk;
 }
 
-int32_t ngram_npu_cpu_ngram_store_check(const int32_t* words, int64_t num_words, int64_t* where) {
+int32_t ngram_npu_cpu_ngram_store_check(const int32_t* words, int64_t num_words, int64_t* location) {
   cpu::Store store;
-  *where = 0;
-  return open_to_read(words, num_words, &store) ? check(store, where) : kStoreFaultHeader;
+  *location = 0;
+  return open_for_reading(words, num_words, &store) ? check(store, location) : kStoreFaultHeader;
 }
 
 void ngram_npu_cpu_ngram_store_usage(const int32_t* words, int64_t num_words, int64_t usage[3]) {
   cpu::Store store;
   std::fill_n(usage, 3, 0);
-  if (!open_to_read(words, num_words, &store)) return;
+  if (!open_for_reading(words, num_words, &store)) return;
   for (uint32_t i = 0; i < store.num_blocks; ++i) {
     const uint32_t* head = store.heads + size_t{i} * kHeadWords;
     if (head[kHeadSerial] == 0) continue;
     usage[0] += int64_t{smaller(head[kHeadFill], kBlockTokens)} - smaller(head[kHeadFirst], head[kHeadFill]);
     ++usage[1];
   }
-  for (uint32_t i = 0; i < store.num_slots; ++i) usage[2] += store.is_live(store.slot(i)[kSlotSerial]);
+  for (uint32_t i = 0; i < store.num_slots; ++i) usage[2] += store.is_alive(store.slot(i)[kSlotSerial]);
 }
 
-bool ngram_npu_cpu_ngram_store_take(int32_t* words, int64_t num_words) {
+bool ngram_npu_cpu_ngram_store_lock(int32_t* words, int64_t num_words) {
   cpu::Store store;
-  return cpu::open_store(words, num_words, &store) && cpu::StoreUse::try_lock(store);
+  return cpu::open_store(words, num_words, &store) && cpu::StoreLock::try_lock(store);
 }
 
-void ngram_npu_cpu_ngram_store_give_back(int32_t* words, int64_t num_words) {
+void ngram_npu_cpu_ngram_store_unlock(int32_t* words, int64_t num_words) {
   cpu::Store store;
-  if (cpu::open_store(words, num_words, &store)) cpu::StoreUse::unlock(store);
+  if (cpu::open_store(words, num_words, &store)) cpu::StoreLock::unlock(store);
 }
 
 void ngram_npu_cpu_ngram_store_clear(int32_t* words, int64_t num_words, const int64_t* scope) {
@@ -279,7 +283,7 @@ void ngram_npu_cpu_ngram_store_clear(int32_t* words, int64_t num_words, const in
   }
   auto* const entries = reinterpret_cast<Entry*>(store.lines);
   for (uint64_t i = 0; i < uint64_t{kLineEntries} << store.line_bits; ++i) {
-    if (!store.is_live(entries[i].position >> kBlockBits)) entries[i] = {0, 0};
+    if (!store.is_alive(entries[i].position >> kBlockBits)) entries[i] = {0, 0};
   }
 }
 
@@ -291,18 +295,18 @@ int64_t ngram_npu_cpu_ngram_store_pieces(const int32_t* words, int64_t num_words
 int64_t ngram_npu_cpu_ngram_store_pack(int32_t* words, int64_t num_words, int64_t piece, uint32_t* to) {
   cpu::Store store;
   if (!cpu::open_store(words, num_words, &store)) return 0;
-  if (!cpu::StoreUse::try_lock(store, kCopying)) return -1;
+  if (!cpu::StoreLock::try_lock(store, kCopying)) return -1;
   const Pieces pieces(store);
   uint32_t* end = to;
-  if (piece < pieces.blocks) {
+  if (piece < pieces.num_block_pieces) {
     end = pack_blocks(store, piece * kPieceBlocks, to);
-  } else if (piece < pieces.blocks + pieces.lines) {
-    end = pack_lines(store, (piece - pieces.blocks) * kPieceLines, to);
+  } else if (piece < pieces.num_block_pieces + pieces.num_line_pieces) {
+    end = pack_lines(store, (piece - pieces.num_block_pieces) * kPieceLines, to);
   } else {
-    // Calls that wait for the lock or did not get it may write to the header at the same time.
+    // Calls that wait for the lock, or that skip the store, may write to the header at the same time.
     for (int64_t i = 0; i < kHeaderWords; ++i) *end++ = __atomic_load_n(store.header + i, __ATOMIC_RELAXED);
   }
-  cpu::StoreUse::unlock(store);
+  cpu::StoreLock::unlock(store);
   return end - to;
 }
 
@@ -312,9 +316,10 @@ int32_t ngram_npu_cpu_ngram_store_unpack(int32_t* words, int64_t num_words, int6
   if (!cpu::open_store(words, num_words, &store)) return kStoreFaultHeader;
   const Pieces pieces(store);
   const uint32_t* const end = from + count;
-  if (piece < pieces.blocks) return unpack_blocks(store, from, end) ? kStoreFaultNone : kStoreFaultPiece;
-  if (piece < pieces.blocks + pieces.lines) return unpack_lines(store, from, end) ? kStoreFaultNone : kStoreFaultPiece;
+  if (piece < pieces.num_block_pieces) return unpack_blocks(store, from, end) ? kStoreFaultNone : kStoreFaultPiece;
+  if (piece < pieces.num_block_pieces + pieces.num_line_pieces)
+    return unpack_lines(store, from, end) ? kStoreFaultNone : kStoreFaultPiece;
   if (!unpack_header(store, from, end)) return kStoreFaultPiece;
-  int64_t where = 0;
-  return cpu::check_blocks(store, &where);
+  int64_t location = 0;
+  return cpu::check_blocks(store, &location);
 }

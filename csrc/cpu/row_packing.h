@@ -1,5 +1,5 @@
-// Copies token rows of a step for AsyncSpecState (python/ngram_npu/async_state). In Python, a request that joins took
-// longer than all operators of its step.
+// Packs token rows of a step for AsyncSpecState (python/ngram_npu/async_state). In Python, packing the row of a new
+// request took longer than all operators of its step.
 #pragma once
 
 #include <algorithm>
@@ -16,15 +16,15 @@ constexpr int32_t kUnusedItem = -1;
 struct SourceRow {
   const char* data;     // int32 items, possibly unaligned: a runner's row may be a slice
   int64_t stride;       // in bytes
-  int64_t size;         // items
+  int64_t size;         // number of items
   int64_t min_items;    // the row is padded to at least this many items
   int64_t first_chunk;  // index of its first destination chunk
 
   int64_t num_chunks() const { return (larger(size, min_items) + kChunkItems - 1) / kChunkItems; }
 };
 
-// Writes rows as whole chunks, padded with kUnusedItem, and the destination index of each chunk. Returns the minimum
-// item of the rows from `split` on; INT32_MAX if they have none.
+// Writes rows as whole chunks, padded with kUnusedItem, and the destination index of each chunk. Returns the smallest
+// item of the rows from `split` on; INT32_MAX if they have no items.
 inline int32_t pack_rows(const std::vector<SourceRow>& rows, int64_t split, int64_t* chunk_indices, int32_t* chunks) {
   int32_t min_item = INT32_MAX;
   for (size_t i = 0; i < rows.size(); ++i) {

@@ -5,15 +5,16 @@
 
 namespace ngram_npu::cpu {
 
-// Position i of the fingerprint of a row of `length` >= 1 tokens: its last tokens, then those at the powers of four,
-// which do not move while it grows and so stay in the cache.
+// Returns the position of token i of the fingerprint of a row of `length` >= 1 tokens. The first kTailTokens are the
+// row's last tokens. The others are at the powers of four, so they do not change as the row grows and stay in the
+// cache.
 int32_t RowRecognizer::position(int32_t length, int i) {
   const int32_t last = length - 1;
-  if (i < kTail) return larger(last - i, 0);
-  return smaller(int32_t{1} << (2 * (i - kTail)), last);
+  if (i < kTailTokens) return larger(last - i, 0);
+  return smaller(int32_t{1} << (2 * (i - kTailTokens)), last);
 }
 
-// All zeros for a length that the row does not have.
+// Returns all zeros if the length is not one of a row.
 RowRecognizer::Fingerprint RowRecognizer::fingerprint(const Rows& rows, int64_t row, int32_t length) {
   Fingerprint fingerprint{};
   if (length < 1 || length > rows.capacity) return fingerprint;
@@ -33,14 +34,14 @@ std::vector<RowRecognizer::Lengths> RowRecognizer::read_lengths(const Rows& rows
   std::vector<Lengths> lengths(static_cast<size_t>(batch));
   for (size_t i = 0; i < lengths.size(); ++i) {
     const int32_t after = num_tokens[i];
-    if (after < 0 || after > rows.capacity) continue;  // an invalid length: a row without a request, {0, 0}
+    if (after < 0 || after > rows.capacity) continue;  // {0, 0}: a row with an invalid length has no request
     const bool is_valid_count = num_sampled[i] >= 0 && num_sampled[i] <= after;
     lengths[i] = {is_valid_count ? after - num_sampled[i] : 0, after};
   }
   return lengths;
 }
 
-// Everything that may throw comes before any change.
+// All allocations, which may throw, come before any change of the members.
 std::vector<int64_t> RowRecognizer::assign(const Rows& rows, const int32_t* num_tokens, const int32_t* num_sampled,
                                            int64_t batch, int32_t* slots) {
   const std::vector<Lengths> lengths = read_lengths(rows, num_tokens, num_sampled, batch);
@@ -82,12 +83,12 @@ std::vector<int32_t> RowRecognizer::free_absent_slots(int64_t steps) {
   return absent;
 }
 
-// Whether the row may be the slot's request after it has grown.
+// Whether the row may contain the slot's request.
 bool RowRecognizer::may_continue(const Rows& rows, int64_t row, int32_t before, const Slot& slot) const {
   return slot.length > 0 && slot.length <= before && fingerprint(rows, row, slot.length) == slot.fingerprint;
 }
 
-// Finds rows with the same request as in the previous step.
+// Finds the rows that contain the same request as in the previous step.
 void RowRecognizer::find_unmoved(const Rows& rows, const std::vector<Lengths>& lengths, int32_t* slots) const {
   const size_t num_rows = smaller(lengths.size(), row_slots_.size());
   // Prefetches ahead, so that the cache misses of several rows overlap. The positions depend on the slot's length;
@@ -98,7 +99,7 @@ void RowRecognizer::find_unmoved(const Rows& rows, const std::vector<Lengths>& l
     const int32_t length = lengths[i].before;
     if (length < 1) return;
     const int32_t* tokens = rows[static_cast<int64_t>(i)];
-    for (int p = kTail - 1; p < kWidth; ++p) __builtin_prefetch(tokens + position(length, p));
+    for (int p = kTailTokens - 1; p < kWidth; ++p) __builtin_prefetch(tokens + position(length, p));
     __builtin_prefetch(tokens + lengths[i].after - 1);
   };
   for (size_t i = 0; i < smaller(kPrefetchDistance, num_rows); ++i) prefetch(i);
@@ -118,7 +119,7 @@ std::vector<char> RowRecognizer::slots_in_use(const int32_t* slots, int64_t batc
   return in_use;
 }
 
-// Slots with requests that have not been found in a row.
+// Returns the slots with a request that has not been found in a row.
 std::vector<int32_t> RowRecognizer::absent_slots(const int32_t* slots, int64_t batch) const {
   const std::vector<char> in_use = slots_in_use(slots, batch);
   std::vector<int32_t> absent;
@@ -128,7 +129,8 @@ std::vector<int32_t> RowRecognizer::absent_slots(const int32_t* slots, int64_t b
   return absent;
 }
 
-// Finds moved rows that grew by the sampled tokens, in less than O(rows * slots) time.
+// Finds requests that moved to another row and grew by the sampled tokens. A hash table makes this faster than
+// comparing each row with each slot.
 void RowRecognizer::find_moved(const Rows& rows, const std::vector<Lengths>& lengths,
                                const std::vector<int64_t>& missing, const std::vector<int32_t>& absent,
                                int32_t* slots) const {
@@ -155,8 +157,8 @@ void RowRecognizer::find_moved(const Rows& rows, const std::vector<Lengths>& len
   }
 }
 
-// Finds rows that moved and grew by more than the sampled tokens, or that begin with another row's text. The longest
-// slot is matched first.
+// Finds requests that moved and grew by more than the sampled tokens, and rows that begin with an absent request's
+// text. Longer slots are assigned first.
 void RowRecognizer::find_grown(const Rows& rows, const std::vector<Lengths>& lengths,
                                const std::vector<int64_t>& missing, const std::vector<int32_t>& absent,
                                int32_t* slots) const {
@@ -172,7 +174,7 @@ void RowRecognizer::find_grown(const Rows& rows, const std::vector<Lengths>& len
     const int32_t* tokens = rows[i];
     for (const int32_t slot : absent) {
       const Slot& s = slots_[static_cast<size_t>(slot)];
-      // This one token rules out nearly all pairs.
+      // The comparison of one token excludes nearly all pairs.
       if (s.length > before || tokens[s.length - 1] != s.fingerprint[0]) continue;
       if (may_continue(rows, i, before, s)) pairs.push_back({i, slot, pairs.size()});
     }
@@ -181,15 +183,15 @@ void RowRecognizer::find_grown(const Rows& rows, const std::vector<Lengths>& len
   std::sort(pairs.begin(), pairs.end(), [&](const Pair& a, const Pair& b) {
     return length(a) != length(b) ? length(a) > length(b) : a.order < b.order;
   });
-  std::vector<char> taken(slots_.size());
+  std::vector<char> is_taken(slots_.size());
   for (const Pair& p : pairs) {
-    if (slots[p.row] != kFree || taken[static_cast<size_t>(p.slot)] != 0) continue;
+    if (slots[p.row] != kFree || is_taken[static_cast<size_t>(p.slot)] != 0) continue;
     slots[p.row] = p.slot;
-    taken[static_cast<size_t>(p.slot)] = 1;
+    is_taken[static_cast<size_t>(p.slot)] = 1;
   }
 }
 
-// Assigns slots without a row in this step to `rows`: free slots first, then those absent longest.
+// Assigns slots that have no row in this step to `rows`: free slots first, then those of the requests absent longest.
 void RowRecognizer::assign_oldest_slots(const std::vector<int64_t>& rows, int32_t* slots, int64_t batch) const {
   if (rows.empty()) return;
   const std::vector<char> in_use = slots_in_use(slots, batch);

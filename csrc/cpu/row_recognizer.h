@@ -1,22 +1,23 @@
 // Finds the request of each row of a token buffer, because vLLM does not pass request ids to a custom class.
 //
 // The runner moves rows: it swaps and condenses them when requests finish, removes preempted requests, and puts them
-// into other rows later. An engine with state per request (an index) has to find the request again. A row is assumed
-// to hold the request of a slot if
+// into other rows later. A drafter with state per request (a slot of an index) has to find the request again. A row is
+// assumed to contain the request of a slot if
 //
-// - its length without the newly sampled tokens is at least the slot's length, and
-// - the tokens at up to 14 positions below the slot's length are the slot's: the last six, and those at the powers of
-//   four up to 16384.
+// - the row's length without the newly sampled tokens is at least the slot's length, and
+// - the row's tokens at up to 14 positions below the slot's length equal the slot's tokens: the last six, and those at
+//   the powers of four up to 16384.
 //
 // The row may have grown by more than the sampled tokens: vLLM does not call the drafter in steps in which any request
 // is within k tokens of max_model_len, although rows grow in them. So the next turn of a conversation continues with
 // the slot of its previous turn, if it still exists. An absent request keeps its slot until the slot is needed; the
 // request absent longest loses its slot first.
 //
-// Limits: a request that has the tokens of another at all of these positions, but differs elsewhere, may get the other
-// request's slot if they swap rows or if the other one is gone. The index then describes another request's tokens. Hits
-// are verified against the row, and drafts by the model, so the result is a missed or a worse draft, never a wrong
-// token. Requests that are equal up to the slot's length (n samples of one prompt) may swap slots without any effect.
+// Limits: two requests may have the same tokens at all of these positions and differ elsewhere. One of them may get the
+// other's slot if they swap rows or if the other request has finished. The index then describes another request's
+// tokens. Hits are verified against the row, and drafts by the model, so the result is a missed or a worse draft, never
+// a wrong token. Requests that are equal up to the slot's length (n samples of one prompt) may swap slots without any
+// effect.
 #pragma once
 
 #include <array>
@@ -49,15 +50,15 @@ class RowRecognizer {
   const std::vector<int32_t>& row_slots() const { return row_slots_; }
 
  private:
-  static constexpr int kTail = 6, kPowers = 8, kWidth = kTail + kPowers;
-  static constexpr int32_t kFree = -1;
+  static constexpr int kTailTokens = 6, kPowers = 8, kWidth = kTailTokens + kPowers;
+  static constexpr int32_t kFree = -1;  // as a length: the slot is free; as a slot: the row has none yet
 
   using Fingerprint = std::array<int32_t, kWidth>;
 
-  // One cache line: if no request has moved, a row costs only this line and the reads of its tokens.
+  // One cache line. If no request has moved, only this line and the row's tokens are read per row.
   struct alignas(64) Slot {
     int32_t length = kFree;
-    Fingerprint fingerprint{};  // of the request at that length
+    Fingerprint fingerprint{};  // the request's fingerprint at that length
   };
 
   struct Lengths {
@@ -81,8 +82,8 @@ class RowRecognizer {
   void assign_oldest_slots(const std::vector<int64_t>& rows, int32_t* slots, int64_t batch) const;
 
   std::vector<Slot> slots_;
-  std::vector<int64_t> last_seen_;  // step; 0: never, or the slot was freed
-  std::vector<int32_t> row_slots_;  // of the previous step
+  std::vector<int64_t> last_seen_;  // last step in which a slot's request had a row; 0: none, or the slot was freed
+  std::vector<int32_t> row_slots_;  // slot of each row in the previous step
   int64_t step_ = 0;
 };
 

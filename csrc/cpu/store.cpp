@@ -1,5 +1,5 @@
-// CPU kernels of the store's operators, called by the operator implementations (api/store.h), and the insertion of
-// rows' new text, which drafting on the host also calls.
+// CPU kernels of the store's operators, which the operator implementations (api/store.h) call, and the insertion of new
+// text, which drafting on the host also calls.
 #include "core/store.h"
 
 #include <cstring>
@@ -12,7 +12,7 @@ using namespace store;
 
 namespace {
 
-// Inserts the rows of one call. Their text is complete in the store when the object is destroyed.
+// Inserts the rows of one call. All entries have been inserted when the object is destroyed.
 class StoreInserter {
  public:
   explicit StoreInserter(const Store& store) : store_(store), inserter_(store) {}
@@ -20,12 +20,12 @@ class StoreInserter {
   StoreInserter(const StoreInserter&) = delete;
   StoreInserter& operator=(const StoreInserter&) = delete;
 
-  // Inserts the last `num_sampled` tokens of slot `id`'s row, and missing tokens before them.
+  // Inserts the last `num_sampled` tokens of the row of slot `id`, and the missing tokens before them.
   void insert(int64_t id, const StoredRow& row, int64_t num_sampled);
 
  private:
-  bool continues(const uint32_t* slot, const StoredRow& row) const;
-  int64_t write(uint32_t* slot, const StoredRow& row, int64_t begin, int64_t end, uint64_t seed);
+  bool is_continued_by(const uint32_t* slot, const StoredRow& row) const;
+  int64_t write_tokens(uint32_t* slot, const StoredRow& row, int64_t begin, int64_t end, uint64_t seed);
   void allocate_block(uint32_t* slot, uint64_t scope);
 
   const Store& store_;
@@ -38,7 +38,7 @@ void StoreInserter::insert(int64_t id, const StoredRow& row, int64_t num_sampled
   const uint32_t slot_id = static_cast<uint32_t>(id);
   uint32_t* const slot = store_.slot(slot_id);
   const int64_t sampled = smaller(num_sampled, row.length);
-  if (!continues(slot, row)) {
+  if (!is_continued_by(slot, row)) {
     close_slot(store_, slot_id, &inserter_);
     slot[kSlotLength] = static_cast<uint32_t>(row.length - sampled);
   }
@@ -47,19 +47,20 @@ void StoreInserter::insert(int64_t id, const StoredRow& row, int64_t num_sampled
   backlog_ -= num_missing;
   const int64_t end = smaller(row.length, begin + num_missing + sampled);
   const uint64_t seed = scope_seed(row.scope);
-  for (int64_t i = begin; i < end;) i += write(slot, row, i, end, seed);
+  for (int64_t i = begin; i < end;) i += write_tokens(slot, row, i, end, seed);
 }
 
-// Whether the row continues the slot's request.
-bool StoreInserter::continues(const uint32_t* slot, const StoredRow& row) const {
-  const uint32_t serial = slot[kSlotSerial], stored = slot[kSlotLength];
-  if (!store_.is_live(serial) || store_.scope(serial) != row.scope || stored > row.length) return false;
+// Whether the row is the current row of the slot's request.
+bool StoreInserter::is_continued_by(const uint32_t* slot, const StoredRow& row) const {
+  const uint32_t serial = slot[kSlotSerial], stored_length = slot[kSlotLength];
+  if (!store_.is_alive(serial) || store_.scope(serial) != row.scope || stored_length > row.length) return false;
   const uint32_t fill = store_.fill(serial), n = smaller(fill, kOverlap);
-  return n <= stored && std::memcmp(store_.text(serial) + fill - n, row.tokens + stored - n, n * sizeof(int32_t)) == 0;
+  return n <= stored_length &&
+         std::memcmp(store_.text(serial) + fill - n, row.tokens + stored_length - n, n * sizeof(int32_t)) == 0;
 }
 
-// Writes the tokens [begin, end) that fit into the slot's block; returns their number.
-int64_t StoreInserter::write(uint32_t* slot, const StoredRow& row, int64_t begin, int64_t end, uint64_t seed) {
+// Writes the tokens [begin, end) that fit into the slot's block. Returns the number of written tokens.
+int64_t StoreInserter::write_tokens(uint32_t* slot, const StoredRow& row, int64_t begin, int64_t end, uint64_t seed) {
   if (slot[kSlotSerial] == 0 || store_.fill(slot[kSlotSerial]) == kBlockTokens) {
     inserter_.flush();
     allocate_block(slot, row.scope);
@@ -77,29 +78,29 @@ int64_t StoreInserter::write(uint32_t* slot, const StoredRow& row, int64_t begin
 // Allocates the next block for the request of a slot.
 void StoreInserter::allocate_block(uint32_t* slot, uint64_t scope) {
   uint32_t* const header = store_.header;
-  if (header[kHeaderNextSerial] == kEndOfSerials) renumber(store_);
-  if (header[kHeaderNextSerial] == 0 || header[kHeaderNextSerial] > kEndOfSerials) remove_all_text(store_);
+  if (header[kHeaderNextSerial] == kEndOfSerials) renumber_blocks(store_);
+  if (header[kHeaderNextSerial] == 0 || header[kHeaderNextSerial] > kEndOfSerials) clear_all_text(store_);
   uint32_t previous = slot[kSlotSerial];
   const uint32_t serial = header[kHeaderNextSerial]++;
-  int32_t repeated[kOverlap];
-  uint32_t count = 0;
-  if (store_.is_live(previous)) {
+  int32_t repeated_tokens[kOverlap];
+  uint32_t num_repeated = 0;
+  if (store_.is_alive(previous)) {
     const uint32_t fill = store_.fill(previous);
-    count = smaller(fill, kOverlap);
-    std::memcpy(repeated, store_.text(previous) + fill - count, count * sizeof(int32_t));
+    num_repeated = smaller(fill, kOverlap);
+    std::memcpy(repeated_tokens, store_.text(previous) + fill - num_repeated, num_repeated * sizeof(int32_t));
   } else {
     previous = 0;
   }
   uint32_t* const head = store_.head(serial);
   head[kHeadSerial] = serial;
-  head[kHeadFill] = head[kHeadFirst] = count;
+  head[kHeadFill] = head[kHeadFirst] = num_repeated;
   head[kHeadPrevious] = previous;
   head[kHeadNext] = 0;
   head[kHeadScope] = static_cast<uint32_t>(scope);
   head[kHeadScope + 1] = static_cast<uint32_t>(scope >> 32);
-  // The old text may be of another scope: it must not stay in memory or get into a file.
+  // The old text may belong to another scope, so it must not stay in memory or be copied to a file.
   std::memset(store_.text(serial), 0, kBlockTokens * sizeof(int32_t));
-  std::memcpy(store_.text(serial), repeated, count * sizeof(int32_t));
+  std::memcpy(store_.text(serial), repeated_tokens, num_repeated * sizeof(int32_t));
   std::memset(store_.outcomes(serial), 0, kBlockTokens);
   slot[kSlotSerial] = serial;
 }
@@ -124,13 +125,13 @@ using namespace ngram_npu;
 
 namespace {
 
-constexpr int64_t kGroupRows = 16;  // rows with overlapping cache misses
+constexpr int64_t kQueryRows = 16;  // number of rows that are looked up together, so that their cache misses overlap
 
 void draft(const NgramStoreStepParams& p, const cpu::StoreDrafter& drafter) {
   const LookupOptions options{0, 0, p.draft_token_ids.capacity, p.max_len, 0, false, p.fill, nullptr, 0};
-  for (int64_t first = 0; first < p.batch; first += kGroupRows) {
-    const int64_t size = smaller(p.batch - first, kGroupRows);
-    cpu::StoreQuery queries[kGroupRows];
+  for (int64_t first = 0; first < p.batch; first += kQueryRows) {
+    const int64_t size = smaller(p.batch - first, kQueryRows);
+    cpu::StoreQuery queries[kQueryRows];
     for (int64_t i = 0; i < size; ++i) {
       const int64_t batch_position = first + i;
       queries[i].row = cpu::stored_row(p.token_ids, p.row_indices[batch_position], p.num_tokens,
@@ -157,9 +158,9 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const NgramStoreStepPar
   const NgramStoreStepParams& p = *params;
   cpu::Store store;
   if (!cpu::open_store(p.store.words, p.store.num_words, &store)) return kOk;
-  const cpu::StoreUse use(store);
-  if (!use) {
-    cpu::count_busy(store);
+  const cpu::StoreLock lock(store);
+  if (!lock) {
+    cpu::count_skipped_call(store);
     return kOk;
   }
   const StoreLookup lookup{p.store, p.scopes, p.costs, p.cost_limit, p.token_logits};
@@ -172,9 +173,9 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const NgramStoreStepPar
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const NgramStoreFinishParams* params, void*) {
   cpu::Store store;
   if (!cpu::open_store(params->store.words, params->store.num_words, &store)) return kOk;
-  const cpu::StoreUse use(store);
-  if (!use) {
-    cpu::count_busy(store);
+  const cpu::StoreLock lock(store);
+  if (!lock) {
+    cpu::count_skipped_call(store);
     return kOk;
   }
   cpu::TokenInserter inserter(store);

@@ -1,4 +1,4 @@
-// StreamDrafter, called by HostDrafting (api/numpy/stream_drafter.cpp) and from a driver's callback.
+// StreamDrafter, which HostDrafting (through api/numpy/stream_drafter.cpp) and the driver's callbacks call.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -22,24 +22,25 @@ namespace {
 
 constexpr int64_t kNotStopped = INT64_MAX;
 
+// The stop conditions of a request. The object owns the stop tokens.
 struct StopCheck {
   StopConditions conditions{};
   std::vector<int32_t> tokens;
 
-  // Whether the text ends with this token, the last one of the row.
+  // Whether the text ends with the row's last token.
   bool operator()(const int32_t* row, int64_t length) const {
     for (const int32_t token : tokens) {
       if (row[length - 1] == token) return true;
     }
     if (length >= conditions.max_length) return true;
     const int64_t output = length - conditions.prompt_length;
-    return output >= conditions.min_output && repeats(row + length, output);
+    return output >= conditions.min_output && ends_with_repetition(row + length, output);
   }
 
  private:
   // Whether the output before `end` ends with a repeated pattern. vLLM ends a request on the same condition:
   // check_sequence_repetition (v1/core/sched/utils.py).
-  bool repeats(const int32_t* end, int64_t output) const {
+  bool ends_with_repetition(const int32_t* end, int64_t output) const {
     if (conditions.max_pattern <= 0 || conditions.min_count < 2) return false;
     for (int64_t size = larger<int64_t>(conditions.min_pattern, 1); size <= conditions.max_pattern; ++size) {
       if (size > output / conditions.min_count) return false;
@@ -51,6 +52,7 @@ struct StopCheck {
   }
 };
 
+// A request that a job adds to a row, or the removal of a row's request.
 struct Event {
   int64_t row;
   bool adds_request;
@@ -60,7 +62,7 @@ struct Event {
 };
 
 struct Row {
-  bool has_request = false;  // otherwise the row is padding: it samples nothing
+  bool has_request = false;  // if false, the row is padding, and its sampled tokens are ignored
   int64_t length = 0;
   int64_t stored_length = 0;          // length up to which the text was inserted into the store
   int64_t stop_length = kNotStopped;  // length at which the request stopped
@@ -87,15 +89,15 @@ class StreamJob {
   StreamDrafter* drafter;
   std::vector<Event> events;
   std::vector<int32_t> rows;
-  bool drafts;
-  std::atomic<bool> done{false};
+  bool writes_drafts;
+  std::atomic<bool> is_done{false};
 };
 
 class StreamDrafter {
  public:
   explicit StreamDrafter(const StreamOptions& options)
-      : o_(options),
-        rows_(static_cast<size_t>(o_.num_rows)),
+      : options_(options),
+        rows_(static_cast<size_t>(options_.num_rows)),
         lengths_(rows_.size()),
         stored_lengths_(rows_.size()),
         num_sampled_(rows_.size()),
@@ -103,37 +105,37 @@ class StreamDrafter {
         scopes_(rows_.size()),
         rows_to_store_(rows_.size()),
         num_indexed_(rows_.size()),
-        recent_lengths_(static_cast<size_t>(o_.lag + 1)) {
-    const size_t tokens = rows_.size() * static_cast<size_t>(o_.capacity);
-    // calloc does not touch the memory, which saves memory because most rows use only their beginning.
+        recent_lengths_(static_cast<size_t>(options_.lag + 1)) {
+    const size_t tokens = rows_.size() * static_cast<size_t>(options_.capacity);
+    // calloc, because it does not write to the memory: most rows use only the first part of theirs.
     tokens_.reset(static_cast<int32_t*>(std::calloc(tokens + 1, sizeof(int32_t))));
     if (tokens_ == nullptr) throw std::bad_alloc();
     for (auto& step : recent_lengths_) step.reserve(rows_.size());
     rows_behind_.reserve(rows_.size());
   }
 
-  // Called on the host, before the jobs run.
+  // The engine's thread calls the functions up to count_pending_jobs().
 
   void add_request(const StreamRequest& r) {
-    Event event{r.row, true, r.scope, {r.tokens, r.tokens + smaller(r.num_tokens, o_.capacity)}, {r.stop, {}}};
+    Event event{r.row, true, r.scope, {r.tokens, r.tokens + smaller(r.num_tokens, options_.capacity)}, {r.stop, {}}};
     event.stop.tokens.assign(r.stop.tokens, r.stop.tokens + r.stop.num_tokens);
     events_.push_back(std::move(event));
   }
 
   void remove_request(int64_t row) { events_.push_back({row, false, 0, {}, {}}); }
 
-  StreamJob* create_job(const int32_t* rows, int64_t batch, bool drafts) {
-    while (!jobs_.empty() && jobs_.front()->done.load(std::memory_order_acquire)) jobs_.pop_front();
+  StreamJob* create_job(const int32_t* rows, int64_t batch, bool writes_drafts) {
+    while (!jobs_.empty() && jobs_.front()->is_done.load(std::memory_order_acquire)) jobs_.pop_front();
     auto job = std::make_unique<StreamJob>();
     job->drafter = this;
     job->rows.assign(rows, rows + batch);
-    job->drafts = drafts;
+    job->writes_drafts = writes_drafts;
     jobs_.push_back(std::move(job));
     jobs_.back()->events.swap(events_);
     return jobs_.back().get();
   }
 
-  // Cancels the last job: its events move to the next job.
+  // Cancels the last job. Its events move to the next job.
   void cancel_job() {
     std::vector<Event>& events = jobs_.back()->events;
     std::move(events_.begin(), events_.end(), std::back_inserter(events));
@@ -141,60 +143,62 @@ class StreamDrafter {
     jobs_.pop_back();
   }
 
-  int64_t pending() const {
+  int64_t count_pending_jobs() const {
     int64_t count = 0;
-    for (const auto& job : jobs_) count += job->done.load(std::memory_order_acquire) ? 0 : 1;
+    for (const auto& job : jobs_) count += job->is_done.load(std::memory_order_acquire) ? 0 : 1;
     return count;
   }
 
-  // Called in stream order.
-
-  // Waits for a store that is being saved, at most for the copy of one piece. No other call may use the store while
-  // jobs are pending; if one does, the job runs without the store.
-  void run(StreamJob* job) noexcept {
+  // Runs a job; the jobs run in stream order. If the store is being saved, the job waits for the copy of one piece. No
+  // other call may use the store while jobs are pending; if one does, the job runs without the store.
+  void run_job(StreamJob* job) noexcept {
     cpu::Store store;
-    const StoreAccess& access = o_.draft.store.store;
+    const StoreAccess& access = options_.draft.store.store;
     store_ = {};
-    if (!cpu::open_store(access.words, access.num_words, &store)) return run_job(job);
-    const cpu::StoreUse use(store);
-    use ? void(store_ = access) : cpu::count_busy(store);
-    run_job(job);
+    if (!cpu::open_store(access.words, access.num_words, &store)) return run_job_with_open_store(job);
+    const cpu::StoreLock lock(store);
+    lock ? void(store_ = access) : cpu::count_skipped_call(store);
+    run_job_with_open_store(job);
   }
 
  private:
-  void run_job(StreamJob* job) noexcept {
+  void run_job_with_open_store(StreamJob* job) noexcept {
     for (Event& event : job->events) {
-      if (event.row < 0 || event.row >= o_.num_rows) continue;
+      if (event.row < 0 || event.row >= options_.num_rows) continue;
       end_request(event.row);
       if (event.adds_request) begin_request(&event);
     }
     const int64_t batch = static_cast<int64_t>(job->rows.size());
     for (int64_t i = 0; i < batch; ++i)
       num_sampled_[static_cast<size_t>(i)] = append_sampled(i, job->rows[static_cast<size_t>(i)]);
-    if (job->drafts) {
+    if (job->writes_drafts) {
       if (batch > 0) draft(job->rows.data(), batch);
     } else {
-      index_later(job->rows.data(), batch);
+      add_rows_behind(job->rows.data(), batch);
     }
     insert_text(job->rows.data(), batch);
   }
 
-  bool has_request(int64_t r) const { return r >= 0 && r < o_.num_rows && rows_[static_cast<size_t>(r)].has_request; }
+  bool has_request(int64_t r) const {
+    return r >= 0 && r < options_.num_rows && rows_[static_cast<size_t>(r)].has_request;
+  }
   Row& row(int64_t r) { return rows_[static_cast<size_t>(r)]; }
-  int32_t* tokens(int64_t r) { return tokens_.get() + r * o_.capacity; }
-  TokenRows<const int32_t> all_tokens() const { return {tokens_.get(), o_.num_rows, o_.capacity, o_.capacity}; }
-  IndexAccess& index() { return o_.draft.lookup.index; }
+  int32_t* tokens(int64_t r) { return tokens_.get() + r * options_.capacity; }
+  TokenRows<const int32_t> all_tokens() const {
+    return {tokens_.get(), options_.num_rows, options_.capacity, options_.capacity};
+  }
+  IndexAccess& index() { return options_.draft.index_propose.index; }
 
-  // Ends a row's request. Its text is stored up to its stop; without a stop, text within the lag is dropped.
+  // Ends a row's request. If it has stopped, its text up to the stop is stored; otherwise, text within the lag is not.
   void end_request(int64_t r) {
-    Row& ended = row(r);
-    if (!ended.has_request) return;
+    Row& ended_row = row(r);
+    if (!ended_row.has_request) return;
     cpu::Store store;
     if (cpu::open_store(store_.words, store_.num_words, &store)) {
-      if (ended.stop_length != kNotStopped && ended.stop_length > ended.stored_length) {
+      if (ended_row.stop_length != kNotStopped && ended_row.stop_length > ended_row.stored_length) {
         rows_to_store_[0] = static_cast<int32_t>(r);
-        num_to_store_[0] = advance_stored_length(&ended, ended.stop_length);
-        stored_lengths_[static_cast<size_t>(r)] = static_cast<int32_t>(ended.stored_length);
+        num_to_store_[0] = advance_stored_length(&ended_row, ended_row.stop_length);
+        stored_lengths_[static_cast<size_t>(r)] = static_cast<int32_t>(ended_row.stored_length);
         store_rows(1);
       }
       if (r < store.num_slots) {
@@ -210,9 +214,9 @@ class StreamDrafter {
       if (other != r) rows_behind_[count++] = other;
     }
     rows_behind_.resize(count);
-    ended.has_request = false;
-    ended.length = lengths_[static_cast<size_t>(r)] = 0;
-    ++ended.generation;
+    ended_row.has_request = false;
+    ended_row.length = lengths_[static_cast<size_t>(r)] = 0;
+    ++ended_row.generation;
   }
 
   void begin_request(Event* event) {
@@ -230,32 +234,32 @@ class StreamDrafter {
   // Appends the sampled tokens of request i and returns their number.
   int32_t append_sampled(int64_t i, int64_t r) {
     if (!has_request(r)) return 0;
-    const int32_t* sampled = o_.sampled + i * (1 + o_.max_sampled);
-    const int64_t count = larger<int64_t>(0, smaller<int64_t>(sampled[0], o_.max_sampled));
-    Row& updated = row(r);
-    for (int64_t j = 0; j < count && updated.length < o_.capacity; ++j) {
-      tokens(r)[updated.length++] = sampled[1 + j];
-      if (updated.stop_length == kNotStopped && updated.stop(tokens(r), updated.length))
-        updated.stop_length = updated.length;
+    const int32_t* sampled = options_.sampled + i * (1 + options_.max_sampled);
+    const int64_t count = larger<int64_t>(0, smaller<int64_t>(sampled[0], options_.max_sampled));
+    Row& updated_row = row(r);
+    for (int64_t j = 0; j < count && updated_row.length < options_.capacity; ++j) {
+      tokens(r)[updated_row.length++] = sampled[1 + j];
+      if (updated_row.stop_length == kNotStopped && updated_row.stop(tokens(r), updated_row.length))
+        updated_row.stop_length = updated_row.length;
     }
-    lengths_[static_cast<size_t>(r)] = static_cast<int32_t>(updated.length);
+    lengths_[static_cast<size_t>(r)] = static_cast<int32_t>(updated_row.length);
     return static_cast<int32_t>(count);
   }
 
   void draft(const int32_t* rows, int64_t batch) {
-    DraftParams params = o_.draft;
-    NgramProposeParams& p = params.lookup.propose;
+    DraftParams params = options_.draft;
+    NgramProposeParams& p = params.index_propose.propose;
     const StreamDraftLayout layout(batch, p.lookup.k);
     p.token_ids = all_tokens();
     p.num_tokens = lengths_.data();
     p.row_indices = {rows, sizeof(int32_t)};
     p.num_sampled = num_sampled_.data();
     p.batch = batch;
-    p.draft_token_ids = {o_.drafts, p.lookup.k, sizeof(int64_t)};
-    p.num_draft_tokens = reinterpret_cast<int32_t*>(o_.drafts + layout.counts_offset);
-    p.match_len = reinterpret_cast<int32_t*>(o_.drafts + layout.lengths_offset);
-    const bool costs = params.lookup.ladder.costs != nullptr || p.lookup.match_costs != nullptr;
-    p.draft_costs = {costs ? o_.drafts + layout.costs_offset : nullptr, p.lookup.k};
+    p.draft_token_ids = {options_.drafts, p.lookup.k, sizeof(int64_t)};
+    p.num_draft_tokens = reinterpret_cast<int32_t*>(options_.drafts + layout.counts_offset);
+    p.match_len = reinterpret_cast<int32_t*>(options_.drafts + layout.lengths_offset);
+    const bool costs = params.index_propose.ladder.costs != nullptr || p.lookup.match_costs != nullptr;
+    p.draft_costs = {costs ? options_.drafts + layout.costs_offset : nullptr, p.lookup.k};
     for (int64_t i = 0; i < batch; ++i) {
       scopes_[static_cast<size_t>(i)] = has_request(rows[i]) ? row(rows[i]).scope : 0;
     }
@@ -264,41 +268,41 @@ class StreamDrafter {
     ngram_npu_cpu_draft(&params);
   }
 
-  // Leaves it to catch_up() to index the rows of a job that makes no lookup, which would index them.
-  void index_later(const int32_t* rows, int64_t batch) {
+  // Adds the rows of a job without drafts to rows_behind_, because no lookup has indexed their new tokens.
+  void add_rows_behind(const int32_t* rows, int64_t batch) {
     if (index().words == nullptr) return;
     for (int64_t i = 0; i < batch; ++i) {
-      const bool is_known = std::find(rows_behind_.begin(), rows_behind_.end(), rows[i]) != rows_behind_.end();
-      if (num_sampled_[static_cast<size_t>(i)] > 0 && !is_known) rows_behind_.push_back(rows[i]);
+      const bool is_listed = std::find(rows_behind_.begin(), rows_behind_.end(), rows[i]) != rows_behind_.end();
+      if (num_sampled_[static_cast<size_t>(i)] > 0 && !is_listed) rows_behind_.push_back(rows[i]);
     }
   }
 
-  // Records the lengths of the rows, and stores the text up to their lengths `lag` steps ago. A job without requests,
-  // such as a dummy run, is not a step of the engine and does not count.
+  // Indexes missing text, records the lengths of the rows, and stores the text up to the lengths of `lag` steps ago. A
+  // job without requests, such as a dummy run, is not a step of the engine and does not count.
   void insert_text(const int32_t* rows, int64_t batch) {
-    catch_up();
+    index_rows_behind();
     if (std::none_of(rows, rows + batch, [this](int32_t r) { return has_request(r); })) return;
-    auto& newest = recent_lengths_[next_];
-    newest.clear();
+    auto& newest_lengths = recent_lengths_[next_];
+    newest_lengths.clear();
     for (int64_t i = 0; i < batch; ++i) {
       if (num_sampled_[static_cast<size_t>(i)] == 0) continue;
-      const Row& updated = row(rows[i]);
-      newest.push_back({rows[i], updated.generation, smaller(updated.length, updated.stop_length)});
+      const Row& updated_row = row(rows[i]);
+      newest_lengths.push_back({rows[i], updated_row.generation, smaller(updated_row.length, updated_row.stop_length)});
     }
     next_ = (next_ + 1) % recent_lengths_.size();
     int64_t count = 0;
-    for (const RowLength& oldest : recent_lengths_[next_]) {
-      Row& updated = row(oldest.row);
-      if (updated.generation != oldest.generation || oldest.length <= updated.stored_length) continue;
-      rows_to_store_[static_cast<size_t>(count)] = static_cast<int32_t>(oldest.row);
-      num_to_store_[static_cast<size_t>(count++)] = advance_stored_length(&updated, oldest.length);
-      stored_lengths_[static_cast<size_t>(oldest.row)] = static_cast<int32_t>(updated.stored_length);
+    for (const RowLength& old_length : recent_lengths_[next_]) {
+      Row& updated_row = row(old_length.row);
+      if (updated_row.generation != old_length.generation || old_length.length <= updated_row.stored_length) continue;
+      rows_to_store_[static_cast<size_t>(count)] = static_cast<int32_t>(old_length.row);
+      num_to_store_[static_cast<size_t>(count++)] = advance_stored_length(&updated_row, old_length.length);
+      stored_lengths_[static_cast<size_t>(old_length.row)] = static_cast<int32_t>(updated_row.stored_length);
     }
     recent_lengths_[next_].clear();
     if (count > 0) store_rows(count);
   }
 
-  // Sets the stored length and returns the number of tokens that it increases by.
+  // Sets the stored length of a row and returns the increase.
   static int32_t advance_stored_length(Row* row, int64_t length) {
     return static_cast<int32_t>(length - std::exchange(row->stored_length, length));
   }
@@ -317,11 +321,11 @@ class StreamDrafter {
                       count});
   }
 
-  // Indexes text of rows that are not completely indexed, in the order in which the requests were added.
-  void catch_up() {
+  // Indexes text of rows that are not completely indexed, in the order in which they were added to rows_behind_.
+  void index_rows_behind() {
     if (rows_behind_.empty()) return;
-    const LookupOptions& lookup = o_.draft.lookup.propose.lookup;
-    const LadderOptions& ladder = o_.draft.lookup.ladder;
+    const LookupOptions& lookup = options_.draft.index_propose.propose.lookup;
+    const LadderOptions& ladder = options_.draft.index_propose.ladder;
     const auto batch = static_cast<int64_t>(rows_behind_.size());
     InsertParams params{};
     params.index = {all_tokens(),
@@ -346,18 +350,18 @@ class StreamDrafter {
     rows_behind_.resize(count);
   }
 
-  StreamOptions o_;
+  StreamOptions options_;
   std::unique_ptr<int32_t[], FreeMemory> tokens_;
   std::vector<Row> rows_;
   std::vector<int32_t> lengths_, stored_lengths_;    // per row
   std::vector<int32_t> num_sampled_, num_to_store_;  // per request of a batch
   std::vector<int64_t> scopes_;                      // per request of a batch
   std::vector<int32_t> rows_to_store_;
-  std::vector<int32_t> rows_behind_;                    // not completely indexed
+  std::vector<int32_t> rows_behind_;                    // rows that are not completely indexed
   std::vector<int64_t> num_indexed_;                    // per row of rows_behind_
   std::vector<std::vector<RowLength>> recent_lengths_;  // ring buffer of the last lag + 1 steps
   size_t next_ = 0;
-  StoreAccess store_{};                          // without words while the running job must not use the store
+  StoreAccess store_{};                          // has no words if the running job must not use the store
   std::vector<Event> events_;                    // for the next job
   std::deque<std::unique_ptr<StreamJob>> jobs_;  // freed by calls on the host
 };
@@ -387,33 +391,34 @@ StreamDrafter* ngram_npu_cpu_stream_make(const StreamOptions* options) {
 }
 
 bool ngram_npu_cpu_stream_free(StreamDrafter* drafter) {
-  if (drafter->pending() > 0) return false;
+  if (drafter->count_pending_jobs() > 0) return false;
   delete drafter;
   return true;
 }
 
-int32_t ngram_npu_cpu_stream_begin(StreamDrafter* drafter, const StreamRequest* request) {
+int32_t ngram_npu_cpu_stream_add_request(StreamDrafter* drafter, const StreamRequest* request) {
   return run_without_exceptions([&] { drafter->add_request(*request); });
 }
 
-int32_t ngram_npu_cpu_stream_end(StreamDrafter* drafter, int64_t row) {
+int32_t ngram_npu_cpu_stream_remove_request(StreamDrafter* drafter, int64_t row) {
   return run_without_exceptions([&] { drafter->remove_request(row); });
 }
 
-StreamJob* ngram_npu_cpu_stream_step(StreamDrafter* drafter, const int32_t* rows, int64_t batch, bool drafts) {
+StreamJob* ngram_npu_cpu_stream_create_job(StreamDrafter* drafter, const int32_t* rows, int64_t batch,
+                                           bool writes_drafts) {
   StreamJob* job = nullptr;
-  run_without_exceptions([&] { job = drafter->create_job(rows, batch, drafts); });
+  run_without_exceptions([&] { job = drafter->create_job(rows, batch, writes_drafts); });
   return job;
 }
 
-int32_t ngram_npu_cpu_stream_take_back(StreamDrafter* drafter) {
+int32_t ngram_npu_cpu_stream_cancel_job(StreamDrafter* drafter) {
   return run_without_exceptions([&] { drafter->cancel_job(); });
 }
 
-void ngram_npu_cpu_stream_run(void* data) {
+void ngram_npu_cpu_stream_run_job(void* data) {
   auto* const job = static_cast<StreamJob*>(data);
-  job->drafter->run(job);
-  job->done.store(true, std::memory_order_release);
+  job->drafter->run_job(job);
+  job->is_done.store(true, std::memory_order_release);
 }
 
-int64_t ngram_npu_cpu_stream_pending(const StreamDrafter* drafter) { return drafter->pending(); }
+int64_t ngram_npu_cpu_stream_count_pending_jobs(const StreamDrafter* drafter) { return drafter->count_pending_jobs(); }

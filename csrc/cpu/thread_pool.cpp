@@ -1,4 +1,4 @@
-// The small thread pool of `_C`.
+// The thread pool of the numpy functions (`ngram_npu._C`).
 #include <pthread.h>
 #include <sched.h>
 
@@ -14,8 +14,9 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// The number of threads that torch would use: OMP_NUM_THREADS, otherwise the number of cores that this process may use.
-int32_t default_threads() {
+// Returns the number of threads that torch would use: OMP_NUM_THREADS or, if it is not set, the number of cores that
+// this process may use.
+int32_t default_num_threads() {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
     if (const long n = std::strtol(text, nullptr, 10); n > 0) return static_cast<int32_t>(smaller(n, 1024L));
   }
@@ -49,7 +50,7 @@ class Pool {
   }
 
  private:
-  // Starts threads until there are `num_helpers`; returns false if the system refuses.
+  // Starts threads until there are `num_helpers`. Returns false if the system cannot start one.
   bool start_threads(int32_t num_helpers) {
     try {
       while (static_cast<int32_t>(threads_.size()) < num_helpers) {
@@ -57,7 +58,7 @@ class Pool {
         threads_.emplace_back([this, id, last_round = round_] { work(id, last_round); });
       }
     } catch (const std::system_error&) {
-      return false;  // no more threads available: the caller does the work itself
+      return false;
     }
     return true;
   }
@@ -92,28 +93,28 @@ class Pool {
   uint64_t round_ = 0;
 };
 
-// Never destroyed, because its threads may sleep in it until the process ends. A forked child does not have these
-// threads, so it drops the parent's pool and creates its own. A lock is not possible here: if another thread had it
-// during the fork, the child could never acquire it.
-std::atomic<Pool*> current{nullptr};
-[[maybe_unused]] const int reset_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+// The process's pool. It is never destroyed, because its threads may use it until the process ends. A forked child does
+// not have these threads, so it creates its own pool. The pointer is atomic instead of protected by a lock, because a
+// child could never lock a mutex that another thread had locked during the fork.
+std::atomic<Pool*> process_pool{nullptr};
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { process_pool.store(nullptr); });
 
 Pool& pool() {
-  Pool* existing = current.load();
+  Pool* existing = process_pool.load();
   if (existing != nullptr) return *existing;
   Pool* created = new Pool;
-  if (current.compare_exchange_strong(existing, created)) return *created;
-  delete created;  // another thread was faster
+  if (process_pool.compare_exchange_strong(existing, created)) return *created;
+  delete created;  // another thread has created the pool in the meantime
   return *existing;
 }
 
 }  // namespace
 
 Executor pool_executor() {
-  // These threads sleep between calls, so waking one takes longer than with torch's pool: two threads are faster from
-  // about 2M tokens in all (docs/design/cpu.md).
+  // These threads sleep between calls, so waking one takes longer than with torch's pool. Two threads are faster from
+  // about 2M tokens in total (docs/design/cpu.md).
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 20;
-  static const int32_t threads = default_threads();
+  static const int32_t threads = default_num_threads();
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
     pool().run(num_tasks, fn, context);
   };

@@ -1,4 +1,4 @@
-// CUDA kernels of the operators between two forward passes.
+// CUDA kernels of the operators that correct counts, positions and slots between two forward passes.
 #include "core/correction.h"
 #include "cuda/launch.cuh"
 
@@ -7,9 +7,9 @@ namespace {
 
 constexpr int32_t kThreads = 1024;
 
-// A request's new num_computed_tokens must not be written while others still read old ones. Until then it is stored
-// where the request's num_accepted_tokens will be, which no thread reads. So the batch size is not limited, and no
-// other memory is needed.
+// A request's new num_computed_tokens must not be written while other requests still read the old counts. Until then,
+// it is stored in the request's num_accepted_tokens, which no thread reads. The batch size is therefore not limited,
+// and no other memory is needed.
 __device__ void stage_counts(const CorrectNumComputedTokensParams& p, int64_t i, const CorrectedCounts& counts) {
   if (counts.changes_accepted) p.num_accepted_tokens[i] = counts.num_computed;
 }
@@ -25,9 +25,9 @@ __device__ void write_counts(const CorrectNumComputedTokensParams& p, int64_t i)
   }
 }
 
-// Finds the request of token n; -1 before the first request, `batch` after the last. Tokens are distributed evenly to
-// the threads, independent of the requests' lengths, and each thread finds its token's request. The result is in this
-// range for any offsets.
+// Finds the request of token n; -1 before the first request, `batch` after the last. The result is in the range
+// [-1, batch] for any offsets. The tokens, not the requests, are divided among the threads, so each thread must find
+// the request of its token.
 __device__ int64_t find_request(const int32_t* query_start_loc, int64_t batch, int64_t n) {
   int64_t low = 0, high = batch + 1;  // the first offset above n lies in [low, high]
   while (low < high) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) correct_num_computed_tokens_kernel(c
   for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) write_counts(p, i);
 }
 
-// First token and computed count of each request, for a batch that fits into a block.
+// First token and corrected num_computed_tokens of each request, for a batch that fits into a block.
 struct Requests {
   int32_t starts[kThreads + 1];
   int32_t num_computed[kThreads];

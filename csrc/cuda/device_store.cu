@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kProposeThreads)
   const bool has_token = lane < smaller<int64_t>(query.length, kMaxSize);
   const int32_t token = has_token ? query.end[-1 - lane] : 0;
   uint64_t power = 1;
-  for (int32_t j = 0; j < lane; ++j) power *= store::kBase;
+  for (int32_t j = 0; j < lane; ++j) power *= store::kHashBase;
   const auto gram = sum_over_warp(static_cast<unsigned long long>(static_cast<uint32_t>(token) * power));
 
   const int32_t lane_level = level_of_size(lane + 1);

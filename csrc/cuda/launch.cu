@@ -1,4 +1,4 @@
-// Queries of the CUDA runtime that the launches need, for all kernels.
+// Functions of launch.cuh that are not inline: queries and errors of the CUDA runtime.
 #include <map>
 #include <mutex>
 #include <utility>

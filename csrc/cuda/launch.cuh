@@ -1,5 +1,5 @@
-// Helpers of the entry points for the CUDA runtime. Kernels are launched with cudaLaunchKernelEx instead of <<<>>>, so
-// that any C++ compiler can compile the sources.
+// Functions that launch kernels, and device functions that kernels share. Kernels are launched with cudaLaunchKernelEx
+// instead of <<<>>>, so that any C++ compiler can compile the sources.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,12 +11,12 @@ namespace ngram_npu::cuda {
 constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
-// The number of blocks of a kernel that the current device runs concurrently. Never waits; allowed during graph
-// capture.
+// Returns the number of blocks of a kernel that the current device runs concurrently. Never waits for the device, and
+// is allowed during graph capture.
 int32_t resident_blocks(const void* kernel, int32_t threads);
 
-// The grid for one thread, warp or block per item, with `per_block` items per block. At least one block, because a
-// launch must not be empty.
+// Returns the grid for one thread, warp or block per item, with `per_block` items per block. It has at least one block,
+// because a launch must not be empty.
 inline dim3 blocks_for(int64_t items, int32_t per_block) {
   return dim3(static_cast<uint32_t>(larger<int64_t>((items + per_block - 1) / per_block, 1)));
 }
@@ -69,7 +69,7 @@ __device__ Int sum_over_block(Int value, Int* warp_sums, Int* total) {
   return in_warp + (warp > 0 ? __shfl_sync(kWholeWarp, sum, warp - 1) : Int{0});
 }
 
-// The Status that an entry point returns; the text of an error is kept for ngram_npu_cuda_error().
+// Returns the Status for an entry point to return, and keeps the text of an error for ngram_npu_cuda_error().
 int32_t status_of(cudaError_t error);
 
 template <class... Parameters, class... Arguments>
@@ -103,9 +103,9 @@ int32_t launch_items(const Params& p, int64_t count, void* stream) {
 
 }  // namespace ngram_npu::cuda
 
-// The CUDA version of the kernels' runtime, as 1000 * major + 10 * minor. A driver of an older major version cannot run
-// them.
+// Returns the CUDA version of the kernels' runtime, as 1000 * major + 10 * minor. A driver of an older major version
+// cannot run the kernels.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_runtime_version();
 
-// Why the calling thread's last launch failed; empty if it did not.
+// Returns the reason why the calling thread's last launch failed; empty if it did not fail.
 NGRAM_NPU_EXPORT const char* ngram_npu_cuda_error();

@@ -1,5 +1,5 @@
 // The lookup on a GPU. The batch's rows are divided into tiles, which are distributed evenly to one wave of blocks. The
-// last block to finish a row writes its result. Why it is built this way: docs/design/cuda.md.
+// last block to finish a row writes its result. docs/design/cuda.md gives the reasons for this design.
 #pragma once
 
 #include "core/drafting.h"
@@ -40,7 +40,7 @@ struct RowTokens {
   __device__ int32_t operator[](int32_t i) const { return i < in_row ? global(row)[i] : global(sampled)[i - in_row]; }
 };
 
-// count_valid_prefix(), with one load per lane instead of a chain of loads.
+// Computes count_valid_prefix() with one load per lane instead of a chain of loads.
 __device__ inline int64_t count_valid_prefix_by_warp(const int32_t* sampled, int64_t width, int64_t vocab_size) {
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   for (int32_t first = 0;; first += kWarpSize) {
@@ -61,7 +61,7 @@ __device__ inline Rank rank_of(int32_t len, int32_t end, bool latest) {
 
 __device__ inline uint32_t len_of(Rank rank) { return static_cast<uint32_t>(rank >> 32); }
 
-// The match of a rank. It is within the row for any rank.
+// Returns the match of a rank. The match is within the row for any rank.
 __device__ inline Match match_of(Rank rank, const RowTokens& tokens, const LookupOptions& options) {
   const auto position = static_cast<uint32_t>(rank);
   const int64_t end = options.match_policy == kLatest ? position : ~position;
@@ -78,7 +78,7 @@ struct RequestWorkspace {
 };
 static_assert(sizeof(RequestWorkspace) == kLookupWorkspaceWords * sizeof(int32_t));
 
-// Shared memory of one block. Contains what a search needs rarely, to save registers.
+// Shared memory of one block. Contains the values that a search needs rarely, to save registers.
 struct LookupBlock {
   int32_t suffix[kMaxNgram];  // the row's last tokens, the newest first
   RowTokens tokens;
@@ -158,13 +158,13 @@ class WarpSearch {
   __device__ static int32_t lane() { return static_cast<int32_t>(threadIdx.x) % kWarpSize; }
   __device__ bool is_latest() const { return options_.match_policy == kLatest; }
 
-  // The number of ends before the first whole vector.
+  // Returns the number of ends before the first whole vector.
   __device__ static int32_t count_head(const RowTokens& tokens) {
     const auto misaligned = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens.row) / sizeof(int32_t));
     return smaller(smaller(tokens.in_row, tokens.length - 1), -misaligned & (kVectorTokens - 1));
   }
 
-  // The u-th vector that a thread loads in a tile, in the order of the policy.
+  // Returns the u-th vector that a thread loads in a tile, in the order of the policy.
   __device__ uint32_t vector_of(int32_t tile, int32_t u) const {
     const int32_t step = is_latest() ? -kLookupThreads : kLookupThreads;
     const int32_t v = first_ + (tile * kThreadVectors + u) * step;
@@ -182,7 +182,8 @@ class WarpSearch {
   __device__ bool may_end_match(int32_t before, int32_t token) const {
     return static_cast<uint32_t>(before) * factor_ + static_cast<uint32_t>(token) == target_;
   }
-  // The token before a lane's vector. That of the first lane is in another warp, so any token is returned for it.
+  // Returns the token before a lane's vector. For the first lane, this token is in another warp. Its lane gets the
+  // second newest token instead, so that a match there is not excluded.
   __device__ int32_t before(const int4& v) const {
     const int32_t previous = __shfl_up_sync(kWholeWarp, v.w, 1);
     return lane() == 0 ? second_newest_ : previous;
@@ -322,7 +323,7 @@ __device__ inline bool join_blocks(RequestWorkspace& workspace, int32_t blocks, 
   return block.is_last;
 }
 
-// Makes all lookups of a batch; called by all threads of all blocks. `lookup` has these functions of a request:
+// Does all lookups of a batch; all threads of all blocks call it. `lookup` has these functions of a request:
 //   length(i)                  approximate number of tokens, from which the tiles are counted
 //   tokens(i)                  its tokens; called by all threads of the block, so it may have a barrier
 //   finish(i, tokens, match)   writes its results
@@ -331,7 +332,7 @@ template <class Lookup, class Params>
 __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& block) {
   find_share(lookup, static_cast<int32_t>(p.batch), block);
   auto* workspace = static_cast<RequestWorkspace*>(p.workspace);
-  const int32_t &at = block.first_tile, &share_size = block.share_size;  // from memory each time: registers are scarce
+  const int32_t &at = block.first_tile, &share_size = block.share_size;  // references, because registers are scarce
   const auto end_of_request = [&] { return at + count_tiles(lookup.length(block.request)); };
   while (at < block.share_end && block.request < p.batch) {
     const int32_t first = larger(static_cast<int32_t>(blockIdx.x) * share_size, at),
@@ -356,7 +357,7 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
   }
 }
 
-// count_draft_tokens(), in every warp with one lane per token and without a chain of loads.
+// Computes count_draft_tokens() in every warp, with one lane per token and without a chain of loads.
 __device__ inline int64_t count_draft_tokens_by_warp(Match match, int64_t num_tokens, const LookupOptions& options) {
   const auto max_count = static_cast<int32_t>(max_draft_tokens(match, num_tokens, options));
   if (options.match_costs == nullptr) return max_count;
@@ -392,8 +393,8 @@ __device__ void write_draft(const Params& p, int64_t i, const RowTokens& tokens,
   }
 }
 
-// One wave of blocks, but no more than there are shares if all rows are full. 0 if there are more tiles than can be
-// counted.
+// Returns a grid of one wave of blocks, but not more blocks than there are list entries if all rows are full. Returns 0
+// if the number of entries could overflow.
 template <class Params>
 dim3 lookup_grid(void (*kernel)(Params), const Params& p) {
   const int64_t tiles = count_tiles(p.token_ids.capacity), shares = tiles > 1 ? 1 + tiles : 1;

@@ -9,11 +9,11 @@ struct ProposeLookup {
   const NgramProposeParams& p;
 
   __device__ int64_t length(int64_t i) const {
-    const ValidRow valid = valid_row(p, i);
+    const RequestRow valid = request_row(p, i);
     return may_draft(valid.length, p.token_ids.capacity, p.lookup) ? valid.length : 0;
   }
   __device__ RowTokens tokens(int64_t i) const {
-    const ValidRow valid = length(i) > 0 ? valid_row(p, i) : ValidRow{};
+    const RequestRow valid = length(i) > 0 ? request_row(p, i) : RequestRow{};
     const auto count = static_cast<int32_t>(valid.length);
     return {p.token_ids[valid.row], p.token_ids[valid.row], count, count};
   }

@@ -1,4 +1,4 @@
-// CUDA kernel of ngram_step_: the lookup in rows and their sampled tokens.
+// CUDA kernel of ngram_step_: the lookup in rows that include their sampled tokens.
 #include "cuda/lookup.cuh"
 
 namespace ngram_npu::cuda {
@@ -6,39 +6,39 @@ namespace {
 
 struct StepBlock {
   LookupBlock lookup;
-  ValidRow valid;
+  RequestRow valid;
   int64_t num_sampled;
 };
 
-// All blocks of a request read the sampled tokens from the sampler's tensor, so that none waits for the append.
+// All blocks of a request read the sampled tokens from the sampler's tensor, so that no block waits for the append.
 struct StepLookup {
   const NgramStepParams& p;
   StepBlock& block;
 
   __device__ int64_t length(int64_t i) const {
     if (is_discarded(p, i) || !is_valid_token(p.sampled_token_ids[i][0], p.vocab_size)) return 0;
-    return valid_row(p, i).length;
+    return request_row(p, i).length;
   }
   __device__ RowTokens tokens(int64_t i) const {
     const uint32_t thread = threadIdx.x;
-    // In parallel with warp 0, so that its loads need not wait.
-    if (thread == kWarpSize) block.valid = valid_row(p, i);
+    // A thread of warp 1, so that these loads and those of warp 0 run in parallel.
+    if (thread == kWarpSize) block.valid = request_row(p, i);
     if (thread < kWarpSize) {
       const int64_t count =
           count_valid_prefix_by_warp(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
       if (thread == 0) block.num_sampled = is_discarded(p, i) ? 0 : count;
     }
     __syncthreads();
-    const Accepted a = accept(p, i, block.valid, block.num_sampled);
+    const Accepted a = accept_tokens(p, i, block.valid, block.num_sampled);
     const bool can_draft = should_draft(a) && may_draft(a.old_length + a.num_appended, p.token_ids.capacity, p.lookup);
     if (!can_draft) return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
     return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length),
             static_cast<int32_t>(a.old_length + a.num_appended)};
   }
-  // No block reads the row's end, so it may be written before the others are done.
+  // No block reads the row after its old end, so the tokens may be appended before the other blocks are done.
   __device__ void finish(int64_t i, const RowTokens& tokens, Match match) const {
     // Computed again, because keeping it would need registers.
-    const Accepted a = accept(p, i, block.valid, block.num_sampled);
+    const Accepted a = accept_tokens(p, i, block.valid, block.num_sampled);
     const uint32_t thread = threadIdx.x;
     write_draft(p, i, tokens, match, padding_token(p, a));
     if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
@@ -49,7 +49,7 @@ struct StepLookup {
   }
   __device__ void finalize(int64_t i) const {
     if (!p.advance || p.num_sampled[i] == 0) return;
-    const ValidRow valid = valid_row(p, i);
+    const RequestRow valid = request_row(p, i);
     const int64_t num_appended =
         valid.row < 0 ? 0 : num_appended_tokens(p.num_sampled[i], valid.length, p.token_ids.capacity);
     if (num_appended > 0) p.num_tokens[valid.row] = static_cast<int32_t>(valid.length + num_appended);

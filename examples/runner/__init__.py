@@ -1,9 +1,9 @@
 """An example model runner: continuous batching, paged KV cache, n-gram drafts, asynchronous steps.
 
 `runner.py` has the loop, `scheduler.py` chooses the requests of a step, `paged_model.py` runs the
-model, `draft_model.py` adds a neural drafter, `sampling.py` chooses tokens, and `trace.py` times
-the phases of a step. docs/guides/own-runner.md explains it step by step. The example needs torch
-and transformers. It is meant to be copied and is not part of the installed package.
+model, `draft_model.py` adds a neural drafter, and `sampling.py` chooses tokens.
+docs/guides/own-runner.md explains it step by step. The example needs torch and transformers. It is
+meant to be copied and is not part of the installed package.
 """
 
 from .draft_model import DraftModel
@@ -11,7 +11,6 @@ from .paged_model import PagedModel, load, paged
 from .runner import Figures, Runner, RunnerConfig
 from .sampling import Sampling
 from .scheduler import Request, Scheduler
-from .trace import Trace
 
 __all__ = [
     "DraftModel",
@@ -22,7 +21,6 @@ __all__ = [
     "RunnerConfig",
     "Sampling",
     "Scheduler",
-    "Trace",
     "load",
     "paged",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,6 @@ from .draft_model import DraftModel
 from .paged_model import PagedModel, to_device
 from .sampling import Sampling
 from .scheduler import Request, ScheduledStep, Scheduler
-from .trace import Trace
 
 NO_DRAFTS = NgramConfig(k=1, max_len=0)
 """A lookup that never drafts, so that the same state also runs without speculation."""
@@ -62,8 +62,6 @@ class RunnerConfig:
     max_step_tokens: int = 512
     """Maximum tokens per step; a longer prompt takes several steps."""
     sampling: Sampling = field(default_factory=Sampling)
-    trace: bool = False
-    """Whether `Runner.trace` times the phases of each step. Memory grows with each step."""
 
 
 @dataclass
@@ -104,6 +102,28 @@ def check_draft_model(
         )
 
 
+def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> list[int]:
+    """Returns token ids as Python integers.
+
+    Raises:
+        ValueError: an id is not an integer, or is outside the vocabulary, so that the embedding
+            would be read outside its table.
+    """
+    checked = []
+    for position, token in enumerate(token_ids):
+        try:
+            value = operator.index(token)
+        except TypeError:
+            value = -1
+        if not 0 <= value < vocab_size:
+            raise ValueError(
+                f"generate: {name}: expected integers from 0 to {vocab_size - 1}, got {token!r} at "
+                f"position {position}"
+            )
+        checked.append(value)
+    return checked
+
+
 class Runner:
     """Generates text for many requests at once. Not thread-safe."""
 
@@ -129,6 +149,7 @@ class Runner:
         if draft_model is not None:
             check_draft_model(draft_model, model, config)
         self.config, self.device = config, model.device
+        self._vocab_size = model.config.vocab_size
         blocks_per_row = -(-config.row_capacity // config.block_size)
         num_blocks = config.num_blocks or config.max_rows * blocks_per_row
         self.model = PagedModel(model, num_blocks, config.block_size)
@@ -158,7 +179,6 @@ class Runner:
         self.draft_model = None
         if draft_model is not None:
             self.draft_model = DraftModel(draft_model, self.scheduler.k, config.draft_window)
-        self.trace = Trace(self.device, enabled=config.trace)
         self.figures = Figures()
         self._in_flight: deque[ScheduledStep] = deque()
         self._has_drafts = False
@@ -174,53 +194,64 @@ class Runner:
     ) -> list[list[int]]:
         """Returns the continuation of each prompt, including a stop token.
 
+        After an error or an interrupt, the runner has no requests, and can be called again.
+
         Args:
             request_ids: random seeds of the requests are derived from these ids; None: 0, 1, ...
             scopes: with a store, requests share text only within a scope; None: one scope for all.
 
         Raises:
-            ValueError: a prompt is empty or too long for a row.
+            ValueError: a prompt is empty or too long for a row, or a token id is not an integer or
+                not in the model's vocabulary. Nothing has changed.
         """
+        size = self._vocab_size
+        token_ids = [check_token_ids(f"prompts[{i}]", p, size) for i, p in enumerate(prompts)]
+        stops = frozenset(check_token_ids("stop_token_ids", stop_token_ids, size))
+        if not isinstance(max_new_tokens, int):
+            raise ValueError(f"generate: max_new_tokens: expected an int, got {max_new_tokens!r}")
         ids = range(len(prompts)) if request_ids is None else request_ids
         scope_names = [None] * len(prompts) if scopes is None else scopes
-        stops = frozenset(stop_token_ids)
         requests = [
-            Request(id, list(prompt), len(prompt) + max_new_tokens, stops, scope_of(scope))
-            for id, prompt, scope in zip(ids, prompts, scope_names, strict=True)
+            Request(id, prompt, len(prompt) + max_new_tokens, stops, scope_of(scope))
+            for id, prompt, scope in zip(ids, token_ids, scope_names, strict=True)
         ]
         self.scheduler.add(*requests)
-        while self.scheduler.has_work:
-            self.step()
-        while self._in_flight:
-            self._reconcile()
+        try:
+            while self.scheduler.has_work:
+                self.step()
+            while self._in_flight:
+                self._reconcile()
+        except BaseException:
+            # The next call must not find requests and steps of this one.
+            self._drop_requests()
+            raise
         if self.state.store is not None:
             # No further step removes the last requests, so their end is reported to the store here.
-            self.scheduler.clear()
-            self.state.rebuild([])
-            self._has_drafts = False
+            self._drop_requests()
         return [request.output for request in requests]
+
+    def _drop_requests(self) -> None:
+        """Removes all requests and steps in flight."""
+        self.scheduler.clear()
+        self._in_flight.clear()
+        self._has_drafts = False
+        self.state.rebuild([])
 
     @torch.inference_mode()
     def step(self) -> None:
         """Launches one step, then reads the results of the previous step (asynchronous) or of this
         step (synchronous)."""
-        number = self.figures.steps
-        with self.trace.span("schedule", number):
-            step = self._schedule()
+        step = self._schedule()
         if step is None:
             self._reconcile()
             return
-        with self.trace.span("begin", number, device=True):
-            inputs = self.state.begin_step(step.batch)
-        with self.trace.span("forward", number, device=True):
-            logits, rows = self._forward(step, inputs)
-        with self.trace.span("sample", number, device=True):
-            sampled = self._sample(step, inputs, logits, rows)
-        with self.trace.span("draft", number, device=True):
-            drafter = None
-            if self.draft_model is not None:
-                drafter = partial(self.draft_model.draft, self.state, inputs)
-            self.state.end_step(sampled, drafter)
+        inputs = self.state.begin_step(step.batch)
+        logits, rows = self._forward(step, inputs)
+        sampled = self._sample(step, inputs, logits, rows)
+        drafter = None
+        if self.draft_model is not None:
+            drafter = partial(self.draft_model.draft, self.state, inputs)
+        self.state.end_step(sampled, drafter)
         self._has_drafts = self.scheduler.k > 0
         self._in_flight.append(step)
         self.figures.steps += 1
@@ -276,20 +307,19 @@ class Runner:
 
     def _reconcile(self) -> None:
         """Waits for the oldest step in flight and appends its tokens to the requests."""
-        with self.trace.span("reconcile", self.figures.steps - len(self._in_flight)):
-            result = self.state.reconcile()
-            step = self._in_flight.popleft()
-            if result.faults:  # only an invalid sampler causes faults
-                raise RuntimeError(f"step {result.step}: {dict(result.faults)}")
-            for position, request in enumerate(step.requests):
-                count = result.num_sampled[position]
-                before = len(request.token_ids)
-                request.append_sampled(result.sampled_token_ids[position, :count].tolist())
-                self.figures.tokens += len(request.token_ids) - before
-            self.figures.drafts += int(result.num_valid_drafts.sum())
-            self.figures.accepted += int(result.num_accepted_drafts.sum())
-            if result.draft_source is not None:
-                neural = result.draft_source % 2 == 1
-                self.figures.neural_drafts += int(result.num_valid_drafts[neural].sum())
-                self.figures.neural_accepted += int(result.num_accepted_drafts[neural].sum())
-            self.figures.preemptions += step.preemptions
+        result = self.state.reconcile()
+        step = self._in_flight.popleft()
+        if result.faults:  # only an invalid sampler causes faults
+            raise RuntimeError(f"step {result.step}: {dict(result.faults)}")
+        for position, request in enumerate(step.requests):
+            count = result.num_sampled[position]
+            before = len(request.token_ids)
+            request.append_sampled(result.sampled_token_ids[position, :count].tolist())
+            self.figures.tokens += len(request.token_ids) - before
+        self.figures.drafts += int(result.num_valid_drafts.sum())
+        self.figures.accepted += int(result.num_accepted_drafts.sum())
+        if result.draft_source is not None:
+            neural = result.draft_source % 2 == 1
+            self.figures.neural_drafts += int(result.num_valid_drafts[neural].sum())
+            self.figures.neural_accepted += int(result.num_accepted_drafts[neural].sum())
+        self.figures.preemptions += step.preemptions

@@ -30,7 +30,7 @@ class Request:
     """Maximum number of tokens of prompt and output."""
     stop_token_ids: frozenset[int] = frozenset()
     scope: int = 0
-    """With a store: requests entry text only within a scope."""
+    """With a store: requests share text only within a scope."""
     num_prompt_tokens: int = 0
     row: int = -1
     """Row in the state, or -1 while the request waits."""
@@ -113,11 +113,12 @@ class Scheduler:
         self._removed: list[int] = []
 
     def clear(self) -> None:
-        """Forgets all requests. Call it when they have finished and the state is rebuilt empty."""
+        """Removes all requests. The caller also resets the state to no requests."""
         for request in list(self.running):
             self._release(request)
         self.waiting.clear()
         self._removed.clear()
+        self._preemptions = 0
 
     @property
     def has_work(self) -> bool:

@@ -139,7 +139,7 @@ def _load() -> _State:
         return _without_torch(str(error))
     text, number = ctypes.c_char_p, ctypes.c_int32
     library.ngram_npu_load_backend.argtypes = [text, number, text, text, ctypes.c_int64]
-    library.ngram_npu_defer_backend.argtypes = [text, number, text]
+    library.ngram_npu_defer_backend_loading.argtypes = [text, number, text]
     library.ngram_npu_device_type.argtypes = [text]
     library.ngram_npu_has_kernel.argtypes = [text, number]
     npu, npu_ops = _find_npu(library)
@@ -208,7 +208,7 @@ def _find_npu(library: ctypes.CDLL) -> tuple[Backend, frozenset[str]]:
         return Backend("npu", reason="torch_npu is not installed"), frozenset()
     names = re.findall(rb"(?<=\0)ngram_npu_ascendc_(\w+)(?=\0)", _NPU_PATH.read_bytes())
     ops = frozenset(name.decode() for name in names) - {"error", "launch_host_func"}
-    library.ngram_npu_defer_backend(
+    library.ngram_npu_defer_backend_loading(
         b"ascendc", library.ngram_npu_device_type(b"npu"), str(_NPU_PATH).encode()
     )
     return Backend("npu", kernels=len(ops)), ops

@@ -98,12 +98,8 @@ class NgramConfig:
         store_costs: a [16, 56] matrix like ``costs``, for tokens from the store
             (docs/ops/ngram_store_step.md).
 
-    vLLM's names ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens`` are
-    accepted for ``min_n``, ``max_n`` and ``k``. As in vLLM, a single ``prompt_lookup`` bound sets
-    both. Otherwise the defaults are 2 (or ``max_n``, if smaller), 5, and 5.
-
     Raises:
-        ValueError: a value is out of range, or set under both names; the message names it.
+        ValueError: a value is out of range, or contradicts another; the message names it.
         TypeError: a value has the wrong type.
     """
 
@@ -137,26 +133,17 @@ class NgramConfig:
         store: Literal["live", "finish"] | None = None,
         store_tokens: int = STORE_TOKENS,
         store_costs: Any = None,
-        prompt_lookup_min: int | None = None,
-        prompt_lookup_max: int | None = None,
-        num_speculative_tokens: int | None = None,
     ) -> None:
-        low = _resolve_alias("min_n", min_n, "prompt_lookup_min", prompt_lookup_min)
-        high = _resolve_alias("max_n", max_n, "prompt_lookup_max", prompt_lookup_max)
-        k = _resolve_alias("k", k, "num_speculative_tokens", num_speculative_tokens)
-        # As in vLLM, a single bound under vLLM's names sets both.
-        if prompt_lookup_min is not None or prompt_lookup_max is not None:
-            low, high = (high if low is None else low), (low if high is None else high)
         if sizes == "ladder":
             defaults = {"min_n": 1, "max_n": LADDER_MAX_N, "k": 8, "match_policy": "latest"}
         else:
             defaults = {"min_n": 2, "max_n": 5, "k": 5, "match_policy": "earliest"}
             # A max_n of 1 reduces the default min_n. _validate rejects other types than int.
-            if hasattr(high, "__index__"):
-                defaults["min_n"] = min(2, high)  # type: ignore[type-var]
+            if hasattr(max_n, "__index__"):
+                defaults["min_n"] = min(2, max_n)  # type: ignore[type-var]
         values = {
-            "min_n": low,
-            "max_n": high,
+            "min_n": min_n,
+            "max_n": max_n,
             "k": k,
             "match_policy": match_policy,
             "overlap": sizes == "ladder" if overlap is None else overlap,
@@ -316,10 +303,6 @@ class NgramConfig:
         return arguments
 
     @property
-    def max_len_or_unlimited(self) -> int:
-        return UNLIMITED if self.max_len is None else self.max_len
-
-    @property
     def vocab_size_or_unlimited(self) -> int:
         return ANY_TOKEN if self.vocab_size is None else self.vocab_size
 
@@ -350,9 +333,3 @@ def _read_costs(costs: Any) -> Costs | tuple[tuple[int, ...], ...] | None:
 
 def _as_tuples(costs: Any, name: str) -> tuple[tuple[int, ...], ...] | None:
     return None if costs is None else tuple(map(tuple, _check_table(costs, name).tolist()))
-
-
-def _resolve_alias(name: str, value: int | None, alias: str, aliased: int | None) -> int | None:
-    if value is not None and aliased is not None:
-        raise ValueError(f"NgramConfig: {name} is set twice, once as {alias}")
-    return aliased if value is None else value

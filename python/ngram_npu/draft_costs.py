@@ -137,28 +137,6 @@ class Costs:
             text = json.dumps({**header, "digest": self.digest, **tables}, separators=(",", ":"))
             scratch.write_text(text + "\n", encoding="utf-8")
 
-    def row_token_costs(
-        self, match: IntArray, column: IntArray, token: IntArray, before: IntArray
-    ) -> IntArray:
-        """Returns the costs of tokens from a row. All arguments have the same shape.
-
-        Args:
-            match, column: the cell of the table.
-            token: the drafted tokens.
-            before: the tokens before them.
-        """
-        logits = self.row[match, column].astype(np.int64)
-        logits += self.tokens[token % CLASSES, 0]
-        logits += self.tokens[before % CLASSES, 1]
-        return logits_to_costs(logits)
-
-
-def logits_to_costs(logits: IntArray) -> IntArray:
-    """Converts logits in 32nds of a nat to costs in sixteenths of a bit."""
-    nats = np.asarray(logits) / UNIT
-    costs: IntArray = np.minimum(255, np.rint(16 * np.log2(1 + np.exp(-nats)))).astype(np.int64)
-    return costs
-
 
 def costs_to_logits(costs: npt.ArrayLike) -> FloatArray:
     """Converts costs in sixteenths of a bit to logits in nats. A cost of 0 would have an

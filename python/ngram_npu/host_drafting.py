@@ -87,7 +87,7 @@ class SynchronousStream:
         to.copy_(source)
 
     def run(self, job: int) -> None:
-        _C.stream_run(job)
+        _C.stream_run_job(job)
 
     def use_last_stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -103,6 +103,13 @@ class _DeviceStream:
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)
 
+    def _check_capture(self) -> None:
+        if self._runtime.is_current_stream_capturing():
+            raise RuntimeError(
+                "ngram_npu: drafting on the host: a host function cannot be captured in a graph; "
+                "draft outside of the capture"
+            )
+
     def use_last_stream(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self._runtime.stream(self._last_stream)
         return context
@@ -117,23 +124,29 @@ class CudaStream(_DeviceStream):
 
     def __init__(self) -> None:
         try:
-            launch = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+            driver = ctypes.CDLL("libcuda.so.1")
+            self._launch = driver.cuLaunchHostFunc
         except (OSError, AttributeError) as error:
             raise RuntimeError(f"ngram_npu: drafting on the host: {error}") from error
-        launch.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
-        launch.restype = ctypes.c_int
+        self._launch.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+        self._launch.restype = ctypes.c_int
         super().__init__(torch.cuda)
-        self._launch = launch
+        self._driver = driver
+        self._context = ctypes.c_void_p()
 
     def run(self, job: int) -> None:
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "ngram_npu: drafting on the host: a host function cannot be captured in a graph; "
-                "draft outside of the capture"
-            )
+        self._check_capture()
         self._last_stream = torch.cuda.current_stream()
+        if not self._context:
+            self._driver.cuCtxGetCurrent(ctypes.byref(self._context))
         if status := self._launch(self._last_stream.cuda_stream, _C.STREAM_CALLBACK, job):
             raise RuntimeError(f"ngram_npu: cuLaunchHostFunc returned status {status}, expected 0")
+
+    def use_last_stream(self) -> AbstractContextManager[Any]:
+        # The driver rejects a launch from a thread without a current context. torch's stream
+        # context does not make one current if the number of the device is the thread's default.
+        self._driver.cuCtxSetCurrent(self._context)
+        return super().use_last_stream()
 
 
 class NpuStream(_DeviceStream):
@@ -150,6 +163,7 @@ class NpuStream(_DeviceStream):
         self._launch = _library.npu_launch_host_func()
 
     def run(self, job: int) -> None:
+        self._check_capture()
         self._last_stream = self._runtime.current_stream()
         if self._launch(_C.STREAM_CALLBACK, job):
             raise RuntimeError(
@@ -254,13 +268,13 @@ class HostDrafting:
         """Announces a request with its prompt in a row, before the first step with this row."""
         tokens, *rest = Stop() if stop is None else stop
         limits = (min(max(number, 0), NO_LIMIT) for number in rest)
-        self._drafter.begin(
+        self._drafter.add_request(
             row, np.asarray(token_ids, np.int32), scope, np.asarray(tokens, np.int32), *limits
         )
 
     def end(self, row: int) -> None:
         """Announces that the request of a row has ended or is preempted."""
-        self._drafter.end(row)
+        self._drafter.remove_request(row)
 
     def propose(self, rows: npt.NDArray[np.int32], sampled: torch.Tensor) -> DeviceDrafts:
         """Enqueues a step and returns its drafts, which are valid in stream order.
@@ -277,7 +291,7 @@ class HostDrafting:
         """
         batch = len(rows)
         self._check_step("propose", batch, sampled)
-        counts, lengths, costs, end = self._drafter.results(batch)
+        counts, lengths, costs, end = self._drafter.draft_offsets(batch)
         results = sampled.new_empty(end, dtype=torch.uint8)
         self._stream.copy(self._sampled[:batch], sampled)
         self._run(rows)
@@ -309,7 +323,7 @@ class HostDrafting:
             )
 
     def _run(self, rows: npt.NDArray[np.int32], *, drafts: bool = True) -> None:
-        job = self._drafter.step(rows, drafts)
+        job = self._drafter.create_job(rows, drafts)
         try:
             self._stream.run(job)
         except BaseException:
@@ -341,7 +355,7 @@ class HostDrafting:
         if not self.flush():
             return False
         deadline = time.monotonic() + seconds
-        while self._drafter.pending:
+        while self._drafter.count_pending_jobs() > 0:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.001)

@@ -9,13 +9,7 @@ import numpy as np
 
 import ngram_npu._C as _C
 from ngram_npu.config import LADDER_MAX_N, MAX_INDEX_SPAN, MAX_NGRAM, UNLIMITED, NgramConfig
-from ngram_npu.tensors import (
-    WORD_BYTES,
-    Int32Array,
-    IntegrityError,
-    allocate_words,
-    operators_for,
-)
+from ngram_npu.tensors import Int32Array, IntegrityError, allocate_words, operators_for
 
 
 @dataclass(frozen=True)
@@ -37,17 +31,13 @@ class IndexStatistics:
     """Slots rebuilt because tokens of their row changed."""
     rebuilds_options: int
     """Slots rebuilt because min_n, max_n or match_policy changed."""
-    slots_given_up: int
+    slots_disabled: int
     """Slots of rows that did not fit into the free memory and are scanned."""
     num_pages: int
     """Capacity, in pages of 4 KiB."""
     pages_in_use: int
     pages_peak: int
     page_splits: int
-
-    @property
-    def bytes_in_use(self) -> int:
-        return self.pages_in_use * _C.INDEX_PAGE_WORDS * WORD_BYTES
 
 
 class NgramIndex:

@@ -79,6 +79,17 @@ class VerificationCost:
 
         return relative_times
 
+    def token_cost(self, max_batch: int, k: int) -> tuple[float, int]:
+        """Returns the time to verify one more token of each request, as a share of a step without
+        drafts (0 to 1, the mean over `k` tokens), and the batch size with this cost.
+
+        This is the largest batch size with step times up to `max_batch`, or the smallest one. A
+        token costs most there, so drafts that pay at this batch size also pay at smaller ones.
+        """
+        batch = max((size for size in self.tables if size <= max_batch), default=min(self.tables))
+        without, with_drafts = self.seconds(batch, batch * np.array([1.0, 1.0 + k]))
+        return min(1.0, max(0.0, float(with_drafts / without - 1) / k)), batch
+
     def speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
         """Returns tokens per second relative to those without speculation.
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ngram_npu.step_time import VerificationCost
 
     from ngram_npu_cli.logs.reader import Progress
-    from ngram_npu_cli.tune import TuneReport
 
 __all__ = ["main"]
 
@@ -273,39 +272,27 @@ def _run_replay(arguments: argparse.Namespace, command_line: str) -> int:
 
 
 def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
-    from ngram_npu.output import check_writable
-
     from ngram_npu_cli.tune import CANDIDATES, format_report, tune
     from ngram_npu_cli.tune.candidates import parse_candidate
     from ngram_npu_cli.tune.html import check_html, save_html
 
     if arguments.html is not None:
         check_html()
-    if arguments.cache is not None:
-        check_writable(arguments.cache)
     cost = _parse_cost(arguments.cost)
     if arguments.batch_size:
         cost = cost.at(arguments.batch_size)
-
-    def make_report(progress: Callable[[Progress], None]) -> TuneReport:
-        against = None if arguments.against is None else parse_candidate(arguments.against)
-        try:
-            return tune(
-                _select_paths(arguments),
-                cost,
-                make_options(options.TuneOptions, arguments),
-                candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
-                against=against,
-                progress=progress,
-                command=command_line,
-            )
-        except KeyboardInterrupt:
-            print_error("finished pieces are kept: the same command continues from here")
-            raise
-
+    against = None if arguments.against is None else parse_candidate(arguments.against)
     return _print_report(
         arguments,
-        make_report,
+        lambda progress: tune(
+            _select_paths(arguments),
+            cost,
+            make_options(options.TuneOptions, arguments),
+            candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
+            against=against,
+            progress=progress,
+            command=command_line,
+        ),
         format_report,
         (arguments.html, save_html),
         list_notes=lambda report: report.traffic["notes"],
@@ -403,8 +390,7 @@ COMMANDS = (
         "Search settings over recorded traffic: replays each, weighs the tokens it yields against "
         "the cost of verifying its drafts, and recommends one per runner, as options of vLLM. "
         "Settings are chosen on one half of the conversations and evaluated on the other.",
-        "Without --cost the report uses an example cost and states this. After Ctrl-C the same "
-        "command continues where it stopped.",
+        "Without --cost the report uses an example cost and states this.",
     ),
     Command(
         "measure-cost",

@@ -154,7 +154,7 @@ class ReadingOptions:
         strict: stop with an error at a record that is not a conversation, or that the chat template
             refuses (default: skip it and count it)
         tokenizer: your model's: a local Hugging Face folder, or ORG/NAME from the hub's local
-            cache; or mistral-v1, mistral-v3, tekken, bytes; ids: only recorded token ids (default:
+            cache; or mistral-v1, mistral-v3, bytes; ids: only recorded token ids (default:
             mistral-v1, with a warning)
         chat_template: auto: the one in the tokenizer's folder, otherwise the default; default:
             always the default; none: use texts without a template (default: auto)
@@ -199,20 +199,17 @@ class ReplayOptions(ReadingOptions):
             consecutive; a ladder with a min_draft_probability)
         min_draft_probability: end a draft where the probability that all of it is accepted falls
             below P; 0.177 is a good value (default: draft K tokens)
-        costs: costs fitted on your logs (ngram_npu.Costs), or a table of `python -m
-            tools.fit_draft_costs`, for a min_draft_probability (default: the package's)
+        costs: costs fitted on your logs (a file of ngram_npu.Costs), for a min_draft_probability
+            (default: the package's)
         store: with a min_draft_probability, draft also from other requests' text, at once or after
             they have finished (default: only from each request's own text). Each input has its own
             store, which is empty at first
         store_tokens: capacity of the store in tokens (default: 1000000)
-        engine: find drafts with an index or by scanning each context; the drafts are the same
-            (default: the index, unless max_n - min_n exceeds 7)
         drafts: what the runner verifies: the drafted tokens (trimmed: V1's ngram and custom_class)
             or always K tokens, filled up with the newest token (padded: V2, V1's ngram_gpu)
             (default: trimmed)
         generated_only: with a store, replay each turn as a request, so that only completions are
             stored
-        threads: maximum number of CPU threads (default: no limit)
         batch_size: conversations replayed together (default: 32; 1 with a store)
     """
 
@@ -231,16 +228,14 @@ class ReplayOptions(ReadingOptions):
     )
     store: Literal["live", "finish"] | None = option(group="drafting")
     store_tokens: int = option(1_000_000, group="drafting")
-    engine: Literal["index", "scan", "auto"] = option("auto", group="drafting")
     drafts: Literal["padded", "trimmed"] = option("trimmed", group="drafting")
     generated_only: bool = option(False, group="drafting")
-    threads: int | None = option(group="drafting")
     batch_size: int | None = option(group="input", metavar="B")
 
     def __post_init__(self) -> None:
         if self.drafts not in ("padded", "trimmed"):
             raise ValueError(f"drafts: expected 'padded' or 'trimmed', got {self.drafts!r}")
-        for name in ("batch_size", "limit", "threads"):
+        for name in ("batch_size", "limit"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: expected at least 1, got {value}")
@@ -262,30 +257,10 @@ class ReplayOptions(ReadingOptions):
             raise InputError("generated_only: expected False without a store")
         settings = {name: getattr(self, name) for name in CONFIG_FIELDS}
         settings["sizes"] = self.sizes or ("ladder" if has_probability else "consecutive")
-        if self.costs is not None:
-            settings |= _load_costs(Path(self.costs), has_store=self.store is not None)
         try:
-            return NgramConfig(**settings)
+            return NgramConfig(**settings, costs=self.costs)
         except ValueError as error:
             raise InputError(str(error)) from error
-
-
-def _load_costs(file: Path, *, has_store: bool) -> dict[str, Any]:
-    """Reads `Costs` or the tables of `tools.fit_draft_costs`, as keywords of `NgramConfig`."""
-    import json
-
-    import numpy as np
-    from ngram_npu.draft_costs import FORMAT, Costs
-    from ngram_npu.errors import InputError, one_line
-
-    try:
-        tables = json.loads(file.read_text(encoding="utf-8"))
-        if tables.get("format") == FORMAT:
-            return {"costs": Costs.load(file)}
-        costs = {"costs": np.array(tables["row"])}
-        return {**costs, "store_costs": np.array(tables["store"])} if has_store else costs
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise InputError(f"{file}: not a table of costs: {one_line(error):.200}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +270,6 @@ class TuneOptions(ReadingOptions):
     Attributes:
         sample: replay a sample of at most this many million characters; 0: replay all (default: 10)
         jobs: number of processes (default: one per core)
-        cache: keep finished pieces in this file for later runs (default: delete them after the run)
         runner: where vLLM drafts: on its GPU (ngram_gpu), on the host (custom_class), or on the
             host with vLLM-Ascend (ngram); this determines what is verified (default: gpu and host,
             one recommendation each)
@@ -307,7 +281,6 @@ class TuneOptions(ReadingOptions):
 
     sample: int | None = option(DEFAULT_SAMPLE, group="search", type=parse_sample, metavar="MB")
     jobs: int | None = option(group="search")
-    cache: Path | None = option(group="search")
     runner: Literal["gpu", "host", "ascend"] | None = option(group="search")
     synchronous: float | None = option(group="search", type=parse_share, metavar="SHARE")
     store: bool = option(False, group="search")
@@ -384,8 +357,6 @@ class MeasureCostOptions:
         output: JSON file to add the times to
         url: the server, without /v1 (default: http://localhost:8000)
         model: model name (default: the first that the server lists)
-        api_key_env: environment variable that holds the server's API key (default: OPENAI_API_KEY,
-            if it is set)
         batch_sizes: batch sizes to measure (default: 1,4,16,64)
         prompt_tokens: approximate length of each prompt (default: 1024)
         max_tokens: length of each answer (default: 128)
@@ -395,7 +366,6 @@ class MeasureCostOptions:
     output: Path = option(None, "output")
     url: str = option("http://localhost:8000")
     model: str | None = option()
-    api_key_env: str | None = option(metavar="NAME")
     batch_sizes: Any = option((1, 4, 16, 64), "--batch-size", type=parse_counts, metavar="B,...")
     prompt_tokens: int = option(1024)
     max_tokens: int = option(128)

@@ -34,8 +34,8 @@ _NAME_WIDTH = 22
 class Run:
     """Command, start, machine and versions of a measurement, for its report."""
 
-    def __init__(self, command: str, threads: int | None = None) -> None:
-        self._command, self._threads = command, threads
+    def __init__(self, command: str) -> None:
+        self._command = command
         self._start = time.monotonic()
         now = datetime.datetime.now(datetime.timezone.utc)
         self._date = now.isoformat(timespec="seconds")
@@ -50,7 +50,7 @@ class Run:
         return {
             "command": self._command,
             "date": self._date,
-            "machine": machine(self._threads),
+            "machine": machine(),
             "versions": versions(),
         }
 
@@ -67,14 +67,13 @@ class JsonReport(ABC):
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
-def machine(threads: int | None) -> dict[str, Any]:
-    """Returns CPU model, cores that this process may use, and the requested thread limit."""
+def machine() -> dict[str, Any]:
+    """Returns CPU model, operating system, and the number of cores that this process may use."""
     return {
         "cpu": _find_cpu_model(),
         "architecture": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "cores": count_usable_cores(),
-        "threads": threads,
     }
 
 

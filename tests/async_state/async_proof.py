@@ -100,14 +100,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command": "python -m async_state.async_proof "
         + shlex.join(sys.argv[1:] if arguments is None else arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": provenance.machine(),
+        "machine": provenance.describe_machine(),
         **run_scenarios(SCENARIOS),
         "faults": {
             name: detection and {"scenario": detection[0], "error": detection[1][:120]}
             for name, detection in detections.items()
         },
         "faults_caught": sum(detection is not None for detection in detections.values()),
-        "versions": provenance.versions(),
+        "versions": provenance.find_versions(),
     }
     text = json.dumps(result, indent=2)
     if options.json is not None:

@@ -171,7 +171,7 @@ class LateJobs:
         self._device.launch(lambda: target_value.copy_(source_value))
 
     def run(self, job: int) -> None:
-        self._device.launch(lambda: _C.stream_run(job))
+        self._device.launch(lambda: _C.stream_run_job(job))
 
     def use_last_stream(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -125,7 +125,7 @@ class Request:
 
 
 class Scenario:
-    """The random choices of a run. `rng` may be one of hypothesis."""
+    """The random choices of a run."""
 
     def __init__(self, rng: random.Random, device: str | None = None, **fixed: Any) -> None:
         self.rng = rng

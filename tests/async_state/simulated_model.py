@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu.async_state import NeuralDrafts, PaddedDrafterBatch, StepInputs, StepOutputs
+from ngram_npu.config import UNLIMITED
 from ops import reference
 from ops.reference import ladder
 from ops.reference.drafting import draft_for
@@ -197,7 +198,7 @@ class SimulatedModel:
     def _reference_drafts(self, row: list[int]) -> tuple[list[int], list[int], int]:
         """Returns the expected tokens, their costs if there are any, and the match length."""
         lookup = self.scenario.config.ngram
-        rest = lookup.overlap, lookup.max_len_or_unlimited
+        rest = lookup.overlap, UNLIMITED if lookup.max_len is None else lookup.max_len
         if lookup.is_ladder:
             table = () if lookup.cost_table is None else lookup.cost_table.tolist()
             return ladder.draft(row, lookup.k, table, lookup.cost_limit, *rest)

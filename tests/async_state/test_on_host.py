@@ -144,7 +144,7 @@ def test_rebuild_stores_the_text_of_dropped_requests_up_to_their_stop() -> None:
     state.rebuild([])
     assert state.store is not None
     statistics = state.store.statistics
-    assert (statistics.open_slots, statistics.tokens_entered) == (0, 2)
+    assert (statistics.open_slots, statistics.tokens_inserted) == (0, 2)
 
 
 @pytest.mark.parametrize(

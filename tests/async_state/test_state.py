@@ -89,7 +89,7 @@ def test_token_capacity_limits_the_index() -> None:
     assert limited.nbytes < full.nbytes
 
 
-def test_device_without_index_or_store_raises() -> None:
+def test_device_without_index_raises() -> None:
     class Cuda(StreamDevice):
         def __init__(self) -> None:
             self._device = torch.device("cuda")
@@ -100,8 +100,6 @@ def test_device_without_index_or_store_raises() -> None:
     ):
         with pytest.raises(ValueError, match=f"^{option} on cuda: an index must be in host memory"):
             Cuda().index(config, 1, 1)
-    with pytest.raises(ValueError, match="draft_on: expected 'auto' or 'host' for a store on cuda"):
-        Cuda().store(NgramConfig(), 1)
     with pytest.raises(ValueError, match="expected cpu, cuda or npu, got meta"):
         device_for("meta")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from ngram_npu_cli.learn import LogSample, StoreTokenization, _read_sample
+from ngram_npu_cli.logs.reader import ignore_progress
 from ngram_npu_cli.options import LearnOptions
 from ngram_npu_cli.replay import TokenRequest, TokenTurn
 from ngram_npu_cli.tune import BASELINE, Candidate
@@ -63,7 +64,7 @@ def read_sample(
     """Reads logs as `learn` does."""
     sample = LogSample(max_blocks)
     tokenization = StoreTokenization(tokenizer, "auto")
-    _read_sample(paths, sample, tokenization, LearnOptions(**options), None)
+    _read_sample(paths, sample, tokenization, LearnOptions(**options), ignore_progress)
     return sample
 
 

@@ -40,8 +40,3 @@ def traffic(tmp_path: Path) -> Path:
     path = tmp_path / "talk.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in make_talk(40)))
     return path
-
-
-@pytest.fixture(autouse=True)
-def _separate_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

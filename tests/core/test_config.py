@@ -15,8 +15,9 @@ import pytest
 from ngram_npu import Costs, NgramConfig
 from ngram_npu.async_state import AsyncConfig, KVGroup
 from ngram_npu.config import default_costs, default_store_costs
-from ngram_npu.draft_costs import costs_to_logits, logits_to_costs
+from ngram_npu.draft_costs import costs_to_logits
 from ngram_npu.errors import InputError
+from ops.reference import ladder
 
 LADDER: dict[str, Any] = {"sizes": "ladder", "min_draft_probability": 0.177}
 COSTS = np.full((16, 32), 7, np.int64)
@@ -33,11 +34,9 @@ def new_costs(seed: int = 3) -> Costs:
 def test_config_has_documented_defaults() -> None:
     config = NgramConfig()
     assert (config.min_n, config.max_n, config.k, config.match_policy_code) == (2, 5, 5, 0)
-    assert config.max_len_or_unlimited == 2**63 - 1
     assert config.vocab_size_or_unlimited == 2**31 - 1
     assert (config.store, config.store_tokens, config.store_cost_table) == (None, 1_000_000, None)
     assert NgramConfig(match_policy="latest").match_policy_code == 1
-    assert NgramConfig(max_len=7).max_len_or_unlimited == 7
     assert NgramConfig(max_n=4).min_n == 2
     assert NgramConfig(max_n=1).min_n == 1
 
@@ -56,17 +55,9 @@ def test_ladder_has_its_own_defaults() -> None:
     assert NgramConfig(sizes="ladder", min_draft_probability=1).cost_limit == 0
 
 
-def test_vllm_names_are_aliases() -> None:
-    config = NgramConfig(prompt_lookup_min=3, prompt_lookup_max=4, num_speculative_tokens=6)
-    assert config == NgramConfig(min_n=3, max_n=4, k=6)
-    # As in vLLM, a single bound sets both.
-    assert NgramConfig(prompt_lookup_max=4) == NgramConfig(min_n=4, max_n=4)
-    assert NgramConfig(prompt_lookup_min=3) == NgramConfig(min_n=3, max_n=3)
-
-
 def test_numpy_integers_become_ints() -> None:
-    config = NgramConfig(prompt_lookup_max=np.int64(4), k=np.int32(3))  # type: ignore[arg-type]
-    assert config == NgramConfig(min_n=4, max_n=4, k=3)
+    config = NgramConfig(max_n=np.int64(4), k=np.int32(3))  # type: ignore[arg-type]
+    assert config == NgramConfig(max_n=4, k=3)
     assert {type(value) for value in (config.min_n, config.max_n, config.k)} == {int}
 
 
@@ -91,10 +82,8 @@ def test_config_is_frozen_and_hashable() -> None:
         ({"min_n": 0}, "min_n: expected 1 to 5, got 0"),
         ({"min_n": 6}, "min_n: expected 1 to 5, got 6"),
         ({"max_n": 65}, "max_n: expected 1 to 64, got 65"),
-        ({"prompt_lookup_min": 65}, "max_n: expected 1 to 64, got 65"),
         ({"k": 0}, "k: expected 1 to 64, got 0"),
         ({"k": 65}, "k: expected 1 to 64, got 65"),
-        ({"k": 2, "num_speculative_tokens": 2}, "k is set twice"),
         ({"max_len": -1}, "max_len: expected 0 to"),
         ({"vocab_size": -1}, "vocab_size: expected 0 to"),
         ({"match_policy": "x"}, "match_policy: expected 'earliest' or 'latest', got 'x'"),
@@ -244,7 +233,7 @@ def test_config_reads_fitted_costs_from_path(tmp_path: Path) -> None:
 
 
 def test_logits_convert_to_costs_and_back() -> None:
-    costs = np.arange(256)
-    logits = np.rint(costs_to_logits(costs) * 32).astype(int)
-    assert np.array_equal(logits_to_costs(logits), costs)
-    assert logits_to_costs(np.array([-1024, 1023])).tolist() == [255, 0]
+    logits = np.rint(costs_to_logits(np.arange(256)) * 32).astype(int).tolist()
+    no_token_logits = np.zeros((4096, 2), int)
+    costs = [ladder.cost_of(logit, no_token_logits, 0, 0) for logit in (*logits, -1024, 1023)]
+    assert costs == [*range(256), 255, 0]

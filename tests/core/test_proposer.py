@@ -217,7 +217,7 @@ def test_ladder_index_is_large_enough_for_text() -> None:
     rows = rng.zipf(1.3, (4, 5000)).clip(0, 30_000).astype(np.int32)
     index = NgramIndex(4, rows.size, min_n=1, max_n=16, sizes="ladder", outcomes=True)
     index.append(rows, np.full(4, 5000, np.int32))
-    assert index.statistics.slots_given_up == 0
+    assert index.statistics.slots_disabled == 0
 
 
 View = Callable[[torch.Tensor], torch.Tensor]

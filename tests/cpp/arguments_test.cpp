@@ -169,7 +169,7 @@ TEST(ArgumentsTest, UnsupportedStridesAreRejected) {
   EXPECT_EQ(step_error([](Call& c) { c.num_tokens.strides[0] = -1; }),
             "num_tokens: expected a contiguous inner dimension, got inner stride -1");
   EXPECT_EQ(step_error([](Call& c) { c.token_ids.strides[0] = -kCapacity; }),
-            "token_ids: expected an outer stride >= 0, got -10");
+            "token_ids: expected outer stride >= 0, got outer stride -10");
 }
 
 TEST(ArgumentsTest, StrideOfADimensionOfOneElementIsIgnored) {
@@ -186,7 +186,7 @@ TEST(ArgumentsTest, StrideOfADimensionOfOneElementIsIgnored) {
 TEST(ArgumentsTest, ValuesOutsideTheirRangeAreRejected) {
   EXPECT_EQ(step_error([](Call& c) { c.sampled.sizes[1] = 66; }), "sampled_token_ids width: expected 1 to 65, got 66");
   EXPECT_EQ(step_error([](Call& c) { c.token_ids.sizes[1] = int64_t{1} << 31; }),
-            "token_ids: expected rows shorter than 2**31, got 2147483648");
+            "token_ids: expected at most 2**31 - 1 columns, got 2147483648");
   EXPECT_EQ(step_error([](Call& c) { c.match_policy = (int64_t{1} << 32) + 1; }),
             "match_policy: expected 0 to 1, got 4294967297");
   Call limits;
@@ -197,7 +197,8 @@ TEST(ArgumentsTest, ValuesOutsideTheirRangeAreRejected) {
 }
 
 std::string shared(const std::string& written, const std::string& other) {
-  return written + ": expected memory not shared with another argument (it is written), got memory shared with " +
+  return written +
+         ": expected memory not shared with another argument (the tensor is an output), got memory shared with " +
          other;
 }
 
@@ -213,9 +214,9 @@ TEST(ArgumentsTest, SharedMemoryOfAWrittenTensorIsRejected) {
 
 TEST(ArgumentsTest, OverlappingRowsOfAWrittenTensorAreRejected) {
   EXPECT_EQ(step_error([](Call& c) { c.token_ids.strides[0] = kCapacity - 1; }),
-            "token_ids: expected rows that do not overlap (it is written), got outer stride 9");
+            "token_ids: expected rows that do not overlap (the tensor is an output), got outer stride 9");
   EXPECT_EQ(step_error([](Call& c) { c.token_ids.strides[0] = 0; }),
-            "token_ids: expected rows that do not overlap (it is written), got outer stride 0");
+            "token_ids: expected rows that do not overlap (the tensor is an output), got outer stride 0");
   EXPECT_EQ(step_error([](Call& c) { c.token_ids.strides[0] = kCapacity + 1; }), "no error");
   EXPECT_EQ(step_error([](Call& c) { c.sampled.strides[0] = 0; }), "no error");  // read: one sample for all
 }

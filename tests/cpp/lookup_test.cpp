@@ -248,7 +248,7 @@ struct Emulated {
   static constexpr int64_t kLanes = lanes;
   using Reg = int32_t;
   static Reg splat(int32_t token) { return token; }
-  static uint64_t equal(const int32_t* at, Reg token) {
+  static uint64_t compare(const int32_t* at, Reg token) {
     uint64_t mask = 0;
     for (int64_t i = 0; i < lanes; ++i) mask |= static_cast<uint64_t>(at[i] == token) << i;
     return mask;
@@ -266,7 +266,7 @@ class LookupLanesTest : public testing::Test {
       for (const Flush flush : kFlushes) {
         int32_t* row = flush == Flush::kEnd ? memory_.data() + memory_.size() - length : memory_.data();
         std::copy(tokens.begin(), tokens.end(), row);
-        const Match got = cpu::find_with<Vec>(row, length, min_n, max_n, match_policy);
+        const Match got = cpu::find_match_with<Vec>(row, length, min_n, max_n, match_policy);
         ASSERT_TRUE(got.end == expected.end && got.len == expected.len)
             << Vec::kLanes << " lanes, " << (flush == Flush::kEnd ? "end" : "start") << " at a guard, match_policy "
             << match_policy << ", n " << min_n << ".." << max_n << ", row " << testing::PrintToString(tokens)

@@ -74,7 +74,7 @@ class StoreEpisode {
     if (corrupt_ && c_.one_in(4)) {
       for (int64_t left = c_.from(1, 30); left-- > 0;) {
         const int64_t at =
-            c_.one_in(2) ? c_.from(store::kHeaderBusy + 1, words_ - 1) : int64_t{store::kHeaderNextSerial};
+            c_.one_in(2) ? c_.from(store::kHeaderLock + 1, words_ - 1) : int64_t{store::kHeaderNextSerial};
         store_.data()[at] = static_cast<int32_t>(c_.below(int64_t{1} << 32));
       }
     }
@@ -136,12 +136,12 @@ class StoreEpisode {
     p.cost_limit = c_.from(0, 90);
     const auto* header = reinterpret_cast<const uint32_t*>(store_.data());
     const uint32_t evicted = header[store::kStatEvicted], lost = header[store::kStatLostBlocks],
-                   renumber_serial = header[store::kStatRenumbered];
+                   renumber_serial = header[store::kStatRenumberings];
     ngram_npu_cpu_ngram_store_step_(&p, nullptr);
     if (corrupt_) return nullptr;
     reached_["entries evicted"] += header[store::kStatEvicted] - evicted;
     reached_["blocks lost"] += header[store::kStatLostBlocks] - lost;
-    reached_["renumber_serial"] += header[store::kStatRenumbered] - renumber_serial;
+    reached_["renumber_serial"] += header[store::kStatRenumberings] - renumber_serial;
     for (int64_t row = 0; row < slots_; ++row) {
       for (int64_t j = 0; j < counts_.data()[row]; ++j) {
         if (drafts_[row][j] % kScopes != owner_[static_cast<size_t>(row)]) return "text of another scope was drafted";

@@ -163,7 +163,7 @@ class Model {
     const StreamDraftLayout layout(batch, kDrafts);
     std::vector<uint8_t> drafts(static_cast<size_t>(layout.total_bytes));
     DraftParams params{};
-    NgramProposeParams& p = params.lookup.propose;
+    NgramProposeParams& p = params.index_propose.propose;
     p.token_ids = {text.data(), kRows, kCapacity, kCapacity};
     p.num_tokens = lengths.data();
     p.row_indices = {rows.data(), 4};
@@ -174,9 +174,9 @@ class Model {
     p.num_draft_tokens = reinterpret_cast<int32_t*>(drafts.data() + layout.counts_offset);
     p.match_len = reinterpret_cast<int32_t*>(drafts.data() + layout.lengths_offset);
     p.draft_costs = {drafts.data() + layout.costs_offset, kDrafts};
-    params.lookup.index = memory.index.access();
-    params.lookup.catch_up_tokens = -1;
-    params.lookup.ladder = tables_.ladder;
+    params.index_propose.index = memory.index.access();
+    params.index_propose.catch_up_tokens = -1;
+    params.index_propose.ladder = tables_.ladder;
     params.store = {memory.store.access(), {scopes.data(), 8}, tables_.store_costs.data(), 40};
     ngram_npu_cpu_draft(&params);
     return drafts;
@@ -253,9 +253,9 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
   std::vector<int32_t> staging(kRows * (1 + kMost));
   std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).total_bytes));
   StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
-  options.draft.lookup.propose.lookup = tables.lookup;
-  options.draft.lookup.index = memory.index.access();
-  options.draft.lookup.ladder = tables.ladder;
+  options.draft.index_propose.propose.lookup = tables.lookup;
+  options.draft.index_propose.index = memory.index.access();
+  options.draft.index_propose.ladder = tables.ladder;
   options.draft.store = {memory.store.access(), {}, tables.store_costs.data(), 40};
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   ASSERT_NE(drafter, nullptr);
@@ -269,7 +269,7 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
       std::vector<int32_t> rows;
       for (int32_t row = 0; row < kRows; ++row) {
         if (model.has(row) && (model.full(row) || c.one_in(model.stopped(row) ? 2 : 25))) {
-          ngram_npu_cpu_stream_end(drafter, row);
+          ngram_npu_cpu_stream_remove_request(drafter, row);
           counts->flushed += model.stopped(row);
           counts->dropped += !model.stopped(row) && lag > 0;
           model.end(row);
@@ -292,8 +292,8 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
                               request.stop};
           begin.stop.tokens = request.stop_tokens.data();
           begin.stop.num_tokens = static_cast<int64_t>(request.stop_tokens.size());
-          ngram_npu_cpu_stream_begin(drafter, &begin);
-          counts->reused += ngram_npu_cpu_stream_pending(drafter) > 0;
+          ngram_npu_cpu_stream_add_request(drafter, &begin);
+          counts->reused += ngram_npu_cpu_stream_count_pending_jobs(drafter) > 0;
           model.begin(row, std::move(request));
         }
         if (model.has(row) ? !c.one_in(4) : c.one_in(8)) rows.push_back(row);
@@ -310,18 +310,19 @@ void run_episode(uint64_t seed, int steps, Counts* counts) {
         copied.resize(copied.size() + static_cast<size_t>(kMost) - row_sampled.size(), -1);
       }
       const bool drafting = !c.one_in(4);
-      StreamJob* job = ngram_npu_cpu_stream_step(drafter, rows.data(), static_cast<int64_t>(rows.size()), drafting);
+      StreamJob* job =
+          ngram_npu_cpu_stream_create_job(drafter, rows.data(), static_cast<int64_t>(rows.size()), drafting);
       ASSERT_NE(job, nullptr);
       results.emplace_back(model.step(rows, sampled, drafting), std::vector<uint8_t>());
       auto* actual = &results.back().second;
       const auto batch = static_cast<int64_t>(rows.size());
       const auto bytes = drafting ? StreamDraftLayout(batch, kDrafts).total_bytes : 0;
       stream.add([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
-      stream.add([=] { ngram_npu_cpu_stream_run(job); });
+      stream.add([=] { ngram_npu_cpu_stream_run_job(job); });
       stream.add([=, &drafts] { actual->assign(drafts.begin(), drafts.begin() + bytes); });
     }
   }
-  EXPECT_EQ(ngram_npu_cpu_stream_pending(drafter), 0);
+  EXPECT_EQ(ngram_npu_cpu_stream_count_pending_jobs(drafter), 0);
   if (saving != nullptr) {
     EXPECT_TRUE(saving->stop(visibility)) << "seed " << seed;
   }
@@ -349,12 +350,12 @@ class Drafter {
  public:
   explicit Drafter(StoreAccess store) {
     StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging_.data(), drafts_.data()};
-    options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
+    options.draft.index_propose.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
     options.draft.store = {store, {}, costs_.data(), 40};
     drafter_ = ngram_npu_cpu_stream_make(&options);
     const int32_t text[] = {1, 2, 3};
     const StreamRequest begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
-    EXPECT_EQ(ngram_npu_cpu_stream_begin(drafter_, &begin), kOk);
+    EXPECT_EQ(ngram_npu_cpu_stream_add_request(drafter_, &begin), kOk);
   }
   Drafter(const Drafter&) = delete;
   Drafter& operator=(const Drafter&) = delete;
@@ -362,7 +363,7 @@ class Drafter {
 
   StreamJob* step() {
     const int32_t row = 0;
-    return ngram_npu_cpu_stream_step(drafter_, &row, 1, true);
+    return ngram_npu_cpu_stream_create_job(drafter_, &row, 1, true);
   }
   bool free() const { return ngram_npu_cpu_stream_free(drafter_); }
 
@@ -379,10 +380,10 @@ class Drafter {
 TEST(StreamDrafterTest, JobSkipsAStoreInUse) {
   SharedStore store(kRows, kBlocks, kLineBits);
   Drafter drafter(store.access());
-  store[store::kHeaderBusy] = 1;
+  store[store::kHeaderLock] = 1;
   Words before = store;
-  ngram_npu_cpu_stream_run(drafter.step());
-  ++before[store::kStatBusy];
+  ngram_npu_cpu_stream_run_job(drafter.step());
+  ++before[store::kStatSkippedCalls];
   EXPECT_EQ(store, before);
   std::vector<uint32_t> piece(static_cast<size_t>(kStorePieceWords));
   EXPECT_EQ(ngram_npu_cpu_ngram_store_pack(store.data(), store.count(), 0, piece.data()), -1);
@@ -393,7 +394,7 @@ TEST(StreamDrafterTest, DrafterWithAPendingJobIsNotFreed) {
   Drafter drafter({});
   StreamJob* job = drafter.step();
   EXPECT_FALSE(drafter.free());
-  ngram_npu_cpu_stream_run(job);
+  ngram_npu_cpu_stream_run_job(job);
 }
 
 TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
@@ -403,16 +404,16 @@ TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
   std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(3, kDrafts).total_bytes));
   Index index(3, 64);
   StreamOptions options{3, kPrompt + 100, kMost, 0, {}, staging.data(), drafts.data()};
-  options.draft.lookup.propose.lookup = {1, 4, kDrafts, kPrompt, kLatest, true, true, nullptr, 0};
-  options.draft.lookup.index = index.access();
+  options.draft.index_propose.propose.lookup = {1, 4, kDrafts, kPrompt, kLatest, true, true, nullptr, 0};
+  options.draft.index_propose.index = index.access();
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   const int32_t rows[] = {0, 1, 2};
   for (const int64_t row : rows) {
     const StreamRequest begin{row, 0, text.data(), kPrompt, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
-    ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter, &begin), kOk);
+    ASSERT_EQ(ngram_npu_cpu_stream_add_request(drafter, &begin), kOk);
   }
   for (int64_t job = 1; job < 4; ++job) {
-    ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, rows, 3, job != 2));
+    ngram_npu_cpu_stream_run_job(ngram_npu_cpu_stream_create_job(drafter, rows, 3, job != 2));
     int64_t lengths[3];
     ngram_npu_cpu_ngram_index_lengths(index.data(), index.count(), rows, 3, lengths);
     EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * cpu::kMaxStreamCatchUpTokens, 3 * (kPrompt + job)));

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tools.bench.device import Work, captured
+from tools.bench.device import Work, capture_graph
 
 HAS_GPU = torch.cuda.is_available()
 NO_GPU = "NO GPU: the CUDA backend was not run; its kernels run only on their host twin"
@@ -23,7 +23,7 @@ class Replay:
 
     def __init__(self, device: str, work: Work) -> None:
         self._device, self._work = device, work
-        self._graph, self._results = (None, None) if device == "cpu" else captured(work)
+        self._graph, self._results = (None, None) if device == "cpu" else capture_graph(work)
 
     def __call__(self) -> Any:
         """Replays the work, and checks that it neither waits for the GPU nor allocates."""

@@ -11,7 +11,7 @@ from ngram_npu.engines.vllm.v1_device import triton_ngram_spec_decode
 
 from tools.bench.ops import OPS
 from tools.bench.options import Options, Size
-from tools.npu.headers import problems
+from tools.npu.headers import find_problems
 
 MODULE = "vllm_ascend.ops.triton.spec_decode.ngram"
 
@@ -47,4 +47,4 @@ INSTANTIATED = """\
     ],
 )
 def test_only_errors_of_our_kernels_count(output: str, count: int) -> None:
-    assert len(problems(output, "/p/csrc")) == count
+    assert len(find_problems(output, "/p/csrc")) == count

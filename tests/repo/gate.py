@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ops.specs import OpSpec
 
@@ -154,23 +153,4 @@ def _check_body(spec: OpSpec, text: str, signature: re.Match[str]) -> list[str]:
     results = len(returns[1].split(",")) if returns and returned != "void" else 0
     if results != spec.schema.split(" -> ")[1].count("Tensor"):
         problems.append(f"schema and C++ signature differ: {results} results")
-    return problems
-
-
-def find_source_problems(root: Path) -> list[str]:
-    """Returns the includes of torch outside of its folder."""
-    problems = []
-    for path in sorted((root / "csrc").rglob("*")):
-        relative = path.relative_to(root).as_posix()
-        if path.suffix not in {".cpp", ".h", ".cu", ".cuh"}:
-            continue
-        text = path.read_text()
-        if not relative.startswith("csrc/api/torch/") and re.search(
-            r'^#include [<"](torch|ATen|c10)/', text, re.MULTILINE
-        ):
-            problems.append(f"{relative}: includes torch outside csrc/api/torch")
-        if relative != "csrc/ascendc/launch.cpp" and re.search(
-            r'^#include [<"]torch_npu', text, re.MULTILINE
-        ):
-            problems.append(f"{relative}: includes torch_npu outside csrc/ascendc/launch.cpp")
     return problems

@@ -9,7 +9,7 @@ import pytest
 
 from tools import cuda_resources, cuda_sass
 from tools.cuda_resources import SOURCES, read_architectures, shorten_name
-from tools.cuda_sass import LIMIT, measure
+from tools.cuda_sass import LIMIT, measure_code
 
 OUTPUT = """
 ptxas info    : 0 bytes gmem
@@ -31,12 +31,12 @@ def resource_problems(measured: cuda_resources.Kernels, same_compiler: bool = Tr
     return cuda_resources.find_problems(measured, KERNELS, ARCHITECTURES, same_compiler)
 
 
-def test_parse_reads_ptxas_output() -> None:
-    assert cuda_resources.parse(OUTPUT) == {
+def test_parse_ptxas_output_returns_resources_by_kernel() -> None:
+    assert cuda_resources.parse_ptxas_output(OUTPUT) == {
         ("_Zone", "sm_90"): dict(zip(GOOD, (40, 296, 16, 20), strict=True)),
         ("_Zone", "sm_120"): dict(zip(GOOD, (61, 0, 0, 0), strict=True)),
     }
-    assert cuda_resources.parse("nvcc: command not understood") == {}
+    assert cuda_resources.parse_ptxas_output("nvcc: command not understood") == {}
     inner = "ngram_npu::cuda::(anonymous namespace)"
     assert shorten_name(f"{inner}::step_kernel(ngram_npu::StepParams)") == "step_kernel"
     assert shorten_name("ngram_npu::cuda::_GLOBAL__N__ebd2::b(ngram_npu::P, int)") == "b"
@@ -118,14 +118,16 @@ def encode(vote_waits_for: int) -> str:
     return "\n".join(lines)
 
 
-def test_measure_counts_the_loop_without_a_match() -> None:
+def test_measure_code_counts_loop_without_match() -> None:
     """IADD3 runs only after a match, so it does not count."""
-    assert measure(CODE) == MEASURED
-    assert measure(encode(vote_waits_for=0)) == MEASURED
-    assert measure(encode(vote_waits_for=5)) == {**MEASURED, "waits_for_the_next_tile": 1}
-    assert measure(CODE.replace("LDG.E.128 R20", "LDG.E R20"))["instructions_per_tile"] == 0
-    assert measure("")["instructions"] == 0
-    accesses = measure(CODE.replace("VOTE.ANY P1,", "LD.E R2,").replace("IADD3 R1,", "STL [R1],"))
+    assert measure_code(CODE) == MEASURED
+    assert measure_code(encode(vote_waits_for=0)) == MEASURED
+    assert measure_code(encode(vote_waits_for=5)) == {**MEASURED, "waits_for_the_next_tile": 1}
+    assert measure_code(CODE.replace("LDG.E.128 R20", "LDG.E R20"))["instructions_per_tile"] == 0
+    assert measure_code("")["instructions"] == 0
+    accesses = measure_code(
+        CODE.replace("VOTE.ANY P1,", "LD.E R2,").replace("IADD3 R1,", "STL [R1],")
+    )
     assert (accesses["generic_loads"], accesses["local_accesses"]) == (1, 1)
 
 

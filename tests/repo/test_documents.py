@@ -85,6 +85,6 @@ def test_site_warns_of_missing_and_external_files(
     )
     assert page.startswith('<a href="https://x.y">z</a> <code>A</code>')
     assert [r.getMessage().split(" //")[0] for r in caplog.records] == [
-        "a.md: no file ../no.md",
+        "a.md: links to ../no.md, which does not exist",
         'b.md: loads an external file: <script src="//',
     ]

@@ -4,9 +4,7 @@ for the device in a padded step."""
 from __future__ import annotations
 
 import itertools
-import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,10 +16,10 @@ pytest.importorskip("transformers")
 
 import transformers
 from runner import workload
-from runner.workload import NEW_TOKENS, Reference, make_prompts, make_runner
+from runner.workload import FEW, NEW_TOKENS, Reference, make_prompts, make_runner
 from transformers_models import make_causal_model
 
-from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler, Trace, paged
+from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler, paged
 
 MODES = {
     "none": {"ngram": None},
@@ -64,7 +62,6 @@ def test_greedy_text_equals_transformers(
     figures = runner.figures
     assert figures.preemptions > 5
     assert figures.tokens == sum(map(len, greedy.texts))
-    assert runner.trace.seconds() == {}  # off by default
     if drafts == "none":
         assert figures.drafts == 0
     else:  # the comparison needs both accepted and rejected drafts
@@ -111,7 +108,7 @@ def test_host_store_contains_generated_tokens_only(model: Any, greedy: Reference
         assert texts == greedy.texts[part]
         assert runner.figures.preemptions == 0
         assert runner.state.store is not None
-        assert runner.state.store.statistics.tokens_entered == runner.figures.tokens
+        assert runner.state.store.statistics.tokens_inserted == runner.figures.tokens
 
 
 @pytest.mark.parametrize("draft_on", ["device", "host"])
@@ -146,6 +143,51 @@ def test_request_that_preempts_itself_is_admitted_again(model: Any) -> None:
         runner.step()
     assert runner.figures.preemptions == 1
     assert (len(first.output), len(second.output)) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([[1], [2, 5.0]], r"prompts\[1\]: expected integers from 0 to \d+, got 5.0 at position 1"),
+        ([[1], [-1]], r"prompts\[1\]: .* got -1 at position 0"),
+        ([[1, 2, 10**9]], r"prompts\[0\]: .* got 1000000000 at position 2"),
+        ([[1], []], "request 1: expected a prompt of 1 token or more"),
+    ],
+    ids=["float", "negative", "beyond vocabulary", "empty"],
+)
+def test_generate_after_invalid_prompt_equals_transformers(
+    model: Any, greedy: Reference, prompts: list[list[int]], message: str
+) -> None:
+    runner = make_runner(model)
+    with pytest.raises(ValueError, match=message):
+        runner.generate(prompts, NEW_TOKENS)
+    for options in ({"stop_token_ids": [1.5]}, {"max_new_tokens": 2.0}):
+        with pytest.raises(ValueError, match=f"generate: {next(iter(options))}: expected"):
+            runner.generate([[1]], **({"max_new_tokens": NEW_TOKENS} | options))
+    texts = runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=greedy.stops)
+    assert texts == greedy.texts[:FEW]
+
+
+@pytest.mark.parametrize("mode", ["scan", "live", "live, host"])
+@pytest.mark.parametrize("method", ["_schedule", "_forward", "_sample", "_reconcile"])
+def test_generate_after_interrupt_equals_transformers(
+    model: Any, greedy: Reference, mode: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make_runner(model, **MODES[mode])
+    stock, calls = getattr(runner, method), []
+
+    def interrupt(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return stock(*args)
+
+    monkeypatch.setattr(runner, method, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=greedy.stops)
+    assert not runner.scheduler.has_work
+    texts = runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=greedy.stops)
+    assert texts == greedy.texts[:FEW]
 
 
 def test_scheduler_rejects_request_that_never_fits() -> None:
@@ -230,54 +272,18 @@ def test_padded_step_does_not_wait_for_device(
     assert all(len(text) == NEW_TOKENS for text in texts)
 
 
-class Event:
-    """An event of a GPU; events are 2 ms apart."""
+@pytest.mark.parametrize(("asynchronous", "ahead"), [(False, 0), (True, 1)])
+def test_asynchronous_host_is_one_step_ahead_of_results(
+    model: Any, asynchronous: bool, ahead: int
+) -> None:
+    runner = make_runner(model, asynchronous=asynchronous)
+    reconcile, steps_ahead = runner.state.reconcile, []
 
-    now = 0.0
+    def record() -> Any:
+        result = reconcile()
+        steps_ahead.append(runner.figures.steps - 1 - result.step)
+        return result
 
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        Event.now += 2.0
-        self.time = Event.now
-
-    def elapsed_time(self, other: Event) -> float:
-        return other.time - self.time
-
-
-def test_trace_on_gpu_times_device_work_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[int] = []
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
-    trace = Trace(torch.device("cuda"))
-    for name in ("forward", "schedule"):
-        with trace.span(name, 0, device=name == "forward"):
-            pass
-    assert not waits
-    seconds = trace.seconds()
-    assert waits
-    assert seconds["forward"] == pytest.approx(0.002)
-    assert 0 <= seconds["schedule"] < 0.002
-    tracks = [(name, track) for name, _, track, *_ in trace.spans()]
-    assert tracks == [("forward", 0), ("forward", 1), ("schedule", 0)]
-
-
-def test_trace_of_asynchronous_run_has_each_phase_once_per_step(model: Any, tmp_path: Path) -> None:
-    runner = make_runner(model, trace=True)
+    runner.state.reconcile = record
     runner.generate(make_prompts(3), NEW_TOKENS)
-    phases = ["schedule", "begin", "forward", "sample", "draft", "reconcile"]
-    assert list(runner.trace.seconds()) == phases
-    runner.trace.write(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    tracks = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
-    spans = [event for event in events if event["ph"] == "X"]
-    host = [event for event in spans if event["tid"] == tracks["host"]]
-    device = [event for event in spans if event["tid"] == tracks["device"]]
-    assert {event["name"] for event in device} == {"begin", "forward", "sample", "draft"}
-    assert {event["args"]["step"] for event in device} == set(range(runner.figures.steps))
-    for first, second in itertools.pairwise(host):
-        assert first["ts"] + first["dur"] <= second["ts"] + 0.2  # rounded
-    # The host is one step ahead: a step's results arrive after the launch of the next step.
-    order = [(event["name"], event["args"]["step"]) for event in host]
-    assert order.index(("draft", 1)) < order.index(("reconcile", 0)) < order.index(("schedule", 2))
+    assert max(steps_ahead) == ahead

@@ -1,10 +1,7 @@
-"""Copies of arguments to a device, and runs without hypothesis. The CPU replaces the device:
-the test only needs a copy of the arguments in other memory."""
+"""Copies of arguments to a device. The CPU replaces the device: the test only needs a copy of the
+arguments in other memory."""
 
 from __future__ import annotations
-
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +11,6 @@ from on_device import OnDevice, StrayWriteError, call_on, run_on
 from ops.parity import check_parity
 from ops.specs import OPSPECS, OpSpec, owner
 from ops.specs.spec import in_buffer
-from without_hypothesis import install
 
 SPECS = pytest.mark.parametrize("spec", OPSPECS.values(), ids=lambda s: s.name)
 
@@ -77,19 +73,3 @@ def test_write_to_the_guards_is_an_error(at: int) -> None:
 def test_array_in_column_order_is_rejected() -> None:
     with pytest.raises(ValueError, match="contiguous"):
         OnDevice((np.zeros((3, 4), np.int32, order="F"),), "cpu")
-
-
-def test_property_tests_are_skipped_without_hypothesis() -> None:
-    modules: dict[str, ModuleType] = {}
-    install(modules)
-    hypothesis: Any = modules["hypothesis"]
-    strategies: Any = modules["hypothesis.strategies"]
-
-    @hypothesis.settings(max_examples=3)
-    @hypothesis.given(strategies.integers(0, 3) | strategies.none())
-    def check(value: int | None) -> None:
-        raise AssertionError("must not run")
-
-    given: Any = hypothesis.given(strategies.lists(strategies.integers()))(check)
-    with pytest.raises(pytest.skip.Exception, match="hypothesis is not installed"):
-        given()

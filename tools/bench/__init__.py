@@ -1,1 +1,1 @@
-"""The bench harness: ``python -m tools.bench OP``. README.md describes the method."""
+"""The benchmark: ``python -m tools.bench OP``. README.md describes the method."""

@@ -43,8 +43,9 @@ def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
     if is_on_device:
         if op.device_peers is None:
             measured = [name for name, op in OPS.items() if op.device_peers is not None]
-            raise BenchError(f"{op.name}: expected one measured on a device: {', '.join(measured)}")
-        name = device.require(op.name, options.device)
+            known = ", ".join(measured)
+            raise BenchError(f"{op.name}: --device: expected an op of {known}, got {op.name}")
+        name = device.require_device(op.name, options.device)
         options = replace(options, device=name, frontend="torch")
     num_threads = _C.num_threads()
     results: list[Result] = []
@@ -53,14 +54,14 @@ def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
     def write_json(**fields: Any) -> None:
         if (file := arguments.get("json")) is not None:
             document = report.make_document(op, command, options, results, skipped)
-            report.write(file, document | fields)
+            report.write_document(file, document | fields)
 
     print(report.HEADER, flush=True)
     try:
         for result in op.run(options, skipped):
             print(*report.format_rows(result), sep="\n", flush=True)
             results.append(result)
-            if is_on_device:  # a fault may end the process, and its time is limited
+            if is_on_device:  # because a fault or a time limit may end the process
                 write_json(unfinished=True)
     finally:
         _C.set_num_threads(num_threads)
@@ -76,7 +77,8 @@ def make_options(arguments: dict[str, Any]) -> Options:
         try:
             values["min_n"], values["max_n"] = (int(part) for part in values["config"].split(","))
         except ValueError:
-            raise BenchError("config: expected MIN_N,MAX_N, for example 2,4") from None
+            message = f"--config: expected MIN_N,MAX_N, for example 2,4, got {values['config']!r}"
+            raise BenchError(message) from None
     if "sizes" in values:
         values["sizes"] = tuple(Size.parse(text) for text in values["sizes"])
     if "peers" in values:
@@ -88,7 +90,7 @@ def make_options(arguments: dict[str, Any]) -> Options:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench",
-        description="Measures one of our ops and its peers, in alternation, in one process.",
+        description="Measures one of our ops and its peers in alternation, in one process.",
         epilog="ops: " + "; ".join(f"{op.name}: {op.help}" for op in OPS.values()),
         argument_default=argparse.SUPPRESS,  # Options has the defaults
     )
@@ -98,19 +100,19 @@ def make_parser() -> argparse.ArgumentParser:
     peer = "one of the op's peers, ours:key=value,... (ours with other options), or none; may be "
     peer += "repeated (default: the op's own)"
     add("--peer", action="append", dest="peers", metavar="NAME", help=peer)
-    add("--engine", help="how our op looks up (default: the op's first)")
+    add("--engine", help="scan or index (default: the op's first)")
     add("--config", metavar="MIN_N,MAX_N", help="(default: 2,4)")
     add("--k", type=int, help="draft tokens (default: 4)")
     add("--match-policy", choices=list(MATCH_POLICY_CODES))
     add("--threads", type=int, help="maximum number of our threads (default: 1)")
-    add("--cache", choices=list(CACHE_STATES), help="nothing, 4 MB or 256 MB read between steps")
+    add("--cache", choices=list(CACHE_STATES), help="reads 0, 4 MB or 256 MB between steps")
     add("--frontend", choices=FRONTENDS)
-    add("--device", choices=DEVICES, help="a GPU or an NPU is timed by its own events")
+    add("--device", choices=DEVICES, help="a GPU or an NPU is timed with the device's events")
     add("--rounds", type=int)
     add("--steps", type=int, help="timed steps per round (default: by duration)")
     add("--data-kind", choices=DATA_KINDS)
     add("--data", type=Path, help="recorded conversations: a *.jsonl[.gz] file or a folder of them")
-    add("--json", type=Path, metavar="FILE", help="write all figures here")
+    add("--json", type=Path, metavar="FILE", help="write the results to this file")
     return parser
 
 

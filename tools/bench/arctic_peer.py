@@ -1,9 +1,9 @@
-"""Suffix decoding as a peer: Arctic Inference's own C++, called directly and never copied.
+"""Suffix decoding as a peer; calls the C++ code of Arctic Inference directly.
 
     python -m tools.bench.arctic_peer
 
-downloads its source distribution from PyPI and compiles only the suffix tree into
-build/arctic-peer, which git ignores: the code is Snowflake's and stays out of the repository. Needs
+downloads Arctic Inference's source distribution from PyPI and compiles only the suffix tree, in
+build/arctic-peer. Do not commit this folder, which git ignores: the code is Snowflake's. Needs
 cmake, ninja and a C++ compiler.
 """
 
@@ -25,11 +25,12 @@ from tools.bench.data import Int32Array
 from tools.bench.options import UnavailableError
 
 VERSION = "0.3.0"
-NANOBIND = "2.9.2"  # required by that version
+NANOBIND = "2.9.2"  # required by arctic-inference of this version
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "arctic-peer"
 DEPTH = 64
-"""Depth of a tree, and the longest context that it looks up: Arctic's default."""
+"""Depth of a tree, which is also the longest context that can match (Arctic's default)."""
 FACTOR, OFFSET, PROBABILITY = 1.0, 0.0, 0.1
+"""Arctic's defaults of max_spec_factor, max_spec_offset and min_token_prob."""
 _TREES = f"depth {DEPTH}, factor {FACTOR:g}, probability {PROBABILITY:g}"
 DETAIL = f"arctic-inference {VERSION}, one tree per conversation, {_TREES}"
 GLOBAL_DETAIL = (
@@ -39,7 +40,7 @@ GLOBAL_DETAIL = (
 
 
 def build() -> None:
-    """Downloads and builds everything below FOLDER."""
+    """Downloads and builds the suffix tree in FOLDER."""
     pip = [sys.executable, "-m", "pip"]
     fetch = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
     _run(*pip, *fetch, f"arctic-inference=={VERSION}", "--dest", str(FOLDER))
@@ -58,11 +59,11 @@ def _run(*command: str) -> None:
 
 
 @functools.cache
-def suffix_tree() -> Any:
+def load_suffix_tree() -> Any:
     """Returns Arctic's class SuffixTree.
 
     Raises:
-        UnavailableError: It is not built.
+        UnavailableError: The class is not built.
     """
     libraries = sorted((FOLDER / "out").glob("_C.*"))
     spec = importlib.util.spec_from_file_location("arctic._C", libraries[0]) if libraries else None
@@ -74,24 +75,24 @@ def suffix_tree() -> Any:
 
 
 class SuffixDecoding:
-    """A proposer for `simulate` with one tree per row for its conversation. If rows share what
-    follows their first prompts, there is one more tree for all of them."""
+    """A proposer for `simulate`. Each row has a tree for its conversation. With ``shared``, one
+    more tree contains the text of all rows after their first prompts."""
 
     def __init__(self, k: int, *, shared: bool = False) -> None:
         self._k = k
-        self._new_tree = suffix_tree()
+        self._new_tree = load_suffix_tree()
         self._shared = self._new_tree(DEPTH) if shared else None
-        self._conversations = 0
+        self._num_conversations = 0
         self._trees: dict[int, Any] = {}
         self._lengths: dict[int, int] = {}
-        self._numbers: dict[int, int] = {}
+        self._conversation_ids: dict[int, int] = {}
 
     def reset(self, rows: Int32Array) -> None:
         for row in rows.tolist():
             self._trees[row] = self._new_tree(DEPTH)
             self._lengths[row] = 0
-            self._numbers[row] = self._conversations
-            self._conversations += 1
+            self._conversation_ids[row] = self._num_conversations
+            self._num_conversations += 1
 
     def step(
         self,
@@ -115,7 +116,7 @@ class SuffixDecoding:
             if self._shared is not None:
                 trees.append(self._shared)
                 text = token_ids[row, length or start : end]
-                self._shared.extend_ndarray(self._numbers[row], text)
+                self._shared.extend_ndarray(self._conversation_ids[row], text)
             context = token_ids[row, max(0, end - DEPTH) : end]
             limits = (self._k, FACTOR, OFFSET, PROBABILITY, False)
             drafts = [tree.speculate_ndarray(context, *limits) for tree in trees]

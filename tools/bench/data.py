@@ -1,4 +1,4 @@
-"""Rows of tokens, and the steps by which they grow."""
+"""Creates rows of tokens, and the steps by which the rows grow."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ MAX_NEW_TOKENS = 3
 
 VOCAB_SIZE = 32_000
 PERIOD = 61
+"""Period of the data kind ``periodic``, in tokens."""
 SEED = 20_240_607
 _NOMATCH_FIRST_ID = 1 << 24
 _DEFAULT_DATA = Path(__file__).parents[3] / "shared" / "data" / "replay"
@@ -28,24 +29,23 @@ _DEFAULT_DATA = Path(__file__).parents[3] / "shared" / "data" / "replay"
 
 @dataclass
 class Workload:
-    """Contexts of one size and the steps that follow, the same for every contestant.
+    """Contexts of one size, and the steps that extend them; all implementations get the same.
 
-    A row's buffer already contains the text that its steps will append; only its length marks where
-    the context ends. A contestant that appends writes the same tokens again, so all contestants can
-    share one buffer.
+    A row already contains the text that the steps append; its length marks where the context ends.
+    An implementation that appends writes the same tokens again, so all can share one buffer.
 
     Attributes:
         token_ids: [B, S].
-        lengths: [steps + 1, B], live lengths before each step and after the last.
+        lengths: [steps + 1, B], the rows' lengths before each step and after the last step.
         sampled: [steps, B, M], the tokens that each step appends, padded with -1.
-        describes: Kind and source of the data, for the record.
+        description: Kind and source of the data, for the results file.
     """
 
     size: Size
     token_ids: Int32Array
     lengths: Int32Array
     sampled: Int32Array
-    describes: dict[str, Any]
+    description: dict[str, Any]
 
     @property
     def steps(self) -> int:
@@ -57,21 +57,21 @@ class Workload:
 
 
 def find_data(path: Path | None) -> Path:
-    """Returns the given folder, else that of the recorded sets next to the repository.
+    """Returns the given folder or, without one, the recorded sets next to the repository.
 
     Raises:
-        BenchError: The folder is missing.
+        BenchError: No folder is given, and there is none next to the repository.
     """
     if path is None and not _DEFAULT_DATA.is_dir():
-        raise BenchError("no recorded sets here: pass their folder with --data")
+        raise BenchError(f"{_DEFAULT_DATA} does not exist: pass a folder of recorded sets (--data)")
     return path or _DEFAULT_DATA
 
 
 @functools.cache
 def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
-    """Returns recorded conversations as one sequence of tokens, and their source for the record
-    (without private paths). Without a path: the recorded sets next to the repository, else the
-    sources of the Python standard library."""
+    """Returns recorded conversations as one sequence of tokens, and a description of their source
+    without private paths. Without a path, reads the recorded sets next to the repository or, if
+    there are none, the sources of the Python standard library."""
     if path is None and _DEFAULT_DATA.is_dir():
         path = _DEFAULT_DATA
     if path is None:
@@ -90,20 +90,20 @@ def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
             ids += turn.prompt_token_ids or tokenizer.encode(f"USER: {turn.prompt} ASSISTANT:")
             ids += turn.completion_token_ids or tokenizer.encode(str(turn.completion))
     if len(ids) < 2:
-        raise BenchError(f"{name}: expected at least 2 tokens of text")
+        raise BenchError(f"{name}: expected at least 2 tokens of text, got {len(ids)}")
     return np.array(ids, dtype=np.int32), f"{name}; {tokenizer.source}; {len(ids)} tokens"
 
 
 def make_workload(size: Size, options: Options) -> Workload:
-    """Returns the same tokens and steps in every process for the same size and options."""
+    """Creates a workload; the same size and options give the same workload in every process."""
     rng = np.random.default_rng(SEED)
-    steps = count_lap_steps(size.context)
+    steps = count_workload_steps(size.context)
     max_new = min(MAX_NEW_TOKENS, options.k + 1)
     counts = rng.integers(1, max_new + 1, size=(steps, size.batch), dtype=np.int32)
     base = np.full(size.batch, size.context, np.int32)
     lengths = np.concatenate([base[None], base + counts.cumsum(0)]).astype(np.int32)
-    # Rows of a real buffer are as wide as the longest context that the server admits. An odd number
-    # of cache lines keeps the starts of rows out of the same cache sets.
+    # Rows of a real buffer are as wide as the longest context that the server admits. These are as
+    # wide as the steps need, and an odd number of cache lines, to start in different cache sets.
     width = size.context + steps * MAX_NEW_TOKENS + MAX_NEW_TOKENS + options.k
     lines = -(-width // 16) | 1
     rows, source = _make_rows(base, lines * 16, options, rng)
@@ -118,9 +118,9 @@ def make_workload(size: Size, options: Options) -> Workload:
     return Workload(size, rows, lengths, sampled, {"kind": options.data_kind, "source": source})
 
 
-def count_lap_steps(context: int) -> int:
-    """Returns the steps from the base length to the reset. Contexts may grow by at most an eighth;
-    otherwise the figures would belong to another size."""
+def count_workload_steps(context: int) -> int:
+    """Returns the number of steps until the rows are reset to their initial lengths. A context
+    grows by at most an eighth (or 12 steps), so that times belong to the stated context length."""
     return max(12, min(256, context // 8 // 2))
 
 
@@ -139,7 +139,8 @@ def _make_rows(
         return ids.astype(np.int32), f"the ids 0 to {PERIOD - 1}, repeated"
     if options.data_kind == "nomatch":
         rows = rng.integers(0, VOCAB_SIZE, shape, np.int32)
-        # Near the end of the context every id is new to its row: no suffix occurred before.
+        # The last tokens of a context and all later ones occur once in their row, so no suffix has
+        # an earlier occurrence.
         for row, start in zip(rows, np.maximum(0, lengths - options.max_n), strict=True):
             row[start:] = _NOMATCH_FIRST_ID + np.arange(width - start, dtype=np.int32)
         return rows, f"uniform over {VOCAB_SIZE} ids, then ids that never occurred before"

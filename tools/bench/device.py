@@ -1,4 +1,4 @@
-"""Timing on a GPU or an NPU: a few steps at a time, by the device's own events."""
+"""Measures implementations on a GPU or an NPU with the device's events, a few steps at a time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import torch
 from ngram_npu import _library
 from ngram_npu.ops import workspace_size
 
-from tools.bench.measure import Contestant, Measurement, check, rotate
+from tools.bench.measure import Implementation, Measurement, compare_drafts, rotate
 from tools.bench.options import BenchError, Options
 
 STEPS = 12
-"""Steps per timing by default."""
+"""Default number of steps per measurement."""
 _WARM_UP_ROUNDS = 2
-_AHEAD_CYCLES, _MAX_AHEAD_CYCLES = 1 << 18, 1 << 28
-"""The device waits about 130 us while the host launches the graph, because a late host must not
-count as device time. If the host is still late, the wait is doubled, up to a tenth of a second."""
+_WAIT_CYCLES, _MAX_WAIT_CYCLES = 1 << 18, 1 << 28
+"""The GPU waits about 130 us while the host launches the graph; otherwise the time that the host
+needs would be counted as device time. If the host needs longer, the measurement is repeated with
+twice the wait, up to a tenth of a second."""
 
 Work = Callable[[], Any]
 
 
-def require(op: str, device: str) -> str:
-    """Returns the device; tests replace it with the CPU.
+def require_device(op: str, device: str) -> str:
+    """Returns the device. Tests replace this function with one that returns the CPU.
 
     Raises:
         BenchError: There is no such device, or the operator has no kernel for it.
@@ -42,35 +43,37 @@ def make_workspace(op: str, batch: int, device: str) -> torch.Tensor:
     return torch.zeros(workspace_size(op, batch), dtype=torch.int32, device=device)
 
 
-def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Measurement:
-    """Measures the contestants, of which our op is the first. In each round all of them do the
-    workload's first steps once, one contestant after the other, on a GPU as the replay of a CUDA
-    graph; the first one changes from round to round."""
-    result = Measurement(steps=min(options.steps or STEPS, lap))
-    check(contestants, result)
-    works: dict[str, Work] = {}
-    for contestant in contestants:
-        contestant.reset()
-        work = partial(_run_steps, contestant, result.steps)
-        is_replayed = options.device == "cuda" and contestant.captured
-        works[contestant.name] = captured(work)[0].replay if is_replayed else work
-        result.rounds_us[contestant.name] = []
+def measure(
+    implementations: Sequence[Implementation], workload_steps: int, options: Options
+) -> Measurement:
+    """Measures the implementations; the first is ours. In each round, all implementations do the
+    workload's first steps, one implementation after the other, on a GPU as the replay of a CUDA
+    graph. A different implementation begins each round."""
+    result = Measurement(steps=min(options.steps or STEPS, workload_steps))
+    compare_drafts(implementations, result)
+    functions: dict[str, Work] = {}
+    for implementation in implementations:
+        implementation.reset()
+        work = partial(_run_steps, implementation, result.steps)
+        is_replayed = options.device == "cuda" and implementation.is_captured
+        functions[implementation.name] = capture_graph(work)[0].replay if is_replayed else work
+        result.rounds_us[implementation.name] = []
     for number in range(-_WARM_UP_ROUNDS, options.rounds):
-        for contestant in rotate(contestants, number):
-            us = time_us(works[contestant.name], contestant.reset, options.device)
+        for implementation in rotate(implementations, number):
+            us = measure_us(functions[implementation.name], implementation.reset, options.device)
             if number >= 0:
-                result.rounds_us[contestant.name].append(us / result.steps)
+                result.rounds_us[implementation.name].append(us / result.steps)
     return result
 
 
-def _run_steps(contestant: Contestant, count: int) -> None:
+def _run_steps(implementation: Implementation, count: int) -> None:
     for step in range(count):
-        contestant.function(*contestant.arguments(step))
+        implementation.function(*implementation.arguments(step))
 
 
-def captured(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Returns a graph of ``work`` and its results, which each replay overwrites. ``work`` runs once
-    before the capture, so that compilation, library loading and allocations happen outside it."""
+def capture_graph(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Returns a CUDA graph of ``work``, and the results, which each replay overwrites. Runs
+    ``work`` once before the capture, so that nothing is compiled or loaded during the capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -83,19 +86,19 @@ def captured(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
     return graph, results
 
 
-def time_us(work: Work, restore: Work, device: str) -> float:
-    """Returns the microseconds of ``work`` on the device, without those of ``restore`` before it.
+def measure_us(work: Work, restore: Work, device: str) -> float:
+    """Calls ``restore``, then ``work``; returns the microseconds of ``work`` on the device.
 
     Raises:
-        BenchError: The host is slower than the longest wait of the GPU.
+        BenchError: The host takes longer to launch ``work`` than the GPU can wait.
     """
     module = torch.get_device_module(device)
     start, end = (module.Event(enable_timing=True) for _ in range(2))
-    ahead = _AHEAD_CYCLES
-    while ahead <= _MAX_AHEAD_CYCLES:
+    cycles = _WAIT_CYCLES
+    while cycles <= _MAX_WAIT_CYCLES:
         restore()
         if device == "cuda":
-            torch.cuda._sleep(ahead)
+            torch.cuda._sleep(cycles)
         start.record()
         work()
         end.record()
@@ -103,12 +106,14 @@ def time_us(work: Work, restore: Work, device: str) -> float:
         end.synchronize()
         if not is_late:
             return float(start.elapsed_time(end)) * 1e3
-        ahead *= 2
-    raise BenchError("the host is slower than the device waits for it: is a debugger attached?")
+        cycles *= 2
+    raise BenchError(
+        "expected a launch within 0.1 s, the host took longer: is a debugger attached?"
+    )
 
 
-def describe(device: str) -> dict[str, Any]:
-    """Describes the current device, for the record."""
+def describe_device(device: str) -> dict[str, Any]:
+    """Describes the current device for the results file."""
     if device == "npu":
         home = Path(os.environ.get("ASCEND_HOME_PATH", "/nowhere"))
         cann = next((p.read_text().strip() for p in home.glob("**/version.info")), None)

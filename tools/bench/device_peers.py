@@ -1,5 +1,5 @@
-"""Peers of the lookups on a device: vLLM's and vLLM-Ascend's Triton kernels, eager torch, and a
-pass that only reads the tokens."""
+"""Peers of the lookups on a device: vLLM's and vLLM-Ascend's Triton kernels, eager torch, and an
+operation that only reads the tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tools.bench.data import Workload
-from tools.bench.measure import Contestant, Drafts
+from tools.bench.measure import Drafts, Implementation
 from tools.bench.options import Options, UnavailableError
 from tools.bench.vllm_peer import (
     VOCAB,
@@ -21,15 +21,17 @@ from tools.bench.vllm_peer import (
 )
 
 
-class _Rows(Contestant):
-    """Only drafts: the new tokens are in the rows, and lengths mark where a row ends."""
+class _DeviceLookup(Implementation):
+    """Drafts without appending: the rows already contain the new tokens of all steps, and each
+    step passes the rows' lengths."""
 
     match_policy = ""
-    """The only one that the peer supports; empty: both."""
+    """The match policy that the peer supports; empty if it supports both."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         if self.match_policy and options.match_policy != self.match_policy:
-            raise UnavailableError(f"this peer finds the {self.match_policy} match only")
+            policy = options.match_policy
+            raise UnavailableError(f"match_policy: expected {self.match_policy}, got {policy}")
         self._options, self._batch = options, workload.size.batch
         self._token_ids, self._lengths, self._sampled = (
             torch.from_numpy(array).to(options.device)
@@ -45,7 +47,7 @@ class _Rows(Contestant):
         return [row[:count] for row, count in zip(ids, counts, strict=True)]
 
 
-class Eager(_Rows):
+class Eager(_DeviceLookup):
     """The lookup in plain torch: each suffix is compared with the tokens at every position."""
 
     detail = "eager torch: comparisons of whole rows for every token of every n-gram"
@@ -66,14 +68,14 @@ class Eager(_Rows):
             is_match = positions[:windows] < lengths[:, None] - n
             for j in range(n):
                 is_match &= tokens[:, j : j + windows] == suffix[:, j : j + 1]
-            at = torch.where(is_match, positions[:windows], missing)
-            at = at.amax(1) if is_latest else at.amin(1)
-            start = torch.where(at == missing, start, at + n)  # the longest n-gram wins
+            match = torch.where(is_match, positions[:windows], missing)
+            match = match.amax(1) if is_latest else match.amin(1)
+            start = torch.where(match == missing, start, match + n)  # a longer n-gram replaces it
         drafts = (start[:, None] + positions[: options.k]).clamp(max=len(positions) - 1)
         return tokens.gather(1, drafts), (lengths - start).clamp(max=options.k)
 
 
-class VllmV2(_Rows):
+class VllmV2(_DeviceLookup):
     """The two Triton kernels of the V2 runner's speculator."""
 
     match_policy = "latest"
@@ -91,7 +93,7 @@ class VllmV2(_Rows):
                   "num_rejected", "next_prefill_tokens", "temperature", "seeds")  # fmt: skip
         self._unused = dict.fromkeys(unused)
         self._counts = ones
-        # The speculator fills unused positions with this token, which marks them as no drafts.
+        # The speculator pads drafts with the last sampled token; -1 makes the padding recognizable.
         self._last = torch.full((self._batch, 1), -1, device=options.device)
         config = make_config(options, workload.capacity, self._batch)
         speculator = load_class(folder, "NgramGPUSpeculator", define_device_modules)
@@ -114,9 +116,9 @@ class VllmV2(_Rows):
         return [[token for token in row if token >= 0] for row in result.tolist()]
 
 
-class VllmNgramGpu(_Rows):
-    """The kernel of vLLM's ``ngram_gpu``, compiled with vLLM's options. vLLM compiles it for any
-    batch size; here it is compiled for this one, which is no slower."""
+class VllmNgramGpu(_DeviceLookup):
+    """The kernel of vLLM's ``ngram_gpu``, compiled with vLLM's options. vLLM compiles the kernel
+    for all batch sizes; here, it is compiled for one batch size, which does not make it slower."""
 
     match_policy = "earliest"
 
@@ -129,7 +131,7 @@ class VllmNgramGpu(_Rows):
             proposer_class = load_class(folder, "NgramProposerGPU", define_device_modules)
             proposer = proposer_class(config, torch.device(options.device))
             inductor_options = proposer.vllm_config.compilation_config.inductor_compile_config
-            known = torch._inductor.list_options()  # newer releases have no use_mixed_mm
+            known = torch._inductor.list_options()  # newer torch lacks some of vLLM's options
             kernel = torch.compile(
                 proposer.kernel,
                 fullgraph=True,
@@ -143,8 +145,8 @@ class VllmNgramGpu(_Rows):
         self.detail = f"{read_version(folder)} NgramProposerGPU's kernel, compiled"
 
 
-class VllmAscend(_Rows):
-    """The launcher of vLLM-Ascend's Triton kernel, from an installed vLLM-Ascend."""
+class VllmAscend(_DeviceLookup):
+    """The function that launches vLLM-Ascend's Triton kernel, from an installed vLLM-Ascend."""
 
     detail = "vllm_ascend's triton_ngram_spec_decode"
     match_policy = "earliest"
@@ -168,8 +170,8 @@ class VllmAscend(_Rows):
         return super().drafts(result[1:3])
 
 
-class Read(Contestant):
-    """Reads as many bytes as a scan must."""
+class Read(Implementation):
+    """Reads as many tokens as a scan must read, and does nothing else."""
 
     detail = (
         "torch's amax over as many tokens as are live, one after the other; one thread on a CPU"

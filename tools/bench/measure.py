@@ -1,4 +1,4 @@
-"""Rounds in which contestants alternate, and the statistics of their times."""
+"""Measures implementations in alternation, and computes the statistics of their times."""
 
 from __future__ import annotations
 
@@ -22,37 +22,39 @@ DIGITS = 5
 _MIN_STEPS, _MAX_STEPS = 3, 50
 _TURN_SECONDS = 0.03
 _CHECKED_STEPS = 4
-_CALM = 0.01
+_MAX_WAIT_SHARE = 0.01
+"""A round is disturbed if the process waited for a core for a larger share of a turn's time."""
 _MAX_ROUNDS = 5
 """Rounds are repeated up to this multiple of the requested number."""
 
 
-class Contestant:
-    """One way of doing a step's work; the base class does nothing and is usable as it is.
+class Implementation:
+    """An implementation of a step, ours or a peer's.
 
     The harness times only the call ``function(*arguments(step))``, not the preparation of its
-    arguments. The steps of a lap come in order, each once, so a contestant may keep state between
-    steps. The results of calls are dropped, except in the warm-up.
+    arguments. After `reset`, the steps come in order, each once, so an implementation may keep
+    state between steps. Results of calls are dropped, except in `compare_drafts`.
 
     Attributes:
         name: Short name, the key in results.
-        detail: Exact description, for the record.
+        detail: Exact description for the results file.
         function: The timed function.
-        captured: Whether a GPU replays its steps as a graph.
-        semantics: Contestants with equal semantics must draft the same; None: it does not draft.
+        is_captured: Whether a GPU replays the steps as a CUDA graph.
+        semantics: Implementations with equal semantics must return the same drafts. None if the
+            implementation does not draft.
     """
 
     name: str = ""
     detail: str = ""
     function: Callable[..., Any]
-    captured: bool = True
+    is_captured: bool = True
     semantics: tuple[Any, ...] | None = None
 
     def activate(self) -> None:
-        """Sets process-wide state that other contestants change too; called before its turn."""
+        """Sets process-wide state, such as the number of threads; called before each turn."""
 
     def reset(self) -> None:
-        """Goes back to the workload's base lengths, before step 0 of a lap."""
+        """Resets the rows to the workload's initial lengths, before step 0."""
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         """Returns the arguments of ``function`` in this step."""
@@ -65,18 +67,17 @@ class Contestant:
 
 @dataclass
 class Measurement:
-    """Raw figures: microseconds per step in each round, per contestant."""
+    """The times of all rounds: microseconds per step, by implementation."""
 
     rounds_us: dict[str, list[float]] = field(default_factory=dict)
     worst_us: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     same_drafts: bool | None = None
-    """Whether contestants of equal semantics drafted the same in the warm-up; None: not
-    compared."""
+    """True if `compare_drafts` has compared implementations; None if it had none to compare."""
     disturbed_rounds: int | None = None
-    """Rounds in which the process waited noticeably for a core; None: unknown."""
+    """Number of disturbed rounds among the rounds used; None on a device."""
     drafted_share: float | None = None
-    """Share of requests for which our op drafted in the warm-up."""
+    """Share of requests for which our implementation drafted in `compare_drafts`."""
 
 
 def measure_wait_ns() -> int:
@@ -91,80 +92,86 @@ def measure_wait_ns() -> int:
     return total
 
 
-def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Measurement:
-    """Measures the contestants, of which our op is the first.
+def measure(
+    implementations: Sequence[Implementation], workload_steps: int, options: Options
+) -> Measurement:
+    """Measures the implementations; the first is ours.
 
-    In each round all of them do the same steps, one contestant after the other; the first one
-    changes from round to round. The first step of a turn is not timed: it loads the contestant's
-    data and code into the caches (a cold state evicts the data again after it).
+    In each round, all implementations do the same steps, one implementation after the other; its
+    steps are the implementation's turn. A different implementation begins each round. The first
+    step of a turn is not timed: it loads code and data into the caches. (With a cold cache state,
+    the data are evicted again before each timed step.)
 
-    A round in which this process had to wait for a core measures other work on the machine and
-    distorts the slower contestant's time more. Such rounds are repeated up to a limit; then the
-    calmest rounds count, and the result contains the number of disturbed ones among them.
+    If this process had to wait for a core in a round, the times include other work on the machine,
+    which distorts the slower implementation's time more. Such disturbed rounds are repeated up to a
+    limit. The rounds with the shortest waits are used, and the result contains the number of
+    disturbed rounds among these.
 
     Args:
-        lap: Steps of the workload; at its end all go back to the base lengths, untimed.
+        workload_steps: Number of steps of the workload. After the last step, all implementations
+            are reset to the initial lengths; the reset is not timed.
     """
     result = Measurement()
-    for contestant in contestants:
-        contestant.activate()
-        contestant.reset()
-    check(contestants, result)
-    steps = options.steps or _choose_steps(contestants, options)
-    result.steps = steps = min(steps, lap - 1)
-    # Ones, not zeros: untouched pages all map to one page of zeros, which evicts nothing.
+    for implementation in implementations:
+        implementation.activate()
+        implementation.reset()
+    compare_drafts(implementations, result)
+    steps = options.steps or _choose_steps(implementations, options)
+    result.steps = steps = min(steps, workload_steps - 1)
+    # Ones, because all untouched pages of zeros map to one physical page, which evicts nothing.
     other_memory = np.ones(CACHE_STATES[options.cache] // 8, np.int64)
-    at = lap  # the first round begins with a reset
+    first_step = workload_steps  # so that the first round begins with a reset
     rounds: list[tuple[float, dict[str, tuple[float, float]]]] = []
-    """The largest share of a turn's time that was spent waiting for a core, and the turns."""
+    """Per round: the largest share of a turn's time spent waiting for a core, and the turns."""
     gc.disable()
     try:
         for number in range(-1, _MAX_ROUNDS * options.rounds):  # round -1 is the warm-up
-            if sum(disturbance <= _CALM for disturbance, _ in rounds) == options.rounds:
+            if sum(share <= _MAX_WAIT_SHARE for share, _ in rounds) == options.rounds:
                 break
-            if at + steps + 1 > lap:
-                at = 0
-                for contestant in contestants:
-                    contestant.reset()
+            if first_step + steps + 1 > workload_steps:
+                first_step = 0
+                for implementation in implementations:
+                    implementation.reset()
             turns: dict[str, tuple[float, float]] = {}
             shares = []
-            for contestant in rotate(contestants, number):
+            for implementation in rotate(implementations, number):
                 start, wait = time.perf_counter_ns(), measure_wait_ns()
-                turns[contestant.name] = _time_turn(contestant, at, steps, other_memory)
+                turn = _time_turn(implementation, first_step, steps, other_memory)
+                turns[implementation.name] = turn
                 elapsed = time.perf_counter_ns() - start
                 shares.append((measure_wait_ns() - wait) / max(elapsed, 1))
             if number >= 0:
                 rounds.append((max(shares), turns))
-            at += steps + 1
+            first_step += steps + 1
             gc.collect(0)
     finally:
         gc.enable()
-    calmest = sorted(rounds, key=lambda each: each[0])[: options.rounds]
-    result.disturbed_rounds = sum(disturbance > _CALM for disturbance, _ in calmest)
-    for contestant in contestants:
-        means, longest = zip(*(turns[contestant.name] for _, turns in calmest), strict=True)
-        result.rounds_us[contestant.name] = list(means)
-        result.worst_us[contestant.name] = max(longest)
+    used_rounds = sorted(rounds, key=lambda used: used[0])[: options.rounds]
+    result.disturbed_rounds = sum(share > _MAX_WAIT_SHARE for share, _ in used_rounds)
+    for implementation in implementations:
+        means, longest = zip(*(turns[implementation.name] for _, turns in used_rounds), strict=True)
+        result.rounds_us[implementation.name] = list(means)
+        result.worst_us[implementation.name] = max(longest)
     return result
 
 
-def rotate(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
-    first = number % len(contestants)
-    return [*contestants[first:], *contestants[:first]]
+def rotate(implementations: Sequence[Implementation], number: int) -> list[Implementation]:
+    first = number % len(implementations)
+    return [*implementations[first:], *implementations[:first]]
 
 
 def _time_turn(
-    contestant: Contestant, at: int, steps: int, other_memory: npt.NDArray[np.int64]
+    implementation: Implementation, first_step: int, steps: int, other_memory: npt.NDArray[np.int64]
 ) -> tuple[float, float]:
-    """Returns the mean and the longest microseconds of the steps after the first."""
-    contestant.activate()
-    contestant.function(*contestant.arguments(at))
-    function = contestant.function
+    """Returns the mean and the longest time of a step, in microseconds, without the first step."""
+    implementation.activate()
+    implementation.function(*implementation.arguments(first_step))
+    function = implementation.function
     total = longest = 0
-    for step in range(at + 1, at + steps + 1):
-        arguments = contestant.arguments(step)
+    for step in range(first_step + 1, first_step + steps + 1):
+        arguments = implementation.arguments(step)
         if other_memory.size:
-            other_memory.max()  # evicts the contestant's data from the caches
+            other_memory.max()  # evicts the implementation's data from the caches
         start = time.perf_counter_ns()
         function(*arguments)
         elapsed = time.perf_counter_ns() - start
@@ -173,42 +180,43 @@ def _time_turn(
     return total / steps / 1e3, longest / 1e3
 
 
-def check(contestants: Sequence[Contestant], result: Measurement) -> None:
-    """Runs a few untimed steps of all contestants (numba compiles here) and compares their drafts.
+def compare_drafts(implementations: Sequence[Implementation], result: Measurement) -> None:
+    """Runs a few untimed steps of each implementation, in which numba compiles, and compares the
+    drafts.
 
     Raises:
-        BenchError: Contestants of equal semantics draft differently.
+        BenchError: Implementations with equal semantics return different drafts.
     """
     expected: dict[Hashable, tuple[str, list[Drafts]]] = {}
-    for contestant in contestants:
-        contestant.activate()
+    for implementation in implementations:
+        implementation.activate()
         drafts = []
         for step in range(_CHECKED_STEPS):
-            arguments = contestant.arguments(step)
-            drafts.append(contestant.drafts(contestant.function(*arguments)))
-        contestant.reset()
-        if contestant.semantics is None:
+            arguments = implementation.arguments(step)
+            drafts.append(implementation.drafts(implementation.function(*arguments)))
+        implementation.reset()
+        if implementation.semantics is None:
             continue
-        if contestant is contestants[0]:
+        if implementation is implementations[0]:
             rows = [bool(draft) for step_drafts in drafts for draft in step_drafts]
             result.drafted_share = sum(rows) / len(rows)
-        name, other = expected.setdefault(contestant.semantics, (contestant.name, drafts))
+        name, other = expected.setdefault(implementation.semantics, (implementation.name, drafts))
         if drafts != other:
-            raise BenchError(f"{contestant.name} and {name} draft differently: times not compared")
-        if contestant.name != name:
+            raise BenchError(f"{implementation.name} and {name}: expected the same drafts")
+        if implementation.name != name:
             result.same_drafts = True
 
 
-def _choose_steps(contestants: Sequence[Contestant], options: Options) -> int:
-    """Returns a number of steps that keeps the slowest contestant's turn near `_TURN_SECONDS`."""
+def _choose_steps(implementations: Sequence[Implementation], options: Options) -> int:
+    """Returns the number of steps with which the slowest turn takes about `_TURN_SECONDS`."""
     slowest = 0.0
-    for contestant in contestants:
-        contestant.activate()
-        arguments = contestant.arguments(0)
+    for implementation in implementations:
+        implementation.activate()
+        arguments = implementation.arguments(0)
         start = time.perf_counter()
-        contestant.function(*arguments)
+        implementation.function(*arguments)
         slowest = max(slowest, time.perf_counter() - start)
-        contestant.reset()
+        implementation.reset()
     extra = CACHE_STATES[options.cache] / 10e9
     steps = int(_TURN_SECONDS / max(slowest + extra, 1e-9))
     return max(_MIN_STEPS, min(_MAX_STEPS, steps))
@@ -230,16 +238,16 @@ def ratios(peer_us: Sequence[float], ours_us: Sequence[float]) -> dict[str, floa
     return spread([peer / ours for peer, ours in zip(peer_us, ours_us, strict=True)])
 
 
-def compare(
+def make_result(
     workload: Workload,
     options: Options,
     details: Mapping[str, str],
     measurement: Measurement,
 ) -> dict[str, Any]:
-    """Returns the result of one size.
+    """Returns the entry of one size in the results file.
 
     Args:
-        details: Descriptions by contestant, our op first.
+        details: Descriptions by implementation, ours first.
     """
     ours, *peers = details
     rounds_us = measurement.rounds_us
@@ -257,7 +265,7 @@ def compare(
         "cache": options.cache,
         "frontend": options.frontend,
         "engine": options.engine,
-        "data": workload.describes,
+        "data": workload.description,
         "disturbed_rounds": measurement.disturbed_rounds,
         "steps_per_round": measurement.steps,
         "drafted_share": measurement.drafted_share,

@@ -1,4 +1,4 @@
-"""The options of a run, validated."""
+"""The options of a benchmark run, and their validation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ngram_npu.config import LADDER_MAX_N, default_costs
 
 CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
-"""Bytes of other memory that are read between steps, outside the timed part."""
+"""By cache state, the bytes of other memory that are read before each timed step."""
 
 DATA_KINDS = ("text", "zipf", "random", "periodic", "nomatch")
 DEVICES = ("cpu", "cuda", "npu")
@@ -22,20 +22,20 @@ VARIANT_OPTIONS = (
     *("threads", "frontend", "match_policy", "engine", "min_n", "max_n", "k"),
     *("ngram_sizes", "min_draft_probability"),
 )
-"""Options that a peer ``ours:key=value`` may change; ``sizes`` sets ``ngram_sizes``."""
+"""Options that a peer ``ours:key=value`` may change. Its key ``sizes`` sets ``ngram_sizes``."""
 
 
 class BenchError(Exception):
-    """A message for the user, such as a wrong option or missing data."""
+    """An error of the user, such as a wrong option or missing data."""
 
 
 class UnavailableError(Exception):
-    """A peer that cannot take part here; the message is the reason."""
+    """A peer cannot run on this machine or with these options; the message states why."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Number of requests in a batch, and of each request's tokens before the first step."""
+    """Number of requests in the batch, and number of tokens per request before the first step."""
 
     batch: int
     context: int
@@ -58,17 +58,17 @@ class Options:
     """The settings of a run.
 
     Attributes:
-        sizes: Empty: the op's defaults.
-        peers: Names of the op's peers, or ``ours:key=value,...``; None: the op's defaults.
-        engine: One of the op's engines; empty: its first.
+        sizes: Sizes to measure (default: those of the op).
+        peers: Names of the op's peers, or ``ours:key=value,...`` (default: those of the op).
+        engine: One of the op's engines (default: the first).
         threads: Maximum number of our threads; peers keep their own defaults.
-        steps: Timed steps per round and contestant; 0: chosen by their duration.
+        steps: Timed steps per round and implementation; 0 chooses a number by their duration.
         ngram_sizes: "consecutive" or "ladder". A ladder needs the index on the CPU, and has its own
             min_n, max_n, match_policy and overlap.
-        min_draft_probability: As in `NgramConfig`; above 0 it implies a ladder.
-        data: Folder or file of recorded conversations; None: the default.
-        device: Where the operators run. On a device they are called from torch, and ``threads`` has
-            no effect.
+        min_draft_probability: As in `NgramConfig`. A value above 0 implies a ladder.
+        data: Folder or file of recorded conversations (default: see `load_corpus`).
+        device: "cpu" or the device on which the operators run. On a device, the operators are
+            called from torch, and ``threads`` has no effect.
     """
 
     sizes: tuple[Size, ...] = ()
@@ -90,14 +90,16 @@ class Options:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        _check("cache", self.device == "cpu" or self.cache == "hot", "hot on a device")
+        if self.device != "cpu" and self.cache != "hot":
+            raise BenchError(f"cache: expected hot with --device {self.device}, got {self.cache}")
         for name, choices in (
             ("match_policy", MATCH_POLICY_CODES),
             ("cache", CACHE_STATES),
             ("frontend", FRONTENDS),
             ("ngram_sizes", ("consecutive", "ladder")),
         ):
-            _check(name, getattr(self, name) in choices, f"one of {', '.join(choices)}")
+            if (value := getattr(self, name)) not in choices:
+                raise BenchError(f"{name}: expected one of {', '.join(choices)}, got {value}")
 
     @property
     def is_ladder(self) -> bool:
@@ -105,7 +107,7 @@ class Options:
 
     @property
     def lookup(self) -> dict[str, Any]:
-        """Keyword arguments of every lookup, in its schema's order."""
+        """Arguments of every lookup by name, in the order of the operators' schemas."""
         return {
             "min_n": 1 if self.is_ladder else self.min_n,
             "max_n": LADDER_MAX_N if self.is_ladder else self.max_n,
@@ -116,7 +118,7 @@ class Options:
 
     @property
     def ladder(self) -> dict[str, Any]:
-        """Further keyword arguments of a lookup from a ladder, in its schema's order."""
+        """Further arguments of a lookup with a ladder by name, in the order of the schemas."""
         if not self.is_ladder:
             return {}
         if not self.min_draft_probability:
@@ -125,8 +127,8 @@ class Options:
         return {"ladder": True, "costs": default_costs(), "cost_limit": limit}
 
     def changed(self, text: str) -> Options:
-        """Returns these options with ``key=value,...`` changed, as a peer ``ours:...`` names
-        them."""
+        """Returns these options with the changes in ``text``: ``key=value,...``, as in the name of
+        a peer ``ours:...``."""
         changes: dict[str, str | float] = {}
         for part in text.split(","):
             key, _, value = part.partition("=")
@@ -137,10 +139,6 @@ class Options:
             try:
                 changes[field] = type(getattr(self, field))(value)
             except ValueError:
-                raise BenchError(f"peer 'ours:{text}': {key}: expected a number") from None
+                message = f"peer 'ours:{text}': {key}: expected a number, got {value!r}"
+                raise BenchError(message) from None
         return replace(self, **changes)  # type: ignore[arg-type]
-
-
-def _check(name: str, is_valid: bool, expected: str) -> None:
-    if not is_valid:
-        raise BenchError(f"{name}: expected {expected}")

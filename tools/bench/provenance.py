@@ -1,4 +1,4 @@
-"""The machine and the software of a measurement."""
+"""Describes the machine and the software of a measurement."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from ngram_npu_cli import report as environment
 ROOT = Path(__file__).parents[2]
 
 
-def machine(device: str = "cpu") -> dict[str, Any]:
+def describe_machine(device: str = "cpu") -> dict[str, Any]:
     """Returns CPU model, usable cores, the instruction set in use, and the device."""
-    description = environment.machine(None)
-    del description["threads"]  # each contestant records its own
+    description = environment.machine()
     description["instruction_set"] = _C.instruction_set()
     if device != "cpu":
-        from tools.bench.device import describe
+        from tools.bench.device import describe_device
 
-        description[device] = describe(device)
+        description[device] = describe_device(device)
     return description
 
 
-def versions() -> dict[str, str | None]:
+def find_versions() -> dict[str, str | None]:
     """Returns the versions of installed packages, and the checkout's commit."""
     others = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
     packages = environment.versions()
@@ -35,7 +34,8 @@ def versions() -> dict[str, str | None]:
 
 def _find_commit() -> str | None:
     """Returns the commit that is checked out, with "-dirty" if a file differs from it; None without
-    git. Results do not count, or the first of several would make the others' commit dirty."""
+    git. Results files may differ: otherwise, of several results that are written one after the
+    other, only the first would have a clean commit."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]

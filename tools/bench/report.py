@@ -1,4 +1,4 @@
-"""Results as a file (JSON) and as a table on the screen."""
+"""Formats results as a file (JSON) and as a table on the screen."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def make_document(
         "op": op.name,
         "command": format_command(arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": provenance.machine(options.device),
-        "versions": provenance.versions(),
+        "machine": provenance.describe_machine(options.device),
+        "versions": provenance.find_versions(),
         "settings": settings,
         "skipped": skipped,
         **({"assumptions": op.assumptions} if op.assumptions else {}),
@@ -61,7 +61,7 @@ def format_command(arguments: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "tools.bench", *public])
 
 
-def write(path: Path, document: dict[str, Any]) -> None:
+def write_document(path: Path, document: dict[str, Any]) -> None:
     with atomic_output(path) as scratch:
         scratch.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -1,5 +1,5 @@
-"""vLLM's own code for the same jobs, run from its files and never copied; and its n-gram proposer
-for the CPU (numba).
+"""Loads vLLM's own drafting classes from vLLM's files, as peers; its code is not part of this
+repository. Also defines the peer `vllm-numba`, vLLM's n-gram proposer for the CPU.
 
     python -m tools.bench.vllm_peer FOLDER
 
@@ -24,40 +24,43 @@ from typing import Any
 from ngram_npu.engines.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import Workload
-from tools.bench.measure import Contestant, Drafts
+from tools.bench.measure import Drafts, Implementation
 from tools.bench.options import Options, UnavailableError
 
 VOCAB = 1 << 30
-"""Above every id of any workload, so that all sampled tokens count."""
+"""A vocabulary size above every token id, so that vLLM accepts all sampled tokens as valid."""
 PATH_VARIABLE = "NGRAM_NPU_BENCH_VLLM_PATH"
 FILES = {
     "NgramProposer": Path("vllm/v1/spec_decode/ngram_proposer.py"),
     "NgramProposerGPU": Path("vllm/v1/spec_decode/ngram_proposer_gpu.py"),
     "NgramGPUSpeculator": Path("vllm/v1/worker/gpu/spec_decode/ngram/speculator.py"),
 }
-"""The classes used from vLLM, and their files below the folder that contains it."""
+"""The classes of vLLM that are used, and their files in the folder that contains vLLM."""
 
 Definitions = Mapping[str, Mapping[str, Any]]
-"""Module -> the names in it that need real definitions."""
+"""By module: definitions of the names for which a stand-in is not sufficient."""
 
 
-class Speculator(NgramSpeculator):
-    """vLLM's speculator in a runner that the plugin has wrapped, so that stores are available."""
+class StoreSpeculator(NgramSpeculator):
+    """ngram_npu's V2 speculator as in a runner that the plugin has wrapped: it accepts a store."""
 
     has_request_data = True
 
 
 def find_folder() -> Path:
-    """Returns the environment variable's folder, else that of the installed vLLM.
+    """Returns the folder named by NGRAM_NPU_BENCH_VLLM_PATH or, if it is not set, the folder that
+    contains the installed package vllm.
 
     Raises:
-        UnavailableError: None of them exists.
+        UnavailableError: The variable is not set and vLLM is not installed.
     """
     if named := os.environ.get(PATH_VARIABLE):
         return Path(named)
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
-        raise UnavailableError(f"vLLM is not installed; or unpack one and set {PATH_VARIABLE}")
+        raise UnavailableError(
+            f"vLLM is not installed: install it, or unpack its wheel and set {PATH_VARIABLE}"
+        )
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
@@ -69,8 +72,8 @@ def read_version(folder: Path) -> str:
     return "unknown"
 
 
-def pack(target: Path) -> None:
-    """Copies FILES and vLLM's version. The copies are vLLM's and stay out of the repository."""
+def copy_vllm_files(target: Path) -> None:
+    """Copies FILES and vLLM's version. Do not commit the copies: they are vLLM's code."""
     folder = find_folder()
     metadata = [p.relative_to(folder) for p in folder.glob("vllm*.dist-info/METADATA")]
     for file in [*FILES.values(), *metadata]:
@@ -80,17 +83,20 @@ def pack(target: Path) -> None:
 
 @functools.cache
 def load_class(folder: Path, name: str, definitions: Callable[[], Definitions] = dict) -> Any:
-    """Loads one of FILES; vLLM as a whole need not be importable.
+    """Loads a class from its file in FILES; vLLM as a whole need not be importable.
 
     Args:
-        definitions: Returns what the file imports and stand-ins cannot replace.
+        definitions: Returns the definitions of imported names for which a stand-in is not
+            sufficient.
 
     Raises:
-        UnavailableError: The file is missing or does not load.
+        UnavailableError: The file does not exist or does not load.
     """
     file = folder / FILES[name]
     if not file.is_file():
-        raise UnavailableError(f"{FILES[name]} is missing in vLLM's folder")
+        raise UnavailableError(
+            f"vLLM's folder: expected a file {FILES[name]}, which does not exist"
+        )
     try:
         return getattr(run_file(file, f"tools.bench._vllm_{file.stem}", definitions()), name)
     except Exception as error:
@@ -98,11 +104,12 @@ def load_class(folder: Path, name: str, definitions: Callable[[], Definitions] =
 
 
 def run_file(file: Path, name: str, definitions: Definitions) -> ModuleType:
-    """Executes ``file`` as a module called ``name``. What it imports of ``vllm``, and the measured
-    functions never use, is replaced by names that can be called, subclassed and used as decorators.
+    """Executes ``file`` as a module called ``name``. Names that it imports from ``vllm`` are
+    replaced by stand-ins, except those in ``definitions``. A stand-in can be called, subclassed and
+    used as a decorator; the measured functions do not use it.
 
-    Exceptions of the file propagate. The module stays importable by its name, because torch.compile
-    looks functions up by their module.
+    Exceptions of the file propagate. The module stays in ``sys.modules``, because torch.compile
+    finds functions through the module's name.
     """
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
@@ -110,8 +117,8 @@ def run_file(file: Path, name: str, definitions: Definitions) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     imports = (n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom))
     names = {i.module for i in imports if i.module and i.module.partition(".")[0] == "vllm"}
-    hidden = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
-    sys.modules |= {name: _StandIn(name, definitions.get(name, {})) for name in names}
+    hidden_modules = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
+    sys.modules |= {name: _StandInModule(name, definitions.get(name, {})) for name in names}
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -121,20 +128,20 @@ def run_file(file: Path, name: str, definitions: Definitions) -> ModuleType:
     finally:
         for stand_in in names:
             del sys.modules[stand_in]
-        sys.modules.update(hidden)
+        sys.modules.update(hidden_modules)
     return module
 
 
-class _Names(type):
-    """Makes a class's attributes, such as ``tl.constexpr``, stand-ins themselves."""
+class _StandInMeta(type):
+    """Makes each attribute of a stand-in, such as ``tl.constexpr``, a stand-in as well."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return _Names(name, (_Name,), {})
+        return _StandInMeta(name, (_StandInObject,), {})
 
 
-class _Name(metaclass=_Names):
+class _StandInObject(metaclass=_StandInMeta):
     """Works as a base class, generic or not, as an object, and as a decorator, with or without
     arguments, that returns the decorated object unchanged."""
 
@@ -151,7 +158,7 @@ class _Name(metaclass=_Names):
         return decorated
 
 
-class _StandIn(ModuleType):
+class _StandInModule(ModuleType):
     def __init__(self, name: str, definitions: Mapping[str, Any]) -> None:
         super().__init__(name)
         self.__dict__.update(definitions)
@@ -159,11 +166,11 @@ class _StandIn(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Names(name, (_Name,), {})
+        return _StandInMeta(name, (_StandInObject,), {})
 
 
 def define_device_modules() -> Definitions:
-    """Returns what vLLM's device code needs: an empty forward context, and Triton."""
+    """Returns the definitions that vLLM's device code needs: configuration, contexts and Triton."""
     triton_utils: dict[str, Any] = {"HAS_TRITON": False}
     if importlib.util.find_spec("triton") is not None:
         import triton
@@ -187,15 +194,16 @@ def _no_context(*_: Any, **__: Any) -> Any:
     return nullcontext()
 
 
-class VllmNumba(Contestant):
-    """``NgramProposer.propose`` as vLLM's runner calls it, with the thread count that it chooses
-    (one). Its input is the runner's at that point: the new tokens are already in the rows."""
+class VllmNumba(Implementation):
+    """Calls vLLM's ``NgramProposer.propose`` as vLLM's runner does, with the number of threads that
+    the proposer chooses (1). The rows already contain the new tokens, as in the runner."""
 
     name = "vllm-numba"
 
     def __init__(self, workload: Workload, options: Options) -> None:
         if options.match_policy != "earliest":
-            raise UnavailableError("vLLM's proposer finds the earliest match only")
+            policy = options.match_policy
+            raise UnavailableError(f"vllm-numba: match_policy: expected earliest, got {policy}")
         if importlib.util.find_spec("numba") is None:
             raise UnavailableError("numba is not installed")
         folder = find_folder()
@@ -217,8 +225,8 @@ class VllmNumba(Contestant):
 
 
 def make_sampled_lists(workload: Workload) -> list[list[list[int]]]:
-    """Returns each step's sampled tokens as lists: the runner has them as lists, so making them is
-    not the proposer's work."""
+    """Returns each step's sampled tokens as lists. vLLM's runner already has lists, so the
+    conversion must not be timed."""
     steps = []
     for step in workload.sampled:
         steps.append([[int(token) for token in row if token >= 0] for row in step])
@@ -240,4 +248,4 @@ def make_config(options: Options, capacity: int, batch: int) -> Any:
 
 
 if __name__ == "__main__":
-    pack(Path(sys.argv[1]))
+    copy_vllm_files(Path(sys.argv[1]))

@@ -1,1 +1,1 @@
-"""Everything that needs a machine with an NPU, in one command: ``python -m tools.npu``."""
+"""The command for a machine with an NPU: ``python -m tools.npu`` builds, tests and measures."""

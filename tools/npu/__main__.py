@@ -1,10 +1,10 @@
-"""On a machine with an NPU: builds the package, runs the parity suite on the device, and measures.
-Each stage has a time limit, and its result is recorded.
+"""Builds the package on a machine with an NPU, runs the parity suite on the NPU, and runs the
+benchmark. Each stage has a time limit, and npu-run.json contains its result.
 
     python -m tools.npu
 
-It needs an environment with torch, torch_npu, CANN's variables (set_env.sh), scikit-build-core,
-pybind11, ninja, pytest and hypothesis. If vllm-ascend is installed, the bench compares with it. See
+Requires an environment with torch, torch_npu, CANN's variables (set_env.sh), scikit-build-core,
+pybind11, ninja and pytest. If vllm-ascend is installed, the benchmark also measures it. See
 docs/guides/ascend.md.
 """
 
@@ -34,22 +34,23 @@ _PACKAGES = {"numpy", "torch", "torch_npu", "torch-npu", "vllm", "vllm-ascend", 
 _BENCH = "ngram_step_-npu.json"
 _HOUR = 3600
 _RECORDED_CHARACTERS = 16_000
-"""Last characters of a failed stage's output in the document; its log has all of it."""
+"""Maximum number of characters from the end of a failed stage's output that npu-run.json contains.
+The stage's log in build/logs has the whole output."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A Python command, which may fail or hang without affecting the others."""
+    """A Python command, which may fail or hang without affecting other stages."""
 
     name: str
     arguments: tuple[str, ...]
     seconds: float
     """Time limit."""
     required: bool = False
-    """Whether later stages need it."""
-    read: Callable[[str], Any] = lambda output: {}
-    """Returns the result in its output; raises ValueError if the stage failed despite its
-    status."""
+    """If True, no further stage runs after a failure of this one."""
+    parse_output: Callable[[str], Any] = lambda output: {}
+    """Returns the stage's result from its output. Raises ValueError if the stage failed although
+    its exit status is 0."""
 
     @property
     def command(self) -> str:
@@ -58,20 +59,20 @@ class Stage:
         return shlex.join(["python3", *words])
 
 
-def read_counts(output: str) -> dict[str, int]:
-    """Reads the last line of pytest's output."""
+def parse_counts(output: str) -> dict[str, int]:
+    """Returns the numbers of tests by outcome from the last line of pytest's output."""
     last = (output.strip().splitlines() or [""])[-1]
     counts = re.findall(r"(\d+) (passed|failed|skipped|deselected|errors?)", last)
     if not any(outcome == "passed" for _, outcome in counts):
-        raise ValueError("no test passed")
+        raise ValueError("expected at least one test that passed, got none")
     return {outcome: int(number) for number, outcome in counts}
 
 
 def run_stage(stage: Stage, out: Path) -> dict[str, Any]:
-    """Runs a stage and returns its entry in the document. Ending it also ends its child
-    processes."""
+    """Runs a stage and returns its entry for npu-run.json. After a timeout or an interrupt, kills
+    the stage and its child processes."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    log, begun = LOGS / f"{stage.name}.log", time.monotonic()
+    log, start = LOGS / f"{stage.name}.log", time.monotonic()
     with log.open("w") as file, subprocess.Popen(
         [sys.executable, *stage.arguments],
         cwd=ROOT,
@@ -92,14 +93,14 @@ def run_stage(stage: Stage, out: Path) -> dict[str, Any]:
     output = log.read_text(errors="replace")
     result = {}
     try:
-        result = stage.read(output)
+        result = stage.parse_output(output)
     except ValueError as error:
         reason = reason or str(error)
     entry: dict[str, Any] = {
         "stage": stage.name,
         "command": stage.command,
         "status": "failed" if reason else "passed",
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": round(time.monotonic() - start, 1),
         **({"result": result} if result else {}),
     }
     if reason:
@@ -109,9 +110,9 @@ def run_stage(stage: Stage, out: Path) -> dict[str, Any]:
     return entry
 
 
-def build_command() -> list[str]:
-    """Returns the command that builds the package for the chip, SOC_VERSION or this machine's, and
-    installs it."""
+def make_build_command() -> list[str]:
+    """Returns the command that builds and installs the package for the chip in SOC_VERSION
+    (default: this machine's NPU)."""
     if not (chip := os.environ.get("SOC_VERSION")):
         import torch
         import torch_npu  # noqa: F401
@@ -128,23 +129,23 @@ def plan_stages(out: Path) -> list[Stage]:
         "-m", "tools.bench", "ngram_step_", "--device", "npu", "--data-kind", "zipf",
         "--sizes", *SIZES, "--peer", "vllm-ascend", "--json", str(out / _BENCH),
     )  # fmt: skip
-    # The names of the parity suite's tests end in the backend's: "[<op>-device-npu]".
+    # The id of each parity test ends with the backend's name: "[<op>-device-npu]".
     parity = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "npu]")
     return [
         Stage("build", ("-m", "tools.npu", "--build"), 2 * _HOUR, required=True),
-        Stage("doctor", ("-m", "ngram_npu_cli", "doctor"), 300, read=str.splitlines),
-        Stage("parity", (*parity, "tests/ops/test_parity.py"), _HOUR, True, read_counts),
+        Stage("doctor", ("-m", "ngram_npu_cli", "doctor"), 300, parse_output=str.splitlines),
+        Stage("parity", (*parity, "tests/ops/test_parity.py"), _HOUR, True, parse_counts),
         Stage("bench", bench, _HOUR),
     ]
 
 
-def collect_results(out: Path, begun: float) -> dict[str, Any]:
-    """Returns versions and the bench's figures, so that one file has all results. A file from
-    before ``begun`` belongs to another run."""
+def collect_results(out: Path, start: float) -> dict[str, Any]:
+    """Returns the package versions and the benchmark's results, so that npu-run.json contains all
+    results. Ignores a results file that is older than ``start``: it is from an earlier run."""
     installed = {d.metadata["Name"]: d.version for d in distributions()}
     versions = {name: version for name, version in installed.items() if name in _PACKAGES}
     file = out / _BENCH
-    if not file.is_file() or file.stat().st_mtime < begun:
+    if not file.is_file() or file.stat().st_mtime < start:
         return {"versions": versions}
     return {"versions": versions, "bench": json.loads(file.read_text(encoding="utf-8"))}
 
@@ -152,31 +153,32 @@ def collect_results(out: Path, begun: float) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.npu")
     add = parser.add_argument
-    add("--out", type=Path, help="for the files (default: $OUT, else tools/bench/results)")
-    add("--only", nargs="+", choices=("build", "doctor", "parity", "bench"), help="instead of all")
-    add("--build", action="store_true", help="only build and install, without a record")
+    add("--out", type=Path, help="output folder (default: $OUT, else tools/bench/results)")
+    stage_names = ("build", "doctor", "parity", "bench")
+    add("--only", nargs="+", choices=stage_names, help="run only these stages (default: all)")
+    add("--build", action="store_true", help="only build and install; write no npu-run.json")
     add("--dry-run", action="store_true", help="only print what would be run")
     options = parser.parse_args(arguments)
     if options.build:
-        return subprocess.run(build_command(), check=False).returncode
+        return subprocess.run(make_build_command(), check=False).returncode
     out = (options.out or Path(os.environ.get("OUT") or RESULTS)).resolve()
     stages = [s for s in plan_stages(out) if options.only is None or s.name in options.only]
     if options.dry_run:
         print(*(f"{s.name:<8}{s.seconds:>6g} s  {s.command}" for s in stages), sep="\n")
         return 0
     out.mkdir(parents=True, exist_ok=True)
-    begun, entries = time.time(), []
+    start, entries = time.time(), []
     for stage in stages:
         entry = run_stage(stage, out)
         entries.append(entry)
         reason = entry.get("reason", "")
         print(f"{stage.name:<8}{entry['seconds']:>6.1f} s  {entry['status']} {reason}")
         print(entry.get("output", "")[-2500:], end="", flush=True)
-        document = {  # after each stage, so that a later failure loses nothing
+        document = {  # written after each stage, so that no result is lost if a later stage fails
             "command": "python -m tools.npu",
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "stages": entries,
-            **collect_results(out, begun),
+            **collect_results(out, start),
         }
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
         (out / "npu-run.json").write_text(text, encoding="utf-8")

@@ -1,11 +1,12 @@
-"""Checks all AscendC kernels against the real headers, by g++ and without CANN's compiler.
+"""Compiles all AscendC kernels with the real headers and g++, without CANN's compiler.
 
     python -m tools.npu.headers DEVKIT
 
-DEVKIT is a checkout of Ascend C's devkit (asc-devkit), which is not part of this project. The names
-of CANN's compiler are declared as far as declarations need them, including `::Part`; its
-intrinsics are not, so the headers' bodies have many errors. The errors that count are those in our
-files, and those of a template that our files instantiate, unless only an intrinsic is missing.
+DEVKIT is a checkout of Ascend C's devkit (asc-devkit), which is not part of this project. This tool
+declares the names of CANN's compiler that declarations in the headers need, such as `::Part`. It
+does not declare the compiler's intrinsics, so g++ reports many errors in the headers. The tool
+reports only errors in our files, and errors in templates that our files instantiate, except those
+about an intrinsic.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main() -> int:
     kernels = [file for file in files if "__global__" in file.read_text()]
     errors = []
     with tempfile.TemporaryDirectory() as folder:
-        names = stand_ins(devkit, Path(folder))
+        names = write_stand_ins(devkit, Path(folder))
         include = [folder, devkit / "include", devkit / "include/basic_api", devkit, sources]
         for arch in ARCHITECTURES:
             for kernel in kernels:
@@ -70,14 +71,15 @@ def main() -> int:
                      "-include", names, kernel],
                     capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
                 )  # fmt: skip
-                messages = problems(done.stderr, str(sources))
+                messages = find_problems(done.stderr, str(sources))
                 print(f"{arch} {kernel.name}: {len(messages)} problems", *messages, sep="\n  ")
                 errors += messages
     return bool(errors)
 
 
-def stand_ins(devkit: Path, folder: Path) -> Path:
-    """Writes empty files for the parts of the devkit that the kernels do not use, and the names."""
+def write_stand_ins(devkit: Path, folder: Path) -> Path:
+    """Writes empty files in place of the headers that the kernels do not use, and a header with the
+    names of CANN's compiler; returns the latter."""
     for part in ("adv_api", "simt_api"):
         for header in (devkit / "include" / part).rglob("*.h"):
             for place in ("include", ""):
@@ -91,8 +93,8 @@ def stand_ins(devkit: Path, folder: Path) -> Path:
     return names
 
 
-def problems(output: str, sources: str) -> list[str]:
-    """Returns the errors in our files, and those caused by a use in our files."""
+def find_problems(output: str, sources: str) -> list[str]:
+    """Returns the errors in our files, and those in templates that our files instantiate."""
     errors = []
     is_in_our_files = False
     for line in output.splitlines():

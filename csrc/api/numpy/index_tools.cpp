@@ -23,16 +23,17 @@ void index_init(py::handle index, int64_t num_slots) {
   constexpr const char* op = "index_init";
   const api::TensorView view = index_view(op, index, api::Arguments::kWrite);
   if (ngram_npu_cpu_ngram_index_init(static_cast<int32_t*>(view.data), view.sizes[0], num_slots) != kOk) {
-    api::Arguments(op).fail("index", "words for " + std::to_string(num_slots) + " slots and a page",
+    api::Arguments(op).fail("index", "enough words for " + std::to_string(num_slots) + " slots and one page",
                             std::to_string(view.sizes[0]) + " words");
   }
 }
 
 std::pair<int32_t, int64_t> index_check(py::handle index) {
   const api::TensorView view = index_view("index_check", index, api::Arguments::kRead);
-  int64_t where = 0;
-  const int32_t fault = ngram_npu_cpu_ngram_index_check(static_cast<const int32_t*>(view.data), view.sizes[0], &where);
-  return {fault, where};
+  int64_t location = 0;
+  const int32_t fault =
+      ngram_npu_cpu_ngram_index_check(static_cast<const int32_t*>(view.data), view.sizes[0], &location);
+  return {fault, location};
 }
 
 int32_t index_check_row(py::handle index, int64_t slot, py::handle tokens) {
@@ -59,12 +60,12 @@ py::dict index_statistics(py::handle index) {
       {"rebuilds_rewritten", index::kStatRebuildTokens},
       {"rebuilds_options", index::kStatRebuildOptions},
       {"page_splits", index::kStatSplits},
-      {"slots_given_up", index::kStatDisabled},
+      {"slots_disabled", index::kStatDisabled},
   };
   const api::TensorView view = index_view("index_statistics", index, api::Arguments::kRead);
   const auto* words = static_cast<const uint32_t*>(view.data);
   py::dict statistics;
-  // 0 for words beyond the tensor.
+  // Words beyond the end of the tensor count as 0.
   for (const auto& [name, word] : kWords) statistics[name] = word < view.sizes[0] ? words[word] : 0;
   return statistics;
 }
@@ -80,8 +81,8 @@ int64_t steps_to_index(const cpu::IndexPolicy& self, int64_t step, py::handle nu
   return self.steps_to_index(step, total, rows, num_behind, rows > 0 && num_sampled_data[0] > 0);
 }
 
-// Indexes, before a lookup, some of the tokens that are missing in the rows' slots. Returns the slots to look up (-1:
-// scan the row) and the number of rows that are not completely indexed yet.
+// Before a lookup, indexes some of the tokens that are missing in the rows' slots. Returns the slots to look up (-1:
+// scan the row) and the number of rows to scan.
 py::tuple index_catch_up(const cpu::IndexPolicy& policy, py::handle token_ids, py::handle num_tokens, py::handle index,
                          py::handle slot_indices, py::handle num_sampled, int64_t min_n, int64_t max_n,
                          int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
@@ -92,7 +93,7 @@ py::tuple index_catch_up(const cpu::IndexPolicy& policy, py::handle token_ids, p
   NgramIndexAppendParams p{};
   p.token_ids = call.check_token_rows<const int32_t>(call.view("token_ids", token_ids));
   if (p.token_ids.rows < batch)
-    call.fail("token_ids", std::to_string(batch) + " rows", std::to_string(p.token_ids.rows));
+    call.fail("token_ids", std::to_string(batch) + " rows or more", std::to_string(p.token_ids.rows) + " rows");
   const int32_t* num_tokens_data = call.check_int32s(call.view("num_tokens", num_tokens), batch);
   const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), batch);
   const api::TensorView words = call.view("index", index);

@@ -1,5 +1,4 @@
-// `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`. No torch here.
-
+// `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`, without torch.
 #include "api/bookkeeping.h"
 #include "api/correction.h"
 #include "api/device_store.h"
@@ -33,7 +32,7 @@ void define_operators(py::module_& m) {
 }
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "The CPU kernels of ngram_npu on numpy arrays: no copy, no torch, the GIL released.";
+  m.doc() = "The CPU kernels of ngram_npu on numpy arrays, without copies, without torch and without the GIL.";
   m.attr("__version__") = NGRAM_NPU_VERSION;
   m.attr("compiler") = "g++ " __VERSION__;
   m.attr("MAX_NGRAM") = kMaxNgram;

@@ -30,7 +30,7 @@ inline api::DType dtype_of(const py::dtype& dtype) {
   return DType::kOther;
 }
 
-// Define the other members of _C; module.cpp calls these functions.
+// Each of these functions adds members to the module _C; module.cpp calls them.
 void define_index_tools(py::module_& m);
 void define_row_tools(py::module_& m);
 void define_store_tools(py::module_& m);
@@ -49,7 +49,7 @@ class NumpyCall : public api::Arguments {
     return array_view(name, object, "a numpy array or None");
   }
 
-  // Created without calling Python, because a whole call takes only about a microsecond.
+  // Creates the array with numpy's C API instead of numpy.empty, because a whole call takes only about 1 us.
   static Output empty(int64_t size) { return Output(size); }
   static Output empty(int64_t rows, int64_t columns) { return Output({rows, columns}); }
   static int32_t* data(Output& output) { return output.mutable_data(); }
@@ -67,7 +67,7 @@ class NumpyCall : public api::Arguments {
     return {};
   }
 
-  // Releases the GIL. After the checks a kernel can fail only if memory is exhausted.
+  // Runs the kernel without the GIL. After the checks, a kernel can fail only because of missing memory.
   template <class Op>
   static void run(const typename Op::Params& params) {
     int32_t status = kOk;
@@ -100,7 +100,7 @@ inline api::TensorView NumpyCall::array_view(const char* name, py::handle object
   view.item_bytes = array.itemsize();
   view.ndim = static_cast<int32_t>(array.ndim());
   view.data = const_cast<void*>(array.data());
-  if (view.item_bytes == 0) return view;  // an empty record type: kOther, which all checks reject
+  if (view.item_bytes == 0) return view;  // a record type without fields is kOther, which all checks reject
   view.writable = array.writeable();
   view.aligned = reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(view.item_bytes) == 0;
   for (int32_t d = 0; d < view.ndim && d < api::TensorView::kMaxDim; ++d) {

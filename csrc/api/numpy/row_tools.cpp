@@ -1,5 +1,5 @@
-// numpy bindings for rows of a token buffer: RowRecognizer finds the request in each row (used for vLLM's V1 drafter);
-// pack_rows and join_spans pack rows for copies to the device (used by AsyncSpecState).
+// numpy bindings for rows of a token buffer. RowRecognizer finds the request in each row, for the drafter of vLLM's V1
+// runner. pack_rows and join_spans pack rows for copies to the device, for AsyncSpecState.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -31,9 +31,10 @@ py::tuple assign(cpu::RowRecognizer& self, py::handle token_ids, py::handle num_
   const int64_t batch = lengths.sizes[0];
   const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), batch);
   const auto rows = call.check_token_rows<const int32_t>(call.view("token_ids", token_ids));
-  if (rows.rows < batch) call.fail("token_ids", std::to_string(batch) + " rows", std::to_string(rows.rows));
+  if (rows.rows < batch)
+    call.fail("token_ids", std::to_string(batch) + " rows or more", std::to_string(rows.rows) + " rows");
   if (batch > self.num_slots()) {
-    call.fail("num_tokens", "at most " + std::to_string(self.num_slots()) + " rows, the number of slots",
+    call.fail("num_tokens", "at most " + std::to_string(self.num_slots()) + " items (the number of slots)",
               std::to_string(batch));
   }
   py::array_t<int32_t> slots(batch);
@@ -47,8 +48,9 @@ py::array_t<int32_t> free_absent_slots(cpu::RowRecognizer& self, int64_t steps) 
   return as_array(self.free_absent_slots(steps));
 }
 
-// Returns (destination chunk indices [C] int64, chunks [C, 64] int32, number of chunks of rows [0, split), minimum item
-// of the remaining rows). Row i is written from chunk first_chunks[i] on and is padded to at least min_items[i] items.
+// Returns (destination chunk indices [C] int64, chunks [C, 64] int32, number of chunks of rows [0, split), smallest
+// item of the other rows). The first chunk of row i has index first_chunks[i]; the row is padded to at least
+// min_items[i] items.
 py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle min_items, int64_t split) {
   NumpyCall call("pack_rows");
   const auto count = static_cast<int64_t>(rows.size());

@@ -1,7 +1,7 @@
 // Creates the Python function for an operator. The schema (schemas.h) defines the arguments' names, types and defaults.
 //
-// pybind11 creates and looks up a string for each keyword argument, which takes longer than a short lookup. Here names
-// are first compared by address, because Python interns the names in a call.
+// pybind11 is not used to bind the arguments, because it creates and looks up a string for each keyword argument, which
+// takes longer than a short lookup. Here, names are first compared by address, because Python interns keyword names.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -19,7 +19,7 @@ namespace ngram_npu::numpy {
 
 struct SchemaArgument {
   std::string type, name;
-  PyObject* interned = nullptr;
+  PyObject* interned_name = nullptr;
   PyObject* default_value = nullptr;  // null if there is none
 };
 
@@ -34,7 +34,7 @@ inline const char* schema_of(const std::string& op) {
 template <size_t kCount>
 std::array<SchemaArgument, kCount> parse_schema_arguments(const std::string& op) {
   namespace py = pybind11;
-  const auto value_of = [](const std::string& text) -> py::object {
+  const auto parse_default = [](const std::string& text) -> py::object {
     if (text == "None") return py::none();
     if (text == "True" || text == "False") return py::bool_(text == "True");
     return py::int_(std::stoll(text));
@@ -54,9 +54,9 @@ std::array<SchemaArgument, kCount> parse_schema_arguments(const std::string& op)
       entry.type = argument.substr(0, name - 1);
       if (entry.type == "SymInt") entry.type = "int";
       entry.name = argument.substr(name, equals - name);
-      entry.interned = PyUnicode_InternFromString(entry.name.c_str());
-      if (entry.interned == nullptr) throw py::error_already_set();
-      if (equals != std::string::npos) entry.default_value = value_of(argument.substr(equals + 1)).release().ptr();
+      entry.interned_name = PyUnicode_InternFromString(entry.name.c_str());
+      if (entry.interned_name == nullptr) throw py::error_already_set();
+      if (equals != std::string::npos) entry.default_value = parse_default(argument.substr(equals + 1)).release().ptr();
     }
     ++count;
   }
@@ -107,34 +107,36 @@ class PythonOperator<kFunction> {
 
   static BoundArguments bind_arguments(PyObject* const* values, size_t num_positional, PyObject* names) {
     BoundArguments bound{};
-    if (num_positional > kCount) fail("expected at most " + std::to_string(kCount) + " arguments");
+    if (num_positional > kCount) {
+      fail("expected at most " + std::to_string(kCount) + " arguments, got " + std::to_string(num_positional));
+    }
     std::copy_n(values, num_positional, bound.begin());
     const size_t num_named = names == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(names));
     size_t index = num_positional;
     for (size_t i = 0; i < num_named; ++i) {
-      index = find(PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(i)), index);
-      if (bound[index] != nullptr) fail(arguments_[index].name + ": given twice");
+      index = find_argument(PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(i)), index);
+      if (bound[index] != nullptr) fail(arguments_[index].name + ": expected one value, got two");
       bound[index] = values[num_positional + i];
     }
     for (size_t i = 0; i < kCount; ++i) {
       if (bound[i] == nullptr) bound[i] = arguments_[i].default_value;
-      if (bound[i] == nullptr) fail(arguments_[i].name + ": missing");
+      if (bound[i] == nullptr) fail(arguments_[i].name + ": expected a value, got none");
     }
     return bound;
   }
 
-  // Most calls pass names in the schema's order, so the search begins where the previous one ended.
-  static size_t find(PyObject* name, size_t begin) {
+  // Most calls pass names in the schema's order, so the search begins where the search for the previous name ended.
+  static size_t find_argument(PyObject* name, size_t begin) {
     for (size_t i = 0; i < kCount; ++i) {
       const size_t index = begin + i < kCount ? begin + i : begin + i - kCount;
-      if (arguments_[index].interned == name) return index;
+      if (arguments_[index].interned_name == name) return index;
     }
     for (size_t index = 0; index < kCount; ++index) {
-      const int equal = PyUnicode_Compare(arguments_[index].interned, name);
+      const int equal = PyUnicode_Compare(arguments_[index].interned_name, name);
       if (PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
       if (equal == 0) return index;
     }
-    fail(std::string(pybind11::str(name)) + ": no such argument");
+    fail(std::string(pybind11::str(name)) + ": not an argument of this operator");
   }
 
   template <size_t... kIndices>
@@ -166,7 +168,7 @@ class PythonOperator<kFunction> {
 
   [[noreturn]] static void fail(const std::string& what) { throw pybind11::type_error(name_ + ": " + what); }
 
-  // One set per function; they live until the process ends.
+  // Each function has its own members. They exist until the process ends.
   static inline std::string name_;
   static inline std::array<SchemaArgument, kCount> arguments_;
   static inline PyMethodDef method_;

@@ -1,4 +1,4 @@
-// Creates, checks, reads and clears a store, for NgramStore (python/ngram_npu/store/store.py).
+// Creates, checks, copies and clears a store, for NgramStore (python/ngram_npu/store/store.py).
 #include <pybind11/stl.h>
 
 #include <optional>
@@ -11,8 +11,8 @@
 namespace ngram_npu::numpy {
 namespace {
 
-// A store's words and their number.
-std::pair<int32_t*, int64_t> open_words(const char* op, py::handle store, api::Arguments::Access access) {
+// Checks that `store` is an int32 vector. Returns its data and size.
+std::pair<int32_t*, int64_t> check_store_words(const char* op, py::handle store, api::Arguments::Access access) {
   NumpyCall call(op);
   const api::TensorView view = call.view("store", store);
   call.check_vector(view, {api::DType::kInt32}, -1, access);
@@ -29,7 +29,7 @@ int64_t store_words(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
   return parts_of(num_slots, num_blocks, line_bits).back();
 }
 
-// Begin and end of each part, in words.
+// Returns the begin and the end of each part, in words.
 py::dict store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
   const auto parts = parts_of(num_slots, num_blocks, line_bits);
   constexpr const char* kNames[] = {"slots", "heads", "lines", "tokens", "bytes"};
@@ -40,34 +40,34 @@ py::dict store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
 
 void store_init(py::handle store, int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t visibility) {
   constexpr const char* op = "store_init";
-  const auto [words, size] = open_words(op, store, api::Arguments::kWrite);
+  const auto [words, size] = check_store_words(op, store, api::Arguments::kWrite);
   api::Arguments(op).check_scalar("visibility", visibility, store::kLive, store::kFinish);
   if (ngram_npu_cpu_ngram_store_init(words, size, num_slots, num_blocks, line_bits,
                                      static_cast<uint32_t>(visibility)) != kOk) {
     api::Arguments(op).fail("store",
-                            "words for " + std::to_string(num_slots) + " slots, " + std::to_string(num_blocks) +
+                            "enough words for " + std::to_string(num_slots) + " slots, " + std::to_string(num_blocks) +
                                 " blocks and 2**" + std::to_string(line_bits) + " lines",
                             std::to_string(size) + " words");
   }
 }
 
 std::pair<int32_t, int64_t> store_check(py::handle store) {
-  const auto [words, size] = open_words("store_check", store, api::Arguments::kRead);
-  int64_t where = 0;
-  const int32_t fault = ngram_npu_cpu_ngram_store_check(words, size, &where);
-  return {fault, where};
+  const auto [words, size] = check_store_words("store_check", store, api::Arguments::kRead);
+  int64_t location = 0;
+  const int32_t fault = ngram_npu_cpu_ngram_store_check(words, size, &location);
+  return {fault, location};
 }
 
 py::dict store_statistics(py::handle store) {
-  const auto [words, size] = open_words("store_statistics", store, api::Arguments::kRead);
+  const auto [words, size] = check_store_words("store_statistics", store, api::Arguments::kRead);
   constexpr std::pair<const char*, int> kWords[] = {
-      {"num_slots", store::kHeaderSlots},      {"num_blocks", store::kHeaderBlocks},
-      {"line_bits", store::kHeaderLineBits},   {"visibility", store::kHeaderVisibility},
-      {"lookups", store::kStatLookups},        {"hits", store::kStatHits},
-      {"drafts", store::kStatDrafts},          {"draft_tokens", store::kStatTokens},
-      {"tokens_entered", store::kStatEntered}, {"entries_evicted", store::kStatEvicted},
-      {"blocks_lost", store::kStatLostBlocks}, {"renumberings", store::kStatRenumbered},
-      {"calls_busy", store::kStatBusy},
+      {"num_slots", store::kHeaderSlots},       {"num_blocks", store::kHeaderBlocks},
+      {"line_bits", store::kHeaderLineBits},    {"visibility", store::kHeaderVisibility},
+      {"lookups", store::kStatLookups},         {"hits", store::kStatHits},
+      {"drafts", store::kStatDrafts},           {"draft_tokens", store::kStatTokens},
+      {"tokens_inserted", store::kStatInserted}, {"entries_evicted", store::kStatEvicted},
+      {"blocks_lost", store::kStatLostBlocks},  {"renumberings", store::kStatRenumberings},
+      {"calls_skipped", store::kStatSkippedCalls},
   };
   py::dict statistics;
   for (const auto& [name, word] : kWords) statistics[name] = word < size ? static_cast<uint32_t>(words[word]) : 0;
@@ -80,23 +80,23 @@ py::dict store_statistics(py::handle store) {
 }
 
 bool store_lock(py::handle store) {
-  const auto [words, size] = open_words("store_lock", store, api::Arguments::kWrite);
-  return ngram_npu_cpu_ngram_store_take(words, size);
+  const auto [words, size] = check_store_words("store_lock", store, api::Arguments::kWrite);
+  return ngram_npu_cpu_ngram_store_lock(words, size);
 }
 
 void store_unlock(py::handle store) {
-  const auto [words, size] = open_words("store_unlock", store, api::Arguments::kWrite);
-  ngram_npu_cpu_ngram_store_give_back(words, size);
+  const auto [words, size] = check_store_words("store_unlock", store, api::Arguments::kWrite);
+  ngram_npu_cpu_ngram_store_unlock(words, size);
 }
 
-int64_t store_pieces(py::handle store) {
-  const auto [words, size] = open_words("store_pieces", store, api::Arguments::kRead);
+int64_t count_pieces(py::handle store) {
+  const auto [words, size] = check_store_words("store_pieces", store, api::Arguments::kRead);
   return ngram_npu_cpu_ngram_store_pieces(words, size);
 }
 
-// The number of words written. None: another call is using the store.
+// Copies a piece of the store to `to`. Returns the number of words; None if another call is using the store.
 std::optional<int64_t> store_pack(py::handle store, int64_t piece, py::handle to) {
-  const auto [words, size] = open_words("store_pack", store, api::Arguments::kWrite);
+  const auto [words, size] = check_store_words("store_pack", store, api::Arguments::kWrite);
   NumpyCall call("store_pack");
   call.check_scalar("piece", piece, 0, larger(ngram_npu_cpu_ngram_store_pieces(words, size) - 1, int64_t{0}));
   const api::TensorView buffer = call.view("to", to);
@@ -107,8 +107,8 @@ std::optional<int64_t> store_pack(py::handle store, int64_t piece, py::handle to
 }
 
 int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
-  const auto [words, size] = open_words("store_unpack", store, api::Arguments::kWrite);
-  const std::string_view bytes(packed);  // the interpreter aligns it to 8 bytes
+  const auto [words, size] = check_store_words("store_unpack", store, api::Arguments::kWrite);
+  const std::string_view bytes(packed);  // the interpreter aligns the contents of bytes to 8 bytes
   if (bytes.size() % sizeof(uint32_t) != 0) return kStoreFaultPiece;
   const auto* from = reinterpret_cast<const uint32_t*>(bytes.data());
   return ngram_npu_cpu_ngram_store_unpack(words, size, piece, from,
@@ -116,7 +116,7 @@ int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
 }
 
 void store_clear(py::handle store, std::optional<int64_t> scope) {
-  const auto [words, size] = open_words("store_clear", store, api::Arguments::kWrite);
+  const auto [words, size] = check_store_words("store_clear", store, api::Arguments::kWrite);
   ngram_npu_cpu_ngram_store_clear(words, size, scope ? &*scope : nullptr);
 }
 
@@ -138,13 +138,13 @@ void define_store_tools(py::module_& m) {
   m.def("store_lock", store_lock, py::arg("store"));
   m.def("store_unlock", store_unlock, py::arg("store"));
   py::dict words;
-  words["busy"] = int{store::kHeaderBusy};
+  words["lock"] = int{store::kHeaderLock};
   words["epoch"] = int{store::kHeaderEpoch};
-  words["entered"] = int{store::kStatEntered};
-  words["calls_busy"] = int{store::kStatBusy};
+  words["inserted"] = int{store::kStatInserted};
+  words["calls_skipped"] = int{store::kStatSkippedCalls};
   m.attr("STORE_WORDS") = words;
   m.attr("STORE_PIECE_WORDS") = kStorePieceWords;
-  m.def("store_pieces", store_pieces, py::arg("store"));
+  m.def("store_pieces", count_pieces, py::arg("store"));
   m.def("store_pack", store_pack, py::arg("store"), py::arg("piece"), py::arg("to"));
   m.def("store_unpack", store_unpack, py::arg("store"), py::arg("piece"), py::arg("packed"));
   m.def("store_clear", store_clear, py::arg("store"), py::arg("scope"));

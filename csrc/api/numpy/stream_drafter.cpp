@@ -38,7 +38,7 @@ class Drafter {
     const TokenRows<const int32_t> rows = call.check_token_rows<const int32_t>(tokens);
     call.check_shape(tokens, num_rows, 1 + max_sampled);
     if (rows.stride != rows.capacity)
-      call.fail("sampled", "rows without a gap", std::to_string(rows.stride) + " apart");
+      call.fail("sampled", "a contiguous matrix", "outer stride " + std::to_string(rows.stride));
     options.sampled = rows.data;
     const api::TensorView results = call.view("drafts", py::handle(drafts));
     call.check_vector(results, {api::DType::kUInt8}, StreamDraftLayout(num_rows, k).total_bytes,
@@ -46,15 +46,15 @@ class Drafter {
     if (const auto remainder = reinterpret_cast<uintptr_t>(results.data) % alignof(int64_t); remainder != 0)
       call.fail("drafts", "8-byte alignment", "address % 8 == " + std::to_string(remainder));
     options.drafts = static_cast<uint8_t*>(results.data);
-    NgramIndexProposeParams& lookup = options.draft.lookup;
-    lookup.propose.lookup = call.check_lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
-    call.check_scan_costs(&lookup.propose.lookup, call.view("match_costs", match_costs), cost_limit);
+    NgramIndexProposeParams& index_propose = options.draft.index_propose;
+    index_propose.propose.lookup = call.check_lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+    call.check_scan_costs(&index_propose.propose.lookup, call.view("match_costs", match_costs), cost_limit);
     if (!index.is_none()) {
       call.check_index_ngram_range(min_n, max_n, match_policy, ladder);
-      lookup.index = api::check_index(call, index, py::none(), num_rows);
+      index_propose.index = api::check_index(call, index, py::none(), num_rows);
     }
-    lookup.catch_up_tokens = 0;  // a job inserts text after it has drafted
-    lookup.ladder =
+    index_propose.catch_up_tokens = 0;  // a job inserts text after it has drafted
+    index_propose.ladder =
         call.check_ladder(ladder, call.view("costs", costs), cost_limit, call.view("token_logits", token_logits));
     if (!store.is_none()) {
       options.draft.store.store = api::check_store(call, store);
@@ -69,15 +69,16 @@ class Drafter {
     if (drafter_ == nullptr) throw std::bad_alloc();
   }
   ~Drafter() {
-    // Pending callbacks may still use the drafter and its arrays: they remain allocated until the process ends.
+    // Pending callbacks may still use the drafter and its arrays, so these remain allocated until the process ends.
     if (!ngram_npu_cpu_stream_free(drafter_)) arrays_.release();
   }
   Drafter(const Drafter&) = delete;
   Drafter& operator=(const Drafter&) = delete;
 
-  void begin(int64_t row, const py::object& tokens, int64_t scope, const py::object& stop_tokens, int64_t max_length,
-             int64_t prompt_length, int64_t min_output, int64_t min_pattern, int64_t max_pattern, int64_t min_count) {
-    NumpyCall call("StreamDrafter.begin");
+  void add_request(int64_t row, const py::object& tokens, int64_t scope, const py::object& stop_tokens,
+                   int64_t max_length, int64_t prompt_length, int64_t min_output, int64_t min_pattern,
+                   int64_t max_pattern, int64_t min_count) {
+    NumpyCall call("StreamDrafter.add_request");
     call.check_scalar("row", row, 0, num_rows_ - 1);
     call.check_scalar("prompt_length", prompt_length, 0, kNoLimit);
     const api::TensorView text = call.view("tokens", py::handle(tokens));
@@ -90,37 +91,37 @@ class Drafter {
         ids,
         text.sizes[0],
         {stop_ids, stops.sizes[0], max_length, prompt_length, min_output, min_pattern, max_pattern, min_count}};
-    check(ngram_npu_cpu_stream_begin(drafter_, &request));
+    throw_if_out_of_memory(ngram_npu_cpu_stream_add_request(drafter_, &request));
   }
 
-  void end(int64_t row) {
-    api::Arguments("StreamDrafter.end").check_scalar("row", row, 0, num_rows_ - 1);
-    check(ngram_npu_cpu_stream_end(drafter_, row));
+  void remove_request(int64_t row) {
+    api::Arguments("StreamDrafter.remove_request").check_scalar("row", row, 0, num_rows_ - 1);
+    throw_if_out_of_memory(ngram_npu_cpu_stream_remove_request(drafter_, row));
   }
 
   // Creates a job and returns its address.
-  uintptr_t step(const py::object& rows, bool drafts) {
-    NumpyCall call("StreamDrafter.step");
+  uintptr_t create_job(const py::object& rows, bool writes_drafts) {
+    NumpyCall call("StreamDrafter.create_job");
     const api::TensorView view = call.view("rows", py::handle(rows));
     const int32_t* indices = call.check_int32s(view, -1);
     call.check_scalar("rows size", view.sizes[0], 0, num_rows_);
-    StreamJob* job = ngram_npu_cpu_stream_step(drafter_, indices, view.sizes[0], drafts);
+    StreamJob* job = ngram_npu_cpu_stream_create_job(drafter_, indices, view.sizes[0], writes_drafts);
     if (job == nullptr) throw std::bad_alloc();
     return reinterpret_cast<uintptr_t>(job);
   }
 
-  void cancel_job() { check(ngram_npu_cpu_stream_take_back(drafter_)); }
+  void cancel_job() { throw_if_out_of_memory(ngram_npu_cpu_stream_cancel_job(drafter_)); }
 
-  int64_t pending() const { return ngram_npu_cpu_stream_pending(drafter_); }
+  int64_t count_pending_jobs() const { return ngram_npu_cpu_stream_count_pending_jobs(drafter_); }
 
   // Returns the byte offsets of the counts, lengths and costs of a batch's drafts, and the total size.
-  py::tuple results(int64_t batch) const {
+  py::tuple draft_offsets(int64_t batch) const {
     const StreamDraftLayout layout(batch, k_);
     return py::make_tuple(layout.counts_offset, layout.lengths_offset, layout.costs_offset, layout.total_bytes);
   }
 
  private:
-  static void check(int32_t status) {
+  static void throw_if_out_of_memory(int32_t status) {
     if (status != kOk) throw std::bad_alloc();
   }
 
@@ -129,17 +130,17 @@ class Drafter {
   StreamDrafter* drafter_ = nullptr;
 };
 
-void run(uintptr_t job) {
+void run_job(uintptr_t job) {
   const py::gil_scoped_release gil_released;
-  ngram_npu_cpu_stream_run(reinterpret_cast<void*>(job));
+  ngram_npu_cpu_stream_run_job(reinterpret_cast<void*>(job));
 }
 
 }  // namespace
 
 void define_stream_drafter(py::module_& m) {
   using py::arg;
-  m.attr("STREAM_CALLBACK") = reinterpret_cast<uintptr_t>(&ngram_npu_cpu_stream_run);
-  m.def("stream_run", run, arg("job"));
+  m.attr("STREAM_CALLBACK") = reinterpret_cast<uintptr_t>(&ngram_npu_cpu_stream_run_job);
+  m.def("stream_run_job", run_job, arg("job"));
   m.def(
       "stream_results_bytes", [](int64_t batch, int64_t k) { return StreamDraftLayout(batch, k).total_bytes; },
       arg("batch"), arg("k"));
@@ -152,14 +153,14 @@ void define_stream_drafter(py::module_& m) {
            arg("max_len") = kNoLimit, arg("fill") = false, arg("match_costs") = py::none(), arg("ladder") = false,
            arg("costs") = py::none(), arg("cost_limit") = 0, arg("index") = py::none(), arg("store") = py::none(),
            arg("store_costs") = py::none(), arg("token_logits") = py::none())
-      .def("begin", &Drafter::begin, arg("row"), arg("tokens"), arg("scope"), arg("stop_tokens"),
+      .def("add_request", &Drafter::add_request, arg("row"), arg("tokens"), arg("scope"), arg("stop_tokens"),
            arg("max_length") = kNoLimit, arg("prompt_length") = 0, arg("min_output") = 0, arg("min_pattern") = 0,
            arg("max_pattern") = 0, arg("min_count") = 0)
-      .def("end", &Drafter::end, arg("row"))
-      .def("step", &Drafter::step, arg("rows"), arg("drafts") = true)
+      .def("remove_request", &Drafter::remove_request, arg("row"))
+      .def("create_job", &Drafter::create_job, arg("rows"), arg("writes_drafts") = true)
       .def("cancel_job", &Drafter::cancel_job)
-      .def("results", &Drafter::results, arg("batch"))
-      .def_property_readonly("pending", &Drafter::pending);
+      .def("draft_offsets", &Drafter::draft_offsets, arg("batch"))
+      .def("count_pending_jobs", &Drafter::count_pending_jobs);
 }
 
 }  // namespace ngram_npu::numpy

@@ -1,4 +1,4 @@
-// Loads backend libraries and finds their kernels for the torch operators.
+// Implementation of backends.h.
 #include "api/torch/backends.h"
 
 #include <dlfcn.h>
@@ -30,7 +30,7 @@ Function find_loaded_function(const char* library, const char* name) {
 using GetCudaStreamFn = AOTITorchError (*)(int32_t device_index, void** stream);
 using GetNativeHandleFn = AOTITorchError (*)(StreamHandle stream, void** handle);
 
-// RAII guard that makes an accelerator device current. stream() throws if torch cannot return the current stream.
+// Makes an accelerator device current while it exists. stream() throws if torch cannot return the current stream.
 class CurrentDeviceGuard {
  public:
   explicit CurrentDeviceGuard(const api::Device& device) : device_(device), guard_(device.index) {}
@@ -69,7 +69,7 @@ Operator*& head() {
 
 LastError last_errors[kNumDeviceTypes] = {};
 
-// A backend library that the first call on its device loads.
+// A backend library that the first call of an operator on its device type loads.
 struct DeferredBackend {
   std::atomic<bool> pending{false};
   std::string backend, path;
@@ -77,7 +77,7 @@ struct DeferredBackend {
 DeferredBackend deferred_backends[kNumDeviceTypes];
 std::mutex deferred_mutex;
 
-void load_deferred(const char* op, int32_t device_type) {
+void load_deferred_backend(const char* op, int32_t device_type) {
   DeferredBackend& deferred = deferred_backends[device_type];
   if (!deferred.pending.load(std::memory_order_acquire)) return;
   const std::lock_guard<std::mutex> lock(deferred_mutex);
@@ -105,11 +105,11 @@ Operator* Operator::first() { return head(); }
 
 void Operator::call(const api::Device& device, const void* params) const {
   const bool is_valid_type = device.type >= 0 && device.type < kNumDeviceTypes;
-  if (is_valid_type) load_deferred(name_, device.type);
+  if (is_valid_type) load_deferred_backend(name_, device.type);
   const Kernel kernel = is_valid_type ? kernels_[device.type] : nullptr;
   if (kernel == nullptr) {
     throw std::runtime_error(std::string(name_) +
-                             ": no kernel is loaded for this device; `ngram-npu doctor` reports why");
+                             ": no kernel is loaded for this device; `ngram-npu doctor` reports the reason");
   }
   int32_t status = kOk;
   if (device.type == kCpu) {
@@ -123,7 +123,7 @@ void Operator::call(const api::Device& device, const void* params) const {
 
 int64_t Operator::workspace_words(const api::Device& device, const void* params) const {
   const bool is_valid_type = device.type >= 0 && device.type < kNumDeviceTypes;
-  if (is_valid_type) load_deferred(name_, device.type);
+  if (is_valid_type) load_deferred_backend(name_, device.type);
   const WorkspaceWords words = is_valid_type ? workspaces_[device.type] : nullptr;
   if (words == nullptr) return 0;
   if (device.type == kCpu) return words(params);
@@ -164,7 +164,7 @@ int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const c
   return num_loaded;
 }
 
-void ngram_npu_defer_backend(const char* backend, int32_t device_type, const char* path) {
+void ngram_npu_defer_backend_loading(const char* backend, int32_t device_type, const char* path) {
   if (device_type < 0 || device_type >= kNumDeviceTypes) return;
   DeferredBackend& deferred = deferred_backends[device_type];
   deferred.backend = backend;

@@ -1,10 +1,12 @@
-// Finds the backend's kernel for an operator and a device.
+// Loads backend libraries and finds the kernel for an operator and a device.
 //
-// Backend libraries are torch-free and loaded at run time (python/ngram_npu/_library.py); each exports
-// `ngram_npu_<backend>_<op>`. Loading one registers its kernels for a device. A host twin is a backend library like any
-// other backend library, so tests load it for a device. Optional exports:
-//   int64_t ngram_npu_<backend>_<op>_workspace(const <Op>Params*)   words of workspace for this call, 0: none
-//   const char* ngram_npu_<backend>_error()                        why the calling thread's last launch failed
+// Backend libraries do not depend on torch and are loaded at run time (python/ngram_npu/_library.py). Each exports
+// `ngram_npu_<backend>_<op>` for its operators; loading it registers these kernels for a device type. A host twin is an
+// ordinary backend library, which tests load as the backend of a device type. Optional exports:
+//   int64_t ngram_npu_<backend>_<op>_workspace(const <Op>Params*)
+//       the number of words (int32) of workspace that the kernel needs for this call; 0: it needs none
+//   const char* ngram_npu_<backend>_error()
+//       the reason why the calling thread's last launch failed
 #pragma once
 
 #include "api/arguments.h"
@@ -17,7 +19,7 @@ using Kernel = int32_t (*)(const void* params, void* stream);
 using WorkspaceWords = int64_t (*)(const void* params);
 using LastError = const char* (*)();
 
-// One static object per operator; its constructor adds it to the list of all operators.
+// An operator and its kernels. Each operator has one static object; the constructor adds it to the list of operators.
 class Operator {
  public:
   explicit Operator(const char* name);
@@ -45,17 +47,17 @@ class Operator {
 
 }  // namespace ngram_npu::torch_api
 
-// torch's number for "cpu", "cuda" or "npu"; -1 for another name.
+// Returns torch's number of the device type "cpu", "cuda" or "npu"; -1 for any other name.
 NGRAM_NPU_EXPORT int32_t ngram_npu_device_type(const char* name);
 
-// Loads the library at `path` and registers its kernels for `device_type`. Returns the number of operators that it
-// has, or -1 with the loader's message in `error`. Must not be called while operators run.
+// Loads the library at `path` and registers its kernels for `device_type`. Returns the number of operators for which
+// the library has a kernel, or -1 with the loader's message in `error`. Must not be called while operators run.
 NGRAM_NPU_EXPORT int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const char* path, char* error,
                                                 int64_t error_bytes);
 
-// Lets the first call of an operator on `device_type` load the library at `path`, so that a process without such a call
-// never loads it. If loading fails, that call reports it.
-NGRAM_NPU_EXPORT void ngram_npu_defer_backend(const char* backend, int32_t device_type, const char* path);
+// Defers the loading of the library at `path` to the first call of an operator on `device_type`, so that a process
+// without such a call never loads it. If loading fails, the call throws an error with the loader's message.
+NGRAM_NPU_EXPORT void ngram_npu_defer_backend_loading(const char* backend, int32_t device_type, const char* path);
 
-// 1 if `op` has a loaded kernel for `device_type`, otherwise 0.
+// Returns 1 if `op` has a loaded kernel for `device_type`, otherwise 0.
 NGRAM_NPU_EXPORT int32_t ngram_npu_has_kernel(const char* op, int32_t device_type);

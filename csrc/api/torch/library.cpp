@@ -29,7 +29,7 @@ void call_with_value_errors(StableIValue* stack, uint64_t num_args, uint64_t num
   }
 }
 
-// One implementation for all devices: backends.h selects the kernel.
+// All devices have the same implementation, which calls the kernel that backends.h finds.
 #define NGRAM_NPU_IMPL(op) m.impl(#op, &call_with_value_errors<TORCH_BOX(&api::op<TorchCall>)>);
 // clang-format off
 STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { NGRAM_NPU_OPERATORS(NGRAM_NPU_IMPL) }
@@ -105,7 +105,7 @@ Tensor empty_on_device_of(const Tensor& like, std::initializer_list<int64_t> siz
 }
 
 Executor torch_executor() {
-  // Two threads are faster from 128k to 256k tokens in all, with an idle or a busy pool (docs/design/cpu.md).
+  // Two threads are faster from a total of 128k to 256k tokens on, with an idle or a busy pool (docs/design/cpu.md).
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 17;
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
     torch::stable::parallel_for(0, num_tasks, 1, [fn, context](int64_t begin, int64_t end) {

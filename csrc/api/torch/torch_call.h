@@ -23,13 +23,13 @@ using torch::stable::Tensor;
 
 api::TensorView view_of(const Tensor& tensor);
 
-// Uninitialised outputs on the device of `like`, of int32 or int64.
+// Returns an uninitialised tensor of int32 or int64 on the device of `like`.
 Tensor empty_on_device_of(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes = 4);
 
-// Runs on torch's thread pool (at::parallel_for) with torch.get_num_threads() threads.
+// Returns an executor that uses torch's thread pool (at::parallel_for) with torch.get_num_threads() threads.
 Executor torch_executor();
 
-// The workspace of a call, if the device's kernel needs one: the caller's tensor, or zeroed memory for this call.
+// The workspace of a call: the caller's tensor, zeroed memory for this call, or nothing if the kernel needs none.
 class Workspace {
  public:
   Workspace() = default;
@@ -42,7 +42,7 @@ class Workspace {
   void* data() const { return data_; }  // null if the kernel needs none
 
  private:
-  // Freed as soon as the call is enqueued, which is safe because torch's allocators are stream-ordered.
+  // The tensor is freed as soon as the kernel is enqueued, which is safe because torch's allocators are stream-ordered.
   std::optional<Tensor> tensor_;
   void* data_ = nullptr;
 };

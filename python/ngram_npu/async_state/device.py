@@ -13,7 +13,6 @@ from ngram_npu.config import NgramConfig
 from ngram_npu.host_drafting import Stream as HostFunctionStream
 from ngram_npu.host_drafting import SynchronousStream, current_stream
 from ngram_npu.index import NgramIndex, make_index
-from ngram_npu.store import NgramStore, make_store
 
 Stream = Literal["main", "side"]
 """`main` is the stream of the model, which is current when a method is called. `side` is for copies
@@ -40,13 +39,6 @@ class Device(Protocol):
 
         Raises:
             ValueError: The device does not support an index, or not one of these sizes.
-        """
-
-    def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
-        """Returns an empty store for the settings ``ngram``.
-
-        Raises:
-            ValueError: The device does not support a store, or ``store_tokens`` is too small.
         """
 
     def host_function_stream(self) -> HostFunctionStream:
@@ -79,9 +71,6 @@ class CpuDevice:
 
     def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
         return make_index(ngram, num_slots, token_capacity, kind="torch")
-
-    def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
-        return make_store(ngram, num_slots, kind="torch")
 
     def host_function_stream(self) -> HostFunctionStream:
         return SynchronousStream()
@@ -119,11 +108,6 @@ class StreamDevice:
             option = "AsyncConfig: engine: expected 'auto' or 'scan'"
         raise ValueError(
             f"{option} on {self._device.type}: an index must be in host memory; use draft_on='host'"
-        )
-
-    def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
-        raise ValueError(
-            f"AsyncConfig: draft_on: expected 'auto' or 'host' for a store on {self._device.type}"
         )
 
     def host_function_stream(self) -> HostFunctionStream:

@@ -22,9 +22,9 @@ from ngram_npu.async_state.upload import Int64Array, make_upload
 from ngram_npu.config import NgramConfig, default_match_costs
 from ngram_npu.drafting import Drafting
 from ngram_npu.host_drafting import DeviceDrafts, HostDrafting
-from ngram_npu.index import NgramIndex
+from ngram_npu.index import NgramIndex, make_index
 from ngram_npu.ops import workspace_size
-from ngram_npu.store import NgramStore
+from ngram_npu.store import NgramStore, make_store
 
 
 class PackedRow:
@@ -35,14 +35,15 @@ class PackedRow:
 
 
 def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -> None:
-    """Raises ValueError if the state cannot use a store that the runner has created."""
-    if store is None:
-        return
-    if config.draft_on == "device" and not isinstance(device, CpuDevice):
+    """Raises ValueError if the device cannot use a store, or the state not the one passed to it."""
+    has_store = store is not None or config.ngram.store is not None
+    if has_store and config.draft_on == "device" and not isinstance(device, CpuDevice):
         raise ValueError(
             "AsyncSpecState: store: expected None with draft_on='device' on a device other than "
             "the CPU; use draft_on='host'"
         )
+    if store is None:
+        return
     if config.ngram.min_draft_probability is None:
         raise ValueError("AsyncSpecState: store: expected None without min_draft_probability")
     if store.kind != "torch":
@@ -96,12 +97,12 @@ class HostLookup:
         torch_device: torch.device,
         store: NgramStore | None,
     ) -> None:
-        lookup, rows, host = config.ngram, config.max_rows, CpuDevice()
+        lookup, rows = config.ngram, config.max_rows
         self.index = None
         if config.uses_index(on_cpu=True):
-            self.index = host.index(lookup, rows, config.index_capacity)
+            self.index = make_index(lookup, rows, config.index_capacity, kind="torch")
         if store is None and lookup.store is not None:
-            store = host.store(lookup, rows)
+            store = make_store(lookup, rows, kind="torch")
         self.store = store
         self._num_rows, self._max_sampled = rows, lookup.k + 1
         self._zeros = device.tensor((rows, 1 + self._max_sampled), torch.int32)
@@ -204,7 +205,7 @@ class DeviceState:
         self._views: dict[int, BatchViews] = {}
         self._vocab_size = lookup.vocab_size_or_unlimited
         if self.host is None and store is None and lookup.store is not None:
-            store = device.store(lookup, rows)
+            store = make_store(lookup, rows, kind="torch")
 
         def on_device(table: torch.Tensor) -> torch.Tensor:
             placed = device.tensor(table.shape, table.dtype)

@@ -133,17 +133,10 @@ class HostState:
         upper_computed, upper_tokens = self.upper_computed.copy(), self.upper_tokens.copy()
         tokens, slots = [], []
         for admission in admissions:
-            row, computed, scope = admission.row, admission.num_computed_tokens, admission.scope
+            row, computed = admission.row, admission.num_computed_tokens
             ids = int32_vector(admission.token_ids, "new/resumed: token_ids")
             length = len(ids)
-            if not (
-                type(row) is type(computed) is type(scope) is int
-                and 0 <= row < self.max_rows
-                and slot_of[row] < 0
-                and 0 <= computed < length <= self.capacity
-                and 0 <= scope < 1 << 63
-            ):
-                self._check_admission(admission, length, slot_of)
+            self._check_admission(admission, length, slot_of)
             slot_of[row] = slot = free.pop()
             upper_computed[slot], upper_tokens[slot] = computed, length
             tokens.append(ids)
@@ -154,7 +147,7 @@ class HostState:
         return RowChanges(slot_of, *lengths, changes.freed, admissions, admitted, tokens)
 
     def _check_admission(self, admission: Admission, length: int, slot_of: Int64Array) -> None:
-        """Raises the error for an admission that failed the combined check."""
+        """Raises ValueError if the request cannot enter its row."""
         row, computed, scope = admission.row, admission.num_computed_tokens, admission.scope
         if not is_integer(row) or not 0 <= row < self.max_rows or slot_of[row] >= 0:
             raise ValueError(f"new/resumed: row: expected a free row, got {row!r}")

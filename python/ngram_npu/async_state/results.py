@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-Int32Array = npt.NDArray[np.int32]
+from ngram_npu.tensors import Int32Array
 
 
 def _concatenate_ranges(begins: Int32Array, ends: Int32Array) -> Int32Array:

@@ -81,20 +81,15 @@ class StoreStatistics:
     """Drafts taken from the store."""
     draft_tokens: int
     """Tokens of these drafts."""
-    tokens_entered: int
+    tokens_inserted: int
     entries_evicted: int
     """Entries overwritten while their text was still in the store."""
     blocks_lost: int
     """Blocks reused while their request was still writing to them."""
     renumberings: int
     """Times that the block numbers (16.7 million) were used up and assigned again."""
-    calls_busy: int
+    calls_skipped: int
     """Calls that skipped the store because another call was using it."""
-
-    @property
-    def hit_share(self) -> float:
-        """Hits per lookup, 0 to 1."""
-        return self.hits / max(1, self.lookups)
 
     @property
     def draft_share(self) -> float:
@@ -547,7 +542,7 @@ def _release_locks_in_child() -> None:
     A store that such a thread was writing to is incomplete, so it is emptied."""
     for store in _STORES:
         store._mutex = threading.RLock()
-        if store._words[_C.STORE_WORDS["busy"]] == 1:
+        if store._words[_C.STORE_WORDS["lock"]] == 1:
             _C.store_clear(store._words, None)
         _C.store_unlock(store._words)
 

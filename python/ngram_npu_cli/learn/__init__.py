@@ -18,7 +18,7 @@ from os import PathLike
 from pathlib import Path
 
 from ngram_npu.config import NgramConfig
-from ngram_npu.errors import InputError, RecordError
+from ngram_npu.errors import InputError
 from ngram_npu.store import BLOCK_TOKENS, scope_of
 
 from ngram_npu_cli.learn import curve
@@ -106,7 +106,7 @@ def learn(
     output: str | PathLike[str] | None = None,
     options: LearnOptions | None = None,
     *,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] = ignore_progress,
     command: str = "",
 ) -> LearnReport:
     """Fills a store from logs and files of stores, saves it, and measures its gain.
@@ -126,7 +126,6 @@ def learn(
     """
     options = options or LearnOptions()
     run = Run(command)
-    show = progress or ignore_progress
     with curve.input_errors():
         config = NgramConfig(
             sizes="ladder", k=options.k, min_draft_probability=options.min_draft_probability
@@ -149,7 +148,7 @@ def learn(
         raise InputError("nothing to learn: no answer of 2 or more tokens")
     if tokenization.is_guessed and paths:
         sample.notes.append(TOKENIZER_WARNING)
-    evaluation = Evaluation(sample.recent, sample.conversations, sample.texts, config, show)
+    evaluation = Evaluation(sample.recent, sample.conversations, sample.texts, config, progress)
     size = options.store_tokens or curve.compute_full_size(sample.texts)
     points: tuple[Point, ...] = ()
     by_k: dict[int, Point] = {}
@@ -163,7 +162,7 @@ def learn(
     for done, text in enumerate(sample.texts, 1):
         curve.add_texts(store, [text])
         if done % 1000 == 0 or done == len(sample.texts):
-            show(Progress(f"{size} tokens", "learn", done, len(sample.texts)))
+            progress(Progress(f"{size} tokens", "learn", done, len(sample.texts)))
     if output is not None:
         with curve.input_errors(output):
             store.save(Path(output))
@@ -196,20 +195,14 @@ def _read_sample(
     sample: LogSample,
     tokenization: StoreTokenization,
     options: LearnOptions,
-    progress: Callable[[Progress], None] | None,
+    progress: Callable[[Progress], None],
 ) -> None:
     """Adds the conversations of files and folders to the sample."""
-    used: dict[int, int] = {}
     skipped: dict[int, Skipped] = {}
 
     def receive(number: int, conversation: Conversation) -> None:
         skipped_of_log = skipped.setdefault(number, Skipped("conversations", strict=options.strict))
-        try:
-            requests = tokenization.make_requests(conversation)
-        except RecordError as error:
-            skipped_of_log.add(error)
-            return
-        used[number] = used.get(number, 0) + 1
+        requests = tokenization.make_requests_or_skip(conversation, skipped_of_log)
         if with_steps := tuple(request for request in requests if request.spans()):
             sample.add(TokenConversation(scope_of(conversation.scope), with_steps))
 
@@ -217,8 +210,7 @@ def _read_sample(
         paths, options, receive, scope_field=options.scope_field, progress=progress
     )
     for number, log in enumerate(logs):
-        skipped[number].check(used.get(number, 0))
-        notes = (*log.notes, *skipped[number].notes(used.get(number, 0)))
+        notes = (*log.notes, *skipped[number].notes())
         sample.notes += [f"{log.name}: {note}" for note in notes]
     sample.notes += omissions
 
@@ -230,7 +222,7 @@ def _read_stores(files: Sequence[Path], sample: LogSample, tokenization: StoreTo
     for file in files:
         store = curve.load_store(file, tokenization.digest)
         tokenization.store_digest = tokenization.store_digest or store.tokenizer
-        texts = curve.list_texts(store)
+        texts = store._texts()
         # Only digests are compared, so that the texts of all stores need not fit into memory.
         keys = [hashlib.blake2b(b"%d " % scope + text.tobytes()).digest() for scope, text in texts]
         sample.add_texts(text for key, text in zip(keys, texts, strict=True) if key not in known)

@@ -7,7 +7,7 @@ Also reads and checks store files.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -25,7 +25,7 @@ from ngram_npu.store.file import MAGIC
 from ngram_npu.tensors import Int32Array
 
 from ngram_npu_cli.logs.conversations import TokenRequest
-from ngram_npu_cli.logs.reader import Progress
+from ngram_npu_cli.logs.reader import Progress, ShowProgress
 from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.replay.walks import Counts
 
@@ -107,7 +107,7 @@ class Evaluation:
         num_read: int,
         texts: Sequence[ScopedText],
         config: NgramConfig,
-        show: Callable[[Progress], None],
+        show: ShowProgress,
     ) -> None:
         """Selects from the `recent` conversations; their answers are the last of the texts.
 
@@ -270,16 +270,11 @@ def describe(path: Path) -> dict[str, Any]:
         "token_capacity": store.token_capacity,
         "tokens_held": store.statistics.tokens_held,
         "blocks_in_use": store.statistics.blocks_in_use,
-        "texts": len(list_texts(store)),
+        "texts": len(store._texts()),
         "scopes": len(store.scopes),
         "visibility": store.visibility,
         "tokenizer": store.tokenizer,
     }
-
-
-def list_texts(store: NgramStore) -> list[ScopedText]:
-    """Returns the scope and the tokens of each text in the store, oldest first."""
-    return store._texts()
 
 
 def add_texts(store: NgramStore, texts: Iterable[ScopedText]) -> None:

@@ -1,9 +1,8 @@
-"""Fits costs of draft tokens on recorded traffic, and compares them with the shipped costs."""
+"""Fits costs of draft tokens on recorded traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from ngram_npu.config import default_costs, default_store_costs
@@ -16,69 +15,19 @@ from ngram_npu.draft_costs import (
     FloatArray,
     IntArray,
     costs_to_logits,
-    logits_to_costs,
 )
-from ngram_npu.errors import InputError
 from ngram_npu.store import NgramStore
 
 from ngram_npu_cli.logs.conversations import TokenRequest
-from ngram_npu_cli.replay.walks import Walks, at_equal_drafts, record, walks
+from ngram_npu_cli.replay.walks import Walks, record, walks
 
-__all__ = ["Comparison", "Costs", "compare", "costs_to_logits", "fit", "logits_to_costs"]
+__all__ = ["Costs", "costs_to_logits", "fit"]
 
 MAX_TOKENS = 1 << 20
 """Maximum number of completion tokens to fit on; they take 200 MB of memory."""
-STRENGTH = {"cells": 20.0, "tokens": 20.0}
-"""Weights of the priors, in observations: the shipped cost of a cell, and 0 for a token."""
+STRENGTH = 20.0
+"""Weight of the priors, in observations: the shipped cost of a cell, and 0 for a token."""
 ROUNDS = 12
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Tokens per step on conversations that the costs were not fitted on, without a store: with the
-    package's costs, and with the fitted ones at equally many drafted tokens per step."""
-
-    conversations: int
-    shipped: float
-    fitted: float
-
-    @property
-    def gain(self) -> float:
-        return self.fitted / self.shipped
-
-    @property
-    def wins(self) -> bool:
-        """Whether fitted costs are recommended."""
-        return self.gain > 1
-
-
-def compare(conversations: Sequence[TokenRequest], k: int = 8, limit: int = 40) -> Comparison:
-    """Fits on every second conversation and measures on the others.
-
-    Args:
-        conversations: Conversations without a step are ignored.
-        k: Draft tokens per step, at most 16.
-        limit: Cost limit for the shipped costs, which determines the number of drafted tokens.
-
-    Raises:
-        InputError: Fewer than two conversations with a step.
-    """
-    used = [request for request in conversations if request.spans()]
-    if len(used) < 2:
-        raise InputError(
-            f"costs: expected at least 2 conversations with a completion, got {len(used)}"
-        )
-    fitted, measured = fit(used[::2]), list(_select_newest(used[1::2]))
-    drafts = walks(measured)
-    shipped = drafts.replay(drafts.lengths(default_costs().astype(np.int64), limit, k))
-    curve = [
-        drafts.replay(drafts.lengths(fitted.row_token_costs, fitted_limit, k))
-        for fitted_limit in (*range(0, 160, 2), 4080)
-    ]
-    if shipped.drafted in (curve[0].drafted, curve[-1].drafted):  # no limit changes the drafts
-        return Comparison(len(measured), shipped.tokens_per_step, shipped.tokens_per_step)
-    tokens, _ = at_equal_drafts(curve, shipped.drafted_per_step)
-    return Comparison(len(measured), shipped.tokens_per_step, tokens)
 
 
 def fit(conversations: Sequence[TokenRequest], tokenizer: str = "") -> Costs:
@@ -142,15 +91,12 @@ def _maximize_likelihood(
 ) -> list[FloatArray]:
     """Applies Newton's method to one table after the other, for each entry separately."""
     tables = [start.copy(), np.zeros(CLASSES), np.zeros(CLASSES)]
-    strengths = STRENGTH["cells"], STRENGTH["tokens"], STRENGTH["tokens"]
     logits = start[places[0]]
     for _ in range(ROUNDS):
-        for table, entries, strength, prior in zip(
-            tables, places, strengths, (start, 0.0, 0.0), strict=True
-        ):
+        for table, entries, prior in zip(tables, places, (start, 0.0, 0.0), strict=True):
             rate = 1 / (1 + np.exp(-logits))
-            pull = np.bincount(entries, right - rate, len(table)) - strength * (table - prior)
-            curvature = np.bincount(entries, rate * (1 - rate), len(table)) + strength
+            pull = np.bincount(entries, right - rate, len(table)) - STRENGTH * (table - prior)
+            curvature = np.bincount(entries, rate * (1 - rate), len(table)) + STRENGTH
             step = np.clip(pull / curvature, -1, 1)
             table += step
             logits += step[entries]

@@ -98,13 +98,6 @@ class Answer:
                 raise RecordError(f"{where}.prompt_token_ids differ from those of earlier chunks")
             self.prompt_token_ids = ids
 
-    def remove_echo(self, prompt: str) -> None:
-        """Removes the prompt, which a server repeats for requests with `echo`."""
-        self.text = ["".join(self.text).removeprefix(prompt)]
-        ids = self.prompt_token_ids or ()
-        if tuple(self.token_ids[: len(ids)]) == ids:
-            del self.token_ids[: len(ids)]
-
     @property
     def is_empty(self) -> bool:
         """Whether nothing was generated."""
@@ -224,8 +217,8 @@ def parse_message(data: Any, where: str) -> Message:
     return {**answer.message(role), **others}
 
 
-def parse_answers(response: object, where: str) -> dict[int, Answer]:
-    """Returns the answers of a response by number; some may be empty, but not all."""
+def parse_answers(response: object, where: str) -> list[Answer]:
+    """Returns the answers of a response that are not empty, by number; at least one."""
     chunks = list(_split_chunks(response, where))
     answers: defaultdict[int, Answer] = defaultdict(Answer)
     blocks: dict[int, dict[str, Any]] = {}
@@ -277,7 +270,7 @@ def parse_answers(response: object, where: str) -> dict[int, Answer]:
         raise RecordError(f"{where}: {reason}")
     for answer in answers.values():
         answer.prompt_token_ids = answer.prompt_token_ids or prompt
-    return dict(sorted(answers.items()))
+    return [answer for _, answer in sorted(answers.items()) if not answer.is_empty]
 
 
 def _apply_event(event: Record, blocks: dict[int, dict[str, Any]], where: str) -> None:

@@ -12,13 +12,11 @@ import json
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ngram_npu.errors import InputError, RecordError, one_line
-
-from ngram_npu_cli.logs.vllm_log import VllmLog, is_vllm_line
 
 STDIN = Path("-")
 SUFFIXES = tuple(
@@ -28,8 +26,6 @@ SUFFIXES = tuple(
 # Limits, so that a small gzip file cannot fill the memory.
 _MAX_LINE_MIB = 64
 _MAX_DOCUMENT_MIB = 1024
-_LINES_BEFORE_VLLM = 1000
-"""Lines that a script may print before vLLM's."""
 
 
 def find_files(path: Path) -> list[Path]:
@@ -72,35 +68,12 @@ def values(path: Path) -> Iterator[tuple[str, Any]]:
     head = [(first_line, first)]
     # Windows editors begin a file with a byte order mark, which JSON does not allow.
     is_json = first.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")
-    if first and not is_json:
-        yield from _read_log_lines(_decode_lines(chain(head, pieces), name), name)
-        return
     if is_json and _is_document(first):
         document = _join((piece for _, piece in chain(head, pieces)), name)
         yield from _parse_document(_decode(document, f"{name}:{first_line}"), name, first_line)
         return
     for line, text in _decode_lines(chain(head, pieces), name):
-        yield f"{name}:{line}", _parse(text, f"{name}:{line}")
-
-
-def _read_log_lines(
-    lines: Iterator[tuple[int, str | InputError]], name: str
-) -> Iterator[tuple[str, Any]]:
-    """Yields the records of vLLM's log, or the values of lines of JSON after a cut first line."""
-    head = list(islice(lines, _LINES_BEFORE_VLLM))
-    if not any(is_vllm_line(text) for _, text in head if isinstance(text, str)):
-        for line, text in chain(head, lines):
-            yield f"{name}:{line}", _parse(text, f"{name}:{line}")
-        return
-    log = VllmLog(name)
-    where = name
-    for line, text in chain(head, lines):
-        where = f"{name}:{line}"
-        if isinstance(text, InputError):
-            yield where, text
-        else:
-            yield from ((where, record) for record in log.add_line(text, where))
-    yield from ((where, record) for record in log.finish())
+        yield f"{name}:{line}", text if isinstance(text, InputError) else _parse(text, name, line)
 
 
 def _read_pieces(path: Path, name: str) -> Iterator[tuple[int, bytes]]:
@@ -189,28 +162,22 @@ def _join(pieces: Iterable[bytes], name: str) -> bytes:
 
 def _parse_document(text: str, name: str, first_line: int) -> Iterator[tuple[str, Any]]:
     """Yields the items of an array, or the only value of a document, with their locations."""
-    where = f"{name}:{first_line}"
-    try:
-        value = json.loads(text.rstrip())
-    except json.JSONDecodeError as error:
-        error_line = f"{name}:{first_line + error.lineno - 1}"
-        raise RecordError(f"{error_line}: not JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-        raise RecordError(f"{where}: not JSON that can be read: {one_line(error)}") from error
+    value = _parse(text, name, first_line)
+    if isinstance(value, RecordError):
+        raise value
     if isinstance(value, list) and not _is_message(value):  # messages are one conversation
         yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
     else:
-        yield where, value
+        yield f"{name}:{first_line}", value
 
 
-def _parse(text: str | InputError, where: str) -> Any:
-    """Returns the value of a line, or an error."""
-    if isinstance(text, InputError):
-        return text
+def _parse(text: str, name: str, first_line: int) -> Any:
+    """Returns the value of a text that begins at a line, or an error."""
     try:
         # With the line end, an error in an unfinished line would be reported for the next line.
         return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
-        return RecordError(f"{where}: not JSON: {error.msg} at column {error.colno}")
+        line = first_line + error.lineno - 1
+        return RecordError(f"{name}:{line}: not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-        return RecordError(f"{where}: not JSON that can be read: {one_line(error)}")
+        return RecordError(f"{name}:{first_line}: not JSON that can be read: {one_line(error)}")

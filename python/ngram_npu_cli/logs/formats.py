@@ -6,11 +6,9 @@ The value's keys determine the format; docs/guides/replay.md describes each form
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from ngram_npu.errors import InputError, RecordError
 
 from ngram_npu_cli.logs.answers import (
     EMPTY,
-    Answer,
     Record,
     check_success,
     check_text,
@@ -31,13 +28,11 @@ from ngram_npu_cli.logs.answers import (
 )
 from ngram_npu_cli.logs.chat_template import completion_text
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
-from ngram_npu_cli.logs.files import SUFFIXES, values
+from ngram_npu_cli.logs.files import values
 
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
 _ANSWER_KEYS = ("response", "completion", "output")
-_LINES_BEFORE_INPUT = 100
-"""A file that begins with this many lines without requests is not a batch's input."""
 _SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -270,73 +265,44 @@ def _parse_log(data: Record, where: str) -> list[tuple[Turn, ...]]:
     key = next((key for key in _ANSWER_KEYS if key in data), None)
     at = where if key is None else f"{where}: {key}"
     answers = parse_answers(data if key is None else data[key], at)
-    if all(answer.has_ids for answer in answers.values() if not answer.is_empty):
-        with suppress(RecordError):  # ids need no request
-            if _get_request(data, where).get("echo"):
-                _remove_echoes(answers, dict.fromkeys(answers, ""), at)
+    has_ids = all(answer.has_ids for answer in answers)
+    try:
+        request = _get_request(data, where)
+    except RecordError:
+        if not has_ids:  # which need no request
+            raise
+        request = {}
+    if request.get("echo"):
+        raise RecordError(f'{where}: expected no "echo", which repeats the prompt in the answer')
+    if has_ids:
         return [
             (Turn(None, None, answer.prompt_token_ids, tuple(answer.token_ids)),)
-            for answer in answers.values()
-            if not answer.is_empty
+            for answer in answers
         ]
-    if "custom_id" in data and not {"request", "messages"} & data.keys():
-        data = {"request": _find_batch_request(data["custom_id"], where)}
-    request = _get_request(data, where)
     messages = _get_request_messages(request, where)
     if messages is None:
-        return _parse_completions(request, answers, where, at)
-    if request.get("echo"):  # the server repeats the message that the answer continues
-        last = parse_message(messages[-1], f"{where}: messages[{len(messages) - 1}]")
-        prefix = last["content"] if last["role"] == "assistant" else ""
-        _remove_echoes(answers, dict.fromkeys(answers, prefix), at)
+        prompt = _get_whole_prompt(request, where)
+        return [
+            (Turn(prompt, completion_text(answer.message()), raw="prompt" in request),)
+            for answer in answers
+        ]
     return [
         _make_turns(request, [*messages, answer.message()], where, since=len(messages))
-        for answer in answers.values()
-        if not answer.is_empty
+        for answer in answers
     ]
 
 
-def _parse_completions(
-    request: Record, answers: dict[int, Answer], where: str, at: str
-) -> list[tuple[Turn, ...]]:
-    """Returns the answers to the prompts of the completions endpoint.
-
-    A prompt is the model's whole input, template included. With several prompts, the answers are in
-    the order of the prompts, equally many for each.
-    """
-    prompts = request.get("prompt", request.get("text"))
-    prompts = prompts if isinstance(prompts, list) else [prompts]
-    if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+def _get_whole_prompt(request: Record, where: str) -> str:
+    """Returns the model's whole input, template included, as the completions endpoint gets it."""
+    prompt = request.get("prompt", request.get("text"))
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if not isinstance(prompt, str):
         keys = ", ".join(f'"{key}"' for key in list(request)[:8]) or "nothing"
         raise RecordError(
-            f'{where}: the request must have "messages", "input" or a text "prompt", got {keys}'
+            f'{where}: the request must have "messages", "input" or one text "prompt", got {keys}'
         )
-    count, n = len(answers), request.get("n")
-    too_many = isinstance(n, int) and not isinstance(n, bool) and count > n * len(prompts)
-    in_order = count % len(prompts) == 0 and [*answers] == [*range(count)]
-    if too_many or (len(prompts) > 1 and not in_order):
-        raise RecordError(
-            f"{at}: expected {'equally many' if n is None else n} choices for each of "
-            f"{len(prompts)} prompts, numbered from 0, got {', '.join(map(str, answers)):.80}"
-        )
-    prompt_of = {
-        number: check_text(prompts[i * len(prompts) // count], f"{where}: prompt")
-        for i, number in enumerate(answers)
-    }
-    if request.get("echo"):
-        _remove_echoes(answers, prompt_of, at)
-    return [
-        (Turn(prompt_of[number], completion_text(answer.message()), raw="prompt" in request),)
-        for number, answer in answers.items()
-        if not answer.is_empty
-    ]
-
-
-def _remove_echoes(answers: dict[int, Answer], prompt_of: dict[int, str], where: str) -> None:
-    for number, answer in answers.items():
-        answer.remove_echo(prompt_of[number])
-    if all(answer.is_empty for answer in answers.values()):
-        raise InputError(f"{where}: the answer is empty without the repeated prompt")
+    return check_text(prompt, f"{where}: prompt")
 
 
 def _get_request(data: Record, where: str) -> Record:
@@ -380,40 +346,6 @@ def _convert_item(item: Any) -> Any:
     return {"role": "assistant", "content": [item]}
 
 
-def _find_batch_request(ident: Any, where: str) -> Any:
-    """Returns the request of a batch's answer, from the batch's input in the same folder."""
-    answers = Path(re.sub(r"(:\d+|\[\d+\])$", "", where))
-    if not answers.is_file():  # stdin has no folder
-        raise RecordError(f"{where}: a batch's output needs its input: pass the file, not a pipe")
-    requests = _read_batch_requests(answers).get(ident, ()) if isinstance(ident, str) else ()
-    if not requests:
-        raise RecordError(
-            f"{where}: the request {ident!r:.80} is not here: put the batch's input into the same "
-            "folder"
-        )
-    if any(request != requests[0] for request in requests):
-        raise RecordError(f"{where}: several requests of this folder are {ident!r:.80}")
-    return requests[0]
-
-
-@lru_cache(1)
-def _read_batch_requests(answers: Path) -> dict[str, list[Any]]:
-    """Returns the requests by id, from the other files in the folder."""
-    requests: dict[str, list[Any]] = {}
-    for file in sorted(answers.parent.iterdir()):
-        if file != answers and file.name.endswith(SUFFIXES) and file.is_file():
-            with suppress(InputError):  # other files may have any content
-                is_input = False
-                for number, (_, item) in enumerate(values(file)):
-                    ident = item.get("custom_id") if isinstance(item, dict) else None
-                    if isinstance(ident, str) and "body" in item:
-                        requests.setdefault(ident, []).append(item)
-                        is_input = True
-                    elif not is_input and number >= _LINES_BEFORE_INPUT:
-                        break
-    return requests
-
-
 # Detecting the format
 
 
@@ -428,7 +360,7 @@ def _looks_like_log(data: Record) -> bool:
     has_request = "messages" in data or "request" in data
     if "choices" in data:
         return has_request or "prompt" in data or "object" in data
-    # A batch's output names its request, which is in another file.
+    # The output of a batch, joined with its input, has the request under "body".
     return any(key in data for key in _ANSWER_KEYS) and (has_request or "custom_id" in data)
 
 

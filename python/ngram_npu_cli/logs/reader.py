@@ -66,6 +66,7 @@ class Skipped:
         items: Plural name of the counted items.
         path: Path of the file; reasons begin with it.
         strict: Whether a skipped item is an error.
+        used: Number of items that were not skipped.
         number: Number of skipped items.
         reasons: One message per kind of error, with file and line.
     """
@@ -73,6 +74,7 @@ class Skipped:
     items: str
     path: str = ""
     strict: bool = False
+    used: int = 0
     number: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -86,24 +88,21 @@ class Skipped:
         if reason not in self.reasons and len(self.reasons) < _REASONS_SHOWN:
             self.reasons[reason] = str(error)
 
-    def check(self, used: int) -> None:
-        """Raises RecordError if more items were skipped than used."""
-        if self.number > used:
-            first = next(iter(self.reasons.values()))
-            raise RecordError(f"{first}; {self._describe(used)}, which is more than half")
+    def notes(self) -> tuple[str, ...]:
+        """Returns the number, the share and three reasons; empty if nothing was skipped.
 
-    def notes(self, used: int) -> tuple[str, ...]:
-        """Returns the number, the share and three reasons; empty if nothing was skipped."""
+        Raises:
+            RecordError: More items were skipped than used.
+        """
         if not self.number:
             return ()
+        total = self.number + self.used
+        share = f"{self.number} of {total} {self.items} are skipped ({self.number / total:.1%})"
+        if self.number > self.used:
+            first = next(iter(self.reasons.values()))
+            raise RecordError(f"{first}; {share}, which is more than half")
         reasons = [reason.partition("; read as ")[0] for reason in self.reasons.values()]
-        shown = "; ".join(f"{reason:.160}" for reason in reasons)
-        return (f"{self._describe(used)}: {shown}",)
-
-    def _describe(self, used: int) -> str:
-        total = self.number + used
-        share = self.number / total
-        return f"{self.number} of {total} {self.items} are skipped ({share:.1%})"
+        return (f"{share}: {'; '.join(f'{reason:.160}' for reason in reasons)}",)
 
 
 class InputLog(NamedTuple):
@@ -119,7 +118,7 @@ def read_logs(
     receive: Callable[[int, Conversation], None],
     *,
     scope_field: str | None = None,
-    progress: ShowProgress | None = None,
+    progress: ShowProgress = ignore_progress,
 ) -> tuple[list[InputLog], list[str]]:
     """Reads all conversations of files and folders; without a path, the standard library's sources.
 
@@ -145,9 +144,8 @@ def read_logs(
         conversations, missing = stdlib_conversations(limit=options.limit)
         for conversation in conversations:
             receive(0, conversation)
-        notes = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
+        notes: tuple[str, ...] = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
         return [InputLog(STDLIB_NAME, notes if missing else ())], []
-    show = progress or ignore_progress
     files = [(file, file != Path(path)) for path in paths for file in find_files(Path(path))]
     names = Counter(_shorten(file) for file, _ in files)
     inputs: list[InputLog] = []
@@ -156,24 +154,23 @@ def read_logs(
         # Files of the same name in different folders get different names in tables.
         name = str(file) if names[_shorten(file)] > 1 else _shorten(file)
         skipped = Skipped("records", str(file), options.strict)
-        num_records = 0
         last = None
         records = iter_conversations(file, options.format, skipped.add, scope_field)
         try:
             for done, conversation in enumerate(islice(records, options.limit), start=1):
-                show(Progress(name, "read", done, 0))
-                num_records += conversation.where != last  # a record may have several answers
+                progress(Progress(name, "read", done, 0))
+                skipped.used += conversation.where != last  # a record may have several answers
                 last = conversation.where
                 receive(len(inputs), conversation)
-            skipped.check(num_records)
-            if not num_records:
+            notes = skipped.notes()
+            if not skipped.used:
                 raise RecordError(f"{file}: empty, no conversation in this file")
         except RecordError as error:
-            if options.strict or not is_in_folder or num_records:
+            if options.strict or not is_in_folder or skipped.used:
                 raise  # only files of a folder without any conversation are left out
             omissions.append(f"no log, left out: {str(error).partition('; read as ')[0]:.240}")
         else:
-            inputs.append(InputLog(name, skipped.notes(num_records)))
+            inputs.append(InputLog(name, notes))
     if not inputs and omissions:
         raise InputError(omissions[0])
     return inputs, omissions
@@ -250,6 +247,18 @@ class Tokenization:
             _make_request(conversation.id, ((encode(p), encode(c)) for p, c in turns))
             for turns in self._render(conversation)
         ]
+
+    def make_requests_or_skip(
+        self, conversation: Conversation, skipped: Skipped
+    ) -> list[TokenRequest]:
+        """Returns the requests; none if the conversation is rejected, which `skipped` counts."""
+        try:
+            requests = self.make_requests(conversation)
+        except RecordError as error:
+            skipped.add(error)
+            return []
+        skipped.used += 1
+        return requests
 
     def _render(self, conversation: Conversation) -> list[list[tuple[str, str]]]:
         """Returns texts that a tokenizer accepts."""

@@ -1,8 +1,8 @@
 """Loads tokenizers for recorded text, without a network.
 
-`mistral-v1` (32k, the default), `mistral-v3` (33k) and `tekken` (131k) come with the package
-`mistral-common`; a Hugging Face folder is read with `tokenizers`; `bytes` needs no package. No
-tokenizer here adds special tokens.
+`mistral-v1` (32k, the default) and `mistral-v3` (33k) come with the package `mistral-common`; a
+Hugging Face folder is read with `tokenizers`; `bytes` needs no package. No tokenizer here adds
+special tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ngram_npu.errors import InputError, import_optional, one_line
 from ngram_npu.store import tokenizer_digest
@@ -24,7 +23,6 @@ DEFAULT_TOKENIZER = "mistral-v1"
 _MISTRAL_FILES = {
     "mistral-v1": "tokenizer.model.v1",
     "mistral-v3": "mistral_instruct_tokenizer_240323.model.v3",
-    "tekken": "tekken_240911.json",
 }
 
 TOKENIZERS = (*_MISTRAL_FILES, "bytes")
@@ -98,13 +96,9 @@ def _find_cached_folder(name: str) -> Path:
 def _load_mistral(name: str) -> ReplayTokenizer:
     try:
         package = importlib.import_module("mistral_common")
-        if name == "tekken":
-            module = importlib.import_module("mistral_common.tokens.tokenizers.tekken")
-        else:
-            # The SentencePiece tokenizers need this package, an optional dependency of
-            # mistral-common. Without it they fail with a NameError.
-            importlib.import_module("sentencepiece")
-            module = importlib.import_module("mistral_common.tokens.tokenizers.sentencepiece")
+        # An optional dependency of mistral-common, without which it fails with a NameError.
+        importlib.import_module("sentencepiece")
+        module = importlib.import_module("mistral_common.tokens.tokenizers.sentencepiece")
     except ImportError as error:
         raise InputError(
             f'tokenizer "{name}" needs the package {error.name or "mistral_common"}: '
@@ -115,11 +109,7 @@ def _load_mistral(name: str) -> ReplayTokenizer:
     file = Path(str(package.__file__)).parent / "data" / _MISTRAL_FILES[name]
     if not file.is_file():
         raise InputError(f'tokenizer "{name}": {file} does not exist; update mistral-common')
-    tokenizer: Any
-    if name == "tekken":
-        tokenizer = module.Tekkenizer.from_file(file)
-    else:
-        tokenizer = module.SentencePieceTokenizer(file)
+    tokenizer = module.SentencePieceTokenizer(file)
 
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, bos=False, eos=False)

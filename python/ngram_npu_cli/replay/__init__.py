@@ -8,14 +8,13 @@ Nothing here prints: results are data classes, progress goes to a callback.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
-from ngram_npu.errors import InputError, RecordError
+from ngram_npu.errors import InputError
 
 from ngram_npu_cli.logs.conversations import (
     Conversation,
@@ -25,13 +24,7 @@ from ngram_npu_cli.logs.conversations import (
     stdlib_conversations,
 )
 from ngram_npu_cli.logs.formats import read_conversations
-from ngram_npu_cli.logs.reader import (
-    Progress,
-    Skipped,
-    Tokenization,
-    ignore_progress,
-    read_logs,
-)
+from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
 from ngram_npu_cli.logs.tokenizers import ReplayTokenizer, load_tokenizer
 from ngram_npu_cli.options import CONFIG_FIELDS, ReadingOptions, ReplayOptions
 from ngram_npu_cli.replay.replay_report import ReplayFigures, ReplayReport, format_table
@@ -74,7 +67,7 @@ class ReplayInput:
 def load_inputs(
     paths: Sequence[str | PathLike[str]],
     options: ReadingOptions | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] = ignore_progress,
 ) -> tuple[ReplayInput, ...]:
     """Reads files and folders as `read_logs` does; `notes` report what was skipped or left out."""
     conversations: dict[int, list[Conversation]] = {}
@@ -98,7 +91,7 @@ def replay(
     inputs: Sequence[ReplayInput] | None = None,
     tokenizer: ReplayTokenizer | None = None,
     make_proposer: Callable[[ReplayOptions], Proposer] | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] = ignore_progress,
     command: str = "",
 ) -> ReplayReport:
     """Replays recorded conversations and reports the results of drafting.
@@ -129,37 +122,35 @@ def replay(
             f"{config.store_tokens}"
         )
     make_proposer = make_proposer or _make_ngram_proposer
-    run = Run(command, options.threads)
-    show = progress or ignore_progress
-    with _limit_threads(options.threads):
-        # A wrong option is reported before any work, and the time to load libraries and to start
-        # threads is not measured.
-        _warm_up(make_proposer(options))
-        if inputs is None:
-            inputs = load_inputs(paths, options, progress)
-        tokenization = Tokenization(options.tokenizer, options.chat_template, tokenizer)
-        has_text = not all(c.has_token_ids for item in inputs for c in item.conversations)
-        if has_text:
-            tokenization.load()
-        figures: list[ReplayFigures] = []
-        for item in inputs:
-            requests, notes = _tokenize(item, tokenization, show, strict=options.strict)
-            if options.generated_only:
-                requests = [turn for request in requests for turn in request.split_turns()]
+    run = Run(command)
+    # A wrong option is reported before any work, and the time to load libraries and to start
+    # threads is not measured.
+    _warm_up(make_proposer(options))
+    if inputs is None:
+        inputs = load_inputs(paths, options, progress)
+    tokenization = Tokenization(options.tokenizer, options.chat_template, tokenizer)
+    has_text = not all(c.has_token_ids for item in inputs for c in item.conversations)
+    if has_text:
+        tokenization.load()
+    figures: list[ReplayFigures] = []
+    for item in inputs:
+        requests, notes = _tokenize(item, tokenization, progress, strict=options.strict)
+        if options.generated_only:
+            requests = [turn for request in requests for turn in request.split_turns()]
 
-            def show_tokens(done: int, total: int, name: str = item.name) -> None:
-                show(Progress(name, "replay", done, total))
+        def show_tokens(done: int, total: int, name: str = item.name) -> None:
+            progress(Progress(name, "replay", done, total))
 
-            counts = simulate(
-                item.name,
-                requests,
-                make_proposer(options),
-                k=config.k,
-                batch_size=batch_size,
-                padded=options.drafts == "padded",
-                progress=show_tokens,
-            )
-            figures.append(replace(counts, notes=(*item.notes, *notes)))
+        counts = simulate(
+            item.name,
+            requests,
+            make_proposer(options),
+            k=config.k,
+            batch_size=batch_size,
+            padded=options.drafts == "padded",
+            progress=show_tokens,
+        )
+        figures.append(replace(counts, notes=(*item.notes, *notes)))
     return ReplayReport(
         **run.describe(),
         config={
@@ -202,7 +193,7 @@ def tokenize(
 def _tokenize(
     item: ReplayInput,
     tokenization: Tokenization,
-    show: Callable[[Progress], None],
+    progress: Callable[[Progress], None],
     *,
     strict: bool,
 ) -> tuple[list[TokenRequest], tuple[str, ...]]:
@@ -210,24 +201,18 @@ def _tokenize(
     skipped = Skipped("conversations", strict=strict)
     requests: list[TokenRequest] = []
     for done, conversation in enumerate(item.conversations, start=1):
-        try:
-            requests += tokenization.make_requests(conversation)
-        except RecordError as error:
-            skipped.add(error)
-        show(Progress(item.name, "tokenize", done, len(item.conversations)))
-    used = len(item.conversations) - skipped.number
-    skipped.check(used)
-    return requests, skipped.notes(used)
+        requests += tokenization.make_requests_or_skip(conversation, skipped)
+        progress(Progress(item.name, "tokenize", done, len(item.conversations)))
+    return requests, skipped.notes()
 
 
 def _make_ngram_proposer(options: ReplayOptions) -> Proposer:
     from ngram_npu.proposer import NgramProposer
 
     config = options.config()
-    # A replay's rows soon are long enough for an index to be faster.
-    engine = "index" if options.engine == "auto" and config.fits_index else options.engine
     try:
-        return NgramProposer(config, engine)
+        # Rows soon are long enough for an index to be faster than a scan; the drafts are the same.
+        return NgramProposer(config, "index" if config.fits_index else "scan")
     except ValueError as error:
         raise InputError(str(error)) from error
 
@@ -236,18 +221,3 @@ def _warm_up(proposer: Proposer) -> None:
     """Makes one step of one request on a scratch buffer."""
     token_ids = np.zeros((1, 8), np.int32)
     proposer.step(token_ids, np.full(1, 4, np.int32), np.zeros((1, 1), np.int32), advance=True)
-
-
-@contextmanager
-def _limit_threads(threads: int | None) -> Iterator[None]:
-    if threads is None:
-        yield
-        return
-    from ngram_npu._C import num_threads, set_num_threads
-
-    previous = num_threads()
-    set_num_threads(threads)
-    try:
-        yield
-    finally:
-        set_num_threads(previous)

@@ -2,7 +2,7 @@
 
 Drafts of a ladder are simulated. A recording contains all tokens of a row, so the candidate for
 each token can be computed in advance, and with it the draft for any limit. That shares no code with
-the kernels or with their reference (``tests/ops/reference/ladder.py``); a test compares the two.
+the kernels or with their reference (``tests/ops/reference/ladder.py``); tests compare them.
 
 Drafts of a store are recorded from its kernel. The contents of a store at a position do not depend
 on earlier drafts, because accepted text is always the recording's. So one pass over the
@@ -11,22 +11,18 @@ conversations, in order and token by token, gives the drafts for any table of co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from typing import Any
 
 import ngram_npu._C as _C
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.errors import InputError
 from ngram_npu.store import NgramStore
 
 from ngram_npu_cli.logs.conversations import TokenRequest
 
 IntArray = npt.NDArray[Any]
-CostsLike = IntArray | Callable[[IntArray, IntArray, IntArray, IntArray], IntArray]
-"""A table by match and column, or the costs of any match, column, token, and token before it."""
 
 LADDER = (1, 2, 4, 8, 16)
 MAX_MATCH = 16
@@ -93,44 +89,6 @@ class Walks:
     def accepted(self) -> npt.NDArray[np.bool_]:
         """Returns [N, K], whether all draft tokens up to this one equal the recording."""
         return np.arange(MAX_K) < self.right[:, None]
-
-    def lengths(self, table: CostsLike, limit: int, k: int) -> IntArray:
-        """Returns [N], the number of drafted tokens with this table of costs and this limit."""
-        match, column = self.match[:, :k], self.column[:, :k]
-        if isinstance(table, np.ndarray):
-            costs = table[match, column]
-        else:
-            costs = table(match, column, self.token[:, :k], self.before[:, :k])
-        exists = np.arange(k) < self.length[:, None]
-        lengths: IntArray = (exists & (np.cumsum(costs, axis=1) <= limit)).sum(axis=1)
-        return lengths
-
-    def steps(self, lengths: IntArray) -> IntArray:
-        """Returns the positions at which a replay with these draft lengths makes its steps."""
-        yielded = np.minimum(np.minimum(self.right, lengths) + 1, self.remaining).tolist()
-        positions = []
-        position = 0
-        while position < len(yielded):
-            positions.append(position)
-            position += yielded[position]
-        return np.array(positions, np.int64)
-
-    def replay(self, lengths: IntArray) -> Counts:
-        """Returns the counts of a replay with these draft lengths."""
-        positions = self.steps(lengths)
-        return Counts(len(lengths), len(positions), int(lengths[positions].sum()))
-
-
-def at_equal_drafts(curve: Sequence[Counts], drafted_per_step: float) -> tuple[float, float]:
-    """Returns tokens per step at a number of drafted tokens per step, linear between two points of
-    the curve, and the position: the point's number plus the fraction of the way to the next."""
-    for i, (less, more) in enumerate(pairwise(curve)):
-        low, high = less.drafted_per_step, more.drafted_per_step
-        if low <= drafted_per_step < high:
-            fraction = (drafted_per_step - low) / (high - low)
-            gained = more.tokens_per_step - less.tokens_per_step
-            return less.tokens_per_step + fraction * gained, i + fraction
-    raise InputError(f"no limit drafts {drafted_per_step:.2f} tokens per step")
 
 
 def _find_positions(request: TokenRequest) -> tuple[IntArray, IntArray]:

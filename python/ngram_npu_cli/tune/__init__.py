@@ -9,19 +9,15 @@ Nothing here prints.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 
 import numpy as np
 from ngram_npu.errors import InputError
 from ngram_npu.step_time import VerificationCost, load_cost, share_of_a_step
 
-from ngram_npu_cli.logs.reader import Progress
+from ngram_npu_cli.logs.reader import Progress, ShowProgress, ignore_progress
 from ngram_npu_cli.options import TuneOptions
 from ngram_npu_cli.report import Run, count_usable_cores
 from ngram_npu_cli.tune.candidates import (
@@ -33,9 +29,9 @@ from ngram_npu_cli.tune.candidates import (
     Candidate,
     Runner,
 )
-from ngram_npu_cli.tune.measure import Cache, Counts, measure_settings
+from ngram_npu_cli.tune.measure import Counts, measure_settings
 from ngram_npu_cli.tune.ranking import Measured, search_stores
-from ngram_npu_cli.tune.traffic import Traffic, read_traffic
+from ngram_npu_cli.tune.traffic import read_traffic
 from ngram_npu_cli.tune.tune_report import TuneReport, format_report, make_report
 
 __all__ = [
@@ -58,7 +54,7 @@ def tune(
     *,
     candidates: Sequence[Candidate] = CANDIDATES,
     against: Candidate | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: ShowProgress = ignore_progress,
     command: str = "",
 ) -> TuneReport:
     """Searches settings over recorded traffic.
@@ -75,7 +71,7 @@ def tune(
         command: Command line to show in the report.
 
     Raises:
-        InputError: As for `replay`; the cache cannot be used; no setting is for the runner.
+        InputError: As for `replay`; no setting is for the runner.
 
     Returns:
         The report for the runner. Without a runner, the report for the GPU, with the one for the
@@ -91,13 +87,10 @@ def tune(
     }
     drafts = {runner.drafts for runner in runners}
     searched = [c for c in candidates if c.drafts in drafts]
-    cache = Cache(options.cache or _find_cache_file(traffic))
-    num_resumed = len(cache)
     jobs = options.jobs or count_usable_cores()
 
     def show(done: int, total: int) -> None:
-        if progress is not None:
-            progress(Progress(f"{total} pieces", "replay", done, total))
+        progress(Progress(f"{total} pieces", "replay", done, total))
 
     def measure(candidates: Sequence[Candidate]) -> dict[Candidate, Counts]:
         per_request = measure_settings(
@@ -105,7 +98,6 @@ def tune(
             traffic.requests,
             streams=traffic.streams(),
             jobs=jobs,
-            cache=cache,
             progress=show,
         )
         sums = {}
@@ -120,17 +112,7 @@ def tune(
     on_host = [runner for runner in runners if runner.drafts == "trimmed"]
     if options.store and on_host:
         measured = search_stores(measured, costs[on_host[0].name], candidates, measure)
-    # The file of finished pieces is only needed to continue an interrupted run.
-    if options.cache is None and cache.path is not None:
-        cache.path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # another run's file is there
-            cache.path.parent.rmdir()
-    about = {
-        **run.describe(),
-        "jobs": jobs,
-        "pieces_from_an_earlier_run": num_resumed,
-        "seconds": run.seconds,
-    }
+    about = {**run.describe(), "jobs": jobs, "seconds": run.seconds}
     first, *others = (
         make_report(
             measured.select(runner.drafts),
@@ -165,17 +147,3 @@ def _add_synchronous(
     if synchronous is None:
         synchronous = 0.0 if cost.is_measured else SYNCHRONOUS
     return replace(cost, synchronous=synchronous)
-
-
-def _find_cache_file(traffic: Traffic) -> Path | None:
-    """Returns the file for finished pieces; None if its folder cannot be created."""
-    digest = hashlib.sha256()
-    for request in traffic.requests:
-        digest.update(request.tokens().tobytes())
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "ngram_npu"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return None
-    return folder / f"tune-{digest.hexdigest()[:16]}.jsonl"

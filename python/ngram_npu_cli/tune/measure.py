@@ -1,4 +1,4 @@
-"""Replays many settings over many conversations in pieces, on several processes; can be resumed.
+"""Replays many settings over many conversations in pieces, on several processes.
 
 A piece is one setting on one chunk of conversations. Its result is the number of steps of each
 conversation by the number of drafted tokens; all other numbers are computed from that. A store
@@ -7,21 +7,15 @@ carries text from one conversation to the next, so with one, a piece is a stream
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import multiprocessing
 import signal
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.errors import InputError
 
 from ngram_npu_cli.logs.conversations import TokenRequest
 from ngram_npu_cli.replay.simulation import simulate
@@ -60,7 +54,6 @@ def measure_settings(
     *,
     streams: Sequence[Sequence[int]] | None = None,
     jobs: int = 1,
-    cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Candidate, Counts]:
     """Returns for each setting a [N, K+1] array: each request's steps by number of drafted tokens.
@@ -71,46 +64,31 @@ def measure_settings(
         streams: Numbers of the requests that share a store, in order; the store is empty at first.
             Each request is in one stream. None: one stream of all requests.
         jobs: Number of processes.
-        cache: Finished pieces, which are not replayed again.
         progress: Called with the number of finished pieces and of all pieces.
     """
-    cache = Cache(None) if cache is None else cache
     results = {c: np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates}
     chunks = [(False, chunk) for chunk in group_requests(requests)]
     if any(candidate.has_store for candidate in candidates):
         chunks += [(True, list(stream)) for stream in streams or [range(len(requests))]]
-    pending: list[Piece] = []
-    total = 0
     # Long chunks are replayed first, so that all processes finish at about the same time.
-    for is_stream, chunk in reversed(chunks):
-        digest = _digest_requests(requests[n] for n in chunk)
-        for candidate in candidates:
-            if candidate.has_store != is_stream:
-                continue
-            total += 1
-            piece = Piece(candidate, chunk, _make_key(candidate, digest))
-            counts = cache.get(piece.key, (len(chunk), candidate.config.k + 1))
-            if counts is None:
-                pending.append(piece)
-            else:
-                results[candidate][chunk] = counts
-    show = progress or (lambda done, total: None)
-    done = total - len(pending)
-    show(done, total)
-    for piece, counts in _replay_pieces(requests, pending, jobs):
+    pieces = [
+        Piece(candidate, chunk)
+        for is_stream, chunk in reversed(chunks)
+        for candidate in candidates
+        if candidate.has_store == is_stream
+    ]
+    for done, (piece, counts) in enumerate(_replay_pieces(requests, pieces, jobs), start=1):
         results[piece.candidate][piece.chunk] = counts
-        cache.add(piece.key, counts)
-        done += 1
-        show(done, total)
+        if progress is not None:
+            progress(done, len(pieces))
     return results
 
 
 class Piece(NamedTuple):
-    """One setting on one chunk of the requests, and the key of its result in the cache."""
+    """One setting on one chunk of the requests."""
 
     candidate: Candidate
     chunk: list[int]
-    key: str
 
 
 def _replay_pieces(
@@ -173,59 +151,3 @@ def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
         observe=observe,
     )
     return counts
-
-
-def _digest_requests(requests: Iterator[TokenRequest]) -> str:
-    digest = hashlib.sha256()
-    for request in requests:
-        digest.update(repr([(len(t.prompt), len(t.completion)) for t in request.turns]).encode())
-        digest.update(request.tokens().tobytes())
-    return digest.hexdigest()
-
-
-def _make_key(candidate: Candidate, chunk: str) -> str:
-    """Hashes everything that a piece's result depends on, including the drafter's version."""
-    from ngram_npu.config import CONTRACT_VERSION, default_costs, default_store_costs
-
-    costs = zlib.crc32(default_costs().tobytes() + default_store_costs().tobytes())
-    key = json.dumps([CONTRACT_VERSION, costs, candidate.options, candidate.drafts, chunk])
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-class Cache:
-    """Finished pieces in a file of JSON lines; each piece is written immediately."""
-
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
-        self._entries: dict[str, str] = {}
-        if path is None or not path.is_file():  # reading a device may never end
-            return
-        try:
-            for line in path.read_text(encoding="utf-8").splitlines():
-                entry = json.loads(line)
-                self._entries[entry["key"]] = entry["counts"]
-        except ValueError:
-            pass  # the last line of an interrupted run may be incomplete; the piece is repeated
-        except (OSError, LookupError, TypeError) as error:
-            raise InputError(f"{path}: not a cache of ngram-npu tune: {error}") from error
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: str, shape: tuple[int, int]) -> Counts | None:
-        if key not in self._entries:
-            return None
-        raw = zlib.decompress(base64.b85decode(self._entries[key]))
-        return np.frombuffer(raw, np.int32).reshape(shape)
-
-    def add(self, key: str, counts: Counts) -> None:
-        if self.path is None:
-            return
-        packed = base64.b85encode(zlib.compress(counts.astype("<i4").tobytes(), 1)).decode()
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "counts": packed}) + "\n")
-        except OSError as error:
-            raise InputError(
-                f"{self.path}: cannot be written: {error.strerror or error}"
-            ) from error

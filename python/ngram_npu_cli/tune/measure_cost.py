@@ -163,8 +163,7 @@ class _Server:
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._host = parts.netloc
         self._is_secure = parts.scheme == "https"
-        self._key_variable = options.api_key_env or _KEY_VARIABLE
-        key = _read_key(options.api_key_env)
+        key = _read_key()
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._prompt = _PHRASE * max(1, options.prompt_tokens // _PHRASE_TOKENS)
         self.model = options.model or self._find_model()
@@ -253,26 +252,19 @@ class _Server:
     def _make_error(self, path: str, status: int, text: str) -> InputError:
         if status in (401, 403):  # the server's message may repeat the key
             text = (
-                f"it does not accept the key in {self._key_variable}"
+                f"it does not accept the key in {_KEY_VARIABLE}"
                 if self._headers
-                else f"it expects an API key: set {_KEY_VARIABLE}, or name the variable that holds "
-                "it with --api-key-env"
+                else f"it expects an API key: set {_KEY_VARIABLE}"
             )
         return InputError(f"{self._url}: {path} answered {status}: {' '.join(text.split()):.300}")
 
 
-def _read_key(variable: str | None) -> str:
-    """Returns the API key in an environment variable, or an empty text. Errors never show it."""
-    key = os.environ.get(variable or _KEY_VARIABLE, "").strip()
-    if variable is not None and not key:  # not shown: it may be a key, passed by mistake
-        raise InputError(
-            "--api-key-env: expected the name of an environment variable that holds the API key, "
-            "got one that is not set or is empty"
-        )
+def _read_key() -> str:
+    """Returns the API key in the environment, or an empty text. Errors never show it."""
+    key = os.environ.get(_KEY_VARIABLE, "").strip()
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise InputError(
-            f"{variable or _KEY_VARIABLE}: expected a key of printable ASCII characters without "
-            "spaces"
+            f"{_KEY_VARIABLE}: expected a key of printable ASCII characters without spaces"
         )
     return key
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.errors import InputError, RecordError
+from ngram_npu.errors import InputError
 
 from ngram_npu_cli.logs.conversations import Conversation, TokenRequest
 from ngram_npu_cli.logs.reader import Progress, Skipped, Tokenization, ignore_progress, read_logs
@@ -91,7 +91,7 @@ class Traffic:
 def read_traffic(
     paths: Sequence[str | PathLike[str]],
     options: TuneOptions | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[Progress], None] = ignore_progress,
 ) -> Traffic:
     """Reads, samples and tokenizes conversations.
 
@@ -102,7 +102,6 @@ def read_traffic(
         InputError: As for `replay`, or fewer than two conversations have a step.
     """
     options = options or TuneOptions(sample=None)
-    show = progress or ignore_progress
     sample = _Sample(options.sample)
     logs, omissions = read_logs(paths, options, sample.add, progress=progress)
     notes = [f"{log.name}: {note}" for log in logs for note in log.notes] + omissions
@@ -116,24 +115,17 @@ def read_traffic(
     conversation_of: list[int] = []
     names: list[str] = []
     input_of: list[int] = []
-    used = [0] * len(logs)
     skipped = [Skipped("conversations", strict=options.strict) for _ in logs]
     for done, (number, conversation) in enumerate(conversations, start=1):
-        try:
-            with_steps = [r for r in tokenization.make_requests(conversation) if r.spans()]
-        except RecordError as error:
-            skipped[number].add(error)
-        else:
-            used[number] += 1
-            if with_steps:
-                conversation_of += [len(names)] * len(with_steps)
-                requests += with_steps
-                names.append(conversation.id)
-                input_of.append(number)
-        show(Progress(logs[number].name, "tokenize", done, len(conversations)))
-    for log, log_skipped, log_used in zip(logs, skipped, used, strict=True):
-        log_skipped.check(log_used)
-        notes += [f"{log.name}: {note}" for note in log_skipped.notes(log_used)]
+        all_requests = tokenization.make_requests_or_skip(conversation, skipped[number])
+        if with_steps := [request for request in all_requests if request.spans()]:
+            conversation_of += [len(names)] * len(with_steps)
+            requests += with_steps
+            names.append(conversation.id)
+            input_of.append(number)
+        progress(Progress(logs[number].name, "tokenize", done, len(conversations)))
+    for log, log_skipped in zip(logs, skipped, strict=True):
+        notes += [f"{log.name}: {note}" for note in log_skipped.notes()]
     if len(names) < 2:
         raise InputError(
             f"expected 2 or more conversations with an answer of 2 or more tokens, got {len(names)}"
@@ -148,7 +140,7 @@ def read_traffic(
         characters=sample.characters,
         num_read=sample.num_read,
         characters_read=sample.characters_read,
-        left_out=sum(used) - len(names),
+        left_out=sum(log_skipped.used for log_skipped in skipped) - len(names),
         notes=tuple(notes),
         tokenizer=None if tokenizer is None else f"{tokenizer.name}: {tokenizer.source}",
     )

@@ -113,7 +113,7 @@ def make_conversations(count: int, seed: int = 0) -> list[RecordedTurns]:
     return conversations
 
 
-def write(path: Path, conversations: list[RecordedTurns]) -> Path:
+def write_logs(path: Path, conversations: list[RecordedTurns]) -> Path:
     with path.open("w") as file:
         for scope, turns in conversations:
             records = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
@@ -121,17 +121,17 @@ def write(path: Path, conversations: list[RecordedTurns]) -> Path:
     return path
 
 
-def answers(conversations: list[RecordedTurns]) -> list[tuple[Any, list[int]]]:
+def list_answers(conversations: list[RecordedTurns]) -> list[tuple[Any, list[int]]]:
     return [(scope, answer) for scope, turns in conversations for _, answer in turns]
 
 
 def load_texts(path: Path) -> list[tuple[int, list[int]]]:
-    return [(scope, text.tolist()) for scope, text in curve.list_texts(NgramStore.load(path))]
+    return [(scope, text.tolist()) for scope, text in NgramStore.load(path)._texts()]
 
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
-    return write(tmp_path / "logs.jsonl", make_conversations(20))
+    return write_logs(tmp_path / "logs.jsonl", make_conversations(20))
 
 
 # The curve
@@ -147,7 +147,7 @@ def test_curve_equals_the_reference_operators(
     conversations = [
         (scope if scope_field else None, turns) for scope, turns in make_conversations(20)
     ]
-    earlier, last = answers(conversations[:18]), conversations[18:]
+    earlier, last = list_answers(conversations[:18]), conversations[18:]
     assert report.about["evaluated"] == 2
     assert [point.share for point in report.curve] == [None, 0, 1 / 8, 1 / 4, 1 / 2, 1]
     for point in report.curve:
@@ -185,7 +185,7 @@ def test_learn_keeps_only_the_newest_text_in_memory(
     monkeypatch.setattr(learn_module, "RECENT_TOKENS", 60)
     sample = read_sample([logs], "ids", max_blocks=3)
     assert [text.tolist() for _, text in sample.texts] == [
-        a for _, a in answers(make_conversations(20))[-3:]
+        a for _, a in list_answers(make_conversations(20))[-3:]
     ]
     assert (len(sample.recent), sample.conversations, sample.tokens) == (1, 20, 1000)
     monkeypatch.setattr(curve, "MAX_EVALUATED_TOKENS", 40)
@@ -199,13 +199,15 @@ def test_learn_keeps_only_the_newest_text_in_memory(
 
 def test_learn_merges_stores_of_several_engines(tmp_path: Path) -> None:
     conversations = make_conversations(20)
-    parts = [write(tmp_path / f"{i}.jsonl", conversations[i * 10 : i * 10 + 10]) for i in range(2)]
+    parts = [
+        write_logs(tmp_path / f"{i}.jsonl", conversations[i * 10 : i * 10 + 10]) for i in range(2)
+    ]
     complete = tmp_path / "whole"
     report = learn(parts, complete, SMALL)
     of_engine = [tmp_path / f"{i}.store" for i in range(2)]
     for part, file in zip(parts, of_engine, strict=True):
         learn([part], file, SMALL)
-    expected = [(0, answer) for _, answer in answers(conversations)]
+    expected = [(0, answer) for _, answer in list_answers(conversations)]
     assert load_texts(complete) == expected
     assert report.tokens_held == sum(len(answer) for _, answer in expected)
     merged = tmp_path / "merged"
@@ -231,11 +233,13 @@ def test_merge_keeps_equal_texts_of_different_scopes_and_drops_copies(tmp_path: 
     files = [tmp_path / f"{i}.store" for i in range(3)]
     # A text that one store holds twice is kept twice.
     for file, part in zip(files, (conversations[:3], conversations[3:]), strict=False):
-        learn([write(tmp_path / "logs.jsonl", part)], file, TENANTS)
+        learn([write_logs(tmp_path / "logs.jsonl", part)], file, TENANTS)
     files[2].write_bytes(files[1].read_bytes())
     merged = tmp_path / "merged.store"
     learn(files, merged, TENANTS)
-    assert load_texts(merged) == [(scope_of(scope), text) for scope, text in answers(conversations)]
+    assert load_texts(merged) == [
+        (scope_of(scope), text) for scope, text in list_answers(conversations)
+    ]
     assert describe(merged)["scopes"] == 2
 
 
@@ -275,7 +279,7 @@ def test_scope_field_separates_scopes_and_skips_records_without_it(
         more.write(json.dumps(text) + "\n")
     report = learn([logs], file, TENANTS)
     assert load_texts(file) == [
-        (scope_of(scope), text) for scope, text in answers(make_conversations(20))
+        (scope_of(scope), text) for scope, text in list_answers(make_conversations(20))
     ]
     assert describe(file)["scopes"] == 2
     assert "5 of 26 records are skipped (19.2%): " in report.notes[0]

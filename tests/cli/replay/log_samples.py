@@ -40,7 +40,6 @@ class Sample:
         record: With `#` for its number.
         expected: The texts that are read, with `#`.
         write: Returns the lines of a record.
-        other: Record of a file `input.jsonl` in the same folder.
         last: Path of the last of several answers in a list of messages. If it is no answer any
             more, the messages before it are no prompt either.
         needed: Path of a field without which the record has another format.
@@ -51,7 +50,6 @@ class Sample:
     record: Any
     expected: Texts
     write: Callable[[Any], list[str]] = as_json
-    other: Any = None
     last: tuple[Any, ...] = ()
     needed: tuple[Any, ...] = ()
     is_changed: bool = True
@@ -230,7 +228,6 @@ OLLAMA = [
     {"model": "m", "message": message("assistant", " said_# "), "done": False},
     {"model": "m", "message": message("assistant", " again_# ", tool_calls=[OLLAMA_CALL])},
 ]
-COMPLETIONS = [{"index": i, "text": f"said{'abcd'[i]}_#"} for i in range(4)]
 ID_CHUNKS = [
     id_chunk(0, "saida_#", "ids: p_# "),
     id_chunk(1, "saidb_#", "ids: q_# "),
@@ -331,13 +328,13 @@ SAMPLES: dict[str, Sample] = {
     ),
     "chat-stream-n2": log({"messages": ASK}, TWO_STREAMS, TWO_TEXTS, write=as_events),
     "completions": log(
-        {"prompt": ["userone_#", "usertwo_#"], "n": 2},
-        body(*COMPLETIONS),
-        [[(f"user{'one' if i < 2 else 'two'}_#", f"said{'abcd'[i]}_#")] for i in range(4)],
+        {"prompt": "user_#", "n": 2},
+        body(*({"index": i, "text": f"said{'ab'[i]}_#"} for i in (0, 1))),
+        [[("user_#", "saida_#")], [("user_#", "saidb_#")]],
     ),
-    "completions-echo": log(
-        {"prompt": " user_# ", "echo": True, "stream": True},
-        [body({"index": 0, "text": text}) for text in (" user_# ", " said_# ", "again_#")],
+    "completions-stream": log(
+        {"prompt": " user_# ", "stream": True},
+        [body({"index": 0, "text": text}) for text in (" said_# ", "again_#")],
         [[(" user_# ", " said_# again_#")]],
         write=as_events,
     ),
@@ -382,10 +379,11 @@ SAMPLES: dict[str, Sample] = {
         {
             "id": "v",
             "custom_id": "r-#",
+            "url": "/v1/chat",
+            "body": {"messages": ASK},
             "response": {"status_code": 200, "body": body(choice("said_#"))},
             "error": None,
         },
         ASKED,
-        other={"custom_id": "r-#", "url": "/v1/chat", "body": {"messages": ASK}},
     ),
 }

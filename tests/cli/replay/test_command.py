@@ -191,7 +191,6 @@ def test_drafting_options(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-n", "10", "--engine", "index"], "expected max_n - min_n <= 7, and no"),
         (["--k", "0"], "--k: must be at least 1, got 0"),
         (["--k", "many"], "invalid integer value: 'many'"),
         (["--k", "65"], "k: expected 1 to 64, got 65"),

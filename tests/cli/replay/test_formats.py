@@ -16,7 +16,7 @@ from ngram_npu.errors import InputError
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.logs.formats import FORMATS, iter_conversations
 from ngram_npu_cli.logs.reader import Tokenization
-from ngram_npu_cli.replay import load_inputs, read_conversations
+from ngram_npu_cli.replay import Turn, load_inputs, read_conversations
 
 Write = Callable[..., Path]
 Path_ = tuple[Any, ...]
@@ -63,9 +63,6 @@ def test_sample_is_read_from_lines_and_documents(tmp_path: Path, name: str, form
     else:
         lines = [line for record in records for line in sample.write(record)]
         path.write_text("".join(f"{line}\n" for line in lines))
-    if sample.other is not None:
-        others = [json.dumps(number(sample.other, t)) for t in (1, 2)]
-        (tmp_path / "input.jsonl").write_text("\n".join(others))
     texts, errors = read(path, sample.format if form == "--format" else None)
     assert not errors
     conversations = [conversation for line in texts.values() for conversation in line]
@@ -144,34 +141,22 @@ def test_unusual_response_is_read(write_jsonl: Write, response: Any, expected: l
     assert [item.turns[0].completion for item in read_conversations(path)] == expected
 
 
-PROMPT, ANSWER = "repeat: one two one two", ", one two one two"
-IDS = {"prompt_token_ids": [*PROMPT.encode()], "token_ids": [*(PROMPT + ANSWER).encode()]}
-ECHO = {"prompt": PROMPT, "echo": True}
-AGAIN = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]
-REQUESTS: list[tuple[Any, list[Any], list[tuple[str, str]]]] = [
-    (ECHO, [PROMPT + ANSWER], [(PROMPT, ANSWER)]),
-    (ECHO, [ANSWER], [(PROMPT, ANSWER)]),  # the server ignores the option
-    ({**ECHO, "echo": False}, [PROMPT + ANSWER], [(PROMPT, PROMPT + ANSWER)]),
-    ({**ECHO, "prompt": ["x", PROMPT]}, ["x", PROMPT + ANSWER], [(PROMPT, ANSWER)]),
-    (ECHO, [{"text": PROMPT + ANSWER, **IDS}], [(PROMPT, ANSWER)]),
-    # vLLM's ids are without the prompt.
-    (ECHO, [{"text": ANSWER, **IDS, "token_ids": [*ANSWER.encode()]}], [(PROMPT, ANSWER)]),
-    ({"messages": AGAIN, "echo": True}, ["b c d"], [("USER: a ASSISTANT: b c ASSISTANT:", " d")]),
-    ({"prompt": "p"}, [{"index": 3, "text": "a"}], [("p", "a")]),
-    # An empty answer is left out, and the others keep their prompts.
-    ({"prompt": ["p", "q"], "n": 2}, ["", "b", "c", ""], [("p", "b"), ("q", "c")]),
+REQUESTS: list[tuple[Any, list[str], list[str]]] = [
+    ({"prompt": ["p"]}, ["a"], ["a"]),
+    # An empty answer is left out.
+    ({"prompt": "p", "n": 3}, ["", "b", "c"], ["b", "c"]),
 ]
 
 
 @pytest.mark.parametrize(("request_", "choices", "expected"), REQUESTS)
-def test_answers_belong_to_their_prompts(
-    write_jsonl: Write, request_: Any, choices: list[Any], expected: list[tuple[str, str]]
+def test_completions_of_one_prompt_are_read(
+    write_jsonl: Write, request_: Any, choices: list[str], expected: list[str]
 ) -> None:
-    texts = [{"text": text} if isinstance(text, str) else text for text in choices]
-    record = {"request": request_, "response": {"choices": texts}}
-    by_line, errors = read(write_jsonl(record))
-    assert not errors
-    assert [turn for conversation in by_line[1] for turn in conversation] == expected
+    record = {"request": request_, "response": {"choices": [{"text": text} for text in choices]}}
+    conversations = read_conversations(write_jsonl(record))
+    assert [item.turns for item in conversations] == [
+        (Turn("p", answer, raw=True),) for answer in expected
+    ]
 
 
 # Records that are not conversations
@@ -230,11 +215,11 @@ INVALID: list[tuple[Any, str]] = [
     (answered({"choices": [{}]}), "the answer is empty"),
     (answered(body(choice(""))), "the answer is empty"),
     (answered(EMBEDDING), 'no answer, only "object", "data"'),
-    ({"request": {}, "response": body(choice("a"))}, '"messages", "input" or a text "prompt"'),
-    ({"request": {**ECHO, "max_tokens": 0}, "response": PROMPT}, "empty without the repeated"),
+    ({"request": {}, "response": body(choice("a"))}, '"messages", "input" or one text "prompt"'),
+    ({"request": {"prompt": "p", "echo": True}, "response": "p a"}, 'expected no "echo"'),
     (
-        {"request": {"prompt": ["p", "q"], "n": 2}, "response": body(*[{"text": "a"}] * 3)},
-        "expected 2 choices for each of 2 prompts.* 0, 1, 2",
+        {"request": {"prompt": ["p", "q"]}, "response": body(*[{"text": "a"}] * 2)},
+        'one text "prompt", got "prompt"',
     ),
     (
         answered([{"choices": [{"index": i, "text": "a"}]} for i in (0, 1, None)]),
@@ -380,17 +365,13 @@ def write(folder: Path, name: str, cases: list[Case]) -> tuple[Path, dict[int, i
     folder.mkdir(parents=True)
     lines: list[str] = []
     number_of: dict[int, int] = {}
-    others = []
     for case in cases:
-        record, other = number(sample.record, case.number), number(sample.other, case.number)
+        record = number(sample.record, case.number)
         if case.path:
             record = change_field(record, case.path, case.value)
-        others.append(json.dumps(other))
         for line in sample.write(record):
             lines.append(line)
             number_of[len(lines)] = case.number
-    if sample.other is not None:
-        (folder / "input.jsonl").write_text("".join(f"{line}\n" for line in others))
     path = folder / "talk.jsonl"
     path.write_bytes("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass"))
     return path, number_of

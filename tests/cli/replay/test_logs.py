@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_helpers import DATA
-from ngram_npu_cli.replay import InputError, ReplayOptions, read_conversations, replay
+from ngram_npu_cli.replay import ReplayOptions, read_conversations, replay
 
 Write = Callable[..., Path]
 
 
-def lines_of(name: str) -> list[str]:
-    return (DATA / name).read_text(encoding="utf-8").split("\n")[:-1]
+def read_records(name: str) -> list[dict[str, Any]]:
+    lines = (DATA / name).read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
 
 
-def records(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines_of(name)]
-
-
-def counts(path: Path) -> tuple[int, int, int, float | None]:
+def count_replay(path: Path) -> tuple[int, int, int, float | None]:
     total = replay([path], ReplayOptions(tokenizer="bytes")).total
     return total.num_requests, total.num_tokens, total.num_steps, total.tokens_per_step
 
 
-CHAT = [r["response"]["choices"][0]["message"]["content"] for r in records("chat.jsonl")]
+CHAT = [r["response"]["choices"][0]["message"]["content"] for r in read_records("chat.jsonl")]
 
 
 @pytest.fixture
 def plain_chat(write_jsonl: Write) -> tuple[int, int, int, float | None]:
     plain = [
         {"messages": record["request"]["messages"], "completion": answer}
-        for record, answer in zip(records("chat.jsonl"), CHAT, strict=True)
+        for record, answer in zip(read_records("chat.jsonl"), CHAT, strict=True)
     ]
-    counted = counts(write_jsonl(*plain, name="plain/talk.jsonl"))
+    counted = count_replay(write_jsonl(*plain, name="plain/talk.jsonl"))
     assert counted[0] == 3
     assert counted[3] is not None
     assert counted[3] > 2, "the texts repeat themselves, or this would show nothing"
@@ -55,17 +50,25 @@ ONE_CONVERSATION = [
 ]
 
 
-@pytest.mark.parametrize("name", [*ONE_CONVERSATION, "run-batch/output.jsonl"])
+@pytest.fixture
+def batch(write_jsonl: Write) -> Path:
+    """The output of a batch joined with its input, as the guide describes."""
+    requests = {record["custom_id"]: record for record in read_records("run-batch/input.jsonl")}
+    answers = read_records("run-batch/output.jsonl")
+    return write_jsonl(*({**requests[a["custom_id"]], **a} for a in answers), name="batch.jsonl")
+
+
 def test_all_log_formats_give_the_same_counts(
-    name: str, plain_chat: tuple[int, int, int, float | None]
+    batch: Path, plain_chat: tuple[int, int, int, float | None]
 ) -> None:
-    assert counts(DATA / name) == plain_chat
+    for path in (*(DATA / name for name in ONE_CONVERSATION), batch):
+        assert count_replay(path) == plain_chat, path
 
 
-def test_guide_states_the_counts() -> None:
+def test_guide_states_the_counts(batch: Path) -> None:
     pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
     pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
-    files = [DATA / name for name in (*ONE_CONVERSATION, "run-batch/output.jsonl")]
+    files = [*(DATA / name for name in ONE_CONVERSATION), batch]
     report = replay(files, ReplayOptions(tokenizer="mistral-v1"))
     rows = {(f.num_requests, f.num_tokens, f"{f.tokens_per_step:.2f}") for f in report.inputs}
     ((requests, tokens, per_step),) = rows
@@ -74,9 +77,9 @@ def test_guide_states_the_counts() -> None:
     assert stated in guide.read_text(encoding="utf-8").replace("\n", " ")
 
 
-def events(name: str) -> list[list[dict[str, Any]]]:
+def read_events(name: str) -> list[list[dict[str, Any]]]:
     """Returns the events of each stream of a file."""
-    streams = [record["response"].split("\n") for record in records(name)]
+    streams = [record["response"].split("\n") for record in read_records(name)]
     return [[json.loads(s[6:]) for s in stream if s.startswith("data: {")] for stream in streams]
 
 
@@ -104,22 +107,22 @@ def test_stream_is_read_in_every_serialization(
 ) -> None:
     serialized = [
         {"request": record["request"], "response": serialize(chunks, record["response"])}
-        for record, chunks in zip(records(name), events(name), strict=True)
+        for record, chunks in zip(read_records(name), read_events(name), strict=True)
     ]
-    assert counts(write_jsonl(*serialized)) == plain_chat
+    assert count_replay(write_jsonl(*serialized)) == plain_chat
 
 
 @pytest.mark.parametrize(
     "name", ["reasoning.jsonl", "responses-reasoning.jsonl", "anthropic-thinking.jsonl"]
 )
 def test_reasoning_is_counted_streamed_or_not(write_jsonl: Write, name: str) -> None:
-    complete, streamed = records(name)
-    thought = records("reasoning.jsonl")[0]["response"]["choices"][0]["message"]["reasoning"]
-    messages = records("reasoning.jsonl")[0]["request"]["messages"]
+    complete, streamed = read_records(name)
+    thought = read_records("reasoning.jsonl")[0]["response"]["choices"][0]["message"]["reasoning"]
+    messages = read_records("reasoning.jsonl")[0]["request"]["messages"]
     expected_records = [{"messages": messages, "completion": f"<think>\n{thought}\n</think>\n\n"}]
-    expected = counts(write_jsonl(*expected_records, name="plain.jsonl"))
+    expected = count_replay(write_jsonl(*expected_records, name="plain.jsonl"))
     for record in (complete, streamed):
-        assert counts(write_jsonl(record)) == expected
+        assert count_replay(write_jsonl(record)) == expected
 
 
 # Token ids
@@ -136,13 +139,13 @@ def test_stream_with_missing_token_ids_is_read_as_text(write_jsonl: Write) -> No
     assert (conversation.turns[0].prompt, conversation.turns[0].completion) == ("p", "one two ")
 
 
-def as_turns(name: str) -> list[dict[str, Any]]:
+def convert_to_turns(name: str) -> list[dict[str, Any]]:
     return [
         {
             "prompt_token_ids": record["response"]["prompt_token_ids"],
             "completion_token_ids": record["response"]["choices"][0]["token_ids"],
         }
-        for record in records(name)
+        for record in read_records(name)
     ]
 
 
@@ -152,156 +155,13 @@ def as_turns(name: str) -> list[dict[str, Any]]:
         ("chat-token-ids.jsonl", 3),
         ("stream-token-ids.jsonl", 1),
         ("completions-stream-token-ids.jsonl", 1),
-        ("server-debug.log", 3),
     ],
 )
 def test_recorded_token_ids_are_exact(write_jsonl: Write, name: str, number: int) -> None:
-    turns = as_turns("chat-token-ids.jsonl")[:number]
+    turns = convert_to_turns("chat-token-ids.jsonl")[:number]
     expected = replay([write_jsonl(*({"turns": [turn]} for turn in turns))]).total
     report = replay([DATA / name], ReplayOptions(tokenizer="ids"))
     assert report.tokenizer is None
     assert report.total.num_steps == expected.num_steps
     assert report.total.num_tokens == expected.num_tokens == 23 * number
     assert report.total.tokens_per_step == expected.tokens_per_step
-
-
-# vLLM's own log
-
-
-def test_vllm_log_stream_is_read_as_text(write_jsonl: Write) -> None:
-    request, answer = records("completions.jsonl")[0]["request"], CHAT[0]
-    path = write_jsonl({"request": request, "response": {"choices": [{"text": answer}]}})
-    assert counts(DATA / "server-debug-stream.log") == counts(path)
-
-
-AT = "INFO 08-01 12:00:00 [logger.py:43] "
-
-
-def log_request(ident: str, prompt: str, ids: str, n: int = 1) -> str:
-    params = f"SamplingParams(n={n}, seed=None)"
-    return (
-        f"{AT}Received request {ident}: prompt: {prompt!r}, params: {params}, "
-        f"prompt_token_ids: {ids}"
-    )
-
-
-def log_answer(ident: str, rest: str) -> str:
-    return f"{AT}Generated response {ident}{rest}"
-
-
-QUOTED = log_answer("r", ": output: 'stolen', output_token_ids: [9]")
-GOOD = [log_request("t", "p", "[1]"), log_answer("t", ": output: 'a', output_token_ids: [3, 4]")]
-SERVER_LOGS: dict[str, tuple[list[str], list[tuple[Any, Any]]]] = {
-    "other lines": (
-        [
-            "Loading weights: 100%",
-            f"\x1b[36m(APIServer pid=1)\x1b[0;0m {log_request('r', chr(39), '[1, 2]')}",
-            '(APIServer pid=1) INFO:     127.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
-            "Traceback (most recent call last):",
-            log_answer("r", """: output: "it's", output_token_ids: [3], finish_reason: stop"""),
-        ],
-        [((1, 2), (3,))],
-    ),
-    "several answers": (
-        [
-            log_request("r", "p", "[1, 2]", n=3),
-            log_answer("r", " details: output_token_ids: [9], finish_reason: stop"),
-            log_answer("r", " details: output_token_ids: [3, 4], finish_reason: stop"),
-            log_answer("r", ": output: 'a', finish_reason: stop"),
-            log_answer("r", ": output: 'b', output_token_ids: [5, 6], finish_reason: stop"),
-            log_answer("r", ": output: 'c', finish_reason: stop"),
-        ],
-        [((1, 2), (3, 4)), ((1, 2), (5, 6)), ("p", "c")],
-    ),
-    "log lines in texts": (
-        [
-            log_request("r", f"{QUOTED} SamplingParams(n=7, token_ids: [8]", "[1, 2]"),
-            f'{AT}Request 1 JSON body: {{"prompt": "{QUOTED}"}}',
-            f'{AT}Request 1 JSON body: {{"prompt": "{log_request("r", "other", "[7]")}"}}',
-            log_answer("r", ": output: 'token_ids: [9]', output_token_ids: [3, 4]"),
-        ],
-        [((1, 2), (3, 4))],
-    ),
-    "equal ids": (
-        [*GOOD, log_request("t", "q", "[2]"), GOOD[1]],
-        [((1,), (3, 4)), ((2,), (3, 4))],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", SERVER_LOGS)
-def test_vllm_log_joins_requests_with_answers(tmp_path: Path, name: str) -> None:
-    lines, expected = SERVER_LOGS[name]
-    path = tmp_path / "server.log"
-    path.write_text("".join(f"{line}\n" for line in lines))
-    turns = [item.turns[0] for item in read_conversations(path)]
-    assert [
-        (turn.prompt_token_ids, turn.completion_token_ids)
-        if turn.has_token_ids
-        else (turn.prompt, turn.completion)
-        for turn in turns
-    ] == expected
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([f"{AT}started"], "without requests: set --enable-log-requests"),
-        (lines_of("server-info.log"), "the log has no prompt; vLLM .* VLLM_LOGGING_LEVEL=DEBUG"),
-        (lines_of("server-completions.log"), "the log has no answer; .* none of /v1/completions"),
-        (
-            # The token ids of streams of several answers are mixed.
-            [
-                f"{AT}Received request r: prompt: None, params: SamplingParams(n=2, seed=None), "
-                "prompt_token_ids: [1, 2]",
-                log_answer("r", " (streaming delta) details: output_token_ids: [3]"),
-                log_answer("r", " (streaming delta) details: output_token_ids: [5]"),
-                log_answer("r", " (streaming complete): output: 'a', finish_reason: stop"),
-                log_answer("r", " (streaming complete): output: 'b', finish_reason: stop"),
-            ],
-            r"server.log:4: .* or a text .prompt.",
-        ),
-        (
-            [GOOD[0], log_request("t", "q", "[2]"), GOOD[1], GOOD[1]],
-            r"server.log:3: .* several requests of this id",
-        ),
-        ([log_request("s", "p", "[1 2]")], "server.log:1: not a line of vLLM's log: invalid lit"),
-        (
-            [log_request("r", "p", "[1]"), log_answer("r", ": output: '\\N{}', token_ids: [3]")],
-            r"server.log:2: not a line of vLLM's log: \(unicode error\)",
-        ),
-    ],
-)
-def test_vllm_log_error_names_the_line(tmp_path: Path, lines: list[str], message: str) -> None:
-    path = tmp_path / "server.log"
-    path.write_text("".join(f"{line}\n" for line in lines))
-    with pytest.raises(InputError, match=message):
-        read_conversations(path)
-
-
-def test_batch_answers_need_one_request_of_their_id(
-    write_jsonl: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A folder may contain several batches if their requests have different ids."""
-
-    def make_request(content: str) -> dict[str, Any]:
-        body = {"messages": [{"role": "user", "content": content}]}
-        return {"custom_id": "r", "url": "/v1/chat/completions", "body": body}
-
-    answer = {"custom_id": "r", "response": {"body": {"choices": [{"message": {"content": "a"}}]}}}
-    path = write_jsonl(answer, name="output.jsonl")
-    with pytest.raises(InputError, match="put the batch's input into the same folder"):
-        read_conversations(path)
-    write_jsonl({"custom_id": ["r"]}, b"{", make_request("p"), name="input.jsonl")
-    (path.parent / "tsconfig.json").write_text("{\n // not JSON\n}\n")
-    path = path.rename(path.with_name("output2.jsonl"))
-    (conversation,) = read_conversations(path)
-    assert conversation.turns[0].messages[0]["content"] == "p"
-    write_jsonl(make_request("q"), name="second.jsonl")
-    path = path.rename(path.with_name("output3.jsonl"))
-    with pytest.raises(InputError, match=r"output3.jsonl:1: several requests .* are 'r'"):
-        read_conversations(path)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
-    monkeypatch.chdir(path.parent)
-    with pytest.raises(InputError, match=r"stdin:1: .* pass the file, not a pipe"):
-        read_conversations(Path("-"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import ScriptedProposer, Turns, token_request
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.config import default_costs
 from ngram_npu_cli.replay import InputError, ReplayFigures, simulate
@@ -70,23 +69,28 @@ def naive_replay(
     return counts
 
 
-# Two or three different tokens, so that repetitions and right and wrong drafts are frequent.
-token_lists = st.lists(st.integers(0, 2), max_size=14)
-conversations = st.lists(
-    st.lists(st.tuples(token_lists, token_lists), min_size=1, max_size=3), max_size=6
-)
+def random_conversations(rng: random.Random) -> list[Turns]:
+    """Up to six conversations of three different tokens, so that repetitions and right and wrong
+    drafts are frequent."""
+
+    def random_tokens() -> list[int]:
+        return rng.choices(range(3), k=rng.randint(0, 14))
+
+    return [
+        [(random_tokens(), random_tokens()) for _ in range(rng.randint(1, 3))]
+        for _ in range(rng.randint(0, 6))
+    ]
 
 
-@st.composite
-def lookups(draw: st.DrawFn) -> dict[str, Any]:
-    min_n = draw(st.integers(1, 3))
+def random_lookup(rng: random.Random) -> dict[str, Any]:
+    min_n = rng.randint(1, 3)
     return {
         "min_n": min_n,
-        "max_n": draw(st.integers(min_n, 5)),
-        "k": draw(st.integers(1, 6)),
-        "match_policy": draw(st.sampled_from(["earliest", "latest"])),
-        "overlap": draw(st.booleans()),
-        "max_len": draw(st.none() | st.integers(0, 40)),
+        "max_n": rng.randint(min_n, 5),
+        "k": rng.randint(1, 6),
+        "match_policy": rng.choice(["earliest", "latest"]),
+        "overlap": rng.random() < 0.5,
+        "max_len": rng.choice([None, rng.randint(0, 40)]),
     }
 
 
@@ -117,33 +121,24 @@ def without_time(figures: ReplayFigures) -> ReplayFigures:
     return dataclasses.replace(figures, draft_time_ns=0, num_calls=0)
 
 
-@settings(max_examples=300, deadline=None)
-@given(conversations, st.integers(1, 7), lookups())
-def test_simulation_equals_the_naive_replay(
-    turns_of_all: Any, batch_size: int, lookup: Any
-) -> None:
-    figures = run(turns_of_all, batch_size, **lookup)
+@pytest.mark.parametrize("seed", range(300))
+def test_simulation_equals_the_naive_replay(seed: int) -> None:
+    rng = random.Random(seed)
+    turns_of_all, lookup = random_conversations(rng), random_lookup(rng)
+    figures = run(turns_of_all, rng.randint(1, 7), **lookup)
     naive = naive_replay(turns_of_all, lambda context: draft_ngram(context, **lookup))
     assert_equal(figures, naive, lookup["k"])
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    conversations,
-    st.integers(1, 7),
-    st.integers(1, 6),
-    st.none() | st.integers(0, 150),
-    st.booleans(),
-    st.integers(0, 40),
-)
-def test_ladder_simulation_equals_the_naive_replay(
-    turns_of_all: Any, batch_size: int, k: int, limit: int | None, overlap: bool, max_len: int
-) -> None:
+@pytest.mark.parametrize("seed", range(100))
+def test_ladder_simulation_equals_the_naive_replay(seed: int) -> None:
+    rng = random.Random(seed)
+    turns_of_all, limit = random_conversations(rng), rng.choice([None, rng.randint(0, 150)])
     probability = None if limit is None else 2 ** (-limit / 16)
-    lookup = {"k": k, "overlap": overlap, "max_len": max_len}
-    figures = run(
-        turns_of_all, batch_size, **lookup, sizes="ladder", min_draft_probability=probability
-    )
+    k = rng.randint(1, 6)
+    lookup = {"k": k, "overlap": rng.random() < 0.5, "max_len": rng.randint(0, 40)}
+    options = {"sizes": "ladder", "min_draft_probability": probability}
+    figures = run(turns_of_all, rng.randint(1, 7), **lookup, **options)
 
     def draft(context: list[int]) -> list[int]:
         return ladder.draft(context, costs=default_costs(), limit=limit, **lookup)[0]

@@ -9,14 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ngram_npu.config import default_costs, default_store_costs
+from ngram_npu import Costs
 from ngram_npu_cli import command as cli
-from ngram_npu_cli.replay import (
-    InputError,
-    ReplayFigures,
-    ReplayOptions,
-    replay,
-)
+from ngram_npu_cli.replay import ReplayFigures, ReplayOptions, replay
 
 ANSWERS = np.random.default_rng(8).permutation(4000).reshape(4, -1)[:, :60].tolist()
 """Four texts that share no token and do not repeat themselves."""
@@ -45,7 +40,7 @@ def logs(tmp_path: Path) -> Path:
     return write_logs(tmp_path / "logs.jsonl", conversations)
 
 
-def total(path: Path, **options: Any) -> ReplayFigures:
+def replay_total(path: Path, **options: Any) -> ReplayFigures:
     defaults = {"min_draft_probability": 0.177, "tokenizer": "ids", "store": "live"}
     report = replay([path], ReplayOptions(**{**defaults, **options}))
     assert report.total.draft_time_ns > 0
@@ -53,18 +48,18 @@ def total(path: Path, **options: Any) -> ReplayFigures:
 
 
 def test_store_drafts_text_of_earlier_conversations(logs: Path) -> None:
-    without_store, live = total(logs, store=None), total(logs)
+    without_store, live = replay_total(logs, store=None), replay_total(logs)
     assert without_store.num_accepted_tokens == 0
     # Accepted in the third conversation, and in the fifth, which repeats the second's later prompt.
     assert live.num_accepted_tokens > 60
     assert live.num_requests == 5
-    assert total(logs) == live
-    assert total(logs, batch_size=5).num_accepted_tokens < live.num_accepted_tokens
-    assert total(logs, store="finish") == live
+    assert replay_total(logs) == live
+    assert replay_total(logs, batch_size=5).num_accepted_tokens < live.num_accepted_tokens
+    assert replay_total(logs, store="finish") == live
 
 
 def test_generated_only_stores_no_prompts(logs: Path) -> None:
-    live, generated = total(logs), total(logs, generated_only=True)
+    live, generated = replay_total(logs), replay_total(logs, generated_only=True)
     assert generated.num_requests == 6
     assert generated.num_prompt_tokens == live.num_prompt_tokens + 61
     assert 20 < generated.num_accepted_tokens < live.num_accepted_tokens
@@ -73,14 +68,11 @@ def test_generated_only_stores_no_prompts(logs: Path) -> None:
 
 def test_costs_file_has_tables_for_row_and_store(logs: Path, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    tables = {"row": default_costs().tolist(), "store": default_store_costs().tolist()}
-    path.write_text(json.dumps(tables))
-    assert total(logs, costs=path) == total(logs)
-    path.write_text(json.dumps({**tables, "store": np.full((16, 56), 200).tolist()}))
-    assert total(logs, costs=path).num_draft_tokens == 0
-    path.write_text(json.dumps({"row": tables["row"]}))
-    with pytest.raises(InputError, match="not a table of costs: 'store'"):
-        total(logs, costs=path)
+    unlikely, certain = -768, 769
+    for store_logit in (unlikely, certain):
+        row, store = np.full((16, 32), unlikely), np.full((16, 56), store_logit)
+        Costs(row, store, np.zeros((4096, 2), int)).save(path)
+        assert (replay_total(logs, costs=path).num_accepted_tokens > 60) == (store_logit == certain)
 
 
 def test_command_reports_store(

@@ -35,7 +35,7 @@ from ngram_npu_cli.tune import (
 )
 from ngram_npu_cli.tune import measure as measure_module
 from ngram_npu_cli.tune.candidates import RUNNERS, parse_candidate, vllm_options
-from ngram_npu_cli.tune.measure import Cache, group_requests, measure_settings
+from ngram_npu_cli.tune.measure import group_requests, measure_settings
 from ngram_npu_cli.tune.ranking import (
     Measured,
     advise,
@@ -63,7 +63,11 @@ def test_measured_counts_equal_a_replay(
     requests = read_traffic([traffic]).requests
     assert len(group_requests(requests)) == 6
     candidates = (*FEW, PADDED)
-    measured = measure_settings(candidates, requests, jobs=jobs)
+    progress: list[tuple[int, int]] = []
+    measured = measure_settings(
+        candidates, requests, jobs=jobs, progress=lambda *numbers: progress.append(numbers)
+    )
+    assert progress == [(done, 24) for done in range(1, 25)]
     for candidate, counts in measured.items():
         (item,) = load_inputs([traffic])
         for number in (0, 17, 39):
@@ -89,24 +93,6 @@ def test_groups_contain_each_request_once_within_the_buffer_limit(
     for chunk in chunks:
         assert len(chunk) * max(requests[i].num_tokens for i in chunk) <= 1000 or len(chunk) == 1
     assert max(map(len, chunks)) > 1
-
-
-def test_cache_key_depends_on_setting_and_conversations(traffic: Path, tmp_path: Path) -> None:
-    requests = read_traffic([traffic]).requests
-    cache = Cache(tmp_path / "pieces.jsonl")
-    measure_settings(FEW[:1], requests, cache=cache)
-    again = Cache(tmp_path / "pieces.jsonl")
-    seen: list[tuple[int, int]] = []
-    for setting, part in ((FEW[1:2], requests), (FEW[:1], requests[1:]), (FEW[:1], requests)):
-        measure_settings(setting, part, cache=again, progress=lambda *at: seen.append(at))
-    assert seen == [(0, 1), (1, 1), (0, 1), (1, 1), (1, 1)]
-
-
-def test_cache_of_another_format_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "pieces.jsonl"
-    path.write_text("[1]\n")
-    with pytest.raises(InputError, match="not a cache of ngram-npu tune"):
-        Cache(path)
 
 
 # Cost
@@ -138,6 +124,16 @@ def test_step_times_are_extrapolated() -> None:
     assert cost.seconds(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
     falling = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
     assert falling.seconds(4, np.array([100.0])) == pytest.approx([0.9]), "more is never cheaper"
+
+
+def test_token_cost_is_that_of_the_largest_batch_that_runs() -> None:
+    times = {2: ((2, 4), (1.0, 1.02)), 8: ((8, 24), (2.0, 2.4)), 16: ((16, 32), (1.0, 3.0))}
+    cost = VerificationCost("three", times)
+    for max_batch, batch, share in ((1, 2, 0.02), (7, 2, 0.02), (8, 8, 0.1), (15, 8, 0.1)):
+        assert cost.token_cost(max_batch, 4) == (pytest.approx(share), batch)
+    assert cost.token_cost(100, 1) == (1.0, 16), "a token takes at most a step"
+    faster = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
+    assert faster.token_cost(4, 2) == (0.0, 4)
 
 
 def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
@@ -185,7 +181,7 @@ def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
 # Search
 
 
-def made_up(*histograms: list[list[int]], tokens: list[int]) -> Measured:
+def make_measured(*histograms: list[list[int]], tokens: list[int]) -> Measured:
     counts = tuple(np.array(histogram, np.int32) for histogram in histograms)
     half = np.arange(len(tokens)) % 2 == 0
     return Measured(dict(zip(FEW, counts, strict=False)), np.array(tokens), half)
@@ -193,7 +189,7 @@ def made_up(*histograms: list[list[int]], tokens: list[int]) -> Measured:
 
 def test_ranking_and_interval_use_different_halves() -> None:
     """The first setting is by far the best on even conversations and the worst on odd ones."""
-    measured = made_up(
+    measured = make_measured(
         [[1, 9], [0, 40], [1, 9], [0, 40]],
         [[20, 0], [20, 0], [20, 0], [20, 0]],
         tokens=[40, 40, 40, 40],
@@ -208,14 +204,14 @@ def test_ranking_and_interval_use_different_halves() -> None:
 
 def test_ranking_ignores_batch_sizes_without_gain() -> None:
     """The first gains more at batch 1. At 64 both lose, the first far more."""
-    measured = made_up([[0, 10], [0, 10]], [[14, 1], [14, 1]], tokens=[20, 20])
+    measured = make_measured([[0, 10], [0, 10]], [[14, 1], [14, 1]], tokens=[20, 20])
     cost = VerificationCost("steep", {1: ((1, 2), (1.0, 1.1)), 64: ((64, 128), (1.0, 9.0))})
     assert rank(measured, cost)[0] == FEW[0]
 
 
 def test_ranking_uses_the_worst_batch_size() -> None:
     """The first yields 1.88 tokens per step of 5 drafted tokens, the second 1.66 of one."""
-    measured = made_up([[0] * 5 + [100]] * 2, [[0, 113]] * 2, tokens=[188, 188])
+    measured = make_measured([[0] * 5 + [100]] * 2, [[0, 113]] * 2, tokens=[188, 188])
     small = {batch: ((batch, 6 * batch), (1.0, 1.001)) for batch in (1, 4, 16)}
     cost = VerificationCost("steep", {**small, 256: ((256, 512, 1536), (1.0, 1.41, 2.19))})
     half = measured.selection_half
@@ -250,7 +246,7 @@ def test_interval_covers_resampled_conversations() -> None:
     steps = rng.integers(50, 100, 200)
     tokens = steps + rng.integers(0, 100, 200)
     counts = np.stack([steps, np.zeros(200, int)], axis=1)
-    measured = made_up(counts.tolist(), tokens=tokens.tolist())
+    measured = make_measured(counts.tolist(), tokens=tokens.tolist())
     interval = compute_interval(measured, FEW[0], share_of_a_step(0.1), 1)
     odd = tokens[1::2].sum() / steps[1::2].sum()
     assert interval.value == pytest.approx(odd)
@@ -271,12 +267,16 @@ def test_interval_covers_resampled_conversations() -> None:
         ("000", "Do not speculate: no gain is sure on this traffic.", 0),
     ],
 )
-def test_advice(gains: str, sentence: str, off_above: int | None) -> None:
+def test_advice_names_batch_sizes_without_gain(
+    gains: str, sentence: str, off_above: int | None
+) -> None:
     batches = [(batch, gain == "1") for batch, gain in zip((1, 8, 64), gains, strict=True)]
     assert advise(batches) == (sentence, off_above)
 
 
-def report_of(traffic: Path, measured: Measured, cost: VerificationCost, against: int = 0) -> Any:
+def make_host_report(
+    traffic: Path, measured: Measured, cost: VerificationCost, against: int = 0
+) -> Any:
     return make_report(
         measured,
         cost,
@@ -289,8 +289,8 @@ def report_of(traffic: Path, measured: Measured, cost: VerificationCost, against
 
 def test_compared_setting_is_recommended_if_only_it_gains(traffic: Path) -> None:
     """The first is the best on the selection half, and loses on the held-out half."""
-    measured = made_up([[1, 9], [0, 40]] * 20, [[0, 20], [0, 20]] * 20, tokens=[30] * 40)
-    report = report_of(traffic, measured, share_of_a_step(0.1), against=1)
+    measured = make_measured([[1, 9], [0, 40]] * 20, [[0, 20], [0, 20]] * 20, tokens=[30] * 40)
+    report = make_host_report(traffic, measured, share_of_a_step(0.1), against=1)
     (row,) = report.batches
     assert (report.candidate, row.best, row.use) == (FEW[1], FEW[0], FEW[1])
     assert row.best_speedup.high < 1 < row.against.low
@@ -312,9 +312,9 @@ def test_store_is_recommended_only_with_a_gain_on_both_halves(
     stored = [[0, held_out[n // 2 % len(held_out)] if n % 2 else chosen] for n in range(40)]
     alone = Candidate.of(sizes="ladder", k=8, min_draft_probability=0.1)
     shared = Candidate.of(**dict(alone.options), store="live")
-    measured = made_up([[0, 1000]] * 40, stored, tokens=[2000] * 40)
+    measured = make_measured([[0, 1000]] * 40, stored, tokens=[2000] * 40)
     counts = dict(zip((alone, shared), measured.counts.values(), strict=True))
-    report = report_of(traffic, replace(measured, counts=counts), share_of_a_step(0.05))
+    report = make_host_report(traffic, replace(measured, counts=counts), share_of_a_step(0.05))
     assert report.candidate == (shared if is_recommended else alone)
     assert ("No store is recommended" in format_report(report)) != is_recommended
     assert report.to_dict()["store"]["is_recommended"] == is_recommended
@@ -366,9 +366,7 @@ def test_candidates_have_unique_labels() -> None:
     assert len(CANDIDATES) >= 60
     assert len({c.label for c in CANDIDATES}) == len(CANDIDATES)
     assert BASELINE in CANDIDATES
-    assert parse_candidate('{"prompt_lookup_max": 4, "num_speculative_tokens": 3}').config == (
-        NgramConfig(min_n=4, max_n=4, k=3)
-    )
+    assert parse_candidate('{"max_n": 4, "k": 3}').config == NgramConfig(max_n=4, k=3)
     assert [c.label.partition("live ")[2] for c in STORES] == ["store=100k", "store=1M"]
     small = json.dumps({**LADDER, "store": "live", "store_tokens": 9})
     for wrong in ("[]", "{", '{"k": 0}', '{"length": 3}', '{"k": "x"}', small):

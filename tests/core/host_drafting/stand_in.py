@@ -44,6 +44,7 @@ class LateStream(host_drafting.CudaStream):
         stream = SimpleNamespace(cuda_stream=self.handle)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr(torch.cuda, "stream", nullcontext)
         monkeypatch.setattr(ctypes, "CDLL", self._open)
         super().__init__()
 
@@ -58,9 +59,6 @@ class LateStream(host_drafting.CudaStream):
         assert to.dtype == source.dtype
         size = to.numel() * to.element_size()
         self.driver.stand_in_copy(self.handle, to.data_ptr(), source.data_ptr(), size)
-
-    def use_last_stream(self) -> nullcontext[None]:
-        return nullcontext()  # a stream of torch would need CUDA
 
     def wait(self) -> None:
         self.driver.stand_in_wait(self.handle)

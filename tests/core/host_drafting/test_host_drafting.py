@@ -7,10 +7,12 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import ngram_npu
@@ -20,7 +22,7 @@ import pytest
 import torch
 from core.host_drafting.reference import Reference
 from core.host_drafting.stand_in import LateStream, build_driver
-from ngram_npu import Costs, NgramConfig, NgramStore, host_drafting
+from ngram_npu import Costs, NgramConfig, NgramStore, _library, host_drafting
 from ngram_npu.host_drafting import DeviceDrafts, HostDrafting, Stop
 from ngram_npu.index import make_index
 
@@ -199,6 +201,18 @@ def test_propose_does_not_wait_for_the_stream(stream: LateStream, drafting: Host
     assert [drafts.draft_token_ids[0, 0].item() for drafts in steps] == [2, 3, 1, 2]
 
 
+def test_settle_in_thread_without_cuda_context_stores_text(
+    stream: LateStream, drafting: HostDrafting
+) -> None:
+    _propose(drafting, [1])
+    drafting.end(0)
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(drafting.settle(10)))
+    thread.start()
+    thread.join()
+    assert results == [True]
+
+
 @pytest.mark.parametrize("is_pending", [False, True])
 def test_failed_device_does_not_block_the_host(
     driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, is_pending: bool
@@ -278,6 +292,17 @@ def test_propose_during_graph_capture_raises_and_keeps_the_announced_request(
     assert drafts.draft_token_ids.tolist() == [[2, 3, 1]]
 
 
+def test_npu_stream_during_graph_capture_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[int] = []
+    runtime = SimpleNamespace(is_current_stream_capturing=lambda: True, current_stream=lambda: 0)
+    monkeypatch.setattr(_library, "open_npu", lambda: _library.Backend("npu"))
+    monkeypatch.setattr(_library, "npu_launch_host_func", lambda: lambda *job: launches.append(1))
+    monkeypatch.setattr(torch, "get_device_module", lambda name: runtime)
+    with pytest.raises(RuntimeError, match="cannot be captured in a graph"):
+        host_drafting.NpuStream().run(1)
+    assert not launches
+
+
 def test_stop_limits_from_a_client_may_have_any_size(stream: LateStream) -> None:
     drafting = _make_drafting(stream)
     drafting.begin(0, [1], stop=Stop((), 1 << 70, 1, -5, 1 << 63, 1 << 64, 1 << 63))
@@ -302,8 +327,8 @@ def test_unsupported_device_raises() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda d: d.begin(R, [1]), r"begin: row: expected 0 to 3, got 4"),
-        (lambda d: d.end(-1), r"end: row: expected 0 to 3, got -1"),
+        (lambda d: d.begin(R, [1]), r"add_request: row: expected 0 to 3, got 4"),
+        (lambda d: d.end(-1), r"remove_request: row: expected 0 to 3, got -1"),
         (lambda d: _propose(d, *[[]] * (R + 1)), "propose: rows: expected at most 4, got 5"),
     ],
 )
@@ -357,5 +382,7 @@ def test_stream_drafter_with_unaligned_drafts_raises() -> None:
 def test_stop_with_negative_prompt_length_raises() -> None:
     """A negative length would make the search for repetitions read before the row."""
     drafter, empty = _C.StreamDrafter(**stream_drafter_arguments()), np.zeros(0, np.int32)
-    with pytest.raises(ValueError, match=r"^StreamDrafter.begin: prompt_length: expected 0 to "):
-        drafter.begin(0, empty, 0, empty, prompt_length=-1)
+    with pytest.raises(
+        ValueError, match=r"^StreamDrafter.add_request: prompt_length: expected 0 to "
+    ):
+        drafter.add_request(0, empty, 0, empty, prompt_length=-1)

@@ -76,8 +76,8 @@ def test_live_text_is_drafted_to_other_requests() -> None:
     assert Request(store, 1, prompt=[9]).append(TEXT[:5]) == TEXT[5:9]
     stats = store.statistics
     assert (stats.lookups, stats.hits, stats.drafts, stats.draft_tokens) == (2, 1, 1, 4)
-    assert (stats.hit_share, stats.draft_share) == (0.5, 0.5)
-    assert (stats.tokens_entered, stats.tokens_held) == (45, 45)
+    assert stats.draft_share == 0.5
+    assert (stats.tokens_inserted, stats.tokens_held) == (45, 45)
     assert (stats.blocks_in_use, stats.open_slots) == (2, 2)
 
 
@@ -86,7 +86,7 @@ def test_finish_text_is_drafted_after_its_request_ends() -> None:
     first = Request(store, 0)
     first.append(TEXT)
     assert Request(store, 1).append(TEXT[:5]) == []
-    assert store.statistics.tokens_entered == 0
+    assert store.statistics.tokens_inserted == 0
     first.finish()
     assert Request(store, 1).append(TEXT[:5]) == TEXT[5:9]
     assert store.statistics.open_slots == 1
@@ -125,7 +125,7 @@ def test_scope_of_maps_names_to_distinct_integers() -> None:
 def test_warm_adds_texts_to_a_scope() -> None:
     store = NgramStore(2, 8192, visibility="finish")
     store.warm([TEXT, np.arange(1000, 1700), []], scope="jobs")
-    assert store.statistics.tokens_entered == 740
+    assert store.statistics.tokens_inserted == 740
     assert store.statistics.open_slots == 0
     request = Request(store, 0, scope=scope_of("jobs"))
     assert request.append([1400, 1401]) == [1402, 1403, 1404, 1405]
@@ -183,7 +183,7 @@ def test_integrity_check_detects_damage() -> None:
     store.warm([TEXT])
     store.check_integrity()
     store.tensor[64 + 4 + 8] = 99  # the serial number of the second block
-    with pytest.raises(IntegrityError, match=r"NgramStore: a block is not where .* \(1\)"):
+    with pytest.raises(IntegrityError, match=r"NgramStore: a block is not at the index .* \(1\)"):
         store.check_integrity()
 
 
@@ -199,13 +199,13 @@ def test_warm_waits_for_the_lock_and_steps_skip_the_store() -> None:
     assert _C.store_lock(store.tensor)
     warming = threading.Thread(target=store.warm, args=([TEXT],))
     warming.start()
-    while store.statistics.calls_busy == 0:
+    while store.statistics.calls_skipped == 0:
         pass
     assert Request(store, 0).append(TEXT[:5]) == []
     _C.store_unlock(store.tensor)
     warming.join()
-    assert store.statistics.calls_busy > 1
-    assert store.statistics.tokens_entered == len(TEXT)
+    assert store.statistics.calls_skipped > 1
+    assert store.statistics.tokens_inserted == len(TEXT)
 
 
 def test_lock_that_is_never_released_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,5 +295,5 @@ def test_fork_empties_a_store_that_another_thread_uses() -> None:
         finally:
             is_done.set()
     assert use_in_forked_process(store) == len(TEXT)
-    store._words[_C.STORE_WORDS["busy"]] = 2  # as store_pack sets it while it copies
+    store._words[_C.STORE_WORDS["lock"]] = 2  # as store_pack sets it while it copies
     assert use_in_forked_process(store) == len(TEXT)

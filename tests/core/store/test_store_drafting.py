@@ -384,10 +384,13 @@ def test_async_state_rejects_invalid_stores_and_scopes() -> None:
     options: list[tuple[dict[str, Any], str]] = [
         ({"ngram": NgramConfig(), "store": store}, "store: expected None without min_draft"),
         ({"ngram": LADDER, "store": NgramStore(3, 16384)}, "store: expected kind='torch'"),
+    ]
+    options += [
         (
-            {"ngram": LADDER, "store": store, "runtime": late, "draft_on": "device"},
+            {**ngram, "runtime": late, "draft_on": "device"},
             "store: expected None with draft_on='device' on a device other than the CPU",
-        ),
+        )
+        for ngram in ({"ngram": LADDER, "store": store}, {"ngram": ASYNC_CONFIG})
     ]
     for arguments, message in options:
         with pytest.raises(ValueError, match=f"AsyncSpecState: {message}"):

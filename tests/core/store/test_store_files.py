@@ -237,7 +237,7 @@ def test_file_of_another_format_or_version_is_rejected(tmp_path: Path) -> None:
     [
         (12, 0, "corrupt: no store has the sizes in its header"),  # blocks
         (16, 0, "corrupt: no store has the sizes in its header"),  # bits
-        (16, 3, "corrupt: NgramStore: a piece of a file is not one of a store of these sizes"),
+        (16, 3, "corrupt: NgramStore: a piece of a file does not belong to a store of these sizes"),
         (20, 2, "corrupt: no store has the sizes in its header"),  # visibility
         (24, 2**30, "truncated: expected 1073741824 bytes"),
         (32, 5, "corrupt: its checksum does not match"),
@@ -315,7 +315,7 @@ def test_file_saved_during_steps_is_valid(visibility: Visibility, tmp_path: Path
 
     call_after_each_piece(store, add_text)
     store.save(tmp_path / "store")
-    assert store.statistics.calls_busy == 0
+    assert store.statistics.calls_skipped == 0
     loaded = NgramStore.load(tmp_path / "store")
     loaded.check_integrity()
     assert loaded.statistics.tokens_held > 1 << 18

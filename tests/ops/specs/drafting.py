@@ -159,7 +159,7 @@ RANGE_BAD_CALL = BadCall({"min_n": 5, "max_n": 4}, r"expected 1 to 4, got 5")
 DRAFT_COST_BAD_CALLS = (
     BadCall(
         {"draft_costs": np.zeros((3, 5), np.uint8), "match_costs": None},
-        r"None \(without match_costs\), got a tensor",
+        r"None \(draft_costs require match_costs\), got a tensor",
     ),
     BadCall(
         {"draft_costs": np.zeros((3, 4), np.uint8), "match_costs": RISING},

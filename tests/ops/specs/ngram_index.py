@@ -103,9 +103,9 @@ LADDER_BAD_CALLS = [
         ("costs", {"costs": _TABLE.astype(np.int32)}, "uint8, got int32"),
         ("costs", {"costs": np.zeros((16, 64), np.uint8)[:, :32]}, "contiguous"),
         ("cost_limit", {"costs": _TABLE, "cost_limit": -1}, "0 to .*, got -1"),
-        ("draft_costs", {"draft_costs": _TABLE}, "without costs"),
+        ("draft_costs", {"draft_costs": _TABLE}, "draft_costs require costs"),
         ("draft_costs", {"costs": _TABLE, "draft_costs": _TABLE.copy()}, "shape"),
-        ("token_logits", {"token_logits": _LOGITS}, "without costs"),
+        ("token_logits", {"token_logits": _LOGITS}, "token_logits require costs"),
     )
 ]
 
@@ -368,7 +368,7 @@ NGRAM_INDEX_APPEND = OpSpec(
         BadCall({"min_n": 60, "max_n": 65}, r"1 to 64, got 65", "max_n"),
         BadCall({"min_n": 1, "max_n": 9}, r"max_n <= 8 .*got 9", "max_n"),
         BadCall({"ladder": True}, "expected 1 to 1, got 2", "min_n"),
-        BadCall({"outcomes": True}, "without ladder, got True"),
+        BadCall({"outcomes": True}, "outcomes require ladder=True"),
     ),
     sizes=tuple(_append_sizes()),
     opaque=frozenset({"index"}),

@@ -1,4 +1,5 @@
-"""The acceptance ops on a few synthetic conversations: their counts agree with independent ones."""
+"""The ops of recorded text on a few synthetic conversations: their counts agree with independent
+ones."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 from ngram_npu_cli.replay import ReplayOptions, replay
 
 from tools.bench.__main__ import main
+from tools.bench.ops import draft_length
 from tools.bench.ops.acceptance import LIMITS
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
@@ -78,3 +80,16 @@ def test_padded_acceptance_equals_replay_of_padded_drafts(data: Path) -> None:
             assert tokens_per_step.tokens_per_step is not None
             expected = round(tokens_per_step.tokens_per_step, 4)
             assert result["k5"][lookup] == expected
+
+
+def test_draft_length_of_zero_is_as_fast_as_no_drafts(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_length, "BATCHES", (1, 4))
+    monkeypatch.setattr(draft_length, "CURVES", {"dense": draft_length.dense_8b})
+    monkeypatch.setattr(draft_length, "FIRST_STEPS", 20)
+    results = run_op(data, "draft-length", "--steps=60")["results"]
+    assert {result["policy"] for result in results} == draft_length.POLICIES.keys()
+    for result in results:
+        assert result["over none"] >= result["over best"] > 0
+        assert result["over none"] == 1 or result["policy"] != "always 0"

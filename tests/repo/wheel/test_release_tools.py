@@ -66,8 +66,8 @@ def test_wrong_release_is_rejected(root: Path) -> None:
         ".tar.gz: expected version 1.2.4",
         "LICENSE is missing",
         "foreign binary build/a.so",
-        "metadata: version 1.2.2",
-        "the description is not the README",
+        "metadata: expected version 1.2.4, got 1.2.2",
+        "metadata: expected the README as the description",
         "the description links to docs/a.md",
     ):
         assert message in problems

@@ -156,7 +156,7 @@ def test_audit_detects_build_paths_and_unstable_torch_symbols(tmp_path: Path) ->
         library.replace(symbol, b"\0_ZN3c104get_num_threads\0"[: len(symbol) - 1] + b"\0")
     )
     (problem,) = abi_audit.find_problems(copy)
-    assert problem.endswith("which is not of torch's stable ABI")
+    assert problem.endswith("which is not part of torch's stable ABI")
 
 
 def test_torch_library_raises_value_errors_through_pybind11() -> None:
@@ -166,7 +166,7 @@ def test_torch_library_raises_value_errors_through_pybind11() -> None:
 
 
 def test_oldest_torch_is_the_same_everywhere() -> None:
-    major, minor = abi_audit.TORCH_FLOOR
+    major, minor = abi_audit.MIN_TORCH_VERSION
     assert (major, minor) == _library._MINIMUM_TORCH
     assert f'torch = ["torch>={major}.{minor}"]' in (ROOT / "pyproject.toml").read_text()
     target = f"TORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000ULL"

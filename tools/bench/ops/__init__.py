@@ -1,5 +1,4 @@
-"""The ops that can be measured, by name. A new op is a class here (README.md, "Adding an
-operator")."""
+"""Imports all modules with ops. README.md describes how to add an op ("Adding an operator")."""
 
 import importlib
 import pkgutil

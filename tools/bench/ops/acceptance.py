@@ -1,17 +1,18 @@
-"""Tokens per step against drafted tokens per step on recorded sets: ours and peers, without a store
-and with one that conversations share."""
+"""Measures tokens per step and drafted tokens per step on recorded sets, for our drafts and for
+peers, without a store and with a store that conversations share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu_cli.logs.tokenizers import load_tokenizer
 from ngram_npu_cli.replay import Proposer, TokenRequest, simulate
-from ngram_npu_cli.replay.walks import Counts, at_equal_drafts
+from ngram_npu_cli.replay.walks import Counts
 
 from tools.bench import arctic_peer
 from tools.bench.data import find_data
@@ -22,11 +23,12 @@ from tools.fit_draft_costs import PARTS, load
 Requests = Sequence[TokenRequest]
 K = (8, 16)
 LIMITS = tuple(range(2, 102, 2))
+"""Limits of a draft's total cost, in sixteenths of a bit."""
 DEFAULT_LIMIT, HIGH_LIMIT = 40, 54
 BATCH = 128
-"""Conversations replayed together; no figure depends on it."""
+"""Number of conversations replayed together, which does not affect the results."""
 VERIFICATION_COST = 0.05
-"""Cost of a drafted token in the speed-up, in steps."""
+"""Time to verify a drafted token in the computed speed-up, as a share of a step."""
 REFERENCE = "arctic-local"
 
 STORE_LIMITS = (34, 38, 40, 42, 44, 46, 50, 54, 60)
@@ -35,26 +37,28 @@ STORE_PEER = "arctic-global"
 
 def replay_ladder(requests: Requests, k: int, limit: int) -> Counts:
     config = NgramConfig(sizes="ladder", k=k, min_draft_probability=2 ** (-limit / 16))
-    return count(requests, NgramProposer(config, "index"), k)
+    return replay_drafts(requests, NgramProposer(config, "index"), k)
 
 
-def count(requests: Requests, proposer: Proposer, k: int, batch_size: int = BATCH) -> Counts:
-    """Replays any proposer's drafts with the package's own replay."""
+def replay_drafts(
+    requests: Requests, proposer: Proposer, k: int, batch_size: int = BATCH
+) -> Counts:
+    """Replays the requests with a proposer's drafts, as `ngram-npu replay` does."""
     figures = simulate("", requests, proposer, k=k, batch_size=batch_size)
     return Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
 
 
 PEERS: Mapping[str, Callable[[Requests], Counts]] = {
-    "vllm-ngram-k5": lambda requests: count(
+    "vllm-ngram-k5": lambda requests: replay_drafts(
         requests, NgramProposer(NgramConfig(min_n=2, max_n=5, k=5), "index"), 5
     ),
-    REFERENCE: lambda requests: count(requests, arctic_peer.SuffixDecoding(8), 8),
+    REFERENCE: lambda requests: replay_drafts(requests, arctic_peer.SuffixDecoding(8), 8),
 }
 
 
 @dataclass(frozen=True)
 class Part:
-    """The counts on a set or on its odd half: of peers by name, ours by k and limit."""
+    """The counts on a part of a set: those of the peers by name, ours by k and limit."""
 
     peers: dict[str, Counts]
     ours: dict[tuple[int, int], Counts]
@@ -101,11 +105,11 @@ class Acceptance(Op):
             raise BenchError(f"{self.name}: peer {unknown}: expected one of {', '.join(PEERS)}")
         if REFERENCE in names:
             with self.skip_unavailable(REFERENCE, skipped):
-                arctic_peer.suffix_tree()
+                arctic_peer.load_suffix_tree()
         peers = [name for name in names if name not in skipped]
         parts: dict[str, list[Part]] = {"whole": [], "odd": []}
         for name, requests in load([find_data(options.data)], load_tokenizer()).items():
-            even, odd = (_count_part(requests[PARTS[p]], peers) for p in ("even", "odd"))
+            even, odd = (_replay_part(requests[PARTS[p]], peers) for p in ("even", "odd"))
             parts["whole"].append(even + odd)
             parts["odd"].append(odd)
             yield {
@@ -118,7 +122,7 @@ class Acceptance(Op):
         yield {"set": "all", **summaries}
 
 
-def _count_part(requests: Requests, peers: Sequence[str]) -> Part:
+def _replay_part(requests: Requests, peers: Sequence[str]) -> Part:
     return Part(
         {name: PEERS[name](requests) for name in peers},
         {(k, limit): replay_ladder(requests, k, limit) for k in K for limit in LIMITS},
@@ -126,29 +130,40 @@ def _count_part(requests: Requests, peers: Sequence[str]) -> Part:
 
 
 def _make_figures(part: Part) -> dict[str, Any]:
-    ours = {f"limit_{DEFAULT_LIMIT}": per_step(part.ours[K[0], DEFAULT_LIMIT])}
+    ours = {f"limit_{DEFAULT_LIMIT}": round_per_step(part.ours[K[0], DEFAULT_LIMIT])}
     if REFERENCE in part.peers:
         ours |= part.compare_to_reference(K[0])
-    peers = {name: per_step(counts) for name, counts in part.peers.items()}
+    peers = {name: round_per_step(counts) for name, counts in part.peers.items()}
     return {"peers": peers, f"k{K[0]}": ours}
 
 
 def _make_curve(part: Part, k: int) -> dict[str, list[float]]:
-    """Returns the yield by limit, in the order of `LIMITS`."""
-    points = [per_step(counts) for counts in part.curve(k)]
+    """Returns tokens and drafted tokens per step, one value per limit in `LIMITS`."""
+    points = [round_per_step(counts) for counts in part.curve(k)]
     return {key: [point[key] for point in points] for key in points[0]}
 
 
-def per_step(counts: Counts) -> dict[str, float]:
+def round_per_step(counts: Counts) -> dict[str, float]:
     return {
         "tokens_per_step": round(counts.tokens_per_step, 4),
         "drafted_per_step": round(counts.drafted_per_step, 4),
     }
 
 
+def interpolate_tokens(curve: Sequence[Counts], drafted_per_step: float) -> float:
+    """Returns tokens per step at a number of drafted tokens per step, linear between two points of
+    the curve."""
+    for less, more in pairwise(curve):
+        low, high = less.drafted_per_step, more.drafted_per_step
+        if low <= drafted_per_step < high:
+            gained = more.tokens_per_step - less.tokens_per_step
+            return less.tokens_per_step + gained * (drafted_per_step - low) / (high - low)
+    raise BenchError(f"no limit drafts {drafted_per_step:.2f} tokens per step")
+
+
 def compare_to_peer(peer: Counts, curve: Sequence[Counts], default: Counts) -> dict[str, Any]:
-    """Compares our curve by limit, and its point at the default limit, with a peer."""
-    tokens, _ = at_equal_drafts(curve, peer.drafted_per_step)
+    """Compares our counts by limit (`curve`) and our counts at the default limit with a peer's."""
+    tokens = interpolate_tokens(curve, peer.drafted_per_step)
     return {
         "at_equal_drafts": {
             "tokens_per_step": round(tokens, 4),
@@ -208,20 +223,21 @@ class AcceptanceStore(Op):
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         with self.skip_unavailable(STORE_PEER, skipped):
-            arctic_peer.suffix_tree()
+            arctic_peer.load_suffix_tree()
         counts_of_sets: list[dict[str, Counts]] = []
         results: list[Result] = []
         for name, requests in load([find_data(options.data)], load_tokenizer()).items():
-            counts = {f"limit_{at}": count_with_store(requests, "live", at) for at in STORE_LIMITS}
+            counts = {f"limit_{n}": replay_with_store(requests, "live", n) for n in STORE_LIMITS}
             curve = list(counts.values())
-            counts["finish"] = count_with_store(requests, "finish", DEFAULT_LIMIT)
-            counts["no store"] = count_with_store(requests, None, DEFAULT_LIMIT)
+            counts["finish"] = replay_with_store(requests, "finish", DEFAULT_LIMIT)
+            counts["no store"] = replay_with_store(requests, None, DEFAULT_LIMIT)
             result: Result = {"set": name}
             if STORE_PEER not in skipped:
-                peer = count(requests, arctic_peer.SuffixDecoding(K[0], shared=True), K[0], 1)
+                proposer = arctic_peer.SuffixDecoding(K[0], shared=True)
+                peer = replay_drafts(requests, proposer, K[0], batch_size=1)
                 result |= compare_to_peer(peer, curve, counts[f"limit_{DEFAULT_LIMIT}"])
                 counts[STORE_PEER] = peer
-            result |= {variant: per_step(c) for variant, c in counts.items()}
+            result |= {variant: round_per_step(c) for variant, c in counts.items()}
             counts_of_sets.append(counts)
             results.append(result)
             yield result
@@ -232,7 +248,7 @@ class AcceptanceStore(Op):
         yield summary
 
 
-def count_with_store(requests: Requests, store: str | None, limit: int) -> Counts:
+def replay_with_store(requests: Requests, store: str | None, limit: int) -> Counts:
     probability = 2 ** (-limit / 16)
     config = NgramConfig(sizes="ladder", k=K[0], min_draft_probability=probability, store=store)
-    return count(requests, NgramProposer(config, "index"), K[0], batch_size=1)
+    return replay_drafts(requests, NgramProposer(config, "index"), K[0], batch_size=1)

@@ -1,4 +1,5 @@
-"""Tokens per step if every drafted token is verified: the drafts of the V2 runner's call."""
+"""Measures tokens per step if every drafted token is verified, with the padded drafts that vLLM's
+V2 runner gets from NgramSpeculator.propose."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import torch
 from ngram_npu_cli.logs.tokenizers import load_tokenizer
 
 from tools.bench.data import find_data
-from tools.bench.ops.acceptance import count
+from tools.bench.ops.acceptance import replay_drafts
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import Options
-from tools.bench.vllm_peer import Speculator
+from tools.bench.vllm_peer import StoreSpeculator
 from tools.fit_draft_costs import load
 
 K = (5, 8)
@@ -23,12 +24,13 @@ BATCH = 32
 BASELINE = "ngram"
 STORE = "auto, store"
 LOOKUPS = (BASELINE, "1-16", "ladder", STORE)
+"""Values of the option ``lookup``, optionally followed by ", store" for a run with a store."""
 LAG = 1
-"""Steps until text is in the store: the engine has two batches in flight."""
+"""Number of steps until text is in the store: the engine has two batches in flight."""
 
 
 class V2Runner:
-    """Calls the speculator as the V2 runner does; a proposer for `simulate`."""
+    """A proposer for `simulate` that calls NgramSpeculator with the V2 runner's arguments."""
 
     def __init__(self, lookup: str, k: int) -> None:
         self._lookup, self._k = lookup, k
@@ -36,7 +38,7 @@ class V2Runner:
         self._lengths: dict[int, int] = {}
 
     def reset(self, rows: Any) -> None:
-        """Gives the rows to new requests."""
+        """Marks the rows as assigned to new requests."""
         for row in rows:
             self._lengths.pop(int(row), None)
 
@@ -49,7 +51,7 @@ class V2Runner:
         for row in map(int, rows):
             if self._lengths.get(row) == num_tokens[row]:
                 continue
-            # A new request; the next turn of a conversation is one too.
+            # The row has a new request. The next turn of a conversation is also a new request.
             self._states.remove_request(str(row))
             prompt = token_ids[row, : num_tokens[row]]
             self._states.add_request(
@@ -76,7 +78,7 @@ class V2Runner:
             draft_token_ids=drafts.numpy(), num_draft_tokens=np.full(len(rows), self._k)
         )
 
-    def _make_speculator(self, token_ids: Any, num_tokens: Any) -> Speculator:
+    def _make_speculator(self, token_ids: Any, num_tokens: Any) -> StoreSpeculator:
         rows, capacity = token_ids.shape
         self._states = SimpleNamespace(
             max_model_len=capacity,
@@ -101,13 +103,13 @@ class V2Runner:
             scheduler_config=SimpleNamespace(max_num_seqs=rows),
             parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=0),
         )
-        return Speculator(config, torch.device("cpu"), self._states)
+        return StoreSpeculator(config, torch.device("cpu"), self._states)
 
 
 def _add_request(
     req_id: str, prompt_len: int, all_token_ids: Any, num_computed_tokens: int, max_tokens: int
 ) -> None:
-    """Does nothing: the simulator fills the rows."""
+    """Does nothing, because the simulator fills the rows."""
 
 
 class AcceptancePadded(Op):
@@ -115,11 +117,13 @@ class AcceptancePadded(Op):
     help = "tokens per step on recorded sets if every drafted token is verified"
     sizes = ()
     assumptions: Mapping[str, Any] = {
-        "drafts": "those of the V2 runner's call (NgramSpeculator.propose), padded to k tokens, "
-        "all of which count as drafted",
-        BASELINE: "n-grams of 2 to 5 tokens, the latest: vLLM's V2 speculator with these bounds",
-        STORE: f"lookup=auto, store=live, one store per set, {BATCH} requests at a time; text is "
-        f"in it {LAG} step late; text that is late when its request ends is never added",
+        "drafts": "as NgramSpeculator.propose returns them to the V2 runner, padded to k tokens; "
+        "all k tokens count as drafted",
+        BASELINE: "n-grams of 2 to 5 tokens, the latest match, as in vLLM's V2 speculator with "
+        "prompt_lookup_min=2, prompt_lookup_max=5",
+        STORE: f"lookup=auto, store=live, one store per set, {BATCH} requests at a time; text "
+        f"enters the store {LAG} step late; text that has not entered it when its request ends is "
+        "dropped",
         "target": "recorded completions replace the target model; a conversation is one row",
     }
 
@@ -128,8 +132,10 @@ class AcceptancePadded(Op):
         for name, requests in load([find_data(options.data)], load_tokenizer()).items():
             result: Result = {"set": name}
             for k in K:
-                counts = {at: count(requests, V2Runner(at, k), k, BATCH) for at in LOOKUPS}
-                result[f"k{k}"] = {at: round(c.tokens_per_step, 4) for at, c in counts.items()}
+                result[f"k{k}"] = figures = {}
+                for lookup in LOOKUPS:
+                    counts = replay_drafts(requests, V2Runner(lookup, k), k, BATCH)
+                    figures[lookup] = round(counts.tokens_per_step, 4)
             results.append(result)
             yield result
         summary: Result = {"set": "all", "sets": len(results)}

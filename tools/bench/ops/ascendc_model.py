@@ -1,7 +1,8 @@
-"""Modelled times of the AscendC kernels on a 910B; nothing here was measured on an NPU.
+"""Models the times of the AscendC kernels on a 910B; nothing here was measured on an NPU.
 
-The host twin (docs/design/ascendc-twin.md) runs the kernels and counts; the times follow from the
-counts, pipe by pipe and core by core, and from the figures in ``MODEL``.
+The host twin (docs/design/ascendc-twin.md) runs the kernels and counts bytes, instructions and
+accesses per pipe and core. The times are computed from these counts and the parameters in
+``MODEL``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
-class Figure:
+class Parameter:
     value: float
     unit: str
     source: str
@@ -45,34 +46,38 @@ class Figure:
 _INI = "CANN's platform_config/Ascend910B1.ini"
 _GUESS = "assumption: no public figure found"
 # In the order of CostModel (tests/twins/ascendc/core.h).
-MODEL: dict[str, Figure] = {
-    "copy_bytes_per_cycle": Figure(32, "bytes/cycle, one core", f"{_INI}: ddr_rate=32"),
-    "gm_bytes_per_cycle": Figure(
+MODEL: dict[str, Parameter] = {
+    "copy_bytes_per_cycle": Parameter(32, "bytes/cycle, one core", f"{_INI}: ddr_rate=32"),
+    "gm_bytes_per_cycle": Parameter(
         GM_BYTES_PER_SECOND / CLOCK_HZ,
         "bytes/cycle, all cores",
         f"1.6 TB/s of HBM, the 910B's published bandwidth, at {_INI}: cube_freq=1850",
     ),
-    "copy_latency": Figure(1000, "cycles from a copy's last byte until a pipe may go on", _GUESS),
-    "vector_startup": Figure(20, "cycles per vector instruction", _GUESS),
-    "vector_repeat": Figure(1, "cycles per 256 bytes", f"{_INI}: vec_calc_size=128 halves a cycle"),
-    "gather_repeat": Figure(
+    "copy_latency": Parameter(
+        1000, "cycles from a copy's last byte until a pipe may go on", _GUESS
+    ),
+    "vector_startup": Parameter(20, "cycles per vector instruction", _GUESS),
+    "vector_repeat": Parameter(
+        1, "cycles per 256 bytes", f"{_INI}: vec_calc_size=128 halves a cycle"
+    ),
+    "gather_repeat": Parameter(
         12.8, "cycles per 256 bytes gathered", "the devkit's guide: 5 elements a cycle"
     ),
-    "issue": Figure(20, "cycles of the scalar unit per issued instruction", _GUESS),
-    "scalar_ub": Figure(4, "cycles per scalar access to UB", _GUESS),
-    "scalar_gm": Figure(4, "cycles per scalar load in the cache", _GUESS),
-    "scalar_gm_miss": Figure(500, "cycles per scalar load not in the cache", _GUESS),
-    "sync": Figure(20, "cycles per flag or barrier", _GUESS),
-    "same_line": Figure(
+    "issue": Parameter(20, "cycles of the scalar unit per issued instruction", _GUESS),
+    "scalar_ub": Parameter(4, "cycles per scalar access to UB", _GUESS),
+    "scalar_gm": Parameter(4, "cycles per scalar load in the cache", _GUESS),
+    "scalar_gm_miss": Parameter(500, "cycles per scalar load not in the cache", _GUESS),
+    "sync": Parameter(20, "cycles per flag or barrier", _GUESS),
+    "same_line": Parameter(
         16,
         "cycles per copy at the most contended 512 bytes of memory, added to the launch",
         f"{_GUESS}; 512 bytes at ddr_rate. That they are serialized: the devkit's guide",
     ),
 }
-LAUNCH_US = Figure(3, "us from one launch on a stream to the next", _GUESS)
-"""Not part of ``model_us``: the time to read a kernel's arguments and to start its cores."""
-WORK_ALONE = ("copy_bytes_per_cycle", "gm_bytes_per_cycle", "vector_repeat", "gather_repeat")
-"""The figures that count towards ``work_us``: bytes and repeats, no latencies or overheads."""
+LAUNCH_US = Parameter(3, "us from one launch on a stream to the next", _GUESS)
+"""The time to read a kernel's arguments and to start its cores; not part of ``model_us``."""
+WORK_PARAMETERS = ("copy_bytes_per_cycle", "gm_bytes_per_cycle", "vector_repeat", "gather_repeat")
+"""The parameters of ``work_us``, which contains bytes and repeats, no latencies or overheads."""
 
 _COUNTS = (
     "gm_to_ub_bytes", "ub_to_gm_bytes", "copies", "vector_instructions", "vector_repeats",
@@ -87,13 +92,13 @@ BOOKKEEPING = (
 
 
 class Twin:
-    """The kernels' library on the host twin, in place of the CPU's operators in torch."""
+    """The library with the AscendC kernels on the host twin; it can replace the CPU kernels."""
 
     def __init__(self) -> None:
         folder = os.environ.get("NGRAM_NPU_TWINS", ROOT / "build" / "twins" / "lib")
         self.path = Path(folder) / "libngram_npu_ascendc_twin.so"
         if not self.path.exists():
-            raise BenchError(f"{self.path} is missing: run `make twins`")
+            raise BenchError(f"{self.path} does not exist: run `make twins`")
         self._library = ctypes.CDLL(str(self.path))
         self._library.ngram_npu_ascendc_twin_set_cores.argtypes = [ctypes.c_int64]
         self._library.ngram_npu_ascendc_twin_set_lookup.argtypes = [ctypes.c_int64] * 2
@@ -109,7 +114,7 @@ class Twin:
 
     @contextmanager
     def override_plan(self, *, spans: int) -> Iterator[None]:
-        """Lookups with other spans per row than planned."""
+        """Within the block, lookups divide a row into this many spans."""
         self._library.ngram_npu_ascendc_twin_set_lookup(spans, 0)
         try:
             yield
@@ -117,7 +122,7 @@ class Twin:
             self._library.ngram_npu_ascendc_twin_set_lookup(0, 0)
 
     def count(self, call: Callable[[], object], cores: int, model: list[float]) -> dict[str, Any]:
-        """Returns the counts and modelled cycles of a call on a machine with this many cores."""
+        """Returns the counts and the modelled cycles of a call on an NPU with this many cores."""
         self._library.ngram_npu_ascendc_twin_set_cores(cores)
         self._library.ngram_npu_ascendc_twin_set_model((ctypes.c_double * len(model))(*model))
         out = (ctypes.c_double * len(_COUNTS))()
@@ -135,7 +140,7 @@ class AscendcModel(Op):
         "what": "a model of a 910B with the host twin's counts; no NPU was used",
         "cores": CORES,
         "clock_hz": CLOCK_HZ,
-        "figures": {name: vars(figure) for name, figure in MODEL.items()},
+        "figures": {name: vars(parameter) for name, parameter in MODEL.items()},
         "launch": vars(LAUNCH_US),
         "left_out": "L2 hits, bank conflicts, scalar arithmetic, branches; from model_us launches",
     }
@@ -156,7 +161,7 @@ class AscendcModel(Op):
 
 
 def make_short_rows(size: Size, options: Options) -> Workload:
-    """Returns rows that fill a small part of a buffer for ``SHORT_ROWS_CAPACITY`` tokens."""
+    """Returns short rows in a buffer with room for ``SHORT_ROWS_CAPACITY`` tokens per row."""
     data = make_workload(size, options)
     tokens = np.zeros((size.batch, SHORT_ROWS_CAPACITY), np.int32)
     tokens[:, : data.capacity] = data.token_ids
@@ -164,10 +169,10 @@ def make_short_rows(size: Size, options: Options) -> Workload:
 
 
 def model_call(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict[str, Any]:
-    """Returns a call's counts and times. ``floor_us`` is the time of its bytes at full
-    bandwidth."""
-    work = [figure.value if name in WORK_ALONE else 0.0 for name, figure in MODEL.items()]
-    counts = twin.count(call, cores, [figure.value for figure in MODEL.values()])
+    """Returns a call's counts and modelled times. ``floor_us`` is the time to copy the call's bytes
+    at full bandwidth."""
+    work = [p.value if name in WORK_PARAMETERS else 0.0 for name, p in MODEL.items()]
+    counts = twin.count(call, cores, [parameter.value for parameter in MODEL.values()])
     work_cycles = twin.count(call, cores, work)["cycles"]
     moved = counts["gm_to_ub_bytes"] + counts["ub_to_gm_bytes"]
     model_us = _to_us(counts.pop("cycles"))
@@ -189,8 +194,8 @@ def model_lookups(twin: Twin, data: Workload, options: Options) -> Iterator[Resu
 def model_lookup(
     twin: Twin, op: str, call: Callable[[], object], data: Workload, options: Options
 ) -> Result:
-    """Returns a lookup's result. ``tokens_read_per_live_token`` excludes what the second launch
-    reads of the first one's results; ``read_per_live_byte`` includes it."""
+    """Returns a lookup's entry in the results file. ``read_per_live_byte`` includes the results of
+    the first launch that the second launch reads; ``tokens_read_per_live_token`` does not."""
     live = int(data.lengths[0].sum())
     sizes = {"batch": data.size.batch, "capacity": data.capacity, "k": options.k}
     plan = ascendc_plan(op, sizes, CORES, UB_BYTES)
@@ -202,7 +207,7 @@ def model_lookup(
     return {
         "op": op,
         "size": str(data.size) + (" in 128k" if data.capacity == SHORT_ROWS_CAPACITY else ""),
-        "data_kind": data.describes["kind"],
+        "data_kind": data.description["kind"],
         **result,
         "floor_us": round_digits(floor_us),
         "model_to_floor": round_digits(result["model_us"] / floor_us),
@@ -228,7 +233,7 @@ def make_lookups(data: Workload, options: Options) -> dict[str, Callable[[], obj
 
 
 def make_bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
-    """Returns a call of each other operator, on a batch in which each request had ``k`` drafts."""
+    """Returns a call per bookkeeping operator, for a batch with ``k`` drafts per request."""
     import torch
 
     batch, total = size.batch, size.batch * (k + 1)

@@ -1,4 +1,4 @@
-"""The base class of an op, and the comparison that most ops run."""
+"""The base class of the ops that can be measured."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from tools.bench.data import Workload, make_workload
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
 Make = Callable[[Workload, Options], Any]
-"""Makes a contestant; raises UnavailableError if it cannot take part."""
+"""Creates an implementation; raises UnavailableError if it cannot run here."""
 Result = dict[str, Any]
+"""The entry of one size or set in the results file."""
 Skipped = dict[str, str]
+"""Reasons by peers that were left out."""
 OPS: dict[str, Op] = {}
-"""Every subclass with a name."""
+"""The instances of all subclasses with a name, by name."""
 
 
 class Op:
-    """One thing to measure: our implementation and its peers.
+    """An operation to measure: our implementation and its peers.
 
     Attributes:
-        name: As on the command line.
-        help: One line.
-        make: Makes our contestant, if ``run`` is not overridden.
-        sizes, peers: The defaults of the command line.
-        device_peers: The default peers on a device; None: the op is not measured there.
-        engines: The first is the default.
-        peer_makers: The makers by peer. Every op also has ``ours:key=value``, itself with other
-            options.
-        assumptions: Unmeasured assumptions of the figures, kept in the file.
+        name: Name on the command line.
+        help: Description in one line.
+        make: Creates our implementation; not needed if ``run`` is overridden.
+        sizes, peers: Defaults of the command line.
+        device_peers: Default peers on a device; None if the op is not measured on devices.
+        engines: Accepted values of the option ``engine``, the default first.
+        peer_makers: Functions that create the peers. Every op also has the peer ``ours:key=value``,
+            which is our implementation with other options.
+        assumptions: Assumptions that the results depend on and nobody measured; written to the
+            results file.
     """
 
     name: str
@@ -52,33 +55,35 @@ class Op:
         return make_workload(size, options)
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
-        """Measures all sizes and adds to ``skipped`` the reason for each peer that is left out."""
+        """Measures all sizes. For each peer that is left out, adds the reason to ``skipped``."""
         options = replace(options, engine=options.engine or self.engines[0])
         peers = options.peers
         if peers is None:
             peers = self.peers if options.device == "cpu" else self.device_peers or ()
         for size in self.select_sizes(options):
-            contestants: list[Any] = []  # first frees the previous size's contestants
+            implementations: list[Any] = []  # frees those of the previous size first
             workload = self.workload(size, options)
             for name in ("ours", *peers):
                 make, changed = self._find_maker(name, options)
                 if name not in skipped:  # a peer left out at one size stays out
                     with self.skip_unavailable(name, skipped):
-                        contestants.append(make(workload, changed))
-                        contestants[-1].name = name
-            yield self.compare(contestants, workload, options)
+                        implementations.append(make(workload, changed))
+                        implementations[-1].name = name
+            yield self.compare(implementations, workload, options)
 
     def select_sizes(self, options: Options) -> tuple[Size, ...]:
         return options.sizes or tuple(Size.parse(text) for text in self.sizes)
 
     def _find_maker(self, name: str, options: Options) -> tuple[Make, Options]:
-        """Returns the contestant's maker and its options."""
+        """Returns the function that creates an implementation, and the options for it."""
         if name.partition(":")[0] == "ours":
             changed = options if name == "ours" else options.changed(name.removeprefix("ours:"))
             if changed.engine not in self.engines:
-                raise BenchError(f"{self.name}: engine: expected one of {', '.join(self.engines)}")
+                known = ", ".join(self.engines)
+                raise BenchError(f"{self.name}: engine: expected {known}, got {changed.engine}")
             if changed.is_ladder and (changed.engine != "index" or changed.device != "cpu"):
-                raise BenchError(f"{self.name}: a ladder: expected the index, on the CPU")
+                where = f"{changed.engine} on {changed.device}"
+                raise BenchError(f"{self.name}: a ladder needs engine index on cpu, got {where}")
             return self.make, changed
         if name in self.peer_makers:
             return self.peer_makers[name], options
@@ -87,7 +92,7 @@ class Op:
 
     @contextmanager
     def skip_unavailable(self, name: str, skipped: Skipped) -> Iterator[None]:
-        """Skips a peer that cannot take part, with the reason; our contestant must take part."""
+        """Records a peer that raises UnavailableError as skipped. Our implementation must run."""
         try:
             yield
         except UnavailableError as error:
@@ -95,9 +100,9 @@ class Op:
                 raise
             skipped[name] = str(error)
 
-    def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
-        """Measures the contestants, ours first, at one size."""
-        measure_contestants = measure.measure if options.device == "cpu" else device.measure
-        measurement = measure_contestants(contestants, workload.steps, options)
-        details = {contestant.name: contestant.detail for contestant in contestants}
-        return measure.compare(workload, options, details, measurement)
+    def compare(self, implementations: list[Any], workload: Workload, options: Options) -> Result:
+        """Measures the implementations at one size; the first is ours."""
+        measure_implementations = measure.measure if options.device == "cpu" else device.measure
+        measurement = measure_implementations(implementations, workload.steps, options)
+        details = {implementation.name: implementation.detail for implementation in implementations}
+        return measure.make_result(workload, options, details, measurement)

@@ -1,5 +1,5 @@
-"""Drafting on the host in stream order: enqueueing a step, its job, and the way from a device's
-stream to the host and back while the host is busy."""
+"""Measures drafting on the host in stream order: the call that enqueues a step, the step's job, and
+the round trip from a device's stream to the host, also while the host is busy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ngram_npu.host_drafting import HostDrafting
 from ngram_npu.index import make_index
 
 from tools.bench.data import Workload
-from tools.bench.measure import Contestant
+from tools.bench.measure import Implementation
 from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.options import Options, Size
-from tools.bench.vllm_peer import Speculator, make_config
+from tools.bench.vllm_peer import StoreSpeculator, make_config
 
 MIN_DRAFT_PROBABILITY = 2 ** (-40 / 16)
 STORE_TOKENS = 1_000_000
@@ -33,14 +33,14 @@ CPU = torch.device("cpu")
 ROUND_TRIP_US = 30
 STEPS_MS = (10, 30)
 JOB_TOKENS = 8192
-"""Tokens that a job indexes at most."""
-PROCESSES = 8
-SPIN = 1
-"""CU_CTX_SCHED_SPIN: a thread that waits for the device keeps its core."""
+"""Maximum number of tokens that a job indexes."""
+NUM_PROCESSES = 8
+CU_CTX_SCHED_SPIN = 1
+"""CUDA's flag with which a thread that waits for the device keeps its core."""
 
 
 class DeferredStream:
-    """Keeps the last job; copies are made at once."""
+    """A stream that copies immediately and only stores the last job, for a later call."""
 
     job = 0
 
@@ -51,8 +51,8 @@ class DeferredStream:
         self.job = job
 
 
-class Job(Contestant):
-    """The callback of a step. A store contains the rows' tokens."""
+class Job(Implementation):
+    """The job of a step, which a device's stream calls. The store, if any, contains the rows."""
 
     def __init__(
         self,
@@ -88,9 +88,9 @@ class Job(Contestant):
         )
         self._rows = np.arange(rows, dtype=np.int32)
         counts = (workload.sampled >= 0).sum(axis=2, dtype=np.int32)
-        both = np.concatenate((counts[:, :, None], workload.sampled), axis=2)
-        self._sampled = torch.from_numpy(np.ascontiguousarray(both, np.int32))
-        self.function = _C.stream_run
+        counts_and_tokens = np.concatenate((counts[:, :, None], workload.sampled), axis=2)
+        self._sampled = torch.from_numpy(np.ascontiguousarray(counts_and_tokens, np.int32))
+        self.function = _C.stream_run_job
         self.detail = f"the native function of a job; ladder, store: {visibility}"
 
     def reset(self) -> None:
@@ -100,7 +100,7 @@ class Job(Contestant):
         for _ in range(1 + sum(lengths) // JOB_TOKENS):
             self._host.propose(self._rows[:0], self._sampled[0, :0])
             if self._stream is not None:
-                _C.stream_run(self._stream.job)
+                _C.stream_run_job(self._stream.job)
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         assert self._stream is not None
@@ -109,7 +109,7 @@ class Job(Contestant):
 
 
 class Enqueue(Job):
-    """Python's part of a step, without the gathers of the runner's tensors before it."""
+    """The call that enqueues a step, without the gathers of the runner's tensors before it."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options, "live")
@@ -128,12 +128,12 @@ class Enqueue(Job):
 
     def _run_job(self) -> None:
         if self._is_pending and self._stream is not None:
-            _C.stream_run(self._stream.job)
+            _C.stream_run_job(self._stream.job)
         self._is_pending = False
 
 
 class Propose(Enqueue):
-    """The call of vLLM's V2 runner in a step, with the gathers of the sampled tokens."""
+    """The call that vLLM's V2 runner makes in a step, with the gathers of the sampled tokens."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
@@ -154,7 +154,7 @@ class Propose(Enqueue):
             add_request=lambda req_id: None,
             remove_request=lambda req_id: None,
         )
-        speculator = Speculator(config, CPU, state)
+        speculator = StoreSpeculator(config, CPU, state)
         assert speculator._host is not None
         self._host, self._host._stream = speculator._host, self._stream
         self.function = speculator.propose
@@ -174,9 +174,9 @@ class Propose(Enqueue):
 
 
 class DeviceStep(Job):
-    """A step in the order of a GPU's stream: copies, the callback, and the wait for it."""
+    """A step in the order of a GPU's stream: copies to the host, the job, and copies back."""
 
-    captured = False
+    is_captured = False
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options, "live", torch.device(options.device))
@@ -193,7 +193,7 @@ class DeviceStep(Job):
 
 
 class RoundTrip(DeviceStep):
-    """A step without requests."""
+    """A step without requests, whose time is that of the round trip to the host."""
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         return self._rows[:0], self._sampled[step][:0]
@@ -201,7 +201,7 @@ class RoundTrip(DeviceStep):
 
 class HostDraftingStep(Op):
     name = "host-drafting"
-    help = "a job of drafting on the host with a store; its parts; enqueueing it"
+    help = "a job of drafting on the host with a store, its parts, and the call that enqueues it"
     sizes = ("1x1k", "128x1k", "256x1k", "1x32k", "128x32k", "256x32k")
     peers = ("finish", "no-store", "enqueue", "v2")
     device_peers = ("round-trip",)
@@ -213,23 +213,23 @@ class HostDraftingStep(Op):
         "round-trip": RoundTrip,
     }
     assumptions: Mapping[str, Any] = {
-        "finish": "a store that adds text when requests end: the additional time of a job with a "
-        "live store is the insertion, which comes after the drafts",
-        "enqueue": "copies within the host; no driver is called",
-        "v2": "as enqueue; the tensors are in host memory, so that torch does the work that it "
-        "would only launch on a GPU",
-        "computed_share": "of a step of this duration: a job and the way from the stream to the "
-        f"host and back, {ROUND_TRIP_US} us as published by others",
+        "finish": "a store that inserts text when requests end: a job with a live store takes "
+        "longer because it also inserts text, after drafting",
+        "enqueue": "copies within host memory; no driver is called",
+        "v2": "as enqueue; the tensors are in host memory, so torch computes the gathers instead "
+        "of only launching them on a GPU",
+        "computed_share": "share of a step of this duration that a job and the round trip from the "
+        f"stream to the host take; the round trip is {ROUND_TRIP_US} us, as published by others",
         "store": f"{STORE_TOKENS} tokens, warmed with the rows' text",
     }
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
+    def make(self, workload: Workload, options: Options) -> Implementation:
         if options.device == "cpu":
             return Job(workload, options, "live")
         return DeviceStep(workload, options)
 
-    def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
-        result = super().compare(contestants, workload, options)
+    def compare(self, implementations: list[Any], workload: Workload, options: Options) -> Result:
+        result = super().compare(implementations, workload, options)
         if options.device == "cpu":
             us = result["ours"]["median_us"] + ROUND_TRIP_US
             result["computed_share"] = {f"{ms} ms": round(us / (1000 * ms), 4) for ms in STEPS_MS}
@@ -237,9 +237,9 @@ class HostDraftingStep(Op):
 
 
 class HostLatency(Op):
-    """A job runs in a thread of the driver. This measures how late it may be if cores are busy,
-    with other engines on the machine, or while another job runs: from the call that enqueues a step
-    until the device has its drafts. One token per request, ladder, no store."""
+    """Measures the time from the call that enqueues a step until the device has the drafts. The job
+    runs in a thread of the driver, so it may be late if cores are busy or if other processes also
+    draft. Each request samples one token per step; drafts are from a ladder, without a store."""
 
     name = "host-latency"
     help = "round trips of drafting on the host: idle, spinning, with busy cores, with 8 processes"
@@ -254,10 +254,10 @@ class HostLatency(Op):
             result: Result = {"size": str(size), "idle": idle}
             if options.device != "cpu":
                 (result["spinning"],) = _run_processes(arguments | {"spin": True}, 1)
-            with _busy_cores():
+            with _occupy_cores():
                 (result["busy cores"],) = _run_processes(arguments, 1)
-            concurrent = _run_processes(arguments, PROCESSES)
-            result[f"{PROCESSES} processes"] = max(concurrent, key=lambda r: r["p99_us"])
+            concurrent = _run_processes(arguments, NUM_PROCESSES)
+            result[f"{NUM_PROCESSES} processes"] = max(concurrent, key=lambda r: r["p99_us"])
             yield result
 
 
@@ -269,12 +269,12 @@ def _run_processes(arguments: dict[str, Any], count: int) -> list[dict[str, floa
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
     outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
-        raise RuntimeError("host-latency: a measuring process failed; see its output above")
+        raise RuntimeError("host-latency: a measuring process failed; its error is above")
     return [json.loads(output) for output in outputs]
 
 
 @contextmanager
-def _busy_cores() -> Iterator[None]:
+def _occupy_cores() -> Iterator[None]:
     command = [sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
     try:
@@ -288,11 +288,11 @@ def _busy_cores() -> Iterator[None]:
 def measure_latency(
     size: str, k: int, device: str, steps: int, spin: bool = False
 ) -> dict[str, float]:
-    """Returns the microseconds of round trips in this process."""
-    if spin:  # before a CUDA context exists
+    """Returns the microseconds of round trips and of launches in this process."""
+    if spin:  # before a CUDA context exists, which would ignore the flag
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuInit(0)
-        driver.cuDevicePrimaryCtxSetFlags(0, SPIN)
+        driver.cuDevicePrimaryCtxSetFlags(0, CU_CTX_SCHED_SPIN)
     batch, context = Size.parse(size).batch, Size.parse(size).context
     rows = np.arange(batch, dtype=np.int32)
     capacity = context + 3 * steps + 64
@@ -310,7 +310,7 @@ def measure_latency(
         drafting.begin(int(row), rng.integers(0, 1000, context))
     sampled = torch.ones(batch, 2, dtype=torch.int32, device=device)
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-    for _ in range(16 + batch * context // JOB_TOKENS):  # indexes the prompts
+    for _ in range(16 + batch * context // JOB_TOKENS):  # until the prompts are indexed
         drafting.propose(rows[:0], sampled[:0])
     wait()
     round_trips, launches = [], []

@@ -1,4 +1,4 @@
-"""Lookups from the index, compared with rescans."""
+"""Measures lookups from the index, compared with scans."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ngram_npu.config import ANY_TOKEN
 
 from tools.bench.data import Int32Array, Workload
 from tools.bench.device_peers import Read
-from tools.bench.measure import Contestant
+from tools.bench.measure import Implementation
 from tools.bench.ops.base import Make, Op
-from tools.bench.ops.lookup import StepContestant
+from tools.bench.ops.lookup import StepImplementation
 from tools.bench.options import Options
 from tools.bench.vllm_peer import VllmNumba
 
 
-class IndexStepContestant(StepContestant):
-    """A step with an index of all rows, which were indexed beforehand."""
+class IndexStepImplementation(StepImplementation):
+    """A step with an index that already contains all rows."""
 
     op = "ngram_index_step_"
     before_lookup = (None, None, None, True, ANY_TOKEN)
@@ -47,8 +47,8 @@ class IndexStepContestant(StepContestant):
             ladder=options.is_ladder,
             outcomes=outcomes,
         )
-        # Contexts that went back to their base lengths would have to be indexed again: restoring a
-        # copy of the index is faster, and gives each lap the same work.
+        # After a reset to the initial lengths, the rows would have to be indexed again. Restoring a
+        # copy of the index is faster, and the steps do the same work after each reset.
         used = len(words) - count_unused_pages(words) * _C.INDEX_PAGE_WORDS
         self._words, self._saved = words, words[:used].copy()
         self.index = index
@@ -71,13 +71,13 @@ class NgramIndexStep(Op):
     engines = ("index", "scan")
     peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": Read}
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
+    def make(self, workload: Workload, options: Options) -> Implementation:
         if options.engine == "scan":
-            return StepContestant(workload, options)
-        return IndexStepContestant(workload, options)
+            return StepImplementation(workload, options)
+        return IndexStepImplementation(workload, options)
 
 
 def count_unused_pages(words: Int32Array) -> int:
-    """Returns the number of pages that were never used; they are at the end."""
+    """Returns the number of pages at the end of the index that were never used."""
     unused = _C.index_statistics(words)["num_pages"] - int(words[_C.INDEX_HEADER_UNUSED_PAGE])
     return max(0, unused)

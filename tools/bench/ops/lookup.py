@@ -1,4 +1,5 @@
-"""The stateless lookups, compared with vLLM's and with a pass that only reads the tokens."""
+"""Measures the lookups without an index, compared with vLLM's lookups and with an operation that
+only reads the tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from ngram_npu.config import ANY_TOKEN
 from tools.bench.data import Int32Array, Workload
 from tools.bench.device import make_workspace
 from tools.bench.device_peers import Eager, Read, VllmAscend, VllmNgramGpu, VllmV2
-from tools.bench.measure import Contestant, Drafts
+from tools.bench.measure import Drafts, Implementation
 from tools.bench.ops.base import Make, Op
 from tools.bench.options import Options
 from tools.bench.vllm_peer import VllmNumba
@@ -26,14 +27,15 @@ def torch_op(name: str) -> Any:
 
 
 def find_op(name: str, options: Options) -> tuple[Any, str]:
-    """Returns our operator in the front end, and its description."""
+    """Returns our operator in the front end of the options, and a description of the operator."""
     if options.frontend == "torch":
         return torch_op(name), f"torch.ops.ngram_npu.{name}.default"
     return getattr(_C, name), f"_C.{name}"
 
 
 def find_converter(options: Options) -> Callable[[Any], Any]:
-    """Returns a function from numpy arrays to the front end's kind, on the CPU without a copy."""
+    """Returns a function that converts numpy arrays to the front end's type, if possible without a
+    copy."""
     if options.frontend == "numpy":
         return lambda array: array
     import torch
@@ -41,12 +43,12 @@ def find_converter(options: Options) -> Callable[[Any], Any]:
     return lambda array: torch.from_numpy(array).to(options.device)
 
 
-class _Lookup(Contestant):
+class _Lookup(Implementation):
     op: str
     draft_result: int
-    """Position of the drafts among the op's results; their counts follow."""
+    """Index of the drafts among the operator's results; the next result is their counts."""
     before_lookup: tuple[Any, ...]
-    """Defaults of the arguments between the tensors and min_n."""
+    """Values of the arguments between the tensors and min_n in the operator's schema."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         self._workload = workload
@@ -55,7 +57,7 @@ class _Lookup(Contestant):
         self._convert = find_converter(options)
         self._token_ids = self._convert(workload.token_ids)
         lookup = options.lookup | {"max_len": workload.capacity}
-        # By position if possible, as a hot loop would call it.
+        # The numpy front end gets positional arguments, as in a hot loop.
         self._tail: tuple[Any, ...] = ()
         if options.frontend == "torch":
             ladder = options.ladder
@@ -81,7 +83,7 @@ class _Lookup(Contestant):
         return [row[:count] for row, count in zip(ids, counts, strict=True)]
 
 
-class ProposeContestant(_Lookup):
+class ProposeImplementation(_Lookup):
     op = "ngram_propose"
     draft_result = 0
     before_lookup = (None, None)
@@ -94,7 +96,7 @@ class ProposeContestant(_Lookup):
         return (self._token_ids, self._lengths[step + 1], *self._tail)
 
 
-class StepContestant(_Lookup):
+class StepImplementation(_Lookup):
     op = "ngram_step_"
     draft_result = 2
     before_lookup = (None, None, True, ANY_TOKEN)
@@ -118,7 +120,7 @@ class StepContestant(_Lookup):
 
 class NgramPropose(Op):
     name = "ngram_propose"
-    help = "draft from the rows as they are"
+    help = "draft from the rows without appending"
     sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
     peers = ("vllm-numba", "read")
     device_peers = ("vllm-v2", "vllm-ngram-gpu", "eager", "read")
@@ -131,11 +133,11 @@ class NgramPropose(Op):
         "vllm-ascend": VllmAscend,
     }
 
-    make = ProposeContestant
+    make = ProposeImplementation
 
 
 class NgramStep(NgramPropose):
     name = "ngram_step_"
     help = "append the sampled tokens, then draft"
 
-    make = StepContestant
+    make = StepImplementation

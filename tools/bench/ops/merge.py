@@ -1,4 +1,4 @@
-"""The choice between neural and n-gram drafts: one call, compared with eager torch."""
+"""Measures the choice between neural and n-gram drafts: one operator, compared with eager torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tools.bench.data import SEED, Workload
-from tools.bench.measure import Contestant, Drafts
+from tools.bench.measure import Drafts, Implementation
 from tools.bench.ops.base import Make, Op
 from tools.bench.ops.lookup import find_converter, find_op
 from tools.bench.options import Options, Size
@@ -19,8 +19,8 @@ UNIT = 65536
 
 
 def make_batch(size: Size, k: int) -> dict[str, npt.NDArray[Any]]:
-    """Returns requests in the middle of their texts with k drafts per source; most have n-gram
-    drafts."""
+    """Returns the arguments for a batch of requests that have generated tokens before. Each request
+    has k neural drafts and up to k n-gram drafts."""
     rng = np.random.default_rng(SEED)
     batch = size.batch
     acceptance = np.stack([rng.integers(0, k * UNIT, batch), rng.integers(1, k + 2, batch)], axis=1)
@@ -36,8 +36,8 @@ def make_batch(size: Size, k: int) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-class Merge(Contestant):
-    """Each step merges the same drafts, with the means that the last one left."""
+class Merge(Implementation):
+    """Each step merges the same drafts, with the means that the previous step wrote."""
 
     semantics = ("merged",)
 
@@ -51,7 +51,7 @@ class Merge(Contestant):
         self.tensors["neural_acceptance"][...] = self._acceptance
 
     def drafts(self, result: Any) -> Drafts:
-        """Returns the drafts, each between its source and the request's new means."""
+        """Returns per request a list of the draft's source, the draft and the new means."""
         means = self.tensors["neural_acceptance"][self.tensors["row_indices"]]
         parts = zip(*(part.tolist() for part in (*result, means)), strict=True)
         return [[source, *draft[:count], *mean] for draft, count, source, mean in parts]
@@ -65,7 +65,7 @@ class Operator(Merge):
 
 
 class Eager(Merge):
-    """The same in plain torch, as a runner would write it."""
+    """The same computation in eager torch."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, replace(options, frontend="torch"))
@@ -77,7 +77,7 @@ class Eager(Merge):
         self._powers = torch.tensor(powers, device=options.device)
         self._positions = torch.arange(options.k, device=options.device)
         self.function = self.run
-        self.detail = "eager torch, torch.where at its end"
+        self.detail = "eager torch, without data-dependent control flow"
 
     def run(self) -> tuple[Any, ...]:
         import torch
@@ -91,7 +91,8 @@ class Eager(Merge):
         mean, last = known.unbind(1)
         accepted = torch.minimum(t["num_sampled"], last) - 1
         step = torch.div(accepted * UNIT - mean, 8, rounding_mode="trunc")
-        is_cut = (accepted == last - 1) & (last <= num_neural)  # more might have been accepted
+        # If all tokens of a shortened draft were accepted, more might have been: never lower it.
+        is_cut = (accepted == last - 1) & (last <= num_neural)
         step = torch.where(is_cut, step.clamp(min=0), step)
         mean = torch.where((last > 1) & (t["num_sampled"] > 0), mean + step, mean)
         mean = torch.where(last > 0, mean, num_neural * UNIT)

@@ -1,4 +1,4 @@
-"""The correction between two forward passes: one operator, and eager torch."""
+"""Measures the correction between two forward passes: one operator, compared with eager torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tools.bench.data import SEED, Workload
 from tools.bench.device import make_workspace
-from tools.bench.measure import Contestant, Drafts
+from tools.bench.measure import Drafts, Implementation
 from tools.bench.ops.base import Make, Op
 from tools.bench.ops.lookup import find_converter, find_op
 from tools.bench.options import Options, Size
@@ -27,8 +27,8 @@ FUSED = (*CORRECTED, "discard", *COUNTS[2:], "query_start_loc", "num_tokens", "b
 
 
 def make_state(size: Size, k: int, steps: int) -> Arrays:
-    """Returns a batch in which each request had k drafts in the previous step and has another
-    position since, with enough blocks for all corrections in sequence."""
+    """Returns a batch in which each request had k drafts and another batch position in the previous
+    step. The block table has enough blocks for ``steps`` corrections in a row."""
     rng = np.random.default_rng(SEED)
     batch, tokens = size.batch, size.batch * (k + 1)
     computed = np.full(batch, size.context, np.int32)
@@ -50,8 +50,9 @@ def make_state(size: Size, k: int, steps: int) -> Arrays:
     }
 
 
-class Correction(Contestant):
-    """Each step corrects the state that the last one left; all that is corrected is compared."""
+class Correction(Implementation):
+    """Each step corrects the state that the previous step wrote. The harness compares all arrays
+    that are corrected, in place of drafts."""
 
     semantics = ("corrected",)
 
@@ -81,9 +82,9 @@ class Fused(Correction):
 
 
 class Eager(Correction):
-    """Without our operators: vLLM's formulas for the counts and the slots in eager torch."""
+    """The correction in eager torch, with vLLM's formulas for the counts and the slots."""
 
-    detail = "eager torch throughout, with vLLM's formulas"
+    detail = "eager torch, with vLLM's formulas"
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, replace(options, frontend="torch"))

@@ -1,4 +1,4 @@
-"""``propose()`` as vLLM's engine calls it: lists in, lists out, counters included."""
+"""Measures ``propose()`` as vLLM's V1 engine calls it, with lists and counters."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ngram_npu.engines.vllm import NgramProposer
 from ngram_npu.engines.vllm.v1_sync import IndexedRows
 
 from tools.bench.data import Workload
-from tools.bench.measure import Contestant, Drafts
+from tools.bench.measure import Drafts, Implementation
 from tools.bench.ops.base import Make, Op
 from tools.bench.ops.index import count_unused_pages
 from tools.bench.options import Options
 from tools.bench.vllm_peer import VllmNumba, make_config, make_sampled_lists
 
 
-class ProposerContestant(Contestant):
+class ProposerImplementation(Implementation):
     def __init__(self, workload: Workload, options: Options) -> None:
         self._workload = workload
         self._threads = options.threads
@@ -47,13 +47,13 @@ class ProposerContestant(Contestant):
             self._prefill(self._engine)
 
     def _prefill(self, engine: IndexedRows) -> None:
-        """Indexes the rows as a server does: rows that sample nothing yet, a bounded number of
-        tokens per step. The result is kept as the start of each lap."""
-        lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
+        """Indexes the rows as a server does, in steps in which no row samples a token and a bounded
+        number of tokens is indexed. Saves the index, which `reset` restores."""
+        lengths, no_tokens = self._workload.lengths[0], [[]] * self._workload.size.batch
         for _ in range(int(lengths.sum()) // INDEX_POLICY.prefill_index_budget + 1):
-            self.function(nothing, lengths, self._workload.token_ids)
+            self.function(no_tokens, lengths, self._workload.token_ids)
         assert not engine._num_behind
-        if engine.index is not None:  # None: so few tokens are scanned
+        if engine.index is not None:  # None if the rows are so short that they are scanned
             self._save(engine)
 
     def _save(self, engine: IndexedRows) -> None:
@@ -77,23 +77,23 @@ class ProposerContestant(Contestant):
         return [list(draft) for draft in result]
 
 
-class CatchingUpContestant(ProposerContestant):
+class CatchingUpImplementation(ProposerImplementation):
     def _prefill(self, engine: IndexedRows) -> None:
-        """Indexes nothing before drafting begins, as with prompts that are all in the prefix cache.
-        The index exists already: its creation is not part of a step."""
+        """Indexes nothing before drafting begins, as if all prompts were in the prefix cache. Only
+        creates the index, so that its creation is not timed."""
         engine._make_index()
         self._save(engine)
 
 
 class VllmPropose(Op):
     name = "vllm-propose"
-    help = "the proposer class as vLLM's engine calls it, compared with vLLM's own"
+    help = "the proposer class as vLLM's engine calls it, compared with vLLM's proposer"
     sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
     peers = ("vllm-numba", "ours:engine=scan")
     engines = ("index", "scan")
     peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba}
 
-    make = ProposerContestant
+    make = ProposerImplementation
 
 
 class VllmCatchUp(VllmPropose):
@@ -102,4 +102,4 @@ class VllmCatchUp(VllmPropose):
     sizes = ("1x128k", "8x64k", "32x16k", "128x1k", "128x4k", "128x8k", "128x32k")
     peers = ("ours:engine=scan",)
 
-    make = CatchingUpContestant
+    make = CatchingUpImplementation

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from ngram_npu.engines.vllm.options import (
     EXTRA_ARGUMENT,
+    EXTRA_ARGUMENTS,
+    K_ARGUMENT,
     SECTION,
     read_beside_option,
     read_scope_option,
@@ -28,6 +30,7 @@ from ngram_npu.engines.vllm.patching import (
     run_after_import,
     wrap_function,
 )
+from ngram_npu.engines.vllm.request_limits import check_limit
 from ngram_npu.store import scope_of
 
 INPUT = "vllm.v1.engine.input_processor"
@@ -37,7 +40,6 @@ EXCEPTIONS = "vllm.exceptions"
 
 RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 SALT, ADAPTER = "cache_salt", "LoRA adapter"
-_WHERE = "extra_args (over HTTP: vllm_xargs)"
 
 
 class Rules(NamedTuple):
@@ -69,6 +71,7 @@ def _process_inputs(stock: Any, processor: Any, *args: Any, **kwargs: Any) -> An
         setattr(processor, SECTION, rules_for(processor.vllm_config))
     try:
         check_request(request, getattr(processor, SECTION))
+        check_limit(request, processor.vllm_config)
     except ValueError as error:
         raise _request_error()(str(error)) from None
     return request
@@ -108,15 +111,14 @@ def check_request(request: Any, rules: Rules) -> None:
     extra = getattr(request.sampling_params, "extra_args", None) or {}
     for key in extra:
         letters = "".join(filter(str.isalnum, str(key))).lower()
-        if key != EXTRA_ARGUMENT and letters.startswith("ngramnpu"):
-            raise ValueError(
-                f"ngram_npu: unknown key {key!r} in {_WHERE}; known: {EXTRA_ARGUMENT!r}"
-            )
+        if key not in (EXTRA_ARGUMENT, K_ARGUMENT) and letters.startswith("ngramnpu"):
+            known = f"{EXTRA_ARGUMENT!r}, {K_ARGUMENT!r}"
+            raise ValueError(f"ngram_npu: unknown key {key!r} in {EXTRA_ARGUMENTS}; known: {known}")
     scope = extra.get(EXTRA_ARGUMENT)
     if not _is_scope(scope):
         raise ValueError(
-            f"ngram_npu: {EXTRA_ARGUMENT} in {_WHERE}: expected a string that is not empty or an "
-            f"integer from 0 to 2**62 - 1, got {scope!r}"
+            f"ngram_npu: {EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}: expected a string that is not "
+            f"empty or an integer from 0 to 2**62 - 1, got {scope!r}"
         )
     if rules.has_store and getattr(request, "resumable", False):
         raise ValueError(
@@ -138,7 +140,7 @@ def check_request(request: Any, rules: Rules) -> None:
     if rules.required and not any(properties.values()):
         raise ValueError(
             f"ngram_npu: scope='required': expected a cache_salt, a LoRA adapter or "
-            f"{EXTRA_ARGUMENT} in {_WHERE}, got none of them"
+            f"{EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}, got none of them"
         )
 
 

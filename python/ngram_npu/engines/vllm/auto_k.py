@@ -17,11 +17,16 @@ from typing import Any
 from ngram_npu.draft_acceptance import AcceptanceSampler
 from ngram_npu.draft_length import Change, DraftLengthController
 from ngram_npu.engines.vllm.options import Options, find_method, read_k_option, read_options
-from ngram_npu.engines.vllm.patching import format_error, logger, run_after_import, wrap_function
+from ngram_npu.engines.vllm.patching import (
+    SCHEDULER,
+    find_argument,
+    format_error,
+    logger,
+    run_after_import,
+    wrap_function,
+)
 from ngram_npu.engines.vllm.stats import DraftLengthMetrics
-from ngram_npu.step_time import VerificationCost, load_cost
 
-SCHEDULER = "vllm.v1.core.sched.scheduler"
 ATTRIBUTE = "ngram_npu_auto_k"
 """Attribute of a scheduler that holds its :class:`StepObserver`."""
 SAMPLE_STEPS = 8
@@ -101,7 +106,6 @@ class StepObserver:
     Args:
         scheduler: vLLM's.
         options: The options of the drafter in this engine.
-        cost: Step times for a start with known times.
         clock: Returns seconds.
     """
 
@@ -109,12 +113,11 @@ class StepObserver:
         self,
         scheduler: Any,
         options: Options,
-        cost: VerificationCost | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler, self._clock = scheduler, clock
         self._metrics = DraftLengthMetrics(scheduler.vllm_config)
-        k, max_num_seqs = options.ngram.k, options.max_num_seqs
+        k, max_num_seqs, times = options.ngram.k, options.max_num_seqs, options.step_times
         lengths = choose_lengths(k, max_num_seqs)
         graphs = scheduler.vllm_config.compilation_config
         sizes = graphs.cudagraph_capture_sizes if graphs.cudagraph_mode else None
@@ -123,7 +126,7 @@ class StepObserver:
             max_num_seqs,
             table=scheduler.dynamic_sd_lookup,
             is_allowed=graph_pairs(lengths, max_num_seqs, sizes or ()),
-            relative_times=None if cost is None else cost.relative_times(lengths),
+            relative_times=None if times is None else times.relative_times(lengths),
             on_change=self._report_change,
         )
         self._sampler: AcceptanceSampler | None = None
@@ -219,40 +222,54 @@ def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
     method = find_method(vllm_config)
     if method is None or not read_k_option(vllm_config):
         return
+    table = getattr(scheduler, "dynamic_sd_lookup", None)
     parallel = vllm_config.parallel_config
+    reason = "" if table else "without vLLM's table of draft lengths"
     if parallel.pipeline_parallel_size > 1 or parallel.data_parallel_size > 1:
+        reason = "with pipeline or data parallelism"
+    if reason:
         logger.warning(
-            "ngram_npu: k='auto' has no effect with pipeline or data parallelism; "
-            "num_speculative_tokens applies"
+            f"ngram_npu: k='auto' has no effect {reason}; num_speculative_tokens applies"
         )
-        table = getattr(scheduler, "dynamic_sd_lookup", None)
-        if table is not None:
+        if table:
             table[1:] = [vllm_config.speculative_config.num_speculative_tokens] * (len(table) - 1)
         return
     options = read_options(vllm_config, method)
-    cost = load_cost(options.step_times_file) if options.step_times_file else None
-    setattr(scheduler, ATTRIBUTE, StepObserver(scheduler, options, cost))
+    try:
+        setattr(scheduler, ATTRIBUTE, StepObserver(scheduler, options))
+    except Exception as error:
+        _turn_off(scheduler, error)
 
 
 def _schedule(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     output = stock(scheduler, *args, **kwargs)
-    _call_observer(scheduler, "observe_schedule", output)
+    _call_observer(scheduler, lambda observer: observer.observe_schedule(output))
     return output
 
 
-def _update_from_output(stock: Any, scheduler: Any, output: Any, results: Any) -> Any:
-    _call_observer(scheduler, "observe_update", output, results.sampled_token_ids)
-    return stock(scheduler, output, results)
+def _update_from_output(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+    def observe(observer: StepObserver) -> None:
+        output = find_argument(args, kwargs, 0, "scheduler_output")
+        results = find_argument(args, kwargs, 1, "model_runner_output")
+        observer.observe_update(output, results.sampled_token_ids)
+
+    _call_observer(scheduler, observe)
+    return stock(scheduler, *args, **kwargs)
 
 
-def _call_observer(scheduler: Any, name: str, *args: Any) -> None:
-    """Calls a method of the observer. An error ends the choice of lengths, but not the engine."""
+def _call_observer(scheduler: Any, call: Callable[[StepObserver], None]) -> None:
+    """Calls a function with the observer. An error ends the choice of lengths, not the engine."""
     observer = getattr(scheduler, ATTRIBUTE, None)
     if observer is None:
         return
     try:
-        getattr(observer, name)(*args)
+        call(observer)
     except Exception as error:
-        setattr(scheduler, ATTRIBUTE, None)
-        scheduler.dynamic_sd_lookup[:] = [0] * len(scheduler.dynamic_sd_lookup)
-        logger.error("ngram_npu: k='auto' is off, no tokens are drafted: %s", format_error(error))
+        _turn_off(scheduler, error)
+
+
+def _turn_off(scheduler: Any, error: Exception) -> None:
+    setattr(scheduler, ATTRIBUTE, None)
+    table = scheduler.dynamic_sd_lookup
+    table[:] = [0] * len(table)
+    logger.error("ngram_npu: k='auto' is off, no tokens are drafted: %s", format_error(error))

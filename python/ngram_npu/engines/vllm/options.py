@@ -15,11 +15,16 @@ from typing import Any, Literal
 from ngram_npu.config import INDEX_POLICY, MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
 from ngram_npu.draft_costs import Costs
 from ngram_npu.drafting import uses_index
+from ngram_npu.errors import InputError
+from ngram_npu.step_time import VerificationCost, load_cost
 from ngram_npu.store import tokenizer_digest
 
 SECTION = "ngram_npu"
 EXTRA_ARGUMENT = "ngram_npu_scope"
 """Key in ``SamplingParams.extra_args`` for the scope of a request."""
+K_ARGUMENT = "ngram_npu_k"
+"""Key in ``SamplingParams.extra_args`` for the largest number of a request's draft tokens."""
+EXTRA_ARGUMENTS = "extra_args (over HTTP: vllm_xargs)"
 _WHERE = f"additional_config[{SECTION!r}]"
 PREFIX = "NGRAM_NPU_VLLM_"
 CORRECTION = PREFIX + "CORRECTION"
@@ -83,8 +88,10 @@ class Options:
     dense_rows: bool = True
     k: str = ""
     """``"auto"``: the number of draft tokens per step follows the load; empty: it is fixed."""
-    step_times_file: str = ""
-    """Step times from which ``"auto"`` starts; empty: it measures all of them."""
+    step_times: VerificationCost | None = None
+    """Step times from which ``"auto"`` starts; None: it measures all of them."""
+    cost_batch: int = 0
+    """Batch size whose step times determined ``min_draft_probability``; 0: it was configured."""
 
     def uses_index(self, device_type: str = "cpu") -> bool:
         """Returns whether drafts are found with an index, for rows as long as the model's.
@@ -157,10 +164,20 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     speculative, model_config = vllm_config.speculative_config, vllm_config.model_config
     settings, sources = _read_settings(vllm_config)
     settings = {name: _check_value(name, value) for name, value in settings.items()}
-    lookup, min_probability = _choose_lookup(settings, method)
+    lookup = _choose_lookup(settings, method)
     low, high = _choose_range(lookup, method, speculative, settings)
     in_v2 = method in ("v2", "ascend_v2", "beside")
     _check_method(method, settings, model_config)
+    adaptive = getattr(speculative, "enable_adaptive_verification", False)
+    padded = method == "ngram_gpu" and settings.get("drafts") != "trimmed"
+    verifies_padding = padded or (in_v2 and not adaptive)
+    step_times = _load_step_times(settings, lookup, verifies_padding)
+    min_probability, cost_batch = _choose_min_probability(settings, lookup), 0
+    has_limit = bool(settings.keys() & {"token_cost", "min_draft_probability"})
+    if step_times is not None and lookup == "ladder" and not (verifies_padding or has_limit):
+        max_num_seqs = vllm_config.scheduler_config.max_num_seqs
+        cost, cost_batch = step_times.token_cost(max_num_seqs, speculative.num_speculative_tokens)
+        min_probability = probability_for_cost(cost)
     latest = lookup == "1-16" or (in_v2 and method != "ascend_v2")
     overlap = True if method == "beside" or lookup == "1-16" else None
     costs = None
@@ -168,9 +185,9 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         if path := settings.get("costs_file"):
             costs = Costs.load(path, tokenizer=vocabulary_digest(model_config))
         ngram = NgramConfig(
-            prompt_lookup_min=low,
-            prompt_lookup_max=high,
-            num_speculative_tokens=speculative.num_speculative_tokens,
+            min_n=low,
+            max_n=high,
+            k=speculative.num_speculative_tokens,
             match_policy=settings.get("match_policy", "latest" if latest else None),
             overlap=settings.get("overlap", overlap),
             max_len=None if in_v2 else model_config.max_model_len,
@@ -190,9 +207,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         if name in settings and ngram.store is None:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
     min_probability = ngram.min_draft_probability
-    adaptive = getattr(speculative, "enable_adaptive_verification", False)
-    padded = method == "ngram_gpu" and settings.get("drafts") != "trimmed"
-    if min_probability is not None and (padded or (in_v2 and not adaptive)):
+    if min_probability is not None and verifies_padding:
         ngram = replace(ngram, min_draft_probability=UNCUT)
     if settings.get("store_file") and (number := engine_index(vllm_config.parallel_config)):
         settings["store_file"] += f".{number}"
@@ -205,6 +220,8 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         "keep_drafting": settings.get("keep_drafting", recurrent),
         "min_draft_probability": min_probability,
         "lookup": lookup,
+        "step_times": step_times,
+        "cost_batch": cost_batch,
     }
     return Options(
         ngram=ngram,
@@ -226,8 +243,6 @@ def _check_method(method: Method, settings: Mapping[str, Any], model_config: Any
             "ngram_npu: k: expected only in the V2 runner, got 'auto'; in the V1 runner, end "
             "drafts by their cost: lookup='ladder' with token_cost, the cost of a token"
         )
-    if "step_times_file" in settings and "k" not in settings:
-        raise ValueError("ngram_npu: step_times_file: expected none without k='auto'")
     if method == "ngram_gpu" and getattr(model_config, "enable_prompt_embeds", False):
         # vLLM's own class has this limit too: docs/guides/vllm-versions.md.
         raise ValueError(
@@ -349,15 +364,27 @@ def probability_for_cost(token_cost: float) -> float:
     return min(1.0, max(UNCUT, probability))
 
 
-def _choose_lookup(settings: Mapping[str, Any], method: Method) -> tuple[str, float | None]:
-    """Returns which n-grams are looked up, and the minimum probability of a draft.
+def _choose_lookup(settings: Mapping[str, Any], method: Method) -> str:
+    """Returns which n-grams are looked up.
 
     ``auto`` depends on what the runner verifies. If it verifies all positions of a draft, the
     lookup is 1-16: a worse guess costs no more than padding. If it verifies only the tokens found,
     and the host drafts, the lookup is a ladder that ends drafts by their cost. A store needs a
     ladder too.
     """
-    min_probability = settings.get("min_draft_probability")
+    lookup: str = settings.get("lookup", "ngram")
+    if lookup != "auto":
+        return lookup
+    on_host = method in ("custom_class", "ngram") or settings.get("draft_on") == "host"
+    if on_host or "store" in settings:
+        return "ladder"
+    trimmed = method == "ngram_gpu" and settings.get("drafts") == "trimmed"
+    return "ngram" if trimmed else "1-16"
+
+
+def _choose_min_probability(settings: Mapping[str, Any], lookup: str) -> float | None:
+    """Returns the configured minimum probability of a draft, or its default for this lookup."""
+    min_probability: float | None = settings.get("min_draft_probability")
     token_cost = settings.get("token_cost")
     if token_cost is not None:
         if min_probability is not None:
@@ -365,16 +392,36 @@ def _choose_lookup(settings: Mapping[str, Any], method: Method) -> tuple[str, fl
                 f"ngram_npu: token_cost: expected none with a min_draft_probability, which it "
                 f"determines, got {token_cost}"
             )
-        min_probability = probability_for_cost(token_cost)
-    lookup = settings.get("lookup", "ngram")
-    if lookup != "auto":
-        return lookup, min_probability
-    on_host = method in ("custom_class", "ngram") or settings.get("draft_on") == "host"
-    if on_host or "store" in settings:
-        is_set = "min_draft_probability" in settings or token_cost is not None
-        return "ladder", min_probability if is_set else AUTO_MIN_PROBABILITY
-    trimmed = method == "ngram_gpu" and settings.get("drafts") == "trimmed"
-    return ("ngram" if trimmed else "1-16"), min_probability
+        return probability_for_cost(token_cost)
+    is_default = settings.get("lookup") == "auto" and "min_draft_probability" not in settings
+    return AUTO_MIN_PROBABILITY if is_default and lookup == "ladder" else min_probability
+
+
+def _load_step_times(
+    settings: Mapping[str, Any], lookup: str, verifies_padding: bool
+) -> VerificationCost | None:
+    """Returns the step times of ``step_times_file``; None if there is none.
+
+    Raises:
+        ValueError: The file cannot be used, or has no effect.
+    """
+    path = settings.get("step_times_file")
+    if not path:
+        return None
+    if "k" not in settings:
+        reason = ""
+        if verifies_padding:
+            reason = "this runner verifies num_speculative_tokens tokens of every request"
+        elif lookup != "ladder":
+            reason = f"only drafts of lookup='ladder' end by their cost, got {lookup!r}"
+        if reason:
+            raise ValueError(
+                f"ngram_npu: step_times_file: expected none without k='auto': {reason}"
+            )
+    try:
+        return load_cost(path)
+    except InputError as error:
+        raise ValueError(f"ngram_npu: step_times_file: {error}") from None
 
 
 def _format_bounds(speculative: Any, settings: Mapping[str, Any]) -> str:

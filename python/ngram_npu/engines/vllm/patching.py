@@ -6,7 +6,6 @@ vLLM is imported for it.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import functools
 import importlib.metadata
@@ -14,7 +13,6 @@ import importlib.util
 import inspect
 import logging
 import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
@@ -27,9 +25,8 @@ logger = logging.getLogger("vllm.ngram_npu")
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
+SCHEDULER = "vllm.v1.core.sched.scheduler"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
-# vLLM-Ascend's runner derives from vLLM's: if both are loaded, it makes the call.
-CLASSES = {ASCEND_RUNNER: "NPUModelRunner", RUNNER: "GPUModelRunner"}
 
 
 def run_after_import(name: str, action: Callable[[ModuleType], None]) -> None:
@@ -141,17 +138,31 @@ def replace_attributes(
 
 def wrap_function(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     """Makes ``owner.name(...)`` call ``wrapper(stock, ...)``. Does nothing if there is no such
-    function, or if it has been wrapped before."""
+    function, or if this wrapper wraps it already."""
     stock = getattr(owner, name, None)
-    if not inspect.isfunction(stock) or hasattr(stock, "ngram_npu"):
+    if not inspect.isfunction(stock) or is_wrapped(stock, wrapper):
         return
 
     @functools.wraps(stock)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return wrapper(stock, *args, **kwargs)
 
-    wrapped.ngram_npu = True  # type: ignore[attr-defined]
+    wrapped.ngram_npu = (*getattr(stock, "ngram_npu", ()), wrapper)  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
+
+
+def is_wrapped(function: Any, wrapper: Callable[..., Any]) -> bool:
+    """Returns whether :func:`wrap_function` made this function from one with this wrapper."""
+    return wrapper in getattr(function, "ngram_npu", ())
+
+
+def find_argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
+    """Returns an argument of a call, which may pass it by position or by keyword.
+
+    Raises:
+        KeyError: The call does not pass it.
+    """
+    return args[position] if position < len(args) else kwargs[name]
 
 
 def replace_after_import(
@@ -200,54 +211,3 @@ def installed_version(*names: str) -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
     return "version unknown"
-
-
-def check_custom_class_call(propose: Callable[..., Any]) -> None:
-    """Checks that the loaded V1 runner calls a custom class with the parameters of ``propose``, a
-    bound method.
-
-    vLLM has no version number for this call, so it is read from the runner's source. If no call is
-    found, a warning is logged: another runner may make it.
-
-    Raises:
-        ValueError: The call has other arguments, or another order.
-    """
-    name = next((name for name in CLASSES if name in sys.modules), None)
-    if name is None:  # not in a vLLM worker
-        return
-    try:
-        caller = getattr(sys.modules[name], CLASSES[name]).propose_draft_token_ids
-        call = _find_call(ast.parse(textwrap.dedent(inspect.getsource(caller))))
-    except (AttributeError, LookupError, OSError, SyntaxError, TypeError) as error:
-        logger.warning("ngram_npu: the runner's call is not checked: %s", format_error(error))
-        return
-    # vLLM-Ascend calls them valid_sampled_token_ids.
-    positional = [_last_name(argument).removeprefix("valid_") for argument in call.args]
-    keywords = [str(keyword.arg) for keyword in call.keywords]
-    signature = inspect.signature(propose)
-    try:
-        bound = signature.bind(*positional, **{name: name for name in keywords}).arguments
-    except TypeError:
-        bound = {}
-    if not bound or any(name != value for name, value in bound.items()):
-        arguments = ", ".join([*positional, *(f"{name}=" for name in keywords)])
-        version = installed_version(*(["vllm-ascend"] if name == ASCEND_RUNNER else []))
-        raise ValueError(
-            f"ngram_npu: this vLLM ({version}) is not supported: its runner calls a "
-            f"custom class with ({arguments}), expected ({', '.join(signature.parameters)})"
-        )
-
-
-def _find_call(runner: ast.AST) -> ast.Call:
-    """Returns the call of ``propose`` in the branch for custom classes."""
-    for branch in ast.walk(runner):
-        if not (isinstance(branch, ast.If) and "'custom_class'" in ast.unparse(branch.test)):
-            continue
-        for node in ast.walk(ast.Module(branch.body, [])):
-            if isinstance(node, ast.Call) and _last_name(node.func) == "propose":
-                return node
-    raise LookupError("there is no call for 'custom_class'")
-
-
-def _last_name(expression: ast.expr) -> str:
-    return ast.unparse(expression).rpartition(".")[2]

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.engines.vllm import admission, auto_k, v1_device, v2
+from ngram_npu.engines.vllm import admission, auto_k, request_limits, v1_device, v2
 from ngram_npu.engines.vllm.options import (
     CORRECTION,
     Method,
@@ -72,6 +72,7 @@ def install() -> None:
     refused = f", vLLM is left as it is: this vLLM ({installed_version()}) is not supported"
     try:
         admission.install()
+        request_limits.install()
         if importlib.util.find_spec("vllm_ascend") is not None:
             # vLLM-Ascend has its own drafter classes; one of them derives from the stock class.
             install_ascend()

@@ -54,7 +54,7 @@ RANK_TIMEOUT_S = 60.0
 """How long a rank waits for the others."""
 _NOT_COMPARED = (
     *("sources", "num_threads", "metrics"),
-    *("store_seed", "store_file", "store_save_minutes", "step_times_file"),
+    *("store_seed", "store_file", "store_save_minutes", "step_times"),
 )
 """Options that change no draft. Instead of the store's files, their contents are compared."""
 _STORE = "store's contents"
@@ -101,7 +101,7 @@ class SharedStore:
         self.has_scopes = False
         """Whether the runner passes on the scopes of requests."""
         self._requires_scope = options.scope == "required"
-        self._calls_busy: tuple[int, ...] | None = None
+        self._calls_skipped: tuple[int, ...] | None = None
         self.contents = self._load_files(options.store_seed)
 
     def _load_files(self, seed: str) -> NgramStore:
@@ -146,7 +146,7 @@ class SharedStore:
         Drops what was loaded if other ranks loaded something else; the file stays as it is."""
         if not contents_equal:
             self.contents, self.path = self._make_empty(), ""
-        self._calls_busy = self._read_words("calls_busy")
+        self._calls_skipped = self._read_words("calls_skipped")
 
     def start_saving(self, owner: object) -> None:
         """Logs a line about the store and one about its file. The file is saved while the engine
@@ -180,7 +180,7 @@ class SharedStore:
         Raises:
             RuntimeError: It did, because another call used the store.
         """
-        if self._calls_busy not in (None, self._read_words("calls_busy")):
+        if self._calls_skipped not in (None, self._read_words("calls_skipped")):
             raise RuntimeError("ngram_npu: store: expected to be free, got a call that uses it")
 
     def _log_when_saved(self) -> None:
@@ -202,10 +202,10 @@ class SharedStore:
     def _save_when_due(self) -> None:
         """Saves soon after requests end, since vLLM may kill a worker at any time: when text stops
         coming in, or after ``store_save_minutes`` of it."""
-        saved = previous = self._read_words("entered", "epoch")
+        saved = previous = self._read_words("inserted", "epoch")
         last, busy_s, idle_s = time.monotonic(), 60 * self._minutes, 0.0
         while not self._ended.wait(min(IDLE_S, busy_s)):
-            state = self._read_words("entered", "epoch")
+            state = self._read_words("inserted", "epoch")
             is_idle, previous = state == previous, state
             started = time.monotonic()
             if state == saved or started - last < (idle_s if is_idle else busy_s):

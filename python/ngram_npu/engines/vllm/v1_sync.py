@@ -15,7 +15,7 @@ import ngram_npu._C as _C
 from ngram_npu.config import INDEX_POLICY, NgramConfig
 from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.engines.vllm.options import Method, Options, read_options
-from ngram_npu.engines.vllm.patching import check_custom_class_call, logger
+from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.sharing import SharedStore
 from ngram_npu.engines.vllm.stats import Stats, log_start
 from ngram_npu.index import NgramIndex, make_index
@@ -184,15 +184,13 @@ class NgramProposer(StockNgramProposer):
     ``prompt_lookup_*`` for custom classes, so they are options here, by default 2 and 5.
 
     Raises:
-        ValueError: An option is unknown, malformed, or contradicts another, or the runner calls a
-            custom class with other arguments. One line.
+        ValueError: An option is unknown, malformed, or contradicts another. One line.
     """
 
     _method = "custom_class"
     _draft = StockNgramProposer.propose  # super() takes longer
 
     def __init__(self, vllm_config: Any) -> None:
-        check_custom_class_call(self.propose)
         super().__init__(vllm_config)
         if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
             logger.warning(
@@ -217,6 +215,15 @@ class NgramProposer(StockNgramProposer):
             slot_mappings: Not used.
 
         Raises:
-            ValueError: An array has the wrong dtype, shape or stride.
+            ValueError: An array has the wrong dtype, shape or stride, or the runner passes other
+                arguments.
         """
+        # vLLM has no version number for this call.
+        ranks = getattr(num_tokens_no_spec, "ndim", None), getattr(token_ids_cpu, "ndim", None)
+        if ranks != (1, 2):
+            raise ValueError(
+                "ngram_npu: propose: expected num_tokens_no_spec of rank 1 and token_ids_cpu of "
+                f"rank 2, got {ranks[0]} and {ranks[1]}: this vLLM's runner calls a custom class "
+                "with other arguments"
+            )
         return self._draft(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

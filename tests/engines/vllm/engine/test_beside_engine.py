@@ -53,18 +53,9 @@ def test_store_with_neural_drafter_contains_tokens_and_drafts(runs: Runs, method
     assert run.num_replaced >= 15
     assert run.preemptions >= 3
     assert run.store is not None
-    assert run.store.calls_busy == 0
+    assert run.store.calls_skipped == 0
     assert run.store.drafts >= 10
-    assert run.store.tokens_entered >= sum(map(len, run.get_token_ids())) / 2
-
-
-@pytest.mark.parametrize("method", ["draft-async", EAGLE_ASYNC])
-def test_accepted_tokens_are_counted(runs: Runs, method: str) -> None:
-    run = runs(method)
-    verified, accepted = run.draft_counts.sum(1)
-    assert verified > accepted
-    # These counts include the step that was running when a request ended.
-    assert 0.5 < accepted / run.accepted < 1.5
+    assert run.store.tokens_inserted >= sum(map(len, run.get_token_ids())) / 2
 
 
 def test_steps_without_drafts_do_not_change_text(runs: Runs) -> None:

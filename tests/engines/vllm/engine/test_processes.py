@@ -44,7 +44,6 @@ def test_engine_process_drafts_and_reports(model: Path, runs: Runs, tmp_path: Pa
     assert result["metrics"]["ngram_npu_draft_tokens_total"] > 50
     if RUNNER == "v1":
         assert "ngram_npu metrics: last " in log
-        assert "not checked" not in log  # the runner's call is checked
         # The plugin is not enabled, so this process loaded only its entry point.
         assert result["imported"] == ["ngram_npu_vllm_plugin"]
     else:

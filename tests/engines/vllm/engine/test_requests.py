@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from engines import RUNNER, encode_corpus, greedy, start_engine
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.sharing import scope_of_request
@@ -60,18 +59,3 @@ def test_requests_draft_from_text_of_own_salt_and_scope_only(model: Path) -> Non
     scopes = {scope_of_request(None, greedy(40, e), s.get("cache_salt")) for s, e in tenants}
     assert len(scopes) == len(tenants)
     assert scopes <= set(store.scopes)
-
-
-def test_misspelled_and_missing_scopes_raise(model: Path) -> None:
-    prompt = encode_corpus(model, 2_000)[:60]
-    with start_engine(model, STORE_METHOD.with_options(scope="required")) as engine:
-        for salt, extra in ((SALT, {}), ({}, SCOPE), ({}, {EXTRA_ARGUMENT: 7})):
-            engine.generate([{"prompt_token_ids": prompt, **salt}], greedy(4, extra))
-        for salt, extra, message in (
-            ({}, {}, r"scope='required': expected a cache_salt, .* got none of them"),
-            (SALT, {"ngram_npu_scop": "a"}, "unknown key 'ngram_npu_scop'"),
-            (SALT, {EXTRA_ARGUMENT: ["a"]}, r"ngram_npu_scope in .*, got \['a'\]"),
-        ):
-            with pytest.raises(ValueError, match=f"ngram_npu: {message}"):
-                engine.generate([{"prompt_token_ids": prompt, **salt}], greedy(4, extra))
-        engine.generate([{"prompt_token_ids": prompt, **SALT}], greedy(4))

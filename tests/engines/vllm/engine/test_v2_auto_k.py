@@ -52,11 +52,46 @@ class RandomLengths:
         self.verified.add(length)
 
 
-def _generate(engine: Engine, model: Path) -> list[list[int]]:
-    """Generates so much text that requests are preempted."""
+NUM_REQUESTS, MAX_TOKENS = 12, 60
+NUM_ABORTED, ABORT_STEPS = 4, 7
+"""A running request is aborted after every seventh step, four in total."""
+
+
+def _make_prompts(model: Path) -> list[Any]:
+    """Makes so many prompts that requests are preempted."""
     ids = encode_corpus(model, 5_000)
-    prompts = [{"prompt_token_ids": ids[start : start + 40]} for start in range(0, 1200, 100)]
-    return engine.generate(prompts, greedy(60))
+    starts = range(0, 100 * NUM_REQUESTS, 100)
+    return [{"prompt_token_ids": ids[start : start + 40]} for start in starts]
+
+
+def _generate(engine: Engine, model: Path) -> list[list[int]]:
+    return engine.generate(_make_prompts(model), greedy(MAX_TOKENS))
+
+
+def _generate_with_aborts(engine: Engine, model: Path) -> list[list[int]]:
+    """Like `_generate`, but aborts requests meanwhile, whose text then ends early."""
+    llm_engine: Any = engine.llm.llm_engine
+    for number, prompt in enumerate(_make_prompts(model)):
+        llm_engine.add_request(str(number), prompt, greedy(MAX_TOKENS))
+    texts: list[list[int]] = [[] for _ in range(NUM_REQUESTS)]
+    aborted: set[int] = set()
+    step = 0
+    while llm_engine.has_unfinished_requests():
+        for output in llm_engine.step():
+            texts[int(output.request_id)] = list(output.outputs[0].token_ids)
+        step += 1
+        candidates = [
+            number
+            for number, text in enumerate(texts)
+            if number not in aborted and 0 < len(text) < MAX_TOKENS - 5
+        ]
+        if step % ABORT_STEPS == 0 and len(aborted) < NUM_ABORTED and candidates:
+            longest = max(candidates, key=lambda number: len(texts[number]))
+            llm_engine.abort_request([str(longest)])
+            aborted.add(longest)
+    assert len(aborted) == NUM_ABORTED
+    assert all(len(texts[number]) < MAX_TOKENS for number in aborted)
+    return texts
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -68,7 +103,9 @@ def test_text_is_equal_when_draft_lengths_change(model: Path, name: str) -> None
         observer = getattr(scheduler, auto_k.ATTRIBUTE)
         lengths = observer.controller = RandomLengths(observer.controller)
         assert lengths.lengths == (0, 1, 2, 4)
-        assert _generate(engine, model) == expected
+        texts = _generate_with_aborts(engine, model)
+        assert texts == [text[: len(own)] for text, own in zip(expected, texts, strict=True)]
+        assert [len(text) for text in texts].count(MAX_TOKENS) == NUM_REQUESTS - NUM_ABORTED
         preemptions, accepted = engine.read_counters()
         assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "no error ended it"
     assert lengths.verified == {0, 1, 2, 4}

@@ -14,12 +14,6 @@ from v2_runs import call_stock
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
-from tools.bench.data import make_workload
-from tools.bench.device_peers import VllmV2
-from tools.bench.measure import Measurement, check
-from tools.bench.ops.lookup import ProposeContestant
-from tools.bench.options import Options, Size
-
 CPU = torch.device("cpu")
 
 
@@ -104,14 +98,3 @@ def test_drafts_equal_stock_speculator_on_random_states() -> None:
         num_prefilling += int((num_sampled == 0).sum())
     assert num_matched >= 150
     assert num_prefilling >= 50
-
-
-def test_benchmark_peer_drafts_equally() -> None:
-    options = Options(min_n=1, data_kind="zipf", match_policy="latest", frontend="torch")
-    workload = make_workload(Size(3, 40), options)
-    contestant, stock = ProposeContestant(workload, options), VllmV2(workload, options)
-    stock.name = "vllm-v2"
-    measurement = Measurement()
-    check([contestant, stock], measurement)  # raises if they differ
-    assert measurement.same_drafts is True
-    assert measurement.drafted_share

@@ -68,7 +68,7 @@ def test_ranks_with_store_calls_draft_equally_and_one_saves(
     assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
     assert all(first == second for first, second in result["answers"])
     served, _, warm, _, salted, _, cleared, _ = (first for first, _ in result["answers"])
-    assert served["tokens_entered"] > 0
+    assert served["tokens_inserted"] > 0
     assert warm["tokens_held"] == served["tokens_held"] + 27
     assert 27 < salted["tokens_held"] < warm["tokens_held"], "the salt's text is in another scope"
     assert cleared["tokens_held"] == 27

@@ -147,7 +147,14 @@ def test_request_of_another_custom_class_ignores_misspelled_options(
     assert process(engine_config("custom_class"), salt="a").cache_salt == "a"
 
 
-BAD_KEYS = ["ngram_npu_scop", "ngram_npu_scope ", "NGRAM_NPU_SCOPE", "ngram-npu.scope", "ngram_npu"]
+BAD_KEYS = [
+    "ngram_npu_scop",
+    "ngram_npu_kk",
+    "ngram_npu_scope ",
+    "NGRAM_NPU_SCOPE",
+    "ngram-npu.scope",
+    "ngram_npu",
+]
 BAD_SCOPES = [True, 1.5, -1, 2**62, ["a"], {"a": 1}, ""]
 
 

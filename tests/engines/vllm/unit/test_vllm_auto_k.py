@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import random
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +13,10 @@ from ngram_npu import NgramConfig
 from ngram_npu.draft_length import Change
 from ngram_npu.engines.vllm import auto_k
 from ngram_npu.engines.vllm.options import Options
+from ngram_npu.engines.vllm.patching import SCHEDULER, wrap_function
 
 K = 5
+TABLE = [0, *[K] * 13, 3, 1, 0]
 
 
 class Request:
@@ -48,7 +52,7 @@ def make_scheduler(**parallel: int) -> Any:
             model_config=SimpleNamespace(served_model_name="tiny"),
             speculative_config=SimpleNamespace(num_speculative_tokens=K),
         ),
-        dynamic_sd_lookup=[K] * 17,
+        dynamic_sd_lookup=[*TABLE],
         running=[Request([1, 2, 3] * 20)],
     )
 
@@ -104,6 +108,66 @@ def test_table_maps_batches_to_all_lengths(k: int, max_num_seqs: int) -> None:
     assert {*by_batch} == ({*lengths} if max_num_seqs >= len(lengths) else {k, 0}) - (
         {0} if max_num_seqs == 1 else set()
     )
+
+
+@pytest.mark.parametrize(
+    ("k", "max_num_seqs", "lengths"),
+    [
+        (5, 256, (0, 1, 3, 5)),
+        (8, 4, (0, 1, 4, 8)),
+        (8, 3, (0, 8)),
+        (2, 3, (0, 1, 2)),
+        (1, 1, (0, 1)),
+    ],
+)
+def test_lengths_are_zero_one_half_and_all(
+    k: int, max_num_seqs: int, lengths: tuple[int, ...]
+) -> None:
+    assert auto_k.choose_lengths(k, max_num_seqs) == lengths
+
+
+def make_config(**additional: Any) -> Any:
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=K, num_speculative_tokens_per_batch_size=None
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=16),
+        additional_config={"ngram_npu": additional},
+    )
+
+
+def test_table_is_set_before_vllm_validates_the_configuration() -> None:
+    vllm_config = make_config(k="auto")
+    for _ in range(2):  # vLLM may validate a configuration again, after it has made lists of tuples
+        auto_k.set_table(vllm_config)
+        table = vllm_config.speculative_config.num_speculative_tokens_per_batch_size
+        assert [*map(tuple, table)] == [(1, 13, 5), (14, 14, 3), (15, 15, 1), (16, 16, 0)]
+        vllm_config.speculative_config.num_speculative_tokens_per_batch_size = [*map(list, table)]
+
+
+def test_user_table_with_auto_raises() -> None:
+    vllm_config = make_config(k="auto")
+    vllm_config.speculative_config.num_speculative_tokens_per_batch_size = [[1, 16, 3]]
+    with pytest.raises(ValueError) as error:
+        auto_k.set_table(vllm_config)
+    assert str(error.value) == (
+        "ngram_npu: num_speculative_tokens_per_batch_size: expected none with k='auto', got "
+        "[[1, 16, 3]]"
+    )
+
+
+def test_configuration_without_auto_gets_no_table() -> None:
+    vllm_config = make_config()
+    auto_k.set_table(vllm_config)
+    assert vllm_config.speculative_config.num_speculative_tokens_per_batch_size is None
+    older = make_config(k="auto")
+    del older.speculative_config.num_speculative_tokens_per_batch_size
+    auto_k.set_table(older)
+    assert not hasattr(older.speculative_config, "num_speculative_tokens_per_batch_size")
+    without = make_config(k="auto")
+    without.speculative_config = None
+    auto_k.set_table(without)
+    assert without.speculative_config is None
 
 
 def test_graph_pairs_are_those_within_the_captured_sizes() -> None:
@@ -211,7 +275,8 @@ def make_wrapped_scheduler(
     monkeypatch.setattr(auto_k, "find_method", lambda config: "v2")
     monkeypatch.setattr(auto_k, "read_k_option", lambda config: is_auto)
     monkeypatch.setattr(auto_k, "read_options", lambda config, method: make_options())
-    auto_k._wrap_scheduler(module)
+    monkeypatch.setitem(sys.modules, SCHEDULER, module)  # type: ignore[arg-type]
+    auto_k.install()
     return module.Scheduler(make_scheduler(**parallel).vllm_config)
 
 
@@ -223,9 +288,109 @@ def test_wrapped_scheduler_begins_without_drafts(monkeypatch: pytest.MonkeyPatch
     assert scheduler.update_from_output(output, results) == "outputs"
 
 
+def test_scheduler_may_be_called_by_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_wrapped_scheduler(monkeypatch)
+    observer = getattr(scheduler, auto_k.ATTRIBUTE)
+    recorder = observer.controller = Recorder()
+    output = scheduler.schedule(throttle_prefills=True)
+    results = SimpleNamespace(sampled_token_ids=[[1]])
+    call = {"scheduler_output": output, "model_runner_output": results}
+    assert scheduler.update_from_output(**call) == "outputs"
+    assert scheduler.update_from_output(output, model_runner_output=results) == "outputs"
+    assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "no error ended it"
+    assert recorder.schedules == [(1, 0)]
+    assert [(batch, length) for batch, length, _ in recorder.steps] == [(1, 0), (1, 0)]
+
+
+def test_scheduler_with_other_parameters_is_called_as_before(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def update_from_output(self: Any, step: Any, *, outcome: Any, stale: bool = False) -> Any:
+        return step, outcome, stale
+
+    monkeypatch.setattr(FakeScheduler, "update_from_output", update_from_output)
+    scheduler = make_wrapped_scheduler(monkeypatch)
+    for _ in range(2):
+        assert scheduler.update_from_output(7, outcome=8, stale=True) == (7, 8, True)
+    assert caplog.text.count("k='auto' is off") == 1
+
+
+def test_other_wrappers_of_the_scheduler_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = make_wrapped_scheduler(monkeypatch)
+    calls: list[str] = []
+
+    def observe(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append("other")
+        return stock(*args, **kwargs)
+
+    for _ in range(2):
+        wrap_function(type(scheduler), "schedule", observe)
+    recorder = getattr(scheduler, auto_k.ATTRIBUTE).controller = Recorder()
+    scheduler.schedule()
+    assert calls == ["other"]
+    assert recorder.schedules == [(1, 0)]
+
+
+def make_scheduler_with_table(monkeypatch: pytest.MonkeyPatch, table: list[int] | None) -> Any:
+    stock_init = FakeScheduler.__init__
+
+    def init(self: Any, vllm_config: Any) -> None:
+        stock_init(self, vllm_config)
+        self.dynamic_sd_lookup = table
+
+    monkeypatch.setattr(FakeScheduler, "__init__", init)
+    return make_wrapped_scheduler(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("table", "expected", "is_on"), [([K] * 5, [0] * 5, False), ([K] * 20, [K] + [0] * 16, True)]
+)
+def test_table_of_another_length_does_not_reach_the_engine(
+    monkeypatch: pytest.MonkeyPatch, table: list[int], expected: list[int], is_on: bool
+) -> None:
+    scheduler = make_scheduler_with_table(monkeypatch, table)
+    for batch in (1, 16, 17, 100):
+        output = make_output({str(i): 0 for i in range(batch)})
+        results = SimpleNamespace(sampled_token_ids=[[1]] * batch)
+        scheduler.schedule()
+        assert scheduler.update_from_output(output, results) == "outputs"
+    assert scheduler.dynamic_sd_lookup[:17] == expected
+    assert (getattr(scheduler, auto_k.ATTRIBUTE) is not None) == is_on
+
+
+def test_scheduler_without_table_drafts_the_configured_number(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = make_scheduler_with_table(monkeypatch, None)
+    assert not hasattr(scheduler, auto_k.ATTRIBUTE)
+    assert "k='auto' has no effect without vLLM's table of draft lengths" in caplog.text
+    assert scheduler.update_from_output(scheduler.schedule(), SimpleNamespace()) == "outputs"
+
+
+def test_clock_that_jumps_changes_no_decision() -> None:
+    clock, rng = [0.0], random.Random(1)
+    scheduler = make_scheduler()
+    options = make_options(max_model_len=10_000)
+    observer = auto_k.StepObserver(scheduler, options, clock=lambda: clock[0])
+    text, length = scheduler.running[0].all_token_ids, 0
+    for _ in range(1000):
+        clock[0] += 0.01 + 0.0001 * length
+        if rng.random() < 0.1:
+            clock[0] += rng.choice([-1e9, -5, 5, 1e9])
+        text += [len(text) % 3 + 1 for _ in range(1 + length)]
+        output = make_output(
+            {"a": length}, num_spec_tokens_to_schedule=scheduler.dynamic_sd_lookup[1]
+        )
+        observer.observe_schedule(output)
+        observer.observe_update(output, [text[-1 - length :]])
+        length = scheduler.dynamic_sd_lookup[1]
+        assert length in observer.controller.lengths
+    assert length == K
+
+
 def test_scheduler_without_option_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make_wrapped_scheduler(monkeypatch, is_auto=False)
-    assert scheduler.dynamic_sd_lookup == [K] * 17
+    assert scheduler.dynamic_sd_lookup == TABLE
     assert not hasattr(scheduler, auto_k.ATTRIBUTE)
 
 
@@ -256,9 +421,12 @@ def test_error_in_observer_ends_drafts_but_not_the_engine(
 def test_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     observer = auto_k.StepObserver(make_scheduler(), make_options())
     changes = (0, 3, 1.25), (3, 0, 1.0)
+    exported: list[Any] = []
+    observer._metrics.observe_change = lambda *values: exported.append(values)  # type: ignore[method-assign]
     with caplog.at_level(logging.INFO, logger="vllm.ngram_npu"):
         for before, after, goodput in changes:
             observer._report_change(Change(9, 16, before, after, goodput, "because"))
+    assert exported == [("9-16", 3, 1.25), ("9-16", 0, 1.0)]
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
         f"ngram_npu: k='auto': batch sizes 9-16: draft length {before} -> {after}: because"

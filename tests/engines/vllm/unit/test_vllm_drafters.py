@@ -212,7 +212,7 @@ def test_store_has_output_of_rows_with_unindexed_prompt(
     for begin in range(0, 40, 4):
         engine.step({"a": WORDS[begin : begin + 4], "b": []})
     assert engine.drafter.engine._num_behind > 0
-    assert engine.store.statistics.tokens_entered == 40
+    assert engine.store.statistics.tokens_inserted == 40
     assert engine.step({"a": [], "b": WORDS[:3]})["b"][0] == WORDS[3]
     assert engine.store.statistics.drafts == 1
 
@@ -227,10 +227,10 @@ def test_synchronous_runner_treats_absent_requests_as_finished(
     engine = V1(**FINISH)
     engine.begin(Request("a", [9]), Request("b", [1]))
     sample_words(engine)
-    assert engine.store.statistics.tokens_entered == 0
+    assert engine.store.statistics.tokens_inserted == 0
     for step in range(9):
         engine.step({"b": [90 + step]})
-    assert engine.store.statistics.tokens_entered == 40
+    assert engine.store.statistics.tokens_inserted == 40
 
 
 def test_asynchronous_runner_stores_finished_requests_but_not_preempted_ones() -> None:
@@ -239,10 +239,10 @@ def test_asynchronous_runner_stores_finished_requests_but_not_preempted_ones() -
     sample_words(engine, others=("b",))  # a is preempted
     assert engine.store.statistics.open_slots == 2
     engine.step({"b": [3], "a": [90, 91]})
-    assert engine.store.statistics.tokens_entered == 0
+    assert engine.store.statistics.tokens_inserted == 0
     engine.end("a")
     engine.step({"b": [4]})
-    assert engine.store.statistics.tokens_entered == 42, "in one piece"
+    assert engine.store.statistics.tokens_inserted == 42, "in one piece"
 
 
 @pytest.mark.usefixtures("request_data_installed")
@@ -252,13 +252,13 @@ def test_v2_stores_a_removed_request_with_the_next_step_or_when_idle() -> None:
     sample_words(engine)
     engine.end("a")
     assert engine.step({"b": [3]})["b"] == [3] * K
-    assert engine.store.statistics.tokens_entered == 40
+    assert engine.store.statistics.tokens_inserted == 40
     assert engine.step({"b": WORDS[:3]})["b"][0] == WORDS[3]
     # Drafts of the store are padded too, because vLLM's model reads every position.
     assert engine.step({"b": WORDS[37:39]})["b"] == [WORDS[39]] + [WORDS[38]] * (K - 1)
     assert engine.req_states.remove_request("unknown") is None
     engine.end("b")
-    assert engine.store.statistics.tokens_entered == 40 + 1 + 3 + 2
+    assert engine.store.statistics.tokens_inserted == 40 + 1 + 3 + 2
 
 
 def stored_texts(engine: V2, length: int = 1) -> list[list[int]]:
@@ -295,7 +295,7 @@ def test_v2_dummy_run_does_not_count_as_a_step() -> None:
     engine.end("ended")
     engine.begin(Request("next", [4]))
     engine.step({"next": [5]})
-    assert engine.store.statistics.tokens_entered == 0
+    assert engine.store.statistics.tokens_inserted == 0
 
 
 def test_v2_requests_without_request_data_share_no_text(
@@ -419,11 +419,15 @@ UNLIMITED = (
     f"num_speculative_tokens={K} tokens of every request, however many are likely"
 )
 
+MEASURED = {"lookup": "ladder", "step_times_file": "example-8b-l4"}
+DERIVED = "min_draft_probability follows from the step times of 4 requests in step_times_file"
+
 
 @pytest.mark.parametrize(
     ("kind", "options", "part", "more"),
     [
         (V1, {"num_threads": 0}, "num_threads=as torch's ", []),
+        (V1, MEASURED, "): lookup=ladder min_draft_probability=0.0", [DERIVED, IGNORED]),
         (V1, LIMITED, "): lookup=ladder min_draft_probability=0.177 num_spec", [IGNORED]),
         (V1, {"length": 8192}, " engine=scan ", []),
         (V1, {"length": 8193}, " engine=index ", []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,7 +112,24 @@ def test_token_cost_sets_the_probability_of_a_draft(cost: float, expected: float
         ("ngram", {"k": "auto"}, "k: expected only in the V2 runner, got 'auto'; in the V1 runner"),
         ("ngram_gpu", {"k": "auto"}, "with token_cost, the cost of a token"),
         ("v2", {"k": "max"}, "k: expected one of auto, got 'max'"),
-        ("v2", {"step_times_file": "a"}, "step_times_file: expected none without k='auto'"),
+        (
+            "v2",
+            {"step_times_file": "a"},
+            "expected none without k='auto': this runner verifies num_",
+        ),
+        (
+            "ngram_gpu",
+            {"step_times_file": "a"},
+            "this runner verifies num_speculative_tokens tokens",
+        ),
+        (
+            "ngram",
+            {"step_times_file": "a", "lookup": "1-16"},
+            "step_times_file: expected none without k='auto': only drafts of lookup='ladder' end "
+            "by their cost, got '1-16'",
+        ),
+        ("ngram", {"step_times_file": "/no/file"}, "step_times_file: /no/file: not a file of step"),
+        ("v2", {"k": "auto", "step_times_file": "/no/file"}, "step_times_file: /no/file: not a fi"),
     ],
 )
 def test_invalid_draft_length_options_raise(
@@ -120,6 +138,66 @@ def test_invalid_draft_length_options_raise(
     with pytest.raises(ValueError) as error:
         _read_options(method, {"lookup": "ladder", **section})
     assert message in str(error.value)
+
+
+def write_step_times(path: Path) -> str:
+    """Writes step times of 2, 8 and 64 requests, of which a token costs 1, 5 and 40 % of a step."""
+    steps = [
+        {"batch": batch, "verified": batch * (1 + k), "seconds": 0.01 * (1 + share * k)}
+        for batch, share in ((2, 0.01), (8, 0.05), (64, 0.4))
+        for k in (0, 4)
+    ]
+    path.write_text(json.dumps({"format": "ngram_npu.cost/1", "steps": steps}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "batch", "cost"),
+    [(1, 2, 0.01), (2, 2, 0.01), (7, 2, 0.01), (8, 8, 0.05), (63, 8, 0.05), (256, 64, 0.4)],
+)
+def test_step_times_set_the_probability_of_a_draft(
+    tmp_path: Path, max_num_seqs: int, batch: int, cost: float
+) -> None:
+    section: dict[str, Any] = {"step_times_file": write_step_times(tmp_path / "cost.json")}
+    expected = pytest.approx(options.probability_for_cost(cost))
+    for method, more, adaptive in (
+        ("ngram", {"lookup": "ladder"}, False),
+        ("custom_class", {"lookup": "auto"}, False),
+        ("ngram_gpu", {"lookup": "ladder", "drafts": "trimmed"}, False),
+        ("v2", {"lookup": "ladder"}, True),
+        ("v2", {"lookup": "ladder", "k": "auto"}, True),
+    ):
+        arguments: dict[str, Any] = {"max_num_seqs": max_num_seqs, "k": 8}
+        arguments["enable_adaptive_verification"] = adaptive
+        read: Any = _read_options(method, {**section, **more}, **arguments)
+        assert read.ngram.min_draft_probability == expected
+        assert read.cost_batch == batch
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"token_cost": 0.02}, options.probability_for_cost(0.02)),
+        ({"min_draft_probability": 0.3}, 0.3),
+        ({"min_draft_probability": None}, None),
+    ],
+)
+def test_configured_probability_precedes_step_times(
+    tmp_path: Path, more: dict[str, Any], expected: float | None
+) -> None:
+    section = {"lookup": "auto", "step_times_file": write_step_times(tmp_path / "cost.json")}
+    read = _read_options("ngram", {**section, **more})
+    assert read.ngram.min_draft_probability == expected
+    assert read.cost_batch == 0
+
+
+def test_step_times_without_a_limit_are_those_of_the_controller(tmp_path: Path) -> None:
+    section = {"k": "auto", "step_times_file": write_step_times(tmp_path / "cost.json")}
+    read = _read_options("v2", {"lookup": "1-16", **section})
+    assert (read.ngram.min_draft_probability, read.cost_batch) == (None, 0)
+    assert read.step_times is not None
+    assert read.step_times.relative_times([0, 4])(8)[4] == pytest.approx(1.2)
+    assert _read_options("v2", {"lookup": "1-16", "k": "auto"}).step_times is None
 
 
 def test_foreign_additional_config_is_ignored() -> None:

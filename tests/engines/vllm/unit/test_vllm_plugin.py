@@ -6,10 +6,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import runpy
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,11 +17,10 @@ import torch
 from conftest import FakeVLLM
 from fake_engine import CPU, LADDER, K, RequestState, StandaloneARSpeculator, config
 from ngram_npu import _library
-from ngram_npu.engines.vllm import NgramProposer, options, plugin, v1_device
-from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, CLASSES, RUNNER
+from ngram_npu.engines.vllm import options, plugin, v1_device
+from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE, NgramSpeculator
-from vllm_config import vllm_config
 
 pytestmark = pytest.mark.usefixtures("info")
 
@@ -436,71 +433,6 @@ def test_v1_runner_warns_that_beside_has_no_effect(caplog: pytest.LogCaptureFixt
     line = "ngram_npu: beside=True has no effect: this is the V1 runner"
     assert messages(caplog, "beside") == [line]
     assert created == [(without, CPU), (with_option, CPU)]
-
-
-CUSTOM_CLASS_CALL = """
-class Runner:
-    def propose_draft_token_ids(self, sampled_token_ids, slot_mappings=None):
-        method = self.speculative_config.method
-        if method == "ngram":
-            return self.drafter.propose(4, sampled_token_ids, slot_mappings=slot_mappings)
-        elif method == "custom_class":
-            return self.drafter.propose({})
-        else:
-            return self.drafter.propose()
-"""
-V1_CALL = (
-    "sampled_token_ids, self.input_batch.num_tokens_no_spec, self.input_batch.token_ids_cpu, "
-    "slot_mappings=slot_mappings"
-)
-ASCEND_CALL = V1_CALL.replace("sampled_token_ids,", "valid_sampled_token_ids,").replace(
-    "slot_mappings=slot_mappings", "slot_mappings=getattr(metadata, 'slot_mapping', None)"
-)
-"""As in vLLM-Ascend's pull request 15710, September 2026."""
-
-
-def create_called(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, source: str, name: str = RUNNER
-) -> NgramProposer:
-    """Creates a drafter in a process that has loaded a runner with this source."""
-    path = folder / f"{name}.py"
-    path.write_text(source)
-    module = ModuleType(name)
-    setattr(module, CLASSES[name], runpy.run_path(str(path))["Runner"])
-    monkeypatch.setitem(sys.modules, name, module)
-    return NgramProposer(vllm_config())
-
-
-def test_known_call_of_a_custom_class_is_accepted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    create_called(monkeypatch, tmp_path, CUSTOM_CLASS_CALL.format(V1_CALL))
-    create_called(monkeypatch, tmp_path, CUSTOM_CLASS_CALL.format(ASCEND_CALL), ASCEND_RUNNER)
-    assert messages(caplog, "not checked") == []
-    for source in ("Runner = object", CUSTOM_CLASS_CALL.replace("custom", "my")):
-        create_called(monkeypatch, tmp_path, source, ASCEND_RUNNER)
-    assert len(messages(caplog, "the runner's call is not checked")) == 2
-
-
-def test_other_call_of_a_custom_class_raises(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """vLLM-Ascend's runner derives from vLLM's, which is loaded too: its call decides."""
-    create_called(monkeypatch, tmp_path, CUSTOM_CLASS_CALL.format(V1_CALL))
-    for name, arguments in (
-        (ASCEND_RUNNER, "sampled_token_ids, token_ids_cpu, num_tokens_no_spec"),
-        (ASCEND_RUNNER, "sampled_token_ids, num_tokens_no_spec, token_ids_cpu, metadata=None"),
-        (RUNNER, "sampled_token_ids, num_tokens_no_spec"),
-    ):
-        with pytest.raises(ValueError) as caught:
-            create_called(monkeypatch, tmp_path, CUSTOM_CLASS_CALL.format(arguments), name)
-        monkeypatch.delitem(sys.modules, name)
-        actual = arguments.replace("=None", "=")
-        assert str(caught.value).endswith(
-            f"is not supported: its runner calls a custom class with ({actual}), expected "
-            "(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)"
-        )
-        assert "\n" not in str(caught.value)
 
 
 # Options.

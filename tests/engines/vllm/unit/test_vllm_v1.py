@@ -50,6 +50,9 @@ def test_invalid_buffer_raises_and_empty_one_is_accepted(engine: str, op: str) -
     assert proposer.propose([], np.zeros(2, np.int32), np.zeros((2, 4), np.int32)) == []
     with pytest.raises(ValueError, match=f"{op}: token_ids: expected"):
         proposer.propose([[1]], np.ones(1, np.int32), np.ones((1, 4), np.int64))
+    for wrong in (buffer, np.zeros(2, np.int32)), (np.zeros(2, np.int32), [3]), ([3], buffer):
+        with pytest.raises(ValueError, match="propose: expected num_tokens_no_spec of rank 1 and"):
+            proposer.propose([[1], []], *wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", [StockNgramProposer, v1_device.AscendNgramProposer])
@@ -112,7 +115,9 @@ def test_catch_up_accepts_any_lengths_and_slots() -> None:
         looked_up, _ = _C.index_catch_up(*rows, 2, 4, 0, False, False, 1)
         assert set(looked_up.tolist()) <= {-1, *slots.tolist()}
     index.check_integrity({0: token_ids[3, :0]})
-    with pytest.raises(ValueError, match=r"^index_catch_up: token_ids: expected 5 rows, got 4"):
+    with pytest.raises(
+        ValueError, match=r"^index_catch_up: token_ids: expected 5 rows or more, got 4 rows"
+    ):
         _C.index_catch_up(rows[0], token_ids[:4], *rows[2:], 2, 4, 0, False, False, 1)
 
 
@@ -184,7 +189,7 @@ def test_index_is_updated_while_no_drafts_are_requested(monkeypatch: pytest.Monk
     statistics = proposer.engine.index.statistics
     assert statistics.rows_indexed == 10
     assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
-    assert statistics.slots_given_up == 0
+    assert statistics.slots_disabled == 0
     assert statistics.pages_in_use == 2  # of two slots
 
 
@@ -300,7 +305,10 @@ def test_copy_of_a_recognizer_is_independent() -> None:
     [
         ((np.zeros((1, 4), np.int64), [1], [1]), "token_ids: expected int32, got int64"),
         ((np.zeros((1, 8), np.int32)[:, ::2], [1], [1]), "token_ids: expected a contiguous inner"),
-        ((np.zeros((1, 4), np.int32), [1, 1], [1, 1]), "token_ids: expected 2 rows, got 1"),
+        (
+            (np.zeros((1, 4), np.int32), [1, 1], [1, 1]),
+            "token_ids: expected 2 rows or more, got 1 rows",
+        ),
         ((np.zeros((2, 4), np.int32), [1, 1], [1]), "num_sampled: expected size 2, got size 1"),
     ],
 )
@@ -314,7 +322,9 @@ def test_invalid_array_raises(arguments: tuple[Any, ...], message: str) -> None:
 
 def test_number_out_of_range_raises() -> None:
     three = np.zeros((3, 10), np.int32), np.ones(3, np.int32), np.ones(3, np.int32)
-    expected = r"^RowRecognizer: num_tokens: expected at most 2 rows, the number of slots, got 3$"
+    expected = (
+        r"^RowRecognizer: num_tokens: expected at most 2 items \(the number of slots\), got 3$"
+    )
     with pytest.raises(ValueError, match=expected):
         RowRecognizer(num_slots=2).assign(*three)
     with pytest.raises(ValueError, match=r"^RowRecognizer: num_slots: expected 0 to "):

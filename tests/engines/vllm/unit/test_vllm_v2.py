@@ -230,7 +230,7 @@ def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyP
         assert drafts["twice"] == [-1] * K
     text = np.array(engine.alive["twice"].tokens, np.int32)
     engine.index.check_integrity({engine.row("twice"): text})
-    assert engine.store.statistics.tokens_entered == 3
+    assert engine.store.statistics.tokens_inserted == 3
 
 
 @pytest.mark.parametrize("options", [{}, STORE], ids=["scan", "store"])
@@ -254,7 +254,7 @@ def test_step_with_no_drafts_looks_nothing_up(
     assert len(addresses) == 1, "each step reuses the buffer"
     if options:
         engine.index.check_integrity({rows[0]: np.array(engine.alive["a"].tokens, np.int32)})
-        assert engine.store.statistics.tokens_entered == 3
+        assert engine.store.statistics.tokens_inserted == 3
         assert engine.store.statistics.lookups == 0
     assert engine.step({"a": [3]})["a"][:2] == [1, 2], "a later step drafts as usual"
 
