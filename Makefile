@@ -23,7 +23,7 @@ MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuz
 
 .PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch \
   cuda-resources check-python test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm \
-  test-vllm-v2 test-neon prove-mutants prove-async prove-stream prove-fuzz prove-engines prove-torches gpu gpu-peers \
+  test-vllm-v2 test-neon prove-mutants prove-async prove-stream prove-store prove-fuzz prove-engines prove-torches gpu gpu-peers \
   gpu-build gpu-test gpu-bench bench clean another-python
 
 demo: install
@@ -64,7 +64,7 @@ test-all:
 	@$(STAGES) $(TEST) $(MORE)
 
 prove:
-	@$(STAGES) prove-async prove-stream prove-mutants prove-fuzz prove-engines prove-torches test-neon
+	@$(STAGES) prove-async prove-stream prove-store prove-mutants prove-fuzz prove-engines prove-torches test-neon
 
 setup: $(VENV)/.ready
 

@@ -41,7 +41,7 @@ function(ngram_npu_export_c_only target)
 endfunction()
 
 # The families of the operators. For each family of which a device has kernels, it has a source file with that name.
-set(NGRAM_NPU_FAMILIES bookkeeping correction drafting merging store)
+set(NGRAM_NPU_FAMILIES bookkeeping correction device_store drafting merging store)
 
 # Sets `out` to the package folder of the torch that Python_EXECUTABLE would import.
 function(ngram_npu_find_torch out)

@@ -16,6 +16,8 @@
   X(ngram_index_reset_)           \
   X(ngram_store_step_)            \
   X(ngram_store_finish_)          \
+  X(device_store_append_)         \
+  X(device_store_propose_)        \
   X(merge_drafts_)                \
   X(prepare_next_token_ids)       \
   X(prepare_inputs_padded)        \
@@ -70,6 +72,14 @@ inline constexpr const char* kSchemas[] = {
     "Tensor costs, SymInt cost_limit=40, bool fill=False, Tensor? token_logits=None) -> ()",
 
     "ngram_store_finish_(Tensor(a!) store, Tensor slot_indices) -> ()",
+
+    "device_store_append_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
+    "Tensor? slot_indices=None, Tensor? scopes=None, Tensor(a!) slots, Tensor(b!) text, Tensor(c!) blocks, "
+    "Tensor(d!) table, Tensor(e!) allocator, SymInt max_new, bool hold_back=True, Tensor(w!)? workspace=None) -> ()",
+
+    "device_store_propose_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
+    "Tensor? scopes=None, Tensor text, Tensor blocks, Tensor table, Tensor(a!) draft_token_ids, "
+    "Tensor(b!) num_draft_tokens, Tensor(c!) match_len, SymInt max_len=9223372036854775807, bool fill=False) -> ()",
 
     "merge_drafts_(Tensor neural_draft_token_ids, Tensor ngram_draft_token_ids, Tensor num_ngram_draft_tokens, "
     "Tensor match_len, *, Tensor? num_neural_draft_tokens=None, Tensor? draft_costs=None, "

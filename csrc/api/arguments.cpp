@@ -2,6 +2,7 @@
 #include "api/arguments.h"
 
 #include "core/correction.h"
+#include "core/device_store.h"
 
 namespace ngram_npu::api {
 namespace {
@@ -325,6 +326,7 @@ int64_t workspace_words(std::string_view op, int64_t batch) {
   for (const std::string_view lookup : {"ngram_propose_", "ngram_step_"}) {
     if (op == lookup) return lookup_workspace_words(batch);
   }
+  if (op == "device_store_append_") return device_store_append_workspace_words(batch);
   return op == "correct_spec_state_" ? kCorrectSpecStateWorkspaceWords : -1;
 }
 

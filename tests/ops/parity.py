@@ -84,6 +84,8 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
     "fill": (False, True),
     "advance": (False, True),
     "extend": (False, True),
+    "hold_back": (False, True),
+    "max_new": (1, 2, 5, 40, 2**31 - 1),
     "max_len": (-(2**63), -1, 0, 10, 20, 40, 60, 80, 95, UNLIMITED),
     "cost_limit": (0, 10, 40, 100, 2**31 - 1),
     "vocab_size": (0, 2, 6, UNLIMITED),

@@ -35,6 +35,7 @@ SCALAR_RANGES: dict[str, tuple[int, int | None]] = {
     "cost_limit": (0, INT32 - 1),
     "min_match_len": (0, INT32 - 1),
     "threshold": (0, INT32 - 1),
+    "max_new": (1, INT32 - 1),
     "total_tokens": (0, INT32 - 1),
     "pad_token": (-INT32, INT32 - 1),
     "block_size": (1, INT32 - 1),
@@ -87,8 +88,8 @@ def test_bad_call_is_rejected_before_anything_is_written(
 
 
 OF_ANY_SIZE = {
-    "index", "store", "workspace", "input_ids", "neural_acceptance", "positions", "block_table",
-    "slot_mapping", "num_computed_tokens", "num_accepted_tokens", "num_sampled_prev",
+    "index", "store", "slots", "workspace", "input_ids", "neural_acceptance", "positions",
+    "block_table", "slot_mapping", "num_computed_tokens", "num_accepted_tokens", "num_sampled_prev",
     "num_draft_prev", "correct_spec_state_: seq_lens", "correct_spec_state_: discard",
     "correct_spec_state_: num_tokens",
     "ngram_index_reset_: slot_indices", "ngram_store_finish_: slot_indices",
@@ -138,6 +139,7 @@ def test_written_tensor_that_shares_memory_is_rejected(spec: OpSpec, caller: Bac
 OF_EITHER_WIDTH = {
     "row_indices", "slot_indices", "prev_positions", "slot_mapping", "scopes",
     "neural_draft_token_ids", "ngram_propose_: draft_token_ids",
+    "device_store_propose_: draft_token_ids",
 }  # fmt: skip
 
 

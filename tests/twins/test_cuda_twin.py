@@ -5,11 +5,15 @@ shared memory or leaves the tensors."""
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 from backends import TWIN_BACKENDS, Backend
+from core.store.device_steps import Requests, run_step
 from cuda_hooks import HOOKS, changed_lengths_break, failed_launch_goes_unnoticed
+from ngram_npu.store.device_store import DeviceStore
 from ops.parity import Case, check_case, sample_cases
 from ops.specs import OPSPECS, OpSpec
 
@@ -19,6 +23,8 @@ FAST, RESIDENT = (
 JOINING = [OPSPECS[op] for op in ("ngram_propose_", "ngram_step_", "correct_spec_state_")]
 LOOKUPS = JOINING[:2]
 SEEDS = (1, 2, 3)
+RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "2000"))
+"""`make prove` runs more steps."""
 
 
 def _library(backend: Backend) -> ctypes.CDLL:
@@ -74,3 +80,28 @@ SPECS = [spec for spec in OPSPECS.values() if HOOKS.device not in spec.no_kernel
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_a_failed_launch_is_an_error(spec: OpSpec) -> None:
     assert failed_launch_goes_unnoticed(spec, RESIDENT) == ""
+
+
+def _compare_ranks(num_steps: int) -> None:
+    """Runs the same steps on two ranks whose threads and blocks run in different orders."""
+    sizes = {"num_slots": 6, "token_capacity": 2048, "max_batch": 6}
+    stores, requests = [DeviceStore(**sizes) for _ in range(2)], [Requests(11) for _ in range(2)]
+    for number in range(num_steps):
+        drafts = []
+        for rank in range(2):
+            seed = ctypes.c_uint64(number << 8 | rank << 4 | 1)
+            _library(RESIDENT).ngram_npu_cuda_twin_seed(seed)
+            step = requests[rank].next_step()
+            drafts.append(run_step(stores[rank], requests[rank], step))
+        for name, tensor in drafts[0].items():
+            assert torch.equal(tensor, drafts[1][name]), f"step {number}: {name}"
+    for name in ("slots", "text", "blocks", "table", "allocator"):
+        assert torch.equal(getattr(stores[0], name), getattr(stores[1], name)), name
+    stores[0].check_integrity()
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])
+def test_ranks_with_other_schedules_have_equal_device_stores(num_steps: int) -> None:
+    with RESIDENT.selected():
+        _compare_ranks(num_steps)

@@ -61,12 +61,18 @@ std::pair<int32_t, int64_t> store_check(py::handle store) {
 py::dict store_statistics(py::handle store) {
   const auto [words, size] = check_store_words("store_statistics", store, api::Arguments::kRead);
   constexpr std::pair<const char*, int> kWords[] = {
-      {"num_slots", store::kHeaderSlots},       {"num_blocks", store::kHeaderBlocks},
-      {"line_bits", store::kHeaderLineBits},    {"visibility", store::kHeaderVisibility},
-      {"lookups", store::kStatLookups},         {"hits", store::kStatHits},
-      {"drafts", store::kStatDrafts},           {"draft_tokens", store::kStatTokens},
-      {"tokens_inserted", store::kStatInserted}, {"entries_evicted", store::kStatEvicted},
-      {"blocks_lost", store::kStatLostBlocks},  {"renumberings", store::kStatRenumberings},
+      {"num_slots", store::kHeaderSlots},
+      {"num_blocks", store::kHeaderBlocks},
+      {"line_bits", store::kHeaderLineBits},
+      {"visibility", store::kHeaderVisibility},
+      {"lookups", store::kStatLookups},
+      {"hits", store::kStatHits},
+      {"drafts", store::kStatDrafts},
+      {"draft_tokens", store::kStatTokens},
+      {"tokens_inserted", store::kStatInserted},
+      {"entries_evicted", store::kStatEvicted},
+      {"blocks_lost", store::kStatLostBlocks},
+      {"renumberings", store::kStatRenumberings},
       {"calls_skipped", store::kStatSkippedCalls},
   };
   py::dict statistics;

@@ -1,10 +1,10 @@
 """One OpSpec per operator, by family. The tests of every backend in tests/ops are derived from
 these, so a new operator needs an OpSpec and no tests of its own."""
 
-from . import bookkeeping, correction, drafting, merging, ngram_index, store
+from . import bookkeeping, correction, device_store, drafting, merging, ngram_index, store
 from .spec import Args, Array, BadCall, OpSpec, Sample, clone, clone_args, owner, same_bits
 
-_MODULES = (drafting, ngram_index, store, merging, bookkeeping, correction)
+_MODULES = (drafting, ngram_index, store, device_store, merging, bookkeeping, correction)
 OPSPECS: dict[str, OpSpec] = {
     spec.name: spec
     for module in _MODULES

@@ -89,6 +89,45 @@ offsets are read before they are written
 -     __syncthreads();
 + kept_before[thread + 1] = kept_to_here;
 
+@ csrc/cuda/device_store.cu hooks device_store_append_
+plain store instead of the atomic maximum
+- atomicMax(entry, position_of(append, t));
++ *entry = larger(*entry, position_of(append, t));
+every block of the second launch writes the next block number
+-   if (i == 0 && thread == 0) p.allocator[kNextNumber] =
++   if (thread == 0) p.allocator[kNextNumber] =
+first launch writes the word that it reads
+-   if (threadIdx.x == 0) p.allocator[kPlannedNumber] =
++   if (threadIdx.x == 0) p.allocator[kNextNumber] =
+plan is zeroed before all threads have read it
+- if (thread == 0) finish_append(p, append, i);
+-   __syncthreads();
++ if (thread == 0) finish_append(p, append, i);
+limit is read before all threads have counted
+- static_cast<int32_t>(num_reserved));
+-   __syncthreads();
++ static_cast<int32_t>(num_reserved));
+
+@ csrc/core/device_store.h fast device_store_append_
+scope is not in the key
+- store::key_of(gram, seed, static_cast<uint32_t>(level)) &
++ store::key_of(gram, 0, static_cast<uint32_t>(level)) &
+
+@ csrc/core/device_store.h fast device_store_propose_
+scope is not compared: head[kNumber] == number && has_scope => head[kNumber] == number
+only half of the scope is compared
+- head[kScopeLow] == static_cast<int32_t>(scope) &&
++ head[kScopeLow] == static_cast<int32_t>(scope) ||
+text behind the fill is drafted
+- fill_of(contents, found.row) - found.offset};
++ kBlockTokens - found.offset};
+predecessor is used without a check
+- find_block(contents, contents.blocks[found.row][kPrevious], scope);
++ ring_row(contents, contents.blocks[found.row][kPrevious]);
+successor is used without a check
+- find_block(contents, contents.blocks[found.row][kNext], query.scope);
++ ring_row(contents, contents.blocks[found.row][kNext]);
+
 @ csrc/cuda/correction.cu fast correct_num_computed_tokens_
 no barrier after staging
 - corrected_counts(p, i));

@@ -1,0 +1,148 @@
+"""Random steps of requests that share a device store, with the texts that they may receive from it.
+
+All scopes use the same phrases, so text of another scope would match everywhere. Each phrase is
+followed by a *mark*, a token of a single request. Tokens of prompts, and tokens that a row receives
+after its request has ended, must never be drafted.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from ngram_npu import scope_of
+from ngram_npu.store.device_store import DeviceStore
+
+K = 6
+MAX_NEW = 64
+SCOPES = (0, 7, scope_of("a"), scope_of("b"), -(2**63), 2**32 + 7)
+HOSTILE_TOKENS = (-(2**31), -1, 0, 2**31 - 1)
+PHRASES = [[10 * phrase + i for i in range(1, 8)] for phrase in range(5)]
+FIRST_MARK, FIRST_PROMPT, GARBAGE = 1000, 10**6, 10**7
+
+
+@dataclass
+class Request:
+    scope: int
+    mark: int
+    generated: array[int] = field(default_factory=lambda: array("i"))
+    has_ended: bool = False
+
+    def generate(self, rng: random.Random) -> Iterator[int]:
+        while True:
+            yield from rng.choice(PHRASES)[rng.randrange(3) :]
+            yield self.mark
+            if rng.random() < 0.1:
+                yield rng.choice(HOSTILE_TOKENS)
+
+
+@dataclass(frozen=True)
+class Step:
+    rows: torch.Tensor
+    """[B] int64, the rows of the step's requests, which are their slots."""
+    num_sampled: torch.Tensor
+    scopes: torch.Tensor
+
+
+class Requests:
+    """Rows of tokens, each with one request at a time. Ended requests stay in a step once more."""
+
+    def __init__(self, seed: int, num_rows: int = 6, capacity: int = 900) -> None:
+        self.rng = random.Random(seed)
+        self.token_ids = torch.zeros((num_rows, capacity), dtype=torch.int32)
+        self.num_tokens = torch.zeros(num_rows, dtype=torch.int32)
+        self.texts: list[Request] = []
+        self.rows = [self._begin(row) for row in range(num_rows)]
+        self.sources = [request.generate(self.rng) for request in self.rows]
+
+    def _begin(self, row: int) -> Request:
+        request = Request(self.rng.choice(SCOPES), FIRST_MARK + len(self.texts))
+        self.texts.append(request)
+        prompt = [FIRST_PROMPT + request.mark] * self.rng.randrange(1, 40)
+        prompt += self.rng.choice(PHRASES)
+        self.token_ids[row, : len(prompt)] = torch.tensor(prompt)
+        self.num_tokens[row] = len(prompt)
+        return request
+
+    def next_step(self) -> Step:
+        """Appends sampled tokens to some rows."""
+        rows = self.rng.sample(range(len(self.rows)), self.rng.randrange(1, len(self.rows) + 1))
+        counts = []
+        for row in rows:
+            if self.rows[row].has_ended:
+                self.rows[row] = self._begin(row)
+                self.sources[row] = self.rows[row].generate(self.rng)
+            counts.append(self._sample(row))
+        scopes = [self.rows[row].scope for row in rows]
+        return Step(
+            torch.tensor(rows), torch.tensor(counts, dtype=torch.int32), torch.tensor(scopes)
+        )
+
+    def _sample(self, row: int) -> int:
+        request, begin = self.rows[row], int(self.num_tokens[row])
+        count = self.rng.choice((0, 1, 3, 24))
+        tokens = [next(self.sources[row]) for _ in range(count)]
+        if self.rng.random() < 0.02 or begin + 2 * count + 48 > self.token_ids.shape[1]:
+            # The device samples once more before it learns that the request has ended.
+            tokens, request.has_ended = [GARBAGE] * count, True
+        else:
+            request.generated.extend(tokens)
+        self.token_ids[row, begin : begin + count] = torch.tensor(tokens, dtype=torch.int32)
+        self.num_tokens[row] += count
+        return count
+
+    def text(self, row: int) -> list[int]:
+        tokens: list[int] = self.token_ids[row, : int(self.num_tokens[row])].tolist()
+        return tokens
+
+
+def new_drafts(batch: int, own_length: int = 0) -> dict[str, Any]:
+    """The tensors that ``device_store_propose_`` writes, without a draft of the row."""
+    return {
+        "draft_token_ids": torch.full((batch, K), -1, dtype=torch.int32),
+        "num_draft_tokens": torch.zeros(batch, dtype=torch.int32),
+        "match_len": torch.full((batch,), own_length, dtype=torch.int32),
+    }
+
+
+def run_step(store: DeviceStore, requests: Requests, step: Step) -> dict[str, Any]:
+    """Appends the step to the store, and returns the drafts."""
+    rows = requests.token_ids, requests.num_tokens, step.num_sampled
+    drafts = new_drafts(len(step.rows))
+    indices = {"row_indices": step.rows, "scopes": step.scopes}
+    store.begin_step(len(step.rows), MAX_NEW)
+    store.append(*rows, **indices, max_new=MAX_NEW)
+    store.propose(*rows, **indices, **drafts)
+    return drafts
+
+
+def contains(texts: list[Request], scope: int, piece: list[int]) -> bool:
+    """Whether a request of that scope generated these tokens in a row."""
+    needle = array("i", piece).tobytes()
+    for request in texts:
+        text = request.generated.tobytes() if request.scope == scope else b""
+        at = text.find(needle)
+        while at > 0 and at % 4:
+            at = text.find(needle, at + 1)
+        if at >= 0:
+            return True
+    return False
+
+
+def check_drafts(requests: Requests, step: Step, drafts: dict[str, Any]) -> int:
+    """Checks that each draft is text of the request's scope after the tokens at the row's end, and
+    returns the number of drafts."""
+    num_drafts = 0
+    for i, row in enumerate(step.rows.tolist()):
+        count, n = int(drafts["num_draft_tokens"][i]), int(drafts["match_len"][i])
+        if count == 0:
+            continue
+        num_drafts += 1
+        piece = requests.text(row)[-n:] + drafts["draft_token_ids"][i, :count].tolist()
+        scope = int(step.scopes[i])
+        assert contains(requests.texts, scope, piece), f"row {row}: {piece} is not of its scope"
+    return num_drafts

@@ -1,0 +1,286 @@
+"""The device store in random steps, compared with the reference and with models of its text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import ngram_npu.store.device_store as device_store
+import numpy as np
+import pytest
+import torch
+from core.store.device_steps import (
+    GARBAGE,
+    MAX_NEW,
+    SCOPES,
+    K,
+    Request,
+    Requests,
+    check_drafts,
+    new_drafts,
+    run_step,
+)
+from ngram_npu import IntegrityError
+from ngram_npu.store.device_store import SIZES, DeviceStore
+from ops import reference
+from ops.reference.device_store import key_of
+
+NAMES = ("slots", "text", "blocks", "table", "allocator")
+SEEDS = range(3, 3 + int(os.environ.get("NGRAM_NPU_STORE_SEEDS", "4")))
+"""For each seed, about 11,000 requests take part in a step. `make prove` uses more seeds."""
+TINY_RINGS = [(2, 1), (3, 2), (5, 64), (16, 4096)]
+"""Blocks and columns of the table. With one column, all n-grams of a length collide."""
+
+
+def new_store(num_blocks: int, num_columns: int, num_slots: int = 6) -> DeviceStore:
+    store = DeviceStore(num_slots, num_blocks * 256, max_batch=8)
+    store.table = torch.zeros((len(SIZES), num_columns), dtype=torch.int32)
+    return store
+
+
+def arrays_of(store: DeviceStore) -> dict[str, Any]:
+    return {name: getattr(store, name).numpy().copy() for name in NAMES}
+
+
+def clear_model(model: dict[str, Any], scope: int) -> None:
+    halves = np.array([scope], np.int64).view(np.int32)
+    for text, head in zip(model["text"], model["blocks"], strict=True):
+        if head[4] == halves[0] and head[5] == halves[1]:
+            text[:] = head[:] = 0
+
+
+def renumber_model(model: dict[str, Any]) -> None:
+    blocks = len(model["blocks"])
+    live = [int(number) for number in model["blocks"][:, 0] if number]
+    offset = 0
+    next_number = int(model["allocator"][0])
+    while next_number - blocks - (offset + blocks) >= 1:
+        offset += blocks
+    assert all(number > offset for number in live)
+    for name, by in (("slots", offset), ("allocator", offset), ("table", offset * 256)):
+        part = model[name][:, 0] if name == "slots" else model[name]
+        part[...] = np.maximum(part - by, 0)
+    model["blocks"][:, :3] = np.maximum(model["blocks"][:, :3] - offset, 0)
+
+
+class Model:
+    """The reference's tensors, to which the same steps and events apply."""
+
+    def __init__(self, store: DeviceStore) -> None:
+        self.tensors = arrays_of(store)
+
+    def run_step(self, requests: Requests, step: Any) -> dict[str, Any]:
+        arrays = (requests.token_ids, requests.num_tokens, step.num_sampled)
+        rows = [tensor.numpy() for tensor in arrays]
+        indices = {"row_indices": step.rows.numpy(), "scopes": step.scopes.numpy()}
+        reference.device_store_append_(*rows, **indices, **self.tensors, max_new=MAX_NEW)
+        contents = {name: self.tensors[name] for name in ("text", "blocks", "table")}
+        drafts = {name: tensor.numpy() for name, tensor in new_drafts(len(step.rows)).items()}
+        reference.device_store_propose_(*rows, **indices, **contents, **drafts)
+        return drafts
+
+    def check(self, store: DeviceStore) -> None:
+        for name, array in arrays_of(store).items():
+            assert np.array_equal(array, self.tensors[name]), name
+
+
+def run_random_steps(seed: int, size: tuple[int, int], num_steps: int, first: int = 1) -> int:
+    """Compares steps, clears and renumberings with the model. Returns the number of drafts."""
+    store, requests = new_store(*size), Requests(seed)
+    store.allocator.fill_(first)
+    store._max_number = first
+    model = Model(store)
+    num_drafts = 0
+    for _ in range(num_steps):
+        if requests.rng.random() < 0.01:
+            scope = requests.rng.choice(SCOPES)
+            store.clear([scope])
+            clear_model(model.tensors, scope)
+        step = requests.next_step()
+        bound = store._max_number
+        drafts = run_step(store, requests, step)
+        if store._max_number < bound:
+            renumber_model(model.tensors)
+        expected = model.run_step(requests, step)
+        for name, tensor in drafts.items():
+            assert np.array_equal(tensor.numpy(), expected[name]), name
+        model.check(store)
+        num_drafts += check_drafts(requests, step, drafts)
+    store.check_integrity()
+    assert not (store.text == GARBAGE).any()
+    return num_drafts
+
+
+@pytest.mark.parametrize("size", TINY_RINGS)
+def test_random_steps_match_reference_and_mix_no_scopes(size: tuple[int, int]) -> None:
+    num_drafts = run_random_steps(1, size, 150)
+    assert num_drafts > 20 or size[1] < 64
+
+
+@pytest.mark.parametrize("size", TINY_RINGS)
+def test_random_steps_across_the_last_block_number_match_reference(size: tuple[int, int]) -> None:
+    run_random_steps(2, size, 60, first=2**23 - 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", TINY_RINGS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_many_random_steps_match_reference(seed: int, size: tuple[int, int]) -> None:
+    run_random_steps(seed, size, 800, first=1 if seed % 2 else 2**23 - 200)
+
+
+NUM_COLUMNS = 1 << 12
+Newest = dict[tuple[int, int], tuple[tuple[int, int], Request]]
+"""By level and column: block number, place in the request's text, request."""
+
+
+def test_draft_follows_the_longest_ngram_at_its_highest_position() -> None:
+    """Compared with a dictionary over the requests' texts, in a store so large that nothing is
+    replaced."""
+    store, requests = new_store(512, NUM_COLUMNS), Requests(9)
+    newest: Newest = {}
+    stored: dict[int, int] = {}
+    numbers: dict[tuple[int, int], int] = {}  # of the blocks, in the order of assignment
+    num_drafts = 0
+    for _ in range(120):
+        step = requests.next_step()
+        drafts = run_step(store, requests, step)
+        for row, count in zip(step.rows.tolist(), step.num_sampled.tolist(), strict=True):
+            request = requests.rows[row]
+            if count == 0:
+                continue
+            held_back = 0 if request.has_ended else count
+            begin = stored.get(request.mark, 0)
+            stored[request.mark] = len(request.generated) - held_back
+            for place in range(begin, stored[request.mark]):
+                number = numbers.setdefault((request.mark, place // 256), len(numbers))
+                for level, n in enumerate(SIZES):
+                    if n <= place:
+                        gram = request.generated[place - n : place].tolist()
+                        key = level, key_of(gram, request.scope, level) % NUM_COLUMNS
+                        last = newest.get(key, ((-1, 0), request))
+                        newest[key] = max(last, ((number, place), request), key=itemgetter(0))
+        for i, row in enumerate(step.rows.tolist()):
+            if step.num_sampled[i] > 0:
+                expected = find_in_texts(newest, stored, requests.text(row), int(step.scopes[i]))
+                draft = drafts["draft_token_ids"][i].tolist()
+                assert draft[: len(expected)] == expected
+                assert int(drafts["num_draft_tokens"][i]) == len(expected)
+                num_drafts += len(expected) > 0
+    assert num_drafts > 100
+
+
+def find_in_texts(newest: Newest, stored: dict[int, int], text: list[int], scope: int) -> list[int]:
+    for level, n in reversed(list(enumerate(SIZES))):
+        if n > len(text):
+            continue
+        tail = text[-n:]
+        entry = newest.get((level, key_of(tail, scope, level) % NUM_COLUMNS))
+        if entry is None:
+            continue
+        (_, place), request = entry
+        if request.scope == scope and request.generated[place - n : place].tolist() == tail:
+            end = min(place + K, stored[request.mark])
+            return list(request.generated[place:end])
+    return []
+
+
+def filled_store() -> DeviceStore:
+    store, requests = new_store(16, 4096), Requests(4)
+    for _ in range(60):
+        run_step(store, requests, requests.next_step())
+    return store
+
+
+def test_text_in_slices_is_one_chain_and_too_large_a_slice_is_not_stored() -> None:
+    text = torch.arange(4000, dtype=torch.int32)[None]
+    for slice_tokens, is_stored in ((2048, True), (2049, False)):
+        store = new_store(16, 1 << 14, num_slots=1)
+        for end in range(slice_tokens, 4001, slice_tokens):
+            store.begin_step(1, slice_tokens)
+            row = text, torch.tensor([end], dtype=torch.int32)
+            count = torch.tensor([slice_tokens], dtype=torch.int32)
+            store.append(*row, count, max_new=slice_tokens, hold_back=False)
+        store.check_integrity()
+        for end in (100, 250, 256, 1791):
+            drafts = new_drafts(1)
+            one = torch.ones(1, dtype=torch.int32)
+            store.propose(text, torch.full((1,), end, dtype=torch.int32), one, **drafts)
+            expected = list(range(end, end + K)) if is_stored else [-1] * K
+            assert drafts["draft_token_ids"].tolist() == [expected]
+
+
+def test_clear_leaves_no_token_of_the_scope() -> None:
+    store, requests = new_store(64, 4096), Requests(5)
+    for _ in range(40):
+        run_step(store, requests, requests.next_step())
+    store.clear(SCOPES[:3])
+    cleared = {request.mark for request in requests.texts if request.scope in SCOPES[:3]}
+    kept = {request.mark for request in requests.texts if request.scope in SCOPES[3:]}
+    tokens = set(store.text.flatten().tolist())
+    assert not tokens & cleared
+    assert tokens & kept
+    store.check_integrity()
+    for _ in range(40):
+        step = requests.next_step()
+        check_drafts(requests, step, run_step(store, requests, step))
+    store.check_integrity()
+    store.clear()
+    assert not any(array.any() for array in arrays_of(store).values())
+
+
+def test_renumbering_happens_before_the_numbers_are_used_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two stores in the same steps renumber in the same step, whatever their blocks contain."""
+    monkeypatch.setattr(device_store, "_END_OF_NUMBERS", 200)
+    stores = new_store(8, 64), new_store(8, 64)
+    for _ in range(500):
+        for store in stores:
+            store.begin_step(6, MAX_NEW)
+        assert stores[0]._max_number == stores[1]._max_number <= 200
+
+
+def test_memory_of_a_million_tokens_is_known() -> None:
+    store = DeviceStore(4, 2**20, max_batch=4)
+    assert store.num_bytes == 2**20 * (4 + 48) + 4096 * 32 + 4 * 12 + 8 + 4 * 32
+
+
+DAMAGE: dict[str, tuple[Callable[[DeviceStore], Any], str]] = {
+    "allocator": (lambda s: s.allocator[1].add_(1), "allocator"),
+    "number": (lambda s: s.blocks[3, 0].add_(16), "number that is not in the ring"),
+    "fill": (lambda s: s.blocks[3, 3].fill_(257), "wrong fill"),
+    "successor": (lambda s: s.blocks[:, 2].masked_fill_(s.blocks[:, 0] > 0, 1), "wrong successor"),
+    "free block": (lambda s: s.blocks[3, 0].zero_(), "a free block has a state"),
+    "slot's block": (lambda s: s.slots[0, 0].fill_(2**20), "not assigned"),
+    "slot's length": (lambda s: s.slots[0, 1].fill_(-1), "negative length"),
+    "two slots": (lambda s: s.slots[:, 0].fill_(int(s.slots[:, 0].max())), "the same block"),
+    "text": (lambda s: s.text.add_(1), "has other tokens"),
+    "entry": (lambda s: s.table[0].fill_(int(s.table.max()) + 1), "refers to no token"),
+}
+
+
+@pytest.mark.parametrize("part", DAMAGE)
+def test_check_integrity_detects_damage(part: str) -> None:
+    store = filled_store()
+    store.check_integrity()
+    damage, message = DAMAGE[part]
+    damage(store)
+    with pytest.raises(IntegrityError, match=message):
+        store.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_slots": 0}, "num_slots: expected 1 to"),
+        ({"token_capacity": 256}, "token_capacity: expected 257 to 268435456, got 256"),
+        ({"max_batch": 0}, "max_batch: expected 1 to"),
+    ],
+)
+def test_size_out_of_bounds_is_rejected(change: dict[str, int], message: str) -> None:
+    sizes = {"num_slots": 1, "token_capacity": 512, "max_batch": 1, **change}
+    with pytest.raises(ValueError, match=f"DeviceStore: {message}"):
+        DeviceStore(**sizes)

@@ -1,0 +1,475 @@
+"""The OpSpecs of the device store: stores that are empty, full, damaged, or near the last number.
+
+The reference fills the stores, so that a fault of a kernel shows in the kernel's own call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+from ops import reference
+from ops.schema import arguments_of
+
+from .inputs import HOSTILE_INDICES, HOSTILE_INT32, UNLIMITED, replace_each
+from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
+from .store import SCOPES, text_rows
+
+NO_DEVICE_STORE_ON_NPU = {"npu": "NPUs draft on the host: the operator needs atomics on a table"}
+BLOCK, END_OF_NUMBERS, WORKSPACE_WORDS = 256, 2**23, 8
+NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
+STORE = ("slots", "text", "blocks", "table", "allocator")
+CONTENTS = ("text", "blocks", "table")
+
+Store = dict[str, Array]
+
+
+def new_store(num_blocks: int, columns: int, num_slots: int) -> Store:
+    shapes = (num_slots, 3), (num_blocks, BLOCK), (num_blocks, 8), (6, columns), (2,)
+    tensors = (np.zeros(shape, np.int32) for shape in shapes)
+    return copy_store(dict(zip(STORE, tensors, strict=True)))
+
+
+def copy_store(store: Store) -> Store:
+    return {name: in_buffer(array, before=1, gap=3) for name, array in store.items()}
+
+
+def renumbered(store: Store, by: int) -> Store:
+    """The store as if `by` more blocks had been assigned before, which must be a multiple of its
+    number of blocks."""
+    moved = copy_store(store)
+    for column in (NUMBER, PREVIOUS, NEXT):
+        numbers = moved["blocks"][:, column]
+        numbers[numbers > 0] += by
+    moved["slots"][moved["slots"][:, 0] > 0, 0] += by
+    moved["table"][moved["table"] > 0] += by * BLOCK
+    moved["allocator"] += by
+    return moved
+
+
+def run_steps(
+    rng: np.random.Generator,
+    store: Store,
+    tokens: Array,
+    lengths: Array,
+    *,
+    hold_back: bool = False,
+    **rows: Array | None,
+) -> Store:
+    """Returns the store after steps in which the rows grew from a tenth of these lengths."""
+    at = np.asarray(lengths) // 10
+    while (at < lengths).any():
+        sampled = np.minimum(rng.integers(0, 60, len(lengths)), lengths - at).astype(np.int32)
+        at = (at + sampled).astype(np.int32)
+        reference.device_store_append_(
+            tokens, at, sampled, **store, **rows, max_new=300, hold_back=hold_back
+        )
+    return store
+
+
+APPEND = [name for name, _ in arguments_of("device_store_append_")]
+PROPOSE = [name for name, _ in arguments_of("device_store_propose_")]
+
+
+def append_call(
+    store: Store, tokens: Array, lengths: Any, sampled: Any, **more: Any
+) -> dict[str, Any]:
+    """The arguments by name, of a call without optional tensors and limits."""
+    rows = {
+        "token_ids": tokens,
+        "num_tokens": in_buffer(lengths, gap=1),
+        "num_sampled": in_buffer(sampled, before=1),
+    }
+    return {
+        **dict.fromkeys(APPEND), **rows, **copy_store(store), "max_new": 300, "hold_back": False,
+        **more,
+    }  # fmt: skip
+
+
+def propose_call(
+    store: Store, tokens: Array, lengths: Any, k: int, own: Any = 0, **more: Any
+) -> dict[str, Any]:
+    """The arguments by name; every request has a draft with a match of `own` tokens."""
+    batch = len(lengths)
+    call = append_call(store, tokens, lengths, [1] * batch)
+    drafts = {
+        "draft_token_ids": in_buffer(np.full((batch, k), 77), before=2, gap=3),
+        "num_draft_tokens": in_buffer([k // 2] * batch, gap=1),
+        "match_len": in_buffer(np.broadcast_to(own, batch), gap=1),
+        "max_len": UNLIMITED,
+        "fill": False,
+    }
+    values = {**call, **drafts, **more}
+    return {name: values[name] for name in PROPOSE}
+
+
+def _sample(label: str, call: dict[str, Any], compare: bool = True) -> Sample:
+    return Sample(label, tuple(call.values()), compare)
+
+
+def small_stores(rng: np.random.Generator) -> Iterator[tuple[str, Store, Array]]:
+    """Stores of four requests that replaced their blocks several times, and the rows. A table of
+    one or two columns makes all n-grams of a length collide."""
+    tokens = in_buffer(text_rows(rng, 4, 1500, 30), gap=1)
+    for num_blocks, columns in ((2, 1), (3, 2), (5, 64), (8, 4096), (40, 4096)):
+        store = new_store(num_blocks, columns, 4)
+        lengths = np.array([1500, 700, 600, 520], np.int32)
+        scopes = in_buffer([0, 0, 1, 1])
+        yield (
+            f"{num_blocks}-{columns}",
+            run_steps(rng, store, tokens, lengths, scopes=scopes),
+            tokens,
+        )
+
+
+def damaged(rng: np.random.Generator, store: Store) -> Iterator[Store]:
+    """Stores with random words, and with edges of the ranges in one column of the blocks."""
+    for share, small in product((0.01, 0.2, 1.0), (False, True)):
+        copy = copy_store(store)
+        for name in CONTENTS:
+            hit = rng.random(copy[name].shape) < share
+            near = rng.integers(0, 20, hit.sum()) * BLOCK
+            far = rng.integers(-(2**31), 2**31, hit.sum())
+            copy[name][hit] = near if small else far
+        yield copy
+    for column, word in product(
+        (NUMBER, PREVIOUS, NEXT, FILL, SCOPE_HIGH), (*HOSTILE_INT32, 255, 256, 257)
+    ):
+        copy = copy_store(store)
+        copy["blocks"][:, column] = word
+        yield copy
+
+
+def _append_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    tokens = in_buffer(text_rows(rng, 5, 60, 9), before=3, gap=5)
+    ordinary = {
+        "row_indices": in_buffer([4, 0, 3], gap=2, dtype=np.int64),
+        "slot_indices": in_buffer([5, 1, 3], gap=1),
+        "scopes": in_buffer([0, 7, 0], gap=1, dtype=np.int64),
+    }
+    lengths = np.array([60, 50, 37, 53, 41], np.int32)
+    of_rows = {"slot_indices": in_buffer([1, 0, 2, 3, 5]), "scopes": in_buffer([7, 0, 0, 0, 0])}
+    store = run_steps(rng, new_store(11, 64, 6), tokens, lengths - 9, **of_rows)
+    call = append_call(store, tokens, lengths, [3, 1, 2], **ordinary)
+    yield _sample("ordinary", call)
+    workspace = {"workspace": np.zeros(3 * WORKSPACE_WORDS, np.int32)}
+    yield _sample("held back", call | workspace | {"hold_back": True})
+    yield from _size_samples(rng)
+    yield from _identity_samples(rng)
+    yield from _ring_samples(rng)
+    yield from _hostile_append_samples(rng, call)
+
+
+def _size_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Batches around the numbers of threads, and texts around the sizes of blocks and n-grams."""
+    for batch in (0, 1, 2, 127, 128, 255, 256, 257, 600):
+        tokens = in_buffer(text_rows(rng, batch, 40, 20), gap=1)
+        lengths = rng.integers(0, 42, batch).astype(np.int32)
+        sampled = rng.integers(-1, 9, batch).astype(np.int32)
+        lengths[:1], sampled[:1] = 38, 5
+        store = new_store(256, 512, batch + 1)
+        reference.device_store_append_(
+            tokens, np.minimum(lengths, 30), sampled, **store, max_new=40, hold_back=False
+        )
+        yield _sample(f"batch-{batch}", append_call(store, tokens, lengths, sampled))
+        empty = new_store(256, 512, batch + 1)
+        yield _sample(f"first-{batch}", append_call(empty, tokens, lengths, sampled))
+    edges = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 127, 128, 129, 255, 256, 257, 511, 512, 513, 768, 769)
+    tokens = in_buffer(rng.integers(0, 99, (len(edges), 1600)))
+    for first, hold_back in product((0, 1, 100, 255, 256, 257), (False, True)):
+        store = new_store(200, 1024, len(edges))
+        begun = [first + 8] * len(edges)
+        reference.device_store_append_(
+            tokens, np.array(begun, np.int32), np.array(begun, np.int32), **store, max_new=999,
+            hold_back=False,
+        )  # fmt: skip
+        lengths = np.array(edges) + first + 8
+        more = {"max_new": 2**31 - 1, "hold_back": hold_back}
+        yield _sample(f"edges-{first}", append_call(store, tokens, lengths, edges, **more))
+        more["max_new"] = 256
+        yield _sample(f"limited-{first}", append_call(store, tokens, lengths, edges, **more))
+        yield _sample(
+            f"late-{first}", append_call(store, tokens, lengths, [3] * len(edges), **more)
+        )
+
+
+def _identity_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Which request's row a slot belongs to."""
+    tokens = in_buffer(text_rows(rng, 4, 700, 25), gap=1)
+    lengths = np.array([300, 270, 40, 17], np.int32)
+    scopes = in_buffer([0, 0, 5, 5])
+    store = run_steps(rng, new_store(11, 256, 5), tokens, lengths, scopes=scopes)
+    grown = lengths + 4
+    for label, change in (
+        ("as-they-were", {}),
+        ("others-slots", {"slot_indices": in_buffer([1, 0, 3, 2])}),
+        ("other-scopes", {"scopes": in_buffer([0, 5, 0, 2**32 + 5], dtype=np.int64)}),
+        ("nothing-sampled", {"num_sampled": in_buffer([0, 0, -1, 1])}),
+        ("shorter", {"num_tokens": in_buffer([200, 265, 36, 12])}),
+        ("equal", {"num_tokens": in_buffer(lengths)}),
+        ("longer", {"num_tokens": in_buffer([600, 571, 570, 318])}),
+        ("no-tokens", {"num_tokens": in_buffer([0, 701, -1, 700])}),
+        ("no-slots", {"slots": in_buffer(np.zeros((0, 3)))}),
+        ("one-slot", {"slots": in_buffer(np.zeros((1, 3)))}),
+    ):
+        for hold_back in (False, True):
+            more = {"scopes": scopes, "hold_back": hold_back, **change}
+            call = append_call(store, tokens, grown, [2, 1, 4, 4]) | more
+            yield _sample(f"{label}-{hold_back}", call)
+    for label, change in (
+        ("one-slot-twice", {"slot_indices": in_buffer([1, 0, 1, 1], dtype=np.int64)}),
+        ("one-row-twice", {"row_indices": in_buffer([1, 1, 1, 0])}),
+    ):
+        call = append_call(store, tokens, grown, [2, 1, 4, 4], **change)
+        yield _sample(label, call, compare=False)
+    for back in (1, 15, 16, 17):  # tokens before the end of the stored text
+        rewritten = in_buffer(tokens, gap=1)
+        rewritten[np.arange(4), np.maximum(lengths - back, 0)] = 77
+        yield _sample(
+            f"rewritten-{back}", append_call(store, rewritten, grown, [4] * 4, scopes=scopes)
+        )
+    for dtype in (np.int32, np.int64):
+        ids = [s for s in SCOPES if abs(s) < 2**31 or dtype is np.int64]
+        rows = in_buffer(np.tile(tokens[:1], (len(ids), 1)))
+        ends = np.arange(40, 40 + len(ids), dtype=np.int32)
+        scopes = in_buffer(ids, dtype=dtype)
+        store = run_steps(rng, new_store(16, 256, 7), rows, ends, scopes=scopes)
+        for turned in range(2):
+            more = {"scopes": in_buffer(np.roll(ids, turned), dtype=dtype)}
+            yield _sample(
+                f"scopes-{turned}", append_call(store, rows, ends + 2, [2] * len(ids), **more)
+            )
+
+
+def _ring_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Calls that need more blocks than they may replace, or that replace blocks of requests of the
+    call, also when block numbers run out."""
+    for label, store, tokens in small_stores(rng):
+        ends = np.minimum(np.array([1500, 700, 600, 520]), 1490)
+        for grown, scopes in product(
+            ((1, 1, 1, 1), (10, 0, 0, 9), (256, 1, 300, 1)), ((0, 0, 1, 1), (1, 1, 0, 0))
+        ):
+            lengths = np.minimum(ends + np.array(grown), 1500)
+            more = {"scopes": in_buffer(scopes)}
+            yield _sample(
+                f"ring-{label}", append_call(store, tokens, lengths, np.maximum(grown, 1), **more)
+            )
+            fresh = {"slots": in_buffer(np.zeros((4, 3)))}
+            yield _sample(
+                f"fresh-{label}", append_call(store, tokens, lengths, np.maximum(grown, 1)) | fresh
+            )
+        num_blocks = len(store["text"])
+        last = (END_OF_NUMBERS - int(store["allocator"][0])) // num_blocks * num_blocks
+        for short in (0, 1, 2):
+            late = renumbered(store, last - short * num_blocks)
+            call = append_call(late, tokens, [1500, 760, 900, 520], [60, 60, 270, 1])
+            yield _sample(f"last-numbers-{label}-{short}", call)
+        for number in (*HOSTILE_INT32, END_OF_NUMBERS - 1, END_OF_NUMBERS, END_OF_NUMBERS + 1):
+            call = append_call(store, tokens, [1500, 760, 900, 520], [60, 60, 270, 1])
+            yield _sample(
+                f"allocator-{label}-{number}", call | {"allocator": in_buffer([number, 5])}
+            )
+
+
+def _hostile_append_samples(rng: np.random.Generator, call: dict[str, Any]) -> Iterator[Sample]:
+    for name in ("num_tokens", "num_sampled"):
+        for bad in replace_each(call[name].tolist(), HOSTILE_INT32):
+            yield _sample(f"hostile-{name}", call | {name: in_buffer(bad)})
+    for name, dtype_values in product(("row_indices", "slot_indices", "scopes"), HOSTILE_INDICES):
+        dtype, values = dtype_values
+        for bad in replace_each(call[name].tolist(), values):
+            distinct = name == "scopes" or len(set(bad)) == 3
+            hostile = call | {name: in_buffer(bad, dtype=dtype)}
+            yield _sample(f"hostile-{name}", hostile, compare=distinct)
+    for max_new in (1, 2, 3, 2**31 - 1):
+        yield _sample(f"max-new-{max_new}", call | {"max_new": max_new})
+    store = {name: call[name] for name in STORE}
+    for contents in damaged(rng, store):
+        yield _sample("damaged", call | copy_store(contents))
+    for column, word in product(range(3), (*HOSTILE_INT32, 4, 5, 40)):
+        slots = in_buffer(store["slots"], gap=1)
+        slots[1, column] = word
+        yield _sample("hostile-slot", call | {"slots": slots})
+    tokens = in_buffer(rng.choice(HOSTILE_INT32, call["token_ids"].shape), before=1, gap=2)
+    for _ in range(3):
+        yield _sample("hostile-tokens", call | {"token_ids": tokens})
+
+
+def _append_sizes() -> Iterator[Args]:
+    rng = np.random.default_rng(1)
+    for rows, batch, num_blocks, columns, slots in ((5, 4, 9, 16, 7), (11, 10, 19, 64, 13)):
+        tokens = text_rows(rng, rows, 30 + rows, 9)
+        store = new_store(num_blocks, columns, slots)
+        call = append_call(store, tokens, [21] * rows, [5] * batch, max_new=30 + batch)
+        indices = {"row_indices": np.arange(batch), "slot_indices": np.arange(batch)}
+        yield contiguous((call | indices | {"scopes": np.arange(batch)}).values())
+
+
+SPEC = OpSpec(
+    name="device_store_append_",
+    no_kernel=NO_DEVICE_STORE_ON_NPU,
+    reference=reference.device_store_append_,
+    samples=_append_samples,
+    bad_calls=(
+        BadCall({"table": np.zeros((6, 12), np.int32)}, "power of two, got 12"),
+        BadCall({"table": np.zeros((6, 0), np.int32)}, "power of two, got 0"),
+        BadCall({"table": np.zeros((5, 64), np.int32)}, r"\[6, 64\], got .*\[5, 64\]"),
+        BadCall({"text": np.zeros((11, 255), np.int32)}, r"\[11, 256\], got .*\[11, 255\]"),
+        BadCall({"blocks": np.zeros((11, 6), np.int32)}, r"\[11, 8\], got .*\[11, 6\]"),
+        BadCall({"slots": np.zeros((6, 4), np.int32)}, r"\[6, 3\], got .*\[6, 4\]"),
+        BadCall({"text": lambda a: a[:1], "blocks": lambda a: a[:1]}, "2 to 1048576, got 1"),
+        BadCall(
+            {"row_indices": None, "num_tokens": lambda a: a[:2], "token_ids": lambda a: a[:2]},
+            r"batch <= 2 .*got 3",
+            "num_sampled",
+        ),
+    ),
+    sizes=tuple(_append_sizes()),
+    fixed=frozenset({"slots", "slot_indices", "row_indices"}),  # a slot must not occur twice
+)
+
+
+def _propose_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    tokens = in_buffer(text_rows(rng, 5, 400, 9), before=3, gap=5)
+    store = run_steps(rng, new_store(11, 256, 5), tokens, np.array([400, 390, 380, 300, 10]))
+    ordinary = {
+        "num_sampled": in_buffer([3, 1, 2]),
+        "row_indices": in_buffer([4, 0, 3], gap=2, dtype=np.int64),
+        "scopes": in_buffer([0, 0, 0], gap=1, dtype=np.int64),
+    }
+    call = propose_call(store, tokens, [200, 340, 370, 380, 90], 4) | {
+        "draft_token_ids": in_buffer(np.full((3, 4), 77), before=1, gap=2),
+        "num_draft_tokens": in_buffer([1, 2, 3]),
+        "match_len": in_buffer([1, 5, 0], gap=1),
+    }
+    yield _sample("ordinary", call | ordinary)
+    for batch in (0, 1, 2, 3, 65):
+        rows = in_buffer(text_rows(rng, batch, 90, 12), gap=1)
+        own = np.where(np.arange(batch) % 2, rng.integers(0, 17, batch), 0)
+        filled = run_steps(rng, new_store(256, 1024, batch), rows, np.full(batch, 90))
+        lengths = rng.integers(40, 92, batch)
+        yield _sample(f"batch-{batch}", propose_call(filled, rows, lengths, 3, own))
+    yield from _match_samples(rng)
+    yield from _chain_samples(rng)
+    for label, small, rows in small_stores(rng):
+        for scopes in ((0, 0, 1, 1), (1, 1, 0, 0), (2, 3, 2**32, -1)):
+            for _ in range(3):
+                lengths = rng.integers(1, 1501, 4)
+                more = {"scopes": in_buffer(scopes, dtype=np.int64)}
+                yield _sample(f"small-{label}", propose_call(small, rows, lengths, 64, **more))
+    yield from _hostile_propose_samples(rng, call | ordinary)
+
+
+def _match_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Rows whose last 0 to 18 tokens are in the store, own matches of every length, and limits."""
+    common = np.arange(100, 130)
+    tokens = np.arange(1000, 1000 + 20 * 60).reshape(20, 60)
+    tokens[0, :30] = common
+    for i in range(1, 20):
+        tokens[i, 40 - (i - 1) : 40] = common[20 - (i - 1) : 20]
+    tokens = in_buffer(tokens, gap=1)
+    store = run_steps(rng, new_store(64, 1024, 1), tokens[:1], np.array([40]))
+    lengths = [40] * 20
+    for own in (*range(18), -1, *HOSTILE_INT32):
+        yield _sample(f"own-{own}", propose_call(store, tokens, lengths, 5, own, fill=own % 2 == 0))
+    for length in (0, 1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 60, 61):
+        yield _sample(f"length-{length}", propose_call(store, tokens, [length] * 20, 5))
+    for k, max_len, dtype in product(
+        (0, 1, 8, 64), (-(2**63), 39, 40, 41, 44), (np.int32, np.int64)
+    ):
+        drafts = {"draft_token_ids": in_buffer(np.full((20, k), 7), gap=1, dtype=dtype)}
+        call = propose_call(store, tokens, lengths, k, max_len=max_len, fill=True) | drafts
+        yield _sample(f"limit-{k}-{max_len}", call)
+
+
+def _chain_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Matches and drafts around the edges of blocks, with damaged neighbours."""
+    tokens = in_buffer(np.tile(np.arange(800), (20, 1)))
+    store = new_store(4, 4096, 1)
+    whole = np.array([760], np.int32)
+    reference.device_store_append_(
+        tokens[:1], np.array([256], np.int32), np.array([256], np.int32), **store, max_new=999,
+        hold_back=False,
+    )  # fmt: skip
+    reference.device_store_append_(
+        tokens[:1], whole, whole - 256, **store, max_new=999, hold_back=False
+    )
+    ends = [
+        1,
+        2,
+        16,
+        17,
+        192,
+        193,
+        239,
+        240,
+        241,
+        255,
+        256,
+        257,
+        258,
+        260,
+        264,
+        271,
+        272,
+        273,
+        759,
+        760,
+    ]
+    for k in (1, 15, 16, 17, 64):
+        yield _sample(f"chain-{k}", propose_call(store, tokens, ends, k))
+    changes = product(
+        (1, 2, 3),
+        (NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH),
+        (-1, 0, 1, 2, 3, 5, 200, 255),
+    )
+    for block, column, word in changes:
+        changed = copy_store(store)
+        changed["blocks"][block, column] = word
+        yield _sample(f"changed-{block}-{column}-{word}", propose_call(changed, tokens, ends, 20))
+
+
+def _hostile_propose_samples(rng: np.random.Generator, call: dict[str, Any]) -> Iterator[Sample]:
+    for name in ("num_tokens", "num_sampled", "num_draft_tokens", "match_len"):
+        for bad in replace_each(call[name].tolist(), HOSTILE_INT32):
+            yield _sample(f"hostile-{name}", call | {name: in_buffer(bad)})
+    for name, (dtype, values) in product(("row_indices", "scopes"), HOSTILE_INDICES):
+        for bad in replace_each(call[name].tolist(), values):
+            yield _sample(f"hostile-{name}", call | {name: in_buffer(bad, dtype=dtype)})
+    for contents in damaged(rng, {name: call[name] for name in CONTENTS}):
+        yield _sample("damaged", call | contents)
+    for word in (*HOSTILE_INT32, 255, 256, 257, 2**23 * 256 - 1):
+        yield _sample(f"entry-{word}", call | {"table": in_buffer(np.full((6, 4), word))})
+
+
+def _propose_sizes() -> Iterator[Args]:
+    rng = np.random.default_rng(1)
+    for rows, batch, num_blocks, columns, k in ((5, 4, 9, 16, 7), (11, 10, 19, 64, 13)):
+        tokens = text_rows(rng, rows, 30 + rows, 9)
+        store = run_steps(rng, new_store(num_blocks, columns, rows), tokens, np.full(rows, 25))
+        call = propose_call(store, tokens, [21] * batch, k)
+        call |= {"num_tokens": in_buffer([21] * rows), "max_len": 100 + batch}
+        yield contiguous(
+            (call | {"row_indices": np.arange(batch), "scopes": np.zeros(batch, np.int64)}).values()
+        )
+
+
+PROPOSE_SPEC = OpSpec(
+    name="device_store_propose_",
+    no_kernel=NO_DEVICE_STORE_ON_NPU,
+    reference=reference.device_store_propose_,
+    samples=_propose_samples,
+    bad_calls=(
+        BadCall({"table": np.zeros((6, 12), np.int32)}, "power of two, got 12"),
+        BadCall({"table": np.zeros((7, 64), np.int32)}, r"\[6, 64\], got .*\[7, 64\]"),
+        BadCall({"text": np.zeros((11, 257), np.int32)}, r"\[11, 256\], got .*\[11, 257\]"),
+        BadCall({"blocks": np.zeros((10, 8), np.int32)}, r"\[11, 8\], got .*\[10, 8\]"),
+        BadCall(
+            {"draft_token_ids": np.zeros((3, 65), np.int32)},
+            "0 to 64, got 65",
+            "draft_token_ids width",
+        ),
+    ),
+    sizes=tuple(_propose_sizes()),
+)  # fmt: skip
