@@ -1,4 +1,4 @@
-// The choices of an episode, random or from a fuzzer's bytes, and what it reached.
+// The choices of an episode, random or from a fuzzer's bytes, and the counts of its events.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ class Choices {
  public:
   virtual ~Choices() = default;
   virtual int64_t below(int64_t n) = 0;  // 0 .. n - 1
-  virtual bool more() = 0;               // another event?
+  virtual bool more() = 0;               // whether the episode has another event
 
   int64_t from(int64_t low, int64_t high) { return low + below(high - low + 1); }
   bool one_in(int64_t n) { return below(n) == 0; }
@@ -48,10 +48,10 @@ class Bytes : public Choices {
 };
 
 // Counts by name. An event with count 0 was not tested.
-struct Reached : std::map<std::string_view, int64_t> {
+struct EventCounts : std::map<std::string_view, int64_t> {
   using map::map;
-  void operator+=(const Reached& more) {
-    for (const auto& [name, count] : more) (*this)[name] += count;
+  void operator+=(const EventCounts& other) {
+    for (const auto& [name, count] : other) (*this)[name] += count;
   }
 };
 

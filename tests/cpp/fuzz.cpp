@@ -15,15 +15,15 @@
 namespace ngram_npu::test {
 namespace {
 
-Reached reached;
+EventCounts event_counts;
 
 template <class Episode>
 int run(Episode&& episode) {
-  if (const char* wrong = episode.run()) {
-    std::fprintf(stderr, "fuzz: %s\n", wrong);
+  if (const char* error = episode.run()) {
+    std::fprintf(stderr, "fuzz: %s\n", error);
     std::abort();
   }
-  reached += episode.reached();
+  event_counts += episode.event_counts();
   return 0;
 }
 
@@ -35,7 +35,7 @@ using namespace ngram_npu::test;
 // tools/fuzz.py reads these lines and fails if a count is 0.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   std::atexit([] {
-    for (const auto& [name, count] : reached) {
+    for (const auto& [name, count] : event_counts) {
       std::fprintf(stderr, "reached %s: %lld\n", name.data(), static_cast<long long>(count));
     }
   });

@@ -59,7 +59,7 @@ class IndexEpisode {
 
   const char* run() {
     while (c_.more()) {
-      if (const char* wrong = event()) return wrong;
+      if (const char* error = event()) return error;
     }
     if (!tokens_.intact() || !lengths_.intact() || !index_.intact() || !draft_costs_.intact()) {
       return "memory outside a tensor was written";
@@ -67,7 +67,7 @@ class IndexEpisode {
     return corrupt_ ? nullptr : check();
   }
 
-  const Reached& reached() const { return reached_; }
+  const EventCounts& event_counts() const { return event_counts_; }
 
  private:
   void draw_ladder() {
@@ -118,7 +118,7 @@ class IndexEpisode {
     }
     if (corrupt_) damage();
     for (int64_t i = c_.from(1, 4); i > 0; --i) {
-      if (const char* wrong = step()) return wrong;
+      if (const char* error = step()) return error;
     }
     return nullptr;
   }
@@ -168,18 +168,18 @@ class IndexEpisode {
   void observe() {
     if (corrupt_) return;
     const int32_t* words = index_.data();
-    reached_["page splits"] = words[index::kStatSplits];
-    reached_["slots rebuilt for other tokens"] = words[index::kStatRebuildTokens];
-    reached_["slots given up"] = words[index::kStatDisabled];
-    reached_["page releases"] += std::max(0, pages_in_use_ - words[index::kHeaderPagesInUse]);
+    event_counts_["page splits"] = words[index::kStatSplits];
+    event_counts_["slots rebuilt for other tokens"] = words[index::kStatRebuildTokens];
+    event_counts_["slots disabled"] = words[index::kStatDisabled];
+    event_counts_["page releases"] += std::max(0, pages_in_use_ - words[index::kHeaderPagesInUse]);
     pages_in_use_ = words[index::kHeaderPagesInUse];
     for (size_t slot = 0; slot < depths_.size(); ++slot) {
       const int32_t* const state = state_of(static_cast<int64_t>(slot));
       const int32_t depth = state[index::kSlotDepth];
-      reached_["outcomes on several pages"] += state[index::kSlotOutcomePages] > 1;
+      event_counts_["outcomes on several pages"] += state[index::kSlotOutcomePages] > 1;
       constexpr auto kInSlot = static_cast<int32_t>(index::kRootDepth);
-      reached_["directory doublings"] += std::max(0, depth - depths_[slot]);
-      reached_["directories on pages"] += depth > kInSlot && depths_[slot] <= kInSlot;
+      event_counts_["directory doublings"] += std::max(0, depth - depths_[slot]);
+      event_counts_["directories on pages"] += depth > kInSlot && depths_[slot] <= kInSlot;
       depths_[slot] = depth;
     }
   }
@@ -271,11 +271,11 @@ class IndexEpisode {
       lengths_.data()[row] = static_cast<int32_t>(length_of(t));
       const auto begin = drafts.begin() + i * look_.k;
       const Draft got{{begin, begin + look_.k}, num_draft[at], match_len[at]};
-      reached_["drafts"] += got.count > 0;
+      event_counts_["drafts"] += got.count > 0;
       if (corrupt_) {
         if (!within_row(got, t)) return "a draft with tokens that are not in the row";
       } else if (run > 0 && ladder_.enabled) {
-        if (const char* wrong = compare_ladder(i, got, t)) return wrong;
+        if (const char* error = compare_ladder(i, got, t)) return error;
       } else if (!(got == (run > 0 ? expected_draft(t, look_) : no_draft(look_.k)))) {
         return "a draft that differs from the scan's";
       }
@@ -297,11 +297,11 @@ class IndexEpisode {
                      : "a draft that differs from the ladder's";
     paid.resize(static_cast<size_t>(k_), kNoCost);
     if (costs_to_.data != nullptr && !std::equal(paid.begin(), paid.end(), draft_costs_[i])) return "draft_costs";
-    reached_["drafts of a ladder"] += want.count > 0;
+    event_counts_["drafts of a ladder"] += want.count > 0;
     if (ladder_.costs == nullptr) return nullptr;
-    reached_["drafts of scanned rows, by cost"] += scanned && want.count > 0;
-    reached_["drafts that other outcomes would change"] += !(want == expected(false, &other_paid));
-    reached_["drafts ended by their cost"] +=
+    event_counts_["drafts of scanned rows, by cost"] += scanned && want.count > 0;
+    event_counts_["drafts that other outcomes would change"] += !(want == expected(false, &other_paid));
+    event_counts_["drafts ended by their cost"] +=
         want.count < draft_behind(t, expected_candidate(t), look_, [](int64_t, int64_t) { return true; }).count;
     return nullptr;
   }
@@ -347,13 +347,13 @@ class IndexEpisode {
   std::vector<int32_t> depths_;  // of the slots' directories, when last observed
   int32_t pages_in_use_ = 0;
   int64_t lowest_ = 0;  // of the tokens that are written
-  Reached reached_ = {
+  EventCounts event_counts_ = {
       {"drafts", 0},
       {"page splits", 0},
       {"directory doublings", 0},
       {"directories on pages", 0},
       {"page releases", 0},
-      {"slots given up", 0},
+      {"slots disabled", 0},
       {"slots rebuilt for other tokens", 0},
       {"drafts of a ladder", 0},
       {"drafts that other outcomes would change", 0},

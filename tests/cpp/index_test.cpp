@@ -1,6 +1,6 @@
-// The index between guard pages, compared with the definitions, for every instruction set. Built four times: as
-// released, with fingerprints of one bit and of none, so that nearly every probe finds a wrong entry first, and with
-// small pages.
+// Compares the index, allocated between guard pages, with the reference definitions (oracle.h) on every instruction
+// set. Built four times: as released, with fingerprints of one bit and of none, so that nearly every probe finds a
+// wrong entry first, and with small pages.
 #include <gtest/gtest.h>
 
 #include "index_episode.h"
@@ -18,17 +18,17 @@ constexpr int kEpisodes = 200;
 class IndexTest : public InstructionSetTest {
  protected:
   static void run(bool corrupt) {
-    Reached reached;
+    EventCounts event_counts;
     for (uint64_t seed = 1; seed <= kEpisodes; ++seed) {
       RandomChoices choices(seed);
       IndexEpisode episode(choices, kFlushes[seed % 2], corrupt);
-      const char* wrong = episode.run();
-      ASSERT_EQ(wrong, nullptr) << "seed " << seed << ": " << wrong;
-      reached += episode.reached();
+      const char* error = episode.run();
+      ASSERT_EQ(error, nullptr) << "seed " << seed << ": " << error;
+      event_counts += episode.event_counts();
     }
-    EXPECT_GT(reached["drafts"], 10 * kEpisodes);  // or the comparison would show little
+    EXPECT_GT(event_counts["drafts"], 10 * kEpisodes);  // otherwise too few drafts were compared
     if (corrupt) return;
-    for (const auto& [name, count] : reached) EXPECT_GT(count, 0) << name;
+    for (const auto& [name, count] : event_counts) EXPECT_GT(count, 0) << name;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Isa, IndexTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
@@ -70,9 +70,9 @@ TEST_P(IndexTest, InvalidHeaderIsIgnoredAndRowIsScanned) {
   const Tokens row = {1, 2, 3, 9, 1, 2, 0, 0};
   for (const Flush flush : kFlushes) {
     for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, index::kPageWords}) {
-      for (const int32_t filling : {0, 1, -1, static_cast<int32_t>(index::kMagic)}) {
+      for (const int32_t fill_value : {0, 1, -1, static_cast<int32_t>(index::kMagic)}) {
         Guarded<int32_t> words(size, flush);
-        std::fill_n(words.data(), size, filling);
+        std::fill_n(words.data(), size, fill_value);
         if (size > 0) words.data()[0] = static_cast<int32_t>(index::kMagic);
         const std::vector<int32_t> before = words.values();
         Guarded<int32_t> tokens(row, flush);
@@ -89,8 +89,9 @@ TEST_P(IndexTest, InvalidHeaderIsIgnoredAndRowIsScanned) {
   }
 }
 
-// A row of pairs that all hash to one group of lines of a page at the maximum depth: more than fit.
-Tokens crowded_row() {
+// Returns a row of 80 pairs of tokens. Their keys belong to the same line group of the same page even at the maximum
+// depth, and the group cannot hold them all.
+Tokens make_crowded_row() {
   constexpr uint32_t kPairs = 80, kSamePage = ~0u << (32 - static_cast<int>(index::kMaxDepth));
   Tokens row;
   index::Key first = 0;
@@ -107,13 +108,13 @@ Tokens crowded_row() {
   return row;
 }
 
-TEST_P(IndexTest, SlotOfAFullTableIsNotTriedAgain) {
-  Tokens row = crowded_row();
+TEST_P(IndexTest, SlotWithFullTableStaysDisabledUntilRowShrinks) {
+  Tokens row = make_crowded_row();
   const int32_t length = static_cast<int32_t>(row.size());
   row.resize(row.size() + 8);
   Index arena(1, 1000);
   OneRowStep step(row, length, arena);
-  for (const size_t at : {0, 1, 2}) {  // samples repeat the row's start
+  for (const size_t at : {0, 1, 2}) {  // the sampled tokens repeat the start of the row
     ASSERT_EQ(step.run(&row[at], 1), kOk);
     EXPECT_EQ(step.num_draft, at == 0 ? 0 : 2);
     if (at > 0) {
@@ -128,15 +129,15 @@ TEST_P(IndexTest, SlotOfAFullTableIsNotTriedAgain) {
   EXPECT_EQ(arena[index::kStatIndexed], 1);
 }
 
-void reset_first(Index& index) {
+void reset_first_slot(Index& index) {
   const int64_t first = 0;
   const NgramIndexResetParams reset{index.access({&first, 8}), 1};
   ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
 }
 
-TEST_P(IndexTest, EveryPageIsFreed) {
-  Tokens row = crowded_row();
-  int64_t at_limit = 0;  // of the table; all others ran out of memory, each at a different point
+TEST_P(IndexTest, DisabledOrResetSlotFreesAllPages) {
+  Tokens row = make_crowded_row();
+  int64_t num_tables_too_large = 0;  // the other runs end because the arena is full
   for (int64_t pages = 1; pages <= 32; ++pages) {
     Index arena(1, pages);
     const int32_t* const slot = arena.data() + index::kHeaderWords;
@@ -146,28 +147,28 @@ TEST_P(IndexTest, EveryPageIsFreed) {
       ASSERT_EQ(step.run(&row[end], 1), kOk);
       if (slot[index::kSlotDepth] == depth) continue;
       depth = slot[index::kSlotDepth];
-      Index emptied = arena;  // the row ends here
-      reset_first(emptied);
+      Index emptied = arena;  // the request ends at this depth
+      reset_first_slot(emptied);
       EXPECT_EQ(emptied[index::kHeaderPagesInUse], 0) << pages << " pages, a directory of depth " << depth;
       EXPECT_EQ(emptied.fault(), 0);
     }
     EXPECT_NE(slot[index::kSlotDisabled], 0);
-    at_limit += slot[index::kSlotDisabled] == static_cast<int32_t>(index::kTableTooLarge);
-    EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
+    num_tables_too_large += slot[index::kSlotDisabled] == static_cast<int32_t>(index::kTableTooLarge);
+    EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << "an arena of " << pages << " pages, which is too small";
     EXPECT_EQ(arena.fault(), 0) << pages << " pages";
   }
-  EXPECT_GT(at_limit, 0);
-  EXPECT_LT(at_limit, 16);
+  EXPECT_GT(num_tables_too_large, 0);
+  EXPECT_LT(num_tables_too_large, 16);
 }
 
-// The ids of a row's outcome pages fill the slot, then one page, or two if pages are small.
-TEST_P(IndexTest, EveryPageOfOutcomesIsFreed) {
+// The row has one outcome page more than the slot can list, so their ids need one page (with small pages: two pages).
+TEST_P(IndexTest, DisabledOrResetSlotFreesAllOutcomePages) {
   constexpr uint32_t kFull = NGRAM_INDEX_SMALL_PAGES ? 1u << index::kDirPageDepth : index::kRootOutcomePages;
   Tokens row((size_t{kFull} << index::kOutcomePageBits) + 100);
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
   const int32_t size = static_cast<int32_t>(row.size());
-  int64_t given_up = 0, indexed = 0;
-  for (int64_t pages = 1; indexed < 3; pages += NGRAM_INDEX_SMALL_PAGES && pages < 2 * kFull ? 7 : 1) {
+  int64_t num_disabled = 0, num_indexed = 0;
+  for (int64_t pages = 1; num_indexed < 3; pages += NGRAM_INDEX_SMALL_PAGES && pages < 2 * kFull ? 7 : 1) {
     Index arena(1, pages);
     const NgramIndexAppendParams append{
         {row.data(), 1, size, size}, &size, {}, 1, 1, kLadderMaxN, kLatest, true, true, arena.access(), nullptr};
@@ -175,34 +176,34 @@ TEST_P(IndexTest, EveryPageOfOutcomesIsFreed) {
     ASSERT_EQ(arena.fault(), 0) << pages << " pages";
     const int32_t* const slot = arena.data() + index::kHeaderWords;
     if (slot[index::kSlotDisabled] != 0) {
-      EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
-      ++given_up;
+      EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << "an arena of " << pages << " pages, which is too small";
+      ++num_disabled;
       continue;
     }
     EXPECT_EQ(slot[index::kSlotOutcomePages], static_cast<int32_t>(kFull) + 1);
-    ++indexed;
-    reset_first(arena);
+    ++num_indexed;
+    reset_first_slot(arena);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages";
     EXPECT_EQ(arena.fault(), 0);
   }
-  EXPECT_GT(given_up, 16);
+  EXPECT_GT(num_disabled, 16);
 }
 
-TEST_P(IndexTest, AbandonedSlotIsTriedAgainWithAQuarterMoreMemory) {
+TEST_P(IndexTest, DisabledSlotIsRebuiltIfAQuarterMorePagesAreFree) {
   constexpr int32_t kPages = 64;
   Tokens row = {1, 2, 3, 1, 2, 0};
   for (const int32_t pages_before : {1, 4, 40}) {
-    for (const int32_t more : {0, 1}) {
+    for (const int32_t extra_pages : {0, 1}) {
       Index arena(1, kPages);
-      arena[index::kHeaderPagesInUse] = kPages - (pages_before + pages_before / 4 + 2 + more);
+      arena[index::kHeaderPagesInUse] = kPages - (pages_before + pages_before / 4 + 2 + extra_pages);
       arena[index::kHeaderWords + index::kSlotOptions] =
           static_cast<int32_t>(index::pack_options(2, 4, kEarliest, false, false));
       arena[index::kHeaderWords + index::kSlotDisabled] = pages_before;
       OneRowStep step(row, 5, arena);
       ASSERT_EQ(step.run(row.data() + 2, 1), kOk);
       EXPECT_EQ(step.num_draft, 2);
-      EXPECT_EQ(arena[index::kStatIndexed], more) << pages_before;
-      EXPECT_EQ(arena[index::kStatScanFull], 1 - more) << pages_before;
+      EXPECT_EQ(arena[index::kStatIndexed], extra_pages) << pages_before;
+      EXPECT_EQ(arena[index::kStatScanFull], 1 - extra_pages) << pages_before;
     }
   }
 }

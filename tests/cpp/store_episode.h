@@ -43,7 +43,7 @@ class StoreEpisode {
 
   const char* run() {
     while (c_.more()) {
-      if (const char* wrong = event()) return wrong;
+      if (const char* error = event()) return error;
     }
     const bool intact = store_.intact() && tokens_.intact() && drafts_.intact() && paid_.intact() && counts_.intact();
     if (!intact) return "memory outside a tensor was written";
@@ -53,7 +53,7 @@ class StoreEpisode {
                                                                                                     : "integrity";
   }
 
-  const Reached& reached() const { return reached_; }
+  const EventCounts& event_counts() const { return event_counts_; }
 
  private:
   static constexpr int64_t kCapacity = 700, kScopes = 3, kAlphabet = 4;
@@ -89,7 +89,7 @@ class StoreEpisode {
     const int64_t slot = c_.from(-1, slots_);
     const NgramStoreFinishParams params{{store_.data(), words_}, {&slot, 8}, 1};
     ngram_npu_cpu_ngram_store_finish_(&params, nullptr);
-    ++reached_["requests finished"];
+    ++event_counts_["requests finished"];
     if (slot >= 0 && slot < slots_) lengths_.data()[slot] = 0;
     return nullptr;
   }
@@ -97,7 +97,7 @@ class StoreEpisode {
   const char* clear() {
     const int64_t scope = c_.below(kScopes);
     ngram_npu_cpu_ngram_store_clear(store_.data(), words_, &scope);
-    ++reached_["scopes cleared"];
+    ++event_counts_["scopes cleared"];
     return nullptr;
   }
 
@@ -136,16 +136,16 @@ class StoreEpisode {
     p.cost_limit = c_.from(0, 90);
     const auto* header = reinterpret_cast<const uint32_t*>(store_.data());
     const uint32_t evicted = header[store::kStatEvicted], lost = header[store::kStatLostBlocks],
-                   renumber_serial = header[store::kStatRenumberings];
+                   renumberings = header[store::kStatRenumberings];
     ngram_npu_cpu_ngram_store_step_(&p, nullptr);
     if (corrupt_) return nullptr;
-    reached_["entries evicted"] += header[store::kStatEvicted] - evicted;
-    reached_["blocks lost"] += header[store::kStatLostBlocks] - lost;
-    reached_["renumber_serial"] += header[store::kStatRenumberings] - renumber_serial;
+    event_counts_["entries evicted"] += header[store::kStatEvicted] - evicted;
+    event_counts_["blocks lost"] += header[store::kStatLostBlocks] - lost;
+    event_counts_["renumberings"] += header[store::kStatRenumberings] - renumberings;
     for (int64_t row = 0; row < slots_; ++row) {
       for (int64_t j = 0; j < counts_.data()[row]; ++j) {
         if (drafts_[row][j] % kScopes != owner_[static_cast<size_t>(row)]) return "text of another scope was drafted";
-        ++reached_["drafts"];
+        ++event_counts_["drafts"];
       }
     }
     return nullptr;
@@ -163,8 +163,8 @@ class StoreEpisode {
   Guarded<uint8_t> costs_;
   std::vector<int64_t> owner_;
   uint64_t state_ = 1;
-  Reached reached_ = {{"drafts", 0},          {"entries evicted", 0},   {"blocks lost", 0},
-                      {"renumber_serial", 0}, {"requests finished", 0}, {"scopes cleared", 0}};
+  EventCounts event_counts_ = {{"drafts", 0},       {"entries evicted", 0},   {"blocks lost", 0},
+                               {"renumberings", 0}, {"requests finished", 0}, {"scopes cleared", 0}};
 };
 
 }  // namespace ngram_npu::test

@@ -18,16 +18,16 @@ constexpr uint64_t kEpisodes = 40;
 constexpr uint64_t kEpisodes = 300;
 #endif
 
-Reached run(bool corrupt) {
-  Reached reached;
+EventCounts run(bool corrupt) {
+  EventCounts event_counts;
   for (uint64_t seed = 1; seed <= kEpisodes; ++seed) {
     RandomChoices choices(seed, 400);
     StoreEpisode episode(choices, kFlushes[seed % 2], corrupt);
-    const char* wrong = episode.run();
-    EXPECT_EQ(wrong, nullptr) << "seed " << seed << ": " << wrong;
-    reached += episode.reached();
+    const char* error = episode.run();
+    EXPECT_EQ(error, nullptr) << "seed " << seed << ": " << error;
+    event_counts += episode.event_counts();
   }
-  return reached;
+  return event_counts;
 }
 
 TEST(StoreTest, DraftsHaveTextOfTheirScopeOnly) {

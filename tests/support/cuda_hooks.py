@@ -20,7 +20,7 @@ def watched(spec: OpSpec, path: Path) -> Backend:
     """Returns the library's kernels as a backend for an operator. They may read only the arguments
     and write only those that the schema marks, without the gaps between a slice's rows."""
     library = ctypes.CDLL(str(path))
-    register = library.ngram_npu_cuda_twin_tensor
+    register = library.ngram_npu_cuda_twin_register_tensor
     register.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 4]
 
     def call(op: str, args: Args) -> tuple[Array, ...]:
@@ -47,7 +47,7 @@ def _extent(array: Array) -> tuple[int, ...]:
     return begin - margin, base.nbytes + 2 * margin, first, rows, width * array.itemsize, stride
 
 
-def failed_launch_goes_unnoticed(spec: OpSpec, backend: Backend) -> str:
+def check_failed_launch_is_reported(spec: OpSpec, backend: Backend) -> str:
     """Makes an operator's launch fail. Returns an empty text if the call reports the failure."""
     assert backend.twin is not None
     fail = ctypes.CDLL(str(backend.twin.path)).ngram_npu_cuda_twin_fail_launches
@@ -63,7 +63,7 @@ def failed_launch_goes_unnoticed(spec: OpSpec, backend: Backend) -> str:
     return "a failed launch is reported as success"
 
 
-def changed_lengths_break(spec: OpSpec, fast: Backend) -> str:
+def check_changed_lengths(spec: OpSpec, fast: Backend) -> str:
     """Runs lookups in rows shared by blocks while another stream changes the rows' lengths. Their
     results are unspecified, but they must access nothing else and leave the workspace zeroed.
     Returns an empty text if so. `fast` runs one block at a time, so that all of its threads read
@@ -71,7 +71,7 @@ def changed_lengths_break(spec: OpSpec, fast: Backend) -> str:
     if "workspace" not in spec.tensor_names:
         return ""
     assert fast.twin is not None
-    exchange = ctypes.CDLL(str(fast.twin.path)).ngram_npu_cuda_twin_exchange_at_barriers
+    swap = ctypes.CDLL(str(fast.twin.path)).ngram_npu_cuda_twin_swap_at_barriers
     for sample in spec.samples(np.random.default_rng(2026)):
         if not sample.label.startswith("few-long"):
             continue
@@ -83,20 +83,20 @@ def changed_lengths_break(spec: OpSpec, fast: Backend) -> str:
         lengths = spec.get(args, "num_tokens")
         new_lengths = np.full_like(lengths, 2)
         addresses = (ctypes.c_void_p(a.ctypes.data) for a in (lengths, new_lengths))
-        exchange(*addresses, lengths.nbytes)
+        swap(*addresses, lengths.nbytes)
         try:
             with fast.selected():
                 fast.call(spec.name, args)
         except RuntimeError as error:
             return f"{sample.label}: {error}"
         finally:
-            exchange(None, None, 0)
+            swap(None, None, 0)
         if spec.get(args, "workspace").any():
             return f"{sample.label}: the workspace is not zero"
     return ""
 
 
-def dirty_workspaces(spec: OpSpec) -> Iterator[Sample]:
+def make_dirty_workspaces(spec: OpSpec) -> Iterator[Sample]:
     """Yields lookups in rows shared by blocks with a workspace of random data or a false match. The
     match is anywhere, or next to the row's end, where a draft with overlap would read past it."""
     if "workspace" not in spec.tensor_names:

@@ -8,11 +8,12 @@ import ctypes
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from backends import TWIN_BACKENDS, Backend
 from core.store.device_steps import Requests, run_step
-from cuda_hooks import HOOKS, changed_lengths_break, failed_launch_goes_unnoticed
+from cuda_hooks import HOOKS, check_changed_lengths, check_failed_launch_is_reported
 from ngram_npu.store.device_store import DeviceStore
 from ops.parity import Case, check_case, sample_cases
 from ops.specs import OPSPECS, OpSpec
@@ -33,19 +34,20 @@ def _library(backend: Backend) -> ctypes.CDLL:
 
 
 @pytest.fixture
-def as_before() -> Iterator[None]:
+def seed_restored() -> Iterator[None]:
     yield
     _library(RESIDENT).ngram_npu_cuda_twin_seed(ctypes.c_uint64(1))
 
 
-def _meetings() -> tuple[int, int]:
-    launches, met = ctypes.c_int64(), ctypes.c_int64()
-    _library(RESIDENT).ngram_npu_cuda_twin_meetings(ctypes.byref(launches), ctypes.byref(met))
-    return launches.value, met.value
+def _count_overlaps() -> tuple[int, int]:
+    """Returns the fields of ``BlockOverlapCounts`` (grid.h)."""
+    counts = ctypes.c_int64(), ctypes.c_int64()
+    _library(RESIDENT).ngram_npu_cuda_twin_block_overlaps(*map(ctypes.byref, counts))
+    return counts[0].value, counts[1].value
 
 
-def _shared_rows(op: str) -> list[Case]:
-    """The samples in which several blocks share a request."""
+def _find_shared_rows(op: str) -> list[Case]:
+    """Returns the samples in which several blocks share a request."""
     labels = ("few-long", "tile-edges", "workspace", "batch-2049")
     return [
         case
@@ -54,32 +56,32 @@ def _shared_rows(op: str) -> list[Case]:
     ]
 
 
-@pytest.mark.usefixtures("as_before")
+@pytest.mark.usefixtures("seed_restored")
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("spec", JOINING, ids=lambda s: s.name)
-def test_blocks_that_share_work_meet_and_any_order_gives_the_same(spec: OpSpec, seed: int) -> None:
+def test_overlapping_blocks_give_same_result_in_any_order(spec: OpSpec, seed: int) -> None:
     """The twin shows a fault between blocks only if they really run concurrently."""
     _library(RESIDENT).ngram_npu_cuda_twin_seed(ctypes.c_uint64(seed << 32))
-    launches, met = _meetings()
-    for case in _shared_rows(spec.name):
+    before = _count_overlaps()
+    for case in _find_shared_rows(spec.name):
         for _ in range(3):
             check_case(spec, RESIDENT, case)
-    shared, together = (now - then for now, then in zip(_meetings(), (launches, met), strict=True))
-    assert shared >= 4
-    assert together > shared / 2
+    sharing, overlapping = np.subtract(_count_overlaps(), before)
+    assert sharing >= 4
+    assert overlapping > sharing / 2
 
 
 @pytest.mark.parametrize("spec", LOOKUPS, ids=lambda s: s.name)
-def test_lengths_that_change_meanwhile_break_nothing(spec: OpSpec) -> None:
-    assert changed_lengths_break(spec, FAST) == ""
+def test_lengths_changed_during_lookup_cause_no_invalid_access(spec: OpSpec) -> None:
+    assert check_changed_lengths(spec, FAST) == ""
 
 
 SPECS = [spec for spec in OPSPECS.values() if HOOKS.device not in spec.no_kernel]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_a_failed_launch_is_an_error(spec: OpSpec) -> None:
-    assert failed_launch_goes_unnoticed(spec, RESIDENT) == ""
+def test_failed_launch_is_reported(spec: OpSpec) -> None:
+    assert check_failed_launch_is_reported(spec, RESIDENT) == ""
 
 
 def _compare_ranks(num_steps: int) -> None:

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from backends import Backend, call_torch
 from cuda_hooks import (
-    changed_lengths_break,
-    dirty_workspaces,
-    failed_launch_goes_unnoticed,
+    check_changed_lengths,
+    check_failed_launch_is_reported,
+    make_dirty_workspaces,
     watched,
 )
 from ops.parity import MismatchError, check_parity
@@ -90,13 +90,13 @@ def run_samples_of_spec(spec: OpSpec, mode: str, library: Path) -> str:
     else:
         twin = Twin(f"cuda_{mode}", "cuda", "cuda", library.parent)
         backend = Backend(mode, call_torch, twin=twin)
-    if message := failed_launch_goes_unnoticed(spec, backend):
+    if message := check_failed_launch_is_reported(spec, backend):
         return message
-    if mode == "fast" and (message := changed_lengths_break(spec, backend)):
+    if mode == "fast" and (message := check_changed_lengths(spec, backend)):
         return message
     samples = list(spec.samples(np.random.default_rng(2026)))
     if mode == "hooks":
-        samples += dirty_workspaces(spec)
+        samples += make_dirty_workspaces(spec)
     for sample in samples:
         try:
             for _ in range(CUDA_ORDERS if sample.label.startswith("few-long") else 1):

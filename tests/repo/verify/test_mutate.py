@@ -85,7 +85,7 @@ def test_fault_survives_only_if_all_tests_pass(
     assert (tmp_path / name).read_bytes() == original
 
 
-FUZZ_OUTPUT = "Done 70 runs in 2 second(s)\nreached page splits: 12\nreached slots given up: 3\n"
+FUZZ_OUTPUT = "Done 70 runs in 2 second(s)\nreached page splits: 12\nreached slots disabled: 3\n"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@
 namespace twin {
 namespace {
 
-class CudaTwin : public ::testing::TestWithParam<Options> {
+class CudaTwin : public ::testing::TestWithParam<SimulationOptions> {
  protected:
   void SetUp() override {
     set_seed(7);
@@ -18,7 +18,7 @@ class CudaTwin : public ::testing::TestWithParam<Options> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Modes, CudaTwin, ::testing::Values(kFast, kResident),
-                         [](const auto& mode) { return mode.param.yields ? "Resident" : "Fast"; });
+                         [](const auto& mode) { return mode.param.interleaves_blocks ? "Resident" : "Fast"; });
 
 // A correct kernel must pass.
 __global__ void right(int* out, unsigned* counter) {
@@ -182,17 +182,19 @@ TEST(CudaTwinResident, BlockMayPassAnother) {
   });
 }
 
-// Counts which blocks met: a row's blocks must meet, or the run tests nothing about how they cooperate.
-TEST(CudaTwinResident, MeetingsAreCounted) {
-  const auto count = [](const Options& mode) {
+// The blocks of a row must overlap in time, or a run tests nothing about how they cooperate.
+TEST(CudaTwinResident, BlockOverlapsAreCounted) {
+  const auto count = [](const SimulationOptions& mode) {
     options() = mode;
-    const Meetings before = meetings();
+    const BlockOverlapCounts before = block_overlap_counts();
     for (int i = 0; i < 50; ++i) EXPECT_FALSE(adds_wrongly<__NV_ATOMIC_ACQ_REL>());
-    return std::vector<int64_t>{meetings().launches - before.launches, meetings().met - before.met};
+    const BlockOverlapCounts& after = block_overlap_counts();
+    return std::vector<int64_t>{after.launches_sharing_a_word - before.launches_sharing_a_word,
+                                after.launches_with_overlap - before.launches_with_overlap};
   };
-  const auto several = count(kResident);
-  EXPECT_EQ(several[0], 50);
-  EXPECT_GT(several[1], 40);
+  const auto resident = count(kResident);
+  EXPECT_EQ(resident[0], 50);
+  EXPECT_GT(resident[1], 40);
   EXPECT_EQ(count(kFast), (std::vector<int64_t>{0, 0}));
 }
 

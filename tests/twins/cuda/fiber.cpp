@@ -54,7 +54,7 @@ Stack::Stack() {
 
 Stack::~Stack() { munmap(memory_, kBytes); }
 
-bool Stack::guards(const void* address) const {
+bool Stack::is_in_guard_page(const void* address) const {
   const auto* at = static_cast<const char*>(address);
   return at >= memory_ && at < memory_ + page_bytes();
 }

@@ -11,17 +11,17 @@ std::string code_at(void* address) {
   Dl_info info{};
   if (dladdr(address, &info) == 0) return "";
   const std::ptrdiff_t offset = static_cast<char*>(address) - static_cast<char*>(info.dli_fbase) - 1;
-  return twin::text_of(" (%s+0x%tx)", info.dli_fname, offset);
+  return twin::format_text(" (%s+0x%tx)", info.dli_fname, offset);
 }
 
 void report(void* address, size_t bytes, twin::Access access, void* caller) {
-  const std::string broken = twin::notice(address, bytes, access);
-  if (!broken.empty()) twin::violation(broken + code_at(caller));
+  const std::string error = twin::check_access(address, bytes, access);
+  if (!error.empty()) twin::violation(error + code_at(caller));
 }
 
 void report_aligned(void* address, size_t bytes, twin::Access access, void* caller) {
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0 && twin::in_kernel()) {
-    twin::violation(twin::text_of("an access of %zu bytes at %p, which is not aligned", bytes, address) +
+    twin::violation(twin::format_text("an access of %zu bytes at %p, which is not aligned", bytes, address) +
                     code_at(caller));
   }
   report(address, bytes, access, caller);
@@ -33,7 +33,7 @@ struct SourceLocation {
 };
 
 void undefined(const SourceLocation* where, const char* what) {
-  if (twin::in_kernel()) twin::violation(twin::text_of("%s at %s:%u", what, where->file, where->line));
+  if (twin::in_kernel()) twin::violation(twin::format_text("%s at %s:%u", what, where->file, where->line));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The host side of CUDA's runtime and of the model's control.
+// The functions of CUDA's runtime that the host calls, and the settings and records of the model.
 #include <algorithm>
 #include <cstdlib>
 
@@ -11,8 +11,8 @@ cudaError_t last_error = cudaSuccess;
 std::string last_violation;
 std::vector<cudaStream_t> streams;
 int64_t launches_to_fail = 0;
-char *exchanged = nullptr, *exchanged_with = nullptr;
-int64_t bytes_to_exchange = 0;
+char *first_buffer = nullptr, *second_buffer = nullptr;
+int64_t buffer_bytes = 0;
 
 uint64_t first_seed() {
   const char* seed_text = std::getenv("NGRAM_NPU_TWIN_SEED");
@@ -22,15 +22,15 @@ uint64_t seed = first_seed();
 
 }  // namespace
 
-Options& options() {
+SimulationOptions& options() {
 #if defined(NGRAM_TWIN_HOOKS)
-  static Options chosen = kHooks;
+  static SimulationOptions launch_options = kHooks;
 #elif defined(NGRAM_TWIN_RESIDENT)
-  static Options chosen = kResident;
+  static SimulationOptions launch_options = kResident;
 #else
-  static Options chosen = kFast;
+  static SimulationOptions launch_options = kFast;
 #endif
-  return chosen;
+  return launch_options;
 }
 
 cudaError_t set_error(cudaError_t error, const std::string& what) {
@@ -42,16 +42,16 @@ cudaError_t set_error(cudaError_t error, const std::string& what) {
 void set_seed(uint64_t value) { seed = value; }
 uint64_t next_seed() { return seed++; }
 
-Meetings& meetings() {
-  static Meetings counted;
-  return counted;
+BlockOverlapCounts& block_overlap_counts() {
+  static BlockOverlapCounts counts;
+  return counts;
 }
 
-bool next_launch_fails() { return launches_to_fail > 0 && launches_to_fail-- > 0; }
+bool take_requested_failure() { return launches_to_fail > 0 && launches_to_fail-- > 0; }
 
-void exchange() { std::swap_ranges(exchanged, exchanged + bytes_to_exchange, exchanged_with); }
+void swap_registered_buffers() { std::swap_ranges(first_buffer, first_buffer + buffer_bytes, second_buffer); }
 
-void note_stream(cudaStream_t stream) { streams.push_back(stream); }
+void record_stream(cudaStream_t stream) { streams.push_back(stream); }
 
 }  // namespace twin
 
@@ -59,15 +59,15 @@ const char* ngram_npu_cuda_twin_violation() { return twin::last_violation.c_str(
 void ngram_npu_cuda_twin_seed(uint64_t seed) { twin::set_seed(seed); }
 void ngram_npu_cuda_twin_fail_launches(int64_t count) { twin::launches_to_fail = count; }
 
-void ngram_npu_cuda_twin_exchange_at_barriers(void* one, void* other, int64_t bytes) {
-  twin::exchanged = static_cast<char*>(one);
-  twin::exchanged_with = static_cast<char*>(other);
-  twin::bytes_to_exchange = bytes;
+void ngram_npu_cuda_twin_swap_at_barriers(void* first, void* second, int64_t bytes) {
+  twin::first_buffer = static_cast<char*>(first);
+  twin::second_buffer = static_cast<char*>(second);
+  twin::buffer_bytes = bytes;
 }
 
-void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met) {
-  *launches = twin::meetings().launches;
-  *met = twin::meetings().met;
+void ngram_npu_cuda_twin_block_overlaps(int64_t* launches_sharing_a_word, int64_t* launches_with_overlap) {
+  *launches_sharing_a_word = twin::block_overlap_counts().launches_sharing_a_word;
+  *launches_with_overlap = twin::block_overlap_counts().launches_with_overlap;
 }
 
 int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t capacity) {
@@ -80,8 +80,8 @@ int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t capacity) {
 void ngram_npu_cuda_twin_allow_races(int32_t allowed) { twin::races_are_allowed() = allowed != 0; }
 void ngram_npu_cuda_twin_forget_tensors() { twin::regions().clear(); }
 
-void ngram_npu_cuda_twin_tensor(const void* owner, int64_t owner_bytes, const void* first, int64_t rows,
-                                int64_t row_bytes, int64_t stride_bytes, int32_t writable) {
+void ngram_npu_cuda_twin_register_tensor(const void* owner, int64_t owner_bytes, const void* first, int64_t rows,
+                                         int64_t row_bytes, int64_t stride_bytes, int32_t writable) {
   const auto number = [](int64_t value) { return static_cast<uintptr_t>(value); };
   twin::regions().push_back({reinterpret_cast<uintptr_t>(owner), number(owner_bytes),
                              reinterpret_cast<uintptr_t>(first), number(rows), number(row_bytes), number(stride_bytes),

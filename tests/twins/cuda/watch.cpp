@@ -90,7 +90,7 @@ void Watch::syncwarp(Block& block, int warp, uint32_t lanes) {
 // Everything that happened before the thread's next access, its own accesses included.
 Known Watch::all_before(Thread& t) {
   BlockWatch& block = t.block->watch;
-  ThreadWatch& thread = block.threads[static_cast<size_t>(t.number)];
+  ThreadWatch& thread = block.threads[static_cast<size_t>(t.index_in_block)];
   Known released = thread.known;
   released.join(block.known);
   raise_to(released.blocks[block.id], block.barriers);
@@ -98,7 +98,7 @@ Known Watch::all_before(Thread& t) {
     if (thread.lanes[lane] == 0) continue;
     raise_to(released.threads[id_of(block.id, static_cast<uint32_t>(t.warp()) * 32 + lane)], thread.lanes[lane]);
   }
-  raise_to(released.threads[id_of(block.id, static_cast<uint32_t>(t.number))], thread.time++);
+  raise_to(released.threads[id_of(block.id, static_cast<uint32_t>(t.index_in_block))], thread.time++);
   return released;
 }
 
@@ -106,16 +106,16 @@ void Watch::pass_on(Thread& t, uintptr_t address, Ordering order) {
   Known& here = passed_on_[address];
   const Known seen = here;
   if (order.releases) here.join(all_before(t));
-  if (order.acquires) t.block->watch.threads[static_cast<size_t>(t.number)].known.join(seen);
+  if (order.acquires) t.block->watch.threads[static_cast<size_t>(t.index_in_block)].known.join(seen);
 }
 
 bool Watch::ordered(const Stamp& before, const Thread& now) {
   const BlockWatch& block = now.block->watch;
-  const ThreadWatch& thread = block.threads[static_cast<size_t>(now.number)];
+  const ThreadWatch& thread = block.threads[static_cast<size_t>(now.index_in_block)];
   if (before.block == block.id) {
-    if (before.thread == static_cast<uint32_t>(now.number) || before.barriers < block.barriers) return true;
-    const bool same_warp = before.thread / kWarp == static_cast<uint32_t>(now.warp());
-    if (same_warp && thread.lanes[before.thread % kWarp] >= before.time) return true;
+    if (before.thread == static_cast<uint32_t>(now.index_in_block) || before.barriers < block.barriers) return true;
+    const bool same_warp = before.thread / kWarpSize == static_cast<uint32_t>(now.warp());
+    if (same_warp && thread.lanes[before.thread % kWarpSize] >= before.time) return true;
   }
   for (const Known* known : {&thread.known, &block.known}) {
     if (before.barriers < at(known->blocks, before.block)) return true;
@@ -128,9 +128,9 @@ void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, ui
   uint8_t& bytes = writes(now.access) ? granule.written : granule.constant;
   if (writes(now.access) || now.access == Access::kConstantRead) bytes = static_cast<uint8_t>(bytes | now.bytes);
   if ((granule.written & granule.constant & now.bytes) != 0) {
-    throw Violation{text_of("%s %s %s memory at %p, which the same launch %s", place_of(thread).c_str(),
-                            verb(now.access), memory, reinterpret_cast<void*>(address),
-                            writes(now.access) ? "reads as constant" : "writes")};
+    throw Violation{format_text("%s %s %s memory at %p, which the same launch %s", place_of(thread).c_str(),
+                                verb(now.access), memory, reinterpret_cast<void*>(address),
+                                writes(now.access) ? "reads as constant" : "writes")};
   }
   Stamp* slot = nullptr;
   for (int i = 0; i < granule.count; ++i) {
@@ -139,9 +139,9 @@ void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, ui
     if ((before.bytes & now.bytes) != 0 && conflict(before.access, now.access) && !races_are_allowed() &&
         !ordered(before, thread)) {
       throw Violation{
-          text_of("race: %s %s %s memory at %p, as does thread %u of block number %llu, which %s it, in no order",
-                  place_of(thread).c_str(), verb(now.access), memory, reinterpret_cast<void*>(address), before.thread,
-                  static_cast<unsigned long long>(before.block), verb(before.access))};
+          format_text("race: %s %s %s memory at %p, as does thread %u of block number %llu, which %s it, in no order",
+                      place_of(thread).c_str(), verb(now.access), memory, reinterpret_cast<void*>(address),
+                      before.thread, static_cast<unsigned long long>(before.block), verb(before.access))};
     }
     // A read must not replace a recorded write: later accesses must still be compared with that write.
     const bool covered = (before.bytes & ~now.bytes) == 0 && (writes(now.access) || !writes(before.access)) &&
@@ -168,9 +168,9 @@ void Watch::check_bounds(uintptr_t address, size_t bytes, bool is_write) const {
     if (row < region.rows && offset - row * region.stride_bytes + bytes <= region.row_bytes) return;
   }
   if (in_a_buffer) {
-    throw Violation{text_of("%s %zu bytes at %p, which %s", is_write ? "writes" : "reads", bytes,
-                            reinterpret_cast<void*>(address),
-                            is_write ? "no tensor has that may be written" : "no tensor has")};
+    throw Violation{format_text("%s %zu bytes at %p, which %s", is_write ? "writes" : "reads", bytes,
+                                reinterpret_cast<void*>(address),
+                                is_write ? "no tensor has that may be written" : "no tensor has")};
   }
 }
 
@@ -182,8 +182,8 @@ void Watch::access(Thread& thread, uintptr_t address, size_t bytes, Access acces
     for (size_t i = 0; i < bytes && address - shared + i < shared_bytes; ++i) {
       const size_t at_byte = address - shared + i;
       if (access != Access::kWrite && !block.written[at_byte]) {
-        throw Violation{text_of("%s %s shared memory at offset %zu, which no thread wrote", place_of(thread).c_str(),
-                                verb(access), at_byte)};
+        throw Violation{format_text("%s %s shared memory at offset %zu, which no thread wrote",
+                                    place_of(thread).c_str(), verb(access), at_byte)};
       }
       if (writes(access)) block.written[at_byte] = true;
     }
@@ -194,7 +194,7 @@ void Watch::access(Thread& thread, uintptr_t address, size_t bytes, Access acces
     const uintptr_t granule = from / kGranule * kGranule;
     const uintptr_t to = std::min(granule + kGranule, address + bytes);
     const auto mask = static_cast<uint8_t>(((1u << (to - from)) - 1u) << (from - granule));
-    const auto number = static_cast<uint32_t>(thread.number);
+    const auto number = static_cast<uint32_t>(thread.index_in_block);
     const Stamp now{block.id, number, block.barriers, block.threads[number].time, mask, access};
     if (is_shared) {
       look_at(block.shared[(granule - shared) / kGranule], now, thread, from, "shared");

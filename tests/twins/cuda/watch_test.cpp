@@ -213,7 +213,7 @@ TEST_F(CudaTwinWatch, AccessOutsideTheTensorsIsReported) {
   const int64_t item = sizeof(int);
   const auto give = [&](int writable) {
     ngram_npu_cuda_twin_forget_tensors();
-    ngram_npu_cuda_twin_tensor(buffer, 15 * item, buffer + 1, 2, 3 * item, 5 * item, writable);
+    ngram_npu_cuda_twin_register_tensor(buffer, 15 * item, buffer + 1, 2, 3 * item, 5 * item, writable);
   };
   give(0);
   for (int i = 0; i < 15; ++i) {

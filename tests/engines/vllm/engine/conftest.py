@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 def _is_installed(name: str) -> bool:
-    # The search may find the folder `vllm` above, which has no loader; a package has one.
+    # find_spec may find the folder tests/engines/vllm as a namespace package, which has no loader.
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.loader is not None
 
@@ -28,11 +28,11 @@ RUNNER = "none"
 if _is_installed("vllm"):
     RUNNER = "v2" if _is_installed("triton") else "v1"
 
-IGNORED = {"none": ["*"], "v1": ["test_v2_*", "test_beside_*"], "v2": ["test_v1_*"]}
-collect_ignore_glob = IGNORED[RUNNER]
+IGNORED_FILES = {"none": ["*"], "v1": ["test_v2_*", "test_beside_*"], "v2": ["test_v1_*"]}
+collect_ignore_glob = IGNORED_FILES[RUNNER]
 
-# Set before vLLM is imported, and only if it is installed: every test session loads this file. The
-# processes that tests start inherit these variables.
+# vLLM reads these variables on import, and the processes that tests start inherit them. Every test
+# session loads this file, so it changes nothing if vLLM is not installed.
 if RUNNER != "none":
     paths = [str(HERE / "site"), str(HERE)]
     sys.path[:0] = paths
@@ -58,7 +58,7 @@ if RUNNER == "v2":
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if RUNNER == "none":
         terminalreporter.write_line(
-            "tests/engines/vllm/engine: left out, vLLM is not installed (make test-vllm)"
+            "tests/engines/vllm/engine: skipped, because vLLM is not installed (make test-vllm)"
         )
 
 

@@ -28,13 +28,13 @@ T = TypeVar("T")
 
 _RUNS: Any = importlib.import_module(f"{RUNNER}_runs")
 METHODS: dict[str, Method] = _RUNS.METHODS
-"""The drafting methods of this environment's runner."""
+"""The drafting methods of the runner that this environment tests."""
 RANKS = {
     "NGRAM_NPU_VLLM": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # there are fewer NUMA nodes than ranks
 }
 """Environment of an engine with several ranks."""
-START_S = 300
+START_TIMEOUT_S = 300
 
 
 def run_once(factory: pytest.TempPathFactory, name: str, run: Callable[[], T]) -> T:
@@ -51,36 +51,36 @@ def run_once(factory: pytest.TempPathFactory, name: str, run: Callable[[], T]) -
 
 
 class EngineProcess:
-    """An engine in another process: serve_offline.py with some of the runner's requests."""
+    """Runs serve_offline.py in another process with some of the requests of v1_runs or v2_runs."""
 
     def __init__(
         self,
         model: Path,
         log: Path,
         method: str,
-        chosen: Sequence[int],
+        request_indices: Sequence[int],
         *calls: list[Any],
-        changes: dict[str, Any] | None = None,
+        overrides: dict[str, Any] | None = None,
         salt: str = "",
         **environment: str,
     ) -> None:
         """
         Args:
-            chosen: numbers of the requests.
-            calls: calls of `collective_rpc` after the requests.
-            changes: changes of the engine's arguments.
-            salt: cache salt of the last request.
+            request_indices: Indices into `make_requests(model)` of the requests to run.
+            calls: Calls of `collective_rpc` after the requests.
+            overrides: Engine arguments that replace those of the method.
+            salt: Cache salt of the last request.
         """
         self._log = log
         requests = _RUNS.make_requests(model)
-        prompts = [[requests[i][0], requests[i][1].max_tokens] for i in chosen]
+        prompts = [[requests[i][0], requests[i][1].max_tokens] for i in request_indices]
         prompts[-1] += [salt] if salt else []
-        arguments = {**METHODS[method].make_arguments(model), **(changes or {})}
-        words = [json.dumps(each) for each in (arguments, prompts, calls)]
+        arguments = {**METHODS[method].make_arguments(model), **(overrides or {})}
+        script_arguments = map(json.dumps, (arguments, prompts, calls))
         script = Path(__file__).with_name("serve_offline.py")
         with log.open("w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, str(script), str(model), *words],
+                [sys.executable, str(script), str(model), *script_arguments],
                 env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **environment},
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -103,7 +103,7 @@ def find_start_lines(log: str) -> list[str]:
     return [line for line in log.splitlines() if "drafts for this engine" in line]
 
 
-def save_often(store: Path) -> dict[str, str]:
+def make_frequent_save_environment(store: Path) -> dict[str, str]:
     """Returns the environment of an engine that saves its store in each step."""
     return {
         "NGRAM_NPU_VLLM_STORE_FILE": str(store),
@@ -133,7 +133,7 @@ class Server:
             api_key="none", base_url=f"{self._url}/v1", max_retries=0, timeout=120
         )
         options = {"host": "127.0.0.1", "port": port, "served_model_name": "tiny", **options}
-        command = ["serve", str(model), *_make_words(options)]
+        command = ["serve", str(model), *_make_command_arguments(options)]
         path = [str(_make_vllm_metadata(folder)), os.environ["PYTHONPATH"]]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -142,7 +142,7 @@ class Server:
                     **os.environ,
                     "NGRAM_NPU_VLLM": "1",
                     "PYTHONPATH": os.pathsep.join(path),
-                    # Otherwise all engines use the same core, even a busy one.
+                    # Otherwise vLLM binds every engine to the same core, even if it is busy.
                     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                     **environment,
                 },
@@ -152,7 +152,7 @@ class Server:
             )
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
                 self.get("health")
@@ -170,8 +170,8 @@ class Server:
     def complete(
         self, prompt: Any, max_tokens: int | None, extra: dict[str, Any] | None = None, **body: Any
     ) -> Any:
-        """Returns OpenAI's client's answer for a greedy completion with its token ids. `extra` has
-        vLLM's own parameters."""
+        """Requests a greedy completion with token ids, and returns the OpenAI client's response.
+        `extra` has request parameters that only vLLM defines."""
         extra = {"ignore_eos": True, "return_token_ids": True, **(extra or {})}
         body |= {"prompt": prompt, "max_tokens": max_tokens, "extra_body": extra}
         return self._client.completions.create(model="tiny", temperature=0, **body)
@@ -187,9 +187,9 @@ class Server:
 
     def stop(self) -> None:
         """Stops the process and its children."""
-        for sign in (signal.SIGTERM, signal.SIGKILL):
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
-                os.killpg(self.process.pid, sign)
+                os.killpg(self.process.pid, signal_number)
                 try:
                     self.process.wait(20)
                 except subprocess.TimeoutExpired:
@@ -197,8 +197,8 @@ class Server:
 
 
 def _make_vllm_metadata(folder: Path) -> Path:
-    """Makes a folder with metadata of a package `vllm`: the server reads its version, but the
-    installed package is called `vllm-cpu`."""
+    """Makes a folder with metadata of a package `vllm`. The server reads the version of `vllm`, but
+    the installed package is called `vllm-cpu`."""
     site = folder / "site"
     version = f"{importlib.metadata.version('vllm-cpu')}+cpu"
     info = site / f"vllm-{version}.dist-info"
@@ -207,14 +207,14 @@ def _make_vllm_metadata(folder: Path) -> Path:
     return site
 
 
-def _make_words(options: dict[str, Any]) -> list[str]:
-    """Makes command-line arguments; dictionaries are passed as JSON."""
-    words = []
+def _make_command_arguments(options: dict[str, Any]) -> list[str]:
+    """Makes command-line arguments from options. Dictionaries are passed as JSON."""
+    arguments = []
     for name, value in options.items():
         if value is not False and value is not None:
-            words.append("--" + name.replace("_", "-"))
+            arguments.append("--" + name.replace("_", "-"))
             if isinstance(value, dict):
-                words.append(json.dumps(value))
+                arguments.append(json.dumps(value))
             elif value is not True:
-                words.append(str(value))
-    return words
+                arguments.append(str(value))
+    return arguments

@@ -1,8 +1,8 @@
-"""A small deployment as a script; by default vLLM runs the engine in another process.
+"""Runs vLLM offline, as a user's script would: by default with the engine in another process.
 
-Arguments: the model, the engine's arguments as JSON, a JSON list of prompts with their numbers of
-tokens to generate and optionally a `cache_salt`, and optionally a JSON list of calls of
-`collective_rpc`, made after generation. Prints one line of JSON.
+Arguments: the model; the engine's arguments as JSON; a JSON list of requests, each a prompt, the
+number of tokens to generate and optionally a `cache_salt`; and optionally a JSON list of calls of
+`collective_rpc` that are made after generation. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def main() -> None:
     llm = LLM(model, **arguments)
     outputs = llm.generate(
         [
-            {"prompt_token_ids": prompt, **({"cache_salt": salt[0]} if salt else {})}
-            for prompt, _, *salt in requests
+            {"prompt_token_ids": prompt, **({"cache_salt": salts[0]} if salts else {})}
+            for prompt, _, *salts in requests
         ],
         [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n, *_ in requests],
         use_tqdm=False,
     )
     calls = json.loads(sys.argv[4]) if len(sys.argv) > 4 else []
-    answers = [llm.collective_rpc(name, args=tuple(args)) for name, *args in calls]
+    rpc_results = [llm.collective_rpc(name, args=tuple(args)) for name, *args in calls]
     metrics = {
         sample.name: sample.value
         for family in get_prometheus_registry().collect()
@@ -38,9 +38,9 @@ def main() -> None:
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
         "imported": sorted(name for name in sys.modules if name.startswith("ngram_npu")),
         "metrics": metrics,
-        "answers": answers,
+        "rpc_results": rpc_results,
     }
-    # One write, because the engine's process may write its last log line here at any time.
+    # A single write, because the engine's process may write to the same output at any time.
     sys.stdout.flush()
     os.write(1, f"\nRESULT {json.dumps(result)}\n".encode())
 

@@ -28,7 +28,7 @@ STORES = ["draft-store", "eagle-store"]
 
 
 @pytest.mark.parametrize("method", [*COMPARED, *STORES, "adaptive"])
-def test_text_equals_no_speculation(runs: Runs, method: str) -> None:
+def test_text_with_drafts_equals_text_without_speculation(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.find_different(runs("none")) == []
     assert run.state_changes == run.waits_in_propose == 0

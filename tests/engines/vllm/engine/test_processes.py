@@ -12,7 +12,7 @@ from processes import (
     EngineProcess,
     assert_store_has_tokens,
     find_start_lines,
-    save_often,
+    make_frequent_save_environment,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_two_ranks_draft_equally_and_one_counts_and_saves(
         STORE_METHOD,
         CHOSEN,
         ["report_drafts"],
-        changes={"tensor_parallel_size": 2, "worker_cls": "workers.ReportingWorker"},
+        overrides={"tensor_parallel_size": 2, "worker_cls": "workers.ReportingWorker"},
         **RANKS,
         NGRAM_NPU_VLLM_STORE_FILE=str(file),
         PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
@@ -72,7 +72,7 @@ def test_two_ranks_draft_equally_and_one_counts_and_saves(
     )
     result, log = process.read_result()
     assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
-    first, second = result["answers"][0]
+    first, second = result["rpc_results"][0]
     assert first == second
     _, steps = first
     assert steps > 10
@@ -89,10 +89,10 @@ def test_two_ranks_draft_equally_and_one_counts_and_saves(
 
 def test_killed_rank_ends_engine_and_leaves_valid_store_file(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "store"
-    changes = {"tensor_parallel_size": 2, "worker_cls": "workers.KilledWorker"}
-    environment = {**RANKS, **save_often(file)}
+    overrides = {"tensor_parallel_size": 2, "worker_cls": "workers.KilledWorker"}
+    environment = {**RANKS, **make_frequent_save_environment(file)}
     process = EngineProcess(
-        model, tmp_path / "log", STORE_METHOD, CHOSEN, changes=changes, **environment
+        model, tmp_path / "log", STORE_METHOD, CHOSEN, overrides=overrides, **environment
     )
     status, log = process.wait()
     assert status != 0

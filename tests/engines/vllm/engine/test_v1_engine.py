@@ -24,7 +24,9 @@ ALL = [*SPECULATING, *ASYNCHRONOUS, *LADDERS, *STORES]
 
 @pytest.mark.parametrize("method", ALL)
 @pytest.mark.parametrize("requests", ["greedy", "structured"])
-def test_text_equals_no_speculation(runs: Runs, method: str, requests: str) -> None:
+def test_text_with_drafts_equals_text_without_speculation(
+    runs: Runs, method: str, requests: str
+) -> None:
     """Sampled requests would consume other random numbers."""
     expected = runs("none", requests)
     different = runs(method, requests).find_different(expected)
@@ -103,7 +105,7 @@ def test_ladder_drafts_have_all_lengths(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("method", STORES)
-def test_store_contains_generated_tokens_and_drafts(runs: Runs, method: str) -> None:
+def test_store_receives_generated_tokens_and_provides_drafts(runs: Runs, method: str) -> None:
     store = runs(method, "structured").store
     assert store.drafts >= 20
     assert store.calls_skipped == 0

@@ -1,5 +1,5 @@
-"""The V2 runner with our speculator: the text equals no speculation, and drafts equal the stock
-speculator's."""
+"""The V2 runner with our speculator generates the same text as without speculation, and the same
+drafts as vLLM's own speculator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu import warmup
 if TYPE_CHECKING:
     from conftest import Runs
 
-# The other methods cover synchronous scheduling and the index.
+# Slow, so only in `make prove`: sync-scan and async-index together cover the same code.
 SYNC_INDEX = pytest.param("sync-index", marks=pytest.mark.prove)
 COMPARED = ["async-scan", "async-index", "sync-scan", SYNC_INDEX, "late-index"]
 LADDERS = ["ladder", "ladder-adaptive"]
@@ -27,7 +27,7 @@ SPECULATING = ["stock", *COMPARED, "other-options", *LADDERS, *STORES]
 
 
 @pytest.mark.parametrize("method", SPECULATING)
-def test_text_equals_no_speculation(runs: Runs, method: str) -> None:
+def test_text_with_drafts_equals_text_without_speculation(runs: Runs, method: str) -> None:
     assert runs(method).find_different(runs("none")) == []
 
 
@@ -39,7 +39,7 @@ def test_drafts_equal_stock_speculator_in_every_row(runs: Runs, method: str) -> 
 
 
 @pytest.mark.parametrize("method", COMPARED)
-def test_requests_have_preemptions_rejections_and_grammars(runs: Runs, method: str) -> None:
+def test_runs_contain_preemptions_rejections_and_grammars(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.preemptions >= 3
     assert run.prefilling >= 10
@@ -54,14 +54,14 @@ def test_requests_have_preemptions_rejections_and_grammars(runs: Runs, method: s
 
 @pytest.mark.parametrize("method", ["async-index", "sync-scan"])
 def test_accepted_tokens_are_counted_without_padding(runs: Runs, method: str) -> None:
-    """vLLM also counts padding that was accepted."""
+    """vLLM's own count includes accepted padding."""
     run = runs(method)
     verified, accepted = run.draft_counts.sum(1)
     assert verified > accepted
     assert run.accepted >= accepted > run.accepted / 2
 
 
-def test_match_policy_changes_drafts_only(runs: Runs) -> None:
+def test_other_lookup_options_change_drafts_but_not_runner_state(runs: Runs) -> None:
     assert runs("other-options").mismatches
     assert runs("other-options").state_changes == 0
 
@@ -84,7 +84,7 @@ def test_adaptive_verification_leaves_out_unlikely_drafts(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("method", STORES)
-def test_store_contains_generated_tokens_and_drafts(runs: Runs, method: str) -> None:
+def test_store_receives_generated_tokens_and_provides_drafts(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.preemptions >= 3
     assert run.state_changes == run.waits_in_propose == 0
@@ -94,10 +94,11 @@ def test_store_contains_generated_tokens_and_drafts(runs: Runs, method: str) -> 
     assert run.grammars >= 10
     assert run.scopes == 2
     generated = sum(map(len, run.get_token_ids()))
-    assert generated / 2 < run.store.tokens_inserted <= generated, "no token after a stop is stored"
+    # Tokens after a stop must not be stored.
+    assert generated / 2 < run.store.tokens_inserted <= generated
 
 
-def test_delayed_jobs_draft_the_same(runs: Runs) -> None:
+def test_delayed_jobs_return_same_drafts_as_immediate_jobs(runs: Runs) -> None:
     """Includes requests with a grammar or a scope, and rows that are reused while jobs wait."""
     delayed, immediate = runs("late-store"), runs("store")
     assert delayed.drafts == immediate.drafts
@@ -105,10 +106,10 @@ def test_delayed_jobs_draft_the_same(runs: Runs) -> None:
     assert delayed.changes_while_pending >= 20
 
 
-def test_jobs_before_their_copies_are_detected(model: Path, runs: Runs) -> None:
+def test_jobs_run_before_their_copies_return_wrong_drafts(model: Path, runs: Runs) -> None:
     run = v2_runs.run(model, "late-index", 4, v2_runs.UnorderedStream)
     assert len(run.mismatches) >= 10
-    assert run.outputs == runs("none").outputs[:4], "wrong drafts do not change the text"
+    assert run.outputs == runs("none").outputs[:4]
 
 
 @pytest.mark.parametrize("method", COMPARED)
@@ -124,7 +125,7 @@ def test_step_waits_as_often_as_with_stock_speculator(runs: Runs, method: str) -
 
 
 def test_drafts_and_store_end_at_fitted_max_model_len(model: Path) -> None:
-    """vLLM fits max_model_len to its KV cache after it has made the speculator."""
+    """vLLM reduces max_model_len to fit its KV cache only after it has created the speculator."""
     results = {}
     for method in ("none", "store"):
         results[method] = result = Run()
@@ -151,14 +152,14 @@ def test_warm_up_requests_leave_store_index_and_metrics_empty(
     with start_engine(model, METHODS[method].with_options(metrics=True)) as engine:
         lookup = getattr(engine.drafter, LOOKUP_ATTRIBUTE, engine.drafter)
         engine.drafter.propose = propose = Mock(wraps=engine.drafter.propose)
-        steps = engine.runner, engine.worker.execute_model, engine.worker.sample_tokens
+        warmup_args = engine.runner, engine.worker.execute_model, engine.worker.sample_tokens
         monkeypatch.setattr("torch.accelerator.synchronize", lambda: None)  # needs a GPU
         # Triton's interpreter cannot run the kernel for top_k and top_p.
         monkeypatch.setattr(
             SamplingParams, "for_sampler_warmup", lambda: SamplingParams(temperature=0)
         )
-        warmup.warmup_kernels(*steps)
-        assert warmup.run_mixed_prefill_decode_warmup(*steps, 8)
+        warmup.warmup_kernels(*warmup_args)
+        assert warmup.run_mixed_prefill_decode_warmup(*warmup_args, 8)
         assert sum(not call.kwargs.get("dummy_run") for call in propose.call_args_list) > 5
         store, sums = lookup.shared_store.contents, lookup._stats._sums
         statistics = store.statistics
@@ -168,4 +169,4 @@ def test_warm_up_requests_leave_store_index_and_metrics_empty(
         engine.serve(v2_runs.make_requests(model)[:4], Run())
         assert store.statistics.tokens_inserted > 50
         assert lookup._stats._sums["rows"] > 30
-        del lookup, propose, steps, store, sums
+        del lookup, propose, warmup_args, store, sums

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ngram_npu import NgramStore
-from processes import METHODS, Server, assert_store_has_tokens, save_often
+from processes import METHODS, Server, assert_store_has_tokens, make_frequent_save_environment
 from v2_runs import make_requests
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_data_parallel_engines_have_own_files_and_labels(
         model,
         tmp_path,
         {**METHODS["store"].make_arguments(model), "data_parallel_size": 2},
-        **save_often(files[0]),
+        **make_frequent_save_environment(files[0]),
         PROMETHEUS_MULTIPROC_DIR=str(metrics),
         CPU_VISIBLE_MEMORY_NODES="0,0",  # otherwise vLLM 0.33 needs a node for each engine
         VLLM_ENABLE_V1_MULTIPROCESSING="1",

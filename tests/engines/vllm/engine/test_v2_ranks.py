@@ -18,15 +18,15 @@ DELAYED = {"worker_cls": "workers.DelayedWorker"}
 
 
 def _start(
-    model: Path, log: Path, changes: dict[str, Any], *calls: list[Any], **options: Any
+    model: Path, log: Path, overrides: dict[str, Any], *calls: list[Any], **options: Any
 ) -> EngineProcess:
     """Starts an engine with two ranks. `options` are further arguments of `EngineProcess`."""
     method = options.pop("method", "store")
     if "beside" in (METHODS[method].options or {}):
         options["NGRAM_NPU_VLLM_BESIDE"] = "1"
-    changes = {"tensor_parallel_size": 2, **changes}
+    overrides = {"tensor_parallel_size": 2, **overrides}
     return EngineProcess(
-        model, log, method, CHOSEN, *calls, changes=changes, **{**RANKS, **options}
+        model, log, method, CHOSEN, *calls, overrides=overrides, **{**RANKS, **options}
     )
 
 
@@ -38,7 +38,7 @@ def test_ranks_with_random_delays_draft_equally(
     process = _start(model, tmp_path / "log", DELAYED, ["report_drafts"], method=method)
     result, _ = process.read_result()
     assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
-    first, second = result["answers"][0]
+    first, second = result["rpc_results"][0]
     assert first == second
     assert first[1] > 10
 
@@ -66,8 +66,8 @@ def test_ranks_with_store_calls_draft_equally_and_one_saves(
     result, log = process.read_result()
     assert log.count("drafts for this engine") == 1
     assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
-    assert all(first == second for first, second in result["answers"])
-    served, _, warm, _, salted, _, cleared, _ = (first for first, _ in result["answers"])
+    assert all(first == second for first, second in result["rpc_results"])
+    served, _, warm, _, salted, _, cleared, _ = (first for first, _ in result["rpc_results"])
     assert served["tokens_inserted"] > 0
     assert warm["tokens_held"] == served["tokens_held"] + 27
     assert 27 < salted["tokens_held"] < warm["tokens_held"], "the salt's text is in another scope"

@@ -1,5 +1,5 @@
-"""Every drafter in its runner, with a scan, an index, a ladder and a store: drafts are those of the
-reference, whatever the runner does with its rows."""
+"""Runs every drafter in a fake of its runner, with a scan, an index, a ladder and a store. The
+drafts must equal the reference's, however the runner assigns and moves rows."""
 
 from __future__ import annotations
 
@@ -57,32 +57,32 @@ DRAFTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 @pytest.fixture
-def immediate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts are indexed by their first draft, even if a scan of them would be cheap."""
+def full_index_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes each prompt completely before its first draft, even where a scan would be cheap."""
     monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 32768)
 
 
-def pad(draft: list[int], engine: Engine, name: str) -> list[int]:
+def pad_draft(draft: list[int], engine: Engine, name: str) -> list[int]:
     newest = engine.alive[name].tokens[-1]
     return draft + [newest] * (K - len(draft)) if engine.pads else draft
 
 
-@pytest.mark.usefixtures("immediate")
+@pytest.mark.usefixtures("full_index_budget")
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_drafts_equal_the_reference(name: str, seed: int) -> None:
-    kind, options = DRAFTERS[name]
-    engine = kind(**options)
-    is_latest = kind is V2 or "match_policy" in options
+    engine_class, options = DRAFTERS[name]
+    engine = engine_class(**options)
+    is_latest = engine_class is V2 or "match_policy" in options
     policy = int(is_latest and options.get("match_policy") != "earliest")
     overlap = options.get("overlap", False)
-    limit = 2 * LENGTH if isinstance(engine, V2) else LENGTH
+    max_len = 2 * LENGTH if isinstance(engine, V2) else LENGTH
     drafted = 0
     for sampled, drafts in random_steps(engine, seed):
         for request, tokens in sampled.items():
             text = engine.alive[request].tokens
-            draft = draft_for(text, 2, 4, K, policy, overlap, limit)[0] if tokens else []
-            assert drafts[request] == pad(draft, engine, request)
+            draft = draft_for(text, 2, 4, K, policy, overlap, max_len)[0] if tokens else []
+            assert drafts[request] == pad_draft(draft, engine, request)
             drafted += bool(draft)
     assert drafted > 60
     if options.get("engine") == "index":
@@ -92,7 +92,7 @@ def test_drafts_equal_the_reference(name: str, seed: int) -> None:
         assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
 
 
-def ladder_drafts(
+def make_ladder_drafts(
     engine: Engine, sampled: dict[str, list[int]], probability: float | None
 ) -> tuple[list[list[int]], Any]:
     """Returns drafts and costs from a new index of the requests' text."""
@@ -109,10 +109,10 @@ def ladder_drafts(
     return [draft[:n] for draft, n in pairs], costs
 
 
-@pytest.mark.usefixtures("immediate")
+@pytest.mark.usefixtures("full_index_budget")
 @pytest.mark.parametrize("probability", [None, 0.177])
 @pytest.mark.parametrize(
-    ("kind", "options", "ends_early"),
+    ("engine_class", "options", "ends_early"),
     [
         (V1, {}, True),
         (V1Async, {"drafts": "trimmed"}, True),
@@ -122,20 +122,21 @@ def ladder_drafts(
     ],
 )
 def test_ladder_drafts_equal_those_of_a_new_index(
-    kind: Any, options: Any, ends_early: bool, probability: float | None
+    engine_class: Any, options: Any, ends_early: bool, probability: float | None
 ) -> None:
-    """No draft ends early if all tokens are verified. Padding continues after the draft."""
-    engine = kind(lookup="ladder", min_draft_probability=probability, **options)
-    limit = probability if ends_early else None
+    """Drafts are truncated by their probability unless the runner verifies all ``K`` tokens. In V2,
+    the padding continues a truncated draft."""
+    engine = engine_class(lookup="ladder", min_draft_probability=probability, **options)
+    threshold = probability if ends_early else None
     lengths = []
     for sampled, drafts in random_steps(engine, 4):
-        expected, costs = ladder_drafts(engine, sampled, limit) if sampled else ([], None)
+        expected, costs = make_ladder_drafts(engine, sampled, threshold) if sampled else ([], None)
         lengths += [len(draft) for draft in expected if draft]
         if engine.pads and ends_early:
-            expected, _ = ladder_drafts(engine, sampled, None)
+            expected, _ = make_ladder_drafts(engine, sampled, None)
         for name, draft in zip(sampled, expected, strict=True):
-            assert drafts[name] == pad(draft, engine, name)
-        if costs is not None and kind is V2:
+            assert drafts[name] == pad_draft(draft, engine, name)
+        if costs is not None and engine_class is V2:
             confidence = engine.speculator.draft_token_confidence_probs
             assert (confidence.dtype, confidence.shape) == (torch.float32, (ROWS, K))
             probabilities = 2 ** (costs / -16.0)
@@ -144,10 +145,10 @@ def test_ladder_drafts_equal_those_of_a_new_index(
     assert (min(lengths) < K) == (ends_early and probability is not None)
     engine.index.check_integrity()
     assert engine.index.statistics.rebuilds_options == 0
-    if kind is V2:
-        is_known = ends_early and probability is not None
-        assert engine.speculator.enable_adaptive_verification == is_known
-        assert hasattr(engine.speculator, "draft_token_confidence_probs") == is_known
+    if engine_class is V2:
+        has_confidence = ends_early and probability is not None
+        assert engine.speculator.enable_adaptive_verification == has_confidence
+        assert hasattr(engine.speculator, "draft_token_confidence_probs") == has_confidence
 
 
 # Stores.
@@ -164,42 +165,44 @@ def request_data_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert RowLookup.has_request_data
 
 
-def sample_words(engine: Engine, others: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Samples ``WORDS`` for ``a``. Returns the drafts of ``others``, which sample the start."""
+def step_with_words(engine: Engine, others: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Runs steps in which ``a`` samples ``WORDS``, then a step in which each of ``others`` samples
+    the first three words. Returns the drafts of the last step."""
     for begin in range(0, 40, 4):
         engine.step({"a": WORDS[begin : begin + 4]})
     return engine.step(dict.fromkeys(others, WORDS[:3]))
 
 
-def first_tokens(engine: Engine, drafts: dict[str, list[int]]) -> list[Any]:
+def get_first_tokens(engine: Engine, drafts: dict[str, list[int]]) -> list[Any]:
     """Returns the first token of each draft, or None if it is empty or only padding."""
     newest = WORDS[2]
     return [None if draft in ([], [newest] * K) else draft[0] for draft in drafts.values()]
 
 
 @pytest.mark.usefixtures("request_data_installed")
-@pytest.mark.parametrize("kind", [V1Async, V2, V2Neural])
-def test_store_shares_text_within_a_scope(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
-    engine = kind(**STORE)
+@pytest.mark.parametrize("engine_class", [V1Async, V2, V2Neural])
+def test_store_shares_text_within_a_scope(
+    engine_class: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_class(**STORE)
     scopes = "requests of one cache_salt, LoRA adapter and extra_args['ngram_npu_scope'] draft"
     assert scopes in caplog.text
     engine.begin(Request("a", [1], "t"), Request("b", [2], "t"), Request("c", [3], "u"))
     engine.begin(Request("d", [4], "t", lora(1, "x")), Request("e", [5], "t", None, "salt"))
     engine.begin(Request("f", [6]))
-    if kind is V2Neural:
+    if engine_class is V2Neural:
         engine.drafter.neural_acceptance[:] = 1  # no neural draft was accepted
         engine.speculator.drafts[:] = WORDS[2]
         engine.drafter.neural_acceptance[:, 1] = 1 + K
-    drafts = sample_words(engine, tuple("bcdef"))
-    if kind is V2Neural:
-        rest = [drafts[name] for name in "cdef"]
-        assert rest == [[WORDS[2]] * K] * 4
-    assert first_tokens(engine, drafts) == [WORDS[3], None, None, None, None]
-    if kind is not V1Async:
-        assert first_tokens(engine, {"b": drafts["b"]}) == [WORDS[3]]
+    drafts = step_with_words(engine, tuple("bcdef"))
+    if engine_class is V2Neural:
+        assert [drafts[name] for name in "cdef"] == [[WORDS[2]] * K] * 4
+    assert get_first_tokens(engine, drafts) == [WORDS[3], None, None, None, None]
+    if engine_class is not V1Async:
+        assert get_first_tokens(engine, {"b": drafts["b"]}) == [WORDS[3]]
     engine.end("b")
     engine.begin(Request("g", [7], "v"))  # in the row and the slot of b
-    assert first_tokens(engine, engine.step({"g": WORDS[:3]})) == [None]
+    assert get_first_tokens(engine, engine.step({"g": WORDS[:3]})) == [None]
     engine.store.check_integrity()
 
 
@@ -226,7 +229,7 @@ def test_synchronous_runner_treats_absent_requests_as_finished(
     monkeypatch.setattr(INDEX_POLICY, "max_absent_steps", 4)
     engine = V1(**FINISH)
     engine.begin(Request("a", [9]), Request("b", [1]))
-    sample_words(engine)
+    step_with_words(engine)
     assert engine.store.statistics.tokens_inserted == 0
     for step in range(9):
         engine.step({"b": [90 + step]})
@@ -236,20 +239,20 @@ def test_synchronous_runner_treats_absent_requests_as_finished(
 def test_asynchronous_runner_stores_finished_requests_but_not_preempted_ones() -> None:
     engine = V1Async(**FINISH)
     engine.begin(Request("a", [9]), Request("b", [1]))
-    sample_words(engine, others=("b",))  # a is preempted
+    step_with_words(engine, others=("b",))  # a is preempted
     assert engine.store.statistics.open_slots == 2
     engine.step({"b": [3], "a": [90, 91]})
     assert engine.store.statistics.tokens_inserted == 0
     engine.end("a")
     engine.step({"b": [4]})
-    assert engine.store.statistics.tokens_inserted == 42, "in one piece"
+    assert engine.store.statistics.tokens_inserted == 42
 
 
 @pytest.mark.usefixtures("request_data_installed")
-def test_v2_stores_a_removed_request_with_the_next_step_or_when_idle() -> None:
+def test_v2_removed_request_is_stored_in_next_step_or_when_idle() -> None:
     engine = V2(**FINISH)
     engine.begin(Request("a", [1]), Request("b", [2]))
-    sample_words(engine)
+    step_with_words(engine)
     engine.end("a")
     assert engine.step({"b": [3]})["b"] == [3] * K
     assert engine.store.statistics.tokens_inserted == 40
@@ -261,8 +264,9 @@ def test_v2_stores_a_removed_request_with_the_next_step_or_when_idle() -> None:
     assert engine.store.statistics.tokens_inserted == 40 + 1 + 3 + 2
 
 
-def stored_texts(engine: V2, length: int = 1) -> list[list[int]]:
-    """Returns the stored texts of a request that samples 7, 8 and 9 and ends in the next step."""
+def run_request_and_read_store(engine: V2, length: int = 1) -> list[list[int]]:
+    """Runs a request that samples 7, 8 and 9 in three steps and ends one step later. Returns the
+    texts in the store."""
     engine.begin(Request("one", [*range(length)]))
     for token in (7, 8, 9):
         engine.step({"one": [token]})
@@ -275,19 +279,20 @@ def stored_texts(engine: V2, length: int = 1) -> list[list[int]]:
 
 @pytest.mark.usefixtures("request_data_installed")
 @pytest.mark.parametrize("batches", [1, 2, 3])
-def test_v2_stores_no_text_of_steps_after_an_unreported_end(batches: int) -> None:
-    """A stop string is found elsewhere: the scheduler ends the request up to ``batches - 1`` steps
-    later. An end at ``max_model_len`` is known, so no text is lost there."""
-    assert stored_texts(V2(**STORE, batches=batches)) == [[7, 8, 9][: 4 - batches]]
-    assert stored_texts(V2(**STORE, batches=batches), LENGTH - 3) == [[7, 8, 9]]
+def test_v2_text_sampled_after_unreported_stop_is_not_stored(batches: int) -> None:
+    """Another process finds stop strings, so the runner removes the request up to ``batches - 1``
+    steps late. The drafter itself detects ``max_model_len`` and stores the text up to it."""
+    assert run_request_and_read_store(V2(**STORE, batches=batches)) == [[7, 8, 9][: 4 - batches]]
+    assert run_request_and_read_store(V2(**STORE, batches=batches), LENGTH - 3) == [[7, 8, 9]]
     engine = V2(**STORE, batches=batches)
     engine.req_states.max_model_len = 3  # vLLM may lower it
-    assert stored_texts(engine) == [[7, 8]] if batches < 3 else [[7]]
+    assert run_request_and_read_store(engine) == [[7, 8]] if batches < 3 else [[7]]
 
 
 @pytest.mark.usefixtures("request_data_installed")
 def test_v2_dummy_run_does_not_count_as_a_step() -> None:
-    """The request ended in the step before its last one, which only the next step reports."""
+    """With two batches in flight, the tokens of the last step are dropped when the request is
+    removed. A dummy run in between must not make them old enough to be stored."""
     engine = V2(**STORE, batches=2, adaptive=True)
     engine.begin(Request("ended", [1, 2, 3]))
     engine.step({"ended": [7, 8]})
@@ -301,7 +306,7 @@ def test_v2_dummy_run_does_not_count_as_a_step() -> None:
 def test_v2_requests_without_request_data_share_no_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Their owner is unknown, as in a runner with another ``add_requests``."""
+    """The plugin did not wrap this runner's ``add_requests``, so each request has its own scope."""
     monkeypatch.setattr(RowLookup, "has_request_data", True)
     engine = V2(**STORE)
     engine.begin(Request("one", [1, 2, 3]), Request("other", [1, 2, 3]))
@@ -309,7 +314,7 @@ def test_v2_requests_without_request_data_share_no_text(
     assert len(engine.store.scopes.keys() - {0}) == 2
 
 
-def test_store_in_an_unknown_runner_raises() -> None:
+def test_store_in_unknown_runner_raises() -> None:
     class Unknown:
         def _update_states(self, output: Any) -> None: ...
 
@@ -327,11 +332,11 @@ def test_store_in_an_unknown_runner_raises() -> None:
         V2(**STORE)
 
 
-# What a step costs, and what is logged.
+# Device operations per step, and log messages.
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("engine_class", "options"),
     [
         (V1Async, {"drafts": "padded"}),
         (V1Async, {"drafts": "padded", "engine": "index"}),
@@ -339,10 +344,10 @@ def test_store_in_an_unknown_runner_raises() -> None:
         (Ascend, {}),
     ],
 )
-def test_step_waits_for_no_device(
-    monkeypatch: pytest.MonkeyPatch, kind: Any, options: dict[str, Any]
+def test_step_does_not_wait_for_device(
+    monkeypatch: pytest.MonkeyPatch, engine_class: Any, options: dict[str, Any]
 ) -> None:
-    engine = kind(**options)
+    engine = engine_class(**options)
     engine.begin(Request("a", [1, 2, 1]), Request("b", [3]))
     sampled = {"a": [2], "b": []}
     engine.step(sampled)
@@ -359,7 +364,7 @@ def test_step_waits_for_no_device(
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("engine_class", "expected"),
     [
         (V2, ["ngram_npu.ngram_propose_"]),
         (
@@ -371,24 +376,27 @@ def test_step_waits_for_no_device(
         ),
     ],
 )
-def test_v2_step_on_the_device_is_one_lookup(kind: Any, expected: list[str]) -> None:
-    """With a neural drafter also one merge. Nothing reads from the device or copies to it."""
-    engine = kind(engine="scan")
+def test_v2_step_on_device_runs_only_lookup_and_merge(
+    engine_class: Any, expected: list[str]
+) -> None:
+    """The merge only runs beside a neural drafter. Nothing is copied between host and device."""
+    engine = engine_class(engine="scan")
     engine.begin(Request("a", [1, 2, 1]))
     engine.step({"a": [2]})
-    batch, one = input_batch([engine.row("a")]), torch.ones(1, dtype=torch.int32)
-    rest = one, one - 1, engine.req_states.last_sampled_tokens, *[None] * 3
-    with TorchCalls() as seen:
-        engine.speculator.propose(batch, *[None] * 4, *rest)
-    names = [name for name in seen.names if not re.search("slice|empty", name)]
-    assert names == expected
+    batch, num_sampled = input_batch([engine.row("a")]), torch.ones(1, dtype=torch.int32)
+    counts = num_sampled, num_sampled - 1
+    last_tokens = engine.req_states.last_sampled_tokens
+    with TorchCalls() as calls:
+        engine.speculator.propose(batch, *[None] * 4, *counts, last_tokens, *[None] * 3)
+    assert [name for name in calls.names if not re.search("slice|empty", name)] == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "module", "op"), [(V1Async, v1_device, "ngram_step_"), (V2, v2, "ngram_propose_")]
+    ("engine_class", "module", "op"),
+    [(V1Async, v1_device, "ngram_step_"), (V2, v2, "ngram_propose_")],
 )
 def test_workspace_is_allocated_once(
-    monkeypatch: pytest.MonkeyPatch, kind: Any, module: Any, op: str
+    monkeypatch: pytest.MonkeyPatch, engine_class: Any, module: Any, op: str
 ) -> None:
     created: list[torch.Tensor] = []
     make_workspace = v1_device.make_workspace
@@ -401,40 +409,42 @@ def test_workspace_is_allocated_once(
         return created[-1]
 
     monkeypatch.setattr(module, "make_workspace", make_on_cpu)
-    engine = kind(engine="scan")
+    engine = engine_class(engine="scan")
     engine.begin(Request("a", [1]))
-    with TorchCalls() as seen:
+    with TorchCalls() as calls:
         engine.step({"a": [1]})
         engine.step({"a": [2]})
-    workspaces = [kw["workspace"] for name, kw in seen.calls if name == f"ngram_npu.{op}"]
+    workspaces = [kw["workspace"] for name, kw in calls.calls if name == f"ngram_npu.{op}"]
     assert [*map(id, workspaces)] == [*map(id, created * 2)]
 
 
-IGNORED = "lookup=ladder decides; prompt_lookup_min=2 prompt_lookup_max=4 has no effect"
-BESIDE = "StandaloneARSpeculator where it promises more accepted tokens than that request's neural "
-BESIDE += "drafts had, and at least 0.5 (beside_threshold)"
-LIMITED = {"lookup": "ladder", "min_draft_probability": 0.177}
+BOUNDS = "lookup=ladder decides; prompt_lookup_min=2 prompt_lookup_max=4 has no effect"
+BESIDE = (
+    "StandaloneARSpeculator where it promises more accepted tokens than that request's neural "
+    "drafts had, and at least 0.5 (beside_threshold)"
+)
+PROBABILITY = {"lookup": "ladder", "min_draft_probability": 0.177}
 UNLIMITED = (
     "ngram_npu: min_draft_probability=0.177 ends no draft here: vLLM verifies "
     f"num_speculative_tokens={K} tokens of every request, however many are likely"
 )
 
-MEASURED = {"lookup": "ladder", "step_times_file": "example-8b-l4"}
+STEP_TIMES = {"lookup": "ladder", "step_times_file": "example-8b-l4"}
 DERIVED = "min_draft_probability follows from the step times of 4 requests in step_times_file"
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "part", "more"),
+    ("engine_class", "options", "expected_text", "expected_warnings"),
     [
         (V1, {"num_threads": 0}, "num_threads=as torch's ", []),
-        (V1, MEASURED, "): lookup=ladder min_draft_probability=0.0", [DERIVED, IGNORED]),
-        (V1, LIMITED, "): lookup=ladder min_draft_probability=0.177 num_spec", [IGNORED]),
+        (V1, STEP_TIMES, "): lookup=ladder min_draft_probability=0.0", [DERIVED, BOUNDS]),
+        (V1, PROBABILITY, "): lookup=ladder min_draft_probability=0.177 num_spec", [BOUNDS]),
         (V1, {"length": 8192}, " engine=scan ", []),
         (V1, {"length": 8193}, " engine=index ", []),
         (V1, {"length": 8193, "bounds": (2, 10)}, " engine=scan ", []),
         (V1Async, {"length": 8193}, " engine=index device=cpu num_threads=1 ", []),
         (V1Async, {}, "(method ngram_gpu): prompt_lookup_min=2 prompt_lookup_max=4 num_spec", []),
-        (V1Async, {"drafts": "padded", **LIMITED}, " drafts=padded; ", [UNLIMITED, IGNORED]),
+        (V1Async, {"drafts": "padded", **PROBABILITY}, " drafts=padded; ", [UNLIMITED, BOUNDS]),
         (V2, {"k": 3}, f"ngram_npu {_C.__version__} drafts for this engine (method ngram_gpu,", []),
         (V2, {"k": 3}, "num_speculative_tokens=3 match_policy=latest overlap=False max_model", []),
         (V2, {"length": 8193}, " max_model_len=8193 engine=index on the host ", []),
@@ -442,13 +452,18 @@ DERIVED = "min_draft_probability follows from the step times of 4 requests in st
         (V2Neural, {"beside_threshold": 0.5}, "V2 runner, with n-gram drafts): prompt", [BESIDE]),
     ],
 )
-def test_settings_are_logged_at_the_start(
-    kind: Any, options: Any, part: str, more: list[str], caplog: pytest.LogCaptureFixture
+def test_engine_start_logs_settings_and_ignored_options(
+    engine_class: Any,
+    options: Any,
+    expected_text: str,
+    expected_warnings: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    kind(**options)
-    line, *others = caplog.messages
-    assert part in line
-    assert [text for text, start in zip(others, more, strict=True) if start not in text] == []
+    engine_class(**options)
+    settings, *warnings = caplog.messages
+    assert expected_text in settings
+    for warning, expected in zip(warnings, expected_warnings, strict=True):
+        assert expected in warning
 
 
 # Acceptance, as the option `metrics` counts it.
@@ -456,16 +471,16 @@ def test_settings_are_logged_at_the_start(
 
 @pytest.mark.parametrize("name", ["v1 scan", "v1 index", "v1 async index", "v2 scan", "v2 index"])
 def test_acceptance_is_counted_by_match_and_position(name: str) -> None:
-    """A draft counts if its row has only grown by the sampled tokens since."""
-    kind, options = DRAFTERS[name]
-    engine = kind(**options, metrics=True)
-    policy = int(kind is V2)
+    """A draft is counted only if its row then grew by exactly the sampled tokens."""
+    engine_class, options = DRAFTERS[name]
+    engine = engine_class(**options, metrics=True)
+    policy = int(engine_class is V2)
     expected = np.zeros((2, 5, K), np.int64)
     last_drafts: dict[int, tuple[int, int, int]] = {}  # by row: length, match, draft tokens
     num_rows = 0
     for sampled, _ in random_steps(engine, 0, 120):
         for position, (request, tokens) in enumerate(sampled.items()):
-            row = engine.row(request) if kind is V2 else position
+            row = engine.row(request) if engine_class is V2 else position
             text = engine.alive[request].tokens
             length, match_len, drafted = last_drafts.pop(row, (0, 0, 0))
             if not tokens:
@@ -487,10 +502,13 @@ def test_acceptance_is_counted_by_match_and_position(name: str) -> None:
     assert stats.acceptance.read_and_reset().sum() == 0
 
 
-@pytest.mark.parametrize("kind", [V1Async, V2])
-def test_metrics_are_off_by_default(kind: Any) -> None:
-    assert kind().drafter._stats is None
+@pytest.mark.parametrize("engine_class", [V1Async, V2])
+def test_metrics_are_off_by_default(engine_class: Any) -> None:
+    assert engine_class().drafter._stats is None
     assert V1().drafter._stats.acceptance is None
-    for rank in (1, 2):  # rank 2 is the first one of the next stage
+
+
+def test_first_rank_of_each_pipeline_stage_has_statistics() -> None:
+    for rank in (1, 2):  # ranks 0 and 1 are a stage; rank 2 is the first one of the next stage
         drafter = NgramProposer(config(method="custom_class", rank=rank, ranks=2))
         assert (drafter._stats is None) == (rank == 1)

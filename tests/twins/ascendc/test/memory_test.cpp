@@ -89,7 +89,7 @@ TEST(Memory, BlockMustOrderItsOwnAccesses) {
   const auto kernel = [&](const std::function<void()>& between, bool by_scalar) {
     return [&memory, between, by_scalar] {
       Scratch<int32_t> s(64);
-      LocalTensor<int32_t> other = s.more<int32_t>(64);
+      LocalTensor<int32_t> other = s.allocate<int32_t>(64);
       copy(memory.global(), s.tensor, 64);
       between();
       if (by_scalar) {
@@ -104,7 +104,7 @@ TEST(Memory, BlockMustOrderItsOwnAccesses) {
   EXPECT_FAULT("nothing orders them", kernel([] {}, true), {memory.region()});
   EXPECT_CLEAN(kernel(sync_pipes<HardEvent::MTE3_S>, true), {memory.region()});
   EXPECT_FAULT("nothing orders them", on<int32_t>([&](auto& s) {
-                 copy(s.template more<int32_t>(64), memory.global(), 64);
+                 copy(s.template allocate<int32_t>(64), memory.global(), 64);
                  copy(memory.global(), s.tensor, 64);
                }),
                {memory.region()});
@@ -128,9 +128,9 @@ TEST(ScalarCache, StaleCopyIsReported) {
       if (read_before) {
         EXPECT_EQ(memory.pointer()[0], 5);
       }
-      settle();
+      sync_all_pipes();
       copy(memory.global(), s.tensor, 64);
-      settle();
+      sync_all_pipes();
       EXPECT_EQ(memory.pointer()[0], 1);
     };
   };
@@ -159,9 +159,9 @@ TEST(Blocks, RacesAreReported) {
     return [&memory, written, read] {
       Scratch<int32_t> s(128);
       const uint64_t at = static_cast<uint64_t>(GetBlockIdx()) * 64;
-      settle();
+      sync_all_pipes();
       copy(memory.global(at), s.tensor, written);
-      settle();
+      sync_all_pipes();
       copy(s.tensor, memory.global((at + read) % 256), 64);
     };
   };
@@ -179,10 +179,10 @@ TEST(Blocks, AllowedRacesMustStayInsideTheTensors) {
     const auto kernel = [&] {
       Scratch<int32_t> s(512);
       const GlobalTensor<int32_t> global = memory.global();
-      settle();
+      sync_all_pipes();
       const int32_t before = memory.pointer()[0];
       copy(global, s.tensor, written);
-      copy(s.more<int32_t>(64, false), global, 64);
+      copy(s.allocate<int32_t>(64, false), global, 64);
       EXPECT_LE(before, memory.pointer()[0] + 1);
     };
     return run({memory.region()}, 4, kernel, options).fault;

@@ -111,7 +111,7 @@ TEST(Buffers, Poison) {
     return on<int32_t>(
         [&memory, known](auto& s) {
           Duplicate(s.tensor, 7, known);
-          settle();
+          sync_all_pipes();
           copy(memory.global(), s.tensor, 64);
         },
         false);
@@ -137,7 +137,7 @@ TEST(Buffers, PoisonByBit) {
   const auto kernel = [](uint16_t mask, bool use_or) {
     return [mask, use_or] {
       Scratch<uint16_t> s(16, false);
-      LocalTensor<uint16_t> masks = s.more<uint16_t>(16);
+      LocalTensor<uint16_t> masks = s.allocate<uint16_t>(16);
       Duplicate(masks, mask, 16);
       (use_or ? AscendC::Or<uint16_t> : AscendC::And<uint16_t>)(s.tensor, s.tensor, masks, 16);
       EXPECT_EQ(value_of(s.tensor, 0), mask);
@@ -177,7 +177,7 @@ class Order : public testing::Test {
   std::function<void()> steps(Step first, const std::function<void()>& between, Step second) {
     return [this, first, between, second] {
       Scratch<int32_t> s(64);
-      settle();
+      sync_all_pipes();
       first(*this, s.tensor);
       between();
       second(*this, s.tensor);
@@ -229,7 +229,7 @@ TEST_F(Order, WrongFlagDoesNotOrder) {
       "nothing orders them",
       [this] {
         Scratch<int32_t> s(64);
-        settle();
+        sync_all_pipes();
         SetFlag<HardEvent::MTE2_V>(0);
         copy_in(*this, s.tensor);
         WaitFlag<HardEvent::MTE2_V>(0);

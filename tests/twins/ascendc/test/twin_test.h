@@ -1,4 +1,4 @@
-// Helpers for kernels that are each wrong in one way, and for the correct ones that they are compared with.
+// Helpers for tests of the model with wrong kernels, each wrong in one way, and with correct kernels.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,13 +30,13 @@ class Tensor {
         "tensor", reinterpret_cast<uintptr_t>(values.data()), 1, values.size() * sizeof(T), values.size() * sizeof(T),
         writable};
   }
-  // From an element on, which may lie outside.
+  // Returns the tensor from element `at`, which may lie outside of the tensor.
   GlobalTensor<T> global(uint64_t at = 0) {
     GlobalTensor<T> tensor;
     tensor.SetGlobalBuffer(GmPointer<T>(uint64_t{reinterpret_cast<uintptr_t>(values.data())} + at * sizeof(T)), 0);
     return tensor;
   }
-  // For scalars.
+  // Returns a pointer for scalar accesses.
   GmPointer<T> pointer() { return GmPointer<T>(values.data()); }
   std::vector<T> values;
 };
@@ -53,8 +53,8 @@ void sync_pipes() {
   AscendC::WaitFlag<event>(id);
 }
 
-// All pipes have done all that was issued before.
-inline void settle() {
+// Waits until all pipes have completed the instructions that were issued before.
+inline void sync_all_pipes() {
   sync_pipes<HardEvent::V_S>();
   sync_pipes<HardEvent::MTE2_S>();
   sync_pipes<HardEvent::MTE3_S>();
@@ -65,24 +65,24 @@ inline void settle() {
 
 template <class T>
 T value_of(const LocalTensor<T>& tensor, uint32_t i) {
-  settle();
+  sync_all_pipes();
   return tensor.GetValue(i);
 }
 
 template <class T>
-AscendC::DataCopyExtParams one_block(uint32_t count) {
+AscendC::DataCopyExtParams make_copy_params(uint32_t count) {
   return {1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0};
 }
 template <class T>
 void copy(const LocalTensor<T>& to, const GlobalTensor<T>& from, uint32_t count) {
-  AscendC::DataCopyPad(to, from, one_block<T>(count), AscendC::DataCopyPadExtParams<T>());
+  AscendC::DataCopyPad(to, from, make_copy_params<T>(count), AscendC::DataCopyPadExtParams<T>());
 }
 template <class T>
 void copy(const GlobalTensor<T>& to, const LocalTensor<T>& from, uint32_t count) {
-  AscendC::DataCopyPad(to, from, one_block<T>(count));
+  AscendC::DataCopyPad(to, from, make_copy_params<T>(count));
 }
 
-// Ones; zeros for types that Duplicate does not support.
+// Fills a tensor with ones, or with zeros if Duplicate does not support the type.
 template <class T>
 void fill_in(const LocalTensor<T>& tensor, uint32_t len) {
   if constexpr (offers<T>(Call::kDuplicate)) {
@@ -93,24 +93,24 @@ void fill_in(const LocalTensor<T>& tensor, uint32_t len) {
   }
 }
 
-// `len` elements that V computed, and the pipe that owns their buffer.
+// A tensor of `len` elements, and the pipe that owns its buffer.
 template <class T>
 struct Scratch {
-  explicit Scratch(uint32_t len, bool filled = true) : tensor(more<T>(len, filled)) {}
+  explicit Scratch(uint32_t len, bool filled = true) : tensor(allocate<T>(len, filled)) {}
   template <class U>
-  LocalTensor<U> more(uint32_t len, bool filled = true) {
+  LocalTensor<U> allocate(uint32_t len, bool filled = true) {
     TBuf<TPosition::VECIN> buffer;
     pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
     LocalTensor<U> allocated = buffer.template Get<U>();
     if (filled) fill_in(allocated, len);
-    settle();
+    sync_all_pipes();
     return allocated;
   }
   TPipe pipe;
   LocalTensor<T> tensor;
 };
 
-// A kernel that uses 64 elements.
+// Returns a kernel that applies `use` to a Scratch of 64 elements.
 template <class T, class Use>
 std::function<void()> on(const Use& use, bool filled = true) {
   return [=] {

@@ -9,9 +9,9 @@ using AscendC::Duplicate;
 
 template <class T>
 void fill(const LocalTensor<T>& t, const std::vector<T>& values) {
-  settle();
+  sync_all_pipes();
   for (uint32_t i = 0; i < values.size(); ++i) t.SetValue(i, values[i]);
-  settle();
+  sync_all_pipes();
 }
 
 template <class T>
@@ -26,8 +26,8 @@ template <class To, class From, class Call>
 void expect_result(To expected, From a, From b, const Call& call) {
   EXPECT_CLEAN([=] {
     Scratch<From> s(64);
-    const LocalTensor<From> other = s.template more<From>(64);
-    const LocalTensor<To> out = s.template more<To>(64);
+    const LocalTensor<From> other = s.template allocate<From>(64);
+    const LocalTensor<To> out = s.template allocate<To>(64);
     const To next = value_of(out, 1);
     fill(s.tensor, std::vector<From>{a});
     fill(other, std::vector<From>{b});
@@ -51,7 +51,7 @@ TEST(Vector, ResultsAtTheLimits) {
   expect_result(uint8_t{255}, half(300.0f), half(0.0f),
                 [](auto out, auto a, auto) { Cast(out, a, RoundMode::CAST_RINT, 1); });
   EXPECT_FAULT("does not round this way",
-               on<int64_t>([](auto& s) { Cast(s.template more<int32_t>(64), s.tensor, RoundMode::CAST_RINT, 1); }));
+               on<int64_t>([](auto& s) { Cast(s.template allocate<int32_t>(64), s.tensor, RoundMode::CAST_RINT, 1); }));
   static_assert(cast_row(kHalf, kU8)->modes(2201) == (kPlain | kRint) && cast_row(kHalf, kU8)->modes(3510) == kRint);
 }
 
@@ -67,10 +67,10 @@ TEST(Vector, Compare) {
   const auto kernel = [](uint32_t count) {
     return [count] {
       Scratch<int32_t> s(256);
-      const LocalTensor<uint8_t> bits = s.more<uint8_t>(32, false);
+      const LocalTensor<uint8_t> bits = s.allocate<uint8_t>(32, false);
       s.tensor.SetValue(3, 9);
       s.tensor.SetValue(64, 9);
-      settle();
+      sync_all_pipes();
       AscendC::CompareScalar(bits, s.tensor, 9, CMPMODE::EQ, count);
       EXPECT_EQ(value_of(bits, 0), 8);
       if (count > 64) {
@@ -91,8 +91,8 @@ TEST(Vector, ComparePoison) {
     return [mask] {
       Scratch<int32_t> s(64, false);
       Duplicate(s.tensor, 7, 60);
-      const LocalTensor<uint8_t> bits = s.more<uint8_t>(32);
-      const LocalTensor<uint8_t> masks = s.more<uint8_t>(32);
+      const LocalTensor<uint8_t> bits = s.allocate<uint8_t>(32);
+      const LocalTensor<uint8_t> masks = s.allocate<uint8_t>(32);
       AscendC::CompareScalar(bits, s.tensor, 7, CMPMODE::EQ, 64);
       fill(masks, {0, 0, 0, 0, 0, 0, 0, mask});
       const LocalTensor<uint16_t> out = bits.ReinterpretCast<uint16_t>();
@@ -108,8 +108,8 @@ TEST(Vector, Gather) {
   const auto kernel = [](uint32_t offset, uint32_t base) {
     return [offset, base] {
       Scratch<int32_t> s(64);
-      const LocalTensor<int32_t> out = s.more<int32_t>(64);
-      const LocalTensor<uint32_t> offsets = s.more<uint32_t>(64);
+      const LocalTensor<int32_t> out = s.allocate<int32_t>(64);
+      const LocalTensor<uint32_t> offsets = s.allocate<uint32_t>(64);
       fill(s.tensor, {0, 10, 20, 30});
       fill(offsets, {offset, 0});
       AscendC::Gather(out, s.tensor, offsets, base, 2);
@@ -122,14 +122,15 @@ TEST(Vector, Gather) {
   EXPECT_FAULT("byte offset 256 into 256", kernel(256, 0));
   EXPECT_FAULT("byte offset 256 into 256", kernel(252, 4));
   EXPECT_FAULT("byte offset 2 into", kernel(2, 0));
-  EXPECT_FAULT("overlap",
-               on<int32_t>([](auto& s) { AscendC::Gather(s.tensor, s.tensor, s.template more<uint32_t>(64), 0, 8); }));
+  EXPECT_FAULT("overlap", on<int32_t>([](auto& s) {
+                 AscendC::Gather(s.tensor, s.tensor, s.template allocate<uint32_t>(64), 0, 8);
+               }));
   EXPECT_FAULT("nothing has computed", on<int32_t>([](auto& s) {
-                 const auto out = s.template more<int32_t>(64);
-                 AscendC::Gather(out, s.tensor, s.template more<uint32_t>(64, false), 0, 8);
+                 const auto out = s.template allocate<int32_t>(64);
+                 AscendC::Gather(out, s.tensor, s.template allocate<uint32_t>(64, false), 0, 8);
                }));
   EXPECT_FAULT("more than 255 repeats", on<int32_t>([](auto& s) {
-                 const auto out = s.template more<int32_t>(64), offsets = s.template more<int32_t>(64);
+                 const auto out = s.template allocate<int32_t>(64), offsets = s.template allocate<int32_t>(64);
                  AscendC::Gather(out, s.tensor, offsets.template ReinterpretCast<uint32_t>(), 0, 256 * 64);
                }));
 }
@@ -138,8 +139,8 @@ TEST(Vector, Reduce) {
   const auto kernel = [](uint32_t work) {
     return [work] {
       Scratch<float> s(1024);
-      const LocalTensor<float> out = s.more<float>(8, false);
-      const LocalTensor<float> temporary = s.more<float>(work);
+      const LocalTensor<float> out = s.allocate<float>(8, false);
+      const LocalTensor<float> temporary = s.allocate<float>(work);
       fill(s.tensor, {0, 5, -1, 5});
       AscendC::ReduceMax(out, s.tensor, temporary, 1024);
       EXPECT_EQ(value_of(out, 0), 5.0f);
@@ -148,8 +149,8 @@ TEST(Vector, Reduce) {
   EXPECT_CLEAN(kernel(16));
   EXPECT_FAULT("of a tensor of 32 bytes", kernel(8));
   const auto reduced = [](auto& s) {
-    const auto temporary = s.template more<float>(64);
-    AscendC::ReduceMax(s.template more<float>(8), s.tensor, temporary, 64);
+    const auto temporary = s.template allocate<float>(64);
+    AscendC::ReduceMax(s.template allocate<float>(8), s.tensor, temporary, 64);
     return temporary;
   };
   EXPECT_CLEAN(on<float>(reduced));

@@ -1,4 +1,4 @@
-// One call, NGRAM_CALL, which must compile if the chip has it, and must not compile otherwise.
+// Compiles the Ascend C call NGRAM_CALL for the chip NGRAM_TWIN_CHIP (ngram_npu_call_test in CMakeLists.txt).
 #include "kernel_operator.h"
 
 using namespace AscendC;
