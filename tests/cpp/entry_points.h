@@ -1,4 +1,4 @@
-// The C entry points of the operators that need memory between calls, and that memory.
+// The C entry points of the operators that use an index or a store, and the memory of these.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const ngram_npu::Ngra
 
 namespace ngram_npu::test {
 
-// An index or a store.
+// The words of an index or of a store.
 struct Words : std::vector<int32_t> {
   using vector::vector;
   int64_t count() const { return static_cast<int64_t>(size()); }

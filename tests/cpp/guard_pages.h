@@ -20,7 +20,7 @@ namespace ngram_npu::test {
 enum class Flush { kEnd, kStart };
 constexpr Flush kFlushes[] = {Flush::kEnd, Flush::kStart};
 
-// `rows` runs of `capacity` items, a guard page before, between and after them.
+// Rows of `capacity` items, with a guard page before and after each row.
 template <class T>
 class GuardedRows {
  public:
@@ -48,14 +48,14 @@ class GuardedRows {
     return {(*this)[0], rows_, capacity_, pitch_ / item};
   }
 
-  // From now on a write faults.
-  void freeze() { allow(PROT_READ); }
+  // Makes writes fault.
+  void forbid_writes() { allow(PROT_READ); }
 
-  // From now on a read faults too.
-  void hide() { allow(PROT_NONE); }
+  // Makes reads and writes fault.
+  void forbid_reads() { allow(PROT_NONE); }
 
-  // False if something was written between a row and its other guard.
-  bool intact() const {
+  // Returns false if the space between a row and its other guard was written.
+  bool is_intact() const {
     const auto canary = [](uint8_t byte) { return byte == kCanary; };
     for (int64_t r = 0; r < rows_; ++r) {
       const uint8_t* const at = pages(r);
@@ -85,11 +85,11 @@ class GuardedRows {
 
   const int64_t rows_, capacity_;
   const Flush flush_;
-  int64_t data_bytes_, pitch_, mapped_;  // data_bytes_: of a row, whole pages
+  int64_t data_bytes_, pitch_, mapped_;  // data_bytes_: size of a row, rounded up to whole pages
   uint8_t* base_;
 };
 
-// One array between guards. An empty one points at a guard.
+// One array between guard pages. An empty array points to a guard page.
 template <class T>
 class Guarded {
  public:
@@ -101,8 +101,8 @@ class Guarded {
   T* data() const { return memory_[0]; }
   int64_t size() const { return memory_.capacity(); }
   std::vector<T> values() const { return std::vector<T>(data(), data() + size()); }
-  void freeze() { memory_.freeze(); }
-  bool intact() const { return memory_.intact(); }
+  void forbid_writes() { memory_.forbid_writes(); }
+  bool is_intact() const { return memory_.is_intact(); }
 
  private:
   GuardedRows<T> memory_;

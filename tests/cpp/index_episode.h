@@ -61,7 +61,7 @@ class IndexEpisode {
     while (c_.more()) {
       if (const char* error = event()) return error;
     }
-    if (!tokens_.intact() || !lengths_.intact() || !index_.intact() || !draft_costs_.intact()) {
+    if (!tokens_.is_intact() || !lengths_.is_intact() || !index_.is_intact() || !draft_costs_.is_intact()) {
       return "memory outside a tensor was written";
     }
     return corrupt_ ? nullptr : check();
@@ -80,7 +80,7 @@ class IndexEpisode {
     ladder_.cost_limit = c_.below(150);
     const auto seed = c_.below(256);
     for (int64_t i = 0; i < costs_.size(); ++i) costs_.data()[i] = static_cast<uint8_t>((i + 1) * (2 * seed + 1) % 61);
-    costs_.freeze();
+    costs_.forbid_writes();
     if (c_.one_in(4)) return;
     costs_to_ = {draft_costs_[0], draft_costs_.view().stride};
   }
@@ -302,7 +302,7 @@ class IndexEpisode {
     event_counts_["drafts of scanned rows, by cost"] += scanned && want.count > 0;
     event_counts_["drafts that other outcomes would change"] += !(want == expected(false, &other_paid));
     event_counts_["drafts ended by their cost"] +=
-        want.count < draft_behind(t, expected_candidate(t), look_, [](int64_t, int64_t) { return true; }).count;
+        want.count < draft_after(t, expected_candidate(t), look_, [](int64_t, int64_t) { return true; }).count;
     return nullptr;
   }
 

@@ -31,7 +31,7 @@ class IndexTest : public InstructionSetTest {
     for (const auto& [name, count] : event_counts) EXPECT_GT(count, 0) << name;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Isa, IndexTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
+INSTANTIATE_TEST_SUITE_P(Isa, IndexTest, testing::ValuesIn(instruction_sets()), get_instruction_set_name);
 
 TEST_P(IndexTest, DraftsEqualThoseOfAScan) { run(false); }
 

@@ -1,4 +1,4 @@
-// The CPU library's C entry points, and the suites that run once per instruction set of this machine.
+// C entry points of the CPU library, and the base class of test suites that run once per supported instruction set.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ inline std::vector<std::string> instruction_sets() {
   return names;
 }
 
-inline std::string name_of_instruction_set(const testing::TestParamInfo<std::string>& info) { return info.param; }
+inline std::string get_instruction_set_name(const testing::TestParamInfo<std::string>& info) { return info.param; }
 
 class InstructionSetTest : public testing::TestWithParam<std::string> {
  protected:
@@ -37,12 +37,12 @@ class InstructionSetTest : public testing::TestWithParam<std::string> {
   void TearDown() override { ngram_npu_cpu_set_instruction_set("auto"); }
 };
 
-inline Tokens random_row(RandomChoices& random, int64_t length, int64_t alphabet) {
+inline Tokens make_random_row(RandomChoices& random, int64_t length, int64_t alphabet) {
   Tokens tokens(static_cast<size_t>(length));
   for (int32_t& token : tokens) token = static_cast<int32_t>(random.below(alphabet));
   return tokens;
 }
 
-constexpr int64_t kNoLimit = int64_t{1} << 40;  // a max_len without effect
+constexpr int64_t kNoLimit = int64_t{1} << 40;  // a max_len that limits nothing
 
 }  // namespace ngram_npu::test

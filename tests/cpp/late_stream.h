@@ -16,7 +16,7 @@ class LateStream {
   LateStream() = default;
   LateStream(const LateStream&) = delete;
   LateStream& operator=(const LateStream&) = delete;
-  ~LateStream() {  // when all that was added has run
+  ~LateStream() {  // waits until all tasks have run
     add({});
     if (thread_.joinable()) thread_.join();
   }

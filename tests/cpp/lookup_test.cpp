@@ -28,7 +28,7 @@ Tokens bits(uint32_t word, int64_t length) {
 
 void append(Tokens& tokens, const Tokens& more) { tokens.insert(tokens.end(), more.begin(), more.end()); }
 
-// All rows over {0, 1} up to a length.
+// Generates all rows of the tokens 0 and 1 up to a length.
 template <class Visit>
 void every_binary_row(int64_t max_length, const Visit& visit) {
   const Ranges ranges{{1, 1}, {1, 2}, {2, 2}, {1, 3}, {2, 4}, {3, 3}, {2, 5}, {4, 4}, {1, 8}, {5, 12}, {1, 64}};
@@ -61,7 +61,7 @@ std::vector<int64_t> edge_lengths() {
   return lengths;
 }
 
-// Token ids are any 32 bits.
+// Generates rows with arbitrary 32-bit token ids.
 constexpr int32_t kExtremeTokens[] = {-1, 0, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
 
 template <class Visit>
@@ -74,8 +74,8 @@ void rows_of_every_length(const Visit& visit) {
   }
   RandomChoices random(20240229);
   for (const int64_t length : edge_lengths()) {
-    for (const int64_t alphabet : {2, 3, 7}) visit(random_row(random, length, alphabet), ranges);
-    Tokens tokens = random_row(random, length, 4);
+    for (const int64_t alphabet : {2, 3, 7}) visit(make_random_row(random, length, alphabet), ranges);
+    Tokens tokens = make_random_row(random, length, 4);
     for (int32_t& token : tokens) token = kExtremeTokens[token];
     visit(tokens, {{1, 1}, {1, 4}, {3, 8}});
   }
@@ -87,7 +87,7 @@ void periodic_rows(const Visit& visit) {
   RandomChoices random(7);
   for (const int64_t length : edge_lengths()) {
     for (const int64_t period : {1, 2, 3, 5, 8, 17, 63, 64, 65}) {
-      const Tokens unit = random_row(random, period, 4);
+      const Tokens unit = make_random_row(random, period, 4);
       Tokens tokens;
       for (int64_t i = 0; i < length; ++i) tokens.push_back(unit[static_cast<size_t>(i % period)]);
       visit(tokens, {{1, 3}, {2, 64}, {33, 33}, {64, 64}});
@@ -117,7 +117,7 @@ void long_matches_near_the_start(const Visit& visit) {
   }
 }
 
-// Exactly one occurrence, at every position of a row.
+// Generates rows with exactly one occurrence, at each position.
 template <class Visit>
 void single_occurrences(const Visit& visit) {
   for (const int64_t length : {20, 33, 34, 66, 131, 197}) {
@@ -216,14 +216,14 @@ class LookupTest : public InstructionSetTest {
   int64_t calls_ = 0;
 };
 
-INSTANTIATE_TEST_SUITE_P(Isa, LookupTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
+INSTANTIATE_TEST_SUITE_P(Isa, LookupTest, testing::ValuesIn(instruction_sets()), get_instruction_set_name);
 
 TEST_P(LookupTest, EqualsTheDefinition) { every_row(12, checker(this)); }
 
 // The memory of a row that cannot draft is not read.
 TEST_P(LookupTest, RowsThatCannotDraftAreNotRead) {
   GuardedRows<int32_t> rows(5, 4096, Flush::kEnd);
-  rows.hide();
+  rows.forbid_reads();
   const int32_t num_tokens[] = {4000, 1, 0, 4097, 4096};
   const int32_t num_sampled[] = {0, 1, 1, 1, 1};
   int32_t drafts[5], num_draft[5], match_len[5];
@@ -311,10 +311,10 @@ TEST(GuardPagesDeathTest, AccessOutsideARowFaults) {
     const GuardedRows<int32_t> rows(2, 5, flush);
     EXPECT_DEATH(read(flush == Flush::kEnd ? rows[1] + 5 : rows[1] - 1), "");
     rows[0][flush == Flush::kEnd ? -1 : 5] = 0;
-    EXPECT_FALSE(rows.intact());
+    EXPECT_FALSE(rows.is_intact());
   }
   Guarded<int32_t> frozen({1, 2, 3}, Flush::kEnd);
-  frozen.freeze();
+  frozen.forbid_writes();
   EXPECT_DEATH(*const_cast<volatile int32_t*>(frozen.data() + 1) = 5, "");
 }
 

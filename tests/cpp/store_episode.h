@@ -45,7 +45,8 @@ class StoreEpisode {
     while (c_.more()) {
       if (const char* error = event()) return error;
     }
-    const bool intact = store_.intact() && tokens_.intact() && drafts_.intact() && paid_.intact() && counts_.intact();
+    const bool intact =
+        store_.is_intact() && tokens_.is_intact() && drafts_.is_intact() && paid_.is_intact() && counts_.is_intact();
     if (!intact) return "memory outside a tensor was written";
     if (corrupt_) return nullptr;
     int64_t where = 0;

@@ -36,8 +36,8 @@ TEST(StoreTest, DraftsHaveTextOfTheirScopeOnly) {
 
 TEST(StoreTest, CorruptMemoryCausesNoOutOfBoundsAccess) { run(true); }
 
-// A store with the text of one request.
-SharedStore store_with_text() {
+// Returns a store with the text of one request.
+SharedStore make_store_with_text() {
   SharedStore words(1, 4, 3);
   const std::vector<int32_t> text = {5, 6, 7, 5, 6, 7, 5, 6};
   const auto length = static_cast<int32_t>(text.size());
@@ -58,7 +58,7 @@ SharedStore store_with_text() {
 }
 
 TEST(StoreTest, ClearErasesTextAndOutcomes) {
-  SharedStore words = store_with_text();
+  SharedStore words = make_store_with_text();
   cpu::Store store;
   ASSERT_TRUE(cpu::open_store(words.data(), words.count(), &store));
   const auto outcomes = reinterpret_cast<int32_t*>(store.bytes) - words.data();
@@ -72,15 +72,15 @@ TEST(StoreTest, ClearErasesTextAndOutcomes) {
   EXPECT_FALSE(any_from(reinterpret_cast<int32_t*>(store.heads) - words.data()));
 }
 
-StoreFault fault_after(const std::function<void(const cpu::Store&)>& corrupt) {
-  SharedStore words = store_with_text();
+StoreFault find_fault_after(const std::function<void(const cpu::Store&)>& corrupt) {
+  SharedStore words = make_store_with_text();
   cpu::Store store;
   EXPECT_TRUE(cpu::open_store(words.data(), words.count(), &store));
   corrupt(store);
   return static_cast<StoreFault>(words.fault());
 }
 
-Entry* first_entry(const cpu::Store& store) {
+Entry* find_first_entry(const cpu::Store& store) {
   auto* entries = reinterpret_cast<Entry*>(store.lines);
   for (uint32_t i = 0; i < kLineEntries << store.line_bits; ++i) {
     if (entries[i].position != 0) return entries + i;
@@ -89,25 +89,25 @@ Entry* first_entry(const cpu::Store& store) {
 }
 
 TEST(StoreTest, CheckReportsTheKindOfCorruption) {
-  EXPECT_EQ(fault_after([](const cpu::Store&) {}), kStoreFaultNone);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.header[kHeaderMagic] = 1; }), kStoreFaultHeader);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadFill] = 100; }), kStoreFaultSlot);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadSerial] = 9; }), kStoreFaultBlock);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadFirst] = 9; }), kStoreFaultFill);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadPrevious] = 1; }), kStoreFaultLink);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) {
+  EXPECT_EQ(find_fault_after([](const cpu::Store&) {}), kStoreFaultNone);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) { s.header[kHeaderMagic] = 1; }), kStoreFaultHeader);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) { s.head(1)[kHeadFill] = 100; }), kStoreFaultSlot);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) { s.head(1)[kHeadSerial] = 9; }), kStoreFaultBlock);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) { s.head(1)[kHeadFirst] = 9; }), kStoreFaultFill);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) { s.head(1)[kHeadPrevious] = 1; }), kStoreFaultLink);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) {
               s.header[kHeaderNextSerial] = 3;
               s.head(2)[kHeadSerial] = 2;
               s.head(2)[kHeadPrevious] = 1;
               s.head(2)[kHeadScope] = s.head(1)[kHeadScope] + 1;
             }),
             kStoreFaultLink);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->position += 200; }), kStoreFaultPlace);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadSerial] = 0; }), kStoreFaultPlace);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state ^= 1u << 20; }), kStoreFaultKey);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state |= 15; }), kStoreFaultCounts);
-  EXPECT_EQ(fault_after([](const cpu::Store& s) {
-              Entry* const entry = first_entry(s);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) { find_first_entry(s)->position += 200; }), kStoreFaultPlace);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) { s.head(1)[kHeadSerial] = 0; }), kStoreFaultPlace);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) { find_first_entry(s)->state ^= 1u << 20; }), kStoreFaultKey);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) { find_first_entry(s)->state |= 15; }), kStoreFaultCounts);
+  EXPECT_EQ(find_fault_after([](const cpu::Store& s) {
+              Entry* const entry = find_first_entry(s);
               const auto offset = static_cast<size_t>(entry - reinterpret_cast<Entry*>(s.lines));
               Entry* const line = entry - offset % kLineEntries;
               line[kLineEntries - 1] = *entry;

@@ -200,7 +200,7 @@ class Saving {
   Saving(const Saving&) = delete;
   Saving& operator=(const Saving&) = delete;
 
-  // Stops. Returns whether the last complete copy is a sound store.
+  // Stops copying. Returns whether the last complete copy is a valid store.
   bool stop(uint32_t visibility) {
     stopped_ = true;
     thread_.join();
@@ -375,8 +375,8 @@ class Drafter {
   StreamDrafter* drafter_;
 };
 
-// Another call on the store, as by the drafter of a second engine, must never happen. If it does, neither writes, and
-// the statistics count it.
+// No other call on the store may happen, for example by the drafter of a second engine. If it does, neither call writes
+// to the store, and the statistics count the skipped call.
 TEST(StreamDrafterTest, JobSkipsAStoreInUse) {
   SharedStore store(kRows, kBlocks, kLineBits);
   Drafter drafter(store.access());

@@ -62,7 +62,7 @@ class ThreadExecutor {
   int32_t tasks_ = 0;
 };
 
-// Runs all tasks on one thread, the last one first: an executor promises no more.
+// Runs all tasks on one thread, the last task first. Callers may not rely on another order or on several threads.
 void run_backwards(const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
   for (int32_t task = num_tasks - 1; task >= 0; --task) fn(context, task);
 }
@@ -75,7 +75,7 @@ class ThreadsTest : public InstructionSetTest {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Isa, ThreadsTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
+INSTANTIATE_TEST_SUITE_P(Isa, ThreadsTest, testing::ValuesIn(instruction_sets()), get_instruction_set_name);
 
 // Rows of different lengths with work for several threads, and space for the sampled tokens.
 struct Batch {
@@ -87,7 +87,7 @@ struct Batch {
   // Lengths from half the capacity up: three quarters of 48 * 14k tokens are work for three threads.
   Batch() : tokens(static_cast<size_t>(kRows * kCapacity)), num_tokens(kRows), sampled(kRows * kWidth, -1) {
     RandomChoices random(5);
-    const Tokens phrase = random_row(random, 997, 50000);
+    const Tokens phrase = make_random_row(random, 997, 50000);
     for (int64_t i = 0; i < kRows * kCapacity; ++i) {
       tokens[static_cast<size_t>(i)] = phrase[static_cast<size_t>((i * 31 + i / 613) % 997)];
     }
@@ -137,7 +137,7 @@ TEST_P(ThreadsTest, SeveralThreadsEqualOneThread) {
   for (const int32_t match_policy : {kEarliest, kLatest}) {
     const Batch::Results expected = batch().step(nullptr, match_policy);
     const auto undrafted = std::count(expected[5].begin(), expected[5].end(), 0);
-    EXPECT_LT(undrafted, Batch::kRows / 2);  // or the comparison would show little
+    EXPECT_LT(undrafted, Batch::kRows / 2);  // otherwise too few drafts were compared
     ThreadExecutor threads(4);
     EXPECT_TRUE(batch().step(threads.get(), match_policy) == expected);
     EXPECT_EQ(threads.tasks(), 3);
@@ -204,7 +204,8 @@ TEST_P(ThreadsTest, ThreadsAreUsedFromTheCrossoverOn) {
 
 }  // namespace
 
-// Appending to an index: it drafts the same as one built by one thread, with enough memory and with too little.
+// An index to which several threads append gives the same drafts as an index built by one thread, with enough memory
+// and with too little.
 namespace {
 
 constexpr int64_t kRows = 12, kCapacity = 6000, kDrafts = 4;
@@ -225,7 +226,7 @@ class Indexed {
   Indexed(int64_t pages, Tokens tokens, Lookup lookup = {options(2, 4, kEarliest)})
       : pages_(pages), tokens_(std::move(tokens)), lookup_(lookup) {}
 
-  // Without slots: all rows.
+  // Appends to all rows if no slots are given.
   void append(const Executor* executor, const Tokens& slots = {}) {
     const NgramIndexAppendParams params{{tokens_.data(), kRows, kCapacity, kCapacity},
                                         lengths_.data(),
@@ -302,10 +303,10 @@ TEST(IndexThreadsTest, SeveralThreadsEqualOneThread) {
   const Lookup lookups[] = {
       {options(2, 4, kEarliest)}, {options(2, 4, kLatest)}, {sizes, true}, {sizes, true, costs.data()}};
   for (const int64_t alphabet : {40, 3000}) {
-    const Tokens tokens = random_row(random, kRows * kCapacity, alphabet);
+    const Tokens tokens = make_random_row(random, kRows * kCapacity, alphabet);
     for (const Lookup& lookup : lookups) {
-      for (const int64_t pages : {1000, 60}) {  // 60 are too few
-        // Which rows find no memory depends on the threads; those rows have no outcomes.
+      for (const int64_t pages : {1000, 60}) {  // 60 pages are too few
+        // The threads' timing decides which rows get no memory, and those rows have no outcomes.
         if (pages == 60 && lookup.costs != nullptr) continue;
         ThreadExecutor threads(4, 1000);
         EXPECT_EQ(Indexed(pages, tokens, lookup).drafts_after_append(threads.get()),
@@ -319,7 +320,7 @@ TEST(IndexThreadsTest, SeveralThreadsEqualOneThread) {
 TEST(IndexThreadsTest, DuplicateSlotsAreIndexedByOneThread) {
   RandomChoices random(5);
   const ThreadExecutor threads(4, 1000);
-  Indexed indexed(1000, random_row(random, kRows * kCapacity, 300));
+  Indexed indexed(1000, make_random_row(random, kRows * kCapacity, 300));
   indexed.append(threads.get(), {3, 3, 5, 3, -1, -1, 99});
   EXPECT_EQ(threads.calls(), 0);
   EXPECT_TRUE(indexed.is_sound(3, 3));
@@ -333,10 +334,10 @@ TEST(IndexThreadsTest, DuplicateSlotsAreIndexedByOneThread) {
 
 TEST(IndexThreadsTest, ForkedChildIndexesWhileItsParentIndexes) {
   RandomChoices random(5);
-  const Tokens tokens = random_row(random, kRows * kCapacity, 300);
+  const Tokens tokens = make_random_row(random, kRows * kCapacity, 300);
   Indexed parent_rows(10, tokens), child_rows(200, tokens);
   std::atomic<bool> stop{false};
-  std::thread user([&] {  // nearly always holds pages, never memory from malloc
+  std::thread user([&] {  // nearly always owns pages of the arena, and never allocates by malloc
     const Tokens slot = {0};
     while (!stop) {
       parent_rows.make_large(0);
@@ -359,7 +360,7 @@ TEST(IndexThreadsTest, ForkedChildIndexesWhileItsParentIndexes) {
 
 }  // namespace
 
-// Concurrent calls on one store: one of them uses it, the others skip it.
+// Concurrent calls on one store: one call uses the store, and the others skip it.
 namespace {
 
 constexpr int64_t kThreads = 4, kBits = 6;
@@ -462,7 +463,7 @@ TEST(ThreadPoolTest, CallDuringABusyPoolDoesNotWait) {
   std::_Exit(cpu::pool_executor().max_threads == expected ? 0 : 1);
 }
 
-// Re-executed: the environment is read at first use.
+// The test binary is executed again, because the pool reads the environment at first use.
 TEST(ThreadPoolDeathTest, OmpNumThreadsOverridesTheNumberOfCores) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   cpu_set_t cores;

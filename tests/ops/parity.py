@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ops.specs import OPSPECS, Args, Array, OpSpec, Sample, clone, clone_args, owner, same_bits
+from ops.specs import OPSPECS, Args, Array, OpSpec, Sample, bits_equal, clone, clone_args, find_base
 from ops.specs.inputs import HOSTILE_INT64, UNLIMITED
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def compare(
     if len(got) != len(expected):
         raise MismatchError(f"{sample.label}: expected {len(expected)} results, got {len(got)}")
     for i, (result, reference) in enumerate(zip(got, expected, strict=True)):
-        if not same_bits(result, reference):
+        if not bits_equal(result, reference):
             raise MismatchError(f"{sample.label}: result {i}: got\n{result}\nexpected\n{reference}")
 
 
@@ -186,12 +186,12 @@ def _check_arguments(spec: OpSpec, sample: Sample, got: Args, expected: Args | N
     ):
         if not isinstance(before, np.ndarray) or name in spec.opaque:
             continue
-        if name not in spec.written and not np.array_equal(owner(after), owner(before)):
+        if name not in spec.written and not np.array_equal(find_base(after), find_base(before)):
             raise MismatchError(f"{sample.label}: {name} was changed but is not marked as written")
         if expected is None:  # the values are unspecified, but the memory around must not change
             reference = clone(before)
             reference[...] = after
-        if not np.array_equal(owner(after), owner(reference)):
+        if not np.array_equal(find_base(after), find_base(reference)):
             raise MismatchError(
-                f"{sample.label}: {name}: got\n{owner(after)}\nexpected\n{owner(reference)}"
+                f"{sample.label}: {name}: got\n{find_base(after)}\nexpected\n{find_base(reference)}"
             )

@@ -19,7 +19,7 @@ from ops.parity import (
     random_cases,
     sample_cases,
 )
-from ops.specs import OPSPECS, OpSpec, clone_args, owner
+from ops.specs import OPSPECS, OpSpec, clone_args, find_base
 
 SANITIZED = os.environ.get("NGRAM_NPU_EXPECT_VERSION")
 SPECS = list(OPSPECS.values())
@@ -67,7 +67,7 @@ def _faulty_backend(fault: str) -> Backend:
         elif fault == "unmarked":
             STEP.get(args, "sampled_token_ids").flat[0] ^= 1
         elif fault == "outside":
-            owner(STEP.get(args, "token_ids")).reshape(-1)[-1] += 1
+            find_base(STEP.get(args, "token_ids")).reshape(-1)[-1] += 1
         return results
 
     return Backend(f"faulty-{fault}", call, "auto")

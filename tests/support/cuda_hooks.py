@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from backends import Backend, call_torch
 from ops.guard_pages import guarded
-from ops.specs import Args, Array, OpSpec, Sample, clone_args, owner
+from ops.specs import Args, Array, OpSpec, Sample, clone_args, find_base
 from twins import Twin
 
 HOOKS = Twin("cuda_hooks", "cuda", "cuda")
@@ -39,7 +39,7 @@ def _extent(array: Array) -> tuple[int, ...]:
     """Returns address and size of the base array, first item, rows, bytes per row, row stride in
     bytes. The bytes around the base array belong to the allocator, never to another tensor."""
     margin = 8
-    base = owner(array)
+    base = find_base(array)
     rows, width = (1, array.shape[0]) if array.ndim == 1 else array.shape
     begin = base.__array_interface__["data"][0]
     first = array.__array_interface__["data"][0]

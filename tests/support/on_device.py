@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from ops.parity import as_arrays
-from ops.specs import OPSPECS, Args, Array, owner
+from ops.specs import OPSPECS, Args, Array, find_base
 
 GUARD = 256
 """Bytes before and after each base array: a multiple of a kernel's largest load, so that a view has
@@ -34,7 +34,7 @@ class OnDevice:
         )
 
     def _view(self, array: Array) -> torch.Tensor:
-        base = owner(array)
+        base = find_base(array)
         if id(base) not in self._owners:
             self._owners[id(base)] = (base, self._upload(base))
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype

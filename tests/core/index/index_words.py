@@ -14,11 +14,11 @@ Int32Array = npt.NDArray[np.int32]
 
 HEADER, SLOT = 64, 48
 
-Change = Callable[[Int32Array], Any]
+Corruption = Callable[[Int32Array], Any]
 
 
-def random_tokens(rows: int, length: int, alphabet: int) -> Int32Array:
-    return np.random.default_rng(4).integers(0, alphabet, (rows, length), dtype=np.int32)
+def random_tokens(rows: int, length: int, vocab_size: int) -> Int32Array:
+    return np.random.default_rng(4).integers(0, vocab_size, (rows, length), dtype=np.int32)
 
 
 def slot_words(words: Int32Array, slot: int) -> Int32Array:
@@ -37,18 +37,20 @@ def page_words(words: Int32Array, page: int) -> Int32Array:
     return words[first + page * _C.INDEX_PAGE_WORDS :][: _C.INDEX_PAGE_WORDS]
 
 
-def edit_word(at: int, value: Callable[[int], int]) -> Change:
+def make_word_edit(offset: int, new_value: Callable[[int], int]) -> Corruption:
     """Returns a function that changes the word at an offset."""
 
     def change(words: Int32Array) -> None:
-        words[at] = value(int(words[at]))
+        words[offset] = new_value(int(words[offset]))
 
     return change
 
 
-def check_detected(index: NgramIndex, tokens: Int32Array, change: Change, message: str) -> None:
-    """Damages an index, and checks that the integrity check reports it."""
+def check_corruption_is_detected(
+    index: NgramIndex, tokens: Int32Array, corrupt: Corruption, message: str
+) -> None:
+    """Corrupts an index, and checks that the integrity check reports the corruption."""
     index.check_integrity(dict(enumerate(tokens)))
-    change(index.tensor)  # type: ignore[arg-type]
+    corrupt(index.tensor)  # type: ignore[arg-type]
     with pytest.raises(IntegrityError, match=message):
         index.check_integrity({0: tokens[0]})

@@ -9,10 +9,10 @@ import pytest
 import torch
 from core.index.index_words import (
     HEADER,
-    Change,
+    Corruption,
     Int32Array,
-    check_detected,
-    edit_word,
+    check_corruption_is_detected,
+    make_word_edit,
     page_owners,
     page_words,
     random_tokens,
@@ -301,9 +301,9 @@ def _duplicate_entry(words: Int32Array) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (edit_word(0, lambda _: 0), "header does not match the tensor's size"),
-        (edit_word(DEPTH, lambda _: 15), r"deeper than the layout allows \(slot or page 0\)"),
-        (edit_word(ROOT, lambda entry: entry | 15), "does not fill its part of the directory"),
+        (make_word_edit(0, lambda _: 0), "header does not match the tensor's size"),
+        (make_word_edit(DEPTH, lambda _: 15), r"deeper than the layout allows \(slot or page 0\)"),
+        (make_word_edit(ROOT, lambda entry: entry | 15), "does not fill its part of the directory"),
         (
             lambda words: page_owners(words).__setitem__(int(words[ROOT]) >> 4, 2),
             "belongs to another slot",
@@ -312,8 +312,8 @@ def _duplicate_entry(words: Int32Array) -> None:
             lambda words: page_owners(words).__setitem__(-1, 1000),
             r"another slot, or is listed twice \(slot or page \d+\)",
         ),
-        (edit_word(PAGES, lambda n: n + 1), "number of pages does not match its pages"),
-        (edit_word(PAGES_IN_USE, lambda n: n + 1), "pages in use does not match the pages"),
+        (make_word_edit(PAGES, lambda n: n + 1), "number of pages does not match its pages"),
+        (make_word_edit(PAGES_IN_USE, lambda n: n + 1), "pages in use does not match the pages"),
         (
             lambda words: words.__setitem__(FREE_PAGE, int(words[2]) + 9),
             "freed pages is broken",
@@ -327,14 +327,14 @@ def _duplicate_entry(words: Int32Array) -> None:
         (_remove_entry, "slot 0: an entry is missing"),
         (_duplicate_entry, "slot 0: an entry exists, or is marked, although"),
         (
-            edit_word(LENGTH, lambda n: n + 1),
+            make_word_edit(LENGTH, lambda n: n + 1),
             "slot 0: the slot has indexed more tokens than",
         ),
     ],
 )
-def test_integrity_check_detects_damage(change: Change, message: str) -> None:
+def test_integrity_check_detects_damage(change: Corruption, message: str) -> None:
     tokens = new_tokens()
-    check_detected(new_index(tokens), tokens, change, message)
+    check_corruption_is_detected(new_index(tokens), tokens, change, message)
 
 
 @pytest.mark.parametrize("match_policy", [0, 1])
@@ -346,7 +346,7 @@ def test_integrity_check_detects_wrong_occurrence(match_policy: int) -> None:
         page = _page(words)
         page[np.flatnonzero(page)] += -3 if match_policy else 3
 
-    check_detected(index, tokens, change_occurrence, "does not record the earliest")
+    check_corruption_is_detected(index, tokens, change_occurrence, "does not record the earliest")
 
 
 def test_integrity_check_of_missing_slot_is_an_error() -> None:

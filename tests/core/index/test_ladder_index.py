@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pytest
 from core.index.index_words import (
     HEADER,
-    Change,
+    Corruption,
     Int32Array,
-    check_detected,
-    edit_word,
+    check_corruption_is_detected,
+    make_word_edit,
     page_words,
     random_tokens,
     slot_words,
@@ -107,17 +107,17 @@ OTHER_CANDIDATE = "slot 0: the slot's candidate is not that of its row"
     [
         (_change_outcome, "slot 0: a token's outcome is not that of its row"),
         # The length of the candidate's match, then its position.
-        (edit_word(HEADER + CANDIDATE, lambda word: word ^ 1), OTHER_CANDIDATE),
-        (edit_word(HEADER + CANDIDATE, lambda word: word - 32), OTHER_CANDIDATE),
-        (edit_word(HEADER + CANDIDATE, lambda _: 0), OTHER_CANDIDATE),
+        (make_word_edit(HEADER + CANDIDATE, lambda word: word ^ 1), OTHER_CANDIDATE),
+        (make_word_edit(HEADER + CANDIDATE, lambda word: word - 32), OTHER_CANDIDATE),
+        (make_word_edit(HEADER + CANDIDATE, lambda _: 0), OTHER_CANDIDATE),
         (_use_page_of_another_slot, "belongs to another slot"),
         (_use_missing_page, "belongs to another slot"),
-        (edit_word(HEADER + OUTCOME_PAGES, lambda n: n - 1), "number of pages does not match"),
+        (make_word_edit(HEADER + OUTCOME_PAGES, lambda n: n - 1), "number of pages does not match"),
     ],
 )
-def test_integrity_check_detects_damage(change: Change, message: str) -> None:
+def test_integrity_check_detects_damage(change: Corruption, message: str) -> None:
     tokens = new_tokens()
-    check_detected(index_at_once(tokens), tokens, change, message)
+    check_corruption_is_detected(index_at_once(tokens), tokens, change, message)
 
 
 def test_outcomes_that_need_a_directory_are_complete_and_freed() -> None:

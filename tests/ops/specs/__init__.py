@@ -1,8 +1,8 @@
-"""One OpSpec per operator, by family. The tests of every backend in tests/ops are derived from
-these, so a new operator needs an OpSpec and no tests of its own."""
+"""One OpSpec per operator, by family. The tests in tests/ops are derived from the OpSpecs for every
+backend, so a new operator needs an OpSpec and no tests of its own."""
 
 from . import bookkeeping, correction, device_store, drafting, merging, ngram_index, store
-from .spec import Args, Array, BadCall, OpSpec, Sample, clone, clone_args, owner, same_bits
+from .spec import Args, Array, BadCall, OpSpec, Sample, bits_equal, clone, clone_args, find_base
 
 _MODULES = (drafting, ngram_index, store, device_store, merging, bookkeeping, correction)
 OPSPECS: dict[str, OpSpec] = {
@@ -19,8 +19,8 @@ __all__ = [
     "BadCall",
     "OpSpec",
     "Sample",
+    "bits_equal",
     "clone",
     "clone_args",
-    "owner",
-    "same_bits",
+    "find_base",
 ]

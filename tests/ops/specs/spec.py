@@ -35,13 +35,13 @@ class BadCall:
     """A call that must be rejected before anything is written."""
 
     change: dict[str, Any]
-    """Arguments replaced by name; a callable gets the good value."""
+    """New values by argument name; a callable receives the valid value."""
     message: str
     """A regular expression for the error; operator and argument are checked as well."""
     named: str = ""
-    """The argument that the error names; empty: the first one that is changed."""
+    """The argument that the error names; if empty, the first argument of ``change``."""
     sample: str = ""
-    """The label of the sample that is changed; empty: the first one."""
+    """The label of the sample whose arguments are changed; if empty, the first sample."""
 
     @property
     def argument(self) -> str:
@@ -56,8 +56,8 @@ class OpSpec:
     """Ordinary, edge and hostile calls; the first is ordinary and has all sizes above 1."""
     bad_calls: tuple[BadCall, ...]
     sizes: tuple[Args, ...]
-    """Arguments for one compiled graph. All sizes differ between the calls, and within each: torch
-    uses one symbol for equal sizes."""
+    """Arguments of calls of one compiled graph. All sizes differ between the calls and within each
+    call, because torch uses one symbol for equal sizes."""
     opaque: frozenset[str] = frozenset()
     """Arguments with contents that are specific to the implementation, and not compared."""
     fixed: frozenset[str] = frozenset()
@@ -66,21 +66,21 @@ class OpSpec:
     no_kernel: dict[str, str] = field(default_factory=dict)
     """By backend, the reason why this operator has no kernel there."""
     kernel_of: str = ""
-    """The operator that has its kernels, if that is another one."""
+    """The operator whose kernels this operator uses; if empty, its own."""
 
     @property
     def kernel(self) -> str:
-        """The name of its kernels."""
+        """The name of the operator's kernels."""
         return self.kernel_of or self.name
 
     @property
     def family(self) -> str:
-        """The name of the files that contain it together with related operators (tests/repo)."""
+        """The name of the files that contain the operator and related operators (tests/repo)."""
         return self.reference.__module__.rpartition(".")[2]
 
     @cached_property
     def schema(self) -> str:
-        """The schema in the operator's document, with which a gate compares the registered one."""
+        """The schema in the operator's document; a test compares it with the registered schema."""
         return schema_of(self.name)
 
     @cached_property
@@ -109,7 +109,7 @@ class OpSpec:
         return {name for name, kind in self.arguments if re.match(r"Tensor\(\w+!\)", kind)}
 
     def sample(self, label: str = "") -> Sample:
-        """Returns the sample with that label; the first one if it is empty."""
+        """Returns the sample with this label; if it is empty, the first sample."""
         samples = self.samples(np.random.default_rng(1))
         return next(s for s in samples if label in ("", s.label))
 
@@ -133,7 +133,7 @@ class OpSpec:
         return tuple(values[name] for name in names)
 
 
-def owner(array: Array) -> Array:
+def find_base(array: Array) -> Array:
     """Returns the array that owns the memory of `array`."""
     while isinstance(array.base, np.ndarray):
         array = array.base
@@ -142,7 +142,7 @@ def owner(array: Array) -> Array:
 
 def clone(array: Array) -> Array:
     """Returns a copy with equal strides and an equal offset into a copy of the owner."""
-    base = owner(array)
+    base = find_base(array)
     offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
     return np.ndarray(array.shape, array.dtype, base.copy(), offset, array.strides)
 
@@ -171,7 +171,7 @@ def in_buffer(
     return view
 
 
-def same_bits(got: Array, expected: Array) -> bool:
+def bits_equal(got: Array, expected: Array) -> bool:
     return (
         got.dtype == expected.dtype
         and got.shape == expected.shape

@@ -15,20 +15,20 @@ from ngram_npu.engines.vllm import plugin
 
 @pytest.fixture(autouse=True)
 def _index_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests have few tokens, which would be scanned instead."""
+    """Lets tests with few tokens use an index, which would be scanned otherwise."""
     monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", -1)
 
 
 @pytest.fixture(autouse=True)
 def _restore_threads() -> Iterator[None]:
-    """A drafter sets the number of threads of the process."""
+    """Restores the number of threads of the process, which a drafter sets."""
     yield
     set_num_threads(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _end_engines() -> Iterator[None]:
-    """A module's engines log their counts when they end, not during another module's test."""
+    """Ends a module's engines, so that they log their counts before another module's tests."""
     yield
     gc.collect()
 
@@ -49,7 +49,7 @@ def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 class FakeVLLM:
-    """A vLLM without modules, in place of the one that is installed. Tests write its modules."""
+    """A fake vLLM that replaces an installed vLLM. Tests write its modules."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

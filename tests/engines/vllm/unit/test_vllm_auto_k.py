@@ -1,4 +1,4 @@
-"""The option ``k="auto"``: vLLM's table of draft lengths, and what a scheduler's steps pass on."""
+"""The option ``k="auto"``: vLLM's table of draft lengths, and the step times that are observed."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_time_between_decode_steps_of_one_length_is_observed(observed: Any) -> N
     ],
     ids=["prefill", "grammar", "different lengths", "chunk", "empty"],
 )
-def test_other_steps_are_not_observed(observed: Any, other: Any) -> None:
+def test_step_without_comparable_time_is_not_observed(observed: Any, other: Any) -> None:
     observer, recorder, clock = observed
     for output in (make_output({"a": 0}), other, make_output({"a": 0}), make_output({"a": 0})):
         clock[0] += 0.01
@@ -213,7 +213,7 @@ def test_other_steps_are_not_observed(observed: Any, other: Any) -> None:
     assert [t is None for _, _, t in recorder.steps] == [True, True, False]
 
 
-def test_step_after_an_idle_engine_has_no_time(observed: Any) -> None:
+def test_first_step_after_idle_engine_has_no_time(observed: Any) -> None:
     observer, recorder, clock = observed
     running = observer._scheduler.running
     observer.observe_update(make_output({"a": 0}), [[1]])
@@ -254,7 +254,7 @@ def test_acceptance_without_store_is_sampled_from_running_requests() -> None:
 
 
 class FakeScheduler:
-    """Has the functions of vLLM's scheduler that are wrapped."""
+    """A scheduler with the functions of vLLM's scheduler that the plugin wraps."""
 
     def __init__(self, vllm_config: Any) -> None:
         stock = make_scheduler()
@@ -317,7 +317,7 @@ def test_scheduler_with_other_parameters_is_called_as_before(
     assert caplog.text.count("k='auto' is off") == 1
 
 
-def test_other_wrappers_of_the_scheduler_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_wrappers_of_the_scheduler_also_run(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make_wrapped_scheduler(monkeypatch)
     calls: list[str] = []
 
@@ -369,7 +369,7 @@ def test_scheduler_without_table_drafts_the_configured_number(
     assert scheduler.update_from_output(scheduler.schedule(), SimpleNamespace()) == "outputs"
 
 
-def test_clock_that_jumps_changes_no_decision() -> None:
+def test_clock_jump_changes_no_decision() -> None:
     clock, rng = [0.0], random.Random(1)
     scheduler = make_scheduler()
     options = make_options(max_model_len=10_000)

@@ -36,7 +36,7 @@ def _get_bounds(options: Options) -> tuple[int, int]:
     return options.ngram.min_n, options.ngram.max_n
 
 
-def test_defaults(environment: pytest.MonkeyPatch) -> None:
+def test_options_without_settings_have_defaults(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("NGRAM_NPU_VLLM", "1")  # the switch of the plugin is not an option
     options = _read_options("custom_class", k=3, max_model_len=77)
     config = options.ngram
@@ -64,14 +64,14 @@ def test_options_are_read(environment: pytest.MonkeyPatch, source: str) -> None:
     assert _get_bounds(options) == (3, 6)
     assert (options.ngram.match_policy, options.ngram.overlap) == ("latest", True)
     assert (options.engine, options.num_threads, options.sources) == ("scan", 0, (source,))
-    if in_environment:  # the section comes before it
+    if in_environment:  # the section precedes the environment
         options = _read_section(prompt_lookup_max=4)
         assert _get_bounds(options) == (3, 4)
         assert options.sources == ("additional_config['ngram_npu']", "the environment")
 
 
 MIN_UNLIMITED_COST = MAX_DRAFT_TOKENS * 255
-"""The lowest cost limit that ends no draft."""
+"""The lowest cost limit that shortens no draft."""
 
 
 @pytest.mark.parametrize("method", ["custom_class", "ngram", "ngram_gpu", "v2", "beside"])
@@ -141,7 +141,7 @@ def test_invalid_draft_length_options_raise(
 
 
 def write_step_times(path: Path) -> str:
-    """Writes step times of 2, 8 and 64 requests, of which a token costs 1, 5 and 40 % of a step."""
+    """Writes step times of 2, 8 and 64 requests. A token costs 1, 5 and 40 % of their steps."""
     steps = [
         {"batch": batch, "verified": batch * (1 + k), "seconds": 0.01 * (1 + share * k)}
         for batch, share in ((2, 0.01), (8, 0.05), (64, 0.4))
@@ -277,7 +277,7 @@ def test_invalid_environment_raises_a_one_line_error(
     test_invalid_section_raises_a_one_line_error({}, message)
 
 
-def test_options_with_a_neural_drafter(environment: pytest.MonkeyPatch) -> None:
+def test_options_with_a_neural_drafter_are_read(environment: pytest.MonkeyPatch) -> None:
     options = _read_options("beside")
     assert _get_bounds(options) == (2, 16)
     ngram = options.ngram
@@ -340,7 +340,7 @@ def test_keep_drafting_defaults_to_recurrent_models(name: str) -> None:
         ("v2", {"lookup": "auto", "store": "live"}, ("ladder", 1, 16, "latest", True, 0.177)),
     ],
 )
-def test_lookup_option_sets_the_lookup(
+def test_lookup_option_sets_lookup(
     method: Any, section: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     """The option overrides prompt_lookup_* of speculative_config."""

@@ -1,5 +1,5 @@
-"""When the plugin replaces which functions of vLLM and of vLLM-Ascend, and the message if it does
-not; with modules of a few lines that have the signatures of these projects."""
+"""Which functions of vLLM and of vLLM-Ascend the plugin replaces, and its message otherwise. The
+modules are short and have the signatures of these projects."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def messages(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
 
 @pytest.fixture
 def npu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the kernels of an NPU exist."""
+    """Makes the plugin find kernels for an NPU."""
     stock = _library.has_kernel
     monkeypatch.setattr(
         _library, "has_kernel", lambda op, device: device == "npu" or stock(op, device)
@@ -211,7 +211,7 @@ def test_environment_enables_the_plugin(
 # The import of vLLM's modules.
 
 
-def test_module_is_replaced_when_it_is_imported_not_when_it_is_found(
+def test_module_is_replaced_on_import_but_not_on_search(
     vllm: FakeVLLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     finders = len(sys.meta_path)
@@ -324,7 +324,7 @@ def test_known_class_is_replaced(
     label = "n-gram methods of the V2 runner" if is_v2 else "method 'ngram_gpu' of the V1 runner"
     line = f"ngram_npu: enabled for {label} (NGRAM_NPU_VLLM=1)"
     assert messages(caplog, "enabled for") == [line]
-    assert caplog.records[-1].levelname == "DEBUG"  # the engine's method is not known yet
+    assert caplog.records[-1].levelname == "DEBUG"  # the engine's method is still unknown
     if is_v2:
         assert issubclass(module.NgramGPUSpeculator, NgramSpeculator)
         assert issubclass(module.NgramGPUSpeculator, module.STOCK)
@@ -430,7 +430,7 @@ def test_correction_of_counts_is_replaced_on_request(
     if expected is None:
         assert function is v1_device.update_num_computed_tokens_for_batch_change
         assert lines == ["ngram_npu: enabled for the correction of counts (NGRAM_NPU_VLLM=1)"]
-        options.read_options(config(), "custom_class")  # knows the variable
+        options.read_options(config(), "custom_class")  # accepts the variable
     else:
         assert function.__module__ == RUNNER
         assert len(set(lines)) == bool(expected)
@@ -541,7 +541,7 @@ def test_ngram_drafts_are_added_on_request(
 
 
 def change_class(**members: Any) -> Any:
-    """Returns a known speculator with a class that has these members."""
+    """Returns a supported speculator whose class has these members."""
     return type("StandaloneARSpeculator", (StandaloneARSpeculator,), members)()
 
 

@@ -1,5 +1,5 @@
-"""Ranks must produce equal drafts. Both ranks of an engine are threads with one process group, of
-which they use the key-value store. Engines with two processes are tested with vLLM itself."""
+"""Ranks must produce equal drafts. Both ranks of an engine are threads and use the key-value store
+of one process group. Engines with two processes are tested with vLLM itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def run_ranks(run: Callable[[int], object]) -> tuple[Lines, Lines]:
-    """Calls ``run`` for both ranks at once."""
+    """Calls ``run`` for both ranks concurrently."""
 
     def run_rank(rank: int) -> Lines:
         records: list[logging.LogRecord] = []
@@ -125,7 +125,7 @@ CHANGES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "beside_threshold": (0.0, 1.0, {"beside": True}),
     "dense_rows": (False, True, {}),
 }
-"""Two values of each option that changes drafts, and options with which it has an effect."""
+"""Two values of each option that changes drafts, and the options that it needs for an effect."""
 
 NO_CHANGES: dict[str, tuple[Any, Any]] = {
     "num_threads": (1, 2),
@@ -138,8 +138,8 @@ NO_CHANGES: dict[str, tuple[Any, Any]] = {
 
 
 def compare_ranks(name: str, values: Sequence[Any], **options: Any) -> str:
-    """Returns the result or the error of two ranks that differ in one option, which is the same for
-    both."""
+    """Starts ranks that differ in one option. Returns their result or error, which must be equal
+    for both."""
 
     def compare(rank: int) -> bool:
         section = {"store": "live", **LADDER, **options, name: values[rank]}
@@ -176,7 +176,7 @@ def test_ranks_with_different_costs_raise(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert line.startswith("ValueError: ngram_npu: costs: expected the same on all ranks")
 
 
-def test_every_option_is_compared_or_known_to_change_no_draft() -> None:
+def test_every_option_is_compared_or_listed_as_changing_no_draft() -> None:
     bounds = {"prompt_lookup_min", "prompt_lookup_max"}  # of speculative_config
     known = (
         CHANGES.keys()

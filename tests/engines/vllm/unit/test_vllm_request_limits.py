@@ -1,4 +1,4 @@
-"""The key ``ngram_npu_k``: requests that are refused, and the drafts that a scheduler cuts."""
+"""The request key ``ngram_npu_k``: rejected requests, and the drafts that a scheduler cuts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PLACEHOLDERS = [-1] * K
 
 
 class FakeScheduler:
-    """Has the functions of vLLM's scheduler that are wrapped. `is_async`: whether ``schedule`` sets
-    placeholders for drafts."""
+    """A scheduler with the functions of vLLM's scheduler that the plugin wraps. `is_async`: whether
+    ``schedule`` sets placeholders for drafts."""
 
     def __init__(self, *, is_async: bool = False) -> None:
         self.requests: dict[str, Any] = {}
@@ -40,12 +40,12 @@ class FakeScheduler:
 
 
 class OtherScheduler(FakeScheduler):
-    """Is not wrapped."""
+    """A function that the plugin does not wrap."""
 
 
 @pytest.fixture
 def scheduler_class(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A scheduler's class that the plugin has wrapped."""
+    """Returns a scheduler's class that the plugin has wrapped."""
     functions = dict(vars(FakeScheduler))
     module = SimpleNamespace(Scheduler=type("Scheduler", (FakeScheduler,), functions))
     monkeypatch.setitem(sys.modules, SCHEDULER, module)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_limit_ends_with_its_request(scheduler_class: Any) -> None:
     assert drafts_of(scheduler) == {"a": PLACEHOLDERS}
 
 
-def test_newest_part_of_a_request_decides(scheduler_class: Any) -> None:
+def test_newest_part_of_a_request_sets_the_limit(scheduler_class: Any) -> None:
     scheduler = scheduler_class(is_async=True)
     for k in (0, 2):
         scheduler.add_request(make_request("a", k))

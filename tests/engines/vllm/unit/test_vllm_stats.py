@@ -20,7 +20,7 @@ from ngram_npu.engines.vllm.stats import DeviceStats, Stats
 
 @pytest.fixture(autouse=True)
 def _end_earlier_engines() -> None:
-    """Engines of earlier tests log their counts when they end."""
+    """Ends the engines of earlier tests, because they log their counts when they end."""
     gc.collect()
 
 
@@ -174,7 +174,7 @@ class Gauge(Counter):
     def __init__(
         self, name: str, text: str, names: tuple[str, ...], multiprocess_mode: str
     ) -> None:
-        assert multiprocess_mode == "mostrecent"  # of processes that have ended, too
+        assert multiprocess_mode == "mostrecent"  # includes processes that have ended
         super().__init__(name, text, names)
 
     def labels(self, **labels: str) -> Any:

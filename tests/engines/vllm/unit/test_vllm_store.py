@@ -112,7 +112,7 @@ def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
         seeds[name] = (tmp_path / name).read_bytes()
 
     def load_hundreds(seed: str) -> set[int]:
-        """Runs an engine with this seed. Returns the hundreds of its stored tokens."""
+        """Runs an engine with this seed. Returns its stored tokens, divided by 100."""
         options = {"store_seed": str(tmp_path / seed)} if seed else {}
         proposer, store = create_proposer(store_tokens=16384, store_file=str(store_file), **options)
         store.warm([[next(fresh)]])
@@ -120,7 +120,7 @@ def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
         del proposer, store
         gc.collect()
         tokens = [token for _, text in texts for token in text.tolist()]
-        assert len(tokens) == len(set(tokens)), "no text is stored twice"
+        assert len(tokens) == len(set(tokens)), "expected each text only once"
         return {token // 100 for token in tokens} - {0}
 
     hundreds = [load_hundreds(seed) for seed in ("monday", "monday", "", "tuesday")]

@@ -94,7 +94,7 @@ def test_number_of_threads_is_one_by_default(
     assert caplog.messages[-1].startswith("ngram_npu: num_threads=2 has no effect beyond OMP_NUM")
 
 
-def test_schedule_of_k_is_reported_as_without_effect(caplog: pytest.LogCaptureFixture) -> None:
+def test_schedule_of_k_is_reported_as_ineffective(caplog: pytest.LogCaptureFixture) -> None:
     vllm_config = config(method="custom_class")
     vllm_config.speculative_config.num_speculative_tokens_per_batch_size = [[1, 8, 4]]
     NgramProposer(vllm_config)
@@ -149,7 +149,7 @@ def test_drafts_equal_those_of_a_scan_while_prompts_are_caught_up(match_policy: 
 
 
 def test_absent_requests_lose_memory_while_others_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only when a new request arrives."""
+    """Memory is freed in every step, not only when a new request arrives."""
     monkeypatch.setattr(INDEX_POLICY, "min_index_budget", 32768)
 
     def create(blocks: int) -> Any:
@@ -159,7 +159,7 @@ def test_absent_requests_lose_memory_while_others_grow(monkeypatch: pytest.Monke
         return NgramProposer(vllm_config)
 
     proposer = create(1500)  # 24,000 tokens
-    assert proposer.engine.index is None, "the capacity is known at the first draft"
+    assert proposer.engine.index is None, "expected the index only after the first draft"
     token_ids = np.random.default_rng(0).integers(0, 9999, (8, 6000), np.int32)
     proposer.propose([[1]] * 3, np.full(3, 5990, np.int32), token_ids[:3])
     first = proposer.engine.index.statistics
@@ -174,7 +174,7 @@ def test_absent_requests_lose_memory_while_others_grow(monkeypatch: pytest.Monke
     alone = create(10**6)
     alone.propose([[1] * 40] * 5, lengths, token_ids[3:])
     pages = alone.engine.index.statistics.pages_in_use
-    assert last.pages_in_use == pages, "of all three absent requests"
+    assert last.pages_in_use == pages, "expected all three absent requests to lose their pages"
 
 
 def test_index_is_updated_while_no_drafts_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +190,10 @@ def test_index_is_updated_while_no_drafts_are_requested(monkeypatch: pytest.Monk
     assert statistics.rows_indexed == 10
     assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
     assert statistics.slots_disabled == 0
-    assert statistics.pages_in_use == 2  # of two slots
+    assert statistics.pages_in_use == 2  # one page per slot
 
 
-# How the synchronous runner's rows are assigned to requests.
+# Assignment of the synchronous runner's rows to requests.
 
 
 def _assign_row(recognizer: RowRecognizer, row: np.ndarray, length: int) -> Any:
@@ -292,7 +292,7 @@ def test_arbitrary_lengths_cause_no_out_of_bounds_read(capacity: int, at_end: bo
         assert sorted(slots.tolist()) == list(range(8))
 
 
-def test_copy_of_a_recognizer_is_independent() -> None:
+def test_copied_recognizer_is_independent() -> None:
     first = RowRecognizer(num_slots=4)
     _assign_row(first, _row(), 50)
     second = copy.copy(first)
@@ -371,7 +371,7 @@ def test_asynchronous_drafts_have_the_requested_length(k: int, drafts: str) -> N
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize("kind", [V1Async, Ascend])
 def test_trimmed_drafts_of_recurrent_models_are_never_empty(kind: Any, keeps: bool) -> None:
-    """Except those of requests that sampled nothing, and without drafts."""
+    """Drafts are only empty for requests that sampled nothing, and if no drafts are requested."""
     engine = kind(keep_drafting=keeps)
     engine.begin(Request("a", [1, 2, 1]), Request("b", [4]), Request("c", [5]))
     drafts = engine.step({"a": [2], "b": [], "c": [6]}, 2)
@@ -386,7 +386,7 @@ def test_ascend_launcher_accepts_lists_more_rows_and_no_rows() -> None:
     tokens[1, :3] = torch.tensor([4, 5, 6])
     lengths, mask = torch.tensor([4, 3], dtype=torch.int32), torch.tensor([False, False])
     lookup = VOCABULARY, 2, 4, K
-    more = torch.tensor([[2, -1], [4, 5], [8, 8]])  # int64, and another row
+    more = torch.tensor([[2, -1], [4, 5], [8, 8]])  # int64, with an additional row
     for sampled in ([[2], [4, 5]], more):
         rows = tokens.clone()
         results = v1_device.triton_ngram_spec_decode(rows[:2], lengths, sampled, mask, *lookup)

@@ -1,5 +1,5 @@
-"""What only the V2 runner's speculators do: rows out of range, unknown states of the runner, and
-the choice between n-gram drafts and those of a neural drafter."""
+"""Behaviour that only the V2 runner's speculators have: rows out of range, unknown states of the
+runner, and the choice between n-gram drafts and neural drafts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_draft_may_exceed_the_models_length_like_the_stock_one() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"draft_on": "host"}, {"method": "eagle"}])
-def test_dummy_run_and_warm_up_look_nothing_up(options: dict[str, str]) -> None:
+def test_dummy_run_and_warm_up_do_no_lookup(options: dict[str, str]) -> None:
     kind = V2Neural if "method" in options else V2
     engine = kind(**options) if kind is V2 else kind()
     engine.begin(Request("a", [1, 2, 1]))
@@ -71,7 +71,7 @@ class Stock:
         self.vllm_config, self.device, self.req_states = vllm_config, device, req_states
 
     def hook(self) -> Any:
-        """A member that the replacement does not know."""
+        """A member that the replacement does not define."""
         return self.vllm_config, self.device, self.req_states
 
 
@@ -135,7 +135,7 @@ LOOKUPS = pytest.mark.parametrize(
     [
         {"engine": "scan"},
         {"lookup": "1-16", "min_draft_probability": 0.1},
-        {"lookup": "1-16", "min_draft_probability": 1},  # ends no draft: all tokens are verified
+        {"lookup": "1-16", "min_draft_probability": 1},  # has no effect: all tokens are verified
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -149,7 +149,7 @@ def make_neural(**options: Any) -> V2Neural:
 
 
 def propose(engine: V2Neural, names: str, counts: list[int], *arguments: Any, **more: Any) -> Any:
-    """Runs a step that sampled tokens which the rows have already."""
+    """Runs a step whose sampled tokens are already in the rows."""
     sampled = {name: [0] * n for name, n in zip(names.split(), counts, strict=True)}
     rows = [engine.row(name) for name in sampled]
     return engine.propose(rows, sampled, *arguments, **more).tolist()
@@ -212,7 +212,7 @@ def test_step_that_verified_no_drafts_changes_no_mean() -> None:
 def test_fewer_draft_tokens_leave_positions_empty() -> None:
     engine = make_neural()
     acceptance = engine.drafter.neural_acceptance[engine.row("twice")]
-    for _ in range(30):  # one accepted of one: the best possible
+    for _ in range(30):  # the only draft token is accepted: the highest mean
         drafts = propose(engine, "twice", [2], 1, num_speculative_tokens=1)
         assert drafts == [[NEURAL[0][0], *[-1] * (K - 1)]]
         assert acceptance[1] == 2
@@ -235,7 +235,7 @@ def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("options", [{}, STORE], ids=["scan", "store"])
 @pytest.mark.parametrize("arguments", [{"num_speculative_tokens": 0}, {"skip_drafts": True}])
-def test_step_with_no_drafts_looks_nothing_up(
+def test_step_without_drafts_does_no_lookup(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
@@ -350,7 +350,7 @@ class StagedWriteTensor:
 def test_rows_are_moved_to_an_accelerator_that_looks_them_up(
     monkeypatch: pytest.MonkeyPatch, device: str, options: Any, is_dense: bool
 ) -> None:
-    monkeypatch.delattr(v2.RowLookup, "__init__")  # what follows needs the device's kernels
+    monkeypatch.delattr(v2.RowLookup, "__init__")  # the constructor needs the device's kernels
     rows = StagedWriteTensor((ROWS, 9), torch.int32, CPU, uva=True)
     state = SimpleNamespace(all_token_ids=rows)
     vllm_config = config(method="draft_model", beside=True, **options)
