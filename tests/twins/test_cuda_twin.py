@@ -102,7 +102,7 @@ def _compare_ranks(num_steps: int) -> None:
     stores[0].check_integrity()
 
 
-@pytest.mark.usefixtures("as_before")
+@pytest.mark.usefixtures("seed_restored")
 @pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])
 def test_ranks_with_other_schedules_have_equal_device_stores(num_steps: int) -> None:
     with RESIDENT.selected():
