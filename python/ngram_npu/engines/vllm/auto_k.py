@@ -135,6 +135,9 @@ class StepObserver:
             self._sampler = AcceptanceSampler(
                 options.ngram, lengths, options.max_model_len, self.controller.acceptance
             )
+        self._runs_ahead = scheduler.vllm_config.scheduler_config.async_scheduling
+        self._scheduled: Any = None
+        """The newest scheduled step."""
         self._updated_at: float | None = None
         """When the last step was completed; None: a step time cannot be measured from then on."""
         self._last_length = -1
@@ -142,6 +145,7 @@ class StepObserver:
 
     def observe_schedule(self, output: Any) -> None:
         """Counts a step that has been scheduled."""
+        self._scheduled = output
         batch = len(output.num_scheduled_tokens)
         if batch:
             self.controller.observe_schedule(batch, output.num_spec_tokens_to_schedule)
@@ -160,7 +164,8 @@ class StepObserver:
             return
         length = self._uniform_length(output)
         seconds = None
-        if length is not None and self._updated_at is not None and length == self._last_length:
+        is_comparable = length is not None and length == self._last_length
+        if is_comparable and self._updated_at is not None and self._is_followed_by_decode(output):
             seconds = now - self._updated_at
         self._last_length = -1 if length is None else length
         self._updated_at = now if self._scheduler.running else None
@@ -191,6 +196,17 @@ class StepObserver:
             if shorter <= length:
                 tokens = sum(min(number, 1 + shorter) for number in steps)
                 self.controller.acceptance.observe(shorter, tokens, len(steps))
+
+    def _is_followed_by_decode(self, output: Any) -> bool:
+        """Returns whether the time until the results of a step may be that of a decode step.
+
+        With asynchronous scheduling the next step is scheduled already. A CPU also executes it
+        before the results are read, so the time is that of the next step.
+        """
+        if not self._runs_ahead:
+            return True
+        following = self._scheduled
+        return following is not output and self._uniform_length(following) is not None
 
     def _uniform_length(self, output: Any) -> int | None:
         """Returns the number of draft tokens of every request in a step; None if requests differ,

@@ -43,7 +43,7 @@ def make_options(**values: Any) -> Options:
     return Options(**values)
 
 
-def make_scheduler(**parallel: int) -> Any:
+def make_scheduler(*, is_async: bool = False, **parallel: int) -> Any:
     compilation = SimpleNamespace(cudagraph_mode=None, cudagraph_capture_sizes=None)
     parallel = {"pipeline_parallel_size": 1, "data_parallel_size": 1} | parallel
     return SimpleNamespace(
@@ -51,6 +51,7 @@ def make_scheduler(**parallel: int) -> Any:
             compilation_config=compilation,
             parallel_config=SimpleNamespace(**parallel),
             model_config=SimpleNamespace(served_model_name="tiny"),
+            scheduler_config=SimpleNamespace(async_scheduling=is_async),
             speculative_config=SimpleNamespace(num_speculative_tokens=K),
         ),
         dynamic_sd_lookup=[*TABLE],
@@ -211,6 +212,31 @@ def test_step_without_comparable_time_is_not_observed(observed: Any, other: Any)
         clock[0] += 0.01
         observer.observe_update(output, [[1]])
     assert [t is None for _, _, t in recorder.steps] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("following", "is_observed"),
+    [
+        (make_output({"a": 0}), True),
+        (make_output({"a": 0}, scheduled_new_reqs=["new"]), False),
+        (make_output({}), False),
+        (None, False),
+    ],
+    ids=["decode", "prefill", "empty", "none"],
+)
+def test_asynchronous_time_is_observed_if_a_decode_step_follows(
+    following: Any, is_observed: bool
+) -> None:
+    observer = auto_k.StepObserver(make_scheduler(is_async=True), make_options())
+    recorder: Any = Recorder()
+    observer.controller = recorder
+    first, second = make_output({"a": 0}), make_output({"a": 0})
+    for scheduled, updated in (first, None), (second, first), (following, second):
+        if scheduled is not None:
+            observer.observe_schedule(scheduled)
+        if updated is not None:
+            observer.observe_update(updated, [[1]])
+    assert [seconds is not None for _, _, seconds in recorder.steps] == [False, is_observed]
 
 
 def test_first_step_after_idle_engine_has_no_time(observed: Any) -> None:
