@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ngram_npu.draft_acceptance import AcceptanceSampler
-from ngram_npu.draft_length import Change, DraftLengthController
+from ngram_npu.draft_length import MAX_BATCH_DIFFERENCE, Change, DraftLengthController
 from ngram_npu.engines.vllm.options import Options, find_method, read_k_option, read_options
 from ngram_npu.engines.vllm.patching import (
     SCHEDULER,
@@ -165,7 +165,11 @@ class StepObserver:
         length = self._uniform_length(output)
         seconds = None
         is_comparable = length is not None and length == self._last_length
-        if is_comparable and self._updated_at is not None and self._is_followed_by_decode(output):
+        if (
+            is_comparable
+            and self._updated_at is not None
+            and self._is_followed_by_similar_step(output)
+        ):
             seconds = now - self._updated_at
         self._last_length = -1 if length is None else length
         self._updated_at = now if self._scheduler.running else None
@@ -197,16 +201,22 @@ class StepObserver:
                 tokens = sum(min(number, 1 + shorter) for number in steps)
                 self.controller.acceptance.observe(shorter, tokens, len(steps))
 
-    def _is_followed_by_decode(self, output: Any) -> bool:
-        """Returns whether the time until the results of a step may be that of a decode step.
+    def _is_followed_by_similar_step(self, output: Any) -> bool:
+        """Returns whether the time until the results of a step may be that of a decode step of its
+        batch size.
 
         With asynchronous scheduling the next step is scheduled already. A CPU also executes it
-        before the results are read, so the time is that of the next step.
+        before the results are read, so the time is that of the next step. That step may be much
+        smaller: the scheduler leaves out requests that end if all of their drafts are accepted.
         """
         if not self._runs_ahead:
             return True
         following = self._scheduled
-        return following is not output and self._uniform_length(following) is not None
+        if following is output or self._uniform_length(following) is None:
+            return False
+        batch = len(output.num_scheduled_tokens)
+        difference = abs(len(following.num_scheduled_tokens) - batch)
+        return difference <= MAX_BATCH_DIFFERENCE * batch
 
     def _uniform_length(self, output: Any) -> int | None:
         """Returns the number of draft tokens of every request in a step; None if requests differ,

@@ -219,12 +219,13 @@ def test_step_without_comparable_time_is_not_observed(observed: Any, other: Any)
     [
         (make_output({"a": 0}), True),
         (make_output({"a": 0}, scheduled_new_reqs=["new"]), False),
+        (make_output({"a": 0, "b": 0}), False),
         (make_output({}), False),
         (None, False),
     ],
-    ids=["decode", "prefill", "empty", "none"],
+    ids=["similar", "prefill", "another batch size", "empty", "none"],
 )
-def test_asynchronous_time_is_observed_if_a_decode_step_follows(
+def test_asynchronous_time_is_observed_if_a_similar_step_follows(
     following: Any, is_observed: bool
 ) -> None:
     observer = auto_k.StepObserver(make_scheduler(is_async=True), make_options())
