@@ -31,7 +31,7 @@ function(stand_in_library target entry)
     foreach(kernel ${kernels})
       string(REGEX REPLACE ".*void ngram_npu_([a-z_]+).*" "\\1" kernel "${kernel}")
       string(REGEX REPLACE "_(search|draft)$" "" op "${kernel}")
-      string(REGEX REPLACE "^place_" "correct_" op "${op}")  # the second launch of both that correct
+      string(REGEX REPLACE "^copy_" "correct_" op "${op}")  # the second launch of both that correct
       file(STRINGS "${CMAKE_CURRENT_SOURCE_DIR}/plans.h" in_place REGEX "X\\(${op}_,")
       if(in_place)  # the operator's name has an underscore at its end
         string(APPEND op "_")
