@@ -122,6 +122,8 @@ NGRAM_FN int64_t slot_of(const DeviceStoreAppendParams& p, int64_t i) {
   return p.slot_indices.bytes == 0 ? p.row_indices[i] : p.slot_indices[i];
 }
 
+NGRAM_FN uint64_t seed_of_scope(int64_t scope) { return store::scope_seed(static_cast<uint64_t>(scope)); }
+
 // Recognizes a request by the tokens before the place up to which its row is stored.
 NGRAM_FN int32_t slot_hash(Gm<const int32_t> row, int64_t length, uint64_t seed) {
   const uint64_t gram = hash_tokens(row + length, smaller(length, kMaxSize));
@@ -150,7 +152,7 @@ NGRAM_FN DeviceStoreAppend begin_append(const DeviceStoreAppendParams& p, int64_
   DeviceStoreAppend append{};
   append.is_active = 1;
   const bool continues = stored >= 0 && stored <= end && end - stored <= p.max_new &&
-                         p.slots[slot][kSlotHash] == slot_hash(p.token_ids[row], stored, store::scope_seed(scope));
+                         p.slots[slot][kSlotHash] == slot_hash(p.token_ids[row], stored, seed_of_scope(scope));
   const int64_t begin = continues ? stored : larger(num_old, end - p.max_new);
   append.begin = static_cast<int32_t>(begin);
   append.count = static_cast<int32_t>(end - begin);
@@ -233,7 +235,7 @@ NGRAM_FN void finish_append(const DeviceStoreAppendParams& p, const DeviceStoreA
   const Gm<int32_t> slot = p.slots[slot_of(p, i)];
   slot[kSlotBlock] = append.num_blocks > 0 ? append.first_block + append.num_blocks - 1 : append.block;
   slot[kSlotLength] = static_cast<int32_t>(end + 1);
-  slot[kSlotHash] = slot_hash(p.token_ids[p.row_indices[i]], end, store::scope_seed(scope_of(p.scopes, i)));
+  slot[kSlotHash] = slot_hash(p.token_ids[p.row_indices[i]], end, seed_of_scope(scope_of(p.scopes, i)));
 }
 
 }  // namespace device_store

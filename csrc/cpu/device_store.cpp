@@ -9,7 +9,7 @@ namespace {
 
 void append_request(const DeviceStoreAppendParams& p, const DeviceStoreAppend& append, int64_t i) {
   const int64_t row = p.row_indices[i], scope = scope_of(p.scopes, i);
-  const uint64_t seed = store::scope_seed(scope);
+  const uint64_t seed = seed_of_scope(scope);
   for (int64_t j = 0; j < append.num_blocks; ++j) write_head(p, append, scope, j);
   for (int64_t t = 0; t < append.count; ++t) {
     write_token(p, append, row, t);
@@ -25,7 +25,7 @@ void append_request(const DeviceStoreAppendParams& p, const DeviceStoreAppend& a
 void propose(const DeviceStoreProposeParams& p, int64_t i) {
   const Query query = query_of(p, i);
   if (query.length == 0) return;
-  const uint64_t seed = store::scope_seed(query.scope);
+  const uint64_t seed = seed_of_scope(query.scope);
   for (int64_t level = kSizes - 1; level >= 0; --level) {
     const int32_t n = size_of_level(level);
     if (n <= p.match_len[i]) return;

@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kAppendThreads)
   if (i == 0 && thread == 0) p.allocator[kNextNumber] = p.allocator[kPlannedNumber];
   if (append.is_active == 0) return;
   const int64_t row = p.row_indices[i], scope = scope_of(p.scopes, i);
-  const uint64_t seed = store::scope_seed(scope);
+  const uint64_t seed = seed_of_scope(scope);
   for (int64_t j = thread; j < append.num_blocks; j += kAppendThreads) write_head(p, append, scope, j);
   for (int64_t t = thread; t < append.count; t += kAppendThreads) write_token(p, append, row, t);
   for (int64_t item = thread; item < append.count * kSizes; item += kAppendThreads) {
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kProposeThreads)
   const int32_t lane_level = level_of_size(lane + 1);
   int32_t position = 0;
   if (has_token && lane_level >= 0 && lane + 1 > own_length) {
-    const uint64_t seed = store::scope_seed(query.scope);
+    const uint64_t seed = seed_of_scope(query.scope);
     position = p.contents.table[lane_level][table_column(gram, seed, lane_level, p.contents.table.capacity)];
   }
   for (int32_t level = kSizes - 1; level >= 0; --level) {
