@@ -91,8 +91,8 @@ def _make_arguments(name: str, sizes: Sequence[Size]) -> dict[str, Any]:
         "additional_config": {
             "ngram_npu": {"lookup": "1-16"} | ({"k": "auto"} if name == AUTO else {})
         },
-        # A CPU executes an asynchronous step before the results of the previous one are read, so
-        # the time between two results would be that of another step.
+        # A CPU executes an asynchronous step before the results of the previous one are read, so a
+        # fixed length would gain nothing from asynchronous scheduling.
         "async_scheduling": False,
     }
 
