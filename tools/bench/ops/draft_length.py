@@ -30,9 +30,10 @@ K = 5
 CONFIG = NgramConfig(min_n=1, max_n=16, k=K, match_policy="latest", overlap=True)
 BATCHES = (1, 8, 32, 128, 512)
 STEPS, FIRST_STEPS = 20_000, 500
-"""Of a cell, and of its part that is reported apart."""
+"""Number of steps of a cell, and how many of them, from the start, are reported separately."""
 NOISE, HICCUP, HICCUP_SHARE = 0.03, 10, 0.002
-"""Deviation of log step times; every 500th step takes 10 times as long."""
+"""Standard deviation of the logarithm of step times; a random 0.2 % of the steps take 10 times as
+long."""
 FIXED = tuple(range(K + 1))
 LIMITS = {"steady": (0.98, 0.95), "change": (0.97, 0.93)}
 """Smallest accepted ratio to no speculation and to the best fixed length."""
