@@ -91,8 +91,7 @@ def _make_arguments(name: str, sizes: Sequence[Size]) -> dict[str, Any]:
         "additional_config": {
             "ngram_npu": {"lookup": "1-16"} | ({"k": "auto"} if name == AUTO else {})
         },
-        # A CPU executes an asynchronous step before the results of the previous one are read, so a
-        # fixed length would gain nothing from asynchronous scheduling.
+        # On a CPU nothing runs in parallel with the host, so asynchronous scheduling gains nothing.
         "async_scheduling": False,
     }
 
