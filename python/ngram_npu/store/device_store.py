@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,42 +15,144 @@ import torch
 from torch import Tensor
 
 from ngram_npu.ops import device_store_append_, device_store_propose_, workspace_size
-from ngram_npu.store.identifiers import Scope
-from ngram_npu.tensors import IntegrityError
+from ngram_npu.store import file as store_file
+from ngram_npu.store.device_store_integrity import check_contents
+from ngram_npu.store.device_store_layout import (
+    BLOCK_TOKENS,
+    END_OF_NUMBERS,
+    FILL,
+    HEAD_WORDS,
+    MAX_BLOCKS,
+    NEXT,
+    NUMBER,
+    SCOPE_HIGH,
+    SCOPE_LOW,
+    SIZES,
+    SLOT_BLOCK,
+    SLOT_WORDS,
+    read_scopes,
+    read_texts,
+    split_scope,
+)
+from ngram_npu.store.identifiers import Scope, scope_of
+from ngram_npu.store.store import (
+    MAX_SAVE_ATTEMPTS,
+    NgramStore,
+    Visibility,
+    check_same_tokenizer,
+    check_token_ids,
+)
+from ngram_npu.tensors import Int32Array
 
-# csrc/core/device_store.h
-BLOCK_TOKENS = 256
-SIZES = (1, 2, 3, 4, 8, 16)
-"""The lengths of n-grams in the table."""
-_SLOT_WORDS, _HEAD_WORDS = 3, 8
-_NUMBER, _PREVIOUS, _NEXT, _FILL, _SCOPE_LOW, _SCOPE_HIGH = range(6)
-_SLOT_BLOCK, _SLOT_LENGTH = 0, 1
-_MAX_BLOCKS = 2**20
-_END_OF_NUMBERS = 2**23
 _COLUMNS_PER_TOKEN = 2
-_HASH_BASE = 0x9E3779B97F4A7C15
+
+
+class Streams(Protocol):
+    """The order of a store's work on its device."""
+
+    def follow_step(self) -> None:
+        """Makes the current stream the one in which steps run."""
+
+    def use_step_stream(self) -> AbstractContextManager[Any]:
+        """Returns a context in which any thread launches in the stream of the steps."""
+
+    def read(self, snapshot: tuple[Tensor, ...]) -> list[Int32Array]:
+        """Returns copies of the tensors as they are at this point of the stream of the steps, and
+        zeroes the tensors. Only the calling thread waits, not the stream."""
+
+
+class CpuStreams:
+    """Work on the CPU runs within the calls."""
+
+    def follow_step(self) -> None:
+        pass
+
+    def use_step_stream(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def read(self, snapshot: tuple[Tensor, ...]) -> list[Int32Array]:
+        arrays = [tensor.numpy().copy() for tensor in snapshot]
+        for tensor in snapshot:
+            tensor.zero_()
+        return arrays
+
+
+class CudaStreams:
+    """The stream of the steps, and a second one that copies to the host.
+
+    Args:
+        snapshot: tensors of the shapes that :meth:`read` gets. Pinned memory is allocated for them.
+    """
+
+    def __init__(self, device: torch.device, snapshot: tuple[Tensor, ...]) -> None:
+        self._device = device
+        self._steps = torch.cuda.current_stream(device)
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._host = [torch.zeros_like(t, device="cpu", pin_memory=True) for t in snapshot]
+
+    def follow_step(self) -> None:
+        self._steps = torch.cuda.current_stream(self._device)
+
+    def use_step_stream(self) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = torch.cuda.stream(self._steps)
+        return context
+
+    def read(self, snapshot: tuple[Tensor, ...]) -> list[Int32Array]:
+        self._copies.wait_event(self._steps.record_event())
+        with torch.cuda.stream(self._copies):
+            for host, tensor in zip(self._host, snapshot, strict=True):
+                host.copy_(tensor, non_blocking=True)
+                tensor.zero_()
+        self._copies.synchronize()
+        arrays = [host.numpy().copy() for host in self._host]
+        for host in self._host:
+            host.zero_()
+        return arrays
+
+
+@dataclass(frozen=True)
+class DeviceStoreStatistics:
+    """Contents of a device store."""
+
+    num_slots: int
+    num_blocks: int
+    """Capacity, in blocks of 256 tokens."""
+    visibility: Visibility
+    tokens_held: int
+    blocks_in_use: int
 
 
 class DeviceStore:
     """The memory of the operators ``device_store_append_`` and ``device_store_propose_``.
 
-    New text overwrites the oldest. Per token of capacity, the store takes 4 bytes for text and 48
-    to 96 bytes for entries, rounded to a power of two (55 MB for 2**20 tokens). Requests share text
-    only within a scope (:func:`ngram_npu.scope_of`).
+    New text overwrites the oldest. Per token of capacity, the store takes 8 bytes for text and a
+    copy of it that is saved, and 48 to 96 bytes for entries, rounded to a power of two (59 MB for
+    2**20 tokens). Requests share text only within a scope (:func:`ngram_npu.scope_of`).
 
     A step calls :meth:`begin_step`, then :meth:`append` and :meth:`propose`. Only ``append`` and
     ``propose`` may be captured in a graph: they launch kernels and read nothing on the host.
     Ranks that make the same calls have equal stores.
+
+    Other threads may call the methods that read or change the text between two steps. They launch
+    in the stream of the newest step. While a graph with ``append`` is replayed, no other thread may
+    call them.
 
     Args:
         num_slots: maximum number of concurrently writing requests.
         token_capacity: maximum number of tokens, rounded up to blocks of 256.
         max_batch: maximum number of requests in a step.
         device: device of the tensors, which has the operators' kernels (CPU or CUDA).
+        tokenizer: digest of the vocabulary, as for :class:`NgramStore`.
 
     Raises:
-        ValueError: a size out of bounds.
+        ValueError: a size out of bounds, or a malformed digest.
     """
+
+    visibility: Visibility = "live"
+    calls_skipped = 0
+    """As in ``StoreStatistics``; no call skips a device store."""
+    seed = checksum = ""
+    """As in :class:`NgramStore`."""
 
     def __init__(
         self,
@@ -55,11 +161,12 @@ class DeviceStore:
         *,
         max_batch: int,
         device: torch.device | str = "cpu",
+        tokenizer: str = "",
     ) -> None:
         num_blocks = -(-token_capacity // BLOCK_TOKENS)
         for name, value, low, high in (
-            ("num_slots", num_slots, 1, 2**31 - 1),
-            ("token_capacity", token_capacity, BLOCK_TOKENS + 1, _MAX_BLOCKS * BLOCK_TOKENS),
+            ("num_slots", num_slots, 1, 2**31 - 2),
+            ("token_capacity", token_capacity, BLOCK_TOKENS + 1, MAX_BLOCKS * BLOCK_TOKENS),
             ("max_batch", max_batch, 1, 2**31 - 1),
         ):
             if not low <= value <= high:
@@ -69,20 +176,69 @@ class DeviceStore:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self.slots = zeros(num_slots, _SLOT_WORDS)
+        self.tokenizer = store_file.check_digest(tokenizer)
+        self.num_slots = num_slots
+        self.slots = zeros(num_slots + 1, SLOT_WORDS)
+        """The last slot writes text that no request generates."""
         self.text = zeros(num_blocks, BLOCK_TOKENS)
-        self.blocks = zeros(num_blocks, _HEAD_WORDS)
+        self.blocks = zeros(num_blocks, HEAD_WORDS)
         self.table = zeros(len(SIZES), num_columns)
         self.allocator = zeros(2)
         self._workspace = zeros(workspace_size("device_store_append_", max_batch))
+        self._snapshot = torch.zeros_like(self.text), torch.zeros_like(self.blocks)
         self._max_number = 1
         """Upper bound of the next block number."""
+        self._num_changes = self._num_clears = 0
+        self._mutex = threading.RLock()
+        """Held during the launches of a call."""
+        self._snapshot_mutex = threading.Lock()
+        """Held while the snapshot contains text. A thread that needs both takes this one first."""
+        is_cuda = self.text.device.type == "cuda"
+        self._streams: Streams = (
+            CudaStreams(self.text.device, self._snapshot) if is_cuda else CpuStreams()
+        )
 
     @property
-    def num_bytes(self) -> int:
+    def token_capacity(self) -> int:
+        return self.text.numel()
+
+    @property
+    def file_capacity(self) -> int:
+        """Capacity of the store in a file of :meth:`save`, in tokens. Its blocks also contain the
+        newest tokens of their predecessors."""
+        return self.token_capacity + self.token_capacity // 8
+
+    @property
+    def nbytes(self) -> int:
         """Memory of the store's tensors on the device."""
         tensors = self.slots, self.text, self.blocks, self.table, self.allocator, self._workspace
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in (*tensors, *self._snapshot))
+
+    @property
+    def revision(self) -> tuple[int, int]:
+        """Changes whenever text is added or cleared, and possibly at other times."""
+        return self._num_changes, self._num_clears
+
+    @property
+    def statistics(self) -> DeviceStoreStatistics:
+        """The contents after the newest step, for which the call waits."""
+        _, blocks = self._copy_to_host()
+        return DeviceStoreStatistics(
+            num_slots=self.num_slots,
+            num_blocks=len(blocks),
+            visibility=self.visibility,
+            tokens_held=int(blocks[:, FILL].sum()),
+            blocks_in_use=int(np.count_nonzero(blocks[:, NUMBER])),
+        )
+
+    @property
+    def scopes(self) -> dict[Scope, int]:
+        """Number of tokens in the store by scope, after the newest step."""
+        _, blocks = self._copy_to_host()
+        blocks = blocks[blocks[:, NUMBER] != 0]
+        scopes, scope_of_block = np.unique(read_scopes(blocks), return_inverse=True)
+        sums = np.bincount(scope_of_block, weights=blocks[:, FILL])
+        return dict(zip(map(Scope, scopes.tolist()), map(int, sums), strict=True))
 
     def begin_step(self, num_requests: int, max_new: int) -> None:
         """Renumbers the blocks if the step could exhaust the block numbers.
@@ -95,12 +251,14 @@ class DeviceStore:
             num_requests: maximum number of requests in the step.
             max_new: as in :meth:`append`.
         """
-        num_blocks = len(self.blocks)
-        num_new = min(num_blocks // 2, num_requests * -(-max_new // BLOCK_TOKENS))
-        if self._max_number + num_new > _END_OF_NUMBERS:
-            self._renumber()
-            self._max_number = 2 * num_blocks
-        self._max_number += num_new
+        with self._mutex:
+            self._streams.follow_step()
+            self._reserve_numbers(num_requests, max_new)
+
+    def begin_request(self, slot: int) -> None:
+        """Announces that another request uses a slot, before its first step. The call is optional:
+        without it the slot recognizes most new requests by their text."""
+        self.slots[slot].zero_()
 
     def append(
         self, token_ids: Tensor, num_tokens: Tensor, num_sampled: Tensor, **arguments: Any
@@ -111,18 +269,19 @@ class DeviceStore:
             token_ids, num_tokens, num_sampled: the rows after the step.
             arguments: the other arguments of the operator, except the tensors of the store.
         """
-        device_store_append_(
-            token_ids,
-            num_tokens,
-            num_sampled,
-            slots=self.slots,
-            text=self.text,
-            blocks=self.blocks,
-            table=self.table,
-            allocator=self.allocator,
-            workspace=self._workspace,
-            **arguments,
-        )
+        with self._mutex:
+            device_store_append_(
+                token_ids,
+                num_tokens,
+                num_sampled,
+                slots=self.slots,
+                text=self.text,
+                blocks=self.blocks,
+                table=self.table,
+                allocator=self.allocator,
+                workspace=self._workspace,
+                **arguments,
+            )
 
     def propose(
         self, token_ids: Tensor, num_tokens: Tensor, num_sampled: Tensor, **arguments: Any
@@ -143,35 +302,76 @@ class DeviceStore:
             **arguments,
         )
 
-    def clear(self, scopes: Iterable[Scope | int] | None = None) -> None:
-        """Removes the text of these scopes; None: of all. No token of them stays in the store's
+    def warm(self, texts: Iterable[npt.ArrayLike], *, scope: int | str | None = None) -> None:
+        """Adds texts to the store, one after the other, each as the output of one request.
+
+        Args:
+            texts: lists or arrays of token ids: example answers, without their prompts.
+            scope: the scope of the texts.
+
+        Raises:
+            ValueError: a text is not a vector of token ids from 0 to 2**31 - 1.
+        """
+        scope_number = scope_of(scope)
+        for text in texts:
+            self.add_text(check_token_ids(text, "DeviceStore"), scope_number)
+
+    def merge(self, other: NgramStore) -> None:
+        """Adds the text of a store in host memory, each request's text in its scope, in the order
+        of their oldest blocks.
+
+        Raises:
+            ValueError: ``other`` has another vocabulary.
+            RuntimeError: another call has been using ``other`` for ten seconds.
+        """
+        check_same_tokenizer("DeviceStore", self.tokenizer, other.tokenizer)
+        for scope, text in other.texts():
+            self.add_text(text, scope)
+
+    def clear(self, scope: int | str | None = None) -> None:
+        """Removes the text of a scope; None: of all scopes. No token of it stays in the store's
         memory.
 
-        It launches kernels in the current stream and waits for nothing. Requests that are writing
-        continue with the text that follows.
+        It launches kernels in the stream of the steps. If :meth:`save` is copying the text, it
+        waits for the copy. Requests that are writing continue with the text that follows.
         """
-        if scopes is None:
-            for tensor in (self.slots, self.text, self.blocks, self.table, self.allocator):
-                tensor.zero_()
-            self._max_number = 1
-            return
-        for scope in scopes:
-            low, high = _halves(int(scope))
-            has_scope = self.blocks[:, _SCOPE_LOW] == low
-            has_scope &= self.blocks[:, _SCOPE_HIGH] == high
+        with self._snapshot_mutex, self._between_steps():
+            self._num_clears += 1
+            if scope is None:
+                for tensor in (self.slots, self.text, self.blocks, self.table, self.allocator):
+                    tensor.zero_()
+                self._max_number = 1
+                return
+            low, high = split_scope(scope_of(scope))
+            has_scope = self.blocks[:, SCOPE_LOW] == low
+            has_scope &= self.blocks[:, SCOPE_HIGH] == high
             self.text.masked_fill_(has_scope[:, None], 0)
             self.blocks.masked_fill_(has_scope[:, None], 0)
 
-    def _renumber(self) -> None:
-        """Subtracts the largest multiple of the number of blocks with which every block that is in
-        the ring keeps a number above 0. Numbers that are not greater than it become 0."""
-        num_blocks = len(self.blocks)
-        rounds = torch.div(self.allocator[0] - 1, num_blocks, rounding_mode="floor") - 1
-        offset = rounds.clamp_(min=0) * num_blocks
-        numbers = self.blocks[:, _NUMBER : _NEXT + 1]
-        for tensor in (self.slots[:, _SLOT_BLOCK], numbers, self.allocator):
-            tensor.sub_(offset).clamp_(min=0)
-        self.table.sub_(offset * BLOCK_TOKENS).clamp_(min=0)
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the text to a file of :class:`NgramStore`, which is replaced atomically. Its
+        counters start at zero, as after :meth:`NgramStore.merge`.
+
+        Steps continue: the text is copied on the device at one point between two steps, and that
+        copy is written. If :meth:`clear` is called meanwhile, the call starts again.
+
+        Raises:
+            OSError: writing fails.
+            RuntimeError: text was cleared during each of ten attempts.
+        """
+        for _ in range(MAX_SAVE_ATTEMPTS):
+            num_clears = self._num_clears
+            copy = NgramStore(1, self.file_capacity, tokenizer=self.tokenizer)
+            copy.seed = self.seed
+            for scope, text in read_texts(*self._copy_to_host()):
+                copy.add_text(text, scope)
+            with copy.write_new_file(path) as replace, self._mutex:
+                if num_clears == self._num_clears:
+                    replace()
+                    return
+        raise RuntimeError(
+            f"DeviceStore: save: text was cleared during each of {MAX_SAVE_ATTEMPTS} attempts"
+        )
 
     def check_integrity(self) -> None:
         """Checks the structure, and each entry against the text. Slow: for tests and diagnosis.
@@ -180,99 +380,63 @@ class DeviceStore:
             IntegrityError: the message names the violated rule, and the slot, block or entry.
         """
         names = ("slots", "text", "blocks", "table", "allocator")
-        arrays = {name: getattr(self, name).cpu().numpy().astype(np.int64) for name in names}
-        _check_blocks(arrays["blocks"], arrays["allocator"])
-        _check_slots(arrays["slots"], arrays["blocks"], arrays["allocator"])
-        for level, entries in enumerate(arrays["table"]):
-            _check_entries(level, entries, arrays["blocks"], arrays["text"])
+        check_contents({name: getattr(self, name).cpu().numpy().astype(np.int64) for name in names})
 
+    @contextmanager
+    def _between_steps(self) -> Iterator[None]:
+        """Returns a context whose launches run between two steps, in their stream."""
+        with self._mutex, self._streams.use_step_stream():
+            yield
 
-Int64Array = npt.NDArray[np.int64]
+    def _copy_to_host(self) -> list[Int32Array]:
+        """Returns text and blocks after the newest step. Later steps overwrite blocks while the
+        copy to the host is running, so it reads a copy on the device."""
+        with self._snapshot_mutex:
+            with self._between_steps():
+                for copy, tensor in zip(self._snapshot, (self.text, self.blocks), strict=True):
+                    copy.copy_(tensor)
+            return self._streams.read(self._snapshot)
 
+    def add_text(self, text: Int32Array, scope: int) -> None:
+        """Adds a text in slices of at most half of the ring, the most that a call accepts."""
+        max_slice = len(self.blocks) // 2 * BLOCK_TOKENS
+        with self._between_steps():
+            slot = torch.tensor([self.num_slots], dtype=torch.int32)
+            values = torch.tensor([scope]), slot
+            scopes, slots = (value.to(self.text.device) for value in values)
+            row = torch.from_numpy(text)[None].to(self.text.device)
+            self.begin_request(self.num_slots)
+            for begin in range(0, len(text), max_slice):
+                end = min(begin + max_slice, len(text))
+                lengths = torch.tensor([[end], [end - begin]], dtype=torch.int32)
+                num_tokens, num_new = lengths.to(self.text.device)
+                self._reserve_numbers(1, end - begin)
+                self.append(
+                    row,
+                    num_tokens,
+                    num_new,
+                    slot_indices=slots,
+                    scopes=scopes,
+                    max_new=max_slice,
+                    hold_back=False,
+                )
 
-def _halves(scope: int) -> tuple[int, int]:
-    """Returns the low and the high 32 bits, as int32."""
-    low, high = np.array([scope], np.int64).view(np.int32)
-    return int(low), int(high)
+    def _reserve_numbers(self, num_requests: int, max_new: int) -> None:
+        num_blocks = len(self.blocks)
+        num_new = min(num_blocks // 2, num_requests * -(-max_new // BLOCK_TOKENS))
+        if self._max_number + num_new > END_OF_NUMBERS:
+            self._renumber()
+            self._max_number = 2 * num_blocks
+        self._max_number += num_new
+        self._num_changes += 1
 
-
-def _require(holds: npt.NDArray[np.bool_], where: npt.NDArray[Any], rule: str, kind: str) -> None:
-    if not holds.all():
-        raise IntegrityError(f"DeviceStore: {rule} ({kind} {where[~holds][0]})")
-
-
-def _is_in_ring(blocks: Int64Array, numbers: Int64Array) -> npt.NDArray[np.bool_]:
-    in_ring: npt.NDArray[np.bool_] = blocks[numbers % len(blocks), _NUMBER] == numbers
-    return in_ring & (numbers > 0)
-
-
-def _check_blocks(blocks: Int64Array, allocator: Int64Array) -> None:
-    next_number = allocator[0]
-    if allocator[1] != next_number or not 0 <= next_number <= _END_OF_NUMBERS:
-        raise IntegrityError(f"DeviceStore: allocator: {allocator.tolist()}")
-    rows = np.arange(len(blocks))
-    used = blocks[:, _NUMBER] != 0
-    _require(~blocks[~used].any(axis=1), rows[~used], "a free block has a state", "block")
-    rows, heads = rows[used], blocks[used]
-    numbers, previous, after = heads[:, _NUMBER], heads[:, _PREVIOUS], heads[:, _NEXT]
-    is_recent = (numbers >= next_number - len(blocks)) & (numbers < next_number)
-    is_valid = is_recent & (numbers % len(blocks) == rows)
-    _require(is_valid, rows, "a block has a number that is not in the ring", "block")
-    fills = heads[:, _FILL]
-    _require((fills >= 1) & (fills <= BLOCK_TOKENS), rows, "a block has a wrong fill", "block")
-    successors = blocks[after % len(blocks)]
-    has_same_scope = (successors[:, _SCOPE_LOW : _SCOPE_HIGH + 1] == heads[:, 4:6]).all(axis=1)
-    is_linked = _is_in_ring(blocks, after) & (successors[:, _PREVIOUS] == numbers)
-    is_linked &= has_same_scope & (fills == BLOCK_TOKENS)
-    _require(is_linked | (after == 0), rows, "a block has a wrong successor", "block")
-    predecessors = blocks[previous % len(blocks)]
-    is_linked = (predecessors[:, _NEXT] == numbers) & (previous < numbers)
-    is_evicted = ~_is_in_ring(blocks, previous)
-    _require(is_linked | is_evicted, rows, "a block has a wrong predecessor", "block")
-
-
-def _check_slots(slots: Int64Array, blocks: Int64Array, allocator: Int64Array) -> None:
-    rows = np.arange(len(slots))
-    _require(slots[:, _SLOT_LENGTH] >= 0, rows, "a slot has a negative length", "slot")
-    numbers = slots[:, _SLOT_BLOCK]
-    is_assigned = (numbers >= 0) & (numbers < np.maximum(allocator[0], 1))
-    _require(is_assigned, rows, "a slot has a block that was not assigned", "slot")
-    in_ring = _is_in_ring(blocks, numbers)
-    used = numbers[in_ring]
-    is_last = blocks[used % len(blocks), _NEXT] == 0
-    _require(is_last, rows[in_ring], "a slot's block is not the last one", "slot")
-    if len(set(used.tolist())) != len(used):
-        raise IntegrityError("DeviceStore: two slots have the same block")
-
-
-def _check_entries(level: int, entries: Int64Array, blocks: Int64Array, text: Int64Array) -> None:
-    """Checks the entries of one length whose text is still in the store."""
-    n = SIZES[level]
-    columns = np.flatnonzero(_is_in_ring(blocks, entries // BLOCK_TOKENS))
-    numbers, offsets = np.divmod(entries[columns], BLOCK_TOKENS)
-    rows = numbers % len(blocks)
-    is_stored = offsets < blocks[rows, _FILL]
-    _require(is_stored, columns, f"an entry of {n} tokens refers to no token", "column")
-    previous = blocks[rows, _PREVIOUS]
-    is_readable = (offsets >= n) | _is_in_ring(blocks, previous)
-    columns, rows, offsets = columns[is_readable], rows[is_readable], offsets[is_readable]
-    before = blocks[rows, _PREVIOUS] % len(blocks)
-    gram = np.zeros(len(columns), np.uint64)
-    power = 1
-    for j in range(1, n + 1):
-        at = offsets - j
-        tokens = text[np.where(at >= 0, rows, before), at % BLOCK_TOKENS].astype(np.uint32)
-        gram += tokens.astype(np.uint64) * np.uint64(power)
-        power = power * _HASH_BASE % 2**64
-    halves = blocks[rows, _SCOPE_LOW : _SCOPE_HIGH + 1].astype(np.int32)
-    seeds = _mix(np.ascontiguousarray(halves).view(np.uint64)[:, 0])
-    keys = _mix((gram ^ seeds) + np.uint64((level + 1) * _HASH_BASE % 2**64))
-    expected = (keys % np.uint64(len(entries))).astype(np.int64)
-    _require(expected == columns, columns, f"an entry of {n} tokens has other tokens", "column")
-
-
-def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    return z
+    def _renumber(self) -> None:
+        """Subtracts the largest multiple of the number of blocks with which every block that is in
+        the ring keeps a number above 0. Numbers that are not greater than it become 0."""
+        num_blocks = len(self.blocks)
+        rounds = torch.div(self.allocator[0] - 1, num_blocks, rounding_mode="floor") - 1
+        offset = rounds.clamp_(min=0) * num_blocks
+        numbers = self.blocks[:, NUMBER : NEXT + 1]
+        for tensor in (self.slots[:, SLOT_BLOCK], numbers, self.allocator):
+            tensor.sub_(offset).clamp_(min=0)
+        self.table.sub_(offset * BLOCK_TOKENS).clamp_(min=0)

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from os import PathLike, fspath
@@ -44,7 +44,7 @@ _TOKENS_PER_LINE = 4  # a line has eight entries, two for each token
 _MAX_LINE_BITS = 24
 _SLOT_WORDS = 4  # the first word is 0 if no request is open
 _LOCK_TIMEOUT_S = 10.0
-_MAX_SAVE_ATTEMPTS = 10
+MAX_SAVE_ATTEMPTS = 10
 _BLOCK_HEAD = np.dtype(
     [
         ("serial", "<u4"),
@@ -229,7 +229,7 @@ class NgramStore:
         """
         scope_number = scope_of(scope)
         for text in texts:
-            self._add_text(_check_token_ids(text), scope_number)
+            self.add_text(check_token_ids(text, "NgramStore"), scope_number)
 
     def merge(self, other: NgramStore, *, new_only: bool = False) -> None:
         """Adds the text of another store, each request's text in its scope.
@@ -249,15 +249,11 @@ class NgramStore:
         """
         if other is self:
             raise ValueError("NgramStore: merge: expected another store, got this one")
-        if self.tokenizer and other.tokenizer and self.tokenizer != other.tokenizer:
-            raise ValueError(
-                f"NgramStore: merge: expected a store of vocabulary {self.tokenizer}, got "
-                f"{other.tokenizer}"
-            )
-        known = {(scope, text.tobytes()) for scope, text in self._texts()} if new_only else set()
-        for scope, text in other._texts():
+        check_same_tokenizer("NgramStore", self.tokenizer, other.tokenizer)
+        known = {(scope, text.tobytes()) for scope, text in self.texts()} if new_only else set()
+        for scope, text in other.texts():
             if (scope, text.tobytes()) not in known:
-                self._add_text(text, scope)
+                self.add_text(text, scope)
 
     def clear(self, scope: int | str | None = None) -> None:
         """Removes all text of a scope and zeroes its memory; None: of all scopes. Open requests
@@ -285,24 +281,43 @@ class NgramStore:
             RuntimeError: another call has been using the store for ten seconds, or text was cleared
                 during each of ten attempts.
         """
-        for _ in range(_MAX_SAVE_ATTEMPTS):
+        for _ in range(MAX_SAVE_ATTEMPTS):
             epoch = self._epoch
             with suppress(_ClearedDuringSaveError):
-                new_file = store_file.write_new_file(
-                    path, self._sizes, self.tokenizer, self.seed, self._pieces(epoch)
-                )
                 # The mutex prevents a clear between the check and the replacement.
-                with new_file as replace, self._mutex:
+                with self.write_new_file(path) as replace, self._mutex:
                     self._check_epoch(epoch)
                     replace()
                 return
         raise RuntimeError(
-            f"NgramStore: save: text was cleared during each of {_MAX_SAVE_ATTEMPTS} attempts"
+            f"NgramStore: save: text was cleared during each of {MAX_SAVE_ATTEMPTS} attempts"
+        )
+
+    def write_new_file(
+        self, path: str | PathLike[str]
+    ) -> AbstractContextManager[Callable[[], None]]:
+        """Returns a context that writes a new file and yields a function that replaces ``path`` by
+        it. :meth:`save` checks in between that no text of the file has been cleared."""
+        return store_file.write_new_file(
+            path, self._sizes, self.tokenizer, self.seed, self._pieces(self._epoch)
         )
 
     @property
     def _epoch(self) -> int:
-        return int(self._words[_C.STORE_WORDS["epoch"]])
+        return self._read_word("epoch")
+
+    @property
+    def revision(self) -> tuple[int, int]:
+        """Changes whenever text is added or cleared."""
+        return self._read_word("inserted"), self._epoch
+
+    @property
+    def calls_skipped(self) -> int:
+        """As in ``statistics``, without the time to read all of them."""
+        return self._read_word("calls_skipped")
+
+    def _read_word(self, name: str) -> int:
+        return int(self._words[_C.STORE_WORDS[name]])
 
     def _check_epoch(self, epoch: int) -> None:
         if self._epoch != epoch:
@@ -445,7 +460,7 @@ class NgramStore:
         finally:
             _C.store_unlock(self._words)
 
-    def _add_text(self, text: Int32Array, scope: int) -> None:
+    def add_text(self, text: Int32Array, scope: int) -> None:
         """Adds a text as a request that uses the last slot."""
         if not len(text):
             return
@@ -486,7 +501,7 @@ class NgramStore:
                 return
             _sleep_until_free(deadline)
 
-    def _texts(self) -> list[tuple[int, Int32Array]]:
+    def texts(self) -> list[tuple[int, Int32Array]]:
         """Returns scope and text of each request, as far as its blocks are still in the store."""
         with self._locked():
             parts = self._parts()
@@ -556,16 +571,28 @@ def _sleep_until_free(deadline: float) -> None:
     time.sleep(1e-4)
 
 
-def _check_token_ids(text: npt.ArrayLike) -> Int32Array:
+def check_same_tokenizer(owner: str, tokenizer: str, other: str) -> None:
+    """Raises ValueError if both digests are known and differ. ``owner`` is the class that merges
+    another store."""
+    if tokenizer and other and tokenizer != other:
+        raise ValueError(f"{owner}: merge: expected a store of vocabulary {tokenizer}, got {other}")
+
+
+def check_token_ids(text: npt.ArrayLike, owner: str) -> Int32Array:
+    """Returns the token ids of a text as int32. ``owner`` is the class that adds it.
+
+    Raises:
+        ValueError: the text is not a vector of token ids from 0 to 2**31 - 1.
+    """
     token_ids = np.asarray(text)
     if token_ids.ndim != 1 or (token_ids.size and token_ids.dtype.kind not in "iu"):
         raise ValueError(
-            f"NgramStore: warm: expected a vector of token ids, got {token_ids.dtype} of shape "
+            f"{owner}: warm: expected a vector of token ids, got {token_ids.dtype} of shape "
             f"{list(token_ids.shape)}"
         )
     if token_ids.size and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < 2**31:
         raise ValueError(
-            f"NgramStore: warm: expected token ids of 0 to 2**31 - 1, got {token_ids.min()} to "
+            f"{owner}: warm: expected token ids of 0 to 2**31 - 1, got {token_ids.min()} to "
             f"{token_ids.max()}"
         )
     return np.ascontiguousarray(token_ids, np.int32)

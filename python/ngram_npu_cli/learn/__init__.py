@@ -222,7 +222,7 @@ def _read_stores(files: Sequence[Path], sample: LogSample, tokenization: StoreTo
     for file in files:
         store = curve.load_store(file, tokenization.digest)
         tokenization.store_digest = tokenization.store_digest or store.tokenizer
-        texts = store._texts()
+        texts = store.texts()
         # Only digests are compared, so that the texts of all stores need not fit into memory.
         keys = [hashlib.blake2b(b"%d " % scope + text.tobytes()).digest() for scope, text in texts]
         sample.add_texts(text for key, text in zip(keys, texts, strict=True) if key not in known)

@@ -270,7 +270,7 @@ def describe(path: Path) -> dict[str, Any]:
         "token_capacity": store.token_capacity,
         "tokens_held": store.statistics.tokens_held,
         "blocks_in_use": store.statistics.blocks_in_use,
-        "texts": len(store._texts()),
+        "texts": len(store.texts()),
         "scopes": len(store.scopes),
         "visibility": store.visibility,
         "tokenizer": store.tokenizer,
@@ -280,4 +280,4 @@ def describe(path: Path) -> dict[str, Any]:
 def add_texts(store: NgramStore, texts: Iterable[ScopedText]) -> None:
     """Adds texts to the store, each under its scope as a number."""
     for scope, tokens in texts:
-        store._add_text(tokens, scope)
+        store.add_text(tokens, scope)

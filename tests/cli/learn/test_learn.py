@@ -126,7 +126,7 @@ def list_answers(conversations: list[RecordedTurns]) -> list[tuple[Any, list[int
 
 
 def load_texts(path: Path) -> list[tuple[int, list[int]]]:
-    return [(scope, text.tolist()) for scope, text in NgramStore.load(path)._texts()]
+    return [(scope, text.tolist()) for scope, text in NgramStore.load(path).texts()]
 
 
 @pytest.fixture

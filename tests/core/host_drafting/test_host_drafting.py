@@ -181,7 +181,7 @@ def test_propose_with_sampled_tokens_of_wrong_shape_raises(
         drafting.propose(np.array([0, 1], np.int32), sampled)
     _propose(drafting, [5], [6])
     stream.wait()
-    assert [(scope, text.tolist()) for scope, text in store._texts()] == [(1, [5]), (2, [6])]
+    assert [(scope, text.tolist()) for scope, text in store.texts()] == [(1, [5]), (2, [6])]
 
 
 @pytest.fixture

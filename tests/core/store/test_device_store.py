@@ -23,6 +23,7 @@ from core.store.device_steps import (
     run_step,
 )
 from ngram_npu import IntegrityError
+from ngram_npu.store import Scope
 from ngram_npu.store.device_store import SIZES, DeviceStore
 from ops import reference
 from ops.reference.device_store import key_of
@@ -96,7 +97,7 @@ def run_random_steps(seed: int, size: tuple[int, int], num_steps: int, first: in
     for _ in range(num_steps):
         if requests.rng.random() < 0.01:
             scope = requests.rng.choice(SCOPES)
-            store.clear([scope])
+            store.clear(Scope(scope))
             clear_model(model.tensors, scope)
         step = requests.next_step()
         bound = store._max_number
@@ -216,7 +217,8 @@ def test_clear_leaves_no_token_of_the_scope() -> None:
     store, requests = new_store(64, 4096), Requests(5)
     for _ in range(40):
         run_step(store, requests, requests.next_step())
-    store.clear(SCOPES[:3])
+    for scope in SCOPES[:3]:
+        store.clear(Scope(scope))
     cleared = {request.mark for request in requests.texts if request.scope in SCOPES[:3]}
     kept = {request.mark for request in requests.texts if request.scope in SCOPES[3:]}
     tokens = set(store.text.flatten().tolist())
@@ -235,7 +237,7 @@ def test_renumbering_happens_before_the_numbers_are_used_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two stores in the same steps renumber in the same step, whatever their blocks contain."""
-    monkeypatch.setattr(device_store, "_END_OF_NUMBERS", 200)
+    monkeypatch.setattr(device_store, "END_OF_NUMBERS", 200)
     stores = new_store(8, 64), new_store(8, 64)
     for _ in range(500):
         for store in stores:
@@ -245,7 +247,7 @@ def test_renumbering_happens_before_the_numbers_are_used_up(
 
 def test_memory_of_a_million_tokens_is_known() -> None:
     store = DeviceStore(4, 2**20, max_batch=4)
-    assert store.num_bytes == 2**20 * (4 + 48) + 4096 * 32 + 4 * 12 + 8 + 4 * 32
+    assert store.nbytes == 2**20 * (2 * 4 + 48) + 2 * 4096 * 32 + 5 * 12 + 8 + 4 * 32
 
 
 DAMAGE: dict[str, tuple[Callable[[DeviceStore], Any], str]] = {

@@ -61,7 +61,7 @@ def all_equal(arrays: Any, expected: Any) -> bool:
 
 
 def stored_texts(drafter: Any) -> list[tuple[int, list[int]]]:
-    return [(scope, text.tolist()) for scope, text in drafter.store._texts()]
+    return [(scope, text.tolist()) for scope, text in drafter.store.texts()]
 
 
 @KINDS

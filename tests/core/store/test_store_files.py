@@ -405,7 +405,7 @@ def test_merge_of_new_texts_compares_scopes(tmp_path: Path) -> None:
     second.merge(first, new_only=True)
     assert second.scopes == first.scopes == dict.fromkeys(first.scopes, len(TEXT) + 9)
     assert len(first.scopes) == 4
-    assert len(second._texts()) == 8, "a text in both stores is stored once"
+    assert len(second.texts()) == 8, "a text in both stores is stored once"
     first.save(tmp_path / "copy")
     for other in (NgramStore.load(tmp_path / "copy"), second):
         before = first.tensor.copy()

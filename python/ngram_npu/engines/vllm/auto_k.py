@@ -131,7 +131,7 @@ class StepObserver:
             on_change=self._report_change,
         )
         self._sampler: AcceptanceSampler | None = None
-        if options.ngram.store is None and not options.beside:
+        if not (options.has_store or options.beside):
             self._sampler = AcceptanceSampler(
                 options.ngram, lengths, options.max_model_len, self.controller.acceptance
             )

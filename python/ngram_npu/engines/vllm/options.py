@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from ngram_npu import _library
 from ngram_npu.config import INDEX_POLICY, MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
 from ngram_npu.draft_costs import Costs
 from ngram_npu.drafting import uses_index
@@ -39,6 +40,10 @@ CHOICES: dict[str, Collection[str]] = {
 }
 MAXIMA = {"token_cost": 1.0, "store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
 STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes", "scope")
+COST_OPTIONS = ("min_draft_probability", "token_cost", "costs_file")
+MAX_DEVICE_BATCHES = 2
+"""A store on the device holds back the text of a request's newest step. With more steps in flight,
+it would store tokens that were sampled after the request ended."""
 AUTO_MIN_PROBABILITY = 0.177
 """Suits a server on which verifying one more token costs a twentieth of a step."""
 UNCUT = sys.float_info.min
@@ -75,8 +80,11 @@ class Options:
     drafts: str = "padded"
     """For ``ngram_gpu``: ``"padded"`` or ``"trimmed"``."""
     metrics: bool = False
+    device_store: str = ""
+    """``"live"``: the store is in the memory of the device that runs the model, as a
+    ``DeviceStore``; empty: it is a ``NgramStore``, which ``ngram`` describes, or there is none."""
     store_tokens: int | None = None
-    """None: 16 million, or more if its slots need it."""
+    """None: 16 million, or 1 million with ``device_store``, or more if its slots need it."""
     store_seed: str = ""
     """Path of a file; empty: none."""
     store_file: str = ""
@@ -92,6 +100,10 @@ class Options:
     """Step times from which ``"auto"`` starts; None: it measures all of them."""
     cost_batch: int = 0
     """Batch size whose step times determined ``min_draft_probability``; 0: it was configured."""
+
+    @property
+    def has_store(self) -> bool:
+        return self.ngram.store is not None or bool(self.device_store)
 
     def uses_index(self, device_type: str = "cpu") -> bool:
         """Returns whether drafts are found with an index, for rows as long as the model's.
@@ -116,20 +128,27 @@ class Options:
     def drafts_on_host(self, device_type: str) -> bool:
         """Returns whether the V2 runner's drafts are made on the host.
 
-        ``auto`` does so for a store, which only the host supports, and if the rows are in host
-        memory and an index is faster than a scan.
+        ``auto`` does so for an ``NgramStore``, and if the rows are in host memory and an index is
+        faster than a scan.
 
         Raises:
             ValueError: The device does not support these options.
         """
         if self.draft_on == "host":
             return True
+        if self.device_store:
+            if device_type not in ("cpu", "cuda"):
+                raise ValueError(
+                    f"ngram_npu: store: expected a CPU or a CUDA device, got {device_type}; "
+                    "draft_on='host' drafts there"
+                )
+            return False
         has_store = self.ngram.store is not None
         if self.draft_on == "auto" and (has_store or device_type == "cpu"):
             return has_store or self.uses_index(device_type)
         try:
             if has_store:
-                raise ValueError("ngram_npu: store: expected none on the device")
+                raise ValueError("ngram_npu: store: expected lookup='1-16' on the device")
             return self.uses_index("the device")
         except ValueError as error:
             raise ValueError(f"{error}; draft_on='host' drafts there") from None
@@ -164,11 +183,12 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     speculative, model_config = vllm_config.speculative_config, vllm_config.model_config
     settings, sources = _read_settings(vllm_config)
     settings = {name: _check_value(name, value) for name, value in settings.items()}
-    lookup = _choose_lookup(settings, method)
+    adaptive = getattr(speculative, "enable_adaptive_verification", False)
+    device_store = _choose_device_store(settings, method, vllm_config)
+    lookup = "1-16" if device_store else _choose_lookup(settings, method)
     low, high = _choose_range(lookup, method, speculative, settings)
     in_v2 = method in ("v2", "ascend_v2", "beside")
     _check_method(method, settings, model_config)
-    adaptive = getattr(speculative, "enable_adaptive_verification", False)
     padded = method == "ngram_gpu" and settings.get("drafts") != "trimmed"
     verifies_padding = padded or (in_v2 and not adaptive)
     step_times = _load_step_times(settings, lookup, verifies_padding)
@@ -193,7 +213,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             max_len=None if in_v2 else model_config.max_model_len,
             sizes="ladder" if lookup == "ladder" else "consecutive",
             min_draft_probability=min_probability,
-            store=settings.get("store"),
+            store=None if device_store else settings.get("store"),
             store_tokens=settings.get("store_tokens", STORE_TOKENS),
             costs=costs,
         )
@@ -204,7 +224,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         names = "min_n, max_n, k: prompt_lookup_min, prompt_lookup_max, num_speculative_tokens"
         raise ValueError(f"ngram_npu: {error} ({names})") from error
     for name in STORE_OPTIONS:
-        if name in settings and ngram.store is None:
+        if name in settings and ngram.store is None and not device_store:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
     min_probability = ngram.min_draft_probability
     if min_probability is not None and verifies_padding:
@@ -220,6 +240,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         "keep_drafting": settings.get("keep_drafting", recurrent),
         "min_draft_probability": min_probability,
         "lookup": lookup,
+        "device_store": device_store,
         "step_times": step_times,
         "cost_batch": cost_batch,
     }
@@ -380,6 +401,44 @@ def _choose_lookup(settings: Mapping[str, Any], method: Method) -> str:
         return "ladder"
     trimmed = method == "ngram_gpu" and settings.get("drafts") == "trimmed"
     return "ngram" if trimmed else "1-16"
+
+
+def _choose_device_store(settings: Mapping[str, Any], method: Method, vllm_config: Any) -> str:
+    """Returns when requests can draft from each other's text if the store is in the device's
+    memory; empty if it is not.
+
+    It is there with ``draft_on='device'``, and on CUDA by default if nothing needs what only the
+    host's store has: costs of draft tokens, an index, and text that is visible at the end of a
+    request.
+
+    Raises:
+        ValueError: ``draft_on='device'`` with an option or a runner that needs the host's store.
+    """
+    draft_on = settings.get("draft_on", "auto")
+    if settings.get("store") is None or method not in ("v2", "beside") or draft_on == "host":
+        return ""
+    if settings.get("lookup", "ngram") not in ("1-16", "auto"):
+        return ""
+    speculative = vllm_config.speculative_config
+    batches = vllm_config.max_concurrent_batches
+    reason = ""
+    if settings["store"] != "live":
+        reason = f"store: expected 'live', got {settings['store']!r}"
+    elif getattr(speculative, "enable_adaptive_verification", False):
+        reason = "store: expected no enable_adaptive_verification, which needs costs"
+    elif names := [name for name in COST_OPTIONS if settings.get(name) is not None]:
+        reason = f"{names[0]}: expected none, got {settings[names[0]]!r}"
+    elif settings.get("engine") == "index":
+        reason = "engine: expected no index, got 'index'"
+    elif batches > MAX_DEVICE_BATCHES:
+        reason = f"store: expected at most {MAX_DEVICE_BATCHES} batches in flight, got {batches}"
+    if draft_on == "device":
+        if reason:
+            raise ValueError(f"ngram_npu: {reason} on the device; draft_on='host' drafts there")
+        return "live"
+    device_type = getattr(getattr(vllm_config, "device_config", None), "device_type", "")
+    has_kernel = device_type == "cuda" and _library.has_kernel("device_store_append_", "cuda")
+    return "live" if has_kernel and not reason else ""
 
 
 def _choose_min_probability(settings: Mapping[str, Any], lookup: str) -> float | None:

@@ -228,7 +228,7 @@ def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any
 
     def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
         options = read_options(vllm_config, "beside")
-        if options.ngram.store is not None:
+        if options.has_store:
             install_request_data(sys.modules.get(V2_RUNNER))
         return v2.attach_ngram_drafts(vllm_config, options, device, req_states, speculator)
 

@@ -21,7 +21,7 @@ from datetime import timedelta
 from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
-import numpy as np
+import torch
 
 import ngram_npu._C as _C
 from ngram_npu.engines.vllm.options import (
@@ -33,9 +33,12 @@ from ngram_npu.engines.vllm.options import (
 from ngram_npu.engines.vllm.patching import format_error, logger
 from ngram_npu.store import Kind, NgramStore, scope_of
 from ngram_npu.store import file as store_file
+from ngram_npu.store.device_store import DeviceStore
 
 STORE_TOKENS = 1 << 24
-"""350 MB, which are allocated at the start."""
+"""350 MB of host memory, which are allocated at the start."""
+DEVICE_STORE_TOKENS = 1 << 20
+"""59 MB of device memory, which vLLM measures before it allocates its KV cache."""
 TOKENS_PER_SLOT = 1024
 IDLE_S = 1.0
 """A store to which no text was added for this time is saved."""
@@ -67,15 +70,29 @@ Draft = TypeVar("Draft", bound=Callable[..., Any])
 class SharedStore:
     """A store and its files."""
 
-    def __init__(self, vllm_config: Any, options: Options, slots: int, kind: Kind) -> None:
+    contents: NgramStore | DeviceStore
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        options: Options,
+        slots: int,
+        kind: Kind,
+        device: torch.device | None = None,
+    ) -> None:
         """
+        Args:
+            device: Where the store is if ``options.device_store`` is set.
+
         Raises:
             ValueError: Too few tokens for ``slots`` slots, or a file that cannot be used.
         """
-        visibility = options.ngram.store
+        is_on_device = bool(options.device_store)
+        visibility = options.device_store if is_on_device else options.ngram.store
         assert visibility is not None
         minimum = TOKENS_PER_SLOT * slots
-        tokens = options.store_tokens or max(STORE_TOKENS, minimum)
+        default = DEVICE_STORE_TOKENS if is_on_device else STORE_TOKENS
+        tokens = options.store_tokens or max(default, minimum)
         if tokens < minimum:
             raise ValueError(
                 f"ngram_npu: store_tokens: expected at least {minimum}, {TOKENS_PER_SLOT} for each "
@@ -86,6 +103,13 @@ class SharedStore:
         """Whether a server that is stopped kills its workers before they can save."""
         self._model_config = vllm_config.model_config
         vocabulary = self.vocabulary() if self.path or options.store_seed else ""
+        device_store: DeviceStore | None = None
+        if is_on_device:
+            assert device is not None
+            device_store = DeviceStore(
+                slots, tokens, max_batch=slots, device=device, tokenizer=vocabulary
+            )
+            tokens = device_store.file_capacity
         sizes: dict[str, Any] = {"num_slots": slots, "token_capacity": tokens, "kind": kind}
         sizes |= {"visibility": visibility, "tokenizer": vocabulary}
         self._make_empty = functools.partial(NgramStore, **sizes)
@@ -101,12 +125,29 @@ class SharedStore:
         self.has_scopes = False
         """Whether the runner passes on the scopes of requests."""
         self._requires_scope = options.scope == "required"
-        self._calls_skipped: tuple[int, ...] | None = None
-        self.contents = self._load_files(options.store_seed)
+        self._calls_skipped: int | None = None
+        loaded = self._load_files(options.store_seed)
+        if device_store is None:
+            self.contents = self._make_empty() if loaded is None else loaded
+        else:
+            self.contents = device_store
+            if loaded is not None:
+                device_store.merge(loaded)
+                device_store.seed = loaded.seed
 
-    def _load_files(self, seed: str) -> NgramStore:
-        """Returns the contents of this engine's own file. It includes the seed with which it began;
-        a new seed is merged, and text that both contain is kept once."""
+    @property
+    def host_contents(self) -> NgramStore:
+        assert isinstance(self.contents, NgramStore)
+        return self.contents
+
+    @property
+    def device_contents(self) -> DeviceStore:
+        assert not isinstance(self.contents, NgramStore)
+        return self.contents
+
+    def _load_files(self, seed: str) -> NgramStore | None:
+        """Returns the contents of this engine's own file; None without files. It includes the seed
+        with which it began; a new seed is merged, and text that both contain is kept once."""
         own_file = self.path if self.path and os.path.exists(self.path) else ""
         if seed and self.path and os.path.realpath(seed) == os.path.realpath(self.path):
             raise ValueError("ngram_npu: store_seed: expected another file than store_file")
@@ -122,7 +163,7 @@ class SharedStore:
                 store, earlier = self._load(seed), store
                 store.seed = checksum
             if store is None:
-                return self._make_empty()
+                return None
             if earlier is not None:
                 store.merge(earlier, new_only=True)
         except (OSError, ValueError) as error:
@@ -145,8 +186,12 @@ class SharedStore:
         """Makes a step that finds the store in use raise: other ranks' steps would not skip it.
         Drops what was loaded if other ranks loaded something else; the file stays as it is."""
         if not contents_equal:
-            self.contents, self.path = self._make_empty(), ""
-        self._calls_skipped = self._read_words("calls_skipped")
+            self.path = ""
+            if isinstance(self.contents, NgramStore):
+                self.contents = self._make_empty()
+            else:
+                self.contents.clear()
+        self._calls_skipped = self.contents.calls_skipped
 
     def start_saving(self, owner: object) -> None:
         """Logs a line about the store and one about its file. The file is saved while the engine
@@ -180,7 +225,7 @@ class SharedStore:
         Raises:
             RuntimeError: It did, because another call used the store.
         """
-        if self._calls_skipped not in (None, self._read_words("calls_skipped")):
+        if self._calls_skipped not in (None, self.contents.calls_skipped):
             raise RuntimeError("ngram_npu: store: expected to be free, got a call that uses it")
 
     def _log_when_saved(self) -> None:
@@ -202,10 +247,10 @@ class SharedStore:
     def _save_when_due(self) -> None:
         """Saves soon after requests end, since vLLM may kill a worker at any time: when text stops
         coming in, or after ``store_save_minutes`` of it."""
-        saved = previous = self._read_words("inserted", "epoch")
+        saved = previous = self.contents.revision
         last, busy_s, idle_s = time.monotonic(), 60 * self._minutes, 0.0
         while not self._ended.wait(min(IDLE_S, busy_s)):
-            state = self._read_words("inserted", "epoch")
+            state = self.contents.revision
             is_idle, previous = state == previous, state
             started = time.monotonic()
             if state == saved or started - last < (idle_s if is_idle else busy_s):
@@ -216,10 +261,6 @@ class SharedStore:
             pause_s = PAUSE_PER_SAVE * (last - started)
             busy_s = max(60 * self._minutes, pause_s)
             idle_s = max(60 * self._minutes * IDLE_SHARE, pause_s) if saved == state else busy_s
-
-    def _read_words(self, *names: str) -> tuple[int, ...]:
-        words = np.asarray(self.contents.tensor)
-        return tuple(int(words[_C.STORE_WORDS[name]]) for name in names)
 
     def _end(self) -> None:
         self._ended.set()

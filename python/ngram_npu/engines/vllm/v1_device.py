@@ -62,7 +62,7 @@ class AsyncNgramProposer:
             config,
             kind="torch",
             index=index,
-            store=None if self.shared_store is None else self.shared_store.contents,
+            store=None if self.shared_store is None else self.shared_store.host_contents,
             workspace=make_workspace("ngram_step_", options, device),
         )
         self._slots = None if index is None else _IndexSlots(self._drafting, slots)

@@ -123,7 +123,7 @@ class IndexedRows(ScannedRows):
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)
         cached = blocks and blocks * self._cache_config.block_size * self._ranks_per_block
         index = index_for(self._options, self._slots, "numpy", cached or MAX_INDEX_TOKENS)
-        store = None if self.store is None else self.store.contents
+        store = None if self.store is None else self.store.host_contents
         self._drafting = Drafting(self._options.ngram, kind="numpy", index=index, store=store)
         return index
 

@@ -2,14 +2,16 @@
 n-gram drafts with a neural drafter.
 
 The runner keeps a request in one row of its token buffer for as long as it runs, and appends the
-sampled tokens before it asks for drafts. So a step on the device is one lookup. With an index, and
-so with a ladder or a store, the host drafts in the order of the device's stream, and the row of a
-request is its slot in both. Neither waits for the device.
+sampled tokens before it asks for drafts. So a step on the device is one lookup, and two operators
+more with a store in its memory. With an index, and so with a ladder or a store in host memory, the
+host drafts in the order of the device's stream. The row of a request is its slot in index and
+store. No step waits for the device.
 
 With a neural drafter, each row of a step gets one of two drafts: the neural one, or the n-gram
-draft where it promises more. The choice depends on the request's text and on how its drafts fared,
-never on a token that was sampled for a draft, so rejection sampling does not change the
-distribution of the text. All tensor-parallel ranks choose the same, because they get the same data.
+draft where more accepted tokens are expected of it. The choice depends on the request's text and on
+how many tokens of its drafts were accepted, never on a token that was sampled for a draft, so
+rejection sampling does not change the distribution of the text. All tensor-parallel ranks choose
+the same, because they get the same data.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from ngram_npu.engines.vllm.sharing import (
 from ngram_npu.engines.vllm.stats import DeviceStats, log_start
 from ngram_npu.engines.vllm.v1_device import make_workspace
 from ngram_npu.engines.vllm.v1_sync import index_for
+from ngram_npu.engines.vllm.v2_device_store import DeviceStoreDrafts
 from ngram_npu.host_drafting import HostDrafting, Stop
 from ngram_npu.index import NgramIndex
 from ngram_npu.ops import merge_drafts_
@@ -81,13 +84,15 @@ class RowLookup:
         on_host = options.drafts_on_host(device.type)
         if on_host and options.uses_index():
             self.index = index_for(options, options.max_num_seqs, "numpy")
-            if options.ngram.store is not None:
-                if not self.has_request_data:
-                    raise ValueError(UNKNOWN_RUNNER.format("add_requests"))
-                store = SharedStore(vllm_config, options, options.max_num_seqs, "numpy")
+        if options.has_store:
+            if not self.has_request_data:
+                raise ValueError(UNKNOWN_RUNNER.format("add_requests"))
+            store = SharedStore(vllm_config, options, options.max_num_seqs, "numpy", device)
+            store.has_scopes = True
         self.shared_store = store
         self.has_other_ranks = compare_ranks(vllm_config, options, store)
         self._host: HostDrafting | None = None
+        self._store_drafts: DeviceStoreDrafts | None = None
         if on_host:
             self._host = HostDrafting(
                 options.ngram,
@@ -97,15 +102,17 @@ class RowLookup:
                 device=device,
                 lag=vllm_config.max_concurrent_batches - 1,
                 index=self.index,
-                store=None if store is None else store.contents,
+                store=None if store is None else store.host_contents,
             )
             if store is not None:
                 store.settle = functools.partial(self._host.settle, SETTLE_S)
-                store.has_scopes = True
             self._newest = torch.arange(self.k + 1, device=device)
         else:
             workspace = make_workspace("ngram_propose_", options, device)
             self._drafting = Drafting(options.ngram, kind="torch", workspace=workspace)
+            if store is not None:
+                contents = store.device_contents
+                self._store_drafts = DeviceStoreDrafts(contents, *self._state, self.k + 1)
         self._watch_rows(req_states)
         shape = options.max_num_seqs, self.k
         self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
@@ -114,6 +121,7 @@ class RowLookup:
         self._computes_costs = False
         """Whether a lookup writes the costs of its draft tokens."""
         engine = ("index" if self.index else "scan") + (" on the host" if on_host else "")
+        engine += " and store on the device" if self._store_drafts else ""
         self.is_logging_rank = log_start(self, vllm_config, options, method, engine)
         counts = self.is_logging_rank and options.metrics
         self._stats = DeviceStats(self, vllm_config, options, self.index) if counts else None
@@ -137,6 +145,9 @@ class RowLookup:
                 are updated.
         """
         rows = input_batch.idx_mapping
+        scopes: torch.Tensor | None = None
+        if self._store_drafts is not None:
+            scopes = self._store_drafts.append(rows, num_sampled)
         if k == 0:
             self._update_host(input_batch, num_sampled)
             drafts, counts = self._no_drafts[: len(rows)], self._no_counts[: len(rows)]
@@ -147,14 +158,18 @@ class RowLookup:
             self._draft_costs[: len(rows)] = result.draft_costs
             drafts = result.draft_token_ids
             return Drafts(drafts if int64 else drafts.to(torch.int32), *result[1:3])
-        return self._drafting.propose(
+        result: Drafts[torch.Tensor] = self._drafting.propose(
             *self._state,
             num_sampled=num_sampled,
             row_indices=rows,
             fill=True,
             draft_costs=self._draft_costs[: len(rows)] if self._computes_costs else None,
-            int64=int64,
+            int64=int64 and self._store_drafts is None,
         )
+        if self._store_drafts is None or scopes is None:
+            return result
+        self._store_drafts.replace(rows, num_sampled, scopes, result)
+        return Drafts(result[0].to(torch.int64) if int64 else result[0], *result[1:])
 
     def _update_host(self, input_batch: Any, num_sampled: torch.Tensor) -> None:
         """Passes the sampled tokens to the index and the store, without a lookup."""
@@ -206,13 +221,8 @@ class RowLookup:
     def _begin(self, row: int, arguments: Mapping[str, Any], max_length: int) -> None:
         """A request begins in ``row``. ``arguments`` are those of ``add_request``."""
         request = self._announced.pop(arguments["req_id"], None)
-        if self._host is None:
-            return
-        prompt_len = arguments["prompt_len"]
-        stop = Stop((), prompt_len + arguments["max_tokens"], prompt_len)
         scope = 0
         if request is not None:
-            stop = add_stop_rules(stop, request.sampling_params)
             scope = scope_of_request(
                 request.lora_request,
                 request.sampling_params,
@@ -220,6 +230,14 @@ class RowLookup:
             )
         elif self.shared_store is not None:  # its owner is unknown, so it shares with no request
             scope = scope_of(f"ngram_npu: unannounced {arguments['req_id']}")
+        if self._store_drafts is not None:
+            self._store_drafts.begin(row, scope)
+        if self._host is None:
+            return
+        prompt_len = arguments["prompt_len"]
+        stop = Stop((), prompt_len + arguments["max_tokens"], prompt_len)
+        if request is not None:
+            stop = add_stop_rules(stop, request.sampling_params)
         stop = stop._replace(max_length=min(stop.max_length, max_length))
         self._host.begin(row, arguments["all_token_ids"], scope=scope, stop=stop)
 
@@ -393,8 +411,10 @@ def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2
         def __new__(
             cls, vllm_config: Any, device: torch.device, req_states: Any, *args: Any, **kwargs: Any
         ) -> Any:
-            on_host = read_options(vllm_config, method).drafts_on_host(device.type)
-            kernel = "" if on_host else "ngram_propose"
+            options = read_options(vllm_config, method)
+            kernel = "device_store_append_" if options.device_store else "ngram_propose"
+            if options.drafts_on_host(device.type):
+                kernel = ""
             reason = unsupported_state_reason(device, req_states, kernel)
             if not reason:
                 return super().__new__(cls)
@@ -460,7 +480,8 @@ class NeuralDrafterWrapper(RowLookup):
         num_speculative_tokens: int | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
-        """Returns for each row the speculator's draft, or the n-gram draft if it promises more."""
+        """Returns for each row the speculator's draft, or the n-gram draft if more accepted tokens
+        are expected of it."""
         hidden = attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states
         kwargs |= {"dummy_run": dummy_run, "num_speculative_tokens": num_speculative_tokens}
         neural: torch.Tensor = self._neural_propose(

@@ -66,7 +66,7 @@ def test_adapters_share_no_text(model: Path, adapters: list[LoRARequest]) -> Non
     scopes = [scope_of_request(adapter, None, None) for adapter in adapters]
     assert set(store.scopes) == set(scopes)
     outputs = dict(zip(scopes, expected, strict=True))
-    for scope, stored in store._texts():
+    for scope, stored in store.texts():
         # The last steps of a request may be missing or may have sampled after its end.
         text = stored[: -(2 * K + 1)].tolist()
         assert any(output[: len(text)] == text for output in outputs[scope])

@@ -57,7 +57,7 @@ def test_store_file_of_stopped_server_contains_its_text(model: Path, tmp_path: P
             _wait_until(is_saved, server)
             server.process.send_signal(stop)
             server.process.wait(TIMEOUT_S)
-            ((_, text),) = NgramStore.load(file)._texts()
+            ((_, text),) = NgramStore.load(file).texts()
             assert text.tolist() == token_ids
             log = server.log.read_text()
             assert f"store_file={file} is written 1 s after text stops coming in" in log

@@ -274,7 +274,7 @@ def run_request_and_read_store(engine: V2, length: int = 1) -> list[list[int]]:
     engine.end("one")
     engine.begin(Request("next", [4]))
     engine.step({"next": []})
-    return [text.tolist() for _, text in engine.store._texts()]
+    return [text.tolist() for _, text in engine.store.texts()]
 
 
 @pytest.mark.usefixtures("request_data_installed")

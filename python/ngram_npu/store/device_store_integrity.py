@@ -1,0 +1,117 @@
+"""Checks the contents of a device store, for tests and diagnosis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu.store.device_store_layout import (
+    BLOCK_TOKENS,
+    END_OF_NUMBERS,
+    FILL,
+    NEXT,
+    NUMBER,
+    PREVIOUS,
+    SIZES,
+    SLOT_BLOCK,
+    SLOT_LENGTH,
+    Int64Array,
+    is_in_ring,
+    read_scopes,
+)
+from ngram_npu.tensors import IntegrityError
+
+_HASH_BASE = 0x9E3779B97F4A7C15
+
+
+def check_contents(arrays: dict[str, Int64Array]) -> None:
+    """Checks the structure, and each entry against the text.
+
+    Args:
+        arrays: the tensors of a store by name.
+
+    Raises:
+        IntegrityError: the message names the violated rule, and the slot, block or entry.
+    """
+    _check_blocks(arrays["blocks"], arrays["allocator"])
+    _check_slots(arrays["slots"], arrays["blocks"], arrays["allocator"])
+    for level, entries in enumerate(arrays["table"]):
+        _check_entries(level, entries, arrays["blocks"], arrays["text"])
+
+
+def _require(holds: npt.NDArray[np.bool_], where: npt.NDArray[Any], rule: str, kind: str) -> None:
+    if not holds.all():
+        raise IntegrityError(f"DeviceStore: {rule} ({kind} {where[~holds][0]})")
+
+
+def _check_blocks(blocks: Int64Array, allocator: Int64Array) -> None:
+    next_number = allocator[0]
+    if allocator[1] != next_number or not 0 <= next_number <= END_OF_NUMBERS:
+        raise IntegrityError(f"DeviceStore: allocator: {allocator.tolist()}")
+    rows = np.arange(len(blocks))
+    used = blocks[:, NUMBER] != 0
+    _require(~blocks[~used].any(axis=1), rows[~used], "a free block has a state", "block")
+    rows, heads = rows[used], blocks[used]
+    numbers, previous, after = heads[:, NUMBER], heads[:, PREVIOUS], heads[:, NEXT]
+    is_recent = (numbers >= next_number - len(blocks)) & (numbers < next_number)
+    is_valid = is_recent & (numbers % len(blocks) == rows)
+    _require(is_valid, rows, "a block has a number that is not in the ring", "block")
+    fills = heads[:, FILL]
+    _require((fills >= 1) & (fills <= BLOCK_TOKENS), rows, "a block has a wrong fill", "block")
+    successors = blocks[after % len(blocks)]
+    has_same_scope = read_scopes(successors) == read_scopes(heads)
+    is_linked = is_in_ring(blocks, after) & (successors[:, PREVIOUS] == numbers)
+    is_linked &= has_same_scope & (fills == BLOCK_TOKENS)
+    _require(is_linked | (after == 0), rows, "a block has a wrong successor", "block")
+    predecessors = blocks[previous % len(blocks)]
+    is_linked = (predecessors[:, NEXT] == numbers) & (previous < numbers)
+    is_evicted = ~is_in_ring(blocks, previous)
+    _require(is_linked | is_evicted, rows, "a block has a wrong predecessor", "block")
+
+
+def _check_slots(slots: Int64Array, blocks: Int64Array, allocator: Int64Array) -> None:
+    rows = np.arange(len(slots))
+    _require(slots[:, SLOT_LENGTH] >= 0, rows, "a slot has a negative length", "slot")
+    numbers = slots[:, SLOT_BLOCK]
+    is_assigned = (numbers >= 0) & (numbers < np.maximum(allocator[0], 1))
+    _require(is_assigned, rows, "a slot has a block that was not assigned", "slot")
+    in_ring = is_in_ring(blocks, numbers)
+    used = numbers[in_ring]
+    is_last = blocks[used % len(blocks), NEXT] == 0
+    _require(is_last, rows[in_ring], "a slot's block is not the last one", "slot")
+    if len(set(used.tolist())) != len(used):
+        raise IntegrityError("DeviceStore: two slots have the same block")
+
+
+def _check_entries(level: int, entries: Int64Array, blocks: Int64Array, text: Int64Array) -> None:
+    """Checks the entries of one length whose text is still in the store."""
+    n = SIZES[level]
+    columns = np.flatnonzero(is_in_ring(blocks, entries // BLOCK_TOKENS))
+    numbers, offsets = np.divmod(entries[columns], BLOCK_TOKENS)
+    rows = numbers % len(blocks)
+    is_stored = offsets < blocks[rows, FILL]
+    _require(is_stored, columns, f"an entry of {n} tokens refers to no token", "column")
+    previous = blocks[rows, PREVIOUS]
+    is_readable = (offsets >= n) | is_in_ring(blocks, previous)
+    columns, rows, offsets = columns[is_readable], rows[is_readable], offsets[is_readable]
+    before = blocks[rows, PREVIOUS] % len(blocks)
+    gram = np.zeros(len(columns), np.uint64)
+    power = 1
+    for j in range(1, n + 1):
+        at = offsets - j
+        tokens = text[np.where(at >= 0, rows, before), at % BLOCK_TOKENS].astype(np.uint32)
+        gram += tokens.astype(np.uint64) * np.uint64(power)
+        power = power * _HASH_BASE % 2**64
+    seeds = _mix(read_scopes(blocks[rows]).view(np.uint64))
+    keys = _mix((gram ^ seeds) + np.uint64((level + 1) * _HASH_BASE % 2**64))
+    expected = (keys % np.uint64(len(entries))).astype(np.int64)
+    _require(expected == columns, columns, f"an entry of {n} tokens has other tokens", "column")
+
+
+def _mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z

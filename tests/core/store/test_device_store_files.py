@@ -1,0 +1,273 @@
+"""Text that enters and leaves a device store other than by steps: warm, merge, files, and clears
+while the store is being saved."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from core.store.device_steps import MAX_NEW, Requests, new_drafts, run_step
+from ngram_npu import NgramStore, scope_of
+from ngram_npu.store import Scope, device_store
+from ngram_npu.store.device_store import CpuStreams, CudaStreams, DeviceStore
+from ngram_npu.store.device_store_layout import read_texts
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TEXTS = {0: [[5, 6, 7], list(range(100, 900))], scope_of("tenant"): [[1, 2, 3, 4]]}
+
+
+def make_store(token_capacity: int = 4096) -> DeviceStore:
+    return DeviceStore(6, token_capacity, max_batch=8)
+
+
+def fill_store(store: DeviceStore | NgramStore) -> None:
+    for scope, texts in TEXTS.items():
+        store.warm(texts, scope=scope)
+
+
+def read_store(store: DeviceStore | NgramStore) -> list[tuple[int, list[int]]]:
+    if isinstance(store, NgramStore):
+        texts = store.texts()
+    else:
+        texts = read_texts(store.text.numpy(), store.blocks.numpy())
+    return [(scope, text.tolist()) for scope, text in texts]
+
+
+EXPECTED = [(scope, text) for scope, texts in TEXTS.items() for text in texts]
+
+
+def test_warmed_texts_are_drafted_within_their_scope_only() -> None:
+    store = make_store()
+    fill_store(store)
+    store.check_integrity()
+    assert read_store(store) == EXPECTED
+    assert store.scopes == {0: 803, scope_of("tenant"): 4}
+    statistics = store.statistics
+    assert (statistics.tokens_held, statistics.blocks_in_use) == (807, 1 + 4 + 1)
+    row = torch.tensor([[300, 301, 302], [1, 2, 3]], dtype=torch.int32)
+    lengths, sampled = torch.full((2, 2), 3, dtype=torch.int32)
+    for scope, counts in ((0, [6, 0]), (scope_of("tenant"), [0, 1])):
+        drafts = new_drafts(2)
+        store.propose(row, lengths, sampled, scopes=torch.tensor([scope] * 2), **drafts)
+        assert drafts["num_draft_tokens"].tolist() == counts
+
+
+def test_text_longer_than_the_ring_keeps_its_newest_blocks() -> None:
+    store = make_store(4 * 256)
+    store.warm([list(range(5000))])
+    store.check_integrity()
+    ((_, text),) = read_store(store)
+    assert text == list(range(5000))[-len(text) :]
+    assert len(text) > 3 * 256
+
+
+def test_warmed_text_does_not_continue_the_text_before() -> None:
+    """The second text contains the first one, so that the slot could mistake it for its request."""
+    store = make_store()
+    store.warm([list(range(20)), list(range(30))])
+    assert [text for _, text in read_store(store)] == [list(range(20)), list(range(30))]
+
+
+@pytest.mark.parametrize("text", [[[1]], [1.5], [-1], [2**31]])
+def test_text_that_is_no_vector_of_token_ids_is_rejected(text: Any) -> None:
+    with pytest.raises(ValueError, match="DeviceStore: warm: expected"):
+        make_store().warm([text])
+
+
+def test_saved_file_has_the_text_of_a_host_store(tmp_path: Path) -> None:
+    digest = "ab" * 16
+    store = DeviceStore(6, 4096, max_batch=8, tokenizer=digest)
+    store.seed = "cd" * 16
+    fill_store(store)
+    store.save(tmp_path / "store")
+    loaded = NgramStore.load(tmp_path / "store", tokenizer=digest)
+    assert read_store(loaded) == EXPECTED
+    assert (loaded.tokenizer, loaded.seed) == (digest, "cd" * 16)
+    loaded.check_integrity()
+    merged = make_store()
+    merged.merge(loaded)
+    assert read_store(merged) == EXPECTED
+
+
+def test_full_store_is_saved_completely(tmp_path: Path) -> None:
+    store = make_store(64 * 256)
+    store.warm(np.arange(80 * 256).reshape(5, -1).astype(np.int32))
+    store.save(tmp_path / "store")
+    assert read_store(NgramStore.load(tmp_path / "store")) == read_store(store)
+
+
+def test_store_of_another_vocabulary_is_rejected() -> None:
+    store = DeviceStore(6, 4096, max_batch=8, tokenizer="ab" * 16)
+    other = NgramStore(1, 4096, tokenizer="cd" * 16)
+    with pytest.raises(ValueError, match=f"merge: expected a store of vocabulary {'ab' * 16}"):
+        store.merge(other)
+    with pytest.raises(ValueError, match="expected 32 hexadecimal digits"):
+        DeviceStore(6, 4096, max_batch=8, tokenizer="x")
+
+
+class LateStreams(CpuStreams):
+    """Calls ``change`` between the copy on the device and the copy to the host."""
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self.change = change
+
+    def read(self, snapshot: tuple[torch.Tensor, ...]) -> list[Any]:
+        self.change()
+        return super().read(snapshot)
+
+
+def test_save_during_overwriting_steps_writes_one_state(tmp_path: Path) -> None:
+    """A copy of the live ring would contain blocks of the state before and after the steps."""
+    store, requests = make_store(4 * 256), Requests(3)
+    for _ in range(30):
+        run_step(store, requests, requests.next_step())
+    expected = read_store(store)
+
+    def overwrite() -> None:
+        for _ in range(30):
+            run_step(store, requests, requests.next_step())
+
+    store._streams = LateStreams(overwrite)
+    store.save(tmp_path / "store")
+    assert read_store(NgramStore.load(tmp_path / "store")) == expected
+    assert read_store(store) != expected
+
+
+def test_cleared_text_is_neither_saved_nor_left_in_memory(tmp_path: Path) -> None:
+    store = make_store()
+    fill_store(store)
+    clears = [Scope(0)]
+    write = NgramStore.write_new_file
+
+    def clear_while_writing(copy: NgramStore, path: Any) -> Any:
+        if clears:
+            store.clear(clears.pop())
+        return write(copy, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(NgramStore, "write_new_file", clear_while_writing)
+        store.save(tmp_path / "store")
+    assert read_store(NgramStore.load(tmp_path / "store")) == EXPECTED[-1:]
+    store.clear("tenant")
+    tensors = (store.text, store.blocks, *store._snapshot)
+    assert not any(tensor.any() for tensor in tensors)
+
+
+def test_save_that_is_always_interrupted_raises_and_keeps_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store()
+    fill_store(store)
+    store.save(tmp_path / "store")
+    before = (tmp_path / "store").read_bytes()
+    write = NgramStore.write_new_file
+
+    def clear_while_writing(copy: NgramStore, path: Any) -> Any:
+        store.clear("another")
+        return write(copy, path)
+
+    monkeypatch.setattr(NgramStore, "write_new_file", clear_while_writing)
+    with pytest.raises(RuntimeError, match="cleared during each of 10 attempts"):
+        store.save(tmp_path / "store")
+    assert (tmp_path / "store").read_bytes() == before
+
+
+def test_revision_changes_with_steps_text_and_clears() -> None:
+    store, requests = make_store(), Requests(4)
+    revisions = [store.revision]
+    changes: list[Callable[[], object]] = [
+        lambda: run_step(store, requests, requests.next_step()),
+        lambda: store.warm([[1, 2]]),
+        lambda: store.clear("tenant"),
+        store.clear,
+    ]
+    for change in changes:
+        change()
+        revisions.append(store.revision)
+    assert len(set(revisions)) == len(revisions)
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_slot_of_an_announced_request_stores_no_prompt(is_announced: bool) -> None:
+    """The prompt of the second request is the text of the first one and two tokens more."""
+    store, row = make_store(), torch.arange(31, dtype=torch.int32)[None]
+    counts = torch.tensor([[28], [20], [31], [1]], dtype=torch.int32)
+    store.begin_step(1, MAX_NEW)
+    store.append(row, counts[0], counts[1], max_new=MAX_NEW, hold_back=False)
+    if is_announced:
+        store.begin_request(0)
+    store.begin_step(1, MAX_NEW)
+    store.append(row, counts[2], counts[3], max_new=MAX_NEW, hold_back=True)
+    stored = [token for _, text in read_store(store) for token in text]
+    assert stored == [*range(8, 28)] + ([] if is_announced else [28, 29])
+
+
+class _DeferOperators(TorchDispatchMode):
+    """Keeps the operators of a stream until it is synchronized."""
+
+    def __init__(self, tasks: list[Callable[[], object]]) -> None:
+        super().__init__()
+        self._tasks = tasks
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._tasks.append(functools.partial(func, *args, **(kwargs or {})))
+        return args[0]
+
+
+class FakeCuda:
+    """Stands in for ``torch.cuda``. The stream of the steps works within the calls, a second stream
+    as late as possible: when the host waits for it. It must wait for the steps before."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Callable[[], object]] = []
+        self.has_waited = False
+        self.steps = SimpleNamespace(record_event=object, context=nullcontext)
+        self.copies = SimpleNamespace(
+            wait_event=lambda event: setattr(self, "has_waited", True),
+            synchronize=self._run_copies,
+            context=lambda: _DeferOperators(self.tasks),
+        )
+
+    def current_stream(self, device: Any) -> Any:
+        return self.steps
+
+    def Stream(self, device: Any) -> Any:  # noqa: N802
+        return self.copies
+
+    def stream(self, stream: Any) -> Any:
+        return stream.context()
+
+    def _run_copies(self) -> None:
+        assert self.has_waited, "the copies may run before the steps"
+        while self.tasks:
+            self.tasks.pop(0)()
+
+
+def test_cuda_copies_follow_the_steps_and_are_complete_when_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeCuda()
+
+    def zeros_like(tensor: torch.Tensor, *, device: str, pin_memory: bool) -> torch.Tensor:
+        assert (device, pin_memory) == ("cpu", True)
+        return torch.zeros_like(tensor)
+
+    fake_torch = SimpleNamespace(cuda=fake, zeros_like=zeros_like)
+    monkeypatch.setattr(device_store, "torch", fake_torch)
+    snapshot = (torch.arange(4, dtype=torch.int32), torch.ones(2, dtype=torch.int32))
+    streams = CudaStreams(torch.device("cpu"), snapshot)
+    for _ in range(2):
+        for tensor in snapshot:
+            tensor.fill_(7)
+        streams.follow_step()
+        with streams.use_step_stream():
+            snapshot[1][0] += 1
+        assert [array.tolist() for array in streams.read(snapshot)] == [[7] * 4, [8, 7]]
+        assert not any(tensor.any() for tensor in (*snapshot, *streams._host))
