@@ -158,7 +158,7 @@ class RowLookup:
             self._draft_costs[: len(rows)] = result.draft_costs
             drafts = result.draft_token_ids
             return Drafts(drafts if int64 else drafts.to(torch.int32), *result[1:3])
-        result: Drafts[torch.Tensor] = self._drafting.propose(
+        from_rows: Drafts[torch.Tensor] = self._drafting.propose(
             *self._state,
             num_sampled=num_sampled,
             row_indices=rows,
@@ -167,9 +167,10 @@ class RowLookup:
             int64=int64 and self._store_drafts is None,
         )
         if self._store_drafts is None or scopes is None:
-            return result
-        self._store_drafts.replace(rows, num_sampled, scopes, result)
-        return Drafts(result[0].to(torch.int64) if int64 else result[0], *result[1:])
+            return from_rows
+        self._store_drafts.replace(rows, num_sampled, scopes, from_rows)
+        drafts, counts, match_len = from_rows
+        return Drafts(drafts.to(torch.int64) if int64 else drafts, counts, match_len)
 
     def _update_host(self, input_batch: Any, num_sampled: torch.Tensor) -> None:
         """Passes the sampled tokens to the index and the store, without a lookup."""

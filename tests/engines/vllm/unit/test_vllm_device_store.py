@@ -215,9 +215,9 @@ def test_neural_draft_is_replaced_by_text_of_the_store() -> None:
     for begin in range(0, len(WORDS), K):
         engine.step({"a": WORDS[begin : begin + K]})
     engine.begin(Request("b", [2]))
-    for word in WORDS[:6]:  # no neural draft token is accepted
+    for word in WORDS[:20]:  # no neural draft token is accepted
         drafts = engine.step({"b": [word]})
-    assert drafts["b"] == WORDS[6 : 6 + K]
+    assert drafts["b"] == WORDS[20 : 20 + K]
 
 
 def test_warm_up_requests_are_not_stored() -> None:
