@@ -240,6 +240,11 @@ class DeviceStore:
         sums = np.bincount(scope_of_block, weights=blocks[:, FILL])
         return dict(zip(map(Scope, scopes.tolist()), map(int, sums), strict=True))
 
+    def texts(self) -> list[tuple[int, Int32Array]]:
+        """Returns scope and tokens of each request's text, as far as its blocks are still in the
+        store, after the newest step."""
+        return read_texts(*self._copy_to_host())
+
     def begin_step(self, num_requests: int, max_new: int) -> None:
         """Renumbers the blocks if the step could exhaust the block numbers.
 
@@ -363,7 +368,7 @@ class DeviceStore:
             num_clears = self._num_clears
             copy = NgramStore(1, self.file_capacity, tokenizer=self.tokenizer)
             copy.seed = self.seed
-            for scope, text in read_texts(*self._copy_to_host()):
+            for scope, text in self.texts():
                 copy.add_text(text, scope)
             with copy.write_new_file(path) as replace, self._mutex:
                 if num_clears == self._num_clears:

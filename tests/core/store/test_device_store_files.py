@@ -17,7 +17,6 @@ from core.store.device_steps import MAX_NEW, Requests, new_drafts, run_step
 from ngram_npu import NgramStore, scope_of
 from ngram_npu.store import Scope, device_store
 from ngram_npu.store.device_store import CpuStreams, CudaStreams, DeviceStore
-from ngram_npu.store.device_store_layout import read_texts
 from torch.utils._python_dispatch import TorchDispatchMode
 
 TEXTS = {0: [[5, 6, 7], list(range(100, 900))], scope_of("tenant"): [[1, 2, 3, 4]]}
@@ -33,11 +32,7 @@ def fill_store(store: DeviceStore | NgramStore) -> None:
 
 
 def read_store(store: DeviceStore | NgramStore) -> list[tuple[int, list[int]]]:
-    if isinstance(store, NgramStore):
-        texts = store.texts()
-    else:
-        texts = read_texts(store.text.numpy(), store.blocks.numpy())
-    return [(scope, text.tolist()) for scope, text in texts]
+    return [(scope, text.tolist()) for scope, text in store.texts()]
 
 
 EXPECTED = [(scope, text) for scope, texts in TEXTS.items() for text in texts]

@@ -17,7 +17,7 @@ CHOSEN = [0, 5]
 DELAYED = {"worker_cls": "workers.DelayedWorker"}
 
 
-def _start(
+def start(
     model: Path, log: Path, overrides: dict[str, Any], *calls: list[Any], **options: Any
 ) -> EngineProcess:
     """Starts an engine with two ranks. `options` are further arguments of `EngineProcess`."""
@@ -35,7 +35,7 @@ def _start(
 def test_ranks_with_random_delays_draft_equally(
     model: Path, runs: Runs, tmp_path: Path, method: str
 ) -> None:
-    process = _start(model, tmp_path / "log", DELAYED, ["report_drafts"], method=method)
+    process = start(model, tmp_path / "log", DELAYED, ["report_drafts"], method=method)
     result, _ = process.read_result()
     assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
     first, second = result["rpc_results"][0]
@@ -47,7 +47,7 @@ def test_ranks_with_store_calls_draft_equally_and_one_saves(
     model: Path, runs: Runs, tmp_path: Path
 ) -> None:
     statistics = ["ngram_npu_store_statistics"]
-    process = _start(
+    process = start(
         model,
         tmp_path / "log",
         {**DELAYED, "worker_extension_cls": EXTENSION},

@@ -28,7 +28,7 @@ def _start_engine(model: Path, **options: Any) -> Iterator[Engine]:
         yield engine
 
 
-def _call(engine: Engine, name: str, *arguments: Any) -> Any:
+def call(engine: Engine, name: str, *arguments: Any) -> Any:
     """Calls a method of the store in the worker and returns its result."""
     (result,) = engine.llm.collective_rpc(f"ngram_npu_store_{name}", args=arguments)
     return result
@@ -41,21 +41,21 @@ def test_store_is_seeded_changed_by_calls_and_saved(model: Path, tmp_path: Path,
     with _start_engine(model, **saving) as engine:
         vocabulary = vocabulary_digest(engine.runner.model_config)
         engine.serve(requests, result)
-        statistics = _call(engine, "statistics")
+        statistics = call(engine, "statistics")
         assert statistics["calls_skipped"] == 0
         num_tokens = statistics["tokens_held"]
         deadline = time.monotonic() + 60
         while not (file.exists() and NgramStore.load(file).statistics.tokens_held == num_tokens):
             assert time.monotonic() < deadline, "the store is saved while the engine runs"
             time.sleep(0.05)
-        _call(engine, "warm", [[5, 6, 7]] * 3, "other tenant")
-        _call(engine, "merge", str(file))
-        assert _call(engine, "statistics")["tokens_held"] > num_tokens + 9
-        _call(engine, "clear")
-        _call(engine, "clear", "tenant")
+        call(engine, "warm", [[5, 6, 7]] * 3, "other tenant")
+        call(engine, "merge", str(file))
+        assert call(engine, "statistics")["tokens_held"] > num_tokens + 9
+        call(engine, "clear")
+        call(engine, "clear", "tenant")
         assert engine.drafter.shared_store.contents.scopes.keys() != {0}
-        assert _call(engine, "statistics")["tokens_held"] == 9
-        _call(engine, "merge", str(file))
+        assert call(engine, "statistics")["tokens_held"] == 9
+        call(engine, "merge", str(file))
         engine.drafter.shared_store.contents.check_integrity()
     assert result.find_different(runs("none")) == []
     assert store_file.describe(file).tokenizer == vocabulary
@@ -71,7 +71,7 @@ def test_store_is_seeded_changed_by_calls_and_saved(model: Path, tmp_path: Path,
         options = {"store_seed": str(file), "costs_file": str(costs_file)}
         with _start_engine(model, **options) as engine:
             engine.serve(requests, seeded)
-            statistics = _call(engine, "statistics")
+            statistics = call(engine, "statistics")
         assert seeded.find_different(runs("none")) == []
         assert file.read_bytes() == before
         assert statistics["hits"] > saved.hits
@@ -90,5 +90,5 @@ def test_clear_of_salt_and_scope_removes_only_their_text(model: Path) -> None:
         for salt in ("a", "b", "c"):
             engine.generate([{"prompt_token_ids": prompt, "cache_salt": salt}], params)
         before = set(store.scopes)
-        _call(engine, "clear", "a", None, "b")
+        call(engine, "clear", "a", None, "b")
         assert before - set(store.scopes) == {scope_of_request(None, params, "b")}

@@ -27,6 +27,7 @@ from ngram_npu import StoreStatistics, host_drafting
 from ngram_npu.config import default_match_costs
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
+from ngram_npu.store.device_store import DeviceStoreStatistics
 from ops.reference.drafting import LATEST, draft_for
 from ops.reference.merging import merge_drafts_
 from vllm import SamplingParams
@@ -52,6 +53,7 @@ def make_beside_method(
 
 METRICS_LADDER = {**LADDER, "metrics": True}
 STORE = {**LADDER, "store": "live"}
+DEVICE_STORE = {"lookup": "1-16", "store": "live", "draft_on": "device", "store_tokens": 65536}
 SIZES = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), BESIDE_LOOKUP, strict=True))
 SCAN, INDEX = {"engine": "scan", **SIZES}, {"engine": "index", **SIZES}
 ADAPTIVE = {"enable_adaptive_verification": True}
@@ -71,6 +73,8 @@ METHODS = {
     "store-finish": Method("ngram", {**METRICS_LADDER, "engine": "index", "store": "finish"}),
     "late-index": make_ngram_method("index"),
     "late-store": Method("ngram_gpu", {**STORE, "metrics": False}, asynchronous=True),
+    "device-store": Method("ngram_gpu", {**DEVICE_STORE, "metrics": True}, asynchronous=True),
+    "device-store-sync": Method("ngram", DEVICE_STORE),
     "draft-async": make_beside_method("draft_model", {**SCAN, "metrics": True}),
     "draft-sync": make_beside_method("draft_model", INDEX, asynchronous=False),
     "eagle-async": make_beside_method("eagle", {**SCAN, "metrics": True}),
@@ -86,6 +90,7 @@ METHODS = {
     "adaptive": make_beside_method("draft_model", LADDER, **ADAPTIVE),
     "draft-store": make_beside_method("draft_model", STORE),
     "eagle-store": make_beside_method("eagle", STORE),
+    "draft-device-store": make_beside_method("draft_model", DEVICE_STORE),
 }
 """Copies and jobs of "late-*" methods wait until the runner reads the drafts in its next step."""
 
@@ -112,8 +117,10 @@ class Run(BatchResult):
     """[2, K] draft tokens verified and accepted by position, if they are counted."""
     not_verified: int = 0
     """Draft tokens that vLLM chose not to verify."""
-    store: StoreStatistics | None = None
+    store: StoreStatistics | DeviceStoreStatistics | None = None
     """Statistics of the shared store, after its integrity check."""
+    stored_texts: list[tuple[int, list[int]]] = field(default_factory=list)
+    """Scope and tokens of each text in the store."""
     drafts: list[tuple[str, list[int]]] = field(default_factory=list)
     """Each drafted row's request and draft, in the order of the steps."""
     grammars: int = 0
@@ -188,6 +195,8 @@ def run(model: Path, name: str, count: int = 20, stream: type | None = None) -> 
             shared.contents.check_integrity()
             result.store = shared.contents.statistics
             result.scopes = len(shared.contents.scopes)
+            texts = shared.contents.texts()
+            result.stored_texts = [(scope, text.tolist()) for scope, text in texts]
         del shared, delayed, lookup
     return result
 
@@ -321,7 +330,7 @@ class _BesideRecorder:
         runner = engine.runner
         self._state, self._result = runner.req_states, result
         lookup = runner.speculator.ngram_npu
-        self._compares = (method.options or {}).get("lookup") != "ladder"
+        self._compares = (method.options or {}).get("lookup") is None
         self._acceptance = np.zeros_like(lookup.neural_acceptance.numpy())
         # By row of the runner's state: whether the last step replaced the neural draft.
         self._replaced = torch.zeros(len(self._acceptance), dtype=torch.bool)
