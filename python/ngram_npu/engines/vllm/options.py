@@ -80,9 +80,9 @@ class Options:
     drafts: str = "padded"
     """For ``ngram_gpu``: ``"padded"`` or ``"trimmed"``."""
     metrics: bool = False
-    device_store: str = ""
-    """``"live"``: the store is in the memory of the device that runs the model, as a
-    ``DeviceStore``; empty: it is a ``NgramStore``, which ``ngram`` describes, or there is none."""
+    device_store: bool = False
+    """Whether there is a store, ``"live"``, in the memory of the device that runs the model. One in
+    host memory belongs to ``ngram``."""
     store_tokens: int | None = None
     """None: 16 million, or 1 million with ``device_store``, or more if its slots need it."""
     store_seed: str = ""
@@ -103,7 +103,7 @@ class Options:
 
     @property
     def has_store(self) -> bool:
-        return self.ngram.store is not None or bool(self.device_store)
+        return self.ngram.store is not None or self.device_store
 
     def uses_index(self, device_type: str = "cpu") -> bool:
         """Returns whether drafts are found with an index, for rows as long as the model's.
@@ -184,7 +184,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     settings, sources = _read_settings(vllm_config)
     settings = {name: _check_value(name, value) for name, value in settings.items()}
     adaptive = getattr(speculative, "enable_adaptive_verification", False)
-    device_store = _choose_device_store(settings, method, vllm_config)
+    device_store = _uses_device_store(settings, method, vllm_config)
     lookup = "1-16" if device_store else _choose_lookup(settings, method)
     low, high = _choose_range(lookup, method, speculative, settings)
     in_v2 = method in ("v2", "ascend_v2", "beside")
@@ -403,22 +403,19 @@ def _choose_lookup(settings: Mapping[str, Any], method: Method) -> str:
     return "ngram" if trimmed else "1-16"
 
 
-def _choose_device_store(settings: Mapping[str, Any], method: Method, vllm_config: Any) -> str:
-    """Returns when requests can draft from each other's text if the store is in the device's
-    memory; empty if it is not.
-
-    It is there with ``draft_on='device'``, and on CUDA by default if nothing needs what only the
-    host's store has: costs of draft tokens, an index, and text that is visible at the end of a
-    request.
+def _uses_device_store(settings: Mapping[str, Any], method: Method, vllm_config: Any) -> bool:
+    """Returns whether there is a store in the device's memory: with ``draft_on='device'``, and on
+    CUDA by default if no option needs what only the host's store has, such as costs of draft
+    tokens.
 
     Raises:
         ValueError: ``draft_on='device'`` with an option or a runner that needs the host's store.
     """
     draft_on = settings.get("draft_on", "auto")
     if settings.get("store") is None or method not in ("v2", "beside") or draft_on == "host":
-        return ""
+        return False
     if settings.get("lookup", "ngram") not in ("1-16", "auto"):
-        return ""
+        return False
     speculative = vllm_config.speculative_config
     batches = vllm_config.max_concurrent_batches
     reason = ""
@@ -435,10 +432,10 @@ def _choose_device_store(settings: Mapping[str, Any], method: Method, vllm_confi
     if draft_on == "device":
         if reason:
             raise ValueError(f"ngram_npu: {reason} on the device; draft_on='host' drafts there")
-        return "live"
+        return True
     device_type = getattr(getattr(vllm_config, "device_config", None), "device_type", "")
     has_kernel = device_type == "cuda" and _library.has_kernel("device_store_append_", "cuda")
-    return "live" if has_kernel and not reason else ""
+    return has_kernel and not reason
 
 
 def _choose_min_probability(settings: Mapping[str, Any], lookup: str) -> float | None:

@@ -87,11 +87,10 @@ class SharedStore:
         Raises:
             ValueError: Too few tokens for ``slots`` slots, or a file that cannot be used.
         """
-        is_on_device = bool(options.device_store)
-        visibility = options.device_store if is_on_device else options.ngram.store
+        visibility = "live" if options.device_store else options.ngram.store
         assert visibility is not None
         minimum = TOKENS_PER_SLOT * slots
-        default = DEVICE_STORE_TOKENS if is_on_device else STORE_TOKENS
+        default = DEVICE_STORE_TOKENS if options.device_store else STORE_TOKENS
         tokens = options.store_tokens or max(default, minimum)
         if tokens < minimum:
             raise ValueError(
@@ -104,7 +103,7 @@ class SharedStore:
         self._model_config = vllm_config.model_config
         vocabulary = self.vocabulary() if self.path or options.store_seed else ""
         device_store: DeviceStore | None = None
-        if is_on_device:
+        if options.device_store:
             assert device is not None
             device_store = DeviceStore(
                 slots, tokens, max_batch=slots, device=device, tokenizer=vocabulary

@@ -59,7 +59,7 @@ def test_store_on_cuda_is_on_the_device_by_default(
 ) -> None:
     monkeypatch.setattr(_library, "has_kernel", lambda op, device: device == "cuda")
     options = read_on("cuda", method, **{**STORE, "lookup": lookup})
-    assert (options.device_store, options.lookup, options.ngram.store) == ("live", "1-16", None)
+    assert (options.device_store, options.lookup, options.ngram.store) == (True, "1-16", None)
     assert options.has_store
     assert not options.drafts_on_host("cuda")
 
@@ -88,13 +88,13 @@ def test_what_needs_the_host_store_keeps_it(
 ) -> None:
     monkeypatch.setattr(_library, "has_kernel", lambda op, device: True)
     read = read_on(device_type, method, **options)
-    assert (read.device_store, read.ngram.store) == ("", options["store"])
+    assert (read.device_store, read.ngram.store) == (False, options["store"])
     assert method == "ngram_gpu" or read.drafts_on_host(device_type)
 
 
 def test_cuda_without_the_kernel_keeps_the_host_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "has_kernel", lambda op, device: False)
-    assert read_on("cuda", **HOST).device_store == ""
+    assert not read_on("cuda", **HOST).device_store
 
 
 @pytest.mark.parametrize(

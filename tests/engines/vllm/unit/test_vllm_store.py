@@ -116,7 +116,7 @@ def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
         options = {"store_seed": str(tmp_path / seed)} if seed else {}
         proposer, store = create_proposer(store_tokens=16384, store_file=str(store_file), **options)
         store.warm([[next(fresh)]])
-        texts = store._texts()
+        texts = store.texts()
         del proposer, store
         gc.collect()
         tokens = [token for _, text in texts for token in text.tolist()]
@@ -185,10 +185,8 @@ def test_store_that_is_never_idle_is_saved_at_the_interval(
     path, fresh = tmp_path / "store", itertools.count()
     monkeypatch.setattr(sharing, "IDLE_S", 0.02)
     proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.3 / 60)
-    shared: Any = proposer.shared_store
-    read_words, started = shared._read_words, time.monotonic()
-    changing = lambda *names: (*read_words(*names), next(fresh))  # noqa: E731
-    monkeypatch.setattr(shared, "_read_words", changing)
+    started = time.monotonic()
+    monkeypatch.setattr(NgramStore, "revision", property(lambda store: next(fresh)))
     store.warm([WORDS])
     wait_for_tokens(path, len(WORDS))
     assert time.monotonic() - started >= 0.3
