@@ -155,7 +155,8 @@ class RowLookup:
         if self._host is not None:
             sampled = self._gather_sampled(rows, num_sampled)
             result = self._host.propose(np.asarray(input_batch.idx_mapping_np, np.int32), sampled)
-            self._draft_costs[: len(rows)] = result.draft_costs
+            if self._computes_costs:
+                self._draft_costs[: len(rows)] = result.draft_costs
             drafts = result.draft_token_ids
             return Drafts(drafts if int64 else drafts.to(torch.int32), *result[1:3])
         from_rows: Drafts[torch.Tensor] = self._drafting.propose(

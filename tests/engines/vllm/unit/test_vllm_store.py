@@ -184,7 +184,7 @@ def test_store_that_is_never_idle_is_saved_at_the_interval(
 ) -> None:
     path, fresh = tmp_path / "store", itertools.count()
     monkeypatch.setattr(sharing, "IDLE_S", 0.02)
-    proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.3 / 60)
+    _proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.3 / 60)
     started = time.monotonic()
     monkeypatch.setattr(NgramStore, "revision", property(lambda store: next(fresh)))
     store.warm([WORDS])
