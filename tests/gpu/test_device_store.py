@@ -1,4 +1,4 @@
-"""A store on a device in the same steps as one on the CPU, while a thread saves it."""
+"""A store on a device in the same steps as one on the CPU, and saved by another thread."""
 
 from __future__ import annotations
 
