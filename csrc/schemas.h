@@ -23,6 +23,7 @@
   X(prepare_inputs_padded)        \
   X(prepare_inputs)               \
   X(prepare_input_ids_)           \
+  X(gather_sampled_tokens_)       \
   X(correct_num_computed_tokens_) \
   X(compute_slot_mapping_)        \
   X(correct_spec_state_)
@@ -100,6 +101,9 @@ inline constexpr const char* kSchemas[] = {
 
     "prepare_input_ids_(Tensor(a!) input_ids, *, Tensor query_start_loc, Tensor prev_positions, Tensor next_token_ids, "
     "Tensor draft_token_ids, Tensor num_scheduled_drafts, int pad_token=0) -> ()",
+
+    "gather_sampled_tokens_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, *, Tensor? row_indices=None, "
+    "Tensor(a!) sampled_tokens) -> ()",
 
     "correct_num_computed_tokens_(Tensor(a!) num_computed_tokens, Tensor(b!) num_accepted_tokens, *, "
     "Tensor prev_positions, Tensor num_sampled_prev, Tensor num_draft_prev, Tensor host_num_computed_tokens) -> ()",

@@ -10,6 +10,7 @@ NGRAM_NPU_OPERATOR(prepare_next_token_ids, PrepareNextTokenIdsParams)
 NGRAM_NPU_OPERATOR(prepare_inputs_padded, PrepareInputsPaddedParams)
 NGRAM_NPU_OPERATOR(prepare_inputs, PrepareInputsParams)
 NGRAM_NPU_OPERATOR(prepare_input_ids_, PrepareInputIdsParams)
+NGRAM_NPU_OPERATOR(gather_sampled_tokens_, GatherSampledTokensParams)
 
 template <class F>
 auto prepare_next_token_ids(In<F> sampled_token_ids, Optional<F> discard, Optional<F> backup_token_ids,
@@ -101,6 +102,26 @@ void prepare_input_ids_(In<F> input_ids, In<F> query_start_loc, In<F> prev_posit
   p.pad_token = static_cast<int32_t>(pad_token);
   call.check_no_overlap();
   if (p.batch > 0 && p.num_inputs > 0) call.template run<prepare_input_ids__op>(p);
+}
+
+template <class F>
+void gather_sampled_tokens_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, Optional<F> row_indices,
+                            In<F> sampled_tokens) {
+  F call("gather_sampled_tokens_");
+  GatherSampledTokensParams p{};
+  p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
+  p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
+  const TensorView sampled = call.view("num_sampled", num_sampled);
+  p.num_sampled = call.check_int32s(sampled, -1);
+  p.batch = sampled.sizes[0];
+  p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
+                                         p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
+  const TensorView output = call.view("sampled_tokens", sampled_tokens);
+  p.sampled_tokens = call.template check_token_rows<int32_t>(output, Arguments::kWrite);
+  call.check_shape(output, p.batch, output.sizes[1]);
+  call.check_scalar("sampled_tokens width", output.sizes[1], 2, kMaxSampledWidth + 1);
+  call.check_no_overlap();
+  if (p.batch > 0) call.template run<gather_sampled_tokens__op>(p);
 }
 
 }  // namespace ngram_npu::api

@@ -111,6 +111,11 @@ inline LaunchPlan plan(const PrepareNextTokenIdsParams& p, const DevicePropertie
                        Kernel::ngram_npu_prepare_next_token_ids);
 }
 
+inline LaunchPlan plan(const GatherSampledTokensParams& p, const DeviceProperties& device) {
+  constexpr int64_t kRequestInts = 2 * kSampledTokensStride;  // newest tokens, row of the result
+  return plan_requests(p, device, kRequestInts * int64_t{sizeof(int32_t)}, 64, Kernel::ngram_npu_gather_sampled_tokens);
+}
+
 inline LaunchPlan plan(const PrepareInputsPaddedParams& p, const DeviceProperties& device) {
   return plan_requests(p, device, 5 * int64_t{sizeof(int32_t)}, kMaxPerPass, Kernel::ngram_npu_prepare_inputs_padded);
 }
@@ -211,6 +216,7 @@ inline LaunchPlan plan(const CorrectSpecStateParams& p, const DeviceProperties& 
   X(compute_slot_mapping_, ComputeSlotMappingParams)              \
   X(correct_num_computed_tokens_, CorrectNumComputedTokensParams) \
   X(correct_spec_state_, CorrectSpecStateParams)                  \
+  X(gather_sampled_tokens_, GatherSampledTokensParams)            \
   X(ngram_propose, NgramProposeParams)                            \
   X(ngram_step_, NgramStepParams)                                 \
   X(prepare_input_ids_, PrepareInputIdsParams)                    \

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ops.schema import Arguments, reference_operator
 
 __all__ = [
+    "gather_sampled_tokens_",
     "prepare_input_ids_",
     "prepare_inputs",
     "prepare_inputs_padded",
@@ -116,3 +117,18 @@ def prepare_input_ids_(a: Arguments) -> None:
                 j = n - first
                 draft = int(a.draft_token_ids[p, j]) if j < width else -1
                 a.input_ids[n] = draft if draft >= 0 else a.pad_token
+
+
+@reference_operator
+def gather_sampled_tokens_(a: Arguments) -> None:
+    """token_ids [R,S], num_tokens [R], num_sampled [B], row_indices [B]; sampled_tokens [B,1+M] is
+    written."""
+    num_rows, capacity = a.token_ids.shape
+    for i, result in enumerate(a.sampled_tokens):
+        row, newest = row_of(a, i), []
+        if 0 <= row < num_rows and 1 <= int(a.num_tokens[row]) <= capacity:
+            tokens = a.token_ids[row, : a.num_tokens[row]].tolist()
+            wanted = min(max(int(a.num_sampled[i]), 0), len(result) - 1)
+            newest = tokens[max(len(tokens) - wanted, 0) :]
+        result[0] = len(newest)
+        result[1:] = newest + [-1] * (len(result) - 1 - len(newest))

@@ -282,3 +282,71 @@ PREPARE_INPUT_IDS = OpSpec(
     sizes=tuple(_ids_sizes()),
     fixed=frozenset({"query_start_loc"}),  # must not fall
 )
+
+
+def _gather_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    tokens = in_buffer(random_rows(rng, 4, 8, 90), before=3, gap=5)
+    lengths = in_buffer([8, 5, 2, 1], gap=1)
+    counts = in_buffer([2, 0, 4, 3], gap=2)
+    indices = in_buffer([1, 0, 3, 0], gap=2, dtype=np.int64)
+
+    def result(batch: int, width: int) -> Array:
+        return in_buffer(np.full((batch, width), -7), before=1, gap=3)
+
+    yield Sample("ordinary", (tokens, lengths, counts, indices, result(4, 9)))
+    for width in (2, 3, 9, 31, 32, 33, 34, 65, 66):
+        for batch in (1, 2, 9):
+            rows = in_buffer(random_rows(rng, batch + 1, 70, 90), gap=1)
+            ragged = in_buffer(rng.integers(0, 71, batch + 1))
+            new = in_buffer(rng.integers(-1, width + 1, batch))
+            order = in_buffer(rng.permutation(batch + 1)[:batch])
+            for order_or_none in (order, None):
+                args = (rows, ragged, new, order_or_none, result(batch, width))
+                yield Sample(f"width-{width}-{batch}", args)
+    for batch in (0, 63, 64, 65, 128, 129):
+        rows, new = random_rows(rng, batch, 3, 90), rng.integers(0, 4, batch, dtype=np.int32)
+        args = (rows, np.full(batch, 3, np.int32), new, None, result(batch, 3))
+        yield Sample(f"batch-{batch}", args)
+    for capacity in (0, 1):
+        rows, one = np.full((2, capacity), 7, np.int32), np.ones(2, np.int32)
+        yield Sample(f"capacity-{capacity}", (rows, one, one, None, result(2, 3)))
+    hostile = [*HOSTILE_INT32, 40, 41, 39]
+    rows, good = in_buffer(random_rows(rng, len(hostile), 40, 90)), in_buffer([3] * len(hostile))
+    for lengths, counts in ((hostile, good), ([30] * len(hostile), hostile)):
+        args = (rows, in_buffer(lengths), in_buffer(counts), None, result(len(hostile), 6))
+        yield Sample("hostile-values", args)
+    for dtype, bad in HOSTILE_INDICES:
+        args = (
+            rows,
+            good,
+            in_buffer([3] * len(bad)),
+            in_buffer(bad, dtype=dtype),
+            result(len(bad), 6),
+        )
+        yield Sample(f"hostile-indices-{np.dtype(dtype).name}", args)
+
+
+def _gather_sizes() -> Iterator[Args]:
+    rng = np.random.default_rng(1)
+    for batch, rows, capacity, width in ((5, 8, 30, 3), (11, 14, 31, 4), (17, 20, 33, 6)):
+        tokens, order = random_rows(rng, rows, capacity, 90), np.arange(batch, dtype=np.int32)
+        lengths, counts = np.full(rows, capacity, np.int32), np.full(batch, 2, np.int32)
+        yield tokens, lengths, counts, order, np.zeros((batch, width), np.int32)
+
+
+GATHER_SAMPLED_TOKENS = OpSpec(
+    name="gather_sampled_tokens_",
+    reference=reference.gather_sampled_tokens_,
+    samples=_gather_samples,
+    bad_calls=(
+        BadCall(
+            {"sampled_tokens": np.zeros((4, 1), np.int32)},
+            r"expected 2 to 66, got 1",
+            "sampled_tokens width",
+        ),
+        BadCall(
+            {"sampled_tokens": np.zeros((2, 6), np.int32)}, r"shape \[4, 6\], got shape \[2, 6\]"
+        ),
+    ),
+    sizes=tuple(_gather_sizes()),
+)

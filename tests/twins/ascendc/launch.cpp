@@ -84,6 +84,14 @@ inline void tensors(const PrepareNextTokenIdsParams& p, Regions& r) {
   r.add("num_sampled", p.num_sampled, p.batch);
 }
 
+inline void tensors(const GatherSampledTokensParams& p, Regions& r) {
+  r.add("token_ids", p.token_ids);
+  r.add("num_tokens", p.num_tokens, p.token_ids.rows);
+  r.add("num_sampled", p.num_sampled, p.batch);
+  r.add("row_indices", p.row_indices, p.batch);
+  r.add("sampled_tokens", p.sampled_tokens);
+}
+
 inline void tensors(const PrepareInputsPaddedParams& p, Regions& r) {
   r.add("cu_num_draft_tokens", p.cu_num_draft_tokens, p.batch);
   r.add("num_sampled", p.num_sampled, p.batch);

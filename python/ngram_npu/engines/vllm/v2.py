@@ -43,7 +43,7 @@ from ngram_npu.engines.vllm.v1_sync import index_for
 from ngram_npu.engines.vllm.v2_device_store import DeviceStoreDrafts
 from ngram_npu.host_drafting import HostDrafting, Stop
 from ngram_npu.index import NgramIndex
-from ngram_npu.ops import merge_drafts_
+from ngram_npu.ops import gather_sampled_tokens_, merge_drafts_
 from ngram_npu.store import scope_of
 
 LOOKUP_ATTRIBUTE = "ngram_npu"
@@ -106,7 +106,10 @@ class RowLookup:
             )
             if store is not None:
                 store.settle = functools.partial(self._host.settle, SETTLE_S)
-            self._newest = torch.arange(self.k + 1, device=device)
+            shape = options.max_num_seqs, self.k + 2
+            self._sampled = torch.zeros(shape, dtype=torch.int32, device=device)
+            has_kernel = _library.has_kernel("gather_sampled_tokens_", device.type)
+            self._gather = gather_sampled_tokens_ if has_kernel else gather_with_torch
         else:
             workspace = make_workspace("ngram_propose_", options, device)
             self._drafting = Drafting(options.ngram, kind="torch", workspace=workspace)
@@ -183,13 +186,9 @@ class RowLookup:
         """Returns [B, 2 + k] int32: the number of sampled tokens, then the tokens."""
         if self.shared_store is not None:
             self.shared_store.check_not_skipped()
-        token_ids, num_tokens = self._state
-        # The lookup ignores rows that are out of range, but reading one is an error.
-        valid_rows = rows.clamp(0, len(token_ids) - 1)
-        columns = (num_tokens[valid_rows] - num_sampled)[:, None] + self._newest
-        columns.clamp_(0, token_ids.shape[1] - 1)
-        newest = token_ids[valid_rows[:, None], columns]
-        return torch.cat((num_sampled[:, None].to(torch.int32), newest), dim=1)
+        sampled = self._sampled[: len(rows)]
+        self._gather(*self._state, num_sampled, row_indices=rows, sampled_tokens=sampled)
+        return sampled
 
     @exit_worker_on_error
     def _run_empty_step(self) -> None:
@@ -251,6 +250,24 @@ class RowLookup:
             self._host.end(row)
             if idle and self.shared_store is not None:
                 self._host.flush()
+
+
+def gather_with_torch(
+    token_ids: torch.Tensor,
+    num_tokens: torch.Tensor,
+    num_sampled: torch.Tensor,
+    *,
+    row_indices: torch.Tensor,
+    sampled_tokens: torch.Tensor,
+) -> None:
+    """Does what ``gather_sampled_tokens_`` does for valid rows, on a device for which this build
+    has no kernels. The host drafts for such a device too."""
+    rows = row_indices.clamp(0, len(token_ids) - 1)  # reading another row is an error
+    newest = torch.arange(sampled_tokens.shape[1] - 1, device=token_ids.device)
+    columns = (num_tokens[rows] - num_sampled)[:, None] + newest
+    columns.clamp_(0, token_ids.shape[1] - 1)
+    sampled_tokens[:, 0] = num_sampled
+    sampled_tokens[:, 1:] = token_ids[rows[:, None], columns]
 
 
 def add_stop_rules(stop: Stop, params: Any) -> Stop:
