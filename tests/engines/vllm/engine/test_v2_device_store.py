@@ -10,7 +10,7 @@ import pytest
 import v2_runs
 from engines import K, start_engine
 from ngram_npu import NgramStore
-from test_v2_ranks import CHOSEN, DELAYED, start
+from test_v2_ranks import CHOSEN, start
 from test_v2_store import EXTENSION, call
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def test_ranks_with_device_stores_draft_equally(model: Path, runs: Runs, tmp_pat
         ["ngram_npu_store_statistics"],
         ["report_drafts"],
     ]
-    overrides = {**DELAYED, "worker_extension_cls": EXTENSION}
+    overrides = {"worker_cls": "workers.ReportingWorker", "worker_extension_cls": EXTENSION}
     process = start(model, tmp_path / "log", overrides, *calls, method="device-store")
     result, _ = process.read_result()
     assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
