@@ -98,7 +98,7 @@ LADDER_BAD_CALLS = [
     BadCall(LADDER | change, message, named)
     for named, change, message in (
         ("max_n", {"max_n": 8}, "expected 16 with ladder=True, got 8"),
-        ("match_policy", {"match_policy": 0}, "expected 1 to 1, got 0"),
+        ("match_policy", {"match_policy": 0}, "expected 1 with ladder=True, got 0"),
         ("costs", {"costs": _TABLE[:, :31]}, r"shape \[16, 32\], got shape"),
         ("costs", {"costs": _TABLE.astype(np.int32)}, "uint8, got int32"),
         ("costs", {"costs": np.zeros((16, 64), np.uint8)[:, :32]}, "contiguous"),
