@@ -56,7 +56,8 @@ class Lookup {
     nth_last_token_ = Vec::splat(min_length - 1 <= last_position_ ? tokens_[last_position_ - (min_length - 1)] : 0);
   }
 
-  // Searches blocks of num_vectors vectors upwards from `end` while a whole block fits. Returns true as update_best().
+  // Searches blocks of num_vectors vectors upwards from `end` while a whole block fits. Returns true if the search is
+  // complete, because no longer match is possible.
   template <int64_t num_vectors>
   bool search_blocks_ascending(int64_t& end) {
     constexpr int64_t block = num_vectors * Vec::kLanes;
@@ -111,7 +112,7 @@ class Lookup {
     return all_hits != 0;
   }
 
-  // Verifies the hits of the vector that begins at `end`, in ascending order. Returns true as update_best().
+  // Verifies the hits of the vector that begins at `end`, in ascending order. Returns true if the search is complete.
   bool verify_hits_ascending(int64_t end, uint64_t hits) {
     for (hits = filter_hits(end, hits); hits; hits &= hits - 1) {
       if (update_best(end + __builtin_ctzll(hits))) return true;
@@ -119,7 +120,7 @@ class Lookup {
     return false;
   }
 
-  // Verifies the hits of the vector that begins at `end`, in descending order. Returns true as update_best().
+  // Verifies the hits of the vector that begins at `end`, in descending order. Returns true if the search is complete.
   bool verify_hits_descending(int64_t end, uint64_t hits) {
     // A hit in a vector at higher positions may have increased min_length_ above the number of tokens before this
     // vector. Each hit is then verified individually.

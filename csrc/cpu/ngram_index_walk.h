@@ -34,8 +34,7 @@ class PlainWalk {
   Match match_{-1, 0};
 };
 
-// Walks the ends of a row with a ladder. Records each token's outcome (whether the candidate predicted it) before
-// indexing.
+// Walks the ends of a row with a ladder. Before a token is indexed, records whether the candidate predicted the token.
 template <class Table>
 class LadderWalk {
  public:
