@@ -5,7 +5,7 @@
 // The lazy rule (docs/design/index.md): an n-gram of the indexed row has an entry if and only if n == min_n or its
 // suffix of the next shorter length occurs at least twice. The n-grams of one end therefore have entries at levels
 // 0 .. m without a gap, and all entries except the last are marked `repeated`. A new end changes only the entry at
-// level m and inserts entries at deeper levels.
+// level m and inserts entries at deeper levels, those of longer n-grams.
 #pragma once
 
 #include "core/draft_costs.h"

@@ -8,8 +8,8 @@ namespace {
 constexpr int32_t kThreads = 1024;
 constexpr int32_t kWarps = kThreads / kWarpSize;
 
-// Uses one block, because each request needs the sum over all earlier requests. The block processes a chunk of requests,
-// one per thread, at a time.
+// Uses one block, because each request needs the sum over all earlier requests. The block processes the requests in
+// chunks of one request per thread.
 __global__ void __launch_bounds__(kThreads) prepare_inputs_kernel(const PrepareInputsParams p) {
   __shared__ int64_t warp_sums[kWarps];
   __shared__ int64_t kept_before[kThreads + 1];  // per request of the chunk; the last item is for the next chunk
