@@ -93,9 +93,9 @@ class Drafter {
       request.method = LookupMethod::kNone;
       request.query = num_queries;
       if (!can_look_up(request.row)) continue;
-      const bool has_query = prepare_query(first + i, request.row, &queries[num_queries]);
-      request.method = has_query ? LookupMethod::kIndex : LookupMethod::kScan;
-      if (has_query) ++num_queries;
+      request.method =
+          prepare_query(first + i, request.row, &queries[num_queries]) ? LookupMethod::kIndex : LookupMethod::kScan;
+      if (request.method == LookupMethod::kIndex) ++num_queries;
     }
     if (num_queries > 0) table_.look_up(arena_, options_, queries, num_queries, p_.lookup.k);
     StoreQuery store_queries[kQueryGroup];
@@ -110,8 +110,8 @@ class Drafter {
     }
     for (int64_t i = 0; i < size; ++i) {
       const Request& request = requests[i];
-      const LookupMethod method = finish_query(request, queries);
-      draft(first + i, request.row, method, &queries[request.query], store_drafter_ ? &store_queries[i] : nullptr);
+      draft(first + i, request.row, finish_query(request, queries), &queries[request.query],
+            store_drafter_ ? &store_queries[i] : nullptr);
     }
   }
 
