@@ -65,7 +65,7 @@ def _checked(op: str, names: list[str], fake: Fake) -> Fake:
             first = first or (name, value.device)
             if value.device != first[1]:
                 raise ValueError(
-                    f"{op}: {name}: expected device {first[1]} as {first[0]}, got {value.device}"
+                    f"{op}: {name}: expected device {first[1]}, like {first[0]}, got {value.device}"
                 )
         return fake(*args, **keywords)
 

@@ -133,8 +133,9 @@ TEST(ArgumentsTest, IndexOperatorsRejectOtherDevices) {
     tensor->device = {1, 0};
   }
   const auto expect_error = [](const std::string& first, const auto& call) {
-    EXPECT_EQ(error(call),
-              first + ": expected device cpu (the index is in host memory; other devices scan), got cuda:0");
+    EXPECT_EQ(error(call), first +
+                               ": expected device cpu (the index is in host memory; on other devices, call "
+                               "ngram_propose or ngram_step_, which scan), got cuda:0");
   };
   const auto append = [&] {
     api::ngram_index_append_<ViewCall>(c.token_ids, c.num_tokens, c.workspace, nullptr, nullptr, 1, 3, 0, false, false);
@@ -156,11 +157,11 @@ TEST(ArgumentsTest, IndexOperatorsRejectOtherDevices) {
 
 TEST(ArgumentsTest, TensorsOnDifferentDevicesAreRejected) {
   EXPECT_EQ(step_error([](Call& c) { c.num_tokens.device = {1, 0}; }),
-            "num_tokens: expected device cpu as token_ids, got cuda:0");
+            "num_tokens: expected device cpu, like token_ids, got cuda:0");
   EXPECT_EQ(step_error([](Call& c) { c.row_indices.device = {20, 3}; }),
-            "row_indices: expected device cpu as token_ids, got npu:3");
+            "row_indices: expected device cpu, like token_ids, got npu:3");
   EXPECT_EQ(step_error([](Call& c) { c.discard.device = {7, -1}; }),
-            "discard: expected device cpu as token_ids, got device type 7");
+            "discard: expected device cpu, like token_ids, got device type 7");
 }
 
 TEST(ArgumentsTest, UnsupportedStridesAreRejected) {

@@ -27,8 +27,8 @@ class Buffer {
 
   std::vector<int32_t> assign(cpu::RowRecognizer* recognizer, std::vector<int32_t> num_sampled) {
     std::vector<int32_t> slots(num_sampled.size());
-    new_rows = recognizer->assign({tokens_.data(), rows_, kCapacity, kCapacity}, lengths_.data(), num_sampled.data(),
-                                  static_cast<int64_t>(num_sampled.size()), slots.data());
+    new_rows = recognizer->assign_slots({tokens_.data(), rows_, kCapacity, kCapacity}, lengths_.data(),
+                                        num_sampled.data(), static_cast<int64_t>(num_sampled.size()), slots.data());
     return slots;
   }
 
@@ -98,23 +98,23 @@ TEST(RowRecognizerTest, IgnoresRowsWithInvalidLengths) {
 TEST(IndexPolicyTest, ScansStepsWithFewTokensAndStepsWhoseRowsAreAllBehind) {
   cpu::IndexPolicy policy;
   policy.max_scan_tokens = 1280;
-  EXPECT_EQ(policy.steps_to_index(1, 1280, 1, 0, true), 0);
-  EXPECT_EQ(policy.steps_to_index(1, 1281, 1, 0, true), 1);
-  EXPECT_EQ(policy.steps_to_index(1, 2000, 200, 0, true), 0);
-  EXPECT_EQ(policy.steps_to_index(1, 2001, 200, 0, true), 1);
-  EXPECT_EQ(policy.steps_to_index(3, 9000, 2, 2, true), 0);
-  EXPECT_EQ(policy.steps_to_index(4, 9000, 2, 2, true), 4);
-  EXPECT_EQ(policy.steps_to_index(3, 9000, 2, 1, true), 1);
-  EXPECT_EQ(policy.steps_to_index(3, 9000, 2, 2, false), 1);
+  EXPECT_EQ(policy.compute_budget_steps(1, 1280, 1, 0, true), 0);
+  EXPECT_EQ(policy.compute_budget_steps(1, 1281, 1, 0, true), 1);
+  EXPECT_EQ(policy.compute_budget_steps(1, 2000, 200, 0, true), 0);
+  EXPECT_EQ(policy.compute_budget_steps(1, 2001, 200, 0, true), 1);
+  EXPECT_EQ(policy.compute_budget_steps(3, 9000, 2, 2, true), 0);
+  EXPECT_EQ(policy.compute_budget_steps(4, 9000, 2, 2, true), 4);
+  EXPECT_EQ(policy.compute_budget_steps(3, 9000, 2, 1, true), 1);
+  EXPECT_EQ(policy.compute_budget_steps(3, 9000, 2, 2, false), 1);
 }
 
 TEST(IndexPolicyTest, KeepsAbsentRequestsByMemoryInUse) {
   const cpu::IndexPolicy policy;
-  EXPECT_EQ(policy.steps_to_keep_absent(1, 0.5, true), -1);
-  EXPECT_EQ(policy.steps_to_keep_absent(64, 0.5, false), -1);
-  EXPECT_EQ(policy.steps_to_keep_absent(64, 0.5, true), 64);
-  EXPECT_EQ(policy.steps_to_keep_absent(1, 0.6, false), 64);
-  EXPECT_EQ(policy.steps_to_keep_absent(1, 0.95, false), 0);
+  EXPECT_EQ(policy.compute_steps_to_keep_absent(1, 0.5, true), -1);
+  EXPECT_EQ(policy.compute_steps_to_keep_absent(64, 0.5, false), -1);
+  EXPECT_EQ(policy.compute_steps_to_keep_absent(64, 0.5, true), 64);
+  EXPECT_EQ(policy.compute_steps_to_keep_absent(1, 0.6, false), 64);
+  EXPECT_EQ(policy.compute_steps_to_keep_absent(1, 0.95, false), 0);
 }
 
 cpu::CatchUpPlan plan(std::vector<int32_t> num_tokens, std::vector<int32_t> num_sampled, std::vector<int64_t> indexed,

@@ -112,7 +112,7 @@ TEST(StoreTest, CheckReportsTheKindOfCorruption) {
               Entry* const line = entry - offset % kLineEntries;
               line[kLineEntries - 1] = *entry;
             }),
-            kStoreFaultTwice);
+            kStoreFaultDuplicate);
 }
 
 }  // namespace

@@ -193,7 +193,7 @@ def test_npu_tool_runs_doctor_parity_and_bench(npu: Npu, tmp_path: Path) -> None
 def test_failed_launch_or_unknown_core_count_raises(npu: Npu) -> None:
     assert "ngram_npu_prepare_inputs_padded" in npu.python(CALL, STAND_IN_FAILS="1")
     output = npu.python(CALL, STAND_IN_CORES="0").splitlines()[-1]
-    assert output == "prepare_inputs_padded: the kernel returned status 1"
+    assert output == "prepare_inputs_padded: the kernel failed: invalid parameters (status 1)"
 
 
 def _replace_libraries(npu: Npu, folder: Path, *names: str, content: bytes | None = None) -> str:
@@ -230,7 +230,7 @@ def test_stubs_are_opened_only_without_a_valid_binary(
 def test_missing_binary_and_stubs_raise(npu: Npu, tmp_path: Path) -> None:
     path = _replace_libraries(npu, tmp_path, BINARY, STUBS)
     output = npu.python(CALL_AND_LIST_STUBS, PYTHONPATH=path)
-    assert output.startswith("prepare_inputs_padded: the kernel returned status 2 (the launch")
+    assert output.startswith("prepare_inputs_padded: the kernel failed: launch failed (status 2): ")
     assert f"{STUBS}: cannot open shared object file" in output
 
 

@@ -97,8 +97,8 @@ _LOGITS = np.zeros((4096, 2), np.int8)
 LADDER_BAD_CALLS = [
     BadCall(LADDER | change, message, named)
     for named, change, message in (
-        ("max_n", {"max_n": 8}, "expected 16 to 16, got 8"),
-        ("match_policy", {"match_policy": 0}, "expected 1 to 1, got 0"),
+        ("max_n", {"max_n": 8}, "expected 16 with ladder=True, got 8"),
+        ("match_policy", {"match_policy": 0}, "expected 1 with ladder=True, got 0"),
         ("costs", {"costs": _TABLE[:, :31]}, r"shape \[16, 32\], got shape"),
         ("costs", {"costs": _TABLE.astype(np.int32)}, "uint8, got int32"),
         ("costs", {"costs": np.zeros((16, 64), np.uint8)[:, :32]}, "contiguous"),
@@ -245,7 +245,7 @@ def indexed_spec(
         bad_calls=(
             *bad_calls,
             BadCall({"min_n": 2, "max_n": 10}, r"max_n <= 9 .*got 10", "max_n"),
-            BadCall({"ladder": True}, "expected 1 to 1, got", "min_n"),
+            BadCall({"ladder": True}, "expected 1 with ladder=True, got", "min_n"),
             BadCall({"costs": np.zeros((16, 32), np.uint8)}, "None"),
             *LADDER_BAD_CALLS,
             *bad_logits(32, **LADDER),
@@ -367,7 +367,7 @@ NGRAM_INDEX_APPEND = OpSpec(
         drafting.RANGE_BAD_CALL,
         BadCall({"min_n": 60, "max_n": 65}, r"1 to 64, got 65", "max_n"),
         BadCall({"min_n": 1, "max_n": 9}, r"max_n <= 8 .*got 9", "max_n"),
-        BadCall({"ladder": True}, "expected 1 to 1, got 2", "min_n"),
+        BadCall({"ladder": True}, "expected 1 with ladder=True, got 2", "min_n"),
         BadCall({"outcomes": True}, "outcomes require ladder=True"),
     ),
     sizes=tuple(_append_sizes()),

@@ -176,15 +176,15 @@ suffix is read before it is written
 -     __syncthreads();
 + - 1 - thread];
 +     }
-best match is read before all warps reported
-- search.report();
+best match is read before all warps have merged theirs
+- search.merge_into_block();
 -   }
 -   __syncthreads();
-+ search.report();
++ search.merge_into_block();
 +   }
 each lane decides alone to stop
-- if (__any_sync(kWholeWarp, is_found_before(tile))) return false;
-+ if (is_found_before(tile)) return false;
+- if (__any_sync(kWholeWarp, has_full_match_before(tile))) return false;
++ if (has_full_match_before(tile)) return false;
 each lane looks again alone
 - return !__any_sync(kWholeWarp, has_candidate) || verify_tile(tile);
 + return !has_candidate || verify_tile(tile);
@@ -201,11 +201,11 @@ share is used before it is known
 shared state is overwritten early
 - __syncthreads();  // all threads are done with the block's shared memory
 next request is read before it is written
-- block.first_tile = next + 1;
+- block.first_tile = request_end + 1;
 -     }
 -     __syncthreads();
 -   }
-+ block.first_tile = next + 1;
++ block.first_tile = request_end + 1;
 +     }
 +   }
 
@@ -235,8 +235,8 @@ block with the highest number settles
 @ csrc/cuda/lookup.cuh resident ngram_step_
 counter is incremented before the rank is published
 -     if (block.best != 0) atomicMax(&workspace.best, block.best);
--     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
-+     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
+-     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
++     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
 +     if (block.best != 0) atomicMax(&workspace.best, block.best);
 one of two concurrent ranks is lost
 - if (block.best != 0) atomicMax(
@@ -245,10 +245,10 @@ one of two concurrent ranks is lost
 @ csrc/cuda/lookup.cuh hooks ngram_step_
 rank of the time when the block arrived
 -     if (block.best != 0) atomicMax(&workspace.best, block.best);
--     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
+-     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
 -     if (block.is_last) block.best = workspace.best;
 +     block.best = larger<Rank>(block.best, atomicMax(&workspace.best, block.best));
-+     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
++     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
 joined rank is loaded as constant
 - if (block.is_last) block.best = workspace.best;
 + if (block.is_last) block.best = __ldg(&workspace.best);

@@ -88,7 +88,7 @@ class IndexedRows(ScannedRows):
         self._num_steps += 1
         steps = 1
         if not self._is_ladder:
-            steps = INDEX_POLICY.steps_to_index(
+            steps = INDEX_POLICY.compute_budget_steps(
                 self._num_steps, num_tokens, num_sampled, self._num_behind
             )
             if steps == 0:
@@ -98,7 +98,9 @@ class IndexedRows(ScannedRows):
         # When memory runs low, absent requests lose their slots. vLLM does not report which
         # requests have finished, so with store="finish" absent ones count as finished.
         at_finish = self.store is not None and self.store.contents.visibility == "finish"
-        patience = INDEX_POLICY.steps_to_keep_absent(self._num_steps, index.share_in_use, at_finish)
+        patience = INDEX_POLICY.compute_steps_to_keep_absent(
+            self._num_steps, index.share_in_use, at_finish
+        )
         if patience >= 0:
             self._drafting.end(self._rows.free_absent_slots(patience))
         if len(new):
