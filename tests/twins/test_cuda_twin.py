@@ -15,7 +15,7 @@ from backends import TWIN_BACKENDS, Backend
 from core.store.device_steps import Requests, run_step
 from cuda_hooks import HOOKS, check_changed_lengths, check_failed_launch_is_reported
 from ngram_npu.store.device_store import DeviceStore
-from ops.parity import Case, check_case, sample_cases
+from ops.parity import Case, check_case, make_sample_cases
 from ops.specs import OPSPECS, OpSpec
 
 FAST, RESIDENT = (
@@ -51,7 +51,7 @@ def _find_shared_rows(op: str) -> list[Case]:
     labels = ("few-long", "tile-edges", "workspace", "batch-2049")
     return [
         case
-        for case in sample_cases(op)
+        for case in make_sample_cases(op)
         if case.sample.label.startswith(labels) and case.sample.compare
     ]
 
