@@ -30,7 +30,7 @@ def watched(spec: OpSpec, path: Path) -> Backend:
         try:
             return call_torch(op, args)
         finally:
-            library.ngram_npu_cuda_twin_forget_tensors()
+            library.ngram_npu_cuda_twin_clear_tensors()
 
     return Backend(HOOKS.name, call, twin=replace(HOOKS, folder=path.parent))
 
