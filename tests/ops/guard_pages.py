@@ -46,8 +46,7 @@ _free_memories: dict[int, list[GuardedMemory]] = defaultdict(list)
 
 
 def make_guarded_copy(array: Array, *, at_end: bool, writable: bool) -> Array:
-    """Returns a copy with the same strides, whose last or first item is next to an inaccessible
-    page."""
+    """Returns a copy with equal strides. Its last or first item is next to an inaccessible page."""
     low, high = np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)
     size = max(1, -(-(high - low) // mmap.PAGESIZE)) * mmap.PAGESIZE
     free_memories = _free_memories[size]

@@ -54,8 +54,7 @@ COSTS = [1, 2, 3, 4, 5, 1, 2]
 # vLLM-Ascend, as their projects document these modes. Values: context, (min_n, max_n), k, options,
 # draft.
 PROPOSALS = {
-    # vLLM's `ngram`: the longest match of min_n to max_n tokens, and the earliest of equally long
-    # matches.
+    # vLLM's `ngram`: the longest match of min_n to max_n tokens, the earliest if several.
     "longer-match-is-used": ([2, 3, 50, 9, 1, 2, 3, 60, 8, 1, 2, 3], (2, 3), 2, {}, [60, 8]),
     "earliest-of-equal-matches": ([1, 2, 70, 1, 2, 80, 1, 2], (2, 2), 1, {}, [70]),
     "match-too-short": ([5, 2, 3, 9, 7, 2, 3], (3, 4), 3, {}, []),
@@ -70,8 +69,7 @@ PROPOSALS = {
     "longer-before-latest": ([1, 2, 3, 60, 9, 2, 3, 50, 1, 2, 3], (2, 3), 2, LATEST, [60, 9]),
     "filled-after-draft": ([9, 8, 9], (1, 1), 3, {**LATEST, "fill": True}, [8, 9, 9]),
     "filled-without-match": ([7, 9, 7, 8], (1, 1), 3, {**LATEST, "fill": True}, [8] * 3),
-    # Only this project: with overlap, a draft that reaches the row's end continues with its own
-    # tokens.
+    # Only here: with overlap, a draft that reaches the row's end repeats its own tokens.
     "overlap-continues-period": (
         [7, 1, 2, 3, 1, 2, 3], (2, 3), 8, {"overlap": True}, [1, 2, 3, 1, 2, 3, 1, 2],
     ),
@@ -107,8 +105,7 @@ STEPS = {
     "no token sampled": ([-1, 3], {}, 2, 0, [], [1, 2, 3, 9, 1, 2]),
     "request discarded": ([3], {"discard": np.array([True])}, 2, 0, [], [1, 2, 3, 9, 1, 2]),
     "token outside vocabulary ends step": ([3, 100, 9], {}, 3, 1, [9, 1], [1, 2, 3, 9, 1, 2, 3]),
-    # vLLM-Ascend clamps the tokens to the capacity before it selects the next token: a known
-    # difference.
+    # vLLM-Ascend clamps to the capacity before it selects the next token: a known difference.
     "next token exceeds capacity": ([3, 9, 1, 2], {}, 2, 4, [2, 3], [1, 2, 3, 9, 1, 2, 3, 9, 1]),
 }
 
@@ -116,8 +113,7 @@ STEPS = {
 @pytest.mark.parametrize("advance", [True, False])
 @pytest.mark.parametrize("step_case", STEPS.values(), ids=STEPS.keys())
 def test_step_equals_hand_computed_step(step_case: tuple, advance: bool) -> None:
-    """The sampled tokens have the form in which vLLM's runners pass the results of a rejection
-    sampler."""
+    """The sampled tokens have the form that vLLM's runners pass."""
     sampled, options, next_token, num_sampled, draft, row = step_case
     tokens, lengths = np.array([[1, 2, 3, 9, 1, 2, 0, 0, 0]], np.int32), np.array([6], np.int32)
     proposer = NgramProposer(NgramConfig(min_n=1, max_n=3, k=2, vocab_size=100))
@@ -133,15 +129,13 @@ def test_step_equals_hand_computed_step(step_case: tuple, advance: bool) -> None
 # The store.
 
 ALPHABET = 5
-"""The number of token ids. It is so small that requests share short n-grams, but not long
-n-grams."""
+"""The number of token ids: requests then share short n-grams, but no long ones."""
 
 
 def run_store_step(
     store: np.ndarray, rows: list[list[int]], num_sampled: int, scopes: list[int]
 ) -> list[tuple[list[int], int]]:
-    """Runs a step of a store. Returns each request's draft and match length. Request i uses slot
-    i."""
+    """Runs a step; request i uses slot i. Returns each request's draft and match length."""
     width = max(map(len, rows))
     tokens = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
     lengths = np.array([len(row) for row in rows], np.int32)
@@ -184,16 +178,16 @@ def check_drafts(visibility: int, scopes: list[int], seed: int) -> int:
                 rows[i], texts[i] = rng.integers(0, ALPHABET, 20).tolist(), []
             rows[i] += rng.integers(0, ALPHABET, 7).tolist()
         for i, (draft, match_len) in enumerate(run_store_step(store, rows, 7, scopes)):
-            row, texts_of_scope = rows[i], visible_texts[true_scopes[i]]
+            row, known_texts = rows[i], visible_texts[true_scopes[i]]
             sizes = [
-                n for n in SIZES if n <= len(row) and find_continuations(texts_of_scope, row[-n:])
+                n for n in SIZES if n <= len(row) and find_continuations(known_texts, row[-n:])
             ]
             max_size = max(sizes, default=0)
             assert max_size <= match_len, "a longer n-gram is in the scope's texts"
             if not max_size:
                 assert not draft, "the n-gram is not in the scope's texts"
                 continue
-            rests = find_continuations(texts_of_scope, row[-match_len:])
+            rests = find_continuations(known_texts, row[-match_len:])
             is_continuation = any(rest[: len(draft)] == draft for rest in rests)
             assert is_continuation, "the draft is not in the scope's texts"
             assert draft

@@ -45,8 +45,7 @@ SCALAR_RANGES: dict[str, tuple[int, int | None]] = {
     "cp_rank": (0, None),
     "cp_interleave": (1, INT32_END - 1),
 }
-"""The first and the last valid value of scalar arguments. None: the limit depends on other
-arguments."""
+"""The first and the last valid value; None if the limit depends on other arguments."""
 
 
 def _derive_bad_calls(spec: OpSpec) -> Iterator[BadCall]:

@@ -1,5 +1,4 @@
-"""Tests torch's requirements of operators: opcheck, fake tensors, one graph for all sizes,
-default values, and vmap."""
+"""Tests torch's requirements: opcheck, fake tensors, one graph for all sizes, defaults, vmap."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def test_fake_result_has_shapes_and_strides_of_real_result(spec: OpSpec) -> None
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     def get_metadata(args: Args) -> tuple[object, ...]:
-        """Returns the part of the arguments that a fake depends on. Many samples differ only in
-        contents."""
+        """Returns what a fake depends on. Many samples differ only in their contents."""
         return tuple(
             (a.shape, a.strides, a.dtype) if isinstance(a, np.ndarray) else a for a in args
         )
@@ -74,8 +72,7 @@ REQUIRED_NAMES = {"prepare_next_token_ids": "backup_token_ids", "ngram_propose_"
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_arguments_with_defaults_may_be_omitted(spec: OpSpec) -> None:
-    """Tests calls in torch, in a compiled graph, and in numpy. In torch, the arguments after `*`
-    are keyword-only."""
+    """Tests torch, a compiled graph, and numpy. In torch, arguments after `*` are keyword-only."""
     args = next(spec.samples(np.random.default_rng(8))).args
     defaults = {
         a.name: a.default_value for a in _get_op(spec)._schema.arguments if a.has_default_value()

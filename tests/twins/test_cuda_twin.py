@@ -90,8 +90,7 @@ def test_failed_launch_is_reported(spec: OpSpec) -> None:
 
 
 def _check_equal_ranks(num_steps: int) -> None:
-    """Runs the same steps on the stores of two ranks, whose threads and blocks run in different
-    orders."""
+    """Runs the same steps on two ranks whose threads and blocks run in different orders."""
     sizes = {"num_slots": 6, "token_capacity": 2048, "max_batch": 6}
     stores, requests = [DeviceStore(**sizes) for _ in range(2)], [Requests(11) for _ in range(2)]
     for step_index in range(num_steps):

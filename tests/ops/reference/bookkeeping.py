@@ -1,5 +1,4 @@
-"""References of the operators for the bookkeeping of speculative decoding. They are defined in
-docs/ops."""
+"""References of the bookkeeping operators of speculative decoding, defined in docs/ops."""
 
 from __future__ import annotations
 

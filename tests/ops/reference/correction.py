@@ -1,5 +1,4 @@
-"""References of the operators that correct the state of asynchronous scheduling. They are
-defined in docs/ops."""
+"""References of the state correction of asynchronous scheduling, defined in docs/ops."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def correct_num_computed_tokens_(args: Arguments) -> None:
 
 
 def find_slot(args: Arguments, position: int, blocks: list[int]) -> int | None:
-    """Returns the slot of ``position`` in the request's block table; None if the position is not
-    on this rank or has no block."""
+    """Returns the slot of ``position``; None if this rank or the block table has none."""
     if position < 0:
         return None
     block_tokens = args.block_size * args.blocks_per_kv_block * args.cp_world

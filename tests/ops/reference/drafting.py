@@ -1,5 +1,4 @@
-"""References of lookups and steps, with and without an index. They are defined in docs/ops and
-docs/design/drafts.md."""
+"""References of lookups and steps, defined in docs/ops and docs/design/drafts.md."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def compute_draft(
     overlap: bool,
     max_len: int,
 ) -> tuple[list[int], int]:
-    """Returns the draft of one row, without costs, and the length of its match; ([], 0) if there is
-    none."""
+    """Returns a row's draft, without costs, and the match length; ([], 0) without a match."""
     lengths = [common_suffix_length(tokens, end, max_n) for end in range(len(tokens) - 1)]
     match_len = max(lengths, default=0)
     budget = min(k, max_len - len(tokens))
@@ -54,9 +52,7 @@ def compute_draft(
         return [], 0
     ends = [end for end, length in enumerate(lengths) if length == match_len]
     start = (ends[-1] if match_policy == LATEST else ends[0]) + 1
-    sequence = list(
-        tokens
-    )  # with overlap, a draft that reaches the row's end continues with its own tokens
+    sequence = list(tokens)  # with overlap, followed by the draft, which then repeats itself
     draft: list[int] = []
     while len(draft) < budget and start + len(draft) < len(sequence):
         draft.append(sequence[start + len(draft)])
@@ -109,8 +105,7 @@ def make_scan(args: Arguments, k: int) -> LookupFunction:
 
 
 class Drafts(NamedTuple):
-    """The tensors that a lookup writes: token_ids [B,k], counts and match_len [B], costs [B,k]
-    uint8."""
+    """The tensors that a lookup writes: [B,k], [B], [B], and [B,k] uint8."""
 
     token_ids: Array
     counts: Array
@@ -159,9 +154,8 @@ def ngram_propose_(args: Arguments) -> None:
 def ngram_propose(args: Arguments) -> tuple[Array, Array, Array]:
     """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B], match_costs [16] uint8 ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
-    drafts = make_drafts(
-        len(args.token_ids if args.row_indices is None else args.row_indices), args.k, None
-    )
+    batch = len(args.token_ids if args.row_indices is None else args.row_indices)
+    drafts = make_drafts(batch, args.k, None)
     propose_drafts(args, make_scan(args, args.k), drafts)
     return drafts[:3]
 
@@ -212,9 +206,8 @@ def select_lookup(args: Arguments) -> LookupFunction:
     def look_up(tokens: list[int]) -> LookupResult:
         if args.k == 0 or args.max_len <= len(tokens):
             return NO_DRAFT
-        ids, costs, match_len = make_ladder_draft(
-            tokens, args.k, table, limit, args.overlap, args.max_len, args.token_logits
-        )
+        options = args.overlap, args.max_len, args.token_logits
+        ids, costs, match_len = make_ladder_draft(tokens, args.k, table, limit, *options)
         output = ids
         if args.fill:
             output = make_ladder_draft(tokens, args.k, [], None, args.overlap, UNLIMITED)[0]

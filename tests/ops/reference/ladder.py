@@ -20,9 +20,8 @@ def find_candidate(tokens: list[int]) -> tuple[int, int]:
         for pos in range(len(tokens) - 1, size - 1, -1):
             if tokens[pos - size : pos] == ngram:
                 length = size
-                while (
-                    length < min(MAX_MATCH, pos) and tokens[pos - length - 1] == tokens[-length - 1]
-                ):
+                max_length = min(MAX_MATCH, pos)
+                while length < max_length and tokens[pos - length - 1] == tokens[-length - 1]:
                     length += 1
                 return pos, length
     return 0, 0

@@ -1,5 +1,4 @@
-"""References of the operators of the store that requests share. They are defined in
-docs/ops/ngram_store_step.md."""
+"""References of the operators of a store, defined in docs/ops/ngram_store_step.md."""
 
 from __future__ import annotations
 
@@ -179,8 +178,7 @@ class Store:
         return position
 
     def renumber(self) -> int:
-        """Subtracts the same number from all serial numbers when all serial numbers were used.
-        Returns that number."""
+        """Subtracts a number from all serial numbers, when all were used, and returns it."""
         blocks = self.num_blocks
         difference: int = (END_OF_SERIALS - blocks - 1) // blocks * blocks
         slots = range(HEADER_WORDS + SLOT_SERIAL, self.heads, SLOT_WORDS)
@@ -216,8 +214,7 @@ class Store:
         return LookupKey(n, scope, entries, key & 0xFFFFFF)
 
     def compute_match_len(self, position: int, text: Tokens) -> int:
-        """Returns the number of tokens before the position that agree with the text's end, at most
-        16."""
+        """Returns how many tokens before the position agree with the text's end, at most 16."""
         serial, max_length = position // BLOCK, min(position % BLOCK, len(text), MAX_MATCH)
         context = self.text(serial, position % BLOCK - max_length, position % BLOCK)
         length = 0
@@ -249,8 +246,7 @@ class Store:
         return min(entries, key=lambda entry: self.words[entry + 1])
 
     def insert(self, position: int) -> None:
-        """Inserts the token at this position as the continuation of the tokens before the
-        position."""
+        """Inserts the token at this position as the continuation of the tokens before it."""
         serial, offset = position // BLOCK, position % BLOCK
         scope = self.scope(serial)
         text = self.text(serial, max(0, offset - MAX_MATCH), offset)
@@ -268,9 +264,8 @@ class Store:
             if byte is None:
                 byte = min(hit.match_len, 15) * 2 + is_expected
             right, wrong, is_replaced = update_counts(hit.right, hit.wrong, is_expected)
-            self.set_entry(
-                hit.entry, key.tag, right, wrong, position if is_replaced else hit.position
-            )
+            new_position = position if is_replaced else hit.position
+            self.set_entry(hit.entry, key.tag, right, wrong, new_position)
         self.set_outcome_byte(position, byte or 0)
         self.add_to_statistic(INSERTED)
 
@@ -408,9 +403,8 @@ def ngram_store_step_(args: Arguments) -> None:
         draft = text[: max(0, args.max_len - len(row))]
         token_costs = compute_costs(store, hit, [row[-1], *draft], args.costs, args.token_logits)
         count = count_affordable_tokens(token_costs, args.cost_limit)
-        index_costs = [
-            int(cost) for cost in args.draft_costs[i, : max(0, args.num_draft_tokens[i])]
-        ]
+        num_drafts = max(0, args.num_draft_tokens[i])
+        index_costs = [int(cost) for cost in args.draft_costs[i, :num_drafts]]
         if compute_promise(token_costs[:count]) <= compute_promise(index_costs):
             continue
         store.add_to_statistic(DRAFTS)

@@ -1,5 +1,4 @@
-"""The OpSpecs of the operators that read the sampled tokens, and of those that prepare a draft
-model's batch."""
+"""The OpSpecs of the operators for sampled tokens and for a draft model's batch."""
 
 from __future__ import annotations
 
@@ -39,12 +38,10 @@ def _make_next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
     from_backup = (backup, None, None, None)
     yield Sample("ordinary", (sampled, discard, *from_rows, 1000))
     yield Sample("backup", (sampled, discard, *from_backup, 1000))
-    for discard_or_none in (None, discard, in_buffer([True, False, False], dtype=np.bool_)):
+    for mask in (None, discard, in_buffer([True, False, False], dtype=np.bool_)):
         for source in (from_rows, from_backup, (None, tokens, lengths, None)):
             for vocab_size in (1, 8, 1000):
-                yield Sample(
-                    f"sources-{vocab_size}", (sampled, discard_or_none, *source, vocab_size)
-                )
+                yield Sample(f"sources-{vocab_size}", (sampled, mask, *source, vocab_size))
     for width in (1, 2, 5, 64, 65):
         for batch in (1, 2, 9):
             new_tokens = in_buffer(sample_tokens(rng, batch, width, 6), before=1, gap=1)
@@ -53,9 +50,8 @@ def _make_next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
             permuted_rows = in_buffer(rng.permutation(batch))
             label = f"width-{width}-{batch}"
             yield Sample(f"{label}-rows", (new_tokens, None, None, rows, ragged, None, 5))
-            yield Sample(
-                f"{label}-indices", (new_tokens, None, None, rows, ragged, permuted_rows, UNLIMITED)
-            )
+            args = (new_tokens, None, None, rows, ragged, permuted_rows, UNLIMITED)
+            yield Sample(f"{label}-indices", args)
             yield Sample(f"{label}-backup", (new_tokens, None, ragged, None, None, None, 5))
     for batch in (127, 128, 129):
         new_tokens = in_buffer(sample_tokens(rng, batch, 2, 6), gap=1)
@@ -137,8 +133,7 @@ PREPARE_NEXT_TOKEN_IDS = OpSpec(
 
 
 def _make_batch(rng: np.random.Generator, batch: int, k: int) -> tuple[Array, Array, Array]:
-    """Returns cu_num_draft_tokens, num_sampled and query_start_loc. Some requests are in
-    prefill."""
+    """Returns cu_num_draft_tokens, num_sampled, query_start_loc; some requests are in prefill."""
     drafts = rng.integers(0, k + 1, batch)
     sampled = rng.integers(0, drafts + 2)
     lengths = drafts + 1 + np.where(drafts == 0, rng.integers(0, 20, batch), 0)

@@ -1,5 +1,4 @@
-"""The OpSpecs of the operators that correct the state of asynchronous scheduling between two
-forward passes."""
+"""The OpSpecs of the operators that correct the state of asynchronous scheduling."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def _make_counts_sizes() -> Iterator[Args]:
 
 
 def _make_short_tensor_call(name: str) -> BadCall:
-    """Returns a call with three items in this tensor, for the four requests of the ordinary
-    sample."""
+    """Returns a call with three items for the four requests of the ordinary sample."""
     message = r"size >= 4 \(size of prev_positions\), got size 3"
     return BadCall({name: lambda a: a[:3]}, message)
 
@@ -324,8 +322,7 @@ def _make_state_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for values in replace_each(base["host_num_computed_tokens"].tolist(), HOSTILE_INT32):
         step = base | {"host_num_computed_tokens": in_buffer(values)}
         yield make_sample("hostile-host", step | {"prev_positions": in_buffer([-1, 1, -1, 2])})
-    # The zeros after num_tokens expose reads past its end: no request with such a length is
-    # discarded.
+    # The zeros after num_tokens expose reads past its end: they discard no request.
     lengths = base["num_tokens"]
     base = base | {"num_tokens": np.append(lengths, np.zeros_like(lengths))[: len(lengths)]}
     for name in ("prev_positions", "row_indices"):

@@ -47,8 +47,7 @@ def _make_propose_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _make_cost_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Yields calls with every table and every limit of costs. ``max_len`` also shortens some
-    drafts."""
+    """Yields calls with every table and limit of costs; ``max_len`` also shortens some drafts."""
     rows = in_buffer(draw_rows(rng, 12, 90, 2), gap=1)
     lengths = in_buffer([90, 89, 88, 60, 33, 17, 9, 8, 3, 2, 1, 0])
     options = [(overlap, fill) for overlap in (False, True) for fill in (False, True)]
@@ -244,8 +243,7 @@ def _make_step_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
-    """Yields calls of ngram_step_ without the arguments after ``max_len``, but with the
-    workspace."""
+    """Yields calls of ngram_step_ with the arguments up to ``max_len``, and the workspace."""
     tokens = in_buffer(draw_rows(rng, 5, 90, 3), before=3, gap=5)
     lengths = in_buffer([90, 60, 33, 17, 2], gap=1)
     sampled = in_buffer(sample_tokens(rng, 3, 6, 3), gap=2)
@@ -279,24 +277,20 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
                 args = (rows, in_buffer(lengths), in_buffer(sampled), None, None, advance)
                 yield Sample(f"{name}-{label}", (*args, INT32_MAX, 2, 8, 10, *policy, 152, None))
     for i, policy in enumerate(POLICIES):
-        # The last three tokens of each row are appended, so that the copies match the end of the
-        # new row.
+        # The last three tokens of each row are appended, so the copies match the new row's end.
         new_lengths = TILE_LENGTHS * (1 + i // 2)  # a larger batch has fewer blocks per row
         new_rows = make_copy_rows(rng, new_lengths, TILE_CAPACITY)
         sampled = np.stack([row[n - 3 : n] for row, n in zip(new_rows, new_lengths, strict=True)])
         lengths = in_buffer([n - 3 for n in new_lengths])
         head = (in_buffer(new_rows, before=i), lengths, in_buffer(sampled), None, None, True)
-        odd_workspace = workspace if i % 2 else None
-        yield Sample(
-            f"tile-edges-{policy}", (*head, INT32_MAX, 1, 8, 5, *policy, UNLIMITED, odd_workspace)
-        )
+        tail = (INT32_MAX, 1, 8, 5, *policy, UNLIMITED, workspace if i % 2 else None)
+        yield Sample(f"tile-edges-{policy}", (*head, *tail))
         for new_lengths in FEW_LONG_ROWS:
             new_rows = make_copy_rows(rng, new_lengths, 12303, 2 * i)
-            sampled = np.stack(
-                [row[n - 3 : n] for row, n in zip(new_rows, new_lengths, strict=True)]
-            )
+            last_tokens = [row[n - 3 : n] for row, n in zip(new_rows, new_lengths, strict=True)]
             lengths = in_buffer([n - 3 for n in new_lengths])
-            head = (in_buffer(new_rows, before=2), lengths, in_buffer(sampled), None, None, True)
+            sampled = in_buffer(np.stack(last_tokens))
+            head = (in_buffer(new_rows, before=2), lengths, sampled, None, None, True)
             tail = (INT32_MAX, 1, 8, 5, *policy, UNLIMITED, workspace)
             yield Sample(f"few-long-{len(new_lengths)}-{policy}", (*head, *tail))
     for capacity in ONE_REQUEST_CAPACITIES:
@@ -312,11 +306,8 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
         for width in (1, 2, 64):  # the last 1, 2 or 64 tokens are appended
             old_length = 2300 - width
             rows = in_buffer(np.where(np.arange(2300) < old_length, new_rows, -7), gap=1)
-            lengths, sampled = (
-                in_buffer([old_length] * len(rows)),
-                in_buffer(new_rows[:, old_length:]),
-            )
-            args = (rows, lengths, sampled, None, None)
+            lengths = in_buffer([old_length] * len(rows))
+            args = (rows, lengths, in_buffer(new_rows[:, old_length:]), None, None)
             tail = (True, UNLIMITED, 2, n, 4, match_policy, False, UNLIMITED, None)
             yield Sample(f"pieces-{n}-{match_policy}-{width}", (*args, *tail))
     yield from _make_empty_steps()

@@ -22,8 +22,7 @@ EDGE_LENGTHS = sorted(
     {0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)}
 )
 
-# The same for device kernels: a warp reads 128 tokens at once, and a block reads a tile of 4096
-# tokens.
+# The same for device kernels: a warp reads 128 tokens at once, a block a tile of 4096 tokens.
 TILE_CAPACITY = 8211
 TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
 
@@ -34,12 +33,10 @@ FEW_LONG_ROWS = ([12303], [12291, 12290], [12303, 8193, 12289])
 # block and no workspace. If the capacity is large, a device uses more blocks than the row needs.
 ONE_REQUEST_CAPACITIES = (90, TILE_CAPACITY)
 
-# Batch sizes close to the 256 threads of a block on a GPU: above 256, a thread handles several
-# requests.
+# Batch sizes close to and above the 256 threads of a lookup's block on a GPU.
 LARGE_BATCHES = (255, 256, 257, 600)
 
-# Device kernels split a row into pieces of at least 1024 match ends. These ends are close to the
-# borders.
+# Device kernels split a row into pieces of at least 1024 ends. Match ends close to the borders:
 PIECE_ENDS = (1023, 1024, 1025, 2047, 2048, 2049)
 
 POLICIES = [(match_policy, overlap) for match_policy in (0, 1) for overlap in (False, True)]
@@ -145,8 +142,7 @@ def make_offsets(lengths: Sequence[int] | Array, first: int = 0) -> list[int]:
 
 
 def make_hostile_offsets(offsets: list[int]) -> Iterator[tuple[str, list[int]]]:
-    """Yields ascending offsets that do not begin at 0 or do not end at the number of tokens,
-    with labels."""
+    """Yields labels and ascending offsets that do not begin at 0 or end at the token count."""
     last_offset, size = offsets[-1], len(offsets)
     for first in (INT32_MIN, -100, -1, 1, 2):
         yield f"first-{first}", [min(first, offsets[1]), *offsets[1:]]
@@ -170,8 +166,7 @@ def draw_offsets(rng: np.random.Generator, offsets: list[int]) -> Iterator[tuple
 
 
 def replace_each(values: Sequence[int], hostile: Sequence[int]) -> Iterator[list[int]]:
-    """Yields copies of the values in which one value is replaced: each value by each hostile
-    value."""
+    """Yields copies of the values in which one value is replaced by one hostile value."""
     for i in range(len(values)):
         for hostile_value in hostile:
             yield [*values[:i], hostile_value, *values[i + 1 :]]
@@ -180,8 +175,7 @@ def replace_each(values: Sequence[int], hostile: Sequence[int]) -> Iterator[list
 def make_hostile_samples(
     label: str, args: Args, index: int, hostile: Sequence[int] = HOSTILE_INT32
 ) -> Iterator[Sample]:
-    """Yields calls in which an item of ``args[index]`` is replaced: each item by each hostile
-    value."""
+    """Yields calls in which one item of ``args[index]`` is replaced by one hostile value."""
     for values in replace_each(args[index].tolist(), hostile):
         tensor = in_buffer(values, dtype=args[index].dtype)
         yield Sample(label, (*args[:index], tensor, *args[index + 1 :]))
@@ -195,8 +189,7 @@ def make_index_samples(label: str, args: Args, index: int, *more_values: int) ->
 
 
 def make_prev_positions(batch: int, rng: np.random.Generator) -> Iterator[tuple[str, list[int]]]:
-    """Yields batch positions that the requests may have had in the previous step, with labels.
-    -1 is a new request."""
+    """Yields labels and batch positions in the previous step; -1 is a new request."""
     order = np.arange(batch)
     yield "same", order.tolist()
     yield "reversed", order[::-1].tolist()
@@ -208,8 +201,7 @@ def make_prev_positions(batch: int, rng: np.random.Generator) -> Iterator[tuple[
     yield "some-new", np.where(order % 3 == 0, -1, rng.permutation(batch)).tolist()
 
 
-# The samples of the lookups alternate between the following tables and limits of costs, and values
-# of `fill`.
+# The samples of lookups alternate between these costs, limits and values of `fill`.
 
 RISING_COSTS = in_buffer(np.arange(16) * 4, before=1, gap=2, dtype=np.uint8)
 FALLING_COSTS = in_buffer(np.arange(16)[::-1] * 4, before=3, gap=1, dtype=np.uint8)
@@ -218,8 +210,7 @@ COST_LIMITS = (40, 0, INT32_MAX)
 
 
 def select_costs(label: str, number: int) -> tuple[str, Array | None, int]:
-    """Returns the label, match_costs and cost_limit of sample ``number``. Two of five samples have
-    costs."""
+    """Returns label, match_costs and cost_limit of a sample; two of five samples have costs."""
     if number % 5 not in (1, 3):
         return label, None, 40
     name = "rising" if number % 5 == 1 else "falling"

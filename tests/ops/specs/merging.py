@@ -70,9 +70,8 @@ def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
     no_acceptance = dict.fromkeys(
         ("neural_acceptance", "num_sampled", "row_indices", "num_neural_draft_tokens")
     )
-    yield _make_sample(
-        "no acceptance, bare", ordinary | no_acceptance | {"num_scheduled_drafts": None}
-    )
+    no_acceptance["num_scheduled_drafts"] = None
+    yield _make_sample("no acceptance, bare", ordinary | no_acceptance)
     yield _make_sample("rows in order", ordinary | {"row_indices": None})
 
     for batch, (width, k) in product((0, 1, 63, 64, 65, 200), ((0, 0), (0, 5), (4, 4), (3, 8))):
@@ -124,8 +123,7 @@ def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _make_limit_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Yields calls with values just below, at and above the limit of each comparison of the
-    contract."""
+    """Yields calls with values at and next to the limits of the contract's comparisons."""
     single = _make_batch(rng, 1, 2, 3) | {
         "num_ngram_draft_tokens": in_buffer([2]),
         "num_neural_draft_tokens": None,
@@ -152,9 +150,8 @@ def _make_limit_samples(rng: np.random.Generator) -> Iterator[Sample]:
         args = {"draft_costs": costs, "neural_draft_costs": in_buffer([[255, 0]], dtype=np.uint8)}
         yield _make_sample(f"sum-{total}", base | args)
     zeros = {"draft_costs": np.zeros((1, 20), np.uint8), "num_ngram_draft_tokens": in_buffer([20])}
-    long_base = (
-        _make_batch(rng, 1, 20, 20) | zeros | {"num_sampled": in_buffer([0]), "row_indices": None}
-    )
+    long_base = _make_batch(rng, 1, 20, 20) | zeros
+    long_base |= {"num_sampled": in_buffer([0]), "row_indices": None}
     for mean in (8, 9, 19, 20):  # the promise counts all tokens
         acceptance = in_buffer([[mean * UNIT, 1]])
         counts = {"num_neural_draft_tokens": in_buffer([20]), "match_len": in_buffer([4])}

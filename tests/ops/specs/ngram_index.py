@@ -61,8 +61,7 @@ NO_LADDER_ARGS = {
 
 
 def make_lookups(rng: np.random.Generator, batch: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields arguments of lookups with a ladder, with labels: without costs, and with several
-    limits."""
+    """Yields labels and arguments of lookups with a ladder, without costs and with limits."""
     for overlap in (False, True):
         lookup = {"min_n": 1, "max_n": 16, "match_policy": 1, "overlap": overlap, "ladder": True}
         yield f"no-costs-{overlap}", {**lookup, "k": 6, "max_len": UNLIMITED}
@@ -164,19 +163,15 @@ def make_indexed_spec(
             if not has_supported_span(args):
                 continue
             if i == 0:
-                yield Sample(
-                    "ordinary", add_index(args, make_index(7), in_buffer([3, 0, 6], gap=1))
-                )
+                slots = in_buffer([3, 0, 6], gap=1)
+                yield Sample("ordinary", add_index(args, make_index(7), slots))
                 continue
-            if (
-                rng.random() < 0.5
-            ):  # the scan has several similar samples, so each gets only one of the indexes
+            if rng.random() < 0.5:  # similar samples get the other index
                 empty = add_index(args, make_index(count_rows(args)))
                 yield Sample(f"empty-{sample.label}", empty, compare)
             else:
-                yield Sample(
-                    f"filled-{sample.label}", add_index(args, fill_index_for(args)), compare
-                )
+                filled = add_index(args, fill_index_for(args))
+                yield Sample(f"filled-{sample.label}", filled, compare)
             if i % 5 == 0:
                 small = add_index(args, fill_index_for(args, num_pages=2))
                 yield Sample(f"no-memory-{sample.label}", small, compare)
@@ -206,9 +201,8 @@ def make_indexed_spec(
                 yield Sample(f"ladder-slots-{alphabet}-{label}", hostile_call)
                 for i, words in enumerate(corrupt_index(rng, indexes["filled"])):
                     random_call = add_index(args, words, **ladder)
-                    yield Sample(
-                        f"ladder-random-{i}-{alphabet}-{label}", random_call, compare=False
-                    )
+                    name = f"ladder-random-{i}-{alphabet}-{label}"
+                    yield Sample(name, random_call, compare=False)
 
     def make_slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
         # An index recognizes the row of a slot by the row's last eight tokens. With an alphabet of
@@ -224,10 +218,9 @@ def make_indexed_spec(
             for dtype, hostile in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64[3:])):
                 slots = in_buffer(hostile[:8], dtype=dtype)
                 yield Sample(f"hostile-slots-{policy}", add_index(args, index, slots))
-            repeated = in_buffer([1, 1, 1, 2, 2, 3, 3, 1])
-            yield Sample(
-                f"one-slot-twice-{policy}", add_index(args, index, repeated), compare=False
-            )
+            slots = in_buffer([1, 1, 1, 2, 2, 3, 3, 1])
+            twice = add_index(args, index, slots)
+            yield Sample(f"one-slot-twice-{policy}", twice, compare=False)
             other_range = scan.replace(args, min_n=1, max_n=3)
             yield Sample(f"other-range-{policy}", add_index(other_range, index))
             shorter = scan.replace(args, num_tokens=in_buffer([30] * 9))
@@ -338,9 +331,7 @@ def _make_append_samples(rng: np.random.Generator) -> Iterator[Sample]:
     slots = in_buffer([6, 1, 3], gap=1)
     yield Sample("ordinary", (tokens, lengths, make_index(7), rows, slots, 2, 4, 0, *NO_LADDER))
     consecutive_ranges = ((1, 1), (1, 8), (2, 4), (57, 64), (64, 64))
-    consecutive_options = [
-        (*options, policy, *NO_LADDER) for options in consecutive_ranges for policy in (0, 1)
-    ]
+    consecutive_options = [(*n, p, *NO_LADDER) for n in consecutive_ranges for p in (0, 1)]
     for options in (*consecutive_options, (1, 16, 1, True, False), (1, 16, 1, True, True)):
         for pages in (1, 2, 3, 64):
             args = (tokens, lengths, make_index(5, pages), None, None, *options)
@@ -348,10 +339,8 @@ def _make_append_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for i, words in enumerate(corrupt_index(rng, fill_index(tokens, lengths, 5, *options))):
             yield Sample(f"random-{i}-{options}", (tokens, lengths, words, None, None, *options))
     tail = (2, 4, 0, *NO_LADDER)
-    yield Sample(
-        "longer-than-rows",
-        (tokens, in_buffer([91, 90, 95, 89, 91]), make_index(5), None, None, *tail),
-    )
+    large_lengths = in_buffer([91, 90, 95, 89, 91])
+    yield Sample("longer-than-rows", (tokens, large_lengths, make_index(5), None, None, *tail))
     rows = in_buffer(draw_rows(rng, len(HOSTILE_INT32), 20, 2))
     hostile_lengths = in_buffer(HOSTILE_INT32)
     yield Sample("hostile-lengths", (rows, hostile_lengths, make_index(8), None, None, *tail))

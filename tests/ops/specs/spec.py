@@ -30,8 +30,7 @@ class Sample:
     label: str
     args: Args
     compare: bool = True
-    """False if the results are unspecified, e.g. for duplicate rows. Then only memory safety is
-    tested."""
+    """False if the results are unspecified (e.g. duplicate rows): only memory safety is tested."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The OpSpecs of the operators of a store, with stores that are empty, full, damaged or random.
 
-The references fill the stores. A test of an operator therefore runs only the kernel of that
-operator."""
+The references fill the stores, so that a test runs only the kernel of its own operator."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def append_tokens(
     slots: Array | None = None,
     scopes: Array | None = None,
 ) -> None:
-    """Runs a step of the reference without drafts, which appends the sampled tokens to the
-    store."""
+    """Runs a step of the reference without drafts, which stores the sampled tokens."""
     drafts: Any = make_drafts(len(sampled), 0)
     reference.ngram_store_step_(
         tokens, lengths, sampled, store, None, slots, scopes, *drafts.values(), UNLIMITED,
@@ -122,8 +120,7 @@ def run_steps(
     slots: Array | None = None,
     scopes: Array | None = None,
 ) -> Array:
-    """Runs steps in which the rows grow from a quarter of these lengths to these lengths.
-    Returns the store."""
+    """Returns the store after steps in which the rows grew from a quarter of these lengths."""
     present_lengths = lengths // 4
     while (present_lengths < lengths).any():
         num_new = np.minimum(rng.integers(0, 12, len(lengths)), lengths - present_lengths)
@@ -146,8 +143,7 @@ def make_full_store(rng: np.random.Generator, size: tuple[int, int, int], visibi
 
 
 def randomize_counts(rng: np.random.Generator, store: Array) -> Array:
-    """Returns a copy in which the counts of right and wrong of each entry are at limits of the
-    ranges."""
+    """Returns a copy in which the entries' counts are at limits of their ranges."""
     copy = copy_store(store)
     sizes = (int(store[word]) for word in (NUM_SLOTS, NUM_BLOCKS, LINE_BITS))
     begin, end = _C.store_parts(*sizes)["lines"]
@@ -202,9 +198,7 @@ def make_call(
     """Returns a call of ``ngram_store_step_`` without optional tensors and limits, and with
     equal costs. ``more`` replaces arguments."""
     values = dict.fromkeys(NAMES)
-    store = in_buffer(
-        store, before=1, gap=3
-    )  # a copy, because later steps of the samples change the store
+    store = in_buffer(store, before=1, gap=3)  # a copy, because later steps change the store
     values |= {"token_ids": tokens, "num_tokens": lengths, "num_sampled": sampled, "store": store}
     values |= {"max_len": UNLIMITED, "costs": EQUAL_COSTS, "cost_limit": 75, "fill": False}
     values |= {**drafts, **more}
@@ -289,8 +283,7 @@ def _make_length_samples(rng: np.random.Generator) -> Iterator[Sample]:
                     tokens, longer, in_buffer([1] * len(limits)), store, make_drafts(13, 3)
                 )
                 yield Sample(f"next-{visibility}-{num_sampled}-{num_added}", args)
-    # Long prompts: a call inserts at most 4096 earlier tokens in total, beginning with the first
-    # request.
+    # Long prompts: a call inserts at most 4096 earlier tokens, of the first requests.
     tokens = in_buffer(draw_rows(rng, 3, 4300, 90))
     for visibility, lengths in (
         (FINISH, [4200, 4200, 10]),
@@ -308,8 +301,7 @@ def _make_length_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _make_slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Yields calls in which a slot belongs to the request's row, to another row, or to a changed
-    row."""
+    """Yields calls in which a slot belongs to the row, to another row, or to a changed row."""
     tokens = in_buffer(text_rows(rng, 4, 300, 25), gap=1)
     lengths = np.array([300, 270, 40, 17], np.int32)
     sampled = in_buffer([2, 1, 2, 1])
@@ -360,9 +352,8 @@ def _make_hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     source = run_steps(rng, make_store(8, 32, 4), hostile_rows, lengths)
     logits = make_random_logits(rng, 56)
     yield Sample("hostile-logits", make_call(hostile_rows, lengths, ones, source, drafts, **logits))
-    yield Sample(
-        "hostile-tokens", make_call(hostile_rows, lengths, ones, source, drafts, fill=True)
-    )
+    args = make_call(hostile_rows, lengths, ones, source, drafts, fill=True)
+    yield Sample("hostile-tokens", args)
     yield Sample(
         "hostile-drafts",
         make_call(hostile_rows, lengths, ones, source, draw_drafts(rng, num_rows, 4, 256)),

@@ -154,8 +154,7 @@ constexpr DtypeRow kDtypes[] = {
      C220 "binary_impl.h:154, " C310 "binary_continuous_impl.h:119"},
     {Call::kMin, kArithmeticTypes, kFloatTypes | kIntegerTypes,
      C220 "binary_impl.h:331, " C310 "binary_continuous_impl.h:218"},
-    // On the 2201, the form with a count accepts int32 but processes int16, so it covers half of the data: not offered
-    // here.
+    // On the 2201, the form with a count processes int32 as int16, so it covers half of the data: not offered here.
     {Call::kAnd, k16BitTypes, kIntegerTypes, C220 "binary_impl.h:391, " C310 "binary_continuous_impl.h:240"},
     {Call::kOr, k16BitTypes, kIntegerTypes, C220 "binary_impl.h:458, " C310 "binary_continuous_impl.h:261"},
     {Call::kAdds, kArithmeticTypes, kArithmeticTypes | kI64 | kU64,

@@ -201,8 +201,7 @@ void Core::add_copy_cost(uint64_t bytes, bool to_gm) {
   add_cycles(static_cast<double>(bytes) * model_.cycles_per_byte(num_blocks_));
 }
 
-// Throws if the present instruction accesses memory that list_pipe may still be accessing. The ticks of the list
-// ascend.
+// Throws if the present instruction accesses memory that list_pipe may still be accessing. The list's ticks ascend.
 void Core::check_gm_order(const std::vector<Interval>& list, Pipe list_pipe, uintptr_t address, uint64_t bytes,
                           const char* list_access) {
   for (size_t i = list.size(); !races_allowed_ && i-- > 0 && list[i].tick > complete_ticks_[pipe_][list_pipe];) {

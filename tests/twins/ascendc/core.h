@@ -1,5 +1,4 @@
-// One simulated vector core: its unified buffer (UB) with a shadow, the order of its pipes, its event flags, its scalar
-// cache, and the cost of its work.
+// One simulated vector core: its unified buffer (UB) with a shadow, pipes, event flags, scalar cache, and costs.
 //
 // The shadow has one bit per bit of UB; 1 means that nothing has computed the bit ("poison"). Calls propagate poison
 // bit by bit, as the operation propagates the values. Using poison is a fault: a scalar read, a store to global memory,

@@ -70,8 +70,7 @@ class AccessLog {
 // Returns the largest number of copies of all cores that access the same 512-byte line.
 uint64_t count_max_copies_per_line(const std::vector<AccessLog>& logs);
 
-// Throws if two cores accessed the same bytes and at least one of the cores wrote: nothing orders the blocks of a
-// launch.
+// Throws if two cores accessed the same bytes and one of the cores wrote: nothing orders the blocks of a launch.
 void check_races(const std::vector<AccessLog>& logs);
 
 // A line of a core's scalar data cache, which is coherent neither with the other cores' caches nor with copies.

@@ -345,8 +345,7 @@ void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode&
   ngram_npu::twin::apply_unary("Cast", dst, src, count, [](U value) { return ngram_npu::twin::convert<T>(value); });
 }
 
-// The device writes the first 32 bytes with scalar instructions and the rest with vector instructions, and orders the
-// two.
+// The device writes the first 32 bytes with scalar instructions, the rest with vector instructions, in order.
 template <class T>
 void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
   NGRAM_TWIN_REQUIRE_OFFERED(kCreateVecIndex, T);

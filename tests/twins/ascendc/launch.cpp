@@ -270,8 +270,7 @@ NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_allow_races(int32_t allowed) {
   ngram_npu::twin::get_state().races_allowed = allowed != 0;
 }
 
-// Returns the message of the last failed check; empty if none failed. Valid until the thread's next call of this
-// function.
+// Returns the message of the last failed check; empty if none failed. Valid until the thread's next call.
 NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_twin_fault() {
   static thread_local std::string fault;
   const std::lock_guard<std::mutex> lock(ngram_npu::twin::get_state().mutex);

@@ -1,6 +1,5 @@
 // The part of LocalTensor, GlobalTensor, TPipe with its queues and buffers, flags, and DataCopyPad that the kernels
-// use. DataCopyPad copies from global memory to UB by MTE2, and from UB to global memory by MTE3. The kernels copy only
-// single blocks without padding.
+// use. DataCopyPad copies single blocks without padding, by MTE2 from global memory to UB, and by MTE3 back.
 #pragma once
 
 #include <algorithm>
@@ -119,8 +118,7 @@ void WaitFlag(int32_t eventID) {
 
 inline int64_t GetBlockIdx() { return Core::current().block(); }
 
-// A queue of buffers that MTE2 fills and V reads. The queue orders only instructions of these two pipes. A slot is the
-// index of a buffer in the queue.
+// A queue of buffers that MTE2 fills and V reads. It orders only these two pipes. A slot is a buffer's index in it.
 template <TPosition pos, int32_t depth>
 class TQue {
   static_assert(pos == TPosition::VECIN, "the twin has queues at VECIN only");

@@ -37,9 +37,8 @@ struct Region {
 
 // The accesses that are known to have happened before a thread's next access. Blocks and threads have unique ids.
 struct KnownAccesses {
-  std::map<uint64_t, uint32_t>
-      block_barriers;  // by block: a number of barriers, and all accesses before the last of them
-  std::map<uint64_t, uint32_t> thread_times;  // by thread: a time on its clock, and all its accesses up to that time
+  std::map<uint64_t, uint32_t> block_barriers;  // by block: its accesses before this number of barriers are known
+  std::map<uint64_t, uint32_t> thread_times;    // by thread: its accesses up to this time on its clock are known
 
   void join(const KnownAccesses& other);
 };

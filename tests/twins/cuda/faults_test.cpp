@@ -150,8 +150,7 @@ TEST_P(CudaTwin, DependencyBetweenBlocksGivesWrongResultInSomeOrder) {
   });
 }
 
-// The block that arrives last reads the total of all blocks' additions. Without release, an addition may take effect
-// after its block has arrived.
+// The last block reads the total. Without release, an addition may take effect after its block has arrived.
 template <int kOrder>
 __global__ void read_total_in_last_block(unsigned* total, unsigned* num_arrived, unsigned* out) {
   atomicAdd(total, blockIdx.x + 1);
@@ -187,8 +186,7 @@ TEST(CudaTwinResident, BlockMayBeDelayedUntilLaterBlockArrives) {
   });
 }
 
-// test_cuda_twin.py requires overlapping blocks, because a launch without them does not test how blocks combine
-// results.
+// test_cuda_twin.py requires overlaps: without them, a launch does not test how blocks combine results.
 TEST(CudaTwinResident, BlockOverlapsAreCounted) {
   const auto count_overlaps = [](const SimulationOptions& mode) {
     options() = mode;

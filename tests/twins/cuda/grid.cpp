@@ -217,8 +217,7 @@ class Grid {
     suspend();
   }
 
-  // Delays the running block, sometimes long enough for other blocks to reach the same atomic operation and to
-  // continue.
+  // Delays the running block, sometimes so long that other blocks pass the same atomic operation first.
   void delay_block() {
     current_thread_->block->delayed_until_step = num_steps_ + (1ull << random_.next_below(16));
     yield_to_others();
@@ -237,8 +236,7 @@ class Grid {
     suspend();
   }
 
-  // Makes those of `count` threads runnable that are in the state `waiting_state` and whose lane is in the mask
-  // `lanes`.
+  // Makes those of `count` threads runnable whose state is `waiting_state` and whose lane is in the mask `lanes`.
   void wake_threads(Block& block, int first, int count, ThreadState waiting_state, uint32_t lanes) {
     for (int i = 0; i < count; ++i) {
       const int index = first + (thread_order_ == 1 ? i : count - 1 - i);

@@ -1,5 +1,4 @@
-// The model of a GPU: runs one kernel launch on the host. Each thread of each block is a fiber; one fiber runs at a
-// time.
+// The model of a GPU: runs a launch on the host. Each thread is a fiber, and one fiber runs at a time.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -84,8 +84,7 @@ TEST(Copies, InvalidLengthOrAlignmentIsReported) {
   EXPECT_FAULT("not aligned to 32", make_kernel({1, 4, 0, 0, 0}, 0, 1), regions);
 }
 
-// Even within one block, only flags order a store by MTE3 before a later load by MTE2 or S, or a load before a later
-// store.
+// Even within one block, only flags order a store by MTE3 and a later load by MTE2 or S, or a load and a later store.
 TEST(Memory, UnorderedAccessesOfOneBlockAreReported) {
   Tensor<int32_t> memory(64);
   const auto make_store_load_kernel = [&](const std::function<void()>& synchronize, bool loads_scalar) {

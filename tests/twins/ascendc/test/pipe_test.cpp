@@ -1,5 +1,4 @@
-// Tests what the model checks in UB (bounds, lifetimes of tensors, queues, poison, alignment), and the order of the
-// pipes.
+// Tests what the model checks in UB: bounds, lifetimes of tensors, queues, poison, alignment, the order of the pipes.
 #include "twin_test.h"
 
 namespace ngram_npu::twin {
@@ -268,8 +267,7 @@ TEST_F(PipeOrder, QueueOrdersItsTwoPipes) {
   EXPECT_CLEAN(make_kernel(true), regions);
   EXPECT_EQ(target.values[63], 6);
   EXPECT_FAULT("pipe V reads what pipe MTE2 wrote", make_kernel(false), regions);
-  // A queue at VECIN waits only for V before it reuses a buffer. If MTE3 reads the buffer, the queue reuses it too
-  // early.
+  // A queue at VECIN waits only for V before it reuses a buffer, so it may reuse a buffer that MTE3 still reads.
   EXPECT_FAULT(
       "pipe MTE2 overwrites what pipe MTE3 reads",
       [this] {

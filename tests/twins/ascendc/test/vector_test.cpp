@@ -37,8 +37,7 @@ void expect_result(To expected, From a, From b, const Call& call) {
   });
 }
 
-// The parity suite tests ordinary values. Here are values at the limits of the types, where the kernels rely on
-// documented behaviour.
+// The parity suite tests ordinary values. At the limits of the types, the kernels rely on documented behaviour.
 TEST(Vector, CallsAtLimitsOfTypesGiveDocumentedResults) {
   using namespace AscendC;
   expect_result(INT32_MIN, INT32_MAX, 1, [](auto out, auto a, auto b) { Add(out, a, b, 1); });
