@@ -89,14 +89,14 @@ def _make_proposals(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(f"{name}-{policy}", args)
 
     for i, policy in enumerate(POLICIES):
-        num_tokens = TILE_LENGTHS * (1 + i // 2)  # a larger batch has fewer blocks per row
-        rows = in_buffer(make_copy_rows(rng, num_tokens, TILE_CAPACITY), before=i)
-        args = (rows, in_buffer(num_tokens), None, None, 1, 8, 5, *policy, UNLIMITED)
+        row_lengths = TILE_LENGTHS * (1 + i // 2)  # a larger batch has fewer blocks per row
+        rows = in_buffer(make_copy_rows(rng, row_lengths, TILE_CAPACITY), before=i)
+        args = (rows, in_buffer(row_lengths), None, None, 1, 8, 5, *policy, UNLIMITED)
         yield Sample(f"tile-edges-{policy}", args)
-        for num_tokens in FEW_LONG_ROWS:
-            rows = in_buffer(make_copy_rows(rng, num_tokens, 12303, 2 * i), before=1)
-            args = (rows, in_buffer(num_tokens), None, None, 1, 8, 5, *policy, UNLIMITED)
-            yield Sample(f"few-long-{len(num_tokens)}-{policy}", args)
+        for row_lengths in FEW_LONG_ROWS:
+            rows = in_buffer(make_copy_rows(rng, row_lengths, 12303, 2 * i), before=1)
+            args = (rows, in_buffer(row_lengths), None, None, 1, 8, 5, *policy, UNLIMITED)
+            yield Sample(f"few-long-{len(row_lengths)}-{policy}", args)
     for capacity in ONE_REQUEST_CAPACITIES:
         head = (draw_rows(rng, 1, capacity, 2), in_buffer([60]), None, None)
         yield Sample(f"one-request-{capacity}", (*head, 1, 3, 4, 0, False, UNLIMITED))
@@ -272,9 +272,9 @@ def _make_steps(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(f"edge-lengths-{label}", (*args, *tail))
             for name, row in make_structured_rows(150):
                 rows = in_buffer(np.tile(row, (5, 1)), gap=3)
-                lengths = [150, 148, 100, 64, 9]
-                sampled = np.stack([np.resize(row[n:], 3) if n < 150 else row[:3] for n in lengths])
-                args = (rows, in_buffer(lengths), in_buffer(sampled), None, None, advance)
+                ends = [150, 148, 100, 64, 9]
+                sampled = np.stack([np.resize(row[n:], 3) if n < 150 else row[:3] for n in ends])
+                args = (rows, in_buffer(ends), in_buffer(sampled), None, None, advance)
                 yield Sample(f"{name}-{label}", (*args, INT32_MAX, 2, 8, 10, *policy, 152, None))
     for i, policy in enumerate(POLICIES):
         # The last three tokens of each row are appended, so the copies match the new row's end.
