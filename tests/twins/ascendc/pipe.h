@@ -17,7 +17,7 @@ template <class T>
 class LocalTensor {
  public:
   LocalTensor() = default;
-  LocalTensor(TensorLocation place, uint32_t size) : location_(place), size_(size) {}
+  LocalTensor(TensorLocation location, uint32_t size) : location_(location), size_(size) {}
 
   T GetValue(const uint32_t index) const {
     Core& core = begin_scalar_access("LocalTensor::GetValue", index);

@@ -114,8 +114,8 @@ uint64_t compute_result(const Thread* lanes, const Thread& t) {
 
 }  // namespace
 
-const char* get_name(Collective kind) {
-  switch (kind) {
+const char* get_name(Collective collective) {
+  switch (collective) {
     case Collective::kSync: return "__syncwarp";
     case Collective::kShuffle: return "__shfl_sync";
     case Collective::kShuffleUp: return "__shfl_up_sync";
@@ -471,18 +471,18 @@ void wait_at_barrier(CallSite site) {
   grid->suspend();
 }
 
-uint64_t run_collective(Collective kind, uint32_t mask, uint64_t value, int operand, CallSite site) {
+uint64_t run_collective(Collective collective, uint32_t mask, uint64_t value, int operand, CallSite site) {
   Thread& t = grid->current_thread();
-  t.collective = kind;
+  t.collective = collective;
   t.mask = mask;
   t.value = value;
   t.operand = operand;
   t.call_site = site;
   if ((mask >> t.lane() & 1u) == 0) {
-    fail_launch(format_text("%s at %s with mask %08x, which does not contain the calling lane", get_name(kind),
+    fail_launch(format_text("%s at %s with mask %08x, which does not contain the calling lane", get_name(collective),
                             describe(site).c_str(), mask));
   }
-  if (kind == Collective::kSync) grid->apply_delayed_atomics_after_delay();
+  if (collective == Collective::kSync) grid->apply_delayed_atomics_after_delay();
   t.state = ThreadState::kInCollective;
   uint32_t& waiting = t.block->waiting_lanes[static_cast<size_t>(t.warp())];
   waiting |= 1u << t.lane();
@@ -490,7 +490,7 @@ uint64_t run_collective(Collective kind, uint32_t mask, uint64_t value, int oper
   try {
     if (finish_collective_if_complete(*t.block, t)) {
       waiting &= ~mask;
-      if (kind == Collective::kSync && grid->access_checker() != nullptr)
+      if (collective == Collective::kSync && grid->access_checker() != nullptr)
         grid->access_checker()->record_syncwarp(*t.block, t.warp(), mask);
       grid->wake_threads(*t.block, t.block->first_thread_of_warp(t.warp()), t.block->num_lanes_of_warp(t.warp()),
                          ThreadState::kInCollective, mask);

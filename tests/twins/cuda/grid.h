@@ -166,7 +166,7 @@ void set_seed(uint64_t seed);
 // Returns the seed of the launch that is about to begin, and increments the seed.
 uint64_t take_next_seed();
 // Stores an error for cudaGetLastError() and its text for cudaGetErrorString(). Returns the error.
-cudaError_t set_error(cudaError_t error, const std::string& what);
+cudaError_t set_error(cudaError_t error, const std::string& text);
 // Returns whether a test requested that this launch fails (ngram_npu_cuda_twin_fail_launches). If so, decrements the
 // number of requested failures.
 bool consume_requested_failure();
