@@ -26,7 +26,7 @@ NO_TOKEN = -1
 NO_COST = 255
 
 
-def common_suffix_length(tokens: list[int], end: int, max_length: int) -> int:
+def measure_common_suffix(tokens: list[int], end: int, max_length: int) -> int:
     """Returns L(end): the length of the longest common suffix of tokens[0..end] and of all
     tokens, at most ``max_length``."""
     length = 0
@@ -45,7 +45,7 @@ def compute_draft(
     max_len: int,
 ) -> tuple[list[int], int]:
     """Returns a row's draft, without costs, and the match length; ([], 0) without a match."""
-    lengths = [common_suffix_length(tokens, end, max_n) for end in range(len(tokens) - 1)]
+    lengths = [measure_common_suffix(tokens, end, max_n) for end in range(len(tokens) - 1)]
     match_len = max(lengths, default=0)
     budget = min(k, max_len - len(tokens))
     if match_len < min_n or budget <= 0:

@@ -91,19 +91,19 @@ def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
         "num_scheduled_drafts",
     ):  # fmt: skip
         for values in replace_each(ordinary[name].tolist(), HOSTILE_INT32):
-            hostile = ordinary | {name: in_buffer(values)}
-            yield _make_sample(f"hostile-{name}", hostile)
-            yield _make_sample(f"hostile-{name}-by-match", hostile | by_match | {"extend": True})
-    for column, values in product((0, 1), HOSTILE_INT32):
+            call = ordinary | {name: in_buffer(values)}
+            yield _make_sample(f"hostile-{name}", call)
+            yield _make_sample(f"hostile-{name}-by-match", call | by_match | {"extend": True})
+    for column, value in product((0, 1), HOSTILE_INT32):
         acceptance = in_buffer(ordinary["neural_acceptance"], gap=1)
-        acceptance[:, column] = values
+        acceptance[:, column] = value
         call = ordinary | {"neural_acceptance": acceptance, "num_sampled": in_buffer([3, 1, 0, 2])}
         yield _make_sample(f"hostile-acceptance-{column}", call)
     for dtype, values in HOSTILE_INDICES:
-        for bad in replace_each([4, 2, 1, 3], (*values, 5, 6)):
-            distinct = len(set(bad)) == 4
-            call = ordinary | {"row_indices": in_buffer(bad, dtype=dtype)}
-            yield _make_sample("hostile-rows", call, compare=distinct)
+        for rows in replace_each([4, 2, 1, 3], (*values, 5, 6)):
+            are_distinct = len(set(rows)) == 4
+            call = ordinary | {"row_indices": in_buffer(rows, dtype=dtype)}
+            yield _make_sample("hostile-rows", call, compare=are_distinct)
     for dtype, values in HOSTILE_INDICES:
         tokens = rng.choice(np.array(values, dtype), (20, 3))
         ngram = rng.choice(HOSTILE_INT32, (20, 5))
@@ -117,9 +117,9 @@ def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
             "extend": True,
         }
         yield _make_sample("hostile-tokens", call)
-    for rows in (0, 1, 3):
-        acceptance = in_buffer(np.full((rows, 2), 1), gap=1)
-        yield _make_sample(f"few-rows-{rows}", ordinary | {"neural_acceptance": acceptance})
+    for num_rows in (0, 1, 3):
+        acceptance = in_buffer(np.full((num_rows, 2), 1), gap=1)
+        yield _make_sample(f"few-rows-{num_rows}", ordinary | {"neural_acceptance": acceptance})
 
 
 def _make_limit_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -162,9 +162,9 @@ def _make_limit_samples(rng: np.random.Generator) -> Iterator[Sample]:
             call = single | args | {"num_scheduled_drafts": verified}
             yield _make_sample(f"measured-{mean}-{last}-{sampled}", call)
     for sampled in (64, 65, 66):
-        zeros = {"neural_acceptance": in_buffer([[7, 70]]), "num_sampled": in_buffer([sampled])}
+        args = {"neural_acceptance": in_buffer([[7, 70]]), "num_sampled": in_buffer([sampled])}
         for verified in (None, in_buffer([68])):
-            call = single | zeros | {"num_scheduled_drafts": verified}
+            call = single | args | {"num_scheduled_drafts": verified}
             yield _make_sample(f"accepted-many-{sampled}", call)
     for ngram in ([1, 2, 3], [1, 9, 3], [9, 2, 3]):
         for num_neural, num_ngram, extend in product((0, 1, 2), (1, 2, 3), (False, True)):
