@@ -14,7 +14,7 @@ from ngram_npu.async_state import NeuralDrafts, PaddedDrafterBatch, StepInputs, 
 from ngram_npu.config import UNLIMITED
 from ops import reference
 from ops.reference import ladder
-from ops.reference.drafting import draft_for
+from ops.reference.drafting import compute_draft
 
 from async_state.devices import value_of
 from async_state.scenario import VOCAB, WRONG, Scenario, Target
@@ -201,9 +201,9 @@ class SimulatedModel:
         rest = lookup.overlap, UNLIMITED if lookup.max_len is None else lookup.max_len
         if lookup.is_ladder:
             table = () if lookup.cost_table is None else lookup.cost_table.tolist()
-            return ladder.draft(row, lookup.k, table, lookup.cost_limit, *rest)
+            return ladder.make_ladder_draft(row, lookup.k, table, lookup.cost_limit, *rest)
         sizes = lookup.min_n, lookup.max_n, lookup.k, lookup.match_policy_code
-        drafts, match_len = draft_for(row, *sizes, *rest)
+        drafts, match_len = compute_draft(row, *sizes, *rest)
         return drafts, [], match_len
 
     def neural_drafts(

@@ -235,5 +235,5 @@ def test_config_reads_fitted_costs_from_path(tmp_path: Path) -> None:
 def test_logits_convert_to_costs_and_back() -> None:
     logits = np.rint(costs_to_logits(np.arange(256)) * 32).astype(int).tolist()
     no_token_logits = np.zeros((4096, 2), int)
-    costs = [ladder.cost_of(logit, no_token_logits, 0, 0) for logit in (*logits, -1024, 1023)]
+    costs = [ladder.compute_cost(logit, no_token_logits, 0, 0) for logit in (*logits, -1024, 1023)]
     assert costs == [*range(256), 255, 0]

@@ -13,7 +13,7 @@ import torch
 from ngram_npu import NgramConfig, NgramIndex, NgramProposer, ops
 from ngram_npu.config import INDEX_POLICY, default_costs
 from ops import reference
-from ops.reference.ladder import draft
+from ops.reference.ladder import make_ladder_draft
 
 Kind = Callable[[np.ndarray], Any]
 KINDS = pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
@@ -199,7 +199,9 @@ def test_ladder_drafts_equal_reference(kind: Kind) -> None:
     for length in range(61, 200):
         sampled = kind(text[None, length - 1 : length].copy())
         result = proposer.step(rows, lengths, sampled, draft_costs=costs)
-        ids, expected, match = draft(text[:length].tolist(), LADDER.k, table, 40, True, 2**63 - 1)
+        ids, expected, match = make_ladder_draft(
+            text[:length].tolist(), LADDER.k, table, 40, True, 2**63 - 1
+        )
         num_unused = LADDER.k - len(ids)
         assert result.draft_token_ids[0].tolist() == ids + [-1] * num_unused
         assert costs[0].tolist() == expected + [255] * num_unused

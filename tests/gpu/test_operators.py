@@ -15,7 +15,7 @@ import torch
 from backends import call_torch
 from ngram_npu import _library
 from on_device import OnDevice, torch_op
-from ops.parity import MismatchError, as_arrays, compare
+from ops.parity import MismatchError, as_arrays, check_results
 from ops.specs import OPSPECS, Args, OpSpec, Sample, clone_args
 
 from gpu.replay import DEVICES, GPU_ONLY, HAS_GPU, NO_GPU, Replay, choose_count, no_synchronisation
@@ -54,7 +54,7 @@ def check_replays(spec: OpSpec, device: str, args: Args, count: int, **changed: 
         expected_args = clone_args(values)
         expected = call_torch(spec.name, expected_args)
         sample = Sample(f"replay {number}", values)
-        compare(spec, sample, as_arrays(results), arguments, expected, expected_args)
+        check_results(spec, sample, as_arrays(results), arguments, expected, expected_args)
 
 
 @pytest.mark.parametrize("device", DEVICES)

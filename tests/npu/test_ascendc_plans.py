@@ -16,7 +16,7 @@ import pytest
 from backends import TWIN_BACKENDS, Backend
 from ops.parity import check_parity
 from ops.specs import OPSPECS, Sample
-from ops.specs.inputs import matches_ending_at
+from ops.specs.inputs import make_match_rows
 from twins import ascendc_plan
 
 UB_910B = 192 * 1024
@@ -180,7 +180,7 @@ def test_twin_finds_matches_across_edges_of_cores_and_tiles(
     inner = [e + d for e in find_edges(length, cores) for d in (-1, 0, 1)]
     match_ends = [end for end in inner if end + 2 * n + 40 < length]
     assert match_ends or length == 8257  # one tile and no edge
-    rows = matches_ending_at(match_ends[:6], n, length)
+    rows = make_match_rows(match_ends[:6], n, length)
     spec = OPSPECS["ngram_propose"]
     with set_cores_of_twin(cores) as backend:
         for i, row in enumerate(rows):

@@ -16,12 +16,12 @@ from ops.parity import (
     check_case,
     check_parity,
     make_case,
-    random_cases,
-    sample_cases,
+    make_random_cases,
+    make_sample_cases,
 )
 from ops.specs import OPSPECS, OpSpec, clone_args, find_base
 
-SANITIZED = os.environ.get("NGRAM_NPU_EXPECT_VERSION")
+SANITIZED_VERSION = os.environ.get("NGRAM_NPU_EXPECT_VERSION")
 SPECS = list(OPSPECS.values())
 PAIRS = [
     pytest.param(spec, backend, id=f"{spec.name}-{backend.name}")
@@ -33,7 +33,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("spec", "backend"), PAIRS)
 def test_samples_match_reference(spec: OpSpec, backend: Backend) -> None:
-    cases = sample_cases(spec.name)
+    cases = make_sample_cases(spec.name)
     for case in cases:
         check_case(spec, backend, case)
     assert len(cases) >= 10
@@ -41,7 +41,7 @@ def test_samples_match_reference(spec: OpSpec, backend: Backend) -> None:
 
 @pytest.mark.parametrize(("spec", "backend"), PAIRS)
 def test_random_variations_match_reference(spec: OpSpec, backend: Backend) -> None:
-    for case in random_cases(spec.name):
+    for case in make_random_cases(spec.name):
         check_case(spec, backend, case)
 
 
@@ -49,8 +49,8 @@ STEP = OPSPECS["ngram_step_"]
 FAULTS = ("value", "written", "dtype", "shape", "missing", "unmarked", "outside")
 
 
-def _faulty_backend(fault: str) -> Backend:
-    """The reference of ngram_step_ with a fault."""
+def _make_faulty_backend(fault: str) -> Backend:
+    """Returns a backend that calls the reference of ngram_step_ and then makes a fault."""
 
     def call(_: str, args: tuple[object, ...]) -> tuple[np.ndarray, ...]:
         results = as_arrays(STEP.reference(*args))
@@ -73,20 +73,20 @@ def _faulty_backend(fault: str) -> Backend:
     return Backend(f"faulty-{fault}", call, "auto")
 
 
-@pytest.mark.parametrize("compared", [True, False])
+@pytest.mark.parametrize("is_compared", [True, False])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_comparison_detects_fault(fault: str, compared: bool) -> None:
-    """Where results are unspecified, only writes to other memory are faults."""
-    is_detected = compared or fault in ("unmarked", "outside")
-    sample = replace(STEP.sample(), compare=compared)
+def test_comparison_detects_fault(fault: str, is_compared: bool) -> None:
+    """If the results are unspecified, only writes to other memory are faults."""
+    is_detected = is_compared or fault in ("unmarked", "outside")
+    sample = replace(STEP.sample(), compare=is_compared)
     with pytest.raises(MismatchError) if is_detected else nullcontext():
-        check_parity(STEP, _faulty_backend(fault), sample)
+        check_parity(STEP, _make_faulty_backend(fault), sample)
 
 
 @pytest.mark.parametrize("fault", ["unmarked", "outside"])
 def test_reference_that_writes_unmarked_memory_is_rejected(fault: str) -> None:
-    faulty = _faulty_backend(fault)
-    spec = replace(STEP, reference=lambda *args: faulty.call("", args))
+    faulty_backend = _make_faulty_backend(fault)
+    spec = replace(STEP, reference=lambda *args: faulty_backend.call("", args))
     with pytest.raises(MismatchError):
         make_case(spec, STEP.sample())
 
@@ -100,10 +100,10 @@ def test_clone_keeps_layout() -> None:
                 assert not np.shares_memory(copy, original)
 
 
-@pytest.mark.skipif(SANITIZED is None, reason="only in the sanitizer run of the Makefile")
+@pytest.mark.skipif(SANITIZED_VERSION is None, reason="only in the sanitizer run of the Makefile")
 def test_sanitizer_run_uses_sanitized_kernels() -> None:
-    assert ngram_npu.__version__ == SANITIZED
+    assert ngram_npu.__version__ == SANITIZED_VERSION
     with open("/proc/self/maps") as maps:
-        loaded = maps.read()
-    assert "libasan" in loaded
-    assert "libubsan" in loaded
+        loaded_libraries = maps.read()
+    assert "libasan" in loaded_libraries
+    assert "libubsan" in loaded_libraries

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from backends import Backend, call_torch
-from ops.guard_pages import guarded
+from ops.guard_pages import make_guarded_copy
 from ops.specs import Args, Array, OpSpec, Sample, clone_args, find_base
 from twins import Twin
 
@@ -30,7 +30,7 @@ def watched(spec: OpSpec, path: Path) -> Backend:
         try:
             return call_torch(op, args)
         finally:
-            library.ngram_npu_cuda_twin_forget_tensors()
+            library.ngram_npu_cuda_twin_clear_tensors()
 
     return Backend(HOOKS.name, call, twin=replace(HOOKS, folder=path.parent))
 
@@ -77,7 +77,9 @@ def check_changed_lengths(spec: OpSpec, fast: Backend) -> str:
             continue
         rows = np.arange(len(spec.get(sample.args, "num_tokens")))  # a row is read for each request
         args = tuple(
-            guarded(value, at_end=True, writable=True) if isinstance(value, np.ndarray) else value
+            make_guarded_copy(value, at_end=True, writable=True)
+            if isinstance(value, np.ndarray)
+            else value
             for value in spec.replace(clone_args(sample.args), row_indices=rows)
         )
         lengths = spec.get(args, "num_tokens")

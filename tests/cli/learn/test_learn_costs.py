@@ -21,7 +21,7 @@ NO_TOKEN_LOGITS = np.zeros((4096, 2), int)
 
 
 def logits_to_costs(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    costs = [ladder.cost_of(logit, NO_TOKEN_LOGITS, 0, 0) for logit in range(-1024, 1024)]
+    costs = [ladder.compute_cost(logit, NO_TOKEN_LOGITS, 0, 0) for logit in range(-1024, 1024)]
     return np.array(costs)[logits + 1024]
 
 
@@ -47,9 +47,9 @@ def make_rows() -> list[list[int]]:
 def test_candidates_and_outcomes_equal_the_reference(tokens: list[int]) -> None:
     row = np.array(tokens, np.int64)
     q, m = candidates(row)
-    expected = [ladder.candidate(tokens[:x]) for x in range(len(tokens))]
+    expected = [ladder.find_candidate(tokens[:x]) for x in range(len(tokens))]
     assert list(zip(q.tolist(), m.tolist(), strict=True)) == expected
-    assert outcomes(row, q, m).tolist() == ladder.outcome_bytes(tokens)
+    assert outcomes(row, q, m).tolist() == ladder.compute_outcome_bytes(tokens)
 
 
 def replay_walks(drafts: Walks, costs: Costs, limit: int, k: int) -> Counts:

@@ -37,7 +37,7 @@ def draft_ngram(
 ) -> list[int]:
     limit = drafting.UNLIMITED if max_len is None else max_len
     policy = int(match_policy == "latest")
-    return drafting.draft_for(context, match_policy=policy, max_len=limit, **lookup)[0]
+    return drafting.compute_draft(context, match_policy=policy, max_len=limit, **lookup)[0]
 
 
 def naive_replay(
@@ -141,7 +141,7 @@ def test_ladder_simulation_equals_the_naive_replay(seed: int) -> None:
     figures = run(turns_of_all, rng.randint(1, 7), **lookup, **options)
 
     def draft(context: list[int]) -> list[int]:
-        return ladder.draft(context, costs=default_costs(), limit=limit, **lookup)[0]
+        return ladder.make_ladder_draft(context, costs=default_costs(), limit=limit, **lookup)[0]
 
     assert_equal(figures, naive_replay(turns_of_all, draft), k)
 

@@ -19,7 +19,7 @@ from core.index.index_words import (
     slot_words,
 )
 from ngram_npu import _C, IntegrityError, NgramIndex
-from ops.reference.ladder import candidate, draft, outcome_bytes
+from ops.reference.ladder import compute_outcome_bytes, find_candidate, make_ladder_draft
 from ops.specs.store import text_rows
 
 LENGTH, CANDIDATE, OUTCOME_PAGES, OUTCOME_ROOT = 1, 6, 7, 32
@@ -79,9 +79,9 @@ def test_outcomes_and_candidates_equal_reference(alphabet: int) -> None:
     assert lengths.tolist() == [303, 303]
     for row in (0, 1):
         live = tokens[row, :303].tolist()
-        q, match = candidate(live)
+        q, match = find_candidate(live)
         assert slot_words(index.tensor, row)[CANDIDATE] == q << 5 | match
-        assert slot_outcomes(index, row) == outcome_bytes(live)
+        assert slot_outcomes(index, row) == compute_outcome_bytes(live)
     index.reset(np.array([0, 1], np.int32))
     assert index.statistics.pages_in_use == 0
     index.check_integrity()
@@ -166,7 +166,9 @@ def test_shortened_row_equals_a_new_row() -> None:
     assert index.statistics.pages_in_use < pages
     once = index_at_once(tokens[:, :303])
     assert (
-        slot_outcomes(index, 0) == slot_outcomes(once, 0) == outcome_bytes(tokens[0, :303].tolist())
+        slot_outcomes(index, 0)
+        == slot_outcomes(once, 0)
+        == compute_outcome_bytes(tokens[0, :303].tolist())
     )
     index.check_integrity({0: tokens[0, :303]})
 
@@ -180,7 +182,7 @@ def test_costs_rebuild_a_slot_without_outcomes() -> None:
     assert slot_outcomes(index, 0) == []
     run_step(index, tokens, lengths, one)
     assert index.statistics.rebuilds_options == 1
-    assert slot_outcomes(index, 0) == outcome_bytes(tokens[0, :292].tolist())
+    assert slot_outcomes(index, 0) == compute_outcome_bytes(tokens[0, :292].tolist())
 
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["propose", "step"])
@@ -237,23 +239,27 @@ def test_scanned_row_drafts_as_an_indexed_row(fill: bool, by_step: bool) -> None
     ],
 )
 def test_reference_candidate(tokens: list[int], expected: tuple[int, int]) -> None:
-    assert candidate(tokens) == expected
+    assert find_candidate(tokens) == expected
 
 
 def test_reference_outcome_bytes() -> None:
     # 5 6 7 5 6 7: at the second 6, the candidate follows a 5 and is right; at the second 7, it
     # follows 5 6 and is right. After 5 6 7 the candidate is 5, but 9 follows.
-    assert outcome_bytes([5, 6, 7, 5, 6, 7, 9]) == [0, 0, 0, 0, 3, 5, 6]
+    assert compute_outcome_bytes([5, 6, 7, 5, 6, 7, 9]) == [0, 0, 0, 0, 3, 5, 6]
     cycle = list(range(20))
-    assert outcome_bytes(cycle * 2)[-2:] == [31, 31]
+    assert compute_outcome_bytes(cycle * 2)[-2:] == [31, 31]
 
 
 def test_reference_draft_reads_the_table_by_match_and_outcomes() -> None:
     # The outcome bytes of 5 6 7 5 6 are 0 0 0 0 3, the candidate is (2, 2).
     tokens = [5, 6, 7, 5, 6]
     table = [[100 * match + outcomes for outcomes in range(32)] for match in range(16)]
-    assert draft(tokens, 4, table, 10_000, True, 99) == ([7, 5, 6, 7], [200, 300, 403, 500], 2)
-    assert draft(tokens, 4, table, 499, False, 99) == ([7], [200], 2)
-    assert draft(tokens, 4, table, 10_000, True, 6) == ([7], [200], 2)
-    assert draft(tokens, 2, table, None, True, 99) == ([7, 5], [0, 0], 2)
-    assert draft([1, 2, 3], 4, table, 10_000, True, 99) == ([], [], 0)
+    assert make_ladder_draft(tokens, 4, table, 10_000, True, 99) == (
+        [7, 5, 6, 7],
+        [200, 300, 403, 500],
+        2,
+    )
+    assert make_ladder_draft(tokens, 4, table, 499, False, 99) == ([7], [200], 2)
+    assert make_ladder_draft(tokens, 4, table, 10_000, True, 6) == ([7], [200], 2)
+    assert make_ladder_draft(tokens, 2, table, None, True, 99) == ([7, 5], [0, 0], 2)
+    assert make_ladder_draft([1, 2, 3], 4, table, 10_000, True, 99) == ([], [], 0)

@@ -21,7 +21,7 @@ from ngram_npu.store import VISIBILITIES
 from ngram_npu.tensors import Int32Array
 from ops.parity import check_parity
 from ops.specs import OPSPECS, Sample
-from ops.specs.store import no_drafts, step_call
+from ops.specs.store import make_call, make_drafts
 
 SECONDS = float(os.environ.get("NGRAM_NPU_STORE_FILE_SECONDS", "2"))
 """Duration of the test; `make prove` runs it for an hour. A failure reports the seed."""
@@ -69,7 +69,7 @@ def check_step(rng: random.Random, store: NgramStore) -> int:
     sampled = np.array([rng.randint(1, n) for n in lengths], np.int32)
     slots = np.arange(len(rows), dtype=np.int32)
     more = {"slot_indices": slots, "scopes": np.array(scopes, np.int64), "cost_limit": 40}
-    args = step_call(tokens, lengths, sampled, store.tensor, no_drafts(len(rows), 6), **more)
+    args = make_call(tokens, lengths, sampled, store.tensor, make_drafts(len(rows), 6), **more)
     spec, tokens_before = OPSPECS["ngram_store_step_"], tokens_by_scope(store)
     check_parity(spec, FRONT_ENDS[1], Sample("damaged", args))
     args = spec.replace(args, store=store.tensor)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import v2_runs
 from engines import Engine, encode_corpus, start_engine
-from ops.reference.drafting import LATEST, draft_for
+from ops.reference.drafting import LATEST, compute_draft
 from transformers import LlamaForCausalLM
 from vllm import SamplingParams
 
@@ -48,7 +48,7 @@ def _chi_square(model: Path, prompt: list[int], texts: list[list[int]]) -> float
         with torch.no_grad():
             probs = target(ids).logits[0, len(prompt) - 1 : -1].softmax(-1)
         for place, p in enumerate(probs):
-            draft, _ = draft_for(prompt + text[:place], *LOOKUP, 1, LATEST, True, 10**9)
+            draft, _ = compute_draft(prompt + text[:place], *LOOKUP, 1, LATEST, True, 10**9)
             cell = torch.full((len(p),), RANKS)
             cell[p.topk(RANKS).indices] = torch.arange(RANKS)
             drafted = torch.zeros(len(p), dtype=torch.long)

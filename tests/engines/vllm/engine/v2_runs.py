@@ -27,7 +27,7 @@ from ngram_npu import StoreStatistics, host_drafting
 from ngram_npu.config import default_match_costs
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
-from ops.reference.drafting import LATEST, draft_for
+from ops.reference.drafting import LATEST, compute_draft
 from ops.reference.merging import merge_drafts_
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
@@ -379,7 +379,7 @@ class _BesideRecorder:
             length = int(self._state.total_len.gpu[row])
             tokens = self._state.all_token_ids.gpu[row, :length].tolist()
             if num_sampled[i] > 0:
-                draft, match_len[i] = draft_for(tokens, *BESIDE_LOOKUP, K, LATEST, True, 10**9)
+                draft, match_len[i] = compute_draft(tokens, *BESIDE_LOOKUP, K, LATEST, True, 10**9)
                 num_ngram[i] = len(draft)
                 ngram[i] = (draft + [tokens[-1]] * K)[:K]
         drafted = (self._neural.numpy(), ngram, num_ngram, match_len)

@@ -37,7 +37,7 @@ from ngram_npu.config import INDEX_POLICY
 from ngram_npu.engines.vllm import NgramProposer, plugin, v1_device, v2
 from ngram_npu.engines.vllm.v2 import RowLookup
 from ngram_npu.ops import workspace_size
-from ops.reference.drafting import draft_for
+from ops.reference.drafting import compute_draft
 
 LATEST = {"match_policy": "latest"}
 DRAFTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -81,7 +81,7 @@ def test_drafts_equal_the_reference(name: str, seed: int) -> None:
     for sampled, drafts in random_steps(engine, seed):
         for request, tokens in sampled.items():
             text = engine.alive[request].tokens
-            draft = draft_for(text, 2, 4, K, policy, overlap, max_len)[0] if tokens else []
+            draft = compute_draft(text, 2, 4, K, policy, overlap, max_len)[0] if tokens else []
             assert drafts[request] == pad_draft(draft, engine, request)
             drafted += bool(draft)
     assert drafted > 60
@@ -488,7 +488,7 @@ def test_acceptance_is_counted_by_match_and_position(name: str) -> None:
             if length == len(text) - len(tokens):
                 expected[0, match_len, :drafted] += 1
                 expected[1, match_len, : min(drafted, len(tokens) - 1)] += 1
-            draft, match_len = draft_for(text, 2, 4, K, policy, False, LENGTH)[:2]
+            draft, match_len = compute_draft(text, 2, 4, K, policy, False, LENGTH)[:2]
             last_drafts[row] = len(text), match_len, len(draft)
             num_rows += 1
     stats = engine.drafter._stats

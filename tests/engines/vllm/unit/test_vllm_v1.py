@@ -32,7 +32,7 @@ from ngram_npu.config import INDEX_POLICY
 from ngram_npu.engines.vllm import NgramProposer, v1_device
 from ngram_npu.engines.vllm.v1_sync import StockNgramProposer
 from ngram_npu.index import NgramIndex
-from ops.guard_pages import guarded
+from ops.guard_pages import make_guarded_copy
 
 
 @pytest.mark.parametrize("length", [7, 9, 64])
@@ -283,7 +283,7 @@ def test_arbitrary_lengths_cause_no_out_of_bounds_read(capacity: int, at_end: bo
     """Guard pages precede or follow the rows."""
     generator = np.random.default_rng(0)
     recognizer = RowRecognizer(num_slots=8)
-    rows = guarded(np.zeros((8, capacity), np.int32), at_end=at_end, writable=True)
+    rows = make_guarded_copy(np.zeros((8, capacity), np.int32), at_end=at_end, writable=True)
     for _ in range(300):
         rows[:] = generator.integers(0, 2, rows.shape)
         lengths = generator.integers(-2, capacity + 3, 8).astype(np.int32)
