@@ -105,5 +105,5 @@ def _compare_ranks(num_steps: int) -> None:
 @pytest.mark.usefixtures("seed_restored")
 @pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])
 def test_ranks_with_other_schedules_have_equal_device_stores(num_steps: int) -> None:
-    with RESIDENT.selected():
+    with RESIDENT.select():
         _compare_ranks(num_steps)
