@@ -55,7 +55,7 @@ def test_ladder_has_its_own_defaults() -> None:
     assert NgramConfig(sizes="ladder", min_draft_probability=1).cost_limit == 0
 
 
-def test_numpy_integers_become_ints() -> None:
+def test_config_converts_numpy_integers_to_int() -> None:
     config = NgramConfig(max_n=np.int64(4), k=np.int32(3))  # type: ignore[arg-type]
     assert config == NgramConfig(max_n=4, k=3)
     assert {type(value) for value in (config.min_n, config.max_n, config.k)} == {int}
@@ -112,7 +112,7 @@ def test_config_is_frozen_and_hashable() -> None:
         ({**LADDER, "store": "live", "store_tokens": 0}, "store_tokens: expected 1 to"),
     ],
 )
-def test_invalid_option_is_rejected(options: dict[str, Any], message: str) -> None:
+def test_config_with_invalid_option_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^NgramConfig: {message}"):
         NgramConfig(**options)
 

@@ -92,9 +92,7 @@ def test_old_driver_registers_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (13000, 12040, ""),
     ],
 )
-def test_driver_older_than_the_runtime_is_a_problem(
-    driver: int, runtime: int, problem: str
-) -> None:
+def test_driver_older_than_the_runtime_is_reported(driver: int, runtime: int, problem: str) -> None:
     message = _library._driver_problem(driver, runtime)
     assert message == "" if problem == "" else problem in message
 

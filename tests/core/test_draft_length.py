@@ -121,7 +121,7 @@ def test_disallowed_lengths_are_never_chosen() -> None:
     assert {*engine.lengths} == {0, 1}
 
 
-def test_known_times_are_used_before_any_trial() -> None:
+def test_relative_times_are_used_before_any_trial() -> None:
     relative_times = {0: 1.0, 1: 1.01, 3: 1.03, 5: 1.05}
     controller = DraftLengthController(LENGTHS, 8, relative_times=lambda batch: relative_times)
     engine = Engine(controller, 0.8)
@@ -130,7 +130,7 @@ def test_known_times_are_used_before_any_trial() -> None:
     assert {*engine.lengths} == {0, 5}
 
 
-def test_table_changes_in_place() -> None:
+def test_controller_changes_table_in_place() -> None:
     table = [9] * 9
     controller = DraftLengthController(LENGTHS, 8, table=table)
     assert table == [9] + [0] * 8
@@ -209,7 +209,7 @@ def test_trial_without_usable_times_ends_without_result() -> None:
         ((0, 2), [0] * 8, "table: expected 9 elements, got 8"),
     ],
 )
-def test_invalid_arguments_raise(
+def test_controller_with_invalid_arguments_raises(
     lengths: tuple[int, ...], table: list[int] | None, message: str
 ) -> None:
     with pytest.raises(ValueError) as error:

@@ -100,13 +100,13 @@ struct Call {
   TensorView row_indices = make_view(rows.data(), DType::kInt32, kRows);
   TensorView discard = make_view(discarded.data(), DType::kBool, kRows);
   TensorView workspace = make_view(scratch.data(), DType::kInt32, 8);
-  bool with_optional = true;
+  bool has_optional_tensors = true;
   int64_t min_n = 1, max_n = 3, k = 4, match_policy = kEarliest, max_len = 100;
 
   NgramStepParams run_step() {
-    return api::ngram_step_<ViewCall>(token_ids, num_tokens, sampled, with_optional ? &discard : nullptr,
-                                      with_optional ? &row_indices : nullptr, true, 50, min_n, max_n, k, match_policy,
-                                      true, max_len, nullptr, 40, false, nullptr, &workspace);
+    return api::ngram_step_<ViewCall>(token_ids, num_tokens, sampled, has_optional_tensors ? &discard : nullptr,
+                                      has_optional_tensors ? &row_indices : nullptr, true, 50, min_n, max_n, k,
+                                      match_policy, true, max_len, nullptr, 40, false, nullptr, &workspace);
   }
 };
 
@@ -183,7 +183,7 @@ TEST(ArgumentsTest, StrideOfDimensionWithOneElementIsIgnored) {
   call.num_tokens.strides[0] = 9;
   call.sampled = make_view(call.samples.data(), 1, 1, 0);
   call.sampled.strides[1] = 5;
-  call.with_optional = false;
+  call.has_optional_tensors = false;
   EXPECT_EQ(call.run_step().batch, 1);
 }
 
@@ -194,12 +194,12 @@ TEST(ArgumentsTest, ValuesOutsideTheirRangeAreRejected) {
             "token_ids: expected at most 2**31 - 1 columns, got 2147483648");
   EXPECT_EQ(get_step_error([](Call& c) { c.match_policy = (int64_t{1} << 32) + 1; }),
             "match_policy: expected 0 to 1, got 4294967297");
-  Call limits;
-  limits.min_n = limits.max_n = limits.k = 64;
-  limits.match_policy = kLatest;
+  Call call;
+  call.min_n = call.max_n = call.k = 64;
+  call.match_policy = kLatest;
   // Any value is valid, because max_len only limits how much is drafted.
-  limits.max_len = std::numeric_limits<int64_t>::min();
-  EXPECT_EQ(limits.run_step().lookup.k, 64);
+  call.max_len = std::numeric_limits<int64_t>::min();
+  EXPECT_EQ(call.run_step().lookup.k, 64);
 }
 
 // Returns the error message for a written argument that shares memory with another argument.

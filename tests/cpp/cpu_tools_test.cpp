@@ -15,9 +15,9 @@ namespace {
 constexpr int64_t kCapacity = 40;
 
 // A token buffer of a model runner.
-class Buffer {
+class TokenBuffer {
  public:
-  explicit Buffer(int64_t rows) : rows_(rows), tokens_(static_cast<size_t>(rows * kCapacity)), lengths_(rows) {}
+  explicit TokenBuffer(int64_t rows) : rows_(rows), tokens_(static_cast<size_t>(rows * kCapacity)), lengths_(rows) {}
 
   // Puts the first `length` tokens of a request into a row. Requests differ in every token.
   void put_request(size_t row, int32_t request, int32_t length) {
@@ -44,7 +44,7 @@ using NewRows = std::vector<int64_t>;
 
 TEST(RowRecognizerTest, FindsRequestsThatStayedMovedAndGrew) {
   cpu::RowRecognizer recognizer(6);
-  Buffer buffer(3);
+  TokenBuffer buffer(3);
   for (int32_t r = 0; r < 3; ++r) buffer.put_request(static_cast<size_t>(r), r + 1, 10 + r);
   EXPECT_EQ(buffer.assign_slots(&recognizer, {0, 0, 0}), (Slots{0, 1, 2}));
   EXPECT_EQ(buffer.new_rows, (NewRows{0, 1, 2}));
@@ -65,7 +65,7 @@ TEST(RowRecognizerTest, FindsRequestsThatStayedMovedAndGrew) {
 
 TEST(RowRecognizerTest, ReusesSlotOfRequestAbsentLongest) {
   cpu::RowRecognizer recognizer(2);
-  Buffer buffer(1);
+  TokenBuffer buffer(1);
   for (const int32_t request : {1, 2, 1}) {
     buffer.put_request(0, request, 10);
     EXPECT_EQ(buffer.assign_slots(&recognizer, {0}), (Slots{request - 1}));
@@ -76,7 +76,7 @@ TEST(RowRecognizerTest, ReusesSlotOfRequestAbsentLongest) {
 
 TEST(RowRecognizerTest, FreesSlotsOfRequestsAbsentForLongerThanGivenSteps) {
   cpu::RowRecognizer recognizer(3);
-  Buffer buffer(1);
+  TokenBuffer buffer(1);
   for (const int32_t request : {1, 2, 3}) {
     buffer.put_request(0, request, 10);
     buffer.assign_slots(&recognizer, {0});
@@ -88,7 +88,7 @@ TEST(RowRecognizerTest, FreesSlotsOfRequestsAbsentForLongerThanGivenSteps) {
 
 TEST(RowRecognizerTest, IgnoresRowsWithInvalidLengths) {
   cpu::RowRecognizer recognizer(4);
-  Buffer buffer(2);
+  TokenBuffer buffer(2);
   buffer.put_request(0, 1, 10);
   buffer.put_request(1, 2, 10);
   EXPECT_EQ(buffer.assign_slots(&recognizer, {0, 11}), (Slots{0, 1}));  // more sampled tokens than tokens
@@ -131,16 +131,16 @@ cpu::CatchUpPlan make_plan(std::vector<int32_t> num_tokens, std::vector<int32_t>
 TEST(CatchUpPlanTest, BudgetIsOneThirtySecondOfAScanAndTheTimeSavedByLookups) {
   const std::vector<int32_t> lengths{50000, 30000, 51200}, one_sampled{1, 1, 1};
   constexpr int32_t kBudget = 131200 / 32 / 768;
-  const cpu::CatchUpPlan all_behind = make_plan(lengths, one_sampled, {0, 0, 0}, 0);
-  EXPECT_EQ(all_behind.num_tokens, (Slots{kBudget, 0, 0}));
-  EXPECT_EQ(all_behind.rows, (NewRows{0}));
-  EXPECT_EQ(all_behind.slots, (Slots{2}));
-  EXPECT_EQ(all_behind.lookup_slots, (Slots{-1, -1, -1}));
-  EXPECT_EQ(all_behind.num_behind, 3);
+  const cpu::CatchUpPlan plan_without_index = make_plan(lengths, one_sampled, {0, 0, 0}, 0);
+  EXPECT_EQ(plan_without_index.num_tokens, (Slots{kBudget, 0, 0}));
+  EXPECT_EQ(plan_without_index.rows, (NewRows{0}));
+  EXPECT_EQ(plan_without_index.slots, (Slots{2}));
+  EXPECT_EQ(plan_without_index.lookup_slots, (Slots{-1, -1, -1}));
+  EXPECT_EQ(plan_without_index.num_behind, 3);
   EXPECT_EQ(make_plan(lengths, one_sampled, {0, 0, 0}, 100, 3).num_tokens, (Slots{300, 0, 0}));
-  const cpu::CatchUpPlan one_ready = make_plan(lengths, one_sampled, {0, 0, 51200 - 65}, 0);
-  EXPECT_EQ(one_ready.num_tokens, (Slots{(131200 / 32 + 51200 - 2048) / 768, 0, 0}));
-  EXPECT_EQ(one_ready.lookup_slots, (Slots{-1, -1, 1}));
+  const cpu::CatchUpPlan plan_with_indexed_row = make_plan(lengths, one_sampled, {0, 0, 51200 - 65}, 0);
+  EXPECT_EQ(plan_with_indexed_row.num_tokens, (Slots{(131200 / 32 + 51200 - 2048) / 768, 0, 0}));
+  EXPECT_EQ(plan_with_indexed_row.lookup_slots, (Slots{-1, -1, 1}));
 }
 
 TEST(CatchUpPlanTest, BudgetIsLargerIfNoRowDrafts) {

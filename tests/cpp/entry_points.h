@@ -30,7 +30,7 @@ struct Index : Words {
     if (ngram_npu_cpu_ngram_index_init(data(), count(), slots) != kOk) std::abort();
   }
   IndexAccess access(IndexArray slots = {}) { return {data(), count(), slots}; }
-  int32_t fault() const { return ngram_npu_cpu_ngram_index_check(data(), count(), nullptr); }
+  int32_t find_fault() const { return ngram_npu_cpu_ngram_index_check(data(), count(), nullptr); }
 };
 
 inline int64_t count_store_words(int64_t slots, int64_t blocks, int64_t line_bits) {
@@ -45,7 +45,7 @@ struct SharedStore : Words {
     if (ngram_npu_cpu_ngram_store_init(data(), count(), slots, blocks, line_bits, visibility) != kOk) std::abort();
   }
   StoreAccess access() { return {data(), count()}; }
-  int32_t fault() const {
+  int32_t find_fault() const {
     int64_t location = 0;
     return ngram_npu_cpu_ngram_store_check(data(), count(), &location);
   }

@@ -151,12 +151,12 @@ TEST_P(IndexTest, DisabledOrResetSlotFreesAllPages) {
       Index emptied = arena;  // a copy in which the request ends at this depth
       reset_first_slot(emptied);
       EXPECT_EQ(emptied[index::kHeaderPagesInUse], 0) << pages << " pages, a directory of depth " << depth;
-      EXPECT_EQ(emptied.fault(), 0);
+      EXPECT_EQ(emptied.find_fault(), 0);
     }
     EXPECT_NE(slot[index::kSlotDisabled], 0);
     num_tables_too_large += slot[index::kSlotDisabled] == static_cast<int32_t>(index::kTableTooLarge);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << "an arena of " << pages << " pages, which is too small";
-    EXPECT_EQ(arena.fault(), 0) << pages << " pages";
+    EXPECT_EQ(arena.find_fault(), 0) << pages << " pages";
   }
   EXPECT_GT(num_tables_too_large, 0);
   EXPECT_LT(num_tables_too_large, 16);
@@ -175,7 +175,7 @@ TEST_P(IndexTest, DisabledOrResetSlotFreesAllOutcomePages) {
     const NgramIndexAppendParams params{
         {row.data(), 1, size, size}, &size, {}, 1, 1, kLadderMaxN, kLatest, true, true, arena.access(), nullptr};
     ASSERT_EQ(ngram_npu_cpu_ngram_index_append_(&params, nullptr), kOk);
-    ASSERT_EQ(arena.fault(), 0) << pages << " pages";
+    ASSERT_EQ(arena.find_fault(), 0) << pages << " pages";
     const int32_t* const slot = arena.data() + index::kHeaderWords;
     if (slot[index::kSlotDisabled] != 0) {
       EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << "an arena of " << pages << " pages, which is too small";
@@ -186,7 +186,7 @@ TEST_P(IndexTest, DisabledOrResetSlotFreesAllOutcomePages) {
     ++num_indexed;
     reset_first_slot(arena);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages";
-    EXPECT_EQ(arena.fault(), 0);
+    EXPECT_EQ(arena.find_fault(), 0);
   }
   EXPECT_GT(num_disabled, 16);
 }

@@ -77,7 +77,7 @@ StoreFault find_fault_after(const std::function<void(const cpu::Store&)>& corrup
   cpu::Store store;
   EXPECT_TRUE(cpu::open_store(words.data(), words.count(), &store));
   corrupt(store);
-  return static_cast<StoreFault>(words.fault());
+  return static_cast<StoreFault>(words.find_fault());
 }
 
 Entry* find_first_entry(const cpu::Store& store) {

@@ -222,7 +222,7 @@ class StoreCopier {
       if (ngram_npu_cpu_ngram_store_unpack(access.words, access.num_words, piece, pieces_[i].data(), count) != 0)
         return false;
     }
-    return loaded.store.fault() == kStoreFaultNone;
+    return loaded.store.find_fault() == kStoreFaultNone;
   }
 
  private:

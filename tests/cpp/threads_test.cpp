@@ -255,7 +255,7 @@ class IndexedRows {
   Tokens append_and_draft(const Executor* executor) {
     std::fill(lengths_.begin(), lengths_.end(), kCapacity - 100);
     append_to_index(executor);
-    EXPECT_EQ(index_.fault(), 0);
+    EXPECT_EQ(index_.find_fault(), 0);
     Tokens results, num_draft(kRows), match_len(kRows), drafts(kRows * kDrafts);
     std::vector<uint8_t> draft_costs(kRows * kDrafts);
     for (int step = 0; step < 15; ++step) {
@@ -290,8 +290,9 @@ class IndexedRows {
   }
 
   bool is_valid(int64_t slot, int64_t row) {
-    return index_.fault() == 0 && ngram_npu_cpu_ngram_index_check_row(index_.data(), index_.count(), slot,
-                                                                      tokens_.data() + row * kCapacity, kCapacity) == 0;
+    return index_.find_fault() == 0 &&
+           ngram_npu_cpu_ngram_index_check_row(index_.data(), index_.count(), slot, tokens_.data() + row * kCapacity,
+                                               kCapacity) == 0;
   }
 
  private:
@@ -404,7 +405,7 @@ TEST(StoreThreadsTest, ConcurrentCallsLeaveStoreWithoutFault) {
   std::vector<std::thread> threads;
   for (int64_t i = 0; i < kThreads; ++i) threads.emplace_back(run_request, std::ref(store), i);
   for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(store.fault(), 0);
+  EXPECT_EQ(store.find_fault(), 0);
   EXPECT_EQ(store.header(store::kHeaderLock), 0u);
   EXPECT_GT(store.header(store::kStatInserted), 0u);
   // Each step either used the store or was counted as skipped. A skipped finish is counted as well.

@@ -111,7 +111,7 @@ def test_step_does_not_wait_for_the_device(device: str) -> None:
 
 
 @GPU_ONLY
-def test_synchronising_call_raises() -> None:
+def test_forbidden_wait_raises() -> None:
     values = torch.zeros(4, device="cuda")
     with pytest.raises(RuntimeError), forbid_waiting("cuda"):
         values.sum().item()

@@ -64,7 +64,7 @@ def build_index(tokens: Int32Array, **options: int) -> NgramIndex:
         ({"sizes": "x"}, "sizes: expected 'consecutive' or 'ladder', got 'x'"),
     ],
 )
-def test_invalid_size_is_rejected(changes: dict[str, int], message: str) -> None:
+def test_index_with_invalid_size_is_rejected(changes: dict[str, int], message: str) -> None:
     arguments = {"num_slots": 2, "token_capacity": 100, "min_n": 2, "max_n": 4, **changes}
     with pytest.raises(ValueError, match=message):
         NgramIndex(**arguments)  # type: ignore[arg-type]
@@ -349,6 +349,6 @@ def test_integrity_check_detects_wrong_occurrence(match_policy: int) -> None:
     check_corruption_is_detected(index, tokens, change_occurrence, "does not record the earliest")
 
 
-def test_integrity_check_of_missing_slot_is_an_error() -> None:
+def test_integrity_check_of_missing_slot_raises_error() -> None:
     with pytest.raises(IntegrityError, match="slot 9: the index has no such slot"):
         build_index(make_tokens()).check_integrity({9: make_tokens()[0]})

@@ -237,11 +237,13 @@ def test_drafts_of_scanned_row_equal_those_of_indexed_row(fill: bool, uses_step:
         ([*range(20), *range(20)], (20, 16)),
     ],
 )
-def test_reference_candidate(tokens: list[int], expected: tuple[int, int]) -> None:
+def test_reference_candidate_equals_hand_computed_example(
+    tokens: list[int], expected: tuple[int, int]
+) -> None:
     assert candidate(tokens) == expected
 
 
-def test_reference_outcome_bytes() -> None:
+def test_reference_outcome_bytes_equal_hand_computed_example() -> None:
     # The candidates are right at the second 6 (match: 5), and at the second 7 (match: 5 6). The
     # candidate after the second 7 is 5 (match: 5 6 7), but the next token is 9.
     assert outcome_bytes([5, 6, 7, 5, 6, 7, 9]) == [0, 0, 0, 0, 3, 5, 6]

@@ -35,13 +35,13 @@ TEXT = list(range(100, 140))
         ({"kind": "jax"}, "kind: expected 'numpy' or 'torch', got 'jax'"),
     ],
 )
-def test_invalid_argument_is_rejected(changes: dict[str, object], message: str) -> None:
+def test_store_with_invalid_argument_is_rejected(changes: dict[str, object], message: str) -> None:
     arguments = {"num_slots": 1, "token_capacity": 4096, **changes}
     with pytest.raises(ValueError, match=f"NgramStore: {message}"):
         NgramStore(**arguments)  # type: ignore[arg-type]
 
 
-def test_sizes_follow_from_capacity() -> None:
+def test_store_sizes_follow_from_token_capacity() -> None:
     store = NgramStore()
     statistics = store.statistics
     assert (statistics.num_slots, statistics.num_blocks, statistics.line_bits) == (256, 3907, 18)

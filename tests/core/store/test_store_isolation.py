@@ -72,7 +72,7 @@ def test_random_steps_detect_missing_lag(monkeypatch: pytest.MonkeyPatch) -> Non
         run_random_steps("host live", 0, 3000)
 
 
-def test_ledger_detects_planted_tokens() -> None:
+def test_ledger_detects_token_of_other_scope_or_after_text() -> None:
     steps = run_random_steps("device live", 0, 500)
     ledger, words = steps.ledger, steps.store.tensor.numpy()
     store = open_store(words)
