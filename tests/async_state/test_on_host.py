@@ -127,7 +127,7 @@ def test_drafts_and_store_match_a_reference_with_a_lag_of_one_step(
             assert row[:count] == expected[:count]
     assert engine.state.store is not None
     engine.state.store.check_integrity()
-    assert reference.has_the_text_of(engine.state.store)
+    assert reference.has_same_text_as(engine.state.store)
 
 
 def test_rebuild_stores_the_text_of_dropped_requests_up_to_their_stop() -> None:

@@ -158,7 +158,7 @@ def check_parity(spec: OpSpec, backend: Backend, sample: Sample) -> None:
 def check_case(spec: OpSpec, backend: Backend, case: Case) -> None:
     """Same as :func:`check_parity`, for a sample with known results of the reference."""
     args = clone_args(case.sample.args)
-    with backend.selected(races_allowed=not case.sample.compare):
+    with backend.select(races_allowed=not case.sample.compare):
         got = backend.call(spec.name, args)
     check_results(spec, case.sample, got, args, case.results, case.args)
 

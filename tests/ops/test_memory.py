@@ -82,7 +82,7 @@ def test_row_offsets_may_exceed_32_bits(backend: Backend, distant_rows: Array) -
     step_tail = (sampled, None, None, True, 9, *LOOKUP, None, 40, False, None, None)
     propose_tail = (None, None, *LOOKUP, None, 40, True)
     expected = step.reference(rows, lengths.copy(), *step_tail)
-    with backend.selected():
+    with backend.select():
         got = backend.call(step.name, (distant_rows, lengths, *step_tail))
         assert expected is not None
         assert all(map(np.array_equal, got, expected))
@@ -117,7 +117,7 @@ def _make_step_that_needs_workspace() -> Args:
 def test_workspace_is_reused_between_calls(backend: Backend) -> None:
     args = _make_step_that_needs_workspace()
     workspace = STEP.get(args, "workspace")
-    with backend.selected():
+    with backend.select():
         first_results = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
         for _ in range(3):
             results = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
@@ -144,7 +144,7 @@ def test_unusable_workspace_is_rejected_before_anything_is_written(
     args = STEP.replace(_make_step_that_needs_workspace(), workspace=change)
     before = clone_args(args)
     error = r"^ngram_step_: workspace: .*" + message
-    with backend.selected(), pytest.raises(ValueError, match=error):
+    with backend.select(), pytest.raises(ValueError, match=error):
         backend.call(STEP.name, args)
     for after, original in zip(args, before, strict=True):
         if isinstance(after, np.ndarray):
@@ -159,7 +159,7 @@ def test_nonzero_workspace_causes_no_out_of_bounds_access(backend: Backend) -> N
     for fill in (-1, 2**31 - 1, 1, None):
         workspace = STEP.get(args, "workspace").copy()
         workspace[:] = rng.integers(-(2**31), 2**31, len(workspace)) if fill is None else fill
-        with backend.selected():
+        with backend.select():
             backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
 
 
@@ -169,7 +169,7 @@ def test_workspace_is_zero_after_step_with_shared_row(backend: Backend) -> None:
     args = _make_step_that_needs_workspace()
     batch = len(STEP.get(args, "sampled_token_ids"))
     args = STEP.replace(args, row_indices=np.zeros(batch, np.int64))
-    with backend.selected(races_allowed=True):
+    with backend.select(races_allowed=True):
         for _ in range(5):
             step_args = clone_args(args)
             backend.call(STEP.name, step_args)

@@ -23,13 +23,13 @@ _BATCH, _LENGTH = 16, 64
 
 def cached(folder: Path = CACHE) -> Path:
     """Returns the model's folder below `folder`; one process creates it if it is missing."""
-    from support.tiny_model import made_once
+    from support.tiny_model import create_once
 
     recipe = Path(__file__).read_bytes()
     recipe += "".join(importlib.metadata.version(n) for n in ("torch", "transformers")).encode()
     model = folder / f"tiny-bytes-{hashlib.sha256(recipe).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
-    return made_once(model, [__file__])
+    return create_once(model, [__file__])
 
 
 def transcript(chooser: random.Random, length: int) -> bytes:

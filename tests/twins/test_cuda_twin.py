@@ -109,5 +109,5 @@ def _check_equal_ranks(num_steps: int) -> None:
 @pytest.mark.usefixtures("restore_seed")
 @pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])
 def test_ranks_with_different_schedules_have_equal_device_stores(num_steps: int) -> None:
-    with RESIDENT.selected():
+    with RESIDENT.select():
         _check_equal_ranks(num_steps)

@@ -47,7 +47,7 @@ from ngram_npu_cli.tune.ranking import (
 )
 from ngram_npu_cli.tune.traffic import read_traffic
 from ngram_npu_cli.tune.tune_report import make_report
-from vllm_config import vllm_config
+from vllm_config import make_vllm_config
 
 PADDED = Candidate.of(min_n=1, max_n=16, k=3, match_policy="latest", drafts="padded")
 METHODS = {"padded": "ngram_gpu", "trimmed": "custom_class"}
@@ -382,7 +382,7 @@ def test_vllm_options_give_the_setting_in_vllm(candidate: Candidate) -> None:
     if candidate.drafts == "padded":
         bounds = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
         assert speculative.pop("method") == "ngram_gpu"
-        served = vllm_config(
+        served = make_vllm_config(
             k=speculative.pop("num_speculative_tokens"),
             additional_config={"ngram_npu": section},
             **bounds | speculative,
@@ -390,7 +390,7 @@ def test_vllm_options_give_the_setting_in_vllm(candidate: Candidate) -> None:
         assert read_options(served, "v2").ngram == candidate.config
         return
     assert speculative["model"] == "ngram_npu.engines.vllm.NgramProposer"
-    served = vllm_config(
+    served = make_vllm_config(
         k=speculative["num_speculative_tokens"], additional_config={"ngram_npu": section}
     )
     config = read_options(served, "custom_class").ngram

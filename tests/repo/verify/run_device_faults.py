@@ -21,8 +21,8 @@ from backends import Backend, call_torch
 from cuda_hooks import (
     check_changed_lengths,
     check_failed_launch_is_reported,
+    make_checking_backend,
     make_dirty_workspaces,
-    watched,
 )
 from ops.parity import MismatchError, check_parity
 from ops.specs import OPSPECS, OpSpec
@@ -86,7 +86,7 @@ def run_cuda_samples(fault: Fault, library: Path) -> str:
 
 def run_samples_of_spec(spec: OpSpec, mode: str, library: Path) -> str:
     if mode == "hooks":
-        backend = watched(spec, library)
+        backend = make_checking_backend(spec, library)
     else:
         twin = Twin(f"cuda_{mode}", "cuda", "cuda", library.parent)
         backend = Backend(mode, call_torch, twin=twin)

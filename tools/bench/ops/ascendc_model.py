@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from ngram_npu import _library
 
-from tests.support.twins import ascendc_plan, load_kernels
+from tests.support.twins import compute_ascendc_plan, load_kernels
 from tools.bench.data import Workload, make_workload
 from tools.bench.measure import round_digits
 from tools.bench.ops import spec_state
@@ -198,7 +198,7 @@ def model_lookup(
     the first launch that the second launch reads; ``tokens_read_per_live_token`` does not."""
     live = int(data.lengths[0].sum())
     sizes = {"batch": data.size.batch, "capacity": data.capacity, "k": options.k}
-    plan = ascendc_plan(op, sizes, CORES, UB_BYTES)
+    plan = compute_ascendc_plan(op, sizes, CORES, UB_BYTES)
     assert plan is not None
     result, one_core = model_call(twin, call), model_call(twin, call, cores=1)
     counts = result["counts"]

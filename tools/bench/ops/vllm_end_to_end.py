@@ -165,9 +165,9 @@ def prepare_model() -> tuple[Path, list[int]]:
 
     folder = ROOT / "build" / "vllm"
     folder.mkdir(parents=True, exist_ok=True)
-    tiny = tiny_model.cached(folder)
+    tiny = tiny_model.get_model_folder(folder)
     tokenizer = AutoTokenizer.from_pretrained(tiny)
-    return widened(tiny), tokenizer.encode(tiny_model.corpus()[1_000_000:1_400_000])
+    return widened(tiny), tokenizer.encode(tiny_model.read_corpus()[1_000_000:1_400_000])
 
 
 def start_engine(

@@ -68,7 +68,7 @@ def model() -> Path:
 
     folder = HERE.parents[3] / "build" / "vllm"
     folder.mkdir(parents=True, exist_ok=True)
-    return tiny_model.cached(folder)
+    return tiny_model.get_model_folder(folder)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ import toy_drafters  # noqa: E402
 from ngram_npu.config import INDEX_POLICY  # noqa: E402
 from ngram_npu.engines.vllm import admission, plugin  # noqa: E402
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE  # noqa: E402
-from tiny_model import corpus  # noqa: E402
+from tiny_model import read_corpus  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import VllmConfig  # noqa: E402
@@ -254,7 +254,7 @@ def _allow_adaptive_verification(patches: pytest.MonkeyPatch) -> None:
 def encode_corpus(model: Path, length: int) -> list[int]:
     """Returns the tokens of a passage of the corpus of `length` characters."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    tokens: list[int] = tokenizer.encode(corpus()[1_000_000 : 1_000_000 + length])
+    tokens: list[int] = tokenizer.encode(read_corpus()[1_000_000 : 1_000_000 + length])
     return tokens
 
 

@@ -21,11 +21,11 @@ _BATCH, _LENGTH = 8, 128
 
 def cached(kind: str, target: Path) -> Path:
     """Returns the drafter's folder next to its target's; trains the drafter if it is missing."""
-    from tiny_model import made_once
+    from tiny_model import create_once
 
     recipe = hashlib.sha256(Path(__file__).read_bytes() + target.name.encode()).hexdigest()[:12]
     folder = target.parent / f"tiny-{kind}-{recipe}"
-    return made_once(folder, [__file__, kind, str(target)])
+    return create_once(folder, [__file__, kind, str(target)])
 
 
 def target_with_mtp(tokenizer: Path, folder: Path) -> Path:
@@ -55,11 +55,11 @@ def _make_batches(target: Path, kind: str) -> Any:
     """Yields for each step: tokens, the target's hidden states after its last norm, and the
     target's next tokens."""
     import torch
-    from tiny_model import corpus
+    from tiny_model import read_corpus
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     full = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(target).encode(corpus()[:1_500_000])
+    ids = AutoTokenizer.from_pretrained(target).encode(read_corpus()[:1_500_000])
     chooser = random.Random(1)
     for _ in range(TRAIN_STEPS[kind]):
         starts = [chooser.randrange(len(ids) - _LENGTH) for _ in range(_BATCH)]

@@ -14,7 +14,7 @@ import torch
 from ngram_npu.engines.vllm import NgramProposer, admission, v1_device, v2
 from ngram_npu.engines.vllm.options import read_options
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm_config import vllm_config
+from vllm_config import make_vllm_config
 
 CPU = torch.device("cpu")
 K, ROWS, LENGTH, VOCABULARY = 4, 6, 96, 100
@@ -40,7 +40,7 @@ def config(
     """Returns a VllmConfig. vLLM drops ``prompt_lookup_*`` of a custom class: they are options."""
     lookup = {"prompt_lookup_min": bounds[0], "prompt_lookup_max": bounds[1]}
     is_custom = method == "custom_class"
-    result = vllm_config(
+    result = make_vllm_config(
         k=k,
         max_model_len=length,
         max_num_seqs=rows,

@@ -14,7 +14,7 @@ from ngram_npu.engines.vllm import options
 from ngram_npu.engines.vllm.options import Options, read_options, vocabulary_digest
 from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.learn.fit_draft_costs import fit
-from vllm_config import vllm_config
+from vllm_config import make_vllm_config
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def _read_options(method: Any, options: Any = None, **settings: Any) -> Options:
     section = {} if options is None else {"ngram_npu": options}
-    return read_options(vllm_config(additional_config=section, **settings), method)
+    return read_options(make_vllm_config(additional_config=section, **settings), method)
 
 
 def _read_section(**options: Any) -> Options:
@@ -201,14 +201,14 @@ def test_step_times_without_a_limit_are_those_of_the_controller(tmp_path: Path) 
 
 
 def test_foreign_additional_config_is_ignored() -> None:
-    config = vllm_config(additional_config={"other_backend": {"prompt_lookup_min": "x"}})
+    config = make_vllm_config(additional_config={"other_backend": {"prompt_lookup_min": "x"}})
     assert read_options(config, "custom_class").sources == ()
-    assert read_options(vllm_config(additional_config=object()), "custom_class").sources == ()
+    assert read_options(make_vllm_config(additional_config=object()), "custom_class").sources == ()
 
 
 @pytest.mark.parametrize("name", ["ngram-npu", "ngramnpu", "NGRAM_NPU"])
 def test_misspelled_section_raises(name: str) -> None:
-    config = vllm_config(additional_config={name: {"engine": "scan"}})
+    config = make_vllm_config(additional_config={name: {"engine": "scan"}})
     message = f"^ngram_npu: unknown section {name!r} in additional_config; did you mean 'ngram_npu"
     with pytest.raises(ValueError, match=message):
         read_options(config, "custom_class")
@@ -251,7 +251,7 @@ def test_invalid_section_raises_a_one_line_error(section: Any, message: str) -> 
 
 
 def test_prompt_embeds_with_asynchronous_v1_raises() -> None:
-    config = vllm_config(prompt_lookup_min=2, prompt_lookup_max=4)
+    config = make_vllm_config(prompt_lookup_min=2, prompt_lookup_max=4)
     config.model_config.enable_prompt_embeds = True
     with pytest.raises(
         ValueError, match="ngram_npu: enable_prompt_embeds: expected false, got true"
@@ -303,7 +303,7 @@ def test_lookup_that_contradicts_speculative_config_raises(environment: pytest.M
 
 @pytest.mark.parametrize("name", ["is_hybrid", "has_inner_state"])
 def test_keep_drafting_defaults_to_recurrent_models(name: str) -> None:
-    config = vllm_config()
+    config = make_vllm_config()
     for is_recurrent, section, expected in (
         (False, {}, False),
         (True, {}, True),

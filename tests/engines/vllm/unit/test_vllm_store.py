@@ -26,7 +26,7 @@ from ngram_npu.engines.vllm import NgramProposer, sharing, v1_device
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.sharing import scope_of_request
-from residence import resident_share
+from residence import compute_resident_share
 
 
 def test_store_options_are_read() -> None:
@@ -54,7 +54,7 @@ def test_default_store_tokens_depend_on_max_num_seqs(requests: int, capacity: in
     shared_store = NgramProposer(vllm_config).shared_store
     assert shared_store is not None
     assert shared_store.contents.token_capacity == capacity
-    assert resident_share(shared_store.contents.tensor) == 1
+    assert compute_resident_share(shared_store.contents.tensor) == 1
 
 
 def test_scope_of_request_differs_by_adapter_scope_and_salt() -> None:
