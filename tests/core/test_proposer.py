@@ -13,6 +13,7 @@ import torch
 from ngram_npu import NgramConfig, NgramIndex, NgramProposer, ops
 from ngram_npu.config import INDEX_POLICY, default_costs
 from ops import reference
+from ops.reference.ladder import make_ladder_draft
 
 Convert = Callable[[np.ndarray], Any]
 CONVERSIONS = {"numpy": np.asarray, "torch": torch.from_numpy}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from async_state import ints, sampled_tensor
+from async_state import make_samples, to_ints
 from async_state.devices import LateDevice
 from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
@@ -314,14 +314,16 @@ def run_step(state: Any, rows: list[int], sampled: list[list[int]], **changes: A
     num_scheduled = [1] * len(rows)
     for admission in changes.get("new", ()):
         num_scheduled[rows.index(admission.row)] = len(admission.token_ids)
-    state.begin_step(Batch(ints(*rows), ints(*num_scheduled), ints(*[0] * len(rows)), **changes))
-    outputs = state.end_step(sampled_tensor(*sampled))
+    state.begin_step(
+        Batch(to_ints(*rows), to_ints(*num_scheduled), to_ints(*[0] * len(rows)), **changes)
+    )
+    outputs = state.end_step(make_samples(*sampled))
     state.reconcile()
     return outputs
 
 
 def make_admission(row: int, *prompt: int, scope: int = 0) -> Admission:
-    return Admission(row, ints(*prompt), (ints(row),), scope=scope)
+    return Admission(row, to_ints(*prompt), (to_ints(row),), scope=scope)
 
 
 def test_async_state_equals_proposer() -> None:
@@ -341,9 +343,9 @@ def test_async_state_equals_proposer() -> None:
             # Only one row is free at a time, so a request's slot has the number of its row.
             tokens[row, :3], lengths[row] = torch.tensor(prompt).int(), 3
         sampled = rng.integers(0, 9, 1).tolist()
-        outputs = run_step(state, [row], [sampled], new=admissions, removed=ints(*removed_rows))
+        outputs = run_step(state, [row], [sampled], new=admissions, removed=to_ints(*removed_rows))
         requests: Any = {"row_indices": torch.tensor([row]), "scopes": torch.tensor([row % 2])}
-        expected = proposer.step(tokens, lengths, sampled_tensor(sampled), **requests)
+        expected = proposer.step(tokens, lengths, make_samples(sampled), **requests)
         assert torch.equal(outputs.draft_token_ids, expected.draft_token_ids)
         assert torch.equal(outputs.match_len, expected.match_len)
         assert torch.equal(outputs.num_draft_tokens, expected.num_draft_tokens)
@@ -361,7 +363,7 @@ def test_async_state_with_invalid_rows_stores_nothing(draft_on: str, rows: list[
     state = make_state(draft_on=draft_on)
     admissions = [make_admission(row, 9 - row, scope=row + 1) for row in range(3)]
     run_step(state, [0, 1, 2], [[50], [60], [70]], new=admissions)
-    run_step(state, [0, 1], [[51], [61]], removed=ints(2))
+    run_step(state, [0, 1], [[51], [61]], removed=to_ints(2))
     state_before = state.store.tensor.clone(), state.token_ids.clone()
     with pytest.raises(ValueError, match="begin_step: rows: expected"):
         run_step(state, rows, [[52], [62]])
