@@ -1,4 +1,4 @@
-"""Measures implementations on a GPU or an NPU with the device's events, a few steps at a time."""
+"""Measures implementations on a GPU or an NPU with the device's events, several steps at a time."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def measure(
 
 def _run_steps(implementation: Implementation, count: int) -> None:
     for step in range(count):
-        implementation.function(*implementation.arguments(step))
+        implementation.function(*implementation.get_arguments(step))
 
 
 def capture_graph(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Returns a CUDA graph of ``work``, and the results, which each replay overwrites. Runs
     ``work`` once before the capture, so that nothing is compiled or loaded during the capture."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -50,7 +50,7 @@ def test_op_runs_and_its_variants_draft_the_same(op: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("probability", [None, 0.3])
 def test_ladder_implementation_drafts_as_proposer(probability: float | None) -> None:
     variant = "sizes=ladder" if probability is None else f"min_draft_probability={probability}"
-    options = Options(data_kind="periodic", k=8, engine="index").changed(variant)
+    options = Options(data_kind="periodic", k=8, engine="index").apply_changes(variant)
     work = make_workload(Size(5, 300), options)
     work.token_ids %= 17
     implementation = IndexStepImplementation(work, options)
@@ -62,7 +62,9 @@ def test_ladder_implementation_drafts_as_proposer(probability: float | None) -> 
     tokens, lengths = work.token_ids.copy(), work.lengths[0].copy()
     for step in range(4):
         expected = proposer.step(tokens, lengths, work.sampled[step])
-        drafts = implementation.drafts(implementation.function(*implementation.arguments(step)))
+        drafts = implementation.get_drafts(
+            implementation.function(*implementation.get_arguments(step))
+        )
         counts = expected.num_draft_tokens.tolist()
         rows = zip(expected.draft_token_ids, counts, strict=True)
         assert drafts == [row[:count].tolist() for row, count in rows]
@@ -76,7 +78,7 @@ class FixedDrafter(Implementation):
         self.name = name
         self.function = lambda: drafts
 
-    def drafts(self, result: Any) -> Drafts:
+    def get_drafts(self, result: Any) -> Drafts:
         return list(result)
 
 
@@ -92,15 +94,15 @@ def test_measure_rejects_implementations_with_different_drafts() -> None:
 
 def test_ratio_is_median_of_rounds_not_ratio_of_medians() -> None:
     """A slow round slows both implementations, so its ratio is unchanged."""
-    assert measure.spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
+    assert measure.compute_spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
     ours, peer = [1.0, 10.0, 2.0], [5.0, 50.0, 30.0]
-    assert measure.ratios(peer, ours)["median"] == 5.0
+    assert measure.compute_ratios(peer, ours)["median"] == 5.0
 
 
 def test_interval_of_median_has_its_coverage() -> None:
     """Among 9 values, 2 to 7 lie below the median in 492 of 512 cases: 96 %."""
-    interval = measure.median_interval([9.0, *range(1, 9)])
+    interval = measure.compute_median_interval([9.0, *range(1, 9)])
     assert interval == {"median": 5.0, "low": 2.0, "high": 8.0}
-    assert measure.median_interval(range(6)) == {"median": 2.5, "low": 0.0, "high": 5.0}
+    assert measure.compute_median_interval(range(6)) == {"median": 2.5, "low": 0.0, "high": 5.0}
     with pytest.raises(ValueError, match="at least 6 values, got 5"):
-        measure.median_interval(range(5))
+        measure.compute_median_interval(range(5))

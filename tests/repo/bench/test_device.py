@@ -42,9 +42,9 @@ def _cpu_as_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("op", DEVICE_OPS)
 def test_eager_torch_computes_the_same_as_the_operator(op: str, policy: str, k: int) -> None:
     options = replace(OPTIONS, match_policy=policy, k=k, peers=("eager",))
-    skipped: dict[str, str] = {}
-    (result,) = DEVICE_OPS[op].run(options, skipped)
-    assert skipped == {}
+    skip_reasons: dict[str, str] = {}
+    (result,) = DEVICE_OPS[op].run(options, skip_reasons)
+    assert skip_reasons == {}
     assert result["same_drafts"] is True
     assert (result["size"], result["steps_per_round"]) == ("6x300", device.STEPS)
     assert 0 < result["drafted_share"] <= 1

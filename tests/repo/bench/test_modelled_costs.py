@@ -89,12 +89,12 @@ def test_time_follows_from_the_figures_of_the_model() -> None:
     def cycles(call: Any, name: str, factor: float) -> float:
         model = figures.copy()
         model[list(MODEL).index(name)] *= factor
-        return float(twin.count(call, CORES, model)["cycles"])
+        return float(twin.count_costs(call, CORES, model)["cycles"])
 
     with twin.replace_cpu():
         half, full = (cycles(lookup, "gm_bytes_per_cycle", f) for f in (1 / 64, 1 / 32))
         waits = cycles(contended, "same_line", 1) - cycles(contended, "same_line", 0)
-        free = twin.count(lookup, CORES, [1e9, 1e9, *[0.0] * (len(figures) - 2)])["cycles"]
+        free = twin.count_costs(lookup, CORES, [1e9, 1e9, *[0.0] * (len(figures) - 2)])["cycles"]
     assert 1.9 < half / full <= 2  # bandwidth bounds all
     assert waits >= 4 * MODEL["same_line"].value  # 128 bytes per core: at least 4 cores per line
     assert free < 1
