@@ -12,7 +12,7 @@ from ngram_npu.config import default_match_costs
 
 from tools import fit_draft_costs
 from tools.fit_draft_costs import (
-    Observed,
+    CellCounts,
     count_by_match,
     count_by_table,
     fit,
@@ -38,10 +38,14 @@ def test_row_table_counts_drafts_by_match_and_position() -> None:
     counts, _ = count_by_table([token_request([coin(302)])])
     # After one word: its follower, right every second time. After two: the third, never right;
     # drafted once as a second token and once as a first one.
-    assert (counts.tried[1, 0], counts.right[1, 0], counts.tried[2, 0]) == (100, 50, 100)
-    assert (counts.tried.sum(), counts.right.sum()) == (200, 50)
+    assert (counts.num_drafted[1, 0], counts.num_accepted[1, 0], counts.num_drafted[2, 0]) == (
+        100,
+        50,
+        100,
+    )
+    assert (counts.num_drafted.sum(), counts.num_accepted.sum()) == (200, 50)
     by_match = count_by_match([token_request([coin(302)])])
-    assert by_match.tried[:, 0].tolist() == counts.tried.sum(axis=1).tolist()
+    assert by_match.num_drafted[:, 0].tolist() == counts.num_drafted.sum(axis=1).tolist()
     costs = fit([count_by_table([token_request([coin(30_002)])])[0]])
     assert costs[1, 0] == HALF
     assert costs[2, 0] > 7 * HALF
@@ -61,27 +65,27 @@ def test_store_table_counts_drafts_of_the_store() -> None:
         for row in range(m + 1, 7):
             tried[row, 0] += 1
             right[row, 0] += row < 6
-    assert np.array_equal(counts.tried, tried)
-    assert np.array_equal(counts.right, right)
+    assert np.array_equal(counts.num_drafted, tried)
+    assert np.array_equal(counts.num_accepted, right)
 
 
 def test_sets_weigh_the_same_and_empty_cells_cost_as_much_as_their_neighbours() -> None:
     tried = np.zeros((16, 32), np.int64)
     tried[5, 9] = 1_000_000
-    assert fit([Observed(tried, tried), Observed(tried // 100, tried * 0)])[5, 9] == HALF
-    costs = fit([Observed(tried, tried // 4)])
+    assert fit([CellCounts(tried, tried), CellCounts(tried // 100, tried * 0)])[5, 9] == HALF
+    costs = fit([CellCounts(tried, tried // 4)])
     assert costs[4, 9] == costs[6, 31] == costs[5, 1] == 2 * HALF
     assert costs[5, 8] == costs[8, 9] == HALF  # nothing near
     tried = np.zeros((16, 56), np.int64)
     tried[5, 32 + 4 * 2 + 1] = tried[7, 3] = 1_000_000
-    costs = fit_store([Observed(tried, tried // 4)])
+    costs = fit_store([CellCounts(tried, tried // 4)])
     assert costs.shape == (16, 56)
     assert costs[5, 32 + 4 * 2 + 1] == costs[7, 3] == 2 * HALF
     assert costs[6, 32 + 4 * 3 + 2] == costs[4, 32 + 4 + 0] == 2 * HALF, "a step apart"
     assert costs[5, 32 + 4 * 4 + 1] == costs[7, 32] == costs[9, 3] == HALF, "nothing near"
     tried = np.zeros((16, 1), np.int64)
     tried[5], tried[7] = 1_000_000, 1_000_000
-    costs = fit_match([Observed(tried, tried // [[1 + (m == 5) * 3] for m in range(16)])])
+    costs = fit_match([CellCounts(tried, tried // [[1 + (m == 5) * 3] for m in range(16)])])
     assert costs.shape == default_match_costs().shape == (16,)
     assert costs[0] == 255, "no match"
     assert (costs[5], costs[7], costs[6]) == (2 * HALF, 0, HALF)

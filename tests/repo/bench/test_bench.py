@@ -1,4 +1,5 @@
-"""Each op on the CPU, from the command line to the JSON file, with sizes that take no time."""
+"""Tests each op of the benchmark on the CPU with small sizes, from the command line to the JSON
+file, and the harness that compares and times implementations."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def run_op(file: Path, op: str, *arguments: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("op", sorted(OPS.keys() - TESTED_ELSEWHERE))
-def test_op_runs_and_its_variants_draft_the_same(op: str, tmp_path: Path) -> None:
+def test_op_writes_results_and_variants_of_ours_draft_the_same(op: str, tmp_path: Path) -> None:
     document = run_op(tmp_path / "out.json", op, "--sizes", "4x256", "--data-kind", "random")
     assert document["results"]
     for result in document["results"]:
@@ -48,7 +49,7 @@ def test_op_runs_and_its_variants_draft_the_same(op: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("probability", [None, 0.3])
-def test_ladder_implementation_drafts_as_proposer(probability: float | None) -> None:
+def test_index_step_with_ladder_drafts_like_proposer(probability: float | None) -> None:
     variant = "sizes=ladder" if probability is None else f"min_draft_probability={probability}"
     options = Options(data_kind="periodic", k=8, engine="index").apply_changes(variant)
     work = make_workload(Size(5, 300), options)
@@ -72,6 +73,8 @@ def test_ladder_implementation_drafts_as_proposer(probability: float | None) -> 
 
 
 class FixedDrafter(Implementation):
+    """Returns the same drafts in each step."""
+
     semantics = (2, 4, 4, "earliest")
 
     def __init__(self, name: str, drafts: Drafts) -> None:
@@ -93,14 +96,14 @@ def test_measure_rejects_implementations_with_different_drafts() -> None:
 
 
 def test_ratio_is_median_of_rounds_not_ratio_of_medians() -> None:
-    """A slow round slows both implementations, so its ratio is unchanged."""
+    """A slow round slows both implementations, so the round's ratio is unchanged."""
     assert measure.compute_spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
     ours, peer = [1.0, 10.0, 2.0], [5.0, 50.0, 30.0]
     assert measure.compute_ratios(peer, ours)["median"] == 5.0
 
 
-def test_interval_of_median_has_its_coverage() -> None:
-    """Among 9 values, 2 to 7 lie below the median in 492 of 512 cases: 96 %."""
+def test_median_interval_contains_median_in_95_percent_of_samples() -> None:
+    """Of 9 values, 2 to 7 are below the median in 492 of 512 cases, which is 96 %."""
     interval = measure.compute_median_interval([9.0, *range(1, 9)])
     assert interval == {"median": 5.0, "low": 2.0, "high": 8.0}
     assert measure.compute_median_interval(range(6)) == {"median": 2.5, "low": 0.0, "high": 5.0}
