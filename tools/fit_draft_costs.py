@@ -138,8 +138,7 @@ class WeightedCounts:
         )
 
     def compute_rate(self, cells: Any, prior: float, strength: float = STRENGTH) -> float:
-        """Returns the share of accepted tokens in the cells, after adding `strength` observations
-        with the share `prior`."""
+        """Returns the share of accepted tokens, with `strength` observations of `prior` added."""
         num_drafted, squares = (
             float(self.num_drafted[cells].sum()),
             float(self.squares[cells].sum()),

@@ -137,8 +137,7 @@ def _check_sources(tree: Tree, spec: OpSpec, family: str) -> list[str]:
 
 
 def _check_body(spec: OpSpec, text: str, signature: re.Match[str]) -> list[str]:
-    """Compares a schema with the signature of its C++ function. Neither torch nor the compiler
-    does."""
+    """Compares a schema with its C++ function, because neither torch nor the compiler does."""
     return_type, parameters = (" ".join(part.split()) for part in signature.groups())
     kinds = [(name, re.sub(r"\(\w+!\)", "", kind)) for name, kind in spec.arguments]
     expected = [f"{_CPP_TYPES[kind]} {name}" for name, kind in kinds]

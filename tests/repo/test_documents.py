@@ -76,9 +76,7 @@ def test_site_replaces_link_to_file_outside_docs_with_name() -> None:
     assert site == "x (`LICENSE`) `csrc/core` [r](../overview.md#a) [t](tune.md#b)"
 
 
-def test_site_warns_about_missing_or_external_file(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_site_warns_about_missing_or_external_file(caplog: pytest.LogCaptureFixture) -> None:
     docs_site.on_page_markdown("[x](../no.md)", page=_make_page("a.md"))
     page = docs_site.on_post_page(
         '<a href="https://x.y">z</a> :class:<code>A</code> <script src="//x.y/z.js">',

@@ -1,5 +1,4 @@
-"""Tests that the gate (gate.py) passes for this tree and fails for wrong trees, and that the stub
-of ngram_npu.ops describes each operator."""
+"""Tests that gate.py accepts this tree and rejects wrong trees, and tests the stub of the operators."""
 
 from __future__ import annotations
 

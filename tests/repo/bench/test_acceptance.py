@@ -1,5 +1,4 @@
-"""Tests the ops on recorded text with synthetic conversations: their counts equal the counts of
-independent code."""
+"""Tests the ops on recorded text: their counts equal those of independent code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests that the tables in the documents equal the committed results, and that wrong tables are
-detected."""
+"""Tests that tables in documents equal the committed results and that errors are detected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests that the modelled costs of the AscendC kernels are within their bounds, and that the costs
-of a worse plan are not."""
+"""Tests that modelled costs of AscendC kernels keep their bounds and that a worse plan does not."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def test_modelled_time_depends_on_the_parameters() -> None:
 
 
 def test_bookkeeping_costs_are_at_most_linear_in_the_requests() -> None:
-    """The kernels do not read the data of all requests with scalar loads on every core, and they
-    wait at most 2.5 times per request."""
+    """The kernels use at most 16 scalar loads and 2.5 waits per request, on all cores together."""
     twin, batch = Twin(), 1024
     with twin.replace_cpu():
         for op, call in make_bookkeeping(Size(batch, 4096), 4).items():

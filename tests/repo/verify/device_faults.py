@@ -288,8 +288,7 @@ _EVENT_SYNC = re.compile(r"^.*\bsync_pipes<AscendC::HardEvent::(\w+)>\(\);\n", r
 
 
 def make_event_faults(file: Path) -> list[Fault]:
-    """Returns one fault per ``sync_pipes<...>`` of an AscendC source, which sets a flag and waits
-    for the flag. The fault leaves out the call."""
+    """Returns one fault per ``sync_pipes<...>``, which leaves out both the flag and the wait."""
     text = file.read_text()
     event_counts: Counter[str] = Counter()
     faults = []

@@ -1,5 +1,4 @@
-"""Compiles a kernel with a fault for the model of its device (the twin), and runs the parity
-samples on it."""
+"""Compiles a kernel with a fault for its twin, and runs the parity samples on the twin."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ from repo.verify.device_faults import Fault
 from twins import FOLDER, ROOT, Twin
 
 CPU_SECONDS = 120
-"""CPU time limit of a run, because a wrong kernel may not end. The wall clock limit is 10 times
-it."""
+"""CPU time limit of a run, which may not end by itself. The limit of wall time is 10 times it."""
 CUDA_ORDERS = 6
 """Number of runs of samples in which blocks share rows: the order of the blocks differs by run."""
 ASCENDC_ROUNDS = 24
@@ -60,8 +58,7 @@ def build_cuda_library(csrc: Path, fault: Fault) -> Path:
     library.parent.mkdir()
     include = [f"-I{ROOT / 'tests/twins/cuda/include'}", f"-I{csrc}"]
     sources = [(find_cuda_source(fault.op, csrc), fault.mode)]
-    # The launch runs on the host, where no model checks it. The model's library contains the launch
-    # without the fault.
+    # The launch runs on the host, where no model checks it. The twin has the launch without fault.
     if "/launch." in fault.file:
         sources.append((csrc / "cuda/launch.cu", "fast"))
     objects = []

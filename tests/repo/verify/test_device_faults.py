@@ -1,5 +1,4 @@
-"""Tests that the twins detect each synchronization fault of the device kernels, and that correct
-kernels pass."""
+"""Tests that twins detect each synchronization fault of device kernels and pass correct kernels."""
 
 from __future__ import annotations
 

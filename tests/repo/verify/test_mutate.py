@@ -67,8 +67,7 @@ def test_fault_survives_only_if_all_tests_pass(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The copy of the project is real. A function replaces pytest; it fails if the file is
-    changed."""
+    """The copy of the project is real. In place of pytest, a function fails for a changed file."""
     name = "python/ngram_npu/store/identifiers.py"
     original = (mutate.ROOT / name).read_bytes()
 

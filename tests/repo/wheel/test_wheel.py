@@ -68,8 +68,7 @@ def test_wheel_vendors_no_library() -> None:
 def test_build_options_in_environment_combine(
     environment: dict[str, str], torch: str, cuda: str
 ) -> None:
-    """Both options are always passed to CMake, because a build folder keeps the options of earlier
-    builds."""
+    """CMake always gets both options, because a build folder keeps those of earlier builds."""
     settings = SettingsReader.from_file(
         ROOT / "pyproject.toml", state="wheel", env=environment
     ).settings

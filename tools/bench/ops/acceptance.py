@@ -156,8 +156,7 @@ def round_per_step(counts: Counts) -> dict[str, float]:
 
 
 def interpolate_tokens(curve: Sequence[Counts], drafted_per_step: float) -> float:
-    """Returns tokens per step at a number of drafted tokens per step, interpolated linearly between
-    two points of the curve."""
+    """Returns tokens per step at a number of drafted tokens per step, linear between two points."""
     for point, next_point in pairwise(curve):
         low, high = point.drafted_per_step, next_point.drafted_per_step
         if low <= drafted_per_step < high:

@@ -33,6 +33,7 @@ CORES = 48
 UB_BYTES = 192 * 1024
 SHORT_ROWS = (Size(1, 300), Size(1, 2048), Size(16, 2048))
 SHORT_ROWS_CAPACITY = 128 * 1024
+Call = Callable[[], object]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -124,9 +125,7 @@ class Twin:
         finally:
             self._library.ngram_npu_ascendc_twin_set_lookup(0, 0)
 
-    def count_costs(
-        self, call: Callable[[], object], cores: int, model: list[float]
-    ) -> dict[str, Any]:
+    def count_costs(self, call: Call, cores: int, model: list[float]) -> dict[str, Any]:
         """Returns the counts and the modelled cycles of a call on an NPU with this many cores."""
         self._library.ngram_npu_ascendc_twin_set_cores(cores)
         self._library.ngram_npu_ascendc_twin_set_model((ctypes.c_double * len(model))(*model))
@@ -173,7 +172,7 @@ def make_short_rows(size: Size, options: Options) -> Workload:
     return replace(data, token_ids=tokens)
 
 
-def model_call(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict[str, Any]:
+def model_call(twin: Twin, call: Call, cores: int = CORES) -> dict[str, Any]:
     """Returns a call's counts and modelled times. ``floor_us`` is the time to copy the call's bytes
     at full bandwidth."""
     work_model = [p.value if name in WORK_PARAMETERS else 0.0 for name, p in MODEL.items()]
@@ -196,9 +195,7 @@ def model_lookups(twin: Twin, data: Workload, options: Options) -> Iterator[Resu
         yield model_lookup(twin, op, call, data, options)
 
 
-def model_lookup(
-    twin: Twin, op: str, call: Callable[[], object], data: Workload, options: Options
-) -> Result:
+def model_lookup(twin: Twin, op: str, call: Call, data: Workload, options: Options) -> Result:
     """Returns a lookup's entry in the results file. Live tokens are the tokens within the rows'
     lengths. ``read_per_live_byte`` includes the results of the first launch that the second launch
     reads; ``tokens_read_per_live_token`` does not."""
@@ -227,7 +224,7 @@ def model_lookup(
     }
 
 
-def make_lookups(data: Workload, options: Options) -> dict[str, Callable[[], object]]:
+def make_lookups(data: Workload, options: Options) -> dict[str, Call]:
     """Returns a call per lookup operator."""
     import torch
 
@@ -241,7 +238,7 @@ def make_lookups(data: Workload, options: Options) -> dict[str, Callable[[], obj
     }
 
 
-def make_bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
+def make_bookkeeping(size: Size, k: int) -> dict[str, Call]:
     """Returns a call per bookkeeping operator, for a batch with ``k`` drafts per request."""
     import torch
 
@@ -267,7 +264,7 @@ def make_bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
         "correct_spec_state_": optional_arguments | spec_state.LAYOUT,
         "prepare_input_ids_": {"pad_token": -1},
     }
-    calls: dict[str, Callable[[], object]] = {}
+    calls: dict[str, Call] = {}
     for op in BOOKKEEPING:
         function = find_torch_op(op)
         required = [a.name for a in function._schema.arguments if not a.has_default_value()]

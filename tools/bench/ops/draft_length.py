@@ -124,8 +124,7 @@ class RecordedCompletions:
             self.num_steps[k] = np.array([self.count_steps(*span, k) for span in spans])
 
     def count_steps(self, first: int, end: int, length: int) -> int:
-        """Returns the number of steps from position `first` to `end` with drafts of `length`
-        tokens."""
+        """Returns the number of steps between two positions with drafts of `length` tokens."""
         position, num_steps = int(first), 0
         while position < end:
             position += 1 + min(int(self.num_accepted[position]), length)
@@ -147,8 +146,7 @@ def _count_accepted(token_ids: npt.NDArray[np.int32], begin: int) -> IntArray:
 
 @dataclass
 class RunningRequest:
-    """The completion that a row generates, with the attributes that the sampler reads of vLLM's
-    Request."""
+    """The completion that a row generates, with what the sampler reads of vLLM's Request."""
 
     rows: Rows
     row: int
@@ -184,8 +182,7 @@ class Rows:
         self.running = [RunningRequest(self, i, int(self.order[i, 0])) for i in range(batch)]
 
     def step(self, length: int) -> int:
-        """Runs one step with drafts of `length` tokens for all rows. Returns the number of tokens
-        that the step generates."""
+        """Runs a step of all rows with drafts of `length` tokens. Returns the tokens generated."""
         recorded = self.recorded
         num_tokens = np.minimum(recorded.num_accepted[self.positions], length) + 1
         num_tokens = np.minimum(num_tokens, self.end_positions - self.positions)
@@ -236,8 +233,7 @@ class ConstantLength:
 
 @dataclass
 class Totals:
-    """Tokens and seconds of some steps of a run, and the seconds that each fixed draft length needs
-    for the same tokens."""
+    """Tokens and seconds of some steps, and the seconds that each fixed length would need."""
 
     tokens: int = 0
     seconds: float = 0.0

@@ -60,14 +60,14 @@ class _LookupImplementation(Implementation):
         self._token_ids = self._convert(workload.token_ids)
         lookup = options.lookup | {"max_len": workload.capacity}
         # The numpy front end gets positional arguments, as in a hot loop.
-        self._lookup_arguments: tuple[Any, ...] = ()
+        self._other_arguments: tuple[Any, ...] = ()
         if options.frontend == "torch":
             ladder = options.ladder
             if "costs" in ladder:
                 ladder["costs"] = self._convert(ladder["costs"].copy())
             self.function = partial(self.function, **lookup, **ladder)
         else:
-            self._lookup_arguments = (
+            self._other_arguments = (
                 *self.leading_arguments,
                 *lookup.values(),
                 *options.ladder.values(),
@@ -99,7 +99,7 @@ class ProposeImplementation(_LookupImplementation):
         self._lengths = [self._convert(lengths) for lengths in workload.lengths]
 
     def get_arguments(self, step: int) -> tuple[Any, ...]:
-        return (self._token_ids, self._lengths[step + 1], *self._lookup_arguments)
+        return (self._token_ids, self._lengths[step + 1], *self._other_arguments)
 
 
 class StepImplementation(_LookupImplementation):
@@ -121,7 +121,7 @@ class StepImplementation(_LookupImplementation):
         self._num_tokens[:] = self._initial_lengths
 
     def get_arguments(self, step: int) -> tuple[Any, ...]:
-        return (self._token_ids, self._num_tokens, self._sampled[step], *self._lookup_arguments)
+        return (self._token_ids, self._num_tokens, self._sampled[step], *self._other_arguments)
 
 
 class NgramPropose(Op):

@@ -54,11 +54,8 @@ class Merge(Implementation):
     def get_drafts(self, result: Any) -> Drafts:
         """Returns per request a list of the draft's source, the draft and the new means."""
         means = self.tensors["neural_acceptance"][self.tensors["row_indices"]]
-        columns = (tensor.tolist() for tensor in (*result, means))
-        return [
-            [source, *draft[:count], *mean]
-            for draft, count, source, mean in zip(*columns, strict=True)
-        ]
+        rows = zip(*(tensor.tolist() for tensor in (*result, means)), strict=True)
+        return [[source, *draft[:count], *mean] for draft, count, source, mean in rows]
 
 
 class Operator(Merge):
@@ -96,8 +93,7 @@ class Eager(Merge):
         mean, max_sampled = old_acceptance.unbind(1)
         accepted = torch.minimum(tensors["num_sampled"], max_sampled) - 1
         step = torch.div(accepted * UNIT - mean, 8, rounding_mode="trunc")
-        # If all tokens of a shortened draft were accepted, the mean must not decrease: more tokens
-        # might have been accepted.
+        # If all tokens of a shortened draft were accepted, the mean must not decrease.
         is_cut = (accepted == max_sampled - 1) & (max_sampled <= num_neural)
         step = torch.where(is_cut, step.clamp(min=0), step)
         mean = torch.where((max_sampled > 1) & (tensors["num_sampled"] > 0), mean + step, mean)

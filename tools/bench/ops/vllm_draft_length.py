@@ -1,5 +1,4 @@
-"""Measures tokens per second of vLLM's V2 runner on the CPU with `"k": "auto"`, relative to fixed
-draft lengths."""
+"""Measures vLLM's V2 runner on the CPU with `"k": "auto"`, compared with fixed draft lengths."""
 
 from __future__ import annotations
 
