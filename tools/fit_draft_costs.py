@@ -189,11 +189,13 @@ def _compute_cost(rate: float) -> int:
     return min(MAX_COST, round(-SCALE * np.log2(rate)))
 
 
-def compute_mean_difference(costs: IntArray, other: IntArray, sets: Sequence[CellCounts]) -> float:
+def compute_mean_difference(
+    costs: IntArray, other_costs: IntArray, sets: Sequence[CellCounts]
+) -> float:
     """Returns the mean absolute difference of two tables, weighted by the counts of the cells."""
     num_drafted = WeightedCounts.combine(sets).num_drafted
     # The weighted counts of a set sum to 1, or to 0 if the set has none.
-    return float((abs(costs - other) * num_drafted).sum() / max(1.0, num_drafted.sum()))
+    return float((abs(costs - other_costs) * num_drafted).sum() / max(1.0, num_drafted.sum()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -215,9 +217,9 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     sets, part = load_sets(options.data, tokenizer), PARTS[options.part]
     parts = {name: requests[part] for name, requests in sets.items() if requests[part]}
     tables = [count_by_table(requests) for requests in parts.values()]
-    rows, stored = [row for row, _ in tables], [store for _, store in tables]
+    row_counts, store_counts = [row for row, _ in tables], [store for _, store in tables]
     matches = list(map(count_by_match, parts.values()))
-    costs, store_costs = fit(rows), fit_store(stored)
+    costs, store_costs = fit(row_counts), fit_store(store_counts)
 
     def describe_sets(about: str, **counts: Sequence[CellCounts]) -> dict[str, Any]:
         descriptions = {}
@@ -236,19 +238,21 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
             "sets": descriptions,
         }
 
-    observations = {"draft_tokens_observed": rows, "store_draft_tokens_observed": stored}
+    observations = {"draft_tokens_observed": row_counts}
+    observations["store_draft_tokens_observed"] = store_counts
     table = describe_sets(_ABOUT, **observations)
     if options.compare:
         other_tables = json.loads(options.compare.read_text(encoding="utf-8"))
-        fits = (("", "row", costs, rows), ("store_", "store", store_costs, stored))
-        for prefix, key, fitted, counts in fits:
+        row_fit, store_fit = ("row", costs, row_counts), ("store", store_costs, store_counts)
+        for prefix, (key, fitted, counts) in (("", row_fit), ("store_", store_fit)):
             difference = compute_mean_difference(fitted, np.array(other_tables[key]), counts)
             table[f"{prefix}mean_difference_from_another_fit"] = round(difference, 3)
     match_table = describe_sets(_ABOUT_MATCH, draft_tokens_observed=matches)
     match_table["match"] = fit_match(matches).tolist()
     _write_file(options.output, _format_tables(table, row=costs, store=store_costs))
     _write_file(match_output, json.dumps(match_table, indent=1) + "\n")
-    print(f"{options.output}: {sum(int(counts.num_drafted.sum()) for counts in rows)} observations")
+    num_observations = sum(int(counts.num_drafted.sum()) for counts in row_counts)
+    print(f"{options.output}: {num_observations} observations")
 
 
 def _write_file(path: Path, text: str) -> None:

@@ -175,13 +175,13 @@ class ProjectCopy:
         environment = {**os.environ, "PYTHONPATH": str(STAGE), "CI": "1"}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
-            done = subprocess.run(
+            result = subprocess.run(
                 command, cwd=TREE, env=environment, text=True, timeout=SECONDS, **streams
             )
         except subprocess.TimeoutExpired:
             return -1
-        self.output = done.stdout
-        return done.returncode
+        self.output = result.stdout
+        return result.returncode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -73,7 +73,7 @@ def check_package(python: Path, wheel: Path | None = None) -> str:
 
 def run_command(command: list[str], environment: Mapping[str, str], folder: str) -> str:
     """Runs a command; returns its output and exit status if it failed, otherwise nothing."""
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         cwd=folder,
         env=environment,
@@ -82,7 +82,7 @@ def run_command(command: list[str], environment: Mapping[str, str], folder: str)
         text=True,
         check=False,
     )
-    return f"{done.stdout}exit status {done.returncode}" if done.returncode else ""
+    return f"{result.stdout}exit status {result.returncode}" if result.returncode else ""
 
 
 def check_version(version: str) -> tuple[str, bool]:

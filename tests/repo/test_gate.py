@@ -1,4 +1,4 @@
-"""Tests that gate.py accepts this tree and rejects wrong trees, and tests the stub of the operators."""
+"""Tests that gate.py accepts this tree and rejects wrong trees; tests the stub of ngram_npu.ops."""
 
 from __future__ import annotations
 

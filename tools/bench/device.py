@@ -120,12 +120,12 @@ def describe_device(device: str) -> dict[str, Any]:
         return {"name": torch.npu.get_device_name(0), "cann": cann}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     smi = "nvidia-smi --query-gpu=driver_version,clocks.max.sm,clocks.max.mem --id=0"
-    done = subprocess.run([*smi.split(), "--format=csv,noheader"], capture_output=True, text=True)
+    result = subprocess.run([*smi.split(), "--format=csv,noheader"], capture_output=True, text=True)
     return {
         "name": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "memory_gib": round(properties.total_memory / (1 << 30), 1),
         "l2_mib": round(properties.L2_cache_size / (1 << 20), 1),
         "cuda": torch.version.cuda,
-        "driver, highest clocks": done.stdout.strip(),
+        "driver, highest clocks": result.stdout.strip(),
     }

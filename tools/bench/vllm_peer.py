@@ -184,13 +184,13 @@ def define_device_modules() -> Definitions:
             "CompilationMode": SimpleNamespace(VLLM_COMPILE="vllm"),
             "CUDAGraphMode": SimpleNamespace(NONE="none"),
         },
-        "vllm.forward_context": {"set_forward_context": _no_context},
-        "vllm.v1.utils": {"record_function_or_nullcontext": _no_context},
+        "vllm.forward_context": {"set_forward_context": _make_null_context},
+        "vllm.v1.utils": {"record_function_or_nullcontext": _make_null_context},
         "vllm.triton_utils": triton_utils,
     }
 
 
-def _no_context(*_: Any, **__: Any) -> Any:
+def _make_null_context(*_: Any, **__: Any) -> Any:
     return nullcontext()
 
 

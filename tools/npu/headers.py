@@ -66,12 +66,12 @@ def main() -> int:
         include = [folder, devkit / "include", devkit / "include/basic_api", devkit, sources]
         for arch in ARCHITECTURES:
             for kernel in kernels:
-                done = subprocess.run(
+                result = subprocess.run(
                     [*_COMPILER, f"-D__NPU_ARCH__={arch}", *(f"-I{path}" for path in include),
                      "-include", header, kernel],
                     capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
                 )  # fmt: skip
-                messages = find_problems(done.stderr, str(sources))
+                messages = find_problems(result.stderr, str(sources))
                 print(f"{arch} {kernel.name}: {len(messages)} problems", *messages, sep="\n  ")
                 errors += messages
     return bool(errors)

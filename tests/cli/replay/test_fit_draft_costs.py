@@ -59,34 +59,41 @@ def test_store_table_counts_drafts_of_the_store() -> None:
     counts = count_by_table(requests)[1]
     # The last word is never stored, because no step comes after it. After each of six words, the
     # rest of the text is drafted; the first wrong token is the same each time.
-    tried, right = np.zeros((16, 56)), np.zeros((16, 56))
+    num_drafted, num_accepted = np.zeros((16, 56)), np.zeros((16, 56))
     for m in range(1, 7):
-        tried[m, 32] += 1
-        right[m, 32] += m < 6
+        num_drafted[m, 32] += 1
+        num_accepted[m, 32] += m < 6
         for row in range(m + 1, 7):
-            tried[row, 0] += 1
-            right[row, 0] += row < 6
-    assert np.array_equal(counts.num_drafted, tried)
-    assert np.array_equal(counts.num_accepted, right)
+            num_drafted[row, 0] += 1
+            num_accepted[row, 0] += row < 6
+    assert np.array_equal(counts.num_drafted, num_drafted)
+    assert np.array_equal(counts.num_accepted, num_accepted)
 
 
 def test_sets_have_equal_weight_and_empty_cells_cost_as_much_as_their_neighbours() -> None:
-    tried = np.zeros((16, 32), np.int64)
-    tried[5, 9] = 1_000_000
-    assert fit([CellCounts(tried, tried), CellCounts(tried // 100, tried * 0)])[5, 9] == ONE_BIT
-    costs = fit([CellCounts(tried, tried // 4)])
+    num_drafted = np.zeros((16, 32), np.int64)
+    num_drafted[5, 9] = 1_000_000
+    assert (
+        fit(
+            [CellCounts(num_drafted, num_drafted), CellCounts(num_drafted // 100, num_drafted * 0)]
+        )[5, 9]
+        == ONE_BIT
+    )
+    costs = fit([CellCounts(num_drafted, num_drafted // 4)])
     assert costs[4, 9] == costs[6, 31] == costs[5, 1] == 2 * ONE_BIT
     assert costs[5, 8] == costs[8, 9] == ONE_BIT  # no neighbour has counts
-    tried = np.zeros((16, 56), np.int64)
-    tried[5, 32 + 4 * 2 + 1] = tried[7, 3] = 1_000_000
-    costs = fit_store([CellCounts(tried, tried // 4)])
+    num_drafted = np.zeros((16, 56), np.int64)
+    num_drafted[5, 32 + 4 * 2 + 1] = num_drafted[7, 3] = 1_000_000
+    costs = fit_store([CellCounts(num_drafted, num_drafted // 4)])
     assert costs.shape == (16, 56)
     assert costs[5, 32 + 4 * 2 + 1] == costs[7, 3] == 2 * ONE_BIT
     assert costs[6, 32 + 4 * 3 + 2] == costs[4, 32 + 4 + 0] == 2 * ONE_BIT, "one range apart"
     assert costs[5, 32 + 4 * 4 + 1] == costs[7, 32] == costs[9, 3] == ONE_BIT, "no neighbour"
-    tried = np.zeros((16, 1), np.int64)
-    tried[5], tried[7] = 1_000_000, 1_000_000
-    costs = fit_match([CellCounts(tried, tried // [[1 + (m == 5) * 3] for m in range(16)])])
+    num_drafted = np.zeros((16, 1), np.int64)
+    num_drafted[5], num_drafted[7] = 1_000_000, 1_000_000
+    costs = fit_match(
+        [CellCounts(num_drafted, num_drafted // [[1 + (m == 5) * 3] for m in range(16)])]
+    )
     assert costs.shape == default_match_costs().shape == (16,)
     assert costs[0] == 255, "no match"
     assert (costs[5], costs[7], costs[6]) == (2 * ONE_BIT, 0, ONE_BIT)

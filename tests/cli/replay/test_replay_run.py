@@ -183,12 +183,12 @@ def test_progress_is_shown_for_each_phase(write_jsonl: Writer) -> None:
 
 
 def test_default_input_is_deterministic() -> None:
-    first, missing = stdlib_conversations()
-    assert stdlib_conversations() == (first, missing)
-    assert sorted([c.id for c in first] + missing) == sorted(STDLIB_FILES)
-    assert len(first) > len(STDLIB_FILES) // 2, f"missing: {missing}"
-    turns = [turn for conversation in first for turn in conversation.turns]
-    assert len(turns) == len(first)
+    conversations, missing = stdlib_conversations()
+    assert stdlib_conversations() == (conversations, missing)
+    assert sorted([c.id for c in conversations] + missing) == sorted(STDLIB_FILES)
+    assert len(conversations) > len(STDLIB_FILES) // 2, f"missing: {missing}"
+    turns = [turn for conversation in conversations for turn in conversation.turns]
+    assert len(turns) == len(conversations)
     assert all(turn.completion and (turn.prompt or "").endswith("\n") for turn in turns)
 
 

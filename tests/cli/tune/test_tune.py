@@ -382,16 +382,16 @@ def test_vllm_options_give_the_setting_in_vllm(candidate: Candidate) -> None:
     if candidate.drafts == "padded":
         bounds = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
         assert speculative.pop("method") == "ngram_gpu"
-        served = vllm_config(
+        served_config = vllm_config(
             k=speculative.pop("num_speculative_tokens"),
             additional_config={"ngram_npu": section},
             **bounds | speculative,
         )
-        assert read_options(served, "v2").ngram == candidate.config
+        assert read_options(served_config, "v2").ngram == candidate.config
         return
     assert speculative["model"] == "ngram_npu.engines.vllm.NgramProposer"
-    served = vllm_config(
+    served_config = vllm_config(
         k=speculative["num_speculative_tokens"], additional_config={"ngram_npu": section}
     )
-    config = read_options(served, "custom_class").ngram
+    config = read_options(served_config, "custom_class").ngram
     assert replace(config, max_len=None) == candidate.config

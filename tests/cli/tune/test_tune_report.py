@@ -87,10 +87,11 @@ def run_in_shell(command: str) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
-def replay_half(path: Path, first: int, candidate: Candidate) -> Any:
-    """Replays every second conversation, from ``first`` on. With a store, turns are requests."""
+def replay_half(path: Path, first_index: int, candidate: Candidate) -> Any:
+    """Replays every second conversation, from ``first_index`` on. With a store, turns are
+    requests."""
     (item,) = load_inputs([path])
-    part = ReplayInput("part", item.conversations[first::2])
+    part = ReplayInput("part", item.conversations[first_index::2])
     options = ReplayOptions(**dict(candidate.options), generated_only=candidate.has_store)
     return replay(inputs=[part], options=options).total
 

@@ -85,7 +85,7 @@ def test_policy_always_0_is_as_fast_as_no_drafts(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_length, "BATCHES", (1, 4))
-    monkeypatch.setattr(draft_length, "CURVES", {"dense": draft_length.dense_8b})
+    monkeypatch.setattr(draft_length, "CURVES", {"dense": draft_length.time_dense_8b})
     monkeypatch.setattr(draft_length, "FIRST_STEPS", 20)
     results = run_op(data, "draft-length", "--steps=60")["results"]
     assert {result["policy"] for result in results} == draft_length.POLICIES.keys()

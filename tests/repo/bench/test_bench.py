@@ -86,13 +86,13 @@ class FixedDrafter(Implementation):
 
 
 def test_measure_rejects_implementations_with_different_drafts() -> None:
-    first, same = FixedDrafter("first", [[1], []]), FixedDrafter("same", [[1], []])
-    measurement = measure.measure([first, same], 20, Options(rounds=1, steps=1))
+    drafter, same_drafter = FixedDrafter("first", [[1], []]), FixedDrafter("same", [[1], []])
+    measurement = measure.measure([drafter, same_drafter], 20, Options(rounds=1, steps=1))
     assert measurement.same_drafts is True
     assert measurement.drafted_share == 0.5
-    other = FixedDrafter("other", [[2], []])
+    other_drafter = FixedDrafter("other", [[2], []])
     with pytest.raises(BenchError, match="other and first: expected the same drafts"):
-        measure.measure([first, other], 20, Options(rounds=1, steps=1))
+        measure.measure([drafter, other_drafter], 20, Options(rounds=1, steps=1))
 
 
 def test_ratio_is_median_of_rounds_not_ratio_of_medians() -> None:

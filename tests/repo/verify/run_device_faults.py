@@ -113,11 +113,11 @@ def detect_ascendc_fault(fault: Fault) -> str:
         return run_in_child(lambda: run_ascendc_samples(families, Path(folder)))
 
 
-def source_includes(source: Path, file: str) -> bool:
+def includes_file(source: Path, file: str) -> bool:
     """Returns whether a kernel's source is this file of csrc or includes the file."""
     headers = re.findall(r'#include "(ascendc/.*)"', source.read_text())
     paths = [ROOT / "csrc" / name for name in headers]
-    return source == ROOT / file or any(source_includes(path, file) for path in paths)
+    return source == ROOT / file or any(includes_file(path, file) for path in paths)
 
 
 def build_ascendc_twin(fault: Fault, folder: Path) -> list[str]:
@@ -136,7 +136,7 @@ def build_ascendc_twin(fault: Fault, folder: Path) -> list[str]:
         source = Path(command["file"])
         if source.parent.name != "ascendc" or "ascendc_kernels_2201" not in command["command"]:
             continue
-        if not source_includes(source, fault.file):
+        if not includes_file(source, fault.file):
             parts.append(build_folder / shlex.split(command["command"])[-3])
             continue
         families.append(source.stem)

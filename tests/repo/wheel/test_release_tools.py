@@ -166,17 +166,22 @@ def link_library(library: Path, source: str, *options: str) -> None:
 
 
 def test_library_with_cuda_stand_ins_loads_and_finds_no_device(tmp_path: Path) -> None:
-    versioned, plain = tmp_path / "libcu_versioned.so.13", tmp_path / "libnv_plain.so.13"
+    versioned_library, plain_library = (
+        tmp_path / "libcu_versioned.so.13",
+        tmp_path / "libnv_plain.so.13",
+    )
     script = tmp_path / "script.map"
-    script.write_text(f"{versioned.name} {{ global: *; }};\n")
-    soname = f"-Wl,-soname,{versioned.name}"
+    script.write_text(f"{versioned_library.name} {{ global: *; }};\n")
+    soname = f"-Wl,-soname,{versioned_library.name}"
     source = "int cuVersioned(void) { return 0; }"
-    link_library(versioned, source, f"-Wl,--version-script={script}", soname)
-    link_library(plain, "int cuPlain(void) { return 0; }", f"-Wl,-soname,{plain.name}")
+    link_library(versioned_library, source, f"-Wl,--version-script={script}", soname)
+    link_library(
+        plain_library, "int cuPlain(void) { return 0; }", f"-Wl,-soname,{plain_library.name}"
+    )
     user = tmp_path / "libuser.so"
-    link_library(user, USER, "-Wl,-rpath,$ORIGIN", str(versioned), str(plain))
-    versioned.unlink()
-    plain.unlink()
+    link_library(user, USER, "-Wl,-rpath,$ORIGIN", str(versioned_library), str(plain_library))
+    versioned_library.unlink()
+    plain_library.unlink()
     torches.write_stand_ins(tmp_path)
     library = ctypes.CDLL(str(user))
     assert (library.versioned(), library.plain()) == (torches.NO_DEVICE, torches.NO_DEVICE)

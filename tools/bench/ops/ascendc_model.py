@@ -179,12 +179,12 @@ def model_call(twin: Twin, call: Call, cores: int = CORES) -> dict[str, Any]:
     counts = twin.count_costs(call, cores, [parameter.value for parameter in MODEL.values()])
     work_cycles = twin.count_costs(call, cores, work_model)["cycles"]
     copied_bytes = counts["gm_to_ub_bytes"] + counts["ub_to_gm_bytes"]
-    model_us = _to_us(counts.pop("cycles"))
+    model_us = _convert_to_us(counts.pop("cycles"))
     return {
         "cores": cores,
         "model_us": model_us,
         "with_launches_us": round_digits(model_us + counts["launches"] * LAUNCH_US.value),
-        "work_us": _to_us(work_cycles),
+        "work_us": _convert_to_us(work_cycles),
         "floor_us": round_digits(copied_bytes / GM_BYTES_PER_SECOND * 1e6),
         "counts": {name: int(count) for name, count in counts.items()},
     }
@@ -274,5 +274,5 @@ def make_bookkeeping(size: Size, k: int) -> dict[str, Call]:
     return calls
 
 
-def _to_us(cycles: float) -> float:
+def _convert_to_us(cycles: float) -> float:
     return round_digits(cycles / CLOCK_HZ * 1e6)

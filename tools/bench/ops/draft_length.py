@@ -69,13 +69,13 @@ def _compute_kv_read_seconds(batch: int, bytes_per_token: int, gpus: int) -> flo
     return batch * 1024 * bytes_per_token / (gpus * BANDWIDTH * EFFICIENCY)
 
 
-def dense_8b(batch: int, length: int) -> float:
+def time_dense_8b(batch: int, length: int) -> float:
     """Returns the step time of Llama 3.1 8B on one H100, with 1k tokens of context per request."""
     forward_seconds = _compute_forward_seconds(16.06e9, 16.06e9, 1, batch * (1 + length))
     return forward_seconds + _compute_kv_read_seconds(batch, 131072, 1)
 
 
-def dense_70b_tp4(batch: int, length: int) -> float:
+def time_dense_70b_tp4(batch: int, length: int) -> float:
     """Returns the step time of Llama 3.1 70B on four H100, with two all-reduces of 8192 bf16 values
     per token and layer."""
     num_verified = batch * (1 + length)
@@ -84,7 +84,7 @@ def dense_70b_tp4(batch: int, length: int) -> float:
     return forward_seconds + _compute_kv_read_seconds(batch, 327680, 4) + transfer_seconds
 
 
-def moe_30b(batch: int, length: int) -> float:
+def time_moe_30b(batch: int, length: int) -> float:
     """Returns the step time of Qwen3 30B-A3B on one H100. A step reads the experts that its tokens
     activate: on average E (1 - (1 - k/E)^t) of E for t tokens (MoESD, arXiv:2505.19645), with
     E = 128 and k = 8."""
@@ -96,7 +96,11 @@ def moe_30b(batch: int, length: int) -> float:
     return forward_seconds + _compute_kv_read_seconds(batch, 98304, 1) + launch_seconds
 
 
-CURVES: Mapping[str, Curve] = {"dense-tp1": dense_8b, "dense-tp4": dense_70b_tp4, "moe": moe_30b}
+CURVES: Mapping[str, Curve] = {
+    "dense-tp1": time_dense_8b,
+    "dense-tp4": time_dense_70b_tp4,
+    "moe": time_moe_30b,
+}
 
 
 class RecordedCompletions:
@@ -123,9 +127,9 @@ class RecordedCompletions:
         for k in FIXED_LENGTHS:
             self.num_steps[k] = np.array([self.count_steps(*span, k) for span in spans])
 
-    def count_steps(self, first: int, end: int, length: int) -> int:
+    def count_steps(self, begin: int, end: int, length: int) -> int:
         """Returns the number of steps between two positions with drafts of `length` tokens."""
-        position, num_steps = int(first), 0
+        position, num_steps = int(begin), 0
         while position < end:
             position += 1 + min(int(self.num_accepted[position]), length)
             num_steps += 1
@@ -133,6 +137,7 @@ class RecordedCompletions:
 
 
 def _count_accepted(token_ids: npt.NDArray[np.int32], begin: int) -> IntArray:
+    """Returns the number of correct leading draft tokens at each position from ``begin`` on."""
     positions = np.arange(begin, len(token_ids), dtype=np.int32)
     rows = np.broadcast_to(token_ids, (len(positions), len(token_ids)))
     arguments = CONFIG.lookup_arguments | {"fill": True}
@@ -205,13 +210,13 @@ class Rows:
         the text since `start`, a result of copy_progress()."""
         recorded, num_steps = self.recorded, 0
         for row in range(self.batch):
-            first, position = int(start[0][row]), int(start[1][row])
-            last, end = int(self.num_finished[row]), int(self.positions[row])
+            first_index, position = int(start[0][row]), int(start[1][row])
+            last_index, end = int(self.num_finished[row]), int(self.positions[row])
             order = self.order[row]
-            if first == last:
+            if first_index == last_index:
                 num_steps += recorded.count_steps(position, end, length)
                 continue
-            completions = order[np.arange(first, last + 1) % len(order)]
+            completions = order[np.arange(first_index, last_index + 1) % len(order)]
             first_end = recorded.end_positions[completions[0]]
             num_steps += recorded.count_steps(position, first_end, length)
             num_steps += int(recorded.num_steps[length][completions[1:-1]].sum())
@@ -263,9 +268,8 @@ def simulate(
     lengths = choose_lengths(K, 512)
     controller = make_controller(lengths, max(batch for _, batch in phases))
     uses_sampler = not isinstance(controller, ConstantLength)
-    first_steps, later_steps = (
-        Totals(fixed_seconds=np.zeros(len(FIXED_LENGTHS))) for _ in range(2)
-    )
+    zeros = np.zeros(len(FIXED_LENGTHS))
+    first_steps, later_steps = Totals(fixed_seconds=zeros), Totals(fixed_seconds=zeros)
     length = previous_length = 0
     for i, (recorded, batch) in enumerate(phases):
         rows = Rows(recorded, batch, seed=i)
@@ -284,10 +288,10 @@ def simulate(
                 totals.seconds += seconds
                 next_length = controller.table[batch]
                 controller.observe_schedule(batch, next_length)
-                measured = seconds * math.exp(rng.normal(0, TIME_DEVIATION))
-                measured *= OUTLIER_FACTOR if rng.random() < OUTLIER_SHARE else 1
+                measured_s = seconds * math.exp(rng.normal(0, TIME_DEVIATION))
+                measured_s *= OUTLIER_FACTOR if rng.random() < OUTLIER_SHARE else 1
                 is_unchanged = length == previous_length
-                controller.observe_step(batch, length, measured if is_unchanged else None)
+                controller.observe_step(batch, length, measured_s if is_unchanged else None)
                 controller.acceptance.observe_verified(length, num_tokens, batch)
                 if uses_sampler and step % SAMPLE_STEPS == 0:
                     sampler.sample(rows.running)

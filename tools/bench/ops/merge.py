@@ -87,7 +87,7 @@ class Eager(Merge):
         neural, ngram = tensors["neural_draft_token_ids"], tensors["ngram_draft_token_ids"]
         num_ngram, num_neural = tensors["num_ngram_draft_tokens"], neural.shape[1]
         total_costs = tensors["draft_costs"].cumsum(1).clamp_(max=255)
-        expected = (self._powers[total_costs] * (self._positions < num_ngram[:, None])).sum(1)
+        promise = (self._powers[total_costs] * (self._positions < num_ngram[:, None])).sum(1)
         old_acceptance = tensors["neural_acceptance"][tensors["row_indices"]]
         # max_sampled: 1 plus the number of neural draft tokens of the last step; 0: a new request.
         mean, max_sampled = old_acceptance.unbind(1)
@@ -99,7 +99,7 @@ class Eager(Merge):
         mean = torch.where((max_sampled > 1) & (tensors["num_sampled"] > 0), mean + step, mean)
         mean = torch.where(max_sampled > 0, mean, num_neural * UNIT)
         takes_ngram = (num_ngram > 0) & (tensors["match_len"] >= 1)
-        takes_ngram &= expected > mean.clamp(max=num_neural * UNIT)
+        takes_ngram &= promise > mean.clamp(max=num_neural * UNIT)
         new_acceptance = torch.stack((mean, torch.where(takes_ngram, 1, 1 + num_neural).int()), 1)
         tensors["neural_acceptance"][tensors["row_indices"]] = torch.where(
             tensors["num_sampled"][:, None] > 0, new_acceptance, old_acceptance
