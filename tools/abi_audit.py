@@ -30,8 +30,8 @@ LIBRARIES = {
 """By library: the libraries that it needs besides RUNTIME_LIBRARIES, and a regex of its exports."""
 MIN_TORCH_VERSION = (2, 10)
 TORCH_SYMBOLS = r"(aoti_)?torch_\w+|PyErr_SetString|PyExc_ValueError"
-"""Symbols of torch's stable ABI, and those with which libngram_npu.so raises ValueError.
-TORCH_TARGET_VERSION (csrc/api) hides newer symbols than MIN_TORCH_VERSION's from the compiler."""
+"""Symbols of torch's stable ABI, and the symbols with which libngram_npu.so raises ValueError.
+TORCH_TARGET_VERSION (csrc/api) hides symbols newer than MIN_TORCH_VERSION from the compiler."""
 MAX_VERSIONS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 
 

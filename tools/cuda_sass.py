@@ -33,7 +33,7 @@ LIMIT = 115
 """Maximum number of instructions of a warp for a tile (four vectors per thread) without a match."""
 TILE_LOADS = 4
 NO_SCOREBOARD = 7
-"""The encoded scoreboard of an instruction that sets none."""
+"""The encoded scoreboard of an instruction that sets no scoreboard."""
 
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\d) )?\s*([A-Z][\w.]*)([^;]*);")
 _ENCODING = re.compile(r"/\* (0x[0-9a-f]{16}) \*/\s*$")
@@ -74,7 +74,7 @@ class Code:
 def parse_listing(text: str) -> Code:
     """Reads the listing of ``nvdisasm -hex``. An instruction has 128 bits; the line after it lists
     the upper 64. Bits 110 to 112 are the scoreboard that the instruction sets, bits 116 to 121 the
-    mask of those that it waits for (sm_70 and later)."""
+    mask of the scoreboards that it waits for (sm_70 and later)."""
     code = Code([], {})
     lines = text.splitlines()
     for line, next_line in zip(lines, [*lines[1:], ""], strict=False):

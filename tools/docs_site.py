@@ -1,5 +1,5 @@
-"""Hooks of the documentation site (mkdocs.yml). They add pages, replace links to files outside
-docs, and warn if a page loads external files."""
+"""Defines hooks of the documentation site (mkdocs.yml), which add pages, replace links to files
+outside docs, and warn if a page loads external files."""
 
 from __future__ import annotations
 

@@ -176,8 +176,8 @@ def summarize_tests(results: Path, runner: str) -> list[dict[str, Any]]:
 
 
 def record_results(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> None:
-    """Writes the entries and a description of the run to the file. Entries replace earlier ones of
-    the same release, runner and method. Methods without a result are "untried"."""
+    """Writes the entries and a description of the run to the file. Entries replace earlier
+    entries of the same release, runner and method. Methods without a result are "untried"."""
     document = json.loads(file.read_text()) if file.exists() else {"runs": {}, "results": []}
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     document["runs"][date] = {

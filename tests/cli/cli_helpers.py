@@ -36,12 +36,14 @@ EXAMPLE: Turns = (
 )
 """Turns of prompt and completion. The counts for the earliest match of 2 to 5 tokens and k=5:
 
-Turn 1: prefill yields 1. `9 1` did not occur before: no draft, the step yields 2. `1 2` occurred at
-the front: the draft 3 4 5 6 7 is accepted, and the step also yields 20. `7 20` did not occur
-before: no draft, the step yields 21. 8 tokens in 3 steps. Turn 2: prefill yields 7. `31 7` did not
-occur before: the step yields 20. `7 20` occurred in turn 1: of the draft 21 30 31 7 20, two tokens
-are accepted, and the step also yields 40. 4 tokens in 2 steps. Turns 3 and 4 have no token after
-the first, so they have no steps.
+Turn 1: prefill yields 1. `9 1` is new: the step has no draft and yields 2. `1 2` is at the front:
+the draft 3 4 5 6 7 is accepted, and the step also yields 20. `7 20` is new: the step has no draft
+and yields 21: 8 tokens, 3 steps.
+
+Turn 2: prefill yields 7. `31 7` is new: the step has no draft and yields 20. `7 20` is in turn 1:
+two tokens of the draft 21 30 31 7 20 are accepted, and the step also yields 40: 4 tokens, 2 steps.
+
+Turns 3 and 4 have no token after the first, so they have no steps.
 """
 
 EXAMPLE_LINE: dict[str, Any] = {

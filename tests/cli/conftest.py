@@ -13,7 +13,8 @@ from cli_helpers import EXAMPLE_LINE, make_conversations
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """Returns a function that writes objects or raw lines to a replay file (`.gz`: compressed)."""
+    """Returns a function that writes objects or raw lines to a replay file, compressed for
+    `.gz`."""
 
     def write(*lines: object, name: str = "talk.jsonl") -> Path:
         path = tmp_path / name

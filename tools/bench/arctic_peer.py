@@ -1,10 +1,10 @@
-"""Suffix decoding as a peer; calls the C++ code of Arctic Inference directly.
+"""Defines suffix decoding as a peer, which calls the C++ code of Arctic Inference directly.
 
     python -m tools.bench.arctic_peer
 
 downloads Arctic Inference's source distribution from PyPI and compiles only the suffix tree, in
-build/arctic-peer. Do not commit this folder, which git ignores: the code is Snowflake's. Needs
-cmake, ninja and a C++ compiler.
+build/arctic-peer. Do not commit this folder, which git ignores: the code is Snowflake's. The
+command needs cmake, ninja and a C++ compiler.
 """
 
 from __future__ import annotations

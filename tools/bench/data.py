@@ -29,10 +29,11 @@ _DEFAULT_DATA = Path(__file__).parents[3] / "shared" / "data" / "replay"
 
 @dataclass
 class Workload:
-    """Contexts of one size, and the steps that extend the contexts; all implementations share it.
+    """The contexts of one size and the steps that extend them, shared by all implementations.
 
     A row already contains the text that the steps append; its length marks where the context ends.
-    An implementation that appends writes the same tokens again, so all can share one buffer.
+    An implementation that appends writes the same tokens again, so implementations share one
+    buffer.
 
     Attributes:
         token_ids: [B, S], the rows.

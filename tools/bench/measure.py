@@ -32,8 +32,8 @@ _MAX_ROUNDS_FACTOR = 5
 class Implementation:
     """An implementation of a step, ours or a peer's.
 
-    The harness times only the call ``function(*arguments(step))``, not the preparation of its
-    arguments. After `reset`, the steps come in order, each once, so an implementation may keep
+    The harness times only the call ``function(*get_arguments(step))``, not the preparation of its
+    arguments. After `reset`, each step runs once, in order, so an implementation may keep
     state between steps. Results of calls are dropped, except in `compare_drafts`.
 
     Attributes:
@@ -74,7 +74,7 @@ class Measurement:
     worst_us: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     same_drafts: bool | None = None
-    """True if `compare_drafts` has compared implementations; None if it had none to compare."""
+    """True if `compare_drafts` has compared implementations; None if there were none to compare."""
     disturbed_rounds: int | None = None
     """Number of disturbed rounds among the rounds used; None on a device."""
     drafted_share: float | None = None
@@ -106,7 +106,7 @@ def measure(
     If this process had to wait for a core in a round, the times include other work on the machine,
     which distorts the slower implementation's time more. Such disturbed rounds are repeated up to a
     limit. The rounds with the shortest waits are used, and the result contains the number of
-    disturbed rounds among these.
+    disturbed rounds among the rounds used.
 
     Args:
         workload_steps: Number of steps of the workload. After the last step, all implementations
@@ -119,7 +119,7 @@ def measure(
     compare_drafts(implementations, result)
     steps = options.steps or _choose_steps(implementations, options)
     result.steps = steps = min(steps, workload_steps - 1)
-    # Ones, because all untouched pages of zeros map to one physical page, which evicts nothing.
+    # Untouched pages of zeros would all map to one physical page, which evicts nothing.
     other_memory = np.ones(CACHE_STATES[options.cache] // 8, np.int64)
     first_step = workload_steps  # so that the first round begins with a reset
     rounds: list[tuple[float, dict[str, tuple[float, float]]]] = []
@@ -245,7 +245,7 @@ def compute_median_interval(sample: Sequence[float]) -> dict[str, float]:
     values, n = sorted(sample), len(sample)
     if n < 6:
         raise ValueError(f"compute_median_interval: sample: expected at least 6 values, got {n}")
-    rank = 0  # of the interval's ends, counted from the smallest and from the largest value
+    rank = 0  # of both ends of the interval, each counted from the nearer end of the values
     while 2 * sum(math.comb(n, i) for i in range(rank + 1)) <= 0.05 * 2**n:
         rank += 1
     median = float(np.median(values))

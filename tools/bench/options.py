@@ -1,4 +1,4 @@
-"""The options of a benchmark run, and their validation."""
+"""Defines and validates the options of a benchmark run."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def main() -> None:
 
 
 class Stopwatch:
-    """Adds up the time inside those of the named functions that an object has."""
+    """Adds up the time in the functions of an object; ignores functions that it does not have."""
 
     def __init__(self, owner: Any, *names: str) -> None:
         self.seconds = 0.0

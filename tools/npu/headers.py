@@ -5,7 +5,7 @@
 DEVKIT is a checkout of Ascend C's devkit (asc-devkit), which is not part of this project. This tool
 declares the names of CANN's compiler that declarations in the headers need, such as `::Part`. It
 does not declare the compiler's intrinsics, so g++ reports many errors in the headers. The tool
-reports only errors in our files, and errors in templates that our files instantiate, except those
+reports only errors in our files, and errors in templates that our files instantiate, except errors
 about an intrinsic.
 """
 

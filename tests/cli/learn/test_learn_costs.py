@@ -26,7 +26,7 @@ def convert_logits_to_costs(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def make_conversations(count: int, parity: int = 0) -> list[TokenRequest]:
-    """Returns random ids of 0 to 119. id + 500 follows each even id or, with parity 1, each odd."""
+    """Returns random ids of 0 to 119; id + 500 follows even ids or, with parity 1, odd ids."""
     rng = np.random.default_rng(count)
     requests = []
     for i in range(count):
@@ -60,10 +60,10 @@ def replay_walks(drafts: Walks, costs: Costs, limit: int, k: int) -> Counts:
     is_cheap = np.cumsum(convert_logits_to_costs(logits), axis=1) <= limit
     lengths = np.minimum(is_cheap[:, :k].sum(axis=1), drafts.length)
     yielded = np.minimum(np.minimum(drafts.right, lengths) + 1, drafts.remaining)
-    positions = [0]  # of the steps
-    while positions[-1] < len(yielded):
-        positions.append(positions[-1] + yielded[positions[-1]])
-    return Counts(len(yielded), len(positions) - 1, int(lengths[positions[:-1]].sum()))
+    step_positions = [0]
+    while step_positions[-1] < len(yielded):
+        step_positions.append(step_positions[-1] + yielded[step_positions[-1]])
+    return Counts(len(yielded), len(step_positions) - 1, int(lengths[step_positions[:-1]].sum()))
 
 
 def test_counts_of_walks_equal_simulated_replay() -> None:
@@ -93,9 +93,9 @@ def test_fit_learns_predictable_tokens() -> None:
     requests = make_conversations(40)
     costs = fit(requests)
     assert costs == fit(requests)
-    logits = costs.tokens[:, 1].astype(int)  # by the previous token
-    assert logits[0:120:2].min() > logits[1:120:2].max()
-    assert not logits[700:].any(), "tokens that do not occur keep logit 0"
+    previous_logits = costs.tokens[:, 1].astype(int)
+    assert previous_logits[0:120:2].min() > previous_logits[1:120:2].max()
+    assert not previous_logits[700:].any(), "tokens that do not occur keep logit 0"
 
 
 def test_fit_maximizes_the_likelihood() -> None:

@@ -141,10 +141,8 @@ def test_replay_reads_path_redirection_or_pipe(example: Path, line: str) -> None
 
 def _run_in_shell(line: str, piped: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = f'"{sys.executable}" -m ngram_npu_cli'
-    environment = {
-        **os.environ,
-        "PYTHONUNBUFFERED": "",
-    }  # otherwise, argparse ignores a failed write
+    # If PYTHONUNBUFFERED is set, argparse ignores a failed write.
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     return subprocess.run(
         ["bash", "-c", f"ulimit -v 16000000; {command} {line}"],
         input=None if piped is None else piped.read_text(),

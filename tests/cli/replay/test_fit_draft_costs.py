@@ -24,8 +24,9 @@ ONE_BIT = 16  # the cost of a token that is accepted with probability 1/2
 
 
 def make_coin_turn(num_words: int) -> tuple[list[int], list[int]]:
-    """Returns prompt and completion. The prompt consists of words that occur once. The completion
-    has every third word, for every second of them also the next word, and then an unknown word."""
+    """Returns prompt and completion. The prompt consists of words that occur once. For every third
+    word, the completion has the word, every second time also the next word, then an unknown
+    word."""
     prompt = list(range(num_words))
     completion = [-1]
     for word in range(0, num_words - 2, 3):
@@ -52,7 +53,7 @@ def test_row_table_counts_drafts_by_match_and_position() -> None:
 
 
 def test_store_table_counts_drafts_of_the_store() -> None:
-    """The second request repeats the first one's words and ends with another word."""
+    """The second request repeats the first request's words and ends with another word."""
     words = list(range(10, 20))
     turns = (([1, 2], words), ([3], [*words[:6], 99, 100]))
     requests = [make_token_request([turn]) for turn in turns]

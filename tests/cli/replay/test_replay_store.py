@@ -50,7 +50,7 @@ def replay_total(path: Path, **options: Any) -> ReplayFigures:
 def test_store_drafts_text_of_earlier_conversations(logs: Path) -> None:
     without_store, live = replay_total(logs, store=None), replay_total(logs)
     assert without_store.num_accepted_tokens == 0
-    # The third conversation and the fifth, whose text is the second's last prompt, accept drafts.
+    # Drafts are accepted in conversation 3, and in 5, which repeats the last prompt of 2.
     assert live.num_accepted_tokens > 60
     assert live.num_requests == 5
     assert replay_total(logs) == live

@@ -34,7 +34,7 @@ class FakeServer(ThreadingHTTPServer):
         self.metrics_status = 200
         self.sends_usage = True
         self.burst = 1  # number of chunks that arrive together, as through a proxy that buffers
-        self.steps_per_chunk = 1  # as vLLM's --stream-interval
+        self.steps_per_chunk = 1  # as set by vLLM's --stream-interval
         self.answer = b""  # if not empty, sent in place of the chunks
         self.drafted = 0
         self.bodies: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(self.server.metrics_status)
             return
         else:
-            # Two engines, and a comment line with the same prefix.
+            # The metrics are those of two engines. A comment line has the same prefix.
             text = (
                 "# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.\n"
                 f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {self.server.drafted}.0\n'

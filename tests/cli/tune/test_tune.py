@@ -189,7 +189,7 @@ def make_measured(*histograms: list[list[int]], tokens: list[int]) -> Measured:
 
 
 def test_ranking_and_interval_use_different_halves() -> None:
-    """The first setting is by far the best on even conversations and the worst on odd ones."""
+    """The first setting is by far the best on even and the worst on odd conversations."""
     measured = make_measured(
         [[1, 9], [0, 40], [1, 9], [0, 40]],
         [[20, 0], [20, 0], [20, 0], [20, 0]],
@@ -308,8 +308,8 @@ def test_compared_setting_is_recommended_if_only_it_gains(traffic_file: Path) ->
 def test_store_is_recommended_only_with_a_gain_on_both_halves(
     traffic_file: Path, steps: tuple[int, ...], is_recommended: bool
 ) -> None:
-    """A small gain is sufficient. `steps`: with the store, of conversations 0, 2, 4, ..., and of
-    the others in turn. Without a store, each conversation takes 1000 steps."""
+    """A small gain is sufficient. With the store, even conversations take the first number of
+    ``steps``, and odd conversations the others in turn. Without a store, each takes 1000."""
     selection, *held_out = steps
     histograms = [[0, held_out[n // 2 % len(held_out)] if n % 2 else selection] for n in range(40)]
     ladder = Candidate.of(sizes="ladder", k=8, min_draft_probability=0.1)

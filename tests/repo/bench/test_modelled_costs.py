@@ -31,7 +31,7 @@ def find_problems(result: Result) -> list[str]:
 
     The modelled time of 128x32k must be at most 1.5 times the bandwidth floor. The work of 1x128k
     without a match must be at least 20 times shorter on all cores than on one core; a row with a
-    match is not read to its end. The work has no latencies and overheads.
+    match is not read to its end. ``work_us`` excludes latencies and overheads.
     """
     problems = []
     size, kind = result["size"], result["data_kind"]

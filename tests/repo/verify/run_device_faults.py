@@ -30,7 +30,7 @@ from repo.verify.device_faults import Fault
 from twins import FOLDER, ROOT, Twin
 
 CPU_SECONDS = 120
-"""CPU time limit of a run, which may not end by itself. The limit of wall time is 10 times it."""
+"""CPU time limit of a run, which may not end by itself. The wall time limit is 10 times as long."""
 CUDA_ORDERS = 6
 """Number of runs of samples in which blocks share rows: the order of the blocks differs by run."""
 ASCENDC_ROUNDS = 24

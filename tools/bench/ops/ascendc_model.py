@@ -48,7 +48,7 @@ class Parameter:
 
 _INI = "CANN's platform_config/Ascend910B1.ini"
 _ASSUMPTION = "assumption: no public figure found"
-# In the order of CostModel (tests/twins/ascendc/core.h).
+# The order is that of CostModel (tests/twins/ascendc/core.h).
 MODEL: dict[str, Parameter] = {
     "copy_bytes_per_cycle": Parameter(32, "bytes/cycle, one core", f"{_INI}: ddr_rate=32"),
     "gm_bytes_per_cycle": Parameter(

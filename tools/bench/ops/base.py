@@ -1,4 +1,4 @@
-"""The base class of the ops that can be measured."""
+"""Defines the base class of the ops, which are the operations that can be measured."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Op:
         return make_workload(size, options)
 
     def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
-        """Measures all sizes. For each peer that is left out, adds the reason to ``skipped``."""
+        """Measures all sizes. For each peer that is left out, adds the reason to
+        ``skip_reasons``."""
         options = replace(options, engine=options.engine or self.engines[0])
         peers = options.peers
         if peers is None:

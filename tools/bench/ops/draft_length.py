@@ -187,7 +187,7 @@ class Rows:
         self.running = [RunningRequest(self, i, int(self.order[i, 0])) for i in range(batch)]
 
     def step(self, length: int) -> int:
-        """Runs a step of all rows with drafts of `length` tokens. Returns the tokens generated."""
+        """Runs a step of all rows with drafts of `length` tokens. Returns the number of tokens."""
         recorded = self.recorded
         num_tokens = np.minimum(recorded.num_accepted[self.positions], length) + 1
         num_tokens = np.minimum(num_tokens, self.end_positions - self.positions)

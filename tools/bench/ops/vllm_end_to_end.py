@@ -120,11 +120,11 @@ class VllmEndToEnd(Op):
         self, engines: dict[str, EngineProcess], size: Size, corpus: list[int], rounds: int
     ) -> Result:
         prompts = make_prompts(size, corpus)
-        # Fills the prefix caches with the prompts, and triggers compilation.
+        # This run fills the prefix caches with the prompts, and triggers compilation.
         texts = {name: engine.run(prompts)["token_ids"] for name, engine in engines.items()}
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
         names = list(engines)
-        for i in range(rounds):  # ours and vLLM's always run directly after each other
+        for i in range(rounds):  # ours and vllm-ngram always run one after the other
             for name in names if i % 2 == 0 else reversed(names):
                 runs[name].append(engines[name].run(prompts))
 
