@@ -34,7 +34,7 @@ _ENTRY = re.compile(
     r"Used (\d+) registers([^\n]*)",
     re.DOTALL,
 )
-_SHARED = re.compile(r"(\d+) bytes smem")
+_SHARED_BYTES = re.compile(r"(\d+) bytes smem")
 
 
 Resources = dict[str, int]
@@ -47,7 +47,7 @@ def parse_ptxas_output(output: str) -> dict[tuple[str, str], Resources]:
     """Returns the resources in the output of ``ptxas -v`` by mangled name and architecture."""
     resources = {}
     for name, architecture, stack, stores, loads, registers, line_end in _ENTRY.findall(output):
-        shared = _SHARED.search(line_end)
+        shared = _SHARED_BYTES.search(line_end)
         resources[name, architecture] = {
             "registers": int(registers),
             "shared_bytes": int(shared[1]) if shared else 0,

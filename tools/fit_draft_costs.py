@@ -95,7 +95,7 @@ class CellCounts:
         )
         return cls(num_drafted.reshape(shape), num_accepted.reshape(shape))
 
-    def select(self, columns: slice, shape: tuple[int, ...]) -> CellCounts:
+    def select_columns(self, columns: slice, shape: tuple[int, ...]) -> CellCounts:
         num_drafted, num_accepted = self.num_drafted[:, columns], self.num_accepted[:, columns]
         return CellCounts(num_drafted.reshape(shape), num_accepted.reshape(shape))
 
@@ -128,7 +128,7 @@ class WeightedCounts:
     """Sum of the squared weights."""
 
     @classmethod
-    def combine(cls, sets: Sequence[CellCounts]) -> WeightedCounts:
+    def combine_sets(cls, sets: Sequence[CellCounts]) -> WeightedCounts:
         weights = [1 / max(1, int(counts.num_drafted.sum())) for counts in sets]
         pairs = list(zip(weights, sets, strict=True))
         return cls(
@@ -150,9 +150,9 @@ class WeightedCounts:
         return (observations * share + strength * prior) / (observations + strength)
 
 
-def fit(sets: Sequence[CellCounts]) -> IntArray:
+def fit_costs(sets: Sequence[CellCounts]) -> IntArray:
     """Returns the table, [16, 32], of costs from 0 to 255."""
-    weighted = WeightedCounts.combine(sets)
+    weighted = WeightedCounts.combine_sets(sets)
     costs = np.empty(SHAPE, np.int64)
     for match in range(SHAPE[0]):
         neighbours = slice(max(0, match - 1), match + 2)
@@ -165,11 +165,11 @@ def fit(sets: Sequence[CellCounts]) -> IntArray:
     return costs
 
 
-def fit_store(sets: Sequence[CellCounts]) -> IntArray:
+def fit_store_costs(sets: Sequence[CellCounts]) -> IntArray:
     """Returns the store's table, [16, 56]: 32 columns for later draft tokens, 24 for the first."""
-    later_costs = fit([counts.select(slice(SHAPE[1]), SHAPE) for counts in sets])
-    first_counts = [counts.select(slice(SHAPE[1], None), FIRST_SHAPE) for counts in sets]
-    weighted = WeightedCounts.combine(first_counts)
+    later_costs = fit_costs([counts.select_columns(slice(SHAPE[1]), SHAPE) for counts in sets])
+    first_counts = [counts.select_columns(slice(SHAPE[1], None), FIRST_SHAPE) for counts in sets]
+    weighted = WeightedCounts.combine_sets(first_counts)
     first_costs = np.empty(FIRST_SHAPE, np.int64)
     for cell in np.ndindex(FIRST_SHAPE):
         neighbours = tuple(slice(max(0, i - 1), i + 2) for i in cell)
@@ -178,9 +178,9 @@ def fit_store(sets: Sequence[CellCounts]) -> IntArray:
     return np.hstack([later_costs, first_costs.reshape(SHAPE[0], -1)])
 
 
-def fit_match(sets: Sequence[CellCounts]) -> IntArray:
+def fit_match_costs(sets: Sequence[CellCounts]) -> IntArray:
     """Returns the costs by match length only, [16]. The first is the cost without a match."""
-    weighted = WeightedCounts.combine(sets)
+    weighted = WeightedCounts.combine_sets(sets)
     rates = [weighted.compute_rate((match, 0), 0.5, 2.0) for match in range(1, SHAPE[0])]
     return np.array([MAX_COST, *map(_compute_cost, rates)])
 
@@ -193,7 +193,7 @@ def compute_mean_difference(
     costs: IntArray, other_costs: IntArray, sets: Sequence[CellCounts]
 ) -> float:
     """Returns the mean absolute difference of two tables, weighted by the counts of the cells."""
-    num_drafted = WeightedCounts.combine(sets).num_drafted
+    num_drafted = WeightedCounts.combine_sets(sets).num_drafted
     # The weighted counts of a set sum to 1, or to 0 if the set has none.
     return float((abs(costs - other_costs) * num_drafted).sum() / max(1.0, num_drafted.sum()))
 
@@ -219,7 +219,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     tables = [count_by_table(requests) for requests in parts.values()]
     row_counts, store_counts = [row for row, _ in tables], [store for _, store in tables]
     matches = list(map(count_by_match, parts.values()))
-    costs, store_costs = fit(row_counts), fit_store(store_counts)
+    costs, store_costs = fit_costs(row_counts), fit_store_costs(store_counts)
 
     def describe_sets(about: str, **counts: Sequence[CellCounts]) -> dict[str, Any]:
         descriptions = {}
@@ -248,7 +248,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
             difference = compute_mean_difference(fitted, np.array(other_tables[key]), counts)
             table[f"{prefix}mean_difference_from_another_fit"] = round(difference, 3)
     match_table = describe_sets(_ABOUT_MATCH, draft_tokens_observed=matches)
-    match_table["match"] = fit_match(matches).tolist()
+    match_table["match"] = fit_match_costs(matches).tolist()
     _write_file(options.output, _format_tables(table, row=costs, store=store_costs))
     _write_file(match_output, json.dumps(match_table, indent=1) + "\n")
     num_observations = sum(int(counts.num_drafted.sum()) for counts in row_counts)

@@ -29,7 +29,7 @@ import pybind11
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build" / "mutate" / "tree"
 STAGE = ROOT / "build" / "mutate" / "stage"
-SECONDS = 600
+TIME_LIMIT_S = 600
 """Time limit of a test command, which then counts as failed: the fault may be an endless loop."""
 
 _STRING = r"""\"(?:\\.|[^"\\\n])*\"|'(?:\\.|[^'\\\n])*'"""
@@ -158,8 +158,10 @@ class ProjectCopy:
         pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
         commands = [[f"build/libraries/tests/cpp/{name}"] for name in self._gtests]
         if self._pytest:
-            check = "import ngram_npu; assert ngram_npu.__version__ == 'mutated', 'not the copy'"
-            if self._execute([sys.executable, "-c", check]) and "not the copy" in self.output:
+            check_code = (
+                "import ngram_npu; assert ngram_npu.__version__ == 'mutated', 'not the copy'"
+            )
+            if self._execute([sys.executable, "-c", check_code]) and "not the copy" in self.output:
                 raise SystemExit(
                     "tools.mutate: expected an installed wheel, got an editable install: "
                     "run make install"
@@ -176,7 +178,7 @@ class ProjectCopy:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
             result = subprocess.run(
-                command, cwd=TREE, env=environment, text=True, timeout=SECONDS, **streams
+                command, cwd=TREE, env=environment, text=True, timeout=TIME_LIMIT_S, **streams
             )
         except subprocess.TimeoutExpired:
             return -1

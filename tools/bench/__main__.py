@@ -31,13 +31,13 @@ from tools.bench.options import (
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _run(vars(make_parser().parse_args(arguments)), arguments)
+        return _run_op(vars(make_parser().parse_args(arguments)), arguments)
     except (BenchError, InputError, UnavailableError) as error:
         print(f"tools.bench: {error}", file=sys.stderr)
         return 2
 
 
-def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
+def _run_op(arguments: dict[str, Any], command: Sequence[str]) -> int:
     op, options = OPS[arguments["op"]], make_options(arguments)
     is_on_device = options.device != "cpu"
     if is_on_device:

@@ -43,18 +43,18 @@ def build_suffix_tree() -> None:
     """Downloads and builds the suffix tree in FOLDER."""
     pip = [sys.executable, "-m", "pip"]
     download = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-    _run(*pip, *download, f"arctic-inference=={VERSION}", "--dest", str(FOLDER))
-    _run(*pip, "install", "--target", str(FOLDER / "nanobind"), f"nanobind=={NANOBIND}")
+    _run_command(*pip, *download, f"arctic-inference=={VERSION}", "--dest", str(FOLDER))
+    _run_command(*pip, "install", "--target", str(FOLDER / "nanobind"), f"nanobind=={NANOBIND}")
     with tarfile.open(FOLDER / f"arctic_inference-{VERSION}.tar.gz") as archive:
         archive.extractall(FOLDER, filter="data")
     source = FOLDER / f"arctic_inference-{VERSION}" / "csrc" / "suffix_decoding"
     build_folder = str(FOLDER / "out")
     python = f"-DPython_EXECUTABLE={sys.executable}"
-    _run("cmake", "-S", str(source), "-B", build_folder, "-G", "Ninja", python)
-    _run("cmake", "--build", build_folder)
+    _run_command("cmake", "-S", str(source), "-B", build_folder, "-G", "Ninja", python)
+    _run_command("cmake", "--build", build_folder)
 
 
-def _run(*command: str) -> None:
+def _run_command(*command: str) -> None:
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(FOLDER / "nanobind")})
 
 

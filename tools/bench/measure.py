@@ -212,16 +212,16 @@ def compare_drafts(implementations: Sequence[Implementation], result: Measuremen
 
 def _choose_steps(implementations: Sequence[Implementation], options: Options) -> int:
     """Returns the number of steps with which the slowest turn takes about `_TURN_SECONDS`."""
-    slowest = 0.0
+    longest_seconds = 0.0
     for implementation in implementations:
         implementation.activate()
         arguments = implementation.get_arguments(0)
         start = time.perf_counter()
         implementation.function(*arguments)
-        slowest = max(slowest, time.perf_counter() - start)
+        longest_seconds = max(longest_seconds, time.perf_counter() - start)
         implementation.reset()
     evict_seconds = CACHE_STATES[options.cache] / 10e9  # other memory is read at about 10 GB/s
-    steps = int(_TURN_SECONDS / max(slowest + evict_seconds, 1e-9))
+    steps = int(_TURN_SECONDS / max(longest_seconds + evict_seconds, 1e-9))
     return max(_MIN_STEPS, min(_MAX_STEPS, steps))
 
 

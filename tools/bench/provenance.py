@@ -42,7 +42,7 @@ def _find_commit() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = run_git("status", "--porcelain", "--", ".", ":!tools/bench/results")
-        return run_git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
+        changes = run_git("status", "--porcelain", "--", ".", ":!tools/bench/results")
+        return run_git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return None

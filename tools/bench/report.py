@@ -78,8 +78,8 @@ def format_rows(result: Result) -> list[str]:
             spread = result["ratio_spread"][name]
             ratio = f"  {result['ratio'][name]:.2f}x ({spread['p10']:.2f}-{spread['p90']:.2f})"
         rows.append(f"{result['size']:>10}  {name:<18}{times}{ratio}")
-    if disturbed := result.get("disturbed_rounds"):
-        rows.append(f"{'':>10}  disturbed_rounds: {disturbed}")
+    if num_disturbed := result.get("disturbed_rounds"):
+        rows.append(f"{'':>10}  disturbed_rounds: {num_disturbed}")
     return rows
 
 

@@ -83,9 +83,9 @@ def write_stand_ins(devkit: Path, folder: Path) -> Path:
     for part in ("adv_api", "simt_api"):
         for header in (devkit / "include" / part).rglob("*.h"):
             for parent in ("include", ""):
-                empty = folder / parent / header.relative_to(devkit / "include")
-                empty.parent.mkdir(parents=True, exist_ok=True)
-                empty.touch()
+                empty_header = folder / parent / header.relative_to(devkit / "include")
+                empty_header.parent.mkdir(parents=True, exist_ok=True)
+                empty_header.touch()
     names_header = folder / "names.h"
     lines = [f"#define __{word}{'' if ')' in word else '__'}" for word in _KEYWORDS]
     lines += [f"struct {name} {{}};" for name in _OPAQUE_TYPES]

@@ -138,8 +138,8 @@ TOOLS_TEXT = json.dumps(TOOLS)
 
 def make_message_texts(begin: str) -> Texts:
     prompt = f"{begin} USER: user_# ASSISTANT:"
-    later = f"{prompt}{EARLY_TEXT}TOOL: result_# ASSISTANT:"
-    return [[(prompt, f"{THINK_TEXT}{EARLY_TEXT}"), (later, "late_#")]]
+    later_prompt = f"{prompt}{EARLY_TEXT}TOOL: result_# ASSISTANT:"
+    return [[(prompt, f"{THINK_TEXT}{EARLY_TEXT}"), (later_prompt, "late_#")]]
 
 
 EARLIER_MESSAGES = [*MESSAGES[:2], EARLY_MESSAGE, *MESSAGES[3:], make_message("user", "ask_#")]
@@ -229,7 +229,7 @@ CLAUDE_STREAM = [
     {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {}},
 ]
 OLLAMA_CALL = {"function": {"name": "one_#", "arguments": {"a": "onearg_#"}}}
-OLLAMA = [
+OLLAMA_STREAM = [
     {"model": "m", "message": make_message("assistant", " said_# "), "done": False},
     {"model": "m", "message": make_message("assistant", " again_# ", tool_calls=[OLLAMA_CALL])},
 ]
@@ -239,7 +239,7 @@ ID_CHUNKS = [
     make_id_chunk(0, "againa_#", None),
     make_id_chunk(1, "againb_#", None),
 ]
-SHAREGPT = [
+SHAREGPT_MESSAGES = [
     {"from": "human", "value": "user_#"},
     {"from": "gpt", "value": "said_#"},
     {"from": "observation", "value": "result_#"},
@@ -287,7 +287,7 @@ SAMPLES: dict[str, Sample] = {
     ),
     "sharegpt": Sample(
         "sharegpt",
-        {"id": "i", "system": "sys_#", "tools": TOOLS_TEXT, "conversations": SHAREGPT},
+        {"id": "i", "system": "sys_#", "tools": TOOLS_TEXT, "conversations": SHAREGPT_MESSAGES},
         [[(f"{TOOLS_TEXT} sys_# {USER_TEXT}", "said_#"), ("TOOL: result_# ASSISTANT:", "again_#")]],
         last_answer=("conversations", 3),
     ),
@@ -372,7 +372,7 @@ SAMPLES: dict[str, Sample] = {
         serialize=serialize_as_events,
     ),
     "ollama": make_log(
-        {"messages": QUESTION}, OLLAMA, [[(ASK_TEXT, f" said_#  again_# \n{ONE_CALL}")]]
+        {"messages": QUESTION}, OLLAMA_STREAM, [[(ASK_TEXT, f" said_#  again_# \n{ONE_CALL}")]]
     ),
     "llama.cpp": make_log("user_#", {"content": "said_#", "stop": True}, PAIR_TEXTS),
     "chat-ids": make_log(

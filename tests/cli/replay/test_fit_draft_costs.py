@@ -15,9 +15,9 @@ from tools.fit_draft_costs import (
     CellCounts,
     count_by_match,
     count_by_table,
-    fit,
-    fit_match,
-    fit_store,
+    fit_costs,
+    fit_match_costs,
+    fit_store_costs,
 )
 
 ONE_BIT = 16  # the cost of a token that is accepted with probability 1/2
@@ -47,7 +47,7 @@ def test_row_table_counts_drafts_by_match_and_position() -> None:
     assert (counts.num_drafted.sum(), counts.num_accepted.sum()) == (200, 50)
     by_match = count_by_match([make_token_request([make_coin_turn(302)])])
     assert by_match.num_drafted[:, 0].tolist() == counts.num_drafted.sum(axis=1).tolist()
-    costs = fit([count_by_table([make_token_request([make_coin_turn(30_002)])])[0]])
+    costs = fit_costs([count_by_table([make_token_request([make_coin_turn(30_002)])])[0]])
     assert costs[1, 0] == ONE_BIT
     assert costs[2, 0] > 7 * ONE_BIT
 
@@ -75,24 +75,24 @@ def test_sets_have_equal_weight_and_empty_cells_cost_as_much_as_their_neighbours
     num_drafted = np.zeros((16, 32), np.int64)
     num_drafted[5, 9] = 1_000_000
     assert (
-        fit(
+        fit_costs(
             [CellCounts(num_drafted, num_drafted), CellCounts(num_drafted // 100, num_drafted * 0)]
         )[5, 9]
         == ONE_BIT
     )
-    costs = fit([CellCounts(num_drafted, num_drafted // 4)])
+    costs = fit_costs([CellCounts(num_drafted, num_drafted // 4)])
     assert costs[4, 9] == costs[6, 31] == costs[5, 1] == 2 * ONE_BIT
     assert costs[5, 8] == costs[8, 9] == ONE_BIT  # no neighbour has counts
     num_drafted = np.zeros((16, 56), np.int64)
     num_drafted[5, 32 + 4 * 2 + 1] = num_drafted[7, 3] = 1_000_000
-    costs = fit_store([CellCounts(num_drafted, num_drafted // 4)])
+    costs = fit_store_costs([CellCounts(num_drafted, num_drafted // 4)])
     assert costs.shape == (16, 56)
     assert costs[5, 32 + 4 * 2 + 1] == costs[7, 3] == 2 * ONE_BIT
     assert costs[6, 32 + 4 * 3 + 2] == costs[4, 32 + 4 + 0] == 2 * ONE_BIT, "one range apart"
     assert costs[5, 32 + 4 * 4 + 1] == costs[7, 32] == costs[9, 3] == ONE_BIT, "no neighbour"
     num_drafted = np.zeros((16, 1), np.int64)
     num_drafted[5], num_drafted[7] = 1_000_000, 1_000_000
-    costs = fit_match(
+    costs = fit_match_costs(
         [CellCounts(num_drafted, num_drafted // [[1 + (m == 5) * 3] for m in range(16)])]
     )
     assert costs.shape == default_match_costs().shape == (16,)

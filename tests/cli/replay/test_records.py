@@ -210,7 +210,7 @@ def test_stdin_is_read_with_and_without_compression(monkeypatch: pytest.MonkeyPa
 
 REQUEST = {"model": "m", "messages": [{"role": "user", "content": "repeat one two one two"}]}
 RESPONSE = {"choices": [{"message": {"role": "assistant", "content": "one two one two one"}}]}
-GOOD_LOG = {"request": REQUEST, "response": RESPONSE}
+VALID_LOG = {"request": REQUEST, "response": RESPONSE}
 
 
 def make_answer_log(content: Any) -> dict[str, Any]:
@@ -226,9 +226,9 @@ def count_replay(path: Path, **options: Any) -> tuple[int, int, int]:
 
 
 def test_failed_vllm_requests_are_skipped(write_jsonl: Writer) -> None:
-    failed = (DATA / "failed.jsonl").read_bytes().split(b"\n")[:-1]
-    path = write_jsonl(GOOD_LOG, GOOD_LOG, GOOD_LOG, *failed, name="odd.jsonl")
-    assert count_replay(path) == count_replay(write_jsonl(GOOD_LOG, GOOD_LOG, GOOD_LOG))
+    failed_lines = (DATA / "failed.jsonl").read_bytes().split(b"\n")[:-1]
+    path = write_jsonl(VALID_LOG, VALID_LOG, VALID_LOG, *failed_lines, name="odd.jsonl")
+    assert count_replay(path) == count_replay(write_jsonl(VALID_LOG, VALID_LOG, VALID_LOG))
     (item,) = load_inputs([path])
     (note,) = item.notes
     assert note.startswith("3 of 6 records are skipped (50.0%): ")
@@ -239,10 +239,17 @@ def test_failed_vllm_requests_are_skipped(write_jsonl: Writer) -> None:
 def test_command_prints_notes_on_skipped_records(
     write_jsonl: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    no_answers = [make_answer_log(answer) for answer in ("", None)]
-    no_response = {"request": REQUEST, "response": None}
-    invalid_records = [b"x", no_answers[0], b"y", no_answers[1], no_response, 3]
-    path = write_jsonl(*[GOOD_LOG] * 8, *invalid_records, name="odd.jsonl")
+    logs_without_answer = [make_answer_log(answer) for answer in ("", None)]
+    log_without_response = {"request": REQUEST, "response": None}
+    invalid_records = [
+        b"x",
+        logs_without_answer[0],
+        b"y",
+        logs_without_answer[1],
+        log_without_response,
+        3,
+    ]
+    path = write_jsonl(*[VALID_LOG] * 8, *invalid_records, name="odd.jsonl")
     note = (
         f"6 of 14 records are skipped (42.9%): {path}:9: not JSON: Expecting value at column 1; "
         f"{path}:10: response: the answer is empty; {path}:13: response: the response must be an "
@@ -260,7 +267,7 @@ def test_command_prints_notes_on_skipped_records(
     for command in ("replay", "tune"):
         assert cli.main([command, str(path), "--tokenizer", "bytes", "--strict"]) == 2
         assert "odd.jsonl:9: not JSON" in capsys.readouterr().err
-    path = write_jsonl(GOOD_LOG, b"x", b"x y", *no_answers, name="odd.jsonl")
+    path = write_jsonl(VALID_LOG, b"x", b"x y", *logs_without_answer, name="odd.jsonl")
     assert cli.main(["replay", str(path), "--tokenizer", "bytes"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -269,7 +276,7 @@ def test_command_prints_notes_on_skipped_records(
 
 
 def test_files_that_are_not_logs_are_left_out(write_jsonl: Writer, tmp_path: Path) -> None:
-    write_jsonl(GOOD_LOG, GOOD_LOG, name="logs/talk.jsonl")
+    write_jsonl(VALID_LOG, VALID_LOG, name="logs/talk.jsonl")
     write_jsonl({"version": 3}, name="logs/config.json")
     (tmp_path / "logs/tsconfig.json").write_text("{\n  // not JSON\n}\n")
     (tmp_path / "logs/nginx.log").write_text('1.2.3.4 - "GET / HTTP/1.1" 200\n' * 3)
@@ -301,5 +308,5 @@ def test_files_that_are_not_logs_are_left_out(write_jsonl: Writer, tmp_path: Pat
 
 def test_incomplete_first_line_is_skipped(write_jsonl: Writer) -> None:
     """`tail -c` and the rotation of logs write files that begin with a part of a line."""
-    path = write_jsonl(b'sponse": null}', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
-    assert count_replay(path) == count_replay(write_jsonl(GOOD_LOG, GOOD_LOG))
+    path = write_jsonl(b'sponse": null}', VALID_LOG, VALID_LOG, name="odd.jsonl")
+    assert count_replay(path) == count_replay(write_jsonl(VALID_LOG, VALID_LOG))

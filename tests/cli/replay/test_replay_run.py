@@ -106,14 +106,14 @@ def test_padded_drafts_verify_k_tokens_per_step(write_jsonl: Writer) -> None:
     """Every step verifies k tokens: the drafted tokens, then copies of the row's last token."""
     ids = [1, 2, 3, 3, 3, 3, 9, 1, 2, 3, 3, 4]
     path = write_jsonl({"prompt_token_ids": ids[:2], "completion_token_ids": ids[2:]})
-    trimmed, padded = (
+    trimmed_figures, padded_figures = (
         replay([path], ReplayOptions(min_n=2, k=3, drafts=drafts)).total
         for drafts in ("trimmed", "padded")
     )
-    assert (padded.num_steps, padded.num_draft_tokens) == (4, 12)
+    assert (padded_figures.num_steps, padded_figures.num_draft_tokens) == (4, 12)
     # `2 3` has no match: the padding 3 3 3 is right. `1 2` has a match: of 3 3 3, two are right.
-    assert padded.accepted_length_counts == (2, 0, 1, 1)
-    assert trimmed.num_steps > padded.num_steps
+    assert padded_figures.accepted_length_counts == (2, 0, 1, 1)
+    assert trimmed_figures.num_steps > padded_figures.num_steps
     with pytest.raises(ValueError, match="drafts: expected 'padded' or 'trimmed', got 'both'"):
         ReplayOptions(drafts="both")  # type: ignore[arg-type]
 

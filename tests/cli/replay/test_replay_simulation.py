@@ -28,8 +28,8 @@ class NaiveCounts:
 
     tokens: int = 0
     steps: int = 0
-    drafted: Counter[int] = field(default_factory=Counter)
-    accepted: Counter[int] = field(default_factory=Counter)
+    drafted_lengths: Counter[int] = field(default_factory=Counter)
+    accepted_lengths: Counter[int] = field(default_factory=Counter)
 
 
 def draft_ngram(
@@ -64,8 +64,8 @@ def replay_naively(
                 context += yielded
                 counts.steps += 1
                 counts.tokens += len(yielded)
-                counts.drafted[len(draft)] += 1
-                counts.accepted[accepted] += 1
+                counts.drafted_lengths[len(draft)] += 1
+                counts.accepted_lengths[accepted] += 1
     return counts
 
 
@@ -106,13 +106,13 @@ def run_simulation(conversations: Any, batch_size: int, **lookup: Any) -> Replay
 
 def assert_counts_equal(figures: ReplayFigures, naive: NaiveCounts, k: int) -> None:
     assert (figures.num_tokens, figures.num_steps) == (naive.tokens, naive.steps)
-    assert figures.accepted_length_counts == tuple(naive.accepted[n] for n in range(k + 1))
-    assert figures.num_drafts == naive.steps - naive.drafted[0]
-    assert figures.num_draft_tokens == sum(n * c for n, c in naive.drafted.items())
-    assert figures.num_accepted_tokens == sum(n * c for n, c in naive.accepted.items())
+    assert figures.accepted_length_counts == tuple(naive.accepted_lengths[n] for n in range(k + 1))
+    assert figures.num_drafts == naive.steps - naive.drafted_lengths[0]
+    assert figures.num_draft_tokens == sum(n * c for n, c in naive.drafted_lengths.items())
+    assert figures.num_accepted_tokens == sum(n * c for n, c in naive.accepted_lengths.items())
     for j in range(k):
-        drafted = sum(c for n, c in naive.drafted.items() if n > j)
-        accepted = sum(c for n, c in naive.accepted.items() if n > j)
+        drafted = sum(c for n, c in naive.drafted_lengths.items() if n > j)
+        accepted = sum(c for n, c in naive.accepted_lengths.items() if n > j)
         assert figures.draft_tokens_per_pos[j] == drafted
         assert figures.accepted_tokens_per_pos[j] == accepted
 

@@ -48,22 +48,23 @@ def replay_total(path: Path, **options: Any) -> ReplayFigures:
 
 
 def test_store_drafts_text_of_earlier_conversations(logs: Path) -> None:
-    without_store, live = replay_total(logs, store=None), replay_total(logs)
-    assert without_store.num_accepted_tokens == 0
+    storeless_figures, live_figures = replay_total(logs, store=None), replay_total(logs)
+    assert storeless_figures.num_accepted_tokens == 0
     # Drafts are accepted in conversation 3, and in 5, which repeats the last prompt of 2.
-    assert live.num_accepted_tokens > 60
-    assert live.num_requests == 5
-    assert replay_total(logs) == live
-    assert replay_total(logs, batch_size=5).num_accepted_tokens < live.num_accepted_tokens
-    assert replay_total(logs, store="finish") == live
+    assert live_figures.num_accepted_tokens > 60
+    assert live_figures.num_requests == 5
+    assert replay_total(logs) == live_figures
+    assert replay_total(logs, batch_size=5).num_accepted_tokens < live_figures.num_accepted_tokens
+    assert replay_total(logs, store="finish") == live_figures
 
 
 def test_generated_only_stores_no_prompts(logs: Path) -> None:
-    live, generated_only = replay_total(logs), replay_total(logs, generated_only=True)
-    assert generated_only.num_requests == 6
-    assert generated_only.num_prompt_tokens == live.num_prompt_tokens + 61
-    assert 20 < generated_only.num_accepted_tokens < live.num_accepted_tokens
-    assert generated_only.num_tokens == live.num_tokens
+    live_figures = replay_total(logs)
+    generated_figures = replay_total(logs, generated_only=True)
+    assert generated_figures.num_requests == 6
+    assert generated_figures.num_prompt_tokens == live_figures.num_prompt_tokens + 61
+    assert 20 < generated_figures.num_accepted_tokens < live_figures.num_accepted_tokens
+    assert generated_figures.num_tokens == live_figures.num_tokens
 
 
 def test_costs_file_has_tables_for_row_and_store(logs: Path, tmp_path: Path) -> None:

@@ -40,20 +40,23 @@ Writer = Callable[..., Path]
 def test_sample_is_deterministic(write_jsonl: Writer) -> None:
     lines = [{"prompt": f"{n} " * 40, "completion": "a b c " * (n % 30)} for n in range(400)]
     path = write_jsonl(*lines)
-    sampled = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
-    assert sampled.is_sample
-    assert 6000 < sampled.characters <= 8000
-    assert (sampled.num_read, sampled.characters_read) == (
+    sampled_traffic = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
+    assert sampled_traffic.is_sample
+    assert 6000 < sampled_traffic.characters <= 8000
+    assert (sampled_traffic.num_read, sampled_traffic.characters_read) == (
         400,
         sum(len(str(line["prompt"])) + len(str(line["completion"])) for line in lines),
     )
-    assert sampled.names == read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes")).names
-    numbers = [int(name) for name in sampled.names]
+    assert (
+        sampled_traffic.names
+        == read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes")).names
+    )
+    numbers = [int(name) for name in sampled_traffic.names]
     assert numbers == sorted(numbers)
     assert max(numbers) > 200, "the sample is from the whole file"
-    complete = read_traffic([path], TuneOptions(tokenizer="bytes"))
-    assert not complete.is_sample
-    assert complete.left_out == sum(n % 30 == 0 for n in range(400))
+    complete_traffic = read_traffic([path], TuneOptions(tokenizer="bytes"))
+    assert not complete_traffic.is_sample
+    assert complete_traffic.left_out == sum(n % 30 == 0 for n in range(400))
 
 
 def test_each_input_is_split_in_halves(tmp_path: Path, write_jsonl: Writer) -> None:

@@ -18,7 +18,7 @@ from tools.bench.ops import OPS
 from tools.bench.ops.index import IndexStepImplementation
 from tools.bench.options import BenchError, Options, Size
 
-TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
+OPS_TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
     "draft-length",
     "vllm-draft-graphs",
@@ -36,7 +36,7 @@ def run_op(file: Path, op: str, *arguments: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("op", sorted(OPS.keys() - TESTED_ELSEWHERE))
+@pytest.mark.parametrize("op", sorted(OPS.keys() - OPS_TESTED_ELSEWHERE))
 def test_op_writes_results_and_variants_of_ours_draft_the_same(op: str, tmp_path: Path) -> None:
     document = run_op(tmp_path / "out.json", op, "--sizes", "4x256", "--data-kind", "random")
     assert document["results"]
@@ -52,17 +52,17 @@ def test_op_writes_results_and_variants_of_ours_draft_the_same(op: str, tmp_path
 def test_index_step_with_ladder_drafts_like_proposer(probability: float | None) -> None:
     variant = "sizes=ladder" if probability is None else f"min_draft_probability={probability}"
     options = Options(data_kind="periodic", k=8, engine="index").apply_changes(variant)
-    work = make_workload(Size(5, 300), options)
-    work.token_ids %= 17
-    implementation = IndexStepImplementation(work, options)
+    workload = make_workload(Size(5, 300), options)
+    workload.token_ids %= 17
+    implementation = IndexStepImplementation(workload, options)
     implementation.reset()
     config = NgramConfig(
-        sizes="ladder", k=8, min_draft_probability=probability, max_len=work.capacity
+        sizes="ladder", k=8, min_draft_probability=probability, max_len=workload.capacity
     )
     proposer = NgramProposer(config, "index")
-    tokens, lengths = work.token_ids.copy(), work.lengths[0].copy()
+    tokens, lengths = workload.token_ids.copy(), workload.lengths[0].copy()
     for step in range(4):
-        expected = proposer.step(tokens, lengths, work.sampled[step])
+        expected = proposer.step(tokens, lengths, workload.sampled[step])
         drafts = implementation.get_drafts(
             implementation.function(*implementation.get_arguments(step))
         )

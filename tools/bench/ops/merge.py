@@ -84,8 +84,11 @@ class Eager(Merge):
         import torch
 
         tensors = self.tensors
-        neural, ngram = tensors["neural_draft_token_ids"], tensors["ngram_draft_token_ids"]
-        num_ngram, num_neural = tensors["num_ngram_draft_tokens"], neural.shape[1]
+        neural_drafts, ngram_drafts = (
+            tensors["neural_draft_token_ids"],
+            tensors["ngram_draft_token_ids"],
+        )
+        num_ngram, num_neural = tensors["num_ngram_draft_tokens"], neural_drafts.shape[1]
         total_costs = tensors["draft_costs"].cumsum(1).clamp_(max=255)
         promise = (self._powers[total_costs] * (self._positions < num_ngram[:, None])).sum(1)
         old_acceptance = tensors["neural_acceptance"][tensors["row_indices"]]
@@ -105,7 +108,7 @@ class Eager(Merge):
             tensors["num_sampled"][:, None] > 0, new_acceptance, old_acceptance
         )
         return (
-            torch.where(takes_ngram[:, None], ngram, neural),
+            torch.where(takes_ngram[:, None], ngram_drafts, neural_drafts),
             torch.where(takes_ngram, num_ngram, num_neural),
             1 + takes_ngram.int(),
         )

@@ -98,23 +98,25 @@ class Eager(Correction):
         import torch
 
         state = self.tensors
-        computed, accepted, previous = (state[name] for name in COUNT_NAMES[:3])
-        rows = previous.clamp(min=0)
-        sampled = state["num_sampled_prev"][rows]
-        had_drafts = (previous >= 0) & (state["num_draft_prev"][rows] > 0)
+        num_computed, num_accepted, positions_before = (state[name] for name in COUNT_NAMES[:3])
+        rows = positions_before.clamp(min=0)
+        num_sampled = state["num_sampled_prev"][rows]
+        had_drafts = (positions_before >= 0) & (state["num_draft_prev"][rows] > 0)
         counts = torch.where(
-            had_drafts, computed[rows] + sampled, state["host_num_computed_tokens"]
+            had_drafts, num_computed[rows] + num_sampled, state["host_num_computed_tokens"]
         )
-        accepted.copy_(torch.where(had_drafts, sampled, accepted))
-        computed.copy_(counts)
+        num_accepted.copy_(torch.where(had_drafts, num_sampled, num_accepted))
+        num_computed.copy_(counts)
         starts, positions = state["query_start_loc"], state["positions"]
-        scheduled, num_tokens = starts[1:] - starts[:-1], len(positions)
-        shift = torch.repeat_interleave(computed - starts[:-1], scheduled, output_size=num_tokens)
-        torch.add(torch.arange(num_tokens, device=computed.device), shift, out=positions)
-        torch.add(computed, scheduled, out=state["seq_lens"])
+        num_scheduled, num_tokens = starts[1:] - starts[:-1], len(positions)
+        shift = torch.repeat_interleave(
+            num_computed - starts[:-1], num_scheduled, output_size=num_tokens
+        )
+        torch.add(torch.arange(num_tokens, device=num_computed.device), shift, out=positions)
+        torch.add(num_computed, num_scheduled, out=state["seq_lens"])
         torch.lt(state["seq_lens"], state["num_tokens"], out=state["discard"])
-        requests = torch.arange(len(previous), device=previous.device)
-        request = torch.repeat_interleave(requests, scheduled, output_size=num_tokens)
+        requests = torch.arange(len(positions_before), device=positions_before.device)
+        request = torch.repeat_interleave(requests, num_scheduled, output_size=num_tokens)
         blocks = state["block_table"][request, positions // BLOCK_SIZE].to(torch.int64)
         torch.add(blocks * BLOCK_SIZE, positions % BLOCK_SIZE, out=state["slot_mapping"])
 

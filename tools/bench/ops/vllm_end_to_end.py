@@ -171,9 +171,9 @@ def prepare_model() -> tuple[Path, list[int]]:
 
     folder = ROOT / "build" / "vllm"
     folder.mkdir(parents=True, exist_ok=True)
-    tiny = tiny_model.cached(folder)
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    return widen_model(tiny), tokenizer.encode(tiny_model.corpus()[1_000_000:1_400_000])
+    model = tiny_model.cached(folder)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return widen_model(model), tokenizer.encode(tiny_model.corpus()[1_000_000:1_400_000])
 
 
 def start_engine(
@@ -208,10 +208,10 @@ def start_engine(
 def make_prompts(size: Size, corpus: list[int]) -> list[list[int]]:
     """Returns a document that the requests share, followed by a different passage per request."""
     num_own_tokens = min(OWN_TOKENS, size.context)
-    shared = (corpus * (size.context // len(corpus) + 1))[: size.context - num_own_tokens]
-    doubled = corpus + corpus
+    shared_tokens = (corpus * (size.context // len(corpus) + 1))[: size.context - num_own_tokens]
+    repeated_corpus = corpus + corpus
     starts = [number * 1777 % len(corpus) for number in range(1, size.batch + 1)]
-    return [shared + doubled[start : start + num_own_tokens] for start in starts]
+    return [shared_tokens + repeated_corpus[start : start + num_own_tokens] for start in starts]
 
 
 def widen_model(model: Path) -> Path:
@@ -223,13 +223,13 @@ def widen_model(model: Path) -> Path:
     import torch
     from safetensors.torch import load_file, save_file
 
-    unfinished = wide_model.with_suffix(".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(model, unfinished)
+    unfinished_model = wide_model.with_suffix(".unfinished")
+    shutil.rmtree(unfinished_model, ignore_errors=True)
+    shutil.copytree(model, unfinished_model)
     config = json.loads((model / "config.json").read_text())
     num_added = INTERMEDIATE_SIZE - config["intermediate_size"]
     config.update(intermediate_size=INTERMEDIATE_SIZE, max_position_embeddings=MAX_MODEL_LEN)
-    (unfinished / "config.json").write_text(json.dumps(config))
+    (unfinished_model / "config.json").write_text(json.dumps(config))
     weights = load_file(model / "model.safetensors")
     noise = torch.Generator().manual_seed(0)
     for name, weight in weights.items():
@@ -238,8 +238,8 @@ def widen_model(model: Path) -> Path:
             weights[name] = torch.cat([weight, rows])
         elif "down_proj" in name:
             weights[name] = torch.cat([weight, torch.zeros(weight.shape[0], num_added)], 1)
-    save_file(weights, unfinished / "model.safetensors", {"format": "pt"})
-    unfinished.rename(wide_model)
+    save_file(weights, unfinished_model / "model.safetensors", {"format": "pt"})
+    unfinished_model.rename(wide_model)
     return wide_model
 
 

@@ -58,8 +58,8 @@ class ProposerImplementation(Implementation):
 
     def _save(self, engine: IndexedRows) -> None:
         words = engine.index.tensor
-        used = len(words) - count_unused_pages(words) * _C.INDEX_PAGE_WORDS
-        self._saved = words[:used].copy(), copy.copy(engine._rows)
+        num_used = len(words) - count_unused_pages(words) * _C.INDEX_PAGE_WORDS
+        self._saved = words[:num_used].copy(), copy.copy(engine._rows)
 
     def activate(self) -> None:
         _C.set_num_threads(self._threads)
