@@ -159,12 +159,10 @@ def test_stub_has_signature_and_description_of_each_operator() -> None:
     functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
     assert functions.keys() == {*OPSPECS, "computed_tokens_drift", "workspace_size"}
     for name in OPSPECS:
-        stub_arguments, signature = functions[name].args, inspect.signature(getattr(ops, name))
-        names = [argument.arg for argument in (*stub_arguments.args, *stub_arguments.kwonlyargs)]
+        arguments, signature = functions[name].args, inspect.signature(getattr(ops, name))
+        names = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
         assert names == list(signature.parameters)
-        stub_defaults = [
-            d for d in (*stub_arguments.defaults, *stub_arguments.kw_defaults) if d is not None
-        ]
+        stub_defaults = [d for d in (*arguments.defaults, *arguments.kw_defaults) if d is not None]
         defaults = [p.default for p in signature.parameters.values() if p.default is not p.empty]
         assert [ast.literal_eval(default) for default in stub_defaults] == defaults
         description = ast.get_docstring(functions[name])

@@ -239,16 +239,9 @@ def test_failed_vllm_requests_are_skipped(write_jsonl: Writer) -> None:
 def test_command_prints_notes_on_skipped_records(
     write_jsonl: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logs_without_answer = [make_answer_log(answer) for answer in ("", None)]
-    log_without_response = {"request": REQUEST, "response": None}
-    invalid_records = [
-        b"x",
-        logs_without_answer[0],
-        b"y",
-        logs_without_answer[1],
-        log_without_response,
-        3,
-    ]
+    empty_answer, null_answer = make_answer_log(""), make_answer_log(None)
+    null_response = {"request": REQUEST, "response": None}
+    invalid_records = [b"x", empty_answer, b"y", null_answer, null_response, 3]
     path = write_jsonl(*[VALID_LOG] * 8, *invalid_records, name="odd.jsonl")
     note = (
         f"6 of 14 records are skipped (42.9%): {path}:9: not JSON: Expecting value at column 1; "
@@ -267,7 +260,7 @@ def test_command_prints_notes_on_skipped_records(
     for command in ("replay", "tune"):
         assert cli.main([command, str(path), "--tokenizer", "bytes", "--strict"]) == 2
         assert "odd.jsonl:9: not JSON" in capsys.readouterr().err
-    path = write_jsonl(VALID_LOG, b"x", b"x y", *logs_without_answer, name="odd.jsonl")
+    path = write_jsonl(VALID_LOG, b"x", b"x y", empty_answer, null_answer, name="odd.jsonl")
     assert cli.main(["replay", str(path), "--tokenizer", "bytes"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

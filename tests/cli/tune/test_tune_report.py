@@ -40,17 +40,15 @@ Writer = Callable[..., Path]
 def test_sample_is_deterministic(write_jsonl: Writer) -> None:
     lines = [{"prompt": f"{n} " * 40, "completion": "a b c " * (n % 30)} for n in range(400)]
     path = write_jsonl(*lines)
-    sampled_traffic = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
+    options = TuneOptions(sample=8000, tokenizer="bytes")
+    sampled_traffic = read_traffic([path], options)
     assert sampled_traffic.is_sample
     assert 6000 < sampled_traffic.characters <= 8000
     assert (sampled_traffic.num_read, sampled_traffic.characters_read) == (
         400,
         sum(len(str(line["prompt"])) + len(str(line["completion"])) for line in lines),
     )
-    assert (
-        sampled_traffic.names
-        == read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes")).names
-    )
+    assert sampled_traffic.names == read_traffic([path], options).names
     numbers = [int(name) for name in sampled_traffic.names]
     assert numbers == sorted(numbers)
     assert max(numbers) > 200, "the sample is from the whole file"

@@ -134,22 +134,14 @@ add_subdirectory({manylinux} manylinux)
 add_library(user SHARED user.cpp)
 target_link_libraries(user PRIVATE ngram_npu_manylinux rt)
 """
-CALLED_FUNCTIONS = (
-    "dlmopen",
-    "dlsym",
-    "pthread_create",
-    "pthread_spin_lock",
-    "sem_wait",
-    "shm_open",
-)
+FUNCTIONS = ("dlmopen", "dlsym", "pthread_create", "pthread_spin_lock", "sem_wait", "shm_open")
 
 
 def test_manylinux_library_links_functions_of_an_old_glibc(tmp_path: Path) -> None:
     manylinux = REPOSITORY / "cmake" / "manylinux"
     (tmp_path / "CMakeLists.txt").write_text(CMAKE_PROJECT.format(manylinux=manylinux))
     calls = [
-        f'extern "C" int {name}(); int u_{name}() {{ return {name}(); }}'
-        for name in CALLED_FUNCTIONS
+        f'extern "C" int {name}(); int u_{name}() {{ return {name}(); }}' for name in FUNCTIONS
     ]
     (tmp_path / "user.cpp").write_text("\n".join(calls))
     ninja = f"-DCMAKE_MAKE_PROGRAM={Path(sys.executable).parent / 'ninja'}"
@@ -159,11 +151,11 @@ def test_manylinux_library_links_functions_of_an_old_glibc(tmp_path: Path) -> No
         ["readelf", "-W", "--dyn-syms", tmp_path / "libuser.so"], text=True
     )
     versions = dict(re.findall(r"UND (\w+)@GLIBC_2\.(\d+)", symbols))
-    assert set(CALLED_FUNCTIONS) <= set(versions)
+    assert set(FUNCTIONS) <= set(versions)
     assert all(int(minor) <= 28 for minor in versions.values()), versions
 
 
-USER_SOURCE = """
+SOURCE = """
 int cuVersioned(void); int cuPlain(void);
 int versioned(void) { return cuVersioned(); }
 int plain(void) { return cuPlain(); }
@@ -189,9 +181,7 @@ def test_library_with_cuda_stand_ins_loads_and_finds_no_device(tmp_path: Path) -
         plain_library, "int cuPlain(void) { return 0; }", f"-Wl,-soname,{plain_library.name}"
     )
     user = tmp_path / "libuser.so"
-    link_library(
-        user, USER_SOURCE, "-Wl,-rpath,$ORIGIN", str(versioned_library), str(plain_library)
-    )
+    link_library(user, SOURCE, "-Wl,-rpath,$ORIGIN", str(versioned_library), str(plain_library))
     versioned_library.unlink()
     plain_library.unlink()
     torches.write_stand_ins(tmp_path)

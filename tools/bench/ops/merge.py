@@ -84,10 +84,8 @@ class Eager(Merge):
         import torch
 
         tensors = self.tensors
-        neural_drafts, ngram_drafts = (
-            tensors["neural_draft_token_ids"],
-            tensors["ngram_draft_token_ids"],
-        )
+        neural_drafts = tensors["neural_draft_token_ids"]
+        ngram_drafts = tensors["ngram_draft_token_ids"]
         num_ngram, num_neural = tensors["num_ngram_draft_tokens"], neural_drafts.shape[1]
         total_costs = tensors["draft_costs"].cumsum(1).clamp_(max=255)
         promise = (self._powers[total_costs] * (self._positions < num_ngram[:, None])).sum(1)
