@@ -116,15 +116,11 @@ def find_shortest_loop(code: Code, start: int) -> list[int]:
 
 def count_waits_for_next_tile(code: Code, loads: list[int]) -> int:
     """Counts the instructions before a tile's vote that wait for the loads of the next tile."""
-    pending_scoreboards = {code.instructions[index].result_scoreboard for index in loads} - {
-        NO_SCOREBOARD
-    }
+    scoreboards = {code.instructions[index].result_scoreboard for index in loads} - {NO_SCOREBOARD}
     waits = 0
     for index in find_shortest_loop(code, max(loads))[1:]:
         instruction = code.instructions[index]
-        waits += any(
-            instruction.awaited_scoreboards >> scoreboard & 1 for scoreboard in pending_scoreboards
-        )
+        waits += any(instruction.awaited_scoreboards >> number & 1 for number in scoreboards)
         if instruction.name.startswith("VOTE"):
             break
     return waits

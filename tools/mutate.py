@@ -158,10 +158,8 @@ class ProjectCopy:
         pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
         commands = [[f"build/libraries/tests/cpp/{name}"] for name in self._gtests]
         if self._pytest:
-            check_code = (
-                "import ngram_npu; assert ngram_npu.__version__ == 'mutated', 'not the copy'"
-            )
-            if self._execute([sys.executable, "-c", check_code]) and "not the copy" in self.output:
+            check = "import ngram_npu; assert ngram_npu.__version__ == 'mutated', 'not the copy'"
+            if self._execute([sys.executable, "-c", check]) and "not the copy" in self.output:
                 raise SystemExit(
                     "tools.mutate: expected an installed wheel, got an editable install: "
                     "run make install"

@@ -57,10 +57,7 @@ def _format_docstring(op: str, parameters: set[str], results: set[str], document
     _, summary, _ = (part.strip() for part in document.split("\n\n", 2))
     lines = [f'"""{_strip_markdown(summary)}', ""]
     tables = re.findall(r"^\| (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", document, re.MULTILINE)
-    for kind, heading, names in (
-        ("argument", "Args:", parameters),
-        ("result", "Returns:", results),
-    ):
+    for kind, title, names in (("argument", "Args:", parameters), ("result", "Returns:", results)):
         rows = [row for name, table in tables if name == kind for row in table.splitlines()]
         cells = [re.split(r" *\| *", row)[1:-1] for row in rows]
         descriptions = [
@@ -68,7 +65,7 @@ def _format_docstring(op: str, parameters: set[str], results: set[str], document
             for first, *rest in cells
             if "`" not in first or names & {*re.findall(r"`(\w+)`", first)}
         ]
-        lines += [heading, *descriptions, ""] if names else []
+        lines += [title, *descriptions, ""] if names else []
     lines += ["Raises:", f"    {_RAISES}", "    before anything is written.", ""]
     lines += [f"Contract: docs/ops/{op.rstrip('_')}.md", '"""']
     return "\n".join(lines)
