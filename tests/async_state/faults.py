@@ -162,8 +162,8 @@ FAULTS: dict[str, Fault] = {
     "the event is recorded before the copies": _start_with(_record_before_copies),
     "the event is recorded on the main stream": _start_with(_record_on_main),
     "the main stream overwrites the source of a download": _after_init(_keep_main_from_waiting),
-    "counts of two steps share a buffer": _share_downloads("_counts", 1),
-    "drafts of three steps share two buffers": _share_downloads("_drafts", 2),
+    "counts of two steps share a buffer": _share_downloads("_count_downloads", 1),
+    "drafts of three steps share two buffers": _share_downloads("_draft_downloads", 2),
     "uploads of two steps share a staging buffer": _after_init(_share_staging_buffer),
     "drafts of the step before": patch_call(DeviceState, "propose", _keep_old_drafts),
     "results of the slot's previous request": patch_call(

@@ -117,7 +117,7 @@ def test_rows_without_a_slot_cause_one_warning() -> None:
         proposer.step(**{**few, "sampled_token_ids": few["sampled_token_ids"][:3]})
         proposer.step(**few, slot_indices=np.array([2, 1, 0, 7, 8], np.int32))
     batch, other = new_batch(), new_batch()
-    with pytest.warns(UserWarning, match="index has 3 slots; rows beyond are scanned") as caught:
+    with pytest.warns(UserWarning, match="index has 3 slots; the other rows are scanned") as caught:
         result = proposer.step(**batch)
     assert caught[0].filename == __file__
     expected = NgramProposer(CONFIG, "scan").step(**other)

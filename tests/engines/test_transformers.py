@@ -241,7 +241,7 @@ def compare(model: Any, drafter: SimpleNamespace, **options: Any) -> tuple[torch
 def test_tables_name_all_fields_and_arguments() -> None:
     """A field or argument of a new version raises an error until these tests cover it."""
     assert not SUPPORTED & UNSUPPORTED.keys()
-    assert adapter._FIELDS - {"transformers_version"} == SUPPORTED
+    assert adapter._CONFIG_FIELDS - {"transformers_version"} == SUPPORTED
     assert SUPPORTED | UNSUPPORTED.keys() >= FIELDS
     arguments = inspect.signature(GenerationMixin.generate).parameters.keys()
     assert arguments <= UNSUPPORTED_ARGUMENTS | adapter._ARGUMENTS | {"self", "kwargs"}
@@ -446,7 +446,7 @@ def test_drafting_with_unsupported_model_raises_error(name: str) -> None:
         drafting(model),
     ):
         model.generate(torch.tensor([[5]]), max_new_tokens=3)
-    assert not {"generate", *adapter._REPLACED} & vars(model).keys()
+    assert not {"generate", *adapter._REPLACED_METHODS} & vars(model).keys()
 
 
 @pytest.mark.parametrize("family", models.IMAGE_MODELS)
@@ -552,7 +552,7 @@ def test_import_with_old_version_raises(monkeypatch: pytest.MonkeyPatch) -> None
         runpy.run_path(adapter.__file__)
 
 
-@pytest.mark.parametrize("version", [adapter.OLDEST, adapter.NEWEST])
+@pytest.mark.parametrize("version", [adapter.OLDEST_VERSION, adapter.NEWEST_VERSION])
 def test_import_with_tested_version_does_not_warn(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

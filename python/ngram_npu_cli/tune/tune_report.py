@@ -21,22 +21,23 @@ from ngram_npu_cli.report import (
     shorten_name,
 )
 from ngram_npu_cli.tune import ranking
-from ngram_npu_cli.tune.candidates import SYNCHRONOUS, Candidate, Runner, vllm_options
+from ngram_npu_cli.tune.candidates import SYNCHRONOUS_SHARE, Candidate, Runner, vllm_options
 from ngram_npu_cli.tune.ranking import Interval, Measured, StoreGain
 from ngram_npu_cli.tune.traffic import Traffic
 
 FORMAT = "ngram_npu.tune/2"
-"""Written into every JSON result; the number grows when a field changes its meaning."""
+"""Format name in every JSON result. The number increases when a field changes its meaning."""
 
 MIN_HELD_OUT = 20
-"""With fewer conversations nothing is recommended: the bootstrap interval would be too narrow."""
+"""Minimum number of held-out conversations for a recommendation. With fewer conversations, the
+bootstrap interval would be too narrow."""
 
 _MAX_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class SettingCounts:
-    """Counts of one setting on the selection half and on the held-out half."""
+    """Counts of a setting on the selection half and on the held-out half."""
 
     selection: TotalCounts
     held_out: TotalCounts
@@ -58,12 +59,12 @@ class BatchRow:
 
     Attributes:
         speedup, against: Speed-ups of the recommended setting and of the baseline.
-        ratio: Ratio of these two, over the same resampled conversations.
+        ratio: Ratio of these two speed-ups, with the same resampled conversations.
         expected: Speed-up of the recommended setting on the selection half.
         best: The best setting on the selection half for this batch size alone.
         best_speedup: Speed-up of `best`.
-        use: The setting to use: the first of these with an interval above 1: the recommended
-            setting, `best`, the baseline. None if there is no such setting.
+        use: The setting to use: the first of the recommended setting, `best` and the baseline whose
+            interval is above 1. None if there is no such setting.
     """
 
     batch: int
@@ -108,7 +109,7 @@ class TuneReport(JsonReport):
 
     Attributes:
         about: Command, date, machine, versions and duration in seconds.
-        traffic: The conversations that were read, and those that were replayed.
+        traffic: Description of the conversations that were read and of those that were replayed.
         cost: The verification cost.
         settings: All settings that were tried.
         frontier: The settings on the Pareto front of the held-out half.
@@ -116,8 +117,8 @@ class TuneReport(JsonReport):
         batches: Speed-ups by batch size, ascending.
         advice: Advice in one sentence.
         off_above: Batch size above which drafting should be off; 0: for all, None: for none.
-        lengths: vLLM's ``num_speculative_tokens_per_batch_size``; empty: not supported by the
-            runner, or the cost is the same for any batch size.
+        lengths: vLLM's ``num_speculative_tokens_per_batch_size``; empty if the runner does not
+            support it, or the cost is the same for any batch size.
         inputs: Results by input.
         conversations: Results of the held-out conversations, by speed-up, ascending.
         store: The gain of a store; None if no store was tried.
@@ -153,7 +154,7 @@ class TuneReport(JsonReport):
         return vllm_options(self.candidate, self.runner.method)
 
     def batch_name(self, batch: int) -> str:
-        """Returns a batch size as shown: "any" if the cost is the same for all sizes."""
+        """Returns a batch size as text: "any" if the cost is the same for all batch sizes."""
         return "any" if self.cost.same_for_any_batch else str(batch)
 
     def command_for(self, candidate: Candidate) -> str:
@@ -280,7 +281,7 @@ def _make_rows(
 ) -> list[BatchRow]:
     rows = []
     for batch in cost.batch_sizes:
-        best, _ = ranking.recommend(measured, cost.at([batch]))
+        best, _ = ranking.recommend(measured, cost.select_batch_sizes([batch]))
         intervals = {
             c: ranking.compute_interval(measured, c, cost, batch)
             for c in (candidate, best, against)
@@ -351,7 +352,7 @@ def _describe_advice(report: TuneReport) -> list[Block]:
         share = report.cost.synchronous
         source = (
             "assumed, not measured"
-            if share == SYNCHRONOUS
+            if share == SYNCHRONOUS_SHARE
             else "from --synchronous or the measured cost"
         )
         lines.append(
@@ -376,9 +377,9 @@ def _describe_advice(report: TuneReport) -> list[Block]:
             "",
             Command(f'"num_speculative_tokens_per_batch_size": {entries}'),
         ]
-    # At some batch sizes, only another setting is faster than no drafts.
-    exceptions = dict.fromkeys(row.use for row in report.batches)
-    for other in exceptions:
+    # At some batch sizes, only another setting than the recommended one is faster than no drafts.
+    used_settings = dict.fromkeys(row.use for row in report.batches)
+    for other in used_settings:
         if other in (None, report.candidate):
             continue
         lines.append("")
@@ -412,7 +413,7 @@ def _describe_store(report: TuneReport) -> list[str]:
     )
     tokens = report.candidate.config.store_tokens
     if tokens != STORE_TOKENS:
-        lines.append(f"This one holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")
+        lines.append(f"This store holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")
     return lines
 
 
@@ -445,8 +446,8 @@ def _describe_speedups(report: TuneReport) -> list[Block]:
 def _describe_frontier(report: TuneReport) -> list[Block]:
     shown = report.frontier
     if len(shown) > _MAX_SHOWN:  # a selection at equal distances, with the first and the last
-        places = np.linspace(0, len(shown) - 1, _MAX_SHOWN).round().astype(int)
-        shown = tuple(shown[place] for place in places)
+        positions = np.linspace(0, len(shown) - 1, _MAX_SHOWN).round().astype(int)
+        shown = tuple(shown[position] for position in positions)
     marks = {report.candidate: "best", report.against: "baseline"}
     figures = [
         (candidate, setting.held_out)

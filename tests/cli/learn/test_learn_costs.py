@@ -10,10 +10,16 @@ import numpy.typing as npt
 import pytest
 from ngram_npu import Costs, NgramConfig, NgramProposer
 from ngram_npu.config import default_costs, default_store_costs
-from ngram_npu.draft_costs import UNIT, costs_to_logits
-from ngram_npu_cli.learn.fit_draft_costs import STRENGTH, fit, observed
+from ngram_npu.draft_costs import UNITS_PER_NAT, costs_to_logits
+from ngram_npu_cli.learn.fit_draft_costs import PRIOR_WEIGHT, collect_observations, fit
 from ngram_npu_cli.replay import TokenRequest, TokenTurn, simulate
-from ngram_npu_cli.replay.walks import Counts, Walks, candidates, outcomes, walks
+from ngram_npu_cli.replay.walks import (
+    Counts,
+    PositionDrafts,
+    compute_outcomes,
+    find_candidates,
+    simulate_ladder,
+)
 from ops.reference import ladder
 
 TOKENIZER = "0123456789abcdef" * 2
@@ -46,20 +52,20 @@ def make_rows() -> list[list[int]]:
 @pytest.mark.parametrize("tokens", make_rows())
 def test_candidates_and_outcomes_equal_the_reference(tokens: list[int]) -> None:
     row = np.array(tokens, np.int64)
-    q, m = candidates(row)
+    q, m = find_candidates(row)
     expected = [ladder.candidate(tokens[:x]) for x in range(len(tokens))]
     assert list(zip(q.tolist(), m.tolist(), strict=True)) == expected
-    assert outcomes(row, q, m).tolist() == ladder.outcome_bytes(tokens)
+    assert compute_outcomes(row, q, m).tolist() == ladder.outcome_bytes(tokens)
 
 
-def replay_walks(drafts: Walks, costs: Costs, limit: int, k: int) -> Counts:
+def replay_walks(drafts: PositionDrafts, costs: Costs, limit: int, k: int) -> Counts:
     """Counts a replay with drafts of at most `k` tokens whose cost does not exceed the limit."""
     logits = costs.row[drafts.match, drafts.column].astype(int)
     logits += costs.tokens[drafts.token % 4096, 0].astype(int)
-    logits += costs.tokens[drafts.before % 4096, 1].astype(int)
+    logits += costs.tokens[drafts.previous_token % 4096, 1].astype(int)
     is_cheap = np.cumsum(logits_to_costs(logits), axis=1) <= limit
     lengths = np.minimum(is_cheap[:, :k].sum(axis=1), drafts.length)
-    yielded = np.minimum(np.minimum(drafts.right, lengths) + 1, drafts.remaining)
+    yielded = np.minimum(np.minimum(drafts.num_right, lengths) + 1, drafts.num_remaining)
     steps = [0]
     while steps[-1] < len(yielded):
         steps.append(steps[-1] + yielded[steps[-1]])
@@ -73,7 +79,7 @@ def test_simulator_counts_equal_replayed_drafts() -> None:
     turns = [TokenTurn(part[:20], part[20:]) for part in requests[0].tokens()[:120].reshape(3, 40)]
     single = TokenTurn(turns[0].prompt, turns[0].completion[:1])
     requests = [TokenRequest("none", ()), *requests, TokenRequest("turns", (single, *turns))]
-    observed = walks(requests)
+    observed = simulate_ladder(requests)
     for limit in (10, 40, 90):
         config = NgramConfig(sizes="ladder", min_draft_probability=2 ** (-limit / 16), costs=costs)
         figures = simulate("", requests, NgramProposer(config), k=8, batch_size=2)
@@ -102,17 +108,17 @@ def test_fit_maximizes_the_likelihood() -> None:
     """At the maximum, the residuals of an entry and the pull of its prior cancel."""
     requests = new_conversations(40)
     costs = fit(requests)
-    (cells, tokens, before), right = observed(requests)
+    (cells, tokens, before), right = collect_observations(requests)
     defaults = default_costs(), default_store_costs()
     shipped = costs_to_logits(np.concatenate([table.ravel() for table in defaults]))
-    fitted = np.concatenate([costs.row.ravel(), costs.store.ravel()]) / UNIT
-    token_logits, before_logits = costs.tokens.T / UNIT
+    fitted = np.concatenate([costs.row.ravel(), costs.store.ravel()]) / UNITS_PER_NAT
+    token_logits, before_logits = costs.tokens.T / UNITS_PER_NAT
     rate = 1 / (1 + np.exp(-fitted[cells] - token_logits[tokens] - before_logits[before]))
     for entries, table, prior in (
         (cells, fitted, shipped),
         (tokens, token_logits, 0.0),
         (before, before_logits, 0.0),
     ):
-        pull = np.bincount(entries, right - rate, len(table)) - STRENGTH * (table - prior)
-        curvature = np.bincount(entries, rate * (1 - rate), len(table)) + STRENGTH
+        pull = np.bincount(entries, right - rate, len(table)) - PRIOR_WEIGHT * (table - prior)
+        curvature = np.bincount(entries, rate * (1 - rate), len(table)) + PRIOR_WEIGHT
         assert abs(pull / curvature).max() < 0.1, "a step of Newton's method is still long"

@@ -59,7 +59,7 @@ METHODS = {"padded": "ngram_gpu", "trimmed": "custom_class"}
 def test_measured_counts_equal_a_replay(
     traffic: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    monkeypatch.setattr(measure_module, "_ROWS", 7)
+    monkeypatch.setattr(measure_module, "_MAX_ROWS", 7)
     requests = read_traffic([traffic]).requests
     assert len(group_requests(requests)) == 6
     candidates = (*FEW, PADDED)
@@ -83,7 +83,7 @@ def test_measured_counts_equal_a_replay(
 def test_groups_contain_each_request_once_within_the_buffer_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(measure_module, "_TOKENS", 1000)
+    monkeypatch.setattr(measure_module, "_MAX_TOKENS", 1000)
     requests = [
         TokenRequest("", (TokenTurn(np.zeros(n, np.int32), np.zeros(n % 9 + 2, np.int32)),))
         for n in range(1, 2000, 37)
@@ -142,9 +142,9 @@ def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
     assert cost.batch_sizes == (1, 8)
     assert not cost.is_example
     assert cost.seconds(8, np.array([24.0])) == pytest.approx([0.025])
-    assert cost.at([8]).batch_sizes == (8,)
+    assert cost.select_batch_sizes([8]).batch_sizes == (8,)
     with pytest.raises(InputError, match=r"batch size 4: .* has step times for 1, 8"):
-        cost.at([4])
+        cost.select_batch_sizes([4])
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_ranking_uses_the_worst_batch_size() -> None:
     assert measured.speedup(FEW[0], cost, 256, half) == pytest.approx(0.86, abs=0.01)
     assert measured.speedup(FEW[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
     assert rank(measured, cost)[0] == FEW[1]
-    assert rank(measured, cost.at([1, 4, 16]))[0] == FEW[0]
+    assert rank(measured, cost.select_batch_sizes([1, 4, 16]))[0] == FEW[0]
 
 
 def test_draft_lengths_by_batch_size_are_the_fastest_of_one_lookup() -> None:

@@ -29,8 +29,8 @@ from ngram_npu_cli.tune import (
     tune,
 )
 from ngram_npu_cli.tune import measure as measure_module
-from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS
-from ngram_npu_cli.tune.html import draw, save_html
+from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS_SHARE
+from ngram_npu_cli.tune.html import draw_figure, save_html
 from ngram_npu_cli.tune.measure import measure_settings
 from ngram_npu_cli.tune.traffic import read_traffic
 
@@ -140,7 +140,7 @@ def test_text_json_and_html_show_the_same_result(
 
 def test_drawing_shows_the_figures_of_the_report(traffic: Path) -> None:
     report = tune([traffic], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=FEW)
-    by_batch, yields, gains = draw(report).axes
+    by_batch, yields, gains = draw_figure(report).axes
     chosen, against, _ = by_batch.lines
     (row,) = report.batches
     assert chosen.get_ydata() == [row.speedup.value]
@@ -289,10 +289,10 @@ def test_speedup_includes_synchronous_scheduling(traffic: Path, tmp_path: Path) 
         return row.speedup.value, held_out
 
     for options, lost in (
-        ({}, SYNCHRONOUS),
+        ({}, SYNCHRONOUS_SHARE),
         ({"synchronous": 0.3}, 0.3),
         ({"synchronous": 0.0}, 0.0),
-        ({"runner": "ascend"}, SYNCHRONOUS),
+        ({"runner": "ascend"}, SYNCHRONOUS_SHARE),
     ):
         speedup, counts = value(**options)
         steps = 1 + 0.02 * counts.drafted_per_step + lost

@@ -142,7 +142,7 @@ def test_allowed_pairs_are_those_with_a_graph(
     manager = make_graph_manager(k, max_num_seqs, table=table, sizes=sizes, options={"k": "auto"})
     sizes = manager.compilation_config.cudagraph_capture_sizes
     widest = find_widest_batches(manager)
-    is_allowed = auto_k.graph_pairs(lengths, max_num_seqs, sizes)
+    is_allowed = auto_k.make_graph_check(lengths, max_num_seqs, sizes)
     for length, batch in product(lengths, range(1, max_num_seqs + 1)):
         if length:
             assert is_allowed(batch, length) == (batch <= widest.get(length, 0))

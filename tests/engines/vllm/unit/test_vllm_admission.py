@@ -58,8 +58,8 @@ class VLLMValidationError(Exception):
 """
 STORE: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01, "store": "live"}
 SOURCES = {
-    admission.INPUT: PROCESSOR,
-    admission.SCHEDULED: SCHEDULED,
+    admission.INPUT_MODULE: PROCESSOR,
+    admission.SCHEDULER_OUTPUT_MODULE: SCHEDULED,
     admission.REQUEST: REQUEST,
     admission.EXCEPTIONS: EXCEPTIONS,
 }
@@ -92,7 +92,7 @@ def process(
 ) -> Any:
     """Returns the input processor's output for a request."""
     prompt = {} if salt is None else {"cache_salt": salt}
-    processor = sys.modules[admission.INPUT].InputProcessor(vllm_config)
+    processor = sys.modules[admission.INPUT_MODULE].InputProcessor(vllm_config)
     params = SimpleNamespace(extra_args=extra)
     return processor.process_inputs("a", prompt, params, (), lora_request=adapter, **arguments)
 
@@ -123,11 +123,11 @@ ENGINES: dict[str, tuple[Any, Rules]] = {
 
 @pytest.mark.usefixtures("modules")
 def test_rules_follow_from_method_runner_and_options() -> None:
-    rules = {name: admission.rules_for(vllm_config) for name, (vllm_config, _) in ENGINES.items()}
+    rules = {name: admission.make_rules(vllm_config) for name, (vllm_config, _) in ENGINES.items()}
     assert rules == {name: expected for name, (_, expected) in ENGINES.items()}
     vllm_config = engine_config("ngram")
     vllm_config.speculative_config = None
-    assert admission.rules_for(vllm_config) == Rules()
+    assert admission.make_rules(vllm_config) == Rules()
 
 
 @pytest.mark.usefixtures("modules")
@@ -199,7 +199,7 @@ def test_request_without_required_owner_raises(extra: dict[Any, Any] | None) -> 
 @pytest.mark.usefixtures("modules")
 def test_salt_of_scheduled_request_survives_pickling() -> None:
     plugin.install()
-    data = sys.modules[admission.SCHEDULED].NewRequestData
+    data = sys.modules[admission.SCHEDULER_OUTPUT_MODULE].NewRequestData
     for salt in ("a", None):
         request = sys.modules[admission.REQUEST].Request("r", salt)
         new = data.from_request(request, ([],), prefill_token_ids=[1])

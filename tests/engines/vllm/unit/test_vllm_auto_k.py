@@ -174,14 +174,14 @@ def test_configuration_without_auto_gets_no_table() -> None:
 
 
 def test_graph_pairs_are_those_within_the_captured_sizes() -> None:
-    has_graph = auto_k.graph_pairs((0, 1, 3, 5), 256, [1, 2, 4, 8, 16, 24, 512])
+    has_graph = auto_k.make_graph_check((0, 1, 3, 5), 256, [1, 2, 4, 8, 16, 24, 512])
     assert has_graph(256, 0)
     assert has_graph(256, 1)
     assert has_graph(128, 3)
     assert not has_graph(129, 3)
     assert has_graph(4, 5)
     assert not has_graph(86, 5)
-    assert auto_k.graph_pairs((0, 5), 256, ())(256, 5)
+    assert auto_k.make_graph_check((0, 5), 256, ())(256, 5)
 
 
 def test_time_between_decode_steps_of_one_length_is_observed(observed: Any) -> None:

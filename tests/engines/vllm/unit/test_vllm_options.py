@@ -159,7 +159,7 @@ def test_step_times_set_the_probability_of_a_draft(
     tmp_path: Path, max_num_seqs: int, batch: int, cost: float
 ) -> None:
     section: dict[str, Any] = {"step_times_file": write_step_times(tmp_path / "cost.json")}
-    expected = pytest.approx(options.probability_for_cost(cost))
+    expected = pytest.approx(options.convert_cost_to_probability(cost))
     for method, more, adaptive in (
         ("ngram", {"lookup": "ladder"}, False),
         ("custom_class", {"lookup": "auto"}, False),
@@ -177,7 +177,7 @@ def test_step_times_set_the_probability_of_a_draft(
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({"token_cost": 0.02}, options.probability_for_cost(0.02)),
+        ({"token_cost": 0.02}, options.convert_cost_to_probability(0.02)),
         ({"min_draft_probability": 0.3}, 0.3),
         ({"min_draft_probability": None}, None),
     ],

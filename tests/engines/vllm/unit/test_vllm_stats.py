@@ -146,7 +146,7 @@ class Counter:
 def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Counter, "values", {}, raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=Counter))
-    monkeypatch.setattr(stats, "_registered", {})
+    monkeypatch.setattr(stats, "_registered_metrics", {})
     engine = Engine()
     engine.observe()
     engine.observe(sampled=2, length=12)
@@ -186,7 +186,7 @@ def test_draft_lengths_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Counter, "values", {}, raising=False)
     fake = SimpleNamespace(Counter=Counter, Gauge=Gauge)
     monkeypatch.setitem(sys.modules, "prometheus_client", fake)
-    monkeypatch.setattr(stats, "_registered", {})
+    monkeypatch.setattr(stats, "_registered_metrics", {})
     metrics = stats.DraftLengthMetrics(config())
     metrics.observe_change("9-16", 3, 1.25)
     metrics.observe_change("9-16", 0, 1.0)
