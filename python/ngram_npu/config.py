@@ -41,7 +41,7 @@ _COST_COLUMNS = {"costs": 32, "store_costs": 56}
 
 
 @functools.cache
-def _packaged_table(file: str, name: str) -> npt.NDArray[np.uint8]:
+def _load_packaged_table(file: str, name: str) -> npt.NDArray[np.uint8]:
     """Returns a read-only table of costs from a file of the package. The files state on which
     recorded conversations ``python -m tools.fit_draft_costs`` fitted them."""
     text = resources.files("ngram_npu").joinpath(file).read_text(encoding="utf-8")
@@ -53,17 +53,17 @@ def _packaged_table(file: str, name: str) -> npt.NDArray[np.uint8]:
 def default_costs() -> npt.NDArray[np.uint8]:
     """Returns [16, 32], the costs of draft tokens from a row in sixteenths of a bit: -16 * log2 of
     the probability that a token is accepted."""
-    return _packaged_table("costs.json", "row")
+    return _load_packaged_table("costs.json", "row")
 
 
 def default_match_costs() -> npt.NDArray[np.uint8]:
     """Returns [16], the costs of draft tokens by the length of the match."""
-    return _packaged_table("match_costs.json", "match")
+    return _load_packaged_table("match_costs.json", "match")
 
 
 def default_store_costs() -> npt.NDArray[np.uint8]:
     """Returns [16, 56], the costs of draft tokens from a store."""
-    return _packaged_table("costs.json", "store")
+    return _load_packaged_table("costs.json", "store")
 
 
 @dataclass(frozen=True, init=False)
@@ -157,7 +157,7 @@ class NgramConfig:
             "costs": _read_costs(costs),
             "store": store,
             "store_tokens": store_tokens,
-            "store_costs": _as_tuples(store_costs, "store_costs"),
+            "store_costs": _convert_to_tuples(store_costs, "store_costs"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, defaults.get(name) if value is None else value)
@@ -332,8 +332,8 @@ def _read_costs(costs: Any) -> Costs | tuple[tuple[int, ...], ...] | None:
     """Returns fitted costs, loaded from their file if ``costs`` is a path, or a hashable table."""
     if isinstance(costs, (str, PathLike)):
         return Costs.load(costs)
-    return costs if isinstance(costs, Costs) else _as_tuples(costs, "costs")
+    return costs if isinstance(costs, Costs) else _convert_to_tuples(costs, "costs")
 
 
-def _as_tuples(costs: Any, name: str) -> tuple[tuple[int, ...], ...] | None:
+def _convert_to_tuples(costs: Any, name: str) -> tuple[tuple[int, ...], ...] | None:
     return None if costs is None else tuple(map(tuple, _check_table(costs, name).tolist()))

@@ -74,7 +74,7 @@ class Acceptance:
         self._gained_tokens = self._gained_tokens * decay + tokens - steps
         self._expected_gain = self._expected_gain * decay + steps * (expected - 1)
 
-    def tokens_per_step(self, length: int) -> float | None:
+    def estimate_tokens_per_step(self, length: int) -> float | None:
         """Returns the estimate for a draft length; None if too little was observed."""
         if length == 0:
             return 1.0
@@ -89,7 +89,7 @@ class Acceptance:
             return None
         return self._tokens[length] / self._steps[length]
 
-    def relative_error(self, length: int) -> float:
+    def estimate_relative_error(self, length: int) -> float:
         """Returns the approximate relative standard error of :meth:`tokens_per_step`."""
         if length == 0 or self._steps[length] == 0:
             return 0.0

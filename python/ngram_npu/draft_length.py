@@ -74,10 +74,9 @@ class _Range:
             as a number of steps of the chosen length.
         relative_times: By length, the step time relative to that of length 0.
         trials: By length, the number of trials, and the value of `steps` at the last trial.
-        recent_times: Newest batch sizes and step times at the chosen length.
+        recent: Newest batch sizes and step times at the chosen length.
         trial_length: The length that is being tried; None if there is no trial.
-        remaining_steps: Number of steps that still have to be scheduled with the length
-            `trial_length`.
+        remaining_steps: Number of steps of the trial that still have to be scheduled.
         trial_times: Batch sizes and step times of the trial.
     """
 
@@ -90,9 +89,7 @@ class _Range:
     lost_steps: float = 0.0
     relative_times: dict[int, float] = field(default_factory=lambda: {0: 1.0})
     trials: dict[int, tuple[int, int]] = field(default_factory=dict)
-    recent_times: deque[tuple[int, float]] = field(
-        default_factory=lambda: deque(maxlen=RECENT_STEPS)
-    )
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     trial_length: int | None = None
     remaining_steps: int = 0
     trial_times: list[tuple[int, float]] = field(default_factory=list)
@@ -154,9 +151,8 @@ class DraftLengthController:
         for sizes in self._ranges:
             if relative_times is not None:
                 known_times = relative_times(sizes.last)
-                sizes.relative_times |= {
-                    k: known_times[k] for k in sizes.lengths[1:] if k in known_times
-                }
+                known_lengths = known_times.keys() & set(sizes.lengths[1:])
+                sizes.relative_times |= {k: known_times[k] for k in known_lengths}
             self._set_length(sizes, 0)
 
     def observe_schedule(self, batch: int, length: int) -> None:
@@ -188,7 +184,7 @@ class DraftLengthController:
             elif sizes.remaining_steps <= 0 and (sizes.trial_times or length == sizes.length):
                 self._end_trial(sizes)
         elif is_usable and seconds is not None and length == sizes.length:
-            sizes.recent_times.append((batch, seconds))
+            sizes.recent.append((batch, seconds))
         if sizes.trial_length is None:
             if sizes.steps % RECENT_STEPS == 0:
                 self._choose_length(sizes)
@@ -203,11 +199,14 @@ class DraftLengthController:
         self.table[sizes.first : end] = [length] * (end - sizes.first)
 
     def _estimate_goodput(self, sizes: _Range, length: int) -> float | None:
-        tokens, time = self.acceptance.tokens_per_step(length), sizes.relative_times.get(length)
+        tokens, time = (
+            self.acceptance.estimate_tokens_per_step(length),
+            sizes.relative_times.get(length),
+        )
         return None if tokens is None or time is None else tokens / time
 
     def _begin_trial(self, sizes: _Range) -> None:
-        if len(sizes.recent_times) < BURST_STEPS:
+        if len(sizes.recent) < BURST_STEPS:
             return
         first = min(sizes.steps, FIRST_STEPS)
         max_trial_steps = FIRST_SHARE * first + LATER_SHARE * (sizes.steps - first)
@@ -227,7 +226,7 @@ class DraftLengthController:
         for length in sizes.lengths:
             if length == sizes.length:
                 continue
-            tokens = self.acceptance.tokens_per_step(length)
+            tokens = self.acceptance.estimate_tokens_per_step(length)
             if tokens is None:
                 tokens = 1 + UNKNOWN_ACCEPTANCE * length
             loss = max(0.0, 1 - tokens / times[length] / current_goodput)
@@ -252,7 +251,7 @@ class DraftLengthController:
         return times
 
     def _end_trial(self, sizes: _Range) -> None:
-        length, ratios = sizes.trial_length, _compare_times(sizes.trial_times, sizes.recent_times)
+        length, ratios = sizes.trial_length, _compare_times(sizes.trial_times, sizes.recent)
         sizes.trial_length = None
         self._set_length(sizes, sizes.length)
         if length is None or not ratios:
@@ -262,11 +261,9 @@ class DraftLengthController:
         trials, _ = sizes.trials.get(length, (0, 0))
         old_time = sizes.relative_times.get(length)
         weight = 1 / min(trials + 1, 4)
-        new_time = (
-            measured
-            if old_time is None or not trials
-            else old_time + weight * (measured - old_time)
-        )
+        new_time = measured
+        if old_time is not None and trials:
+            new_time = old_time + weight * (measured - old_time)
         # Only ratios of times are used. The relative time of length 0 is always 1, so a new time of
         # length 0 changes the relative time of the current length instead.
         if length == 0:
@@ -274,7 +271,7 @@ class DraftLengthController:
         else:
             sizes.relative_times[length] = new_time
         sizes.trials[length] = trials + 1, sizes.steps
-        tokens = self.acceptance.tokens_per_step(length)
+        tokens = self.acceptance.estimate_tokens_per_step(length)
         if sizes.steps > FIRST_STEPS and tokens is not None:
             loss = 1 - (tokens / new_time) / (self._estimate_goodput(sizes, sizes.length) or 1.0)
             sizes.lost_steps += BURST_STEPS * max(0.0, loss) * new_time / current_time
@@ -282,17 +279,14 @@ class DraftLengthController:
 
     def _choose_length(self, sizes: _Range) -> None:
         current_goodput = self._estimate_goodput(sizes, sizes.length)
-        best_length, best_goodput = (
-            sizes.length,
-            current_goodput if current_goodput is not None else 0.0,
-        )
+        best_length, best_goodput = sizes.length, current_goodput or 0.0
         for length in sizes.lengths:
             goodput = self._estimate_goodput(sizes, length)
             if goodput is None or length == sizes.length:
                 continue
             gain = MIN_GAIN_OF_SHORTER
             if length > sizes.length:
-                gain = max(MIN_GAIN_OF_LONGER, self.acceptance.relative_error(length))
+                gain = max(MIN_GAIN_OF_LONGER, self.acceptance.estimate_relative_error(length))
             is_gain = current_goodput is None or goodput > current_goodput * (1 + gain)
             if is_gain and goodput > best_goodput:
                 best_length, best_goodput = length, goodput
@@ -308,7 +302,7 @@ class DraftLengthController:
             + ("unknown" if current_goodput is None else f"{current_goodput:.3f}"),
         )
         sizes.length = best_length
-        sizes.recent_times.clear()
+        sizes.recent.clear()
         self._set_length(sizes, best_length)
         if self._on_change is not None:
             self._on_change(change)

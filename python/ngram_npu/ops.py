@@ -33,12 +33,12 @@ def _define(op: str, fake: Fake) -> Callable[..., Any]:
     results = [result.name for result in schema.returns]
     result = namedtuple(f"{op.rstrip('_')}_result", results)  # type: ignore[misc]
 
-    def function(*args: Any, **keywords: Any) -> Any:
+    def call_operator(*args: Any, **keywords: Any) -> Any:
         returned = operator(*args, **keywords)
         return result(*returned) if results else None
 
-    function.__name__ = function.__qualname__ = op
-    function.__doc__ = f"{schema}\n\nContract: docs/ops/{op.rstrip('_')}.md"
+    call_operator.__name__ = call_operator.__qualname__ = op
+    call_operator.__doc__ = f"{schema}\n\nContract: docs/ops/{op.rstrip('_')}.md"
     parameters = []
     for argument in schema.arguments:
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -46,8 +46,8 @@ def _define(op: str, fake: Fake) -> Callable[..., Any]:
         has_default = argument.has_default_value()
         default = argument.default_value if has_default else inspect.Parameter.empty
         parameters.append(inspect.Parameter(argument.name, kind, default=default))
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return function
+    call_operator.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call_operator
 
 
 def _add_checks(op: str, names: list[str], fake: Fake) -> Fake:

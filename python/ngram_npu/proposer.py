@@ -282,14 +282,12 @@ class NgramProposer:
             if self._config_uses_index(
                 self.config, self.engine, capacity=capacity, device_type=device
             ):
-                return self._make_index_drafting(rows, capacity, kind)
+                return self._make_drafting(rows, capacity, kind)
         if kind not in self._scan_draftings:
             self._scan_draftings[kind] = Drafting(self.config, kind=kind)
         return self._scan_draftings[kind]
 
-    def _make_index_drafting(
-        self, rows: int, capacity: int, kind: Literal["numpy", "torch"]
-    ) -> Drafting:
+    def _make_drafting(self, rows: int, capacity: int, kind: Literal["numpy", "torch"]) -> Drafting:
         tokens = rows * capacity if self._token_capacity is None else self._token_capacity
         slots = max(1, rows) if self._num_slots is None else self._num_slots
         index = make_index(self.config, slots, tokens, kind=kind)

@@ -60,7 +60,7 @@ class VerificationCost:
         tables = {size: self.tables[size] for size in batch_sizes}
         return replace(self, tables=tables)
 
-    def seconds(self, batch: int, verified: FloatArray) -> FloatArray:
+    def compute_seconds(self, batch: int, verified: FloatArray) -> FloatArray:
         """Returns the times of steps of `batch` requests that verify `verified` tokens in total."""
         tokens, times = (np.asarray(column, np.float64) for column in self.tables[batch])
         interpolated = np.interp(verified, tokens, times)
@@ -68,19 +68,19 @@ class VerificationCost:
         seconds: FloatArray = interpolated + np.maximum(0, verified - tokens[-1]) * max(0.0, slope)
         return seconds
 
-    def relative_times(self, lengths: Sequence[int]) -> Callable[[int], dict[int, float]]:
+    def make_relative_times(self, lengths: Sequence[int]) -> Callable[[int], dict[int, float]]:
         """Returns a function that maps a batch size to the time of a step with each draft length,
         relative to a step without drafts. It uses the step times of the nearest batch size that has
         step times."""
 
-        def relative_times(batch: int) -> dict[int, float]:
+        def find_relative_times(batch: int) -> dict[int, float]:
             nearest = min(self.tables, key=lambda size: abs(math.log(size / batch)))
-            times = self.seconds(nearest, nearest * (1 + np.asarray(lengths, np.float64)))
+            times = self.compute_seconds(nearest, nearest * (1 + np.asarray(lengths, np.float64)))
             return dict(zip(lengths, (times / times[0]).tolist(), strict=True))
 
-        return relative_times
+        return find_relative_times
 
-    def token_cost(self, max_batch: int, k: int) -> tuple[float, int]:
+    def compute_token_cost(self, max_batch: int, k: int) -> tuple[float, int]:
         """Returns the time to verify one more token of each request, as a share of a step without
         drafts (0 to 1, the mean over `k` tokens), and the batch size with this cost.
 
@@ -89,10 +89,10 @@ class VerificationCost:
         time per token at this batch size also do so at smaller batch sizes.
         """
         batch = max((size for size in self.tables if size <= max_batch), default=min(self.tables))
-        without_drafts, with_drafts = self.seconds(batch, batch * np.array([1.0, 1.0 + k]))
+        without_drafts, with_drafts = self.compute_seconds(batch, batch * np.array([1.0, 1.0 + k]))
         return min(1.0, max(0.0, float(with_drafts / without_drafts - 1) / k)), batch
 
-    def speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
+    def compute_speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
         """Returns the tokens per second, relative to the tokens per second without speculation.
 
         Requests of a batch draft independently of each other. So the step time is averaged over the
@@ -114,7 +114,7 @@ class VerificationCost:
         if batch > 1:
             spectrum = np.fft.rfft(drafted, size, axis=1) ** batch
             drafted = np.maximum(0, np.fft.irfft(spectrum, size, axis=1))
-        times = self.seconds(batch, batch + np.arange(size, dtype=np.float64))
+        times = self.compute_seconds(batch, batch + np.arange(size, dtype=np.float64))
         per_step = np.asarray(tokens, np.float64) / np.maximum(steps, 1)
         mean_time = drafted @ times + self.synchronous * times[0]
         speedup: FloatArray = per_step * times[0] / np.where(steps > 0, mean_time, 1)

@@ -50,8 +50,8 @@ class Run:
         return {
             "command": self._command,
             "date": self._date,
-            "machine": machine(),
-            "versions": versions(),
+            "machine": describe_machine(),
+            "versions": find_versions(),
         }
 
 
@@ -67,7 +67,7 @@ class JsonReport(ABC):
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Returns CPU model, operating system, and the number of cores that this process may use."""
     return {
         "cpu": _find_cpu_model(),
@@ -77,18 +77,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
+def find_versions() -> dict[str, str | None]:
     """Returns versions by package; torch is None if it has not been loaded."""
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
-        "numpy": package_version("numpy"),
+        "numpy": find_package_version("numpy"),
         "torch": None if torch is None else str(torch.__version__),
         "ngram_npu": _C.__version__,
     }
 
 
-def package_version(name: str) -> str | None:
+def find_package_version(name: str) -> str | None:
     """Returns the installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(name)

@@ -140,8 +140,8 @@ def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any) -> Any:
 
 
 def _wait_in_begin_step(original: Any, self: AsyncSpecState, batch: Any) -> Any:
-    if self._last is not None:
-        self._counts[self._last.number % 2].finish()
+    if self._last_step is not None:
+        self._count_downloads[self._last_step.number % 2].finish()
     return original(self, batch)
 
 

@@ -177,9 +177,9 @@ class DeviceState:
         self.block_tables = self.upload.block_tables
         # These tensors are indexed by batch position, or by token of the step.
         self.input_ids = self.upload.fixed[num_packed:]
-        self.query_start_loc = self._packed_row(PackedRow.QUERY_START_LOC, rows + 1)
-        self._previous_drafts = self._packed_row(PackedRow.PREVIOUS_NUM_DRAFTS, rows)
-        self._accepted = self._packed_row(PackedRow.NUM_ACCEPTED, rows)
+        self.query_start_loc = self._get_packed_row(PackedRow.QUERY_START_LOC, rows + 1)
+        self._previous_drafts = self._get_packed_row(PackedRow.PREVIOUS_NUM_DRAFTS, rows)
+        self._accepted = self._get_packed_row(PackedRow.NUM_ACCEPTED, rows)
         self._computed = device.tensor((rows,), int32)
         self.discard = device.tensor((rows,), torch.bool)
         self.seq_lens = device.tensor((rows,), int32)
@@ -248,7 +248,7 @@ class DeviceState:
     def store(self) -> NgramStore | None:
         return self._drafting.store if self.host is None else self.host.store
 
-    def _packed_row(self, index: int, length: int) -> torch.Tensor:
+    def _get_packed_row(self, index: int, length: int) -> torch.Tensor:
         start = index * (self._config.max_rows + 1)
         return self.upload.fixed[start : start + length]
 
@@ -256,13 +256,13 @@ class DeviceState:
         views = self._views.get(batch)
         if views is None:
             views = self._views[batch] = BatchViews(
-                slots=self._packed_row(PackedRow.SLOTS, batch),
-                previous_positions=self._packed_row(PackedRow.PREVIOUS_POSITIONS, batch),
-                host_num_computed=self._packed_row(PackedRow.NUM_COMPUTED, batch),
-                num_accepted=self._packed_row(PackedRow.NUM_ACCEPTED, batch),
-                num_drafts=self._packed_row(PackedRow.NUM_DRAFTS, batch),
-                cu_num_drafts=self._packed_row(PackedRow.CU_NUM_DRAFTS, batch),
-                query_start_loc=self._packed_row(PackedRow.QUERY_START_LOC, batch + 1),
+                slots=self._get_packed_row(PackedRow.SLOTS, batch),
+                previous_positions=self._get_packed_row(PackedRow.PREVIOUS_POSITIONS, batch),
+                host_num_computed=self._get_packed_row(PackedRow.NUM_COMPUTED, batch),
+                num_accepted=self._get_packed_row(PackedRow.NUM_ACCEPTED, batch),
+                num_drafts=self._get_packed_row(PackedRow.NUM_DRAFTS, batch),
+                cu_num_drafts=self._get_packed_row(PackedRow.CU_NUM_DRAFTS, batch),
+                query_start_loc=self._get_packed_row(PackedRow.QUERY_START_LOC, batch + 1),
                 num_computed=self._computed[:batch],
                 discard=self.discard[:batch],
                 seq_lens=self.seq_lens[:batch],
@@ -280,13 +280,13 @@ class DeviceState:
             rows = self._config.max_rows
             slots = device.host_tensor((rows,), torch.int32)
             slots.copy_(torch.arange(rows, device="cpu"))
-            device.copy(self._packed_row(PackedRow.FREED_SLOTS, rows), slots, "main")
+            device.copy(self._get_packed_row(PackedRow.FREED_SLOTS, rows), slots, "main")
             self.empty_slots(rows)
 
     def empty_slots(self, count: int) -> None:
         """Empties the first `count` uploaded slots, whose requests have left; not the store."""
         if count and self.host is None and (self.index is not None or self.store is not None):
-            self._drafting.end(self._packed_row(PackedRow.FREED_SLOTS, count))
+            self._drafting.end(self._get_packed_row(PackedRow.FREED_SLOTS, count))
 
     def correct_counts(self, views: BatchViews) -> None:
         """Corrects the uploaded counts and completes the inputs of the forward pass."""

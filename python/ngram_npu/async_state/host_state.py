@@ -131,7 +131,7 @@ class HostState:
 
     def _plan_admissions(self, admissions: Sequence[Admission], changes: RowChanges) -> RowChanges:
         # For few admissions, a loop is faster than calls of numpy.
-        free, slot_of = self._free_slots + changes.freed.tolist(), changes.slot_of
+        free_slots, slot_of = self._free_slots + changes.freed.tolist(), changes.slot_of
         upper_computed, upper_tokens = self.upper_computed.copy(), self.upper_tokens.copy()
         tokens, slots = [], []
         for admission in admissions:
@@ -139,7 +139,7 @@ class HostState:
             ids = to_int32_vector(admission.token_ids, "new/resumed: token_ids")
             length = len(ids)
             self._check_admission(admission, length, slot_of)
-            slot_of[row] = slot = free.pop()
+            slot_of[row] = slot = free_slots.pop()
             upper_computed[slot], upper_tokens[slot] = computed, length
             tokens.append(ids)
             slots.append(slot)
@@ -238,10 +238,9 @@ class HostState:
             (drafts != 0) & ((previous < 0) | (uncomputed != num_known))
         )
         # The row must have space for the token that is sampled after the last scheduled one.
-        has_bad_length = ((uncomputed - 1).view(np.uint32) >= num_known) | (
-            computed_after >= self.capacity
-        )
-        if not np.count_nonzero(has_bad_drafts | has_bad_length):
+        is_too_long = (uncomputed - 1).view(np.uint32) >= num_known
+        is_too_long |= computed_after >= self.capacity
+        if not np.count_nonzero(has_bad_drafts | is_too_long):
             return
         if has_bad_drafts.any():
             i = int(has_bad_drafts.argmax())
@@ -251,7 +250,7 @@ class HostState:
                 "request's single uncomputed token; schedule 0 drafts if the request did not "
                 "sample in the last step."
             )
-        i = int(has_bad_length.argmax())
+        i = int(is_too_long.argmax())
         raise ValueError(
             f"num_scheduled_tokens: expected 1 to {num_known[i]} tokens plus drafts, with at most "
             f"{self.capacity} tokens in the row afterwards, got {scheduled[i]} with {drafts[i]} "
@@ -343,18 +342,16 @@ class HostState:
         return alive, computed, tokens, faults
 
     def _record_faults(self, step: Step, num_sampled: Int32Array) -> dict[int, str]:
-        """Returns the reason for each batch position of a request with an invalid sampler
-        result."""
+        """Returns the reasons, by batch position of requests with an invalid sampler result."""
         # Too many tokens may not fit into the row. Without any token, the next step has already
         # run on a token that was never sampled.
-        is_invalid = (num_sampled > step.sampled_up_to) | (
-            (num_sampled < 1) & (step.sampled_up_to > 0)
-        )
-        if not self._faults and not is_invalid.any():
+        is_bad = (num_sampled < 1) & (step.sampled_up_to > 0)
+        is_bad |= num_sampled > step.sampled_up_to
+        if not self._faults and not is_bad.any():
             return {}
         reasons = {}
         for i, key in enumerate(zip(step.slots.tolist(), step.generation.tolist(), strict=True)):
-            if is_invalid[i] and key not in self._faults:
+            if is_bad[i] and key not in self._faults:
                 limit, has_left = int(step.sampled_up_to[i]), key[1] != self._generation[key[0]]
                 self._faults[key] = _Fault(
                     f"sampled_token_ids: expected {min(1, limit)} to {limit} valid tokens of step "

@@ -93,7 +93,7 @@ class AsyncSpecState:
         check_store(store, config, self._device)
         self._device_state = DeviceState(config, self._device, store)
         rows, k = config.max_rows, config.ngram.k
-        self._host_state, self._block_tables = self._empty_host_state()
+        self._host_state, self._block_tables = self._make_host_state()
         self._packed = np.zeros((PackedRow.NUM_ROWS, rows + 1), np.int32)
         self._scopes = self._packed[PackedRow.SCOPES : PackedRow.SLOTS].reshape(-1).view(np.int64)
         # The counts of step n are read before step n+2 begins, so two buffers suffice. The drafts
@@ -107,7 +107,7 @@ class AsyncSpecState:
         self._last_step: Step | None = None
         self._failure: BaseException | None = None
 
-    def _empty_host_state(self) -> tuple[HostState, list[BlockTable]]:
+    def _make_host_state(self) -> tuple[HostState, list[BlockTable]]:
         config = self.config
         host_state = HostState(
             config.max_rows, config.row_capacity, config.ngram.k, config.max_step_tokens
@@ -153,16 +153,12 @@ class AsyncSpecState:
     @property
     def num_computed_tokens(self) -> Int32Array | None:
         """[R], indexed by row, 0 in free rows; None unless :attr:`is_exact`."""
-        return (
-            self._host_state.copy_by_row(self._host_state.upper_computed) if self.is_exact else None
-        )
+        return self.upper_num_computed_tokens if self.is_exact else None
 
     @property
     def num_tokens(self) -> Int32Array | None:
         """[R], indexed by row, 0 in free rows; None unless :attr:`is_exact`."""
-        return (
-            self._host_state.copy_by_row(self._host_state.upper_tokens) if self.is_exact else None
-        )
+        return self.upper_num_tokens if self.is_exact else None
 
     @property
     def upper_num_computed_tokens(self) -> Int32Array | None:
@@ -369,9 +365,8 @@ class AsyncSpecState:
             if draft is not None:
                 outputs = device_state.merge(outputs, draft(outputs), views)
             results = (outputs.num_draft_tokens, outputs.draft_token_ids, outputs.draft_source)
-            self._draft_downloads[step.number % 3].start(
-                [part for part in results if part is not None]
-            )
+            sources = [result for result in results if result is not None]
+            self._draft_downloads[step.number % 3].start(sources)
             self._begun_step, self._last_step = None, step
             self._pending_steps.append(step)
         return outputs
@@ -388,9 +383,8 @@ class AsyncSpecState:
         if self._last_step is None or self._begun_step is not None:
             raise RuntimeError("wait_drafts: expected a call between end_step and begin_step")
         with self._record_failure():
-            parts = [
-                part.copy() for part in self._draft_downloads[self._last_step.number % 3].finish()
-            ]
+            download = self._draft_downloads[self._last_step.number % 3]
+            parts = [part.copy() for part in download.finish()]
         counts, drafts, *source = parts
         return HostDrafts(drafts, counts, *source)
 
@@ -410,9 +404,11 @@ class AsyncSpecState:
         with self._record_failure():
             counts, tokens = self._count_downloads[step.number % 2].finish()
             num_sampled, sampled = counts.copy(), tokens.copy()
-            valid, *source = self._read_scheduled_drafts(step)
-            alive, computed, known, faults = self._host_state.reconcile(step, num_sampled, sampled)
-            valid[list(faults)] = 0
+            num_valid, *source = self._read_scheduled_drafts(step)
+            alive, computed, num_tokens, faults = self._host_state.reconcile(
+                step, num_sampled, sampled
+            )
+            num_valid[list(faults)] = 0
             self._pending_steps.pop(0)
         drafted = step.num_scheduled_drafts > 0
         accepted = np.where(drafted, np.maximum(num_sampled - 1, 0), 0)
@@ -423,10 +419,10 @@ class AsyncSpecState:
             sampled_token_ids=sampled,
             num_sampled=num_sampled,
             num_scheduled_drafts=step.num_scheduled_drafts,
-            num_valid_drafts=valid,
-            num_accepted_drafts=np.minimum(accepted, valid),
+            num_valid_drafts=num_valid,
+            num_accepted_drafts=np.minimum(accepted, num_valid),
             num_computed_tokens=computed,
-            num_tokens=known,
+            num_tokens=num_tokens,
             faults=faults,
             draft_source=source[0] if source else None,
         )
@@ -466,7 +462,7 @@ class AsyncSpecState:
         except ValueError as error:
             raise ValueError(f"rebuild: {error}") from None
         no_rows = np.zeros(0, np.int32)
-        host_state, tables = self._empty_host_state()
+        host_state, tables = self._make_host_state()
         # The plan gets the number of the last step, because a rebuild is no step.
         plan = self._plan(
             "rebuild",

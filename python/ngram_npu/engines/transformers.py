@@ -247,9 +247,8 @@ def _check_model(model: Any) -> None:
             )
 
     def inherits(name: str) -> bool:
-        return getattr(model_class, name, None) is vars(GenerationMixin)[name] and name not in vars(
-            model
-        )
+        stock = vars(GenerationMixin)[name]
+        return getattr(model_class, name, None) is stock and name not in vars(model)
 
     overridden = [name for name in _INHERITED_METHODS if not inherits(name)]
     reason = ""

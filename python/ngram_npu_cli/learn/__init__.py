@@ -210,7 +210,7 @@ def _read_sample(
         paths, options, receive, scope_field=options.scope_field, progress=progress
     )
     for number, log in enumerate(logs):
-        notes = (*log.notes, *skipped[number].notes())
+        notes = (*log.notes, *skipped[number].list_notes())
         sample.notes += [f"{log.name}: {note}" for note in notes]
     sample.notes += omissions
 

@@ -115,11 +115,11 @@ class Evaluation:
         """
         self._num_read, self._config, self._show = num_read, config, show
         self.conversations: list[TokenConversation] = []
-        generated = num_answers = 0
+        num_generated = num_answers = 0
         for conversation in reversed(recent):
-            generated += conversation.num_generated
+            num_generated += conversation.num_generated
             is_tenth = 10 * len(self.conversations) >= num_read
-            if self.conversations and (is_tenth or generated > MAX_EVALUATED_TOKENS):
+            if self.conversations and (is_tenth or num_generated > MAX_EVALUATED_TOKENS):
                 break
             self.conversations.insert(0, conversation)
             num_answers += len(conversation.answers)
@@ -260,11 +260,8 @@ def check_output(path: Path) -> None:
     """Checks that a store can be saved to a path, and that it would not overwrite another kind of
     file, for example a log file if the user forgot the file name after `-o`."""
     check_writable(path)
-    if (
-        path.exists()
-        and not is_store_file(path)
-        and not (path.is_file() and not path.stat().st_size)
-    ):
+    is_empty_file = path.is_file() and not path.stat().st_size
+    if path.exists() and not is_store_file(path) and not is_empty_file:
         raise InputError(f"{path}: exists and is not a store file; it will not be overwritten")
 
 

@@ -58,7 +58,7 @@ class LearnReport(JsonReport):
             **vars(point),
             "tokens_per_step": point.tokens_per_step,
             "drafted_per_step": point.drafted_per_step,
-            "speedup": point.speedup(self.about["config"]["cost"]),
+            "speedup": point.compute_speedup(self.about["config"]["cost"]),
         }
 
 
@@ -99,11 +99,11 @@ def _describe_curve(report: LearnReport) -> list[Block]:
             str(point.known_tokens),
             f"{point.tokens_per_step:.3f}",
             f"{point.drafted_per_step:.3f}",
-            f"{point.speedup(cost):.2f}x",
+            f"{point.compute_speedup(cost):.2f}x",
         ]
         for point in report.curve
     ]
-    speedups = {k: point.speedup(cost) for k, point in report.by_k.items()}
+    speedups = {k: point.compute_speedup(cost) for k, point in report.by_k.items()}
     by_k = ", ".join(f"{k}: {speedup:.2f}x" for k, speedup in speedups.items())
     return [
         "",

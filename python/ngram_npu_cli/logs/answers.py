@@ -86,12 +86,13 @@ class Answer:
         key = next((key for key in ("delta", "message") if choice.get(key) not in (None, {})), None)
         part = choice if key is None else choice[key]
         check_type(part, dict, f"{location}.{key}")
-        before = len(self.text), len(self.reasoning), len(self.calls)
+        old_sizes = len(self.text), len(self.reasoning), len(self.calls)
         self.add(part, location, is_delta=key == "delta")
         if choice.get("token_ids") is not None:
             self.token_ids += check_token_ids(choice["token_ids"], f"{location}.token_ids")
         else:
-            self.is_missing_ids |= before != (len(self.text), len(self.reasoning), len(self.calls))
+            new_sizes = len(self.text), len(self.reasoning), len(self.calls)
+            self.is_missing_ids |= old_sizes != new_sizes
         if choice.get("prompt_token_ids") not in EMPTY:
             ids = check_token_ids(choice["prompt_token_ids"], f"{location}.prompt_token_ids")
             if self.prompt_token_ids not in (None, ids):
@@ -175,19 +176,19 @@ class Answer:
                 f"{location}: arguments must be a string or object, got {describe_type(arguments)}"
             )
         ident, index = _get_first(call, "id"), None
-        current = None
+        current_call = None
         if is_delta:
             index = _get_index(call, f"{location}.index", "index")
-            current = self._find_continued_call(ident, index, name)
-        if current is None:
+            current_call = self._find_continued_call(ident, index, name)
+        if current_call is None:
             if name is None:
                 raise RecordError(f"{location}: name must be a string, got {describe_type(name)}")
-            current = _Call(ident, index, name)
-            self.calls.append(current)
-        if isinstance(arguments, dict) and not current.arguments:
-            current.arguments = arguments
-        elif isinstance(arguments, str) and isinstance(current.arguments, str):
-            current.arguments += arguments
+            current_call = _Call(ident, index, name)
+            self.calls.append(current_call)
+        if isinstance(arguments, dict) and not current_call.arguments:
+            current_call.arguments = arguments
+        elif isinstance(arguments, str) and isinstance(current_call.arguments, str):
+            current_call.arguments += arguments
         elif arguments is not None:
             raise RecordError(f"{location}: arguments are both text and an object")
 

@@ -43,7 +43,7 @@ def render_turns(
     context = ""
     for turn in conversation.turns:
         tools += turn.tools
-        messages += turn.messages_or_prompt()
+        messages += turn.get_messages()
         prompt = template(messages, tools, True)
         message = turn.answer or {"role": "assistant", "content": turn.completion or ""}
         messages.append(message)
@@ -87,7 +87,7 @@ def _render_prompt(turn: Turn, as_is: bool) -> str:
     if as_is:
         return "\n".join(message["content"] for message in turn.messages)
     parts = [json.dumps(turn.tools, ensure_ascii=False)] if turn.tools else []
-    for message in turn.messages_or_prompt():
+    for message in turn.get_messages():
         parts.append(_LABELS.get(message["role"], "TOOL: ") + _render_without_reasoning(message))
     return " ".join([*parts, "ASSISTANT:"])
 

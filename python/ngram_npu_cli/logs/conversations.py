@@ -52,7 +52,7 @@ class Turn:
         """Whether this turn needs no tokenizer."""
         return self.prompt_token_ids is not None and self.completion_token_ids is not None
 
-    def messages_or_prompt(self) -> tuple[Message, ...]:
+    def get_messages(self) -> tuple[Message, ...]:
         """Returns the messages, or the prompt as a user message."""
         return self.messages or ({"role": "user", "content": self.prompt or ""},)
 
@@ -173,8 +173,8 @@ MAX_COMPLETION_CHARS = 12_000
 def stdlib_conversations(
     folder: Path | None = None, limit: int | None = None
 ) -> tuple[list[Conversation], list[str]]:
-    """Returns the standard library's sources as conversations of one turn each, and the missing
-    ones of `STDLIB_FILES` (some distributions leave modules out).
+    """Returns the standard library's sources as conversations of one turn each, and those of
+    `STDLIB_FILES` that are missing (some distributions leave modules out).
 
     Args:
         folder: Folder of the sources; None: the folder of the running Python.
@@ -185,7 +185,7 @@ def stdlib_conversations(
     """
     root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     conversations: list[Conversation] = []
-    missing: list[str] = []
+    missing_files: list[str] = []
     for name in STDLIB_FILES:
         if limit is not None and len(conversations) >= limit:
             break
@@ -193,13 +193,13 @@ def stdlib_conversations(
             # The line ends depend on how Python was installed; the result must not.
             source = (root / name).read_bytes().decode("utf-8").replace("\r\n", "\n")
         except (OSError, UnicodeDecodeError):
-            missing.append(name)
+            missing_files.append(name)
             continue
         prompt, completion = split_source(source)
         conversations.append(Conversation(name, (Turn(prompt, completion),), where=name))
     if not conversations:
         raise InputError(f"{root}: no sources of the Python standard library; pass a PATH instead")
-    return conversations, missing
+    return conversations, missing_files
 
 
 def split_source(source: str) -> tuple[str, str]:

@@ -160,11 +160,13 @@ def _parse_turn(data: Any, location: str) -> Turn:
         key: check_token_ids(data[key], f"{location}.{key}") for key in _IDS_KEYS if key in data
     }
     if len(ids) == 1:
-        missing = next(key for key in _IDS_KEYS if key not in ids)
-        raise RecordError(f'{location}: missing key "{missing}" (the other token ids are there)')
+        missing_key = next(key for key in _IDS_KEYS if key not in ids)
+        raise RecordError(
+            f'{location}: missing key "{missing_key}" (the other token ids are there)'
+        )
     if not ids and len(texts) < 2:
-        missing = next(key for key in keys if key not in texts)
-        raise RecordError(f'{location}: missing key "{missing}"')
+        missing_key = next(key for key in keys if key not in texts)
+        raise RecordError(f'{location}: missing key "{missing_key}"')
     return Turn(**texts, **ids)
 
 

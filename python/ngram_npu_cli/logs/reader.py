@@ -88,7 +88,7 @@ class Skipped:
         if reason not in self.reasons and len(self.reasons) < _MAX_REASONS:
             self.reasons[reason] = str(error)
 
-    def notes(self) -> tuple[str, ...]:
+    def list_notes(self) -> tuple[str, ...]:
         """Returns the number, the share and three reasons; empty if nothing was skipped.
 
         Raises:
@@ -163,7 +163,7 @@ def read_logs(
                 skipped.used += conversation.where != previous  # a record may have several answers
                 previous = conversation.where
                 receive(len(inputs), conversation)
-            notes = skipped.notes()
+            notes = skipped.list_notes()
             if not skipped.used:
                 raise RecordError(f"{file}: empty, no conversation in this file")
         except RecordError as error:

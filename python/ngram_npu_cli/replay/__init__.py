@@ -204,7 +204,7 @@ def _tokenize(
     for done, conversation in enumerate(item.conversations, start=1):
         requests += tokenization.make_requests_or_skip(conversation, skipped)
         progress(Progress(item.name, "tokenize", done, len(item.conversations)))
-    return requests, skipped.notes()
+    return requests, skipped.list_notes()
 
 
 def _make_ngram_proposer(options: ReplayOptions) -> Proposer:

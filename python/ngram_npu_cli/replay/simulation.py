@@ -158,12 +158,9 @@ class _Batch:
     def pop_changed_rows(self) -> tuple[Int32Array, Int32Array]:
         """Returns the rows that got another conversation since the last call, and the rows that a
         prompt was written to, each `[N]` and ascending."""
-        reassigned_rows, prompted_rows = (
-            np.unique(self._reassigned_rows),
-            np.unique(self._prompted_rows),
-        )
+        reassigned, prompted = self._reassigned_rows, self._prompted_rows
         self._reassigned_rows, self._prompted_rows = [], []
-        return reassigned_rows.astype(np.int32), prompted_rows.astype(np.int32)
+        return np.unique(reassigned).astype(np.int32), np.unique(prompted).astype(np.int32)
 
     def read_sampled_tokens(self, rows: Int64Array) -> Int32Array:
         """Returns the tokens that the target model sampled last: `[B, K+1]`, padded with -1."""
@@ -219,8 +216,7 @@ class _Batch:
         return np.where(has_token, self._recorded[rows[:, None], positions], np.int32(-1))
 
     def _start_next_turn(self, row: int) -> None:
-        """Starts the row's next completion, or, after the last completion, the first completion of
-        a waiting conversation."""
+        """Starts the row's next completion; after the last, that of a waiting conversation."""
         self._check_tokens(row)
         while (span := next(self._spans[row], None)) is None:
             next_request = next(self._waiting_requests, None)

@@ -54,7 +54,7 @@ class Counts:
     def drafted_per_step(self) -> float:
         return self.drafted / self.steps
 
-    def speedup(self, cost: float) -> float:
+    def compute_speedup(self, cost: float) -> float:
         """Returns the speed-up of decoding if verifying a draft token takes this share of a
         step."""
         return self.tokens_per_step / (1 + cost * self.drafted_per_step)

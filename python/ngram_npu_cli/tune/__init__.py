@@ -96,7 +96,7 @@ def tune(
         request_counts = measure_settings(
             candidates,
             traffic.requests,
-            streams=traffic.streams(),
+            streams=traffic.list_streams(),
             jobs=jobs,
             progress=show_progress,
         )

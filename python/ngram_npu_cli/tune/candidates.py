@@ -135,15 +135,9 @@ runner asynchronous)."""
 
 @dataclass(frozen=True)
 class Runner:
-    """A way to draft in a server.
-
-    Attributes:
-        drafts: Which drafts are verified.
-        method: The `method` of vLLM's `speculative_config`.
-        about: Description, including the features of vLLM that are lost.
-        variables: Environment variables that the server needs.
-        is_synchronous: Whether vLLM schedules synchronously.
-    """
+    """A way to draft in a server: which drafts are verified, the `method` of vLLM's
+    `speculative_config`, a description with the features of vLLM that are lost (`about`), and the
+    environment variables that the server needs."""
 
     name: str
     drafts: Drafts

@@ -102,7 +102,7 @@ def draw_figure(report: TuneReport) -> Any:
         bins=24,
         color=[c for c, *_ in curves],
     )
-    batch_axes.set_xticks(positions, [report.batch_name(row.batch) for row in report.batches])
+    batch_axes.set_xticks(positions, [report.format_batch(row.batch) for row in report.batches])
     batch_axes.set(title="Speed-up by batch size", xlabel="batch size")
     batch_axes.margins(y=0.25)  # space for the legend
     batch_axes.axhline(1.0, color="gray", linestyle=":")

@@ -44,13 +44,8 @@ drafts, more tokens than chunks arrive."""
 
 @dataclass
 class Stream:
-    """The response to a request.
-
-    Attributes:
-        arrived: Times in seconds at which the chunks arrived.
-        sent: Time in seconds at which the request was sent.
-        tokens: Number of generated tokens; None if the server does not report it.
-    """
+    """The times in seconds at which a request was sent and its chunks arrived, and the number of
+    generated tokens; None if the server does not report this number."""
 
     arrived: list[float] = field(default_factory=list)
     sent: float = 0.0

@@ -57,18 +57,18 @@ class Measured:
         """Returns the counts of the settings with padded or with trimmed drafts only."""
         return replace(self, counts={c: n for c, n in self.counts.items() if c.drafts == drafts})
 
-    def total(self, candidate: Candidate, selection: BoolArray) -> TotalCounts:
+    def sum_counts(self, candidate: Candidate, selection: BoolArray) -> TotalCounts:
         """Returns the counts of a setting, summed over some conversations."""
         steps = self.counts[candidate][selection].sum(axis=0, dtype=np.int64)
         drafted = int(steps @ np.arange(len(steps)))
         return TotalCounts(int(self.tokens[selection].sum()), int(steps.sum()), drafted)
 
-    def speedup(
+    def compute_speedup(
         self, candidate: Candidate, cost: VerificationCost, batch: int, selection: BoolArray
     ) -> float:
         """Returns the speed-up of a setting over some conversations together."""
         steps = self.counts[candidate][selection].sum(axis=0, dtype=np.int64)
-        return float(cost.speedup(batch, [int(self.tokens[selection].sum())], [steps])[0])
+        return float(cost.compute_speedup(batch, [int(self.tokens[selection].sum())], [steps])[0])
 
 
 def rank(
@@ -85,7 +85,7 @@ def rank(
     speedups = np.array(
         [
             [
-                measured.speedup(c, cost, batch, measured.selection_half)
+                measured.compute_speedup(c, cost, batch, measured.selection_half)
                 for batch in cost.batch_sizes
             ]
             for c in candidates
@@ -145,18 +145,19 @@ def search_stores(
     if not ladders:
         return measured
     ladder_of = {_add_store(ladder, STORE_SIZES[-1]): ladder for ladder in ladders}
-    current = rank(measured, cost, ladders)[0]
+    best_ladder = rank(measured, cost, ladders)[0]
     while True:
-        nearby = [current, *_list_neighbours(current, ladders)]
+        nearby = [best_ladder, *_list_neighbours(best_ladder, ladders)]
         with_store = [_add_store(ladder, STORE_SIZES[-1]) for ladder in nearby]
-        missing = [c for c in with_store if c not in measured.counts]
-        if not missing:
+        unmeasured = [c for c in with_store if c not in measured.counts]
+        if not unmeasured:
             break
-        measured = measured.extend(measure(missing))
-        current = ladder_of[rank(measured, cost, [c for c in measured.counts if c in ladder_of])[0]]
-    other_sizes = [_add_store(current, tokens) for tokens in STORE_SIZES[:-1]]
-    missing = [c for c in other_sizes if c not in measured.counts]
-    return measured.extend(measure(missing)) if missing else measured
+        measured = measured.extend(measure(unmeasured))
+        with_store = [c for c in measured.counts if c in ladder_of]
+        best_ladder = ladder_of[rank(measured, cost, with_store)[0]]
+    other_sizes = [_add_store(best_ladder, tokens) for tokens in STORE_SIZES[:-1]]
+    unmeasured = [c for c in other_sizes if c not in measured.counts]
+    return measured.extend(measure(unmeasured)) if unmeasured else measured
 
 
 def _add_store(ladder: Candidate, tokens: int) -> Candidate:
@@ -195,7 +196,7 @@ def compute_interval(
     tokens = weights @ measured.tokens[held_out]
 
     def resample(setting: Candidate) -> FloatArray:
-        return cost.speedup(batch, tokens, weights @ measured.counts[setting][held_out])
+        return cost.compute_speedup(batch, tokens, weights @ measured.counts[setting][held_out])
 
     values = resample(candidate)
     if against is not None:
@@ -229,12 +230,13 @@ def choose_lengths(
     step times gets the length of the next larger batch size with step times, because drafts save
     less time at larger batch sizes.
     """
-    same = replace(candidate, options=_without_k(candidate))
-    variants = [c for c in measured.counts if replace(c, options=_without_k(c)) == same]
+    same = replace(candidate, options=_remove_k(candidate))
+    variants = [c for c in measured.counts if replace(c, options=_remove_k(c)) == same]
     table: list[tuple[int, int, int]] = []
     for batch in cost.batch_sizes:
         speedups = {
-            c.config.k: measured.speedup(c, cost, batch, ~measured.selection_half) for c in variants
+            c.config.k: measured.compute_speedup(c, cost, batch, ~measured.selection_half)
+            for c in variants
         }
         length = max(speedups, key=lambda k: speedups[k])
         if speedups[length] <= 1:
@@ -246,7 +248,7 @@ def choose_lengths(
     return table
 
 
-def _without_k(candidate: Candidate) -> tuple[tuple[str, Any], ...]:
+def _remove_k(candidate: Candidate) -> tuple[tuple[str, Any], ...]:
     return tuple((name, value) for name, value in candidate.options if name != "k")
 
 

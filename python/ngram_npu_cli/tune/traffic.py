@@ -65,7 +65,7 @@ class Traffic:
             is_selected[np.flatnonzero(self.input_of == number)[::2]] = True
         return is_selected
 
-    def streams(self) -> list[list[int]]:
+    def list_streams(self) -> list[list[int]]:
         """Returns lists of the numbers of requests that share a store: one list for each half of
         each input."""
         stream_of_conversation = self.input_of * 2 + self.selection_half
@@ -129,7 +129,7 @@ def read_traffic(
             input_of.append(number)
         progress(Progress(logs[number].name, "tokenize", done, len(conversations)))
     for log, log_skipped in zip(logs, skipped, strict=True):
-        notes += [f"{log.name}: {note}" for note in log_skipped.notes()]
+        notes += [f"{log.name}: {note}" for note in log_skipped.list_notes()]
     if len(names) < 2:
         raise InputError(
             f"expected 2 or more conversations with an answer of 2 or more tokens, got {len(names)}"

@@ -153,11 +153,11 @@ class TuneReport(JsonReport):
         """Options of `vllm serve` for the recommended setting."""
         return vllm_options(self.candidate, self.runner.method)
 
-    def batch_name(self, batch: int) -> str:
+    def format_batch(self, batch: int) -> str:
         """Returns a batch size as text: "any" if the cost is the same for all batch sizes."""
         return "any" if self.cost.same_for_any_batch else str(batch)
 
-    def command_for(self, candidate: Candidate) -> str:
+    def format_command(self, candidate: Candidate) -> str:
         """Returns the command line of `vllm serve` for a setting."""
         words = " ".join([*self.runner.variables, "vllm serve MODEL"])
         return " \\\n  ".join([words, *vllm_options(candidate, self.runner.method)])
@@ -225,12 +225,14 @@ def make_report(
     has_lengths = runner.method == "ngram_gpu" and not cost.same_for_any_batch
     lengths = ranking.choose_lengths(measured, cost, candidate) if has_lengths else []
     settings = {
-        c: SettingCounts(measured.total(c, measured.selection_half), measured.total(c, held_out))
+        c: SettingCounts(
+            measured.sum_counts(c, measured.selection_half), measured.sum_counts(c, held_out)
+        )
         for c in measured.counts
     }
     batch, tokens = cost.batch_sizes[0], measured.tokens
     speedups, baseline_speedups = (
-        cost.speedup(batch, tokens, measured.counts[c]) for c in (candidate, against)
+        cost.compute_speedup(batch, tokens, measured.counts[c]) for c in (candidate, against)
     )
     conversations = [
         ConversationResult(
@@ -244,14 +246,14 @@ def make_report(
     ]
     inputs = []
     for number, name in enumerate(traffic.inputs):
-        where = held_out & (traffic.input_of == number)
-        if where.any():
+        selection = held_out & (traffic.input_of == number)
+        if selection.any():
             speedup, baseline_speedup = (
-                measured.speedup(c, cost, batch, where) for c in (candidate, against)
+                measured.compute_speedup(c, cost, batch, selection) for c in (candidate, against)
             )
-            num_faster = int((speedups[where] > 1).sum())
+            num_faster = int((speedups[selection] > 1).sum())
             inputs.append(
-                InputResult(name, int(where.sum()), speedup, baseline_speedup, num_faster)
+                InputResult(name, int(selection.sum()), speedup, baseline_speedup, num_faster)
             )
     return TuneReport(
         about=about,
@@ -292,7 +294,7 @@ def _make_rows(
                 speedup=intervals[candidate],
                 against=intervals[against],
                 ratio=ranking.compute_interval(measured, candidate, cost, batch, against),
-                expected=measured.speedup(candidate, cost, batch, measured.selection_half),
+                expected=measured.compute_speedup(candidate, cost, batch, measured.selection_half),
                 best=best,
                 best_speedup=intervals[best],
                 use=next((c for c, interval in intervals.items() if interval.low > 1), None),
@@ -368,7 +370,7 @@ def _describe_advice(report: TuneReport) -> list[Block]:
     if report.off_above == 0:
         return [*lines, f"ADVICE: {report.advice}", best]
     lines += [f"RECOMMENDED: {report.candidate.label}", report.advice]
-    lines += ["", Command(report.command_for(report.candidate))]
+    lines += ["", Command(report.format_command(report.candidate))]
     if len({length for _, _, length in report.lengths}) > 1:
         entries = [list(entry) for entry in report.lengths]
         lines += [
@@ -387,7 +389,7 @@ def _describe_advice(report: TuneReport) -> list[Block]:
             if row.use == other:
                 speedup = row.best_speedup if other == row.best else row.against
                 lines.append(f"At batch {row.batch} use {other.label}: {speedup}")
-        lines += ["", Command(report.command_for(other))]
+        lines += ["", Command(report.format_command(other))]
     return lines
 
 
@@ -420,7 +422,7 @@ def _describe_store(report: TuneReport) -> list[str]:
 def _describe_speedups(report: TuneReport) -> list[Block]:
     header = ["batch", "recommended", "baseline", "ratio"]
     rows = [
-        [report.batch_name(r.batch), str(r.speedup), str(r.against), str(r.ratio)]
+        [report.format_batch(r.batch), str(r.speedup), str(r.against), str(r.ratio)]
         for r in report.batches
     ]
     blocks: list[Block] = [
@@ -432,7 +434,8 @@ def _describe_speedups(report: TuneReport) -> list[Block]:
     ]
     if any(row.best != report.candidate for row in report.batches):
         rows = [
-            [report.batch_name(r.batch), str(r.best_speedup), r.best.label] for r in report.batches
+            [report.format_batch(r.batch), str(r.best_speedup), r.best.label]
+            for r in report.batches
         ]
         blocks += [
             "",
@@ -483,7 +486,7 @@ def _describe_inputs(report: TuneReport) -> list[Block]:
     num_slower = sum(result.speedup < 1 for result in conversations)
     blocks: list[Block] = [
         "",
-        f"By input, batch {report.batch_name(report.batches[0].batch)}:",
+        f"By input, batch {report.format_batch(report.batches[0].batch)}:",
         "",
         Table([header, *rows], left=[0]),
         "",

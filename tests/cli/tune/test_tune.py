@@ -100,7 +100,7 @@ def test_groups_contain_each_request_once_within_the_buffer_limit(
 
 def test_share_of_a_step_follows_the_formula() -> None:
     counts = np.array([[60, 20, 0, 20], [0, 0, 0, 0]])
-    speedup = share_of_a_step(0.05).speedup(1, [180, 0], counts)
+    speedup = share_of_a_step(0.05).compute_speedup(1, [180, 0], counts)
     assert speedup == pytest.approx([1.8 / (1 + 0.05 * 0.8), 1.0])
 
 
@@ -113,7 +113,7 @@ def test_batch_cost_averages_over_independent_requests() -> None:
         for a in range(3)
         for b in range(3)
     )
-    (speedup,) = cost.speedup(2, [150], [share * 100])
+    (speedup,) = cost.compute_speedup(2, [150], [share * 100])
     assert speedup == pytest.approx(1.5 / mean)
     of_the_mean = np.interp(2 + 2 * 0.8, [2, 3, 4, 8], [1.0, 1.0, 2.0, 6.0])
     assert speedup != pytest.approx(1.5 / of_the_mean), "a mean step is another one"
@@ -121,19 +121,21 @@ def test_batch_cost_averages_over_independent_requests() -> None:
 
 def test_step_times_are_extrapolated() -> None:
     cost = VerificationCost("two", {4: ((4, 8), (1.0, 3.0))})
-    assert cost.seconds(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
+    assert cost.compute_seconds(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
     falling = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
-    assert falling.seconds(4, np.array([100.0])) == pytest.approx([0.9]), "more is never cheaper"
+    assert falling.compute_seconds(4, np.array([100.0])) == pytest.approx([0.9]), (
+        "more is never cheaper"
+    )
 
 
 def test_token_cost_is_that_of_the_largest_batch_that_runs() -> None:
     times = {2: ((2, 4), (1.0, 1.02)), 8: ((8, 24), (2.0, 2.4)), 16: ((16, 32), (1.0, 3.0))}
     cost = VerificationCost("three", times)
     for max_batch, batch, share in ((1, 2, 0.02), (7, 2, 0.02), (8, 8, 0.1), (15, 8, 0.1)):
-        assert cost.token_cost(max_batch, 4) == (pytest.approx(share), batch)
-    assert cost.token_cost(100, 1) == (1.0, 16), "a token takes at most a step"
+        assert cost.compute_token_cost(max_batch, 4) == (pytest.approx(share), batch)
+    assert cost.compute_token_cost(100, 1) == (1.0, 16), "a token takes at most a step"
     faster = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
-    assert faster.token_cost(4, 2) == (0.0, 4)
+    assert faster.compute_token_cost(4, 2) == (0.0, 4)
 
 
 def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
     cost = load_cost(file)
     assert cost.batch_sizes == (1, 8)
     assert not cost.is_example
-    assert cost.seconds(8, np.array([24.0])) == pytest.approx([0.025])
+    assert cost.compute_seconds(8, np.array([24.0])) == pytest.approx([0.025])
     assert cost.select_batch_sizes([8]).batch_sizes == (8,)
     with pytest.raises(InputError, match=r"batch size 4: .* has step times for 1, 8"):
         cost.select_batch_sizes([4])
@@ -174,7 +176,7 @@ def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
     assert cost.is_example
     assert "EXAMPLE" in cost.name
     for batch in cost.batch_sizes:
-        times = cost.seconds(batch, batch * np.arange(1.0, 40.0))
+        times = cost.compute_seconds(batch, batch * np.arange(1.0, 40.0))
         assert (np.diff(times) > 0).all()
 
 
@@ -215,8 +217,8 @@ def test_ranking_uses_the_worst_batch_size() -> None:
     small = {batch: ((batch, 6 * batch), (1.0, 1.001)) for batch in (1, 4, 16)}
     cost = VerificationCost("steep", {**small, 256: ((256, 512, 1536), (1.0, 1.41, 2.19))})
     half = measured.selection_half
-    assert measured.speedup(FEW[0], cost, 256, half) == pytest.approx(0.86, abs=0.01)
-    assert measured.speedup(FEW[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
+    assert measured.compute_speedup(FEW[0], cost, 256, half) == pytest.approx(0.86, abs=0.01)
+    assert measured.compute_speedup(FEW[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
     assert rank(measured, cost)[0] == FEW[1]
     assert rank(measured, cost.select_batch_sizes([1, 4, 16]))[0] == FEW[0]
 

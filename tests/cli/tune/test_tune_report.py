@@ -245,7 +245,7 @@ def test_each_runner_has_its_method_and_variables(traffic: Path) -> None:
         speculative = json.loads(report.vllm_options[0].split(" ", 1)[1].strip("'"))
         assert speculative["method"] == method
         assert ("model" in speculative) == (method == "custom_class")
-        assert report.command_for(report.candidate).split(" \\\n")[0] == command
+        assert report.format_command(report.candidate).split(" \\\n")[0] == command
     report = search(None)
     (host,) = report.others
     assert report.candidate != host.candidate
@@ -254,7 +254,7 @@ def test_each_runner_has_its_method_and_variables(traffic: Path) -> None:
     for part in (report, host):
         for shown in (text, page):
             assert part.runner.about in shown
-            assert part.command_for(part.candidate) in shown
+            assert part.format_command(part.candidate) in shown
             assert f"RECOMMENDED: {part.candidate.label}" in shown
     assert text.count("TAKES AWAY the V2 runner and asynchronous scheduling") == 1
     assert [part["runner"]["name"] for part in report.to_dict()["others"]] == ["host"]
@@ -352,9 +352,9 @@ def test_inputs_have_separate_stores(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_similar_talk(8, tmp_path / f"{name}.jsonl")
     traffic = read_traffic([tmp_path])
-    assert traffic.streams() == [[1, 3, 5, 7], [0, 2, 4, 6], [9, 11, 13, 15], [8, 10, 12, 14]]
+    assert traffic.list_streams() == [[1, 3, 5, 7], [0, 2, 4, 6], [9, 11, 13, 15], [8, 10, 12, 14]]
     store = Candidate.of(**dict(FEW[2].options), store="live")
-    counts = measure_settings([store], traffic.requests, streams=traffic.streams())[store]
+    counts = measure_settings([store], traffic.requests, streams=traffic.list_streams())[store]
     np.testing.assert_array_equal(counts[:8], counts[8:])
     as_one = measure_settings([store], traffic.requests)[store]
     assert as_one.sum() < counts.sum(), "one store for all knows more"

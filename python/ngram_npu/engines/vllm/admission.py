@@ -108,13 +108,13 @@ def make_rules(vllm_config: Any) -> Rules:
 def check_request(request: Any, rules: Rules) -> None:
     """Raises ValueError if the request has an unknown key with our prefix, a malformed scope, or a
     property that the rules exclude."""
-    extra = getattr(request.sampling_params, "extra_args", None) or {}
-    for key in extra:
+    extra_args = getattr(request.sampling_params, "extra_args", None) or {}
+    for key in extra_args:
         letters = "".join(filter(str.isalnum, str(key))).lower()
         if key not in (EXTRA_ARGUMENT, K_ARGUMENT) and letters.startswith("ngramnpu"):
             known = f"{EXTRA_ARGUMENT!r}, {K_ARGUMENT!r}"
             raise ValueError(f"ngram_npu: unknown key {key!r} in {EXTRA_ARGUMENTS}; known: {known}")
-    scope = extra.get(EXTRA_ARGUMENT)
+    scope = extra_args.get(EXTRA_ARGUMENT)
     if not _is_scope(scope):
         raise ValueError(
             f"ngram_npu: {EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}: expected a string that is not "

@@ -30,7 +30,7 @@ GRAPHS_MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
 ATTRIBUTE = "ngram_npu_auto_k"
 """Attribute of a scheduler that holds its :class:`StepObserver`."""
 SAMPLE_STEPS = 8
-"""Number of steps after which a request is sampled again."""
+"""Number of steps between two samples of the requests' text."""
 
 
 def choose_lengths(k: int, max_num_seqs: int) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class StepObserver:
             max_num_seqs,
             table=scheduler.dynamic_sd_lookup,
             is_allowed=make_graph_check(lengths, max_num_seqs, sizes or ()),
-            relative_times=None if times is None else times.relative_times(lengths),
+            relative_times=None if times is None else times.make_relative_times(lengths),
             on_change=self._report_change,
         )
         self._sampler: AcceptanceSampler | None = None
@@ -163,7 +163,7 @@ class StepObserver:
         if not batch:
             self._last_update_time = None  # the engine may have waited for requests
             return
-        length = self._uniform_length(output)
+        length = self._find_uniform_length(output)
         seconds = None
         is_comparable = length is not None and length == self._last_length
         if (
@@ -214,13 +214,13 @@ class StepObserver:
         if not self._runs_ahead:
             return True
         next_output = self._newest_output
-        if next_output is output or self._uniform_length(next_output) is None:
+        if next_output is output or self._find_uniform_length(next_output) is None:
             return False
         batch = len(output.num_scheduled_tokens)
         difference = abs(len(next_output.num_scheduled_tokens) - batch)
         return difference <= MAX_BATCH_DIFFERENCE * batch
 
-    def _uniform_length(self, output: Any) -> int | None:
+    def _find_uniform_length(self, output: Any) -> int | None:
         """Returns the number of draft tokens that every request has in a step; None if the numbers
         differ, as in steps with a prefill, or if the step may wait for a grammar."""
         if output.scheduled_new_reqs or output.has_structured_output_requests:

@@ -178,7 +178,9 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     has_limit = bool(settings.keys() & {"token_cost", "min_draft_probability"})
     if step_times is not None and lookup == "ladder" and not (verifies_padding or has_limit):
         max_num_seqs = vllm_config.scheduler_config.max_num_seqs
-        cost, cost_batch = step_times.token_cost(max_num_seqs, speculative.num_speculative_tokens)
+        cost, cost_batch = step_times.compute_token_cost(
+            max_num_seqs, speculative.num_speculative_tokens
+        )
         min_probability = convert_cost_to_probability(cost)
     uses_latest_match = lookup == "1-16" or (in_v2 and method != "ascend_v2")
     overlap = True if method == "beside" or lookup == "1-16" else None
@@ -344,7 +346,7 @@ def _read_section(additional_config: object) -> Mapping[str, Any]:
     return section
 
 
-def _find_option_type(name: str, where: str) -> type:
+def _find_option_type(name: str, source: str) -> type:
     if name in OPTION_TYPES:
         return OPTION_TYPES[name]
     hint = ""
@@ -353,7 +355,7 @@ def _find_option_type(name: str, where: str) -> type:
     elif similar := difflib.get_close_matches(name, OPTION_TYPES, n=1):
         hint = f"; did you mean {similar[0]!r}?"
     known = ", ".join(OPTION_TYPES)
-    raise ValueError(f"ngram_npu: unknown option {name!r} in {where}; known: {known}{hint}")
+    raise ValueError(f"ngram_npu: unknown option {name!r} in {source}; known: {known}{hint}")
 
 
 def convert_cost_to_probability(token_cost: float) -> float:

@@ -202,7 +202,7 @@ def _find_inheritance_conflict(name: str, stock: type, replacement: type) -> str
     for member in dir(stock):
         is_private = member.startswith("_") and not member.startswith("__")
         if is_private and hasattr(v2.NgramSpeculator, member):
-            return f"{name} has {member}, a private name of ngram_npu's class"
+            return f"{name} has {member}, which ngram_npu's class has too"
     return ""
 
 
@@ -266,7 +266,7 @@ def _replace_ascend(runner: Any, names: tuple[str, ...]) -> str | None:
     factory, drafter, reason = sys.modules[ASCEND_FACTORY], names[0], ""
     replacements = {name: getattr(v1_device, name) for name in names}
     if getattr(factory, drafter, None) is not getattr(runner, drafter, None):
-        reason = f"{ASCEND_FACTORY} creates another {drafter} than {ASCEND_RUNNER} uses"
+        reason = f"{ASCEND_FACTORY} makes another {drafter} than {ASCEND_RUNNER} uses"
     if ASCEND_LAUNCHER in names and not _library.has_kernel("ngram_step_", "npu"):
         reason = f"no NPU kernels: {_library.backends()['npu'].reason}"
     result = replace_attributes(runner, replacements, reason)

@@ -94,7 +94,7 @@ class IndexedRows(ScannedRows):
             if budget_steps == 0:
                 return super().draft(token_ids, num_tokens, num_sampled, k)
         index = self._drafting.index or self._make_index()
-        request_slots, new = self._recognizer.assign(token_ids, num_tokens, num_sampled)
+        request_slots, new_rows = self._recognizer.assign(token_ids, num_tokens, num_sampled)
         # When little memory is free, absent requests lose their slots. vLLM does not report which
         # requests have finished, so with store="finish" absent requests count as finished.
         ends_absent_requests = self.store is not None and self.store.contents.visibility == "finish"
@@ -103,9 +103,9 @@ class IndexedRows(ScannedRows):
         )
         if max_absent_steps >= 0:
             self._drafting.end(self._recognizer.free_absent_slots(max_absent_steps))
-        if len(new):
-            self._drafting.end(request_slots[new])
-            self._num_behind = len(new)
+        if len(new_rows):
+            self._drafting.end(request_slots[new_rows])
+            self._num_behind = len(new_rows)
         index_slots = request_slots
         if self._num_behind:
             rows = token_ids, num_tokens, index.tensor, request_slots, num_sampled

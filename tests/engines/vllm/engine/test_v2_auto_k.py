@@ -122,7 +122,7 @@ def test_controller_chooses_among_its_lengths(model: Path) -> None:
             _generate(engine, model)
             assert {*scheduler.dynamic_sd_lookup[1:]} <= {0, 1, 2, 4}
         assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "no error ended it"
-        tokens = observer.controller.acceptance.tokens_per_step(4)
+        tokens = observer.controller.acceptance.estimate_tokens_per_step(4)
     assert tokens is not None
     assert 1 < tokens <= 5
 

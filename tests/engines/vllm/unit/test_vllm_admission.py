@@ -60,14 +60,14 @@ STORE: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01, "sto
 SOURCES = {
     admission.INPUT_MODULE: PROCESSOR,
     admission.SCHEDULER_OUTPUT_MODULE: SCHEDULED,
-    admission.REQUEST: REQUEST,
-    admission.EXCEPTIONS: EXCEPTIONS,
+    admission.REQUEST_MODULE: REQUEST,
+    admission.EXCEPTIONS_MODULE: EXCEPTIONS,
 }
 
 
 def import_vllm(vllm: FakeVLLM, *, install: bool = True, **changes: str) -> None:
     """Imports the modules with the plugin, after these changes of the sources."""
-    admission._request_error.cache_clear()
+    admission._get_error_class.cache_clear()
     for name, source in SOURCES.items():
         for old, new in changes.items():
             source = source.replace(old, new)
@@ -161,7 +161,7 @@ BAD_SCOPES = [True, 1.5, -1, 2**62, ["a"], {"a": 1}, ""]
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("name", ["ngram", "eagle", "ngram_gpu", "V1 ngram"])
 def test_request_with_unknown_key_or_malformed_scope_raises(name: str) -> None:
-    error = sys.modules[admission.EXCEPTIONS].VLLMValidationError  # HTTP 400
+    error = sys.modules[admission.EXCEPTIONS_MODULE].VLLMValidationError  # HTTP 400
     for key in BAD_KEYS:
         with pytest.raises(error, match=r"ngram_npu: unknown key .* in extra_args .*vllm_xargs"):
             process(ENGINES[name][0], {key: "tenant"})
@@ -201,7 +201,7 @@ def test_salt_of_scheduled_request_survives_pickling() -> None:
     plugin.install()
     data = sys.modules[admission.SCHEDULER_OUTPUT_MODULE].NewRequestData
     for salt in ("a", None):
-        request = sys.modules[admission.REQUEST].Request("r", salt)
+        request = sys.modules[admission.REQUEST_MODULE].Request("r", salt)
         new = data.from_request(request, ([],), prefill_token_ids=[1])
         assert (new.req_id, new.cache_salt) == ("r", salt)
         assert pickle.loads(pickle.dumps(new)).cache_salt == salt

@@ -266,9 +266,9 @@ def test_acceptance_with_store_is_measured_in_steps_with_drafts() -> None:
         output = make_output({"a": 3, "b": 3, "c": 3})
         observer.observe_update(output, [[7], [7, 8], [7, 8, 9, 1]])
     acceptance = observer.controller.acceptance
-    assert acceptance.tokens_per_step(3) == pytest.approx(7 / 3)
-    assert acceptance.tokens_per_step(1) == pytest.approx(5 / 3)
-    assert acceptance.tokens_per_step(5) is None
+    assert acceptance.estimate_tokens_per_step(3) == pytest.approx(7 / 3)
+    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(5 / 3)
+    assert acceptance.estimate_tokens_per_step(5) is None
 
 
 def test_acceptance_without_store_is_sampled_from_running_requests() -> None:
@@ -277,7 +277,7 @@ def test_acceptance_without_store_is_sampled_from_running_requests() -> None:
     for _ in range(400):
         scheduler.running[0].all_token_ids.append(len(scheduler.running[0].all_token_ids) % 3 + 1)
         observer.observe_update(make_output({"a": 0}), [[1]])
-    assert observer.controller.acceptance.tokens_per_step(5) == pytest.approx(6, abs=0.1)
+    assert observer.controller.acceptance.estimate_tokens_per_step(5) == pytest.approx(6, abs=0.1)
 
 
 class FakeScheduler:
@@ -487,4 +487,6 @@ def test_verified_steps_scale_the_estimates(observed: Any) -> None:
     for _ in range(100):
         observer.observe_update(make_output({"a": 3, "b": 3}), [[1], [1, 2]])
     expected = (100 + PRIOR_GAIN) / (600 + PRIOR_GAIN)
-    assert recorder.acceptance.tokens_per_step(3) == pytest.approx(1 + 3 * expected, rel=0.05)
+    assert recorder.acceptance.estimate_tokens_per_step(3) == pytest.approx(
+        1 + 3 * expected, rel=0.05
+    )

@@ -196,7 +196,7 @@ def test_step_times_without_a_limit_are_those_of_the_controller(tmp_path: Path) 
     read = _read_options("v2", {"lookup": "1-16", **section})
     assert (read.ngram.min_draft_probability, read.cost_batch) == (None, 0)
     assert read.step_times is not None
-    assert read.step_times.relative_times([0, 4])(8)[4] == pytest.approx(1.2)
+    assert read.step_times.make_relative_times([0, 4])(8)[4] == pytest.approx(1.2)
     assert _read_options("v2", {"lookup": "1-16", "k": "auto"}).step_times is None
 
 
