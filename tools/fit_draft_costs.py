@@ -40,7 +40,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from ngram_npu.output import atomic_output, check_writable
-from ngram_npu_cli.learn.fit_draft_costs import collect_observations
+from ngram_npu_cli.learn.fit_draft_costs import observe_drafts
 from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer
 from ngram_npu_cli.replay import InputError, TokenRequest, load_inputs, load_tokenizer, tokenize
 from ngram_npu_cli.replay.walks import STORE_SHAPE, IntArray, simulate_ladder
@@ -103,7 +103,7 @@ class Observed:
 
 def count_by_table(requests: Sequence[TokenRequest]) -> tuple[Observed, Observed]:
     """Counts the drafts from the rows and those from a store with room for all conversations."""
-    (cells, *_), right = collect_observations(requests)
+    (cells, *_), right = observe_drafts(requests)
     is_store, is_right = cells >= math.prod(SHAPE), right > 0
     return (
         Observed.count(cells[~is_store], is_right[~is_store], SHAPE),

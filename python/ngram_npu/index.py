@@ -157,7 +157,8 @@ class NgramIndex:
         A ladder ignores ``match_policy``.
 
         Without this call, each step indexes a bounded number of tokens, and scans the row until all
-        of its tokens are indexed. Shapes are those of ``ngram_index_append_``; slots occur once.
+        of its tokens are indexed. The shapes are those of ``ngram_index_append_``. Each slot may
+        occur once.
         """
         ops = operators_for(
             "ngram_index_append_",

@@ -407,8 +407,8 @@ COMMANDS = (
         "fill a store from logs, and measure its gain",
         "Fill a store from logs, and from files of other stores, so that a server drafts from the "
         "first request on. Prints tokens per step and speed-up on the last tenth of the logs, with "
-        "none to all of the rest in the store. Name the newest logs last. Stores are taken as "
-        "older than logs.",
+        "none, some or all of the earlier answers in the store. Name the newest logs last. Text of "
+        "stores counts as older than all logs.",
         "The file holds text of users as token ids: protect it as you protect the logs.",
     ),
     Command(
@@ -416,7 +416,7 @@ COMMANDS = (
         _run_store_info,
         (options.StoreInfoOptions,),
         "describe the file of a store",
-        "Print what the file of a store holds, and for which tokenizer.",
+        "Print what the file of a store contains, and for which tokenizer.",
     ),
     Command(
         "doctor",

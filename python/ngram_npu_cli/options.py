@@ -30,13 +30,13 @@ SAMPLE_SIZE = 10_000_000
 
 
 def make_parser(
-    kind: type, name: str, is_valid: Callable[[Any], bool], expected: str
+    number_type: type, name: str, is_valid: Callable[[Any], bool], expected: str
 ) -> Callable[[str], Any]:
     """Returns a function that parses a number, for argparse, which shows `name` in error
     messages."""
 
     def parse(text: str) -> Any:
-        value = kind(text)
+        value = number_type(text)
         if not is_valid(value):
             raise argparse.ArgumentTypeError(f"must be {expected}, got {text}")
         return value
@@ -101,14 +101,14 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
 
 def describe_type(field_type: Any) -> dict[str, Any]:
     """Returns the keywords of `add_argument` that follow from a field's type."""
-    for kind in (field_type, *typing.get_args(field_type)):  # itself, or the parts of a union
-        if typing.get_origin(kind) is Literal:
-            return {"choices": typing.get_args(kind)}
-        if kind is int:
+    for part_type in (field_type, *typing.get_args(field_type)):  # itself, or the parts of a union
+        if typing.get_origin(part_type) is Literal:
+            return {"choices": typing.get_args(part_type)}
+        if part_type is int:
             return {"type": parse_count, "metavar": "N"}
-        if kind is bool:
+        if part_type is bool:
             return {"action": "store_true"}
-        if kind is Path:
+        if part_type is Path:
             return {"type": Path, "metavar": "FILE"}
     return {}
 

@@ -268,8 +268,8 @@ def check_types(batch: Batch, num_groups: int) -> None:
     """Raises ValueError if a field has the wrong type; the message names the field."""
     if not isinstance(batch, Batch):
         raise ValueError(f"batch: expected a Batch, got {type(batch).__name__}")
-    for name, kind in (("new", Admission), ("resumed", Admission), ("new_blocks", NewBlocks)):
-        check_sequence(name, getattr(batch, name), kind)
+    for name, item_type in (("new", Admission), ("resumed", Admission), ("new_blocks", NewBlocks)):
+        check_sequence(name, getattr(batch, name), item_type)
     for admission in (*batch.new, *batch.resumed):
         ids = admission.block_ids
         if not isinstance(ids, (tuple, list)) or len(ids) != num_groups:
@@ -283,14 +283,14 @@ def check_types(batch: Batch, num_groups: int) -> None:
         )
 
 
-def check_sequence(name: str, items: object, kind: type) -> None:
+def check_sequence(name: str, items: object, item_type: type) -> None:
     wrong_type = None
     # Tuples and lists are checked first, because the check for Sequence takes a microsecond.
     if not isinstance(items, (tuple, list)) and not isinstance(items, Sequence):
         wrong_type = type(items)
     else:
-        wrong_type = next((t for t in {*map(type, items)} if not issubclass(t, kind)), None)
+        wrong_type = next((t for t in {*map(type, items)} if not issubclass(t, item_type)), None)
     if wrong_type is not None:
         raise ValueError(
-            f"{name}: expected a sequence of {kind.__name__}, got {wrong_type.__name__}"
+            f"{name}: expected a sequence of {item_type.__name__}, got {wrong_type.__name__}"
         )

@@ -83,16 +83,11 @@ _TESTED_MODELS = _IMAGE_MODELS | {"BloomForCausalLM", "Phi3ForCausalLM"}
 """Tested models that read more than text or prepare their inputs themselves. Other such models are
 rejected, because they may compute wrong logits for several new tokens."""
 _REPLACED_METHODS = (
-    "_prepare_generation_config",
-    "_get_stopping_criteria",
-    "_get_candidate_generator",
+    *("_prepare_generation_config", "_get_stopping_criteria", "_get_candidate_generator"),
 )
 """Methods of the model that `drafting` replaces."""
 _INHERITED_METHODS = (
-    "generate",
-    "_sample",
-    "_assisted_decoding",
-    "_get_logits_processor",
+    *("generate", "_sample", "_assisted_decoding", "_get_logits_processor"),
     *_REPLACED_METHODS,
 )
 """Methods that a model must inherit from transformers; otherwise drafts could change the text."""

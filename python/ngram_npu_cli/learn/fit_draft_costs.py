@@ -40,18 +40,16 @@ def fit(conversations: Sequence[TokenRequest], tokenizer: str = "") -> Costs:
     with priors: the shipped costs for cells, and 0 for tokens. It is deterministic.
 
     Args:
-        conversations: Oldest first. If they have more than ``MAX_TOKENS`` tokens, the newest ones
-            are used.
+        conversations: Oldest first. If they have more than ``MAX_TOKENS`` tokens, only the newest
+            conversations are used.
         tokenizer: 32 hex digits (``ngram_npu.store.tokenizer_digest``).
     """
-    table_entries, is_right = collect_observations(list(_select_newest(conversations)))
+    table_entries, is_right = observe_drafts(list(_select_newest(conversations)))
     shipped = np.concatenate([default_costs().ravel(), default_store_costs().ravel()])
     cells, *tokens = _maximize_likelihood(table_entries, is_right, costs_to_logits(shipped))
     row, store = np.split(_round_logits(cells, "row"), [default_costs().size])
-    tokens_table = np.stack([_round_logits(logits, "tokens") for logits in tokens], axis=1)
-    return Costs(
-        row.reshape(SHAPES["row"]), store.reshape(SHAPES["store"]), tokens_table, tokenizer
-    )
+    token_table = np.stack([_round_logits(logits, "tokens") for logits in tokens], axis=1)
+    return Costs(row.reshape(SHAPES["row"]), store.reshape(SHAPES["store"]), token_table, tokenizer)
 
 
 def _select_newest(conversations: Sequence[TokenRequest]) -> Iterator[TokenRequest]:
@@ -62,9 +60,7 @@ def _select_newest(conversations: Sequence[TokenRequest]) -> Iterator[TokenReque
     return iter(conversations[first:])
 
 
-def collect_observations(
-    conversations: Sequence[TokenRequest],
-) -> tuple[list[IntArray], FloatArray]:
+def observe_drafts(conversations: Sequence[TokenRequest]) -> tuple[list[IntArray], FloatArray]:
     """Returns observations of all draft tokens that a step would have verified.
 
     Returns:
@@ -77,15 +73,13 @@ def collect_observations(
     num_row_cells = SHAPES["row"][0] * SHAPES["row"][1]
     parts: list[tuple[IntArray, ...]] = [(np.empty(0, np.int64),) * 4]
     for request in conversations:
-        parts.append(_flatten_reached(simulate_ladder([request]), 0, SHAPES["row"][1]))
-        parts.append(
-            _flatten_reached(record_store([request], store), num_row_cells, SHAPES["store"][1])
-        )
+        parts.append(_flatten(simulate_ladder([request]), 0, SHAPES["row"][1]))
+        parts.append(_flatten(record_store([request], store), num_row_cells, SHAPES["store"][1]))
     *table_entries, is_right = (np.concatenate(list(column)) for column in zip(*parts, strict=True))
     return table_entries, is_right.astype(np.float64)
 
 
-def _flatten_reached(drafts: PositionDrafts, first_cell: int, columns: int) -> tuple[IntArray, ...]:
+def _flatten(drafts: PositionDrafts, first_cell: int, columns: int) -> tuple[IntArray, ...]:
     reached = drafts.find_reached()
     return (
         first_cell + drafts.match[reached] * columns + drafts.column[reached],

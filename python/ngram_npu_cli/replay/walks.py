@@ -55,8 +55,7 @@ class Counts:
         return self.drafted / self.steps
 
     def compute_speedup(self, cost: float) -> float:
-        """Returns the speed-up of decoding if verifying a draft token takes this share of a
-        step."""
+        """Returns the speed-up if verifying a draft token takes this share of a step."""
         return self.tokens_per_step / (1 + cost * self.drafted_per_step)
 
 
@@ -175,8 +174,7 @@ def find_candidates(tokens: IntArray, sizes: Sequence[int] = LADDER) -> tuple[In
 
 
 def compute_outcomes(tokens: IntArray, q: IntArray, m: IntArray) -> IntArray:
-    """Returns [n], the outcome byte of each token: min(m, 15) * 2 + whether the candidate is
-    right."""
+    """Returns [n], each token's outcome byte: min(m, 15) * 2 + whether the candidate is right."""
     right = (m > 0) & (tokens[q] == tokens)
     bytes_: IntArray = np.minimum(m, 15) * 2 + right
     return bytes_
@@ -220,7 +218,7 @@ def _record_request(request: TokenRequest, store: Any) -> PositionDrafts:
     match, column = (np.zeros((len(positions), MAX_K), np.uint8) for _ in range(2))
     drafted = np.zeros((len(positions), MAX_K), np.int32)
     length = np.zeros(len(positions), np.int32)
-    one, slot, no_slot = np.ones(1, np.int32), np.zeros(1, np.int32), np.full(1, -1, np.int32)
+    num_sampled, slot, no_slot = (np.full(1, value, np.int32) for value in (1, 0, -1))
     for i, end in enumerate(positions.astype(np.int32)):
         # The kernel drafts twice. The table of costs contains row numbers in the first call and
         # column numbers in the second call, so the costs show which cell was used. Only the second
@@ -230,7 +228,7 @@ def _record_request(request: TokenRequest, store: Any) -> PositionDrafts:
             _C.ngram_store_step_(
                 tokens[None],
                 end[None],
-                one,
+                num_sampled,
                 store,
                 slot_indices=slot_indices,
                 draft_token_ids=drafted[i : i + 1],

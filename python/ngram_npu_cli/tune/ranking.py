@@ -136,8 +136,7 @@ def search_stores(
 
     The best ladder with a store often differs from the best ladder without one. So the search
     starts at the best ladder without a store and moves to the best neighbour (the next length or
-    probability) until no neighbour is better. Then stores of the other sizes are tried with this
-    ladder.
+    probability) until no neighbour is better. Then stores of the other sizes are tried.
     """
     ladders = [
         c for c in candidates if c.config.min_draft_probability is not None and not c.has_store

@@ -29,8 +29,7 @@ FORMAT = "ngram_npu.tune/2"
 """Format name in every JSON result. The number increases when a field changes its meaning."""
 
 MIN_HELD_OUT = 20
-"""Minimum number of held-out conversations for a recommendation. With fewer conversations, the
-bootstrap interval would be too narrow."""
+"""With fewer held-out conversations nothing is recommended: intervals would be too narrow."""
 
 _MAX_SHOWN = 12
 

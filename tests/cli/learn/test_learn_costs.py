@@ -11,7 +11,7 @@ import pytest
 from ngram_npu import Costs, NgramConfig, NgramProposer
 from ngram_npu.config import default_costs, default_store_costs
 from ngram_npu.draft_costs import UNITS_PER_NAT, costs_to_logits
-from ngram_npu_cli.learn.fit_draft_costs import PRIOR_WEIGHT, collect_observations, fit
+from ngram_npu_cli.learn.fit_draft_costs import PRIOR_WEIGHT, fit, observe_drafts
 from ngram_npu_cli.replay import TokenRequest, TokenTurn, simulate
 from ngram_npu_cli.replay.walks import (
     Counts,
@@ -108,7 +108,7 @@ def test_fit_maximizes_the_likelihood() -> None:
     """At the maximum, the residuals of an entry and the pull of its prior cancel."""
     requests = new_conversations(40)
     costs = fit(requests)
-    (cells, tokens, before), right = collect_observations(requests)
+    (cells, tokens, before), right = observe_drafts(requests)
     defaults = default_costs(), default_store_costs()
     shipped = costs_to_logits(np.concatenate([table.ravel() for table in defaults]))
     fitted = np.concatenate([costs.row.ravel(), costs.store.ravel()]) / UNITS_PER_NAT

@@ -310,12 +310,12 @@ def _read_settings(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     for variable, text in os.environ.items():
         if variable.startswith(PREFIX) and variable != CORRECTION:
             name = variable.removeprefix(PREFIX).lower()
-            kind = _find_option_type(name, f"the environment, as {variable}")
+            option_type = _find_option_type(name, f"the environment, as {variable}")
             try:
-                environment[name] = _PARSERS[kind](text)
+                environment[name] = _PARSERS[option_type](text)
             except (KeyError, ValueError):
                 raise ValueError(
-                    f"ngram_npu: {variable}: expected {kind.__name__}, got {text!r}"
+                    f"ngram_npu: {variable}: expected {option_type.__name__}, got {text!r}"
                 ) from None
     sources = [_SECTION_PATH] if section else []
     sources += ["the environment"] if environment.keys() - section.keys() else []
@@ -337,11 +337,13 @@ def _read_section(additional_config: object) -> Mapping[str, Any]:
             f"ngram_npu: {_SECTION_PATH}: expected a mapping of options, got {section!r}"
         )
     for name, value in section.items():
-        kind = _find_option_type(str(name), _SECTION_PATH)
-        has_type = isinstance(value, (int, float, type(None)) if kind is float else kind)
-        if not has_type or (kind is not bool and isinstance(value, bool)):
+        option_type = _find_option_type(str(name), _SECTION_PATH)
+        accepted_types: Any = (int, float, type(None)) if option_type is float else option_type
+        has_type = isinstance(value, accepted_types)
+        if not has_type or (option_type is not bool and isinstance(value, bool)):
             raise ValueError(
-                f"ngram_npu: {name} in {_SECTION_PATH}: expected {kind.__name__}, got {value!r}"
+                f"ngram_npu: {name} in {_SECTION_PATH}: expected {option_type.__name__}, "
+                f"got {value!r}"
             )
     return section
 

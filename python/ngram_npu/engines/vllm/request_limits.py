@@ -21,7 +21,7 @@ from ngram_npu.engines.vllm.patching import (
 )
 
 ATTRIBUTE = "ngram_npu_limits"
-"""Attribute of a scheduler that holds the limits of those of its requests that have one, by id."""
+"""Attribute of a scheduler that maps the ids of requests with a limit to their limits."""
 
 
 def install() -> None:
