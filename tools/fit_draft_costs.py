@@ -39,10 +39,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from ngram_npu.output import atomic_output, check_writable
-from ngram_npu_cli.learn.fit_draft_costs import observed
+from ngram_npu_cli.learn.fit_draft_costs import observe_drafts
 from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer
 from ngram_npu_cli.replay import InputError, TokenRequest, load_inputs, load_tokenizer, tokenize
-from ngram_npu_cli.replay.walks import STORE_SHAPE, IntArray, walks
+from ngram_npu_cli.replay.walks import STORE_SHAPE, IntArray, simulate_ladder
 
 PARTS = {"even": slice(0, None, 2), "odd": slice(1, None, 2), "all": slice(None)}
 """Parts of a set by name; conversations are numbered from 0."""
@@ -102,7 +102,7 @@ class CellCounts:
 
 def count_by_table(requests: Sequence[TokenRequest]) -> tuple[CellCounts, CellCounts]:
     """Counts the drafts from rows and the drafts from a store with room for all conversations."""
-    (cells, *_), right = observed(requests)
+    (cells, *_), right = observe_drafts(requests)
     is_store, is_accepted = cells >= math.prod(SHAPE), right > 0
     return (
         CellCounts.count(cells[~is_store], is_accepted[~is_store], SHAPE),
@@ -112,9 +112,9 @@ def count_by_table(requests: Sequence[TokenRequest]) -> tuple[CellCounts, CellCo
 
 def count_by_match(requests: Sequence[TokenRequest]) -> CellCounts:
     """Returns the counts by match length only, [16, 1]."""
-    positions = walks(requests, range(1, SHAPE[0] + 1))
-    is_reached = positions.reached()
-    is_accepted = positions.accepted()[is_reached]
+    positions = simulate_ladder(requests, range(1, SHAPE[0] + 1))
+    is_reached = positions.find_reached()
+    is_accepted = positions.find_accepted()[is_reached]
     return CellCounts.count(positions.match[is_reached], is_accepted, (SHAPE[0], 1))
 
 

@@ -139,8 +139,8 @@ def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any) -> Any:
 
 
 def _wait_in_begin_step(original: Any, self: AsyncSpecState, batch: Any) -> Any:
-    if self._last is not None:
-        self._counts[self._last.number % 2].finish()
+    if self._last_step is not None:
+        self._count_downloads[self._last_step.number % 2].finish()
     return original(self, batch)
 
 
@@ -161,8 +161,8 @@ FAULTS: dict[str, Fault] = {
     "the event is recorded before the copies": _change_start(_record_before_copies),
     "the event is recorded on the main stream": _change_start(_record_on_main),
     "the main stream overwrites the source of a download": _change_init(_keep_main_from_waiting),
-    "counts of two steps share a buffer": _share_downloads("_counts", 1),
-    "drafts of three steps share two buffers": _share_downloads("_drafts", 2),
+    "counts of two steps share a buffer": _share_downloads("_count_downloads", 1),
+    "drafts of three steps share two buffers": _share_downloads("_draft_downloads", 2),
     "uploads of two steps share a staging buffer": _change_init(_share_staging_buffer),
     "drafts of the step before": patch_call(DeviceState, "propose", _keep_old_drafts),
     "results of the slot's previous request": patch_call(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncSpecState, Batch, KVGroup, NewBlocks
-from ngram_npu.async_state.device import StreamDevice, device_for
+from ngram_npu.async_state.device import StreamDevice, make_device
 
 from async_state import admit_row, make_batch, make_samples, make_small_state, to_ints
 
@@ -101,7 +101,7 @@ def test_device_without_index_raises() -> None:
         with pytest.raises(ValueError, match=f"^{option} on cuda: an index must be in host memory"):
             Cuda().index(config, 1, 1)
     with pytest.raises(ValueError, match="expected cpu, cuda or npu, got meta"):
-        device_for("meta")
+        make_device("meta")
 
 
 # Steps.

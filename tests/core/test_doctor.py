@@ -57,7 +57,7 @@ def test_missing_driver_has_version_0(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(_library.ctypes, "CDLL", raise_not_found)
-    assert _library.cuda_driver() == 0
+    assert _library.get_cuda_driver_version() == 0
 
 
 def test_old_driver_registers_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_old_driver_registers_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: library)
     for driver, is_registered in ((12080, False), (13000, True)):
-        monkeypatch.setattr(_library, "cuda_driver", lambda driver=driver: driver)
+        monkeypatch.setattr(_library, "get_cuda_driver_version", lambda driver=driver: driver)
         backend = _library._load_cuda(library)
         assert (backend.kernels > 0) == bool(loads) == is_registered
         assert ("this one is for CUDA 12.8" in backend.reason) != is_registered
@@ -93,7 +93,7 @@ def test_old_driver_registers_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_pa
     ],
 )
 def test_driver_older_than_the_runtime_is_reported(driver: int, runtime: int, problem: str) -> None:
-    message = _library._driver_problem(driver, runtime)
+    message = _library._find_driver_problem(driver, runtime)
     assert message == "" if problem == "" else problem in message
 
 

@@ -129,14 +129,14 @@ def test_sampler_with_store_raises() -> None:
 
 def test_acceptance_follows_newer_observations() -> None:
     acceptance = Acceptance(LENGTHS)
-    assert acceptance.tokens_per_step(0) == 1.0
-    assert acceptance.tokens_per_step(3) is None
+    assert acceptance.estimate_tokens_per_step(0) == 1.0
+    assert acceptance.estimate_tokens_per_step(3) is None
     acceptance.observe(3, 20000, 10000)
-    assert acceptance.tokens_per_step(3) == 2.0
-    assert acceptance.relative_error(3) == pytest.approx(0.012)
+    assert acceptance.estimate_tokens_per_step(3) == 2.0
+    assert acceptance.estimate_relative_error(3) == pytest.approx(0.012)
     for _ in range(100):
         acceptance.observe(3, 300, 300)
-    assert acceptance.tokens_per_step(3) == pytest.approx(1.0, abs=0.001)
+    assert acceptance.estimate_tokens_per_step(3) == pytest.approx(1.0, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_acceptance_follows_newer_observations() -> None:
 def test_impossible_observation_is_ignored(observation: tuple[int, float, float]) -> None:
     acceptance = Acceptance(LENGTHS)
     acceptance.observe(*observation)
-    assert acceptance.relative_error(3) == 0
-    assert acceptance.tokens_per_step(3) is None
+    assert acceptance.estimate_relative_error(3) == 0
+    assert acceptance.estimate_tokens_per_step(3) is None
 
 
 def test_estimates_follow_verified_steps_and_return_to_the_samples() -> None:
@@ -156,15 +156,15 @@ def test_estimates_follow_verified_steps_and_return_to_the_samples() -> None:
         acceptance.observe(length, (1 + length / 2) * 1000, 1000)
     acceptance.observe_verified(3, 1.0, 0)  # an impossible observation
     acceptance.observe_verified(0, 100, 100)  # steps without drafts
-    assert acceptance.tokens_per_step(5) == 3.5
+    assert acceptance.estimate_tokens_per_step(5) == 3.5
     for _ in range(100):
         acceptance.observe_verified(3, 175, 100)  # half of the expected additional tokens
-    assert acceptance.tokens_per_step(1) == pytest.approx(1.25, rel=0.02)
-    assert acceptance.tokens_per_step(5) == pytest.approx(2.25, rel=0.02)
-    assert acceptance.tokens_per_step(0) == 1.0
+    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(1.25, rel=0.02)
+    assert acceptance.estimate_tokens_per_step(5) == pytest.approx(2.25, rel=0.02)
+    assert acceptance.estimate_tokens_per_step(0) == 1.0
     for _ in range(300):
         acceptance.observe(5, 350, 100)
-    assert acceptance.tokens_per_step(5) == pytest.approx(3.5, rel=0.15)
+    assert acceptance.estimate_tokens_per_step(5) == pytest.approx(3.5, rel=0.15)
 
 
 def test_scaled_estimate_does_not_exceed_draft_length() -> None:
@@ -173,5 +173,5 @@ def test_scaled_estimate_does_not_exceed_draft_length() -> None:
     acceptance.observe(5, 300, 100)
     for _ in range(100):
         acceptance.observe_verified(1, 200, 100)
-    assert acceptance.tokens_per_step(1) == pytest.approx(2.0, rel=0.05)
-    assert acceptance.tokens_per_step(5) == 6.0
+    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(2.0, rel=0.05)
+    assert acceptance.estimate_tokens_per_step(5) == 6.0

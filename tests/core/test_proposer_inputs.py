@@ -117,7 +117,9 @@ def test_rows_without_a_slot_cause_one_warning() -> None:
         proposer.step(**{**batch, "sampled_token_ids": batch["sampled_token_ids"][:3]})
         proposer.step(**batch, slot_indices=np.array([2, 1, 0, 7, 8], np.int32))
     batch, scan_batch = make_batch(), make_batch()
-    with pytest.warns(UserWarning, match="index has 3 slots; rows beyond are scanned") as records:
+    with pytest.warns(
+        UserWarning, match="index has 3 slots; the other rows are scanned"
+    ) as records:
         result = proposer.step(**batch)
     assert records[0].filename == __file__
     expected = NgramProposer(CONFIG, "scan").step(**scan_batch)

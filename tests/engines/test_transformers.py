@@ -241,7 +241,7 @@ def compare_outputs(model: Any, drafter: Any, **options: Any) -> tuple[torch.Ten
 def test_tables_above_contain_all_fields_and_arguments() -> None:
     """`drafting` rejects a new field or argument until these tests cover it."""
     assert not SUPPORTED_FIELDS & UNSUPPORTED_FIELDS.keys()
-    assert adapter._FIELDS - {"transformers_version"} == SUPPORTED_FIELDS
+    assert adapter._CONFIG_FIELDS - {"transformers_version"} == SUPPORTED_FIELDS
     assert SUPPORTED_FIELDS | UNSUPPORTED_FIELDS.keys() >= FIELDS
     arguments = inspect.signature(GenerationMixin.generate).parameters.keys()
     assert arguments <= UNSUPPORTED_ARGUMENTS | adapter._ARGUMENTS | {"self", "kwargs"}
@@ -446,7 +446,7 @@ def test_drafting_with_unsupported_model_raises_error(name: str) -> None:
         drafting(model),
     ):
         model.generate(torch.tensor([[5]]), max_new_tokens=3)
-    assert not {"generate", *adapter._REPLACED} & vars(model).keys()
+    assert not {"generate", *adapter._REPLACED_METHODS} & vars(model).keys()
 
 
 @pytest.mark.parametrize("family", models.IMAGE_MODELS)
@@ -553,7 +553,7 @@ def test_import_with_old_version_raises(monkeypatch: pytest.MonkeyPatch) -> None
         runpy.run_path(adapter.__file__)
 
 
-@pytest.mark.parametrize("version", [adapter.OLDEST, adapter.NEWEST])
+@pytest.mark.parametrize("version", [adapter.OLDEST_VERSION, adapter.NEWEST_VERSION])
 def test_import_with_tested_version_does_not_warn(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:
     """Returns CPU model, usable cores, the instruction set in use, and the device."""
-    description = environment.machine()
+    description = environment.describe_machine()
     description["instruction_set"] = _C.instruction_set()
     if device != "cpu":
         from tools.bench.device import describe_device
@@ -26,8 +26,8 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
 def find_versions() -> dict[str, str | None]:
     """Returns the versions of installed packages, and the checkout's commit."""
     names = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
-    packages = environment.versions()
-    packages |= {name: environment.package_version(name) for name in names}
+    packages = environment.find_versions()
+    packages |= {name: environment.find_package_version(name) for name in names}
     packages["commit"] = _find_commit()
     return {name: version for name, version in packages.items() if version is not None}
 

@@ -10,10 +10,16 @@ import numpy.typing as npt
 import pytest
 from ngram_npu import Costs, NgramConfig, NgramProposer
 from ngram_npu.config import default_costs, default_store_costs
-from ngram_npu.draft_costs import UNIT, costs_to_logits
-from ngram_npu_cli.learn.fit_draft_costs import STRENGTH, fit, observed
+from ngram_npu.draft_costs import UNITS_PER_NAT, costs_to_logits
+from ngram_npu_cli.learn.fit_draft_costs import PRIOR_WEIGHT, fit, observe_drafts
 from ngram_npu_cli.replay import TokenRequest, TokenTurn, simulate
-from ngram_npu_cli.replay.walks import Counts, Walks, candidates, outcomes, walks
+from ngram_npu_cli.replay.walks import (
+    Counts,
+    PositionDrafts,
+    compute_outcomes,
+    find_candidates,
+    simulate_ladder,
+)
 from ops.reference import ladder
 
 TOKENIZER = "0123456789abcdef" * 2
@@ -46,20 +52,22 @@ def make_rows() -> list[list[int]]:
 @pytest.mark.parametrize("tokens", make_rows())
 def test_candidates_and_outcomes_equal_the_reference(tokens: list[int]) -> None:
     row = np.array(tokens, np.int64)
-    positions, lengths = candidates(row)
+    positions, lengths = find_candidates(row)
     expected = [ladder.find_candidate(tokens[:end]) for end in range(len(tokens))]
     assert list(zip(positions.tolist(), lengths.tolist(), strict=True)) == expected
-    assert outcomes(row, positions, lengths).tolist() == ladder.compute_outcome_bytes(tokens)
+    assert compute_outcomes(row, positions, lengths).tolist() == ladder.compute_outcome_bytes(
+        tokens
+    )
 
 
-def replay_walks(drafts: Walks, costs: Costs, limit: int, k: int) -> Counts:
+def replay_walks(drafts: PositionDrafts, costs: Costs, limit: int, k: int) -> Counts:
     """Counts a replay with drafts of at most `k` tokens and of a total cost up to the limit."""
     logits = costs.row[drafts.match, drafts.column].astype(int)
     logits += costs.tokens[drafts.token % 4096, 0].astype(int)
-    logits += costs.tokens[drafts.before % 4096, 1].astype(int)
+    logits += costs.tokens[drafts.previous_token % 4096, 1].astype(int)
     is_cheap = np.cumsum(convert_logits_to_costs(logits), axis=1) <= limit
     lengths = np.minimum(is_cheap[:, :k].sum(axis=1), drafts.length)
-    yielded = np.minimum(np.minimum(drafts.right, lengths) + 1, drafts.remaining)
+    yielded = np.minimum(np.minimum(drafts.num_right, lengths) + 1, drafts.num_remaining)
     step_positions = [0]
     while step_positions[-1] < len(yielded):
         step_positions.append(step_positions[-1] + yielded[step_positions[-1]])
@@ -73,7 +81,7 @@ def test_counts_of_walks_equal_simulated_replay() -> None:
     turns = [TokenTurn(part[:20], part[20:]) for part in requests[0].tokens()[:120].reshape(3, 40)]
     turns.insert(0, TokenTurn(turns[0].prompt, turns[0].completion[:1]))
     requests = [TokenRequest("none", ()), *requests, TokenRequest("turns", tuple(turns))]
-    drafts = walks(requests)
+    drafts = simulate_ladder(requests)
     for limit in (10, 40, 90):
         config = NgramConfig(sizes="ladder", min_draft_probability=2 ** (-limit / 16), costs=costs)
         figures = simulate("", requests, NgramProposer(config), k=8, batch_size=2)
@@ -102,11 +110,11 @@ def test_fit_maximizes_the_likelihood() -> None:
     """At the maximum, the gradient is 0: the residuals of each entry and its prior cancel."""
     requests = make_conversations(40)
     costs = fit(requests)
-    (cells, tokens, previous_tokens), right = observed(requests)
+    (cells, tokens, previous_tokens), right = observe_drafts(requests)
     defaults = default_costs(), default_store_costs()
     default_logits = costs_to_logits(np.concatenate([table.ravel() for table in defaults]))
-    fitted = np.concatenate([costs.row.ravel(), costs.store.ravel()]) / UNIT
-    token_logits, previous_logits = costs.tokens.T / UNIT
+    fitted = np.concatenate([costs.row.ravel(), costs.store.ravel()]) / UNITS_PER_NAT
+    token_logits, previous_logits = costs.tokens.T / UNITS_PER_NAT
     logits = fitted[cells] + token_logits[tokens] + previous_logits[previous_tokens]
     rate = 1 / (1 + np.exp(-logits))
     for entries, table, prior in (
@@ -114,6 +122,6 @@ def test_fit_maximizes_the_likelihood() -> None:
         (tokens, token_logits, 0.0),
         (previous_tokens, previous_logits, 0.0),
     ):
-        gradient = np.bincount(entries, right - rate, len(table)) - STRENGTH * (table - prior)
-        curvature = np.bincount(entries, rate * (1 - rate), len(table)) + STRENGTH
+        gradient = np.bincount(entries, right - rate, len(table)) - PRIOR_WEIGHT * (table - prior)
+        curvature = np.bincount(entries, rate * (1 - rate), len(table)) + PRIOR_WEIGHT
         assert abs(gradient / curvature).max() < 0.1, "the next Newton step is not small"

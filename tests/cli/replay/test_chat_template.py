@@ -96,7 +96,7 @@ def test_template_that_changes_earlier_turns_makes_separate_requests(
     ("source", "message"),
     [
         ("{% if %}", "its chat template cannot be used: Expected an expression"),
-        ("{{ raise_exception('system role!') }}", "refuses this conversation: system role!"),
+        ("{{ raise_exception('system role!') }}", "rejects this conversation: system role!"),
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     ],
 )
@@ -140,7 +140,7 @@ def test_conversation_that_the_template_refuses_is_skipped(
         valid_record, refused_record, valid_record, valid_record, name="logs/talk.jsonl"
     )
     (note,) = command([path], tokenizer=str(tmp_path))
-    reason = f"{path}:2: {tmp_path}: its chat template refuses this conversation: no system role!"
+    reason = f"{path}:2: {tmp_path}: its chat template rejects this conversation: no system role!"
     assert note.startswith(f"talk: 1 of 4 conversations are skipped (25.0%): {reason}"[:150])
     with pytest.raises(InputError, match=re.escape(reason)):
         command([path], tokenizer=str(tmp_path), strict=True)

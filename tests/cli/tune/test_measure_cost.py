@@ -137,7 +137,7 @@ def test_runs_without_and_with_drafts_write_a_cost_file(
 ) -> None:
     output = tmp_path / "cost.json"
     assert measure_cost(server, output) == 0
-    with pytest.raises(InputError, match=r"expected a step without drafts .* and one with"):
+    with pytest.raises(InputError, match=r"expected a step without drafts .* and a step with"):
         load_cost(str(output))
     server.k = 3
     assert measure_cost(server, output) == 0

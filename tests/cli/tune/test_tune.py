@@ -59,7 +59,7 @@ METHODS = {"padded": "ngram_gpu", "trimmed": "custom_class"}
 def test_measured_counts_equal_a_replay(
     traffic_file: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    monkeypatch.setattr(measure_module, "_ROWS", 7)
+    monkeypatch.setattr(measure_module, "_MAX_ROWS", 7)
     requests = read_traffic([traffic_file]).requests
     assert len(group_requests(requests)) == 6
     candidates = (*SETTINGS, PADDED)
@@ -83,7 +83,7 @@ def test_measured_counts_equal_a_replay(
 def test_groups_contain_each_request_once_and_keep_the_buffer_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(measure_module, "_TOKENS", 1000)
+    monkeypatch.setattr(measure_module, "_MAX_TOKENS", 1000)
     requests = [
         TokenRequest("", (TokenTurn(np.zeros(n, np.int32), np.zeros(n % 9 + 2, np.int32)),))
         for n in range(1, 2000, 37)
@@ -100,7 +100,7 @@ def test_groups_contain_each_request_once_and_keep_the_buffer_limit(
 
 def test_speedup_with_share_of_a_step_follows_the_formula() -> None:
     counts = np.array([[60, 20, 0, 20], [0, 0, 0, 0]])
-    speedup = share_of_a_step(0.05).speedup(1, [180, 0], counts)
+    speedup = share_of_a_step(0.05).compute_speedup(1, [180, 0], counts)
     assert speedup == pytest.approx([1.8 / (1 + 0.05 * 0.8), 1.0])
 
 
@@ -113,7 +113,7 @@ def test_batch_cost_averages_over_independent_requests() -> None:
         for a in range(3)
         for b in range(3)
     )
-    (speedup,) = cost.speedup(2, [150], [share * 100])
+    (speedup,) = cost.compute_speedup(2, [150], [share * 100])
     assert speedup == pytest.approx(1.5 / mean)
     time_of_mean_step = np.interp(2 + 2 * 0.8, [2, 3, 4, 8], [1.0, 1.0, 2.0, 6.0])
     assert speedup != pytest.approx(1.5 / time_of_mean_step), "differs from the mean time"
@@ -121,19 +121,21 @@ def test_batch_cost_averages_over_independent_requests() -> None:
 
 def test_step_times_are_extrapolated() -> None:
     cost = VerificationCost("two", {4: ((4, 8), (1.0, 3.0))})
-    assert cost.seconds(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
+    assert cost.compute_seconds(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
     decreasing_cost = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
-    assert decreasing_cost.seconds(4, np.array([100.0])) == pytest.approx([0.9]), "not below 0.9"
+    assert decreasing_cost.compute_seconds(4, np.array([100.0])) == pytest.approx([0.9]), (
+        "not below 0.9"
+    )
 
 
 def test_token_cost_is_that_of_the_largest_batch_up_to_the_maximum() -> None:
     times = {2: ((2, 4), (1.0, 1.02)), 8: ((8, 24), (2.0, 2.4)), 16: ((16, 32), (1.0, 3.0))}
     cost = VerificationCost("three", times)
     for max_batch, batch, share in ((1, 2, 0.02), (7, 2, 0.02), (8, 8, 0.1), (15, 8, 0.1)):
-        assert cost.token_cost(max_batch, 4) == (pytest.approx(share), batch)
-    assert cost.token_cost(100, 1) == (1.0, 16), "a token costs at most a step"
+        assert cost.compute_token_cost(max_batch, 4) == (pytest.approx(share), batch)
+    assert cost.compute_token_cost(100, 1) == (1.0, 16), "a token costs at most a step"
     decreasing_cost = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
-    assert decreasing_cost.token_cost(4, 2) == (0.0, 4)
+    assert decreasing_cost.compute_token_cost(4, 2) == (0.0, 4)
 
 
 def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
@@ -142,10 +144,10 @@ def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
     cost = load_cost(file)
     assert cost.batch_sizes == (1, 8)
     assert not cost.is_example
-    assert cost.seconds(8, np.array([24.0])) == pytest.approx([0.025])
-    assert cost.at([8]).batch_sizes == (8,)
+    assert cost.compute_seconds(8, np.array([24.0])) == pytest.approx([0.025])
+    assert cost.select_batch_sizes([8]).batch_sizes == (8,)
     with pytest.raises(InputError, match=r"batch size 4: .* has step times for 1, 8"):
-        cost.at([4])
+        cost.select_batch_sizes([4])
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
     assert cost.is_example
     assert "EXAMPLE" in cost.name
     for batch in cost.batch_sizes:
-        times = cost.seconds(batch, batch * np.arange(1.0, 40.0))
+        times = cost.compute_seconds(batch, batch * np.arange(1.0, 40.0))
         assert (np.diff(times) > 0).all()
 
 
@@ -216,10 +218,10 @@ def test_ranking_uses_the_worst_batch_size() -> None:
     small_batches = {batch: ((batch, 6 * batch), (1.0, 1.001)) for batch in (1, 4, 16)}
     cost = VerificationCost("steep", {**small_batches, 256: ((256, 512, 1536), (1.0, 1.41, 2.19))})
     half = measured.selection_half
-    assert measured.speedup(SETTINGS[0], cost, 256, half) == pytest.approx(0.86, abs=0.01)
-    assert measured.speedup(SETTINGS[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
+    assert measured.compute_speedup(SETTINGS[0], cost, 256, half) == pytest.approx(0.86, abs=0.01)
+    assert measured.compute_speedup(SETTINGS[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
     assert rank(measured, cost)[0] == SETTINGS[1]
-    assert rank(measured, cost.at([1, 4, 16]))[0] == SETTINGS[0]
+    assert rank(measured, cost.select_batch_sizes([1, 4, 16]))[0] == SETTINGS[0]
 
 
 def test_draft_lengths_by_batch_size_are_the_fastest_of_one_lookup() -> None:

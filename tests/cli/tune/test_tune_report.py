@@ -29,8 +29,8 @@ from ngram_npu_cli.tune import (
     tune,
 )
 from ngram_npu_cli.tune import measure as measure_module
-from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS
-from ngram_npu_cli.tune.html import draw, save_html
+from ngram_npu_cli.tune.candidates import RUNNERS, SYNCHRONOUS_SHARE
+from ngram_npu_cli.tune.html import draw_figure, save_html
 from ngram_npu_cli.tune.measure import measure_settings
 from ngram_npu_cli.tune.traffic import read_traffic
 
@@ -142,7 +142,7 @@ def test_text_json_and_html_show_the_same_result(
 
 def test_drawing_shows_the_figures_of_the_report(traffic_file: Path) -> None:
     report = tune([traffic_file], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=SETTINGS)
-    speedup_axes, yield_axes, gain_axes = draw(report).axes
+    speedup_axes, yield_axes, gain_axes = draw_figure(report).axes
     speedup_line, compared_line, _ = speedup_axes.lines
     (row,) = report.batches
     assert speedup_line.get_ydata() == [row.speedup.value]
@@ -249,7 +249,7 @@ def test_each_runner_has_its_method_and_variables(traffic_file: Path) -> None:
         speculative = json.loads(report.vllm_options[0].split(" ", 1)[1].strip("'"))
         assert speculative["method"] == method
         assert ("model" in speculative) == (method == "custom_class")
-        assert report.command_for(report.candidate).split(" \\\n")[0] == command
+        assert report.format_command(report.candidate).split(" \\\n")[0] == command
     report = search(None)
     (host,) = report.others
     assert report.candidate != host.candidate
@@ -258,7 +258,7 @@ def test_each_runner_has_its_method_and_variables(traffic_file: Path) -> None:
     for runner_report in (report, host):
         for shown in (text, page):
             assert runner_report.runner.about in shown
-            assert runner_report.command_for(runner_report.candidate) in shown
+            assert runner_report.format_command(runner_report.candidate) in shown
             assert f"RECOMMENDED: {runner_report.candidate.label}" in shown
     assert text.count("TAKES AWAY the V2 runner and asynchronous scheduling") == 1
     assert [part["runner"]["name"] for part in report.to_dict()["others"]] == ["host"]
@@ -293,10 +293,10 @@ def test_speedup_includes_synchronous_scheduling(traffic_file: Path, tmp_path: P
         return row.speedup.value, held_out
 
     for options, loss in (
-        ({}, SYNCHRONOUS),
+        ({}, SYNCHRONOUS_SHARE),
         ({"synchronous": 0.3}, 0.3),
         ({"synchronous": 0.0}, 0.0),
-        ({"runner": "ascend"}, SYNCHRONOUS),
+        ({"runner": "ascend"}, SYNCHRONOUS_SHARE),
     ):
         speedup, counts = measure_speedup(**options)
         step_time = 1 + 0.02 * counts.drafted_per_step + loss
@@ -357,9 +357,9 @@ def test_inputs_have_separate_stores(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_similar_conversations(8, tmp_path / f"{name}.jsonl")
     traffic = read_traffic([tmp_path])
-    assert traffic.streams() == [[1, 3, 5, 7], [0, 2, 4, 6], [9, 11, 13, 15], [8, 10, 12, 14]]
+    assert traffic.list_streams() == [[1, 3, 5, 7], [0, 2, 4, 6], [9, 11, 13, 15], [8, 10, 12, 14]]
     store = Candidate.of(**dict(SETTINGS[2].options), store="live")
-    counts = measure_settings([store], traffic.requests, streams=traffic.streams())[store]
+    counts = measure_settings([store], traffic.requests, streams=traffic.list_streams())[store]
     np.testing.assert_array_equal(counts[:8], counts[8:])
     counts_of_one_store = measure_settings([store], traffic.requests)[store]
     assert counts_of_one_store.sum() < counts.sum(), "one store for both inputs contains more text"

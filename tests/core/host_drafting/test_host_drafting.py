@@ -298,7 +298,7 @@ def test_npu_stream_during_graph_capture_raises(monkeypatch: pytest.MonkeyPatch)
     launches: list[int] = []
     runtime = SimpleNamespace(is_current_stream_capturing=lambda: True, current_stream=lambda: 0)
     monkeypatch.setattr(_library, "open_npu", lambda: _library.Backend("npu"))
-    monkeypatch.setattr(_library, "npu_launch_host_func", lambda: lambda *job: launches.append(1))
+    monkeypatch.setattr(_library, "load_npu_launcher", lambda: lambda *job: launches.append(1))
     monkeypatch.setattr(torch, "get_device_module", lambda name: runtime)
     with pytest.raises(RuntimeError, match="cannot be captured in a graph"):
         host_drafting.NpuStream().run(1)

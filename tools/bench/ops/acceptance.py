@@ -190,7 +190,7 @@ def summarize_comparisons(comparisons: Sequence[dict[str, Any]]) -> dict[str, An
 
 
 def compute_speedup(counts: Sequence[Counts]) -> float:
-    return round(geometric_mean(c.speedup(VERIFICATION_COST) for c in counts), 4)
+    return round(geometric_mean(c.compute_speedup(VERIFICATION_COST) for c in counts), 4)
 
 
 def _summarize(sets: Sequence[ReplayCounts]) -> dict[str, Any]:

@@ -59,16 +59,16 @@ class ProposerImplementation(Implementation):
     def _save(self, engine: IndexedRows) -> None:
         words = engine.index.tensor
         num_used = len(words) - count_unused_pages(words) * _C.INDEX_PAGE_WORDS
-        self._saved = words[:num_used].copy(), copy.copy(engine._rows)
+        self._saved = words[:num_used].copy(), copy.copy(engine._recognizer)
 
     def activate(self) -> None:
         _C.set_num_threads(self._threads)
 
     def reset(self) -> None:
         if self._engine is not None and self._engine.index is not None:
-            words, rows = self._saved
+            words, recognizer = self._saved
             self._engine.index.tensor[: len(words)] = words
-            self._engine._rows = copy.copy(rows)
+            self._engine._recognizer = copy.copy(recognizer)
 
     def get_arguments(self, step: int) -> tuple[Any, ...]:
         return (self._sampled[step], self._workload.lengths[step + 1], self._workload.token_ids)

@@ -122,7 +122,7 @@ def test_controller_chooses_only_its_lengths(model: Path) -> None:
             _generate(engine, model)
             assert {*scheduler.dynamic_sd_lookup[1:]} <= {0, 1, 2, 4}
         assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "expected no error in the observer"
-        tokens = observer.controller.acceptance.tokens_per_step(4)
+        tokens = observer.controller.acceptance.estimate_tokens_per_step(4)
     assert tokens is not None
     assert 1 < tokens <= 5
 
@@ -142,7 +142,7 @@ def test_allowed_batches_and_lengths_are_those_with_a_graph(
     manager = make_graph_manager(k, max_num_seqs, table=table, sizes=sizes, options={"k": "auto"})
     sizes = manager.compilation_config.cudagraph_capture_sizes
     widest = find_widest_batches(manager)
-    is_allowed = auto_k.graph_pairs(lengths, max_num_seqs, sizes)
+    is_allowed = auto_k.make_graph_check(lengths, max_num_seqs, sizes)
     for length, batch in product(lengths, range(1, max_num_seqs + 1)):
         if length:
             assert is_allowed(batch, length) == (batch <= widest.get(length, 0))

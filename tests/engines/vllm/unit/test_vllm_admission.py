@@ -58,16 +58,16 @@ class VLLMValidationError(Exception):
 """
 STORE: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01, "store": "live"}
 SOURCES = {
-    admission.INPUT: PROCESSOR_SOURCE,
-    admission.SCHEDULED: SCHEDULER_SOURCE,
-    admission.REQUEST: REQUEST_SOURCE,
-    admission.EXCEPTIONS: EXCEPTIONS_SOURCE,
+    admission.INPUT_MODULE: PROCESSOR_SOURCE,
+    admission.SCHEDULER_OUTPUT_MODULE: SCHEDULER_SOURCE,
+    admission.REQUEST_MODULE: REQUEST_SOURCE,
+    admission.EXCEPTIONS_MODULE: EXCEPTIONS_SOURCE,
 }
 
 
 def import_vllm(vllm: FakeVLLM, *, install: bool = True, **changes: str) -> None:
     """Imports the modules with the plugin. `changes` maps texts in the sources to new texts."""
-    admission._request_error.cache_clear()
+    admission._get_error_class.cache_clear()
     for name, source in SOURCES.items():
         for old_text, new_text in changes.items():
             source = source.replace(old_text, new_text)
@@ -92,7 +92,7 @@ def process_request(
 ) -> Any:
     """Returns the input processor's output for a request."""
     prompt = {} if salt is None else {"cache_salt": salt}
-    processor = sys.modules[admission.INPUT].InputProcessor(vllm_config)
+    processor = sys.modules[admission.INPUT_MODULE].InputProcessor(vllm_config)
     params = SimpleNamespace(extra_args=extra_args)
     return processor.process_inputs("a", prompt, params, (), lora_request=adapter, **arguments)
 
@@ -123,11 +123,11 @@ ENGINES: dict[str, tuple[Any, Rules]] = {
 
 @pytest.mark.usefixtures("vllm_modules")
 def test_method_runner_and_options_determine_rules() -> None:
-    rules = {name: admission.rules_for(vllm_config) for name, (vllm_config, _) in ENGINES.items()}
+    rules = {name: admission.make_rules(vllm_config) for name, (vllm_config, _) in ENGINES.items()}
     assert rules == {name: expected for name, (_, expected) in ENGINES.items()}
     vllm_config = make_config("ngram")
     vllm_config.speculative_config = None
-    assert admission.rules_for(vllm_config) == Rules()
+    assert admission.make_rules(vllm_config) == Rules()
 
 
 @pytest.mark.usefixtures("vllm_modules")
@@ -161,7 +161,7 @@ MALFORMED_SCOPES = [True, 1.5, -1, 2**62, ["a"], {"a": 1}, ""]
 @pytest.mark.usefixtures("vllm_modules")
 @pytest.mark.parametrize("name", ["ngram", "eagle", "ngram_gpu", "V1 ngram"])
 def test_request_with_unknown_key_or_malformed_scope_raises(name: str) -> None:
-    error = sys.modules[admission.EXCEPTIONS].VLLMValidationError  # vLLM returns HTTP 400
+    error = sys.modules[admission.EXCEPTIONS_MODULE].VLLMValidationError  # vLLM returns HTTP 400
     for key in UNKNOWN_KEYS:
         with pytest.raises(error, match=r"ngram_npu: unknown key .* in extra_args .*vllm_xargs"):
             process_request(ENGINES[name][0], {key: "tenant"})
@@ -199,9 +199,9 @@ def test_request_without_required_owner_raises(extra_args: dict[Any, Any] | None
 @pytest.mark.usefixtures("vllm_modules")
 def test_salt_of_scheduled_request_survives_pickling() -> None:
     plugin.install()
-    data_class = sys.modules[admission.SCHEDULED].NewRequestData
+    data_class = sys.modules[admission.SCHEDULER_OUTPUT_MODULE].NewRequestData
     for salt in ("a", None):
-        request = sys.modules[admission.REQUEST].Request("r", salt)
+        request = sys.modules[admission.REQUEST_MODULE].Request("r", salt)
         data = data_class.from_request(request, ([],), prefill_token_ids=[1])
         assert (data.req_id, data.cache_salt) == ("r", salt)
         assert pickle.loads(pickle.dumps(data)).cache_salt == salt

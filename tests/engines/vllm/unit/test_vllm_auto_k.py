@@ -174,14 +174,14 @@ def test_configuration_without_auto_table_or_speculation_gets_no_table() -> None
 
 
 def test_batches_and_lengths_within_captured_sizes_have_a_graph() -> None:
-    has_graph = auto_k.graph_pairs((0, 1, 3, 5), 256, [1, 2, 4, 8, 16, 24, 512])
+    has_graph = auto_k.make_graph_check((0, 1, 3, 5), 256, [1, 2, 4, 8, 16, 24, 512])
     assert has_graph(256, 0)
     assert has_graph(256, 1)
     assert has_graph(128, 3)
     assert not has_graph(129, 3)
     assert has_graph(4, 5)
     assert not has_graph(86, 5)
-    assert auto_k.graph_pairs((0, 5), 256, ())(256, 5)
+    assert auto_k.make_graph_check((0, 5), 256, ())(256, 5)
 
 
 def test_time_between_decode_steps_with_equal_draft_length_is_observed(observer_setup: Any) -> None:
@@ -269,9 +269,9 @@ def test_acceptance_with_store_is_measured_in_steps_with_drafts() -> None:
         output = make_output({"a": 3, "b": 3, "c": 3})
         observer.observe_update(output, [[7], [7, 8], [7, 8, 9, 1]])
     acceptance = observer.controller.acceptance
-    assert acceptance.tokens_per_step(3) == pytest.approx(7 / 3)
-    assert acceptance.tokens_per_step(1) == pytest.approx(5 / 3)
-    assert acceptance.tokens_per_step(5) is None
+    assert acceptance.estimate_tokens_per_step(3) == pytest.approx(7 / 3)
+    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(5 / 3)
+    assert acceptance.estimate_tokens_per_step(5) is None
 
 
 def test_acceptance_without_store_is_sampled_from_running_requests() -> None:
@@ -280,7 +280,7 @@ def test_acceptance_without_store_is_sampled_from_running_requests() -> None:
     for _ in range(400):
         scheduler.running[0].all_token_ids.append(len(scheduler.running[0].all_token_ids) % 3 + 1)
         observer.observe_update(make_output({"a": 0}), [[1]])
-    assert observer.controller.acceptance.tokens_per_step(5) == pytest.approx(6, abs=0.1)
+    assert observer.controller.acceptance.estimate_tokens_per_step(5) == pytest.approx(6, abs=0.1)
 
 
 class FakeScheduler:
@@ -490,4 +490,4 @@ def test_results_of_verified_drafts_scale_acceptance_estimates(observer_setup: A
     for _ in range(100):
         observer.observe_update(make_output({"a": 3, "b": 3}), [[1], [1, 2]])
     expected = 1 + 3 * (100 + PRIOR_GAIN) / (600 + PRIOR_GAIN)
-    assert controller.acceptance.tokens_per_step(3) == pytest.approx(expected, rel=0.05)
+    assert controller.acceptance.estimate_tokens_per_step(3) == pytest.approx(expected, rel=0.05)

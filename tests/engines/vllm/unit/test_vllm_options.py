@@ -160,7 +160,7 @@ def test_step_times_determine_min_draft_probability(
     tmp_path: Path, max_num_seqs: int, batch: int, cost: float
 ) -> None:
     section: dict[str, Any] = {"step_times_file": write_step_times(tmp_path / "cost.json")}
-    expected = pytest.approx(options.probability_for_cost(cost))
+    expected = pytest.approx(options.convert_cost_to_probability(cost))
     for method, more_options, is_adaptive in (
         ("ngram", {"lookup": "ladder"}, False),
         ("custom_class", {"lookup": "auto"}, False),
@@ -178,7 +178,7 @@ def test_step_times_determine_min_draft_probability(
 @pytest.mark.parametrize(
     ("more_options", "expected"),
     [
-        ({"token_cost": 0.02}, options.probability_for_cost(0.02)),
+        ({"token_cost": 0.02}, options.convert_cost_to_probability(0.02)),
         ({"min_draft_probability": 0.3}, 0.3),
         ({"min_draft_probability": None}, None),
     ],
@@ -197,7 +197,7 @@ def test_step_times_with_k_auto_and_no_ladder_are_passed_to_the_controller(tmp_p
     result = _read_options("v2", {"lookup": "1-16", **section})
     assert (result.ngram.min_draft_probability, result.cost_batch) == (None, 0)
     assert result.step_times is not None
-    assert result.step_times.relative_times([0, 4])(8)[4] == pytest.approx(1.2)
+    assert result.step_times.make_relative_times([0, 4])(8)[4] == pytest.approx(1.2)
     assert _read_options("v2", {"lookup": "1-16", "k": "auto"}).step_times is None
 
 

@@ -659,4 +659,4 @@ def test_ascend_v2_speculator_is_replaced_where_kernels_and_state_are_supported(
     assert type(module.AscendNgramSpeculator(make_config(), npu, RequestState())) is module.STOCK
     line = "ngram_npu: enabled for n-gram methods of the V2 runner (NGRAM_NPU_VLLM=1)"
     assert find_messages(caplog, "enabled for n-gram") == [line]
-    assert plugin.V2_REFUSED + ": " + reason in caplog.messages[-1]
+    assert plugin.V2_REFUSAL + ": " + reason in caplog.messages[-1]

@@ -148,7 +148,7 @@ class FakeCounter:
 def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=FakeCounter))
-    monkeypatch.setattr(stats, "_registered", {})
+    monkeypatch.setattr(stats, "_registered_metrics", {})
     engine = CountingEngine()
     engine.observe()
     engine.observe(num_sampled=2, length=12)
@@ -188,7 +188,7 @@ def test_draft_lengths_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
     module = SimpleNamespace(Counter=FakeCounter, Gauge=FakeGauge)
     monkeypatch.setitem(sys.modules, "prometheus_client", module)
-    monkeypatch.setattr(stats, "_registered", {})
+    monkeypatch.setattr(stats, "_registered_metrics", {})
     metrics = stats.DraftLengthMetrics(make_config())
     metrics.observe_change("9-16", 3, 1.25)
     metrics.observe_change("9-16", 0, 1.0)

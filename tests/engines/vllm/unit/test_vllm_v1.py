@@ -349,15 +349,15 @@ def test_index_with_more_alive_requests_than_slots_stays_consistent(seed: int) -
         scan.alive, scan.runner.requests = engine.alive, engine.runner.requests
         if samples:
             assert [*drafts.values()] == scan._propose(samples, K)
-        used_slots = [slot for slot, _ in slots._assigned.values()]
-        assert sorted([*used_slots, *slots._free]) == list(range(ROWS))
+        used_slots = [slot for slot, _ in slots._assignments.values()]
+        assert sorted([*used_slots, *slots._free_slots]) == list(range(ROWS))
         engine.index.check_integrity()
     assert max_alive > ROWS
     for name in list(engine.alive):
         engine.end(name)
     engine.begin(Request("last", [1]))
     engine.step({"last": [2]})
-    assert slots._assigned.keys() == {"last"}
+    assert slots._assignments.keys() == {"last"}
     assert engine.index.statistics.pages_in_use <= 1
 
 
