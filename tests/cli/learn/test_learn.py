@@ -13,54 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_helpers import read_sample
-from ngram_npu import NgramStore
-from ngram_npu.config import UNLIMITED, default_costs, default_store_costs
+from core.host_drafting.reference import Reference
+from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.store import file as store_file
 from ngram_npu.store import scope_of
 from ngram_npu_cli import command as cli
 from ngram_npu_cli import learn as learn_module
 from ngram_npu_cli.learn import LearnOptions, curve, describe, learn
 from ngram_npu_cli.replay import InputError
-from ops import reference
 
-SLOT = np.zeros(1, np.int32)
 Turn = tuple[list[int], list[int]]
 RecordedTurns = tuple[Any, list[Turn]]
 """A scope and turns of a prompt and an answer."""
-
-
-def draft_by_reference(
-    row: list[int], store: Any, scope: int, sampled: int, k: int, limit: int
-) -> list[int]:
-    rows, length = np.array([row], np.int32), np.array([len(row)], np.int32)
-    costs = np.zeros((1, k), np.uint8)
-    row_token_costs = reference.ngram_index_propose_(
-        rows,
-        length,
-        np.zeros(0, np.int32),
-        None,
-        None,
-        None,
-        *(1, 16, k, 1, True, UNLIMITED, True),
-        default_costs(),
-        limit,
-        costs,
-    )
-    if store is not None:
-        drafts = [np.array(part) for part in row_token_costs]
-        arguments = rows, length, np.array([sampled], np.int32), store, None, SLOT
-        table = default_store_costs()
-        reference.ngram_store_step_(
-            *arguments, np.array([scope], np.int64), *drafts, costs, UNLIMITED, table, limit
-        )
-        row_token_costs = tuple(drafts)
-    return [int(token) for token in row_token_costs[0][0][: row_token_costs[1][0]]]
-
-
-def store_by_reference(store: Any, text: list[int], scope: int) -> None:
-    """Stores a text like a request that generates it in one step and ends."""
-    draft_by_reference(text, store, scope, len(text), 0, 0)
-    reference.ngram_store_finish_(store, SLOT)
 
 
 def replay_by_reference(
@@ -68,31 +32,31 @@ def replay_by_reference(
     known: Sequence[tuple[Any, list[int]]] | None,
     store_tokens: int,
     k: int = 8,
-    limit: int = 40,
 ) -> tuple[int, int, int]:
     """Returns tokens, steps and drafted tokens. ``known``: scopes and texts; None: no store."""
-    store = None if known is None else NgramStore(1, store_tokens).tensor
+    config = NgramConfig(sizes="ladder", k=k, min_draft_probability=0.177)
+    store = None if known is None else NgramStore(1, store_tokens)
+    reference = Reference(config, store, 0, (1, 200), fill=False)
     for scope, text in known or ():
-        store_by_reference(store, text, scope_of(scope))
+        reference.begin(0, [], scope_of(scope))
+        reference.step([0], [text])
+        reference.end(0)
     tokens = steps = drafted = 0
     for scope, turns in conversations:
         context: list[int] = []
         for prompt, answer in turns:
-            context = context + prompt
-            at, sampled = 1, 1
-            while at < len(answer):
-                row = context + answer[:at]
-                guess = draft_by_reference(row, store, scope_of(scope), sampled, k, limit)
-                rest = answer[at:]
-                right = 0
-                while right < min(len(guess), len(rest)) and guess[right] == rest[right]:
-                    right += 1
-                sampled = min(right + 1, len(rest))
-                at += sampled
-                tokens, steps, drafted = tokens + sampled, steps + 1, drafted + len(guess)
-            context = context + answer
-            if store is not None:
-                reference.ngram_store_finish_(store, SLOT)
+            context += prompt
+            reference.begin(0, context, scope_of(scope))
+            sampled, rest = answer[:1], answer[1:]
+            while rest:
+                (draft,), (count,), *_ = reference.step([0], [sampled])
+                accepted = 0
+                while accepted < min(count, len(rest)) and draft[accepted] == rest[accepted]:
+                    accepted += 1
+                sampled, rest = rest[: accepted + 1], rest[accepted + 1 :]
+                tokens, steps, drafted = tokens + len(sampled), steps + 1, drafted + count
+            reference.end(0)
+            context += answer
     return tokens, steps, drafted
 
 

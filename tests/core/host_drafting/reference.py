@@ -30,7 +30,7 @@ class Reference:
     text up to its stop is stored."""
 
     config: NgramConfig
-    store: NgramStore
+    store: NgramStore | None
     lag: int
     shape: tuple[int, int]
     """R and S."""
@@ -43,6 +43,8 @@ class Reference:
 
     def end(self, row: int) -> None:
         request = self.rows.pop(row)
+        if self.store is None:
+            return
         if request.cut is not None:
             self._settle(request, row, request.cut)
         Store(self.store.tensor).close(row)  # type: ignore[arg-type]
@@ -73,10 +75,13 @@ class Reference:
             lengths[row] = len(request.text)
         costs = np.zeros((len(rows), k), np.uint8)
         num_sampled = np.array(counts, np.int32)
-        inputs = token_ids, lengths, self.store.tensor, np.array(rows), None, num_sampled
+        no_index = np.zeros(0, np.int32)
+        inputs = token_ids, lengths, no_index, np.array(rows), None, num_sampled
         lookup = 1, 16, k, 1, config.overlap, UNLIMITED
         by_cost = config.cost_table, config.cost_limit, costs, self.fill, config.token_logits
         results = ngram_index_propose_(*inputs, *lookup, True, *by_cost)
+        if self.store is None:
+            return [array.tolist() for array in (*results, costs)]
         scratch = np.array(self.store.tensor)  # the operator also inserts, which is discarded
         requests = np.array(rows), None, np.array([self.rows[row].scope for row in rows])
         limits = UNLIMITED, config.store_cost_table, config.cost_limit, self.fill
@@ -85,7 +90,7 @@ class Reference:
         return [array.tolist() for array in (*results, costs)]
 
     def _settle(self, request: _Request, row: int, length: int) -> None:
-        if length <= request.settled:
+        if self.store is None or length <= request.settled:
             return
         store = Store(self.store.tensor)  # type: ignore[arg-type]
         text = [token & MASK32 for token in request.text[:length]]
