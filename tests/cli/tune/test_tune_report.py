@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -192,35 +191,6 @@ def test_interrupted_command_writes_nothing(
     assert cli.main(arguments) == 130
     assert capsys.readouterr() == ("", "ngram-npu: interrupted\n")
     assert not result.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-c", "-1"], "--cost: must be at least 0 and below 10, got -1"),
-        (["--cost", "nan"], "--cost: must be at least 0 and below 10, got nan"),
-        (["--cost", "nowhere.json"], "nowhere.json: not a file of step times"),
-        (["--batch-size", "1,3"], "batch size 3: "),
-        (["--against", "{"], "expected a setting such as"),
-        (["--html", "{tmp}/no/such.html"], "does not exist"),
-        (["--sample", "-1"], "--sample: must be at least 0, got -1"),
-        (["--html", "{tmp}/r.html"], "--html needs matplotlib: pip install matplotlib"),
-    ],
-)
-def test_bad_options_are_exit_code_2(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    if "{tmp}/r.html" in arguments:
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
-    assert cli.main(["tune", "nowhere.jsonl", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
 
 
 COST = share_of_a_step(0.02)
