@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import read_sample
+from cli_helpers import make_record, read_sample
 from core.host_drafting.reference import Reference
 from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.store import file as store_file
@@ -80,8 +80,7 @@ def make_conversations(count: int, seed: int = 0) -> list[RecordedTurns]:
 def write_logs(path: Path, conversations: list[RecordedTurns]) -> Path:
     with path.open("w") as file:
         for scope, turns in conversations:
-            records = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
-            file.write(json.dumps({"turns": records, "who": {"tenant": scope}}) + "\n")
+            file.write(json.dumps(make_record(turns) | {"who": {"tenant": scope}}) + "\n")
     return path
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import token_request
+from cli_helpers import make_record, token_request
 from ngram_npu.config import default_match_costs
 
 from tools import fit_draft_costs
@@ -90,9 +90,7 @@ def test_sets_weigh_the_same_and_empty_cells_cost_as_much_as_their_neighbours() 
 def test_command_writes_tables_with_their_sources(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompt, completion = coin(302)
-    turn = {"prompt_token_ids": prompt, "completion_token_ids": completion}
-    line = json.dumps({"id": "coin", "turns": [turn]})
+    line = json.dumps(make_record([coin(302)], "coin"))
     data, output, second = (tmp_path / name for name in ("own.jsonl", "costs.json", "second.json"))
     data.write_text(f"{line}\n{line}\n")
     arguments = ["--tokenizer=bytes", "--data", str(data)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import FEW, cost_file, make_talk, write_similar_talk
+from cli_helpers import FEW, cost_file, make_record, make_talk, write_similar_talk
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import InputError, ReplayInput, ReplayOptions, load_inputs, replay
 from ngram_npu_cli.tune import (
@@ -152,14 +152,8 @@ def test_drawing_shows_the_figures_of_the_report(traffic: Path) -> None:
 
 
 def test_report_without_gain_advises_against_speculation(write_jsonl: Write) -> None:
-    lines = [
-        {
-            "prompt_token_ids": list(range(n, n + 10)),
-            "completion_token_ids": list(range(n + 20, n + 40)),
-        }
-        for n in range(0, 4000, 100)
-    ]
-    path = write_jsonl(*lines)
+    turns = [([*range(n, n + 10)], [*range(n + 20, n + 40)]) for n in range(0, 4000, 100)]
+    path = write_jsonl(*(make_record([turn]) for turn in turns))
     report = tune([path], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=FEW[:1])
     assert "ADVICE: Do not speculate: no gain is sure on this traffic." in format_report(report)
     assert "--speculative-config" not in render_page(report)
