@@ -265,10 +265,10 @@ class Engine:
         with self.device.must_not_wait():
             if self.scenario.neural:
                 drafter = functools.partial(self.model.neural_drafts, inputs, step)
-                step.outputs = self.state.end_step(sampled, drafter)
+                self.state.end_step(sampled, drafter)
             else:
-                step.outputs = self.state.end_step(sampled)
-                self.model.check_drafter_batch(inputs, step.outputs, step)
+                outputs = self.state.end_step(sampled)
+                self.model.check_drafter_batch(inputs, outputs, step)
         assert self.state.num_computed_tokens is None
         for request in self.running:
             request.position = -1
@@ -436,7 +436,7 @@ def _shuffled(rng: Any, values: list[Any]) -> list[Any]:
 def _make_admission(request: Request) -> Admission:
     blocks = tuple(np.array(b, np.int32) for b in request.blocks)
     tokens = np.array(request.tokens, np.int32)
-    return Admission(request.row, tokens, blocks, request.computed, stop=request.stop)
+    return Admission(request.row, tokens, blocks, request.computed)
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncConfig, AsyncSpecState, KVGroup, MergeConfig
-from ngram_npu.host_drafting import Stop
 
 from async_state.devices import POLICIES, Countdown, LateDevice, PlainDevice
 
@@ -116,8 +115,6 @@ class Request:
     faulty: bool = False
     """Whether the host knows that the sampler returned an invalid result."""
     finished: bool = False
-    stop: Stop | None = None
-    """The stop conditions known to the drafter."""
 
     @property
     def is_running(self) -> bool:
@@ -127,16 +124,18 @@ class Request:
 class Scenario:
     """The random choices of a run."""
 
-    def __init__(self, rng: random.Random, device: str | None = None, **fixed: Any) -> None:
+    def __init__(
+        self, rng: random.Random, device: str | None = None, draft_on: Any = "auto"
+    ) -> None:
         self.rng = rng
         pick = rng.choice
         self.device_name = device or pick(DEVICES)
-        self.k = fixed.get("k", rng.randint(1, 4))
-        self.drafting = fixed.get("drafting", pick(DRAFTING))
-        self.reconciling = fixed.get("reconciling", pick(RECONCILING))
+        self.k = rng.randint(1, 4)
+        self.drafting = pick(DRAFTING)
+        self.reconciling = pick(RECONCILING)
         self.dense_rows = pick((True, False))
         self.static_sampled = pick((True, False))
-        self.unpadded = fixed.get("unpadded", pick((True, False)))
+        self.unpadded = pick((True, False))
         self.max_rows = rng.randint(1, 5)
         self.capacity = rng.randint(12, 40)
         self.step_tokens = rng.randint(self.k + 2, 24)
@@ -149,9 +148,9 @@ class Scenario:
         self.preemption = pick((0.0, 0.0, 0.1, 0.3))
         self.skipping = pick((0.0, 0.0, 0.1, 0.3))
         self.shuffling = pick((0.0, 0.2, 0.8))
-        self.failing = fixed.get("failing", pick((0.0, 0.0, 0.1)))
-        self.bad_samples = fixed.get("bad_samples", pick((0.0, 0.0, 0.05)))
-        self.engine = fixed.get("engine", pick(("scan", "index")))
+        self.failing = pick((0.0, 0.0, 0.1))
+        self.bad_samples = pick((0.0, 0.0, 0.05))
+        self.engine = pick(("scan", "index"))
         self.ladder = self.engine == "index" and pick((False, False, True))
         self.chunk = rng.randint(1, self.step_tokens)
         self.target = Target(
@@ -160,14 +159,14 @@ class Scenario:
         )
         # A separate generator, so that the other choices do not depend on the neural drafter.
         self.neural_rng = random.Random(self.target.seed)
-        self.neural = fixed.get("neural", self.neural_rng.random() < 0.4)
+        self.neural = self.neural_rng.random() < 0.4
         self.neural_width = self.neural_rng.randint(1, self.k)
         self.neural_ragged, self.neural_has_costs, extend = (
             self.neural_rng.random() < 0.5 for _ in range(3)
         )
         self.neural_hits = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
         self.requests = list(self._draw_requests())
-        self.config = replace(self._draw_config(extend), draft_on=fixed.get("draft_on", "auto"))
+        self.config = replace(self._draw_config(extend), draft_on=draft_on)
 
     def _draw_requests(self) -> Iterator[Request]:
         rng = self.rng

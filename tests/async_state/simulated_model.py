@@ -33,8 +33,6 @@ class Launched:
     """[group][B], the allocated blocks."""
     previous: Launched | None
     previous_positions: list[int]
-    outputs: Any = None
-    """The StepOutputs of the step."""
     contexts: list[int] = field(default_factory=list)
     """The hash at each token of the step."""
     computed: list[int] = field(default_factory=list)
