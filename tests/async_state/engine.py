@@ -270,10 +270,10 @@ class Engine:
         with self.device.forbid_waits():
             if self.scenario.neural:
                 drafter = functools.partial(self.model.launch_neural_drafts, inputs, step)
-                step.outputs = self.state.end_step(sampled_tensor, drafter)
+                self.state.end_step(sampled_tensor, drafter)
             else:
-                step.outputs = self.state.end_step(sampled_tensor)
-                self.model.launch_drafter_batch_check(inputs, step.outputs, step)
+                outputs = self.state.end_step(sampled_tensor)
+                self.model.launch_drafter_batch_check(inputs, outputs, step)
         assert self.state.num_computed_tokens is None
         for request in self.running:
             request.position = -1
@@ -445,7 +445,7 @@ def _shuffle_copy(rng: Any, values: list[Any]) -> list[Any]:
 def _make_admission(request: Request) -> Admission:
     blocks = tuple(np.array(b, np.int32) for b in request.blocks)
     tokens = np.array(request.tokens, np.int32)
-    return Admission(request.row, tokens, blocks, request.upper_computed, stop=request.stop)
+    return Admission(request.row, tokens, blocks, request.upper_computed)
 
 
 def _to_int32(values: Any) -> np.ndarray[Any, Any]:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncConfig, AsyncSpecState, KVGroup, MergeConfig
-from ngram_npu.host_drafting import Stop
 
 from async_state.devices import POLICIES, Countdown, LateDevice, PlainDevice
 
@@ -123,8 +122,6 @@ class Request:
     is_faulty: bool = False
     """Whether the host knows that the sampler returned an invalid result."""
     is_finished: bool = False
-    stop: Stop | None = None
-    """The stop conditions known to the drafter."""
 
     @property
     def is_running(self) -> bool:
@@ -132,18 +129,20 @@ class Request:
 
 
 class Scenario:
-    """The random choices of a run; `fixed` contains those that are not random."""
+    """The random choices of a run."""
 
-    def __init__(self, rng: random.Random, device: str | None = None, **fixed: Any) -> None:
+    def __init__(
+        self, rng: random.Random, device: str | None = None, draft_on: Any = "auto"
+    ) -> None:
         self.rng = rng
         pick = rng.choice
         self.device_name = device or pick(DEVICES)
-        self.k = fixed.get("k", rng.randint(1, 4))
-        self.drafting_mode = fixed.get("drafting_mode", pick(DRAFTING_MODES))
-        self.reconciling_mode = fixed.get("reconciling_mode", pick(RECONCILING_MODES))
+        self.k = rng.randint(1, 4)
+        self.drafting_mode = pick(DRAFTING_MODES)
+        self.reconciling_mode = pick(RECONCILING_MODES)
         self.dense_rows = pick((True, False))
         self.reuses_sampled_tensor = pick((True, False))
-        self.unpadded = fixed.get("unpadded", pick((True, False)))
+        self.unpadded = pick((True, False))
         self.max_rows = rng.randint(1, 5)
         self.capacity = rng.randint(12, 40)
         self.step_tokens = rng.randint(self.k + 2, 24)
@@ -156,9 +155,9 @@ class Scenario:
         self.preempt_probability = pick((0.0, 0.0, 0.1, 0.3))
         self.skip_probability = pick((0.0, 0.0, 0.1, 0.3))
         self.shuffle_probability = pick((0.0, 0.2, 0.8))
-        self.failure_probability = fixed.get("failure_probability", pick((0.0, 0.0, 0.1)))
-        self.invalid_probability = fixed.get("invalid_probability", pick((0.0, 0.0, 0.05)))
-        self.engine = fixed.get("engine", pick(("scan", "index")))
+        self.failure_probability = pick((0.0, 0.0, 0.1))
+        self.invalid_probability = pick((0.0, 0.0, 0.05))
+        self.engine = pick(("scan", "index"))
         self.ladder = self.engine == "index" and pick((False, False, True))
         self.max_chunk = rng.randint(1, self.step_tokens)
         self.target = Target(
@@ -167,14 +166,14 @@ class Scenario:
         )
         # A separate generator, so that the other choices do not depend on the neural drafter.
         self.neural_rng = random.Random(self.target.seed)
-        self.neural = fixed.get("neural", self.neural_rng.random() < 0.4)
+        self.neural = self.neural_rng.random() < 0.4
         self.neural_width = self.neural_rng.randint(1, self.k)
         self.neural_has_counts, self.neural_has_costs, extend = (
             self.neural_rng.random() < 0.5 for _ in range(3)
         )
         self.neural_accuracy = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
         self.requests = list(self._draw_requests())
-        self.config = replace(self._draw_config(extend), draft_on=fixed.get("draft_on", "auto"))
+        self.config = replace(self._draw_config(extend), draft_on=draft_on)
 
     def _draw_requests(self) -> Iterator[Request]:
         rng = self.rng

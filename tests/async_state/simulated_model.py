@@ -37,8 +37,6 @@ class LaunchedStep:
     previous_step: LaunchedStep | None
     previous_positions: list[int]
     """Position in the previous step's batch if the request sampled there, otherwise -1."""
-    outputs: Any = None
-    """The StepOutputs of the step."""
     contexts: list[int] = field(default_factory=list)
     """The hash of the context that ends at each token of the step."""
     num_computed: list[int] = field(default_factory=list)

@@ -146,16 +146,6 @@ def test_host_counts_are_upper_bounds_until_reconciled() -> None:
     assert known_tokens.tolist() == [0, 1, 2, 3, 5, 7]
 
 
-def test_counts_of_swapped_rows_are_swapped() -> None:
-    state = _start_requests()
-    state.reconcile()
-    state.begin_step(make_batch([1], [1], [0], moves=to_ints([0, 1], [1, 0])))
-    state.end_step(make_samples(6))
-    state.reconcile()
-    assert state.num_tokens is not None
-    assert state.num_tokens.tolist() == [4, 6, 0]
-
-
 def test_drafts_are_downloaded_and_padding_is_not_counted_as_valid() -> None:
     state = make_small_state()
     new = [admit_row(0, token_ids=to_ints(1, 2, 3, 1)), admit_row(1)]
@@ -361,24 +351,6 @@ def test_end_step_with_invalid_tensor_raises(sampled_tensor: torch.Tensor) -> No
 
 
 # Block tables.
-
-
-def test_block_table_of_reused_slot_is_overwritten() -> None:
-    state = make_small_state()
-    new = [admit_row(0, block_ids=(to_ints(7, 8, 9),))]
-    state.begin_step(make_batch([0], [4], [0], new=new))
-    state.end_step(make_samples([1]))
-    state.begin_step(make_batch([2], [4], [0], removed=to_ints(0), new=[admit_row(2)]))
-    assert state.block_tables[0].tolist()[0] == [4, 5, -1]
-
-
-def test_unused_block_table_entries_are_minus_one() -> None:
-    state = make_small_state(kv_groups=(KVGroup(4, 3), KVGroup(2, 2)))
-    assert [table.unique().tolist() for table in state.block_tables] == [[-1], [-1]]
-    blocks = (to_ints(7), to_ints(8, 9))
-    state.begin_step(make_batch([0], [4], [0], new=[admit_row(0, block_ids=blocks)]))
-    used_rows = [[row for row in table.tolist() if max(row) >= 0] for table in state.block_tables]
-    assert used_rows == [[[7, -1, -1]], [[8, 9]]]
 
 
 def test_decoding_request_needs_blocks_for_all_drafts() -> None:

@@ -46,10 +46,14 @@ two tokens of the draft 21 30 31 7 20 are accepted, and the step also yields 40:
 Turns 3 and 4 have no token after the first, so they have no steps.
 """
 
-EXAMPLE_LINE: dict[str, Any] = {
-    "id": "example",
-    "turns": [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in EXAMPLE],
-}
+
+def make_record(turns: Turns, name: str = "r") -> dict[str, Any]:
+    """Returns a conversation of token ids as a record of a replay file."""
+    records = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
+    return {"id": name, "turns": records}
+
+
+EXAMPLE_LINE = make_record(EXAMPLE, "example")
 """The example as a line of a replay file."""
 
 
@@ -127,11 +131,8 @@ def make_conversations(count: int, seed: int = 0, name: str = "") -> list[dict[s
     for number in range(count):
         phrase = rng.integers(0, 40, int(rng.integers(20, 60))).tolist()
         noise = rng.integers(0, 40, 30).tolist()
-        turn = {
-            "prompt_token_ids": phrase + noise[: number % 20],
-            "completion_token_ids": phrase[5:] + noise[number % 7 :],
-        }
-        lines.append({"id": f"{name}{number}", "turns": [turn, turn]})
+        turn = phrase + noise[: number % 20], phrase[5:] + noise[number % 7 :]
+        lines.append(make_record([turn, turn], f"{name}{number}"))
     return lines
 
 
@@ -142,11 +143,8 @@ def write_similar_conversations(count: int, file: Path) -> Path:
     for number in range(count):
         begin = 37 * number % 300
         parts = text[begin : begin + 60], text[begin + 60 : begin + 100]
-        turns = [
-            {"prompt_token_ids": [10**6 + number, 10**6 + turn], "completion_token_ids": part}
-            for turn, part in enumerate(parts)
-        ]
-        lines.append({"id": f"{number}", "turns": turns})
+        turns = [([10**6 + number, 10**6 + turn], part) for turn, part in enumerate(parts)]
+        lines.append(make_record(turns, f"{number}"))
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
 

@@ -13,55 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import read_sample
-from ngram_npu import NgramStore
-from ngram_npu.config import UNLIMITED, default_costs, default_store_costs
+from cli_helpers import make_record, read_sample
+from core.host_drafting.reference import Reference
+from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.store import file as store_file
 from ngram_npu.store import scope_of
 from ngram_npu_cli import command as cli
 from ngram_npu_cli import learn as learn_module
 from ngram_npu_cli.learn import LearnOptions, curve, describe, learn
 from ngram_npu_cli.replay import InputError
-from ops import reference
 
-SLOT = np.zeros(1, np.int32)
 Turn = tuple[list[int], list[int]]  # prompt and answer
 RecordedTurns = tuple[Any, list[Turn]]
 """The scope and the turns of a conversation."""
-
-
-def draft_by_reference(
-    row: list[int], store: Any, scope: int, num_sampled: int, k: int, limit: int
-) -> list[int]:
-    rows, length = np.array([row], np.int32), np.array([len(row)], np.int32)
-    costs = np.zeros((1, k), np.uint8)
-    results = reference.ngram_index_propose_(
-        rows,
-        length,
-        np.zeros(0, np.int32),
-        None,
-        None,
-        None,
-        *(1, 16, k, 1, True, UNLIMITED, True),
-        default_costs(),
-        limit,
-        costs,
-    )
-    if store is not None:
-        drafts = [np.array(array) for array in results]
-        arguments = rows, length, np.array([num_sampled], np.int32), store, None, SLOT
-        table = default_store_costs()
-        reference.ngram_store_step_(
-            *arguments, np.array([scope], np.int64), *drafts, costs, UNLIMITED, table, limit
-        )
-        results = tuple(drafts)
-    return [int(token) for token in results[0][0][: results[1][0]]]
-
-
-def store_by_reference(store: Any, text: list[int], scope: int) -> None:
-    """Stores a text as a request does that generates the whole text in one step and finishes."""
-    draft_by_reference(text, store, scope, len(text), 0, 0)
-    reference.ngram_store_finish_(store, SLOT)
 
 
 def replay_by_reference(
@@ -69,31 +33,32 @@ def replay_by_reference(
     stored_texts: Sequence[tuple[Any, list[int]]] | None,
     store_tokens: int,
     k: int = 8,
-    limit: int = 40,
 ) -> tuple[int, int, int]:
     """Returns the numbers of tokens, steps and drafted tokens. ``stored_texts`` are scopes and
     texts that the store contains at first; None: no store."""
-    store = None if stored_texts is None else NgramStore(1, store_tokens).tensor
+    config = NgramConfig(sizes="ladder", k=k, min_draft_probability=0.177)
+    store = None if stored_texts is None else NgramStore(1, store_tokens)
+    reference = Reference(config, store, 0, (1, 200), fill=False)
     for scope, text in stored_texts or ():
-        store_by_reference(store, text, scope_of(scope))
+        reference.begin(0, [], scope_of(scope))
+        reference.step([0], [text])
+        reference.end(0)
     num_tokens = num_steps = num_drafted = 0
     for scope, turns in conversations:
         context: list[int] = []
         for prompt, answer in turns:
-            context = context + prompt
-            position, num_sampled = 1, 1
-            while position < len(answer):
-                row = context + answer[:position]
-                draft = draft_by_reference(row, store, scope_of(scope), num_sampled, k, limit)
-                pairs = zip(draft, answer[position:], strict=False)
-                accepted = list(takewhile(lambda pair: pair[0] == pair[1], pairs))
-                num_sampled = min(len(accepted) + 1, len(answer) - position)
-                position += num_sampled
-                num_tokens, num_steps = num_tokens + num_sampled, num_steps + 1
-                num_drafted += len(draft)
-            context = context + answer
-            if store is not None:
-                reference.ngram_store_finish_(store, SLOT)
+            context += prompt
+            reference.begin(0, context, scope_of(scope))
+            sampled, remaining = answer[:1], answer[1:]
+            while remaining:
+                (draft,), (count,), *_ = reference.step([0], [sampled])
+                pairs = zip(draft[:count], remaining, strict=False)
+                num_accepted = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+                sampled, remaining = remaining[: num_accepted + 1], remaining[num_accepted + 1 :]
+                num_tokens, num_steps = num_tokens + len(sampled), num_steps + 1
+                num_drafted += count
+            reference.end(0)
+            context += answer
     return num_tokens, num_steps, num_drafted
 
 
@@ -117,8 +82,7 @@ def make_conversations(count: int, seed: int = 0) -> list[RecordedTurns]:
 def write_logs(path: Path, conversations: list[RecordedTurns]) -> Path:
     with path.open("w") as file:
         for scope, turns in conversations:
-            records = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
-            file.write(json.dumps({"turns": records, "who": {"tenant": scope}}) + "\n")
+            file.write(json.dumps(make_record(turns) | {"who": {"tenant": scope}}) + "\n")
     return path
 
 

@@ -192,29 +192,40 @@ def test_drafting_options_reach_the_report(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "message"),
     [
-        (["--k", "0"], "--k: must be at least 1, got 0"),
-        (["--k", "many"], "invalid integer value: 'many'"),
-        (["--k", "65"], "k: expected 1 to 64, got 65"),
-        (["--match-policy", "middle"], "invalid choice"),
-        (["--min-draft-probability", "nan"], "must be above 0 and at most 1, got nan"),
-        (["--draft-costs", "{tmp}/own.json"], "costs: expected none without min_draft_probability"),
-        (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
-        (["--json", "{tmp}"], "is a directory"),
-        (["--tokenizer", "gpt"], '"gpt" is neither one of mistral-v1, '),
+        ("replay {path} --k 0", "--k: must be at least 1, got 0"),
+        ("replay {path} --k many", "invalid integer value: 'many'"),
+        ("replay {path} --k 65", "k: expected 1 to 64, got 65"),
+        ("replay {path} --match-policy middle", "invalid choice"),
+        ("replay {path} --min-draft-probability nan", "must be above 0 and at most 1, got nan"),
+        ("replay {path} --draft-costs own.json", "costs: expected none without min_draft_probab"),
+        ("replay {path} --json no/such/result.json", "no/such does not exist"),
+        ("replay {path} --json .", "is a directory"),
+        ("replay {path} --tokenizer gpt", '"gpt" is neither one of mistral-v1, '),
+        ("tune none.jsonl -c -1", "--cost: must be at least 0 and below 10, got -1"),
+        ("tune none.jsonl --cost nan", "--cost: must be at least 0 and below 10, got nan"),
+        ("tune none.jsonl --cost none.json", "none.json: not a file of step times"),
+        ("tune none.jsonl --batch-size 1,3", "batch size 3: "),
+        ("tune none.jsonl --against {{", "expected a setting such as"),
+        ("tune none.jsonl --html no/such.html", "does not exist"),
+        ("tune none.jsonl --sample -1", "--sample: must be at least 0, got -1"),
+        ("tune none.jsonl --html r.html", "--html needs matplotlib: pip install matplotlib"),
     ],
 )
 def test_invalid_options_return_exit_code_2(
     write_jsonl: Writer,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
+    command: str,
     message: str,
 ) -> None:
     path = write_jsonl({"prompt": "a", "completion": "b"})
-    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
-    assert cli.main(["replay", str(path), *arguments]) == 2
+    monkeypatch.chdir(tmp_path)
+    if command.endswith(" r.html"):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.main(command.format(path=path).split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err

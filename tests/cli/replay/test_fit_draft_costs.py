@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_helpers import make_token_request
+from cli_helpers import make_record, make_token_request
 from ngram_npu.config import default_match_costs
 
 from tools import fit_draft_costs
@@ -103,9 +103,7 @@ def test_sets_have_equal_weight_and_empty_cells_cost_as_much_as_their_neighbours
 def test_command_writes_tables_and_the_sources_of_the_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompt, completion = make_coin_turn(302)
-    turn = {"prompt_token_ids": prompt, "completion_token_ids": completion}
-    line = json.dumps({"id": "coin", "turns": [turn]})
+    line = json.dumps(make_record([make_coin_turn(302)], "coin"))
     data, output, second_output = (tmp_path / n for n in ("own.jsonl", "costs.json", "other.json"))
     data.write_text(f"{line}\n{line}\n")
     arguments = ["--tokenizer=bytes", "--data", str(data)]

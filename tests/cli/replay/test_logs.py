@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import DATA
+from cli_helpers import DATA, make_record
 from ngram_npu_cli.replay import ReplayOptions, read_conversations, replay
 
 Writer = Callable[..., Path]
@@ -141,16 +141,6 @@ def test_stream_with_missing_token_ids_is_read_as_text(write_jsonl: Writer) -> N
     assert (conversation.turns[0].prompt, conversation.turns[0].completion) == ("p", "one two ")
 
 
-def convert_to_turns(name: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "prompt_token_ids": record["response"]["prompt_token_ids"],
-            "completion_token_ids": record["response"]["choices"][0]["token_ids"],
-        }
-        for record in read_records(name)
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "count"),
     [
@@ -160,8 +150,9 @@ def convert_to_turns(name: str) -> list[dict[str, Any]]:
     ],
 )
 def test_recorded_token_ids_are_exact(write_jsonl: Writer, name: str, count: int) -> None:
-    turns = convert_to_turns("chat-token-ids.jsonl")[:count]
-    expected = replay([write_jsonl(*({"turns": [turn]} for turn in turns))]).total
+    answers = [record["response"] for record in read_records("chat-token-ids.jsonl")[:count]]
+    turns = [(a["prompt_token_ids"], a["choices"][0]["token_ids"]) for a in answers]
+    expected = replay([write_jsonl(*(make_record([turn]) for turn in turns))]).total
     report = replay([DATA / name], ReplayOptions(tokenizer="ids"))
     assert report.tokenizer is None
     assert report.total.num_steps == expected.num_steps

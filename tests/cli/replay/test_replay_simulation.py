@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from cli_helpers import ScriptedProposer, Turns, make_token_request
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu.config import default_costs
 from ngram_npu_cli.replay import InputError, ReplayFigures, simulate
 from ngram_npu_cli.replay import simulation as simulation_module
-from ops.reference import drafting, ladder
+from ops.reference import drafting
 
 # The naive replay uses lists and replays one conversation after the other. It shares no code with
 # the package. The loop follows the definition in docs/guides/replay.md.
@@ -128,22 +127,6 @@ def test_simulation_equals_the_naive_replay(seed: int) -> None:
     figures = run_simulation(conversations, rng.randint(1, 7), **lookup)
     naive = replay_naively(conversations, lambda context: draft_ngram(context, **lookup))
     assert_counts_equal(figures, naive, lookup["k"])
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_ladder_simulation_equals_the_naive_replay(seed: int) -> None:
-    rng = random.Random(seed)
-    conversations, limit = make_random_conversations(rng), rng.choice([None, rng.randint(0, 150)])
-    probability = None if limit is None else 2 ** (-limit / 16)
-    k = rng.randint(1, 6)
-    lookup = {"k": k, "overlap": rng.random() < 0.5, "max_len": rng.randint(0, 40)}
-    options = {"sizes": "ladder", "min_draft_probability": probability}
-    figures = run_simulation(conversations, rng.randint(1, 7), **lookup, **options)
-
-    def draft(context: list[int]) -> list[int]:
-        return ladder.make_ladder_draft(context, costs=default_costs(), limit=limit, **lookup)[0]
-
-    assert_counts_equal(figures, replay_naively(conversations, draft), k)
 
 
 def test_ladder_uses_a_prompt_from_the_first_step() -> None:

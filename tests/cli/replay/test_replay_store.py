@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import Turns, make_record
 from ngram_npu import Costs
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import ReplayFigures, ReplayOptions, replay
@@ -17,27 +19,18 @@ ANSWERS = np.random.default_rng(8).permutation(4000).reshape(4, -1)[:, :60].toli
 """Four texts that share no token and do not repeat themselves."""
 
 
-def write_logs(path: Path, conversations: list[list[tuple[list[int], list[int]]]]) -> Path:
-    lines = []
-    for conversation in conversations:
-        turns = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in conversation]
-        lines.append(json.dumps({"id": "x", "turns": turns}) + "\n")
-    path.write_text("".join(lines))
-    return path
-
-
 @pytest.fixture
-def logs(tmp_path: Path) -> Path:
+def logs(write_jsonl: Callable[..., Path]) -> Path:
     """The third completion repeats the first, and the fourth prompt repeats the second
     completion."""
-    conversations = [
+    conversations: list[Turns] = [
         [([9001], ANSWERS[0])],
         [([9002], ANSWERS[1]), (ANSWERS[2], [9003, 9004])],
         [([9005], ANSWERS[0])],
         [(ANSWERS[1], ANSWERS[3])],
         [([9006], ANSWERS[2])],
     ]
-    return write_logs(tmp_path / "logs.jsonl", conversations)
+    return write_jsonl(*map(make_record, conversations))
 
 
 def replay_total(path: Path, **options: Any) -> ReplayFigures:

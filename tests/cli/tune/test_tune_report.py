@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -16,7 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import SETTINGS, make_conversations, write_cost_file, write_similar_conversations
+from cli_helpers import (
+    SETTINGS,
+    make_conversations,
+    make_record,
+    write_cost_file,
+    write_similar_conversations,
+)
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import InputError, ReplayInput, ReplayOptions, load_inputs, replay
 from ngram_npu_cli.tune import (
@@ -155,14 +160,8 @@ def test_drawing_shows_the_figures_of_the_report(traffic_file: Path) -> None:
 
 
 def test_report_without_gain_advises_against_speculation(write_jsonl: Writer) -> None:
-    lines = [
-        {
-            "prompt_token_ids": list(range(n, n + 10)),
-            "completion_token_ids": list(range(n + 20, n + 40)),
-        }
-        for n in range(0, 4000, 100)
-    ]
-    path = write_jsonl(*lines)
+    turns = [([*range(n, n + 10)], [*range(n + 20, n + 40)]) for n in range(0, 4000, 100)]
+    path = write_jsonl(*(make_record([turn]) for turn in turns))
     report = tune([path], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=SETTINGS[:1])
     assert "ADVICE: Do not speculate: no gain is sure on this traffic." in format_report(report)
     assert "--speculative-config" not in render_page(report)
@@ -194,35 +193,6 @@ def test_interrupted_command_writes_nothing(
     assert cli.main(arguments) == 130
     assert capsys.readouterr() == ("", "ngram-npu: interrupted\n")
     assert not result.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-c", "-1"], "--cost: must be at least 0 and below 10, got -1"),
-        (["--cost", "nan"], "--cost: must be at least 0 and below 10, got nan"),
-        (["--cost", "nowhere.json"], "nowhere.json: not a file of step times"),
-        (["--batch-size", "1,3"], "batch size 3: "),
-        (["--against", "{"], "expected a setting such as"),
-        (["--html", "{tmp}/no/such.html"], "does not exist"),
-        (["--sample", "-1"], "--sample: must be at least 0, got -1"),
-        (["--html", "{tmp}/r.html"], "--html needs matplotlib: pip install matplotlib"),
-    ],
-)
-def test_invalid_options_return_exit_code_2(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    if "{tmp}/r.html" in arguments:
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
-    assert cli.main(["tune", "nowhere.jsonl", *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
 
 
 COST = share_of_a_step(0.02)

@@ -30,7 +30,7 @@ class Reference:
     ends, all of its text up to its stop is stored."""
 
     config: NgramConfig
-    store: NgramStore
+    store: NgramStore | None
     lag: int
     shape: tuple[int, int]
     """Number of rows and row capacity."""
@@ -44,6 +44,8 @@ class Reference:
 
     def end(self, row: int) -> None:
         request = self.rows.pop(row)
+        if self.store is None:
+            return
         if request.text_end is not None:
             self._store_text(request, row, request.text_end)
         Store(self.store.tensor).close(row)  # type: ignore[arg-type]
@@ -76,10 +78,13 @@ class Reference:
             lengths[row] = len(request.text)
         costs = np.zeros((len(rows), k), np.uint8)
         num_sampled = np.array(counts, np.int32)
-        inputs = token_ids, lengths, self.store.tensor, np.array(rows), None, num_sampled
+        no_index = np.zeros(0, np.int32)
+        inputs = token_ids, lengths, no_index, np.array(rows), None, num_sampled
         lookup = 1, 16, k, 1, config.overlap, UNLIMITED
         cost_options = config.cost_table, config.cost_limit, costs, self.fill, config.token_logits
         results = ngram_index_propose_(*inputs, *lookup, True, *cost_options)
+        if self.store is None:
+            return [array.tolist() for array in (*results, costs)]
         scratch = np.array(self.store.tensor)  # a copy, because the operator also inserts text
         requests = np.array(rows), None, np.array([self.rows[row].scope for row in rows])
         store_options = UNLIMITED, config.store_cost_table, config.cost_limit, self.fill
@@ -88,7 +93,7 @@ class Reference:
         return [array.tolist() for array in (*results, costs)]
 
     def _store_text(self, request: _Request, row: int, length: int) -> None:
-        if length <= request.num_stored:
+        if self.store is None or length <= request.num_stored:
             return
         store = Store(self.store.tensor)  # type: ignore[arg-type]
         text = [token & MASK32 for token in request.text[:length]]

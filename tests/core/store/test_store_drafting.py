@@ -326,36 +326,6 @@ def make_admission(row: int, *prompt: int, scope: int = 0) -> Admission:
     return Admission(row, to_ints(*prompt), (to_ints(row),), scope=scope)
 
 
-def test_async_state_equals_proposer() -> None:
-    """Requests are added and removed_rows, and a request gets the row of a removed_rows request."""
-    state, proposer = make_state(), NgramProposer(ASYNC_CONFIG, num_slots=NUM_ROWS)
-    tokens = torch.zeros((NUM_ROWS, CAPACITY), dtype=torch.int32)
-    lengths = torch.zeros(NUM_ROWS, dtype=torch.int32)
-    rng = np.random.default_rng(5)
-    for step in range(300):
-        row, admissions, removed_rows = step % NUM_ROWS, [], []
-        if step < NUM_ROWS or step % 20 == 19:
-            prompt = rng.integers(0, 9, 3).tolist()
-            admissions = [make_admission(row, *prompt, scope=row % 2)]
-            if step >= NUM_ROWS:
-                removed_rows = [row]
-                proposer.reset(torch.tensor(removed_rows))
-            # Only one row is free at a time, so a request's slot has the number of its row.
-            tokens[row, :3], lengths[row] = torch.tensor(prompt).int(), 3
-        sampled = rng.integers(0, 9, 1).tolist()
-        outputs = run_step(state, [row], [sampled], new=admissions, removed=to_ints(*removed_rows))
-        requests: Any = {"row_indices": torch.tensor([row]), "scopes": torch.tensor([row % 2])}
-        expected = proposer.step(tokens, lengths, make_samples(sampled), **requests)
-        assert torch.equal(outputs.draft_token_ids, expected.draft_token_ids)
-        assert torch.equal(outputs.match_len, expected.match_len)
-        assert torch.equal(outputs.num_draft_tokens, expected.num_draft_tokens)
-        assert state.wait_drafts().draft_token_ids.tolist() == expected.draft_token_ids.tolist()
-    assert proposer.store is not None
-    assert torch.equal(state.store.tensor, proposer.store.tensor)
-    state.store.check_integrity()
-    assert proposer.store.statistics.drafts > 20
-
-
 @pytest.mark.parametrize("draft_on", ["device", "host"])
 @pytest.mark.parametrize("rows", [[0, -1], [0, NUM_ROWS], [1, 1], [0, 2]])
 def test_async_state_with_invalid_rows_stores_nothing(draft_on: str, rows: list[int]) -> None:
