@@ -9,8 +9,8 @@ PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
-# Tests of a file run in one process and share engines, each of which has one thread and needs 2 GB. A long test therefore
-# has its own file.
+# Tests of a file run in one process and share engines, each of which has one thread and needs 2 GB. A test that takes long
+# therefore has a separate file.
 BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not prove"
 PIP := -m pip --quiet --disable-pip-version-check
 STAGES = $(PYTHON) tools/stages.py $(MAKE)
@@ -18,8 +18,8 @@ SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc docs/
 # Without bytecode files, each test process would compile the modules that it imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-TEST := lint install test-cpp test-twins test-python
-MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz test-vllm test-vllm-v2
+TEST_TARGETS := lint install test-cpp test-twins test-python
+MORE_TARGETS := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz test-vllm test-vllm-v2
 
 .PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch \
   cuda-resources check-python test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm \
@@ -35,13 +35,13 @@ check:
 	@$(STAGES) lint dev check-python
 
 test:
-	@$(STAGES) $(TEST)
+	@$(STAGES) $(TEST_TARGETS)
 
-# The documentation as a site in build/docs. A warning, a broken link or a page that loads external files is an error.
+# Builds the documentation as a site in build/docs. A warning, a broken link or a page that loads external files is an error.
 docs: $(DOCS_VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs --quiet build --strict
 
-# The wheel and the source distribution in dist, checked and tested in a new environment (docs/guides/release.md).
+# Builds the wheel and the source distribution in dist, and tests both in a new environment (docs/guides/release.md).
 RELEASE := $(BUILD)/release
 release-check: $(DIST)/.ready
 	rm -rf $(RELEASE) $(DIST)/*.tar.gz
@@ -61,7 +61,7 @@ $(DOCS_VENV)/.ready: tools/requirements-docs.txt
 	touch $@
 
 test-all:
-	@$(STAGES) $(TEST) $(MORE)
+	@$(STAGES) $(TEST_TARGETS) $(MORE_TARGETS)
 
 prove:
 	@$(STAGES) prove-async prove-stream prove-store prove-mutants prove-fuzz prove-engines prove-torches test-neon
@@ -98,7 +98,7 @@ $(VENV)/.installed: $(DIST)/.ready
 
 install: $(VENV)/.installed
 
-# An editable install instead of the wheel: Python changes take effect at once, C++ changes after another `make dev`. The
+# Makes an editable install instead of the wheel: Python changes take effect at once, C++ changes after another `make dev`. The
 # CUDA kernels are left out, because they take minutes to compile.
 BUILD_TYPE ?= Release
 dev: setup
@@ -130,7 +130,7 @@ counts:
 	  printf '%-8s %6d lines\n' $$part $$(git ls-files -z $$part | grep -zvE '\.(json|svg|png)$$' | xargs -0 cat | wc -l); done
 	@printf '%-8s %6d lines\n%-8s %6d tracked\n' results $$(git ls-files tools/bench/results | xargs cat | wc -l) files $$(git ls-files | wc -l)
 
-# Tests that need no twin, and the parity tests on this machine's best instruction set.
+# `make check` runs tests that need no twin, and the parity tests only on this machine's best instruction set.
 QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.py tests/ops/test_bookkeeping.py \
   tests/ops/test_drafts.py $(wildcard tests/core/test_*.py) tests/engines/vllm/unit tests/cli/replay tests/cli/tune \
   tests/async_state/test_state.py tests/async_state/test_failures.py \
@@ -140,7 +140,7 @@ check-python:
 	native=$$($(PY) -c 'from ngram_npu import _C; print(_C.instruction_set())') && $(PYTEST) -q $(QUICK) -m "not slow" \
 	  -k "test_parity and $$native or not (test_parity or cuda_ or ascendc_)"
 
-# The tests run on the installed wheel, which is what a user gets, instead of the source tree.
+# The tests import the installed wheel, as users do, instead of the source tree.
 WITH_WHEEL = NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl)
 test-python: install twins
 	$(WITH_WHEEL) $(PYTEST) -m "not slow"
@@ -152,7 +152,7 @@ test-slow: install twins launch
 test-pythons: setup
 	$(PY) -m tools.pythons
 
-# The arguments are a preset, CMake options and targets.
+# The arguments of `build` are a preset, CMake options and targets.
 define build
 	cmake --preset $(1) $(2) >/dev/null
 	$(VENV)/bin/ninja -C $(BUILD)/$(1) --quiet $(3)
@@ -165,7 +165,7 @@ endef
 test-cpp: setup gtest
 	$(call suite,cpp)
 
-# The C++ suite under ASan+UBSan and TSan, then the parity suite, which tests more values, under ASan+UBSan.
+# Runs the C++ suite under ASan+UBSan and TSan, then the parity suite, which tests more values, under ASan+UBSan.
 SAN_STAGE := $(BUILD)/python-asan/stage
 test-sanitizers: setup gtest
 	$(call suite,python-asan,$(PYBIND11))
@@ -195,7 +195,7 @@ fuzz: setup
 	  $(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_$$target --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) || exit 1; \
 	done
 
-# A short run, if clang is installed or can be installed.
+# Fuzzes for a short time, if clang is installed or can be installed.
 test-fuzz: setup
 	@if ! command -v $(FUZZ_CXX) >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq; apt-get install -y -qq --no-install-recommends clang-14 libclang-rt-14-dev >/dev/null || true; \

@@ -1,4 +1,4 @@
-# Finds CANN and torch_npu for the NPU backend. NGRAM_NPU_ASCENDC is ON, OFF or AUTO, and ON or OFF after this file.
+# Finds CANN and torch_npu for the NPU backend. NGRAM_NPU_ASCENDC is ON, OFF or AUTO before this file, and ON or OFF after it.
 set(ASCEND_HOME_PATH "$ENV{ASCEND_HOME_PATH}" CACHE PATH "CANN's folder; its set_env.sh exports it")
 set(SOC_VERSION "$ENV{SOC_VERSION}" CACHE STRING "The chip the kernels are compiled for, e.g. Ascend910B3: npu-smi info shows it")
 foreach(variable ASCEND_HOME_PATH SOC_VERSION)  # the cache may contain an empty value from an earlier run
@@ -6,7 +6,7 @@ foreach(variable ASCEND_HOME_PATH SOC_VERSION)  # the cache may contain an empty
     set(${variable} "$ENV{${variable}}")
   endif()
 endforeach()
-set(NGRAM_NPU_TORCH_NPU "" CACHE PATH "The package folder of torch_npu; empty: the one of Python_EXECUTABLE")
+set(NGRAM_NPU_TORCH_NPU "" CACHE PATH "The package folder of torch_npu; empty: that of Python_EXECUTABLE")
 
 # CANN's releases have ascendc.cmake in different folders.
 foreach(folder tools/tikcpp/ascendc_kernel_cmake compiler/tikcpp/ascendc_kernel_cmake
@@ -31,7 +31,7 @@ ascendc_devkit/tikcpp/samples): install CANN's toolkit")
   return()
 endif()
 
-# If CANN is installed, the user wants the backend. Anything else that is missing is therefore an error, also with AUTO.
+# If CANN is installed, the user wants the backend. With AUTO, a missing torch_npu or SOC_VERSION is therefore an error too.
 set(alternative "(or build without the NPU backend: -DNGRAM_NPU_ASCENDC=OFF)")
 if(NOT SOC_VERSION)
   message(FATAL_ERROR "SOC_VERSION is not set: set the chip to compile for, e.g. Ascend910B3 (npu-smi info shows it) "
@@ -47,8 +47,8 @@ if(NOT NGRAM_NPU_TORCH_NPU)
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c
             "import importlib.util, os; print(os.path.dirname(importlib.util.find_spec('torch_npu').origin))"
-    OUTPUT_VARIABLE NGRAM_NPU_TORCH_NPU OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE missing ERROR_QUIET)
-  if(missing)
+    OUTPUT_VARIABLE NGRAM_NPU_TORCH_NPU OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE find_status ERROR_QUIET)
+  if(find_status)
     message(FATAL_ERROR "torch_npu is not installed for ${Python_EXECUTABLE}: install it ${alternative}")
   endif()
 endif()
@@ -57,4 +57,4 @@ if(NOT EXISTS "${NGRAM_NPU_TORCH_NPU}/lib/libtorch_npu.so")
                       "folder ${alternative}")
 endif()
 set(NGRAM_NPU_ASCENDC ON)
-message(STATUS "The NPU backend is built for ${SOC_VERSION}, by ${NGRAM_NPU_ASCENDC_CMAKE}, for ${NGRAM_NPU_TORCH_NPU}")
+message(STATUS "The NPU backend is built for ${SOC_VERSION} and ${NGRAM_NPU_TORCH_NPU}, with ${NGRAM_NPU_ASCENDC_CMAKE}")

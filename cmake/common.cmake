@@ -40,7 +40,7 @@ function(ngram_npu_export_c_only target)
   target_link_options(${target} PRIVATE -Wl,--as-needed)
 endfunction()
 
-# The families of the operators. For each family of which a device has kernels, it has a source file with that name.
+# The families of the operators. A device has one source file per family of which it has kernels, with the family's name.
 set(NGRAM_NPU_FAMILIES bookkeeping correction device_store drafting merging store)
 
 # Sets `out` to the package folder of the torch that Python_EXECUTABLE would import.
@@ -49,8 +49,8 @@ function(ngram_npu_find_torch out)
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c
             "import importlib.util, os; print(os.path.dirname(importlib.util.find_spec('torch').origin))"
-    OUTPUT_VARIABLE torch_dir OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing ERROR_QUIET)
-  if(torch_missing)
+    OUTPUT_VARIABLE torch_dir OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE find_status ERROR_QUIET)
+  if(find_status)
     message(FATAL_ERROR "torch is not installed for ${Python_EXECUTABLE}: install torch >= 2.10, or build without the torch "
                         "operators (-DNGRAM_NPU_TORCH=OFF)")
   endif()

@@ -1,5 +1,5 @@
-// The API: every operator's schema, for torch (api/torch/library.cpp) and for numpy (api/numpy/module.cpp). Contracts:
-// docs/ops.
+// The API: the schema of every operator, which torch (api/torch/library.cpp) and numpy (api/numpy/module.cpp) share.
+// docs/ops contains the operators' contracts.
 //
 // Arguments after `*` are keyword-only in torch. The numpy functions have the same names and defaults, and also accept
 // all arguments by position.

@@ -15,8 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-RUNTIME = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0"}
-RUNTIME |= {"libdl.so.2", "ld-linux-x86-64.so.2"}
+RUNTIME_LIBRARIES = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "libpthread.so.0"}
+RUNTIME_LIBRARIES |= {"libdl.so.2", "ld-linux-x86-64.so.2"}
 LIBRARIES = {
     "libngram_npu.so": ({"libtorch_cpu.so"}, r"ngram_npu_\w+"),
     "libngram_npu_cpu.so": (set(), r"ngram_npu_cpu_\w+"),
@@ -27,15 +27,15 @@ LIBRARIES = {
     ),
     "_C": ({"libngram_npu_cpu.so"}, r"PyInit_\w+"),
 }
-"""By library: the libraries that it may need besides RUNTIME, and the pattern of its exports."""
+"""By library: the libraries that it needs besides RUNTIME_LIBRARIES, and a regex of its exports."""
 MIN_TORCH_VERSION = (2, 10)
 TORCH_SYMBOLS = r"(aoti_)?torch_\w+|PyErr_SetString|PyExc_ValueError"
-"""Symbols of torch's stable ABI, and those with which libngram_npu.so raises ValueError.
-TORCH_TARGET_VERSION (csrc/api) hides newer symbols than MIN_TORCH_VERSION's from the compiler."""
+"""Symbols of torch's stable ABI, and the symbols with which libngram_npu.so raises ValueError.
+TORCH_TARGET_VERSION (csrc/api) hides symbols newer than MIN_TORCH_VERSION from the compiler."""
 MAX_VERSIONS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 
 
-def _readelf(option: str, path: Path) -> str:
+def _run_readelf(option: str, path: Path) -> str:
     return subprocess.check_output(["readelf", "-W", option, path], text=True)
 
 
@@ -45,21 +45,22 @@ def find_problems(path: Path) -> list[str]:
     name = path.name if path.name.startswith("lib") else path.name.split(".")[0]
     if name not in LIBRARIES:
         return [f"{path.name}: unknown library"]
-    allowed, exports = LIBRARIES[name]
-    dynamic, symbols = _readelf("-d", path), _readelf("--dyn-syms", path)
-    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
-    searched = set(re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic))
-    problems = {f"needs {library}" for library in needed - allowed - RUNTIME}
-    problems |= {f"searches {folder}" for folder in searched - {"$ORIGIN"}}
-    dependencies = {library for library in needed if library.startswith("libngram_npu_")}
-    if "$ORIGIN" not in searched:
+    allowed_libraries, export_pattern = LIBRARIES[name]
+    dynamic, symbols = _run_readelf("-d", path), _run_readelf("--dyn-syms", path)
+    needed_libraries = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
+    search_paths = set(re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic))
+    known_libraries = allowed_libraries | RUNTIME_LIBRARIES
+    problems = {f"needs {library}" for library in needed_libraries - known_libraries}
+    problems |= {f"searches {folder}" for folder in search_paths - {"$ORIGIN"}}
+    dependencies = {library for library in needed_libraries if library.startswith("libngram_npu_")}
+    if "$ORIGIN" not in search_paths:
         problems |= {f"does not search its own folder for {library}" for library in dependencies}
     for fields in map(str.split, symbols.splitlines()):
         if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK", "UNIQUE"}:
             continue
         symbol = fields[7]
         if fields[6] != "UND":
-            if not re.fullmatch(exports, symbol.split("@")[0]):
+            if not re.fullmatch(export_pattern, symbol.split("@")[0]):
                 problems.add(f"exports {symbol}")
         # Symbols of the C and C++ runtimes are versioned; others belong to torch or Python.
         elif (

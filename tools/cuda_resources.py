@@ -3,9 +3,9 @@
     python -m tools.cuda_resources [--write]
 
 Compiles csrc/cuda/*.cu with nvcc (no GPU is needed) and compares the compiler's output with
-csrc/cuda/resources.json. A kernel fails if it spills, if only one of the two contains it, if its
-number of registers differs by more than 4, or if it needs more shared memory or stack than
-recorded. ``--write`` records the output.
+the record, csrc/cuda/resources.json. A kernel fails if it spills, if only the output or only the
+record contains it, if its number of registers differs by more than 4, or if it needs more shared
+memory or stack than recorded. ``--write`` records the output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "csrc" / "cuda"
 RECORD = SOURCES / "resources.json"
 REGISTER_TOLERANCE = 4
-"""More than unrelated changes cause, less than the unit in which registers are allocated (8)."""
+"""More registers than unrelated changes cause, and fewer than the unit of allocation (8)."""
 
 _ENTRY = re.compile(
     r"Compiling entry function '(\w+)' for '(sm_\w+)'.*?"
@@ -34,7 +34,7 @@ _ENTRY = re.compile(
     r"Used (\d+) registers([^\n]*)",
     re.DOTALL,
 )
-_SHARED = re.compile(r"(\d+) bytes smem")
+_SHARED_BYTES = re.compile(r"(\d+) bytes smem")
 
 
 Resources = dict[str, int]
@@ -46,8 +46,8 @@ Kernels = dict[str, dict[str, Resources]]
 def parse_ptxas_output(output: str) -> dict[tuple[str, str], Resources]:
     """Returns the resources in the output of ``ptxas -v`` by mangled name and architecture."""
     resources = {}
-    for name, architecture, stack, stores, loads, registers, rest in _ENTRY.findall(output):
-        shared = _SHARED.search(rest)
+    for name, architecture, stack, stores, loads, registers, line_end in _ENTRY.findall(output):
+        shared = _SHARED_BYTES.search(line_end)
         resources[name, architecture] = {
             "registers": int(registers),
             "shared_bytes": int(shared[1]) if shared else 0,
@@ -71,22 +71,25 @@ def find_problems(
         return ["no kernel in the compiler's output"]
     problems = [f"{name}: recorded but not built" for name in recorded.keys() - measured.keys()]
     problems += [f"{name}: not recorded" for name in measured.keys() - recorded.keys()]
-    for name, built in sorted(measured.items()):
-        problems += [f"{name}: not built for {a}" for a in architectures if a not in built]
-        for architecture, new in built.items():
+    for name, by_architecture in sorted(measured.items()):
+        missing = [a for a in architectures if a not in by_architecture]
+        problems += [f"{name}: not built for {architecture}" for architecture in missing]
+        for architecture, resources in by_architecture.items():
             kernel = f"{name}, {architecture}"
-            if new["spill_bytes"]:
-                problems.append(f"{kernel}: spills {new['spill_bytes']} bytes")
-            old = recorded.get(name, {}).get(architecture)
-            if old is None or not same_compiler:
+            if resources["spill_bytes"]:
+                problems.append(f"{kernel}: spills {resources['spill_bytes']} bytes")
+            record = recorded.get(name, {}).get(architecture)
+            if record is None or not same_compiler:
                 continue
-            if abs(new["registers"] - old["registers"]) > REGISTER_TOLERANCE:
+            if abs(resources["registers"] - record["registers"]) > REGISTER_TOLERANCE:
                 problems.append(
-                    f"{kernel}: {new['registers']} registers, recorded {old['registers']}"
+                    f"{kernel}: {resources['registers']} registers, recorded {record['registers']}"
                 )
             for field in ("shared_bytes", "stack_bytes"):
-                if new[field] > old[field]:
-                    problems.append(f"{kernel}: {field} {new[field]}, recorded {old[field]}")
+                if resources[field] > record[field]:
+                    problems.append(
+                        f"{kernel}: {field} {resources[field]}, recorded {record[field]}"
+                    )
     return problems
 
 

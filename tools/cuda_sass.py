@@ -33,7 +33,7 @@ LIMIT = 115
 """Maximum number of instructions of a warp for a tile (four vectors per thread) without a match."""
 TILE_LOADS = 4
 NO_SCOREBOARD = 7
-"""The encoded scoreboard of an instruction that sets none."""
+"""The encoded scoreboard of an instruction that sets no scoreboard."""
 
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\d) )?\s*([A-Z][\w.]*)([^;]*);")
 _ENCODING = re.compile(r"/\* (0x[0-9a-f]{16}) \*/\s*$")
@@ -48,7 +48,7 @@ class Instruction:
     name: str
     is_conditional: bool
     target: str
-    sets_scoreboard: int
+    result_scoreboard: int
     """The scoreboard that is released when the result is available, or NO_SCOREBOARD."""
     awaited_scoreboards: int
     """A bit mask of the scoreboards that the instruction waits for."""
@@ -61,20 +61,20 @@ class Code:
     instructions: list[Instruction]
     labels: dict[str, int]
 
-    def successors(self, at: int) -> list[int]:
-        """Returns the indices of the instructions that may be executed after instruction ``at``."""
-        instruction = self.instructions[at]
-        jumps = instruction.name.split(".")[0] in _JUMPS and not instruction.is_conditional
-        positions = [] if jumps else [at + 1]
+    def list_successors(self, index: int) -> list[int]:
+        """Returns the indices of the instructions that may follow instruction ``index``."""
+        instruction = self.instructions[index]
+        is_jump = instruction.name.split(".")[0] in _JUMPS and not instruction.is_conditional
+        successors = [] if is_jump else [index + 1]
         if instruction.name.startswith("BRA") and instruction.target in self.labels:
-            positions.append(self.labels[instruction.target])
-        return [position for position in positions if position < len(self.instructions)]
+            successors.append(self.labels[instruction.target])
+        return [successor for successor in successors if successor < len(self.instructions)]
 
 
 def parse_listing(text: str) -> Code:
     """Reads the listing of ``nvdisasm -hex``. An instruction has 128 bits; the line after it lists
     the upper 64. Bits 110 to 112 are the scoreboard that the instruction sets, bits 116 to 121 the
-    mask of those that it waits for (sm_70 and later)."""
+    mask of the scoreboards that it waits for (sm_70 and later)."""
     code = Code([], {})
     lines = text.splitlines()
     for line, next_line in zip(lines, [*lines[1:], ""], strict=False):
@@ -101,26 +101,26 @@ def find_shortest_loop(code: Code, start: int) -> list[int]:
     previous: dict[int, int] = {}
     queue = deque([start])
     while queue:
-        at = queue.popleft()
-        for successor in code.successors(at):
+        index = queue.popleft()
+        for successor in code.list_successors(index):
             if successor == start:
-                path = [at]
+                path = [index]
                 while path[-1] != start:
                     path.append(previous[path[-1]])
                 return path[::-1]
             if successor not in previous:
-                previous[successor] = at
+                previous[successor] = index
                 queue.append(successor)
     return []
 
 
 def count_waits_for_next_tile(code: Code, loads: list[int]) -> int:
-    """Counts the instructions that wait for a tile's loads before the vote on the previous tile."""
-    pending = {code.instructions[at].sets_scoreboard for at in loads} - {NO_SCOREBOARD}
+    """Counts the instructions before a tile's vote that wait for the loads of the next tile."""
+    scoreboards = {code.instructions[index].result_scoreboard for index in loads} - {NO_SCOREBOARD}
     waits = 0
-    for at in find_shortest_loop(code, max(loads))[1:]:
-        instruction = code.instructions[at]
-        waits += any(instruction.awaited_scoreboards >> board & 1 for board in pending)
+    for index in find_shortest_loop(code, max(loads))[1:]:
+        instruction = code.instructions[index]
+        waits += any(instruction.awaited_scoreboards >> number & 1 for number in scoreboards)
         if instruction.name.startswith("VOTE"):
             break
     return waits
@@ -130,13 +130,13 @@ def measure_code(text: str) -> dict[str, int]:
     """Returns the number of instructions in the loop that loads a tile, and of loads by kind."""
     code = parse_listing(text)
     names = [instruction.name for instruction in code.instructions]
-    wide_loads = [at for at, name in enumerate(names) if name.startswith("LDG.E.128")]
-    loops = {at: find_shortest_loop(code, at) for at in wide_loads}
+    wide_loads = [i for i, name in enumerate(names) if name.startswith("LDG.E.128")]
+    loops = {i: find_shortest_loop(code, i) for i in wide_loads}
     # The loads of a tile are all in one loop, which is inside the loop over requests.
     counts = Counter(len(loop) for loop in loops.values() if loop)
     length = min((n for n, count in counts.items() if count >= TILE_LOADS), default=0)
-    loads = [at for at in wide_loads if length and len(loops[at]) == length]
-    loop = [names[at] for at in loops[loads[0]]] if loads else []
+    loads = [i for i in wide_loads if length and len(loops[i]) == length]
+    loop = [names[i] for i in loops[loads[0]]] if loads else []
     return {
         "instructions_per_tile": length,
         "loads_per_tile": len(loads),
@@ -199,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         record = {"compiler": compiler, "kernels": measured}
         RECORD.write_text(json.dumps(record, indent=2) + "\n")
     record = json.loads(RECORD.read_text())
-    # With another compiler only the limit applies.
+    # If another compiler made the record, only the limit applies.
     recorded = record["kernels"] if record["compiler"] == compiler else {k: {} for k in measured}
     problems = find_problems(measured, recorded)
     print(*problems, f"{len(measured)} kernels, {len(problems)} problems", sep="\n")

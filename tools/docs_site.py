@@ -1,5 +1,5 @@
-"""Hooks of the documentation site (mkdocs.yml). They add pages, replace links to files outside
-docs, and warn if a page loads external files."""
+"""Defines hooks of the documentation site (mkdocs.yml), which add pages, replace links to files
+outside docs, and warn if a page loads external files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ LOG = logging.getLogger("mkdocs.hooks.docs_site")  # a warning ends `mkdocs buil
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#]+)(#[^)]*)?\)")
 _OPERATOR = re.compile(r"\[([^\]]+)\]\((ops/\w+\.md)\)")
 _ROLE = re.compile(r":\w+:(?=<code>)")
-_LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
+_EXTERNAL = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
 
 
 def on_config(config: Any) -> Any:
     """Adds the version to each page, and the operators in docs/README.md to the reference."""
-    listed = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
-    pages = [{names: page} for names, page in _OPERATOR.findall(listed)]
+    document = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = [{names: page} for names, page in _OPERATOR.findall(document)]
     (reference,) = (part["Reference"] for part in config.nav if "Reference" in part)
     reference.append({"Operators": pages})
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
@@ -38,9 +38,9 @@ def on_files(files: Any, *, config: Any) -> Any:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"\]\((?!docs/|\w+:)", "](../", text).replace("](docs/", "](")
     files.get_file_from_path("README.md").dest_uri = "documentation.html"
-    first = File.generated(config, README, content=text)
-    first.dest_uri, first.name = "index.html", "index"
-    files.append(first)
+    overview = File.generated(config, README, content=text)
+    overview.dest_uri, overview.name = "index.html", "index"
+    files.append(overview)
     return files
 
 
@@ -54,8 +54,8 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         if target.is_relative_to(REPOSITORY / "docs"):
             return match[0]
         if target == REPOSITORY / "README.md":
-            up = "../" * page.file.src_uri.count("/")
-            return f"[{match[1]}]({up}{README}{match[3] or ''})"
+            prefix = "../" * page.file.src_uri.count("/")
+            return f"[{match[1]}]({prefix}{README}{match[3] or ''})"
         if not target.exists():
             LOG.warning("%s: links to %s, which does not exist", page.file.src_uri, match[2])
         name = f"`{target.relative_to(REPOSITORY)}`"
@@ -66,6 +66,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
     """Warns if a page loads external files, and removes the roles of docstrings."""
-    for tag in _LOADED.findall(output):
+    for tag in _EXTERNAL.findall(output):
         LOG.warning("%s: loads an external file: %s", page.file.src_uri, tag)
     return _ROLE.sub("", output)

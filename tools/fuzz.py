@@ -2,8 +2,8 @@
 
     python -m tools.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600
 
-A run fails if the target found a fault. It also fails if an event such as a page split never
-occurred, because then no drafts before and after that event were compared.
+A run fails if the target finds a fault. It also fails if an event such as a page split never
+occurs, because then no drafts before and after that event are compared.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from pathlib import Path
 _MAX_BYTES = 400
 """Maximum size of an input, about fifteen events; longer inputs reach no other code."""
 _FIRST_INPUTS = 50
-_REACHED = re.compile(r"^reached (.+): (\d+)$", re.M)
+"""Number of random inputs in a new corpus."""
+_EVENT_COUNT = re.compile(r"^reached (.+): (\d+)$", re.M)
 
 
 def find_problems(exit_status: int, output: str) -> list[str]:
     """Returns the reasons why a run failed; empty if it passed."""
     if exit_status != 0:
         return [f"the target ended with status {exit_status}; see the name of the input above"]
-    counts = _REACHED.findall(output)
+    counts = _EVENT_COUNT.findall(output)
     if not counts:
         return ["expected counts `reached ...`, got none"]
     return [f"{name}: never reached" for name, count in counts if int(count) == 0]
 
 
-def run(target: Path, seconds: int, seed: int) -> tuple[int, str]:
+def run_target(target: Path, seconds: int, seed: int) -> tuple[int, str]:
     """Returns libFuzzer's exit status and output, and prints the output as it appears."""
     corpus = target.parent / f"corpus-{target.name}"
     corpus.mkdir(exist_ok=True)
@@ -63,7 +64,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0, help="0: a new seed in each run")
     options = parser.parse_args()
-    problems = find_problems(*run(options.target, options.seconds, options.seed))
+    problems = find_problems(*run_target(options.target, options.seconds, options.seed))
     for problem in problems:
         print(f"fuzz: {problem}", file=sys.stderr)
     return 1 if problems else 0

@@ -29,7 +29,7 @@ import pybind11
 ROOT = Path(__file__).resolve().parents[1]
 TREE = ROOT / "build" / "mutate" / "tree"
 STAGE = ROOT / "build" / "mutate" / "stage"
-SECONDS = 600
+TIME_LIMIT_S = 600
 """Time limit of a test command, which then counts as failed: the fault may be an endless loop."""
 
 _STRING = r"""\"(?:\\.|[^"\\\n])*\"|'(?:\\.|[^'\\\n])*'"""
@@ -37,7 +37,7 @@ _NO_CODE = {
     True: re.compile(r'""".*?"""|#[^\n]*|' + _STRING, re.DOTALL),
     False: re.compile(r"/\*.*?\*/|//[^\n]*|^\s*#[^\n]*|" + _STRING, re.DOTALL | re.MULTILINE),
 }
-"""Text that is not code, in Python and in C++."""
+"""Text that is not code, in Python (True) and in C++ (False)."""
 
 _PAIRS = (
     *(("< ", "<= "), ("> ", ">= "), ("== ", "!= "), ("+ ", "- "), ("+= ", "-= ")),
@@ -50,7 +50,7 @@ _REPLACEMENTS |= {"* ": "+ ", "% ": "+ ", "not ": ""}
 _OPERATORS = "|".join(
     (r"(?<= )" if token[0] in "<>=!+-&|*%" else r"\b") + re.escape(token) for token in _REPLACEMENTS
 )
-_PLACES = re.compile(_OPERATORS + r"|!(?=[\w(])|(?<![\w.])\d+(?![\w.])|(?<=if \()(?=\w)")
+_REPLACEABLE = re.compile(_OPERATORS + r"|!(?=[\w(])|(?<![\w.])\d+(?![\w.])|(?<=if \()(?=\w)")
 _STATEMENT = re.compile(
     r"^ +(?!return|using|for|if|else|case|const|auto)[\w.:>\[\]-]+(?:\(| \S?= ).*;$", re.MULTILINE
 )
@@ -69,27 +69,29 @@ _CONFIGURE = [
 
 @dataclass(frozen=True)
 class Change:
+    """Replaces the characters from ``begin`` to ``end`` of a file."""
+
     begin: int
     end: int
-    new: str
+    replacement: str
 
     def apply(self, text: str) -> str:
-        return text[: self.begin] + self.new + text[self.end :]
+        return text[: self.begin] + self.replacement + text[self.end :]
 
 
 def find_changes(text: str, *, is_python: bool) -> list[Change]:
-    """Returns all single changes of a file's code, in order; none is in a comment or a string."""
+    """Returns all single changes of a file's code, in order, without comments and strings."""
     code = _NO_CODE[is_python].sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
     changes = []
-    for match in _PLACES.finditer(code):
+    for match in _REPLACEABLE.finditer(code):
         token = match[0]
         if token.isdigit():
-            new = str(int(token) + 1)
+            replacement = str(int(token) + 1)
         elif token:
-            new = _REPLACEMENTS.get(token, "")
+            replacement = _REPLACEMENTS.get(token, "")
         else:
-            new = "!"
-        changes.append(Change(match.start(), match.end(), new))
+            replacement = "!"
+        changes.append(Change(match.start(), match.end(), replacement))
     if is_python:
         changes += _replace_statements(text)
     else:
@@ -103,23 +105,23 @@ def _replace_statements(text: str) -> Iterator[Change]:
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
     for node in ast.walk(ast.parse(text)):
-        constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and not constant:
+        is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and not is_constant:
             line = text[starts[node.lineno - 1] : starts[node.lineno]]
             if node.lineno == node.end_lineno and line.isascii() and node.col_offset > 0:
                 begin = starts[node.lineno - 1]
                 yield Change(begin + node.col_offset, begin + (node.end_col_offset or 0), "pass")
 
 
-class Copy:
-    """A copy of the project, in which a file is changed, built and tested."""
+class ProjectCopy:
+    """A copy of the project with one changed file, which is built and tested."""
 
     def __init__(self, gtests: Sequence[str], pytest: Sequence[str], *, twins: bool) -> None:
         self._gtests, self._pytest, self._twins = gtests, pytest, twins
         self.output = ""
         """The output of the last command."""
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.check_output(command, cwd=ROOT, text=True).split("\0")
         for name in filter(None, names):
             if (ROOT / name).is_file():
                 self.write(name, (ROOT / name).read_bytes())
@@ -127,7 +129,7 @@ class Copy:
             (TREE / ".venv").symlink_to(Path(sys.prefix))
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file unless it is equal, so that only targets of changed files are built."""
+        """Writes a file unless it has this content, so that only changed files are built again."""
         path = TREE / name
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,42 +146,42 @@ class Copy:
                 commands.insert(0, _CONFIGURE)
             if self._twins:
                 commands += [["cmake", "--preset", "twins"], ["cmake", "--build", "build/twins"]]
-            if any(self._run(command) for command in commands):
+            if any(self._execute(command) for command in commands):
                 return False
             (libraries / "built").touch()
         shutil.rmtree(STAGE, ignore_errors=True)
         shutil.copytree(TREE / "python", STAGE)
-        return not self._run(["cmake", "--install", "build/libraries", "--prefix", str(STAGE)])
+        return not self._execute(["cmake", "--install", "build/libraries", "--prefix", str(STAGE)])
 
     def find_failure(self) -> str:
-        """Returns the first test that fails; empty if all pass."""
+        """Returns the first test that fails; an empty string if all pass."""
         pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
         commands = [[f"build/libraries/tests/cpp/{name}"] for name in self._gtests]
         if self._pytest:
-            probe = "import ngram_npu; assert ngram_npu.__version__ == 'mutated', 'not the copy'"
-            if self._run([sys.executable, "-c", probe]) and "not the copy" in self.output:
+            check = "import ngram_npu; assert ngram_npu.__version__ == 'mutated', 'not the copy'"
+            if self._execute([sys.executable, "-c", check]) and "not the copy" in self.output:
                 raise SystemExit(
                     "tools.mutate: expected an installed wheel, got an editable install: "
                     "run make install"
                 )
             commands.append([*pytest, *self._pytest])
         for command in commands:
-            if self._run(command):
+            if self._execute(command):
                 failures = [line for line in self.output.splitlines() if "FAILED" in line]
                 return failures[0] if failures else " ".join(command[-2:])
         return ""
 
-    def _run(self, command: Sequence[str]) -> int:
+    def _execute(self, command: Sequence[str]) -> int:
         environment = {**os.environ, "PYTHONPATH": str(STAGE), "CI": "1"}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
-            done = subprocess.run(
-                command, cwd=TREE, env=environment, text=True, timeout=SECONDS, **streams
+            result = subprocess.run(
+                command, cwd=TREE, env=environment, text=True, timeout=TIME_LIMIT_S, **streams
             )
         except subprocess.TimeoutExpired:
             return -1
-        self.output = done.stdout
-        return done.returncode
+        self.output = result.stdout
+        return result.returncode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pytest = tool_arguments[tool_arguments.index("--") + 1 :]
         tool_arguments = tool_arguments[: tool_arguments.index("--")]
     options = parser.parse_args(tool_arguments)
-    copy = Copy(options.gtest, pytest, twins=options.twins)
+    copy = ProjectCopy(options.gtest, pytest, twins=options.twins)
     if not copy.build(is_python=False) or copy.find_failure():
         raise SystemExit(f"tools.mutate: the tests fail without a fault:\n{copy.output[-4000:]}")
     faults = [
@@ -211,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if copy.build(is_python=name.endswith(".py")):
             num_tried += 1
             location = f"{name}:{text.count(chr(10), 0, change.begin) + 1}"
-            fault = f"{location}: {text[change.begin : change.end]!r} -> {change.new!r}"
+            fault = f"{location}: {text[change.begin : change.end]!r} -> {change.replacement!r}"
             failure = copy.find_failure()
             print(f"{num_tried}. {fault}: {failure or 'SURVIVED'}", flush=True)
             if not failure:

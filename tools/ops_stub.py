@@ -1,5 +1,6 @@
 """Writes ``ops.pyi``: signatures and docstrings of ngram_npu.ops for editors and type checkers.
-Reads csrc/schemas.h, docs/ops and the plain functions of ops.py. The package's build runs this.
+The contents are from csrc/schemas.h, docs/ops and the plain functions of ops.py. The package's
+build runs this script.
 
     python tools/ops_stub.py build/ops.pyi
 """
@@ -13,7 +14,7 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-_TYPES = {"Tensor": "Tensor", "Tensor?": "Tensor | None", "bool": "bool"}  # others: int
+_TYPES = {"Tensor": "Tensor", "Tensor?": "Tensor | None", "bool": "bool"}  # all others: int
 _RAISES = "ValueError: invalid argument (dtype, device, shape, stride, range, overlapping memory),"
 
 
@@ -25,19 +26,19 @@ def read_schemas(text: str) -> list[str]:
     return joined.splitlines()
 
 
-def write_function(schema: str, document: str) -> str:
+def format_function(schema: str, document: str) -> str:
     """Returns the stub of an operator: a named tuple of its results, if any, and a signature."""
     op, arguments, results = re.fullmatch(r"(\w+)\((.*)\) -> (.*)", schema).groups()  # type: ignore[union-attr]
     parameters = [_format_parameter(argument) for argument in arguments.split(", ")]
-    returned = re.findall(r"Tensor (\w+)", results)
+    result_names = re.findall(r"Tensor (\w+)", results)
     name = "".join(word.title() for word in op.split("_")) + "Result"
     lines = []
-    if returned:
-        lines += [f"class {name}(NamedTuple):", *(f"    {r}: Tensor" for r in returned), ""]
+    if result_names:
+        lines += [f"class {name}(NamedTuple):", *(f"    {r}: Tensor" for r in result_names), ""]
     lines += [f"def {op}(", *(f"    {parameter}," for parameter in parameters)]
-    lines.append(f") -> {name if returned else 'None'}:")
+    lines.append(f") -> {name if result_names else 'None'}:")
     names = {parameter.partition(":")[0] for parameter in parameters}
-    lines.append(textwrap.indent(_write_docstring(op, names, {*returned}, document), " " * 4))
+    lines.append(textwrap.indent(_format_docstring(op, names, {*result_names}, document), " " * 4))
     return "\n".join([*lines, "    ...", ""])
 
 
@@ -51,20 +52,20 @@ def _format_parameter(argument: str) -> str:
     return f"{name}: {type_name} = {default}" if default else f"{name}: {type_name}"
 
 
-def _write_docstring(op: str, parameters: set[str], results: set[str], document: str) -> str:
+def _format_docstring(op: str, parameters: set[str], results: set[str], document: str) -> str:
     """Returns the document's first paragraph, and the rows of its tables that apply to ``op``."""
     _, summary, _ = (part.strip() for part in document.split("\n\n", 2))
     lines = [f'"""{_strip_markdown(summary)}', ""]
     tables = re.findall(r"^\| (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", document, re.MULTILINE)
-    for kind, head, names in (("argument", "Args:", parameters), ("result", "Returns:", results)):
+    for kind, title, names in (("argument", "Args:", parameters), ("result", "Returns:", results)):
         rows = [row for name, table in tables if name == kind for row in table.splitlines()]
         cells = [re.split(r" *\| *", row)[1:-1] for row in rows]
-        described = [
+        descriptions = [
             f"    {_strip_markdown(first)}: {_strip_markdown('; '.join(filter(None, rest)))}"
             for first, *rest in cells
             if "`" not in first or names & {*re.findall(r"`(\w+)`", first)}
         ]
-        lines += [head, *described, ""] if names else []
+        lines += [title, *descriptions, ""] if names else []
     lines += ["Raises:", f"    {_RAISES}", "    before anything is written.", ""]
     lines += [f"Contract: docs/ops/{op.rstrip('_')}.md", '"""']
     return "\n".join(lines)
@@ -75,7 +76,7 @@ def _strip_markdown(text: str) -> str:
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "").replace("\\", "\\\\")
 
 
-def write_stub(root: Path) -> str:
+def format_stub(root: Path) -> str:
     module = (root / "python/ngram_npu/ops.py").read_text()
     parts = [
         '"""Generated from csrc/schemas.h and docs/ops."""',
@@ -86,7 +87,7 @@ def write_stub(root: Path) -> str:
     for schema in read_schemas((root / "csrc/schemas.h").read_text()):
         op = schema.partition("(")[0]
         document = (root / "docs/ops" / f"{op.rstrip('_')}.md").read_text()
-        parts.append(write_function(schema, document))
+        parts.append(format_function(schema, document))
     for node in ast.parse(module).body:
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             node.body = [node.body[0], ast.Expr(ast.Constant(...))]
@@ -95,4 +96,4 @@ def write_stub(root: Path) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(write_stub(ROOT))
+    Path(sys.argv[1]).write_text(format_stub(ROOT))

@@ -1,9 +1,9 @@
 """Returns the package's description and links to scikit-build-core (pyproject.toml).
 
 The description is the README. On a package index, relative links to files do not work. If the
-variable NGRAM_NPU_HOME contains the address of the repository, they are replaced with links to the
-files there, at the version's tag; otherwise only their text remains. A release sets the variable
-(docs/guides/release.md).
+variable NGRAM_NPU_HOME contains the address of the repository, relative links are replaced with
+links to the files there, at the version's tag; otherwise only the text of the links remains. A
+release sets the variable (docs/guides/release.md).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _PAGES = {"Documentation": "docs/README.md", "Changelog": "CHANGELOG.md"}
 
 
 def make_links_absolute(text: str, home: str, version: str) -> str:
-    def replace(match: re.Match[str]) -> str:
+    def replace_link(match: re.Match[str]) -> str:
         image, label, path = match.groups()
         if not home:
             return label
         path = f"README.md{path}" if path.startswith("#") else path
         return f"{image}[{label}]({home}/{'raw' if image else 'blob'}/v{version}/{path})"
 
-    return _RELATIVE_LINK.sub(replace, text)
+    return _RELATIVE_LINK.sub(replace_link, text)
 
 
 def dynamic_metadata(field: str, _settings: Any) -> dict[str, str]:

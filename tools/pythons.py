@@ -3,8 +3,8 @@
     python -m tools.pythons
 
 Installs the wheel and numpy in a new environment per version and runs `ngram-npu doctor`, a replay,
-and every operator on numpy arrays, compared with its reference. Prints and skips versions that are
-not installed.
+and every operator on numpy arrays, compared with its reference. Versions that are not installed
+are printed and skipped.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
-PARITY = ROOT / "tests/repo/wheel/numpy_parity.py"
+SUPPORTED_VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+PARITY_SCRIPT = ROOT / "tests/repo/wheel/numpy_parity.py"
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 # Only the Python side differs between versions, so kernels are built without optimization.
 SETTINGS = (
@@ -29,7 +29,7 @@ SETTINGS = (
     "cmake.define.NGRAM_NPU_ASCENDC=OFF",
     "cmake.define.NGRAM_NPU_WERROR=ON",
 )
-PROBE = """
+CHECK_CODE = """
 import ensurepip, os, sysconfig, venv
 assert os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")), "no Python.h"
 """
@@ -40,7 +40,7 @@ def find_python(version: str) -> Path | None:
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     candidates = [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python")]
     for candidate in filter(None, candidates):
-        if subprocess.run([candidate, "-c", PROBE], capture_output=True).returncode == 0:
+        if subprocess.run([candidate, "-c", CHECK_CODE], capture_output=True).returncode == 0:
             return Path(candidate)
     return None
 
@@ -53,17 +53,17 @@ def check_package(python: Path, wheel: Path | None = None) -> str:
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="ngram-npu-") as folder:
-        home = Path(folder) / "venv"
-        own_python = str(home / "bin/python")
+        venv = Path(folder) / "venv"
+        own_python = str(venv / "bin/python")
         settings = [f"--config-settings={s}" for s in (*SETTINGS, f"build-dir={folder}/build")]
         package = [*settings, str(ROOT)] if wheel is None else [str(wheel)]
         replay = ("replay", "--demo", "--tokenizer", "bytes", "--limit", "8")
         for command in (
-            [str(python), "-m", "venv", str(home)],
+            [str(python), "-m", "venv", str(venv)],
             [own_python, *PIP, "install", *package],
             [own_python, "-m", "ngram_npu_cli", "doctor"],
-            [str(home / "bin/ngram-npu"), *replay],
-            [own_python, str(PARITY)],
+            [str(venv / "bin/ngram-npu"), *replay],
+            [own_python, str(PARITY_SCRIPT)],
         ):
             problem = run_command(command, {**environment, "NGRAM_NPU_TORCH": "OFF"}, folder)
             if problem:
@@ -73,7 +73,7 @@ def check_package(python: Path, wheel: Path | None = None) -> str:
 
 def run_command(command: list[str], environment: Mapping[str, str], folder: str) -> str:
     """Runs a command; returns its output and exit status if it failed, otherwise nothing."""
-    done = subprocess.run(
+    result = subprocess.run(
         command,
         cwd=folder,
         env=environment,
@@ -82,7 +82,7 @@ def run_command(command: list[str], environment: Mapping[str, str], folder: str)
         text=True,
         check=False,
     )
-    return f"{done.stdout}exit status {done.returncode}" if done.returncode else ""
+    return f"{result.stdout}exit status {result.returncode}" if result.returncode else ""
 
 
 def check_version(version: str) -> tuple[str, bool]:
@@ -97,11 +97,11 @@ def check_version(version: str) -> tuple[str, bool]:
 
 def main() -> int:
     own_version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    versions = [version for version in SUPPORTED if version != own_version]
+    versions = [version for version in SUPPORTED_VERSIONS if version != own_version]
     has_failed = False
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each version's tests use one core
-        for done in as_completed(pool.submit(check_version, version) for version in versions):
-            report, failed = done.result()
+        for future in as_completed(pool.submit(check_version, version) for version in versions):
+            report, failed = future.result()
             has_failed |= failed
             print(report, flush=True)
     return int(has_failed)

@@ -17,8 +17,8 @@ OWN_BINARIES = (
     r"docs/.*\.png",
     r"ngram_npu/(_C\.[\w-]+\.so|libngram_npu\w*\.so|ngram_npu_kernels\.o)",
 )
-REQUIRED = ("LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml")
-REQUIRED += ("csrc/schemas.h",)
+REQUIRED_FILES = ("LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml")
+REQUIRED_FILES += ("csrc/schemas.h",)
 
 
 def find_problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
@@ -44,7 +44,9 @@ def find_problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
             if (file := archive.extractfile(member)) is not None:
                 name = member.name.partition("/")[2]
                 problems += find_foreign_binary(source, name, file.read())
-    problems += [f"{source.name}: {name} is missing" for name in REQUIRED if name not in names]
+    problems += [
+        f"{source.name}: {name} is missing" for name in REQUIRED_FILES if name not in names
+    ]
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             problems += find_foreign_binary(wheel, name, archive.read(name))

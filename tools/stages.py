@@ -13,10 +13,10 @@ def main(make: str, targets: list[str]) -> int:
     table, status = [], 0
     for target in targets:
         print(f"== {target}", flush=True)
-        before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        start_usage, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         status = subprocess.run([make, "--no-print-directory", target], check=False).returncode
-        wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
-        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        wall, usage = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = usage.ru_utime + usage.ru_stime - start_usage.ru_utime - start_usage.ru_stime
         table.append((target, wall, cpu))
         if status:
             break

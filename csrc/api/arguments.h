@@ -19,7 +19,7 @@
 
 namespace ngram_npu::api {
 
-// Both front ends convert it to Python's ValueError.
+// An invalid argument. Both front ends convert this error to Python's ValueError.
 class ArgumentError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
@@ -114,7 +114,7 @@ class Arguments {
   void check_is_none(const std::optional<TensorView>& view, const char* reason);
 
   void check_scalar(const char* name, int64_t value, int64_t min, int64_t max);
-  void check_at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* limit_source);
+  void check_at_most(const char* name, const char* quantity, int64_t value, int64_t limit, const char* limit_source);
   void check_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
   // Checks that an index supports these n-gram lengths. The lengths of a ladder are fixed.
   void check_index_ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
@@ -126,15 +126,15 @@ class Arguments {
   void check_scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs, int64_t cost_limit);
   // Checks an output of draft token ids: [batch, any], int32 or int64.
   DraftRows check_draft_rows(const TensorView& view, int64_t batch);
-  // Checks an optional output of draft costs. If it is not allowed, it must be absent; `reason` says why.
-  DraftCosts check_draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
+  // Checks an optional output of draft costs. If is_allowed is false, the tensor must be absent; `reason` says why.
+  DraftCosts check_draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool is_allowed,
                                const char* reason);
   void check_slot_layout(const SlotLayout& layout);
   // Checks a workspace for a kernel that needs `words` words.
   void check_workspace_size(const TensorView& view, int64_t words) const;
 
   // Checks that no output tensor overlaps another argument and that the rows of an output do not overlap each other.
-  // Call it last.
+  // This check must be the last of a call.
   void check_no_overlap() const;
 
   [[noreturn]] void fail(const char* name, const std::string& expected, const std::string& got) const;
@@ -153,14 +153,18 @@ class Arguments {
   std::vector<CheckedTensor> checked_;
 };
 
-// Words (int32) of workspace that are enough for an operator and a batch on any device; -1 if it takes no workspace.
+// Returns the text of a kernel's Status for error messages, such as "out of memory (status 3)".
+std::string describe_status(int32_t status);
+
+// Number of words (int32) of workspace that are enough for an operator and a batch on any device; -1 if the operator
+// takes no workspace.
 int64_t workspace_words(std::string_view op, int64_t batch);
 
 // Interface that a front end F (torch or numpy) provides to the operators in the other headers of this folder, which
 // check the arguments, allocate the outputs and call the kernel. F derives from Arguments; one F object is one call.
 //   In, Optional            type of a tensor argument, and of a tensor argument that may be absent
 //   Output                  a new int32 tensor on the device of the first argument
-//   TensorView view(name, In), optional<TensorView> view(name, Optional)
+//   TensorView view(name, In), optional<TensorView> view(name, Optional)   the properties of an argument
 //   Output empty(sizes...), int32_t* data(Output&)   an uninitialised output, and the address of its items
 //   empty_tokens(item_bytes, rows, columns), void* tokens(...)   the same for token ids, int32 or int64
 //   workspace<Op>(params, optional view)   workspace of Op's kernel; its data() is null if the kernel needs none

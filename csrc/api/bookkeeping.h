@@ -91,9 +91,9 @@ void prepare_input_ids_(In<F> input_ids, In<F> query_start_loc, In<F> prev_posit
   const TensorView inputs = call.view("input_ids", input_ids);
   p.input_ids = call.check_output_int32s(inputs, -1);
   p.num_inputs = inputs.sizes[0];
-  const TensorView previous = call.view("prev_positions", prev_positions);
-  p.prev_positions = call.check_indices(previous, -1);
-  p.batch = previous.sizes[0];
+  const TensorView prev_positions_view = call.view("prev_positions", prev_positions);
+  p.prev_positions = call.check_indices(prev_positions_view, -1);
+  p.batch = prev_positions_view.sizes[0];
   p.query_start_loc = call.check_int32s(call.view("query_start_loc", query_start_loc), p.batch + 1);
   p.draft_token_ids = call.template check_token_rows<const int32_t>(call.view("draft_token_ids", draft_token_ids));
   p.next_token_ids = call.check_int32s(call.view("next_token_ids", next_token_ids), p.draft_token_ids.rows);

@@ -17,20 +17,20 @@ CorrectNumComputedTokensParams check_counts(F& call, In<F> num_computed_tokens, 
                                             In<F> prev_positions, In<F> num_sampled_prev, In<F> num_draft_prev,
                                             In<F> host_num_computed_tokens) {
   CorrectNumComputedTokensParams p{};
-  const TensorView computed = call.view("num_computed_tokens", num_computed_tokens);
-  const TensorView accepted = call.view("num_accepted_tokens", num_accepted_tokens);
-  const TensorView previous = call.view("prev_positions", prev_positions);
-  const TensorView sampled = call.view("num_sampled_prev", num_sampled_prev);
-  const TensorView drafted = call.view("num_draft_prev", num_draft_prev);
-  p.prev_positions = call.check_indices(previous, -1);
-  p.batch = previous.sizes[0];
+  const TensorView computed_view = call.view("num_computed_tokens", num_computed_tokens);
+  const TensorView accepted_view = call.view("num_accepted_tokens", num_accepted_tokens);
+  const TensorView prev_positions_view = call.view("prev_positions", prev_positions);
+  const TensorView sampled_view = call.view("num_sampled_prev", num_sampled_prev);
+  const TensorView draft_view = call.view("num_draft_prev", num_draft_prev);
+  p.prev_positions = call.check_indices(prev_positions_view, -1);
+  p.batch = prev_positions_view.sizes[0];
   p.num_computed_tokens =
-      call.template check_output_vector<int32_t>(computed, DType::kInt32, p.batch, kSizeOfPrevPositions);
+      call.template check_output_vector<int32_t>(computed_view, DType::kInt32, p.batch, kSizeOfPrevPositions);
   p.num_accepted_tokens =
-      call.template check_output_vector<int32_t>(accepted, DType::kInt32, p.batch, kSizeOfPrevPositions);
-  p.num_sampled_prev = call.check_int32s(sampled, -1);
-  p.num_draft_prev = call.check_int32s(drafted, -1);
-  p.num_previous = smaller(computed.sizes[0], smaller(sampled.sizes[0], drafted.sizes[0]));
+      call.template check_output_vector<int32_t>(accepted_view, DType::kInt32, p.batch, kSizeOfPrevPositions);
+  p.num_sampled_prev = call.check_int32s(sampled_view, -1);
+  p.num_draft_prev = call.check_int32s(draft_view, -1);
+  p.num_previous = smaller(computed_view.sizes[0], smaller(sampled_view.sizes[0], draft_view.sizes[0]));
   p.host_num_computed_tokens =
       call.check_int32s(call.view("host_num_computed_tokens", host_num_computed_tokens), p.batch);
   return p;
@@ -126,8 +126,8 @@ void correct_spec_state_(In<F> num_computed_tokens, In<F> num_accepted_tokens, I
   if (workspace_view) call.check_output_int32s(*workspace_view, -1);
   call.check_no_overlap();
   if (batch > 0 || p.slots.num_slots > 0 || p.num_seq_lens > 0) {
-    const auto memory = call.template workspace<correct_spec_state__op>(p, workspace_view);
-    p.workspace = memory.data();
+    const auto allocation = call.template workspace<correct_spec_state__op>(p, workspace_view);
+    p.workspace = allocation.data();
     call.template run<correct_spec_state__op>(p);
   }
 }

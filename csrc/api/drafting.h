@@ -1,4 +1,4 @@
-// Operators that look up n-grams.
+// The operators that look up n-grams in a row or in an index, and the operators that update an index.
 #pragma once
 
 #include "api/arguments.h"
@@ -30,7 +30,8 @@ struct DraftOutputs {
   }
 };
 
-// Checks the rows, their lengths, and the row indices, which determine the batch.
+// Checks the rows, their lengths and the row indices. The batch is the number of row indices; without row indices, it
+// is the number of rows.
 template <class F, class Params>
 void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<F> row_indices) {
   p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
@@ -40,9 +41,10 @@ void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<
   p.batch = rows ? rows->sizes[0] : p.token_ids.rows;
 }
 
-constexpr const char* kIndexOnCpu = "the index is in host memory; other devices scan";
-constexpr const char* kNeedsCosts = "draft_costs require costs";
-constexpr const char* kNeedsMatchCosts = "draft_costs require match_costs";
+constexpr const char* kIndexOnCpu =
+    "the index is in host memory; on other devices, call ngram_propose or ngram_step_, which scan";
+constexpr const char* kDraftCostsNeedCosts = "draft_costs require costs";
+constexpr const char* kDraftCostsNeedMatchCosts = "draft_costs require match_costs";
 
 template <class F>
 IndexAccess check_index(F& call, In<F> index, Optional<F> slot_indices, int64_t batch) {
@@ -59,15 +61,16 @@ std::optional<TensorView> check_workspace(F& call, Optional<F> workspace) {
   return view;
 }
 
-// Calls an operator's kernel. `all` contains the operator's parameters; `p` is the part of `all` for the lookup.
-template <class Operator, class F, class Params>
-void run_lookup(F& call, typename Operator::Params& all, Params& p, const std::optional<TensorView>& workspace) {
-  if (p.batch == 0) return;
+// Calls an operator's kernel. lookup_params is op_params, or the member of op_params that has the lookup's parameters.
+template <class Operator, class F, class LookupParams>
+void run_lookup(F& call, typename Operator::Params& op_params, LookupParams& lookup_params,
+                const std::optional<TensorView>& workspace_view) {
+  if (lookup_params.batch == 0) return;
   const Executor executor = F::executor();
-  p.executor = &executor;
-  const auto memory = call.template workspace<Operator>(all, workspace);
-  p.workspace = memory.data();
-  call.template run<Operator>(all);
+  lookup_params.executor = &executor;
+  const auto workspace = call.template workspace<Operator>(op_params, workspace_view);
+  lookup_params.workspace = workspace.data();
+  call.template run<Operator>(op_params);
 }
 
 // Checks the arguments that ngram_propose and ngram_index_propose_ share.
@@ -81,9 +84,9 @@ NgramProposeParams check_propose(F& call, In<F> token_ids, In<F> num_tokens, Opt
 }
 
 template <class Operator, class F>
-auto run_propose(F& call, typename Operator::Params& all, NgramProposeParams& p) {
-  DraftOutputs<F> drafts(call, p);
-  run_lookup<Operator>(call, all, p, {});
+auto run_propose(F& call, typename Operator::Params& op_params, NgramProposeParams& propose_params) {
+  DraftOutputs<F> drafts(call, propose_params);
+  run_lookup<Operator>(call, op_params, propose_params, {});
   return call.results(drafts.draft_token_ids, drafts.num_draft_tokens, drafts.match_len);
 }
 
@@ -113,10 +116,10 @@ void ngram_propose_(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, 
   p.num_draft_tokens = call.check_output_int32s(call.view("num_draft_tokens", num_draft_tokens), p.batch);
   p.match_len = call.check_output_int32s(call.view("match_len", match_len), p.batch);
   p.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.batch, p.lookup.k,
-                                         p.lookup.match_costs != nullptr, kNeedsMatchCosts);
-  const auto memory = check_workspace(call, workspace);
+                                         p.lookup.match_costs != nullptr, kDraftCostsNeedMatchCosts);
+  const auto workspace_view = check_workspace(call, workspace);
   call.check_no_overlap();
-  run_lookup<ngram_propose_op>(call, p, p, memory);
+  run_lookup<ngram_propose_op>(call, p, p, workspace_view);
 }
 
 template <class F>
@@ -133,7 +136,7 @@ auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Option
   p.catch_up_tokens = cpu::kMaxOperatorCatchUpTokens;
   p.ladder = call.check_ladder(ladder, call.view("costs", costs), cost_limit, call.view("token_logits", token_logits));
   p.propose.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.propose.batch, k,
-                                                 p.ladder.costs != nullptr, kNeedsCosts);
+                                                 p.ladder.costs != nullptr, kDraftCostsNeedCosts);
   call.check_no_overlap();
   return run_propose<ngram_index_propose__op>(call, p, p.propose);
 }
@@ -156,14 +159,14 @@ NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sam
 }
 
 template <class Operator, class F>
-auto run_step(F& call, typename Operator::Params& all, NgramStepParams& p,
-              const std::optional<TensorView>& workspace = {}) {
-  auto next_token_ids = call.empty(p.batch);
-  auto num_sampled = call.empty(p.batch);
-  DraftOutputs<F> drafts(call, p);
-  p.next_token_ids = call.data(next_token_ids);
-  p.num_sampled = call.data(num_sampled);
-  run_lookup<Operator>(call, all, p, workspace);
+auto run_step(F& call, typename Operator::Params& op_params, NgramStepParams& step_params,
+              const std::optional<TensorView>& workspace_view = {}) {
+  auto next_token_ids = call.empty(step_params.batch);
+  auto num_sampled = call.empty(step_params.batch);
+  DraftOutputs<F> drafts(call, step_params);
+  step_params.next_token_ids = call.data(next_token_ids);
+  step_params.num_sampled = call.data(num_sampled);
+  run_lookup<Operator>(call, op_params, step_params, workspace_view);
   return call.results(next_token_ids, num_sampled, drafts.draft_token_ids, drafts.num_draft_tokens, drafts.match_len);
 }
 
@@ -178,10 +181,10 @@ auto ngram_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Opt
   p.lookup = call.check_lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
   call.check_scan_costs(&p.lookup, call.view("match_costs", match_costs), cost_limit);
   p.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.batch, k,
-                                         p.lookup.match_costs != nullptr, kNeedsMatchCosts);
-  const auto memory = check_workspace(call, workspace);
+                                         p.lookup.match_costs != nullptr, kDraftCostsNeedMatchCosts);
+  const auto workspace_view = check_workspace(call, workspace);
   call.check_no_overlap();
-  return run_step<ngram_step__op>(call, p, p, memory);
+  return run_step<ngram_step__op>(call, p, p, workspace_view);
 }
 
 template <class F>
@@ -199,7 +202,7 @@ auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_id
   p.catch_up_tokens = cpu::kMaxOperatorCatchUpTokens;
   p.ladder = call.check_ladder(ladder, call.view("costs", costs), cost_limit, call.view("token_logits", token_logits));
   p.step.draft_costs = call.check_draft_costs(call.view("draft_costs", draft_costs), p.step.batch, k,
-                                              p.ladder.costs != nullptr, kNeedsCosts);
+                                              p.ladder.costs != nullptr, kDraftCostsNeedCosts);
   call.check_no_overlap();
   return run_step<ngram_index_step__op>(call, p, p.step);
 }

@@ -55,20 +55,20 @@ auto merge_drafts_(In<F> neural_draft_token_ids, In<F> ngram_draft_token_ids, In
     call.check_at_most("threshold", "threshold", threshold, 0, kNoCosts);
   }
 
-  const auto rows = call.view("row_indices", row_indices);
-  const auto sampled = call.view("num_sampled", num_sampled);
-  if (sampled) p.num_sampled = call.check_int32s(*sampled, p.batch);
+  const auto rows_view = call.view("row_indices", row_indices);
+  const auto sampled_view = call.view("num_sampled", num_sampled);
+  if (sampled_view) p.num_sampled = call.check_int32s(*sampled_view, p.batch);
   if (const auto scheduled_view = call.view("num_scheduled_drafts", num_scheduled_drafts)) {
     p.num_scheduled_drafts = call.check_int32s(*scheduled_view, p.batch);
   }
   if (const auto acceptance = call.view("neural_acceptance", neural_acceptance)) {
     p.neural_acceptance = call.template check_token_rows<int32_t>(*acceptance, Arguments::kWrite);
     call.check_shape(*acceptance, acceptance->sizes[0], kAcceptanceColumns);
-    if (!sampled) call.fail("num_sampled", "a tensor (neural_acceptance is given)", "None");
-    p.row_indices = call.check_row_indices(rows, "neural_draft_token_ids", p.batch, p.neural_acceptance.rows,
+    if (!sampled_view) call.fail("num_sampled", "a tensor (neural_acceptance is given)", "None");
+    p.row_indices = call.check_row_indices(rows_view, "neural_draft_token_ids", p.batch, p.neural_acceptance.rows,
                                            "number of rows of neural_acceptance, because row_indices is None");
   } else {
-    p.row_indices = call.check_indices(rows, p.batch);
+    p.row_indices = call.check_indices(rows_view, p.batch);
   }
   call.check_scalar("min_match_len", min_match_len, 0, INT32_MAX);
   p.min_match_len = min_match_len;

@@ -25,21 +25,22 @@ void ngram_store_step_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, In<
   NgramStoreStepParams p{};
   p.token_ids = call.template check_token_rows<const int32_t>(call.view("token_ids", token_ids));
   p.num_tokens = call.check_int32s(call.view("num_tokens", num_tokens), p.token_ids.rows);
-  const TensorView sampled = call.view("num_sampled", num_sampled);
-  p.num_sampled = call.check_int32s(sampled, -1);
-  p.batch = sampled.sizes[0];
+  const TensorView sampled_view = call.view("num_sampled", num_sampled);
+  p.num_sampled = call.check_int32s(sampled_view, -1);
+  p.batch = sampled_view.sizes[0];
   p.row_indices = call.check_row_indices(call.view("row_indices", row_indices), "num_sampled", p.batch,
                                          p.token_ids.rows, "number of rows of token_ids, because row_indices is None");
   p.store = check_store(call, store);
   p.slot_indices = call.check_indices(call.view("slot_indices", slot_indices), p.batch);
   p.scopes = call.check_indices(call.view("scopes", scopes), p.batch);
-  const TensorView drafts = call.view("draft_token_ids", draft_token_ids);
-  p.draft_token_ids = call.template check_token_rows<int32_t>(drafts, Arguments::kWrite);
-  call.check_shape(drafts, p.batch, drafts.sizes[1]);
-  call.check_scalar("draft_token_ids width", drafts.sizes[1], 0, kMaxDraftTokens);
+  const TensorView drafts_view = call.view("draft_token_ids", draft_token_ids);
+  p.draft_token_ids = call.template check_token_rows<int32_t>(drafts_view, Arguments::kWrite);
+  call.check_shape(drafts_view, p.batch, drafts_view.sizes[1]);
+  call.check_scalar("draft_token_ids width", drafts_view.sizes[1], 0, kMaxDraftTokens);
   p.num_draft_tokens = call.check_output_int32s(call.view("num_draft_tokens", num_draft_tokens), p.batch);
   p.match_len = call.check_output_int32s(call.view("match_len", match_len), p.batch);
-  p.draft_costs = call.check_costs(call.view("draft_costs", draft_costs), p.batch, drafts.sizes[1], Arguments::kWrite);
+  p.draft_costs =
+      call.check_costs(call.view("draft_costs", draft_costs), p.batch, drafts_view.sizes[1], Arguments::kWrite);
   p.max_len = max_len;
   const CostTable table = call.check_cost_table(call.view("costs", costs), store::kStoreCostColumns,
                                                 call.view("token_logits", token_logits));

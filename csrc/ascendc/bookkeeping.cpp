@@ -1,4 +1,5 @@
-// AscendC kernels of the operators that process sampled tokens and prepare the drafter's batch (plans in plans.h).
+// AscendC kernels of the operators that process sampled tokens and prepare the drafter's batch. plans.h plans their
+// launches.
 #include "core/bookkeeping.h"
 
 #include "ascendc/device.h"
@@ -92,8 +93,8 @@ struct StagedBatch {
   UbWindow<int32_t> cu_num_draft_tokens, num_sampled, query_start_loc;
 
   __aicore__ inline void load(int64_t first, int64_t count) {
-    const int64_t before = first > 0 ? 1 : 0;
-    cu_num_draft_tokens.load(first - before, count + before);
+    const int64_t num_earlier = first > 0 ? 1 : 0;  // the cumulative sum of the request before the pass
+    cu_num_draft_tokens.load(first - num_earlier, count + num_earlier);
     num_sampled.load(first, count);
     query_start_loc.load(first, count + 1);
   }
@@ -107,30 +108,30 @@ __aicore__ inline void prepare_inputs_padded_kernel(const NgramNpuLaunchArgs& ar
                     {pipe, p.num_sampled, core_tiling.per_pass},
                     {pipe, p.query_start_loc, core_tiling.per_pass + 1}};
   LocalBuffer<int32_t> indices(pipe, core_tiling.per_pass);
-  LocalBuffer<int32_t> rejected(pipe, core_tiling.per_pass);
+  LocalBuffer<int32_t> rejected_counts(pipe, core_tiling.per_pass);
   for (int64_t first = first_item(core_tiling); first < p.batch; first += pass_stride(core_tiling)) {
     const int64_t count = smaller(core_tiling.per_pass, p.batch - first);
     sync_pipes<AscendC::HardEvent::S_MTE2>();
     batch.load(first, count);
     sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
-      const int32_t drafts_rejected = num_rejected_drafts(batch, first + j);
-      rejected.set(j, drafts_rejected);
-      indices.set(j, index_to_sample(batch, first + j, drafts_rejected));
+      const int32_t num_rejected = count_rejected_drafts(batch, first + j);
+      rejected_counts.set(j, num_rejected);
+      indices.set(j, index_to_sample(batch, first + j, num_rejected));
     }
     sync_pipes<AscendC::HardEvent::S_MTE3>();
-    rejected.store(0, p.num_rejected + first, count);
+    rejected_counts.store(0, p.num_rejected + first, count);
     indices.store(0, p.token_indices_to_sample + first, count);
     sync_pipes<AscendC::HardEvent::MTE3_S>();
   }
 }
 
 // Numbers of kept and rejected tokens of up to kRequestsPerTile consecutive requests, computed by a vector version of
-// kept_tokens().
+// count_kept_tokens().
 class KeptTokensTile {
  public:
   __aicore__ inline explicit KeptTokensTile(AscendC::TPipe& pipe)
-      : starts_(pipe, kRequestsPerTile), kept_(pipe, kRequestsPerTile), rejected_(pipe, kRequestsPerTile) {}
+      : starts_(pipe, kRequestsPerTile), num_kept_(pipe, kRequestsPerTile), num_rejected_(pipe, kRequestsPerTile) {}
 
   __aicore__ inline void load(const PrepareInputsParams& p, int64_t first) {
     first_ = first;
@@ -138,33 +139,33 @@ class KeptTokensTile {
     if (count <= 0) return;
     if (first > 0) sync_pipes<AscendC::HardEvent::S_MTE2>();
     starts_.load(0, p.query_start_loc + first, count);
-    kept_.load(0, p.query_start_loc + first + 1, count);  // the requests' ends
-    rejected_.load(0, p.num_rejected + first, count);
+    num_kept_.load(0, p.query_start_loc + first + 1, count);  // the requests' ends
+    num_rejected_.load(0, p.num_rejected + first, count);
     sync_pipes<AscendC::HardEvent::MTE2_V>();
-    const auto& kept = kept_.tensor();
-    const auto& rejected = rejected_.tensor();
+    const auto& num_kept = num_kept_.tensor();
+    const auto& num_rejected = num_rejected_.tensor();
     const auto n = static_cast<int32_t>(count);
-    AscendC::Sub(kept, kept, starts_.tensor(), n);
-    AscendC::Maxs(kept, kept, 0, n);
-    AscendC::Maxs(rejected, rejected, 0, n);
-    AscendC::Min(rejected, rejected, kept, n);
-    AscendC::Sub(kept, kept, rejected, n);
+    AscendC::Sub(num_kept, num_kept, starts_.tensor(), n);
+    AscendC::Maxs(num_kept, num_kept, 0, n);
+    AscendC::Maxs(num_rejected, num_rejected, 0, n);
+    AscendC::Min(num_rejected, num_rejected, num_kept, n);
+    AscendC::Sub(num_kept, num_kept, num_rejected, n);
     sync_pipes<AscendC::HardEvent::V_S>();
   }
 
   __aicore__ inline bool has(int64_t i) const { return i < first_ + kRequestsPerTile; }
   __aicore__ inline int32_t start(int64_t i) const { return starts_.get(i - first_); }
-  __aicore__ inline int32_t kept(int64_t i) const { return kept_.get(i - first_); }
-  __aicore__ inline int32_t rejected(int64_t i) const { return rejected_.get(i - first_); }
-  // The tokens that requests i and i + 1 keep together, read with one load; i is even.
-  __aicore__ inline int64_t kept_in_pair(int64_t i) const {
-    const auto pairs = kept_.tensor().ReinterpretCast<uint64_t>();
-    const uint64_t both = pairs.GetValue(static_cast<uint32_t>((i - first_) / 2));
-    return static_cast<int64_t>((both & UINT32_MAX) + (both >> 32));
+  __aicore__ inline int32_t num_kept(int64_t i) const { return num_kept_.get(i - first_); }
+  __aicore__ inline int32_t num_rejected(int64_t i) const { return num_rejected_.get(i - first_); }
+  // Returns the number of tokens that requests i and i + 1 keep together, read with one load; i is even.
+  __aicore__ inline int64_t num_kept_in_pair(int64_t i) const {
+    const auto pairs = num_kept_.tensor().ReinterpretCast<uint64_t>();
+    const uint64_t pair = pairs.GetValue(static_cast<uint32_t>((i - first_) / 2));
+    return static_cast<int64_t>((pair & UINT32_MAX) + (pair >> 32));
   }
 
  private:
-  LocalBuffer<int32_t> starts_, kept_, rejected_;
+  LocalBuffer<int32_t> starts_, num_kept_, num_rejected_;
   int64_t first_ = 0;
 };
 
@@ -175,8 +176,8 @@ struct PassRange {
   __aicore__ inline PassRange(const CoreTiling& core_tiling, int64_t first, int64_t size)
       : begin(smaller(first, size)), end(smaller(begin + core_tiling.per_pass, size)) {}
   __aicore__ inline bool has(int64_t i) const { return begin <= i && i < end; }
-  // Whether [first, last) does not overlap the pass.
-  __aicore__ inline bool is_disjoint_from(int64_t first, int64_t last) const { return last <= begin || end <= first; }
+  // Whether [first, stop) does not overlap the pass.
+  __aicore__ inline bool is_disjoint_from(int64_t first, int64_t stop) const { return stop <= begin || end <= first; }
 };
 
 // The output offset of a request is the sum of the kept tokens of all earlier requests. Every core therefore recomputes
@@ -199,32 +200,32 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
     seq_lens.load(requests.begin, smaller(requests.end, p.batch) - requests.begin);
     kept_tokens_tile.load(p, 0);
     int32_t kept_before = 0;
-    int64_t written = 0;
-    for (int64_t i = 0; i < p.batch && (i < requests.end || written < tokens.end); ++i) {
+    int64_t num_written = 0;
+    for (int64_t i = 0; i < p.batch && (i < requests.end || num_written < tokens.end); ++i) {
       if (!kept_tokens_tile.has(i)) kept_tokens_tile.load(p, i);
       if (i % 2 == 0 && i + 1 < p.batch && requests.is_disjoint_from(i, i + 2)) {
-        const int64_t both = kept_tokens_tile.kept_in_pair(i);
-        if (tokens.is_disjoint_from(written, written + both)) {
-          kept_before = wrap_add(kept_before, static_cast<int32_t>(both));
-          written += both;
+        const int64_t num_kept = kept_tokens_tile.num_kept_in_pair(i);
+        if (tokens.is_disjoint_from(num_written, num_written + num_kept)) {
+          kept_before = wrap_add(kept_before, static_cast<int32_t>(num_kept));
+          num_written += num_kept;
           ++i;
           continue;
         }
       }
-      const int32_t kept = kept_tokens_tile.kept(i);
+      const int32_t num_kept = kept_tokens_tile.num_kept(i);
       if (requests.has(i)) {
         starts.set(i - requests.begin, kept_before);
-        lengths.set(i - requests.begin, wrap_sub(seq_lens[i], kept_tokens_tile.rejected(i)));
+        lengths.set(i - requests.begin, wrap_sub(seq_lens[i], kept_tokens_tile.num_rejected(i)));
       }
-      const int64_t write_end = smaller(tokens.end, written + kept);
-      for (int64_t n = larger(tokens.begin, written); n < write_end; ++n) {
-        indices.set(n - tokens.begin, wrap_add(kept_tokens_tile.start(i), static_cast<int32_t>(n - written)));
+      const int64_t write_end = smaller(tokens.end, num_written + num_kept);
+      for (int64_t n = larger(tokens.begin, num_written); n < write_end; ++n) {
+        indices.set(n - tokens.begin, wrap_add(kept_tokens_tile.start(i), static_cast<int32_t>(n - num_written)));
       }
-      kept_before = wrap_add(kept_before, kept);
-      written += kept;
+      kept_before = wrap_add(kept_before, num_kept);
+      num_written += num_kept;
     }
     if (requests.has(p.batch)) starts.set(p.batch - requests.begin, kept_before);
-    for (int64_t n = larger(tokens.begin, written); n < tokens.end; ++n) indices.set(n - tokens.begin, kNoToken);
+    for (int64_t n = larger(tokens.begin, num_written); n < tokens.end; ++n) indices.set(n - tokens.begin, kNoToken);
     sync_pipes<AscendC::HardEvent::S_MTE3>();
     starts.store(0, p.query_start_loc_out + requests.begin, requests.end - requests.begin);
     lengths.store(0, p.seq_lens_out + requests.begin, smaller(requests.end, p.batch) - requests.begin);
@@ -236,21 +237,21 @@ __aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
 }
 
 // The arrays that prepare_input_ids_ reads for one pass of requests, with the same member names as the parameters. The
-// drafts are loaded after prev_positions has been read. At most kMaxDraftTokens drafts per row are staged; further ones
-// are read from global memory.
+// drafts are loaded after prev_positions has been read. At most kMaxDraftTokens draft tokens per row are staged;
+// further tokens are read from global memory.
 class StagedInputs {
  public:
   struct Row {
     const LocalBuffer<int32_t>& drafts;
     int64_t offset, num_staged;
-    Gm<const int32_t> rest;
-    __aicore__ inline int32_t operator[](int64_t j) const { return j < num_staged ? drafts.get(offset + j) : rest[j]; }
+    Gm<const int32_t> row;  // in global memory
+    __aicore__ inline int32_t operator[](int64_t j) const { return j < num_staged ? drafts.get(offset + j) : row[j]; }
   };
   struct Rows {
     int64_t capacity;
     const StagedInputs& inputs;
-    __aicore__ inline Row operator[](int64_t prev) const {
-      return {inputs.drafts_, inputs.request_ * inputs.row_stride_, inputs.num_staged_, inputs.rows_[prev]};
+    __aicore__ inline Row operator[](int64_t prev_position) const {
+      return {inputs.drafts_, inputs.request_ * inputs.row_stride_, inputs.num_staged_, inputs.rows_[prev_position]};
     }
   };
   __aicore__ inline StagedInputs(AscendC::TPipe& pipe, const PrepareInputIdsParams& p, int64_t per_pass)
@@ -270,11 +271,11 @@ class StagedInputs {
     query_start_loc.load(first, count + 1);
     num_scheduled_drafts.load(first, count);
   }
-  __aicore__ inline void load_drafts(int64_t j, int64_t prev) {
-    drafts_.load(j * row_stride_, rows_[prev], num_staged_);
+  __aicore__ inline void load_drafts(int64_t j, int64_t prev_position) {
+    drafts_.load(j * row_stride_, rows_[prev_position], num_staged_);
   }
-  // Selects the request of the drafts that input_id() reads.
-  __aicore__ inline void select(int64_t j) { request_ = j; }
+  // Selects the request, by its index in the pass, whose drafts input_id() reads.
+  __aicore__ inline void select_request(int64_t j) { request_ = j; }
 
   const int64_t num_inputs;
   const int32_t pad_token;
@@ -297,11 +298,11 @@ class InputIdWriter {
  public:
   __aicore__ inline explicit InputIdWriter(AscendC::TPipe& pipe) : ids_(pipe, kCopiesPerWait * kInputIdsPerCopy) {}
 
-  __aicore__ inline void write(const StagedInputs& inputs, Gm<int32_t> input_ids, int64_t i, int64_t prev) {
+  __aicore__ inline void write(const StagedInputs& inputs, Gm<int32_t> input_ids, int64_t i, int64_t prev_position) {
     const InputSpan span = input_span(inputs, i);
     for (int64_t first = span.begin; first < span.end; first += kInputIdsPerCopy) {
       const int64_t count = smaller(kInputIdsPerCopy, span.end - first);
-      for (int64_t j = 0; j < count; ++j) ids_.set(offset_ + j, input_id(inputs, span, prev, first + j));
+      for (int64_t j = 0; j < count; ++j) ids_.set(offset_ + j, input_id(inputs, span, prev_position, first + j));
       sync_pipes<AscendC::HardEvent::S_MTE3>();
       ids_.store(offset_, input_ids + first, count);
       offset_ += kInputIdsPerCopy;
@@ -330,15 +331,15 @@ __aicore__ inline void prepare_input_ids_kernel(const NgramNpuLaunchArgs& args) 
     inputs.load(first, count);
     sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
-      const int64_t prev = inputs.prev_positions[first + j];
-      if (p.draft_token_ids.has(prev)) inputs.load_drafts(j, prev);
+      const int64_t prev_position = inputs.prev_positions[first + j];
+      if (p.draft_token_ids.has(prev_position)) inputs.load_drafts(j, prev_position);
     }
     sync_pipes<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
-      const int64_t prev = inputs.prev_positions[first + j];
-      if (!p.draft_token_ids.has(prev)) continue;
-      inputs.select(j);
-      writer.write(inputs, p.input_ids, first + j, prev);
+      const int64_t prev_position = inputs.prev_positions[first + j];
+      if (!p.draft_token_ids.has(prev_position)) continue;
+      inputs.select_request(j);
+      writer.write(inputs, p.input_ids, first + j, prev_position);
     }
   }
 }

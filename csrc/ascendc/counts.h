@@ -1,5 +1,5 @@
-// The correction of the counts, for correct_num_computed_tokens_ and correct_spec_state_. Any request may need the old
-// count of any other. A second launch therefore copies the new counts from the workspace to num_computed_tokens.
+// Corrects the counts, for correct_num_computed_tokens_ and correct_spec_state_. Any request may need the old count of
+// any other request. A second launch therefore copies the new counts from the workspace to num_computed_tokens.
 #pragma once
 
 #include "ascendc/gather.h"
@@ -67,9 +67,10 @@ class CountCorrector {
       AscendC::Add(sampled, sampled, scratch, n);
       previous.num_computed_tokens.gather(scratch, gather_offsets_, n);
       AscendC::Add(scratch, scratch, sampled, n);
+      // From here on, `drafted` is a flag: the request had drafts, and its index is in the staged part.
       AscendC::Maxs(drafted, drafted, 0, n);
       AscendC::Mins(drafted, drafted, 1, n);
-      AscendC::Mul(drafted, drafted, gather_offsets_.in_range(), n);
+      AscendC::Mul(drafted, drafted, gather_offsets_.range_flags(), n);
       select(computed_.tensor(), scratch, drafted, n);
       if (updates_accepted_) select(accepted_.tensor(), sampled, drafted, n);
     }

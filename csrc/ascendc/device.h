@@ -1,8 +1,8 @@
 // Functions and classes that the kernels share: reading arguments, ordering the pipes, staging inputs and results.
 //
-// The scalar unit reads global memory through the Params' pointers, with the functions in core/. It never writes there:
-// the scalar caches of two cores would overwrite each other's parts of a line. Results are staged in the unified buffer
-// and copied to global memory; a copy writes exactly the bytes of the results.
+// The scalar unit reads global memory through the Params' pointers, with the functions in core/. It never writes to
+// global memory, because the scalar caches of two cores would overwrite each other's parts of a line. Results are
+// staged in the unified buffer and copied to global memory; a copy writes exactly the bytes of the results.
 #pragma once
 
 #include "ascendc/launch_args.h"
@@ -11,16 +11,16 @@
 namespace ngram_npu::ascendc {
 
 // Converts the words of an argument back to the struct that the host copied into them.
-template <class T, int32_t words>
-__aicore__ inline T read_as(const uint64_t (&from)[words]) {
-  static_assert(sizeof(T) <= sizeof(from));
+template <class T, int32_t max_words>
+__aicore__ inline T read_as(const uint64_t (&words)[max_words]) {
+  static_assert(sizeof(T) <= sizeof(words));
   union {
-    uint64_t copy[words];
+    uint64_t copy[max_words];
     T value;
-  } both;
-  constexpr int32_t used = (sizeof(T) + sizeof(uint64_t) - 1) / sizeof(uint64_t);
-  for (int32_t i = 0; i < used; ++i) both.copy[i] = from[i];
-  return both.value;
+  } converter;
+  constexpr int32_t num_words = (sizeof(T) + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+  for (int32_t i = 0; i < num_words; ++i) converter.copy[i] = words[i];
+  return converter.value;
 }
 
 // Makes later instructions of the event's second pipe wait for earlier instructions of its first pipe.
@@ -62,25 +62,26 @@ class LocalBuffer {
   __aicore__ inline T get(int64_t i) const { return tensor_.GetValue(static_cast<uint32_t>(i)); }
   __aicore__ inline void set(int64_t i, T value) { tensor_.SetValue(static_cast<uint32_t>(i), value); }
 
-  // Copy items [at, at + count) of the buffer from or to global memory. The byte offset of item `at` must be a multiple
-  // of 32.
-  __aicore__ inline void load(int64_t at, Gm<const T> from, int64_t count) {
+  // Copy items [offset, offset + count) of the buffer from or to global memory. The first item's byte offset must be a
+  // multiple of 32.
+  __aicore__ inline void load(int64_t offset, Gm<const T> source, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
-    global.SetGlobalBuffer((Gm<T>)from, static_cast<uint64_t>(count));  // Gm is a class on the twin: no const_cast
-    AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(at)], global, make_copy_params<T>(count),
+    // A C cast, because Gm is a class on the twin, for which const_cast is not possible.
+    global.SetGlobalBuffer((Gm<T>)source, static_cast<uint64_t>(count));
+    AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(offset)], global, make_copy_params<T>(count),
                          AscendC::DataCopyPadExtParams<T>());
   }
-  __aicore__ inline void store(int64_t at, Gm<T> to, int64_t count) {
+  __aicore__ inline void store(int64_t offset, Gm<T> destination, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
-    global.SetGlobalBuffer(to, static_cast<uint64_t>(count));
-    AscendC::DataCopyPad(global, tensor_[static_cast<uint32_t>(at)], make_copy_params<T>(count));
+    global.SetGlobalBuffer(destination, static_cast<uint64_t>(count));
+    AscendC::DataCopyPad(global, tensor_[static_cast<uint32_t>(offset)], make_copy_params<T>(count));
   }
 
  private:
-  AscendC::TBuf<AscendC::TPosition::VECIN>
-      buffer_;  // not VECCALC: the 910B's documentation allows no copies between VECCALC and global memory
+  // Not VECCALC, because the 910B's documentation allows no copies between VECCALC and global memory.
+  AscendC::TBuf<AscendC::TPosition::VECIN> buffer_;
   AscendC::LocalTensor<T> tensor_;
 };
 
@@ -103,56 +104,57 @@ class UbWindow {
   int64_t first_ = 0;
 };
 
-// An array that scalars access at any index. The whole array is staged in the unified buffer. If it is too long, it
-// stays in global memory, and each access may wait for a cache line.
+// An array that the scalar unit accesses at any index. The whole array is staged in the unified buffer. An array of
+// more than kMaxStagedItems items stays in global memory, and each access may wait for a cache line.
 template <class T>
 class RandomAccessArray {
  public:
   __aicore__ inline RandomAccessArray(AscendC::TPipe& pipe, Gm<const T> array, int64_t size)
-      : array_(array), staged_(size <= kMaxStagedItems ? size : 0), part_(pipe, array, staged_) {}
+      : array_(array), num_staged_(size <= kMaxStagedItems ? size : 0), staged_items_(pipe, array, num_staged_) {}
 
-  __aicore__ inline void load() { part_.load(0, staged_); }
-  __aicore__ inline T operator[](int64_t i) const { return staged_ > 0 ? part_[i] : array_[i]; }
+  __aicore__ inline void load() { staged_items_.load(0, num_staged_); }
+  __aicore__ inline T operator[](int64_t i) const { return num_staged_ > 0 ? staged_items_[i] : array_[i]; }
 
  private:
   const Gm<const T> array_;
-  const int64_t staged_;
-  UbWindow<T> part_;
+  const int64_t num_staged_;
+  UbWindow<T> staged_items_;
 };
 
-// An IndexArray that scalars access at any index, like RandomAccessArray.
+// An IndexArray that the scalar unit accesses at any index, like RandomAccessArray.
 class RandomAccessIndices {
  public:
   __aicore__ inline RandomAccessIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t size)
       : bytes_(indices.bytes),
-        narrow_(pipe, static_cast<Gm<const int32_t>>(indices.data), bytes_ == 4 ? size : 0),
-        wide_(pipe, static_cast<Gm<const int64_t>>(indices.data), bytes_ == 8 ? size : 0) {}
+        int32_indices_(pipe, static_cast<Gm<const int32_t>>(indices.data), bytes_ == 4 ? size : 0),
+        int64_indices_(pipe, static_cast<Gm<const int64_t>>(indices.data), bytes_ == 8 ? size : 0) {}
 
   __aicore__ inline void load() {
-    narrow_.load();
-    wide_.load();
+    int32_indices_.load();
+    int64_indices_.load();
   }
   __aicore__ inline int64_t operator[](int64_t i) const {
     if (bytes_ == 0) return i;
-    return bytes_ == 8 ? wide_[i] : narrow_[i];
+    return bytes_ == 8 ? int64_indices_[i] : int32_indices_[i];
   }
 
  private:
   const int32_t bytes_;
-  RandomAccessArray<int32_t> narrow_;
-  RandomAccessArray<int64_t> wide_;
+  RandomAccessArray<int32_t> int32_indices_;
+  RandomAccessArray<int64_t> int64_indices_;
 };
 
 // Loads single values from any addresses in global memory, with one wait for all loads. Loads beyond the capacity are
-// dropped, and operator[] then returns another loaded value. This happens only if query_start_loc is not sorted.
+// dropped, and operator[] then returns another loaded value. There are more loads than the capacity only if
+// query_start_loc is not sorted.
 class ScatteredLoads {
  public:
   __aicore__ inline ScatteredLoads(AscendC::TPipe& pipe, int64_t capacity)
       : capacity_(capacity), values_(pipe, capacity * kAlignItems) {}
 
-  __aicore__ inline void load(Gm<const int32_t> value) {
+  __aicore__ inline void load(Gm<const int32_t> address) {
     if (count_ == capacity_) return;
-    values_.load(count_ * kAlignItems, value, 1);
+    values_.load(count_ * kAlignItems, address, 1);
     ++count_;
   }
   __aicore__ inline int32_t operator[](int64_t n) const { return values_.get(smaller(n, count_ - 1) * kAlignItems); }

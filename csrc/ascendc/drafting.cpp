@@ -1,4 +1,4 @@
-// AscendC kernels of the drafting operators (plans in plans.h).
+// AscendC kernels of the drafting operators. plans.h plans their launches.
 #include "core/drafting.h"
 
 #include "ascendc/lookup.h"
@@ -7,11 +7,13 @@ namespace ngram_npu::ascendc {
 
 template <>
 __aicore__ inline UpdatedRow updated_row(const NgramProposeParams& p, int64_t i) {
-  const RequestRow valid = request_row(p, i);
-  if (!may_draft(valid.length, p.token_ids.capacity, p.lookup)) return {};
-  return {p.token_ids[valid.row], valid.length, nullptr, valid.length};
+  const RequestRow row = request_row(p, i);
+  if (!may_draft(row.length, p.token_ids.capacity, p.lookup)) return {};
+  return {p.token_ids[row.row], row.length, nullptr, row.length};
 }
 
+// The results of a pass of requests, for lookup.h. i is the batch position, j the index in the pass. prepare() runs
+// before the match of a request is known; add() then drafts from the best match.
 class ProposeResults {
  public:
   __aicore__ inline ProposeResults(AscendC::TPipe& pipe, int64_t per_pass, const NgramProposeParams& p)
@@ -21,9 +23,9 @@ class ProposeResults {
     rows_[j] = updated_row(p, i);
     padding_tokens_[j] = padding_token(p, i);
   }
-  template <class Best>
-  __aicore__ inline void add(const NgramProposeParams&, int64_t, int64_t j, const Best& best) {
-    drafter_.draft(j, rows_[j], best, padding_tokens_[j]);
+  template <class GetBestMatch>
+  __aicore__ inline void add(const NgramProposeParams&, int64_t, int64_t j, const GetBestMatch& get_best_match) {
+    drafter_.draft(j, rows_[j], get_best_match, padding_tokens_[j]);
   }
   __aicore__ inline void store(const NgramProposeParams& p, int64_t first, int64_t count) {
     sync_pipes<AscendC::HardEvent::S_MTE3>();
@@ -37,37 +39,39 @@ class ProposeResults {
   int32_t padding_tokens_[kMaxRequestsPerDraftPass];
 };
 
-// The lookup uses the row including the sampled tokens. They are written to the row in global memory only afterwards.
-__aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
-  const int64_t length = a.old_length + a.num_appended;
-  if (!should_draft(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) return {};
-  return {p.token_ids[a.row], a.old_length, p.sampled_token_ids[i], length};
+// The lookup uses the row including the sampled tokens, which are written to the row in global memory only afterwards.
+__aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i, const AcceptResult& result) {
+  const int64_t length = result.old_length + result.num_appended;
+  if (!should_draft(result) || !may_draft(length, p.token_ids.capacity, p.lookup)) return {};
+  return {p.token_ids[result.row], result.old_length, p.sampled_token_ids[i], length};
 }
 template <>
 __aicore__ inline UpdatedRow updated_row(const NgramStepParams& p, int64_t i) {
   return updated_row(p, i, accept_tokens(p, i));
 }
 
-// Writes a request's sampled tokens and new length to its row. Stages both in the unified buffer, each in its own
-// 32-byte units.
+// Writes a request's sampled tokens and new length to its row. Stages both in the unified buffer, each at a multiple of
+// 32 bytes.
 class Appender {
  public:
   __aicore__ inline Appender(AscendC::TPipe& pipe, int64_t per_pass)
       : tokens_(pipe, per_pass * kSampledTokensStride), lengths_(pipe, per_pass * kLengthStride) {}
 
-  __aicore__ inline void append(const NgramStepParams& p, int64_t i, int64_t j, const Accepted& a) {
-    if (a.num_appended <= 0) return;
-    for (int64_t t = 0; t < a.num_appended; ++t) tokens_.set(j * kSampledTokensStride + t, p.sampled_token_ids[i][t]);
-    lengths_.set(j * kLengthStride, static_cast<int32_t>(a.old_length + a.num_appended));
+  __aicore__ inline void append(const NgramStepParams& p, int64_t i, int64_t j, const AcceptResult& result) {
+    if (result.num_appended <= 0) return;
+    for (int64_t t = 0; t < result.num_appended; ++t)
+      tokens_.set(j * kSampledTokensStride + t, p.sampled_token_ids[i][t]);
+    lengths_.set(j * kLengthStride, static_cast<int32_t>(result.old_length + result.num_appended));
     sync_pipes<AscendC::HardEvent::S_MTE3>();
-    tokens_.store(j * kSampledTokensStride, p.token_ids[a.row] + a.old_length, a.num_appended);
-    if (p.advance) lengths_.store(j * kLengthStride, p.num_tokens + a.row, 1);
+    tokens_.store(j * kSampledTokensStride, p.token_ids[result.row] + result.old_length, result.num_appended);
+    if (p.advance) lengths_.store(j * kLengthStride, p.num_tokens + result.row, 1);
   }
 
  private:
   LocalBuffer<int32_t> tokens_, lengths_;
 };
 
+// Like ProposeResults, for ngram_step_. add() also appends the sampled tokens to the row.
 class StepResults {
  public:
   __aicore__ inline StepResults(AscendC::TPipe& pipe, int64_t per_pass, const NgramStepParams& p)
@@ -77,15 +81,15 @@ class StepResults {
         num_sampled_(pipe, per_pass) {}
 
   __aicore__ inline void prepare(const NgramStepParams& p, int64_t i, int64_t j) {
-    const Accepted a = accepted_[j] = accept_tokens(p, i);
-    next_tokens_.set(j, a.next_token);
-    num_sampled_.set(j, static_cast<int32_t>(a.num_sampled));
+    const AcceptResult result = results_[j] = accept_tokens(p, i);
+    next_tokens_.set(j, result.next_token);
+    num_sampled_.set(j, static_cast<int32_t>(result.num_sampled));
   }
-  template <class Best>
-  __aicore__ inline void add(const NgramStepParams& p, int64_t i, int64_t j, const Best& best) {
-    const Accepted& a = accepted_[j];
-    drafter_.draft(j, updated_row(p, i, a), best, padding_token(p, a));
-    appender_.append(p, i, j, a);
+  template <class GetBestMatch>
+  __aicore__ inline void add(const NgramStepParams& p, int64_t i, int64_t j, const GetBestMatch& get_best_match) {
+    const AcceptResult& result = results_[j];
+    drafter_.draft(j, updated_row(p, i, result), get_best_match, padding_token(p, result));
+    appender_.append(p, i, j, result);
   }
   __aicore__ inline void store(const NgramStepParams& p, int64_t first, int64_t count) {
     sync_pipes<AscendC::HardEvent::S_MTE3>();
@@ -99,7 +103,7 @@ class StepResults {
   Drafter drafter_;
   Appender appender_;
   LocalBuffer<int32_t> next_tokens_, num_sampled_;
-  Accepted accepted_[kMaxRequestsPerDraftPass];
+  AcceptResult results_[kMaxRequestsPerDraftPass];
 };
 
 }  // namespace ngram_npu::ascendc

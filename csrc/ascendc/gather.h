@@ -10,18 +10,18 @@ namespace ngram_npu::ascendc {
 
 using Ints = AscendC::LocalTensor<int32_t>;
 
-// Sets nonzero values to 1.
-__aicore__ inline void to_flags(const Ints& values, int32_t n) {
+// Sets the nonzero items of the first n values to 1.
+__aicore__ inline void convert_to_flags(const Ints& values, int32_t n) {
   AscendC::Maxs(values, values, -1, n);
   AscendC::Mins(values, values, 1, n);
   AscendC::Mul(values, values, values, n);
 }
 
-// Copies `from` to `to` where the flag is 1. Overwrites `from`.
-__aicore__ inline void select(const Ints& to, const Ints& from, const Ints& flags, int32_t n) {
-  AscendC::Sub(from, from, to, n);
-  AscendC::Mul(from, from, flags, n);
-  AscendC::Add(to, to, from, n);
+// Copies the items of `source` whose flag is 1 to `destination`. Overwrites `source`.
+__aicore__ inline void select(const Ints& destination, const Ints& source, const Ints& flags, int32_t n) {
+  AscendC::Sub(source, source, destination, n);
+  AscendC::Mul(source, source, flags, n);
+  AscendC::Add(destination, destination, source, n);
 }
 
 // The part of an IndexArray that belongs to a pass, as int32. Cast saturates, so an int64 out of the range of int32
@@ -29,47 +29,48 @@ __aicore__ inline void select(const Ints& to, const Ints& from, const Ints& flag
 class PassIndices {
  public:
   __aicore__ inline PassIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t capacity)
-      : indices_(indices), narrow_(pipe, capacity), wide_(pipe, indices.bytes == 8 ? capacity : 1) {}
+      : indices_(indices), int32_indices_(pipe, capacity), int64_indices_(pipe, indices.bytes == 8 ? capacity : 1) {}
 
   __aicore__ inline void load(int64_t first, int64_t count) {
     first_ = static_cast<int32_t>(first);
-    if (indices_.bytes == 4) narrow_.load(0, static_cast<Gm<const int32_t>>(indices_.data) + first, count);
-    if (indices_.bytes == 8) wide_.load(0, static_cast<Gm<const int64_t>>(indices_.data) + first, count);
+    if (indices_.bytes == 4) int32_indices_.load(0, static_cast<Gm<const int32_t>>(indices_.data) + first, count);
+    if (indices_.bytes == 8) int64_indices_.load(0, static_cast<Gm<const int64_t>>(indices_.data) + first, count);
   }
-  // Returns the first n indices as int32; call it after load() has completed.
+  // Returns the first n indices as int32. Must be called after load() has completed.
   __aicore__ inline const Ints& convert(int32_t n) const {
-    if (indices_.bytes == 0) AscendC::CreateVecIndex(narrow_.tensor(), first_, static_cast<uint32_t>(n));
+    if (indices_.bytes == 0) AscendC::CreateVecIndex(int32_indices_.tensor(), first_, static_cast<uint32_t>(n));
     if (indices_.bytes == 8) {  // both chips support only CAST_NONE from int64 to int32
-      AscendC::Cast(narrow_.tensor(), wide_.tensor(), AscendC::RoundMode::CAST_NONE, static_cast<uint32_t>(n));
+      AscendC::Cast(int32_indices_.tensor(), int64_indices_.tensor(), AscendC::RoundMode::CAST_NONE,
+                    static_cast<uint32_t>(n));
     }
-    return narrow_.tensor();
+    return int32_indices_.tensor();
   }
 
  private:
   const IndexArray indices_;
-  LocalBuffer<int32_t> narrow_;
-  LocalBuffer<int64_t> wide_;
+  LocalBuffer<int32_t> int32_indices_;
+  LocalBuffer<int64_t> int64_indices_;
   int32_t first_ = 0;
 };
 
-// Converts indices to byte offsets into the staged part of an array, which has at most kMaxStagedItems items and begins
-// at item `first`, and flags the indices that are in this part.
+// Converts indices to byte offsets into the staged part of an array, and flags the indices that are in this part. The
+// part has at most kMaxStagedItems items and begins at item `first` of the array.
 class GatherOffsets {
  public:
   __aicore__ inline GatherOffsets(AscendC::TPipe& pipe, int64_t capacity)
-      : offsets_(pipe, capacity), in_range_(pipe, capacity) {}
+      : offsets_(pipe, capacity), range_flags_(pipe, capacity) {}
 
   __aicore__ inline void compute(const Ints& indices, int64_t first, int64_t size, int32_t n) {
     first_ = first;
     const auto begin = static_cast<int32_t>(first);
     const Ints& offsets = offsets_.tensor();
-    const Ints& in_range = in_range_.tensor();
+    const Ints& range_flags = range_flags_.tensor();
     AscendC::Maxs(offsets, indices, begin, n);
     AscendC::Mins(offsets, offsets, static_cast<int32_t>(smaller(first + kMaxStagedItems, size) - 1), n);
-    AscendC::Sub(in_range, indices, offsets, n);
-    to_flags(in_range, n);
-    AscendC::Muls(in_range, in_range, -1, n);
-    AscendC::Adds(in_range, in_range, 1, n);
+    AscendC::Sub(range_flags, indices, offsets, n);
+    convert_to_flags(range_flags, n);
+    AscendC::Muls(range_flags, range_flags, -1, n);
+    AscendC::Adds(range_flags, range_flags, 1, n);
     AscendC::Adds(offsets, offsets, -begin, n);
     AscendC::Muls(offsets, offsets, int32_t{sizeof(int32_t)}, n);
   }
@@ -79,14 +80,15 @@ class GatherOffsets {
   __aicore__ inline AscendC::LocalTensor<uint32_t> offsets() const {
     return offsets_.tensor().template ReinterpretCast<uint32_t>();
   }
-  __aicore__ inline const Ints& in_range() const { return in_range_.tensor(); }
+  __aicore__ inline const Ints& range_flags() const { return range_flags_.tensor(); }
 
  private:
-  LocalBuffer<int32_t> offsets_, in_range_;
+  LocalBuffer<int32_t> offsets_, range_flags_;
   int64_t first_ = 0;
 };
 
-// An int32 array from which vector instructions gather. A part of it, usually all of it, is in the unified buffer.
+// An int32 array from which vector instructions gather. A part of the array, usually all of it, is in the unified
+// buffer.
 class GatherSource {
  public:
   const int64_t size;
@@ -98,13 +100,13 @@ class GatherSource {
     staged_first_ = first;
     staged_.load(0, array_ + first, smaller(kMaxStagedItems, size - first));
   }
-  __aicore__ inline void gather(const Ints& to, const GatherOffsets& gather_offsets, int32_t n) {
+  __aicore__ inline void gather(const Ints& destination, const GatherOffsets& gather_offsets, int32_t n) {
     if (staged_first_ != gather_offsets.first()) {
       sync_pipes<AscendC::HardEvent::V_MTE2>();
       load(gather_offsets.first());
       sync_pipes<AscendC::HardEvent::MTE2_V>();
     }
-    AscendC::Gather(to, staged_.tensor(), gather_offsets.offsets(), 0, static_cast<uint32_t>(n));
+    AscendC::Gather(destination, staged_.tensor(), gather_offsets.offsets(), 0, static_cast<uint32_t>(n));
   }
 
  private:

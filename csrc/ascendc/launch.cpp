@@ -1,8 +1,8 @@
-// The NPU's entry points, which execute plans in the order of torch_npu's task queue. Only this file uses torch_npu.
+// The NPU's C entry points, which execute plans in the order of torch_npu's task queue. Only this file uses torch_npu.
 //
-// The closure passed to RunOpApi runs later, on the thread of the task queue, so it owns its data. The tensors it
-// points to may be freed by then, but their memory is still valid: torch_npu reuses freed memory only for work that is
-// queued later.
+// The closure passed to RunOpApi runs later, on the thread of the task queue, so it owns its data. The tensors to which
+// its pointers refer may be freed by then, but their memory is still valid: torch_npu reuses freed memory only for work
+// that is queued later.
 #include <acl/acl_rt.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
@@ -22,25 +22,25 @@ struct CurrentDevice {
   const LoadedKernels* kernels = nullptr;
 };
 
-// Properties and kernels of the current device, cached per thread. vector_cores is 0 if the runtime does not report the
-// number.
-const CurrentDevice& current_device() {
+// Returns the properties and kernels of the current device, cached per thread. vector_cores is 0 if the runtime does
+// not report it.
+const CurrentDevice& get_current_device() {
   constexpr auto kUbPerVectorCore = static_cast<aclrtDevAttr>(204);  // the enumerator's name differs between releases
   // Smallest value of all supported chips; not every CANN release reports the size.
   constexpr int64_t kSmallestUbBytes = 192 * 1024;
-  static const CurrentDevice none{};
-  thread_local CurrentDevice cached{};
+  static const CurrentDevice no_device{};
+  thread_local CurrentDevice cached_device{};
   int32_t device = 0;
-  if (aclrtGetDevice(&device) != ACL_SUCCESS) return none;
-  if (device == cached.number && cached.kernels != nullptr) return cached;
+  if (aclrtGetDevice(&device) != ACL_SUCCESS) return no_device;
+  if (device == cached_device.number && cached_device.kernels != nullptr) return cached_device;
   const auto query = [device](aclrtDevAttr attribute, int64_t fallback) {
     int64_t value = 0;
     const aclError error = aclrtGetDeviceInfo(static_cast<uint32_t>(device), attribute, &value);
     return error == ACL_SUCCESS && value > 0 ? value : fallback;
   };
   const DeviceProperties properties{query(ACL_DEV_ATTR_VECTOR_CORE_NUM, 0), query(kUbPerVectorCore, kSmallestUbBytes)};
-  cached = {device, properties, properties.vector_cores > 0 ? LoadedKernels::for_device(device) : nullptr};
-  return cached;
+  cached_device = {device, properties, properties.vector_cores > 0 ? LoadedKernels::get_or_load(device) : nullptr};
+  return cached_device;
 }
 
 template <class Params>
@@ -48,12 +48,12 @@ int32_t enqueue_launches(const char* name, const Params& params) {
   // This call must come first, because in a new thread it sets the device. The argument is false so that the call does
   // not wait until the queue is empty; the launch goes through the queue, too.
   aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
-  const CurrentDevice& device = current_device();
+  const CurrentDevice& device = get_current_device();
   LaunchPlan launch_plan = plan(params, device.properties);
   if (launch_plan.status != kOk) return launch_plan.status;
   const LoadedKernels* kernels = device.kernels;
   if (kernels == nullptr) return kLaunchFailed;
-  at::Tensor workspace;  // of the caching allocator, so its memory stays valid until the queued launches have run
+  at::Tensor workspace;  // the caching allocator keeps the memory valid until the queued launches have run
   if (launch_plan.workspace_bytes > 0) {
     const at::TensorOptions bytes = at::TensorOptions(at::kByte).device(c10::DeviceType::PrivateUse1);
     workspace = at_npu::native::OpPreparation::apply_tensor_without_format({launch_plan.workspace_bytes}, bytes);

@@ -1,6 +1,6 @@
-// The argument of the kernels, and the tilings in it, which divide the work among cores. The host computes them
-// (plans.h). This file contains no functions, because the AscendC compiler does not let host and device code share
-// them.
+// The argument of the kernels, and the tilings in this argument, which divide the work among cores. The host computes
+// the tilings (plans.h). This file contains no functions, because the AscendC compiler does not let host and device
+// code share functions.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ struct CoreTiling {
   int64_t cores;  // 0 if there are no items
 };
 
-// For operators that write one item per request and one per token.
+// The tiling of operators that write one item per request and one item per token.
 struct BatchTiling {
   CoreTiling requests;
   CoreTiling tokens;
 };
 
-// prepare_input_ids_: number of input ids per copy, and number of copies before it waits.
+// prepare_input_ids_: number of input ids per copy, and number of copies that a core starts before it waits for them.
 constexpr int64_t kInputIdsPerCopy = 16;
 constexpr int64_t kCopiesPerWait = 32;
 
@@ -40,9 +40,9 @@ constexpr int64_t kRequestsPerTile = 1024;
 // Maximum number of requests that correct_spec_state_ corrects at once for a pass of tokens.
 constexpr int64_t kMaxCorrectedRequests = 128;
 
-// The lookup, in one or two launches.
+// How a lookup is divided, in one or two launches.
 // Two launches: the possible end positions of a match in each row are divided into `spans` equal work items. A core
-// reads an item in tiles and writes its best match; the second launch assigns requests to cores and drafts.
+// reads an item in tiles and writes the item's best match; the second launch assigns requests to cores and drafts.
 // One launch: each row is one work item, the same core searches and drafts, and `items` equals `requests`.
 struct LookupTiling {
   int64_t launches;
@@ -52,7 +52,8 @@ struct LookupTiling {
   CoreTiling requests;
 };
 
-// Matches are marked with one bit per token, in whole blocks of 32 bytes: 8 words of 32 tokens.
+// The number of tokens of a tile is a multiple of this number, because matches are marked with one bit per token, in
+// whole blocks of 32 bytes: 8 words for 32 tokens each.
 constexpr int64_t kTileUnit = 256;
 // Number of tokens before a tile that a match ending in the tile may include (>= max_n - 1).
 constexpr int64_t kHalo = 64;
@@ -60,9 +61,9 @@ constexpr int64_t kHalo = 64;
 constexpr int64_t kTileAlignTokens = 128;
 // Minimum number of ends in a span. In shorter spans, the halo would be too large a part of the tokens that are read.
 constexpr int64_t kMinSpan = 1024;
-// Number of buffers for tiles: while a tile is searched, two are loaded.
+// Number of buffers for tiles: while a tile is searched, the next two tiles are loaded.
 constexpr int64_t kTileBuffers = 3;
-// Number of int32 values per item that launch 1 passes to launch 2: length and end of its best match, then padding.
+// Number of int32 values per item that launch 1 passes to launch 2: length and end of the best match, then padding.
 constexpr int64_t kMatchInts = 8;
 // Maximum number of requests for which a pass drafts.
 constexpr int64_t kMaxRequestsPerDraftPass = 32;

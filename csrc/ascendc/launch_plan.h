@@ -3,7 +3,7 @@
 // neither torch nor CANN.
 //
 // A launcher allocates the workspace (uninitialised, exclusive to this call until its last launch has run), sets its
-// address in the plan, and launches the kernels in order on one stream. A launch sees the results of the previous one.
+// address in the plan, and launches the kernels in order on one stream. A launch sees the results of earlier launches.
 #pragma once
 
 #include <cstring>
@@ -12,7 +12,7 @@
 #include "ascendc/launch_args.h"
 #include "core/common.h"
 
-// The kernels by name. Each is `extern "C" __global__ __aicore__ void <name>(NgramNpuLaunchArgs)`.
+// The names of the kernels. Each kernel is `extern "C" __global__ __aicore__ void <name>(NgramNpuLaunchArgs)`.
 #define NGRAM_NPU_ASCENDC_KERNELS(X)       \
   X(ngram_npu_compute_slot_mapping)        \
   X(ngram_npu_copy_num_computed_tokens)    \
@@ -70,7 +70,7 @@ struct LaunchPlan {
 
   void set_workspace(void* device_address) { args.workspace = reinterpret_cast<uint64_t>(device_address); }
 
-  void add(Kernel kernel, int64_t blocks) {
+  void add_launch(Kernel kernel, int64_t blocks) {
     if (blocks > 0) launches[num_launches++] = {kernel, static_cast<uint32_t>(blocks)};
   }
 };
@@ -104,22 +104,22 @@ constexpr int64_t kMaxSlotsPerPass = 512;
 
 // Unified buffer bytes of a RandomAccessArray (device.h) with `size` items.
 inline int64_t random_access_bytes(int64_t size, int64_t item_bytes) {
-  constexpr int64_t kUnit = 32;
+  constexpr int64_t kUnit = 32;  // bytes
   return size <= kMaxStagedItems ? (size * item_bytes + kUnit - 1) / kUnit * kUnit + kUnit : kUnit;
 }
 inline int64_t random_access_bytes(const IndexArray& indices, int64_t size) {
   return random_access_bytes(size, indices.bytes) + 32;
 }
 
-// Plans one launch with an item per request, where an item needs `bytes` of the unified buffer.
+// Plans one launch with an item per request, where each item needs bytes_per_item bytes of the unified buffer.
 template <class Params>
-LaunchPlan plan_requests(const Params& p, const DeviceProperties& device, int64_t bytes, int64_t max_per_pass,
+LaunchPlan plan_requests(const Params& p, const DeviceProperties& device, int64_t bytes_per_item, int64_t max_per_pass,
                          Kernel kernel) {
   constexpr int64_t kRoundingReserveBytes = 8 * 32;  // for rounding up the sizes of up to 8 arrays
   const CoreTiling requests = split_over_cores(p.batch, device, max_per_pass);
-  if (!can_run(device, requests.per_pass * bytes + kRoundingReserveBytes)) return {};
+  if (!can_run(device, requests.per_pass * bytes_per_item + kRoundingReserveBytes)) return {};
   LaunchPlan plan = make_plan(p, requests);
-  plan.add(kernel, requests.cores);
+  plan.add_launch(kernel, requests.cores);
   return plan;
 }
 

@@ -1,4 +1,4 @@
-// Loads and launches the NPU kernels.
+// Implements loaded_kernels.h: loads and launches the NPU kernels.
 #include "ascendc/loaded_kernels.h"
 
 #include <dlfcn.h>
@@ -10,7 +10,7 @@
 namespace ngram_npu::ascendc {
 namespace {
 
-constexpr const char* kNames[] = {
+constexpr const char* kKernelNames[] = {
 #define NGRAM_NPU_NAME(name) #name,
     NGRAM_NPU_ASCENDC_KERNELS(NGRAM_NPU_NAME)
 #undef NGRAM_NPU_NAME
@@ -19,10 +19,10 @@ constexpr const char* kNames[] = {
 thread_local std::string error_text;
 
 // Returns the path of a file in the folder of this library.
-std::string path_next_to_this_library(const char* file) {
-  Dl_info here{};
-  dladdr(reinterpret_cast<void*>(&load_error), &here);
-  const std::string path = here.dli_fname;
+std::string make_path_next_to_this_library(const char* file) {
+  Dl_info library_info{};
+  dladdr(reinterpret_cast<void*>(&load_error), &library_info);
+  const std::string path = library_info.dli_fname;
   return path.substr(0, path.find_last_of('/') + 1) + file;
 }
 
@@ -47,9 +47,9 @@ bool LoadedKernels::load_binary() {
   const auto launch = find_runtime_function<LaunchFromHost>("aclrtLaunchKernelWithHostArgs");
   void* binary = nullptr;
   if (load == nullptr || get == nullptr || launch == nullptr) return false;
-  if (load(path_next_to_this_library("ngram_npu_kernels.o").c_str(), nullptr, &binary) != 0) return false;
+  if (load(make_path_next_to_this_library("ngram_npu_kernels.o").c_str(), nullptr, &binary) != 0) return false;
   for (int32_t i = 0; i < kNumKernels; ++i) {
-    if (get(binary, kNames[i], &entries_[i]) != 0) return false;
+    if (get(binary, kKernelNames[i], &entries_[i]) != 0) return false;
   }
   launch_ = launch;
   return true;
@@ -58,16 +58,16 @@ bool LoadedKernels::load_binary() {
 // Loads the launch stubs that CANN generates; opening their library loads the kernels. Each launch through a stub
 // allocates and frees eight bytes of device memory.
 bool LoadedKernels::load_stubs() {
-  void* library = dlopen(path_next_to_this_library("libngram_npu_ascendc.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(make_path_next_to_this_library("libngram_npu_ascendc.so").c_str(), RTLD_NOW | RTLD_LOCAL);
   for (int32_t i = 0; i < kNumKernels && library != nullptr; ++i) {
-    entries_[i] = dlsym(library, (std::string("aclrtlaunch_") + kNames[i]).c_str());
+    entries_[i] = dlsym(library, (std::string("aclrtlaunch_") + kKernelNames[i]).c_str());
     if (entries_[i] == nullptr) library = nullptr;
   }
   if (library == nullptr) error_text = dlerror();
   return library != nullptr;
 }
 
-const LoadedKernels* LoadedKernels::for_device(int32_t device) {
+const LoadedKernels* LoadedKernels::get_or_load(int32_t device) {
   static std::mutex mutex;
   static std::map<int32_t, LoadedKernels> cache;
   const std::lock_guard<std::mutex> lock(mutex);

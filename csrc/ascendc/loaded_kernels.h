@@ -16,9 +16,10 @@ constexpr int32_t kNumKernels = 0
 
 class LoadedKernels {
  public:
-  // Returns the kernels of the current device; `device` is its number. The first call loads them. If this fails,
-  // returns null, and load_error() returns the reason in the calling thread. The kernels exist until the process ends.
-  static const LoadedKernels* for_device(int32_t device);
+  // Returns the kernels of the current device; `device` is its number. The first call loads the kernels. If loading
+  // fails, the result is null, and load_error() returns the reason in the calling thread. The kernels exist until the
+  // process ends.
+  static const LoadedKernels* get_or_load(int32_t device);
 
   // Launches a kernel. Returns 0 or the runtime's error. Allocates no device memory if this CANN release has
   // aclrtLaunchKernelWithHostArgs.
@@ -34,6 +35,7 @@ class LoadedKernels {
   void* entries_[kNumKernels] = {};  // device functions, or host functions (launch stubs)
 };
 
+// Returns the reason why loading failed in the calling thread.
 const char* load_error();
 
 }  // namespace ngram_npu::ascendc

@@ -15,24 +15,24 @@ namespace ngram_npu::ascendc {
 struct UpdatedRow {
   Gm<const int32_t> tokens;
   int64_t num_in_memory;
-  Gm<const int32_t> sampled;
+  Gm<const int32_t> sampled_tokens;
   int64_t length;  // 0 if there is nothing to look up
 
   __aicore__ inline int32_t operator[](int64_t i) const {
-    return i < num_in_memory ? tokens[i] : sampled[i - num_in_memory];
+    return i < num_in_memory ? tokens[i] : sampled_tokens[i - num_in_memory];
   }
 };
 
-// Whether `a` is better. For matches of equal length, the order of the ends is that of the starts.
+// Whether match `a` is better than match `b`. For matches of equal length, the order of the ends is that of the starts.
 __aicore__ inline bool is_better(const Match& a, const Match& b, int32_t match_policy) {
   return a.len != b.len ? a.len > b.len : a.len > 0 && (match_policy == kLatest ? a.end > b.end : a.end < b.end);
 }
 
-// Tokens [base, base + count) of a row. The first kHalo of them are loaded only for matches that end after them.
+// Tokens [base, base + count) of a row. The first kHalo tokens are loaded only for matches that end after these.
 struct Tile {
   UpdatedRow row;
-  int64_t item;  // -1: no more tiles
-  int64_t base;
+  int64_t item;   // index of the work item; -1: there are no more tiles
+  int64_t base;   // position of the tile's first token
   int64_t count;  // 0 if the item has no end positions
   bool is_last_of_item;
 };
@@ -41,35 +41,36 @@ struct Tile {
 template <class Params>
 __aicore__ inline UpdatedRow updated_row(const Params& p, int64_t i);
 
-// The tiles of all items of a core in one sequence, so that the next tiles can be loaded while a tile is searched.
+// The sequence of the tiles of all work items of a core, so that the next tiles can be loaded while a tile is searched.
 template <class Params>
 class Tiles {
  public:
   __aicore__ inline Tiles(const Params& params, const LookupTiling& tiling)
       : p_(params),
         tiling_(tiling),
-        backwards_(params.lookup.match_policy == kLatest),
+        is_descending_(params.lookup.match_policy == kLatest),
         pass_begin_(first_item(tiling.items)),
         item_(pass_begin_ - 1) {}
 
   __aicore__ inline Tile next() {
-    if (remaining_ <= 0 && !enter_next_item()) return {row_, -1, 0, 0, true};
-    if (remaining_ <= 0) return {row_, item_, 0, 0, true};
-    --remaining_;
-    const int64_t begin = begin_ + (backwards_ ? remaining_ : num_tiles_ - 1 - remaining_) * ends_per_tile_;
+    if (remaining_tiles_ <= 0 && !enter_next_item()) return {row_, -1, 0, 0, true};
+    if (remaining_tiles_ <= 0) return {row_, item_, 0, 0, true};
+    --remaining_tiles_;
+    const int64_t begin =
+        begin_ + (is_descending_ ? remaining_tiles_ : num_tiles_ - 1 - remaining_tiles_) * ends_per_tile_;
     const int64_t base = larger<int64_t>(begin - kHalo, 0);
-    return {row_, item_, base, smaller(begin + ends_per_tile_, end_) - base, remaining_ == 0};
+    return {row_, item_, base, smaller(begin + ends_per_tile_, end_) - base, remaining_tiles_ == 0};
   }
 
-  // Skips the remaining tiles of this item.
-  __aicore__ inline void skip_remaining(int64_t item) {
-    if (item == item_) remaining_ = 0;
+  // Skips the remaining tiles of this work item.
+  __aicore__ inline void skip_remaining_tiles(int64_t item) {
+    if (item == item_) remaining_tiles_ = 0;
   }
 
  private:
-  // Returns the size of `parts` equal parts of `ends` positions, rounded up to the alignment.
-  __aicore__ static inline int64_t aligned_part(int64_t ends, int64_t parts) {
-    return ((ends + parts - 1) / parts + kTileAlignTokens - 1) / kTileAlignTokens * kTileAlignTokens;
+  // Returns the size of a part if num_ends positions are divided into num_parts parts, rounded up to the alignment.
+  __aicore__ static inline int64_t compute_part_size(int64_t num_ends, int64_t num_parts) {
+    return ((num_ends + num_parts - 1) / num_parts + kTileAlignTokens - 1) / kTileAlignTokens * kTileAlignTokens;
   }
 
   __aicore__ inline bool enter_next_item() {
@@ -85,30 +86,30 @@ class Tiles {
     // end, so that tiles begin at multiples of kTileAlignTokens. The order of the spans is rotated by i, so that the
     // first spans of short rows go to different cores.
     const int64_t ends = larger<int64_t>(row_.length - 1, 0);
-    const int64_t span = larger(kMinSpan, aligned_part(ends + kHalo, tiling_.spans));
+    const int64_t span = larger(kMinSpan, compute_part_size(ends + kHalo, tiling_.spans));
     begin_ = (item_ + i) % tiling_.spans * span - kHalo;
     end_ = smaller(ends, begin_ + span);
     // Tiles have equal sizes, because a small last tile would not hide the wait for the next tile.
     const int64_t max_size = (tiling_.tile_tokens - kHalo) / kTileAlignTokens * kTileAlignTokens;
     const int64_t size = ends > 0 ? end_ - begin_ : 0;
-    num_tiles_ = remaining_ = size > 0 ? (size + max_size - 1) / max_size : 0;
-    ends_per_tile_ = aligned_part(size, larger<int64_t>(num_tiles_, 1));
-    if (num_tiles_ > 0) num_tiles_ = remaining_ = (size + ends_per_tile_ - 1) / ends_per_tile_;
+    num_tiles_ = remaining_tiles_ = size > 0 ? (size + max_size - 1) / max_size : 0;
+    ends_per_tile_ = compute_part_size(size, larger<int64_t>(num_tiles_, 1));
+    if (num_tiles_ > 0) num_tiles_ = remaining_tiles_ = (size + ends_per_tile_ - 1) / ends_per_tile_;
     return true;
   }
 
   const Params& p_;
   const LookupTiling& tiling_;
-  const bool backwards_;  // the better ends come first, so that the first longest match ends the search
+  const bool is_descending_;  // the better ends come first, so that the first match of max_n tokens ends the search
   UpdatedRow row_{};
   int64_t pass_begin_;  // first item of the pass
   int64_t item_;
-  // The item's ends, its tiles, and the number of remaining tiles.
+  // The end positions [begin_, end_) of the item, its tiles, and the number of remaining tiles.
   int64_t begin_ = 0;
   int64_t end_ = 0;
   int64_t num_tiles_ = 0;
   int64_t ends_per_tile_ = 0;
-  int64_t remaining_ = 0;
+  int64_t remaining_tiles_ = 0;
 };
 
 // Loads tiles into a ring of buffers and searches them.
@@ -116,29 +117,30 @@ class Searcher {
  public:
   __aicore__ inline Searcher(AscendC::TPipe& pipe, int64_t tile_tokens, const LookupOptions& options)
       : options_(options),
-        words_(static_cast<int32_t>(tile_tokens / kWord)),
-        starts_{LocalBuffer<uint32_t>(pipe, words_ + kBlock), LocalBuffer<uint32_t>(pipe, words_ + kBlock)},
-        shifted_(pipe, words_),
-        carry_(pipe, words_),
-        next_word_offsets_(pipe, words_),
-        ranks_(pipe, words_),
-        flags_(pipe, words_),
-        scratch_(pipe, words_),
-        best_(pipe, kBlock) {
+        num_words_(static_cast<int32_t>(tile_tokens / kWordPositions)),
+        starts_{LocalBuffer<uint32_t>(pipe, num_words_ + kBlockWords),
+                LocalBuffer<uint32_t>(pipe, num_words_ + kBlockWords)},
+        shifted_starts_(pipe, num_words_),
+        carry_(pipe, num_words_),
+        next_word_offsets_(pipe, num_words_),
+        ranks_(pipe, num_words_),
+        flags_(pipe, num_words_),
+        scratch_(pipe, num_words_),
+        best_rank_(pipe, kBlockWords) {
     pipe.InitBuffer(tiles_, kTileBuffers, static_cast<uint32_t>(tile_tokens * int64_t{sizeof(int32_t)}));
   }
 
-  // Computes constants for the searches; call it while the first loads run.
-  __aicore__ inline void prepare() {
-    // Byte offset of each word, and the rank of each word: the best word has the highest rank.
+  // Computes constants for the searches. The caller calls this function while the first loads run.
+  __aicore__ inline void compute_constants() {
+    // The byte offset of each word, and the rank of each word: the best word has the highest rank.
     const auto offsets = next_word_offsets_.tensor().ReinterpretCast<int32_t>();
-    AscendC::CreateVecIndex(offsets, 0, words_);
-    AscendC::Muls(offsets, offsets, kWordBytes, words_);
+    AscendC::CreateVecIndex(offsets, 0, num_words_);
+    AscendC::Muls(offsets, offsets, kWordBytes, num_words_);
     const auto& ranks = ranks_.tensor();
-    AscendC::CreateVecIndex(ranks, 1.0f, words_);
+    AscendC::CreateVecIndex(ranks, 1.0f, num_words_);
     if (options_.match_policy == kEarliest) {
-      AscendC::Muls(ranks, ranks, -1.0f, words_);
-      AscendC::Adds(ranks, ranks, static_cast<float>(words_ + 1), words_);
+      AscendC::Muls(ranks, ranks, -1.0f, num_words_);
+      AscendC::Adds(ranks, ranks, static_cast<float>(num_words_ + 1), num_words_);
     }
   }
 
@@ -168,13 +170,13 @@ class Searcher {
     if (tile.item != suffix_item_) read_suffix(tile, max_n);
     auto tokens = tiles_.DeQue<int32_t>();
     fill_tail(tile, tokens);
-    const auto words = static_cast<int32_t>(round_up(tile.count, kTileUnit) / kWord);
+    const auto num_words = static_cast<int32_t>(round_up(tile.count, kTileUnit) / kWordPositions);
     int64_t len = 0;
     int64_t best_word = -1;
     for (int64_t n = 1; n <= max_n; ++n) {
-      mark_starts(tokens, suffix_[n - 1], n, words);
+      mark_starts(tokens, suffix_[n - 1], n, num_words);
       if (n < options_.min_n) continue;  // a match of this length would not be used
-      const int64_t word = find_best_word(starts_[n % 2].tensor(), words);
+      const int64_t word = find_best_word(starts_[n % 2].tensor(), num_words);
       if (word < 0) break;
       best_word = word;
       len = n;
@@ -185,19 +187,19 @@ class Searcher {
     sync_pipes<AscendC::HardEvent::S_V>();
     const int64_t bit = options_.match_policy == kLatest ? 63 - AscendC::ScalarCountLeadingZero(bits)
                                                          : AscendC::ScalarGetSFFValue<1>(bits);
-    return {tile.base + best_word * kWord + bit + len - 1, len};
+    return {tile.base + best_word * kWordPositions + bit + len - 1, len};
   }
 
  private:
-  static constexpr int32_t kWord = 32;  // positions
+  static constexpr int32_t kWordPositions = 32;
   static constexpr int32_t kWordBytes = 4;
-  static constexpr int32_t kBlock = 8;  // words of 32 bytes
+  static constexpr int32_t kBlockWords = 8;  // words in a block of 32 bytes
 
   __aicore__ static inline int64_t round_up(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
   __aicore__ static inline int64_t count_in_memory(const Tile& tile) {
     return smaller(larger<int64_t>(tile.row.num_in_memory - tile.base, 0), tile.count);
   }
-  // Reads the whole suffix while the item's first tile is loaded, because these reads may have to wait, too.
+  // Reads the whole suffix while the item's first tile is loaded, because these reads may have to wait for memory, too.
   __aicore__ inline void read_suffix(const Tile& tile, int64_t max_n) {
     for (int64_t n = 1; n <= max_n; ++n) suffix_[n - 1] = tile.row[tile.row.length - n];
     suffix_item_ = tile.item;
@@ -205,65 +207,66 @@ class Searcher {
   // Fills a tile after the tokens from memory: first the sampled tokens, then, up to the last token that vector
   // instructions read, a token that cannot end a match.
   __aicore__ inline void fill_tail(const Tile& tile, const AscendC::LocalTensor<int32_t>& tokens) {
-    const int64_t loaded = count_in_memory(tile);
-    const auto first = static_cast<int32_t>(round_up(loaded, kBlock));
-    const auto fill = static_cast<int32_t>(round_up(tile.count, kTileUnit)) - first;
-    if (loaded == tile.count && loaded == first && fill == 0) return;
-    const int32_t filler = ~suffix_[0];
-    if (fill > 0) AscendC::Duplicate(tokens[first], filler, fill);
-    if (loaded == tile.count && loaded == first) return;
+    const int64_t num_loaded = count_in_memory(tile);
+    const auto first = static_cast<int32_t>(round_up(num_loaded, kBlockWords));
+    const auto num_filled = static_cast<int32_t>(round_up(tile.count, kTileUnit)) - first;
+    if (num_loaded == tile.count && num_loaded == first && num_filled == 0) return;
+    const int32_t filler_token = ~suffix_[0];
+    if (num_filled > 0) AscendC::Duplicate(tokens[first], filler_token, num_filled);
+    if (num_loaded == tile.count && num_loaded == first) return;
     sync_pipes<AscendC::HardEvent::V_S>();
-    for (int64_t i = loaded; i < larger<int64_t>(tile.count, first); ++i) {
-      tokens.SetValue(static_cast<uint32_t>(i), i < tile.count ? tile.row[tile.base + i] : filler);
+    for (int64_t i = num_loaded; i < larger<int64_t>(tile.count, first); ++i) {
+      tokens.SetValue(static_cast<uint32_t>(i), i < tile.count ? tile.row[tile.base + i] : filler_token);
     }
     sync_pipes<AscendC::HardEvent::S_V>();
   }
 
-  // Computes starts_n from starts_(n-1); `token` is the n-th from the row's end. Two buffers alternate.
+  // Computes starts_n from starts_(n-1); `token` is the n-th token from the row's end. Two buffers alternate.
   __aicore__ inline void mark_starts(const AscendC::LocalTensor<int32_t>& tokens, int32_t token, int64_t n,
-                                     int32_t words) {
+                                     int32_t num_words) {
     const auto& starts = starts_[n % 2].tensor();
-    AscendC::CompareScalar(starts.ReinterpretCast<uint8_t>(), tokens, token, AscendC::CMPMODE::EQ, words * kWord);
-    AscendC::Duplicate(starts[words], 0u, kBlock);  // the next word of the last word
+    AscendC::CompareScalar(starts.ReinterpretCast<uint8_t>(), tokens, token, AscendC::CMPMODE::EQ,
+                           num_words * kWordPositions);
+    AscendC::Duplicate(starts[num_words], 0u, kBlockWords);  // the next word of the last word
     if (n == 1) return;
     // Shifts each word by one position. The first bit of the next word becomes the last bit.
-    const auto& before = starts_[(n - 1) % 2].tensor();
-    const auto& shifted = shifted_.tensor();
+    const auto& previous_starts = starts_[(n - 1) % 2].tensor();
+    const auto& shifted = shifted_starts_.tensor();
     const auto& carry = carry_.tensor();
-    AscendC::Gather(carry, before, next_word_offsets_.tensor(), kWordBytes, words);
-    AscendC::ShiftLeft(carry, carry, 31u, words);
-    AscendC::ShiftRight(shifted, before, 1u, words);
-    // And and Or support only 16-bit integers.
+    AscendC::Gather(carry, previous_starts, next_word_offsets_.tensor(), kWordBytes, num_words);
+    AscendC::ShiftLeft(carry, carry, 31u, num_words);
+    AscendC::ShiftRight(shifted, previous_starts, 1u, num_words);
+    // And() and Or() support only 16-bit integers.
     const auto halves = shifted.ReinterpretCast<uint16_t>();
     const auto starts_halves = starts.ReinterpretCast<uint16_t>();
-    AscendC::Or(halves, halves, carry.ReinterpretCast<uint16_t>(), 2 * words);
-    AscendC::And(starts_halves, starts_halves, halves, 2 * words);
+    AscendC::Or(halves, halves, carry.ReinterpretCast<uint16_t>(), 2 * num_words);
+    AscendC::And(starts_halves, starts_halves, halves, 2 * num_words);
   }
 
-  // Returns the first or the last word, by the match policy, with a bit set; -1 if there is none. The reduction is the
-  // maximum of the ranks of nonzero words, as floats, because there is no reduction of integers.
-  __aicore__ inline int64_t find_best_word(const AscendC::LocalTensor<uint32_t>& starts, int32_t words) {
+  // Returns the index of the first or the last word, by the match policy, that is not 0; -1 if all words are 0. The
+  // reduction is the maximum of the ranks of nonzero words, as floats, because there is no reduction of integers.
+  __aicore__ inline int64_t find_best_word(const AscendC::LocalTensor<uint32_t>& starts, int32_t num_words) {
     const auto& flags = flags_.tensor();
-    AscendC::Cast(flags, starts.ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_RINT, words);
-    AscendC::Mul(flags, flags, flags, words);
-    AscendC::Mins(flags, flags, 1.0f, words);
-    AscendC::Mul(flags, flags, ranks_.tensor(), words);
-    AscendC::ReduceMax(best_.tensor(), flags, scratch_.tensor(), words);
+    AscendC::Cast(flags, starts.ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_RINT, num_words);
+    AscendC::Mul(flags, flags, flags, num_words);
+    AscendC::Mins(flags, flags, 1.0f, num_words);
+    AscendC::Mul(flags, flags, ranks_.tensor(), num_words);
+    AscendC::ReduceMax(best_rank_.tensor(), flags, scratch_.tensor(), num_words);
     sync_pipes<AscendC::HardEvent::V_S>();
-    const int64_t rank = AscendC::ScalarCast<float, int32_t, AscendC::RoundMode::CAST_RINT>(best_.get(0));
+    const int64_t rank = AscendC::ScalarCast<float, int32_t, AscendC::RoundMode::CAST_RINT>(best_rank_.get(0));
     sync_pipes<AscendC::HardEvent::S_V>();
     if (rank == 0) return -1;
-    return options_.match_policy == kLatest ? rank - 1 : words_ - rank;
+    return options_.match_policy == kLatest ? rank - 1 : num_words_ - rank;
   }
 
   const LookupOptions options_;
-  const int32_t words_;
-  int32_t suffix_[kMaxNgram];  // last tokens of the searched row, the last one first
+  const int32_t num_words_;
+  int32_t suffix_[kMaxNgram];  // last tokens of the searched row, the newest first
   int64_t suffix_item_ = -1;   // the item of this row
   AscendC::TQue<AscendC::TPosition::VECIN, kTileBuffers> tiles_;
   LocalBuffer<uint32_t> starts_[2];
-  LocalBuffer<uint32_t> shifted_, carry_, next_word_offsets_;
-  LocalBuffer<float> ranks_, flags_, scratch_, best_;
+  LocalBuffer<uint32_t> shifted_starts_, carry_, next_word_offsets_;
+  LocalBuffer<float> ranks_, flags_, scratch_, best_rank_;
 };
 
 // Searches the items of this core and calls on_match(item, match) with the best match of each item.
@@ -272,11 +275,11 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
                                     OnMatch& on_match) {
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
   Tiles<Params> tiles(p, tiling);
-  Match best{-1, 0};
-  int64_t finished_item = -1;  // its search is complete, but some of its tiles may still be loading
+  Match best_match{-1, 0};
+  int64_t finished_item = -1;  // an item whose search is complete; some of its tiles may still be loading
   Tile queue[kTileBuffers];
   for (int64_t t = 0; t < kTileBuffers - 1; ++t) searcher.load(queue[t] = tiles.next());
-  searcher.prepare();
+  searcher.compute_constants();
   for (int64_t t = 0; queue[t % kTileBuffers].item >= 0; ++t) {
     searcher.load(queue[(t + kTileBuffers - 1) % kTileBuffers] = tiles.next());
     const Tile& tile = queue[t % kTileBuffers];
@@ -285,27 +288,27 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
       continue;
     }
     const Match match = searcher.search(tile);
-    if (is_better(match, best, p.lookup.match_policy)) best = match;
-    if (best.len == p.lookup.max_n) {
-      tiles.skip_remaining(finished_item = tile.item);
+    if (is_better(match, best_match, p.lookup.match_policy)) best_match = match;
+    if (best_match.len == p.lookup.max_n) {
+      tiles.skip_remaining_tiles(finished_item = tile.item);
     } else if (!tile.is_last_of_item) {
       continue;
     }
-    on_match(tile.item, best);
-    best = {-1, 0};
+    on_match(tile.item, best_match);
+    best_match = {-1, 0};
   }
 }
 
-// For the first of two launches: writes the best match of each item to the workspace.
+// For the first of two launches. Writes the best match of each work item to the workspace.
 class MatchWriter {
  public:
   __aicore__ inline MatchWriter(AscendC::TPipe& pipe, uint64_t workspace)
       : match_(pipe, kMatchInts), matches_(Gm<int32_t>(workspace)) {}
 
-  __aicore__ inline void operator()(int64_t item, const Match& best) {
+  __aicore__ inline void operator()(int64_t item, const Match& best_match) {
     sync_pipes<AscendC::HardEvent::MTE3_S>();
-    match_.set(0, static_cast<int32_t>(best.len));
-    match_.set(1, static_cast<int32_t>(best.end));
+    match_.set(0, static_cast<int32_t>(best_match.len));
+    match_.set(1, static_cast<int32_t>(best_match.end));
     for (int64_t j = 2; j < kMatchInts; ++j) match_.set(j, 0);
     sync_pipes<AscendC::HardEvent::S_MTE3>();
     match_.store(0, matches_ + item * kMatchInts, kMatchInts);
@@ -342,9 +345,10 @@ class Drafter {
         costs_(pipe, has_costs_ ? per_pass * kMaxDraftTokens : 1) {}
 
   // Drafts for request j of the pass; `padding_token` is for output positions that are not filled.
-  template <class Best>
-  __aicore__ inline void draft(int64_t j, const UpdatedRow& row, const Best& best, int32_t padding_token) {
-    Match match = best(j, row);
+  template <class GetBestMatch>
+  __aicore__ inline void draft(int64_t j, const UpdatedRow& row, const GetBestMatch& get_best_match,
+                               int32_t padding_token) {
+    Match match = get_best_match(j, row);
     // Drops a match that is too short, or beyond the end of a row that has changed since the search.
     if (match.len < options_.min_n || match.end + 1 >= row.length) match = {-1, 0};
     const int64_t count = count_draft_tokens(match, row.length, options_);
@@ -386,7 +390,7 @@ class Drafter {
   LocalBuffer<uint8_t> costs_;
 };
 
-// For the second of two launches: the best match among each row's spans.
+// For the second of two launches. Reads the best match of each span, and returns the best match of a row.
 class SpanMatches {
  public:
   __aicore__ inline SpanMatches(AscendC::TPipe& pipe, const LookupTiling& tiling, int32_t match_policy)
@@ -420,18 +424,19 @@ class SpanMatches {
   int32_t load_event_ = 0;  // set by load(), awaited by wait()
 };
 
-// For a single launch: one core searches a whole row and then drafts. `Results` collects the results of a pass. It has
-// three functions: prepare(p, i, j) for request i, which is the j-th of the pass; then add(p, i, j, best), where
-// best(j, row) returns the best match; and after all requests store(p, first, count).
+// For a single launch: one core searches a whole row and then drafts. `Results` collects the results of a pass. Results
+// has three functions: prepare(p, i, j) for request i, which is the j-th of the pass; then add(p, i, j,
+// get_best_match), where get_best_match(j, row) returns the best match; and after all requests of the pass store(p,
+// first, count).
 template <class Params, class Results>
 class SingleLaunchDrafter {
  public:
   __aicore__ inline SingleLaunchDrafter(const Params& p, const CoreTiling& core_tiling, Results& results)
       : p_(p), core_tiling_(core_tiling), results_(results), first_(first_item(core_tiling)) {}
 
-  __aicore__ inline void operator()(int64_t i, const Match& best) {
+  __aicore__ inline void operator()(int64_t i, const Match& best_match) {
     results_.prepare(p_, i, i - first_);
-    results_.add(p_, i, i - first_, [&best](int64_t, const UpdatedRow&) { return best; });
+    results_.add(p_, i, i - first_, [&best_match](int64_t, const UpdatedRow&) { return best_match; });
     const int64_t count = smaller(core_tiling_.per_pass, p_.batch - first_);
     if (i + 1 < first_ + count) return;
     results_.store(p_, first_, count);

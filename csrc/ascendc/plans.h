@@ -1,5 +1,5 @@
-// Plans the launches of each operator: plan(params, device). NGRAM_NPU_ASCENDC_OPS(X) calls X(op, Params) for each
-// operator with a kernel; with it, launch.cpp and the host twin define the entry points `ngram_npu_ascendc_<op>`.
+// plan(params, device) plans the launches of each operator. NGRAM_NPU_ASCENDC_OPS(X) calls X(op, Params) for each
+// operator with a kernel; launch.cpp and the host twin use it to define the entry points `ngram_npu_ascendc_<op>`.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace ngram_npu::ascendc {
 
-// Unified buffer bytes that a core needs for the search: token tiles, bit masks and float arrays (starts_, shifted_,
-// carry_, next_word_offsets_; ranks_, flags_, scratch_, best_ in Searcher), and one match.
+// Unified buffer bytes that a core needs for the search: token tiles, bit masks and float arrays (starts_,
+// shifted_starts_, carry_, next_word_offsets_; ranks_, flags_, scratch_, best_rank_ in Searcher), and one match.
 constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
-  constexpr int64_t kBlock = 32;
-  const int64_t words = tile_tokens / 32 * 4;
-  const int64_t tiles = kTileBuffers * tile_tokens * 4;
-  const int64_t mask_bytes = 5 * words + 2 * kBlock;
-  const int64_t float_bytes = 3 * words + kBlock;
-  return tiles + mask_bytes + float_bytes + kMatchInts * 4;
+  constexpr int64_t kBlockBytes = 32;
+  const int64_t word_bytes = tile_tokens / 32 * 4;
+  const int64_t tile_bytes = kTileBuffers * tile_tokens * 4;
+  const int64_t mask_bytes = 5 * word_bytes + 2 * kBlockBytes;
+  const int64_t float_bytes = 3 * word_bytes + kBlockBytes;
+  return tile_bytes + mask_bytes + float_bytes + kMatchInts * 4;
 }
 
 // Unified buffer bytes of a request's draft token ids and costs (Drafter in lookup.h).
@@ -50,28 +50,29 @@ inline CoreTiling compute_draft_tiling(int64_t batch, int64_t spans, int64_t row
 // Returns the tiling of a lookup. `spans` is 0 if the device cannot run the lookup.
 inline LookupTiling compute_lookup_tiling(int64_t batch, int64_t capacity, int64_t row_bytes,
                                           const DeviceProperties& device) {
-  // 33 KiB per copy. Includes the halo, so that a row of n * 8192 tokens has n tiles, not n + 1.
+  // 33 KiB per copy. This number includes the halo, so that a row of n * 8192 tokens has n tiles, not n + 1.
   constexpr int64_t kTileTokens = 8448;
   // More items per core balance rows of different lengths better, but each item adds the latency of its first loads.
   constexpr int64_t kItemsPerCore = 2;
   if (!can_run(device, search_ub_bytes(kTileUnit))) return {};
-  LookupTiling t{};
-  t.tile_tokens = kTileTokens;
-  while (!can_run(device, search_ub_bytes(t.tile_tokens))) t.tile_tokens = t.tile_tokens / 2 / kTileUnit * kTileUnit;
+  LookupTiling tiling{};
+  tiling.tile_tokens = kTileTokens;
+  while (!can_run(device, search_ub_bytes(tiling.tile_tokens)))
+    tiling.tile_tokens = tiling.tile_tokens / 2 / kTileUnit * kTileUnit;
   const int64_t max_spans = smaller(device.vector_cores, larger<int64_t>((capacity + kMinSpan - 1) / kMinSpan, 1));
-  t.spans = smaller((kItemsPerCore * device.vector_cores + batch - 1) / larger<int64_t>(batch, 1), max_spans);
-  if (t.spans == 1 || capacity <= t.tile_tokens - 2 * kHalo) {
-    t.requests = compute_draft_tiling(batch, 0, row_bytes, device, search_ub_bytes(t.tile_tokens));
-    if (t.requests.per_pass > 0) {
-      t.launches = t.spans = 1;
-      t.items = t.requests;
-      return t;
+  tiling.spans = smaller((kItemsPerCore * device.vector_cores + batch - 1) / larger<int64_t>(batch, 1), max_spans);
+  if (tiling.spans == 1 || capacity <= tiling.tile_tokens - 2 * kHalo) {
+    tiling.requests = compute_draft_tiling(batch, 0, row_bytes, device, search_ub_bytes(tiling.tile_tokens));
+    if (tiling.requests.per_pass > 0) {
+      tiling.launches = tiling.spans = 1;
+      tiling.items = tiling.requests;
+      return tiling;
     }
   }
-  t.launches = 2;
-  t.items = {1, smaller(device.vector_cores, batch * t.spans)};
-  t.requests = compute_draft_tiling(batch, t.spans, row_bytes, device, 0);
-  return t.requests.per_pass > 0 ? t : LookupTiling{};
+  tiling.launches = 2;
+  tiling.items = {1, smaller(device.vector_cores, batch * tiling.spans)};
+  tiling.requests = compute_draft_tiling(batch, tiling.spans, row_bytes, device, 0);
+  return tiling.requests.per_pass > 0 ? tiling : LookupTiling{};
 }
 
 struct LookupKernels {
@@ -84,12 +85,12 @@ LaunchPlan plan_lookup(const Params& p, const DeviceProperties& device, const Lo
   if (tiling.spans == 0) return {};
   LaunchPlan plan = make_plan(p, tiling);
   if (tiling.launches == 1) {
-    plan.add(kernels.search_and_draft, tiling.items.cores);
+    plan.add_launch(kernels.search_and_draft, tiling.items.cores);
     return plan;
   }
   plan.workspace_bytes = p.batch * tiling.spans * kMatchInts * int64_t{sizeof(int32_t)};
-  plan.add(kernels.search, tiling.items.cores);
-  plan.add(kernels.draft, tiling.requests.cores);
+  plan.add_launch(kernels.search, tiling.items.cores);
+  plan.add_launch(kernels.draft, tiling.requests.cores);
   return plan;
 }
 
@@ -125,7 +126,7 @@ inline LaunchPlan plan(const PrepareInputsParams& p, const DeviceProperties& dev
   const BatchTiling tiling{split_over_cores(p.batch + 1, device, kMaxPerPass),
                            split_over_cores(p.total_tokens, device, kMaxPerPass)};
   LaunchPlan plan = make_plan(p, tiling);
-  plan.add(Kernel::ngram_npu_prepare_inputs, larger(tiling.requests.cores, tiling.tokens.cores));
+  plan.add_launch(Kernel::ngram_npu_prepare_inputs, larger(tiling.requests.cores, tiling.tokens.cores));
   return plan;
 }
 
@@ -135,11 +136,11 @@ inline LaunchPlan plan(const PrepareInputIdsParams& p, const DeviceProperties& d
   const CoreTiling requests = split_over_cores(p.batch, device, kMaxRequests);
   const int64_t row_ints = (smaller(p.draft_token_ids.capacity, kMaxDraftTokens) + 7) / 8 * 8;
   const int64_t pass_ints = requests.per_pass * (kRequestInts + row_ints) + 4 * 8 + kCopiesPerWait * kInputIdsPerCopy;
-  const int64_t random_access =
+  const int64_t random_access_array_bytes =
       random_access_bytes(p.prev_positions, p.batch) + random_access_bytes(p.draft_token_ids.rows, 4);
-  if (!can_run(device, random_access + pass_ints * int64_t{sizeof(int32_t)})) return {};
+  if (!can_run(device, random_access_array_bytes + pass_ints * int64_t{sizeof(int32_t)})) return {};
   LaunchPlan plan = make_plan(p, requests);
-  plan.add(Kernel::ngram_npu_prepare_input_ids, requests.cores);
+  plan.add_launch(Kernel::ngram_npu_prepare_input_ids, requests.cores);
   return plan;
 }
 
@@ -176,16 +177,16 @@ inline LaunchPlan plan(const CorrectNumComputedTokensParams& p, const DeviceProp
   if (!can_run(device, previous_counts_ub_bytes(p) + count_corrector_ub_bytes(p, tiling.requests.per_pass))) return {};
   LaunchPlan plan = make_plan(p, tiling);
   plan.workspace_bytes = p.batch * int64_t{sizeof(int32_t)};
-  plan.add(Kernel::ngram_npu_correct_num_computed_tokens, tiling.requests.cores);
-  plan.add(Kernel::ngram_npu_copy_num_computed_tokens, tiling.requests.cores);
+  plan.add_launch(Kernel::ngram_npu_correct_num_computed_tokens, tiling.requests.cores);
+  plan.add_launch(Kernel::ngram_npu_copy_num_computed_tokens, tiling.requests.cores);
   return plan;
 }
 
 inline LaunchPlan plan(const ComputeSlotMappingParams& p, const DeviceProperties& device) {
-  const CoreTiling tokens = split_over_cores(p.num_slots, device, kMaxSlotsPerPass);
-  if (!can_run(device, staged_slots_ub_bytes(p, tokens.per_pass))) return {};
-  LaunchPlan plan = make_plan(p, tokens);
-  plan.add(Kernel::ngram_npu_compute_slot_mapping, tokens.cores);
+  const CoreTiling token_tiling = split_over_cores(p.num_slots, device, kMaxSlotsPerPass);
+  if (!can_run(device, staged_slots_ub_bytes(p, token_tiling.per_pass))) return {};
+  LaunchPlan plan = make_plan(p, token_tiling);
+  plan.add_launch(Kernel::ngram_npu_compute_slot_mapping, token_tiling.cores);
   return plan;
 }
 
@@ -194,9 +195,9 @@ inline LaunchPlan plan(const ComputeSlotMappingParams& p, const DeviceProperties
 static_assert(std::is_standard_layout_v<CorrectSpecStateParams> && offsetof(CorrectSpecStateParams, counts) == 0);
 
 inline LaunchPlan plan(const CorrectSpecStateParams& p, const DeviceProperties& device) {
-  const int64_t tokens = larger(p.slots.num_positions, p.slots.num_slots);
+  const int64_t num_tokens = larger(p.slots.num_positions, p.slots.num_slots);
   const BatchTiling tiling{split_over_cores(p.num_seq_lens, device, kMaxSlotsPerPass),
-                           split_over_cores(tokens, device, kMaxSlotsPerPass)};
+                           split_over_cores(num_tokens, device, kMaxSlotsPerPass)};
   const int64_t per_pass = tiling.requests.per_pass;
   const int64_t request_bytes = count_corrector_ub_bytes(p.counts, per_pass) + request_pass_ub_bytes(p.slots, per_pass);
   const int64_t token_bytes = count_corrector_ub_bytes(p.counts, smaller(p.counts.batch, kMaxCorrectedRequests)) +
@@ -205,8 +206,8 @@ inline LaunchPlan plan(const CorrectSpecStateParams& p, const DeviceProperties& 
   if (!can_run(device, request_bytes + token_bytes + gather_bytes)) return {};
   LaunchPlan plan = make_plan(p, tiling);
   plan.workspace_bytes = p.counts.batch * int64_t{sizeof(int32_t)};
-  plan.add(Kernel::ngram_npu_correct_spec_state, larger(tiling.requests.cores, tiling.tokens.cores));
-  if (p.counts.batch > 0) plan.add(Kernel::ngram_npu_copy_num_computed_tokens, tiling.requests.cores);
+  plan.add_launch(Kernel::ngram_npu_correct_spec_state, larger(tiling.requests.cores, tiling.tokens.cores));
+  if (p.counts.batch > 0) plan.add_launch(Kernel::ngram_npu_copy_num_computed_tokens, tiling.requests.cores);
   return plan;
 }
 

@@ -1,4 +1,4 @@
-// Slots of the flat batch, for compute_slot_mapping_ and correct_spec_state_.
+// Maps the tokens of the flat batch to KV cache slots, for compute_slot_mapping_ and correct_spec_state_.
 #pragma once
 
 #include "ascendc/device.h"
@@ -21,14 +21,15 @@ class TokenWindow {
 
   __aicore__ inline int64_t begin() const { return begin_; }
   __aicore__ inline int64_t end() const { return end_; }
-  __aicore__ inline TokenRange within(const TokenRange& range) const {
+  // Returns the part of a range that lies in the window.
+  __aicore__ inline TokenRange clip_range(const TokenRange& range) const {
     return {larger(range.begin, begin_), smaller(range.end, end_)};
   }
   __aicore__ inline T get(int64_t n) const { return items_.get(n - begin_); }
   __aicore__ inline void set(int64_t n, T value) { items_.set(n - begin_, value); }
   __aicore__ inline void fill(const TokenRange& range, T value) {
-    const TokenRange inside = within(range);
-    for (int64_t n = inside.begin; n < inside.end; ++n) set(n, value);
+    const TokenRange tokens_in_window = clip_range(range);
+    for (int64_t n = tokens_in_window.begin; n < tokens_in_window.end; ++n) set(n, value);
   }
 
  private:
@@ -37,10 +38,10 @@ class TokenWindow {
   int64_t end_ = 0;
 };
 
-// Returns the first request that may have tokens at or after `begin`: the last request that begins at or before it, if
-// the offsets are sorted.
+// Returns the first request that may have tokens at or after token `begin`: the last request that begins at or before
+// this token, if the offsets are sorted.
 template <class Offsets>
-__aicore__ inline int64_t first_request(const Offsets& query_start_loc, int64_t batch, int64_t begin) {
+__aicore__ inline int64_t find_first_request(const Offsets& query_start_loc, int64_t batch, int64_t begin) {
   int64_t low = 0;  // this request begins at or before `begin`, or is the first
   for (int64_t high = batch; high - low > 1;) {
     const int64_t middle = (low + high) / 2;
@@ -65,11 +66,11 @@ struct BlockLoader {
 };
 struct LoadedBlocks {
   const ScatteredLoads& loads;
-  int64_t& next;  // index of the loaded block id for this run
+  int64_t& next_block;  // index of the loaded block id for this run
   bool& is_used;
   __aicore__ inline int32_t operator[](int64_t) const {
     is_used = true;
-    return loads[next];
+    return loads[next_block];
   }
 };
 template <class Blocks>
@@ -97,48 +98,51 @@ struct StagedSlots {
 
 // Loads the block ids for one request's tokens at the positions in `positions`, for tokens in both windows.
 template <class Slot>
-__aicore__ inline void load_blocks(const ComputeSlotMappingParams& p, int64_t i, StagedSlots& staged,
+__aicore__ inline void load_blocks(const ComputeSlotMappingParams& p, int64_t i, StagedSlots& staged_slots,
                                    const TokenWindow<int64_t>& positions, const TokenWindow<Slot>& slots) {
-  const TokenRange inside = slots.within(request_token_range(staged.query_start_loc, i, p.num_slots));
-  if (inside.begin >= inside.end) return;
-  const BlockList list = blocks_of(p.block_table, staged.row_indices[i]);
-  const int64_t end_with_positions = smaller(inside.end, p.num_positions);
+  const TokenRange tokens_in_window =
+      slots.clip_range(request_token_range(staged_slots.query_start_loc, i, p.num_slots));
+  if (tokens_in_window.begin >= tokens_in_window.end) return;
+  const BlockList list = blocks_of(p.block_table, staged_slots.row_indices[i]);
+  const int64_t end_with_positions = smaller(tokens_in_window.end, p.num_positions);
   SlotRun run{0, 0, kNoSlot};
-  for (int64_t n = inside.begin; n < end_with_positions; ++n) {
+  for (int64_t n = tokens_in_window.begin; n < end_with_positions; ++n) {
     const int64_t position = positions.get(n);
     if (is_in_run(run, position)) continue;
-    run = slot_run(p.layout, BlockSource<BlockLoader>{{staged.blocks, list.blocks}, list.count}, position);
+    run = slot_run(p.layout, BlockSource<BlockLoader>{{staged_slots.blocks, list.blocks}, list.count}, position);
   }
 }
 
-// Writes the slots of one request's tokens after the block ids were loaded, with the same loop as load_blocks(). `next`
-// is the index of the next loaded block id.
+// Writes the slots of one request's tokens after the block ids were loaded, with the same loop as load_blocks().
+// next_block is the index of the next loaded block id.
 template <class Slot>
-__aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i, const StagedSlots& staged,
-                                   int64_t& next, const TokenWindow<int64_t>& positions, TokenWindow<Slot>& slots) {
-  const TokenRange inside = slots.within(request_token_range(staged.query_start_loc, i, p.num_slots));
-  if (inside.begin >= inside.end) return;
-  const int64_t count = p.block_table.has(staged.row_indices[i]) ? p.block_table.capacity : 0;
-  const int64_t end_with_positions = smaller(inside.end, p.num_positions);
+__aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i, const StagedSlots& staged_slots,
+                                   int64_t& next_block, const TokenWindow<int64_t>& positions,
+                                   TokenWindow<Slot>& slots) {
+  const TokenRange tokens_in_window =
+      slots.clip_range(request_token_range(staged_slots.query_start_loc, i, p.num_slots));
+  if (tokens_in_window.begin >= tokens_in_window.end) return;
+  const int64_t count = p.block_table.has(staged_slots.row_indices[i]) ? p.block_table.capacity : 0;
+  const int64_t end_with_positions = smaller(tokens_in_window.end, p.num_positions);
   SlotRun run{0, 0, kNoSlot};
-  for (int64_t n = inside.begin; n < end_with_positions; ++n) {
+  for (int64_t n = tokens_in_window.begin; n < end_with_positions; ++n) {
     const int64_t position = positions.get(n);
     if (!is_in_run(run, position)) {
       bool is_used = false;
-      run = slot_run(p.layout, BlockSource<LoadedBlocks>{{staged.blocks, next, is_used}, count}, position);
-      next += is_used;
+      run = slot_run(p.layout, BlockSource<LoadedBlocks>{{staged_slots.blocks, next_block, is_used}, count}, position);
+      next_block += is_used;
     }
     const int64_t slot = slot_at(run, position);
     slots.set(n, static_cast<Slot>(slot == kNoSlot ? p.pad_id : slot));
   }
-  slots.fill({larger(inside.begin, end_with_positions), inside.end}, static_cast<Slot>(p.pad_id));
+  slots.fill({larger(tokens_in_window.begin, end_with_positions), tokens_in_window.end}, static_cast<Slot>(p.pad_id));
 }
 
 // Pads the entries after the last request's tokens, because a captured graph reads the whole mapping.
 template <class Slot>
-__aicore__ inline void pad_rest(const ComputeSlotMappingParams& p, const StagedSlots& staged,
-                                TokenWindow<Slot>& slots) {
-  slots.fill({larger<int64_t>(staged.query_start_loc[p.batch], 0), p.num_slots}, static_cast<Slot>(p.pad_id));
+__aicore__ inline void pad_remaining_slots(const ComputeSlotMappingParams& p, const StagedSlots& staged_slots,
+                                           TokenWindow<Slot>& slots) {
+  slots.fill({larger<int64_t>(staged_slots.query_start_loc[p.batch], 0), p.num_slots}, static_cast<Slot>(p.pad_id));
 }
 
 }  // namespace ngram_npu::ascendc

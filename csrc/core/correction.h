@@ -28,30 +28,31 @@ struct CorrectedCounts {
   bool changes_accepted;
 };
 
-// Batch position of request i in the previous step if the request had drafts in that step, otherwise -1. `Counts` is
-// either the Params struct or a kernel's struct of staged copies with the same member names.
+// Batch position of request i in the previous step if the request had drafts in that step, otherwise -1. The type
+// Counts is either the Params struct or a kernel's struct of staged copies with the same member names.
 template <class Counts>
-NGRAM_FN int64_t prev_position_with_drafts(const Counts& c, int64_t i) {
-  const int64_t p = c.prev_positions[i];
-  return p < 0 || p >= c.num_previous || c.num_draft_prev[p] <= 0 ? -1 : p;
+NGRAM_FN int64_t prev_position_with_drafts(const Counts& counts, int64_t i) {
+  const int64_t position = counts.prev_positions[i];
+  return position < 0 || position >= counts.num_previous || counts.num_draft_prev[position] <= 0 ? -1 : position;
 }
 
-// Number of tokens that the request at previous position p gained. It is at most the number that the host assumed,
-// because the host allocated blocks for that number only.
+// Number of tokens that the request at this batch position of the previous step gained in that step. The number is
+// limited to the number that the host assumed, because the host allocated blocks for that number only.
 template <class Counts>
-NGRAM_FN int32_t num_sampled_at(const Counts& c, int64_t p) {
-  const int32_t sampled = c.num_sampled_prev[p];
-  const int32_t drafts = c.num_draft_prev[p];
-  return sampled > drafts ? drafts + 1 : sampled;
+NGRAM_FN int32_t limited_num_sampled(const Counts& counts, int64_t prev_position) {
+  const int32_t num_sampled = counts.num_sampled_prev[prev_position];
+  const int32_t num_drafts = counts.num_draft_prev[prev_position];
+  return num_sampled > num_drafts ? num_drafts + 1 : num_sampled;
 }
 
-// Reads the old num_computed_tokens of another position, so the caller must compute all counts before it writes any.
+// Reads the old num_computed_tokens at the request's previous batch position, which may be another request's position
+// now. The caller must therefore compute the counts of all requests before it writes any of them.
 template <class Counts>
-NGRAM_FN CorrectedCounts corrected_counts(const Counts& c, int64_t i) {
-  const int64_t p = prev_position_with_drafts(c, i);
-  if (p < 0) return {c.host_num_computed_tokens[i], 0, false};
-  const int32_t sampled = num_sampled_at(c, p);
-  return {wrap_add(c.num_computed_tokens[p], sampled), sampled, true};
+NGRAM_FN CorrectedCounts corrected_counts(const Counts& counts, int64_t i) {
+  const int64_t prev_position = prev_position_with_drafts(counts, i);
+  if (prev_position < 0) return {counts.host_num_computed_tokens[i], 0, false};
+  const int32_t num_sampled = limited_num_sampled(counts, prev_position);
+  return {wrap_add(counts.num_computed_tokens[prev_position], num_sampled), num_sampled, true};
 }
 
 // compute_slot_mapping_: the KV cache slot of each token. Contract: docs/ops/compute_slot_mapping.md.
@@ -101,32 +102,32 @@ struct SlotRun {
   int64_t slot;
 };
 
-// The run that begins at `position`. Most tokens are in order, so the divisions are done once per run, not once per
-// token. `List` is a BlockList or a kernel's copy of one.
+// The run that begins at `position`. Most positions are consecutive, so the divisions are done once per run, not once
+// per token. The type List is BlockList or a kernel's copy of it.
 template <class List>
-NGRAM_FN SlotRun slot_run(const SlotLayout& l, const List& list, int64_t position) {
+NGRAM_FN SlotRun slot_run(const SlotLayout& layout, const List& list, int64_t position) {
   if (position < 0) return {position, 1, kNoSlot};
-  int64_t index;   // index of the block in the request's row
-  int64_t inside;  // offset in the block
+  int64_t block_index;  // index of the block in the request's row
+  int64_t block_offset;
   int64_t count = INT64_MAX;
-  if (l.cp_world == 1) {
-    index = position / l.block_size;
-    inside = position % l.block_size;
+  if (layout.cp_world == 1) {
+    block_index = position / layout.block_size;
+    block_offset = position % layout.block_size;
   } else {
-    const int64_t virtual_size = l.block_size * l.blocks_per_kv_block * l.cp_world;
+    const int64_t virtual_size = layout.block_size * layout.blocks_per_kv_block * layout.cp_world;
     const int64_t virtual_block = position / virtual_size;
-    const int64_t offset = position % virtual_size;
-    const int64_t chunk = offset / l.cp_interleave;
-    const int64_t in_chunk = offset % l.cp_interleave;
-    count = l.cp_interleave - in_chunk;
-    if (chunk % l.cp_world != l.cp_rank) return {position, count, kNoSlot};
-    const int64_t local = (chunk / l.cp_world) * l.cp_interleave + in_chunk;
-    index = virtual_block * l.blocks_per_kv_block + local / l.block_size;
-    inside = local % l.block_size;
+    const int64_t virtual_offset = position % virtual_size;
+    const int64_t chunk = virtual_offset / layout.cp_interleave;
+    const int64_t chunk_offset = virtual_offset % layout.cp_interleave;
+    count = layout.cp_interleave - chunk_offset;
+    if (chunk % layout.cp_world != layout.cp_rank) return {position, count, kNoSlot};
+    const int64_t rank_offset = (chunk / layout.cp_world) * layout.cp_interleave + chunk_offset;
+    block_index = virtual_block * layout.blocks_per_kv_block + rank_offset / layout.block_size;
+    block_offset = rank_offset % layout.block_size;
   }
-  count = smaller(count, l.block_size - inside);
-  if (index >= list.count || list.blocks[index] < 0) return {position, count, kNoSlot};
-  return {position, count, list.blocks[index] * l.block_size + inside};
+  count = smaller(count, layout.block_size - block_offset);
+  if (block_index >= list.count || list.blocks[block_index] < 0) return {position, count, kNoSlot};
+  return {position, count, list.blocks[block_index] * layout.block_size + block_offset};
 }
 
 // The comparison uses unsigned numbers, because the difference of two positions could overflow an int64.
@@ -153,7 +154,7 @@ struct CorrectSpecStateParams {
 // Words of workspace that are enough on any device: one counter of finished thread blocks (cuda/correction.cu).
 constexpr int64_t kCorrectSpecStateWorkspaceWords = 1;
 
-// The position of token n of the flat batch, whose request begins at token `begin` and has `num_computed` tokens.
+// The position of token n of the flat batch. The token's request begins at token `begin`.
 NGRAM_FN int64_t position_of_token(int64_t n, int32_t begin, int32_t num_computed) {
   return num_computed + (n - begin);
 }
@@ -163,7 +164,8 @@ NGRAM_FN int32_t sequence_length(const CorrectSpecStateParams& p, int64_t i, int
 }
 
 // Whether the request's sampled token must be discarded, because the step ends before the request's known tokens end or
-// because the request has no row. `State` is either the Params struct or a kernel's struct with a copy of num_tokens.
+// because the request has no row. The type State is either the Params struct or a kernel's struct with a copy of
+// num_tokens.
 template <class State>
 NGRAM_FN bool should_discard_row(const State& p, int64_t row, int32_t seq_len) {
   return row < 0 || row >= p.num_rows || seq_len < p.num_tokens[row];

@@ -19,14 +19,15 @@ struct LogitCosts {
   // Computes the table at compile time in IEEE doubles. No value is close to a rounding boundary, so every compiler
   // produces the same table.
   constexpr LogitCosts() : values() {
-    constexpr double kStep = 1.0317434074991028;                      // e^(1/32)
-    constexpr double kCost = 1.0442737824274138;                      // 2^(1/16)
-    double odds = 1.3066169316755169e-14, next = 1.0218971486541166;  // e^(-1023/32), 2^(1/32)
+    constexpr double kLogitFactor = 1.0317434074991028;  // e^(1/32)
+    constexpr double kCostFactor = 1.0442737824274138;   // 2^(1/16)
+    double odds = 1.3066169316755169e-14;                // e^(-logit / 32) for kMaxLogit
+    double rounding_limit = 1.0218971486541166;          // 2^(1/32): from this 1 + odds on, the cost increases
     int cost = 0;
-    for (int32_t logit = kMaxLogit; logit >= kMinLogit; --logit, odds *= kStep) {
-      while (cost < 255 && 1 + odds >= next) {
+    for (int32_t logit = kMaxLogit; logit >= kMinLogit; --logit, odds *= kLogitFactor) {
+      while (cost < 255 && 1 + odds >= rounding_limit) {
         ++cost;
-        next *= kCost;
+        rounding_limit *= kCostFactor;
       }
       values[logit - kMinLogit] = static_cast<uint8_t>(cost);
     }
@@ -34,7 +35,7 @@ struct LogitCosts {
 };
 inline constexpr LogitCosts kLogitCosts;
 
-// A table of costs. If `token_logits` is null, the cells are uint8 costs. Otherwise they are int16 logits, and the
+// A table of costs. If `token_logits` is null, the cells are uint8 costs. Otherwise the cells are int16 logits, and the
 // logits of the drafted token and of the token before it are added.
 struct CostTable {
   const void* cells;
@@ -49,7 +50,7 @@ class DraftCostReader {
     if (table.token_logits != nullptr) logit_before_ = logits_of(token_before)[1];
   }
 
-  // Returns the cost of `token`, the draft's next token, with this cell of the table.
+  // Returns the cost of `token`, the draft's next token, from this cell of the table.
   NGRAM_FN uint8_t next(int64_t cell, int32_t token) {
     if (table_.token_logits == nullptr) return static_cast<const uint8_t*>(table_.cells)[cell];
     const int8_t* const logits = logits_of(token);
@@ -81,17 +82,17 @@ struct AcceptanceProbabilities {
 template <class Costs>
 NGRAM_FN uint32_t expected_accepted_tokens(const AcceptanceProbabilities& probabilities, const Costs& costs,
                                            int64_t count) {
-  uint32_t expected = 0, total = 0;
+  uint32_t expected_tokens = 0, total_cost = 0;
   for (int64_t j = 0; j < count; ++j) {
-    total += costs[j];
-    if (total > 255) break;
-    expected += probabilities.values[total];
+    total_cost += costs[j];
+    if (total_cost > 255) break;
+    expected_tokens += probabilities.values[total_cost];
   }
-  return expected;
+  return expected_tokens;
 }
 
-// The ladder: n-grams of 1, 2, 4, 8 and 16 tokens, and drafts that end where their tokens are no longer likely to be
-// accepted. Definition: docs/ops/ngram_index_propose.md. Rationale: docs/design/drafts.md.
+// A ladder has n-grams of 1, 2, 4, 8 and 16 tokens. Its drafts end where further tokens are not likely to be accepted.
+// Definition: docs/ops/ngram_index_propose.md. Rationale: docs/design/drafts.md.
 
 constexpr int kLadderLevels = 5;
 constexpr int64_t kLadderMaxN = 16;
@@ -99,8 +100,8 @@ constexpr int64_t kCostColumns = 32;  // columns of a cost table, one per outcom
 
 NGRAM_FN uint32_t ladder_ngram_length(uint32_t level) { return 1u << level; }
 
-// The outcome byte of the token at `position`: the length of the candidate match before it, and whether this match
-// predicted the token correctly. candidate.len is the match length, at most 16; 0 means that there was no candidate.
+// The outcome byte of the token at `position`: the length of the candidate match before the token, and whether this
+// match predicted the token correctly. candidate.len is the match length, at most 16; 0: there was no candidate.
 NGRAM_FN uint8_t outcome_of(Match candidate, const int32_t* tokens, int64_t position) {
   if (candidate.len == 0) return 0;
   const bool is_correct = tokens[candidate.end + 1] == tokens[position];

@@ -6,8 +6,8 @@
 
 namespace ngram_npu {
 
-// ngram_propose and ngram_propose_ (which writes to the caller's tensors): draft for each row by looking up its last
-// tokens in the row itself. Contract: docs/ops/ngram_propose.md.
+// ngram_propose and ngram_propose_ draft for each row by looking up the row's last tokens in the row itself.
+// ngram_propose_ writes to the caller's tensors. Contract: docs/ops/ngram_propose.md.
 struct NgramProposeParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
   Gm<const int32_t> num_tokens;        // [R]
@@ -61,13 +61,13 @@ struct NgramStepParams {
   const Executor* executor;      // host backends only; null: the calling thread
 };
 
-// The number of `count` new tokens that fit into a row of `num_tokens` tokens.
+// How many of `count` new tokens fit into a row of `num_tokens` tokens.
 NGRAM_FN int64_t num_appended_tokens(int64_t count, int64_t num_tokens, int64_t capacity) {
   return smaller(count, capacity - num_tokens);
 }
 
 // The result of accepting the sampled tokens of one request.
-struct Accepted {
+struct AcceptResult {
   int64_t row;          // -1: the request has no usable row, so nothing is appended or looked up
   int64_t old_length;   // the row's length before the append
   int64_t num_sampled;  // number of valid sampled tokens, even if not all of them fit into the row
@@ -99,21 +99,21 @@ NGRAM_FN int32_t next_token(const NgramStepParams& p, int64_t i, const RequestRo
 
 // Computes the result of accepting a request's sampled tokens but does not write it, so that in a device kernel every
 // thread can compute the result and one thread writes it.
-NGRAM_FN Accepted accept_tokens(const NgramStepParams& p, int64_t i, const RequestRow& row, int64_t num_sampled) {
+NGRAM_FN AcceptResult accept_tokens(const NgramStepParams& p, int64_t i, const RequestRow& row, int64_t num_sampled) {
   const int64_t num_appended = row.row >= 0 ? num_appended_tokens(num_sampled, row.length, p.token_ids.capacity) : 0;
   return {row.row, row.length, num_sampled, num_appended, next_token(p, i, row, num_sampled)};
 }
-NGRAM_FN Accepted accept_tokens(const NgramStepParams& p, int64_t i) {
+NGRAM_FN AcceptResult accept_tokens(const NgramStepParams& p, int64_t i) {
   return accept_tokens(p, i, request_row(p, i), count_sampled_tokens(p, i));
 }
 
 // Only requests with a sampled token get drafts, because other drafts would not be verified in the next step.
-NGRAM_FN bool should_draft(const Accepted& a) { return a.row >= 0 && a.num_sampled > 0; }
+NGRAM_FN bool should_draft(const AcceptResult& result) { return result.row >= 0 && result.num_sampled > 0; }
 
 // The token for output positions that are not filled from the row: with `fill`, the request's newest token.
-NGRAM_FN int32_t padding_token(const NgramStepParams& p, const Accepted& a) {
-  const bool has_token = a.row >= 0 && (a.num_sampled > 0 || a.old_length > 0);
-  return p.lookup.fill && has_token ? a.next_token : kNoToken;
+NGRAM_FN int32_t padding_token(const NgramStepParams& p, const AcceptResult& result) {
+  const bool has_token = result.row >= 0 && (result.num_sampled > 0 || result.old_length > 0);
+  return p.lookup.fill && has_token ? result.next_token : kNoToken;
 }
 
 // The index arguments that all index operators share.
@@ -139,9 +139,9 @@ struct LadderOptions {
 struct NgramIndexProposeParams {
   NgramProposeParams propose;  // propose.executor is not used, because one thread is fastest with an index
   IndexAccess index;
-  // Maximum number of tokens that one call indexes for all rows together in addition to the newest ones; negative: no
-  // limit. Such tokens belong to a prompt that was not appended or to a rebuilt slot. A row with more of them is
-  // scanned, and later calls index the remaining tokens, so that no step takes long.
+  // Maximum number of tokens that one call indexes for all rows together in addition to the newest tokens; negative: no
+  // limit. These additional tokens belong to a prompt that was not appended or to a rebuilt slot. A row with more
+  // additional tokens is scanned, and later calls index the remaining tokens, so that no step takes long.
   int64_t catch_up_tokens;
   LadderOptions ladder;
 };

@@ -7,7 +7,7 @@ namespace ngram_npu {
 
 // Number of rows of a cost table. The match length selects the row; longer matches use the last row.
 constexpr int64_t kCostRows = 16;
-constexpr uint8_t kNoCost = 255;  // in output positions without a draft token
+constexpr uint8_t kNoCost = 255;  // value of output positions without a draft token
 
 // The arguments that all lookups share.
 struct LookupOptions {
@@ -56,8 +56,8 @@ struct Match {
   int64_t len;
 };
 
-// The number of tokens that may be drafted for a row before it reaches max_len. The lengths are compared first, because
-// their difference could overflow.
+// The number of tokens that may be drafted for a row before the row reaches max_len. The lengths are compared first,
+// because their difference could overflow.
 NGRAM_FN int64_t draft_budget(int64_t k, int64_t max_len, int64_t num_tokens) {
   return max_len <= num_tokens ? 0 : smaller(k, max_len - num_tokens);
 }
@@ -84,7 +84,7 @@ NGRAM_FN int64_t draft_length(int64_t end, int64_t num_tokens, int64_t budget, b
 }
 
 // The position from which draft token j is read. After the end of the row, the draft repeats with the period
-// num_tokens - start. On a device, uint32_t is enough for any row.
+// num_tokens - start. Device kernels use uint32_t as Int, which is enough for any row.
 template <class Int>
 NGRAM_FN Int draft_read_position(Int end, Int num_tokens, Int j) {
   const Int start = end + 1;
@@ -110,8 +110,9 @@ NGRAM_FN int64_t max_draft_tokens(Match match, int64_t num_tokens, const LookupO
   return draft_length(match.end, num_tokens, budget, options.overlap);
 }
 
-// Whether a draft with the total cost `total` is within the cost limit.
-NGRAM_FN bool is_within_cost_limit(int64_t total, const LookupOptions& options) { return total <= options.cost_limit; }
+NGRAM_FN bool is_within_cost_limit(int64_t total_cost, const LookupOptions& options) {
+  return total_cost <= options.cost_limit;
+}
 
 // The number of tokens to draft.
 NGRAM_FN int64_t count_draft_tokens(Match match, int64_t num_tokens, const LookupOptions& options) {
@@ -119,9 +120,9 @@ NGRAM_FN int64_t count_draft_tokens(Match match, int64_t num_tokens, const Looku
   if (options.match_costs == nullptr) return max_count;
   const CostsByMatch costs{options.match_costs, match.len};
   int64_t count = 0;
-  for (int64_t total = 0; count < max_count; ++count) {
-    total += costs[count];
-    if (!is_within_cost_limit(total, options)) break;
+  for (int64_t total_cost = 0; count < max_count; ++count) {
+    total_cost += costs[count];
+    if (!is_within_cost_limit(total_cost, options)) break;
   }
   return count;
 }

@@ -1,5 +1,5 @@
-// Parameters and per-request functions of merge_drafts_, which chooses each request's draft from a neural drafter or
-// from n-grams. Contract: docs/ops/merge_drafts.md.
+// Parameters and per-request functions of merge_drafts_, which chooses between each request's neural draft and its
+// n-gram draft. Contract: docs/ops/merge_drafts.md.
 #pragma once
 
 #include "core/draft_costs.h"
@@ -8,7 +8,7 @@ namespace ngram_npu {
 
 enum DraftSource : int32_t { kNoDraft = 0, kNeuralDraft = 1, kNgramDraft = 2, kExtendedDraft = 3 };
 
-// Columns of neural_acceptance.
+// Columns of neural_acceptance. kMeanAccepted: mean number of accepted neural draft tokens, in 65536ths.
 // kLastNeuralDrafts: 1 + number of neural draft tokens that the last step chose; 0: no step was recorded.
 enum Acceptance : int64_t { kMeanAccepted, kLastNeuralDrafts, kAcceptanceColumns };
 constexpr int64_t kFixedPointOne = 65536;  // 1.0 in kMeanAccepted
@@ -42,18 +42,18 @@ struct MergeDraftsParams {
 
 NGRAM_FN int64_t clamp_count(int64_t value, int64_t max) { return larger<int64_t>(0, smaller(value, max)); }
 
-// Mean number of accepted neural draft tokens, in 65536ths, after request i's step. `row` is its row of acceptance.
-NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row, int64_t i) {
-  int64_t drafted = int64_t{row[kLastNeuralDrafts]} - 1;
-  if (drafted < 0) return p.neural_width * kFixedPointOne;
-  if (p.num_scheduled_drafts != nullptr) drafted = smaller<int64_t>(drafted, p.num_scheduled_drafts[i]);
-  const int64_t mean = row[kMeanAccepted];
+// Mean number of accepted neural draft tokens, in 65536ths, after request i's step. `acceptance` is the request's row.
+NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> acceptance, int64_t i) {
+  int64_t num_drafted = int64_t{acceptance[kLastNeuralDrafts]} - 1;
+  if (num_drafted < 0) return p.neural_width * kFixedPointOne;
+  if (p.num_scheduled_drafts != nullptr) num_drafted = smaller<int64_t>(num_drafted, p.num_scheduled_drafts[i]);
+  const int64_t mean = acceptance[kMeanAccepted];
   const int64_t num_sampled = p.num_sampled[i];
-  if (drafted <= 0 || num_sampled <= 0) return mean;
-  const int64_t accepted = smaller(smaller(num_sampled - 1, drafted), kMaxDraftTokens);
-  const int64_t next = mean + (accepted * kFixedPointOne - mean) / kAcceptanceWindow;
-  // More tokens of a truncated draft might have been accepted, so it does not lower the mean.
-  return accepted == drafted && drafted < p.neural_width ? larger(mean, next) : next;
+  if (num_drafted <= 0 || num_sampled <= 0) return mean;
+  const int64_t num_accepted = smaller(smaller(num_sampled - 1, num_drafted), kMaxDraftTokens);
+  const int64_t new_mean = mean + (num_accepted * kFixedPointOne - mean) / kAcceptanceWindow;
+  // A truncated draft whose tokens were all accepted does not lower the mean: more tokens might have been accepted.
+  return num_accepted == num_drafted && num_drafted < p.neural_width ? larger(mean, new_mean) : new_mean;
 }
 
 // Whether request i uses its num_ngram > 0 n-gram draft tokens instead of its num_neural > 0 neural draft tokens.
@@ -62,19 +62,19 @@ NGRAM_FN bool uses_ngram(const MergeDraftsParams& p, const AcceptanceProbabiliti
                          int64_t num_neural, int64_t num_ngram, int64_t mean) {
   const int64_t match_len = p.match_len[i];
   if (match_len < p.min_match_len) return false;
-  int64_t expected = 0;
+  int64_t expected_tokens = 0;
   if (p.draft_costs.data != nullptr) {
-    expected = expected_accepted_tokens(probabilities, p.draft_costs[i], num_ngram);
+    expected_tokens = expected_accepted_tokens(probabilities, p.draft_costs[i], num_ngram);
   } else if (p.match_costs != nullptr) {
-    expected =
+    expected_tokens =
         expected_accepted_tokens(probabilities, CostsByMatch{p.match_costs, larger<int64_t>(match_len, 0)}, num_ngram);
   } else {
     return true;
   }
-  if (expected < p.threshold) return false;
+  if (expected_tokens < p.threshold) return false;
   if (p.neural_draft_costs.data != nullptr)
-    return expected > expected_accepted_tokens(probabilities, p.neural_draft_costs[i], num_neural);
-  return expected > smaller(mean, num_neural * kFixedPointOne);
+    return expected_tokens > expected_accepted_tokens(probabilities, p.neural_draft_costs[i], num_neural);
+  return expected_tokens > smaller(mean, num_neural * kFixedPointOne);
 }
 
 // Chooses and writes the draft of request i. Token is int32_t or int64_t, according to p.token_bytes.
@@ -103,12 +103,14 @@ NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const AcceptanceProbabili
     if (num_equal == num_neural) source = kExtendedDraft;
   }
 
-  const bool from_ngram = source == kNgramDraft || source == kExtendedDraft;
+  const bool uses_ngram_tokens = source == kNgramDraft || source == kExtendedDraft;
   const Gm<Token> draft = static_cast<Gm<Token>>(p.draft_token_ids) + i * k;
   for (int64_t j = 0; j < k; ++j) {
-    draft[j] = from_ngram ? static_cast<Token>(ngram_tokens[j]) : j < num_neural ? neural_tokens[j] : Token{kNoToken};
+    draft[j] = uses_ngram_tokens ? static_cast<Token>(ngram_tokens[j])
+               : j < num_neural  ? neural_tokens[j]
+                                 : Token{kNoToken};
   }
-  p.num_draft_tokens[i] = static_cast<int32_t>(from_ngram ? num_ngram : num_neural);
+  p.num_draft_tokens[i] = static_cast<int32_t>(uses_ngram_tokens ? num_ngram : num_neural);
   p.draft_source[i] = source;
   if (acceptance != nullptr && p.num_sampled[i] > 0) {
     acceptance[kMeanAccepted] = static_cast<int32_t>(mean);

@@ -1,5 +1,6 @@
-// Layout of an index on the CPU. The tensor contains offsets and ids but no pointers, so it may be copied or moved. Ids
-// are clamped before they are used, so even with corrupt contents a kernel never accesses memory outside the tensor.
+// Layout of an index on the CPU. The tensor contains offsets, page ids and slot ids, but no pointers, so it may be
+// copied or moved. Page ids are clamped before they are used, so even with corrupt contents a kernel never accesses
+// memory outside the tensor.
 //
 //   header   64 words
 //   slots    num_slots x 48 words: a line of state, a line for the root of the directory, a line for the outcome pages
@@ -10,11 +11,11 @@
 // entries. The key of an n-gram begins with a prefix of 14 bits. The keys of a page of depth d have the same first d
 // bits; the directory maps the first D >= d bits of a key to a page.
 //
-// An entry is one word. In a page of depth d, it consists of, from the most significant bit:
+// An entry is one word. In a page of depth d, the entry consists of, from the most significant bit:
 //   fingerprint  14 - d bits  the last 14 - d bits of the prefix
-//   level         3           index of the n-gram's length: n - min_n, or the level of a ladder
+//   level         3           index of the n-gram's length: n - min_n; with a ladder log2(n), 0 to 4
 //   home          2           the line, within a group of four lines, at which the search for the entry starts
-//   twice         1           whether the n-gram has occurred more than once
+//   repeated      1           whether the n-gram has occurred more than once
 //   next         12 + d       position of the token after the recorded occurrence; 0: no entry
 #pragma once
 
@@ -44,19 +45,20 @@ constexpr int64_t kPageWords = kPageLines * kLineWords;
 constexpr int kMaxLevels = 8;
 constexpr uint32_t kPrefixBits = 14;
 // Number of bits of `next` in a page of depth 0. A page splits when it is full, or when the row becomes longer than
-// `next` can represent. With this number of bits, pages of text are full first; with one bit less, many would not be.
+// `next` can represent. With this number of bits, pages with n-grams of text become full before the row exceeds the
+// limit of `next`; with one bit less, many pages would split earlier.
 constexpr uint32_t kNextBits = NGRAM_INDEX_SMALL_PAGES ? 6 : 12;
 static_assert(kPrefixBits + 3 + 2 + 1 + kNextBits == (NGRAM_INDEX_SMALL_PAGES ? 26 : 32));
 constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // a slot has space for 2^4 directory entries
-constexpr uint32_t kDirPageDepth = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // a page has space for 2^10 of them
+constexpr uint32_t kDirPageDepth = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // a page has space for 2^10 entries
 static_assert(kPageWords == 1 << kDirPageDepth);
 constexpr uint32_t kMaxDepth = NGRAM_INDEX_SMALL_PAGES ? kDirPageDepth + 4 : kPrefixBits - 1;
-constexpr uint32_t kTailTokens = 8;
+constexpr uint32_t kTailTokens = 8;  // number of indexed tokens that a slot stores to detect changes of the row
 constexpr uint32_t kMaxIndexedTokens = (1u << (kNextBits + kMaxDepth)) - 1;  // longer rows are scanned
 constexpr uint32_t kOutcomePageBits = kDirPageDepth + 2;                     // log2 of the number of bytes in a page
 constexpr uint32_t kRootOutcomePages = 16;
 constexpr uint32_t kMaxOutcomePages = (kMaxIndexedTokens >> kOutcomePageBits) + 1;
-constexpr int64_t kMaxPages = int64_t{1} << 26;  // line numbers fit 32 bits
+constexpr int64_t kMaxPages = int64_t{1} << 26;  // so that the index of a line fits into 32 bits
 constexpr int64_t kMaxSlots = int64_t{1} << 28;
 
 // Words of the header. The statistics wrap.
@@ -64,14 +66,15 @@ enum Header : int {
   kHeaderMagic,
   kHeaderSlots,
   kHeaderPages,
-  kHeaderUnusedPage,  // pages from here on were never used
+  kHeaderUnusedPage,  // id of the first page that was never used; all later pages are unused too
   kHeaderFreePage,    // head of the list of freed pages: id + 1, 0 if there is none
   kHeaderPagesInUse,
-  kHeaderPagesPeak,
-  kStatIndexed = 16,    // rows answered from the index
+  kHeaderPagesPeak,     // maximum of kHeaderPagesInUse
+  kStatIndexed = 16,    // rows looked up in the index
   kStatScanFull,        // rows scanned because the arena, or the row's table, was full
   kStatScanCatchUp,     // rows scanned because the call's budget was too small to index all of their tokens
-  kStatScanOther,       // rows scanned because they had no slot, were too long, or had no token that is not indexed
+  kStatScanOther,       // rows scanned because they had no slot, were too long, or, without a ladder, because all of
+                        // their tokens were already indexed
   kStatRebuildLength,   // slots rebuilt because the row had fewer tokens than the slot had indexed
   kStatRebuildTokens,   // slots rebuilt because the row's tokens differed from those that the slot had indexed
   kStatRebuildOptions,  // slots rebuilt because the options (pack_options) differed
@@ -83,13 +86,14 @@ enum Header : int {
 // Words of a slot. An all-zero slot is empty.
 enum Slot : int {
   kSlotOptions,    // pack_options(); 0: empty
-  kSlotLength,     // tokens indexed
+  kSlotLength,     // number of indexed tokens
   kSlotDepth,      // D, if kSlotPages > 0
   kSlotPages,      // pages in use, directories included; 0: no table
-  kSlotDisabled,   // if not 0, the row is scanned: the slot's pages when the arena was full, or kTableTooLarge
-  kSlotMarked,     // 0 between calls; append marks the slots of its batch
+  kSlotDisabled,   // 0: enabled; otherwise the row is scanned, and the value is the number of pages that the slot had
+                   // when the arena became full, or kTableTooLarge
+  kSlotMark,       // 0 between calls; ngram_index_append_ sets it to 1 to detect slots that occur twice in a batch
   kSlotCandidate,  // with a ladder, the candidate for the next token: position << 5 | match length; 0: no candidate
-  kSlotOutcomePages,
+  kSlotOutcomePages,      // number of outcome pages
   kSlotTail = 8,          // the last min(8, length) tokens indexed; the newest token is in the last word
   kSlotRoot = 16,         // the directory (D <= 4), or the ids of the directory's pages
   kSlotOutcomeRoot = 32,  // the ids of the outcome pages, or of the pages that contain these ids
@@ -106,16 +110,16 @@ static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t matc
 constexpr uint32_t kTableTooLarge = ~0u;
 
 // Number of pages that contain the ids of `pages` outcome pages; 0 if the slot has space for the ids.
-static NGRAM_FN uint32_t outcome_directories(uint32_t pages) {
+static NGRAM_FN uint32_t count_outcome_directories(uint32_t pages) {
   return pages <= kRootOutcomePages ? 0 : (pages + (1u << kDirPageDepth) - 1) >> kDirPageDepth;
 }
 
 // A directory entry: page id << 4 | depth of the page.
-static NGRAM_FN uint32_t dir_entry(uint32_t page, uint32_t depth) { return page << 4 | depth; }
+static NGRAM_FN uint32_t make_dir_entry(uint32_t page, uint32_t depth) { return page << 4 | depth; }
 
 // Fields of an entry. The shift counts are below 32 for every 4-bit depth, so that a corrupt depth is harmless.
 static NGRAM_FN uint32_t next_mask(uint32_t depth) { return (1u << (kNextBits + depth)) - 1; }
-static NGRAM_FN uint32_t twice_bit(uint32_t depth) { return 1u << (kNextBits + depth); }
+static NGRAM_FN uint32_t repeated_bit(uint32_t depth) { return 1u << (kNextBits + depth); }
 static NGRAM_FN uint32_t home_shift(uint32_t depth) { return kNextBits + 1 + depth; }
 static NGRAM_FN uint32_t level_shift(uint32_t depth) { return kNextBits + 3 + depth; }
 
@@ -127,8 +131,9 @@ static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
   return 0x1fu << home_shift(depth) | (bits > 0 ? ~0u << (32 - bits) : 0u);
 }
 
-// The key of an n-gram determines where the n-gram's entry belongs. The high bits are the head of the entry in a page
-// of depth 0; the low bits are the entry's home line in the page, of which `home` is the last two bits.
+// The key of an n-gram determines the page and line of the n-gram's entry. The high bits are the head of the entry (the
+// entry without `repeated` and `next`) in a page of depth 0; the low bits are the entry's home line in the page, of
+// which `home` is the last two bits.
 //   prefix 14 bits | level 3 | home 2 | 0 0 0 0 0 0 0 | line 6
 using Key = uint32_t;
 constexpr uint32_t kHeadBits = ~0u << (kNextBits + 1);
@@ -138,11 +143,11 @@ static NGRAM_FN uint32_t line_of(Key key) { return key & (kPageLines - 1); }
 static NGRAM_FN uint32_t dir_index(Key key, uint32_t dir_depth) {
   return static_cast<uint32_t>(static_cast<uint64_t>(key) << dir_depth >> 32);
 }
-// The head of the key's entry in a page of this depth: the entry without `twice` and `next`.
+// The head of the key's entry in a page of this depth: the entry without `repeated` and `next`.
 static NGRAM_FN uint32_t entry_head(Key key, uint32_t depth) { return (key & kHeadBits) << depth; }
 
-// The hash of an n-gram is a sum of products: token -1 - j, from the end, times factor j. The n-gram that is one token
-// longer has one more product.
+// The hash of an n-gram is the sum over j of (token j, counted from the n-gram's end; 0 is the last token) * factor j.
+// The hash of the n-gram that is one token longer has one more product.
 struct Factors {
   uint32_t values[kMaxNgram];
 };
@@ -159,10 +164,10 @@ constexpr Factors make_factors() {
 }
 constexpr Factors kFactors = make_factors();
 
-// Computes the key of an n-gram from its hash and level. Word is uint32_t or a vector of uint32_t.
+// Computes the keys of n-grams from their hashes and level. Word is uint32_t or a vector of uint32_t.
 template <class Word>
-static NGRAM_FN void make_keys(const Word& sum, uint32_t level, Word* key) {
-  Word x = sum + 0x9e3779b9u * (level + 1);
+static NGRAM_FN void make_keys(const Word& hashes, uint32_t level, Word* keys) {
+  Word x = hashes + 0x9e3779b9u * (level + 1);
   x = (x ^ x >> 16) * 0x85ebca6bu;
   x = (x ^ x >> 13) * 0xc2b2ae35u;
   x ^= x >> 16;
@@ -170,13 +175,13 @@ static NGRAM_FN void make_keys(const Word& sum, uint32_t level, Word* key) {
   // The pages of a row, and of rows of equal length, then do not all split at the same time, and memory grows steadily.
   const Word u = x >> 16;
   const Word prefix = u + ((u * (0x10000u - u) >> 16) * 22610u >> 16);
-  *key = prefix >> (16 - kPrefixBits) << (32 - kPrefixBits) | level << level_shift(0) |
-         (x & (kGroupLines - 1)) << home_shift(0) | (x & (kPageLines - 1));
+  *keys = prefix >> (16 - kPrefixBits) << (32 - kPrefixBits) | level << level_shift(0) |
+          (x & (kGroupLines - 1)) << home_shift(0) | (x & (kPageLines - 1));
 }
 
-static NGRAM_FN Key make_key(uint32_t sum, uint32_t level) {
+static NGRAM_FN Key make_key(uint32_t hash, uint32_t level) {
   Key key;
-  make_keys(sum, level, &key);
+  make_keys(hash, level, &key);
   return key;
 }
 

@@ -32,14 +32,14 @@ constexpr uint32_t kLineEntries = 8;
 constexpr uint32_t kBlockBits = 8;
 constexpr uint32_t kBlockTokens = 1u << kBlockBits;
 constexpr uint32_t kByteWords = kBlockTokens / 4;
-constexpr uint32_t kOverlap = 16;  // tokens that a request's next block repeats from its previous one
+constexpr uint32_t kOverlap = 16;  // tokens that a request's next block repeats from the request's previous block
 constexpr uint32_t kEndOfSerials = 1u << NGRAM_STORE_SERIAL_BITS;
 constexpr int64_t kMinBlocksPerSlot = 4;
 constexpr int64_t kMaxBlocks = int64_t{1} << (NGRAM_STORE_SERIAL_BITS > 22 ? 20 : NGRAM_STORE_SERIAL_BITS - 2);
 constexpr int64_t kMaxSlots = kMaxBlocks / kMinBlocksPerSlot;
 constexpr uint32_t kMaxLineBits = 24;
-// Maximum number of tokens that a call inserts for all rows together in addition to the newly sampled ones, such as the
-// prompt of a conversation's next turn.
+// Maximum number of tokens that a call inserts for all rows together in addition to the newly sampled tokens, such as
+// the prompt of a conversation's next turn.
 constexpr int64_t kBacklogTokens = 4096;
 
 enum Header : uint32_t {
@@ -49,17 +49,17 @@ enum Header : uint32_t {
   kHeaderLineBits,
   kHeaderVisibility,
   kHeaderNextSerial,
-  kHeaderLock,        // the lock: 0 if no call uses the store; kCopying while a piece is copied to a file
-  kStatLookups,       // the first of the statistics, which wrap: rows that were looked up
+  kHeaderLock,        // 0: no call uses the store; kCopying: a piece is copied to a file; 1: any other call
+  kStatLookups,       // rows that were looked up; this and the following statistics wrap
   kStatHits,          // lookups that found a candidate
   kStatDrafts,        // rows with a draft from the store
-  kStatTokens,        // tokens of these drafts
-  kStatInserted,      // tokens inserted
+  kStatTokens,        // tokens of the drafts from the store
+  kStatInserted,      // inserted tokens
   kStatEvicted,       // entries overwritten while their block was alive
   kStatLostBlocks,    // requests whose newest block had been replaced when their slot was closed
-  kStatRenumberings,  // number of times that all blocks got new serial numbers because no more were available
+  kStatRenumberings,  // number of times that all blocks got new serial numbers because all numbers had been assigned
   kStatSkippedCalls,  // calls that skipped the store because another call was using it
-  kHeaderEpoch,       // incremented when pieces that were copied to a file become invalid
+  kHeaderEpoch,       // incremented when the pieces that were copied to a file become invalid
   kHeaderEnd,
 };
 
@@ -81,12 +81,11 @@ enum Head : uint32_t {
   kHeadScope,     // low word of the scope; the high word follows
 };
 
-// An entry's words: tag << 8 | right << 4 | wrong, and the position of the predicted token; position 0: no entry.
-constexpr uint32_t kMaxCount = 15;
+constexpr uint32_t kMaxCount = 15;  // maximum number of right or wrong predictions that an entry counts
 
 struct Entry {
-  uint32_t state;
-  uint32_t position;
+  uint32_t state;     // tag << 8 | number of right predictions << 4 | number of wrong predictions
+  uint32_t position;  // position of the predicted token; 0: no entry
 };
 
 // Columns of a cost table [kCostRows, kStoreCostColumns]. For the first token of a draft, the numbers of right and
@@ -105,9 +104,9 @@ NGRAM_FN uint64_t mix(uint64_t z) {
 // Base of the polynomial hash of an n-gram: the sum of token * base^j, where j is 0 for the n-gram's last token.
 constexpr uint64_t kHashBase = 0x9e3779b97f4a7c15u;
 
-// Returns the number to subtract from all serial numbers when no more are available. It is a multiple of num_blocks, so
-// that no block moves, and the largest for which the serial numbers of all alive blocks stay above 0. The serial
-// numbers of other blocks become 0.
+// Returns the number to subtract from all serial numbers when all of them have been assigned. It is the largest
+// multiple of num_blocks, so that no block moves, for which the serial numbers of all alive blocks stay above 0. The
+// serial numbers of other blocks become 0.
 NGRAM_FN uint32_t max_serial_offset(uint32_t num_blocks) {
   return (kEndOfSerials - num_blocks - 1) / num_blocks * num_blocks;
 }
@@ -121,32 +120,32 @@ NGRAM_FN uint64_t key_of(uint64_t ngram_hash, uint64_t seed, uint32_t level) {
   return mix((ngram_hash ^ seed) + (level + 1) * kHashBase);
 }
 
-// Returns the entry after an update with the token at `position`, which is the predicted token (is_correct) or another.
+// Returns the entry after an update with the token at `position`. is_correct: whether the entry predicted this token.
 NGRAM_FN Entry updated_entry(Entry entry, bool is_correct, uint32_t position) {
-  uint32_t right = entry.state >> 4 & kMaxCount, wrong = entry.state & kMaxCount;
+  uint32_t num_right = entry.state >> 4 & kMaxCount, num_wrong = entry.state & kMaxCount;
   if (is_correct) {
     entry.position = position;
-    if (++right > kMaxCount) {
-      right = 8;
-      wrong /= 2;
+    if (++num_right > kMaxCount) {
+      num_right = 8;
+      num_wrong /= 2;
     }
-  } else if (++wrong > right + 1) {
+  } else if (++num_wrong > num_right + 1) {
     entry.position = position;
-    right = 0;
-    wrong = 1;
-  } else if (wrong > kMaxCount) {
-    wrong = 8;
-    right /= 2;
+    num_right = 0;
+    num_wrong = 1;
+  } else if (num_wrong > kMaxCount) {
+    num_wrong = 8;
+    num_right /= 2;
   }
-  entry.state = (entry.state & ~0xffu) | right << 4 | wrong;
+  entry.state = (entry.state & ~0xffu) | num_right << 4 | num_wrong;
   return entry;
 }
 
 // The column of a cost table for the first token of a draft from an entry with this state.
 NGRAM_FN int64_t first_token_column(uint32_t state) {
-  const uint32_t right = state >> 4 & kMaxCount, wrong = state & kMaxCount;
-  const int64_t right_class = right < 3 ? right : right < 5 ? 3 : right < 9 ? 4 : 5;
-  const int64_t wrong_class = wrong < 2 ? wrong : wrong < 4 ? 2 : 3;
+  const uint32_t num_right = state >> 4 & kMaxCount, num_wrong = state & kMaxCount;
+  const int64_t right_class = num_right < 3 ? num_right : num_right < 5 ? 3 : num_right < 9 ? 4 : 5;
+  const int64_t wrong_class = num_wrong < 2 ? num_wrong : num_wrong < 4 ? 2 : 3;
   return kCostColumns + right_class * 4 + wrong_class;
 }
 
@@ -160,7 +159,7 @@ struct StoreAccess {
   int64_t num_words;
 };
 
-// ngram_store_step_: replaces drafts by better ones from the store's text and inserts the sampled tokens. Contract:
+// ngram_store_step_: replaces drafts by better drafts from the store's text and inserts the sampled tokens. Contract:
 // docs/ops/ngram_store_step.md.
 struct NgramStoreStepParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
@@ -179,7 +178,7 @@ struct NgramStoreStepParams {
   const void* costs;  // CostTable of [kCostRows, store::kStoreCostColumns]
   int64_t cost_limit;
   const int8_t* token_logits;  // as in CostTable
-  bool fill;                   // positions after a draft from the store are filled with the text after it
+  bool fill;                   // positions after a draft from the store are filled with the text after the draft
 };
 
 // ngram_store_finish_: finishes requests. Contract: docs/ops/ngram_store_finish.md.

@@ -21,11 +21,11 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_prepare_inputs(const PrepareInputsParams*
   int64_t num_written = 0;
   p.query_start_loc_out[0] = 0;
   for (int64_t i = 0; i < p.batch; ++i) {
-    const KeptTokens tokens = kept_tokens(p, i);
-    kept_before = wrap_add(kept_before, tokens.kept);
+    const KeptTokenCounts counts = count_kept_tokens(p, i);
+    kept_before = wrap_add(kept_before, counts.num_kept);
     p.query_start_loc_out[i + 1] = kept_before;
-    p.seq_lens_out[i] = wrap_sub(p.seq_lens[i], tokens.rejected);
-    const int64_t num_to_write = smaller<int64_t>(tokens.kept, p.total_tokens - num_written);
+    p.seq_lens_out[i] = wrap_sub(p.seq_lens[i], counts.num_rejected);
+    const int64_t num_to_write = smaller<int64_t>(counts.num_kept, p.total_tokens - num_written);
     for (int64_t j = 0; j < num_to_write; ++j) {
       p.token_indices[num_written + j] = wrap_add(p.query_start_loc[i], static_cast<int32_t>(j));
     }

@@ -11,22 +11,22 @@ namespace {
 
 // Returns kOk, or kOutOfMemory with nothing written.
 int32_t correct_counts(const CorrectNumComputedTokensParams& p) {
-  // The new counts are buffered until all old counts have been read. Batches up to this size need no heap memory.
-  constexpr int64_t kMaxOnStack = 2048;
-  int32_t on_stack[kMaxOnStack];
-  std::unique_ptr<int32_t[]> on_heap;
-  int32_t* computed = on_stack;
-  if (p.batch > kMaxOnStack) {
-    on_heap.reset(new (std::nothrow) int32_t[static_cast<size_t>(p.batch)]);
-    if (on_heap == nullptr) return kOutOfMemory;
-    computed = on_heap.get();
+  // The new counts are buffered until all old counts have been read. Smaller batches need no heap memory.
+  constexpr int64_t kMaxStackCounts = 2048;
+  int32_t stack_counts[kMaxStackCounts];
+  std::unique_ptr<int32_t[]> heap_counts;
+  int32_t* new_counts = stack_counts;
+  if (p.batch > kMaxStackCounts) {
+    heap_counts.reset(new (std::nothrow) int32_t[static_cast<size_t>(p.batch)]);
+    if (heap_counts == nullptr) return kOutOfMemory;
+    new_counts = heap_counts.get();
   }
   for (int64_t i = 0; i < p.batch; ++i) {
     const CorrectedCounts counts = corrected_counts(p, i);
-    computed[i] = counts.num_computed;
+    new_counts[i] = counts.num_computed;
     if (counts.changes_accepted) p.num_accepted_tokens[i] = counts.num_accepted;
   }
-  if (p.batch > 0) std::memcpy(p.num_computed_tokens, computed, static_cast<size_t>(p.batch) * sizeof(int32_t));
+  if (p.batch > 0) std::memcpy(p.num_computed_tokens, new_counts, static_cast<size_t>(p.batch) * sizeof(int32_t));
   return kOk;
 }
 
@@ -34,12 +34,12 @@ int32_t correct_counts(const CorrectNumComputedTokensParams& p) {
 template <class Slot>
 struct SlotArray {
   Slot* slots;
-  Slot pad;
+  Slot pad_id;
 
-  void write(int64_t n, int64_t slot) const { slots[n] = slot == kNoSlot ? pad : static_cast<Slot>(slot); }
+  void write(int64_t n, int64_t slot) const { slots[n] = slot == kNoSlot ? pad_id : static_cast<Slot>(slot); }
 
   void fill(int64_t begin, int64_t end) const {
-    if (begin < end) std::fill(slots + begin, slots + end, pad);
+    if (begin < end) std::fill(slots + begin, slots + end, pad_id);
   }
 };
 

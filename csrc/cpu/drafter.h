@@ -44,25 +44,25 @@ class Drafter {
         ladder_(ladder),
         options_{p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy, ladder.enabled, ladder.costs != nullptr},
         table_(index_table()),
-        find_match_(find_match()),
+        find_match_(get_find_match()),
         readable_words_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
-        store_(store),
+        store_drafter_(store),
         scopes_(store.scopes),
-        budget_(catch_up_tokens),
+        catch_up_budget_(catch_up_tokens),
         is_index_usable_(open_arena(index.words, index.num_words, &arena_) &&
                          (ladder.enabled || p_.lookup.max_n - p_.lookup.min_n < kMaxLevels)) {}
 
   void run() {
-    if (index_.words == nullptr && !store_) {
+    if (index_.words == nullptr && !store_drafter_) {
       const int64_t tokens = count_tokens_to_read(p_.token_ids, p_.num_tokens, p_.row_indices, p_.batch);
-      for_each_row(p_.executor, p_.batch, tokens, [&](int64_t i) { scan(i); });
+      for_each_row(p_.executor, p_.batch, tokens, [&](int64_t i) { scan_request(i); });
       return;
     }
     for (int64_t first = 0; first < p_.batch; first += kQueryGroup)
       process_group(first, smaller<int64_t>(p_.batch - first, kQueryGroup));
     if (!is_index_usable_) return;
     for (int i = kHeaderMagic; i < kHeaderEnd; ++i) {
-      if (counts_[i] != 0) count(arena_, static_cast<Header>(i), counts_[i]);
+      if (statistics_[i] != 0) add_to_statistic(arena_, static_cast<Header>(i), statistics_[i]);
     }
   }
 
@@ -77,44 +77,46 @@ class Drafter {
 
   const int32_t* row_tokens(const UpdatedRow& row) const { return row.row >= 0 ? p_.token_ids[row.row] : nullptr; }
 
-  void scan(int64_t i) {
+  void scan_request(int64_t i) {
     const UpdatedRow row = kUpdateRow(p_, i);
     draft(i, row, can_look_up(row) ? LookupMethod::kScan : LookupMethod::kNone, nullptr, nullptr);
   }
 
   void process_group(int64_t first, int64_t size) {
-    for (int64_t i = first; i < first + size; ++i) prefetch(i);
+    for (int64_t i = first; i < first + size; ++i) prefetch_request(i);
     Request requests[kQueryGroup];
     IndexQuery queries[kQueryGroup];
     int num_queries = 0;
     for (int64_t i = 0; i < size; ++i) {
-      Request& r = requests[i];
-      r.row = kUpdateRow(p_, first + i);
-      r.method = LookupMethod::kNone;
-      r.query = num_queries;
-      if (!can_look_up(r.row)) continue;
-      r.method = prepare_query(first + i, r.row, &queries[num_queries]) ? LookupMethod::kIndex : LookupMethod::kScan;
-      if (r.method == LookupMethod::kIndex) ++num_queries;
+      Request& request = requests[i];
+      request.row = kUpdateRow(p_, first + i);
+      request.method = LookupMethod::kNone;
+      request.query = num_queries;
+      if (!can_look_up(request.row)) continue;
+      request.method =
+          prepare_query(first + i, request.row, &queries[num_queries]) ? LookupMethod::kIndex : LookupMethod::kScan;
+      if (request.method == LookupMethod::kIndex) ++num_queries;
     }
     if (num_queries > 0) table_.look_up(arena_, options_, queries, num_queries, p_.lookup.k);
     StoreQuery store_queries[kQueryGroup];
-    if (store_) {
+    if (store_drafter_) {
       for (int64_t i = 0; i < size; ++i) {
         const UpdatedRow& row = requests[i].row;
         const bool is_queried = row.should_draft && row.length >= 1 && row.length <= p_.token_ids.capacity;
         const auto scope = static_cast<uint64_t>(scope_of(scopes_, first + i));
         store_queries[i].row = {is_queried ? row_tokens(row) : nullptr, row.length, scope};
       }
-      store_.look_up(store_queries, size);
+      store_drafter_.look_up(store_queries, size);
     }
     for (int64_t i = 0; i < size; ++i) {
-      const Request& r = requests[i];
-      draft(first + i, r.row, finish_query(r, queries), &queries[r.query], store_ ? &store_queries[i] : nullptr);
+      const Request& request = requests[i];
+      draft(first + i, request.row, finish_query(request, queries), &queries[request.query],
+            store_drafter_ ? &store_queries[i] : nullptr);
     }
   }
 
-  // Prefetches a row's slot and the tokens around the row's end.
-  void prefetch(int64_t i) const {
+  // Prefetches the slot of request i and the tokens around the end of its row.
+  void prefetch_request(int64_t i) const {
     const int64_t row = p_.row_indices[i];
     if (p_.token_ids.has(row)) {
       const int64_t length = p_.num_tokens[row];
@@ -132,8 +134,8 @@ class Drafter {
     }
   }
 
-  // Prepares a query: indexes the row's tokens except for the last ones, at most kMaxPending, which the query indexes.
-  // Returns false if the row must be scanned.
+  // Prepares a query: indexes the row's tokens except for the last tokens, at most kMaxPending, which the query
+  // indexes. Returns false if the row must be scanned.
   bool prepare_query(int64_t i, const UpdatedRow& row, IndexQuery* query) {
     const int64_t slot = slot_of(i);
     if (!has_slot(slot) || row.length > kMaxIndexedTokens) return count_scan(kStatScanOther);
@@ -143,17 +145,17 @@ class Drafter {
       return count_scan(kStatScanFull);
     const uint32_t length = static_cast<uint32_t>(row.length);
     uint32_t num_indexed = arena_.slot(slot_id)[kSlotLength];
-    // Without a token that is not indexed, the last token cannot be looked up again. With a ladder, the slot contains
-    // the result of its lookup.
+    // If all tokens are indexed, the row's last token cannot be looked up again. With a ladder, the slot contains the
+    // result of the last token's lookup.
     if (num_indexed >= length && !options_.ladder) return count_scan(kStatScanOther);
     if (length - num_indexed > kMaxPending) {
       uint32_t index_end = length - kMaxPending;
       const int64_t backlog = row.old_length - num_indexed;
-      if (budget_ >= 0 && backlog > budget_)
-        index_end = smaller(index_end, num_indexed + static_cast<uint32_t>(budget_));
-      // The budget decreases even if the arena turns out to be full. Otherwise the next row would index as many tokens
-      // in the pages that are then freed.
-      if (budget_ > 0 && backlog > 0) budget_ -= smaller(backlog, budget_);
+      if (catch_up_budget_ >= 0 && backlog > catch_up_budget_)
+        index_end = smaller(index_end, num_indexed + static_cast<uint32_t>(catch_up_budget_));
+      // The budget decreases even if the arena turns out to be full. Otherwise the next row would index the same number
+      // of tokens in the pages that this row's slot frees.
+      if (catch_up_budget_ > 0 && backlog > 0) catch_up_budget_ -= smaller(backlog, catch_up_budget_);
       if (index_end > num_indexed &&
           !table_.extend(arena_, options_, slot_id, tokens, readable_words_, num_indexed, index_end)) {
         disable_slot(arena_, slot_id);
@@ -168,20 +170,21 @@ class Drafter {
     return true;
   }
 
+  // Counts a row that must be scanned, and returns false.
   bool count_scan(Header statistic) {
-    ++counts_[statistic];
+    ++statistics_[statistic];
     return false;
   }
 
   // Records what a query has indexed, and returns how the request is looked up. A slot without enough memory is
   // disabled, and its row is scanned.
-  LookupMethod finish_query(const Request& r, const IndexQuery* queries) {
-    if (r.method != LookupMethod::kIndex) return r.method;
-    const IndexQuery& query = queries[r.query];
-    if (!query.ok) disable_slot(arena_, query.slot_id);
+  LookupMethod finish_query(const Request& request, const IndexQuery* queries) {
+    if (request.method != LookupMethod::kIndex) return request.method;
+    const IndexQuery& query = queries[request.query];
+    if (!query.has_memory) disable_slot(arena_, query.slot_id);
     set_indexed_length(arena_, query.slot_id, query.tokens, query.length);
-    ++counts_[query.ok ? kStatIndexed : kStatScanFull];
-    return query.ok ? LookupMethod::kIndex : LookupMethod::kScan;
+    ++statistics_[query.has_memory ? kStatIndexed : kStatScanFull];
+    return query.has_memory ? LookupMethod::kIndex : LookupMethod::kScan;
   }
 
   // Writes the outputs of request i. If `store_query` is null, there is no store.
@@ -205,8 +208,8 @@ class Drafter {
       for (int64_t j = 0; j < count; ++j) costs[j] = match_costs[j];
     }
     StoreDraft store_draft;
-    if (store_query != nullptr && store_.draft(*store_query, p_.lookup, costs, count, &store_draft)) {
-      store_draft.write(i, p_.lookup, row.padding_token, p_.draft_token_ids, p_.draft_costs);
+    if (store_query != nullptr && store_drafter_.draft(*store_query, p_.lookup, costs, count, &store_draft)) {
+      store_draft.write_outputs(i, p_.lookup, row.padding_token, p_.draft_token_ids, p_.draft_costs);
       p_.num_draft_tokens[i] = static_cast<int32_t>(store_draft.count);
       p_.match_len[i] = static_cast<int32_t>(store_draft.match_len);
       return;
@@ -222,18 +225,19 @@ class Drafter {
   }
 
   // Writes the cost of each token and returns the number of tokens, at most `max_count`, within the cost limit.
-  template <class Outcome>
+  // get_outcome(position) returns the outcome byte of a token of the row.
+  template <class GetOutcome>
   int64_t compute_costs(const UpdatedRow& row, Match match, int64_t max_count, uint8_t* costs,
-                        Outcome&& outcome) const {
+                        GetOutcome&& get_outcome) const {
     const int32_t* const tokens = row_tokens(row);
     DraftCostReader cost_reader({ladder_.costs, ladder_.token_logits}, tokens[row.length - 1]);
     int64_t count = 0;
-    for (int64_t total = 0; count < max_count; ++count) {
+    for (int64_t total_cost = 0; count < max_count; ++count) {
       const int64_t cost_row = smaller<int64_t>(match.len + count, kCostRows - 1);
       const int64_t position = draft_read_position(match.end, row.length, count);
-      costs[count] = cost_reader.next(cost_row * kCostColumns + outcome(position) % kCostColumns, tokens[position]);
-      total += costs[count];
-      if (total > ladder_.cost_limit) break;
+      costs[count] = cost_reader.next(cost_row * kCostColumns + get_outcome(position) % kCostColumns, tokens[position]);
+      total_cost += costs[count];
+      if (total_cost > ladder_.cost_limit) break;
     }
     return count;
   }
@@ -243,7 +247,7 @@ class Drafter {
                            : find_match_(tokens, length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy);
   }
 
-  // Finds the latest occurrence of the longest ladder n-gram that has occurred, and the length of the match there.
+  // Finds the latest occurrence of the longest ladder n-gram that has occurred before. The match may be longer.
   Match scan_ladder(const int32_t* tokens, int64_t length) const {
     Match match = find_match_(tokens, length, 1, kLadderMaxN, kLatest);
     int64_t n = kLadderMaxN;
@@ -266,12 +270,12 @@ class Drafter {
   const IndexTable& table_;
   const FindMatch find_match_;
   const uint32_t readable_words_;
-  const StoreDrafter store_;
+  const StoreDrafter store_drafter_;
   const IndexArray scopes_;
-  int64_t budget_;
+  int64_t catch_up_budget_;
   Arena arena_;
   const bool is_index_usable_;
-  uint32_t counts_[kHeaderEnd] = {};
+  uint32_t statistics_[kHeaderEnd] = {};
 };
 
 }  // namespace

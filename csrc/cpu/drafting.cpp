@@ -10,28 +10,28 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// The row of ngram_propose and its variants, which append no tokens. Up to kMaxSampledWidth tokens at the end of the
-// row may be new.
-UpdatedRow unmodified_row(const NgramProposeParams& p, int64_t i) {
+// Returns the row for ngram_propose and its variants, which append no tokens. Its last kMaxSampledWidth tokens may be
+// new.
+UpdatedRow get_unmodified_row(const NgramProposeParams& p, int64_t i) {
   const RequestRow row = request_row(p, i);
   return {row.row,      row.length,         row.length, larger<int64_t>(row.length - kMaxSampledWidth, 0),
           row.row >= 0, padding_token(p, i)};
 }
 
-using ProposeDrafter = Drafter<NgramProposeParams, unmodified_row>;
+using ProposeDrafter = Drafter<NgramProposeParams, get_unmodified_row>;
 
-// The row of ngram_step_ and ngram_index_step_, after the sampled tokens have been appended.
+// Appends the sampled tokens of ngram_step_ or ngram_index_step_ to the request's row, and returns the row.
 UpdatedRow append_sampled_tokens(const NgramStepParams& p, int64_t i) {
-  const Accepted a = accept_tokens(p, i);
-  const int64_t length = a.old_length + a.num_appended;
-  p.next_token_ids[i] = a.next_token;
-  p.num_sampled[i] = static_cast<int32_t>(a.num_sampled);
-  if (a.num_appended > 0) {
-    int32_t* to = p.token_ids[a.row] + a.old_length;
-    std::memcpy(to, p.sampled_token_ids[i], static_cast<size_t>(a.num_appended) * sizeof(int32_t));
-    if (p.advance) p.num_tokens[a.row] = static_cast<int32_t>(length);
+  const AcceptResult result = accept_tokens(p, i);
+  const int64_t length = result.old_length + result.num_appended;
+  p.next_token_ids[i] = result.next_token;
+  p.num_sampled[i] = static_cast<int32_t>(result.num_sampled);
+  if (result.num_appended > 0) {
+    int32_t* row_end = p.token_ids[result.row] + result.old_length;
+    std::memcpy(row_end, p.sampled_token_ids[i], static_cast<size_t>(result.num_appended) * sizeof(int32_t));
+    if (p.advance) p.num_tokens[result.row] = static_cast<int32_t>(length);
   }
-  return {a.row, length, a.old_length, a.old_length, should_draft(a), padding_token(p, a)};
+  return {result.row, length, result.old_length, result.old_length, should_draft(result), padding_token(p, result)};
 }
 
 using StepDrafter = Drafter<NgramStepParams, append_sampled_tokens>;
@@ -46,24 +46,24 @@ namespace {
 int64_t slot_of(const NgramIndexAppendParams& p, int64_t i) { return p.index.slot_of(i, p.row_indices[i]); }
 
 // Whether two batch positions have the same slot, which is an error of the caller. Two threads must not use one slot,
-// because one would free pages that the other writes to.
+// because one thread would free pages that the other thread writes to.
 bool has_duplicate_slots(const NgramIndexAppendParams& p, const cpu::Arena& arena) {
   bool has_duplicates = false;
   for (uint32_t mark = 2; mark-- > 0;) {  // first sets the marks (1), then clears them (0)
     for (int64_t i = 0; i < p.batch; ++i) {
       const int64_t slot = slot_of(p, i);
       if (slot < 0 || slot >= arena.num_slots) continue;
-      uint32_t& marked = arena.slot(static_cast<uint32_t>(slot))[index::kSlotMarked];
-      has_duplicates |= mark != 0 && marked != 0;
-      marked = mark;
+      uint32_t& slot_mark = arena.slot(static_cast<uint32_t>(slot))[index::kSlotMark];
+      has_duplicates |= mark != 0 && slot_mark != 0;
+      slot_mark = mark;
     }
   }
   return has_duplicates;
 }
 
 // Indexes at most `budget` tokens of a row (negative: no limit). Returns the number of indexed tokens.
-int64_t append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexTable& table, int64_t i,
-                   int64_t budget) {
+int64_t index_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexTable& table, int64_t i,
+                  int64_t budget) {
   const int64_t row = p.row_indices[i];
   const int64_t slot = slot_of(p, i);
   if (!p.token_ids.has(row) || slot < 0 || slot >= arena.num_slots) return 0;
@@ -85,19 +85,20 @@ int64_t append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, con
   return index_end - num_indexed;
 }
 
-void append_rows(const NgramIndexAppendParams& p, int64_t budget) {
+// Indexes the rows of a call, with at most `budget` tokens for all rows together (negative: no limit).
+void index_rows(const NgramIndexAppendParams& p, int64_t budget) {
   cpu::Arena arena;
   if (!p.ladder && p.max_n - p.min_n >= index::kMaxLevels) return;
   if (!cpu::open_arena(p.index.words, p.index.num_words, &arena)) return;
   const cpu::IndexTable& table = cpu::index_table();
-  // Indexing a row takes about 15 times as long as scanning it, so multiple threads are faster from shorter rows on.
-  constexpr int64_t kBuildCostInScans = 16;
+  // Indexing a row takes about 15 times as long as scanning it, so multiple threads are faster even for shorter rows.
+  constexpr int64_t kIndexingCostInScans = 16;
   const int64_t tokens =
-      kBuildCostInScans * cpu::count_tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
-  const bool single_threaded = budget >= 0 || p.executor == nullptr || has_duplicate_slots(p, arena);
-  cpu::for_each_row(single_threaded ? nullptr : p.executor, p.batch, tokens, [&](int64_t i) {
-    const int64_t indexed = append_row(p, arena, table, i, budget);
-    if (budget >= 0) budget -= indexed;
+      kIndexingCostInScans * cpu::count_tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
+  const bool is_single_threaded = budget >= 0 || p.executor == nullptr || has_duplicate_slots(p, arena);
+  cpu::for_each_row(is_single_threaded ? nullptr : p.executor, p.batch, tokens, [&](int64_t i) {
+    const int64_t num_indexed = index_row(p, arena, table, i, budget);
+    if (budget >= 0) budget -= num_indexed;
   });
 }
 
@@ -132,12 +133,12 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const NgramIndexStepPar
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppendParams* params, void*) {
-  append_rows(*params, -1);
+  index_rows(*params, -1);
   return kOk;
 }
 
 int32_t ngram_npu_cpu_insert_tokens(const InsertParams* params) {
-  append_rows(params->index, params->catch_up_tokens);
+  index_rows(params->index, params->catch_up_tokens);
   cpu::insert_rows(params->store);
   return kOk;
 }

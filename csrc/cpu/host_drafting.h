@@ -1,7 +1,7 @@
-// Drafting on the host without Python. One entry point drafts and the other inserts new text into the index and the
-// store, so that drafts can be returned before the text is inserted. The CPU's drafting operators use the same code.
-// Neither entry point allocates memory, starts a thread, or calls other code while it holds a lock. StreamDrafter,
-// which drafts in stream order, calls both (docs/design/host-drafting.md).
+// C entry points for drafting on the host without Python. One entry point drafts and the other inserts new text into
+// the index and the store, so that drafts can be returned before the text is inserted. The CPU's drafting operators use
+// the same code. Neither entry point allocates memory, starts a thread, or calls other code while it holds a lock.
+// StreamDrafter, which drafts in stream order, calls both (docs/design/host-drafting.md).
 #pragma once
 
 #include "core/drafting.h"
@@ -21,9 +21,9 @@ struct StoreLookup {
 };
 
 // Parameters of ngram_npu_cpu_draft, which looks up the n-gram, truncates the draft by cost, queries the store, fills
-// the remaining positions, and writes the outputs. The results equal those of ngram_propose (if the index has no words)
-// or ngram_index_propose_, followed by the drafts of ngram_store_step_. The caller ensures that no other call uses the
-// store at the same time.
+// the remaining positions, and writes the outputs. The results equal the results of ngram_propose (if the index has no
+// words) or ngram_index_propose_, followed by the drafts of ngram_store_step_. The caller ensures that no other call
+// uses the store at the same time.
 struct DraftParams {
   NgramIndexProposeParams index_propose;
   StoreLookup store;
@@ -65,9 +65,9 @@ struct StreamOptions {
   int64_t max_sampled;  // sampled tokens per row and step
   int64_t lag;          // delay of insertions into the store, in jobs that have at least one request
   DraftParams draft;    // only lookup options, ladder, index and store are read; the drafter sets the other fields
-  // In stream order, the caller writes `sampled` before a job, and the job writes `drafts`. The next job reuses both.
-  // sampled: [num_rows, 1 + max_sampled]; for each request of the batch, the number of tokens and then the tokens.
-  // drafts: buffer for num_rows requests, with the layout StreamDraftLayout.
+  // In stream order, the caller writes `sampled` before a job, and the job writes `drafts`. The next job reuses both
+  // buffers. sampled: [num_rows, 1 + max_sampled]; for each request of the batch, the number of tokens and then the
+  // tokens. drafts: buffer for num_rows requests, with the layout StreamDraftLayout.
   const int32_t* sampled;
   uint8_t* drafts;
 };
@@ -87,12 +87,12 @@ struct StreamDraftLayout {
 // Stop conditions that the drafter checks itself, so that all text up to the stop is stored even if the runner removes
 // the request before the lag has passed.
 struct StopConditions {
-  const int32_t* tokens;  // stop tokens: the text ends with the first of them, which is part of the text
+  const int32_t* tokens;  // stop tokens: the text ends with the first stop token, which is part of the text
   int64_t num_tokens;
   int64_t max_length;     // maximum length of the row
   int64_t prompt_length;  // the output begins after the prompt
   // The text also ends if the output has at least min_output tokens and ends with min_count copies of a pattern of
-  // min_pattern to max_pattern tokens. With max_pattern 0, this is not checked.
+  // min_pattern to max_pattern tokens. With max_pattern 0, repetition is not checked.
   int64_t min_output, min_pattern, max_pattern, min_count;
 };
 
@@ -129,8 +129,8 @@ NGRAM_NPU_EXPORT ngram_npu::StreamJob* ngram_npu_cpu_stream_create_job(ngram_npu
                                                                        bool writes_drafts);
 // Cancels the last created job, which must not have run. The next job adds and removes its requests instead.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_cancel_job(ngram_npu::StreamDrafter* drafter);
-// Runs a job. The driver calls it as a host-function callback, so it does not throw, allocate memory or call the
-// driver.
+// Runs a job. The driver calls this function as a host-function callback, so the function does not throw, allocate
+// memory or call the driver.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_stream_run_job(void* job);
 // Returns the number of jobs that have not finished.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_stream_count_pending_jobs(const ngram_npu::StreamDrafter* drafter);

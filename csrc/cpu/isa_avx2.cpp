@@ -11,17 +11,17 @@ struct Avx2 : ScalarLanes {
   static constexpr int64_t kLanes = 8;
   using Reg = __m256i;
   static Reg splat(int32_t token) { return _mm256_set1_epi32(token); }
-  static uint64_t compare(const int32_t* at, Reg token) {
-    const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  static uint64_t compare(const int32_t* tokens, Reg token) {
+    const __m256i loaded = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(tokens));
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(loaded, token))));
   }
 
-  static __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
+  static __m256i load(const void* address) { return _mm256_loadu_si256(static_cast<const __m256i*>(address)); }
 
   // Bit i of the result is set if lane i is 0.
   static uint32_t find_zero_lanes(__m256i lanes) {
-    const __m256i zero = _mm256_cmpeq_epi32(lanes, _mm256_setzero_si256());
-    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(zero)));
+    const __m256i zero_lanes = _mm256_cmpeq_epi32(lanes, _mm256_setzero_si256());
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(zero_lanes)));
   }
 
   static uint32_t find_equal_lanes(const int32_t* a, const int32_t* b) {
@@ -40,13 +40,13 @@ struct Avx2 : ScalarLanes {
         __builtin_ctz(find_zero_lanes(load(line)) | find_zero_lanes(load(line + 8)) << 8 | 0x8000u));
   }
 
-  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
+  static uint32_t count_common_suffix8(const int32_t* a, const int32_t* b) {
     return static_cast<uint32_t>(__builtin_clz((~find_equal_lanes(a, b) << 24) | 0x800000u));
   }
 
-  static uint32_t common_suffix16(const int32_t* a, const int32_t* b) {
-    const uint32_t differ = ~(find_equal_lanes(a, b) | find_equal_lanes(a + 8, b + 8) << 8);
-    return static_cast<uint32_t>(__builtin_clz((differ << 16) | 0x8000u));
+  static uint32_t count_common_suffix16(const int32_t* a, const int32_t* b) {
+    const uint32_t different_lanes = ~(find_equal_lanes(a, b) | find_equal_lanes(a + 8, b + 8) << 8);
+    return static_cast<uint32_t>(__builtin_clz((different_lanes << 16) | 0x8000u));
   }
 };
 

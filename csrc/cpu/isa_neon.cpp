@@ -11,13 +11,13 @@ struct Neon : ScalarLanes {
   static constexpr int64_t kLanes = 4;
   using Reg = int32x4_t;
   static Reg splat(int32_t token) { return vdupq_n_s32(token); }
-  static uint64_t compare(const int32_t* at, Reg token) {
+  static uint64_t compare(const int32_t* tokens, Reg token) {
     const uint32x4_t lane_bit = {1, 2, 4, 8};
-    return vaddvq_u32(vandq_u32(vceqq_s32(vld1q_s32(at), token), lane_bit));
+    return vaddvq_u32(vandq_u32(vceqq_s32(vld1q_s32(tokens), token), lane_bit));
   }
 
   // Lane i of the result is bit first + i if lane i of `lanes` is all ones, otherwise 0.
-  static uint32x4_t lane_bits(uint32x4_t lanes, int first) {
+  static uint32x4_t select_lane_bits(uint32x4_t lanes, int first) {
     constexpr uint32x4_t kLaneBit = {1, 2, 4, 8};
     return vandq_u32(lanes, vshlq_u32(kLaneBit, vdupq_n_s32(first)));
   }
@@ -25,10 +25,10 @@ struct Neon : ScalarLanes {
   // Bit i of the result is set if word i of the line satisfies `test`, which tests four words at a time.
   template <class Test>
   static uint32_t find_lanes(const uint32_t* line, const Test& test) {
-    uint32x4_t bits = lane_bits(test(vld1q_u32(line)), 0);
-    bits = vorrq_u32(bits, lane_bits(test(vld1q_u32(line + 4)), 4));
-    bits = vorrq_u32(bits, lane_bits(test(vld1q_u32(line + 8)), 8));
-    bits = vorrq_u32(bits, lane_bits(test(vld1q_u32(line + 12)), 12));
+    uint32x4_t bits = select_lane_bits(test(vld1q_u32(line)), 0);
+    bits = vorrq_u32(bits, select_lane_bits(test(vld1q_u32(line + 4)), 4));
+    bits = vorrq_u32(bits, select_lane_bits(test(vld1q_u32(line + 8)), 8));
+    bits = vorrq_u32(bits, select_lane_bits(test(vld1q_u32(line + 12)), 12));
     return vaddvq_u32(bits);
   }
 
@@ -48,16 +48,16 @@ struct Neon : ScalarLanes {
   static uint32_t find_different_lanes(const int32_t* a, const int32_t* b) {
     const uint32x4_t low = vmvnq_u32(vceqq_s32(vld1q_s32(a), vld1q_s32(b)));
     const uint32x4_t high = vmvnq_u32(vceqq_s32(vld1q_s32(a + 4), vld1q_s32(b + 4)));
-    return vaddvq_u32(vorrq_u32(lane_bits(low, 0), lane_bits(high, 4)));
+    return vaddvq_u32(vorrq_u32(select_lane_bits(low, 0), select_lane_bits(high, 4)));
   }
 
-  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
+  static uint32_t count_common_suffix8(const int32_t* a, const int32_t* b) {
     return static_cast<uint32_t>(__builtin_clz((find_different_lanes(a, b) << 24) | 0x800000u));
   }
 
-  static uint32_t common_suffix16(const int32_t* a, const int32_t* b) {
-    const uint32_t differ = find_different_lanes(a, b) | find_different_lanes(a + 8, b + 8) << 8;
-    return static_cast<uint32_t>(__builtin_clz((differ << 16) | 0x8000u));
+  static uint32_t count_common_suffix16(const int32_t* a, const int32_t* b) {
+    const uint32_t different_lanes = find_different_lanes(a, b) | find_different_lanes(a + 8, b + 8) << 8;
+    return static_cast<uint32_t>(__builtin_clz((different_lanes << 16) | 0x8000u));
   }
 };
 

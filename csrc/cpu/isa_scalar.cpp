@@ -9,7 +9,7 @@ struct Scalar : ScalarLanes {
   static constexpr int64_t kLanes = 1;
   using Reg = int32_t;
   static Reg splat(int32_t token) { return token; }
-  static uint64_t compare(const int32_t* at, Reg token) { return *at == token; }
+  static uint64_t compare(const int32_t* tokens, Reg token) { return *tokens == token; }
 
   static uint32_t match_lanes(const uint32_t* line, uint32_t expected, uint32_t mask) {
     uint32_t lanes = 0;
@@ -24,13 +24,13 @@ struct Scalar : ScalarLanes {
   }
 
   template <uint32_t kMaxTokens>
-  static uint32_t common_suffix(const int32_t* a, const int32_t* b) {
-    uint32_t common = 0;
-    while (common < kMaxTokens && a[kMaxTokens - 1 - common] == b[kMaxTokens - 1 - common]) ++common;
-    return common;
+  static uint32_t count_common_suffix(const int32_t* a, const int32_t* b) {
+    uint32_t num_equal = 0;
+    while (num_equal < kMaxTokens && a[kMaxTokens - 1 - num_equal] == b[kMaxTokens - 1 - num_equal]) ++num_equal;
+    return num_equal;
   }
-  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) { return common_suffix<8>(a, b); }
-  static uint32_t common_suffix16(const int32_t* a, const int32_t* b) { return common_suffix<16>(a, b); }
+  static uint32_t count_common_suffix8(const int32_t* a, const int32_t* b) { return count_common_suffix<8>(a, b); }
+  static uint32_t count_common_suffix16(const int32_t* a, const int32_t* b) { return count_common_suffix<16>(a, b); }
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The scan of a row, generic over a vector type; each isa_<name>.cpp compiles it for its instruction set.
+// The scan of a row, generic over a vector type; each isa_<name>.cpp compiles this file for its instruction set.
 //
 // The search keeps the best match so far and considers only longer matches. It goes through the ends in ascending order
 // for the earliest match and in descending order for the latest, so that the first of equally long matches is the
@@ -15,36 +15,36 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// Vec provides kLanes, Reg, splat(token) and compare(tokens, Reg), which sets bit i of its result if lane i is equal.
-// The tokens need not be aligned.
+// Vec provides kLanes, Reg, splat(token) and compare(tokens, Reg), which sets bit i of its result if token i and lane i
+// are equal. The tokens need not be aligned.
 template <class Vec>
 class Lookup {
  public:
   Lookup(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n)
-      : tokens_(tokens), last_(num_tokens - 1), max_n_(max_n) {
+      : tokens_(tokens), last_position_(num_tokens - 1), max_n_(max_n) {
     set_min_length(min_n);
   }
 
-  Match find_earliest() {
+  Match find_earliest_match() {
     int64_t end = min_length_ - 1;
-    if (ascend_blocks<kUnroll>(end) || ascend_blocks<1>(end)) return best_;
-    for (; end < last_; ++end) {
+    if (search_blocks_ascending<kUnrolledVectors>(end) || search_blocks_ascending<1>(end)) return best_match_;
+    for (; end < last_position_; ++end) {
       if (is_candidate(end) && update_best(end)) break;
     }
-    return best_;
+    return best_match_;
   }
 
-  Match find_latest() {
-    int64_t end = last_;
-    if (descend_blocks<kUnroll>(end) || descend_blocks<1>(end)) return best_;
+  Match find_latest_match() {
+    int64_t end = last_position_;
+    if (search_blocks_descending<kUnrolledVectors>(end) || search_blocks_descending<1>(end)) return best_match_;
     for (--end; end >= min_length_ - 1; --end) {
       if (is_candidate(end) && update_best(end)) break;
     }
-    return best_;
+    return best_match_;
   }
 
  private:
-  static constexpr int64_t kUnroll = 4;
+  static constexpr int64_t kUnrolledVectors = 4;
   // One page, because the hardware's own prefetch stops at page boundaries (128 rows x 32k: 0.43 -> 0.34 ms).
   static constexpr int64_t kPrefetchBytes = 4096;
   static constexpr int64_t kLineBytes = 64;
@@ -52,37 +52,37 @@ class Lookup {
 
   void set_min_length(int64_t min_length) {
     min_length_ = min_length;
-    last_token_ = Vec::splat(tokens_[last_]);
-    nth_last_token_ = Vec::splat(min_length - 1 <= last_ ? tokens_[last_ - (min_length - 1)] : 0);
+    last_token_ = Vec::splat(tokens_[last_position_]);
+    nth_last_token_ = Vec::splat(min_length - 1 <= last_position_ ? tokens_[last_position_ - (min_length - 1)] : 0);
   }
 
-  // Searches blocks of `unroll` vectors upwards from `end` while a whole block fits. Returns true if no longer match is
-  // possible.
-  template <int64_t unroll>
-  bool ascend_blocks(int64_t& end) {
-    constexpr int64_t block = unroll * Vec::kLanes;
-    for (; end + block <= last_; end += block) {
+  // Searches blocks of num_vectors vectors upwards from `end` while a whole block fits. Returns true if the search is
+  // complete, because no longer match is possible.
+  template <int64_t num_vectors>
+  bool search_blocks_ascending(int64_t& end) {
+    constexpr int64_t block = num_vectors * Vec::kLanes;
+    for (; end + block <= last_position_; end += block) {
       prefetch<block>(tokens_ + end, kPrefetchBytes);
-      uint64_t hits[unroll];
-      if (!find_hits<unroll>(end, hits)) continue;
-      for (int64_t u = 0; u < unroll; ++u) {
-        if (hits[u] && verify_ascending(end + u * Vec::kLanes, hits[u])) return true;
+      uint64_t hits[num_vectors];
+      if (!find_hits<num_vectors>(end, hits)) continue;
+      for (int64_t u = 0; u < num_vectors; ++u) {
+        if (hits[u] && verify_hits_ascending(end + u * Vec::kLanes, hits[u])) return true;
       }
     }
     return false;
   }
 
-  // The same downwards; `end` is exclusive. The lower bound is computed for each block, because min_length_ may
-  // increase during the loop.
-  template <int64_t unroll>
-  bool descend_blocks(int64_t& end) {
-    constexpr int64_t block = unroll * Vec::kLanes;
+  // Searches blocks downwards from `end`, which is exclusive. The lower bound is computed for each block, because
+  // min_length_ may increase during the loop.
+  template <int64_t num_vectors>
+  bool search_blocks_descending(int64_t& end) {
+    constexpr int64_t block = num_vectors * Vec::kLanes;
     for (; end - block >= min_length_ - 1; end -= block) {
       prefetch<block>(tokens_ + end - block, -kPrefetchBytes);
-      uint64_t hits[unroll];
-      if (!find_hits<unroll>(end - block, hits)) continue;
-      for (int64_t u = unroll - 1; u >= 0; --u) {
-        if (hits[u] && verify_descending(end - block + u * Vec::kLanes, hits[u])) return true;
+      uint64_t hits[num_vectors];
+      if (!find_hits<num_vectors>(end - block, hits)) continue;
+      for (int64_t u = num_vectors - 1; u >= 0; --u) {
+        if (hits[u] && verify_hits_descending(end - block + u * Vec::kLanes, hits[u])) return true;
       }
     }
     return false;
@@ -90,38 +90,38 @@ class Lookup {
 
   // The address may be outside the row, because a prefetch never faults.
   template <int64_t block>
-  static void prefetch(const int32_t* at, int64_t distance) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(at) + static_cast<uintptr_t>(distance);
+  static void prefetch(const int32_t* tokens, int64_t distance) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(tokens) + static_cast<uintptr_t>(distance);
     for (uintptr_t byte = 0; byte < block * sizeof(int32_t); byte += kLineBytes) {
       __builtin_prefetch(reinterpret_cast<const void*>(address + byte));
     }
   }
 
   // Sets the bits of the ends, in the block starting at `end`, at which the last token and the min_length-th token from
-  // the end are equal to the row's. Returns whether there are any.
-  template <int64_t unroll>
+  // the end are equal to the row's. Returns whether a bit is set.
+  template <int64_t num_vectors>
   bool find_hits(int64_t end, uint64_t* hits) const {
     const int32_t* last_tokens = tokens_ + end;
     const int32_t* nth_last_tokens = last_tokens - (min_length_ - 1);
-    uint64_t any = 0;
-    for (int64_t u = 0; u < unroll; ++u) {
+    uint64_t all_hits = 0;
+    for (int64_t u = 0; u < num_vectors; ++u) {
       hits[u] = Vec::compare(last_tokens + u * Vec::kLanes, last_token_) &
                 Vec::compare(nth_last_tokens + u * Vec::kLanes, nth_last_token_);
-      any |= hits[u];
+      all_hits |= hits[u];
     }
-    return any != 0;
+    return all_hits != 0;
   }
 
-  // Verifies the hits of one vector in ascending order. Returns true if no longer match is possible.
-  bool verify_ascending(int64_t end, uint64_t hits) {
+  // Verifies the hits of the vector that begins at `end`, in ascending order. Returns true if the search is complete.
+  bool verify_hits_ascending(int64_t end, uint64_t hits) {
     for (hits = filter_hits(end, hits); hits; hits &= hits - 1) {
       if (update_best(end + __builtin_ctzll(hits))) return true;
     }
     return false;
   }
 
-  // The same in descending order.
-  bool verify_descending(int64_t end, uint64_t hits) {
+  // Verifies the hits of the vector that begins at `end`, in descending order. Returns true if the search is complete.
+  bool verify_hits_descending(int64_t end, uint64_t hits) {
     // A hit in a vector at higher positions may have increased min_length_ above the number of tokens before this
     // vector. Each hit is then verified individually.
     if (end >= min_length_ - 1) hits = filter_hits(end, hits);
@@ -136,40 +136,41 @@ class Lookup {
   // Keeps the hits at which the tokens between the two tokens that find_hits() compared are also equal.
   uint64_t filter_hits(int64_t end, uint64_t hits) const {
     for (int64_t j = 1; j < min_length_ - 1 && hits; ++j) {
-      hits &= Vec::compare(tokens_ + end - j, Vec::splat(tokens_[last_ - j]));
+      hits &= Vec::compare(tokens_ + end - j, Vec::splat(tokens_[last_position_ - j]));
     }
     return hits;
   }
 
   bool is_candidate(int64_t end) const {
-    return tokens_[end] == tokens_[last_] && tokens_[end - (min_length_ - 1)] == tokens_[last_ - (min_length_ - 1)];
+    return tokens_[end] == tokens_[last_position_] &&
+           tokens_[end - (min_length_ - 1)] == tokens_[last_position_ - (min_length_ - 1)];
   }
 
   // Verifies one end and updates the best match. Returns true if no longer match is possible.
   bool update_best(int64_t end) {
     const int64_t limit = smaller(max_n_, end + 1);
     int64_t len = 0;
-    while (len < limit && tokens_[end - len] == tokens_[last_ - len]) ++len;
+    while (len < limit && tokens_[end - len] == tokens_[last_position_ - len]) ++len;
     if (len < min_length_) return false;
-    best_ = {end, len};
+    best_match_ = {end, len};
     if (len == max_n_) return true;
     set_min_length(len + 1);
     return false;
   }
 
   const int32_t* tokens_;
-  int64_t last_;
+  int64_t last_position_;
   int64_t max_n_;
   int64_t min_length_ = 0;
   typename Vec::Reg last_token_{};
   typename Vec::Reg nth_last_token_{};
-  Match best_{-1, 0};
+  Match best_match_{-1, 0};
 };
 
 template <class Vec>
 Match find_match_with(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
   Lookup<Vec> lookup(tokens, num_tokens, min_n, max_n);
-  return match_policy == kEarliest ? lookup.find_earliest() : lookup.find_latest();
+  return match_policy == kEarliest ? lookup.find_earliest_match() : lookup.find_latest_match();
 }
 
 }  // namespace

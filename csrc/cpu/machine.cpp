@@ -1,4 +1,4 @@
-// Chooses the instruction set of the vector kernels and the number of threads.
+// Implements machine.h: chooses the instruction set and the number of threads.
 #include "cpu/machine.h"
 
 #if defined(__x86_64__)
@@ -15,13 +15,13 @@ namespace {
 struct InstructionSetEntry {
   const char* name;
   InstructionSet set;
-  FindMatch find;
+  FindMatch find_match;
   bool (*is_available)();
 };
 
 #if defined(__x86_64__)
-// Checked separately, because a hypervisor may hide these instructions but not AVX. On a machine without LZCNT, its
-// opcode silently runs as BSR.
+// Whether the machine has BMI, BMI2 and LZCNT. These are checked separately, because a hypervisor may hide them but not
+// AVX. On a machine without LZCNT, the opcode of LZCNT runs as BSR without an error.
 bool has_bit_manipulation() {
   unsigned a = 0, b = 0, features = 0, d = 0;  // clang has no feature name for LZCNT
   const bool has_lzcnt = __get_cpuid(0x80000001u, &a, &b, &features, &d) != 0 && (features & bit_LZCNT) != 0;
@@ -42,16 +42,16 @@ constexpr InstructionSetEntry kEntries[] = {
 #endif
 };
 
-const InstructionSetEntry* find_widest_available() {
-  const InstructionSetEntry* best = kEntries;
+const InstructionSetEntry* find_widest_available_entry() {
+  const InstructionSetEntry* widest_entry = kEntries;
   for (const InstructionSetEntry& entry : kEntries) {
-    if (entry.is_available()) best = &entry;
+    if (entry.is_available()) widest_entry = &entry;
   }
-  return best;
+  return widest_entry;
 }
 
-const InstructionSetEntry* find_by_name(const char* name) {
-  if (std::strcmp(name, "auto") == 0) return find_widest_available();
+const InstructionSetEntry* find_entry_by_name(const char* name) {
+  if (std::strcmp(name, "auto") == 0) return find_widest_available_entry();
   for (const InstructionSetEntry& entry : kEntries) {
     if (std::strcmp(name, entry.name) == 0 && entry.is_available()) return &entry;
   }
@@ -63,8 +63,8 @@ std::atomic<int32_t> thread_limit{0};
 std::atomic<const InstructionSetEntry*>& selected_entry() {
   static std::atomic<const InstructionSetEntry*> entry = [] {
     const char* requested = std::getenv("NGRAM_NPU_INSTRUCTION_SET");
-    const InstructionSetEntry* entry_by_name = requested ? find_by_name(requested) : nullptr;
-    return entry_by_name ? entry_by_name : find_widest_available();
+    const InstructionSetEntry* entry_by_name = requested ? find_entry_by_name(requested) : nullptr;
+    return entry_by_name ? entry_by_name : find_widest_available_entry();
   }();
   return entry;
 }
@@ -73,13 +73,13 @@ std::atomic<const InstructionSetEntry*>& selected_entry() {
 
 InstructionSet instruction_set() { return selected_entry().load(std::memory_order_relaxed)->set; }
 
-FindMatch find_match() { return selected_entry().load(std::memory_order_relaxed)->find; }
+FindMatch get_find_match() { return selected_entry().load(std::memory_order_relaxed)->find_match; }
 
 int32_t choose_num_threads(const Executor* executor, int64_t batch, int64_t tokens) {
   if (executor == nullptr) return 1;
-  int64_t threads = executor->max_threads;
-  if (const int32_t limit = ngram_npu_cpu_num_threads(); limit > 0) threads = smaller<int64_t>(threads, limit);
-  return static_cast<int32_t>(smaller(smaller(threads, batch), tokens / executor->min_tokens_per_thread));
+  int64_t num_threads = executor->max_threads;
+  if (const int32_t limit = ngram_npu_cpu_num_threads(); limit > 0) num_threads = smaller<int64_t>(num_threads, limit);
+  return static_cast<int32_t>(smaller(smaller(num_threads, batch), tokens / executor->min_tokens_per_thread));
 }
 
 }  // namespace ngram_npu::cpu
@@ -89,7 +89,7 @@ const char* ngram_npu_cpu_instruction_set() {
 }
 
 int32_t ngram_npu_cpu_set_instruction_set(const char* name) {
-  const ngram_npu::cpu::InstructionSetEntry* entry = name ? ngram_npu::cpu::find_by_name(name) : nullptr;
+  const ngram_npu::cpu::InstructionSetEntry* entry = name ? ngram_npu::cpu::find_entry_by_name(name) : nullptr;
   if (!entry) return ngram_npu::kInvalidParams;
   ngram_npu::cpu::selected_entry().store(entry, std::memory_order_relaxed);
   return ngram_npu::kOk;

@@ -1,4 +1,4 @@
-// Instruction set and threads of the CPU kernels.
+// Chooses the instruction set and the number of threads of the CPU kernels.
 #pragma once
 
 #include <atomic>
@@ -8,12 +8,12 @@
 namespace ngram_npu::cpu {
 
 // The instruction set in use is the widest of the machine, unless a caller or the environment variable
-// NGRAM_NPU_INSTRUCTION_SET selects a narrower one, as the tests do.
+// NGRAM_NPU_INSTRUCTION_SET selects a narrower set, as the tests do.
 enum class InstructionSet : int32_t { kScalar, kAvx2, kAvx512, kNeon };
 
 InstructionSet instruction_set();
 
-// The lookup without an index, which scans the row: finds the match that docs/ops/ngram_propose.md defines in the
+// The lookup without an index, which scans the row. Finds the match that docs/ops/ngram_propose.md defines in a row of
 // num_tokens >= 2 tokens.
 using FindMatch = Match (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
                             int32_t match_policy);
@@ -27,7 +27,7 @@ Match find_match_neon(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 #endif
 
 // Returns the scan for the instruction set in use.
-FindMatch find_match();
+FindMatch get_find_match();
 
 // Returns the number of threads for a batch in which `tokens` tokens are read.
 int32_t choose_num_threads(const Executor* executor, int64_t batch, int64_t tokens);
@@ -44,26 +44,27 @@ int64_t count_tokens_to_read(const TokenRows<Token>& rows, const int32_t* num_to
   return sum;
 }
 
-// Calls fn(i) for every i in [0, batch). Rows differ in length, so a thread takes the next row when it is free.
+// Calls fn(i) for every i in [0, batch). Rows differ in length, so each thread takes the next row when it is free.
+// `tokens` is the total number of tokens that are read.
 template <class Fn>
 void for_each_row(const Executor* executor, int64_t batch, int64_t tokens, const Fn& fn) {
-  const int32_t threads = choose_num_threads(executor, batch, tokens);
-  if (threads <= 1) {
+  const int32_t num_threads = choose_num_threads(executor, batch, tokens);
+  if (num_threads <= 1) {
     for (int64_t i = 0; i < batch; ++i) fn(i);
     return;
   }
-  struct Shared {
+  struct SharedState {
     const Fn& fn;
     int64_t batch;
-    std::atomic<int64_t> next;
-  } shared{fn, batch, {0}};
+    std::atomic<int64_t> next_row;
+  } shared_state{fn, batch, {0}};
   executor->run(
-      executor, threads,
+      executor, num_threads,
       [](void* context, int32_t) {
-        auto& s = *static_cast<Shared*>(context);
-        for (int64_t i; (i = s.next.fetch_add(1, std::memory_order_relaxed)) < s.batch;) s.fn(i);
+        auto& state = *static_cast<SharedState*>(context);
+        for (int64_t i; (i = state.next_row.fetch_add(1, std::memory_order_relaxed)) < state.batch;) state.fn(i);
       },
-      &shared);
+      &shared_state);
 }
 
 // Returns an executor that uses a small thread pool of this process, for callers without torch (thread_pool.cpp). The

@@ -51,10 +51,11 @@ NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t
                                                          int64_t max_n, bool any_data, bool ladder, bool outcomes);
 // Creates an empty index in `words` zeroed words. Returns kInvalidParams if the memory is too small for one page.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_init(int32_t* index, int64_t words, int64_t num_slots);
-// Makes the checks that need no tokens. Returns an IndexFault (0: no fault); *location is the slot or page.
+// Makes the checks that do not need the rows' tokens. Returns an IndexFault (0: no fault); *location is the slot or
+// page.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_check(const int32_t* index, int64_t words, int64_t* location);
-// Checks that every entry of one slot is at the place of its n-gram's key, records the right occurrence in the row, and
-// follows the lazy rule (ngram_index_table.h). Returns an IndexFault (0: no fault).
+// Checks that every entry of one slot is in the page and line of its n-gram's key, records the right occurrence in the
+// row, and follows the lazy rule (ngram_index_table.h). Returns an IndexFault (0: no fault).
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words, int64_t slot,
                                                              const int32_t* tokens, int64_t num_tokens);
 // Writes the number of tokens that each of `count` slots has indexed; 0 for a slot that does not exist.

@@ -1,4 +1,4 @@
-// The pages and slots of an index, for its operators and for the functions that create an index.
+// Implements ngram_index_arena.h and the functions of ngram_index.h that size and create an index.
 #include "cpu/ngram_index_arena.h"
 
 #include <pthread.h>
@@ -19,8 +19,8 @@ namespace {
 // A word of `owners` is slot + 1 for a page in use, kFree | (next + 1) for a freed page, and 0 for an unused page.
 constexpr uint32_t kFree = 0x80000000u;
 
-// A page is allocated once in a few hundred insertions, so one lock per process is enough. The lock is not in the
-// tensor, so that corrupt contents cannot block a caller.
+// A spin lock for the pages of all indices. A page is allocated once in a few hundred insertions, so one lock per
+// process is enough. The lock is not in the tensor, so that corrupt contents cannot block a caller.
 class PageLock {
  public:
   PageLock() {
@@ -31,7 +31,7 @@ class PageLock {
   PageLock(const PageLock&) = delete;
   PageLock& operator=(const PageLock&) = delete;
 
-  // If a thread had locked the pages during a fork, it does not exist in the child.
+  // A thread that held the lock during a fork does not exist in the child, so it cannot unlock there.
   static void unlock_in_child() { locked_.clear(); }
 
  private:
@@ -40,11 +40,12 @@ class PageLock {
 std::atomic_flag PageLock::locked_ = ATOMIC_FLAG_INIT;
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, PageLock::unlock_in_child);
 
-// Atomic, because can_enable_again reads the number without the lock.
+// Returns the new number of pages in use. Atomic, because can_enable_again() reads it without the lock.
 uint32_t add_pages_in_use(const Arena& arena, uint32_t difference) {
   return __atomic_add_fetch(arena.header + kHeaderPagesInUse, difference, __ATOMIC_RELAXED);
 }
 
+// The caller holds the lock.
 void free_page(const Arena& arena, uint32_t slot_id, uint32_t page) {
   // A corrupt directory must not free a page twice, or a page of another slot.
   if (page >= arena.num_pages || arena.owners[page] != slot_id + 1) return;
@@ -121,7 +122,8 @@ void clear_slot(const Arena& arena, uint32_t slot_id) {
     const PageLock lock;
     const uint32_t pages = smaller(slot[kSlotOutcomePages], kMaxOutcomePages);
     for (uint32_t i = 0; i < pages; ++i) free_page(arena, slot_id, *outcome_page(arena, slot, pages, i));
-    for (uint32_t i = 0; i < outcome_directories(pages); ++i) free_page(arena, slot_id, slot[kSlotOutcomeRoot + i]);
+    for (uint32_t i = 0; i < count_outcome_directories(pages); ++i)
+      free_page(arena, slot_id, slot[kSlotOutcomeRoot + i]);
   }
   for (int64_t i = 0; i < kSlotWords; ++i) slot[i] = 0;
 }
@@ -133,7 +135,7 @@ void disable_slot(const Arena& arena, uint32_t slot_id) {
   clear_slot(arena, slot_id);
   slot[kSlotOptions] = options;
   slot[kSlotDisabled] = needed_pages;
-  count(arena, kStatDisabled);
+  add_to_statistic(arena, kStatDisabled);
 }
 
 bool can_enable_again(const Arena& arena, uint32_t slot_id) {
@@ -142,8 +144,8 @@ bool can_enable_again(const Arena& arena, uint32_t slot_id) {
   return in_use + old_pages + old_pages / 4 + 2 < arena.num_pages;
 }
 
-void count(const Arena& arena, Header statistic, uint32_t times) {
-  __atomic_fetch_add(arena.header + statistic, times, __ATOMIC_RELAXED);
+void add_to_statistic(const Arena& arena, Header statistic, uint32_t amount) {
+  __atomic_fetch_add(arena.header + statistic, amount, __ATOMIC_RELAXED);
 }
 
 const IndexTable& index_table() {
@@ -160,7 +162,7 @@ const IndexTable& index_table() {
 
 namespace {
 
-// Whether the last indexed tokens still equal those of the row.
+// Whether the last indexed tokens still equal the row's tokens at these positions.
 bool is_tail_equal(const uint32_t* slot, const int32_t* tokens, uint32_t length) {
   const uint32_t* tail = slot + kSlotTail;
   if (length >= kTailTokens) {
@@ -178,23 +180,23 @@ bool is_tail_equal(const uint32_t* slot, const int32_t* tokens, uint32_t length)
 bool prepare_slot(const Arena& arena, uint32_t slot_id, const IndexOptions& options, const int32_t* tokens,
                   uint32_t max_indexed) {
   uint32_t* slot = arena.slot(slot_id);
-  const uint32_t packed =
+  const uint32_t packed_options =
       pack_options(options.min_n, options.max_n, options.match_policy, options.ladder, options.outcomes);
   const uint32_t length = slot[kSlotLength];
-  if (slot[kSlotOptions] != packed) {
-    if (slot[kSlotOptions] != 0) count(arena, kStatRebuildOptions);
+  if (slot[kSlotOptions] != packed_options) {
+    if (slot[kSlotOptions] != 0) add_to_statistic(arena, kStatRebuildOptions);
     clear_slot(arena, slot_id);
   } else if (length > max_indexed) {
-    count(arena, kStatRebuildLength);
+    add_to_statistic(arena, kStatRebuildLength);
     clear_slot(arena, slot_id);
   } else if (!is_tail_equal(slot, tokens, length)) {
-    count(arena, kStatRebuildTokens);
+    add_to_statistic(arena, kStatRebuildTokens);
     clear_slot(arena, slot_id);
   } else if (slot[kSlotDisabled] != 0) {
     if (!can_enable_again(arena, slot_id)) return false;
     clear_slot(arena, slot_id);
   }
-  slot[kSlotOptions] = packed;
+  slot[kSlotOptions] = packed_options;
   return true;
 }
 
@@ -222,8 +224,8 @@ int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64
   if (tokens < 0 || num_slots < 1 || num_slots > index::kMaxSlots) return 0;
   if (!ladder && (min_n < 1 || max_n < min_n || max_n - min_n >= index::kMaxLevels)) return 0;
   // A page contains 590 entries on average over all row lengths, and 529 at the worst length. Text has up to 1.2
-  // entries per token, with a ladder up to 1.5. Any data has up to (levels + 1) / 2, which is reached with one
-  // and two levels. Each slot also needs its last page and its directory.
+  // entries per token, with a ladder up to 1.5. Any data has up to (levels + 1) / 2 entries per token, which is reached
+  // with one and two levels. Each slot also needs its last page and its directory.
   const int64_t levels = ladder ? kLadderLevels : max_n - min_n + 1;
   const int64_t entries_per_ten_tokens = any_data ? 5 * (levels + 1) : ladder ? 15 : 12;
   const int64_t entries_per_ten_pages = any_data && levels <= 2 ? 5250 : 5900;
@@ -249,9 +251,9 @@ int32_t ngram_npu_cpu_ngram_index_init(int32_t* index, int64_t words, int64_t nu
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_index_lengths(const int32_t* index, int64_t words, const int32_t* slots,
                                                         int64_t count, int64_t* lengths) {
   cpu::Arena arena;
-  const bool usable = cpu::open_arena(const_cast<int32_t*>(index), words, &arena);
+  const bool is_usable = cpu::open_arena(const_cast<int32_t*>(index), words, &arena);
   for (int64_t i = 0; i < count; ++i) {
-    const bool has_slot = usable && slots[i] >= 0 && static_cast<uint32_t>(slots[i]) < arena.num_slots;
+    const bool has_slot = is_usable && slots[i] >= 0 && static_cast<uint32_t>(slots[i]) < arena.num_slots;
     lengths[i] = has_slot ? arena.slot(static_cast<uint32_t>(slots[i]))[index::kSlotLength] : 0;
   }
 }

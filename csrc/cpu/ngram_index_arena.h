@@ -9,8 +9,8 @@
 
 namespace ngram_npu::cpu {
 
-// The parts of the tensor. For memory safety, the code relies only on these pointers and numbers, which open_arena has
-// checked against the tensor's size, and not on the tensor's other contents.
+// The parts of the tensor. For memory safety, the code relies only on these pointers and numbers, which open_arena()
+// has checked against the tensor's size, and not on the tensor's other contents.
 struct Arena {
   uint32_t* header;
   uint32_t* slots;
@@ -26,29 +26,30 @@ struct Arena {
   }
 };
 
-// Returns false if the header does not match the tensor's size.
+// Finds the parts of the tensor. Returns false if the header does not match the tensor's size.
 bool open_arena(int32_t* index, int64_t words, Arena* arena);
 
-// Allocates a page for a slot without clearing it. Returns kNoPage if none is left. Thread-safe.
+// Allocates a page for a slot without clearing the page. Returns kNoPage if no page is left. Thread-safe.
 constexpr uint32_t kNoPage = ~0u;
 uint32_t allocate_page(const Arena& arena, uint32_t slot_id);
+// Frees a page of a slot. Thread-safe.
 void release_page(const Arena& arena, uint32_t slot_id, uint32_t page);
 
-// Frees all pages of a slot and empties it.
+// Frees all pages of a slot and empties the slot.
 void clear_slot(const Arena& arena, uint32_t slot_id);
-// The same, but also marks the slot as disabled: its row is scanned until there is enough memory again.
+// Frees all pages of a slot and marks the slot as disabled: its row is scanned until there is enough memory again.
 void disable_slot(const Arena& arena, uint32_t slot_id);
 // Whether a disabled slot can be enabled again: 1.25 times as many pages as the slot had are free, and the slot was not
 // disabled because its table reached the maximum size.
 bool can_enable_again(const Arena& arena, uint32_t slot_id);
 
 // Increases a statistic.
-void count(const Arena& arena, index::Header statistic, uint32_t times = 1);
+void add_to_statistic(const Arena& arena, index::Header statistic, uint32_t amount = 1);
 
-// The word with the id of outcome page `number`, in a slot with `pages` outcome pages.
-inline uint32_t* outcome_page(const Arena& arena, uint32_t* slot, uint32_t pages, uint32_t number) {
+// The word with the id of outcome page `number`, in a slot with num_pages outcome pages.
+inline uint32_t* outcome_page(const Arena& arena, uint32_t* slot, uint32_t num_pages, uint32_t number) {
   uint32_t* root = slot + index::kSlotOutcomeRoot;
-  if (pages <= index::kRootOutcomePages) return root + number;
+  if (num_pages <= index::kRootOutcomePages) return root + number;
   return arena.page(root[number >> index::kDirPageDepth]) + (number & ((1u << index::kDirPageDepth) - 1));
 }
 
@@ -68,27 +69,27 @@ bool prepare_slot(const Arena& arena, uint32_t slot_id, const IndexOptions& opti
 // Records that the slot has indexed the first `length` tokens.
 void set_indexed_length(const Arena& arena, uint32_t slot_id, const int32_t* tokens, uint32_t length);
 
-// A row to look up. The tokens from `first` on are indexed first; the n-grams that end at the last token are looked up.
+// A row to look up. The tokens [first, length) are indexed, and the n-grams that end at the last token are looked up.
 struct IndexQuery {
   const int32_t* tokens;
-  uint32_t readable;  // number of readable words in the row's memory
+  uint32_t readable_words;  // number of words that may be read in the row's memory
   uint32_t slot_id;
   uint32_t first;
   uint32_t length;
   Match match;
-  bool ok;  // false: no memory was left, so the slot is unusable
+  bool has_memory;  // false: no memory was left, so the slot is unusable
 };
 
 constexpr int kQueryGroup = 32;      // maximum number of rows that are looked up together
 constexpr uint32_t kMaxPending = 8;  // maximum number of tokens that the lookup of a row indexes
 
-// Operations on tables. Each isa_<name>.cpp compiles them (ngram_index_walk.h) for its instruction set.
+// Operations on tables. Each isa_<name>.cpp compiles these operations (ngram_index_walk.h) for its instruction set.
 struct IndexTable {
-  // Answers at most kQueryGroup queries with at most kMaxPending tokens to index each.
+  // Looks up at most kQueryGroup queries, each with at most kMaxPending tokens to index.
   void (*look_up)(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k);
-  // Indexes the tokens first .. length - 1 of a row. Returns false if no memory is left.
+  // Indexes the tokens [first, length) of a row. Returns false if no memory is left.
   bool (*extend)(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens,
-                 uint32_t readable, uint32_t first, uint32_t length);
+                 uint32_t readable_words, uint32_t first, uint32_t length);
 };
 
 extern const IndexTable kIndexTableScalar;
@@ -114,20 +115,20 @@ class Outcomes {
   // The outcome byte of the token at `position`; 0 if none is recorded.
   uint8_t operator()(int64_t position) {
     const uint32_t number = static_cast<uint32_t>(position >> kOutcomePageBits);
-    return number == cached_page_ || number < pages() ? *at(number, position) : 0;
+    return number == cached_page_ || number < num_pages() ? *byte_at(number, position) : 0;
   }
 
   // Writes an outcome byte. Positions must be in order. Returns false if no memory is left or the slot is corrupt.
   bool write(uint32_t position, uint8_t outcome) {
     const uint32_t number = position >> kOutcomePageBits;
-    if (number != cached_page_ && (number > pages() || (number == pages() && !add_page()))) return false;
-    *at(number, position) = outcome;
+    if (number != cached_page_ && (number > num_pages() || (number == num_pages() && !add_page()))) return false;
+    *byte_at(number, position) = outcome;
     return true;
   }
 
   void prefetch(uint32_t position) {
     const uint32_t number = position >> kOutcomePageBits;
-    if (number < pages()) __builtin_prefetch(at(number, position));
+    if (number < num_pages()) __builtin_prefetch(byte_at(number, position));
   }
 
   // The candidate for the next token of a row with `length` indexed tokens. The match is inside the row even if the
@@ -140,24 +141,24 @@ class Outcomes {
   void set_candidate(Match match) { slot_[kSlotCandidate] = static_cast<uint32_t>((match.end + 1) << 5 | match.len); }
 
  private:
-  uint32_t pages() const { return smaller(slot_[kSlotOutcomePages], kMaxOutcomePages); }
+  uint32_t num_pages() const { return smaller(slot_[kSlotOutcomePages], kMaxOutcomePages); }
 
-  // The byte of a token in an existing page. The page is cached, because most positions are consecutive.
-  uint8_t* at(uint32_t number, int64_t position) {
+  // The outcome byte of a token, in an existing page. The page is cached, because most positions are consecutive.
+  uint8_t* byte_at(uint32_t number, int64_t position) {
     if (number != cached_page_) {
-      bytes_ = reinterpret_cast<uint8_t*>(arena_.page(*outcome_page(arena_, slot_, pages(), number)));
+      bytes_ = reinterpret_cast<uint8_t*>(arena_.page(*outcome_page(arena_, slot_, num_pages(), number)));
       cached_page_ = number;
     }
     return bytes_ + (position & ((1 << kOutcomePageBits) - 1));
   }
 
   bool add_page() {
-    const uint32_t count = pages();
+    const uint32_t count = num_pages();
     const uint32_t new_count = count + 1;
     if (new_count > kMaxOutcomePages) return false;
     const uint32_t page = allocate_page(arena_, slot_id_);
     if (page == kNoPage) return false;
-    if (outcome_directories(new_count) > outcome_directories(count)) {
+    if (count_outcome_directories(new_count) > count_outcome_directories(count)) {
       const uint32_t directory = allocate_page(arena_, slot_id_);
       if (directory == kNoPage) {
         release_page(arena_, slot_id_, page);

@@ -19,31 +19,32 @@ struct BasePowers {
 };
 constexpr BasePowers kBasePowers;
 
-// Counts the equal tokens, at most `limit`, before two ends.
+// Counts the equal tokens, at most `limit`, before the ends `a` and `b`.
 uint32_t count_common_suffix(const int32_t* a, const int32_t* b, uint32_t limit) {
   uint32_t n = 0;
   while (n < limit && *--a == *--b) ++n;
   return n;
 }
 
-// Bit i of the result is set if entry i of a line has the tag. Branches would not be predictable, so there are none.
-uint32_t lanes_with_tag(const Entry* line, uint32_t tag) {
+// Bit i of the result is set if entry i of a line has the tag. There are no branches, because they would not be
+// predictable.
+uint32_t find_lanes_with_tag(const Entry* line, uint32_t tag) {
   uint32_t lanes = 0;
   for (uint32_t i = 0; i < kLineEntries; ++i) lanes |= uint32_t{line[i].state >> 8 == tag} << i;
   return lanes;
 }
 
-// Returns the index of the entry to overwrite with a new entry: the first that is empty or has a block that is no
-// longer alive, otherwise the oldest.
+// Returns the index of the entry to overwrite with a new entry: the first entry that is empty or whose block is no
+// longer alive, otherwise the oldest entry.
 uint32_t find_entry_to_replace(const Store& store, const Entry* line) {
-  const uint32_t first_alive = oldest_position(store);
+  const uint32_t oldest_alive_position = oldest_position(store);
   uint32_t unused_lanes = 0, oldest_lane = 0;
   for (uint32_t i = 0; i < kLineEntries; ++i) {
-    unused_lanes |= uint32_t{line[i].position < first_alive} << i;
+    unused_lanes |= uint32_t{line[i].position < oldest_alive_position} << i;
     oldest_lane = line[i].position < line[oldest_lane].position ? i : oldest_lane;
   }
   if (unused_lanes != 0) return static_cast<uint32_t>(__builtin_ctz(unused_lanes));
-  store.count(kStatEvicted);
+  store.add_to_statistic(kStatEvicted);
   return oldest_lane;
 }
 
@@ -68,12 +69,12 @@ void insert_token(const Store& store, const NgramKeys& keys, uint64_t scope, uin
     line[find_entry_to_replace(store, line)] = {static_cast<uint32_t>(keys.values[level]) << 8, position};
   }
   store.outcomes(serial)[offset] = outcome;
-  store.count(kStatInserted);
+  store.add_to_statistic(kStatInserted);
 }
 
 }  // namespace
 
-StoreParts store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
+StoreParts compute_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
   if (num_slots < 1 || num_slots > kMaxSlots || num_blocks < kMinBlocksPerSlot * num_slots || num_blocks > kMaxBlocks ||
       line_bits < 1 || line_bits > kMaxLineBits) {
     return {};
@@ -93,7 +94,7 @@ bool open_store(int32_t* words, int64_t num_words, Store* store) {
   if (num_words < kHeaderWords) return false;
   auto* const header = reinterpret_cast<uint32_t*>(words);
   if (header[kHeaderMagic] != kMagic) return false;
-  const StoreParts parts = store_parts(header[kHeaderSlots], header[kHeaderBlocks], header[kHeaderLineBits]);
+  const StoreParts parts = compute_store_parts(header[kHeaderSlots], header[kHeaderBlocks], header[kHeaderLineBits]);
   if (parts.end == 0 || parts.end > num_words) return false;
   *store = {header,
             header + parts.slots,
@@ -136,7 +137,7 @@ void renumber_blocks(const Store& store) {
   }
   store.header[kHeaderNextSerial] -= offset;
   ++store.header[kHeaderEpoch];
-  store.count(kStatRenumberings);
+  store.add_to_statistic(kStatRenumberings);
 }
 
 void count_skipped_call(const Store& store) {
@@ -144,8 +145,8 @@ void count_skipped_call(const Store& store) {
 }
 
 uint32_t oldest_position(const Store& store) {
-  const uint32_t next = store.header[kHeaderNextSerial];
-  return (next > store.num_blocks ? next - store.num_blocks : 1) << kBlockBits;
+  const uint32_t next_serial = store.header[kHeaderNextSerial];
+  return (next_serial > store.num_blocks ? next_serial - store.num_blocks : 1) << kBlockBits;
 }
 
 NgramKeys compute_ngram_keys(const int32_t* end, int64_t length, uint64_t seed) {
@@ -167,7 +168,7 @@ StoreHit find_hit(const Store& store, const NgramKeys& keys, uint32_t level, uin
   const uint64_t key = keys.values[level];
   const uint32_t tag = static_cast<uint32_t>(key) & 0xffffffu, n = ladder_ngram_length(level);
   Entry* const line = store.line(key);
-  for (uint32_t lanes = lanes_with_tag(line, tag); lanes != 0; lanes &= lanes - 1) {
+  for (uint32_t lanes = find_lanes_with_tag(line, tag); lanes != 0; lanes &= lanes - 1) {
     const int i = __builtin_ctz(lanes);
     const uint32_t serial = line[i].position >> kBlockBits, offset = line[i].position % kBlockTokens;
     // The contract requires this order: the scope is compared before any token.
@@ -183,7 +184,7 @@ StoreHit find_hit(const Store& store, const NgramKeys& keys, uint32_t level, uin
 void prefetch_hit(const Store& store, const NgramKeys& keys, uint32_t level) {
   const uint32_t tag = static_cast<uint32_t>(keys.values[level]) & 0xffffffu;
   const Entry* const line = store.line(keys.values[level]);
-  const uint32_t lanes = lanes_with_tag(line, tag);
+  const uint32_t lanes = find_lanes_with_tag(line, tag);
   if (lanes == 0) return;
   const uint32_t position = line[__builtin_ctz(lanes)].position, serial = position >> kBlockBits,
                  offset = position % kBlockTokens;
@@ -192,14 +193,14 @@ void prefetch_hit(const Store& store, const NgramKeys& keys, uint32_t level) {
   __builtin_prefetch(store.text(serial) + offset);
 }
 
-void TokenInserter::add(uint32_t position, uint64_t scope, uint64_t seed) {
+void TokenInserter::add_token(uint32_t position, uint64_t scope, uint64_t seed) {
   Item& item = items_[size_++];
   const uint32_t serial = position >> kBlockBits, offset = position % kBlockTokens;
   item.keys = compute_ngram_keys(store_.text(serial) + offset, offset, seed);
   item.scope = scope;
   item.position = position;
   for (uint32_t level = 0; level < item.keys.levels; ++level) __builtin_prefetch(store_.line(item.keys.values[level]));
-  if (size_ == kGroup) flush();
+  if (size_ == kGroupTokens) flush();
 }
 
 void TokenInserter::flush() {
@@ -215,20 +216,21 @@ void close_slot(const Store& store, uint32_t slot_id, TokenInserter* inserter) {
   const uint32_t newest_serial = slot[kSlotSerial];
   slot[kSlotSerial] = slot[kSlotLength] = 0;
   if (newest_serial == 0) return;
-  if (!store.is_alive(newest_serial)) return store.count(kStatLostBlocks);
+  if (!store.is_alive(newest_serial)) return store.add_to_statistic(kStatLostBlocks);
   if (store.header[kHeaderVisibility] != kFinish) return;
   const uint64_t scope = store.scope(newest_serial), seed = scope_seed(scope);
   uint32_t oldest_serial = newest_serial;
   store.head(newest_serial)[kHeadNext] = 0;
-  for (uint32_t previous = store.head(oldest_serial)[kHeadPrevious];
-       previous < oldest_serial && store.is_alive(previous); previous = store.head(oldest_serial)[kHeadPrevious]) {
-    store.head(previous)[kHeadNext] = oldest_serial;
-    oldest_serial = previous;
+  for (uint32_t previous_serial = store.head(oldest_serial)[kHeadPrevious];
+       previous_serial < oldest_serial && store.is_alive(previous_serial);
+       previous_serial = store.head(oldest_serial)[kHeadPrevious]) {
+    store.head(previous_serial)[kHeadNext] = oldest_serial;
+    oldest_serial = previous_serial;
   }
   for (uint32_t serial = oldest_serial; serial != 0; serial = store.head(serial)[kHeadNext]) {
     const uint32_t fill = store.fill(serial);
     for (uint32_t i = store.head(serial)[kHeadFirst]; i < fill; ++i)
-      inserter->add(serial << kBlockBits | i, scope, seed);
+      inserter->add_token(serial << kBlockBits | i, scope, seed);
   }
   inserter->flush();
 }

@@ -22,7 +22,7 @@ namespace ngram_npu {
   X(Place, "an entry points outside the text, or to text that was cleared")                    \
   X(Key, "an entry is not in the line of its n-gram, or has another tag")                      \
   X(Counts, "an entry has more wrong predictions than the update rule allows")                 \
-  X(Twice, "an n-gram has two entries")                                                        \
+  X(Duplicate, "an n-gram has two entries")                                                    \
   X(Piece, "a piece of a file does not belong to a store of these sizes")
 
 enum StoreFault : int32_t {
@@ -41,8 +41,8 @@ constexpr const char* kStoreFaultTexts[] = {
 
 namespace ngram_npu::cpu {
 
-// The parts of the tensor. For memory safety, the code relies only on these pointers and numbers, which open_store has
-// checked against the tensor's size, and not on the tensor's other contents.
+// The parts of the tensor. For memory safety, the code relies only on these pointers and numbers, which open_store()
+// has checked against the tensor's size, and not on the tensor's other contents.
 struct Store {
   uint32_t* header;
   uint32_t* slots;
@@ -69,23 +69,23 @@ struct Store {
   }
   uint32_t fill(uint32_t serial) const { return smaller(head(serial)[store::kHeadFill], store::kBlockTokens); }
 
-  void count(store::Header statistic, uint32_t times = 1) const { header[statistic] += times; }
+  void add_to_statistic(store::Header statistic, uint32_t amount = 1) const { header[statistic] += amount; }
 };
 
 // The offsets of the layout's parts in words. `end` is 0 if the sizes are invalid.
 struct StoreParts {
   int64_t slots, heads, lines, tokens, bytes, end;
 };
-StoreParts store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits);
+StoreParts compute_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits);
 
-// Returns false if the header does not match the tensor's size.
+// Finds the parts of the tensor. Returns false if the header does not match the tensor's size.
 bool open_store(int32_t* words, int64_t num_words, Store* store);
 
 // Checks the blocks and their serial numbers. If there is a fault, *location is the block.
 StoreFault check_blocks(const Store& store, int64_t* location);
 // Clears all text and closes all slots.
 void clear_all_text(const Store& store);
-// Subtracts max_serial_offset() from all serial numbers, when no more are available.
+// Subtracts max_serial_offset() from all serial numbers when all numbers have been assigned.
 void renumber_blocks(const Store& store);
 // The first position of the oldest block that may be alive. Clearing a block removes its entries, so the block of an
 // entry is alive if and only if the entry's position is at least this position.
@@ -93,7 +93,8 @@ uint32_t oldest_position(const Store& store);
 // Counts a call that skipped the store.
 void count_skipped_call(const Store& store);
 
-// Locks a store for one call; false if another call has locked it. Waits while a piece is copied to a file.
+// Locks a store for one call. The object converts to false if another call has locked the store. The constructor waits
+// while a piece is copied to a file.
 class StoreLock {
  public:
   explicit StoreLock(const Store& store) : store_(store), locked_(try_lock(store)) {}
@@ -105,7 +106,7 @@ class StoreLock {
   explicit operator bool() const { return locked_; }
 
   static bool try_lock(const Store& store, uint32_t lock_value = 1) {
-    for (int tries = 0; tries < kMaxLockAttempts; ++tries) {
+    for (int attempt = 0; attempt < kMaxLockAttempts; ++attempt) {
       uint32_t current = 0;
       if (__atomic_compare_exchange_n(store.header + store::kHeaderLock, &current, lock_value, false, __ATOMIC_ACQUIRE,
                                       __ATOMIC_RELAXED)) {
@@ -119,7 +120,7 @@ class StoreLock {
   static void unlock(const Store& store) { __atomic_store_n(store.header + store::kHeaderLock, 0u, __ATOMIC_RELEASE); }
 
  private:
-  // Takes about a minute. A header with random contents must not block forever.
+  // This number of attempts takes about a minute. A header with random contents must not block a caller forever.
   static constexpr int kMaxLockAttempts = 1 << 26;
 
   const Store& store_;
@@ -134,8 +135,8 @@ struct NgramKeys {
 // Computes the keys for the text of `length` tokens that ends before `end`, in the scope with this seed.
 NgramKeys compute_ngram_keys(const int32_t* end, int64_t length, uint64_t seed);
 
-// An entry, and the number of tokens, at most 16, before its position that agree with the text looked up. Without a
-// hit, `entry` is null.
+// An entry, and the number of equal tokens, at most 16, before the entry's position and at the end of the text looked
+// up. Without a hit, `entry` is null.
 struct StoreHit {
   store::Entry* entry;
   uint32_t match_len;
@@ -148,11 +149,12 @@ class TokenInserter {
   explicit TokenInserter(const Store& store) : store_(store) {}
 
   // Adds the token at `position`, which must already be in its block.
-  void add(uint32_t position, uint64_t scope, uint64_t seed);
+  void add_token(uint32_t position, uint64_t scope, uint64_t seed);
+  // Inserts the entries of all tokens in the queue.
   void flush();
 
  private:
-  static constexpr uint32_t kGroup = 32;
+  static constexpr uint32_t kGroupTokens = 32;
   struct Item {
     NgramKeys keys;
     uint64_t scope;
@@ -160,17 +162,17 @@ class TokenInserter {
   };
 
   const Store& store_;
-  Item items_[kGroup];
+  Item items_[kGroupTokens];
   uint32_t size_ = 0;
 };
 
-// Finds the hit of the n-gram at this level. The text of `length` tokens that ends before `end` contains the n-gram.
+// Finds the entry of the n-gram at this level. The text of `length` tokens that ends before `end` contains the n-gram.
 StoreHit find_hit(const Store& store, const NgramKeys& keys, uint32_t level, uint64_t scope, const int32_t* end,
                   int64_t length);
 // Prefetches what find_hit() reads for the line's first entry with the n-gram's tag.
 void prefetch_hit(const Store& store, const NgramKeys& keys, uint32_t level);
 
-// Closes a slot. With visibility "finish", it first inserts the entries of the request's text.
+// Closes a slot. With visibility "finish", this function first inserts the entries of the request's text.
 void close_slot(const Store& store, uint32_t slot_id, TokenInserter* inserter);
 
 }  // namespace ngram_npu::cpu
@@ -185,7 +187,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_init(int32_t* store, int64_t 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_check(const int32_t* store, int64_t words, int64_t* location);
 // Writes the numbers of stored tokens, of blocks in use, and of slots with an open request.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_usage(const int32_t* store, int64_t words, int64_t usage[3]);
-// Locks the store for the caller, as operators do. Returns false if another call has locked it or it is not a store.
+// Locks the store for the caller, as operators do. Returns false if another call has locked it or if it is invalid.
 NGRAM_NPU_EXPORT bool ngram_npu_cpu_ngram_store_lock(int32_t* store, int64_t words);
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_unlock(int32_t* store, int64_t words);
 // Number of pieces in which a store's contents, without its slots, are copied to a file. Each piece is a consistent
@@ -194,10 +196,10 @@ NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_unlock(int32_t* store, int64_t w
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pieces(const int32_t* store, int64_t words);
 constexpr int64_t kStorePieceWords = 1024 * (ngram_npu::store::kHeadWords + 256 + 64);
 // Writes a piece of at most kStorePieceWords words. Returns its size in words; -1 if another call is using the store.
-NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pack(int32_t* store, int64_t words, int64_t piece, uint32_t* to);
+NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pack(int32_t* store, int64_t words, int64_t piece, uint32_t* output);
 // Adds a piece to a store of the same sizes that was empty before the first piece and that no other call uses. Pieces
 // must be added in order. Returns a StoreFault (0: no fault).
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_unpack(int32_t* store, int64_t words, int64_t piece,
-                                                          const uint32_t* from, int64_t count);
+                                                          const uint32_t* packed_words, int64_t count);
 // Zeroes the text of a scope, or of all scopes if `scope` is null. The caller must have locked the store.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_clear(int32_t* store, int64_t words, const int64_t* scope);

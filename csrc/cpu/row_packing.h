@@ -18,7 +18,7 @@ struct SourceRow {
   int64_t stride;       // in bytes
   int64_t size;         // number of items
   int64_t min_items;    // the row is padded to at least this many items
-  int64_t first_chunk;  // index of its first destination chunk
+  int64_t first_chunk;  // index of the row's first destination chunk
 
   int64_t num_chunks() const { return (larger(size, min_items) + kChunkItems - 1) / kChunkItems; }
 };
@@ -42,10 +42,10 @@ inline int32_t pack_rows(const std::vector<SourceRow>& rows, int64_t split, int6
 
 // Concatenates items[begins[i] : begins[i] + counts[i]].
 inline void join_spans(const int32_t* items, const int64_t* begins, const int32_t* counts, int64_t num_spans,
-                       int32_t* joined) {
+                       int32_t* joined_items) {
   for (int64_t i = 0; i < num_spans; ++i) {
-    std::memcpy(joined, items + begins[i], sizeof(int32_t) * static_cast<size_t>(counts[i]));
-    joined += counts[i];
+    std::memcpy(joined_items, items + begins[i], sizeof(int32_t) * static_cast<size_t>(counts[i]));
+    joined_items += counts[i];
   }
 }
 

@@ -20,8 +20,8 @@ class StoreInserter {
   StoreInserter(const StoreInserter&) = delete;
   StoreInserter& operator=(const StoreInserter&) = delete;
 
-  // Inserts the last `num_sampled` tokens of the row of slot `id`, and the missing tokens before them.
-  void insert(int64_t id, const StoredRow& row, int64_t num_sampled);
+  // Inserts the last num_new tokens of the row into the slot, and the missing tokens before these tokens.
+  void insert_row(int64_t slot_id, const StoredRow& row, int64_t num_new);
 
  private:
   bool is_continued_by(const uint32_t* slot, const StoredRow& row) const;
@@ -30,22 +30,21 @@ class StoreInserter {
 
   const Store& store_;
   TokenInserter inserter_;
-  int64_t backlog_ = store::kBacklogTokens;
+  int64_t backlog_budget_ = store::kBacklogTokens;
 };
 
-void StoreInserter::insert(int64_t id, const StoredRow& row, int64_t num_sampled) {
-  if (id < 0 || id >= store_.num_slots) return;
-  const uint32_t slot_id = static_cast<uint32_t>(id);
-  uint32_t* const slot = store_.slot(slot_id);
-  const int64_t sampled = smaller(num_sampled, row.length);
+void StoreInserter::insert_row(int64_t slot_id, const StoredRow& row, int64_t num_new) {
+  if (slot_id < 0 || slot_id >= store_.num_slots) return;
+  uint32_t* const slot = store_.slot(static_cast<uint32_t>(slot_id));
+  num_new = smaller(num_new, row.length);
   if (!is_continued_by(slot, row)) {
-    close_slot(store_, slot_id, &inserter_);
-    slot[kSlotLength] = static_cast<uint32_t>(row.length - sampled);
+    close_slot(store_, static_cast<uint32_t>(slot_id), &inserter_);
+    slot[kSlotLength] = static_cast<uint32_t>(row.length - num_new);
   }
   const int64_t begin = slot[kSlotLength];
-  const int64_t num_missing = smaller(larger<int64_t>(row.length - sampled - begin, 0), backlog_);
-  backlog_ -= num_missing;
-  const int64_t end = smaller(row.length, begin + num_missing + sampled);
+  const int64_t num_missing = smaller(larger<int64_t>(row.length - num_new - begin, 0), backlog_budget_);
+  backlog_budget_ -= num_missing;
+  const int64_t end = smaller(row.length, begin + num_missing + num_new);
   const uint64_t seed = scope_seed(row.scope);
   for (int64_t i = begin; i < end;) i += write_tokens(slot, row, i, end, seed);
 }
@@ -54,9 +53,10 @@ void StoreInserter::insert(int64_t id, const StoredRow& row, int64_t num_sampled
 bool StoreInserter::is_continued_by(const uint32_t* slot, const StoredRow& row) const {
   const uint32_t serial = slot[kSlotSerial], stored_length = slot[kSlotLength];
   if (!store_.is_alive(serial) || store_.scope(serial) != row.scope || stored_length > row.length) return false;
-  const uint32_t fill = store_.fill(serial), n = smaller(fill, kOverlap);
-  return n <= stored_length &&
-         std::memcmp(store_.text(serial) + fill - n, row.tokens + stored_length - n, n * sizeof(int32_t)) == 0;
+  const uint32_t fill = store_.fill(serial), num_compared = smaller(fill, kOverlap);
+  return num_compared <= stored_length &&
+         std::memcmp(store_.text(serial) + fill - num_compared, row.tokens + stored_length - num_compared,
+                     num_compared * sizeof(int32_t)) == 0;
 }
 
 // Writes the tokens [begin, end) that fit into the slot's block. Returns the number of written tokens.
@@ -71,7 +71,7 @@ int64_t StoreInserter::write_tokens(uint32_t* slot, const StoredRow& row, int64_
   store_.head(serial)[kHeadFill] = fill + count;
   slot[kSlotLength] = static_cast<uint32_t>(begin + count);
   if (store_.header[kHeaderVisibility] == kFinish) return count;
-  for (uint32_t j = 0; j < count; ++j) inserter_.add(serial << kBlockBits | (fill + j), row.scope, seed);
+  for (uint32_t j = 0; j < count; ++j) inserter_.add_token(serial << kBlockBits | (fill + j), row.scope, seed);
   return count;
 }
 
@@ -80,21 +80,21 @@ void StoreInserter::allocate_block(uint32_t* slot, uint64_t scope) {
   uint32_t* const header = store_.header;
   if (header[kHeaderNextSerial] == kEndOfSerials) renumber_blocks(store_);
   if (header[kHeaderNextSerial] == 0 || header[kHeaderNextSerial] > kEndOfSerials) clear_all_text(store_);
-  uint32_t previous = slot[kSlotSerial];
+  uint32_t previous_serial = slot[kSlotSerial];
   const uint32_t serial = header[kHeaderNextSerial]++;
   int32_t repeated_tokens[kOverlap];
   uint32_t num_repeated = 0;
-  if (store_.is_alive(previous)) {
-    const uint32_t fill = store_.fill(previous);
+  if (store_.is_alive(previous_serial)) {
+    const uint32_t fill = store_.fill(previous_serial);
     num_repeated = smaller(fill, kOverlap);
-    std::memcpy(repeated_tokens, store_.text(previous) + fill - num_repeated, num_repeated * sizeof(int32_t));
+    std::memcpy(repeated_tokens, store_.text(previous_serial) + fill - num_repeated, num_repeated * sizeof(int32_t));
   } else {
-    previous = 0;
+    previous_serial = 0;
   }
   uint32_t* const head = store_.head(serial);
   head[kHeadSerial] = serial;
   head[kHeadFill] = head[kHeadFirst] = num_repeated;
-  head[kHeadPrevious] = previous;
+  head[kHeadPrevious] = previous_serial;
   head[kHeadNext] = 0;
   head[kHeadScope] = static_cast<uint32_t>(scope);
   head[kHeadScope + 1] = static_cast<uint32_t>(scope >> 32);
@@ -113,9 +113,10 @@ void insert_rows(const StoreInsertParams& p) {
   StoreInserter inserter(store);
   for (int64_t i = 0; i < p.batch; ++i) {
     const int64_t row = p.row_indices[i];
-    const StoredRow stored = stored_row(p.token_ids, row, p.num_tokens, p.num_sampled[i], scope_of(p.scopes, i));
-    if (stored.tokens == nullptr) continue;
-    inserter.insert(p.slot_indices.bytes != 0 ? p.slot_indices[i] : row, stored, p.num_sampled[i]);
+    const StoredRow stored_row =
+        make_stored_row(p.token_ids, row, p.num_tokens, p.num_sampled[i], scope_of(p.scopes, i));
+    if (stored_row.tokens == nullptr) continue;
+    inserter.insert_row(p.slot_indices.bytes != 0 ? p.slot_indices[i] : row, stored_row, p.num_sampled[i]);
   }
 }
 
@@ -127,15 +128,16 @@ namespace {
 
 constexpr int64_t kQueryRows = 16;  // number of rows that are looked up together, so that their cache misses overlap
 
-void draft(const NgramStoreStepParams& p, const cpu::StoreDrafter& drafter) {
+// Replaces drafts by better drafts from the store.
+void replace_drafts(const NgramStoreStepParams& p, const cpu::StoreDrafter& drafter) {
   const LookupOptions options{0, 0, p.draft_token_ids.capacity, p.max_len, 0, false, p.fill, nullptr, 0};
   for (int64_t first = 0; first < p.batch; first += kQueryRows) {
     const int64_t size = smaller(p.batch - first, kQueryRows);
     cpu::StoreQuery queries[kQueryRows];
     for (int64_t i = 0; i < size; ++i) {
       const int64_t batch_position = first + i;
-      queries[i].row = cpu::stored_row(p.token_ids, p.row_indices[batch_position], p.num_tokens,
-                                       p.num_sampled[batch_position], scope_of(p.scopes, batch_position));
+      queries[i].row = cpu::make_stored_row(p.token_ids, p.row_indices[batch_position], p.num_tokens,
+                                            p.num_sampled[batch_position], scope_of(p.scopes, batch_position));
     }
     drafter.look_up(queries, size);
     for (int64_t i = 0; i < size; ++i) {
@@ -143,9 +145,9 @@ void draft(const NgramStoreStepParams& p, const cpu::StoreDrafter& drafter) {
       cpu::StoreDraft draft;
       if (!drafter.draft(queries[i], options, p.draft_costs[first + i], num_ngram_drafts, &draft)) continue;
       const int32_t padding_token = p.fill ? queries[i].row.tokens[queries[i].row.length - 1] : kNoToken;
-      draft.write(first + i, options, padding_token,
-                  {p.draft_token_ids.data, p.draft_token_ids.stride, sizeof(int32_t)},
-                  {p.draft_costs.data, p.draft_costs.stride});
+      draft.write_outputs(first + i, options, padding_token,
+                          {p.draft_token_ids.data, p.draft_token_ids.stride, sizeof(int32_t)},
+                          {p.draft_costs.data, p.draft_costs.stride});
       p.num_draft_tokens[first + i] = static_cast<int32_t>(draft.count);
       p.match_len[first + i] = static_cast<int32_t>(draft.match_len);
     }
@@ -164,7 +166,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const NgramStoreStepPar
     return kOk;
   }
   const StoreLookup lookup{p.store, p.scopes, p.costs, p.cost_limit, p.token_logits};
-  draft(p, cpu::StoreDrafter(lookup));
+  replace_drafts(p, cpu::StoreDrafter(lookup));
   cpu::insert_rows(
       {p.store, p.token_ids, p.num_tokens, p.num_sampled, p.row_indices, p.slot_indices, p.scopes, p.batch});
   return kOk;

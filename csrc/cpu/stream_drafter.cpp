@@ -1,4 +1,5 @@
-// StreamDrafter, which HostDrafting (through api/numpy/stream_drafter.cpp) and the driver's callbacks call.
+// Implements StreamDrafter (host_drafting.h), which drafts on the host in the order of a device's stream. HostDrafting
+// (through api/numpy/stream_drafter.cpp) and the driver's callbacks call its functions.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -33,17 +34,17 @@ struct StopCheck {
       if (row[length - 1] == token) return true;
     }
     if (length >= conditions.max_length) return true;
-    const int64_t output = length - conditions.prompt_length;
-    return output >= conditions.min_output && ends_with_repetition(row + length, output);
+    const int64_t output_length = length - conditions.prompt_length;
+    return output_length >= conditions.min_output && has_repetition_before(row + length, output_length);
   }
 
  private:
   // Whether the output before `end` ends with a repeated pattern. vLLM ends a request on the same condition:
   // check_sequence_repetition (v1/core/sched/utils.py).
-  bool ends_with_repetition(const int32_t* end, int64_t output) const {
+  bool has_repetition_before(const int32_t* end, int64_t output_length) const {
     if (conditions.max_pattern <= 0 || conditions.min_count < 2) return false;
     for (int64_t size = larger<int64_t>(conditions.min_pattern, 1); size <= conditions.max_pattern; ++size) {
-      if (size > output / conditions.min_count) return false;
+      if (size > output_length / conditions.min_count) return false;
       const size_t bytes = static_cast<size_t>(size * (conditions.min_count - 1)) * sizeof(int32_t);
       if (std::memcmp(end - size * (conditions.min_count - 1), end - size * conditions.min_count, bytes) == 0)
         return true;
@@ -67,7 +68,7 @@ struct Row {
   int64_t stored_length = 0;          // length up to which the text was inserted into the store
   int64_t stop_length = kNotStopped;  // length at which the request stopped
   int64_t scope = 0;
-  uint64_t generation = 0;  // number of requests that this row has had
+  uint64_t generation = 0;  // number of requests that this row had before
   StopCheck stop;
 };
 
@@ -106,9 +107,9 @@ class StreamDrafter {
         rows_to_store_(rows_.size()),
         num_indexed_(rows_.size()),
         recent_lengths_(static_cast<size_t>(options_.lag + 1)) {
-    const size_t tokens = rows_.size() * static_cast<size_t>(options_.capacity);
-    // calloc, because it does not write to the memory: most rows use only the first part of theirs.
-    tokens_.reset(static_cast<int32_t*>(std::calloc(tokens + 1, sizeof(int32_t))));
+    const size_t num_tokens = rows_.size() * static_cast<size_t>(options_.capacity);
+    // calloc() does not write to the memory, of which most rows use only the first part.
+    tokens_.reset(static_cast<int32_t*>(std::calloc(num_tokens + 1, sizeof(int32_t))));
     if (tokens_ == nullptr) throw std::bad_alloc();
     for (auto& step : recent_lengths_) step.reserve(rows_.size());
     rows_behind_.reserve(rows_.size());
@@ -116,9 +117,11 @@ class StreamDrafter {
 
   // The engine's thread calls the functions up to count_pending_jobs().
 
-  void add_request(const StreamRequest& r) {
-    Event event{r.row, true, r.scope, {r.tokens, r.tokens + smaller(r.num_tokens, options_.capacity)}, {r.stop, {}}};
-    event.stop.tokens.assign(r.stop.tokens, r.stop.tokens + r.stop.num_tokens);
+  void add_request(const StreamRequest& request) {
+    const int64_t num_tokens = smaller(request.num_tokens, options_.capacity);
+    const StopConditions& stop = request.stop;
+    Event event{request.row, true, request.scope, {request.tokens, request.tokens + num_tokens}, {stop, {}}};
+    event.stop.tokens.assign(stop.tokens, stop.tokens + stop.num_tokens);
     events_.push_back(std::move(event));
   }
 
@@ -150,19 +153,20 @@ class StreamDrafter {
   }
 
   // Runs a job; the jobs run in stream order. If the store is being saved, the job waits for the copy of one piece. No
-  // other call may use the store while jobs are pending; if one does, the job runs without the store.
+  // other call may use the store while jobs are pending; if another call does, the job runs without the store.
   void run_job(StreamJob* job) noexcept {
     cpu::Store store;
     const StoreAccess& access = options_.draft.store.store;
     store_ = {};
-    if (!cpu::open_store(access.words, access.num_words, &store)) return run_job_with_open_store(job);
+    if (!cpu::open_store(access.words, access.num_words, &store)) return run_job_parts(job);
     const cpu::StoreLock lock(store);
     lock ? void(store_ = access) : cpu::count_skipped_call(store);
-    run_job_with_open_store(job);
+    run_job_parts(job);
   }
 
  private:
-  void run_job_with_open_store(StreamJob* job) noexcept {
+  // Runs a job with store_, which has no words if the job must not use the store.
+  void run_job_parts(StreamJob* job) noexcept {
     for (Event& event : job->events) {
       if (event.row < 0 || event.row >= options_.num_rows) continue;
       end_request(event.row);
@@ -170,7 +174,7 @@ class StreamDrafter {
     }
     const int64_t batch = static_cast<int64_t>(job->rows.size());
     for (int64_t i = 0; i < batch; ++i)
-      num_sampled_[static_cast<size_t>(i)] = append_sampled(i, job->rows[static_cast<size_t>(i)]);
+      num_sampled_[static_cast<size_t>(i)] = append_sampled_tokens(i, job->rows[static_cast<size_t>(i)]);
     if (job->writes_drafts) {
       if (batch > 0) draft(job->rows.data(), batch);
     } else {
@@ -179,43 +183,44 @@ class StreamDrafter {
     insert_text(job->rows.data(), batch);
   }
 
-  bool has_request(int64_t r) const {
-    return r >= 0 && r < options_.num_rows && rows_[static_cast<size_t>(r)].has_request;
+  bool has_request(int64_t row_id) const {
+    return row_id >= 0 && row_id < options_.num_rows && rows_[static_cast<size_t>(row_id)].has_request;
   }
-  Row& row(int64_t r) { return rows_[static_cast<size_t>(r)]; }
-  int32_t* tokens(int64_t r) { return tokens_.get() + r * options_.capacity; }
+  Row& row(int64_t row_id) { return rows_[static_cast<size_t>(row_id)]; }
+  int32_t* tokens(int64_t row_id) { return tokens_.get() + row_id * options_.capacity; }
   TokenRows<const int32_t> all_tokens() const {
     return {tokens_.get(), options_.num_rows, options_.capacity, options_.capacity};
   }
   IndexAccess& index() { return options_.draft.index_propose.index; }
 
-  // Ends a row's request. If it has stopped, its text up to the stop is stored; otherwise, text within the lag is not.
-  void end_request(int64_t r) {
-    Row& ended_row = row(r);
+  // Ends a row's request. If the request has stopped, its text up to the stop is stored; otherwise, the text within the
+  // lag is not stored.
+  void end_request(int64_t row_id) {
+    Row& ended_row = row(row_id);
     if (!ended_row.has_request) return;
     cpu::Store store;
     if (cpu::open_store(store_.words, store_.num_words, &store)) {
       if (ended_row.stop_length != kNotStopped && ended_row.stop_length > ended_row.stored_length) {
-        rows_to_store_[0] = static_cast<int32_t>(r);
+        rows_to_store_[0] = static_cast<int32_t>(row_id);
         num_to_store_[0] = advance_stored_length(&ended_row, ended_row.stop_length);
-        stored_lengths_[static_cast<size_t>(r)] = static_cast<int32_t>(ended_row.stored_length);
+        stored_lengths_[static_cast<size_t>(row_id)] = static_cast<int32_t>(ended_row.stored_length);
         store_rows(1);
       }
-      if (r < store.num_slots) {
+      if (row_id < store.num_slots) {
         cpu::TokenInserter inserter(store);
-        cpu::close_slot(store, static_cast<uint32_t>(r), &inserter);
+        cpu::close_slot(store, static_cast<uint32_t>(row_id), &inserter);
       }
     }
     cpu::Arena arena;
-    if (cpu::open_arena(index().words, index().num_words, &arena) && r < arena.num_slots)
-      cpu::clear_slot(arena, static_cast<uint32_t>(r));
+    if (cpu::open_arena(index().words, index().num_words, &arena) && row_id < arena.num_slots)
+      cpu::clear_slot(arena, static_cast<uint32_t>(row_id));
     size_t count = 0;
-    for (const int32_t other : rows_behind_) {
-      if (other != r) rows_behind_[count++] = other;
+    for (const int32_t row_behind : rows_behind_) {
+      if (row_behind != row_id) rows_behind_[count++] = row_behind;
     }
     rows_behind_.resize(count);
     ended_row.has_request = false;
-    ended_row.length = lengths_[static_cast<size_t>(r)] = 0;
+    ended_row.length = lengths_[static_cast<size_t>(row_id)] = 0;
     ++ended_row.generation;
   }
 
@@ -231,18 +236,18 @@ class StreamDrafter {
     if (index().words != nullptr && new_row.length > 0) rows_behind_.push_back(static_cast<int32_t>(event->row));
   }
 
-  // Appends the sampled tokens of request i and returns their number.
-  int32_t append_sampled(int64_t i, int64_t r) {
-    if (!has_request(r)) return 0;
-    const int32_t* sampled = options_.sampled + i * (1 + options_.max_sampled);
-    const int64_t count = larger<int64_t>(0, smaller<int64_t>(sampled[0], options_.max_sampled));
-    Row& updated_row = row(r);
+  // Appends the sampled tokens of the request at batch position i to its row, and returns the number of these tokens.
+  int32_t append_sampled_tokens(int64_t i, int64_t row_id) {
+    if (!has_request(row_id)) return 0;
+    const int32_t* sampled_row = options_.sampled + i * (1 + options_.max_sampled);
+    const int64_t count = larger<int64_t>(0, smaller<int64_t>(sampled_row[0], options_.max_sampled));
+    Row& updated_row = row(row_id);
     for (int64_t j = 0; j < count && updated_row.length < options_.capacity; ++j) {
-      tokens(r)[updated_row.length++] = sampled[1 + j];
-      if (updated_row.stop_length == kNotStopped && updated_row.stop(tokens(r), updated_row.length))
+      tokens(row_id)[updated_row.length++] = sampled_row[1 + j];
+      if (updated_row.stop_length == kNotStopped && updated_row.stop(tokens(row_id), updated_row.length))
         updated_row.stop_length = updated_row.length;
     }
-    lengths_[static_cast<size_t>(r)] = static_cast<int32_t>(updated_row.length);
+    lengths_[static_cast<size_t>(row_id)] = static_cast<int32_t>(updated_row.length);
     return static_cast<int32_t>(count);
   }
 
@@ -258,8 +263,8 @@ class StreamDrafter {
     p.draft_token_ids = {options_.drafts, p.lookup.k, sizeof(int64_t)};
     p.num_draft_tokens = reinterpret_cast<int32_t*>(options_.drafts + layout.counts_offset);
     p.match_len = reinterpret_cast<int32_t*>(options_.drafts + layout.lengths_offset);
-    const bool costs = params.index_propose.ladder.costs != nullptr || p.lookup.match_costs != nullptr;
-    p.draft_costs = {costs ? options_.drafts + layout.costs_offset : nullptr, p.lookup.k};
+    const bool has_costs = params.index_propose.ladder.costs != nullptr || p.lookup.match_costs != nullptr;
+    p.draft_costs = {has_costs ? options_.drafts + layout.costs_offset : nullptr, p.lookup.k};
     for (int64_t i = 0; i < batch; ++i) {
       scopes_[static_cast<size_t>(i)] = has_request(rows[i]) ? row(rows[i]).scope : 0;
     }
@@ -281,24 +286,24 @@ class StreamDrafter {
   // job without requests, such as a dummy run, is not a step of the engine and does not count.
   void insert_text(const int32_t* rows, int64_t batch) {
     index_rows_behind();
-    if (std::none_of(rows, rows + batch, [this](int32_t r) { return has_request(r); })) return;
-    auto& newest_lengths = recent_lengths_[next_];
+    if (std::none_of(rows, rows + batch, [this](int32_t row_id) { return has_request(row_id); })) return;
+    auto& newest_lengths = recent_lengths_[next_step_];
     newest_lengths.clear();
     for (int64_t i = 0; i < batch; ++i) {
       if (num_sampled_[static_cast<size_t>(i)] == 0) continue;
       const Row& updated_row = row(rows[i]);
       newest_lengths.push_back({rows[i], updated_row.generation, smaller(updated_row.length, updated_row.stop_length)});
     }
-    next_ = (next_ + 1) % recent_lengths_.size();
+    next_step_ = (next_step_ + 1) % recent_lengths_.size();
     int64_t count = 0;
-    for (const RowLength& old_length : recent_lengths_[next_]) {
+    for (const RowLength& old_length : recent_lengths_[next_step_]) {
       Row& updated_row = row(old_length.row);
       if (updated_row.generation != old_length.generation || old_length.length <= updated_row.stored_length) continue;
       rows_to_store_[static_cast<size_t>(count)] = static_cast<int32_t>(old_length.row);
       num_to_store_[static_cast<size_t>(count++)] = advance_stored_length(&updated_row, old_length.length);
       stored_lengths_[static_cast<size_t>(old_length.row)] = static_cast<int32_t>(updated_row.stored_length);
     }
-    recent_lengths_[next_].clear();
+    recent_lengths_[next_step_].clear();
     if (count > 0) store_rows(count);
   }
 
@@ -307,7 +312,7 @@ class StreamDrafter {
     return static_cast<int32_t>(length - std::exchange(row->stored_length, length));
   }
 
-  // Inserts the new text of the first `count` rows_to_store_ into the store.
+  // Inserts the new text of the first `count` rows of rows_to_store_ into the store.
   void store_rows(int64_t count) {
     for (int64_t i = 0; i < count; ++i)
       scopes_[static_cast<size_t>(i)] = row(rows_to_store_[static_cast<size_t>(i)]).scope;
@@ -360,10 +365,10 @@ class StreamDrafter {
   std::vector<int32_t> rows_behind_;                    // rows that are not completely indexed
   std::vector<int64_t> num_indexed_;                    // per row of rows_behind_
   std::vector<std::vector<RowLength>> recent_lengths_;  // ring buffer of the last lag + 1 steps
-  size_t next_ = 0;
-  StoreAccess store_{};                          // has no words if the running job must not use the store
-  std::vector<Event> events_;                    // for the next job
-  std::deque<std::unique_ptr<StreamJob>> jobs_;  // freed by calls on the host
+  size_t next_step_ = 0;                                // index in recent_lengths_
+  StoreAccess store_{};                                 // has no words if the running job must not use the store
+  std::vector<Event> events_;                           // for the next job
+  std::deque<std::unique_ptr<StreamJob>> jobs_;         // create_job() frees finished jobs
 };
 
 }  // namespace ngram_npu

@@ -25,6 +25,7 @@ int32_t default_num_threads() {
   return 1;
 }
 
+// Threads that run the tasks of one call at a time. The calling thread runs task 0, thread `id` runs task `id`.
 class Pool {
  public:
   using Task = void (*)(void*, int32_t);
@@ -40,22 +41,22 @@ class Pool {
       fn_ = fn;
       context_ = context;
       num_helpers_ = num_tasks - 1;
-      pending_ = num_tasks - 1;
+      num_pending_ = num_tasks - 1;
       ++round_;
     }
-    start_.notify_all();
+    start_condition_.notify_all();
     fn(context, 0);
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return pending_ == 0; });
+    done_condition_.wait(lock, [this] { return num_pending_ == 0; });
   }
 
  private:
-  // Starts threads until there are `num_helpers`. Returns false if the system cannot start one.
+  // Starts threads until there are num_helpers threads. Returns false if the system cannot start a thread.
   bool start_threads(int32_t num_helpers) {
     try {
       while (static_cast<int32_t>(threads_.size()) < num_helpers) {
         const auto id = static_cast<int32_t>(threads_.size()) + 1;
-        threads_.emplace_back([this, id, last_round = round_] { work(id, last_round); });
+        threads_.emplace_back([this, id, last_round = round_] { run_worker(id, last_round); });
       }
     } catch (const std::system_error&) {
       return false;
@@ -63,13 +64,13 @@ class Pool {
     return true;
   }
 
-  void work(int32_t id, uint64_t last_round) {
+  void run_worker(int32_t id, uint64_t last_round) {
     for (;;) {
       Task fn = nullptr;
       void* context = nullptr;
       {
         std::unique_lock<std::mutex> lock(mutex_);
-        start_.wait(lock, [&] { return round_ != last_round; });
+        start_condition_.wait(lock, [&] { return round_ != last_round; });
         last_round = round_;
         if (id > num_helpers_) continue;
         fn = fn_;
@@ -77,20 +78,20 @@ class Pool {
       }
       fn(context, id);
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (--pending_ == 0) done_.notify_one();
+      if (--num_pending_ == 0) done_condition_.notify_one();
     }
   }
 
   std::mutex call_mutex_;  // locked by the call that uses the pool
   std::mutex mutex_;       // guards all members below
-  std::condition_variable start_;
-  std::condition_variable done_;
+  std::condition_variable start_condition_;
+  std::condition_variable done_condition_;
   std::vector<std::thread> threads_;
   Task fn_ = nullptr;
   void* context_ = nullptr;
   int32_t num_helpers_ = 0;
-  int32_t pending_ = 0;
-  uint64_t round_ = 0;
+  int32_t num_pending_ = 0;
+  uint64_t round_ = 0;  // number of calls that have used the threads
 };
 
 // The process's pool. It is never destroyed, because its threads may use it until the process ends. A forked child does
@@ -99,7 +100,7 @@ class Pool {
 std::atomic<Pool*> process_pool{nullptr};
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { process_pool.store(nullptr); });
 
-Pool& pool() {
+Pool& get_pool() {
   Pool* existing = process_pool.load();
   if (existing != nullptr) return *existing;
   Pool* created = new Pool;
@@ -116,7 +117,7 @@ Executor pool_executor() {
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 20;
   static const int32_t threads = default_num_threads();
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
-    pool().run(num_tasks, fn, context);
+    get_pool().run(num_tasks, fn, context);
   };
   return {run, threads, kMinTokensPerThread, nullptr};
 }

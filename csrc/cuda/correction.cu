@@ -7,21 +7,20 @@ namespace {
 
 constexpr int32_t kThreads = 1024;
 
-// A request's new num_computed_tokens must not be written while other requests still read the old counts. Until then,
-// it is stored in the request's num_accepted_tokens, which no thread reads. The batch size is therefore not limited,
-// and no other memory is needed.
+// Stores a request's new num_computed_tokens in the request's num_accepted_tokens, which no thread reads, until all
+// requests have read the old counts. The batch size is therefore not limited, and no other memory is needed.
 __device__ void stage_counts(const CorrectNumComputedTokensParams& p, int64_t i, const CorrectedCounts& counts) {
   if (counts.changes_accepted) p.num_accepted_tokens[i] = counts.num_computed;
 }
 
-// Writes the final counts; call it after all requests are staged.
+// Writes the final counts. Must be called after the counts of all requests have been stored.
 __device__ void write_counts(const CorrectNumComputedTokensParams& p, int64_t i) {
   const int64_t prev_position = prev_position_with_drafts(p, i);
   if (prev_position < 0) {
     p.num_computed_tokens[i] = p.host_num_computed_tokens[i];
   } else {
     p.num_computed_tokens[i] = p.num_accepted_tokens[i];
-    p.num_accepted_tokens[i] = num_sampled_at(p, prev_position);
+    p.num_accepted_tokens[i] = limited_num_sampled(p, prev_position);
   }
 }
 
@@ -41,13 +40,14 @@ __device__ int64_t find_request(const int32_t* query_start_loc, int64_t batch, i
   return low - 1;
 }
 
-// Writes the slot of token n of `request`, or the padding. `position_at` returns the token's position, if it has one.
-template <class Position>
-__device__ void write_slot(const ComputeSlotMappingParams& p, int64_t request, int64_t n, const Position& position_at) {
+// Writes the slot of token n of `request`, or the padding. get_position() returns the token's position.
+template <class GetPosition>
+__device__ void write_slot(const ComputeSlotMappingParams& p, int64_t request, int64_t n,
+                           const GetPosition& get_position) {
   if (request < 0) return;
   int64_t slot = kNoSlot;
   if (request < p.batch && n < p.num_positions) {
-    slot = slot_run(p.layout, blocks_of(p.block_table, p.row_indices[request]), position_at()).slot;
+    slot = slot_run(p.layout, blocks_of(p.block_table, p.row_indices[request]), get_position()).slot;
   }
   if (slot == kNoSlot) slot = p.pad_id;
   if (p.slot_bytes == 8) {
@@ -57,22 +57,23 @@ __device__ void write_slot(const ComputeSlotMappingParams& p, int64_t request, i
   }
 }
 
-// One block, so that a barrier separates reading the old counts from writing the new ones.
+// Uses one block, so that a barrier separates reading the old counts from writing the new counts.
 __global__ void __launch_bounds__(kThreads) correct_num_computed_tokens_kernel(const CorrectNumComputedTokensParams p) {
   for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) stage_counts(p, i, corrected_counts(p, i));
   __syncthreads();
   for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) write_counts(p, i);
 }
 
-// First token and corrected num_computed_tokens of each request, for a batch that fits into a block.
-struct Requests {
+// Shared memory of a block: first token and corrected num_computed_tokens of each request, for a batch with at most one
+// request per thread.
+struct StagedRequests {
   int32_t starts[kThreads + 1];
   int32_t num_computed[kThreads];
-  bool is_last;
+  bool is_last;  // see is_last_block()
 };
 
 // Writes the position and slot of token n, from the counts before the correction.
-__device__ void write_token(const CorrectSpecStateParams& p, const Requests& staged, bool is_staged, int64_t n) {
+__device__ void write_token(const CorrectSpecStateParams& p, const StagedRequests& staged, bool is_staged, int64_t n) {
   const int32_t* starts = p.slots.query_start_loc;
   const int64_t batch = p.slots.batch;
   const int64_t request = is_staged ? find_request(staged.starts, batch, n) : find_request(starts, batch, n);
@@ -97,9 +98,9 @@ __device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
   stage_counts(p.counts, i, counts);
 }
 
-// Every block uses the counts before the correction; the last block then overwrites them.
+// Every block uses the counts before the correction; the last block then overwrites these counts.
 __global__ void __launch_bounds__(kThreads, 1) correct_spec_state_kernel(const CorrectSpecStateParams p) {
-  __shared__ Requests staged;
+  __shared__ StagedRequests staged;
   const int64_t thread = threadIdx.x, n = int64_t{blockIdx.x} * kThreads + thread;
   const bool is_staged = p.slots.batch <= kThreads;
   if (is_staged && thread < p.slots.batch) {
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 1) correct_spec_state_kernel(const C
   if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
 }
 
-dim3 grid_for(const CorrectSpecStateParams& p) {
+dim3 make_grid(const CorrectSpecStateParams& p) {
   const int64_t tokens = larger(p.slots.num_slots, p.slots.num_positions);
   return blocks_for(larger(tokens, p.num_seq_lens), kThreads);
 }
@@ -128,12 +129,12 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_num_computed_tokens_(const Corre
 }
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_correct_spec_state__workspace(const CorrectSpecStateParams* p) {
-  return grid_for(*p).x > 1 ? kCorrectSpecStateWorkspaceWords : 0;
+  return make_grid(*p).x > 1 ? kCorrectSpecStateWorkspaceWords : 0;
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecStateParams* params, void* stream) {
   const CorrectSpecStateParams& p = *params;
-  const dim3 grid = grid_for(p);
+  const dim3 grid = make_grid(p);
   if (grid.x > 1 && p.workspace == nullptr) return kInvalidParams;
   return launch(correct_spec_state_kernel, grid, kThreads, stream, p);
 }

@@ -12,15 +12,15 @@ static thread_local const char* last_error = "";
 int32_t resident_blocks(const void* kernel, int32_t threads) {
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, int32_t> cached_counts;
-  int device = 0, multiprocessors = 0, blocks_per_multiprocessor = 0;
+  int device = 0, num_multiprocessors = 0, blocks_per_multiprocessor = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return 1;
   const std::lock_guard<std::mutex> lock(mutex);
   int32_t& count = cached_counts[{device, kernel}];
   if (count == 0) {
-    if (cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
+    if (cudaDeviceGetAttribute(&num_multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
     if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_per_multiprocessor, kernel, threads, 0) != cudaSuccess)
       return 1;
-    count = larger(1, multiprocessors * blocks_per_multiprocessor);
+    count = larger(1, num_multiprocessors * blocks_per_multiprocessor);
   }
   return count;
 }

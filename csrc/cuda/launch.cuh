@@ -11,31 +11,32 @@ namespace ngram_npu::cuda {
 constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
-// Returns the number of blocks of a kernel that the current device runs concurrently. Never waits for the device, and
-// is allowed during graph capture.
+// Returns the number of blocks of a kernel that the current device runs concurrently. Does not wait for the device;
+// allowed during graph capture.
 int32_t resident_blocks(const void* kernel, int32_t threads);
 
-// Returns the grid for one thread, warp or block per item, with `per_block` items per block. It has at least one block,
-// because a launch must not be empty.
+// Returns the grid for one thread, warp or block per item, with per_block items per block. The grid has at least one
+// block, because a launch must not be empty.
 inline dim3 blocks_for(int64_t items, int32_t per_block) {
   return dim3(static_cast<uint32_t>(larger<int64_t>((items + per_block - 1) / per_block, 1)));
 }
 
-// Adds this block to *num_arrived and returns the number of earlier blocks. This block sees their writes, and later
-// blocks see the writes of this block.
+// Adds this block to *num_arrived and returns the number of earlier blocks. This block sees the writes of the earlier
+// blocks, and later blocks see the writes of this block.
 __device__ inline uint32_t arrive(uint32_t* num_arrived) {
 #if defined(__CUDACC__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1208
   // The instruction that later releases of nvcc generate for the function below.
-  uint32_t earlier;
-  asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(earlier) : "l"(num_arrived) : "memory");
-  return earlier;
+  uint32_t num_earlier;
+  asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(num_earlier) : "l"(num_arrived) : "memory");
+  return num_earlier;
 #else
   return __nv_atomic_fetch_add(num_arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
 #endif
 }
 
-// Whether this block is the last of the grid to arrive. The last block sees the writes of all blocks, and all their
-// reads are done. All threads must call it; the last block has to zero *num_arrived. `is_last` is in shared memory.
+// Whether this block is the last of the grid to arrive. The last block sees the writes of all blocks, and the other
+// blocks have finished their reads. All threads must call this function; the last block has to zero *num_arrived.
+// `is_last` is in shared memory.
 __device__ inline bool is_last_block(uint32_t* num_arrived, bool* is_last) {
   __syncthreads();
   if (gridDim.x == 1) return true;
@@ -49,14 +50,14 @@ template <class Int>
 __device__ Int sum_over_warp(Int value) {
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   for (int32_t distance = 1; distance < kWarpSize; distance *= 2) {
-    const Int before = __shfl_up_sync(kWholeWarp, value, static_cast<uint32_t>(distance));
-    if (lane >= distance) value += before;
+    const Int lower_sum = __shfl_up_sync(kWholeWarp, value, static_cast<uint32_t>(distance));
+    if (lane >= distance) value += lower_sum;
   }
   return value;
 }
 
 // Returns the sum of the values of this thread and all lower threads; *total is the sum over all threads. `warp_sums`
-// is shared memory with one item per warp that is not in use.
+// is shared memory with one item per warp, which no thread uses at the same time.
 template <class Int>
 __device__ Int sum_over_block(Int value, Int* warp_sums, Int* total) {
   const auto thread = static_cast<int32_t>(threadIdx.x), warps = static_cast<int32_t>(blockDim.x) / kWarpSize;

@@ -24,27 +24,29 @@ class DraftModel:
         """
         self.model = model
         self._num_drafts = num_drafts
-        limit = getattr(model.config, "max_position_embeddings", window + num_drafts)
-        self._offsets = torch.arange(min(window, limit - num_drafts), device=model.device)
+        max_positions = getattr(model.config, "max_position_embeddings", window + num_drafts)
+        self._offsets = torch.arange(min(window, max_positions - num_drafts), device=model.device)
 
     def draft(
         self, state: AsyncSpecState, inputs: StepInputs, outputs: StepOutputs
     ) -> NeuralDrafts:
-        """Drafts for all requests of a step; `AsyncSpecState.end_step` calls it.
+        """Drafts for all requests of a step. `AsyncSpecState.end_step` calls this method.
 
-        The rows already end with the newest tokens. Only the device knows their lengths, so every
-        window has the full width and positions before a row's first token are masked.
+        The rows already end with the newest tokens. Only the device knows the rows' lengths, so
+        every window has the full width, and positions before a row's first token are masked.
         """
         slots = inputs.slot_indices.long()
         width = len(self._offsets)
-        first = state.num_tokens_on_device[slots].long()[:, None] - width
-        indices = first + self._offsets
-        tokens = state.token_ids[slots[:, None], indices.clamp(min=0)].long()
-        positions = (indices - first.clamp(min=0)).clamp(min=0)
-        valid = indices >= 0
+        window_begin = state.num_tokens_on_device[slots].long()[:, None] - width
+        row_positions = window_begin + self._offsets
+        tokens = state.token_ids[slots[:, None], row_positions.clamp(min=0)].long()
+        # The model's positions count from the first token in the window.
+        positions = (row_positions - window_begin.clamp(min=0)).clamp(min=0)
+        has_token = row_positions >= 0
         # A masked position attends to itself, because softmax over an empty row is NaN.
         mask = self._offsets[:, None] >= self._offsets
-        mask = (mask & valid[:, None, :]) | torch.eye(width, dtype=torch.bool, device=mask.device)
+        is_diagonal = torch.eye(width, dtype=torch.bool, device=mask.device)
+        mask = (mask & has_token[:, None, :]) | is_diagonal
         cache, drafts = DynamicCache(), []
         for _ in range(self._num_drafts):
             logits = self.model(
@@ -58,6 +60,6 @@ class DraftModel:
             tokens = logits.argmax(-1)
             drafts.append(tokens)
             positions = positions[:, -1:] + 1
-            valid = torch.cat([valid, torch.ones_like(valid[:, :1])], 1)
-            mask = valid[:, None, :]
+            has_token = torch.cat([has_token, torch.ones_like(has_token[:, :1])], 1)
+            mask = has_token[:, None, :]
         return NeuralDrafts(torch.cat(drafts, 1))

@@ -1,4 +1,4 @@
-"""Runs a Hugging Face causal LM with a paged KV cache, at the slots that the state computes."""
+"""Runs a Hugging Face causal LM with a paged KV cache, whose slots AsyncSpecState computes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from ngram_npu.async_state import StepInputs
 from transformers import AttentionInterface, PreTrainedModel
 
-IMPLEMENTATION = "ngram_npu_paged"
-"""The attention function's name in transformers."""
+ATTENTION_NAME = "ngram_npu_paged"
+"""The name of :func:`paged_attention` in transformers."""
 
 IntArray = npt.NDArray[np.integer[Any]]
 
 
 @dataclass
 class PagedKVCache:
-    """Keys and values of all requests: [num_slots, heads, size] per layer, allocated when the layer
-    first writes."""
+    """Keys and values of all requests: [num_slots, heads, head_size] per layer, allocated when the
+    layer first writes."""
 
     num_slots: int
     layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -30,7 +30,8 @@ class PagedKVCache:
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores key and value [N, heads, size] at `slots` [N]; returns the layer's full cache."""
+        """Stores key and value [N, heads, head_size] at `slots` [N]. Returns all keys and values of
+        the layer."""
         if layer not in self.layers:
             self.layers[layer] = (
                 key.new_zeros(self.num_slots, *key.shape[1:]),
@@ -44,18 +45,18 @@ class PagedKVCache:
 
 @dataclass
 class QueryGroup:
-    """Requests with the same number of tokens in this step: one attention call serves them."""
+    """The b requests of a step that compute q tokens each, so that one attention call suffices."""
 
     tokens: torch.Tensor
-    """[b,q] positions of their tokens in the flat step."""
+    """[b,q] flat positions of these tokens in the step."""
     positions: torch.Tensor
-    """[b,q]."""
+    """[b,q] positions of these tokens in their requests."""
     slots: torch.Tensor
     """[b,L] cache slots of positions 0 to L-1 of each request."""
 
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> torch.Tensor:
+    def get_mask(self, window: int | None) -> torch.Tensor:
         """Returns the [b,1,q,L] causal attention mask, limited to `window` positions if given."""
         if window not in self.masks:
             key_positions = torch.arange(self.slots.shape[1], device=self.slots.device)
@@ -69,7 +70,7 @@ class QueryGroup:
 
 @dataclass
 class PagedStep:
-    """The attention's arguments for a step, the same for all layers."""
+    """The arguments of the attention in a step, which are the same for all layers."""
 
     cache: PagedKVCache
     slot_mapping: torch.Tensor
@@ -87,33 +88,33 @@ def plan_step(
 ) -> PagedStep:
     """Plans the attention of a step without waiting for the device.
 
-    The host knows the number of each request's tokens in the step, and an upper bound of its
-    length. The exact positions, which only the device knows, come from `inputs.positions`: slots
-    beyond them are read and masked.
+    The host knows the number of each request's tokens in the step, and an upper bound of each
+    request's length. Only the device knows the exact positions (`inputs.positions`): the attention
+    reads KV slots up to the upper bound and masks later positions.
 
     Args:
-        block_table: [R,NB] by slot index (`AsyncSpecState.block_tables`).
-        num_tokens: [B] tokens of each request in the step.
-        upper_seq_lens: [B] upper bounds of each request's length, with this step's tokens.
+        block_table: KV block ids by slot and block (`AsyncSpecState.block_tables`).
+        num_tokens: [B] number of tokens of each request in the step.
+        upper_seq_lens: [B] upper bounds of each request's length, including this step's tokens.
     """
     device = block_table.device
     starts = np.cumsum(num_tokens) - num_tokens
     offsets = torch.arange(block_size, device=device)
     groups = []
-    for length in np.unique(num_tokens):
-        members = np.flatnonzero(num_tokens == length)
+    for count in np.unique(num_tokens):
+        members = np.flatnonzero(num_tokens == count)
         num_blocks = -(-int(upper_seq_lens[members].max()) // block_size)
-        tokens = to_device(starts[members, None] + np.arange(length), device)
-        rows = inputs.slot_indices[to_device(members, device)].long()
-        # -1 means no block: these positions are masked, so any slot can be read.
-        blocks = block_table[rows, :num_blocks].long().clamp(min=0)
+        tokens = copy_to_device(starts[members, None] + np.arange(count), device)
+        slot_indices = inputs.slot_indices[copy_to_device(members, device)].long()
+        # -1 means no block: these positions are masked, so any block can be read.
+        blocks = block_table[slot_indices, :num_blocks].long().clamp(min=0)
         slots = (blocks[..., None] * block_size + offsets).flatten(1)
         groups.append(QueryGroup(tokens, inputs.positions[tokens], slots))
     slot_mapping = inputs.slot_mappings[0][: inputs.num_step_tokens]
     return PagedStep(cache, slot_mapping, groups)
 
 
-def to_device(values: IntArray, device: torch.device) -> torch.Tensor:
+def copy_to_device(values: IntArray, device: torch.device) -> torch.Tensor:
     """Copies the values as int64 to the device; the host does not wait for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(values, np.int64))
     if device.type == "cpu":
@@ -133,7 +134,7 @@ def paged_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Computes attention for transformers, with query, key and value [1, heads, N, size]."""
+    """Computes attention for transformers, with query, key and value [1, heads, N, head_size]."""
     for name in ("softcap", "s_aux"):
         if options.get(name) is not None:
             raise NotImplementedError(
@@ -146,21 +147,21 @@ def paged_attention(
         value[0].transpose(0, 1),
     )
     queries = query[0].transpose(0, 1)
-    attended = values.new_empty(*queries.shape[:2], values.shape[-1])
+    outputs = values.new_empty(*queries.shape[:2], values.shape[-1])
     for group in paged_step.groups:
         output = torch.nn.functional.scaled_dot_product_attention(
             queries[group.tokens].transpose(1, 2),
             keys[group.slots].transpose(1, 2),
             values[group.slots].transpose(1, 2),
-            attn_mask=group.mask(sliding_window),
+            attn_mask=group.get_mask(sliding_window),
             scale=scaling,
             enable_gqa=True,
         )
-        attended[group.tokens] = output.transpose(1, 2)
-    return attended[None], None
+        outputs[group.tokens] = output.transpose(1, 2)
+    return outputs[None], None
 
 
-AttentionInterface.register(IMPLEMENTATION, paged_attention)
+AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
 class PagedModel:
@@ -169,16 +170,16 @@ class PagedModel:
     def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int) -> None:
         """
         Args:
-            model: a causal LM in evaluation mode, its attention set to :data:`IMPLEMENTATION`.
+            model: a causal LM in evaluation mode, its attention set to :data:`ATTENTION_NAME`.
 
         Raises:
             ValueError: the model does not use this attention.
         """
         attention = model.config._attn_implementation
-        if attention != IMPLEMENTATION:
+        if attention != ATTENTION_NAME:
             raise ValueError(
-                f"PagedModel: model: expected attention {IMPLEMENTATION!r}, got {attention!r}; "
-                "use load() or paged() of this module"
+                f"PagedModel: model: expected attention {ATTENTION_NAME!r}, got {attention!r}; "
+                "use load() or use_paged_attention() of this module"
             )
         self.model = model
         self.block_size = block_size
@@ -192,15 +193,15 @@ class PagedModel:
         upper_seq_lens: IntArray,
         logit_indices: torch.Tensor,
     ) -> torch.Tensor:
-        """Runs the step's tokens; returns logits [L,V] at the flat positions `logit_indices` [L].
-        The other arguments are those of :func:`plan_step`."""
+        """Computes the step's tokens. Returns logits [L,V] at the flat positions `logit_indices`
+        [L]. The other arguments are those of :func:`plan_step`."""
         step = plan_step(
             self.cache, inputs, block_table, self.block_size, num_tokens, upper_seq_lens
         )
-        count = inputs.num_step_tokens
+        num_step_tokens = inputs.num_step_tokens
         logits: torch.Tensor = self.model(
-            input_ids=inputs.input_ids[None, :count],
-            position_ids=inputs.positions[None, :count],
+            input_ids=inputs.input_ids[None, :num_step_tokens],
+            position_ids=inputs.positions[None, :num_step_tokens],
             use_cache=False,
             logits_to_keep=logit_indices,
             paged_step=step,
@@ -209,14 +210,14 @@ class PagedModel:
 
 
 @contextmanager
-def paged(model: PreTrainedModel) -> Iterator[None]:
+def use_paged_attention(model: PreTrainedModel) -> Iterator[None]:
     """Makes a loaded model use paged attention within the block."""
-    previous = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
+    old_name = model.config._attn_implementation
+    model.set_attn_implementation(ATTENTION_NAME)
     try:
         yield
     finally:
-        model.set_attn_implementation(previous)
+        model.set_attn_implementation(old_name)
 
 
 def load(
@@ -224,12 +225,12 @@ def load(
     *,
     device: str = "cpu",
     dtype: torch.dtype | None = None,
-    attention: str = IMPLEMENTATION,
+    attention: str = ATTENTION_NAME,
 ) -> PreTrainedModel:
     """Loads a model from a local folder; nothing is downloaded.
 
     Args:
-        attention: transformers' name of the attention; a draft model needs "sdpa".
+        attention: the attention's name in transformers; a draft model needs "sdpa".
     """
     from transformers import AutoModelForCausalLM
 

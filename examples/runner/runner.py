@@ -1,4 +1,5 @@
-"""The runner's loop: schedule, forward, sample, draft. The host runs at most one step ahead."""
+"""The runner's loop: schedule, forward, sample, draft. The host is at most one step ahead of the
+device."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from ngram_npu.async_state import (
 from transformers import PreTrainedModel
 
 from .draft_model import DraftModel
-from .paged_model import PagedModel, to_device
+from .paged_model import PagedModel, copy_to_device
 from .sampling import Sampling
 from .scheduler import Request, ScheduledStep, Scheduler
 
@@ -40,13 +41,13 @@ class RunnerConfig:
     merge: MergeConfig = field(default_factory=MergeConfig)
     """With a draft model: the rule by which n-gram drafts replace neural drafts."""
     draft_window: int = 64
-    """With a draft model: number of newest tokens of each request that it reads."""
+    """Number of newest tokens of each request that the draft model reads."""
     engine: Literal["index", "scan", "auto"] = "auto"
-    """How drafts are found (`AsyncConfig.engine`)."""
+    """Whether n-gram drafts come from an index or from scans (`AsyncConfig.engine`)."""
     draft_on: Literal["auto", "device", "host"] = "auto"
-    """Where drafts are found (`AsyncConfig.draft_on`)."""
+    """Where n-gram drafts are looked up (`AsyncConfig.draft_on`)."""
     asynchronous: bool = True
-    """Whether the host schedules a step while the previous one runs."""
+    """Whether the host schedules a step while the previous step runs."""
     padded: bool = True
     """Whether each request gets exactly k drafts per step, padded if the lookup found fewer. All
     steps then have the same shape, and the host never waits for the lookup."""
@@ -57,23 +58,23 @@ class RunnerConfig:
     block_size: int = 16
     """Tokens per KV block."""
     num_blocks: int | None = None
-    """KV blocks shared by all requests; None: enough for all rows. If a step needs more blocks than
-    are free, requests are preempted."""
+    """Number of KV blocks shared by all requests; None: enough for all rows. If a step needs more
+    blocks than are free, requests are preempted."""
     max_step_tokens: int = 512
-    """Maximum tokens per step; a longer prompt takes several steps."""
+    """Maximum number of tokens per step; a longer prompt takes several steps."""
     sampling: Sampling = field(default_factory=Sampling)
 
 
 @dataclass
 class Figures:
-    """Counts over all steps. Padding is not counted as drafts."""
+    """Numbers of steps, generated tokens, drafts without padding, and accepted drafts."""
 
     steps: int = 0
     tokens: int = 0
     drafts: int = 0
     accepted: int = 0
     neural_drafts: int = 0
-    """The part of `drafts` that came from the draft model."""
+    """Number of `drafts` that came from the draft model."""
     neural_accepted: int = 0
     preemptions: int = 0
 
@@ -109,7 +110,7 @@ def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> lis
         ValueError: an id is not an integer, or is outside the vocabulary, so that the embedding
             would be read outside its table.
     """
-    checked = []
+    integers = []
     for position, token in enumerate(token_ids):
         try:
             value = operator.index(token)
@@ -120,8 +121,8 @@ def check_token_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> lis
                 f"generate: {name}: expected integers from 0 to {vocab_size - 1}, got {token!r} at "
                 f"position {position}"
             )
-        checked.append(value)
-    return checked
+        integers.append(value)
+    return integers
 
 
 class Runner:
@@ -140,11 +141,12 @@ class Runner:
             model: a causal LM that uses paged attention (:func:`paged_model.load`).
             store: an existing store of ``kind="torch"``; None: a new one if the config asks for it.
             draft_model: a smaller causal LM with the same vocabulary and device, and with
-                transformers' own attention. Its drafts are used where n-grams are expected to be
-                worse.
+                transformers' own attention. A request uses its drafts unless more accepted tokens
+                are expected of the n-gram draft.
 
         Raises:
-            ValueError: the model does not use paged attention, or the draft model does not fit.
+            ValueError: the model does not use paged attention, or :func:`check_draft_model` rejects
+                the draft model.
         """
         if draft_model is not None:
             check_draft_model(draft_model, model, config)
@@ -202,7 +204,7 @@ class Runner:
 
         Raises:
             ValueError: a prompt is empty or too long for a row, or a token id is not an integer or
-                not in the model's vocabulary. Nothing has changed.
+                not in the model's vocabulary. The runner is then unchanged.
         """
         size = self._vocab_size
         token_ids = [check_token_ids(f"prompts[{i}]", p, size) for i, p in enumerate(prompts)]
@@ -246,12 +248,12 @@ class Runner:
             self._reconcile()
             return
         inputs = self.state.begin_step(step.batch)
-        logits, rows = self._forward(step, inputs)
-        sampled = self._sample(step, inputs, logits, rows)
+        logits, logit_indices = self._forward(step, inputs)
+        sampled_ids = self._sample(step, inputs, logits, logit_indices)
         drafter = None
         if self.draft_model is not None:
             drafter = partial(self.draft_model.draft, self.state, inputs)
-        self.state.end_step(sampled, drafter)
+        self.state.end_step(sampled_ids, drafter)
         self._has_drafts = self.scheduler.k > 0
         self._in_flight.append(step)
         self.figures.steps += 1
@@ -271,9 +273,9 @@ class Runner:
     def _forward(
         self, step: ScheduledStep, inputs: StepInputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns logits [D+B,V] at each request's newest token and each of its drafts, and the
-        flat positions of these tokens."""
-        sample_indices = to_device(inputs.sample_indices, self.device)
+        """Returns logits [L,V] at each request's newest token and each of its drafts, and the flat
+        positions [L] of these tokens."""
+        sample_indices = copy_to_device(inputs.sample_indices, self.device)
         logits = self.model.forward(
             inputs,
             self.state.block_tables[0],
@@ -288,19 +290,19 @@ class Runner:
         step: ScheduledStep,
         inputs: StepInputs,
         logits: torch.Tensor,
-        rows: torch.Tensor,
+        logit_indices: torch.Tensor,
     ) -> torch.Tensor:
         """Returns the [B,k+1] sampled tokens: accepted drafts, the token after them, then -1."""
         request_ids = np.repeat(
             [request.id for request in step.requests], step.batch.num_scheduled_drafts + 1
         )
         # The token sampled after position p gets position p + 1, which only the device knows.
-        scores = self.config.sampling.scores(
-            logits, to_device(request_ids, self.device), inputs.positions[rows] + 1
+        scores = self.config.sampling.compute_scores(
+            logits, copy_to_device(request_ids, self.device), inputs.positions[logit_indices] + 1
         )
         return verify_greedy(
             scores,
-            inputs.input_ids[to_device(inputs.draft_indices, self.device)],
+            inputs.input_ids[copy_to_device(inputs.draft_indices, self.device)],
             inputs.cu_num_scheduled_drafts,
             self.state.config.ngram.k,
         )
@@ -310,16 +312,17 @@ class Runner:
         result = self.state.reconcile()
         step = self._in_flight.popleft()
         if result.faults:  # only an invalid sampler causes faults
-            raise RuntimeError(f"step {result.step}: {dict(result.faults)}")
+            faults = dict(result.faults)
+            raise RuntimeError(f"step {result.step}: invalid sampler results by position: {faults}")
         for position, request in enumerate(step.requests):
             count = result.num_sampled[position]
-            before = len(request.token_ids)
+            old_length = len(request.token_ids)
             request.append_sampled(result.sampled_token_ids[position, :count].tolist())
-            self.figures.tokens += len(request.token_ids) - before
+            self.figures.tokens += len(request.token_ids) - old_length
         self.figures.drafts += int(result.num_valid_drafts.sum())
         self.figures.accepted += int(result.num_accepted_drafts.sum())
         if result.draft_source is not None:
-            neural = result.draft_source % 2 == 1
-            self.figures.neural_drafts += int(result.num_valid_drafts[neural].sum())
-            self.figures.neural_accepted += int(result.num_accepted_drafts[neural].sum())
+            is_neural = result.draft_source % 2 == 1
+            self.figures.neural_drafts += int(result.num_valid_drafts[is_neural].sum())
+            self.figures.neural_accepted += int(result.num_accepted_drafts[is_neural].sum())
         self.figures.preemptions += step.preemptions

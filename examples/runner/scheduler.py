@@ -1,4 +1,5 @@
-"""Continuous batching: chooses the requests of a step and their numbers of tokens and drafts.
+"""Continuous batching: the scheduler chooses a step's requests, and how many tokens and drafts each
+has.
 
 The scheduler never waits for the device. It manages rows and blocks itself, and uses the state's
 upper bounds for the lengths of requests while steps are in flight.
@@ -60,22 +61,25 @@ class ScheduledTokens:
     """The tokens of a request in a step."""
 
     request: Request
-    computed: int
-    """Upper bound of computed tokens before the step; drafts in flight count as accepted."""
-    known: int
+    upper_computed: int
+    """Upper bound of the number of computed tokens before the step: that number if all drafts in
+    flight are accepted."""
+    upper_length: int
     """Upper bound of the request's length before the step."""
-    tokens: int
-    """Tokens in this step, including drafts."""
-    drafts: int = 0
+    num_tokens: int
+    """Number of tokens in this step, including drafts."""
+    num_drafts: int = 0
 
     @property
-    def samples(self) -> bool:
+    def is_sampling(self) -> bool:
         """Whether the request samples a token; otherwise its prefill continues in the next step."""
-        return self.computed + self.tokens >= self.known
+        return self.upper_computed + self.num_tokens >= self.upper_length
 
 
 @dataclass
 class ScheduledStep:
+    """A batch of AsyncSpecState, and what the runner needs in addition."""
+
     batch: Batch
     requests: list[Request]
     upper_seq_lens: Int32Array
@@ -102,22 +106,22 @@ class Scheduler:
             k: maximum number of drafts per request and step; 0: no speculation.
         """
         self.block_size, self.max_step_tokens, self.k = block_size, max_step_tokens, k
-        self.longest = min(row_capacity, num_blocks * block_size)
+        self.max_length = min(row_capacity, num_blocks * block_size)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        """In the order of admission; the last one is preempted first."""
+        """The requests in the order of admission; the last request is preempted first."""
         self.free_rows = list(range(max_rows))[::-1]
         self.free_blocks = list(range(num_blocks))[::-1]
         self._preemptions = 0
-        """Preemptions since the last step."""
-        self._removed: list[int] = []
+        """Number of preemptions since the last step."""
+        self._removed_rows: list[int] = []
 
     def clear(self) -> None:
         """Removes all requests. The caller also resets the state to no requests."""
         for request in list(self.running):
-            self._release(request)
+            self._release_row(request)
         self.waiting.clear()
-        self._removed.clear()
+        self._removed_rows.clear()
         self._preemptions = 0
 
     @property
@@ -125,18 +129,18 @@ class Scheduler:
         return any(not request.finished for request in (*self.running, *self.waiting))
 
     def add(self, *requests: Request) -> None:
-        """Adds all of the requests or none.
+        """Adds all of the requests, or raises and adds none.
 
         Raises:
             ValueError: a prompt is empty, max_tokens allows no output, or a request needs more
                 tokens than fit in a row or in all blocks.
         """
         for request in requests:
-            if not 1 <= request.num_prompt_tokens < request.max_tokens <= self.longest:
+            if not 1 <= request.num_prompt_tokens < request.max_tokens <= self.max_length:
                 raise ValueError(
                     f"request {request.id}: expected a prompt of 1 token or more, and at most "
-                    f"{self.longest} tokens with its output, got {request.num_prompt_tokens} and "
-                    f"{request.max_tokens}"
+                    f"{self.max_length} tokens with its output, got {request.num_prompt_tokens} "
+                    f"and {request.max_tokens}"
                 )
         self.waiting += requests
 
@@ -151,32 +155,32 @@ class Scheduler:
                 None: every request has k drafts (padded).
         """
         for request in [r for r in self.running if r.finished]:
-            self._release(request)
+            self._release_row(request)
         self.waiting = deque(r for r in self.waiting if not r.finished)
-        before = self._preemptions
+        old_preemptions = self._preemptions
         scheduled, new_blocks = self._schedule_running(upper_computed, upper_tokens, num_found)
-        new = [] if self._preemptions > before else self._admit(scheduled)
+        new = [] if self._preemptions > old_preemptions else self._admit_waiting(scheduled)
         if not scheduled:
             return None
         for request in self.running:
             request.position = -1
         for position, entry in enumerate(scheduled):
-            if entry.samples:
+            if entry.is_sampling:
                 entry.request.position = position
-        removed, self._removed = self._removed, []
+        removed_rows, self._removed_rows = self._removed_rows, []
         preemptions, self._preemptions = self._preemptions, 0
         batch = Batch(
-            rows=_int32([entry.request.row for entry in scheduled]),
-            num_scheduled_tokens=_int32([entry.tokens for entry in scheduled]),
-            num_scheduled_drafts=_int32([entry.drafts for entry in scheduled]),
-            removed=_int32(removed),
+            rows=_to_int32_array([entry.request.row for entry in scheduled]),
+            num_scheduled_tokens=_to_int32_array([entry.num_tokens for entry in scheduled]),
+            num_scheduled_drafts=_to_int32_array([entry.num_drafts for entry in scheduled]),
+            removed=_to_int32_array(removed_rows),
             new=new,
             new_blocks=(new_blocks,),
         )
         return ScheduledStep(
             batch,
             [entry.request for entry in scheduled],
-            _int32([entry.computed + entry.tokens for entry in scheduled]),
+            _to_int32_array([entry.upper_computed + entry.num_tokens for entry in scheduled]),
             preemptions,
         )
 
@@ -188,85 +192,86 @@ class Scheduler:
         blocks: list[int] = []
         budget = self.max_step_tokens
         for request in list(self.running):
-            if request.row < 0 or budget == 0:  # preempted by an earlier request; budget spent
+            if request.row < 0 or budget == 0:  # preempted for an earlier request, or no budget
                 break
-            computed, known = int(upper_computed[request.row]), int(upper_tokens[request.row])
-            if known >= request.max_tokens:
-                continue  # may be finished: wait for the exact length
-            entry = ScheduledTokens(request, computed, known, min(known - computed, budget))
+            computed, length = int(upper_computed[request.row]), int(upper_tokens[request.row])
+            if length >= request.max_tokens:
+                continue  # The request may be finished: wait for its exact length.
+            entry = ScheduledTokens(request, computed, length, min(length - computed, budget))
             if request.position >= 0:
                 # A step must not compute positions after the request's last token.
-                entry.drafts = min(self.k, request.max_tokens - 1 - known, budget - 1)
+                num_drafts = min(self.k, request.max_tokens - 1 - length, budget - 1)
                 if num_found is not None:
-                    entry.drafts = min(entry.drafts, int(num_found[request.position]))
-                entry.tokens += entry.drafts
-            missing = self._missing_blocks(request, computed + entry.tokens)
-            while missing > len(self.free_blocks) and request.row >= 0:
-                self._preempt(self.running[-1])
+                    num_drafts = min(num_drafts, int(num_found[request.position]))
+                entry.num_drafts = num_drafts
+                entry.num_tokens += num_drafts
+            num_missing = self._count_missing_blocks(request, computed + entry.num_tokens)
+            while num_missing > len(self.free_blocks) and request.row >= 0:
+                self._preempt_request(self.running[-1])
             if request.row < 0:
                 break
-            added = self._add_blocks(request, missing)
-            rows += [request.row] * len(added)
-            blocks += added
+            new_blocks = self._add_blocks(request, num_missing)
+            rows += [request.row] * num_missing
+            blocks += new_blocks
             scheduled.append(entry)
-            budget -= entry.tokens
-        return scheduled, NewBlocks(_int32(rows), _int32(blocks))
+            budget -= entry.num_tokens
+        return scheduled, NewBlocks(_to_int32_array(rows), _to_int32_array(blocks))
 
-    def _admit(self, scheduled: list[ScheduledTokens]) -> list[Admission]:
+    def _admit_waiting(self, scheduled: list[ScheduledTokens]) -> list[Admission]:
         """Starts waiting requests while rows, blocks and the token budget suffice."""
         admissions = []
-        budget = self.max_step_tokens - sum(entry.tokens for entry in scheduled)
+        budget = self.max_step_tokens - sum(entry.num_tokens for entry in scheduled)
         while self.waiting and self.free_rows and budget:
             request = self.waiting[0]
-            known = len(request.token_ids)
-            entry = ScheduledTokens(request, 0, known, min(known, budget))
-            missing = self._missing_blocks(request, entry.tokens)
-            if missing > len(self.free_blocks):
+            length = len(request.token_ids)
+            entry = ScheduledTokens(request, 0, length, min(length, budget))
+            num_missing = self._count_missing_blocks(request, entry.num_tokens)
+            if num_missing > len(self.free_blocks):
                 break
             self.waiting.popleft()
             self.running.append(request)
             request.row = self.free_rows.pop()
-            self._add_blocks(request, missing)
+            self._add_blocks(request, num_missing)
             admissions.append(
                 Admission(
                     request.row,
-                    _int32(request.token_ids),
-                    (_int32(request.blocks),),
+                    _to_int32_array(request.token_ids),
+                    (_to_int32_array(request.blocks),),
                     scope=request.scope,
                     stop=Stop(tuple(request.stop_token_ids), request.max_tokens),
                 )
             )
             scheduled.append(entry)
-            budget -= entry.tokens
+            budget -= entry.num_tokens
         return admissions
 
-    def _missing_blocks(self, request: Request, num_tokens: int) -> int:
+    def _count_missing_blocks(self, request: Request, num_tokens: int) -> int:
         return max(0, -(-num_tokens // self.block_size) - len(request.blocks))
 
     def _add_blocks(self, request: Request, count: int) -> list[int]:
-        added = [self.free_blocks.pop() for _ in range(count)]
-        request.blocks += added
-        return added
+        new_blocks = [self.free_blocks.pop() for _ in range(count)]
+        request.blocks += new_blocks
+        return new_blocks
 
-    def _preempt(self, request: Request) -> None:
+    def _preempt_request(self, request: Request) -> None:
         """Moves a request back to the waiting queue, to be recomputed from the host's tokens.
 
         The host then also knows the tokens of a pending step, because each step is reconciled
         before the step after the next one is scheduled.
         """
-        self._release(request)
+        self._release_row(request)
         self.waiting.appendleft(request)
         self._preemptions += 1
 
-    def _release(self, request: Request) -> None:
-        """Frees a request's row and blocks. They can be reused at once, because the device executes
+    def _release_row(self, request: Request) -> None:
+        """Frees a request's row and blocks. Both can be reused at once, because the device executes
         the writes of pending steps before those of later steps."""
         self.running.remove(request)
-        self._removed.append(request.row)
+        self._removed_rows.append(request.row)
         self.free_rows.append(request.row)
         self.free_blocks += request.blocks
         request.row, request.blocks, request.position = -1, [], -1
 
 
-def _int32(values: Sequence[int]) -> Int32Array:
+def _to_int32_array(values: Sequence[int]) -> Int32Array:
     return np.array(values, np.int32)

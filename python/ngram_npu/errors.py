@@ -1,11 +1,11 @@
-"""Errors for users: unusable files and options, missing packages; and text safe for a terminal."""
+"""Errors for users, about unusable files, options and packages; and text safe for a terminal."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-__all__ = ["InputError", "RecordError", "escape_unprintable", "import_optional", "one_line"]
+__all__ = ["InputError", "RecordError", "escape_unprintable", "import_optional", "to_one_line"]
 
 
 def escape_unprintable(text: str) -> str:
@@ -13,7 +13,7 @@ def escape_unprintable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def one_line(error: BaseException) -> str:
+def to_one_line(error: BaseException) -> str:
     """Returns the error's message in one line."""
     return " ".join(str(error).split())
 
@@ -21,9 +21,9 @@ def one_line(error: BaseException) -> str:
 class InputError(Exception):
     """A file, an option or the environment of the user cannot be used.
 
-    Raised for input files that cannot be read or are malformed (the message contains file and
-    line), invalid options, missing optional packages, and output that cannot be written. The
-    message is one printable line that states what to do.
+    This error is raised for input files that cannot be read or are malformed (the message contains
+    file and line), invalid options, missing optional packages, and output that cannot be written.
+    The message is one printable line that states what to do.
     """
 
     def __init__(self, message: str) -> None:
@@ -38,7 +38,7 @@ def import_optional(module: str, option: str, extra: str) -> Any:
     """Imports a module that an option of the command needs.
 
     Raises:
-        InputError: it is not installed; the message names the extra.
+        InputError: the module is not installed; the message names the extra that installs it.
     """
     try:
         return importlib.import_module(module)

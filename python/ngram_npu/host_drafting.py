@@ -1,7 +1,7 @@
 """Drafting in host memory for sampled tokens on a device, in the order of the device's stream.
 
-Each step is one job: a native host function that the driver calls when the stream reaches it. Later
-work in the stream receives the drafts. Python neither waits for the job nor is called from it
+Each step is one job: a native host function that the driver calls when the stream reaches the job.
+Later work in the stream receives the drafts. Python neither waits for a job nor is called by a job
 (docs/design/host-drafting.md).
 """
 
@@ -41,7 +41,7 @@ class Stop(NamedTuple):
     """Maximum length of the row, including the prompt."""
     prompt_length: int = 0
     min_output: int = 0
-    """Minimum number of output tokens before a repetition ends the text."""
+    """Minimum number of output tokens from which on a repetition ends the text."""
     min_pattern: int = 0
     max_pattern: int = 0
     """Maximum length of a repeated pattern that ends the text (default: no such stop)."""
@@ -53,7 +53,7 @@ class DeviceDrafts(NamedTuple):
     """Drafts for the B requests of a step, on the device of the sampled tokens."""
 
     draft_token_ids: torch.Tensor
-    """[B, k] int64; `fill` determines the content of unused places."""
+    """[B, k] int64; `fill` determines the content of unused positions."""
     num_draft_tokens: torch.Tensor
     """[B] int32"""
     match_len: torch.Tensor
@@ -81,7 +81,7 @@ class Stream(Protocol):
 
 
 class SynchronousStream:
-    """For sampled tokens in host memory: copies and jobs run within the call."""
+    """Stream for sampled tokens in host memory: copies and jobs run within the call."""
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source)
@@ -153,14 +153,14 @@ class NpuStream(_DeviceStream):
     """torch_npu's current stream, through its task queue. Requires CANN 8.3 or later.
 
     Raises:
-        RuntimeError: This build has no NPU backend, or the backend does not load.
+        RuntimeError: This build has no NPU backend, or the backend cannot be loaded.
     """
 
     def __init__(self) -> None:
         if reason := _library.open_npu().reason:
             raise RuntimeError(f"ngram_npu: drafting on the host: {reason}")
         super().__init__(torch.get_device_module("npu"))
-        self._launch = _library.npu_launch_host_func()
+        self._launch = _library.load_npu_launcher()
 
     def run(self, job: int) -> None:
         self._check_capture()
@@ -220,13 +220,13 @@ class HostDrafting:
             config: Lookup and draft settings.
             num_rows, capacity, max_sampled: R, S and M.
             device: Device of the sampled tokens and of the drafts.
-            lag: Number of steps until sampled tokens enter the store. A scheduler that
-                runs ahead learns of a request's end with this delay. Steps without a request in any
-                of their rows do not count.
-            index, store: In host memory, with R slots. Only jobs change them.
+            lag: Number of steps until sampled tokens enter the store: the delay with which a
+                scheduler that runs ahead learns that a request has ended. Steps in which no row has
+                a request do not count.
+            index, store: Index and store in host memory, with R slots. Only jobs change them.
             stream: Runs the jobs (default: the device's current stream).
-            fill: Whether unused places of a draft continue it and then repeat the newest token.
-                Otherwise they are -1.
+            fill: Whether unused positions of a draft continue the draft and then repeat the newest
+                token. Otherwise they are -1.
 
         Raises:
             ValueError: An argument is out of range.
@@ -266,8 +266,8 @@ class HostDrafting:
         self, row: int, token_ids: npt.ArrayLike, *, scope: int = 0, stop: Stop | None = None
     ) -> None:
         """Announces a request with its prompt in a row, before the first step with this row."""
-        tokens, *rest = Stop() if stop is None else stop
-        limits = (min(max(number, 0), NO_LIMIT) for number in rest)
+        tokens, *other_conditions = Stop() if stop is None else stop
+        limits = (min(max(number, 0), NO_LIMIT) for number in other_conditions)
         self._drafter.add_request(
             row, np.asarray(token_ids, np.int32), scope, np.asarray(tokens, np.int32), *limits
         )
@@ -282,8 +282,8 @@ class HostDrafting:
         Args:
             rows: [B] distinct rows, in host memory. A row that is out of range or has no request
                 gets no draft, and its tokens are dropped.
-            sampled: [B, 1 + M] int32: the number of sampled tokens, then the tokens. A request
-                without sampled tokens gets no draft.
+            sampled: [B, 1 + M] int32: for each request the number of sampled tokens, then the
+                tokens. A request without sampled tokens gets no draft.
 
         Raises:
             ValueError: There are more than R rows, or ``sampled`` has another shape or dtype.
@@ -304,8 +304,8 @@ class HostDrafting:
         )
 
     def update(self, rows: npt.NDArray[np.int32], sampled: torch.Tensor) -> None:
-        """Enqueues a step that drafts nothing. The index and the store get its tokens; the stream
-        copies no drafts. Arguments and errors are those of :meth:`propose`."""
+        """Enqueues a step that drafts nothing. The index and the store get the sampled tokens; the
+        stream copies no drafts. Arguments and errors are those of :meth:`propose`."""
         self._check_step("update", len(rows), sampled)
         self._stream.copy(self._sampled[: len(rows)], sampled)
         self._run(rows, drafts=False)
@@ -332,10 +332,10 @@ class HostDrafting:
         self._has_run = True
 
     def flush(self) -> bool:
-        """Enqueues the announced begins and ends without a step.
+        """Enqueues the announced begins and ends of requests without a step.
 
         Returns:
-            False if the stream rejects the job; the next step then includes them.
+            False if the stream rejects the job; the next step then includes the begins and ends.
         """
         if not self._has_run:
             return True
@@ -347,10 +347,10 @@ class HostDrafting:
         return True
 
     def settle(self, seconds: float) -> bool:
-        """Enqueues the announced begins and ends, and waits until all jobs have run.
+        """Enqueues the announced begins and ends of requests, and waits until all jobs have run.
 
         Returns:
-            False if jobs are still pending after ``seconds``. After a device error they never run.
+            False if jobs are still pending after ``seconds``. After a device error, jobs never run.
         """
         if not self.flush():
             return False

@@ -1,4 +1,4 @@
-"""Allocation, sizes, statistics and integrity checks of the n-gram index."""
+"""Contains the n-gram index: its allocation, sizes, statistics and integrity checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class IndexStatistics:
     rows_scanned_catching_up: int
     """Rows scanned because the step could not index all of their tokens."""
     rows_scanned_other: int
-    """Rows scanned for another reason: no slot, row too long, no new tokens."""
+    """Rows scanned for another reason: the row had no slot, was too long, or had no new tokens."""
     rebuilds_shorter: int
     """Slots rebuilt because their row became shorter."""
     rebuilds_rewritten: int
@@ -32,7 +32,7 @@ class IndexStatistics:
     rebuilds_options: int
     """Slots rebuilt because min_n, max_n or match_policy changed."""
     slots_disabled: int
-    """Slots of rows that did not fit into the free memory and are scanned."""
+    """Slots whose rows did not fit into the free memory. These rows are scanned."""
     num_pages: int
     """Capacity, in pages of 4 KiB."""
     pages_in_use: int
@@ -52,16 +52,17 @@ class NgramIndex:
     Args:
         num_slots: maximum number of requests indexed at the same time; at most 2**28.
         token_capacity: maximum number of indexed tokens in all slots together.
-        min_n: the shortest n-gram that the steps will pass; 1 for a ladder.
-        max_n: the longest n-gram; at most 64, and at most min_n + 7. 16 for a ladder.
-        sizes: ``"consecutive"`` or ``"ladder"``, as the steps will pass it.
-        outcomes: for a ladder, whether the steps will pass costs; takes one more byte per token.
-        kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
+        min_n: the ``min_n`` of the steps; 1 for a ladder.
+        max_n: the ``max_n`` of the steps; at most 64, and at most min_n + 7; 16 for a ladder.
+        sizes: ``"consecutive"`` or ``"ladder"``: which n-grams the steps look up.
+        outcomes: whether steps with a ladder pass costs; takes one more byte per token.
+        kind: whether :attr:`tensor` is an array (``"numpy"``) or a CPU tensor over the same memory
+            (``"torch"``).
         any_data: allocate enough memory for any tokens, not only for text.
         prefault: commit all memory now; otherwise a step spends about 1 us on each new page.
 
     Raises:
-        ValueError: a size or range out of bounds.
+        ValueError: a size or a range is out of bounds.
     """
 
     def __init__(
@@ -152,11 +153,12 @@ class NgramIndex:
         row_indices: Any = None,
         slot_indices: Any = None,
     ) -> None:
-        """Indexes the tokens of rows that their slots do not contain yet, such as prompts or parts
-        of prompts. A ladder ignores ``match_policy``.
+        """Indexes the tokens of rows that are not indexed yet, such as prompts or parts of prompts.
+        A ladder ignores ``match_policy``.
 
         Without this call, each step indexes a bounded number of tokens, and scans the row until all
-        of its tokens are indexed. Shapes as in ``ngram_index_append_``; each slot at most once.
+        of its tokens are indexed. The shapes are those of ``ngram_index_append_``. Each slot may
+        occur once.
         """
         ops = operators_for(
             "ngram_index_append_",
@@ -180,10 +182,10 @@ class NgramIndex:
         )
 
     def check_integrity(self, rows: dict[int, Int32Array] | None = None) -> None:
-        """Checks the structure. Slow: for tests and diagnosis.
+        """Checks the structure of the index. This takes long; it is for tests and diagnosis.
 
         Args:
-            rows: by slot, the live tokens of its row, with which the slot is compared.
+            rows: by slot, the tokens of its row, with which the slot is compared.
 
         Raises:
             IntegrityError: the message names the violated rule, and the slot or page.
@@ -203,7 +205,7 @@ def make_index(
     """Creates the index that a config needs.
 
     Raises:
-        ValueError: a size out of bounds.
+        ValueError: a size is out of bounds.
     """
     return NgramIndex(
         num_slots,

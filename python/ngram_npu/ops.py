@@ -1,4 +1,4 @@
-"""The operators as Python functions on torch tensors. Their contracts: docs/ops.
+"""Contains the operators as Python functions on torch tensors. docs/ops contains their contracts.
 
 Each function takes the arguments of its operator's schema and returns a named tuple if the operator
 has results. The build generates ``ops.pyi`` from the schemas and the documents, so that an editor
@@ -29,16 +29,16 @@ def _define(op: str, fake: Fake) -> Callable[..., Any]:
     operator = getattr(torch.ops.ngram_npu, op)
     schema = operator.default._schema
     names = [argument.name for argument in schema.arguments]
-    torch.library.register_fake(f"ngram_npu::{op}")(_checked(op, names, fake))
+    torch.library.register_fake(f"ngram_npu::{op}")(_add_checks(op, names, fake))
     results = [result.name for result in schema.returns]
     result = namedtuple(f"{op.rstrip('_')}_result", results)  # type: ignore[misc]
 
-    def function(*args: Any, **keywords: Any) -> Any:
+    def call_operator(*args: Any, **keywords: Any) -> Any:
         returned = operator(*args, **keywords)
         return result(*returned) if results else None
 
-    function.__name__ = function.__qualname__ = op
-    function.__doc__ = f"{schema}\n\nContract: docs/ops/{op.rstrip('_')}.md"
+    call_operator.__name__ = call_operator.__qualname__ = op
+    call_operator.__doc__ = f"{schema}\n\nContract: docs/ops/{op.rstrip('_')}.md"
     parameters = []
     for argument in schema.arguments:
         kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
@@ -46,16 +46,16 @@ def _define(op: str, fake: Fake) -> Callable[..., Any]:
         has_default = argument.has_default_value()
         default = argument.default_value if has_default else inspect.Parameter.empty
         parameters.append(inspect.Parameter(argument.name, kind, default=default))
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return function
+    call_operator.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call_operator
 
 
-def _checked(op: str, names: list[str], fake: Fake) -> Fake:
-    """Wraps a fake kernel so that it rejects mixed devices and tensors of rank 0, as the kernels
-    do. torch also calls fakes for a mix of fake and real tensors."""
+def _add_checks(op: str, names: list[str], fake: Fake) -> Fake:
+    """Returns a fake kernel that rejects mixed devices and tensors of rank 0, as the kernels do.
+    torch also calls fake kernels with a mix of fake and real tensors."""
 
     @functools.wraps(fake)
-    def checked(*args: Any, **keywords: Any) -> Any:
+    def call_checked(*args: Any, **keywords: Any) -> Any:
         first: tuple[str, torch.device] | None = None
         for name, value in (*zip(names, args, strict=False), *keywords.items()):
             if not isinstance(value, torch.Tensor):
@@ -65,14 +65,14 @@ def _checked(op: str, names: list[str], fake: Fake) -> Fake:
             first = first or (name, value.device)
             if value.device != first[1]:
                 raise ValueError(
-                    f"{op}: {name}: expected device {first[1]} as {first[0]}, got {value.device}"
+                    f"{op}: {name}: expected device {first[1]}, like {first[0]}, got {value.device}"
                 )
         return fake(*args, **keywords)
 
-    return checked
+    return call_checked
 
 
-# torch omits keywords with default values. A fake declares what it needs; ``**_`` ignores the rest.
+# torch omits keywords with default values. A fake declares what it needs; ``**_`` takes the rest.
 
 
 def _fake_none(*_: Any, **__: Any) -> None:
@@ -179,7 +179,7 @@ def workspace_size(op: str, batch: int) -> int:
         batch: maximum number of requests in a call.
 
     Raises:
-        ValueError: an operator without a workspace, or a negative batch.
+        ValueError: the operator has no workspace, or the batch is negative.
     """
     if batch < 0:
         raise ValueError(f"workspace_size: batch: expected >= 0, got {batch}")

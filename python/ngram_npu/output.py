@@ -1,4 +1,4 @@
-"""Output files that are written completely or not at all."""
+"""Writes output files completely or not at all."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ def atomic_output(path: Path) -> Iterator[Path]:
         InputError: writing fails.
     """
     target = path.resolve()
-    # With a predictable name, another user could create a file or a link of this name before.
-    scratch = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    # If the name were predictable, another user could create a file or a link of this name before.
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         if _is_special(path):
             yield path
             return
-        scratch.touch(exist_ok=False)
+        temporary.touch(exist_ok=False)
         try:
-            yield scratch
+            yield temporary
             if target.exists():
-                shutil.copymode(target, scratch)
-            os.replace(scratch, target)
+                shutil.copymode(target, temporary)
+            os.replace(temporary, target)
         finally:
             with suppress(OSError):
-                scratch.unlink(missing_ok=True)
+                temporary.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
 

@@ -1,4 +1,4 @@
-"""NgramProposer: a drafter for any model runner, on torch tensors or numpy arrays."""
+"""Contains NgramProposer, a drafter for any model runner, on torch tensors or numpy arrays."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["Drafts", "NgramProposer", "StepResult"]
 class NgramProposer:
     """Drafts by looking up each request's last tokens in its own context.
 
-    It stores no token data: it reads the runner's buffers, and :meth:`step` appends to them in
-    place. No call waits for a device. Rows may be slices of a larger buffer.
+    A proposer stores no token data: it reads the runner's buffers, and :meth:`step` appends to
+    these buffers in place. No call waits for a device. Rows may be slices of a larger buffer.
 
-    With ``engine="index"`` it has an index of the rows, which must then be on the CPU. The time of
-    a step hardly grows with the context; the drafts are the same as with ``engine="scan"``. The
-    first call that uses the index creates it, for the rows of that call's buffer. A runner that
-    moves rows passes each request's slot. A runner that reuses a slot for another request should
-    call :meth:`reset`; otherwise the index detects the change itself.
+    With ``engine="index"`` a proposer has an index of the rows, which must then be on the CPU. The
+    time of a step hardly grows with the context; the drafts are the same as with
+    ``engine="scan"``. The first call that uses the index creates it, for the rows of that call's
+    buffer. A runner that moves rows passes each request's slot. A runner that reuses a slot for
+    another request should call :meth:`reset`; otherwise the index detects the change itself.
 
     With a store, requests also draft from other requests' text, and each step adds to the store.
     This needs the CPU, a ladder and a ``min_draft_probability`` (docs/guides/store.md).
@@ -35,11 +35,11 @@ class NgramProposer:
     A copy or a pickle has the same settings and creates its own index and store. A proposer with a
     store passed to the constructor cannot be copied or pickled.
 
-    Letters in shapes: R rows of the token buffer, S their capacity, B requests in this step, M
-    width of the sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``,
-    ``sampled_token_ids`` are int32, ``row_indices`` (batch position -> row; None: row i = i) int32
-    or int64, masks bool. A request with a row out of range is padding: nothing is written or
-    stored for it.
+    Letters in shapes: R is the number of rows of the token buffer, S the capacity of a row, B the
+    number of requests in this step, M the number of columns of ``sampled_token_ids`` (1 to 65).
+    ``num_tokens``, ``token_ids`` and ``sampled_token_ids`` are int32; ``row_indices``, the row of
+    each batch position (None: request i uses row i), is int32 or int64; ``discard`` is bool. A
+    request with a row out of range is padding: nothing is written or stored for it.
     """
 
     def __init__(
@@ -54,21 +54,21 @@ class NgramProposer:
         """
         Args:
             config: lookup and draft settings.
-            engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
-                exceeds 7, the rows are too short for it to be faster, or they are not on the CPU.
-                A ladder needs the index.
+            engine: ``"index"``, ``"scan"`` or ``"auto"``. ``"auto"`` scans if ``max_n - min_n``
+                exceeds 7, if the rows are not on the CPU, or if the rows are so short that the
+                index would not be faster; otherwise it uses the index. A ladder needs the index.
             num_slots: slots of the index; None: the rows of the first call's buffer. Rows without
                 a slot are scanned; the first such call warns.
             token_capacity: maximum number of tokens in all slots together (the KV cache's
-                capacity); None: enough for full rows. Beyond it, rows are scanned.
-            store: the store to use with a ``min_draft_probability``. None: if ``config.store`` is
-                set, a store is created together with the index. Proposers that share a store must
-                use different slots.
+                capacity); None: enough for full rows. Rows that do not fit are scanned.
+            store: the store to draft from, with a ``min_draft_probability``. None: if
+                ``config.store`` is set, a store is created together with the index. Proposers that
+                share a store must use different slots.
 
         Raises:
             TypeError: ``config`` is not a :class:`NgramConfig`, or a size is not an integer.
-            ValueError: an unknown engine, an index for ``max_n - min_n`` above 7, or a store
-                without ``min_draft_probability``.
+            ValueError: the engine is unknown, an index is requested for ``max_n - min_n`` above 7,
+                or a store is passed without ``min_draft_probability``.
         """
         if not isinstance(config, NgramConfig):
             raise TypeError(f"NgramProposer: config: expected NgramConfig, got {config!r}")
@@ -84,8 +84,8 @@ class NgramProposer:
         self.engine = "index" if config.is_ladder else engine if config.fits_index else "scan"
         self._num_slots, self._token_capacity = num_slots, token_capacity
         self._has_warned = False
-        self._scans: dict[str, Drafting] = {}
-        self._indexed: Drafting | None = None
+        self._scan_draftings: dict[str, Drafting] = {}
+        self._index_drafting: Drafting | None = None
         self._store = store
         self._has_store = store is not None or config.store is not None
 
@@ -97,23 +97,29 @@ class NgramProposer:
             config,
             engine,
             capacity=capacity,
-            short=INDEX_POLICY.max_scan_row_capacity,
+            max_scan=INDEX_POLICY.max_scan_row_capacity,
             device_type=device_type,
             prefix="NgramProposer: ",
         )
 
     @property
     def index(self) -> NgramIndex | None:
-        """The index. The first call that uses it creates it, outside of compiled functions only."""
-        return None if self._indexed is None else self._indexed.index
+        """The index, or None. The first call that uses the index creates it; in a compiled
+        function, no index is created."""
+        return None if self._index_drafting is None else self._index_drafting.index
 
     @property
     def store(self) -> NgramStore | None:
         """The store. Unless it was passed to the constructor, it is created with the index."""
-        return self._store if self._indexed is None else self._indexed.store
+        return self._store if self._index_drafting is None else self._index_drafting.store
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_scans": {}, "_indexed": None, "_has_warned": False}
+        return {
+            **self.__dict__,
+            "_scan_draftings": {},
+            "_index_drafting": None,
+            "_has_warned": False,
+        }
 
     def propose(
         self,
@@ -129,17 +135,17 @@ class NgramProposer:
     ) -> Drafts[ArrayT]:
         """Drafts for each request, for a runner that appends the sampled tokens itself.
 
-        With ``engine="index"`` the rules of :meth:`step` apply: each slot at most once, one call at
-        a time, and indexed tokens of a row must not change. Otherwise rows are scanned and no state
+        With ``engine="index"`` each slot may occur once per call, calls must not overlap, and
+        indexed tokens of a row must not change. With other engines, rows are scanned and no state
         is kept.
 
         Args:
             token_ids: [R, S], the contexts.
-            num_tokens: [R], their live lengths in tokens.
-            row_indices: [B]; B = R without it.
+            num_tokens: [R], the lengths of the contexts in tokens.
+            row_indices: [B], the row of each request; without this argument B = R.
             num_sampled: [B], number of tokens that the step sampled. Nothing is drafted for
                 requests with 0. Required with a store.
-            slot_indices: [B], the index slot of each request; None: the row indices.
+            slot_indices: [B], the index slot of each request; None: the request's row.
             workspace: workspace of the scan on a device; ignored on the CPU and with an index.
             draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
                 in unused positions. Needs a ``min_draft_probability``.
@@ -147,10 +153,10 @@ class NgramProposer:
                 (:func:`ngram_npu.scope_of`); None: the same scope for all.
 
         Raises:
-            ValueError: an argument of the wrong dtype, device, shape or stride.
+            ValueError: an argument has the wrong dtype, device, shape or stride.
         """
         op = "ngram_index_propose_" if self.engine == "index" else "ngram_propose"
-        drafting = self._drafting(op, token_ids, may_index=self.engine == "index")
+        drafting = self._get_drafting(op, token_ids, allow_index=self.engine == "index")
         self._check_store("propose", drafting, num_sampled, scopes)
         if drafting.store is not None and num_sampled is None:
             raise ValueError("NgramProposer: propose: num_sampled: expected an array with a store")
@@ -166,8 +172,8 @@ class NgramProposer:
         except (RuntimeError, TypeError, AttributeError):
             _check_kinds(op, drafting, token_ids=token_ids, num_tokens=num_tokens, **arguments)
             raise
-        all_rows = row_indices is None and slot_indices is None
-        self._keep(drafting, len(token_ids) if all_rows else 0)
+        has_default_rows = row_indices is None and slot_indices is None
+        self._keep_index(drafting, len(token_ids) if has_default_rows else 0)
         return drafts
 
     def step(
@@ -189,16 +195,16 @@ class NgramProposer:
         Args:
             token_ids: [R, S], written.
             num_tokens: [R], written if ``advance``.
-            sampled_token_ids: [B, M]; the leading valid ids of each row are used, -1 pads.
+            sampled_token_ids: [B, M], padded with -1; the leading valid ids of a row are used.
             discard: [B] bool; sampled tokens of these requests are ignored (chunked prefill).
-            advance: add the appended tokens to ``num_tokens``; False for a runner that updates its
-                lengths itself.
+            advance: whether the number of appended tokens is added to ``num_tokens``; False for a
+                runner that updates its lengths itself.
             row_indices, slot_indices, workspace, draft_costs, scopes: as in :meth:`propose`.
 
         Raises:
-            ValueError: an argument of the wrong dtype, device, shape or stride; nothing is written.
+            ValueError: an argument has the wrong dtype, device, shape or stride.
         """
-        drafting = self._drafting("ngram_index_step_", token_ids)
+        drafting = self._get_drafting("ngram_index_step_", token_ids)
         self._check_store("step", drafting, sampled_token_ids, scopes)
         op = "ngram_step_" if drafting.index is None else "ngram_index_step_"
         rows: dict[str, Any] = {
@@ -218,9 +224,9 @@ class NgramProposer:
         except (RuntimeError, TypeError, AttributeError):
             _check_kinds(op, drafting, **rows, **arguments)
             raise
-        # Explicit indices cause no warning: reading them could wait for a device.
-        all_rows = row_indices is None and slot_indices is None
-        self._keep(drafting, len(sampled_token_ids) if all_rows else 0)
+        # Explicit indices cause no warning, because reading indices could wait for a device.
+        has_default_rows = row_indices is None and slot_indices is None
+        self._keep_index(drafting, len(sampled_token_ids) if has_default_rows else 0)
         return result
 
     def append(
@@ -232,11 +238,11 @@ class NgramProposer:
         slot_indices: ArrayT | None = None,
     ) -> None:
         """Indexes prompts or parts of prompts before the step, which indexes only a bounded number
-        of tokens. With ``engine="scan"`` it does nothing.
+        of tokens. With ``engine="scan"`` this method does nothing.
 
-        Arguments and errors as in :meth:`step`; each slot at most once.
+        Arguments and errors are those of :meth:`step`. Each slot may occur once.
         """
-        drafting = self._drafting("ngram_index_append_", token_ids)
+        drafting = self._get_drafting("ngram_index_append_", token_ids)
         if drafting.index is not None:
             drafting.index.append(
                 token_ids,
@@ -245,30 +251,30 @@ class NgramProposer:
                 row_indices=row_indices,
                 slot_indices=slot_indices,
             )
-            all_rows = row_indices is None and slot_indices is None
-            self._keep(drafting, len(token_ids) if all_rows else 0)
+            has_default_rows = row_indices is None and slot_indices is None
+            self._keep_index(drafting, len(token_ids) if has_default_rows else 0)
 
     def reset(self, slot_indices: ArrayT) -> None:
         """Empties the slots of finished requests, slot_indices [N]. A store keeps their text."""
-        if self._indexed is None:
+        if self._index_drafting is None:
             return
         try:
-            self._indexed.end(slot_indices)
+            self._index_drafting.end(slot_indices)
         except (RuntimeError, TypeError):
-            tensors = _state_tensors(self._indexed)
+            tensors = _get_state_tensors(self._index_drafting)
             operators_for("ngram_index_reset_", **tensors, slot_indices=slot_indices)
             raise
 
-    def _drafting(self, op: str, token_ids: Any, *, may_index: bool = True) -> Drafting:
-        """Returns the drafting with the index, or one that scans."""
-        if self._indexed is not None and may_index:
-            return self._indexed
+    def _get_drafting(self, op: str, token_ids: Any, *, allow_index: bool = True) -> Drafting:
+        """Returns the drafting with the index, or a drafting that scans."""
+        if self._index_drafting is not None and allow_index:
+            return self._index_drafting
         kind: Literal["numpy", "torch"] = "numpy" if isinstance(token_ids, np.ndarray) else "torch"
         if kind == "torch" and not is_tensor(token_ids):
             raise ValueError(
                 f"{op}: token_ids: expected a tensor or an array, got {type(token_ids).__name__}"
             )
-        if self.engine != "scan" and may_index:
+        if self.engine != "scan" and allow_index:
             if token_ids.ndim != 2:
                 raise ValueError(f"{op}: token_ids: expected rank 2, got rank {token_ids.ndim}")
             rows, capacity = token_ids.shape
@@ -276,12 +282,12 @@ class NgramProposer:
             if self._config_uses_index(
                 self.config, self.engine, capacity=capacity, device_type=device
             ):
-                return self._with_index(rows, capacity, kind)
-        if kind not in self._scans:
-            self._scans[kind] = Drafting(self.config, kind=kind)
-        return self._scans[kind]
+                return self._make_drafting(rows, capacity, kind)
+        if kind not in self._scan_draftings:
+            self._scan_draftings[kind] = Drafting(self.config, kind=kind)
+        return self._scan_draftings[kind]
 
-    def _with_index(self, rows: int, capacity: int, kind: Literal["numpy", "torch"]) -> Drafting:
+    def _make_drafting(self, rows: int, capacity: int, kind: Literal["numpy", "torch"]) -> Drafting:
         tokens = rows * capacity if self._token_capacity is None else self._token_capacity
         slots = max(1, rows) if self._num_slots is None else self._num_slots
         index = make_index(self.config, slots, tokens, kind=kind)
@@ -291,17 +297,17 @@ class NgramProposer:
         return Drafting(self.config, kind=kind, index=index, store=store)
 
     def _check_store(self, method: str, drafting: Drafting, requests: Any, scopes: Any) -> None:
-        """Validates ``scopes`` before anything is written."""
+        """Validates ``scopes`` and the kind of the store before anything is written."""
         if not self._has_store:
             if scopes is not None:
                 raise ValueError(f"NgramProposer: {method}: scopes: expected None without a store")
             return
         if scopes is not None and requests is not None:
-            numpy = drafting.kind == "numpy"
-            if not (isinstance(scopes, np.ndarray) if numpy else is_tensor(scopes)):
+            is_numpy = drafting.kind == "numpy"
+            if not (isinstance(scopes, np.ndarray) if is_numpy else is_tensor(scopes)):
                 raise ValueError(
                     f"NgramProposer: {method}: scopes: expected a "
-                    f"{'numpy array' if numpy else 'torch.Tensor'}, got {type(scopes).__name__}"
+                    f"{'numpy array' if is_numpy else 'torch.Tensor'}, got {type(scopes).__name__}"
                 )
             size, dtype = len(requests), str(scopes.dtype).rpartition(".")[2]
             if tuple(scopes.shape) != (size,) or dtype not in ("int32", "int64"):
@@ -309,12 +315,12 @@ class NgramProposer:
                     f"NgramProposer: {method}: scopes: expected int32 or int64 [{size}], got "
                     f"{dtype} {list(scopes.shape)}"
                 )
-            device = "cpu" if numpy else scopes.device.type
-            contiguous = scopes.flags.c_contiguous if numpy else scopes.is_contiguous()
-            if device != "cpu" or not contiguous:
+            device = "cpu" if is_numpy else scopes.device.type
+            is_contiguous = scopes.flags.c_contiguous if is_numpy else scopes.is_contiguous()
+            if device != "cpu" or not is_contiguous:
                 raise ValueError(
                     f"NgramProposer: {method}: scopes: expected contiguous memory on cpu, got "
-                    f"{'contiguous' if contiguous else 'strided'} memory on {device}"
+                    f"{'contiguous' if is_contiguous else 'strided'} memory on {device}"
                 )
         store = drafting.store
         if store is not None and store.kind != drafting.kind:
@@ -323,30 +329,31 @@ class NgramProposer:
                 f"kind={store.kind!r}"
             )
 
-    def _keep(self, drafting: Drafting, rows: int) -> None:
-        """Keeps the index. Called after the operator, so that a rejected call creates no index."""
+    def _keep_index(self, drafting: Drafting, rows: int) -> None:
+        """Keeps the index, after the operator, so that a rejected call creates no index. ``rows``
+        is the number of rows that the call uses as slots; 0 if it passed rows or slots."""
         index = drafting.index
         if index is None:
             return
-        self._indexed = drafting
+        self._index_drafting = drafting
         if rows > index.num_slots and not self._has_warned and not _is_being_compiled():
             self._has_warned = True
             warnings.warn(
-                f"NgramProposer: the index has {index.num_slots} slots; rows beyond are scanned. "
-                "Pass num_slots to the proposer, or slot_indices to each call",
+                f"NgramProposer: the index has {index.num_slots} slots; the other rows are "
+                "scanned. Pass num_slots to the proposer, or slot_indices to each call",
                 stacklevel=3,
             )
 
 
-def _state_tensors(drafting: Drafting) -> dict[str, Any]:
-    """Returns the tensors of index and store. Other arguments must be of their kind."""
+def _get_state_tensors(drafting: Drafting) -> dict[str, Any]:
+    """Returns the tensors of index and store, whose kind all other arguments must have."""
     states = {"index": drafting.index, "store": drafting.store}
     return {name: state.tensor for name, state in states.items() if state is not None}
 
 
 def _check_kinds(op: str, drafting: Drafting, **arguments: Any) -> None:
-    """Raises a short error if arrays and tensors are mixed; torch's message has many lines."""
-    operators_for(op, **arguments, **_state_tensors(drafting))
+    """Raises an error of one line if arrays and tensors are mixed; torch's has many lines."""
+    operators_for(op, **arguments, **_get_state_tensors(drafting))
 
 
 def _is_being_compiled() -> bool:

@@ -1,4 +1,4 @@
-"""Step times of the target model, by batch size and by number of verified tokens."""
+"""Contains step times of the target model, by batch size and by number of verified tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.errors import InputError, one_line
+from ngram_npu.errors import InputError, to_one_line
 
 FORMAT = "ngram_npu.cost/1"
 """The format of a file of step times."""
@@ -25,15 +25,15 @@ class VerificationCost:
     """Step times by batch size and number of verified tokens.
 
     Attributes:
-        name: Their origin, for reports.
+        name: Origin of the times, for reports.
         tables: By batch size, the numbers of tokens verified in a step (all requests together,
-            ascending) and the times of such steps, in any unit. Times in between and beyond are
-            linear.
-        is_example: Whether they are computed for an example machine.
-        is_measured: Whether they are measured on the user's server.
-        same_for_any_batch: Whether the only table, of batch size 1, applies to all sizes.
-        synchronous: Additional time of each step with speculation without asynchronous scheduling,
-            as a share of a step without drafts.
+            ascending) and the times of such steps, in any unit. Times between and beyond these
+            numbers are interpolated and extrapolated linearly.
+        is_example: Whether the times are computed for an example machine.
+        is_measured: Whether the times are measured on the user's server.
+        same_for_any_batch: Whether the only table, of batch size 1, applies to all batch sizes.
+        synchronous: Time that synchronous scheduling adds to each step with speculation, as a share
+            of a step without drafts; 0 with asynchronous scheduling.
     """
 
     name: str
@@ -47,8 +47,8 @@ class VerificationCost:
     def batch_sizes(self) -> tuple[int, ...]:
         return tuple(sorted(self.tables))
 
-    def at(self, batch_sizes: Sequence[int]) -> VerificationCost:
-        """Returns the step times of these batch sizes only.
+    def select_batch_sizes(self, batch_sizes: Sequence[int]) -> VerificationCost:
+        """Returns only the step times of the given batch sizes.
 
         Raises:
             InputError: A batch size has no step times.
@@ -60,49 +60,52 @@ class VerificationCost:
         tables = {size: self.tables[size] for size in batch_sizes}
         return replace(self, tables=tables)
 
-    def seconds(self, batch: int, verified: FloatArray) -> FloatArray:
-        """Returns times of steps of `batch` requests that verify `verified` tokens in total."""
+    def compute_seconds(self, batch: int, verified: FloatArray) -> FloatArray:
+        """Returns the times of steps of `batch` requests that verify `verified` tokens in total."""
         tokens, times = (np.asarray(column, np.float64) for column in self.tables[batch])
-        within = np.interp(verified, tokens, times)
+        interpolated = np.interp(verified, tokens, times)
         slope = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2])
-        seconds: FloatArray = within + np.maximum(0, verified - tokens[-1]) * max(0.0, slope)
+        seconds: FloatArray = interpolated + np.maximum(0, verified - tokens[-1]) * max(0.0, slope)
         return seconds
 
-    def relative_times(self, lengths: Sequence[int]) -> Callable[[int], dict[int, float]]:
+    def make_relative_times(self, lengths: Sequence[int]) -> Callable[[int], dict[int, float]]:
         """Returns a function that maps a batch size to the time of a step with each draft length,
-        relative to one without drafts, as of the nearest batch size with step times."""
+        relative to a step without drafts. It uses the step times of the nearest batch size that has
+        step times."""
 
-        def relative_times(batch: int) -> dict[int, float]:
+        def find_relative_times(batch: int) -> dict[int, float]:
             nearest = min(self.tables, key=lambda size: abs(math.log(size / batch)))
-            times = self.seconds(nearest, nearest * (1 + np.asarray(lengths, np.float64)))
+            times = self.compute_seconds(nearest, nearest * (1 + np.asarray(lengths, np.float64)))
             return dict(zip(lengths, (times / times[0]).tolist(), strict=True))
 
-        return relative_times
+        return find_relative_times
 
-    def token_cost(self, max_batch: int, k: int) -> tuple[float, int]:
+    def compute_token_cost(self, max_batch: int, k: int) -> tuple[float, int]:
         """Returns the time to verify one more token of each request, as a share of a step without
         drafts (0 to 1, the mean over `k` tokens), and the batch size with this cost.
 
-        This is the largest batch size with step times up to `max_batch`, or the smallest one. A
-        token costs most there, so drafts that pay at this batch size also pay at smaller ones.
+        This is the largest batch size with step times up to `max_batch`, or the smallest batch size
+        with step times. A token costs most at the largest batch size, so drafts that reduce the
+        time per token at this batch size also do so at smaller batch sizes.
         """
         batch = max((size for size in self.tables if size <= max_batch), default=min(self.tables))
-        without, with_drafts = self.seconds(batch, batch * np.array([1.0, 1.0 + k]))
-        return min(1.0, max(0.0, float(with_drafts / without - 1) / k)), batch
+        without_drafts, with_drafts = self.compute_seconds(batch, batch * np.array([1.0, 1.0 + k]))
+        return min(1.0, max(0.0, float(with_drafts / without_drafts - 1) / k)), batch
 
-    def speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
-        """Returns tokens per second relative to those without speculation.
+    def compute_speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
+        """Returns the tokens per second, relative to the tokens per second without speculation.
 
-        Requests of a batch draft independently of each other. So this averages over the number of
-        tokens that a batch verifies in a step, instead of using a step of average size.
+        Requests of a batch draft independently of each other. So the step time is averaged over the
+        distribution of the number of tokens that a batch verifies, instead of using the time of a
+        step of average size.
 
         Args:
             batch: Number of requests in a step.
-            tokens: [R], generated tokens.
-            counts: [R, K+1], steps that drafted 0, 1, ..., K tokens.
+            tokens: [R], number of generated tokens of each request.
+            counts: [R, K+1], number of steps of each request that drafted 0, 1, ..., K tokens.
 
         Returns:
-            [R]; 1 for requests without a step.
+            [R], the speed-up of a batch of such requests; 1 for a request without a step.
         """
         counts = np.asarray(counts, np.float64)
         steps = counts.sum(axis=1)
@@ -111,7 +114,7 @@ class VerificationCost:
         if batch > 1:
             spectrum = np.fft.rfft(drafted, size, axis=1) ** batch
             drafted = np.maximum(0, np.fft.irfft(spectrum, size, axis=1))
-        times = self.seconds(batch, batch + np.arange(size, dtype=np.float64))
+        times = self.compute_seconds(batch, batch + np.arange(size, dtype=np.float64))
         per_step = np.asarray(tokens, np.float64) / np.maximum(steps, 1)
         mean_time = drafted @ times + self.synchronous * times[0]
         speedup: FloatArray = per_step * times[0] / np.where(steps > 0, mean_time, 1)
@@ -119,9 +122,8 @@ class VerificationCost:
 
 
 def share_of_a_step(share: float) -> VerificationCost:
-    """Returns a cost of this fraction of a step without drafts per drafted token.
-
-    It is the same at any batch size.
+    """Returns step times for any batch size: a drafted token takes `share` of a step without
+    drafts.
 
     The speed-up is then tokens per step / (1 + share * drafted tokens per step).
     """
@@ -136,7 +138,7 @@ def load_cost(name: str) -> VerificationCost:
     """Loads one of `EXAMPLES`, or a file of step times.
 
     Raises:
-        InputError: The file does not exist or has another format.
+        InputError: The file cannot be read, has another format, or contains invalid step times.
     """
     if name in EXAMPLES:
         return _compute_example(name)
@@ -146,8 +148,8 @@ def load_cost(name: str) -> VerificationCost:
     except (OSError, ValueError) as error:
         known = ", ".join(EXAMPLES)
         raise InputError(
-            f"{path}: not a file of step times: {one_line(error):.200}; make one with `ngram-npu "
-            f"measure-cost`, or use an example: {known}"
+            f"{path}: not a file of step times: {to_one_line(error):.200}; make one with "
+            f"`ngram-npu measure-cost`, or use an example: {known}"
         ) from error
     steps: dict[int, dict[float, float]] = {}
     try:
@@ -162,14 +164,15 @@ def load_cost(name: str) -> VerificationCost:
             steps.setdefault(batch, {})[float(verified)] = float(seconds)
         for batch, times in steps.items():
             if len(times) < 2 or min(times) != batch:
+                numbers = ", ".join(f"{number:g}" for number in sorted(times))
                 raise ValueError(
                     f"batch size {batch}: expected a step without drafts (verified = {batch}) and "
-                    f"one with, got verified = {', '.join(f'{v:g}' for v in sorted(times))}"
+                    f"a step with drafts, got verified = {numbers}"
                 )
         if not steps:
-            raise ValueError("no steps")
+            raise ValueError("expected at least one step, got no steps")
     except (LookupError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: not a file of step times: {one_line(error):.200}") from error
+        raise InputError(f"{path}: not a file of step times: {to_one_line(error):.200}") from error
     tables = {
         batch: (tuple(sorted(times)), tuple(times[v] for v in sorted(times)))
         for batch, times in steps.items()
@@ -182,9 +185,9 @@ def load_cost(name: str) -> VerificationCost:
 
 @dataclass(frozen=True)
 class _Machine:
-    """A model on a machine, with figures from data sheets; `kv_bytes` is for 1k tokens."""
+    """A model on a machine, with rates from data sheets; `kv_bytes` is for 1k tokens of context."""
 
-    about: str
+    description: str
     parameters: float
     bytes_per_s: float
     operations_per_s: float
@@ -210,13 +213,14 @@ EXAMPLES = {
         batches=(1, 4, 16, 64, 256),
     ),
 }
-"""Computed, not measured. A step takes 2 ms, plus the longer of reading the weights and
-multiplying, plus reading the KV cache, at half of the data sheet's rates. Each drafted token of a
-request adds 1 % of the step, because kernels and sampler process more than one token."""
+"""Machines for which step times are computed, not measured. A step takes 2 ms, plus the longer of
+the times for reading the weights and for multiplying, plus the time for reading the KV cache, at
+half of the data sheet's rates. Each drafted token of a request adds 1 % of a step without drafts,
+because kernels and sampler process more than one token."""
 
 _EFFICIENCY = 0.5
 _OVERHEAD_S = 0.002
-_SHARE = 0.01
+_DRAFT_TOKEN_SHARE = 0.01
 
 
 def _compute_example(name: str) -> VerificationCost:
@@ -229,7 +233,7 @@ def _compute_example(name: str) -> VerificationCost:
         weights = 2 * machine.parameters / machine.bytes_per_s
         cache = batch * machine.kv_bytes / machine.bytes_per_s
         times = _OVERHEAD_S + (np.maximum(weights, multiply) + cache) / _EFFICIENCY
-        times += _SHARE * times[0] * drafted
+        times += _DRAFT_TOKEN_SHARE * times[0] * drafted
         tables[batch] = (tuple(verified.tolist()), tuple(times.tolist()))
-    about = f'the EXAMPLE "{name}", computed and not measured: {machine.about}'
-    return VerificationCost(about, tables, is_example=True)
+    description = f'the EXAMPLE "{name}", computed and not measured: {machine.description}'
+    return VerificationCost(description, tables, is_example=True)

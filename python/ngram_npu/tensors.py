@@ -1,4 +1,5 @@
-"""What the index and the store share: memory, dispatch between torch and numpy, and an error."""
+"""Contains what the index and the store share: memory allocation, the choice between torch's and
+numpy's operators, and the error for corrupt memory."""
 
 from __future__ import annotations
 
@@ -51,12 +52,12 @@ def allocate_words(words: int, *, prefault: bool = False) -> Int32Array:
 
 
 def operators_for(op: str, /, **arguments: Any) -> Any:
-    """Returns torch's operators if the first argument is a tensor, otherwise numpy's. The numpy
-    operators check themselves that their arguments are arrays.
+    """Returns torch's operators if the first argument is a tensor, otherwise numpy's operators,
+    which check themselves that all arguments are arrays.
 
     Raises:
-        ValueError: the first argument is a tensor and another one is not. torch's own message would
-            have many lines.
+        ValueError: the first argument is a tensor, and another argument is not. torch's own message
+            would have many lines.
         RuntimeError: the first argument is a tensor and the torch operators are not registered.
     """
     first = next(iter(arguments))

@@ -1,5 +1,5 @@
-"""The command ``ngram-npu``: reads logs, replays them, tunes, and learns stores from them.
+"""Contains the command ``ngram-npu``: replays logs, tunes settings, fills stores from logs.
 
 The library, ``ngram_npu``, imports nothing from this package. ``ngram_npu_cli.command`` is the
-entry module. It loads neither torch nor NumPy until a subcommand needs them.
+entry module. It loads neither torch nor NumPy before a subcommand needs these packages.
 """

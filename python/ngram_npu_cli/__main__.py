@@ -1,4 +1,4 @@
-"""`python -m ngram_npu_cli`: the command `ngram-npu`."""
+"""Runs the command `ngram-npu` for `python -m ngram_npu_cli`."""
 
 import sys
 

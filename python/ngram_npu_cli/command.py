@@ -1,7 +1,7 @@
-"""The command `ngram-npu`: parses arguments, runs a subcommand, and prints and writes its report.
+"""Parses the arguments of `ngram-npu`, runs a subcommand, and prints and writes its report.
 
-A subcommand imports what it needs, so `--help` and `--version` load neither torch nor NumPy. Only
-this module prints.
+A subcommand imports the modules that it needs, so `--help` and `--version` load neither torch nor
+NumPy. Only this module prints.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _run(arguments: Sequence[str]) -> int:
         parsed, unknown = _make_parser().parse_known_args(arguments)
         if unknown:
             parsed.parser.error(_describe_unknown(parsed.parser, unknown))
-    except SystemExit as stop:  # argparse has printed the message
-        return stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    except SystemExit as exit_request:  # argparse has printed the message
+        return exit_request.code if isinstance(exit_request.code, int) else EXIT_USAGE
     from ngram_npu.errors import InputError
 
     run: Callable[[argparse.Namespace, str], int] = parsed.run
@@ -98,7 +98,7 @@ def print_error(text: str) -> None:
 
 
 def _redirect_to_null(stream: TextIO) -> None:
-    """Otherwise Python writes the rest at exit and reports the error again."""
+    """Discards a stream's output, which Python would otherwise write, and fail again, at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -107,10 +107,8 @@ def _redirect_to_null(stream: TextIO) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Exits with one line.
-
-        It may contain a file name with control characters, because shells expand globs.
-        """
+        """Exits with a message of one line, in which control characters are escaped: shells expand
+        globs to file names that may contain such characters."""
         from ngram_npu.errors import escape_unprintable
 
         line = f"{self.prog}: error: {message} (see {self.prog} --help)"
@@ -118,7 +116,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
-    """Returns an error message for unknown arguments; it suggests the most similar option."""
+    """Returns an error message for unknown arguments, which suggests the most similar option."""
     import difflib
 
     message = f"unrecognized arguments: {' '.join(unknown)}"
@@ -131,7 +129,7 @@ def _describe_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -
 
 
 class _PrintVersion(argparse.Action):
-    """Looks the version up only if it is requested: the metadata may be missing."""
+    """Looks the version up only if requested, because the package's metadata may be missing."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import importlib.metadata
@@ -167,12 +165,13 @@ def _make_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         subparser.set_defaults(run=command.run, parser=subparser)
-        add_options(subparser, *command.classes)
+        add_options(subparser, *command.option_classes)
     return parser
 
 
 def _select_paths(arguments: argparse.Namespace) -> list[Path]:
-    """Returns the paths; none with `--demo`; stdin without both if it is a pipe or a file.
+    """Returns the paths of the input; no path with `--demo`. If there is neither a path nor
+    `--demo`, returns stdin if it is a pipe or a file.
 
     Raises:
         InputError: There is no input, or both a path and `--demo`.
@@ -189,8 +188,8 @@ def _select_paths(arguments: argparse.Namespace) -> list[Path]:
         if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
             return [Path("-")]
     raise InputError(
-        "PATH: expected a file or a folder of conversations, or a pipe on stdin; --demo shows how "
-        "it works"
+        "PATH: expected a file or a folder of conversations, or a pipe on stdin; try --demo to see "
+        "how the command works"
     )
 
 
@@ -204,10 +203,10 @@ def _print_report(
     *files: tuple[Path | None, Callable[[Any, Path], object]],
     list_notes: Callable[[Any], Iterable[str]],
 ) -> int:
-    """Makes a report, writes it to all files or to none, and prints it; notes also to stderr.
+    """Makes a report, writes it to all files or to no file, and prints it. Notes go to stderr.
 
-    `files` are written in addition to the JSON: a file, None if it is not requested, and a function
-    that writes a report to a path.
+    `files` are files besides the JSON: pairs of a path, None if the file is not requested, and of a
+    function that writes a report to a path.
     """
     from ngram_npu.errors import escape_unprintable
     from ngram_npu.output import atomic_output, check_writable
@@ -237,19 +236,19 @@ def _write_json(report: Any, path: Path) -> None:
 
 
 def _make_progress(interval_s: float = 10.0) -> Callable[[Progress], None]:
-    """Returns a callback that prints a line to stderr every ten seconds."""
-    last_line = time.monotonic()
+    """Returns a callback that prints a line to stderr at most every `interval_s` seconds."""
+    last_line_time = time.monotonic()
 
-    def show(progress: Progress) -> None:
+    def show_progress(progress: Progress) -> None:
         from ngram_npu.errors import escape_unprintable
 
-        nonlocal last_line
-        if time.monotonic() - last_line >= interval_s:
-            last_line = time.monotonic()
+        nonlocal last_line_time
+        if time.monotonic() - last_line_time >= interval_s:
+            last_line_time = time.monotonic()
             done = f"{progress.done} of {progress.total}" if progress.total else progress.done
             print_error(escape_unprintable(f"{progress.phase} {progress.name}: {done}"))
 
-    return show
+    return show_progress
 
 
 # Subcommands
@@ -280,7 +279,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
         check_html()
     cost = _parse_cost(arguments.cost)
     if arguments.batch_size:
-        cost = cost.at(arguments.batch_size)
+        cost = cost.select_batch_sizes(arguments.batch_size)
     against = None if arguments.against is None else parse_candidate(arguments.against)
     return _print_report(
         arguments,
@@ -300,7 +299,7 @@ def _run_tune(arguments: argparse.Namespace, command_line: str) -> int:
 
 
 def _parse_cost(text: str) -> VerificationCost:
-    """Returns a share of a step, or what `load_cost` loads."""
+    """Returns the step times for a number, a file, or the name of an example."""
     from ngram_npu.errors import InputError
     from ngram_npu.step_time import load_cost, share_of_a_step
 
@@ -365,9 +364,9 @@ def _run_doctor(arguments: argparse.Namespace, _: str) -> int:
 class Command(NamedTuple):
     """A subcommand. `run` gets the arguments and the command line, and returns the exit code."""
 
-    name: str  # with a space, the second word is an action of the first
+    name: str  # if it has two words, the second is an action of the command group of the first
     run: Callable[[argparse.Namespace, str], int]
-    classes: tuple[type, ...]  # of options
+    option_classes: tuple[type, ...]  # the classes that define its options
     help: str
     description: str
     epilog: str | None = None
@@ -386,7 +385,7 @@ COMMANDS = (
         "tune",
         _run_tune,
         (options.TuneOptions, options.TuneCommandOptions),
-        "find the best setting for recorded traffic, and whether drafting pays at all",
+        "find the best setting for recorded traffic, and whether drafting saves time at all",
         "Search settings over recorded traffic: replays each, weighs the tokens it yields against "
         "the cost of verifying its drafts, and recommends one per runner, as options of vLLM. "
         "Settings are chosen on one half of the conversations and evaluated on the other.",
@@ -396,7 +395,7 @@ COMMANDS = (
         "measure-cost",
         _run_measure_cost,
         (options.MeasureCostOptions,),
-        "measure what verifying drafts costs on your server, for `tune --cost`",
+        "measure the time of verifying drafts on your server, for `tune --cost`",
         "Time the steps of an OpenAI-compatible server by batch size. Run it once without "
         "speculation and once for each number of draft tokens, with the same FILE; "
         "docs/guides/tune.md shows how.",
@@ -408,8 +407,8 @@ COMMANDS = (
         "fill a store from logs, and measure its gain",
         "Fill a store from logs, and from files of other stores, so that a server drafts from the "
         "first request on. Prints tokens per step and speed-up on the last tenth of the logs, with "
-        "none to all of the rest in the store. Name the newest logs last. Stores are taken as "
-        "older than logs.",
+        "none, some or all of the earlier answers in the store. Name the newest logs last. Text of "
+        "stores counts as older than all logs.",
         "The file holds text of users as token ids: protect it as you protect the logs.",
     ),
     Command(
@@ -417,7 +416,7 @@ COMMANDS = (
         _run_store_info,
         (options.StoreInfoOptions,),
         "describe the file of a store",
-        "Print what the file of a store holds, and for which tokenizer.",
+        "Print what the file of a store contains, and for which tokenizer.",
     ),
     Command(
         "doctor",

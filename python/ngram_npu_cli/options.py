@@ -1,7 +1,8 @@
-"""Options of the commands, each defined once: a field of a data class is also an argument.
+"""Contains the options of the commands. A field of a data class defines an option of the library
+and an argument of the command line.
 
-The class docstring has the help text and the field has the rest. `add_options` makes arguments of
-`argparse` from both. This module imports neither torch nor NumPy, so that `--help` stays fast.
+The docstring of the class contains the help text. `add_options` makes arguments of `argparse` from
+fields and docstring. This module imports neither torch nor NumPy, so that `--help` stays fast.
 """
 
 # ruff: noqa: RUF009 (fields are defined by calls of `option`, as by `dataclasses.field`)
@@ -24,17 +25,18 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options")
 
-DEFAULT_SAMPLE = 10_000_000
-"""Characters. All settings take two minutes for them on two cores."""
+SAMPLE_SIZE = 10_000_000
+"""Number of characters, for which measuring all settings takes two minutes on two cores."""
 
 
-def number_type(
-    kind: type, name: str, is_valid: Callable[[Any], bool], expected: str
+def make_parser(
+    number_type: type, name: str, is_valid: Callable[[Any], bool], expected: str
 ) -> Callable[[str], Any]:
-    """Returns a parser of numbers for argparse, which shows `name` in its messages."""
+    """Returns a function that parses a number, for argparse, which shows `name` in error
+    messages."""
 
     def parse(text: str) -> Any:
-        value = kind(text)
+        value = number_type(text)
         if not is_valid(value):
             raise argparse.ArgumentTypeError(f"must be {expected}, got {text}")
         return value
@@ -43,12 +45,12 @@ def number_type(
     return parse
 
 
-parse_count = number_type(int, "integer", lambda value: value >= 1, "at least 1")
-parse_megabytes = number_type(int, "integer", lambda value: value >= 0, "at least 0")
-parse_probability = number_type(
+parse_count = make_parser(int, "integer", lambda value: value >= 1, "at least 1")
+parse_megabytes = make_parser(int, "integer", lambda value: value >= 0, "at least 0")
+parse_probability = make_parser(
     float, "number", lambda value: 0 < value <= 1, "above 0 and at most 1"
 )
-parse_share = number_type(float, "number", lambda value: 0 <= value < 10, "at least 0 and below 10")
+parse_share = make_parser(float, "number", lambda value: 0 <= value < 10, "at least 0 and below 10")
 
 
 def parse_counts(text: str) -> list[int]:
@@ -57,7 +59,7 @@ def parse_counts(text: str) -> list[int]:
 
 
 def parse_sample(text: str) -> int | None:
-    """Parses millions of characters. 0 stands for all of them."""
+    """Parses a number of millions of characters. 0 stands for all characters."""
     return parse_megabytes(text) * 1_000_000 or None
 
 
@@ -69,11 +71,11 @@ def option(default: Any = None, *flags: str, group: str = "", **argument: Any) -
     """Defines a field of an options class that is also an argument of the command line.
 
     Args:
-        default: Of the field. It is not printed: the help text states it.
+        default: Default of the field. It is not printed, because the help text states it.
         flags: The spellings; by default the field's name as a long option.
         group: Heading of the group in the help.
-        argument: Keywords of `argparse.ArgumentParser.add_argument`, in addition to those that
-            follow from the field's type.
+        argument: Keywords for `argparse.ArgumentParser.add_argument`, in addition to those that
+            `describe_type` returns for the field's type.
     """
     metadata = {"flags": flags, "group": group, "argument": argument}
     return field(default=default, metadata=metadata)
@@ -83,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
     """Adds the fields of options classes to a parser, in groups."""
     groups: dict[str, Any] = {"": parser}
     for options_class in classes:
-        helps = read_attribute_docs(options_class)
+        help_texts = read_attribute_docs(options_class)
         types_of_fields = typing.get_type_hints(options_class)
         for option_field in dataclasses.fields(options_class):
             group = option_field.metadata["group"]
@@ -94,19 +96,19 @@ def add_options(parser: argparse.ArgumentParser, *classes: type) -> None:
             argument = describe_type(types_of_fields[name]) | option_field.metadata["argument"]
             if flags[0].startswith("-"):  # argparse sets both for positional arguments itself
                 argument |= {"dest": name, "default": option_field.default}
-            groups[group].add_argument(*flags, help=helps.get(name, ""), **argument)
+            groups[group].add_argument(*flags, help=help_texts.get(name, ""), **argument)
 
 
 def describe_type(field_type: Any) -> dict[str, Any]:
     """Returns the keywords of `add_argument` that follow from a field's type."""
-    for kind in (field_type, *typing.get_args(field_type)):  # itself, or the parts of a union
-        if typing.get_origin(kind) is Literal:
-            return {"choices": typing.get_args(kind)}
-        if kind is int:
+    for part_type in (field_type, *typing.get_args(field_type)):  # itself, or the parts of a union
+        if typing.get_origin(part_type) is Literal:
+            return {"choices": typing.get_args(part_type)}
+        if part_type is int:
             return {"type": parse_count, "metavar": "N"}
-        if kind is bool:
+        if part_type is bool:
             return {"action": "store_true"}
-        if kind is Path:
+        if part_type is Path:
             return {"type": Path, "metavar": "FILE"}
     return {}
 
@@ -123,14 +125,14 @@ def read_attribute_docs(options_class: type) -> dict[str, str]:
 
 
 def make_options(options_class: Callable[..., Options], arguments: argparse.Namespace) -> Options:
-    """Returns an options class with its arguments of the command line."""
+    """Returns an object of an options class with the values of the command line."""
     fields = dataclasses.fields(options_class)  # type: ignore[arg-type]
     return options_class(**{field.name: getattr(arguments, field.name) for field in fields})
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogCommandOptions:
-    """The input and output of a command that reads logs.
+    """Input and output of a command that reads logs.
 
     Attributes:
         paths: a file of conversations or a log (.jsonl, .json, .log, also .gz), a folder of them,
@@ -146,18 +148,19 @@ class LogCommandOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions:
-    """How logs are read.
+    """Options for reading logs.
 
     Attributes:
         limit: only the first N conversations of each input
         format: format of the files (default: detected from the content of each record)
         strict: stop with an error at a record that is not a conversation, or that the chat template
-            refuses (default: skip it and count it)
-        tokenizer: your model's: a local Hugging Face folder, or ORG/NAME from the hub's local
-            cache; or mistral-v1, mistral-v3, bytes; ids: only recorded token ids (default:
-            mistral-v1, with a warning)
-        chat_template: auto: the one in the tokenizer's folder, otherwise the default; default:
-            always the default; none: use texts without a template (default: auto)
+            rejects (default: skip it and count it)
+        tokenizer: your model's tokenizer: a local Hugging Face folder, or ORG/NAME from the hub's
+            local cache; or mistral-v1, mistral-v3, bytes; ids: use only recorded token ids
+            (default: mistral-v1, with a warning)
+        chat_template: auto: the template in the tokenizer's folder, or the default template if it
+            has none; default: always the default template; none: use texts without a template
+            (default: auto)
     """
 
     limit: int | None = option(group="input")
@@ -184,7 +187,7 @@ CONFIG_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions(ReadingOptions):
-    """How to replay. Where a default is None, the default of `NgramConfig` applies.
+    """Options for replaying. Where a default is None, the default of `NgramConfig` applies.
 
     Attributes:
         min_n: shortest n-gram looked up (default: 2)
@@ -192,8 +195,8 @@ class ReplayOptions(ReadingOptions):
         k: draft tokens per step (default: 5; 8 with a ladder)
         match_policy: which of equally long matches to follow (default: earliest; latest with a
             ladder)
-        overlap: let a draft that reaches the end of the context continue into itself (default: only
-            with a ladder)
+        overlap: let a draft that reaches the end of the context continue with its own first tokens
+            (default: only with a ladder)
         max_len: no draft reaches beyond this context length (default: no limit)
         sizes: look up n-grams of min_n to max_n tokens, or of 1, 2, 4, 8 and 16 tokens (default:
             consecutive; a ladder with a min_draft_probability)
@@ -265,7 +268,7 @@ class ReplayOptions(ReadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(ReadingOptions):
-    """How to tune.
+    """Options for tuning.
 
     Attributes:
         sample: replay a sample of at most this many million characters; 0: replay all (default: 10)
@@ -273,13 +276,13 @@ class TuneOptions(ReadingOptions):
         runner: where vLLM drafts: on its GPU (ngram_gpu), on the host (custom_class), or on the
             host with vLLM-Ascend (ngram); this determines what is verified (default: gpu and host,
             one recommendation each)
-        synchronous: how much longer a step takes without asynchronous scheduling, which host and
-            ascend lose, as a share of a step; 0 on a CPU (default: 0.1, an assumption; 0 with step
-            times of your own server)
+        synchronous: time that a step takes longer without asynchronous scheduling, which the
+            runners host and ascend do not support, as a share of a step; 0 on a CPU (default: 0.1,
+            an assumption; 0 with step times of your own server)
         store: also search stores, from which requests draft other requests' text
     """
 
-    sample: int | None = option(DEFAULT_SAMPLE, group="search", type=parse_sample, metavar="MB")
+    sample: int | None = option(SAMPLE_SIZE, group="search", type=parse_sample, metavar="MB")
     jobs: int | None = option(group="search")
     runner: Literal["gpu", "host", "ascend"] | None = option(group="search")
     synchronous: float | None = option(group="search", type=parse_share, metavar="SHARE")
@@ -288,7 +291,7 @@ class TuneOptions(ReadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions(ReadingOptions):
-    """How to learn.
+    """Options for learning.
 
     Attributes:
         scope_field: field of each record, such as request.user, with dots between the keys; only
@@ -314,7 +317,7 @@ class LearnOptions(ReadingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneCommandOptions(LogCommandOptions):
-    """What only the command `tune` has.
+    """Options that only the command `tune` has.
 
     Attributes:
         cost: cost of verifying one draft token as a fraction of a step, such as 0.05; step times of
@@ -338,7 +341,7 @@ class TuneCommandOptions(LogCommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnCommandOptions(LogCommandOptions):
-    """What only the command `learn` has.
+    """Options that only the command `learn` has.
 
     Attributes:
         output: the file of the store, replaced atomically (default: none, only the report)
@@ -351,7 +354,7 @@ class LearnCommandOptions(LogCommandOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureCostOptions:
-    """How step times are measured.
+    """Options for measuring step times.
 
     Attributes:
         output: JSON file to add the times to
@@ -360,7 +363,7 @@ class MeasureCostOptions:
         batch_sizes: batch sizes to measure (default: 1,4,16,64)
         prompt_tokens: approximate length of each prompt (default: 1024)
         max_tokens: length of each answer (default: 128)
-        rounds: rounds per batch size, of which the median counts (default: 3)
+        rounds: rounds per batch size, of which the median is used (default: 3)
     """
 
     output: Path = option(None, "output")
@@ -374,7 +377,7 @@ class MeasureCostOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PrintOptions:
-    """How a result is printed.
+    """Options for printing a result.
 
     Attributes:
         json: print JSON
@@ -385,7 +388,7 @@ class PrintOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreInfoOptions(PrintOptions):
-    """Which store is described.
+    """Options of the command that describes a store.
 
     Attributes:
         file: the file of the store

@@ -1,4 +1,4 @@
-"""What the reports of all commands have in common: their record of the run, JSON, and text."""
+"""Contains what the reports of all commands have in common: record of the run, JSON, and text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NAME_WIDTH = 22
 
 
 class Run:
-    """Command, start, machine and versions of a measurement, for its report."""
+    """Records the command, start, machine and versions of a measurement, for its report."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -42,16 +42,16 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Wall time so far."""
+        """Wall time since the start."""
         return round(time.monotonic() - self._start, 2)
 
     def describe(self) -> dict[str, Any]:
-        """Returns what every report has."""
+        """Returns the fields that every report has."""
         return {
             "command": self._command,
             "date": self._date,
-            "machine": machine(),
-            "versions": versions(),
+            "machine": describe_machine(),
+            "versions": find_versions(),
         }
 
 
@@ -67,7 +67,7 @@ class JsonReport(ABC):
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
 
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Returns CPU model, operating system, and the number of cores that this process may use."""
     return {
         "cpu": _find_cpu_model(),
@@ -77,18 +77,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-def versions() -> dict[str, str | None]:
+def find_versions() -> dict[str, str | None]:
     """Returns versions by package; torch is None if it has not been loaded."""
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),
-        "numpy": package_version("numpy"),
+        "numpy": find_package_version("numpy"),
         "torch": None if torch is None else str(torch.__version__),
         "ngram_npu": _C.__version__,
     }
 
 
-def package_version(name: str) -> str | None:
+def find_package_version(name: str) -> str | None:
     """Returns the installed version of a distribution, or None."""
     try:
         return importlib.metadata.version(name)
@@ -134,7 +134,7 @@ def align_columns(
 
 @dataclass(frozen=True)
 class Table:
-    """A part of a report: rows of cells, the header first; `left` are columns of text."""
+    """A part of a report: rows of cells, the header first. `left` are the columns to align left."""
 
     rows: Sequence[Sequence[str]]
     left: Sequence[int] = ()
@@ -142,13 +142,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Command:
-    """A part of a report: lines to copy into a shell."""
+    """A part of a report: lines for copying into a shell."""
 
     text: str
 
 
 Block = str | Table | Command
-"""A part of a report. A string is a line of text; an empty one separates parts."""
+"""A part of a report. A string is a line of text; an empty string separates parts."""
 
 
 def format_blocks(blocks: Iterable[Block], indent: str = "") -> str:
@@ -168,6 +168,6 @@ def format_number(value: float | None, digits: int = 2) -> str:
 
 
 def shorten_name(name: str) -> str:
-    """Returns an input's name for tables: at most 22 characters, its end."""
+    """Returns the name of an input for tables: at most the last 22 characters."""
     shown = escape_unprintable(name)
     return shown if len(shown) <= _NAME_WIDTH else f"...{shown[3 - _NAME_WIDTH :]}"

@@ -1,6 +1,6 @@
 """Simulation tests of AsyncSpecState: a scheduler with random events, a target model that turns
 every error into a wrong token, and a device that delays its work as long as streams and events
-allow. Below: a small AsyncSpecState and its arguments."""
+allow. This module makes a small AsyncSpecState and the arguments of its methods."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ngram_npu import NgramConfig
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
 
 
-def ints(*values: Any) -> Any:
+def to_ints(*values: Any) -> Any:
     return np.array(values, np.int32)
 
 
-def small_state(runtime: Any = None, **changes: Any) -> AsyncSpecState:
+def make_small_state(runtime: Any = None, **changes: Any) -> AsyncSpecState:
     sizes: dict[str, Any] = {
         "ngram": NgramConfig(min_n=1, max_n=3, k=2),
         "max_rows": 3,
@@ -27,17 +27,17 @@ def small_state(runtime: Any = None, **changes: Any) -> AsyncSpecState:
     return AsyncSpecState(AsyncConfig(**{**sizes, **changes}), runtime=runtime)
 
 
-def admit(row: int, length: int = 4, **changes: Any) -> Admission:
-    blocks = ints(2 * row, 2 * row + 1)
+def admit_row(row: int, length: int = 4, **changes: Any) -> Admission:
+    blocks = to_ints(2 * row, 2 * row + 1)
     values: dict[str, Any] = {"token_ids": np.arange(length), "block_ids": (blocks,)}
     return Admission(row, **{**values, **changes})
 
 
 def make_batch(rows: Any, scheduled: Any, drafts: Any, **changes: Any) -> Batch:
-    return Batch(ints(*rows), ints(*scheduled), ints(*drafts), **changes)
+    return Batch(to_ints(*rows), to_ints(*scheduled), to_ints(*drafts), **changes)
 
 
-def sampled_tensor(*rows: Any) -> torch.Tensor:
-    """Sampled tokens as a tensor; an integer is one token after two rejected drafts."""
+def make_samples(*rows: Any) -> torch.Tensor:
+    """Returns the sampler's output [B,3]; an integer is the only token of its row."""
     padded = [[row, -1, -1] if isinstance(row, int) else row for row in rows]
     return torch.tensor(padded, dtype=torch.int32).reshape(len(rows), -1)

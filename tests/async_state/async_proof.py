@@ -19,13 +19,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from async_state.engine import Engine, run
+from async_state.engine import Engine, run_scenario
 from async_state.faults import FAULTS
 from async_state.scenario import DEVICES, Scenario
 from tools.bench import provenance
 
 FIRST_SEED = 1_000_000
-SCENARIOS = 10_000
+NUM_SCENARIOS = 10_000
 _MAX_ATTEMPTS = 200
 
 
@@ -34,23 +34,23 @@ def make_scenario(number: int) -> Scenario:
 
 
 def run_scenarios(count: int, first: int = 0) -> dict[str, Any]:
-    """Runs `count` scenarios from number `first` on. Failures are listed by number."""
+    """Runs the `count` scenarios from number `first` on. The result lists failures by number."""
     start = time.perf_counter()
     totals: Counter[str] = Counter()
-    failed = {}
+    failures = {}
     for number in range(first, first + count):
         scenario = make_scenario(number)
         try:
-            engine = run(scenario)
+            engine = run_scenario(scenario)
         except Exception as error:
-            failed[number] = f"{type(error).__name__}: {error}"
+            failures[number] = f"{type(error).__name__}: {error}"
             continue
         totals += _count_events(engine)
     return {
         "scenarios": count,
         "first_seed": FIRST_SEED,
-        "lossless": count - len(failed),
-        "failed": failed,
+        "lossless": count - len(failures),
+        "failed": failures,
         "totals": dict(totals),
         "seconds": round(time.perf_counter() - start, 1),
     }
@@ -61,11 +61,11 @@ def _count_events(engine: Engine) -> Counter[str]:
     return Counter(
         {
             **Counter(f"launches of {name}" for name in engine.device.launches),
-            **engine.counts,
+            **engine.event_counts,
             "steps": engine.steps,
             "requests": len(requests),
             "tokens": sum(len(r.tokens) - len(r.prompt) for r in requests),
-            "readmissions": sum(r.residency - 1 for r in requests),
+            "readmissions": sum(r.num_admissions - 1 for r in requests),
         }
     )
 
@@ -83,7 +83,7 @@ def find_detection(name: str, first: int = 0) -> tuple[int, str] | None:
             continue
         with FAULTS[name]():
             try:
-                run(make_scenario(number))
+                run_scenario(make_scenario(number))
             except (AttributeError, TypeError, NameError):
                 raise
             except Exception as error:
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         + shlex.join(sys.argv[1:] if arguments is None else arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": provenance.describe_machine(),
-        **run_scenarios(SCENARIOS),
+        **run_scenarios(NUM_SCENARIOS),
         "faults": {
             name: detection and {"scenario": detection[0], "error": detection[1][:120]}
             for name, detection in detections.items()

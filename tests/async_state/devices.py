@@ -1,8 +1,9 @@
-"""Simulated devices: one that delays its work, the CPU, and calls that fail.
+"""Simulated devices: LateDevice delays its work, PlainDevice is the CPU, and Countdown makes a
+device call fail.
 
-A LateDevice queues operators and copies in streams. They run when the host waits for an event, or
-when the policy decides, in any order that streams and events allow. The host cannot read its
-tensors.
+A LateDevice queues operators and copies in streams. The queued work runs when the host waits for an
+event, or when the policy decides, in any order that streams and events allow. The host cannot read
+the device's tensors.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from ngram_npu import _C, NgramConfig
 from ngram_npu.async_state import AsyncSpecState, CpuDevice
 from ngram_npu.index import NgramIndex, make_index
 
-POISON = -559038737
+UNDEFINED_VALUE = -559038737
 POLICIES = ("eager", "lazy", "main first", "side first", "random")
+"""Which queued work runs after each call of the host: all, none, one stream's, or random work."""
 
 _COPIES = {"cat", "_to_copy", "new_empty"}
 _ALIASES = {"slice", "view", "unbind", "split_with_sizes", "select", "detach", "alias"}
@@ -30,11 +32,13 @@ class HostReadError(AssertionError):
     """The host read a value on the device."""
 
 
-class CriticalWaitError(AssertionError):
-    """The host waited for the device inside a section that must not wait."""
+class ForbiddenWaitError(AssertionError):
+    """The host waited for the device inside a block of LateDevice.forbid_waits()."""
 
 
 class Event:
+    """A point in a stream; it is set when the stream has run all earlier work."""
+
     def __init__(self, stream: str) -> None:
         self.stream = stream
         self.is_set = False
@@ -48,7 +52,7 @@ class LateDevice:
     """
 
     def __init__(self, policy: str, rng: random.Random) -> None:
-        self.policy = policy
+        self.policy = policy  # one of POLICIES
         self.launches: list[str] = []
         self._rng = rng
         self._queues: dict[str, deque[Callable[[], object] | Event | _Wait]] = {
@@ -57,7 +61,7 @@ class LateDevice:
         }
         self._waits_are_errors = False
 
-    # The interface for AsyncSpecState.
+    # The methods that AsyncSpecState calls.
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return LateTensor(torch.zeros(tuple(shape), dtype=dtype), self)
@@ -70,53 +74,53 @@ class LateDevice:
         index.tensor = LateTensor(index.tensor, self)
         return index
 
-    def host_function_stream(self) -> LateJobs:
-        return LateJobs(self)
+    def host_function_stream(self) -> LateHostStream:
+        return LateHostStream(self)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
         assert isinstance(target, LateTensor) != isinstance(source, LateTensor)
-        target_value, source_value = value_of(target), value_of(source)
+        target_value, source_value = get_value(target), get_value(source)
         if not isinstance(target, LateTensor):
             # Until the host has waited for a download, the content of its target is undefined.
-            target.fill_(POISON)
+            target.fill_(UNDEFINED_VALUE)
         self.launch(lambda: target_value.copy_(source_value), stream)
 
     def scatter(self, target: torch.Tensor, indices: torch.Tensor, source: torch.Tensor) -> None:
-        """``target[indices] = source``."""
+        """Launches ``target[indices] = source``."""
         assert isinstance(indices, LateTensor)
         assert isinstance(source, LateTensor)
-        values = [value_of(tensor) for tensor in (target, indices, source)]
+        values = [get_value(tensor) for tensor in (target, indices, source)]
         self.launch(lambda: _scatter(*values))
 
     def record(self, stream: str) -> Event:
         event = Event(stream)
         self._queues[stream].append(event)
-        self._advance()
+        self._run_by_policy()
         return event
 
     def wait(self, stream: str, event: Event) -> None:
         self._queues[stream].append(_Wait(event))
-        self._advance()
+        self._run_by_policy()
 
     def synchronize(self, event: Event) -> None:
-        assert isinstance(event, Event), "a wait for an event that was never recorded"
+        assert isinstance(event, Event), "expected a recorded event"
         if self._waits_are_errors and not event.is_set:
-            raise CriticalWaitError("the host waits for the device")
+            raise ForbiddenWaitError("the host waits for the device")
         self._run_until(event)
 
-    # The interface for tests.
+    # The methods that tests call.
 
     def launch(self, work: Callable[[], object], stream: str = "main") -> None:
         self._queues[stream].append(work)
-        self._advance()
+        self._run_by_policy()
 
     def drain(self) -> None:
         for stream in self._queues:
             self._run_until(self.record(stream))
 
     @contextmanager
-    def must_not_wait(self) -> Iterator[None]:
-        """Within the block, the host must not wait for an event that is not set."""
+    def forbid_waits(self) -> Iterator[None]:
+        """Within the block, a wait of the host for an event that is not set raises an error."""
         self._waits_are_errors = True
         try:
             yield
@@ -130,10 +134,10 @@ class LateDevice:
             head = self._queues[event.stream][0]
             if isinstance(head, _Wait) and not head.event.is_set:
                 self._run_until(head.event)
-            self._step(event.stream)
+            self._run_first_item(event.stream)
 
-    def _step(self, stream: str) -> bool:
-        """Runs the first item of a stream. Returns False if there is none or it has to wait."""
+    def _run_first_item(self, stream: str) -> bool:
+        """Runs the first item of a stream. Returns False if the stream is empty or has to wait."""
         queue = self._queues[stream]
         if not queue or (isinstance(queue[0], _Wait) and not queue[0].event.is_set):
             return False
@@ -144,22 +148,22 @@ class LateDevice:
             head()
         return True
 
-    def _advance(self) -> None:
+    def _run_by_policy(self) -> None:
         if self.policy == "eager":
-            while self._step("main") or self._step("side"):
+            while self._run_first_item("main") or self._run_first_item("side"):
                 pass
         elif self.policy == "main first":
-            while self._step("main"):
+            while self._run_first_item("main"):
                 pass
         elif self.policy == "side first":
-            while self._step("side"):
+            while self._run_first_item("side"):
                 pass
         elif self.policy == "random":
             while self._rng.random() < 0.5:
-                self._step(self._rng.choice(("main", "side")))
+                self._run_first_item(self._rng.choice(("main", "side")))
 
 
-class LateJobs:
+class LateHostStream:
     """Implements ngram_npu.host_drafting.Stream."""
 
     def __init__(self, device: LateDevice) -> None:
@@ -167,7 +171,7 @@ class LateJobs:
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         assert isinstance(to, LateTensor) != isinstance(source, LateTensor)
-        target_value, source_value = value_of(to), value_of(source)
+        target_value, source_value = get_value(to), get_value(source)
         self._device.launch(lambda: target_value.copy_(source_value))
 
     def run(self, job: int) -> None:
@@ -183,12 +187,12 @@ class _Wait:
 
 
 def _scatter(target: torch.Tensor, indices: torch.Tensor, source: torch.Tensor) -> None:
-    assert len(indices.unique()) == len(indices), "duplicate indices in a scatter"
+    assert len(indices.unique()) == len(indices), "expected different indices in a scatter"
     target.index_copy_(0, indices, source)
 
 
 class LateTensor(torch.Tensor):
-    """A tensor of a LateDevice; its shape and dtype can be read, its values cannot."""
+    """A tensor of a LateDevice. The host can read its shape and dtype, but not its values."""
 
     inner: torch.Tensor
     owner: LateDevice
@@ -225,12 +229,12 @@ class LateTensor(torch.Tensor):
         if function.namespace == "ngram_npu":
             values = (*arguments, *(keywords or {}).values())
             owner = next(value.owner for value in values if isinstance(value, LateTensor))
-            return _launch(owner, name, function, arguments, keywords or {})
+            return _launch_operator(owner, name, function, arguments, keywords or {})
         if name in _COPIES:
-            return _launch_torch(function, arguments, keywords or {})
+            return _launch_torch_operator(function, arguments, keywords or {})
         if name in _ALIASES:
             owner = arguments[0].owner
-            views = function(*map(value_of, arguments), **(keywords or {}))
+            views = function(*map(get_value, arguments), **(keywords or {}))
             if isinstance(views, torch.Tensor):
                 return LateTensor(views, owner)
             return [LateTensor(view, owner) for view in views]
@@ -252,26 +256,26 @@ for _name in (
     setattr(LateTensor, _name, _make_read_error(_name))
 
 
-def value_of(value: Any) -> Any:
+def get_value(value: Any) -> Any:
     """Returns the tensor inside a LateTensor, for work that runs on the device."""
     return value.inner if isinstance(value, LateTensor) else value
 
 
-def _launch_torch(function: Any, arguments: tuple[Any, ...], keywords: Any) -> LateTensor:
+def _launch_torch_operator(function: Any, arguments: tuple[Any, ...], keywords: Any) -> LateTensor:
     """Launches one of torch's own operators."""
     first = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
-    values = [[*map(value_of, a)] if isinstance(a, list) else value_of(a) for a in arguments]
+    values = [[*map(get_value, a)] if isinstance(a, list) else get_value(a) for a in arguments]
     result = torch.zeros_like(function(*values, **keywords))
     first.owner.launch(lambda: result.copy_(function(*values, **keywords)))
     return LateTensor(result, first.owner)
 
 
-def _signature(value: Any) -> Any:
+def _get_signature(value: Any) -> Any:
     return (value.shape, value.dtype) if isinstance(value, LateTensor) else value
 
 
 @functools.cache
-def _result_signatures(
+def _infer_result_signatures(
     function: Any, arguments: tuple[Any, ...], keywords: tuple[Any, ...]
 ) -> list[Any]:
     """Returns the shapes and dtypes of the results, for arguments given by their signatures."""
@@ -288,7 +292,7 @@ def _result_signatures(
     return [(result.shape, result.dtype) for result in results]
 
 
-def _launch(
+def _launch_operator(
     owner: LateDevice,
     name: str,
     function: Any,
@@ -299,25 +303,25 @@ def _launch(
     for argument in (*arguments, *keywords.values()):
         if isinstance(argument, torch.Tensor) and not isinstance(argument, LateTensor):
             raise HostReadError(f"{name} was called with a tensor in host memory")
-    positional = [*map(value_of, arguments)]
-    named = {n: value_of(value) for n, value in keywords.items()}
-    signatures = _result_signatures(
+    positional = [*map(get_value, arguments)]
+    named = {n: get_value(value) for n, value in keywords.items()}
+    signatures = _infer_result_signatures(
         function,
-        tuple(map(_signature, arguments)),
-        tuple((n, _signature(value)) for n, value in keywords.items()),
+        tuple(map(_get_signature, arguments)),
+        tuple((n, _get_signature(value)) for n, value in keywords.items()),
     )
     results = tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in signatures)
 
-    def work() -> None:
+    def run_operator() -> None:
         for result, value in zip(results, function(*positional, **named) or (), strict=True):
             result.copy_(value)
 
-    owner.launch(work)
+    owner.launch(run_operator)
     return tuple(LateTensor(result, owner) for result in results) or None
 
 
 class PlainDevice(CpuDevice):
-    """The CPU, with a LateDevice's interface for tests."""
+    """The CPU, with the methods of a LateDevice that tests call."""
 
     launches: tuple[str, ...] = ()
 
@@ -327,7 +331,7 @@ class PlainDevice(CpuDevice):
     def drain(self) -> None:
         pass
 
-    def must_not_wait(self) -> AbstractContextManager[None]:
+    def forbid_waits(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
@@ -336,29 +340,29 @@ class DeviceError(RuntimeError):
 
 
 class Countdown:
-    """Makes the ``left``-th device call of a state from now on fail; none if it is 0."""
+    """Makes a device call of a state fail: the ``calls_left``-th call from now on, or none if 0."""
 
     def __init__(self, state: AsyncSpecState) -> None:
-        self.left = 0
+        self.calls_left = 0
         device: Any = state._device
         for name in ("copy", "scatter", "record", "wait", "synchronize"):
             if hasattr(device, name):  # only a LateDevice has scatter
-                setattr(device, name, self.count(getattr(device, name)))
+                setattr(device, name, self.wrap_call(getattr(device, name)))
         if state._device_state.host is not None:
             stream: Any = state._device_state.host._drafting._stream
             for name in ("copy", "run"):
-                setattr(stream, name, self.count(getattr(stream, name)))
+                setattr(stream, name, self.wrap_call(getattr(stream, name)))
         state._device_state._ops = _CountedOperators(state._device_state._ops, self)
 
-    def count(self, call: Any) -> Any:
-        def counted(*arguments: Any, **keywords: Any) -> Any:
-            if self.left > 0:
-                self.left -= 1
-                if not self.left:
+    def wrap_call(self, call: Any) -> Any:
+        def count_call(*arguments: Any, **keywords: Any) -> Any:
+            if self.calls_left > 0:
+                self.calls_left -= 1
+                if not self.calls_left:
                     raise DeviceError("out of memory")
             return call(*arguments, **keywords)
 
-        return counted
+        return count_call
 
 
 class _CountedOperators:
@@ -367,4 +371,4 @@ class _CountedOperators:
         self._countdown = countdown
 
     def __getattr__(self, name: str) -> Any:
-        return self._countdown.count(getattr(self._operators, name))
+        return self._countdown.wrap_call(getattr(self._operators, name))

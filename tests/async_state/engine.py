@@ -1,4 +1,4 @@
-"""An asynchronous scheduler with random events. Its output is compared with plain decoding, and its
+"""An asynchronous scheduler with random events. It compares its output with plain decoding, and its
 host state with the device."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled
 
-from async_state.devices import DeviceError, value_of
+from async_state.devices import DeviceError, get_value
 from async_state.scenario import Request, Scenario
-from async_state.simulated_model import Launched, SimulatedModel
+from async_state.simulated_model import LaunchedStep, SimulatedModel
 
 Scheduled = tuple[Request, int, int]
-"""A request, its tokens and how many of them are drafts."""
+"""A request, its number of tokens in the step, and how many of these are drafts."""
 
 _MAX_STEPS = 600
 
@@ -31,83 +31,84 @@ class Engine:
         self.model = SimulatedModel(scenario, self.state, self.device)
         self.waiting = list(scenario.requests)
         self.running: list[Request] = []
-        self.removed: list[int] = []
+        self.removed_rows: list[int] = []
         self.free_blocks = [list(range(count)) for count in scenario.num_blocks]
-        self.launched: list[Launched] = []
-        self.last: Launched | None = None
+        self.steps_in_flight: list[LaunchedStep] = []
+        self.last_step: LaunchedStep | None = None
         self.steps = 0
-        self.counts: Counter[str] = Counter()
-        """Numbers of events."""
+        self.event_counts: Counter[str] = Counter()
+        """Number of occurrences of each event."""
 
     def run(self) -> None:
         while self.waiting or self.running:
             self.steps += 1
-            assert self.steps < _MAX_STEPS, "no progress"
-            self._step()
-        while self.launched:
-            self._reconcile()
+            assert self.steps < _MAX_STEPS, "expected all requests to end earlier"
+            self._run_step()
+        while self.steps_in_flight:
+            self._reconcile_step()
         for request in self.scenario.requests:
             assert request.tokens == request.expected_tokens
-        assert not self.state._host_state._faults, "a fault of a request that has left"
+        assert not self.state._host_state._faults, "expected no faults of requests that have left"
         if self.state.index is not None:
-            indexed = self.state.index.statistics
+            statistics = self.state.index.statistics
             # A slot that still had another request's tokens would have been rebuilt.
-            rebuilds = indexed.rebuilds_shorter + indexed.rebuilds_rewritten
-            assert not rebuilds + indexed.rebuilds_options
-            self.counts += Counter(indexed=indexed.rows_indexed)
+            num_rebuilds = statistics.rebuilds_shorter + statistics.rebuilds_rewritten
+            assert not num_rebuilds + statistics.rebuilds_options
+            self.event_counts += Counter(indexed=statistics.rows_indexed)
 
     # One step.
 
-    def _step(self) -> None:
-        rng, mode = self.rng, self.scenario.reconciling
-        if len(self.launched) > 1 or (
-            self.launched and (mode == "at once" or (mode == "any" and rng.random() < 0.4))
+    def _run_step(self) -> None:
+        rng, mode = self.rng, self.scenario.reconciling_mode
+        if len(self.steps_in_flight) > 1 or (
+            self.steps_in_flight and (mode == "at once" or (mode == "any" and rng.random() < 0.4))
         ):
-            while self.launched:
-                self._reconcile()
+            while self.steps_in_flight:
+                self._reconcile_step()
                 if mode != "at once" and rng.random() < 0.8:
                     break
         num_drafts = None
-        if self.scenario.drafting == "trimmed" and self.last is not None:
+        if self.scenario.drafting_mode == "trimmed" and self.last_step is not None:
             num_drafts = self.state.wait_drafts().num_draft_tokens
-        for request in [r for r in self.running if r.finished]:
-            self._remove(request)
-        for request in [r for r in self.running if r.faulty]:
-            self._preempt(request)
+        for request in [r for r in self.running if r.is_finished]:
+            self._remove_request(request)
+        for request in [r for r in self.running if r.is_faulty]:
+            self._preempt_request(request)
         for request in list(self.running):
             # At most three preemptions per request, so that all requests finish.
-            if request.residency < 4 and rng.random() < self.scenario.preemption:
-                self._preempt(request)
-        scheduled, grown = self._schedule_running(num_drafts)
-        admitted = self._admit(scheduled)
+            if request.num_admissions < 4 and rng.random() < self.scenario.preempt_probability:
+                self._preempt_request(request)
+        scheduled, new_blocks = self._schedule_running(num_drafts)
+        admitted = self._admit_waiting(scheduled)
         moves = self._assign_rows(admitted)
         rng.shuffle(scheduled)
         if self.scenario.dense_rows:
             scheduled.sort(key=lambda entry: entry[0].row)
-        if rng.random() < self.scenario.failing:
-            self.countdown.left = rng.randint(1, 20)
+        if rng.random() < self.scenario.failure_probability:
+            self.countdown.calls_left = rng.randint(1, 20)
         try:
-            self._launch(scheduled, admitted, moves, grown)
+            self._launch_step(scheduled, admitted, moves, new_blocks)
         except DeviceError:
-            self._rebuild()
-        self.countdown.left = 0
+            self._rebuild_state()
+        self.countdown.calls_left = 0
 
-    def _rebuild(self) -> None:
-        for request in [r for r in self.running if r.finished]:
-            self._remove(request)
-        self.launched, self.last, self.removed = [], None, []
+    def _rebuild_state(self) -> None:
+        for request in [r for r in self.running if r.is_finished]:
+            self._remove_request(request)
+        self.steps_in_flight, self.last_step, self.removed_rows = [], None, []
         for request in self.running:
-            request.computed, request.upper = request.exact_computed, len(request.tokens)
-            request.position, request.faulty = -1, False
+            request.upper_computed = request.exact_computed
+            request.upper_length = len(request.tokens)
+            request.position, request.is_faulty = -1, False
         self.state.rebuild([_make_admission(request) for request in self.running])
-        self.model.invalid.clear()
+        self.model.invalid_requests.clear()
         self.model.acceptance.clear()
-        self.counts["rebuilt"] += 1
-        self._check_upper()
+        self.event_counts["rebuilt"] += 1
+        self._check_upper_bounds()
         if self.rng.random() < 0.3:
-            self._check_device()
+            self._check_device_state()
 
-    def _budget(self, scheduled: list[Scheduled]) -> int:
+    def _get_budget(self, scheduled: list[Scheduled]) -> int:
         return self.scenario.step_tokens - sum(tokens for _, tokens, _ in scheduled)
 
     def _schedule_running(
@@ -116,73 +117,75 @@ class Engine:
         """Schedules running requests, and preempts others to free blocks for them.
 
         Returns:
-            The scheduled requests, and the requests with new blocks for each KV group.
+            The scheduled requests, and for each KV group the requests with their new blocks.
         """
         scheduled: list[Scheduled] = []
-        grown: list[list[tuple[Request, int]]] = [[] for _ in self.free_blocks]
+        new_blocks: list[list[tuple[Request, int]]] = [[] for _ in self.free_blocks]
         for request in list(self.running):
-            if not request.is_running or self.rng.random() < self.scenario.skipping:
+            if not request.is_running or self.rng.random() < self.scenario.skip_probability:
                 continue
-            tokens, drafts = self._choose_tokens(request, self._budget(scheduled), num_drafts)
+            budget = self._get_budget(scheduled)
+            tokens, drafts = self._choose_tokens(request, budget, num_drafts)
             if tokens <= 0:
                 continue
-            while not self._has_blocks(request, request.computed + tokens):
-                keep = [request, *(entry[0] for entry in scheduled)]
-                others = [r for r in self.running if all(r is not one for one in keep)]
-                if not others:
+            while not self._has_blocks(request, request.upper_computed + tokens):
+                kept_uids = [request.uid, *(entry[0].uid for entry in scheduled)]
+                candidates = [r for r in self.running if r.uid not in kept_uids]
+                if not candidates:
                     self._free_kept_blocks()
                     break
-                self._preempt(others[-1], keep=False)
-            if self._has_blocks(request, request.computed + tokens):
-                self._grow(request, request.computed + tokens, grown)
+                self._preempt_request(candidates[-1], keeps_blocks=False)
+            if self._has_blocks(request, request.upper_computed + tokens):
+                self._allocate_blocks(request, request.upper_computed + tokens, new_blocks)
                 scheduled.append((request, tokens, drafts))
-        return scheduled, grown
+        return scheduled, new_blocks
 
     def _choose_tokens(self, request: Request, budget: int, num_drafts: Any) -> tuple[int, int]:
-        known = request.upper - request.computed
-        if known > 1 or request.position < 0:
-            if known == 1 and request.upper >= self.scenario.capacity:
+        """Returns the numbers of tokens and of drafts; 0 if the request must wait."""
+        num_uncomputed = request.upper_length - request.upper_computed
+        if num_uncomputed > 1 or request.position < 0:
+            if num_uncomputed == 1 and request.upper_length >= self.scenario.capacity:
                 return 0, 0  # the row may be full
-            return min(known, budget, self.rng.randint(1, self.scenario.chunk)), 0
-        free = self.scenario.capacity - 1 - request.upper
-        if free < 0:
+            return min(num_uncomputed, budget, self.rng.randint(1, self.scenario.max_chunk)), 0
+        max_drafts = self.scenario.capacity - 1 - request.upper_length
+        if max_drafts < 0:
             return 0, 0
         drafts = self.scenario.k
-        if self.scenario.drafting == "any":
+        if self.scenario.drafting_mode == "any":
             drafts = self.rng.randint(0, drafts)
         elif num_drafts is not None:
             drafts = int(num_drafts[request.position])
-        drafts = min(drafts, free, budget - 1)
+        drafts = min(drafts, max_drafts, budget - 1)
         return 1 + drafts, drafts
 
-    def _admit(self, scheduled: list[Scheduled]) -> list[Request]:
+    def _admit_waiting(self, scheduled: list[Scheduled]) -> list[Request]:
         admitted = []
-        for request in [r for r in self.waiting if r.arrival <= self.steps]:
-            budget = self._budget(scheduled)
+        for request in [r for r in self.waiting if r.arrival_step <= self.steps]:
+            budget = self._get_budget(scheduled)
             if budget <= 0 or len(self.running) >= self.scenario.max_rows:
                 break
-            if not request.kept_blocks:
+            if not request.keeps_blocks:
                 request.blocks = [[] for _ in self.free_blocks]
                 request.exact_computed = 0
             tokens = min(
                 len(request.tokens or request.prompt) - request.exact_computed,
                 budget,
-                self.rng.randint(1, self.scenario.chunk),
+                self.rng.randint(1, self.scenario.max_chunk),
             )
             if not self._has_blocks(request, request.exact_computed + tokens):
                 self._free_kept_blocks()
                 break
             request.tokens = request.tokens or list(request.prompt)
-            request.computed = request.exact_computed
-            request.upper = len(request.tokens)
-            request.residency += 1
-            request.position, request.faulty = -1, False
-            request.kept_blocks = False
-            self._grow(request, request.computed + tokens, None)
+            request.upper_computed = request.exact_computed
+            request.upper_length = len(request.tokens)
+            request.num_admissions += 1
+            request.position, request.is_faulty = -1, False
+            request.keeps_blocks = False
+            self._allocate_blocks(request, request.upper_computed + tokens, None)
             self.waiting.remove(request)
             self.running.append(request)
             admitted.append(request)
-            if self.rng.random() >= self.scenario.skipping:
+            if self.rng.random() >= self.scenario.skip_probability:
                 scheduled.append((request, tokens, 0))
         return admitted
 
@@ -190,244 +193,250 @@ class Engine:
         """Assigns rows to all running requests: dense as in vLLM's V1 runner, or any free rows.
 
         Returns:
-            The moves of requests that were running before.
+            The old and new rows of requests that were already running.
         """
-        staying = [r for r in self.running if r.row >= 0 and r not in admitted]
+        old_requests = [r for r in self.running if r.row >= 0 and r not in admitted]
         rows = list(range(self.scenario.max_rows))
         if self.scenario.dense_rows:
-            keeps_order = self.rng.random() >= self.scenario.shuffling
-            order = staying if keeps_order else _shuffled(self.rng, staying)
-            places = {id(r): row for row, r in enumerate(order)}
-        elif self.rng.random() < self.scenario.shuffling:
-            places = dict(zip(map(id, staying), _shuffled(self.rng, rows), strict=False))
+            keeps_order = self.rng.random() >= self.scenario.shuffle_probability
+            order = old_requests if keeps_order else _shuffle_copy(self.rng, old_requests)
+            new_rows = {r.uid: row for row, r in enumerate(order)}
+        elif self.rng.random() < self.scenario.shuffle_probability:
+            shuffled_rows = _shuffle_copy(self.rng, rows)
+            new_rows = {r.uid: row for r, row in zip(old_requests, shuffled_rows, strict=False)}
         else:
-            places = {id(r): r.row for r in staying}
-        moves = [(r.row, places[id(r)]) for r in staying if r.row != places[id(r)]]
-        for request in staying:
-            request.row = places[id(request)]
-        free = [row for row in rows if row not in set(places.values())]
+            new_rows = {r.uid: r.row for r in old_requests}
+        moves = [(r.row, new_rows[r.uid]) for r in old_requests if r.row != new_rows[r.uid]]
+        for request in old_requests:
+            request.row = new_rows[request.uid]
+        free_rows = [row for row in rows if row not in new_rows.values()]
         if not self.scenario.dense_rows:
-            free = _shuffled(self.rng, free)
-        for request, row in zip(admitted, free, strict=False):
+            free_rows = _shuffle_copy(self.rng, free_rows)
+        for request, row in zip(admitted, free_rows, strict=False):
             request.row = row
         return moves
 
-    def _launch(
+    def _launch_step(
         self,
         scheduled: list[Scheduled],
         admitted: list[Request],
         moves: list[tuple[int, int]],
-        grown: list[list[tuple[Request, int]]],
+        new_blocks: list[list[tuple[Request, int]]],
     ) -> None:
         requests = [entry[0] for entry in scheduled]
         previous_positions = [r.position for r in requests]
-        entries = [_make_admission(request) for request in admitted]
-        cut = self.rng.randint(0, len(entries))
+        admissions = [_make_admission(request) for request in admitted]
+        num_new = self.rng.randint(0, len(admissions))
         batch = Batch(
-            rows=_array([r.row for r in requests]),
-            num_scheduled_tokens=_array([entry[1] for entry in scheduled]),
-            num_scheduled_drafts=_array([entry[2] for entry in scheduled]),
-            removed=_array(self.removed),
-            moves=_array(moves).reshape(-1, 2),
-            new=entries[:cut],
-            resumed=entries[cut:],
+            rows=_to_int32([r.row for r in requests]),
+            num_scheduled_tokens=_to_int32([entry[1] for entry in scheduled]),
+            num_scheduled_drafts=_to_int32([entry[2] for entry in scheduled]),
+            removed=_to_int32(self.removed_rows),
+            moves=_to_int32(moves).reshape(-1, 2),
+            new=admissions[:num_new],
+            resumed=admissions[num_new:],
             new_blocks=tuple(
-                NewBlocks(_array([r.row for r, _ in g]), _array([b for _, b in g])) for g in grown
+                NewBlocks(_to_int32([r.row for r, _ in g]), _to_int32([b for _, b in g]))
+                for g in new_blocks
             ),
         )
-        self.removed = []
-        self.counts += Counter(moves=len(moves), empty=not requests)
-        step = Launched(
+        self.removed_rows = []
+        self.event_counts += Counter(moves=len(moves), empty=not requests)
+        step = LaunchedStep(
             requests,
-            [r.residency for r in requests],
+            [r.num_admissions for r in requests],
             [entry[1] for entry in scheduled],
             [entry[2] for entry in scheduled],
-            [r.computed + tokens < r.upper for r, tokens, _ in scheduled],
+            [r.upper_computed + tokens < r.upper_length for r, tokens, _ in scheduled],
             [[list(r.blocks[g]) for r in requests] for g in range(len(self.free_blocks))],
-            self.last,
+            self.last_step,
             previous_positions,
         )
-        before = copy.deepcopy(batch)
-        with self.device.must_not_wait():
+        batch_copy = copy.deepcopy(batch)
+        with self.device.forbid_waits():
             inputs = self.state.begin_step(batch)
-        _assert_equal(batch, before)
-        _overwrite(batch)
-        ends = np.cumsum(step.scheduled)
+        _assert_unchanged(batch, batch_copy)
+        _overwrite_arrays(batch)
+        ends = np.cumsum(step.num_scheduled)
         assert inputs.draft_spans[:, 1].tolist() == ends.tolist()
-        assert inputs.draft_spans[:, 0].tolist() == (ends - step.drafts).tolist()
-        spans = list(zip((ends - step.drafts).tolist(), ends.tolist(), strict=True))
+        assert inputs.draft_spans[:, 0].tolist() == (ends - step.num_drafts).tolist()
+        spans = list(zip((ends - step.num_drafts).tolist(), ends.tolist(), strict=True))
         assert inputs.sample_indices.tolist() == [i for a, b in spans for i in range(a - 1, b)]
         assert inputs.draft_indices.tolist() == [i for a, b in spans for i in range(a, b)]
-        owners = [i for i, n in enumerate(step.scheduled) for _ in range(n)]
-        assert inputs.request_indices.tolist() == owners
-        sampled = self.model.empty_sampled(len(requests))
-        self.model.forward(inputs, sampled, step)
-        with self.device.must_not_wait():
+        positions = [i for i, n in enumerate(step.num_scheduled) for _ in range(n)]
+        assert inputs.request_indices.tolist() == positions
+        sampled_tensor = self.model.make_sampled_tensor(len(requests))
+        self.model.launch_forward(inputs, sampled_tensor, step)
+        with self.device.forbid_waits():
             if self.scenario.neural:
-                drafter = functools.partial(self.model.neural_drafts, inputs, step)
-                step.outputs = self.state.end_step(sampled, drafter)
+                drafter = functools.partial(self.model.launch_neural_drafts, inputs, step)
+                self.state.end_step(sampled_tensor, drafter)
             else:
-                step.outputs = self.state.end_step(sampled)
-                self.model.check_drafter_batch(inputs, step.outputs, step)
+                outputs = self.state.end_step(sampled_tensor)
+                self.model.launch_drafter_batch_check(inputs, outputs, step)
         assert self.state.num_computed_tokens is None
         for request in self.running:
             request.position = -1
         for i, (request, tokens, drafts) in enumerate(scheduled):
-            request.computed += tokens
-            if not step.discarded[i]:
-                request.upper += 1 + drafts
+            request.upper_computed += tokens
+            if not step.is_discarded[i]:
+                request.upper_length += 1 + drafts
                 request.position = i
-        self._check_upper()
-        self.launched.append(step)
-        self.last = step
-        if self.scenario.reconciling == "at once":
-            self._reconcile()
+        self._check_upper_bounds()
+        self.steps_in_flight.append(step)
+        self.last_step = step
+        if self.scenario.reconciling_mode == "at once":
+            self._reconcile_step()
 
-    # Requests that leave, and their blocks.
+    # Removal of requests from the batch, and their KV blocks.
 
-    def _leave(self, request: Request) -> None:
+    def _remove_from_batch(self, request: Request) -> None:
         assert request.row >= 0
-        self.removed.append(request.row)
+        self.removed_rows.append(request.row)
         self.running.remove(request)
         request.row = request.position = -1
 
-    def _remove(self, request: Request) -> None:
-        self._leave(request)
-        self._free(request)
+    def _remove_request(self, request: Request) -> None:
+        self._remove_from_batch(request)
+        self._free_blocks(request)
 
-    def _preempt(self, request: Request, keep: bool | None = None) -> None:
-        self._leave(request)
+    def _preempt_request(self, request: Request, keeps_blocks: bool | None = None) -> None:
+        self._remove_from_batch(request)
         request.drops_in_flight = self.rng.random() < 0.5
-        request.kept_blocks = self.rng.random() < 0.3 if keep is None else keep
-        if not request.kept_blocks:
-            self._free(request)
-        request.arrival = self.steps + self.rng.randint(0, 3)
+        request.keeps_blocks = self.rng.random() < 0.3 if keeps_blocks is None else keeps_blocks
+        if not request.keeps_blocks:
+            self._free_blocks(request)
+        request.arrival_step = self.steps + self.rng.randint(0, 3)
         self.waiting.append(request)
         self.rng.shuffle(self.waiting)
 
-    def _free(self, request: Request) -> None:
-        for free, blocks in zip(self.free_blocks, request.blocks, strict=True):
-            free += blocks
+    def _free_blocks(self, request: Request) -> None:
+        for group_blocks, blocks in zip(self.free_blocks, request.blocks, strict=True):
+            group_blocks += blocks
         request.blocks = [[] for _ in self.free_blocks]
 
     def _free_kept_blocks(self) -> None:
         """Frees the blocks of waiting requests, which might otherwise wait forever."""
         for request in self.waiting:
-            if request.kept_blocks:
-                request.kept_blocks = False
-                self._free(request)
+            if request.keeps_blocks:
+                request.keeps_blocks = False
+                self._free_blocks(request)
 
-    def _missing(self, request: Request, group: int, tokens: int) -> int:
+    def _count_missing_blocks(self, request: Request, group: int, tokens: int) -> int:
         return -(-tokens // self.scenario.block_sizes[group]) - len(request.blocks[group])
 
     def _has_blocks(self, request: Request, tokens: int) -> bool:
         return all(
-            self._missing(request, g, tokens) <= len(free)
-            for g, free in enumerate(self.free_blocks)
+            self._count_missing_blocks(request, g, tokens) <= len(group_blocks)
+            for g, group_blocks in enumerate(self.free_blocks)
         )
 
-    def _grow(
-        self, request: Request, tokens: int, grown: list[list[tuple[Request, int]]] | None
+    def _allocate_blocks(
+        self, request: Request, tokens: int, new_blocks: list[list[tuple[Request, int]]] | None
     ) -> None:
-        for group, free in enumerate(self.free_blocks):
-            for _ in range(self._missing(request, group, tokens)):
-                block = free.pop()
+        """Gives a request blocks for its first `tokens` tokens, and lists these in `new_blocks`."""
+        for group, group_blocks in enumerate(self.free_blocks):
+            for _ in range(self._count_missing_blocks(request, group, tokens)):
+                block = group_blocks.pop()
                 request.blocks[group].append(block)
-                if grown is not None:
-                    grown[group].append((request, block))
+                if new_blocks is not None:
+                    new_blocks[group].append((request, block))
 
-    # Results.
+    # Results of steps.
 
-    def _reconcile(self) -> None:
-        step = self.launched.pop(0)
+    def _reconcile_step(self) -> None:
+        step = self.steps_in_flight.pop(0)
         result = self.state.reconcile()
         for i, request in enumerate(step.requests):
             self._apply(result, i, request, step)
         if self.state.is_exact or self.rng.random() < 0.1:
-            self._check_device()
+            self._check_device_state()
 
-    def _apply(self, result: Reconciled, i: int, request: Request, step: Launched) -> None:
+    def _apply(self, result: Reconciled, i: int, request: Request, step: LaunchedStep) -> None:
+        """Applies the result at batch position `i` to its request."""
         count = int(result.num_sampled[i])
-        is_live = request.is_running and request.residency == step.residencies[i]
-        assert bool(result.alive[i]) == is_live
-        assert (i in result.faults) == (is_live and step.invalid[i])
+        is_alive = request.is_running and request.num_admissions == step.admission_numbers[i]
+        assert bool(result.alive[i]) == is_alive
+        assert (i in result.faults) == (is_alive and step.is_invalid[i])
         assert count == step.num_sampled[i]
-        assert result.num_scheduled_drafts[i] == step.drafts[i]
-        gained = count if step.drafts[i] or i in result.faults else step.scheduled[i]
-        if is_live:
-            request.computed -= step.scheduled[i] - gained
-            request.upper -= 0 if step.discarded[i] else 1 + step.drafts[i] - count
-        if step.invalid[i]:
-            self.counts["bad samples"] += is_live and not request.faulty
-            request.faulty |= is_live
-            assert not is_live or request.finished or result.num_tokens[i] == len(request.tokens)
+        assert result.num_scheduled_drafts[i] == step.num_drafts[i]
+        num_computed = count if step.num_drafts[i] or i in result.faults else step.num_scheduled[i]
+        if is_alive:
+            request.upper_computed -= step.num_scheduled[i] - num_computed
+            request.upper_length -= 0 if step.is_discarded[i] else 1 + step.num_drafts[i] - count
+        if step.is_invalid[i]:
+            self.event_counts["bad samples"] += is_alive and not request.is_faulty
+            request.is_faulty |= is_alive
+            if is_alive and not request.is_finished:
+                assert result.num_tokens[i] == len(request.tokens)
             return
-        assert result.num_valid_drafts[i] == step.valid_drafts.get(i, 0)
-        assert result.num_accepted_drafts[i] <= result.num_valid_drafts[i] <= step.drafts[i]
-        valid, accepted = int(result.num_valid_drafts[i]), int(result.num_accepted_drafts[i])
+        assert result.num_valid_drafts[i] == step.num_valid_drafts.get(i, 0)
+        assert result.num_accepted_drafts[i] <= result.num_valid_drafts[i] <= step.num_drafts[i]
+        num_valid = int(result.num_valid_drafts[i])
+        num_accepted = int(result.num_accepted_drafts[i])
         source = step.sources.get(i, 0)
         assert result.draft_source is None or result.draft_source[i] == source
-        kind = ("", "neural drafts", "n-grams instead", "n-grams after neural")[source]
-        self.counts += Counter({kind: accepted} if kind else {})
-        self.counts += Counter(
-            discarded=step.discarded[i],
-            padded=step.drafts[i] - valid,
-            accepted=accepted,
-            rejected=valid - accepted,
+        event = ("", "neural drafts", "n-grams instead", "n-grams after neural")[source]
+        self.event_counts += Counter({event: num_accepted} if event else {})
+        self.event_counts += Counter(
+            discarded=step.is_discarded[i],
+            padded=step.num_drafts[i] - num_valid,
+            accepted=num_accepted,
+            rejected=num_valid - num_accepted,
         )
-        if is_live:
-            assert result.num_computed_tokens[i] == step.computed[i] + gained
-        if request.residency != step.residencies[i] or request.finished:
+        if is_alive:
+            assert result.num_computed_tokens[i] == step.num_computed[i] + num_computed
+        if request.num_admissions != step.admission_numbers[i] or request.is_finished:
             return
         if not request.is_running and request.drops_in_flight:
             return
-        request.exact_computed = step.computed[i] + gained
+        request.exact_computed = step.num_computed[i] + num_computed
         request.tokens += result.sampled_token_ids[i, :count].tolist()
-        assert not is_live or result.num_tokens[i] == len(request.tokens)
+        assert not is_alive or result.num_tokens[i] == len(request.tokens)
         expected = request.expected_tokens
         if len(request.tokens) >= len(expected):
             request.tokens = request.tokens[: len(expected)]
-            request.finished = True
+            request.is_finished = True
             if not request.is_running:
-                self._free(request)
+                self._free_blocks(request)
                 self.waiting.remove(request)
-        assert request.tokens == expected[: len(request.tokens)], "a wrong token"
+        assert request.tokens == expected[: len(request.tokens)], "expected plain decoding's tokens"
 
-    def _check_upper(self) -> None:
+    def _check_upper_bounds(self) -> None:
         computed = self.state.upper_num_computed_tokens
         tokens = self.state.upper_num_tokens
         assert computed is not None
         assert tokens is not None
         for request in self.running:
-            assert computed[request.row] == request.computed
-            assert tokens[request.row] == request.upper
+            assert computed[request.row] == request.upper_computed
+            assert tokens[request.row] == request.upper_length
 
-    def _check_device(self) -> None:
-        """Checks that the host state agrees with the device."""
+    def _check_device_state(self) -> None:
+        """Checks that the host's counts and tokens equal those on the device."""
         computed, tokens = self.state.num_computed_tokens, self.state.num_tokens
         if computed is None or tokens is None:
             return
         self.device.drain()
-        indexed: dict[int, Any] = {}
+        indexed_rows: dict[int, Any] = {}
         for request in self.running:
-            if request.residency == 0 or request.row in self.removed or request.faulty:
+            if request.num_admissions == 0 or request.row in self.removed_rows or request.is_faulty:
                 continue
-            assert computed[request.row] == request.computed
-            known = self.state.known_token_ids(request.row)
-            assert known is not None
-            assert len(known) == tokens[request.row] == request.upper
+            assert computed[request.row] == request.upper_computed
+            known_tokens = self.state.known_token_ids(request.row)
+            assert known_tokens is not None
+            assert len(known_tokens) == tokens[request.row] == request.upper_length
             slot = self.state._host_state.slot_of[request.row]
-            assert value_of(self.state.num_tokens_on_device)[slot] == request.upper
-            row = value_of(self.state.token_ids)[slot, : request.upper]
-            assert row.tolist() == known.tolist()
-            if not request.finished:
-                assert known.tolist() == request.tokens
-            indexed[int(slot)] = known
+            assert get_value(self.state.num_tokens_on_device)[slot] == request.upper_length
+            row = get_value(self.state.token_ids)[slot, : request.upper_length]
+            assert row.tolist() == known_tokens.tolist()
+            if not request.is_finished:
+                assert known_tokens.tolist() == request.tokens
+            indexed_rows[int(slot)] = known_tokens
         if self.state.index is not None and self.rng.random() < 0.1:
-            self.state.index.check_integrity(indexed)
+            self.state.index.check_integrity(indexed_rows)
 
 
-def _shuffled(rng: Any, values: list[Any]) -> list[Any]:
+def _shuffle_copy(rng: Any, values: list[Any]) -> list[Any]:
     values = list(values)
     rng.shuffle(values)
     return values
@@ -436,14 +445,14 @@ def _shuffled(rng: Any, values: list[Any]) -> list[Any]:
 def _make_admission(request: Request) -> Admission:
     blocks = tuple(np.array(b, np.int32) for b in request.blocks)
     tokens = np.array(request.tokens, np.int32)
-    return Admission(request.row, tokens, blocks, request.computed, stop=request.stop)
+    return Admission(request.row, tokens, blocks, request.upper_computed)
 
 
-def _array(values: Any) -> np.ndarray[Any, Any]:
+def _to_int32(values: Any) -> np.ndarray[Any, Any]:
     return np.array(values, np.int32)
 
 
-def _arrays(batch: Batch) -> list[Any]:
+def _collect_arrays(batch: Batch) -> list[Any]:
     admissions = (*batch.new, *batch.resumed)
     return [
         batch.rows,
@@ -453,22 +462,22 @@ def _arrays(batch: Batch) -> list[Any]:
         batch.moves,
         *(a.token_ids for a in admissions),
         *(blocks for a in admissions for blocks in a.block_ids),
-        *(part for g in batch.new_blocks for part in (g.rows, g.block_ids)),
+        *(array for g in batch.new_blocks for array in (g.rows, g.block_ids)),
     ]
 
 
-def _assert_equal(batch: Batch, before: Batch) -> None:
-    for array, expected in zip(_arrays(batch), _arrays(before), strict=True):
-        assert array.tolist() == expected.tolist(), "begin_step wrote to its argument"
+def _assert_unchanged(batch: Batch, batch_copy: Batch) -> None:
+    for array, expected in zip(_collect_arrays(batch), _collect_arrays(batch_copy), strict=True):
+        assert array.tolist() == expected.tolist(), "expected begin_step to leave its argument"
 
 
-def _overwrite(batch: Batch) -> None:
-    """Overwrites the arrays, as a runner that reuses them does."""
-    for array in _arrays(batch):
+def _overwrite_arrays(batch: Batch) -> None:
+    """Overwrites the batch's arrays, as a runner that reuses arrays does."""
+    for array in _collect_arrays(batch):
         array[...] = -77
 
 
-def run(scenario: Scenario) -> Engine:
+def run_scenario(scenario: Scenario) -> Engine:
     engine = Engine(scenario)
     engine.run()
     return engine

@@ -1,6 +1,5 @@
-"""Deliberate faults of streams, events, waits and buffer lifetimes that the scenarios detect.
-
-tools/mutate.py makes other faults.
+"""Deliberate faults of streams, events, waits and buffer lifetimes, all of which the scenarios must
+detect. tools/mutate.py makes faults of other kinds.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ngram_npu.async_state.host_state import HostState
 from ngram_npu.async_state.upload import PackedUpload
 
 Fault = Callable[[], Any]
-"""Returns a context manager in which the fault exists."""
+"""A function that returns a context manager. The fault exists within its block."""
 
 
 def patch_call(owner: Any, name: str, replacement: Callable[..., Any]) -> Fault:
@@ -35,7 +34,7 @@ def patch_call(owner: Any, name: str, replacement: Callable[..., Any]) -> Fault:
     return patch
 
 
-def _after_init(change: Callable[[AsyncSpecState], None]) -> Fault:
+def _change_init(change: Callable[[AsyncSpecState], None]) -> Fault:
     def init(original: Any, self: AsyncSpecState, *arguments: Any, **keywords: Any) -> None:
         original(self, *arguments, **keywords)
         change(self)
@@ -53,11 +52,11 @@ def _return_without_wait(download: Download) -> Any:
     ]
 
 
-def _start_with(replace: Callable[[Any], dict[str, Any]]) -> Fault:
-    """Replaces methods of the device while a download starts."""
+def _change_start(replace_methods: Callable[[Any], dict[str, Any]]) -> Fault:
+    """Replaces methods of the device while Download.start() runs."""
 
     def start(original: Any, self: Download, sources: Any) -> None:
-        with mock.patch.multiple(self._device, **replace(self._device)):
+        with mock.patch.multiple(self._device, **replace_methods(self._device)):
             original(self, sources)
 
     return patch_call(Download, "start", start)
@@ -97,7 +96,7 @@ def _share_downloads(name: str, count: int) -> Fault:
         downloads = getattr(state, name)
         setattr(state, name, [downloads[i % count] for i in range(len(downloads))])
 
-    return _after_init(change)
+    return _change_init(change)
 
 
 def _keep_main_from_waiting(state: AsyncSpecState) -> None:
@@ -116,10 +115,10 @@ def _share_staging_buffer(state: AsyncSpecState) -> None:
 
 
 def _keep_old_drafts(original: Any, self: DeviceState, *arguments: Any) -> Any:
-    old = self._draft_token_ids
+    old_drafts = self._draft_token_ids
     outputs = original(self, *arguments)
-    if old.shape == self._draft_token_ids.shape:
-        self._draft_token_ids = old
+    if old_drafts.shape == self._draft_token_ids.shape:
+        self._draft_token_ids = old_drafts
     return outputs
 
 
@@ -140,8 +139,8 @@ def _write_to_batch(original: Any, self: AsyncSpecState, batch: Any) -> Any:
 
 
 def _wait_in_begin_step(original: Any, self: AsyncSpecState, batch: Any) -> Any:
-    if self._last is not None:
-        self._counts[self._last.number % 2].finish()
+    if self._last_step is not None:
+        self._count_downloads[self._last_step.number % 2].finish()
     return original(self, batch)
 
 
@@ -155,16 +154,16 @@ FAULTS: dict[str, Fault] = {
     "the host does not wait for the counts": lambda: mock.patch.object(
         Download, "finish", _return_without_wait
     ),
-    "the side stream does not wait for the main stream": _start_with(
+    "the side stream does not wait for the main stream": _change_start(
         lambda device: {"wait": lambda stream, event: None}
     ),
-    "the side stream waits for an old event": _start_with(_wait_for_previous_download),
-    "the event is recorded before the copies": _start_with(_record_before_copies),
-    "the event is recorded on the main stream": _start_with(_record_on_main),
-    "the main stream overwrites the source of a download": _after_init(_keep_main_from_waiting),
-    "counts of two steps share a buffer": _share_downloads("_counts", 1),
-    "drafts of three steps share two buffers": _share_downloads("_drafts", 2),
-    "uploads of two steps share a staging buffer": _after_init(_share_staging_buffer),
+    "the side stream waits for an old event": _change_start(_wait_for_previous_download),
+    "the event is recorded before the copies": _change_start(_record_before_copies),
+    "the event is recorded on the main stream": _change_start(_record_on_main),
+    "the main stream overwrites the source of a download": _change_init(_keep_main_from_waiting),
+    "counts of two steps share a buffer": _share_downloads("_count_downloads", 1),
+    "drafts of three steps share two buffers": _share_downloads("_draft_downloads", 2),
+    "uploads of two steps share a staging buffer": _change_init(_share_staging_buffer),
     "drafts of the step before": patch_call(DeviceState, "propose", _keep_old_drafts),
     "results of the slot's previous request": patch_call(
         HostState, "reconcile", _ignore_generations

@@ -10,114 +10,118 @@ from typing import Any
 import numpy as np
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncConfig, AsyncSpecState, KVGroup, MergeConfig
-from ngram_npu.host_drafting import Stop
 
 from async_state.devices import POLICIES, Countdown, LateDevice, PlainDevice
 
 DEVICES = ("cpu", *POLICIES)
-DRAFTING = ("padded", "trimmed", "any")
-RECONCILING = ("late", "at once", "any")
+DRAFTING_MODES = ("padded", "trimmed", "any")
+"""Number of drafts per request and step: always k, the number found, or a random one."""
+RECONCILING_MODES = ("late", "at once", "any")
+"""When a step is reconciled: in the next step, at its end, or at a random time."""
 
-VOCAB = 11
-WRONG = VOCAB
+VOCAB_SIZE = 11
+WRONG_TOKEN = VOCAB_SIZE
 _MASK = (1 << 64) - 1
 
 
-def _stored(token: int, position: int, before: int, group: int) -> int:
+def _mix_kv_value(token: int, position: int, context: int, group: int) -> int:
     mixed = (token * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + group) & _MASK
-    mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 + before * 0x94D049BB133111EB) & _MASK
+    mixed = ((mixed ^ (mixed >> 29)) * 0xBF58476D1CE4E5B9 + context * 0x94D049BB133111EB) & _MASK
     return mixed ^ (mixed >> 32)
 
 
-def _weight(position: int) -> int:
+def _compute_weight(position: int) -> int:
     return position * 0xD6E8FEB86659FD93 | 1
 
 
 @dataclass
 class Target:
-    """The target model, with a KV cache of `slots[g]` slots for each group g.
+    """The target model, with a KV cache of `num_slots[g]` slots for each KV group g.
 
     Its next token depends on every token, position and KV slot of the context. The value stored for
     a token mixes the token, its position and the hash of all earlier tokens. The hash at a token is
     the sum of the values read through the block table. The model knows the hashes of all correct
-    contexts and predicts WRONG for any other, so that every error gives a wrong token at once.
+    contexts and predicts WRONG_TOKEN for any other, so every error gives a wrong token at once.
     """
 
-    slots: Sequence[int]
+    num_slots: Sequence[int]
     seed: int
     next_token: dict[int, int] = field(default_factory=dict)
     kv: list[list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
-        self.kv = [[rng.getrandbits(64) for _ in range(count)] for count in self.slots]
+        self.kv = [[rng.getrandbits(64) for _ in range(count)] for count in self.num_slots]
 
-    def decode(self, prompt: Sequence[int], length: int, period: int, repeats: float) -> list[int]:
-        """Decodes one request greedily, one token at a time, and learns its contexts.
-
-        The result is the expected text of the request.
-        """
+    def decode(
+        self, prompt: Sequence[int], length: int, period: int, repeat_probability: float
+    ) -> list[int]:
+        """Decodes one request greedily, one token at a time, and records its contexts. Returns the
+        expected text of the request, in which some tokens equal those `period` positions before."""
         tokens = list(prompt)
         context = 0
         for position in range(length):
-            before = context
-            for group in range(len(self.slots)):
-                stored = _stored(tokens[position], position, before, group)
-                context = (context + stored * _weight(position)) & _MASK
+            earlier_context = context
+            for group in range(len(self.num_slots)):
+                value = _mix_kv_value(tokens[position], position, earlier_context, group)
+                context = (context + value * _compute_weight(position)) & _MASK
             if position < len(tokens) - 1:
                 # Inside the prompt, the prediction is not used, but must be deterministic.
-                self.next_token.setdefault(context, context % VOCAB)
+                self.next_token.setdefault(context, context % VOCAB_SIZE)
                 continue
-            repeat = (context >> 20) % 1000 < repeats * 1000 and len(tokens) >= period
-            following = tokens[-period] if repeat else context % VOCAB
-            tokens.append(self.next_token.setdefault(context, following))
+            repeats = (context >> 20) % 1000 < repeat_probability * 1000 and len(tokens) >= period
+            token = tokens[-period] if repeats else context % VOCAB_SIZE
+            tokens.append(self.next_token.setdefault(context, token))
         return tokens[:length]
 
-    def store(self, group: int, slot: int, token: int, position: int, before: int) -> None:
-        self.kv[group][slot] = _stored(token, position, before, group)
+    def store(self, group: int, slot: int, token: int, position: int, context: int) -> None:
+        self.kv[group][slot] = _mix_kv_value(token, position, context, group)
 
-    def attend(self, slots: Sequence[Sequence[int]], before: int, first: int) -> int:
-        """Returns the hash of a context after the slots of each group, from position `first`."""
-        for group, listed in enumerate(slots):
+    def attend(self, slots: Sequence[Sequence[int]], context: int, first: int) -> int:
+        """Returns the hash of `context` with more tokens: those whose values are in `slots[g]` for
+        each KV group g, the first of them at position `first`."""
+        for group, group_slots in enumerate(slots):
             kv = self.kv[group]
-            for position, slot in enumerate(listed, first):
-                stored = kv[slot] if 0 <= slot < len(kv) else slot
-                before = (before + stored * _weight(position)) & _MASK
-        return before
+            for position, slot in enumerate(group_slots, first):
+                value = kv[slot] if 0 <= slot < len(kv) else slot
+                context = (context + value * _compute_weight(position)) & _MASK
+        return context
 
     def predict(self, context: int) -> int:
-        return self.next_token.get(context, WRONG)
+        return self.next_token.get(context, WRONG_TOKEN)
 
 
 @dataclass
 class Request:
+    """A request, and what the scheduler knows of it."""
+
     uid: int
     prompt: list[int]
-    decoded: list[int]
+    decoded_tokens: list[int]
     """Prompt and output of plain decoding, up to the capacity of a row."""
     expected_tokens: list[int]
-    """The expected text: `decoded` up to the stop token or the maximum length."""
-    arrival: int
+    """The expected text: `decoded_tokens` up to the stop token or the maximum length."""
+    arrival_step: int
     tokens: list[int] = field(default_factory=list)
     """The tokens known to the scheduler."""
-    computed: int = 0
-    """Upper bound, with all drafts in flight accepted; likewise `upper`, the length."""
-    upper: int = 0
+    upper_computed: int = 0
+    """Number of computed tokens if all drafts in flight are accepted."""
+    upper_length: int = 0
+    """Length if all drafts in flight are accepted."""
     exact_computed: int = 0
+    """Number of computed tokens after the last reconciled step."""
     row: int = -1
-    residency: int = 0
-    """Number of admissions so far."""
+    num_admissions: int = 0
     blocks: list[list[int]] = field(default_factory=list)
-    kept_blocks: bool = False
+    keeps_blocks: bool = False
+    """Whether the preempted request keeps its KV blocks."""
     drops_in_flight: bool = False
     """Whether the tokens of steps in flight are dropped when the request is preempted."""
     position: int = -1
     """Batch position in the last step if it sampled there, otherwise -1."""
-    faulty: bool = False
+    is_faulty: bool = False
     """Whether the host knows that the sampler returned an invalid result."""
-    finished: bool = False
-    stop: Stop | None = None
-    """The stop conditions known to the drafter."""
+    is_finished: bool = False
 
     @property
     def is_running(self) -> bool:
@@ -127,16 +131,18 @@ class Request:
 class Scenario:
     """The random choices of a run."""
 
-    def __init__(self, rng: random.Random, device: str | None = None, **fixed: Any) -> None:
+    def __init__(
+        self, rng: random.Random, device: str | None = None, draft_on: Any = "auto"
+    ) -> None:
         self.rng = rng
         pick = rng.choice
         self.device_name = device or pick(DEVICES)
-        self.k = fixed.get("k", rng.randint(1, 4))
-        self.drafting = fixed.get("drafting", pick(DRAFTING))
-        self.reconciling = fixed.get("reconciling", pick(RECONCILING))
+        self.k = rng.randint(1, 4)
+        self.drafting_mode = pick(DRAFTING_MODES)
+        self.reconciling_mode = pick(RECONCILING_MODES)
         self.dense_rows = pick((True, False))
-        self.static_sampled = pick((True, False))
-        self.unpadded = fixed.get("unpadded", pick((True, False)))
+        self.reuses_sampled_tensor = pick((True, False))
+        self.unpadded = pick((True, False))
         self.max_rows = rng.randint(1, 5)
         self.capacity = rng.randint(12, 40)
         self.step_tokens = rng.randint(self.k + 2, 24)
@@ -146,40 +152,41 @@ class Scenario:
             -(-self.capacity // size) * rng.randint(1, self.max_rows) + rng.randint(0, 3)
             for size in self.block_sizes
         ]
-        self.preemption = pick((0.0, 0.0, 0.1, 0.3))
-        self.skipping = pick((0.0, 0.0, 0.1, 0.3))
-        self.shuffling = pick((0.0, 0.2, 0.8))
-        self.failing = fixed.get("failing", pick((0.0, 0.0, 0.1)))
-        self.bad_samples = fixed.get("bad_samples", pick((0.0, 0.0, 0.05)))
-        self.engine = fixed.get("engine", pick(("scan", "index")))
+        self.preempt_probability = pick((0.0, 0.0, 0.1, 0.3))
+        self.skip_probability = pick((0.0, 0.0, 0.1, 0.3))
+        self.shuffle_probability = pick((0.0, 0.2, 0.8))
+        self.failure_probability = pick((0.0, 0.0, 0.1))
+        self.invalid_probability = pick((0.0, 0.0, 0.05))
+        self.engine = pick(("scan", "index"))
         self.ladder = self.engine == "index" and pick((False, False, True))
-        self.chunk = rng.randint(1, self.step_tokens)
+        self.max_chunk = rng.randint(1, self.step_tokens)
         self.target = Target(
-            [n * size for n, size in zip(self.num_blocks, self.block_sizes, strict=True)],
+            [count * size for count, size in zip(self.num_blocks, self.block_sizes, strict=True)],
             rng.getrandbits(32),
         )
         # A separate generator, so that the other choices do not depend on the neural drafter.
         self.neural_rng = random.Random(self.target.seed)
-        self.neural = fixed.get("neural", self.neural_rng.random() < 0.4)
+        self.neural = self.neural_rng.random() < 0.4
         self.neural_width = self.neural_rng.randint(1, self.k)
-        self.neural_ragged, self.neural_has_costs, extend = (
+        self.neural_has_counts, self.neural_has_costs, extend = (
             self.neural_rng.random() < 0.5 for _ in range(3)
         )
-        self.neural_hits = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
+        self.neural_accuracy = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
         self.requests = list(self._draw_requests())
-        self.config = replace(self._draw_config(extend), draft_on=fixed.get("draft_on", "auto"))
+        self.config = replace(self._draw_config(extend), draft_on=draft_on)
 
     def _draw_requests(self) -> Iterator[Request]:
         rng = self.rng
-        repeats = rng.choice((0.0, 0.5, 0.8, 0.95, 1.0))
+        repeat_probability = rng.choice((0.0, 0.5, 0.8, 0.95, 1.0))
         for uid in range(rng.randint(1, 7)):
-            prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.capacity - 1))]
+            prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, self.capacity - 1))]
             if rng.random() < 0.5:
                 prompt = prompt[: rng.randint(1, 6)]
             length = rng.randint(len(prompt) + 1, self.capacity)
-            decoded = self.target.decode(prompt, self.capacity, rng.randint(1, 4), repeats)
+            period = rng.randint(1, 4)
+            decoded = self.target.decode(prompt, self.capacity, period, repeat_probability)
             expected = decoded[:length]
-            stop = rng.choice((None, None, rng.randrange(VOCAB)))
+            stop = rng.choice((None, None, rng.randrange(VOCAB_SIZE)))
             for n in range(len(prompt), length):
                 if expected[n] == stop:
                     expected = expected[: n + 1]
@@ -215,7 +222,7 @@ class Scenario:
             k=self.k,
             overlap=self.rng.choice((False, True)),
             max_len=self.rng.choice((None, self.capacity)),
-            vocab_size=self.rng.choice((None, VOCAB + 1)),
+            vocab_size=self.rng.choice((None, VOCAB_SIZE + 1)),
         )
         return AsyncConfig(
             ngram=ngram,
@@ -233,7 +240,7 @@ class Scenario:
         )
 
     def make_state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice, Countdown]:
-        late = self.device_name != "cpu"
-        device = LateDevice(self.device_name, self.rng) if late else PlainDevice()
+        is_late = self.device_name != "cpu"
+        device = LateDevice(self.device_name, self.rng) if is_late else PlainDevice()
         state = AsyncSpecState(self.config, runtime=device)
         return state, device, Countdown(state)

@@ -1,6 +1,6 @@
-"""The model on the simulated device: forward pass, rejection sampler and neural drafter.
+"""The forward pass, the rejection sampler and the neural drafter on the simulated device.
 
-The host launches their work and never reads a result. Each of them checks its inputs."""
+The host launches this work and never reads a result. The work checks its inputs when it runs."""
 
 from __future__ import annotations
 
@@ -14,135 +14,144 @@ from ngram_npu.async_state import NeuralDrafts, PaddedDrafterBatch, StepInputs, 
 from ngram_npu.config import UNLIMITED
 from ops import reference
 from ops.reference import ladder
-from ops.reference.drafting import draft_for
+from ops.reference.drafting import compute_draft
 
-from async_state.devices import value_of
-from async_state.scenario import VOCAB, WRONG, Scenario, Target
+from async_state.devices import get_value
+from async_state.scenario import VOCAB_SIZE, WRONG_TOKEN, Scenario, Target
 
 
 @dataclass
-class Launched:
+class LaunchedStep:
     """A step as launched by the host, and its expected results on the device."""
 
     requests: list[Any]
-    residencies: list[int]
-    scheduled: list[int]
-    drafts: list[int]
-    discarded: list[bool]
+    admission_numbers: list[int]
+    """Each request's number of admissions at this step."""
+    num_scheduled: list[int]
+    """Number of scheduled tokens, including drafts."""
+    num_drafts: list[int]
+    is_discarded: list[bool]
+    """Whether the sampled token is discarded, because the step ends inside the request's text."""
     blocks: list[list[list[int]]]
-    """[group][B], the allocated blocks."""
-    previous: Launched | None
+    """[group][B], the ids of the allocated KV blocks."""
+    previous_step: LaunchedStep | None
     previous_positions: list[int]
-    outputs: Any = None
-    """The StepOutputs of the step."""
+    """Position in the previous step's batch if the request sampled there, otherwise -1."""
     contexts: list[int] = field(default_factory=list)
-    """The hash at each token of the step."""
-    computed: list[int] = field(default_factory=list)
+    """The hash of the context that ends at each token of the step."""
+    num_computed: list[int] = field(default_factory=list)
     num_sampled: list[int] = field(default_factory=list)
-    invalid: list[bool] = field(default_factory=list)
-    """Whether the sampler has returned an invalid result for the request, now or before."""
-    valid_drafts: dict[int, int] = field(default_factory=dict)
-    """Number of drafts without padding, by position, for requests with drafts."""
+    is_invalid: list[bool] = field(default_factory=list)
+    """Whether the sampler returned an invalid result for the request, in this step or before."""
+    num_valid_drafts: dict[int, int] = field(default_factory=dict)
+    """By batch position of requests with drafts: number of drafts without padding."""
     sources: dict[int, int] = field(default_factory=dict)
-    """Source of the merged drafts, by position."""
-    merged: dict[int, tuple[list[int], int]] = field(default_factory=dict)
-    """Drafts expected from this step and their source, by position."""
+    """By batch position: source of the merged drafts."""
+    merged_drafts: dict[int, tuple[list[int], int]] = field(default_factory=dict)
+    """By batch position: expected drafts of this step, and their source."""
 
 
 _INVALID_TOKEN = 2**31 - 1
 
 
-def _select_valid(values: Sequence[Any], step: Launched) -> list[Any]:
-    return [value for value, invalid in zip(values, step.invalid, strict=True) if not invalid]
+def _select_valid(values: Sequence[Any], step: LaunchedStep) -> list[Any]:
+    return [value for value, bad in zip(values, step.is_invalid, strict=True) if not bad]
 
 
-def _pad(values: list[int], k: int, padding: int) -> Any:
+def _pad_to_k(values: list[int], k: int, padding: int) -> Any:
     return np.array([(values + [padding] * k)[:k]])
 
 
 class SimulatedModel:
+    """Launches the model's work for a scenario. Batch positions are named i."""
+
     def __init__(self, scenario: Scenario, state: Any, device: Any) -> None:
         self.scenario = scenario
         self.target: Target = scenario.target
         self.state = state
         self.device = device
-        self._static: torch.Tensor | None = None
-        self.invalid: set[tuple[int, int]] = set()
-        """Requests with an invalid result, by id and residency. Until they are admitted again, only
-        their slots are checked."""
+        self._sampled_tensor: torch.Tensor | None = None
+        self.invalid_requests: set[tuple[int, int]] = set()
+        """Requests with an invalid sampler result: id and number of admissions. Until the next
+        admission of such a request, only its slots are checked."""
         self.acceptance: dict[tuple[int, int], Any] = {}
-        """[1,2] expected acceptance (merge_drafts_), by request and residency."""
+        """By id and number of admissions: the [1,2] acceptance of merge_drafts_."""
 
-    def empty_sampled(self, batch: int) -> torch.Tensor:
-        """Returns the sampler's output: a new tensor, or the same one as with device graphs."""
+    def make_sampled_tensor(self, batch: int) -> torch.Tensor:
+        """Returns a tensor for sampled tokens: a new one, or the same one as with device graphs."""
         shape = (self.scenario.max_rows, self.scenario.k + 1)
-        if not self.scenario.static_sampled:
+        if not self.scenario.reuses_sampled_tensor:
             return self.device.tensor((batch, shape[1]), torch.int32)
-        if self._static is None:
-            self._static = self.device.tensor(shape, torch.int32)
-        return self._static[:batch]
+        if self._sampled_tensor is None:
+            self._sampled_tensor = self.device.tensor(shape, torch.int32)
+        return self._sampled_tensor[:batch]
 
-    def forward(self, inputs: StepInputs, sampled: torch.Tensor, step: Launched) -> None:
+    def launch_forward(self, inputs: StepInputs, output: torch.Tensor, step: LaunchedStep) -> None:
+        """Launches the forward pass and the sampler, which writes to `output`."""
         batch = len(step.requests)
         if not batch:
             return
-        tokens = inputs.num_step_tokens
-        tables = [value_of(table) for table in self.state.block_tables]
+        num_tokens = inputs.num_step_tokens
+        tables = [get_value(table) for table in self.state.block_tables]
         names = ("input_ids", "positions", "query_start_loc", "seq_lens", "discard")
-        values = {name: value_of(getattr(inputs, name)) for name in names}
-        slot_indices = value_of(inputs.slot_indices)
-        mappings = [value_of(mapping) for mapping in inputs.slot_mappings]
-        computed = value_of(inputs.num_computed_tokens)
-        accepted = value_of(inputs.num_accepted_tokens)
-        target = value_of(sampled)
-        scheduled_drafts = value_of(inputs.num_scheduled_drafts)
+        values = {name: get_value(getattr(inputs, name)) for name in names}
+        slot_indices = get_value(inputs.slot_indices)
+        mappings = [get_value(mapping) for mapping in inputs.slot_mappings]
+        computed = get_value(inputs.num_computed_tokens)
+        accepted = get_value(inputs.num_accepted_tokens)
+        sampled_value = get_value(output)
+        scheduled_drafts = get_value(inputs.num_scheduled_drafts)
 
-        def work() -> None:
-            ids = values["input_ids"][:tokens].tolist()
-            positions = values["positions"][:tokens].tolist()
+        def run_forward() -> None:
+            ids = values["input_ids"][:num_tokens].tolist()
+            positions = values["positions"][:num_tokens].tolist()
             starts = values["query_start_loc"].tolist()
             lengths = values["seq_lens"].tolist()
             slots = [mapping.tolist() for mapping in mappings]
-            step.computed = computed[:batch].tolist()
-            residencies = zip(step.requests, step.residencies, strict=True)
-            step.invalid = [(r.uid, residency) in self.invalid for r, residency in residencies]
-            assert starts[batch:] == [tokens] * (len(starts) - batch)
+            step.num_computed = computed[:batch].tolist()
+            keys = [self._make_key(step, i) for i in range(batch)]
+            step.is_invalid = [key in self.invalid_requests for key in keys]
+            assert starts[batch:] == [num_tokens] * (len(starts) - batch)
             assert not any(lengths[batch:])
-            assert all(set(mapping[tokens:]) <= {-1} for mapping in slots)
+            assert all(set(mapping[num_tokens:]) <= {-1} for mapping in slots)
             discard = values["discard"][:batch].tolist()
-            assert _select_valid(discard, step) == _select_valid(step.discarded, step)
-            assert scheduled_drafts[:batch].tolist() == step.drafts
+            assert _select_valid(discard, step) == _select_valid(step.is_discarded, step)
+            assert scheduled_drafts[:batch].tolist() == step.num_drafts
             self._check_accepted(accepted[:batch].tolist(), step)
-            self._check_slots([mapping[:tokens] for mapping in slots], positions, starts, step)
-            rows = slot_indices[:batch].tolist()
+            self._check_slots([mapping[:num_tokens] for mapping in slots], positions, starts, step)
+            state_slots = slot_indices[:batch].tolist()
             for i in range(batch):
                 begin, end = starts[i], starts[i + 1]
-                assert end - begin == step.scheduled[i]
-                listed = [
-                    self._slots_of(g, table[rows[i]].tolist()) for g, table in enumerate(tables)
+                assert end - begin == step.num_scheduled[i]
+                kv_slots = [
+                    self._list_slots(g, table[state_slots[i]].tolist())
+                    for g, table in enumerate(tables)
                 ]
                 first = lengths[i] - (end - begin)
-                self._check_drafts(ids[end - step.drafts[i] : end], first + 1, step, i)
-                context = self.target.attend([s[:first] for s in listed], 0, 0)
+                self._check_drafts(ids[end - step.num_drafts[i] : end], first + 1, step, i)
+                context = self.target.attend([s[:first] for s in kv_slots], 0, 0)
                 for n in range(begin, end):
-                    before, place = context, first + n - begin
+                    position = first + n - begin
                     for g, mapping in enumerate(slots):
-                        if 0 <= mapping[n] < self.target.slots[g]:
-                            self.target.store(g, mapping[n], ids[n], positions[n], before)
-                    here = [s[place : place + 1] for s in listed]
-                    context = self.target.attend(here, before, place)
+                        if 0 <= mapping[n] < self.target.num_slots[g]:
+                            self.target.store(g, mapping[n], ids[n], positions[n], context)
+                    slots_of_token = [s[position : position + 1] for s in kv_slots]
+                    context = self.target.attend(slots_of_token, context, position)
                     step.contexts.append(context)
-            target.fill_(-1)
+            sampled_value.fill_(-1)
             for i in range(batch):
-                self._sample(target[i], ids, starts[i + 1], step, i)
+                self._sample(sampled_value[i], ids, starts[i + 1], step, i)
 
-        self.device.launch(work)
+        self.device.launch(run_forward)
+
+    def _make_key(self, step: LaunchedStep, i: int) -> tuple[int, int]:
+        return step.requests[i].uid, step.admission_numbers[i]
 
     def _sample(
-        self, row: torch.Tensor, ids: Sequence[int], end: int, step: Launched, i: int
+        self, row: torch.Tensor, ids: Sequence[int], end: int, step: LaunchedStep, i: int
     ) -> None:
         """Samples greedily with rejection, also for discarded requests."""
-        first = end - 1 - step.drafts[i]
+        first = end - 1 - step.num_drafts[i]
         count = 0
         for n in range(first, end):
             predicted = self.target.predict(step.contexts[n])
@@ -150,128 +159,128 @@ class SimulatedModel:
             count += 1
             if n + 1 == end or ids[n + 1] != predicted:
                 break
-        if not (step.discarded[i] or step.invalid[i]):
+        if not (step.is_discarded[i] or step.is_invalid[i]):
             self._sample_invalid(row, step, i)
-        step.num_sampled.append(0 if step.discarded[i] or step.invalid[i] else count)
+        step.num_sampled.append(0 if step.is_discarded[i] or step.is_invalid[i] else count)
 
-    def _sample_invalid(self, row: torch.Tensor, step: Launched, i: int) -> None:
-        """Sometimes replaces the result by an invalid one."""
+    def _sample_invalid(self, row: torch.Tensor, step: LaunchedStep, i: int) -> None:
+        """Replaces the result by an invalid one with the scenario's probability."""
         rng = self.scenario.rng
-        if rng.random() >= self.scenario.bad_samples:
+        if rng.random() >= self.scenario.invalid_probability:
             return
-        too_many = step.drafts[i] + 2
-        kinds = ["none", "invalid"] + ["many"] * (too_many <= len(row))
-        kind = rng.choice(kinds)
-        if kind == "many":
+        too_many = step.num_drafts[i] + 2
+        faults = ["no token", "invalid token"] + ["too many tokens"] * (too_many <= len(row))
+        fault = rng.choice(faults)
+        if fault == "too many tokens":
             row[:too_many] = 0
         else:
             row.fill_(-1)
-            row[0] = -1 if kind == "none" else _INVALID_TOKEN
-        step.invalid[i] = True
-        self.invalid.add((step.requests[i].uid, step.residencies[i]))
+            row[0] = -1 if fault == "no token" else _INVALID_TOKEN
+        step.is_invalid[i] = True
+        self.invalid_requests.add(self._make_key(step, i))
 
-    def _slots_of(self, group: int, blocks: Sequence[int]) -> list[int]:
+    def _list_slots(self, group: int, blocks: Sequence[int]) -> list[int]:
         size = self.scenario.block_sizes[group]
         return [block * size + j if block >= 0 else -1 for block in blocks for j in range(size)]
 
-    def _check_accepted(self, accepted: Sequence[int], step: Launched) -> None:
-        for i, p in enumerate(step.previous_positions):
-            drafted = step.previous is not None and p >= 0 and step.previous.drafts[p] > 0
-            assert step.previous is not None or not drafted
-            if step.invalid[i]:
-                continue
-            assert accepted[i] == (step.previous.num_sampled[p] if drafted else 1)
+    def _check_accepted(self, accepted: Sequence[int], step: LaunchedStep) -> None:
+        previous = step.previous_step
+        for i, position in enumerate(step.previous_positions):
+            expected = 1
+            if previous is not None and position >= 0 and previous.num_drafts[position] > 0:
+                expected = previous.num_sampled[position]
+            assert step.is_invalid[i] or accepted[i] == expected
 
-    def _check_drafts(self, drafts: Sequence[int], num_tokens: int, step: Launched, i: int) -> None:
-        """Compares the drafts with those of the reference, because wrong drafts would only be
-        rejected."""
-        if not drafts or step.invalid[i]:
+    def _check_drafts(
+        self, drafts: Sequence[int], num_tokens: int, step: LaunchedStep, i: int
+    ) -> None:
+        """Compares the drafts with the reference's, because wrong drafts would only be rejected."""
+        if not drafts or step.is_invalid[i]:
             return
-        expected = self._reference_drafts(step.requests[i].decoded[:num_tokens])[0]
+        expected = self._draft_with_reference(step.requests[i].decoded_tokens[:num_tokens])[0]
         if self.scenario.neural:
-            assert step.previous is not None
-            expected, step.sources[i] = step.previous.merged[step.previous_positions[i]]
-        step.valid_drafts[i] = min(len(expected), len(drafts))
+            assert step.previous_step is not None
+            expected, step.sources[i] = step.previous_step.merged_drafts[step.previous_positions[i]]
+        step.num_valid_drafts[i] = min(len(expected), len(drafts))
         padding = [self.scenario.config.pad_token] * len(drafts)
-        assert list(drafts) == (expected + padding)[: len(drafts)], "drafts of another context"
+        assert list(drafts) == (expected + padding)[: len(drafts)], "expected other drafts"
 
-    def _reference_drafts(self, row: list[int]) -> tuple[list[int], list[int], int]:
+    def _draft_with_reference(self, row: list[int]) -> tuple[list[int], list[int], int]:
         """Returns the expected tokens, their costs if there are any, and the match length."""
         lookup = self.scenario.config.ngram
-        rest = lookup.overlap, UNLIMITED if lookup.max_len is None else lookup.max_len
+        limits = lookup.overlap, UNLIMITED if lookup.max_len is None else lookup.max_len
         if lookup.is_ladder:
             table = () if lookup.cost_table is None else lookup.cost_table.tolist()
-            return ladder.draft(row, lookup.k, table, lookup.cost_limit, *rest)
+            return ladder.make_ladder_draft(row, lookup.k, table, lookup.cost_limit, *limits)
         sizes = lookup.min_n, lookup.max_n, lookup.k, lookup.match_policy_code
-        drafts, match_len = draft_for(row, *sizes, *rest)
+        drafts, match_len = compute_draft(row, *sizes, *limits)
         return drafts, [], match_len
 
-    def neural_drafts(
-        self, inputs: StepInputs, step: Launched, outputs: StepOutputs
+    def launch_neural_drafts(
+        self, inputs: StepInputs, step: LaunchedStep, outputs: StepOutputs
     ) -> NeuralDrafts:
-        """Drafts with the scenario's accuracy, and computes the expected merged drafts."""
-        self.check_drafter_batch(inputs, outputs, step)
+        """Launches drafting with the scenario's accuracy. Also computes expected merged drafts."""
+        self.launch_drafter_batch_check(inputs, outputs, step)
         scenario, batch = self.scenario, len(step.requests)
         shape = (batch, scenario.neural_width)
         drafts = NeuralDrafts(
             self.device.tensor(shape, torch.int32),
-            self.device.tensor((batch,), torch.int32) if scenario.neural_ragged else None,
+            self.device.tensor((batch,), torch.int32) if scenario.neural_has_counts else None,
             self.device.tensor(shape, torch.uint8) if scenario.neural_has_costs else None,
         )
-        tokens, counts, costs = (None if t is None else value_of(t) for t in vars(drafts).values())
-        lengths = value_of(self.state.num_tokens_on_device)
-        slots = value_of(inputs.slot_indices)
+        tokens, counts, costs = (None if t is None else get_value(t) for t in vars(drafts).values())
+        lengths = get_value(self.state.num_tokens_on_device)
+        slots = get_value(inputs.slot_indices)
 
-        def work() -> None:
+        def draft() -> None:
             rng = scenario.neural_rng
             for i, request in enumerate(step.requests):
-                if step.discarded[i] or step.invalid[i]:
+                if step.is_discarded[i] or step.is_invalid[i]:
                     continue
-                row = request.decoded[: int(lengths[slots[i]])]
-                correct = [*request.decoded[len(row) :], *[WRONG] * shape[1]]
+                row = request.decoded_tokens[: int(lengths[slots[i]])]
+                correct = [*request.decoded_tokens[len(row) :], *[WRONG_TOKEN] * shape[1]]
                 for j in range(shape[1]):
-                    hit = rng.random() < scenario.neural_hits
-                    tokens[i, j] = correct[j] if hit else rng.randrange(VOCAB)
+                    is_correct = rng.random() < scenario.neural_accuracy
+                    tokens[i, j] = correct[j] if is_correct else rng.randrange(VOCAB_SIZE)
                     if costs is not None:
                         costs[i, j] = rng.randint(0, 40)
                 if counts is not None:
                     counts[i] = rng.randint(0, shape[1])
-                values = (tokens, counts, costs)
-                parts = [t if t is None else t[i : i + 1].numpy() for t in values]
-                step.merged[i] = self._merge(step, i, row, parts)
+                fields = (tokens, counts, costs)
+                neural = [t if t is None else t[i : i + 1].numpy() for t in fields]
+                step.merged_drafts[i] = self._merge_with_reference(step, i, row, neural)
 
-        self.device.launch(work)
+        self.device.launch(draft)
         return drafts
 
-    def _merge(
-        self, step: Launched, i: int, row: list[int], neural: list[Any]
+    def _merge_with_reference(
+        self, step: LaunchedStep, i: int, row: list[int], neural: list[Any]
     ) -> tuple[list[int], int]:
         """Returns the drafts and their source as merged by the reference."""
-        config, request = self.scenario.config, step.requests[i]
+        config = self.scenario.config
         merge, k = config.merge, config.ngram.k
         assert merge is not None
-        drafts, costs, match_len = self._reference_drafts(row)
+        drafts, costs, match_len = self._draft_with_reference(row)
         has_costs = config.ngram.cost_table is not None
         match_costs = None if merge.match_costs is None else np.array(merge.match_costs, np.uint8)
-        key = request.uid, step.residencies[i]
         merged = reference.merge_drafts_(
             neural[0],
-            _pad(drafts, k, -1),
+            _pad_to_k(drafts, k, -1),
             np.array([len(drafts)]),
             np.array([match_len if drafts else 0]),
             neural[1],
-            _pad(costs, k, 255) if has_costs else None,
+            _pad_to_k(costs, k, 255) if has_costs else None,
             neural[2],
             match_costs,
             None,
             np.array([step.num_sampled[i]]),
-            np.array([step.drafts[i]]),
-            self.acceptance.setdefault(key, np.zeros((1, 2), np.int32)),
+            np.array([step.num_drafts[i]]),
+            self.acceptance.setdefault(self._make_key(step, i), np.zeros((1, 2), np.int32)),
             merge.min_match_len,
             int(merge.min_accepted * 65536),
             merge.extend,
         )
-        tokens, count, source = (part[0] for part in merged)
+        tokens, count, source = (result[0] for result in merged)
         return tokens[:count].tolist(), int(source)
 
     def _check_slots(
@@ -279,47 +288,49 @@ class SimulatedModel:
         slots: list[Sequence[int]],
         positions: Sequence[int],
         starts: Sequence[int],
-        step: Launched,
+        step: LaunchedStep,
     ) -> None:
         """Checks that each token has its own KV slot, in a block of its request."""
         for group, mapping in enumerate(slots):
             size = self.scenario.block_sizes[group]
-            assert len(set(mapping)) == len(mapping), "two tokens share a slot"
+            assert len(set(mapping)) == len(mapping), "expected different slots"
             for i, blocks in enumerate(step.blocks[group]):
                 for n in range(starts[i], starts[i + 1]):
                     block, offset = divmod(mapping[n], size)
-                    assert block in blocks, "the slot is in another request's block"
+                    assert block in blocks, "expected a slot in a block of the request"
                     assert blocks.index(block) * size + offset == positions[n]
 
-    def check_drafter_batch(self, inputs: StepInputs, outputs: StepOutputs, step: Launched) -> None:
-        """Checks that the drafter batch contains the position from which each newest token was
-        sampled."""
+    def launch_drafter_batch_check(
+        self, inputs: StepInputs, outputs: StepOutputs, step: LaunchedStep
+    ) -> None:
+        """Launches a check that the newest tokens were sampled at the drafter batch's positions."""
         batch = len(step.requests)
-        next_token_ids = value_of(outputs.next_token_ids)
-        parts = outputs.drafter_batch
-        padded = isinstance(parts, PaddedDrafterBatch)
-        values = [value_of(t) for t in vars(parts).values()]
+        next_token_ids = get_value(outputs.next_token_ids)
+        drafter_batch = outputs.drafter_batch
+        is_padded = isinstance(drafter_batch, PaddedDrafterBatch)
+        tensors = [get_value(t) for t in vars(drafter_batch).values()]
 
-        def work() -> None:
-            listed = [value.tolist() for value in values]
-            rejected = [
+        def check() -> None:
+            fields = [tensor.tolist() for tensor in tensors]
+            expected_rejected = [
                 drafts + 1 - sampled if drafts else 0
-                for drafts, sampled in zip(step.drafts, step.num_sampled, strict=True)
+                for drafts, sampled in zip(step.num_drafts, step.num_sampled, strict=True)
             ]
-            if padded:
-                indices, num_rejected = listed
-                assert _select_valid(num_rejected, step) == _select_valid(rejected, step)
+            if is_padded:
+                indices, num_rejected = fields
+                assert _select_valid(num_rejected, step) == _select_valid(expected_rejected, step)
             else:
-                starts, lengths, indices_of_tokens = listed
+                starts, lengths, indices_of_tokens = fields
                 indices = [indices_of_tokens[starts[i + 1] - 1] for i in range(batch)]
                 assert set(indices_of_tokens[starts[-1] :]) <= {-1}
-                ends = [d - r for d, r in zip(step.scheduled, rejected, strict=True)]
+                pairs = zip(step.num_scheduled, expected_rejected, strict=True)
+                counts = [scheduled - rejected for scheduled, rejected in pairs]
                 for i in range(batch):
-                    if not step.invalid[i]:
-                        assert starts[i + 1] - starts[i] == ends[i]
-                        assert lengths[i] == step.computed[i] + ends[i]
+                    if not step.is_invalid[i]:
+                        assert starts[i + 1] - starts[i] == counts[i]
+                        assert lengths[i] == step.num_computed[i] + counts[i]
             for i, token in enumerate(next_token_ids.tolist()):
-                if not step.discarded[i] and not step.invalid[i]:
+                if not step.is_discarded[i] and not step.is_invalid[i]:
                     assert self.target.predict(step.contexts[indices[i]]) == token
 
-        self.device.launch(work)
+        self.device.launch(check)

@@ -1,4 +1,4 @@
-"""AsyncSpecState with a neural drafter. test_simulation.py has random scenarios of it."""
+"""Tests AsyncSpecState with a neural drafter, which test_simulation.py also tests in scenarios."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncSpecState, MergeConfig, NeuralDrafts
 
-from async_state import admit, ints, make_batch, sampled_tensor, small_state
+from async_state import admit_row, make_batch, make_samples, make_small_state, to_ints
 
-CHEAP = MergeConfig(match_costs=[1] * 16)
-"""N-gram drafts have an expected acceptance of 0.96 tokens each."""
-PROMPT = ints(1, 2, 3, 1, 2)
+LOW_COSTS = MergeConfig(match_costs=[1] * 16)
+"""With these costs, each n-gram draft token has a probability of 0.96."""
+PROMPT = to_ints(1, 2, 3, 1, 2)
 NEURAL = [7, 8]
 
 
@@ -22,15 +22,15 @@ def make_drafter(*rows: list[int], **fields: Any) -> Any:
     return lambda outputs: NeuralDrafts(torch.tensor(rows, dtype=torch.int32), **fields)
 
 
-def begin(state: AsyncSpecState, **changes: Any) -> None:
-    new = [admit(0, token_ids=PROMPT, block_ids=(ints(0, 1, 2),))]
+def begin_first_step(state: AsyncSpecState, **changes: Any) -> None:
+    new = [admit_row(0, token_ids=PROMPT, block_ids=(to_ints(0, 1, 2),))]
     state.begin_step(make_batch([0], [5], [0], new=new, **changes))
 
 
-def start(**changes: Any) -> AsyncSpecState:
-    """One request in its first step. After the token 3, its n-gram drafts are 1 2."""
-    state = small_state(**{"merge": CHEAP, **changes})
-    begin(state)
+def start_request(**changes: Any) -> AsyncSpecState:
+    """Returns a state in a request's first step. If it samples 3, its n-gram draft is [1, 2]."""
+    state = make_small_state(**{"merge": LOW_COSTS, **changes})
+    begin_first_step(state)
     return state
 
 
@@ -40,35 +40,35 @@ def wait_sources(state: AsyncSpecState) -> list[int]:
     return [*map(int, sources)]
 
 
-def test_ngrams_replace_rejected_neural_drafts() -> None:
-    state = start()
-    outputs = state.end_step(sampled_tensor(3), make_drafter(NEURAL))
+def test_ngram_drafts_replace_neural_drafts_after_rejections() -> None:
+    state = start_request()
+    outputs = state.end_step(make_samples(3), make_drafter(NEURAL))
     assert outputs.draft_token_ids.tolist() == [NEURAL]
     assert outputs.draft_source is not None
     assert outputs.draft_source.tolist() == wait_sources(state) == [1]
     assert outputs.draft_costs is None
     state.reconcile()
-    chosen, verified = [], []
+    new_sources, verified_sources = [], []
     for token in (1, 2, 3):  # both drafts are rejected in each step
         state.begin_step(make_batch([0], [3], [2]))
-        state.end_step(sampled_tensor(token), make_drafter(NEURAL))
-        chosen += wait_sources(state)
+        state.end_step(make_samples(token), make_drafter(NEURAL))
+        new_sources += wait_sources(state)
         result = state.reconcile()
         assert result.draft_source is not None
-        verified += result.draft_source.tolist()
+        verified_sources += result.draft_source.tolist()
         assert result.num_valid_drafts.tolist() == [2]
-    assert (verified, chosen) == ([1, 2, 2], [2, 2, 2])
+    assert (verified_sources, new_sources) == ([1, 2, 2], [2, 2, 2])
 
 
 @pytest.mark.parametrize(
     ("options", "expected", "source"), [({}, [1, -1], 1), ({"extend": True}, [1, 2], 3)]
 )
-def test_ngrams_extend_neural_drafts_of_int64_only_with_extend(
+def test_ngram_draft_extends_int64_neural_draft_only_with_extend(
     options: Any, expected: list[int], source: int
 ) -> None:
-    state = start(merge=MergeConfig(min_match_len=9, **options))
+    state = start_request(merge=MergeConfig(min_match_len=9, **options))
     drafts = NeuralDrafts(torch.tensor([[1]]))
-    outputs = state.end_step(sampled_tensor(3), lambda outputs: drafts)
+    outputs = state.end_step(make_samples(3), lambda outputs: drafts)
     assert outputs.draft_token_ids.dtype == torch.int32
     assert outputs.draft_token_ids.tolist() == [expected]
     assert wait_sources(state) == [source]
@@ -77,9 +77,9 @@ def test_ngrams_extend_neural_drafts_of_int64_only_with_extend(
 def test_ladder_costs_are_compared_with_neural_costs() -> None:
     table = np.full((16, 32), 16, np.uint8)
     ladder = NgramConfig(sizes="ladder", k=2, min_draft_probability=0.2, costs=table)
-    state = start(ngram=ladder, merge=MergeConfig(min_accepted=0.7))
-    costs = torch.tensor([[16, 32]], dtype=torch.uint8)  # probabilities of a half and a quarter
-    outputs = state.end_step(sampled_tensor(3), make_drafter(NEURAL, costs=costs))
+    state = start_request(ngram=ladder, merge=MergeConfig(min_accepted=0.7))
+    costs = torch.tensor([[16, 32]], dtype=torch.uint8)  # probabilities 1/2 and 1/4
+    outputs = state.end_step(make_samples(3), make_drafter(NEURAL, costs=costs))
     assert outputs.draft_costs is not None
     assert outputs.draft_costs.tolist() == [[16, 16]]
     assert outputs.draft_token_ids.tolist() == [[1, 2]]
@@ -87,12 +87,12 @@ def test_ladder_costs_are_compared_with_neural_costs() -> None:
 
 
 def test_acceptance_is_reset_when_a_request_is_readmitted() -> None:
-    state = start()
-    state.end_step(sampled_tensor(3), make_drafter(NEURAL))
+    state = start_request()
+    state.end_step(make_samples(3), make_drafter(NEURAL))
     state.reconcile()
     acceptance = state._device_state.upload.acceptance
     assert acceptance[state._host_state.slot_of[0]].tolist() == [2 * 65536, 3]
-    begin(state, removed=ints(0))
+    begin_first_step(state, removed=to_ints(0))
     assert not acceptance.any()
 
 
@@ -104,14 +104,14 @@ def test_acceptance_is_reset_when_a_request_is_readmitted() -> None:
         ({}, NEURAL, "draft: expected a callable, got list"),
     ],
 )
-def test_missing_or_unexpected_drafter_raises_and_changes_nothing(
+def test_missing_or_unexpected_drafter_raises_without_change(
     config: Any, draft: Any, message: str
 ) -> None:
-    state = start(**config)
+    state = start_request(**config)
     with pytest.raises(ValueError, match=f"end_step: {message}"):
-        state.end_step(sampled_tensor(3), draft)
-    valid = make_drafter(NEURAL) if state.config.merge is not None else None
-    state.end_step(sampled_tensor(3), valid)
+        state.end_step(make_samples(3), draft)
+    drafter = make_drafter(NEURAL) if state.config.merge is not None else None
+    state.end_step(make_samples(3), drafter)
     assert state.reconcile().num_sampled.tolist() == [1]
 
 
@@ -132,17 +132,17 @@ def _raise_memory_error(outputs: Any) -> NeuralDrafts:
         (_raise_memory_error, MemoryError, "out of memory"),
     ],
 )
-def test_failed_drafter_makes_the_state_unusable_until_rebuilt(
+def test_state_after_failed_drafter_is_unusable_until_rebuilt(
     draft: Any, error: Any, message: str
 ) -> None:
-    state = start()
+    state = start_request()
     with pytest.raises(error, match=message):
-        state.end_step(sampled_tensor(3), draft)
+        state.end_step(make_samples(3), draft)
     with pytest.raises(RuntimeError, match="call rebuild"):
         state.reconcile()
-    state.rebuild([admit(0, token_ids=PROMPT, block_ids=(ints(0, 1, 2),))])
+    state.rebuild([admit_row(0, token_ids=PROMPT, block_ids=(to_ints(0, 1, 2),))])
     state.begin_step(make_batch([0], [5], [0]))
-    outputs = state.end_step(sampled_tensor(3), make_drafter(NEURAL))
+    outputs = state.end_step(make_samples(3), make_drafter(NEURAL))
     assert outputs.draft_token_ids.tolist() == [NEURAL]
 
 

@@ -1,4 +1,4 @@
-"""AsyncSpecState without a runner: configuration, order of calls, invalid batches, host counts."""
+"""Tests AsyncSpecState alone: options, order of calls, invalid batches, and counts on the host."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncSpecState, Batch, KVGroup, NewBlocks
-from ngram_npu.async_state.device import StreamDevice, device_for
+from ngram_npu.async_state.device import StreamDevice, make_device
 
-from async_state import admit, ints, make_batch, sampled_tensor, small_state
+from async_state import admit_row, make_batch, make_samples, make_small_state, to_ints
 
 # Configuration.
 
@@ -51,15 +51,15 @@ from async_state import admit, ints, make_batch, sampled_tensor, small_state
 )
 def test_config_with_invalid_value_raises(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"AsyncConfig: {next(iter(changes))}"):
-        small_state(**changes)
+        make_small_state(**changes)
 
 
 def test_largest_block_size_and_slot_are_supported() -> None:
-    state = small_state(
+    state = make_small_state(
         kv_groups=(KVGroup(2**30, 1), KVGroup(4, 3)), cp_interleave=3, pad_slot=2**40, max_rows=1
     )
-    blocks = (ints(1), ints(0))
-    inputs = state.begin_step(make_batch([0], [4], [0], new=[admit(0, block_ids=blocks)]))
+    blocks = (to_ints(1), to_ints(0))
+    inputs = state.begin_step(make_batch([0], [4], [0], new=[admit_row(0, block_ids=blocks)]))
     assert inputs.slot_mappings[0][:5].tolist() == [*range(2**30, 2**30 + 4), 2**40]
 
 
@@ -75,18 +75,18 @@ def test_largest_block_size_and_slot_are_supported() -> None:
     ],
     ids=str,
 )
-def test_engine_follows_from_the_configuration(changes: dict[str, Any], has_index: bool) -> None:
-    assert (small_state(**changes).index is not None) == has_index
+def test_configuration_selects_index_or_scan(changes: dict[str, Any], has_index: bool) -> None:
+    assert (make_small_state(**changes).index is not None) == has_index
 
 
-def test_token_capacity_limits_the_index() -> None:
-    full, limited = (
-        small_state(engine="index", row_capacity=4096, token_capacity=tokens).index
+def test_token_capacity_limits_size_of_the_index() -> None:
+    full_index, limited_index = (
+        make_small_state(engine="index", row_capacity=4096, token_capacity=tokens).index
         for tokens in (None, 100)
     )
-    assert full is not None
-    assert limited is not None
-    assert limited.nbytes < full.nbytes
+    assert full_index is not None
+    assert limited_index is not None
+    assert limited_index.nbytes < full_index.nbytes
 
 
 def test_device_without_index_raises() -> None:
@@ -101,72 +101,63 @@ def test_device_without_index_raises() -> None:
         with pytest.raises(ValueError, match=f"^{option} on cuda: an index must be in host memory"):
             Cuda().index(config, 1, 1)
     with pytest.raises(ValueError, match="expected cpu, cuda or npu, got meta"):
-        device_for("meta")
+        make_device("meta")
 
 
 # Steps.
 
 
-def _upper(state: AsyncSpecState, counts: str = "tokens") -> list[int]:
+def _read_upper_bounds(state: AsyncSpecState, counts: str = "tokens") -> list[int]:
     bounds = getattr(state, f"upper_num_{counts}")
     assert bounds is not None
     return [*map(int, bounds)]
 
 
-def _start() -> AsyncSpecState:
-    """Rows 0 and 1 are live. Row 0 has sampled a token, row 1 is inside its prompt."""
-    state = small_state()
-    state.begin_step(make_batch([0, 1], [4, 2], [0, 0], new=[admit(0), admit(1)]))
-    state.end_step(sampled_tensor(5, 5))
+def _start_requests() -> AsyncSpecState:
+    """Returns a state after a step with rows 0 and 1. Row 0 has sampled a token. In row 1, the step
+    has computed only a part of the prompt."""
+    state = make_small_state()
+    state.begin_step(make_batch([0, 1], [4, 2], [0, 0], new=[admit_row(0), admit_row(1)]))
+    state.end_step(make_samples(5, 5))
     return state
 
 
 def test_host_counts_are_upper_bounds_until_reconciled() -> None:
-    state = _start()
+    state = _start_requests()
     assert state.num_tokens is None
     assert state.num_computed_tokens is None
     assert state.known_token_ids(0) is None
-    assert _upper(state) == [5, 4, 0]
-    assert _upper(state, "computed_tokens") == [4, 2, 0]
+    assert _read_upper_bounds(state) == [5, 4, 0]
+    assert _read_upper_bounds(state, "computed_tokens") == [4, 2, 0]
     state.begin_step(make_batch([1, 0], [2, 3], [0, 2]))
-    assert _upper(state) == [8, 5, 0]
-    state.end_step(sampled_tensor(9, 7))
+    assert _read_upper_bounds(state) == [8, 5, 0]
+    state.end_step(make_samples(9, 7))
     assert state.reconcile().num_sampled.tolist() == [1, 0]
     assert state.num_tokens is None
-    assert _upper(state) == [8, 5, 0]
+    assert _read_upper_bounds(state) == [8, 5, 0]
     result = state.reconcile()
     assert result.num_sampled.tolist() == [1, 1]
     assert result.rows.tolist() == [1, 0]
     assert result.num_tokens.tolist() == [5, 6]
     assert state.num_tokens is not None
     assert state.num_tokens.tolist() == [6, 5, 0]
-    known = state.known_token_ids(0)
-    assert known is not None
-    assert known.tolist() == [0, 1, 2, 3, 5, 7]
-
-
-def test_counts_follow_swapped_rows() -> None:
-    state = _start()
-    state.reconcile()
-    state.begin_step(make_batch([1], [1], [0], moves=ints([0, 1], [1, 0])))
-    state.end_step(sampled_tensor(6))
-    state.reconcile()
-    assert state.num_tokens is not None
-    assert state.num_tokens.tolist() == [4, 6, 0]
+    known_tokens = state.known_token_ids(0)
+    assert known_tokens is not None
+    assert known_tokens.tolist() == [0, 1, 2, 3, 5, 7]
 
 
 def test_drafts_are_downloaded_and_padding_is_not_counted_as_valid() -> None:
-    state = small_state()
-    new = [admit(0, token_ids=ints(1, 2, 3, 1)), admit(1)]
+    state = make_small_state()
+    new = [admit_row(0, token_ids=to_ints(1, 2, 3, 1)), admit_row(1)]
     state.begin_step(make_batch([0, 1], [4, 4], [0, 0], new=new))
-    state.end_step(sampled_tensor(2, 9))
+    state.end_step(make_samples(2, 9))
     drafts = state.wait_drafts()
     assert drafts.draft_token_ids.tolist() == [[3, 1], [-1, -1]]
     assert drafts.num_draft_tokens.tolist() == [2, 0]
     flat, starts = drafts.ragged()
     assert (flat.tolist(), starts.tolist()) == ([3, 1], [0, 2, 2])
     state.begin_step(make_batch([0, 1], [3, 3], [2, 2]))
-    state.end_step(sampled_tensor([3, 1, 2], 4))
+    state.end_step(make_samples([3, 1, 2], 4))
     state.reconcile()
     result = state.reconcile()
     assert result.num_scheduled_drafts.tolist() == [2, 2]
@@ -175,20 +166,20 @@ def test_drafts_are_downloaded_and_padding_is_not_counted_as_valid() -> None:
 
 
 def test_calls_in_wrong_order_raise() -> None:
-    state = small_state()
+    state = make_small_state()
     with pytest.raises(RuntimeError, match="no step has begun"):
-        state.end_step(sampled_tensor([1]))
+        state.end_step(make_samples([1]))
     with pytest.raises(RuntimeError, match="already reconciled"):
         state.reconcile()
     with pytest.raises(RuntimeError, match="wait_drafts"):
         state.wait_drafts()
-    state = _start()
+    state = _start_requests()
     state.begin_step(make_batch([0], [1], [0]))
     with pytest.raises(RuntimeError, match="end_step has not been called"):
         state.begin_step(make_batch([0], [1], [0]))
     with pytest.raises(RuntimeError, match="wait_drafts"):
         state.wait_drafts()
-    state.end_step(sampled_tensor([1]))
+    state.end_step(make_samples([1]))
     with pytest.raises(RuntimeError, match="step 0 must be reconciled"):
         state.begin_step(make_batch([0], [1], [0]))
 
@@ -196,23 +187,23 @@ def test_calls_in_wrong_order_raise() -> None:
 @pytest.mark.parametrize(("row", "message"), [(-1, "0 to 2"), (3, "0 to 2"), (2, "live row")])
 def test_known_token_ids_of_free_row_raises(row: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"known_token_ids: row: expected .*{message}"):
-        _start().known_token_ids(row)
+        _start_requests().known_token_ids(row)
 
 
 # Invalid batches.
 
-_change = partial(make_batch, [0], [1], [0])
+_edit_batch = partial(make_batch, [0], [1], [0])
 
 
 def _admit_to_row_2(*length: int, **changes: Any) -> Batch:
-    return _change(new=[admit(2, *length, **changes)])
+    return _edit_batch(new=[admit_row(2, *length, **changes)])
 
 
 def _append_blocks(rows: Any, block_ids: Any) -> Batch:
-    return _change(new_blocks=(NewBlocks(rows, block_ids),))
+    return _edit_batch(new_blocks=(NewBlocks(rows, block_ids),))
 
 
-INVALID: dict[str, tuple[Any, str]] = {
+INVALID_BATCHES: dict[str, tuple[Any, str]] = {
     # Rows.
     "row out of range": (make_batch([3], [1], [0]), "rows: expected 0 to 2"),
     "negative row": (make_batch([0, -1], [1, 1], [0, 0]), "rows: expected 0 to 2, got [ 0 -1]"),
@@ -225,28 +216,28 @@ INVALID: dict[str, tuple[Any, str]] = {
     "too many drafts": (make_batch([0], [4], [3]), "num_scheduled_drafts: expected 0 to 2"),
     "drafts in a prompt": (make_batch([1], [3], [1]), "if the request did not sample"),
     # Removals and moves.
-    "removed twice": (_change(removed=ints(1, 1)), "removed: expected each row once"),
-    "removed free row": (_change(removed=ints(2)), "removed: expected live rows"),
-    "moved from free row": (_change(moves=ints([2, 1])), "moves: expected live rows"),
-    "moved to live row": (_change(moves=ints([0, 1])), "free target rows"),
-    "moved to row out of range": (_change(moves=ints([1, 3])), "moves: expected 0 to 2"),
-    "moves that are not pairs": (_change(moves=ints(1, 2)), "moves: expected [N,2]"),
+    "removed twice": (_edit_batch(removed=to_ints(1, 1)), "removed: expected each row once"),
+    "removed free row": (_edit_batch(removed=to_ints(2)), "removed: expected live rows"),
+    "moved from free row": (_edit_batch(moves=to_ints([2, 1])), "moves: expected live rows"),
+    "moved to live row": (_edit_batch(moves=to_ints([0, 1])), "free target rows"),
+    "moved to row out of range": (_edit_batch(moves=to_ints([1, 3])), "moves: expected 0 to 2"),
+    "moves that are not pairs": (_edit_batch(moves=to_ints(1, 2)), "moves: expected [N,2]"),
     # Admissions.
-    "admitted to negative row": (_change(new=[admit(-1)]), "expected a free row, got -1"),
-    "admitted to fractional row": (_change(new=[admit(1.5)]), "expected a free row, got 1.5"),  # type: ignore[arg-type]
-    "admitted twice": (_change(new=[admit(2), admit(2)]), "a free row"),
+    "admitted to negative row": (_edit_batch(new=[admit_row(-1)]), "expected a free row, got -1"),
+    "admitted to fractional row": (_edit_batch(new=[admit_row(1.5)]), "a free row, got 1.5"),  # type: ignore[arg-type]
+    "admitted twice": (_edit_batch(new=[admit_row(2), admit_row(2)]), "a free row"),
     "admitted without tokens": (_admit_to_row_2(0), "1 to 12 tokens, got 0"),
     "admitted with too many tokens": (_admit_to_row_2(13), "got 13"),
     "all tokens computed": (
-        _change(resumed=[admit(2, num_computed_tokens=4)]),
+        _edit_batch(resumed=[admit_row(2, num_computed_tokens=4)]),
         "num_computed_tokens: expected 0 to 3",
     ),
     "negative scope": (_admit_to_row_2(scope=-1), "scope: expected 0 to 2**63 - 1, got -1"),
     # Blocks.
-    "blocks for free row": (_append_blocks(ints(2), ints(0)), "new_blocks: expected live rows"),
-    "more rows than blocks": (_append_blocks(ints(0, 0), ints(0)), "expected 2 block_ids"),
+    "blocks for free row": (_append_blocks(to_ints(2), to_ints(0)), "new_blocks: expected live"),
+    "more rows than blocks": (_append_blocks(to_ints(0, 0), to_ints(0)), "expected 2 block_ids"),
     "too many KV groups": (
-        _change(new_blocks=(NewBlocks(), NewBlocks())),
+        _edit_batch(new_blocks=(NewBlocks(), NewBlocks())),
         "expected 1, one per KV group",
     ),
     "admitted without KV groups": (
@@ -254,53 +245,53 @@ INVALID: dict[str, tuple[Any, str]] = {
         "block_ids: expected 1 arrays, one per KV group, got ()",
     ),
     "admitted with negative block": (
-        _admit_to_row_2(block_ids=(ints(1, -1),)),
+        _admit_to_row_2(block_ids=(to_ints(1, -1),)),
         "new/resumed: block_ids: expected ids >= 0, got -1",
     ),
     "negative new block": (
-        _append_blocks(ints(0), ints(-2)),
+        _append_blocks(to_ints(0), to_ints(-2)),
         "new_blocks: block_ids: expected ids >= 0, got -2",
     ),
-    "too many blocks": (_append_blocks(ints(0, 0), ints(5, 6)), "at most 3 blocks per row, got 4"),
+    "too many blocks": (_append_blocks(to_ints(0, 0), to_ints(5, 6)), "3 blocks per row, got 4"),
     "admitted with too many blocks": (
-        _admit_to_row_2(block_ids=(ints(1, 2, 3, 4),)),
+        _admit_to_row_2(block_ids=(to_ints(1, 2, 3, 4),)),
         "at most 3 blocks per row",
     ),
     "admitted with too few blocks": (
-        make_batch([2], [5], [0], new=[admit(2, 5, block_ids=(ints(9),))]),
+        make_batch([2], [5], [0], new=[admit_row(2, 5, block_ids=(to_ints(9),))]),
         "KV group 0 for up to 5 tokens at batch position 0 (block_size 4, cp_world 1), got 1",
     ),
     "admitted with empty blocks": (
-        make_batch([0, 2], [1, 1], [0, 0], new=[admit(2, block_ids=([],))]),
+        make_batch([0, 2], [1, 1], [0, 0], new=[admit_row(2, block_ids=([],))]),
         "KV group 0 for up to 1 tokens at batch position 1 (block_size 4, cp_world 1), got 0",
     ),
     # Types.
     "no batch": (None, "batch: expected a Batch, got NoneType"),
-    "new is None": (_change(new=None), "new: expected a sequence of Admission, got NoneType"),
+    "new is None": (_edit_batch(new=None), "new: expected a sequence of Admission, got NoneType"),
     "resumed contains a tuple": (
-        _change(resumed=[(2, ints(1), ())]),
+        _edit_batch(resumed=[(2, to_ints(1), ())]),
         "resumed: expected a sequence of Admission, got tuple",
     ),
     "new_blocks is None": (
-        _change(new_blocks=None),
+        _edit_batch(new_blocks=None),
         "new_blocks: expected a sequence of NewBlocks",
     ),
-    "rows of floats": (Batch(np.zeros(1), ints(1), ints(0)), "rows: expected integers"),
-    "rows in two dimensions": (Batch(ints([0]), ints(1), ints(0)), "rows: expected one dimension"),
-    "rows beyond 32 bits": (Batch(np.array([2**32]), ints(1), ints(0)), "rows: expected 32 bits"),
+    "rows of floats": (Batch(np.zeros(1), to_ints(1), to_ints(0)), "rows: expected integers"),
+    "rows of rank 2": (Batch(to_ints([0]), to_ints(1), to_ints(0)), "rows: expected one dimension"),
+    "rows of 33 bits": (Batch(np.array([2**32]), to_ints(1), to_ints(0)), "rows: expected 32 bits"),
     "tokens of floats": (_admit_to_row_2(token_ids=np.zeros(4)), "token_ids: expected integers"),
     "new blocks of floats": (
-        _append_blocks(ints(0), np.zeros(1)),
+        _append_blocks(to_ints(0), np.zeros(1)),
         "new_blocks: block_ids: expected integers",
     ),
 }
 
 
-def _snapshot(state: AsyncSpecState) -> list[Any]:
-    """The state that an invalid batch must not change."""
+def _copy_contents(state: AsyncSpecState) -> list[Any]:
+    """Returns the contents of the state that an invalid batch must not change."""
     return [
-        _upper(state),
-        _upper(state, "computed_tokens"),
+        _read_upper_bounds(state),
+        _read_upper_bounds(state, "computed_tokens"),
         state._host_state.slot_of.tolist(),
         state._host_state.token_ids.tolist(),
         state.token_ids.tolist(),
@@ -310,31 +301,31 @@ def _snapshot(state: AsyncSpecState) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("name", INVALID)
-def test_begin_step_with_invalid_batch_raises_and_changes_nothing(name: str) -> None:
-    batch, message = INVALID[name]
-    state = _start()
-    before = _snapshot(state)
+@pytest.mark.parametrize("name", INVALID_BATCHES)
+def test_begin_step_with_invalid_batch_raises_without_change(name: str) -> None:
+    batch, message = INVALID_BATCHES[name]
+    state = _start_requests()
+    contents = _copy_contents(state)
     with pytest.raises(ValueError, match="begin_step") as error:
         state.begin_step(batch)
     assert message in str(error.value)
-    assert _snapshot(state) == before
+    assert _copy_contents(state) == contents
     state.begin_step(make_batch([0, 1], [3, 2], [2, 0]))
-    state.end_step(sampled_tensor(6, 7))
+    state.end_step(make_samples(6, 7))
     state.reconcile()
     assert state.reconcile().num_tokens.tolist() == [6, 5]
 
 
-def test_step_that_exceeds_a_limit_raises() -> None:
-    state = small_state(max_step_tokens=5)
+def test_step_beyond_max_step_tokens_or_row_capacity_raises() -> None:
+    state = make_small_state(max_step_tokens=5)
     with pytest.raises(ValueError, match="at most 5 together, got 8"):
-        state.begin_step(make_batch([0, 1], [4, 4], [0, 0], new=[admit(0), admit(1)]))
+        state.begin_step(make_batch([0, 1], [4, 4], [0, 0], new=[admit_row(0), admit_row(1)]))
     with pytest.raises(ValueError, match="at most 12 tokens"):
-        small_state().begin_step(make_batch([0], [12], [0], new=[admit(0, 12)]))
+        make_small_state().begin_step(make_batch([0], [12], [0], new=[admit_row(0, 12)]))
 
 
 @pytest.mark.parametrize(
-    "sampled",
+    "sampled_tensor",
     [
         torch.zeros((1, 3), dtype=torch.int32),
         torch.zeros((2, 4), dtype=torch.int32),
@@ -351,52 +342,34 @@ def test_step_that_exceeds_a_limit_raises() -> None:
         *("transposed", "device", "sparse", "list"),
     ],
 )
-def test_end_step_with_invalid_tensor_raises(sampled: torch.Tensor) -> None:
-    state = _start()
+def test_end_step_with_invalid_tensor_raises(sampled_tensor: torch.Tensor) -> None:
+    state = _start_requests()
     state.begin_step(make_batch([0, 1], [1, 2], [0, 0]))
     with pytest.raises(ValueError, match="sampled_token_ids: expected int32"):
-        state.end_step(sampled)
-    state.end_step(sampled_tensor([1], [2]))
+        state.end_step(sampled_tensor)
+    state.end_step(make_samples([1], [2]))
 
 
 # Block tables.
 
 
-def test_block_table_of_reused_slot_is_overwritten() -> None:
-    state = small_state()
-    new = [admit(0, block_ids=(ints(7, 8, 9),))]
-    state.begin_step(make_batch([0], [4], [0], new=new))
-    state.end_step(sampled_tensor([1]))
-    state.begin_step(make_batch([2], [4], [0], removed=ints(0), new=[admit(2)]))
-    assert state.block_tables[0].tolist()[0] == [4, 5, -1]
-
-
-def test_unused_block_table_entries_are_minus_one() -> None:
-    state = small_state(kv_groups=(KVGroup(4, 3), KVGroup(2, 2)))
-    assert [table.unique().tolist() for table in state.block_tables] == [[-1], [-1]]
-    blocks = (ints(7), ints(8, 9))
-    state.begin_step(make_batch([0], [4], [0], new=[admit(0, block_ids=blocks)]))
-    used = [[row for row in table.tolist() if max(row) >= 0] for table in state.block_tables]
-    assert used == [[[7, -1, -1]], [[8, 9]]]
-
-
 def test_decoding_request_needs_blocks_for_all_drafts() -> None:
-    state = small_state(kv_groups=(KVGroup(3, 8), KVGroup(4, 3)))
-    blocks = (ints(0, 1, 2), ints(0))
-    state.begin_step(make_batch([0], [4], [0], new=[admit(0, block_ids=blocks)]))
-    state.end_step(sampled_tensor(5))
-    before = _snapshot(state)
+    state = make_small_state(kv_groups=(KVGroup(3, 8), KVGroup(4, 3)))
+    blocks = (to_ints(0, 1, 2), to_ints(0))
+    state.begin_step(make_batch([0], [4], [0], new=[admit_row(0, block_ids=blocks)]))
+    state.end_step(make_samples(5))
+    contents = _copy_contents(state)
     with pytest.raises(ValueError, match="KV group 1 for up to 7 tokens"):
         state.begin_step(make_batch([0], [3], [2]))
-    assert _snapshot(state) == before
-    grown = (NewBlocks(), NewBlocks(ints(0), ints(1)))
-    state.begin_step(make_batch([0], [3], [2], new_blocks=grown))
+    assert _copy_contents(state) == contents
+    new_blocks = (NewBlocks(), NewBlocks(to_ints(0), to_ints(1)))
+    state.begin_step(make_batch([0], [3], [2], new_blocks=new_blocks))
 
 
-def test_blocks_for_all_but_the_last_draft_are_too_few() -> None:
-    state = small_state(kv_groups=(KVGroup(3, 3),))
-    state.begin_step(make_batch([0], [4], [0], new=[admit(0)]))
-    state.end_step(sampled_tensor(5))
+def test_step_without_a_block_for_its_last_draft_raises() -> None:
+    state = make_small_state(kv_groups=(KVGroup(3, 3),))
+    state.begin_step(make_batch([0], [4], [0], new=[admit_row(0)]))
+    state.end_step(make_samples(5))
     with pytest.raises(ValueError, match="KV group 0 for up to 7 tokens"):
         state.begin_step(make_batch([0], [3], [2]))
     state.begin_step(make_batch([0], [2], [1]))
@@ -406,21 +379,21 @@ def test_blocks_for_all_but_the_last_draft_are_too_few() -> None:
     ("block_size", "per_kv_block", "interleave"), [(2, 1, 1), (2, 2, 4), (4, 1, 2)]
 )
 @pytest.mark.parametrize("rank", [0, 1])
-def test_context_parallel_rank_needs_blocks_only_for_its_own_tokens(
+def test_context_parallel_rank_needs_blocks_only_for_tokens_that_it_stores(
     block_size: int, per_kv_block: int, interleave: int, rank: int
 ) -> None:
-    """Exactly the blocks that compute_slot_mapping_ needs for the rank's tokens are required."""
+    """begin_step requires exactly the blocks that compute_slot_mapping_ uses for these tokens."""
     for length in range(1, 13):
         num_stored = None
         for count in range(6, -1, -1):
-            state = small_state(
+            state = make_small_state(
                 kv_groups=(KVGroup(block_size, 6, per_kv_block),),
                 cp_world=2,
                 cp_rank=rank,
                 cp_interleave=interleave,
                 row_capacity=16,
             )
-            new = [admit(0, length, block_ids=(np.arange(count),))]
+            new = [admit_row(0, length, block_ids=(np.arange(count),))]
             batch = make_batch([0], [length], [0], new=new)
             if num_stored is not None and num_stored > count * block_size:
                 with pytest.raises(ValueError, match="KV group 0"):

@@ -1,4 +1,4 @@
-"""Shared by the tests of the command: conversations, recorded logs, proposers, settings."""
+"""Provides conversations, recorded logs, proposers and settings for the tests of the command."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="recorded-")
 DATA = Path(_FOLDER.name)
-"""The files of data/recorded.jsonl (data/README.md), while the tests run."""
-for _line in (
+"""The folder with the files of data/recorded.jsonl (data/README.md) while the tests run."""
+for _text in (
     (Path(__file__).parent / "replay" / "data" / "recorded.jsonl").read_bytes().splitlines()
 ):
-    _file = json.loads(_line)
-    (DATA / _file["file"]).parent.mkdir(exist_ok=True)
-    (DATA / _file["file"]).write_bytes(_file["text"].encode())
+    _record = json.loads(_text)
+    (DATA / _record["file"]).parent.mkdir(exist_ok=True)
+    (DATA / _record["file"]).write_bytes(_record["text"].encode())
 
 EXAMPLE: Turns = (
     ([1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 20, 21]),
@@ -34,23 +34,30 @@ EXAMPLE: Turns = (
     ([50], []),
     ([51], [52]),
 )
-"""Computed by hand for earliest 2-5 and k=5.
+"""Turns of prompt and completion. The counts for the earliest match of 2 to 5 tokens and k=5:
 
-Turn 1: 1 from prefill; `9 1` is new: no draft, yields 2. `1 2` is at the front: drafts 3 4 5 6 7,
-all accepted, and yields 20. `7 20` is new: no draft, yields 21. 8 tokens in 3 steps.
-Turn 2: 7 from prefill; `31 7` is new: yields 20. `7 20` is in turn 1: drafts 21 30 31 7 20, two
-are accepted, and yields 40, the end. 4 tokens in 2 steps.
-Turns 3 and 4 have no token after the first: no steps.
+Turn 1: prefill yields 1. `9 1` is new: the step has no draft and yields 2. `1 2` is at the front:
+the draft 3 4 5 6 7 is accepted, and the step also yields 20. `7 20` is new: the step has no draft
+and yields 21: 8 tokens, 3 steps.
+
+Turn 2: prefill yields 7. `31 7` is new: the step has no draft and yields 20. `7 20` is in turn 1:
+two tokens of the draft 21 30 31 7 20 are accepted, and the step also yields 40: 4 tokens, 2 steps.
+
+Turns 3 and 4 have no token after the first, so they have no steps.
 """
 
-EXAMPLE_LINE: dict[str, Any] = {
-    "id": "example",
-    "turns": [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in EXAMPLE],
-}
+
+def make_record(turns: Turns, name: str = "r") -> dict[str, Any]:
+    """Returns a conversation of token ids as a record of a replay file."""
+    records = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
+    return {"id": name, "turns": records}
+
+
+EXAMPLE_LINE = make_record(EXAMPLE, "example")
 """The example as a line of a replay file."""
 
 
-def token_request(turns: Turns, name: str = "r") -> TokenRequest:
+def make_token_request(turns: Turns, name: str = "r") -> TokenRequest:
     """Returns a replay request of token ids."""
     return TokenRequest(
         name,
@@ -69,7 +76,7 @@ def read_sample(
 
 
 class ScriptedProposer:
-    """Appends as a proposer must; a function of the row's tokens gives its drafts."""
+    """A proposer that appends the sampled tokens. ``draft`` returns the draft for a context."""
 
     def __init__(self, k: int, draft: Callable[[list[int]], list[int]]) -> None:
         self.k = k
@@ -95,11 +102,11 @@ class ScriptedProposer:
         sampled = [[t for t in row.tolist() if t >= 0] for row in sampled_token_ids]
         contexts = []
         for i, row in enumerate(rows):
-            old = int(num_tokens[row])
-            new = old + len(sampled[i])
-            token_ids[row, old:new] = sampled[i]
-            num_tokens[row] = new
-            contexts.append(token_ids[row, :new].tolist())
+            begin = int(num_tokens[row])
+            end = begin + len(sampled[i])
+            token_ids[row, begin:end] = sampled[i]
+            num_tokens[row] = end
+            contexts.append(token_ids[row, :end].tolist())
             draft = self.draft(contexts[-1])
             drafts[i, : len(draft)] = draft
             counts[i] = len(draft)
@@ -109,45 +116,40 @@ class ScriptedProposer:
         return SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts)
 
 
-FEW = (
+SETTINGS = (
     BASELINE,
     Candidate.of(min_n=2, max_n=3, k=2, match_policy="latest"),
     Candidate.of(sizes="ladder", k=16, min_draft_probability=0.1),
 )
+"""Three settings to tune."""
 
 
-def make_talk(count: int, seed: int = 0, name: str = "") -> list[dict[str, Any]]:
-    """Returns conversations that repeat themselves, some more than others."""
+def make_conversations(count: int, seed: int = 0, name: str = "") -> list[dict[str, Any]]:
+    """Returns conversations that repeat parts of their own text, some more than others."""
     rng = np.random.default_rng(seed)
     lines = []
     for number in range(count):
         phrase = rng.integers(0, 40, int(rng.integers(20, 60))).tolist()
         noise = rng.integers(0, 40, 30).tolist()
-        turn = {
-            "prompt_token_ids": phrase + noise[: number % 20],
-            "completion_token_ids": phrase[5:] + noise[number % 7 :],
-        }
-        lines.append({"id": f"{name}{number}", "turns": [turn, turn]})
+        turn = phrase + noise[: number % 20], phrase[5:] + noise[number % 7 :]
+        lines.append(make_record([turn, turn], f"{name}{number}"))
     return lines
 
 
-def write_similar_talk(count: int, file: Path) -> Path:
+def write_similar_conversations(count: int, file: Path) -> Path:
     """Writes conversations of two turns. Answers are parts of one text that no prompt contains."""
     text = np.random.default_rng(7).integers(0, 10**6, 400).tolist()
     lines = []
     for number in range(count):
         begin = 37 * number % 300
         parts = text[begin : begin + 60], text[begin + 60 : begin + 100]
-        turns = [
-            {"prompt_token_ids": [10**6 + number, 10**6 + turn], "completion_token_ids": part}
-            for turn, part in enumerate(parts)
-        ]
-        lines.append({"id": f"{number}", "turns": turns})
+        turns = [([10**6 + number, 10**6 + turn], part) for turn, part in enumerate(parts)]
+        lines.append(make_record(turns, f"{number}"))
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return file
 
 
-def cost_file(path: Path, *steps: tuple[int, float, float], **more: Any) -> str:
+def write_cost_file(path: Path, *steps: tuple[int, float, float], **fields: Any) -> str:
     entries = [{"batch": b, "verified": v, "seconds": s} for b, v, s in steps]
-    path.write_text(json.dumps({"format": "ngram_npu.cost/1", "steps": entries, **more}))
+    path.write_text(json.dumps({"format": "ngram_npu.cost/1", "steps": entries, **fields}))
     return str(path)

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the command."""
+"""Defines the fixtures of the tests of the command."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_helpers import EXAMPLE_LINE, make_talk
+from cli_helpers import EXAMPLE_LINE, make_conversations
 
 
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
-    """Writes objects (or raw lines) to a replay file; one named `.gz` is compressed."""
+    """Returns a function that writes objects or raw lines to a replay file, compressed for
+    `.gz`."""
 
     def write(*lines: object, name: str = "talk.jsonl") -> Path:
         path = tmp_path / name
@@ -29,14 +30,14 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def talk(write_jsonl: Callable[..., Path]) -> Path:
-    """A file with the example."""
+def example(write_jsonl: Callable[..., Path]) -> Path:
+    """A replay file with the example of cli_helpers.py."""
     return write_jsonl(EXAMPLE_LINE, name="input/talk.jsonl")
 
 
 @pytest.fixture
-def traffic(tmp_path: Path) -> Path:
-    """Forty conversations that repeat themselves."""
+def traffic_file(tmp_path: Path) -> Path:
+    """A replay file with forty conversations that repeat parts of their own text."""
     path = tmp_path / "talk.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in make_talk(40)))
+    path.write_text("".join(json.dumps(line) + "\n" for line in make_conversations(40)))
     return path

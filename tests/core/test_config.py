@@ -1,4 +1,4 @@
-"""NgramConfig and the files of fitted costs."""
+"""Tests NgramConfig, and the files of fitted costs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ STORE_COSTS = np.arange(16 * 56).reshape(16, 56) % 256
 TOKENIZER = "0123456789abcdef" * 2
 
 
-def new_costs(seed: int = 3) -> Costs:
+def make_costs(seed: int = 3) -> Costs:
     rng = np.random.default_rng(seed)
-    row, store = (rng.integers(-200, 300, (16, columns)) for columns in (32, 56))
-    return Costs(row, store, rng.integers(-128, 128, (4096, 2)), TOKENIZER)
+    row_table, store_table = (rng.integers(-200, 300, (16, columns)) for columns in (32, 56))
+    return Costs(row_table, store_table, rng.integers(-128, 128, (4096, 2)), TOKENIZER)
 
 
 def test_config_has_documented_defaults() -> None:
@@ -55,7 +55,7 @@ def test_ladder_has_its_own_defaults() -> None:
     assert NgramConfig(sizes="ladder", min_draft_probability=1).cost_limit == 0
 
 
-def test_numpy_integers_become_ints() -> None:
+def test_config_converts_numpy_integers_to_int() -> None:
     config = NgramConfig(max_n=np.int64(4), k=np.int32(3))  # type: ignore[arg-type]
     assert config == NgramConfig(max_n=4, k=3)
     assert {type(value) for value in (config.min_n, config.max_n, config.k)} == {int}
@@ -95,7 +95,7 @@ def test_config_is_frozen_and_hashable() -> None:
         ({"sizes": "ladder", "min_draft_probability": 1.5}, ".* at most 1, got 1.5"),
         ({"costs": COSTS}, "costs: expected None with sizes='consecutive'"),
         ({"sizes": "ladder", "costs": COSTS}, "costs: expected None without min_draft_prob"),
-        ({"sizes": "ladder", "costs": new_costs()}, "costs: expected None without min_draft_prob"),
+        ({"sizes": "ladder", "costs": make_costs()}, "costs: expected None without min_draft_prob"),
         ({"sizes": "ladder", "costs": COSTS[1:]}, r"costs: expected 16 rows of 32 .*\[15, 32\]"),
         ({"sizes": "ladder", "costs": COSTS + 250}, "costs: .* integers of 0 to 255"),
         ({"sizes": "ladder", "costs": COSTS * 0.5}, "costs: .* of 0 to 255, got float64"),
@@ -106,13 +106,13 @@ def test_config_is_frozen_and_hashable() -> None:
         ({**LADDER, "store": "now"}, "store: expected 'live', 'finish' or None, got 'now'"),
         ({**LADDER, "store_costs": STORE_COSTS[:, :32]}, "store_costs: expected 16 rows of 56"),
         (
-            {**LADDER, "costs": new_costs(), "store_costs": STORE_COSTS},
+            {**LADDER, "costs": make_costs(), "store_costs": STORE_COSTS},
             "store_costs: expected None, because costs contains them",
         ),
         ({**LADDER, "store": "live", "store_tokens": 0}, "store_tokens: expected 1 to"),
     ],
 )
-def test_invalid_option_is_rejected(options: dict[str, Any], message: str) -> None:
+def test_config_with_invalid_option_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^NgramConfig: {message}"):
         NgramConfig(**options)
 
@@ -134,17 +134,17 @@ def test_option_of_wrong_type_is_rejected(option: str, value: Any, expected: str
                     **{option: value})  # fmt: skip
 
 
-def test_default_costs_decrease_with_match_and_history() -> None:
+def test_default_costs_decrease_with_match_length_and_correct_drafts() -> None:
     costs = default_costs()
     assert (costs.shape, costs.dtype) == ((16, 32), np.uint8)
     assert not costs.flags.writeable
-    # Tokens cost less after right drafts than after wrong ones, and less after a longer match.
+    # A token costs less after a correct draft than after a wrong one, and less after a long match.
     assert costs[1, 3] < costs[1, 2]
     assert costs[15, 31] < costs[1, 3]
 
 
-def test_slots_must_fit_32_bits_on_all_ranks() -> None:
-    """A block of the block manager covers its kernel blocks times their size, on every rank."""
+def test_slots_beyond_32_bits_on_all_ranks_are_rejected() -> None:
+    """A block of the block manager has block_size * blocks_per_kv_block * cp_world tokens."""
     group = KVGroup(block_size=2**20, max_blocks=1, blocks_per_kv_block=2**5)
     sizes = {"ngram": NgramConfig(), "max_rows": 1, "row_capacity": 64, "max_step_tokens": 64}
     AsyncConfig(**sizes, kv_groups=(group,), cp_world=2**6 - 1)  # type: ignore[arg-type]
@@ -154,22 +154,22 @@ def test_slots_must_fit_32_bits_on_all_ranks() -> None:
 
 def test_loaded_costs_equal_saved_costs(tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    costs = new_costs()
+    costs = make_costs()
     costs.save(path)
     assert path.stat().st_size < 60_000
     copies = Costs.load(path), Costs.load(path, TOKENIZER), pickle.loads(pickle.dumps(costs))
-    for loaded in copies:
-        assert loaded == costs
-        assert hash(loaded) == hash(costs)
-        assert np.array_equal(loaded.tokens, costs.tokens)
-    assert costs != new_costs(4)
+    for costs_copy in copies:
+        assert costs_copy == costs
+        assert hash(costs_copy) == hash(costs)
+        assert np.array_equal(costs_copy.tokens, costs.tokens)
+    assert costs != make_costs(4)
     assert not costs.row.flags.writeable
     with pytest.raises(InputError, match="does not exist"):
         costs.save(tmp_path / "none" / "costs.json")
 
 
 def test_costs_of_another_tokenizer_are_rejected(tmp_path: Path) -> None:
-    path, costs = tmp_path / "costs.json", new_costs()
+    path, costs = tmp_path / "costs.json", make_costs()
     costs.save(path)
     expected = f"expected costs for tokenizer {'f' * 32}, got costs for {TOKENIZER}"
     with pytest.raises(ValueError, match=expected):
@@ -197,11 +197,11 @@ def test_costs_of_another_tokenizer_are_rejected(tmp_path: Path) -> None:
         (lambda file: file.update(tokenizer=5), "tokenizer: expected 32 hex digits or none"),
     ],
 )
-def test_damaged_costs_are_rejected(
+def test_damaged_cost_file_is_rejected(
     change: Callable[[dict[str, Any]], Any], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "costs.json"
-    new_costs().save(path)
+    make_costs().save(path)
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
@@ -210,7 +210,7 @@ def test_damaged_costs_are_rejected(
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"format": "ngram-npu costs"'])
-def test_unreadable_costs_are_rejected(text: str | None, tmp_path: Path) -> None:
+def test_unreadable_cost_file_is_rejected(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     if text is not None:
         path.write_text(text)
@@ -219,21 +219,21 @@ def test_unreadable_costs_are_rejected(text: str | None, tmp_path: Path) -> None
 
 
 def test_config_reads_fitted_costs_from_path(tmp_path: Path) -> None:
-    costs = new_costs()
+    costs = make_costs()
     costs.save(tmp_path / "costs")
     config = NgramConfig(**LADDER, store="live", costs=str(tmp_path / "costs"))
     assert config == NgramConfig(**LADDER, store="live", costs=costs)
     assert config.cost_table is config.costs.row  # type: ignore[union-attr]
     assert np.array_equal(config.store_cost_table, costs.store)  # type: ignore[arg-type]
     assert np.array_equal(config.token_logits, costs.tokens)  # type: ignore[arg-type]
-    other = NgramConfig(**LADDER, store="live", costs=new_costs(4))
-    # vLLM's ranks compare their configurations as text.
-    assert repr(dataclasses.asdict(other)) != repr(dataclasses.asdict(config))
+    other_config = NgramConfig(**LADDER, store="live", costs=make_costs(4))
+    # The ranks of vLLM compare their configurations by their repr.
+    assert repr(dataclasses.asdict(other_config)) != repr(dataclasses.asdict(config))
     assert copy.deepcopy(config) == config
 
 
 def test_logits_convert_to_costs_and_back() -> None:
     logits = np.rint(costs_to_logits(np.arange(256)) * 32).astype(int).tolist()
-    no_token_logits = np.zeros((4096, 2), int)
-    costs = [ladder.cost_of(logit, no_token_logits, 0, 0) for logit in (*logits, -1024, 1023)]
+    token_logits = np.zeros((4096, 2), int)
+    costs = [ladder.compute_cost(logit, token_logits, 0, 0) for logit in (*logits, -1024, 1023)]
     assert costs == [*range(256), 255, 0]

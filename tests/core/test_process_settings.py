@@ -1,4 +1,4 @@
-"""Settings of the process: the thread limit, forks, and torch's default device."""
+"""Tests drafts with several threads, after a fork, and with another default device of torch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import torch
 from ngram_npu import NgramConfig, NgramProposer, num_threads, set_num_threads
 
 PROPOSER = NgramProposer(NgramConfig(min_n=2, max_n=4, k=4))
-LARGE = np.random.default_rng(1).integers(0, 20_000, (48, 100_000), dtype=np.int32)
+TOKENS = np.random.default_rng(1).integers(0, 20_000, (48, 100_000), dtype=np.int32)
 """Enough tokens for several threads."""
-LARGE[:, -3:] = LARGE[:, 50_000:50_003]
+TOKENS[:, -3:] = TOKENS[:, 50_000:50_003]
 LENGTHS = np.full(48, 100_000, np.int32)
 
 
@@ -28,7 +28,7 @@ def _restore_thread_limit() -> Iterator[None]:
     set_num_threads(0)
 
 
-def test_thread_limit_is_validated() -> None:
+def test_negative_thread_limit_is_rejected() -> None:
     set_num_threads(3)
     assert num_threads() == 3
     with pytest.raises(ValueError, match="set_num_threads: limit: expected 0 to"):
@@ -37,25 +37,25 @@ def test_thread_limit_is_validated() -> None:
 
 
 def test_drafts_do_not_depend_on_the_number_of_threads() -> None:
-    num_before = len(os.listdir("/proc/self/task"))
+    num_threads_before = len(os.listdir("/proc/self/task"))
     set_num_threads(1)
-    expected = PROPOSER.propose(LARGE, LENGTHS)
-    assert len(os.listdir("/proc/self/task")) <= num_before
+    expected = PROPOSER.propose(TOKENS, LENGTHS)
+    assert len(os.listdir("/proc/self/task")) <= num_threads_before
     assert expected.num_draft_tokens.sum() > 0
     for limit in (2, 3, 0):
         set_num_threads(limit)
         for _ in range(5):
-            assert all(map(np.array_equal, PROPOSER.propose(LARGE, LENGTHS), expected))
-        tensors = torch.from_numpy(LARGE), torch.from_numpy(LENGTHS)
+            assert all(map(np.array_equal, PROPOSER.propose(TOKENS, LENGTHS), expected))
+        tensors = torch.from_numpy(TOKENS), torch.from_numpy(LENGTHS)
         for tensor, array in zip(PROPOSER.propose(*tensors), expected, strict=True):
             assert np.array_equal(tensor.numpy(), array)
 
 
 def test_concurrent_calls_return_equal_drafts() -> None:
-    """Calls release the GIL, so they meet in the pool; the second call runs on its own thread."""
-    expected = PROPOSER.propose(LARGE, LENGTHS).draft_token_ids
+    """Calls release the GIL, so they run concurrently. If the pool is busy, they use one thread."""
+    expected = PROPOSER.propose(TOKENS, LENGTHS).draft_token_ids
     with ThreadPoolExecutor(4) as pool:
-        for drafts in pool.map(lambda _: PROPOSER.propose(LARGE, LENGTHS), range(40)):
+        for drafts in pool.map(lambda _: PROPOSER.propose(TOKENS, LENGTHS), range(40)):
             assert np.array_equal(drafts.draft_token_ids, expected)
 
 
@@ -64,19 +64,19 @@ def test_other_python_threads_run_during_a_call() -> None:
     ticks: list[int] = []
     is_done = threading.Event()
 
-    def tick() -> None:
+    def count_ticks() -> None:
         while not is_done.is_set():
             ticks.append(1)
             is_done.wait(0.0005)
 
-    thread = threading.Thread(target=tick)
+    thread = threading.Thread(target=count_ticks)
     thread.start()
     try:
         num_ticks = 0
         for _ in range(200):
-            before = len(ticks)
-            PROPOSER.propose(LARGE, LENGTHS)
-            num_ticks += len(ticks) - before
+            num_ticks_before = len(ticks)
+            PROPOSER.propose(TOKENS, LENGTHS)
+            num_ticks += len(ticks) - num_ticks_before
             if num_ticks >= 3:
                 break
     finally:
@@ -86,13 +86,13 @@ def test_other_python_threads_run_during_a_call() -> None:
 
 
 def test_forked_process_can_draft() -> None:
-    """Model servers fork workers. The threads of the parent's pool do not exist in the child."""
-    expected = PROPOSER.propose(LARGE, LENGTHS).draft_token_ids  # starts the pool
+    """Model servers fork workers. A forked process has no threads of its parent's pool."""
+    expected = PROPOSER.propose(TOKENS, LENGTHS).draft_token_ids  # starts the pool
     child = os.fork()
     if child == 0:
         is_equal = False
         try:
-            is_equal = np.array_equal(PROPOSER.propose(LARGE, LENGTHS).draft_token_ids, expected)
+            is_equal = np.array_equal(PROPOSER.propose(TOKENS, LENGTHS).draft_token_ids, expected)
         finally:
             os._exit(0 if is_equal else 1)
     _, status = os.waitpid(child, 0)
@@ -103,8 +103,8 @@ FACTORIES = {"arange", "as_tensor", "asarray", "empty", "eye", "full", "linspace
 FACTORIES |= {"randint", "randn", "randperm", "scalar_tensor", "tensor", "zeros"}
 
 
-def factory_calls_without_device(source: str) -> list[str]:
-    """Returns calls of torch that create a tensor on the default device."""
+def find_calls_without_device(source: str) -> list[str]:
+    """Returns the calls of torch that create a tensor on the default device."""
     return [
         ast.unparse(node)
         for node in ast.walk(ast.parse(source))
@@ -118,7 +118,7 @@ def factory_calls_without_device(source: str) -> list[str]:
 
 def test_library_creates_tensors_with_an_explicit_device() -> None:
     """Results must not depend on torch.set_default_device."""
-    calls = factory_calls_without_device("torch.zeros(2); torch.zeros(2, device=x); np.zeros(2)")
+    calls = find_calls_without_device("torch.zeros(2); torch.zeros(2, device=x); np.zeros(2)")
     assert calls == ["torch.zeros(2)"]
     for file in Path(ngram_npu.__file__).parent.rglob("*.py"):
-        assert factory_calls_without_device(file.read_text()) == [], file
+        assert find_calls_without_device(file.read_text()) == [], file

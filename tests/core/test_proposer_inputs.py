@@ -1,4 +1,4 @@
-"""NgramProposer: rejected arguments, warnings, copies, and types."""
+"""Tests the arguments that NgramProposer rejects, its warnings, copies, and type annotations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINES = ["scan", "index"]
 OPERATORS = {"scan": "ngram_step_", "index": "ngram_index_step_"}
 
 
-def new_batch() -> dict[str, np.ndarray]:
+def make_batch() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {
         "token_ids": rng.integers(0, 3, (NUM_ROWS, 80), dtype=np.int32),
@@ -31,7 +31,7 @@ def new_batch() -> dict[str, np.ndarray]:
     }
 
 
-def as_tensors(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+def convert_to_tensors(batch: dict[str, np.ndarray]) -> dict[str, Any]:
     return {name: torch.tensor(array) for name, array in batch.items()}
 
 
@@ -43,27 +43,27 @@ def test_config_of_wrong_type_is_rejected(config: Any) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["token_ids", "num_tokens", "sampled_token_ids", "discard"])
-@pytest.mark.parametrize("first", ["torch", "numpy"])
-def test_step_rejects_mixed_arrays_and_tensors(first: str, name: str, engine: Any) -> None:
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_step_rejects_mixed_arrays_and_tensors(kind: str, name: str, engine: Any) -> None:
     proposer = NgramProposer(CONFIG, engine)
-    arrays = {**new_batch(), "discard": np.zeros(NUM_ROWS, np.bool_)}
-    kinds = {"numpy": arrays, "torch": as_tensors(arrays)}
-    other = "torch" if first == "numpy" else "numpy"
-    mixed: dict[str, Any] = {**kinds[first], name: kinds[other][name]}
+    arrays = {**make_batch(), "discard": np.zeros(NUM_ROWS, np.bool_)}
+    arguments = {"numpy": arrays, "torch": convert_to_tensors(arrays)}
+    other_kind = "torch" if kind == "numpy" else "numpy"
+    mixed_arguments: dict[str, Any] = {**arguments[kind], name: arguments[other_kind][name]}
     with pytest.raises(ValueError, match=rf"^{OPERATORS[engine]}: \w+: expected a .*, got \w+$"):
-        proposer.step(**mixed)
+        proposer.step(**mixed_arguments)
     assert proposer.index is None
 
 
-def test_index_rejects_another_kind_than_the_first() -> None:
+def test_index_created_from_arrays_rejects_tensors_and_vice_versa() -> None:
     proposer = NgramProposer(CONFIG, "index")
-    proposer.step(**new_batch())
+    proposer.step(**make_batch())
     with pytest.raises(ValueError, match=r"token_ids: expected a numpy array, got Tensor"):
-        proposer.step(**as_tensors(new_batch()))
+        proposer.step(**convert_to_tensors(make_batch()))
     with pytest.raises(ValueError, match=r"slot_indices: expected a numpy array, got Tensor"):
         proposer.reset(torch.zeros(1, dtype=torch.int32))
     proposer = NgramProposer(CONFIG, "index")
-    proposer.step(**as_tensors(new_batch()))
+    proposer.step(**convert_to_tensors(make_batch()))
     with pytest.raises(ValueError, match=r"expected a torch.Tensor as index, got nda"):
         proposer.reset(np.zeros(1, np.int32))
 
@@ -82,20 +82,20 @@ def test_index_rejects_another_kind_than_the_first() -> None:
 def test_rejected_call_creates_no_index(change: dict[str, Any], message: str) -> None:
     proposer = NgramProposer(CONFIG, "index")
     with pytest.raises(ValueError, match=f"ngram_index_step_: .*{message}"):
-        proposer.step(**{**new_batch(), **change})
+        proposer.step(**{**make_batch(), **change})
     assert proposer.index is None
     if "sampled_token_ids" not in change:
-        prompts = {name: {**new_batch(), **change}[name] for name in ("token_ids", "num_tokens")}
+        prompts = {name: {**make_batch(), **change}[name] for name in ("token_ids", "num_tokens")}
         with pytest.raises(ValueError, match=f"ngram_index_append_: .*{message}"):
             proposer.append(**prompts)
         assert proposer.index is None
-    proposer.step(**new_batch())
+    proposer.step(**make_batch())
     assert proposer.index is not None
     assert proposer.index.num_slots == NUM_ROWS
 
 
 def test_index_rejects_rows_on_a_device_and_auto_scans_them() -> None:
-    batch = {name: tensor.to("meta") for name, tensor in as_tensors(new_batch()).items()}
+    batch = {name: tensor.to("meta") for name, tensor in convert_to_tensors(make_batch()).items()}
     rows = {name: batch[name] for name in ("token_ids", "num_tokens")}
     message = ": expected .* on meta, got .*: the index is in host memory"
     for config, engine, option in (
@@ -111,34 +111,37 @@ def test_index_rejects_rows_on_a_device_and_auto_scans_them() -> None:
 
 def test_rows_without_a_slot_cause_one_warning() -> None:
     proposer = NgramProposer(CONFIG, "index", num_slots=3)
-    few = new_batch()
+    batch = make_batch()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        proposer.step(**{**few, "sampled_token_ids": few["sampled_token_ids"][:3]})
-        proposer.step(**few, slot_indices=np.array([2, 1, 0, 7, 8], np.int32))
-    batch, other = new_batch(), new_batch()
-    with pytest.warns(UserWarning, match="index has 3 slots; rows beyond are scanned") as caught:
+        proposer.step(**{**batch, "sampled_token_ids": batch["sampled_token_ids"][:3]})
+        proposer.step(**batch, slot_indices=np.array([2, 1, 0, 7, 8], np.int32))
+    batch, scan_batch = make_batch(), make_batch()
+    with pytest.warns(
+        UserWarning, match="index has 3 slots; the other rows are scanned"
+    ) as records:
         result = proposer.step(**batch)
-    assert caught[0].filename == __file__
-    expected = NgramProposer(CONFIG, "scan").step(**other)
+    assert records[0].filename == __file__
+    expected = NgramProposer(CONFIG, "scan").step(**scan_batch)
     assert np.array_equal(result.draft_token_ids, expected.draft_token_ids)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         proposer.step(**batch)
-    prompts = NgramProposer(CONFIG, "index", num_slots=3)
-    with pytest.warns(UserWarning, match="3 slots"):
-        prompts.append(batch["token_ids"], batch["num_tokens"])
-
-
-def test_warning_breaks_no_graph() -> None:
     proposer = NgramProposer(CONFIG, "index", num_slots=3)
-    batch, other = as_tensors(new_batch()), as_tensors(new_batch())
-    proposer.append(**{n: other[n][:3] for n in ("token_ids", "num_tokens")})  # creates the index
+    with pytest.warns(UserWarning, match="3 slots"):
+        proposer.append(batch["token_ids"], batch["num_tokens"])
+
+
+def test_warning_causes_no_graph_break() -> None:
+    proposer = NgramProposer(CONFIG, "index", num_slots=3)
+    batch, scan_batch = (convert_to_tensors(make_batch()) for _ in range(2))
+    rows = {name: scan_batch[name][:3] for name in ("token_ids", "num_tokens")}
+    proposer.append(**rows)  # creates the index
     torch._dynamo.reset()
     step: Any = torch.compile(
         lambda arguments: proposer.step(**arguments), fullgraph=True, backend="eager"
     )
-    expected = NgramProposer(CONFIG, "scan").step(**other)
+    expected = NgramProposer(CONFIG, "scan").step(**scan_batch)
     assert torch.equal(step(batch).draft_token_ids, expected.draft_token_ids)
 
 
@@ -146,30 +149,31 @@ def pickle_and_unpickle(value: Any) -> Any:
     return pickle.loads(pickle.dumps(value))
 
 
-COPIES = [copy.copy, copy.deepcopy, pickle_and_unpickle]
+COPY_FUNCTIONS = [copy.copy, copy.deepcopy, pickle_and_unpickle]
 
 
-@pytest.mark.parametrize("duplicate", COPIES)
-@pytest.mark.parametrize("kind", [dict, as_tensors])
+@pytest.mark.parametrize("duplicate", COPY_FUNCTIONS)
+@pytest.mark.parametrize("convert", [dict, convert_to_tensors])
 def test_copy_creates_its_own_index(
-    kind: Callable[[dict[str, np.ndarray]], Any], duplicate: Callable[[Any], Any]
+    convert: Callable[[dict[str, np.ndarray]], Any], duplicate: Callable[[Any], Any]
 ) -> None:
-    fresh = NgramProposer(CONFIG, "index", num_slots=9)
-    used = duplicate(fresh)
-    assert used.index is None
-    batch = kind(new_batch())
-    used.step(**batch)
-    again = duplicate(used)
-    assert again.index is None
-    assert (again.config, again.engine) == (used.config, used.engine)
-    result, expected = again.step(**kind(new_batch())), fresh.step(**kind(new_batch()))
+    original = NgramProposer(CONFIG, "index", num_slots=9)
+    first_copy = duplicate(original)
+    assert first_copy.index is None
+    batch = convert(make_batch())
+    first_copy.step(**batch)
+    second_copy = duplicate(first_copy)
+    assert second_copy.index is None
+    assert (second_copy.config, second_copy.engine) == (first_copy.config, first_copy.engine)
+    result = second_copy.step(**convert(make_batch()))
+    expected = original.step(**convert(make_batch()))
     assert np.array_equal(result.draft_token_ids, expected.draft_token_ids)
-    assert again.index is not used.index
-    assert again.index.num_slots == 9
-    assert used.index.statistics.rows_indexed == again.index.statistics.rows_indexed
+    assert second_copy.index is not first_copy.index
+    assert second_copy.index.num_slots == 9
+    assert first_copy.index.statistics.rows_indexed == second_copy.index.statistics.rows_indexed
 
 
-@pytest.mark.parametrize("duplicate", COPIES)
+@pytest.mark.parametrize("duplicate", COPY_FUNCTIONS)
 def test_index_cannot_be_copied_or_pickled(duplicate: Callable[[Any], Any]) -> None:
     for index in (
         NgramIndex(2, 100, min_n=2, max_n=4),
@@ -187,7 +191,7 @@ import torch
 from typing_extensions import assert_type
 from ngram_npu import Drafts, NgramProposer, StepResult
 
-def calls(proposer: NgramProposer, array: npt.NDArray[np.int32], tensor: torch.Tensor) -> None:
+def call(proposer: NgramProposer, array: npt.NDArray[np.int32], tensor: torch.Tensor) -> None:
     assert_type(proposer.propose(array, array, num_sampled=array), Drafts[npt.NDArray[Any]])
     assert_type(proposer.step(tensor, tensor, tensor), StepResult[torch.Tensor])
     proposer.reset([1, 2])  # type: ignore[type-var]
@@ -199,11 +203,11 @@ def calls(proposer: NgramProposer, array: npt.NDArray[np.int32], tensor: torch.T
 
 @pytest.mark.slow
 def test_mypy_rejects_mixed_calls(tmp_path: Path) -> None:
-    """In strict mode an unused "type: ignore" is an error, so each ignored call must be one. The
-    project's root has the configuration, and the cache of `make lint`."""
+    """In strict mode, an unused "type: ignore" is an error, so every call with the comment must be
+    an error. mypy runs in the root, which has the configuration and the cache of `make lint`."""
     pytest.importorskip("mypy")
     file = tmp_path / "calls.py"
     file.write_text(TYPED_CALLS)
     command = [sys.executable, "-m", "mypy", str(file)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

@@ -1,6 +1,6 @@
 // libFuzzer targets (`make fuzz`): the bytes choose the events of an episode, which compares results with definitions.
-//   fuzz_index   rows and their index: drafts must equal those of a scan
-//   fuzz_store   requests that share a store: no scope may see another's text
+//   fuzz_index   rows with an index; drafts must equal those of a scan
+//   fuzz_store   requests that share a store; no request may be drafted text of another scope
 #include <cstdio>
 #include <cstdlib>
 
@@ -18,7 +18,7 @@ namespace {
 EventCounts event_counts;
 
 template <class Episode>
-int run(Episode&& episode) {
+int run_episode(Episode&& episode) {
   if (const char* error = episode.run()) {
     std::fprintf(stderr, "fuzz: %s\n", error);
     std::abort();
@@ -32,7 +32,7 @@ int run(Episode&& episode) {
 
 using namespace ngram_npu::test;
 
-// tools/fuzz.py reads these lines and fails if a count is 0.
+// Prints the counts at the process's end. tools/fuzz.py reads these lines and fails if a count is 0.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   std::atexit([] {
     for (const auto& [name, count] : event_counts) {
@@ -43,14 +43,14 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  Bytes choices(data, size);
+  ByteChoices choices(data, size);
 #if defined(FUZZ_STORE)
-  const int64_t kind = choices.below(4);
-  return run(StoreEpisode(choices, kFlushes[kind % 2], kind / 2 != 0));
+  const int64_t variant = choices.below(4);
+  return run_episode(StoreEpisode(choices, kFlushes[variant % 2], variant / 2 != 0));
 #else
-  static const char* const kSets[] = {"scalar", "avx2", "avx512"};
-  const int64_t kind = choices.below(12);
-  if (ngram_npu_cpu_set_instruction_set(kSets[kind % 3]) != ngram_npu::kOk) return 0;
-  return run(IndexEpisode(choices, kFlushes[kind / 3 % 2], kind / 6 != 0));
+  static const char* const kInstructionSets[] = {"scalar", "avx2", "avx512"};
+  const int64_t variant = choices.below(12);
+  if (ngram_npu_cpu_set_instruction_set(kInstructionSets[variant % 3]) != ngram_npu::kOk) return 0;
+  return run_episode(IndexEpisode(choices, kFlushes[variant / 3 % 2], variant / 6 != 0));
 #endif
 }

@@ -17,7 +17,7 @@ constexpr int kEpisodes = 200;
 
 class IndexTest : public InstructionSetTest {
  protected:
-  static void run(bool corrupt) {
+  static void run_episodes(bool corrupt) {
     EventCounts event_counts;
     for (uint64_t seed = 1; seed <= kEpisodes; ++seed) {
       RandomChoices choices(seed);
@@ -31,11 +31,11 @@ class IndexTest : public InstructionSetTest {
     for (const auto& [name, count] : event_counts) EXPECT_GT(count, 0) << name;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Isa, IndexTest, testing::ValuesIn(instruction_sets()), get_instruction_set_name);
+INSTANTIATE_TEST_SUITE_P(Isa, IndexTest, testing::ValuesIn(list_instruction_sets()), get_instruction_set_name);
 
-TEST_P(IndexTest, DraftsEqualThoseOfAScan) { run(false); }
+TEST_P(IndexTest, DraftsEqualThoseOfAScan) { run_episodes(false); }
 
-TEST_P(IndexTest, CorruptMemoryCausesNoOutOfBoundsAccess) { run(true); }
+TEST_P(IndexTest, CorruptMemoryCausesNoOutOfBoundsAccess) { run_episodes(true); }
 
 // ngram_index_step_ on one row, for up to two drafts.
 struct OneRowStep {
@@ -92,17 +92,18 @@ TEST_P(IndexTest, InvalidHeaderIsIgnoredAndRowIsScanned) {
 // Returns a row of 80 pairs of tokens. Their keys belong to the same line group of the same page even at the maximum
 // depth, and the group cannot hold them all.
 Tokens make_crowded_row() {
-  constexpr uint32_t kPairs = 80, kSamePage = ~0u << (32 - static_cast<int>(index::kMaxDepth));
+  constexpr uint32_t kPairs = 80, kPageBits = ~0u << (32 - static_cast<int>(index::kMaxDepth));
   Tokens row;
-  index::Key first = 0;
+  index::Key first_key = 0;
   for (int32_t newest = 0; row.size() < 2 * kPairs; ++newest) {
-    for (int32_t before = 0; before < 4096 && row.size() < 2 * kPairs; ++before) {
-      const uint32_t sum = static_cast<uint32_t>(newest) * index::kFactors.values[0] +
-                           static_cast<uint32_t>(before) * index::kFactors.values[1];
-      const index::Key key = index::make_key(sum, 0);
-      if (row.empty()) first = key;
-      const bool same_group = index::line_of(key) / index::kGroupLines == index::line_of(first) / index::kGroupLines;
-      if (((key ^ first) & kSamePage) == 0 && same_group) row.insert(row.end(), {before, newest});
+    for (int32_t previous = 0; previous < 4096 && row.size() < 2 * kPairs; ++previous) {
+      const uint32_t hash = static_cast<uint32_t>(newest) * index::kFactors.values[0] +
+                            static_cast<uint32_t>(previous) * index::kFactors.values[1];
+      const index::Key key = index::make_key(hash, 0);
+      if (row.empty()) first_key = key;
+      const bool is_same_group =
+          index::line_of(key) / index::kGroupLines == index::line_of(first_key) / index::kGroupLines;
+      if (((key ^ first_key) & kPageBits) == 0 && is_same_group) row.insert(row.end(), {previous, newest});
     }
   }
   return row;
@@ -114,25 +115,25 @@ TEST_P(IndexTest, SlotWithFullTableStaysDisabledUntilRowShrinks) {
   row.resize(row.size() + 8);
   Index arena(1, 1000);
   OneRowStep step(row, length, arena);
-  for (const size_t at : {0, 1, 2}) {  // the sampled tokens repeat the start of the row
-    ASSERT_EQ(step.run(&row[at], 1), kOk);
-    EXPECT_EQ(step.num_draft, at == 0 ? 0 : 2);
-    if (at > 0) {
-      EXPECT_EQ(step.drafts[0], row[at + 1]);
+  for (const size_t position : {0, 1, 2}) {  // the sampled tokens repeat the start of the row
+    ASSERT_EQ(step.run(&row[position], 1), kOk);
+    EXPECT_EQ(step.num_draft, position == 0 ? 0 : 2);
+    if (position > 0) {
+      EXPECT_EQ(step.drafts[0], row[position + 1]);
     }
     EXPECT_EQ(arena[index::kStatDisabled], 1);
-    EXPECT_EQ(arena[index::kStatScanFull], static_cast<int32_t>(at) + 1);
+    EXPECT_EQ(arena[index::kStatScanFull], static_cast<int32_t>(position) + 1);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0);
   }
-  step.length = 2;  // a shorter row may fit
+  step.length = 2;  // the index tries a shorter row again, because it may fit
   ASSERT_EQ(step.run(row.data(), 1), kOk);
   EXPECT_EQ(arena[index::kStatIndexed], 1);
 }
 
 void reset_first_slot(Index& index) {
-  const int64_t first = 0;
-  const NgramIndexResetParams reset{index.access({&first, 8}), 1};
-  ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
+  const int64_t slot = 0;
+  const NgramIndexResetParams params{index.access({&slot, 8}), 1};
+  ngram_npu_cpu_ngram_index_reset_(&params, nullptr);
 }
 
 TEST_P(IndexTest, DisabledOrResetSlotFreesAllPages) {
@@ -147,44 +148,45 @@ TEST_P(IndexTest, DisabledOrResetSlotFreesAllPages) {
       ASSERT_EQ(step.run(&row[end], 1), kOk);
       if (slot[index::kSlotDepth] == depth) continue;
       depth = slot[index::kSlotDepth];
-      Index emptied = arena;  // the request ends at this depth
+      Index emptied = arena;  // a copy in which the request ends at this depth
       reset_first_slot(emptied);
       EXPECT_EQ(emptied[index::kHeaderPagesInUse], 0) << pages << " pages, a directory of depth " << depth;
-      EXPECT_EQ(emptied.fault(), 0);
+      EXPECT_EQ(emptied.find_fault(), 0);
     }
     EXPECT_NE(slot[index::kSlotDisabled], 0);
     num_tables_too_large += slot[index::kSlotDisabled] == static_cast<int32_t>(index::kTableTooLarge);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << "an arena of " << pages << " pages, which is too small";
-    EXPECT_EQ(arena.fault(), 0) << pages << " pages";
+    EXPECT_EQ(arena.find_fault(), 0) << pages << " pages";
   }
   EXPECT_GT(num_tables_too_large, 0);
   EXPECT_LT(num_tables_too_large, 16);
 }
 
-// The row has one outcome page more than the slot can list, so their ids need one page (with small pages: two pages).
+// The row has one outcome page more than the slot can list (with small pages: than one page of ids can list), so the
+// ids of the outcome pages need one page (with small pages: two pages).
 TEST_P(IndexTest, DisabledOrResetSlotFreesAllOutcomePages) {
-  constexpr uint32_t kFull = NGRAM_INDEX_SMALL_PAGES ? 1u << index::kDirPageDepth : index::kRootOutcomePages;
-  Tokens row((size_t{kFull} << index::kOutcomePageBits) + 100);
+  constexpr uint32_t kListedPages = NGRAM_INDEX_SMALL_PAGES ? 1u << index::kDirPageDepth : index::kRootOutcomePages;
+  Tokens row((size_t{kListedPages} << index::kOutcomePageBits) + 100);
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
   const int32_t size = static_cast<int32_t>(row.size());
   int64_t num_disabled = 0, num_indexed = 0;
-  for (int64_t pages = 1; num_indexed < 3; pages += NGRAM_INDEX_SMALL_PAGES && pages < 2 * kFull ? 7 : 1) {
+  for (int64_t pages = 1; num_indexed < 3; pages += NGRAM_INDEX_SMALL_PAGES && pages < 2 * kListedPages ? 7 : 1) {
     Index arena(1, pages);
-    const NgramIndexAppendParams append{
+    const NgramIndexAppendParams params{
         {row.data(), 1, size, size}, &size, {}, 1, 1, kLadderMaxN, kLatest, true, true, arena.access(), nullptr};
-    ASSERT_EQ(ngram_npu_cpu_ngram_index_append_(&append, nullptr), kOk);
-    ASSERT_EQ(arena.fault(), 0) << pages << " pages";
+    ASSERT_EQ(ngram_npu_cpu_ngram_index_append_(&params, nullptr), kOk);
+    ASSERT_EQ(arena.find_fault(), 0) << pages << " pages";
     const int32_t* const slot = arena.data() + index::kHeaderWords;
     if (slot[index::kSlotDisabled] != 0) {
       EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << "an arena of " << pages << " pages, which is too small";
       ++num_disabled;
       continue;
     }
-    EXPECT_EQ(slot[index::kSlotOutcomePages], static_cast<int32_t>(kFull) + 1);
+    EXPECT_EQ(slot[index::kSlotOutcomePages], static_cast<int32_t>(kListedPages) + 1);
     ++num_indexed;
     reset_first_slot(arena);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages";
-    EXPECT_EQ(arena.fault(), 0);
+    EXPECT_EQ(arena.find_fault(), 0);
   }
   EXPECT_GT(num_disabled, 16);
 }
@@ -202,8 +204,8 @@ TEST_P(IndexTest, DisabledSlotIsRebuiltIfAQuarterMorePagesAreFree) {
       OneRowStep step(row, 5, arena);
       ASSERT_EQ(step.run(row.data() + 2, 1), kOk);
       EXPECT_EQ(step.num_draft, 2);
-      EXPECT_EQ(arena[index::kStatIndexed], extra_pages) << pages_before;
-      EXPECT_EQ(arena[index::kStatScanFull], 1 - extra_pages) << pages_before;
+      EXPECT_EQ(arena[index::kStatIndexed], extra_pages) << "the slot had " << pages_before << " pages";
+      EXPECT_EQ(arena[index::kStatScanFull], 1 - extra_pages) << "the slot had " << pages_before << " pages";
     }
   }
 }

@@ -17,7 +17,8 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_step_(const ngram_npu::NgramStepPar
 
 namespace ngram_npu::test {
 
-inline std::vector<std::string> instruction_sets() {
+// Returns the names of the instruction sets that this machine supports.
+inline std::vector<std::string> list_instruction_sets() {
   std::vector<std::string> names;
   for (const char* name : {"scalar", "avx2", "avx512", "neon"}) {
     if (ngram_npu_cpu_set_instruction_set(name) == kOk) names.emplace_back(name);
@@ -37,12 +38,12 @@ class InstructionSetTest : public testing::TestWithParam<std::string> {
   void TearDown() override { ngram_npu_cpu_set_instruction_set("auto"); }
 };
 
-inline Tokens make_random_row(RandomChoices& random, int64_t length, int64_t alphabet) {
+inline Tokens make_random_row(RandomChoices& random, int64_t length, int64_t vocab_size) {
   Tokens tokens(static_cast<size_t>(length));
-  for (int32_t& token : tokens) token = static_cast<int32_t>(random.below(alphabet));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random.below(vocab_size));
   return tokens;
 }
 
-constexpr int64_t kNoLimit = int64_t{1} << 40;  // a max_len that limits nothing
+constexpr int64_t kNoLimit = int64_t{1} << 40;  // value of max_len that limits no draft
 
 }  // namespace ngram_npu::test

@@ -1,5 +1,5 @@
-// A stream that runs its tasks in order in a separate thread, some of them late. After a device failure, pending tasks
-// never run.
+// A simulated device stream. It runs its tasks in order in a separate thread, every seventh task after a delay of less
+// than 300 us. After a simulated device failure, pending tasks never run.
 #pragma once
 
 #include <chrono>
@@ -16,56 +16,59 @@ class LateStream {
   LateStream() = default;
   LateStream(const LateStream&) = delete;
   LateStream& operator=(const LateStream&) = delete;
-  ~LateStream() {  // waits until all tasks have run
-    add({});
+  // Waits until all tasks have run.
+  ~LateStream() {
+    add_task({});  // an empty task ends the thread
     if (thread_.joinable()) thread_.join();
   }
-  int add(std::function<void()> task) {
+  // Returns 0, or CUDA's error after a device failure.
+  int add_task(std::function<void()> task) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (failed_) return 719;  // CUDA_ERROR_LAUNCH_FAILED
-    if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+    if (has_failed_) return 719;  // CUDA_ERROR_LAUNCH_FAILED
+    if (!thread_.joinable()) thread_ = std::thread([this] { run_tasks(); });
     tasks_.push_back(std::move(task));
-    changed_.notify_all();
+    state_changed_.notify_all();
     return 0;
   }
   void wait() {
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return failed_ || (tasks_.empty() && !busy_); });
+    state_changed_.wait(lock, [this] { return has_failed_ || (tasks_.empty() && !is_busy_); });
   }
+  // While the stream is held, no further task starts.
   void hold(bool is_held) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    held_ = is_held;
-    changed_.notify_all();
+    is_held_ = is_held;
+    state_changed_.notify_all();
   }
   void fail() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    failed_ = true;
+    has_failed_ = true;
     tasks_.clear();
-    changed_.notify_all();
+    state_changed_.notify_all();
   }
 
  private:
-  void work() {
+  void run_tasks() {
     std::unique_lock<std::mutex> lock(mutex_);
-    for (unsigned turn = 1;; ++turn) {
-      changed_.wait(lock, [this] { return !held_ && !tasks_.empty(); });
+    for (unsigned task_number = 1;; ++task_number) {
+      state_changed_.wait(lock, [this] { return !is_held_ && !tasks_.empty(); });
       const std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
-      busy_ = true;
+      is_busy_ = true;
       lock.unlock();
       if (!task) return;
-      if (turn % 7 == 0) std::this_thread::sleep_for(std::chrono::microseconds(turn * 2654435761u % 300));
+      if (task_number % 7 == 0) std::this_thread::sleep_for(std::chrono::microseconds(task_number * 2654435761u % 300));
       task();
       lock.lock();
-      busy_ = false;
-      changed_.notify_all();
+      is_busy_ = false;
+      state_changed_.notify_all();
     }
   }
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable state_changed_;
   std::deque<std::function<void()>> tasks_;
-  bool busy_ = false, held_ = false, failed_ = false;
+  bool is_busy_ = false, is_held_ = false, has_failed_ = false;
   std::thread thread_;
 };
 

@@ -1,5 +1,5 @@
-// A store between guard pages and the requests that share it, driven by random choices or a fuzzer's. Scopes have
-// different tokens, so that a draft shows the scope of its text. No gtest here: the fuzz target has none.
+// An episode of events of requests that share a store, which is between guard pages. Scopes have different tokens, so
+// that a draft's tokens identify its scope. The fuzz target also uses this file, so the file does not use gtest.
 #pragma once
 
 #include <algorithm>
@@ -11,158 +11,163 @@
 
 namespace ngram_npu::test {
 
+// Functions that return text return an error, or null if there is none.
 class StoreEpisode {
  public:
-  // corrupt: overwrites the store's words between events; drafts then only have to stay within their tensor.
+  // corrupt: overwrites words of the store between events. Drafts then need only stay within their tensor.
   StoreEpisode(Choices& choices, Flush flush, bool corrupt)
-      : c_(choices),
+      : choices_(choices),
         corrupt_(corrupt),
-        slots_(c_.from(1, smaller<int64_t>(3, store::kMaxSlots))),
-        blocks_(smaller(slots_ * store::kMinBlocksPerSlot + c_.below(5), store::kMaxBlocks)),
-        bits_(c_.from(1, 6)),
-        k_(c_.from(0, 6)),
-        words_(store_words(slots_, blocks_, bits_)),
-        store_(words_, flush),
-        tokens_(slots_, kCapacity, flush),
-        lengths_(slots_, flush),
-        sampled_(slots_, flush),
-        drafts_(slots_, k_, flush),
-        counts_(slots_, flush),
-        match_(slots_, flush),
-        paid_(slots_, k_, flush),
+        num_slots_(choices_.between(1, smaller<int64_t>(3, store::kMaxSlots))),
+        num_blocks_(smaller(num_slots_ * store::kMinBlocksPerSlot + choices_.below(5), store::kMaxBlocks)),
+        line_bits_(choices_.between(1, 6)),
+        k_(choices_.between(0, 6)),
+        num_words_(count_store_words(num_slots_, num_blocks_, line_bits_)),
+        store_(num_words_, flush),
+        tokens_(num_slots_, kCapacity, flush),
+        lengths_(num_slots_, flush),
+        num_sampled_(num_slots_, flush),
+        drafts_(num_slots_, k_, flush),
+        num_draft_tokens_(num_slots_, flush),
+        match_lengths_(num_slots_, flush),
+        draft_costs_(num_slots_, k_, flush),
         costs_(kCostRows * store::kStoreCostColumns, flush),
-        owner_(static_cast<size_t>(slots_)) {
-    std::fill_n(store_.data(), words_, 0);
-    ngram_npu_cpu_ngram_store_init(store_.data(), words_, slots_, blocks_, bits_, static_cast<uint32_t>(c_.below(2)));
-    if (c_.one_in(2))  // an old store: its serial numbers run out soon
-      store_.data()[store::kHeaderNextSerial] = static_cast<int32_t>(store::kEndOfSerials - c_.below(4));
-    std::fill_n(lengths_.data(), slots_, 0);
+        scopes_(static_cast<size_t>(num_slots_)) {
+    std::fill_n(store_.data(), num_words_, 0);
+    ngram_npu_cpu_ngram_store_init(store_.data(), num_words_, num_slots_, num_blocks_, line_bits_,
+                                   static_cast<uint32_t>(choices_.below(2)));
+    if (choices_.one_in(2))  // The store's serial numbers will run out soon.
+      store_.data()[store::kHeaderNextSerial] = static_cast<int32_t>(store::kEndOfSerials - choices_.below(4));
+    std::fill_n(lengths_.data(), num_slots_, 0);
     for (int64_t i = 0; i < kCostRows * store::kStoreCostColumns; ++i)
-      costs_.data()[i] = static_cast<uint8_t>(next() % 40);
+      costs_.data()[i] = static_cast<uint8_t>(draw_number() % 40);
   }
 
   const char* run() {
-    while (c_.more()) {
-      if (const char* error = event()) return error;
+    while (choices_.has_next_event()) {
+      if (const char* error = run_event()) return error;
     }
-    const bool intact =
-        store_.is_intact() && tokens_.is_intact() && drafts_.is_intact() && paid_.is_intact() && counts_.is_intact();
-    if (!intact) return "memory outside a tensor was written";
+    const bool is_intact = store_.is_intact() && tokens_.is_intact() && drafts_.is_intact() &&
+                           draft_costs_.is_intact() && num_draft_tokens_.is_intact();
+    if (!is_intact) return "memory outside a tensor was written";
     if (corrupt_) return nullptr;
-    int64_t where = 0;
-    return kStoreFaultTexts[ngram_npu_cpu_ngram_store_check(store_.data(), words_, &where)][0] == 0 ? nullptr
-                                                                                                    : "integrity";
+    int64_t location = 0;
+    return kStoreFaultTexts[ngram_npu_cpu_ngram_store_check(store_.data(), num_words_, &location)][0] == 0
+               ? nullptr
+               : "the store fails its integrity check";
   }
 
   const EventCounts& event_counts() const { return event_counts_; }
 
  private:
-  static constexpr int64_t kCapacity = 700, kScopes = 3, kAlphabet = 4;
+  static constexpr int64_t kCapacity = 700, kScopes = 3, kTokensPerScope = 4;
 
-  // Random numbers that use no choice, since a fuzzer has few bytes.
-  uint32_t next() {
+  // Returns a random number without using a choice, because a fuzzer has few bytes.
+  uint32_t draw_number() {
     return static_cast<uint32_t>((state_ = state_ * 6364136223846793005u + 1442695040888963407u) >> 33);
   }
 
   void append_tokens(int64_t row, int64_t count) {
     int32_t& length = lengths_.data()[row];
     for (; count > 0; --count) {
-      tokens_[row][length++] = static_cast<int32_t>(owner_[static_cast<size_t>(row)] + kScopes * (next() % kAlphabet));
+      tokens_[row][length++] =
+          static_cast<int32_t>(scopes_[static_cast<size_t>(row)] + kScopes * (draw_number() % kTokensPerScope));
     }
   }
 
-  const char* event() {
-    if (corrupt_ && c_.one_in(4)) {
-      for (int64_t left = c_.from(1, 30); left-- > 0;) {
-        const int64_t at =
-            c_.one_in(2) ? c_.from(store::kHeaderLock + 1, words_ - 1) : int64_t{store::kHeaderNextSerial};
-        store_.data()[at] = static_cast<int32_t>(c_.below(int64_t{1} << 32));
+  const char* run_event() {
+    if (corrupt_ && choices_.one_in(4)) {
+      for (int64_t num_changes = choices_.between(1, 30); num_changes-- > 0;) {
+        const int64_t word = choices_.one_in(2) ? choices_.between(store::kHeaderLock + 1, num_words_ - 1)
+                                                : int64_t{store::kHeaderNextSerial};
+        store_.data()[word] = static_cast<int32_t>(choices_.below(int64_t{1} << 32));
       }
     }
-    switch (c_.below(12)) {
-      case 0: return finish();
-      case 1: return c_.one_in(4) ? clear() : nullptr;
-      default: return step();
+    switch (choices_.below(12)) {
+      case 0: return finish_request();
+      case 1: return choices_.one_in(4) ? clear_scope() : nullptr;
+      default: return run_step();
     }
   }
 
-  const char* finish() {
-    const int64_t slot = c_.from(-1, slots_);
-    const NgramStoreFinishParams params{{store_.data(), words_}, {&slot, 8}, 1};
+  const char* finish_request() {
+    const int64_t slot = choices_.between(-1, num_slots_);
+    const NgramStoreFinishParams params{{store_.data(), num_words_}, {&slot, 8}, 1};
     ngram_npu_cpu_ngram_store_finish_(&params, nullptr);
     ++event_counts_["requests finished"];
-    if (slot >= 0 && slot < slots_) lengths_.data()[slot] = 0;
+    if (slot >= 0 && slot < num_slots_) lengths_.data()[slot] = 0;
     return nullptr;
   }
 
-  const char* clear() {
-    const int64_t scope = c_.below(kScopes);
-    ngram_npu_cpu_ngram_store_clear(store_.data(), words_, &scope);
+  const char* clear_scope() {
+    const int64_t scope = choices_.below(kScopes);
+    ngram_npu_cpu_ngram_store_clear(store_.data(), num_words_, &scope);
     ++event_counts_["scopes cleared"];
     return nullptr;
   }
 
-  // A row grows by tokens of its scope, or another request takes its slot.
-  void grow(int64_t row) {
+  // Appends tokens of the row's scope to the row. Before that, sometimes and if the row is nearly full, another request
+  // takes the row and its slot.
+  void grow_row(int64_t row) {
     int32_t& length = lengths_.data()[row];
-    auto& owner = owner_[static_cast<size_t>(row)];
-    if (length == 0 || length > kCapacity - 250 || c_.one_in(20)) {
-      owner = c_.below(kScopes);
+    auto& scope = scopes_[static_cast<size_t>(row)];
+    if (length == 0 || length > kCapacity - 250 || choices_.one_in(20)) {
+      scope = choices_.below(kScopes);
       length = 0;
-      append_tokens(row, c_.from(0, 20));
+      append_tokens(row, choices_.between(0, 20));
     }
     constexpr int64_t kCounts[] = {0, 1, 2, 5, 70, 250};
-    const int64_t count = kCounts[c_.below(c_.one_in(4) ? 6 : 4)];
+    const int64_t count = kCounts[choices_.below(choices_.one_in(4) ? 6 : 4)];
     append_tokens(row, count);
-    sampled_.data()[row] = static_cast<int32_t>(count);
+    num_sampled_.data()[row] = static_cast<int32_t>(count);
   }
 
-  const char* step() {
-    for (int64_t row = 0; row < slots_; ++row) grow(row);
-    std::fill_n(counts_.data(), slots_, 0);
-    std::fill_n(match_.data(), slots_, 0);
-    NgramStoreStepParams p{};
-    p.token_ids = tokens_.view<const int32_t>();
-    p.num_tokens = lengths_.data();
-    p.num_sampled = sampled_.data();
-    p.scopes = {owner_.data(), 8};
-    p.batch = slots_;
-    p.store = {store_.data(), words_};
-    p.draft_token_ids = drafts_.view();
-    p.num_draft_tokens = counts_.data();
-    p.match_len = match_.data();
-    p.draft_costs = paid_.view();
-    p.max_len = kCapacity;
-    p.costs = costs_.data();
-    p.cost_limit = c_.from(0, 90);
+  const char* run_step() {
+    for (int64_t row = 0; row < num_slots_; ++row) grow_row(row);
+    std::fill_n(num_draft_tokens_.data(), num_slots_, 0);
+    std::fill_n(match_lengths_.data(), num_slots_, 0);
+    NgramStoreStepParams params{};
+    params.token_ids = tokens_.view<const int32_t>();
+    params.num_tokens = lengths_.data();
+    params.num_sampled = num_sampled_.data();
+    params.scopes = {scopes_.data(), 8};
+    params.batch = num_slots_;
+    params.store = {store_.data(), num_words_};
+    params.draft_token_ids = drafts_.view();
+    params.num_draft_tokens = num_draft_tokens_.data();
+    params.match_len = match_lengths_.data();
+    params.draft_costs = draft_costs_.view();
+    params.max_len = kCapacity;
+    params.costs = costs_.data();
+    params.cost_limit = choices_.between(0, 90);
     const auto* header = reinterpret_cast<const uint32_t*>(store_.data());
-    const uint32_t evicted = header[store::kStatEvicted], lost = header[store::kStatLostBlocks],
-                   renumberings = header[store::kStatRenumberings];
-    ngram_npu_cpu_ngram_store_step_(&p, nullptr);
+    const uint32_t num_evicted = header[store::kStatEvicted], num_lost = header[store::kStatLostBlocks],
+                   num_renumberings = header[store::kStatRenumberings];
+    ngram_npu_cpu_ngram_store_step_(&params, nullptr);
     if (corrupt_) return nullptr;
-    event_counts_["entries evicted"] += header[store::kStatEvicted] - evicted;
-    event_counts_["blocks lost"] += header[store::kStatLostBlocks] - lost;
-    event_counts_["renumberings"] += header[store::kStatRenumberings] - renumberings;
-    for (int64_t row = 0; row < slots_; ++row) {
-      for (int64_t j = 0; j < counts_.data()[row]; ++j) {
-        if (drafts_[row][j] % kScopes != owner_[static_cast<size_t>(row)]) return "text of another scope was drafted";
+    event_counts_["entries evicted"] += header[store::kStatEvicted] - num_evicted;
+    event_counts_["blocks lost"] += header[store::kStatLostBlocks] - num_lost;
+    event_counts_["renumberings"] += header[store::kStatRenumberings] - num_renumberings;
+    for (int64_t row = 0; row < num_slots_; ++row) {
+      for (int64_t j = 0; j < num_draft_tokens_.data()[row]; ++j) {
+        if (drafts_[row][j] % kScopes != scopes_[static_cast<size_t>(row)]) return "text of another scope was drafted";
         ++event_counts_["drafts"];
       }
     }
     return nullptr;
   }
 
-  Choices& c_;
+  Choices& choices_;
   const bool corrupt_;
-  const int64_t slots_, blocks_, bits_, k_, words_;
+  const int64_t num_slots_, num_blocks_, line_bits_, k_, num_words_;
   Guarded<int32_t> store_;
   GuardedRows<int32_t> tokens_;
-  Guarded<int32_t> lengths_, sampled_;
+  Guarded<int32_t> lengths_, num_sampled_;
   GuardedRows<int32_t> drafts_;
-  Guarded<int32_t> counts_, match_;
-  GuardedRows<uint8_t> paid_;
+  Guarded<int32_t> num_draft_tokens_, match_lengths_;
+  GuardedRows<uint8_t> draft_costs_;
   Guarded<uint8_t> costs_;
-  std::vector<int64_t> owner_;
+  std::vector<int64_t> scopes_;
   uint64_t state_ = 1;
   EventCounts event_counts_ = {{"drafts", 0},       {"entries evicted", 0},   {"blocks lost", 0},
                                {"renumberings", 0}, {"requests finished", 0}, {"scopes cleared", 0}};

@@ -1,5 +1,5 @@
-// The store between guard pages: scopes of drafts, integrity, and detection of damage. Built twice: as released, and
-// with so few serial numbers that it is emptied again and again.
+// Tests the store between guard pages: the scopes of drafts, the store's integrity, and the detection of corrupt words.
+// This file is built twice: as released, and with so few serial numbers that the store renumbers its blocks often.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr uint64_t kEpisodes = 40;
 constexpr uint64_t kEpisodes = 300;
 #endif
 
-EventCounts run(bool corrupt) {
+EventCounts run_episodes(bool corrupt) {
   EventCounts event_counts;
   for (uint64_t seed = 1; seed <= kEpisodes; ++seed) {
     RandomChoices choices(seed, 400);
@@ -31,10 +31,10 @@ EventCounts run(bool corrupt) {
 }
 
 TEST(StoreTest, DraftsHaveTextOfTheirScopeOnly) {
-  for (const auto& [name, count] : run(false)) EXPECT_GT(count, 0) << name;
+  for (const auto& [name, count] : run_episodes(false)) EXPECT_GT(count, 0) << name;
 }
 
-TEST(StoreTest, CorruptMemoryCausesNoOutOfBoundsAccess) { run(true); }
+TEST(StoreTest, CorruptMemoryCausesNoOutOfBoundsAccess) { run_episodes(true); }
 
 // Returns a store with the text of one request.
 SharedStore make_store_with_text() {
@@ -42,18 +42,18 @@ SharedStore make_store_with_text() {
   const std::vector<int32_t> text = {5, 6, 7, 5, 6, 7, 5, 6};
   const auto length = static_cast<int32_t>(text.size());
   const std::vector<uint8_t> costs(kCostRows * kStoreCostColumns, 0);
-  int32_t count = 0, match = 0;
-  NgramStoreStepParams p{};
-  p.token_ids = {text.data(), 1, length, length};
-  p.num_tokens = p.num_sampled = &length;
-  p.batch = 1;
-  p.store = words.access();
-  p.draft_token_ids = {nullptr, 1, 0, 0};
-  p.num_draft_tokens = &count;
-  p.match_len = &match;
-  p.draft_costs = {nullptr, 1, 0, 0};
-  p.costs = costs.data();
-  ngram_npu_cpu_ngram_store_step_(&p, nullptr);
+  int32_t num_draft = 0, match_len = 0;
+  NgramStoreStepParams params{};
+  params.token_ids = {text.data(), 1, length, length};
+  params.num_tokens = params.num_sampled = &length;
+  params.batch = 1;
+  params.store = words.access();
+  params.draft_token_ids = {nullptr, 1, 0, 0};
+  params.num_draft_tokens = &num_draft;
+  params.match_len = &match_len;
+  params.draft_costs = {nullptr, 1, 0, 0};
+  params.costs = costs.data();
+  ngram_npu_cpu_ngram_store_step_(&params, nullptr);
   return words;
 }
 
@@ -62,14 +62,14 @@ TEST(StoreTest, ClearErasesTextAndOutcomes) {
   cpu::Store store;
   ASSERT_TRUE(cpu::open_store(words.data(), words.count(), &store));
   const auto outcomes = reinterpret_cast<int32_t*>(store.bytes) - words.data();
-  const auto any_from = [&](int64_t begin) {
+  const auto has_nonzero_word_after = [&](int64_t begin) {
     return std::any_of(words.begin() + begin, words.end(), [](int32_t word) { return word != 0; });
   };
-  const int64_t other = 1, own = 0;
-  ngram_npu_cpu_ngram_store_clear(words.data(), words.count(), &other);
-  EXPECT_TRUE(any_from(outcomes));
-  ngram_npu_cpu_ngram_store_clear(words.data(), words.count(), &own);
-  EXPECT_FALSE(any_from(reinterpret_cast<int32_t*>(store.heads) - words.data()));
+  const int64_t other_scope = 1, scope_of_text = 0;
+  ngram_npu_cpu_ngram_store_clear(words.data(), words.count(), &other_scope);
+  EXPECT_TRUE(has_nonzero_word_after(outcomes));
+  ngram_npu_cpu_ngram_store_clear(words.data(), words.count(), &scope_of_text);
+  EXPECT_FALSE(has_nonzero_word_after(reinterpret_cast<int32_t*>(store.heads) - words.data()));
 }
 
 StoreFault find_fault_after(const std::function<void(const cpu::Store&)>& corrupt) {
@@ -77,7 +77,7 @@ StoreFault find_fault_after(const std::function<void(const cpu::Store&)>& corrup
   cpu::Store store;
   EXPECT_TRUE(cpu::open_store(words.data(), words.count(), &store));
   corrupt(store);
-  return static_cast<StoreFault>(words.fault());
+  return static_cast<StoreFault>(words.find_fault());
 }
 
 Entry* find_first_entry(const cpu::Store& store) {
@@ -88,7 +88,7 @@ Entry* find_first_entry(const cpu::Store& store) {
   return nullptr;
 }
 
-TEST(StoreTest, CheckReportsTheKindOfCorruption) {
+TEST(StoreTest, CheckReportsFaultOfEachCorruption) {
   EXPECT_EQ(find_fault_after([](const cpu::Store&) {}), kStoreFaultNone);
   EXPECT_EQ(find_fault_after([](const cpu::Store& s) { s.header[kHeaderMagic] = 1; }), kStoreFaultHeader);
   EXPECT_EQ(find_fault_after([](const cpu::Store& s) { s.head(1)[kHeadFill] = 100; }), kStoreFaultSlot);
@@ -112,7 +112,7 @@ TEST(StoreTest, CheckReportsTheKindOfCorruption) {
               Entry* const line = entry - offset % kLineEntries;
               line[kLineEntries - 1] = *entry;
             }),
-            kStoreFaultTwice);
+            kStoreFaultDuplicate);
 }
 
 }  // namespace

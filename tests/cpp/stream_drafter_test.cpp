@@ -1,5 +1,6 @@
-// Jobs on a late stream, compared with a model that runs each step immediately: rows reused while jobs are pending,
-// ends announced late or early, text that may be stored only after a lag, a store that is being saved.
+// Tests StreamDrafter: compares the jobs on a late stream with a model that runs each step immediately. Rows are
+// num_added while jobs are pending, requests are removed before or after their stop, text is stored
+// only after a lag, and a store is saved at the same time.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,9 +21,10 @@
 namespace ngram_npu::test {
 namespace {
 
-constexpr int64_t kRows = 5, kCapacity = 300, kDrafts = 4, kMost = kDrafts + 1, kPages = 80, kBlocks = 24,
+constexpr int64_t kRows = 5, kCapacity = 300, kDrafts = 4, kMaxSampled = kDrafts + 1, kPages = 80, kBlocks = 24,
                   kLineBits = 6;
 
+// The index and the store of a drafter or of the model.
 struct Memory {
   explicit Memory(uint32_t visibility) : store(kRows, kBlocks, kLineBits, visibility) {}
 
@@ -32,11 +34,12 @@ struct Memory {
 
 struct Request {
   std::vector<int32_t> text;
-  int64_t scope = 0, settled = 0, cut = -1;
+  int64_t scope = 0, num_stored = 0, text_end = -1;  // num_stored includes the prompt; text_end: -1 before the stop
   std::vector<int32_t> stop_tokens;
   StopConditions stop{};
 
-  bool stops() const {
+  // Returns whether a stop condition ends the text at its last token.
+  bool has_reached_stop() const {
     const auto size = static_cast<int64_t>(text.size());
     for (const int32_t token : stop_tokens) {
       if (text.back() == token) return true;
@@ -44,40 +47,42 @@ struct Request {
     if (size >= stop.max_length) return true;
     const int64_t output = size - stop.prompt_length;
     if (output < stop.min_output || stop.max_pattern == 0) return false;
-    for (int64_t pattern = stop.min_pattern; pattern <= stop.max_pattern; ++pattern) {
-      if (pattern * stop.min_count > output) return false;
-      bool repeats = true;
-      for (int64_t j = 1; j <= pattern * (stop.min_count - 1); ++j) {
-        const auto at = static_cast<size_t>(size - j);
-        repeats = repeats && text[at] == text[at - static_cast<size_t>(pattern)];
+    for (int64_t pattern_length = stop.min_pattern; pattern_length <= stop.max_pattern; ++pattern_length) {
+      if (pattern_length * stop.min_count > output) return false;
+      bool is_repeated = true;
+      for (int64_t j = 1; j <= pattern_length * (stop.min_count - 1); ++j) {
+        const auto position = static_cast<size_t>(size - j);
+        is_repeated = is_repeated && text[position] == text[position - static_cast<size_t>(pattern_length)];
       }
-      if (repeats) return true;
+      if (is_repeated) return true;
     }
     return false;
   }
 };
 
-struct Tables {
+// Options of the lookup, and the cost tables that they point to.
+struct DraftOptions {
   std::vector<uint8_t> costs, store_costs;
   LookupOptions lookup;
   LadderOptions ladder;
 };
 
-// Runs each step immediately, and stores text `lag` steps later, request by request.
-class Model {
+// Runs each step immediately. Stores the text of a step `lag` steps later, request by request.
+class SynchronousModel {
  public:
-  Model(const Tables& tables, uint32_t visibility, int64_t lag) : memory(visibility), tables_(tables), lag_(lag) {}
+  SynchronousModel(const DraftOptions& draft_options, uint32_t visibility, int64_t lag)
+      : memory(visibility), draft_options_(draft_options), lag_(lag) {}
 
-  void begin(int64_t row, Request request) {
-    end(row);
-    request.settled = static_cast<int64_t>(request.text.size());
+  void add_request(int64_t row, Request request) {
+    remove_request(row);
+    request.num_stored = static_cast<int64_t>(request.text.size());
     requests_[row] = std::move(request);
     ++generations_[row];
   }
-  void end(int64_t row) {
+  void remove_request(int64_t row) {
     Request& request = requests_[row];
     if (request.text.empty()) return;
-    if (request.cut > request.settled) settle(row, request.cut);
+    if (request.text_end > request.num_stored) store_text(row, request.text_end);
     const int64_t slot = row;
     const NgramStoreFinishParams finish{memory.store.access(), {&slot, 8}, 1};
     ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
@@ -86,282 +91,290 @@ class Model {
     request = {};
     ++generations_[row];
   }
-  // Rows without a request are padding: they sample nothing. A step with padding only does not count.
-  std::vector<uint8_t> step(const std::vector<int32_t>& rows, const std::vector<std::vector<int32_t>>& sampled,
-                            bool drafting) {
-    std::vector<Step> now;
+  // Returns the drafts in the layout StreamDraftLayout. Rows without a request are padding: their tokens are ignored. A
+  // step without requests does not count for the lag.
+  std::vector<uint8_t> run_step(const std::vector<int32_t>& rows, const std::vector<std::vector<int32_t>>& sampled,
+                                bool writes_drafts) {
+    std::vector<StepRow> step_rows;
     std::vector<int32_t> counts;
-    bool is_step = false;
+    bool is_dummy_run = true;
     for (size_t i = 0; i < rows.size(); ++i) {
-      if (rows[i] < 0 || rows[i] >= kRows || !has(rows[i])) {
+      if (rows[i] < 0 || rows[i] >= kRows || !has_request(rows[i])) {
         counts.push_back(0);
         continue;
       }
-      is_step = true;
+      is_dummy_run = false;
       Request& request = requests_[rows[i]];
       counts.push_back(static_cast<int32_t>(sampled[i].size()));
       for (const int32_t token : sampled[i]) {
         if (static_cast<int64_t>(request.text.size()) == kCapacity) break;
         request.text.push_back(token);
-        if (request.cut < 0 && request.stops()) request.cut = static_cast<int64_t>(request.text.size());
+        if (request.text_end < 0 && request.has_reached_stop())
+          request.text_end = static_cast<int64_t>(request.text.size());
       }
       const auto size = static_cast<int64_t>(request.text.size());
-      now.push_back({rows[i], generations_[rows[i]], request.cut < 0 ? size : smaller(size, request.cut)});
+      step_rows.push_back(
+          {rows[i], generations_[rows[i]], request.text_end < 0 ? size : smaller(size, request.text_end)});
     }
     std::vector<uint8_t> drafts;
-    if (drafting) drafts = draft(rows, counts);
-    if (!is_step) return drafts;
-    steps_.push_back(now);
-    if (static_cast<int64_t>(steps_.size()) > lag_) {
-      for (const Step& step : steps_.front()) {
-        if (generations_[step.row] == step.generation && step.length > requests_[step.row].settled)
-          settle(step.row, step.length);
+    if (writes_drafts) drafts = compute_drafts(rows, counts);
+    if (is_dummy_run) return drafts;
+    pending_steps_.push_back(step_rows);
+    if (static_cast<int64_t>(pending_steps_.size()) > lag_) {
+      for (const StepRow& row : pending_steps_.front()) {
+        if (generations_[row.row] == row.generation && row.length > requests_[row.row].num_stored)
+          store_text(row.row, row.length);
       }
-      steps_.pop_front();
+      pending_steps_.pop_front();
     }
     return drafts;
   }
-  bool has(int64_t row) const { return !requests_[row].text.empty(); }
-  bool full(int64_t row) const { return static_cast<int64_t>(requests_[row].text.size()) == kCapacity; }
-  bool stopped(int64_t row) const { return requests_[row].cut >= 0; }
+  bool has_request(int64_t row) const { return !requests_[row].text.empty(); }
+  bool is_full(int64_t row) const { return static_cast<int64_t>(requests_[row].text.size()) == kCapacity; }
+  bool has_stopped(int64_t row) const { return requests_[row].text_end >= 0; }
 
   Memory memory;
 
  private:
-  struct Step {
+  // A row of a step whose text is not stored yet. length: number of tokens to store up to.
+  struct StepRow {
     int64_t row, generation, length;
   };
 
-  void settle(int64_t row, int64_t length) {
+  void store_text(int64_t row, int64_t length) {
     Request& request = requests_[row];
-    const auto count = static_cast<int32_t>(length - request.settled), end = static_cast<int32_t>(length);
-    request.settled = length;
-    const int64_t slot = row, at = 0;
+    const auto count = static_cast<int32_t>(length - request.num_stored), end = static_cast<int32_t>(length);
+    request.num_stored = length;
+    const int64_t slot = row, row_index = 0;
     request.text.reserve(kCapacity);
     InsertParams params{};
     params.store = {memory.store.access(),
                     {request.text.data(), 1, kCapacity, kCapacity},
                     &end,
                     &count,
-                    {&at, 8},
+                    {&row_index, 8},
                     {&slot, 8},
                     {&request.scope, 8},
                     1};
     ngram_npu_cpu_insert_tokens(&params);
   }
 
-  std::vector<uint8_t> draft(const std::vector<int32_t>& rows, const std::vector<int32_t>& counts) {
+  std::vector<uint8_t> compute_drafts(const std::vector<int32_t>& rows, const std::vector<int32_t>& counts) {
     const auto batch = static_cast<int64_t>(rows.size());
     std::vector<int32_t> text(kRows * kCapacity), lengths(kRows);
     std::vector<int64_t> scopes;
     for (int64_t r = 0; r < kRows; ++r) {
-      const std::vector<int32_t>& from = requests_[r].text;
-      std::copy(from.begin(), from.end(), text.begin() + r * kCapacity);
-      lengths[static_cast<size_t>(r)] = static_cast<int32_t>(from.size());
+      const std::vector<int32_t>& row_text = requests_[r].text;
+      std::copy(row_text.begin(), row_text.end(), text.begin() + r * kCapacity);
+      lengths[static_cast<size_t>(r)] = static_cast<int32_t>(row_text.size());
     }
     for (const int32_t row : rows) scopes.push_back(row >= 0 && row < kRows ? requests_[row].scope : 0);
     const StreamDraftLayout layout(batch, kDrafts);
     std::vector<uint8_t> drafts(static_cast<size_t>(layout.total_bytes));
     DraftParams params{};
-    NgramProposeParams& p = params.index_propose.propose;
-    p.token_ids = {text.data(), kRows, kCapacity, kCapacity};
-    p.num_tokens = lengths.data();
-    p.row_indices = {rows.data(), 4};
-    p.num_sampled = counts.data();
-    p.batch = batch;
-    p.lookup = tables_.lookup;
-    p.draft_token_ids = {drafts.data(), kDrafts, 8};
-    p.num_draft_tokens = reinterpret_cast<int32_t*>(drafts.data() + layout.counts_offset);
-    p.match_len = reinterpret_cast<int32_t*>(drafts.data() + layout.lengths_offset);
-    p.draft_costs = {drafts.data() + layout.costs_offset, kDrafts};
+    NgramProposeParams& propose = params.index_propose.propose;
+    propose.token_ids = {text.data(), kRows, kCapacity, kCapacity};
+    propose.num_tokens = lengths.data();
+    propose.row_indices = {rows.data(), 4};
+    propose.num_sampled = counts.data();
+    propose.batch = batch;
+    propose.lookup = draft_options_.lookup;
+    propose.draft_token_ids = {drafts.data(), kDrafts, 8};
+    propose.num_draft_tokens = reinterpret_cast<int32_t*>(drafts.data() + layout.counts_offset);
+    propose.match_len = reinterpret_cast<int32_t*>(drafts.data() + layout.lengths_offset);
+    propose.draft_costs = {drafts.data() + layout.costs_offset, kDrafts};
     params.index_propose.index = memory.index.access();
     params.index_propose.catch_up_tokens = -1;
-    params.index_propose.ladder = tables_.ladder;
-    params.store = {memory.store.access(), {scopes.data(), 8}, tables_.store_costs.data(), 40};
+    params.index_propose.ladder = draft_options_.ladder;
+    params.store = {memory.store.access(), {scopes.data(), 8}, draft_options_.store_costs.data(), 40};
     ngram_npu_cpu_draft(&params);
     return drafts;
   }
 
-  const Tables& tables_;
+  const DraftOptions& draft_options_;
   int64_t lag_;
   Request requests_[kRows];
-  int64_t generations_[kRows] = {};
-  std::deque<std::vector<Step>> steps_;
+  int64_t generations_[kRows] = {};  // number of requests added to and removed from each row
+  std::deque<std::vector<StepRow>> pending_steps_;
 };
 
-struct Counts {
-  int64_t reused = 0, flushed = 0, dropped = 0, from_store = 0;
+// Numbers of requests that were added while jobs were pending, or removed after or before their stop; number of drafts.
+struct EpisodeCounts {
+  int64_t num_added = 0, num_removed_after_stop = 0, num_removed_before_stop = 0, num_store_drafts = 0;
 };
 
-// Copies a store in pieces repeatedly, as the thread of an engine that saves it.
-class Saving {
+// Copies a store piece by piece in a thread, repeatedly, as an engine's thread does that saves the store.
+class StoreCopier {
  public:
-  explicit Saving(Memory* memory) : memory_(memory), thread_([this] { copy(); }) {}
-  Saving(const Saving&) = delete;
-  Saving& operator=(const Saving&) = delete;
+  explicit StoreCopier(Memory* memory) : memory_(memory), thread_([this] { copy_store(); }) {}
+  StoreCopier(const StoreCopier&) = delete;
+  StoreCopier& operator=(const StoreCopier&) = delete;
 
   // Stops copying. Returns whether the last complete copy is a valid store.
-  bool stop(uint32_t visibility) {
-    stopped_ = true;
+  bool stop_and_check(uint32_t visibility) {
+    is_stopped_ = true;
     thread_.join();
     Memory loaded(visibility);
-    const StoreAccess to = loaded.store.access();
+    const StoreAccess access = loaded.store.access();
     for (size_t i = 0; i < pieces_.size(); ++i) {
       const auto count = static_cast<int64_t>(pieces_[i].size());
       const auto piece = static_cast<int64_t>(i);
-      if (ngram_npu_cpu_ngram_store_unpack(to.words, to.num_words, piece, pieces_[i].data(), count) != 0) return false;
+      if (ngram_npu_cpu_ngram_store_unpack(access.words, access.num_words, piece, pieces_[i].data(), count) != 0)
+        return false;
     }
-    return loaded.store.fault() == kStoreFaultNone;
+    return loaded.store.find_fault() == kStoreFaultNone;
   }
 
  private:
-  void copy() {
-    const StoreAccess from = memory_->store.access();
+  void copy_store() {
+    const StoreAccess access = memory_->store.access();
     std::vector<uint32_t> buffer(static_cast<size_t>(kStorePieceWords));
     do {
       std::vector<std::vector<uint32_t>> pieces;
-      const int64_t number = ngram_npu_cpu_ngram_store_pieces(from.words, from.num_words);
-      while (static_cast<int64_t>(pieces.size()) < number) {
+      const int64_t num_pieces = ngram_npu_cpu_ngram_store_pieces(access.words, access.num_words);
+      while (static_cast<int64_t>(pieces.size()) < num_pieces) {
         const auto piece = static_cast<int64_t>(pieces.size());
-        const int64_t count = ngram_npu_cpu_ngram_store_pack(from.words, from.num_words, piece, buffer.data());
+        const int64_t count = ngram_npu_cpu_ngram_store_pack(access.words, access.num_words, piece, buffer.data());
         if (count >= 0) pieces.emplace_back(buffer.begin(), buffer.begin() + count);
       }
       pieces_.swap(pieces);
-    } while (!stopped_);
+    } while (!is_stopped_);
   }
 
   Memory* memory_;
-  std::atomic<bool> stopped_{false};
+  std::atomic<bool> is_stopped_{false};
   std::vector<std::vector<uint32_t>> pieces_;
   std::thread thread_;
 };
 
-void run_episode(uint64_t seed, int steps, Counts* counts) {
-  RandomChoices c(seed, steps);
-  Tables tables{std::vector<uint8_t>(kCostRows * kCostColumns),
-                std::vector<uint8_t>(kCostRows * store::kStoreCostColumns),
-                {1, kLadderMaxN, kDrafts, kCapacity, kLatest, c.one_in(2), true, nullptr, 0},
-                {}};
-  for (auto* table : {&tables.costs, &tables.store_costs}) {
-    for (uint8_t& cost : *table) cost = static_cast<uint8_t>(c.below(20));
+void run_episode(uint64_t seed, int num_steps, EpisodeCounts* counts) {
+  RandomChoices choices(seed, num_steps);
+  DraftOptions draft_options{std::vector<uint8_t>(kCostRows * kCostColumns),
+                             std::vector<uint8_t>(kCostRows * store::kStoreCostColumns),
+                             {1, kLadderMaxN, kDrafts, kCapacity, kLatest, choices.one_in(2), true, nullptr, 0},
+                             {}};
+  for (auto* table : {&draft_options.costs, &draft_options.store_costs}) {
+    for (uint8_t& cost : *table) cost = static_cast<uint8_t>(choices.below(20));
   }
-  tables.ladder = {true, tables.costs.data(), 40};
-  const uint32_t visibility = c.one_in(2) ? store::kLive : store::kFinish;
-  const int64_t lag = c.below(4);
-  Model model(tables, visibility, lag);
+  draft_options.ladder = {true, draft_options.costs.data(), 40};
+  const uint32_t visibility = choices.one_in(2) ? store::kLive : store::kFinish;
+  const int64_t lag = choices.below(4);
+  SynchronousModel model(draft_options, visibility, lag);
   Memory memory(visibility);
-  std::vector<int32_t> staging(kRows * (1 + kMost));
+  std::vector<int32_t> staging(kRows * (1 + kMaxSampled));
   std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).total_bytes));
-  StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
-  options.draft.index_propose.propose.lookup = tables.lookup;
+  StreamOptions options{kRows, kCapacity, kMaxSampled, lag, {}, staging.data(), drafts.data()};
+  options.draft.index_propose.propose.lookup = draft_options.lookup;
   options.draft.index_propose.index = memory.index.access();
-  options.draft.index_propose.ladder = tables.ladder;
-  options.draft.store = {memory.store.access(), {}, tables.store_costs.data(), 40};
+  options.draft.index_propose.ladder = draft_options.ladder;
+  options.draft.store = {memory.store.access(), {}, draft_options.store_costs.data(), 40};
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   ASSERT_NE(drafter, nullptr);
-  const std::unique_ptr<Saving> saving(seed % 3 == 0 ? new Saving(&memory) : nullptr);
+  const std::unique_ptr<StoreCopier> copier(seed % 3 == 0 ? new StoreCopier(&memory) : nullptr);
 
-  std::deque<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>> results;  // expected, actual
+  std::deque<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>> results;  // expected and actual drafts per step
   {
     LateStream stream;
-    const int64_t tokens = c.from(3, 6);
-    while (c.more()) {
+    const int64_t vocab_size = choices.between(3, 6);
+    while (choices.has_next_event()) {
       std::vector<int32_t> rows;
       for (int32_t row = 0; row < kRows; ++row) {
-        if (model.has(row) && (model.full(row) || c.one_in(model.stopped(row) ? 2 : 25))) {
+        if (model.has_request(row) && (model.is_full(row) || choices.one_in(model.has_stopped(row) ? 2 : 25))) {
           ngram_npu_cpu_stream_remove_request(drafter, row);
-          counts->flushed += model.stopped(row);
-          counts->dropped += !model.stopped(row) && lag > 0;
-          model.end(row);
+          counts->num_removed_after_stop += model.has_stopped(row);
+          counts->num_removed_before_stop += !model.has_stopped(row) && lag > 0;
+          model.remove_request(row);
         }
-        if (!model.has(row) && c.one_in(3)) {
+        if (!model.has_request(row) && choices.one_in(3)) {
           Request request;
-          for (int64_t n = c.from(1, c.one_in(10) ? kCapacity : 40); n > 0; --n)
-            request.text.push_back(static_cast<int32_t>(c.below(tokens)));
-          request.scope = c.below(2);
+          for (int64_t n = choices.between(1, choices.one_in(10) ? kCapacity : 40); n > 0; --n)
+            request.text.push_back(static_cast<int32_t>(choices.below(vocab_size)));
+          request.scope = choices.below(2);
           request.stop.prompt_length = static_cast<int64_t>(request.text.size());
-          request.stop.max_length = c.one_in(2) ? INT64_MAX : request.stop.prompt_length + c.below(60);
-          if (c.one_in(2)) request.stop_tokens = {static_cast<int32_t>(tokens)};
-          if (c.one_in(3)) {
-            request.stop.min_output = c.below(10);
-            request.stop.min_pattern = c.from(1, 2);
-            request.stop.max_pattern = c.from(2, 5);
-            request.stop.min_count = c.from(2, 4);
+          request.stop.max_length = choices.one_in(2) ? INT64_MAX : request.stop.prompt_length + choices.below(60);
+          if (choices.one_in(2)) request.stop_tokens = {static_cast<int32_t>(vocab_size)};
+          if (choices.one_in(3)) {
+            request.stop.min_output = choices.below(10);
+            request.stop.min_pattern = choices.between(1, 2);
+            request.stop.max_pattern = choices.between(2, 5);
+            request.stop.min_count = choices.between(2, 4);
           }
-          StreamRequest begin{row, request.scope, request.text.data(), static_cast<int64_t>(request.text.size()),
-                              request.stop};
-          begin.stop.tokens = request.stop_tokens.data();
-          begin.stop.num_tokens = static_cast<int64_t>(request.stop_tokens.size());
-          ngram_npu_cpu_stream_add_request(drafter, &begin);
-          counts->reused += ngram_npu_cpu_stream_count_pending_jobs(drafter) > 0;
-          model.begin(row, std::move(request));
+          StreamRequest stream_request{row, request.scope, request.text.data(),
+                                       static_cast<int64_t>(request.text.size()), request.stop};
+          stream_request.stop.tokens = request.stop_tokens.data();
+          stream_request.stop.num_tokens = static_cast<int64_t>(request.stop_tokens.size());
+          ngram_npu_cpu_stream_add_request(drafter, &stream_request);
+          counts->num_added += ngram_npu_cpu_stream_count_pending_jobs(drafter) > 0;
+          model.add_request(row, std::move(request));
         }
-        if (model.has(row) ? !c.one_in(4) : c.one_in(8)) rows.push_back(row);
+        if (model.has_request(row) ? !choices.one_in(4) : choices.one_in(8)) rows.push_back(row);
       }
-      if (c.one_in(5)) rows.clear();  // a dummy run
-      if (c.one_in(8) && static_cast<int64_t>(rows.size()) < kRows) rows.push_back(c.one_in(2) ? -1 : kRows);
+      if (choices.one_in(5)) rows.clear();  // a dummy run
+      if (choices.one_in(8) && static_cast<int64_t>(rows.size()) < kRows)
+        rows.push_back(choices.one_in(2) ? -1 : kRows);
       std::vector<std::vector<int32_t>> sampled(rows.size());
-      std::vector<int32_t> copied;
+      std::vector<int32_t> sampled_buffer;
       for (std::vector<int32_t>& row_sampled : sampled) {
-        for (int64_t n = c.below(kMost + 1); n > 0; --n)
-          row_sampled.push_back(static_cast<int32_t>(c.one_in(30) ? tokens : c.below(tokens)));
-        copied.push_back(static_cast<int32_t>(row_sampled.size()));
-        copied.insert(copied.end(), row_sampled.begin(), row_sampled.end());
-        copied.resize(copied.size() + static_cast<size_t>(kMost) - row_sampled.size(), -1);
+        for (int64_t n = choices.below(kMaxSampled + 1); n > 0; --n)
+          row_sampled.push_back(static_cast<int32_t>(choices.one_in(30) ? vocab_size : choices.below(vocab_size)));
+        sampled_buffer.push_back(static_cast<int32_t>(row_sampled.size()));
+        sampled_buffer.insert(sampled_buffer.end(), row_sampled.begin(), row_sampled.end());
+        sampled_buffer.resize(sampled_buffer.size() + static_cast<size_t>(kMaxSampled) - row_sampled.size(), -1);
       }
-      const bool drafting = !c.one_in(4);
+      const bool writes_drafts = !choices.one_in(4);
       StreamJob* job =
-          ngram_npu_cpu_stream_create_job(drafter, rows.data(), static_cast<int64_t>(rows.size()), drafting);
+          ngram_npu_cpu_stream_create_job(drafter, rows.data(), static_cast<int64_t>(rows.size()), writes_drafts);
       ASSERT_NE(job, nullptr);
-      results.emplace_back(model.step(rows, sampled, drafting), std::vector<uint8_t>());
+      results.emplace_back(model.run_step(rows, sampled, writes_drafts), std::vector<uint8_t>());
       auto* actual = &results.back().second;
       const auto batch = static_cast<int64_t>(rows.size());
-      const auto bytes = drafting ? StreamDraftLayout(batch, kDrafts).total_bytes : 0;
-      stream.add([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
-      stream.add([=] { ngram_npu_cpu_stream_run_job(job); });
-      stream.add([=, &drafts] { actual->assign(drafts.begin(), drafts.begin() + bytes); });
+      const auto bytes = writes_drafts ? StreamDraftLayout(batch, kDrafts).total_bytes : 0;
+      stream.add_task([=, &staging] { std::copy(sampled_buffer.begin(), sampled_buffer.end(), staging.begin()); });
+      stream.add_task([=] { ngram_npu_cpu_stream_run_job(job); });
+      stream.add_task([=, &drafts] { actual->assign(drafts.begin(), drafts.begin() + bytes); });
     }
   }
   EXPECT_EQ(ngram_npu_cpu_stream_count_pending_jobs(drafter), 0);
-  if (saving != nullptr) {
-    EXPECT_TRUE(saving->stop(visibility)) << "seed " << seed;
+  if (copier != nullptr) {
+    EXPECT_TRUE(copier->stop_and_check(visibility)) << "seed " << seed;
   }
   for (size_t i = 0; i < results.size(); ++i) {
     ASSERT_EQ(results[i].second, results[i].first) << "seed " << seed << ", step " << i << ", lag " << lag;
   }
   ASSERT_EQ(memory.store, model.memory.store) << "seed " << seed;
-  counts->from_store += static_cast<int64_t>(memory.store[store::kStatDrafts]);
+  counts->num_store_drafts += static_cast<int64_t>(memory.store[store::kStatDrafts]);
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
 }
 
 TEST(StreamDrafterTest, DraftsEqualThoseOfImmediateSteps) {
-  Counts counts;
-  const char* more = std::getenv("NGRAM_NPU_STREAM_EPISODES");  // `make prove`
-  const uint64_t episodes = more != nullptr ? std::strtoull(more, nullptr, 10) : 60;
-  for (uint64_t seed = 1; seed <= episodes; ++seed) run_episode(seed, 100, &counts);
-  EXPECT_GT(counts.reused, 1000);
-  EXPECT_GT(counts.flushed, 100);
-  EXPECT_GT(counts.dropped, 50);
-  EXPECT_GT(counts.from_store, 500);
+  EpisodeCounts counts;
+  const char* variable = std::getenv("NGRAM_NPU_STREAM_EPISODES");  // set by `make prove`
+  const uint64_t num_episodes = variable != nullptr ? std::strtoull(variable, nullptr, 10) : 40;
+  for (uint64_t seed = 1; seed <= num_episodes; ++seed) run_episode(seed, 100, &counts);
+  EXPECT_GT(counts.num_added, 1000);
+  EXPECT_GT(counts.num_removed_after_stop, 100);
+  EXPECT_GT(counts.num_removed_before_stop, 50);
+  EXPECT_GT(counts.num_store_drafts, 500);
 }
 
-// A drafter of one request with the text 1, 2, 3 in row 0. Its lookups only find text of a store.
-class Drafter {
+// A drafter of one request with the text 1, 2, 3 in row 0. It can draft only text of a store, because the row has no
+// repeated tokens.
+class OneRequestDrafter {
  public:
-  explicit Drafter(StoreAccess store) {
-    StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging_.data(), drafts_.data()};
+  explicit OneRequestDrafter(StoreAccess store) {
+    StreamOptions options{kRows, kCapacity, kMaxSampled, 0, {}, staging_.data(), drafts_.data()};
     options.draft.index_propose.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
     options.draft.store = {store, {}, costs_.data(), 40};
     drafter_ = ngram_npu_cpu_stream_make(&options);
     const int32_t text[] = {1, 2, 3};
-    const StreamRequest begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
-    EXPECT_EQ(ngram_npu_cpu_stream_add_request(drafter_, &begin), kOk);
+    const StreamRequest request{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+    EXPECT_EQ(ngram_npu_cpu_stream_add_request(drafter_, &request), kOk);
   }
-  Drafter(const Drafter&) = delete;
-  Drafter& operator=(const Drafter&) = delete;
-  ~Drafter() { EXPECT_TRUE(free()); }
+  OneRequestDrafter(const OneRequestDrafter&) = delete;
+  OneRequestDrafter& operator=(const OneRequestDrafter&) = delete;
+  ~OneRequestDrafter() { EXPECT_TRUE(free()); }
 
-  StreamJob* step() {
+  StreamJob* create_job() {
     const int32_t row = 0;
     return ngram_npu_cpu_stream_create_job(drafter_, &row, 1, true);
   }
@@ -369,48 +382,48 @@ class Drafter {
 
  private:
   std::vector<uint8_t> costs_ = std::vector<uint8_t>(kCostRows * store::kStoreCostColumns);
-  std::vector<int32_t> staging_ = std::vector<int32_t>(kRows * (1 + kMost), 1);
+  std::vector<int32_t> staging_ = std::vector<int32_t>(kRows * (1 + kMaxSampled), 1);
   std::vector<uint8_t> drafts_ =
       std::vector<uint8_t>(static_cast<size_t>(StreamDraftLayout(kRows, kDrafts).total_bytes));
   StreamDrafter* drafter_;
 };
 
-// No other call on the store may happen, for example by the drafter of a second engine. If it does, neither call writes
-// to the store, and the statistics count the skipped call.
-TEST(StreamDrafterTest, JobSkipsAStoreInUse) {
+// Two calls must not use a store at the same time. If a call finds the store in use, for example by the drafter of a
+// second engine, the call skips the store, and the statistics count the skipped call.
+TEST(StreamDrafterTest, JobSkipsStoreInUse) {
   SharedStore store(kRows, kBlocks, kLineBits);
-  Drafter drafter(store.access());
+  OneRequestDrafter drafter(store.access());
   store[store::kHeaderLock] = 1;
-  Words before = store;
-  ngram_npu_cpu_stream_run_job(drafter.step());
-  ++before[store::kStatSkippedCalls];
-  EXPECT_EQ(store, before);
+  Words expected = store;
+  ngram_npu_cpu_stream_run_job(drafter.create_job());
+  ++expected[store::kStatSkippedCalls];
+  EXPECT_EQ(store, expected);
   std::vector<uint32_t> piece(static_cast<size_t>(kStorePieceWords));
   EXPECT_EQ(ngram_npu_cpu_ngram_store_pack(store.data(), store.count(), 0, piece.data()), -1);
-  EXPECT_EQ(store, before);
+  EXPECT_EQ(store, expected);
 }
 
-TEST(StreamDrafterTest, DrafterWithAPendingJobIsNotFreed) {
-  Drafter drafter({});
-  StreamJob* job = drafter.step();
+TEST(StreamDrafterTest, DrafterWithPendingJobIsNotFreed) {
+  OneRequestDrafter drafter({});
+  StreamJob* job = drafter.create_job();
   EXPECT_FALSE(drafter.free());
   ngram_npu_cpu_stream_run_job(job);
 }
 
-TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetInTotal) {
+TEST(StreamDrafterTest, JobIndexesAtMostItsBudgetForAllRows) {
   constexpr int64_t kPrompt = 5000;
   const std::vector<int32_t> text(kPrompt, 3);
-  std::vector<int32_t> staging(3 * (1 + kMost), 1);
+  std::vector<int32_t> staging(3 * (1 + kMaxSampled), 1);
   std::vector<uint8_t> drafts(static_cast<size_t>(StreamDraftLayout(3, kDrafts).total_bytes));
   Index index(3, 64);
-  StreamOptions options{3, kPrompt + 100, kMost, 0, {}, staging.data(), drafts.data()};
+  StreamOptions options{3, kPrompt + 100, kMaxSampled, 0, {}, staging.data(), drafts.data()};
   options.draft.index_propose.propose.lookup = {1, 4, kDrafts, kPrompt, kLatest, true, true, nullptr, 0};
   options.draft.index_propose.index = index.access();
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   const int32_t rows[] = {0, 1, 2};
   for (const int64_t row : rows) {
-    const StreamRequest begin{row, 0, text.data(), kPrompt, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
-    ASSERT_EQ(ngram_npu_cpu_stream_add_request(drafter, &begin), kOk);
+    const StreamRequest request{row, 0, text.data(), kPrompt, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+    ASSERT_EQ(ngram_npu_cpu_stream_add_request(drafter, &request), kOk);
   }
   for (int64_t job = 1; job < 4; ++job) {
     ngram_npu_cpu_stream_run_job(ngram_npu_cpu_stream_create_job(drafter, rows, 3, job != 2));

@@ -1,5 +1,5 @@
-"""`drafting` does not change the output of `model.generate`, or the call raises an error that names
-the reason. The tests cover all arguments and options of the installed transformers."""
+"""Tests that `drafting` does not change the output of `model.generate`, or that the call raises an
+error with the reason. The tests cover all arguments and options of the installed transformers."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ K = 5
 NEW_TOKENS = 24
 NEWLINE = ord("\n")
 PROMPT = b"> read(a41)\nread(a41) ok\n> find(c70)\nfind(c70) no\n> read(a4"
-TOKENS = torch.tensor([list(PROMPT)])
-SAMPLED = {"do_sample": True}
-RETURNED = {"return_dict_in_generate": True}
+PROMPT_IDS = torch.tensor([list(PROMPT)])
+WITH_SAMPLING = {"do_sample": True}
+WITH_DICT = {"return_dict_in_generate": True}
 
 
 def make_supported_options(greedy: list[int]) -> dict[str, dict[str, Any]]:
@@ -57,64 +57,64 @@ def make_supported_options(greedy: list[int]) -> dict[str, dict[str, Any]]:
     Args:
         greedy: the greedy output, from which tokens are chosen so that the options have an effect.
     """
-    length = TOKENS.shape[1]
-    ends = {"eos_token_id": [greedy[3], greedy[12]]}
+    length = PROMPT_IDS.shape[1]
+    end_tokens = {"eos_token_id": [greedy[3], greedy[12]]}
     return {
         "bad_words_ids": {"bad_words_ids": [[greedy[4]], [greedy[1], greedy[2]]]},
         "begin_suppress_tokens": {"begin_suppress_tokens": [greedy[0]]},
         "bos_token_id": {"bos_token_id": 5},
         "decoder_start_token_id": {"decoder_start_token_id": 5},
         "disable_compile": {"disable_compile": True},
-        "do_sample": SAMPLED,
+        "do_sample": WITH_SAMPLING,
         "early_stopping": {"early_stopping": True},
         "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 3},
         "encoder_repetition_penalty": {"encoder_repetition_penalty": 0.2},
-        "eos_token_id": ends,
-        "epsilon_cutoff": {**SAMPLED, "epsilon_cutoff": 0.3},
-        "eta_cutoff": {**SAMPLED, "eta_cutoff": 0.9},
+        "eos_token_id": end_tokens,
+        "epsilon_cutoff": {**WITH_SAMPLING, "epsilon_cutoff": 0.3},
+        "eta_cutoff": {**WITH_SAMPLING, "eta_cutoff": 0.9},
         "exponential_decay_length_penalty": {
             "eos_token_id": greedy[9],
             "exponential_decay_length_penalty": (1, 4.0),
         },
-        "forced_bos_token_id": {"forced_bos_token_id": greedy[0], "input_ids": TOKENS[:, :1]},
+        "forced_bos_token_id": {"forced_bos_token_id": greedy[0], "input_ids": PROMPT_IDS[:, :1]},
         "forced_eos_token_id": {"forced_eos_token_id": 5},
         "length_penalty": {"length_penalty": 2.0},
         "max_length": {"max_length": length + 17, "max_new_tokens": None},
         "max_new_tokens": {"max_new_tokens": 13},
         "max_time": {"max_time": 1e-9},
-        "min_length": {"min_length": length + 9, **ends},
-        "min_new_tokens": {"min_new_tokens": 9, **ends},
-        "min_p": {**SAMPLED, "min_p": 0.9},
+        "min_length": {"min_length": length + 9, **end_tokens},
+        "min_new_tokens": {"min_new_tokens": 9, **end_tokens},
+        "min_p": {**WITH_SAMPLING, "min_p": 0.9},
         "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
-        "output_attentions": {**RETURNED, "output_attentions": True},
-        "output_hidden_states": {**RETURNED, "output_hidden_states": True},
-        "output_logits": {**RETURNED, "output_logits": True},
-        "output_scores": {**RETURNED, **SAMPLED, "output_scores": True, "top_k": 5},
+        "output_attentions": {**WITH_DICT, "output_attentions": True},
+        "output_hidden_states": {**WITH_DICT, "output_hidden_states": True},
+        "output_logits": {**WITH_DICT, "output_logits": True},
+        "output_scores": {**WITH_DICT, **WITH_SAMPLING, "output_scores": True, "top_k": 5},
         "pad_token_id": {"pad_token_id": 5},
         "remove_invalid_values": {"remove_invalid_values": True},
-        "renormalize_logits": {**SAMPLED, "renormalize_logits": True},
+        "renormalize_logits": {**WITH_SAMPLING, "renormalize_logits": True},
         "repetition_penalty": {"repetition_penalty": 3.0},
-        "return_dict_in_generate": RETURNED,
+        "return_dict_in_generate": WITH_DICT,
         "sequence_bias": {"sequence_bias": [[[greedy[1], greedy[2]], -50.0], [[greedy[5]], -9.0]]},
         "stop_strings": {"stop_strings": [bytes(greedy[7:10]).decode(), "?!"]},
         "suppress_tokens": {"suppress_tokens": [greedy[2], greedy[7]]},
-        "temperature": {**SAMPLED, "temperature": 3.0},
-        "top_h": {**SAMPLED, "top_h": 0.1},
-        "top_k": {**SAMPLED, "top_k": 1},
-        "top_p": {**SAMPLED, "top_p": 0.2},
-        "typical_p": {**SAMPLED, "typical_p": 0.2},
+        "temperature": {**WITH_SAMPLING, "temperature": 3.0},
+        "top_h": {**WITH_SAMPLING, "top_h": 0.1},
+        "top_k": {**WITH_SAMPLING, "top_k": 1},
+        "top_p": {**WITH_SAMPLING, "top_p": 0.2},
+        "typical_p": {**WITH_SAMPLING, "typical_p": 0.2},
     }
 
 
-SUPPORTED = make_supported_options([65] * NEW_TOKENS).keys()
+SUPPORTED_FIELDS = make_supported_options([65] * NEW_TOKENS).keys()
 FIELDS_WITHOUT_EFFECT = {
     *("bos_token_id", "decoder_start_token_id", "disable_compile", "early_stopping"),
     *("length_penalty", "pad_token_id", "remove_invalid_values", "renormalize_logits"),
     *("output_attentions", "output_hidden_states", "output_logits", "output_scores"),
     "return_dict_in_generate",
 }
-"""Fields that do not change the text; the options of all others must change it."""
-UNSUPPORTED: dict[str, Any] = {
+"""Supported fields that do not change the text. The options of all other fields must change it."""
+UNSUPPORTED_FIELDS: dict[str, Any] = {
     **dict.fromkeys(("assistant_early_exit", "assistant_lookbehind", "guidance_scale"), 2),
     **dict.fromkeys(("max_cache_len", "max_matching_ngram_size", "num_assistant_tokens"), 2),
     **dict.fromkeys(("num_beam_groups", "num_beams", "num_return_sequences"), 2),
@@ -147,28 +147,35 @@ FIELDS = {name for name in vars(GenerationConfig()) if name[0] != "_"} - {"trans
 
 @pytest.fixture(scope="module")
 def folder() -> str:
-    return str(tiny_model.cached())
+    return str(tiny_model.find_or_train_model())
 
 
 @pytest.fixture(scope="module")
 def model(folder: str) -> Any:
-    """The tiny model as transformers loads it, on one thread: it is too small for more."""
+    """The tiny model as transformers loads it. It is too small for more than one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="module")
+def greedy(model: Any) -> list[int]:
+    """The text that the model generates greedily after the prompt."""
+    text = model.generate(PROMPT_IDS, max_new_tokens=NEW_TOKENS, do_sample=False)
+    return text[0, PROMPT_IDS.shape[1] :].tolist()
+
+
 @pytest.fixture
 def drafter(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Drafts some tokens of `text` in each step, then wrong tokens from `make_wrong`."""
+    """Replaces the drafter. Drafts are some tokens of `text`, then tokens of `make_wrong_token`."""
     rng = random.Random(0)
-    drafter = SimpleNamespace(text=[], make_wrong=lambda: rng.randrange(32, 128))
+    drafter = SimpleNamespace(text=[], make_wrong_token=lambda: rng.randrange(32, 128))
 
     def propose(_: Any, count: Any, **__: Any) -> SimpleNamespace:
         length = int(count[0])
         draft = drafter.text[length : length + rng.randint(0, K)]
-        draft = draft + [drafter.make_wrong() for _ in range(K - len(draft))]
+        draft = draft + [drafter.make_wrong_token() for _ in range(K - len(draft))]
         return SimpleNamespace(
             draft_token_ids=np.array([draft], np.int32), num_draft_tokens=np.array([K])
         )
@@ -194,7 +201,7 @@ def get_text(output: Any) -> torch.Tensor:
 
 
 def assert_equal(output: Any, expected: Any) -> None:
-    """Compares two outputs of `generate` of any kind."""
+    """Compares two outputs of `generate`, which may be tensors or nested containers of these."""
     assert type(output) is type(expected)
     if isinstance(expected, torch.Tensor):
         assert output.shape == expected.shape
@@ -205,12 +212,12 @@ def assert_equal(output: Any, expected: Any) -> None:
             assert_equal(output[name], expected[name])
     elif isinstance(expected, tuple):
         assert len(output) == len(expected)
-        for one, other in zip(output, expected, strict=True):
-            assert_equal(one, other)
+        for item, expected_item in zip(output, expected, strict=True):
+            assert_equal(item, expected_item)
     elif hasattr(expected, "get_seq_length"):
         assert output.get_seq_length() == expected.get_seq_length()
-        for one, other in zip(output.layers, expected.layers, strict=True):
-            assert_equal(one.keys, other.keys)
+        for layer, expected_layer in zip(output.layers, expected.layers, strict=True):
+            assert_equal(layer.keys, expected_layer.keys)
     else:
         assert output == expected
 
@@ -226,7 +233,7 @@ def count_passes(model: Any) -> Iterator[list[None]]:
         hook.remove()
 
 
-def compare(model: Any, drafter: SimpleNamespace, **options: Any) -> tuple[torch.Tensor, int]:
+def compare_outputs(model: Any, drafter: Any, **options: Any) -> tuple[torch.Tensor, int]:
     """Compares the outputs with and without drafts. Returns the text and the number of forward
     passes with drafts."""
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, **options}
@@ -238,11 +245,11 @@ def compare(model: Any, drafter: SimpleNamespace, **options: Any) -> tuple[torch
     return get_text(expected), len(passes)
 
 
-def test_tables_name_all_fields_and_arguments() -> None:
-    """A field or argument of a new version raises an error until these tests cover it."""
-    assert not SUPPORTED & UNSUPPORTED.keys()
-    assert adapter._FIELDS - {"transformers_version"} == SUPPORTED
-    assert SUPPORTED | UNSUPPORTED.keys() >= FIELDS
+def test_tables_above_contain_all_fields_and_arguments() -> None:
+    """`drafting` rejects a new field or argument until these tests cover it."""
+    assert not SUPPORTED_FIELDS & UNSUPPORTED_FIELDS.keys()
+    assert adapter._CONFIG_FIELDS - {"transformers_version"} == SUPPORTED_FIELDS
+    assert SUPPORTED_FIELDS | UNSUPPORTED_FIELDS.keys() >= FIELDS
     arguments = inspect.signature(GenerationMixin.generate).parameters.keys()
     assert arguments <= UNSUPPORTED_ARGUMENTS | adapter._ARGUMENTS | {"self", "kwargs"}
     assert not UNSUPPORTED_ARGUMENTS & adapter._ARGUMENTS
@@ -250,44 +257,48 @@ def test_tables_name_all_fields_and_arguments() -> None:
     assert families == adapter._IMAGE_MODELS
 
 
-@pytest.mark.parametrize("field", sorted(FIELDS & SUPPORTED))
+@pytest.mark.parametrize("field", sorted(FIELDS & SUPPORTED_FIELDS))
 def test_drafting_with_supported_field_returns_equal_output(
-    model: Any, folder: str, drafter: SimpleNamespace, deterministic_sampling: None, field: str
+    model: Any,
+    folder: str,
+    greedy: list[int],
+    drafter: SimpleNamespace,
+    deterministic_sampling: None,
+    field: str,
 ) -> None:
-    defaults = {"input_ids": TOKENS, "max_new_tokens": NEW_TOKENS, "do_sample": False}
-    greedy = model.generate(**defaults)[0, TOKENS.shape[1] :].tolist()
+    defaults = {"input_ids": PROMPT_IDS, "max_new_tokens": NEW_TOKENS, "do_sample": False}
     options = defaults | make_supported_options(greedy)[field]
     if field == "stop_strings":
         options["tokenizer"] = AutoTokenizer.from_pretrained(folder)
     if field == "output_attentions":
         model.set_attn_implementation("eager")
     try:
-        text, passes = compare(model, drafter, **options)
+        text, passes = compare_outputs(model, drafter, **options)
     finally:
         model.set_attn_implementation("sdpa")
-    generated = text.shape[1] - options["input_ids"].shape[1]
-    assert passes < generated or generated == 1  # some drafts were accepted
-    without = {name: value for name, value in options.items() if name != field}
+    num_generated = text.shape[1] - options["input_ids"].shape[1]
+    assert passes < num_generated or num_generated == 1  # some drafts were accepted
+    other_options = {name: value for name, value in options.items() if name != field}
     if field in defaults:
-        without[field] = defaults[field]
+        other_options[field] = defaults[field]
     elif field == "max_length":
-        without["max_new_tokens"] = NEW_TOKENS
-    plain = get_text(model.generate(**without))
-    assert plain.equal(text) == (field in FIELDS_WITHOUT_EFFECT)
+        other_options["max_new_tokens"] = NEW_TOKENS
+    text_without_field = get_text(model.generate(**other_options))
+    assert text_without_field.equal(text) == (field in FIELDS_WITHOUT_EFFECT)
 
 
-@pytest.mark.parametrize("field", sorted(FIELDS & UNSUPPORTED.keys()))
+@pytest.mark.parametrize("field", sorted(FIELDS & UNSUPPORTED_FIELDS.keys()))
 def test_drafting_with_unsupported_field_raises_error(model: Any, field: str) -> None:
-    options = {"max_new_tokens": 3, "do_sample": True, field: UNSUPPORTED[field]}
+    options = {"max_new_tokens": 3, "do_sample": True, field: UNSUPPORTED_FIELDS[field]}
     config = GenerationConfig(max_new_tokens=3, do_sample=True)
-    setattr(config, field, UNSUPPORTED[field])
+    setattr(config, field, UNSUPPORTED_FIELDS[field])
     for arguments in (options, {"generation_config": config}):
         with drafting(model), pytest.raises(ValueError, match=rf"^drafting: .*{field}="):
-            model.generate(TOKENS, **arguments)
+            model.generate(PROMPT_IDS, **arguments)
 
 
 def test_drafting_with_default_fields_is_accepted(model: Any) -> None:
-    """Including explicit defaults, and False instead of None."""
+    """The fields have their defaults explicitly, and one is False instead of None."""
     defaults = getattr(GenerationConfig(), "_get_default_generation_params", dict)()
     fields = {**vars(GenerationConfig()), **defaults, "is_assistant": False, "max_new_tokens": 3}
     options = {
@@ -295,7 +306,7 @@ def test_drafting_with_default_fields_is_accepted(model: Any) -> None:
     }
     options.pop("max_length", None)
     with drafting(model):
-        model.generate(TOKENS, **options)
+        model.generate(PROMPT_IDS, **options)
 
 
 def test_drafting_with_unknown_field_or_unsupported_default_raises_error(
@@ -304,24 +315,24 @@ def test_drafting_with_unknown_field_or_unsupported_default_raises_error(
     for value in (1, True):
         config = GenerationConfig(max_new_tokens=3, a_new_field=value)
         with drafting(model), pytest.raises(ValueError, match=r"drafting: .*a_new_field="):
-            model.generate(TOKENS, generation_config=config)
+            model.generate(PROMPT_IDS, generation_config=config)
     monkeypatch.setattr(model.generation_config, "guidance_scale", 2.0)
     with drafting(model), pytest.raises(ValueError, match=r"drafting: .*guidance_scale="):
-        model.generate(TOKENS, max_new_tokens=3)
+        model.generate(PROMPT_IDS, max_new_tokens=3)
 
 
 @pytest.mark.parametrize("argument", [*sorted(UNSUPPORTED_ARGUMENTS), "no_argument"])
 def test_drafting_with_unsupported_argument_raises_error(model: Any, argument: str) -> None:
     with drafting(model), pytest.raises(ValueError, match=f"^drafting: .*{argument}="):
-        model.generate(TOKENS, max_new_tokens=3, **{argument: object()})
+        model.generate(PROMPT_IDS, max_new_tokens=3, **{argument: object()})
     if argument in inspect.signature(GenerationMixin.generate).parameters:
         with drafting(model):
-            model.generate(TOKENS, max_new_tokens=3, **{argument: None})
+            model.generate(PROMPT_IDS, max_new_tokens=3, **{argument: None})
 
 
 def test_drafting_with_several_requests_raises_error(model: Any) -> None:
-    both = TOKENS.repeat(2, 1)
-    for arguments, options in (([both], {}), ([], {"inputs": both}), ([], {"input_ids": both})):
+    rows = PROMPT_IDS.repeat(2, 1)
+    for arguments, options in (([rows], {}), ([], {"inputs": rows}), ([], {"input_ids": rows})):
         with drafting(model), pytest.raises(ValueError, match="one request per call"):
             model.generate(*arguments, **options)
 
@@ -329,32 +340,39 @@ def test_drafting_with_several_requests_raises_error(model: Any) -> None:
 def test_drafting_with_padded_prompt_returns_equal_text(
     model: Any, drafter: SimpleNamespace
 ) -> None:
-    for masked in ([0, 1, 2], [0, 20, 21]):
-        mask = torch.ones_like(TOKENS)
-        mask[0, masked] = 0
-        compare(model, drafter, input_ids=TOKENS, attention_mask=mask)
+    for masked_positions in ([0, 1, 2], [0, 20, 21]):
+        mask = torch.ones_like(PROMPT_IDS)
+        mask[0, masked_positions] = 0
+        compare_outputs(model, drafter, input_ids=PROMPT_IDS, attention_mask=mask)
 
 
+@pytest.mark.parametrize("distance", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_output_with_stop_condition_ends_at_same_token(
-    model: Any, folder: str, drafter: SimpleNamespace, deterministic_sampling: None, do_sample: bool
+    model: Any,
+    folder: str,
+    drafter: SimpleNamespace,
+    deterministic_sampling: None,
+    do_sample: bool,
+    distance: int,
 ) -> None:
-    """Stops at each position: by a string of two tokens, by one token, and by the length."""
+    """Ends at positions with this distance: at a string of two tokens, at a token, and at the
+    length."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    sampled = {"input_ids": TOKENS, "do_sample": do_sample, "temperature": 2.0}
-    text, _ = compare(model, drafter, **sampled)
-    generated = text[0, TOKENS.shape[1] :].tolist()
-    ends = set()
-    for place in range(0, NEW_TOKENS - 1, 2):
-        first, second = generated[place : place + 2]
+    sampling = {"input_ids": PROMPT_IDS, "do_sample": do_sample, "temperature": 2.0}
+    text, _ = compare_outputs(model, drafter, **sampling)
+    generated = text[0, PROMPT_IDS.shape[1] :].tolist()
+    lengths = set()
+    for position in range(0, NEW_TOKENS - 1, distance):
+        first, second = generated[position : position + 2]
         for ending in (
             {"stop_strings": [bytes([first, second]).decode()], "tokenizer": tokenizer},
             {"eos_token_id": first},
-            {"max_new_tokens": place + 1},
+            {"max_new_tokens": position + 1},
         ):
-            ended, _ = compare(model, drafter, **sampled, **ending)
-            ends.add(ended.shape[1])
-    assert len(ends) > 8
+            ended_text, _ = compare_outputs(model, drafter, **sampling, **ending)
+            lengths.add(ended_text.shape[1])
+    assert len(lengths) >= NEW_TOKENS / distance
 
 
 @pytest.mark.parametrize("ending", ["stop_strings", "eos_token_id"])
@@ -369,17 +387,17 @@ def test_prompt_that_ends_with_stop_is_continued(
     Before version 5.17, transformers also checks the prompt and its draft."""
     get_candidates = adapter.NgramCandidates.get_candidates
 
-    def checked(self: Any, *arguments: Any) -> Any:
+    def check_candidates(self: Any, *arguments: Any) -> Any:
         candidates = get_candidates(self, *arguments)
         assert not self._stopping_criteria(candidates[0], None).any()
         return candidates
 
-    monkeypatch.setattr(adapter.NgramCandidates, "get_candidates", checked)
-    prompt = TOKENS[:, : PROMPT.rindex(b"\n") + 1]
+    monkeypatch.setattr(adapter.NgramCandidates, "get_candidates", check_candidates)
+    prompt = PROMPT_IDS[:, : PROMPT.rindex(b"\n") + 1]
     options: dict[str, Any] = {"eos_token_id": NEWLINE}
     if ending == "stop_strings":
         options = {"stop_strings": ["\n"], "tokenizer": AutoTokenizer.from_pretrained(folder)}
-    text, _ = compare(model, drafter, input_ids=prompt, **options)
+    text, _ = compare_outputs(model, drafter, input_ids=prompt, **options)
     assert text.shape[1] > prompt.shape[1] + 1
 
 
@@ -387,7 +405,7 @@ def test_streamer_receives_equal_text(
     model: Any, folder: str, drafter: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     streamer = TextStreamer(AutoTokenizer.from_pretrained(folder))
-    compare(model, drafter, input_ids=TOKENS, streamer=streamer, eos_token_id=NEWLINE)
+    compare_outputs(model, drafter, input_ids=PROMPT_IDS, streamer=streamer, eos_token_id=NEWLINE)
     printed = capsys.readouterr().out
     half = len(printed) // 2
     assert printed[:half] == printed[half:] != ""
@@ -398,8 +416,8 @@ def test_calls_within_block_share_store(
     model: Any, monkeypatch: pytest.MonkeyPatch, visibility: Any
 ) -> None:
     """The second call is a conversation's next turn: its prompt begins with the text of the first
-    call. It must count as a new request: "finish" hides an unfinished request's text, and a prompt
-    is not stored as output."""
+    call. The second call must count as a new request, because "finish" hides an unfinished
+    request's text, and because a prompt is not stored."""
     stores: list[NgramStore] = []
 
     def record_store(*args: Any, **kwargs: Any) -> NgramStore:
@@ -409,29 +427,29 @@ def test_calls_within_block_share_store(
     make_store = adapter.make_store
     monkeypatch.setattr(adapter, "make_store", record_store)
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False}
-    first = model.generate(TOKENS, **options)
-    turn = torch.cat([first, TOKENS], 1)
+    first = model.generate(PROMPT_IDS, **options)
+    turn = torch.cat([first, PROMPT_IDS], 1)
     second = model.generate(turn, **options)
-    counts = []
+    pass_counts = []
     for _ in range(2):  # a block does not use the text of the previous block
-        with drafting(model, replace(workload.LADDER, store=visibility, store_tokens=8192)):
+        with drafting(model, replace(workload.LADDER_NGRAM, store=visibility, store_tokens=8192)):
             with count_passes(model) as passes:
-                assert model.generate(TOKENS, **options).equal(first)
+                assert model.generate(PROMPT_IDS, **options).equal(first)
             hits = stores[-1].statistics.hits
             assert model.generate(turn, **options).equal(second)
-        counts.append(len(passes))
+        pass_counts.append(len(passes))
         assert stores[-1].statistics.hits > hits
         assert stores[-1].statistics.tokens_held <= 2 * NEW_TOKENS
-    assert counts[0] == counts[1]
+    assert pass_counts[0] == pass_counts[1]
 
 
 @pytest.mark.parametrize("name", models.CAUSAL_MODELS)
 def test_drafting_with_causal_model_returns_equal_text(name: str, drafter: SimpleNamespace) -> None:
     model = models.make_causal_model(name, models.CAUSAL_MODELS[name])
-    drafter.make_wrong = lambda: 3
+    drafter.make_wrong_token = lambda: 3
     generated: set[int] = set()
     for prompt in ([5], [9, 7, 30], list(range(4, 24))):
-        text, passes = compare(model, drafter, input_ids=torch.tensor([prompt]))
+        text, passes = compare_outputs(model, drafter, input_ids=torch.tensor([prompt]))
         assert passes < NEW_TOKENS
         generated |= set(text[0, len(prompt) :].tolist())
     assert len(generated) > 3
@@ -439,38 +457,38 @@ def test_drafting_with_causal_model_returns_equal_text(name: str, drafter: Simpl
 
 @pytest.mark.parametrize("name", models.UNSUPPORTED_MODELS)
 def test_drafting_with_unsupported_model_raises_error(name: str) -> None:
-    kind, settings, message = models.UNSUPPORTED_MODELS[name]
-    model = models.make_causal_model(kind, settings)
+    class_name, settings, message = models.UNSUPPORTED_MODELS[name]
+    model = models.make_causal_model(class_name, settings)
     with (
         pytest.raises((TypeError, ValueError), match=f"^drafting: .*{message}"),
         drafting(model),
     ):
         model.generate(torch.tensor([[5]]), max_new_tokens=3)
-    assert not {"generate", *adapter._REPLACED} & vars(model).keys()
+    assert not {"generate", *adapter._REPLACED_METHODS} & vars(model).keys()
 
 
 @pytest.mark.parametrize("family", models.IMAGE_MODELS)
 def test_drafting_with_image_returns_equal_text(family: str, drafter: SimpleNamespace) -> None:
-    """The wrong drafts are image placeholders."""
+    """The wrong draft tokens are placeholders of an image."""
     model, prompt, image = models.make_image_model(family)
-    drafter.make_wrong = lambda: models.IMAGE
-    text, passes = compare(model, drafter, input_ids=prompt, **image)
+    drafter.make_wrong_token = lambda: models.IMAGE
+    text, passes = compare_outputs(model, drafter, input_ids=prompt, **image)
     assert passes < NEW_TOKENS
     assert len(set(text[0, prompt.shape[1] :].tolist())) > 3
 
 
 def test_drafting_with_image_whose_tokens_recur_returns_equal_text() -> None:
-    """Earlier in the prompt, its last tokens are followed by the image."""
+    """The prompt's last tokens also occur before the image, so the lookup finds image tokens."""
     model, prompt, image = models.make_image_model("Llava")
     settings = {"max_new_tokens": 4, "do_sample": False}
-    plain = model.generate(input_ids=prompt, **image, **settings)
+    expected = model.generate(input_ids=prompt, **image, **settings)
     with drafting(model, NgramConfig(k=K)):
-        assert model.generate(input_ids=prompt, **image, **settings).equal(plain)
+        assert model.generate(input_ids=prompt, **image, **settings).equal(expected)
 
 
 def test_drafting_with_peft_model_raises_error(model: Any) -> None:
-    """A PeftModel's `generate` calls `generate` of the base model. With prompt learning it replaces
-    a method of the base model during the call."""
+    """A PeftModel's `generate` calls `generate` of the base model. With prompt learning, the
+    PeftModel replaces a method of the base model during the call."""
 
     class PeftModel:
         def __getattr__(self, name: str) -> Any:
@@ -485,14 +503,15 @@ def test_drafting_with_peft_model_raises_error(model: Any) -> None:
     ):
         pass
     with drafting(model), pytest.MonkeyPatch.context() as patch:
-        PeftModel().generate(TOKENS, max_new_tokens=3)
+        PeftModel().generate(PROMPT_IDS, max_new_tokens=3)
         patch.setattr(model, "prepare_inputs_for_generation", lambda *_, **__: {})
         with pytest.raises(ValueError, match="drafting: prompt learning"):
-            PeftModel().generate(TOKENS, max_new_tokens=3)
+            PeftModel().generate(PROMPT_IDS, max_new_tokens=3)
 
 
-def test_text_with_drafts_equals_batch_without_drafts(
-    model: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_prompts", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_texts_with_drafts_equal_batch_without_drafts(
+    model: Any, monkeypatch: pytest.MonkeyPatch, num_prompts: int
 ) -> None:
     lengths, get_candidates = [], adapter.NgramCandidates.get_candidates
 
@@ -502,9 +521,11 @@ def test_text_with_drafts_equals_batch_without_drafts(
         return candidates
 
     monkeypatch.setattr(adapter.NgramCandidates, "get_candidates", record_length)
-    stop = ord("8")  # transformers before 5.17 does not speculate after a prompt that ends with it
-    prompts = [p for p in workload.make_prompts(120, seed=2) if p[-1] != stop][:100]
+    # transformers before 5.17 does not speculate after a prompt that ends with the stop token.
+    stop = ord("8")
+    prompts = [p for p in workload.make_prompts(120, seed=2) if p[-1] != stop]
     options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "eos_token_id": stop}
+    prompts = prompts[:num_prompts]
     batch = model.generate(**workload.pad_left(prompts), **options)
     num_generated = 0
     with drafting(model, NgramConfig(k=4)), count_passes(model) as passes:
@@ -520,8 +541,8 @@ def test_text_with_drafts_equals_batch_without_drafts(
 
 def test_candidates_end_before_token_that_ends_output() -> None:
     tokens = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
-    for max_length, stops, expected in ((20, [], [7, 8, 9]), (20, [9], [7, 8]), (9, [], [7])):
-        criteria = StoppingCriteriaList([MaxLengthCriteria(max_length), EosTokenCriteria(stops)])
+    for max_length, ends, expected in ((20, [], [7, 8, 9]), (20, [9], [7, 8]), (9, [], [7])):
+        criteria = StoppingCriteriaList([MaxLengthCriteria(max_length), EosTokenCriteria(ends)])
         generator = adapter.NgramCandidates(NgramConfig(k=3), max_length, criteria)
         candidates, logits = generator.get_candidates(tokens[:, :-1])
         assert candidates.equal(tokens[:, :-1])  # nothing is drafted for the prompt
@@ -536,7 +557,7 @@ def test_readme_example_runs(model: Any) -> None:
     exec(example, {"model": model, "inputs": workload.pad_left(workload.make_prompts(1))})
 
 
-def test_nested_drafting_raises(model: Any) -> None:
+def test_nested_drafting_of_same_model_raises(model: Any) -> None:
     with (
         drafting(model),
         pytest.raises(RuntimeError, match="already active for this model"),
@@ -552,7 +573,7 @@ def test_import_with_old_version_raises(monkeypatch: pytest.MonkeyPatch) -> None
         runpy.run_path(adapter.__file__)
 
 
-@pytest.mark.parametrize("version", [adapter.OLDEST, adapter.NEWEST])
+@pytest.mark.parametrize("version", [adapter.OLDEST_VERSION, adapter.NEWEST_VERSION])
 def test_import_with_tested_version_does_not_warn(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,5 @@
-"""Tests that need a GPU: graph capture and replay, streams, the allocator, synchronisation.
+"""Tests of graph capture and replay, streams, the allocator and synchronisation on a GPU.
 
-The parity suite (tests/ops) uses a GPU by itself. Without a GPU, each test runs briefly on CPU
-tensors. This tests the test itself, not CUDA.
+The parity suite (tests/ops) also uses a GPU if there is one. Without a GPU, these tests run briefly
+on CPU tensors, which checks only that the tests themselves work.
 """

@@ -1,4 +1,4 @@
-"""Repeated work: replays of a CUDA graph, or plain calls on the CPU."""
+"""Runs the same work repeatedly: as replays of a CUDA graph, or as calls on the CPU."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Replay:
     def __call__(self) -> Any:
         """Replays the work, and checks that it neither waits for the GPU nor allocates."""
         synchronize(self._device)
-        before = num_allocations(self._device)
-        with no_synchronisation(self._device):
+        num_before = count_allocations(self._device)
+        with forbid_waiting(self._device):
             if self._graph is None:
                 return self._work()
             self._graph.replay()
-        assert num_allocations(self._device) == before
+        assert count_allocations(self._device) == num_before
         return self._results
 
 
@@ -46,7 +46,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def num_allocations(device: str) -> int:
+def count_allocations(device: str) -> int:
     """Returns the number of blocks that torch's allocator has allocated so far."""
     if device == "cpu":
         return 0
@@ -54,14 +54,14 @@ def num_allocations(device: str) -> int:
 
 
 @contextmanager
-def no_synchronisation(device: str) -> Iterator[None]:
-    """Within the block, a torch call that waits for the GPU raises an error."""
+def forbid_waiting(device: str) -> Iterator[None]:
+    """Makes torch calls that wait for the GPU raise an error within the `with` block."""
     if device == "cpu":
         yield
         return
-    before = torch.cuda.get_sync_debug_mode()
+    mode_before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.set_sync_debug_mode(mode_before)

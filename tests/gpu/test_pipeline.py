@@ -1,4 +1,4 @@
-"""AsyncSpecState and HostDrafting on a device: no synchronisation, and the results of the CPU."""
+"""Tests AsyncSpecState and HostDrafting on a device: they never wait, and match the CPU."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch,
 from ngram_npu.host_drafting import DeviceDrafts, HostDrafting
 from ngram_npu.index import make_index
 
-from gpu.replay import DEVICES, GPU_ONLY, choose_count, no_synchronisation, synchronize
+from gpu.replay import DEVICES, GPU_ONLY, choose_count, forbid_waiting, synchronize
 
 K, ROWS, CAPACITY, BLOCK = 3, 24, 2048, 16
 VOCAB = 23
 
 
 def predict(token_ids: torch.Tensor) -> torch.Tensor:
-    """Returns the model's next tokens. They repeat soon, so that drafts are accepted."""
+    """Simulates a model. Its tokens have a short period, so that drafts are accepted."""
     return (5 * token_ids + 3) % VOCAB
 
 
 def verify(inputs: Any, k: int) -> torch.Tensor:
-    """Samples with rejection on the device: [B, k+1]."""
+    """Returns the sampled tokens [B, k+1]: the num_accepted drafts and one more token, then -1."""
     ends = inputs.query_start_loc[1 : 1 + len(inputs.num_scheduled_drafts)]
     drafts = inputs.num_scheduled_drafts
-    places = torch.arange(k + 1, device=ends.device, dtype=torch.int32)
-    positions = (ends - 1 - drafts)[:, None] + places[None]
-    is_scheduled = places[None] <= drafts[:, None]
+    offsets = torch.arange(k + 1, device=ends.device, dtype=torch.int32)
+    positions = (ends - 1 - drafts)[:, None] + offsets[None]
+    is_scheduled = offsets[None] <= drafts[:, None]
     positions = torch.where(is_scheduled, positions, 0).long()
     predicted = predict(inputs.input_ids[positions])
     following = inputs.input_ids[(positions + 1).clamp(max=len(inputs.input_ids) - 1)]
-    is_correct = (following == predicted) & (places[None] < drafts[:, None])
-    accepted = is_correct.to(torch.int32).cumprod(1).sum(1, keepdim=True)
-    return torch.where(is_scheduled & (places[None] <= accepted), predicted, -1).to(torch.int32)
+    is_correct = (following == predicted) & (offsets[None] < drafts[:, None])
+    num_accepted = is_correct.to(torch.int32).cumprod(1).sum(1, keepdim=True)
+    return torch.where(is_scheduled & (offsets[None] <= num_accepted), predicted, -1).to(
+        torch.int32
+    )
 
 
 def run_steps(device: str, steps: int) -> list[list[int]]:
@@ -51,57 +53,57 @@ def run_steps(device: str, steps: int) -> list[list[int]]:
     rows = np.arange(ROWS, dtype=np.int32)
     blocks = np.arange(ROWS * CAPACITY // BLOCK, dtype=np.int32).reshape(ROWS, -1)
     prompts = [rng.integers(0, VOCAB, n).astype(np.int32) for n in rng.integers(1, 60, ROWS)]
-    owners = list(range(ROWS))
+    owners = list(range(ROWS))  # for each row, the index of its request in `prompts`
     answers: list[list[int]] = [[] for _ in prompts]
-    in_flight: list[list[int]] = []
+    pending_owners: list[list[int]] = []
 
     def reconcile() -> None:
-        result, step_owners = state.reconcile(), in_flight.pop(0)
+        result, step_owners = state.reconcile(), pending_owners.pop(0)
         tokens = zip(step_owners, result.sampled_token_ids, result.num_sampled, strict=True)
         for owner, sampled, count in tokens:
             answers[owner] += sampled[:count].tolist()
 
-    def step(batch: Batch) -> None:
-        in_flight.append([owners[row] for row in batch.rows])
+    def run_step(batch: Batch) -> None:
+        pending_owners.append([owners[row] for row in batch.rows])
         state.end_step(verify(state.begin_step(batch), K))
 
-    counts = np.array([len(p) for p in prompts], np.int32)
-    new = [Admission(row, prompts[row], (blocks[row],)) for row in range(ROWS)]
-    step(Batch(rows, counts, np.zeros(ROWS, np.int32), new=new))
+    counts = np.array([len(prompt) for prompt in prompts], np.int32)
+    admissions = [Admission(row, prompts[row], (blocks[row],)) for row in range(ROWS)]
+    run_step(Batch(rows, counts, np.zeros(ROWS, np.int32), new=admissions))
     for number in range(1, steps):
         # In every fifth step, two requests are replaced.
-        leaving = rng.choice(rows, 2 * (number % 5 == 2), replace=False)
-        for row in leaving:
+        replaced_rows = rng.choice(rows, 2 * (number % 5 == 2), replace=False)
+        for row in replaced_rows:
             owners[row] = len(prompts)
             prompts.append(rng.integers(0, VOCAB, rng.integers(1, 60)).astype(np.int32))
             answers.append([])
         order = rng.permutation(rows)
-        drafts = np.where(np.isin(order, leaving), 0, K).astype(np.int32)
+        drafts = np.where(np.isin(order, replaced_rows), 0, K).astype(np.int32)
         counts = np.array([len(prompts[owners[row]]) for row in order], np.int32)
-        decoding = Batch(
+        batch = Batch(
             rows=order,
             num_scheduled_tokens=np.where(drafts > 0, K + 1, counts),
             num_scheduled_drafts=drafts,
-            removed=leaving,
-            new=[Admission(row, prompts[owners[row]], (blocks[row],)) for row in leaving],
+            removed=replaced_rows,
+            new=[Admission(row, prompts[owners[row]], (blocks[row],)) for row in replaced_rows],
         )
         if number < 2:  # the first steps load kernels and allocate buffers
-            step(decoding)
+            run_step(batch)
         else:
-            with no_synchronisation(device):
-                step(decoding)
+            with forbid_waiting(device):
+                run_step(batch)
         reconcile()
     reconcile()
     for prompt, answer in zip(prompts, answers, strict=True):
-        last = int(prompt[-1])
+        expected = int(prompt[-1])
         for token in answer:
-            last = (5 * last + 3) % VOCAB
-            assert token == last
+            expected = (5 * expected + 3) % VOCAB
+            assert token == expected
     return answers
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_step_does_not_synchronise(device: str) -> None:
+def test_step_does_not_wait_for_the_device(device: str) -> None:
     steps = choose_count(device, 300, 30)
     answers = run_steps(device, steps)
     assert answers == run_steps("cpu", steps)
@@ -109,13 +111,13 @@ def test_step_does_not_synchronise(device: str) -> None:
 
 
 @GPU_ONLY
-def test_synchronising_call_raises() -> None:
+def test_forbidden_wait_raises() -> None:
     values = torch.zeros(4, device="cuda")
-    with pytest.raises(RuntimeError), no_synchronisation("cuda"):
+    with pytest.raises(RuntimeError), forbid_waiting("cuda"):
         values.sum().item()
 
 
-# Drafting on the host.
+# The following test runs HostDrafting.
 
 R, S = 32, 2048
 CONFIG = NgramConfig(
@@ -139,7 +141,7 @@ def make_drafting(device: str) -> HostDrafting:
 @pytest.mark.parametrize("device", DEVICES)
 def test_host_drafting_in_stream_order_matches_synchronous_drafting(device: str) -> None:
     rng = np.random.default_rng(0)
-    late, synchronous = make_drafting(device), make_drafting("cpu")
+    device_drafting, cpu_drafting = make_drafting(device), make_drafting("cpu")
     lengths = np.zeros(R, np.int64)
     steps: list[tuple[DeviceDrafts, DeviceDrafts]] = []
     for _ in range(choose_count(device, 2000, 50)):
@@ -148,7 +150,7 @@ def test_host_drafting_in_stream_order_matches_synchronous_drafting(device: str)
         for row in np.flatnonzero((lengths == 0) | (lengths > S - 8)):
             text = rng.integers(0, 30, rng.integers(1, 1500))
             lengths[row] = len(text)
-            for drafting in (late, synchronous):
+            for drafting in (device_drafting, cpu_drafting):
                 drafting.end(row)
                 drafting.begin(row, text, scope=int(row) % 2)
         rows = rng.permutation(R)[: rng.integers(1, R + 1)].astype(np.int32)
@@ -156,10 +158,10 @@ def test_host_drafting_in_stream_order_matches_synchronous_drafting(device: str)
         sampled[:, 0] = torch.from_numpy(rng.integers(0, K + 2, len(rows), dtype=np.int32))
         lengths[rows] += sampled[:, 0].numpy()
         on_device = sampled.pin_memory() if device == "cuda" else sampled
-        with no_synchronisation(device):
-            drafts = late.propose(rows, on_device.to(device, non_blocking=True))
-        steps.append((drafts, synchronous.propose(rows, sampled)))
+        with forbid_waiting(device):
+            drafts = device_drafting.propose(rows, on_device.to(device, non_blocking=True))
+        steps.append((drafts, cpu_drafting.propose(rows, sampled)))
     synchronize(device)
-    assert late.settle(1)
-    for got, expected in steps:
-        assert [tensor.tolist() for tensor in got] == [tensor.tolist() for tensor in expected]
+    assert device_drafting.settle(1)
+    for actual, expected in steps:
+        assert [tensor.tolist() for tensor in actual] == [tensor.tolist() for tensor in expected]

@@ -1,5 +1,5 @@
-"""Steps with growing rows on a device, compared with the CPU: replayed, on several streams, and
-compiled."""
+"""Tests steps with growing rows on a device: compares replayed steps, steps on several streams, and
+compiled steps with the CPU."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ EACH_DEVICE = pytest.mark.parametrize("device", DEVICES)
 
 
 class Rows:
-    """Rows that gain up to WIDTH tokens per step. :meth:`sample` fills the step's input, a tensor
-    with a fixed address."""
+    """Rows that gain up to WIDTH tokens per step. :meth:`sample` writes the next step's tokens to a
+    tensor with a fixed address."""
 
     def __init__(self, device: str, batch: int, seed: int, match_policy: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
@@ -31,7 +31,7 @@ class Rows:
         self.workspace = torch.zeros(size, dtype=torch.int32, device=device)
         self._start = self.tokens.clone(), self.lengths.clone()
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         self.tokens.copy_(self._start[0])
         self.lengths.copy_(self._start[1])
 
@@ -42,8 +42,8 @@ class Rows:
         self.sampled.copy_(torch.from_numpy(tokens))
         self.discard.copy_(torch.from_numpy(self._rng.random(shape[0]) < 0.1))
 
-    def redraw_lengths(self) -> None:
-        """Draws new lengths, including the shortest and the longest."""
+    def change_lengths(self) -> None:
+        """Sets random lengths, including the shortest and the longest."""
         lengths = self._rng.integers(0, CAPACITY + 1, len(self.lengths), dtype=np.int32)
         lengths[self._rng.permutation(len(lengths))[:4]] = [0, 1, CAPACITY - 1, CAPACITY]
         self.lengths.copy_(torch.from_numpy(lengths))
@@ -57,21 +57,21 @@ class Rows:
 
 def are_equal(actual: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
     pairs = zip(actual, expected, strict=True)
-    return all(torch.equal(one.cpu(), other.cpu()) for one, other in pairs)
+    return all(torch.equal(a.cpu(), b.cpu()) for a, b in pairs)
 
 
 def check_steps(rows: Rows, expected: Rows, device: str, steps: int, growing: bool = True) -> None:
     """Compares replayed steps of `rows` with `expected`, which is on the CPU and has the same seed.
-    Rows grow, or have other lengths in each step."""
+    growing: whether the rows grow; otherwise they get random lengths before each step."""
     rows.sample()
     expected.sample()
     replay = Replay(device, rows.step)
-    rows.restart()
+    rows.reset()
     for number in range(steps):
-        for side in (rows, expected):
-            side.sample()
+        for step_rows in (rows, expected):
+            step_rows.sample()
             if not growing:
-                side.redraw_lengths()
+                step_rows.change_lengths()
         assert are_equal(replay(), expected.step()), f"step {number}"
         assert not rows.workspace.any(), f"step {number}: the workspace is not zero"
     assert are_equal((rows.tokens, rows.lengths), (expected.tokens, expected.lengths))
@@ -81,7 +81,7 @@ def check_steps(rows: Rows, expected: Rows, device: str, steps: int, growing: bo
 @pytest.mark.parametrize("growing", [True, False])
 @pytest.mark.parametrize("match_policy", [0, 1])
 def test_replayed_steps_match_the_cpu(device: str, match_policy: int, growing: bool) -> None:
-    rows, expected = (Rows(there, 37, 1, match_policy) for there in (device, "cpu"))
+    rows, expected = (Rows(name, 37, 1, match_policy) for name in (device, "cpu"))
     check_steps(rows, expected, device, choose_count(device, 1000, 20), growing)
 
 
@@ -96,20 +96,20 @@ def test_wrong_step_and_dirty_workspace_are_detected() -> None:
 
 @EACH_DEVICE
 def test_steps_on_several_streams_are_independent(device: str) -> None:
-    """Several batches in flight, each with its own workspace and stream."""
-    several = [Rows(device, 40 + seed, seed) for seed in range(4)]
-    expecteds = [Rows("cpu", 40 + seed, seed) for seed in range(4)]
-    streams = [None if device == "cpu" else torch.cuda.Stream() for _ in several]
+    """Each batch has its own workspace and stream."""
+    batches = [Rows(device, 40 + seed, seed) for seed in range(4)]
+    expected_batches = [Rows("cpu", 40 + seed, seed) for seed in range(4)]
+    streams = [None if device == "cpu" else torch.cuda.Stream() for _ in batches]
     for _ in range(choose_count(device, 100)):
-        for rows in (*several, *expecteds):
+        for rows in (*batches, *expected_batches):
             rows.sample()
         synchronize(device)
-        got = []
-        for rows, stream in zip(several, streams, strict=True):
-            with torch.cuda.stream(stream):  # None selects no stream
-                got.append(rows.step())
+        all_results = []
+        for rows, stream in zip(batches, streams, strict=True):
+            with torch.cuda.stream(stream):  # None: the current stream
+                all_results.append(rows.step())
         synchronize(device)
-        for results, rows, expected in zip(got, several, expecteds, strict=True):
+        for results, rows, expected in zip(all_results, batches, expected_batches, strict=True):
             assert are_equal(results, expected.step())
             assert not rows.workspace.any()
 
@@ -122,7 +122,7 @@ def test_compiled_step_with_cudagraphs_matches_the_cpu(device: str) -> None:
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
-    # On the CPU, a backend without a compiler is enough, because it does not test CUDA anyway.
+    # On the CPU, a backend without a compiler suffices, because CUDA is not tested.
     options = {"backend": "aot_eager"} if device == "cpu" else {"mode": "reduce-overhead"}
     compiled = torch.compile(rows.step, fullgraph=True, **options)
     for _ in range(choose_count(device, 100, 3)):

@@ -1,4 +1,4 @@
-"""Tests of device calls. test_launch.py runs them in a process with the simulated NPU."""
+"""Tests calls on an NPU. test_launch.py runs these tests in a process with the simulated NPU."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ngram_npu.host_drafting import HostDrafting
 from ngram_npu.index import make_index
 from ops.specs import OPSPECS
 from ops.specs.spec import OpSpec
-from vllm_config import vllm_config
+from vllm_config import make_vllm_config
 
 acl = ctypes.CDLL("libascendcl.so")
 LAUNCH = "ngram_npu_prepare_inputs_padded"
 
 
 def take_record() -> list[str]:
-    """Waits for the queue, and returns the device's work since the last call."""
+    """Waits for the queue. Returns the launches and copies since the last call of this function."""
     torch.npu.synchronize()
     buffer = ctypes.create_string_buffer(1 << 16)
     length = acl.stand_in_take_record(buffer, len(buffer))
@@ -34,7 +34,7 @@ def take_record() -> list[str]:
 
 
 def take_calls() -> list[str]:
-    """Waits for the queue, and returns the functions of CANN called since the last call."""
+    """Waits for the queue. Returns the calls of CANN since the last call of this function."""
     torch.npu.synchronize()
     acl.stand_in_take_calls.restype = ctypes.c_char_p
     return acl.stand_in_take_calls().decode().splitlines()
@@ -42,7 +42,7 @@ def take_calls() -> list[str]:
 
 @contextmanager
 def hold_device() -> Iterator[None]:
-    """Stops the device until the block ends."""
+    """Stops the device until the `with` block ends."""
     acl.stand_in_hold()
     try:
         yield
@@ -52,7 +52,7 @@ def hold_device() -> Iterator[None]:
 
 @pytest.fixture
 def tensors() -> Iterator[list[torch.Tensor]]:
-    """Arguments of prepare_inputs_padded: three requests of two drafts, one of them rejected."""
+    """Arguments of prepare_inputs_padded: three requests with two draft tokens, one rejected."""
     values = ([2, 4, 6], [2, 2, 2], [0, 3, 6, 9])
     yield [torch.tensor(x, dtype=torch.int32).npu() for x in values]
     take_record()
@@ -62,20 +62,20 @@ def call_operator(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return torch.ops.ngram_npu.prepare_inputs_padded(*tensors)
 
 
-def test_call_is_one_task_of_the_queue(tensors: list[torch.Tensor]) -> None:
+def test_call_enqueues_one_launch(tensors: list[torch.Tensor]) -> None:
     call_operator(tensors)  # the first call loads the kernels
     take_record()
     call_operator(tensors)
     assert take_record() == [LAUNCH]
-    three = torch.tensor([3, 3, 3], dtype=torch.int32).pin_memory()
-    tensors[1].copy_(three, non_blocking=True)
+    num_sampled = torch.tensor([3, 3, 3], dtype=torch.int32).pin_memory()
+    tensors[1].copy_(num_sampled, non_blocking=True)
     _, rejected = call_operator(tensors)
     assert rejected.cpu().tolist() == [0, 0, 0]
     assert take_record() == ["copy", LAUNCH, "copy"]
 
 
 def test_launches_of_a_call_are_in_order() -> None:
-    rows = torch.zeros((2, 9000), dtype=torch.int32).npu()  # more than a tile
+    rows = torch.zeros((2, 9000), dtype=torch.int32).npu()  # more tokens than fit in a tile
     lengths = torch.tensor([8900, 9], dtype=torch.int32).npu()
     take_record()
     for _ in range(2):
@@ -88,10 +88,10 @@ def test_call_waits_neither_for_the_device_nor_for_the_queue(
 ) -> None:
     take_record()
     with hold_device():
-        before = acl.stand_in_waits()
+        num_before = acl.stand_in_get_num_waits()
         results = [call_operator(tensors) for _ in range(100)]
-        waits = acl.stand_in_waits() - before
-    assert waits == 0
+        num_waits = acl.stand_in_get_num_waits() - num_before
+    assert num_waits == 0
     assert take_record() == [LAUNCH] * 100
     assert all(rejected.cpu().tolist() == [1, 1, 1] for _, rejected in results)
 
@@ -102,10 +102,10 @@ def test_memory_of_dropped_results_is_reused_only_by_later_work(
     with hold_device():
         for _ in range(10):
             call_operator(tensors)
-        others = torch.full((3,), 7, dtype=torch.int32).pin_memory()
-        place = torch.empty(3, dtype=torch.int32, device="npu")
-        place.copy_(others, non_blocking=True)
-    assert place.cpu().tolist() == [7, 7, 7]
+        source = torch.full((3,), 7, dtype=torch.int32).pin_memory()
+        target = torch.empty(3, dtype=torch.int32, device="npu")
+        target.copy_(source, non_blocking=True)
+    assert target.cpu().tolist() == [7, 7, 7]
 
 
 def test_launch_neither_allocates_nor_loads(tensors: list[torch.Tensor]) -> None:
@@ -113,35 +113,35 @@ def test_launch_neither_allocates_nor_loads(tensors: list[torch.Tensor]) -> None
     take_calls()
     for _ in range(10):
         outputs = call_operator(tensors)
-    called = take_calls()
-    assert called.count("aclrtLaunchKernelWithHostArgs") == 10
-    assert not [name for name in called if "Malloc" in name or "Free" in name or "Binary" in name]
+    calls = take_calls()
+    assert calls.count("aclrtLaunchKernelWithHostArgs") == 10
+    assert not [name for name in calls if "Malloc" in name or "Free" in name or "Binary" in name]
     assert outputs[1].cpu().tolist() == [1, 1, 1]
 
 
 def test_call_uses_the_current_stream(tensors: list[torch.Tensor]) -> None:
-    side = torch.npu.Stream()
-    with torch.npu.stream(side):
+    other_stream = torch.npu.Stream()
+    with torch.npu.stream(other_stream):
         call_operator(tensors)
     take_record()
-    assert acl.stand_in_last_stream_is(ctypes.c_void_p(side.npu_stream))
+    assert acl.stand_in_is_last_stream(ctypes.c_void_p(other_stream.npu_stream))
     call_operator(tensors)
     take_record()
-    assert not acl.stand_in_last_stream_is(ctypes.c_void_p(side.npu_stream))
+    assert not acl.stand_in_is_last_stream(ctypes.c_void_p(other_stream.npu_stream))
 
 
 def test_step_of_vllm_ascend_is_one_launch() -> None:
     rows = torch.arange(24, dtype=torch.int32).reshape(2, 12) % 3
-    host = (rows, torch.tensor([7, 9], dtype=torch.int32), torch.tensor([[2], [1]]).int())
-    keep = torch.zeros(2, dtype=torch.bool)
-    device = [t.npu() for t in host]
+    host_arguments = (rows, torch.tensor([7, 9], dtype=torch.int32), torch.tensor([[2], [1]]).int())
+    discard = torch.zeros(2, dtype=torch.bool)
+    device_arguments = [t.npu() for t in host_arguments]
     take_record()
     with hold_device():
-        results = triton_ngram_spec_decode(*device, keep.npu(), 100, 2, 3, 4)
+        results = triton_ngram_spec_decode(*device_arguments, discard.npu(), 100, 2, 3, 4)
     assert [line for line in take_record() if line != "copy"] == ["ngram_npu_ngram_step"]
-    expected = triton_ngram_spec_decode(*host, keep, 100, 2, 3, 4)
+    expected = triton_ngram_spec_decode(*host_arguments, discard, 100, 2, 3, 4)
     assert [r.cpu().tolist() for r in results] == [r.tolist() for r in expected]
-    assert torch.equal(device[0].cpu(), rows)
+    assert torch.equal(device_arguments[0].cpu(), rows)
 
 
 def test_v2_step_of_vllm_ascend_reads_the_rows_in_place() -> None:
@@ -155,30 +155,31 @@ def test_v2_step_of_vllm_ascend_reads_the_rows_in_place() -> None:
         req_id_to_index={},
     )
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2, "method": "ngram_gpu"}
-    config = vllm_config(k=3, max_model_len=6, max_num_seqs=3, **lookup)
+    config = make_vllm_config(k=3, max_model_len=6, max_num_seqs=3, **lookup)
     speculator = in_place_of(object, pytest.fail, "ascend_v2")(config, torch.device("npu"), state)
     indices = torch.tensor([1, -1, 0], dtype=torch.int32)
     batch = SimpleNamespace(req_ids=["a"], num_reqs=3, idx_mapping=indices.npu())
-    one = torch.ones(3, dtype=torch.int32).pin_memory().to("npu")
+    num_sampled = torch.ones(3, dtype=torch.int32).pin_memory().to("npu")
     for _ in range(2):  # the first call may load the kernels
         take_record()
-        drafts = speculator.propose(batch, None, None, None, None, one, None, None)
+        drafts = speculator.propose(batch, None, None, None, None, num_sampled, None, None)
     assert take_record() == ["ngram_npu_ngram_propose"]
     assert drafts.cpu().tolist() == [[7, 5, 6], [-1] * 3, [8] * 3]
 
 
 def test_invalid_arguments_raise_before_a_launch(tensors: list[torch.Tensor]) -> None:
-    cu, sampled, starts = tensors
+    cu_num_draft_tokens, num_sampled, query_start_loc = tensors
     take_record()
-    for wrong in (sampled.cpu(), sampled[:2], sampled.as_strided((3,), (0,))):
+    strided = num_sampled.as_strided((3,), (0,))
+    for invalid in (num_sampled.cpu(), num_sampled[:2], strided):
         with pytest.raises(ValueError, match=r"^prepare_inputs_padded: num_sampled: expected"):
-            call_operator([cu, wrong, starts])
+            call_operator([cu_num_draft_tokens, invalid, query_start_loc])
     assert LAUNCH not in take_record()
 
 
 def test_operator_without_kernel_raises() -> None:
-    without = [name for name in OPSPECS if not _library.has_kernel(name, "npu")]
-    assert {"ngram_index_reset_", "ngram_store_finish_"} <= set(without)
+    names = [name for name in OPSPECS if not _library.has_kernel(name, "npu")]
+    assert {"ngram_index_reset_", "ngram_store_finish_"} <= set(names)
     words, slots = (torch.zeros(64, dtype=torch.int32).npu() for _ in range(2))
     with pytest.raises(RuntimeError, match="no kernel is loaded for this device"):
         torch.ops.ngram_npu.ngram_store_finish_(words, slots[:1])
@@ -189,7 +190,7 @@ def test_operator_without_kernel_raises() -> None:
 def test_host_drafting_runs_in_queue_order() -> None:
     config = NgramConfig(sizes="ladder", min_draft_probability=0.1, k=3)
     devices = torch.device("npu"), torch.device("cpu")
-    late, synchronous = (
+    npu_drafting, cpu_drafting = (
         HostDrafting(
             config,
             num_rows=2,
@@ -200,7 +201,7 @@ def test_host_drafting_runs_in_queue_order() -> None:
         )
         for device in devices
     )
-    for drafting in (late, synchronous):
+    for drafting in (npu_drafting, cpu_drafting):
         drafting.begin(0, [5, 6, 7, 8, 5])
         drafting.begin(1, [1, 2, 1])
     take_record()
@@ -210,31 +211,32 @@ def test_host_drafting_runs_in_queue_order() -> None:
             rows = np.array([1, 0][: 1 + step % 2], np.int32)
             sampled = torch.tensor([[2, 1, 2, 0, 0], [1, 6 + step % 3, 0, 0, 0]]).int()[: len(rows)]
             on_device = sampled.pin_memory().to("npu", non_blocking=True)
-            steps.append((late.propose(rows, on_device), synchronous.propose(rows, sampled)))
+            drafts = npu_drafting.propose(rows, on_device)
+            steps.append((drafts, cpu_drafting.propose(rows, sampled)))
     assert [line for line in take_record() if line != "copy"] == ["host function"] * 6
     for drafts, expected in steps:
         assert [tensor.tolist() for tensor in drafts] == [tensor.tolist() for tensor in expected]
 
 
-WITH_KERNEL = [op for op in OPSPECS.values() if _library.has_kernel(op.name, "npu")]
+OPS_WITH_KERNEL = [op for op in OPSPECS.values() if _library.has_kernel(op.name, "npu")]
 
 
-@pytest.mark.parametrize("op", WITH_KERNEL, ids=lambda op: op.name)
+@pytest.mark.parametrize("op", OPS_WITH_KERNEL, ids=lambda op: op.name)
 def test_operator_can_be_the_first_call_of_a_thread(op: OpSpec) -> None:
-    """An in-place operator does not allocate, so the device of the thread is not set before."""
+    """An in-place operator allocates no tensor, so nothing else sets the thread's device."""
     args = op.sample().args
     on_npu = (torch.from_numpy(x).npu() if isinstance(x, np.ndarray) else x for x in args)
     positional, keywords = op.split(tuple(on_npu))
     take_record()
     failures: list[BaseException] = []
 
-    def run() -> None:
+    def call_in_thread() -> None:
         try:
             getattr(torch.ops.ngram_npu, op.name)(*positional, **keywords)
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=call_in_thread)
     thread.start()
     thread.join()
     assert not failures

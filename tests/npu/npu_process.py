@@ -1,4 +1,4 @@
-"""Runs Python with a simulated NPU: the installed package with the NPU backend of `make launch`,
+"""Runs Python with a simulated NPU: the installed package, the NPU backend built by `make launch`,
 torch_npu, and stand-ins for CANN that use host memory as device memory."""
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ class Npu:
             capture_output=True,
             text=True,
             check=False,
-            timeout=1800,  # twenty times the longest run, because the machine may be busy
+            timeout=1800,  # 20 times the longest run, because the machine may be busy
         )
 
-    def python(self, code: str, **environment: str) -> str:
-        """Runs code and returns its output, without torch_npu's warnings about the stand-in."""
-        done = self.run("-c", code, **environment)
-        assert done.returncode == 0, done.stdout + done.stderr
-        lines = done.stdout.strip().splitlines()
+    def run_code(self, code: str, **environment: str) -> str:
+        """Runs Python code. Returns its output without torch_npu's warnings about the stand-ins."""
+        result = self.run("-c", code, **environment)
+        assert result.returncode == 0, result.stdout + result.stderr
+        lines = result.stdout.strip().splitlines()
         return "\n".join(line for line in lines if not line.startswith("Warning: ASCEND_"))
 
 
 def make_npu(stage: Path) -> Npu:
-    built = BUILD / "launch" / "ngram_npu"
+    package = BUILD / "launch" / "ngram_npu"
     torch_npu = BUILD / "torch-npu"
-    for path in (*(built / name for name in LIBRARIES), torch_npu / "torch_npu", NEXT_TORCH_NPU):
+    for path in (*(package / name for name in LIBRARIES), torch_npu / "torch_npu", NEXT_TORCH_NPU):
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing; run `make launch`")
     shutil.copytree(Path(ngram_npu.__file__).parent, stage / "ngram_npu")
     for name in LIBRARIES:
-        shutil.copy(built / name, stage / "ngram_npu")
+        shutil.copy(package / name, stage / "ngram_npu")
     environment = {
         "PYTHONPATH": os.pathsep.join(map(str, (stage, torch_npu))),
         "LD_LIBRARY_PATH": str(BUILD / "cann" / "lib64"),

@@ -1,7 +1,7 @@
-"""The plans of the AscendC kernels, and the lookup on their twin at the edges of cores and tiles.
+"""Tests the launch plans of the AscendC kernels, and the twin's lookup where cores and tiles meet.
 
-Plans are computed on the host and tested without an NPU. The assignment of items to cores is
-computed here by the rules of csrc/ascendc/device.h.
+The plans are computed on the host, so the tests need no NPU. The tests compute the assignment of
+items to cores by the rules of csrc/ascendc/device.h.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from backends import TWIN_BACKENDS, Backend
 from ops.parity import check_parity
 from ops.specs import OPSPECS, Sample
-from ops.specs.inputs import matches_ending_at
-from twins import ascendc_plan
+from ops.specs.inputs import make_match_rows
+from twins import compute_ascendc_plan
 
 UB_910B = 192 * 1024
 RESERVED = 8 * 1024 + 256
@@ -36,15 +36,15 @@ SIZES = {
 
 
 def make_plan(op: str, cores: int = 48, ub_bytes: int = UB_910B, **sizes: int) -> dict[str, Any]:
-    result = ascendc_plan(op, SIZES | sizes, cores, ub_bytes)
+    result = compute_ascendc_plan(op, SIZES | sizes, cores, ub_bytes)
     assert result is not None
     return result
 
 
-def count_assignments(shares: dict[str, int], items: int, blocks: int) -> np.ndarray[Any, Any]:
-    """Returns how many cores of a launch process each item."""
+def count_assignments(layout: dict[str, int], items: int, blocks: int) -> np.ndarray[Any, Any]:
+    """Returns for each item the number of cores that process the item."""
     counts = np.zeros(items, np.int64)
-    per_pass, cores = shares["per_pass"], shares["cores"]
+    per_pass, cores = layout["per_pass"], layout["cores"]
     for core in range(min(cores, blocks)):
         for first in range(core * per_pass, items, cores * per_pass):
             counts[first : first + per_pass] += 1
@@ -57,13 +57,13 @@ def test_each_operator_has_a_plan_unless_cores_or_memory_are_missing(op: str) ->
     assert 1 <= len(result["launches"]) <= 2
     assert all(1 <= blocks <= 48 for _, blocks in result["launches"])
     for cores, ub_bytes in ((0, UB_910B), (-1, UB_910B), (48, 0), (48, 1000)):
-        assert ascendc_plan(op, SIZES, cores, ub_bytes) is None
+        assert compute_ascendc_plan(op, SIZES, cores, ub_bytes) is None
 
 
 @pytest.mark.parametrize("cores", CORES)
 def test_each_item_is_assigned_to_one_core(cores: int) -> None:
     for items in COUNTS:
-        for op, share, sizes in (
+        for op, keys, sizes in (
             ("prepare_inputs_padded", (), {"batch": items}),
             ("prepare_input_ids_", (), {"batch": items}),
             ("compute_slot_mapping_", (), {"num_slots": items}),
@@ -72,19 +72,19 @@ def test_each_item_is_assigned_to_one_core(cores: int) -> None:
             ("ngram_step_", ("requests",), {"batch": items}),
         ):
             result = make_plan(op, cores, **sizes)
-            shares = result["tiling"]
-            for name in share:
-                shares = shares[name]
-            assert 0 <= shares["cores"] <= cores
+            layout = result["tiling"]
+            for key in keys:
+                layout = layout[key]
+            assert 0 <= layout["cores"] <= cores
             blocks = max((blocks for _, blocks in result["launches"]), default=0)
-            assert (count_assignments(shares, items, blocks) == 1).all(), (op, items, cores)
+            assert (count_assignments(layout, items, blocks) == 1).all(), (op, items, cores)
 
 
 def test_empty_batch_needs_no_launch() -> None:
     for op in ("ngram_propose", "ngram_step_", "prepare_next_token_ids", "prepare_input_ids_"):
         assert make_plan(op, batch=0)["launches"] == []
     assert make_plan("compute_slot_mapping_", num_slots=0)["launches"] == []
-    # It writes the leading 0 of query_start_loc_out.
+    # prepare_inputs always writes the first element of query_start_loc_out, which is 0.
     assert len(make_plan("prepare_inputs", batch=0, total_tokens=0)["launches"]) == 1
 
 
@@ -100,7 +100,7 @@ def test_lookup_spans_cover_the_rows(op: str, cores: int) -> None:
             assert tiling["launches"] == len(result["launches"])
             assert tiling["items"]["cores"] == result["launches"][0][1] <= cores
             if tiling["launches"] == 1:
-                # Each row belongs to one core, because there are enough rows or each fits a tile.
+                # One core reads a row, because there are enough rows or a row fits in a tile.
                 assert spans == 1
                 assert tiling["items"] == tiling["requests"]
                 assert result["workspace_bytes"] == 0
@@ -109,7 +109,7 @@ def test_lookup_spans_cover_the_rows(op: str, cores: int) -> None:
             assert batch < 2 * cores
             assert tiling["items"] == {"per_pass": 1, "cores": min(cores, batch * spans)}
             assert result["workspace_bytes"] == batch * spans * 32
-            # Each item of a row has its own span, also after the rotation.
+            # The items of a row have different spans. The order of the spans is rotated per row.
             for i in (0, 1, batch - 1):
                 rotated = {(i * spans + s + i) % spans for s in range(spans)}
                 assert rotated == set(range(spans))
@@ -119,32 +119,32 @@ def test_lookup_spans_cover_the_rows(op: str, cores: int) -> None:
 
 @pytest.mark.parametrize("op", LOOKUPS)
 def test_lookup_tiles_fit_in_the_unified_buffer(op: str) -> None:
-    """Counts the buffers of csrc/ascendc/lookup.h, down to a size in which no tile fits. The twin
-    checks the buffers of every launch of the parity suite, at four sizes."""
-    smallest = None
+    """Sums the buffers of csrc/ascendc/lookup.h for unified buffers of 4 to 255 KiB. In the parity
+    suite, the twin checks the buffers of every launch, at four sizes of the unified buffer."""
+    min_ub_bytes = None
     for ub_bytes in range(4 * 1024, 256 * 1024, 1024):
         sizes = {"batch": 64, "capacity": 1 << 20, "k": 1}
-        result = ascendc_plan(op, sizes, 8, ub_bytes)
+        result = compute_ascendc_plan(op, sizes, 8, ub_bytes)
         if result is None:
-            assert smallest is None
+            assert min_ub_bytes is None
             continue
-        smallest = smallest or ub_bytes
+        min_ub_bytes = min_ub_bytes or ub_bytes
         tile = result["tiling"]["tile_tokens"]
         words = tile // 32
-        used = 3 * tile * 4 + 2 * (words + 8) * 4 + 3 * words * 4 + 3 * words * 4 + 32 + 32
-        assert used <= ub_bytes - RESERVED
+        used_bytes = 3 * tile * 4 + 2 * (words + 8) * 4 + 3 * words * 4 + 3 * words * 4 + 32 + 32
+        assert used_bytes <= ub_bytes - RESERVED
         assert tile % TILE_UNIT == 0
         assert 2 * HALO < tile <= MAX_TILE
-    assert smallest is not None
-    assert smallest <= 64 * 1024
+    assert min_ub_bytes is not None
+    assert min_ub_bytes <= 64 * 1024
     assert make_plan(op, ub_bytes=UB_910B)["tiling"]["tile_tokens"] == MAX_TILE
 
 
-# The lookup on the twin.
+# The following test runs the lookup on the twin.
 
 
 @contextmanager
-def set_cores_of_twin(cores: int) -> Iterator[Backend]:
+def set_twin_cores(cores: int) -> Iterator[Backend]:
     assert TWIN.twin is not None
     set_cores = ctypes.CDLL(str(TWIN.twin.path)).ngram_npu_ascendc_twin_set_cores
     set_cores(ctypes.c_int64(cores))
@@ -154,19 +154,19 @@ def set_cores_of_twin(cores: int) -> Iterator[Backend]:
         set_cores(ctypes.c_int64(0))
 
 
-def find_edges(length: int, cores: int) -> list[int]:
-    """Returns where each piece of a single row but the first begins, by the rules of
-    csrc/ascendc/lookup.h."""
+def find_piece_starts(length: int, cores: int) -> list[int]:
+    """Returns where the pieces of a single row begin, without the first piece, by the rules of
+    csrc/ascendc/lookup.h. A piece is the part of the row that a core reads with one tile."""
 
-    def round_up(ends: int) -> int:
-        return -(-ends // STEP) * STEP
+    def round_up(size: int) -> int:
+        return -(-size // STEP) * STEP
 
-    ends = length - 1
-    span = max(MIN_SPAN, round_up(-(-(ends + HALO) // cores)))
+    num_ends = length - 1
+    span = max(MIN_SPAN, round_up(-(-(num_ends + HALO) // cores)))
     max_tile = (MAX_TILE - HALO) // STEP * STEP
     starts = []
-    for begin in range(-HALO, ends, span):
-        size = min(span, ends - begin)
+    for begin in range(-HALO, num_ends, span):
+        size = min(span, num_ends - begin)
         tile = round_up(-(-size // -(-size // max_tile)))
         starts += list(range(begin, begin + size, tile))
     return starts[1:]
@@ -174,15 +174,14 @@ def find_edges(length: int, cores: int) -> list[int]:
 
 @pytest.mark.parametrize("n", [*range(1, 9), 33, 64])
 @pytest.mark.parametrize(("cores", "length"), [(1, 8257), (1, 8258), (1, 16_300), (3, 27_000)])
-def test_twin_finds_matches_across_edges_of_cores_and_tiles(
-    cores: int, length: int, n: int
-) -> None:
-    inner = [e + d for e in find_edges(length, cores) for d in (-1, 0, 1)]
-    match_ends = [end for end in inner if end + 2 * n + 40 < length]
-    assert match_ends or length == 8257  # one tile and no edge
-    rows = matches_ending_at(match_ends[:6], n, length)
+def test_twin_finds_matches_at_piece_starts(cores: int, length: int, n: int) -> None:
+    starts = find_piece_starts(length, cores)
+    ends = [start + offset for start in starts for offset in (-1, 0, 1)]
+    match_ends = [end for end in ends if end + 2 * n + 40 < length]
+    assert match_ends or length == 8257  # one tile reads the row
+    rows = make_match_rows(match_ends[:6], n, length)
     spec = OPSPECS["ngram_propose"]
-    with set_cores_of_twin(cores) as backend:
+    with set_twin_cores(cores) as backend:
         for i, row in enumerate(rows):
             lookup = (1, n, 4, i % 2, False, 2**40, None, 40, n % 2 == 0)
             args = (row[None], np.array([length], np.int32), None, None, *lookup)

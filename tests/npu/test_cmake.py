@@ -1,4 +1,4 @@
-"""How the build finds CANN, and its messages if something is missing.
+"""Tests how the build finds CANN, and the build's messages if CANN or a variable is missing.
 
 `make launch` tests the rest of the build, with stand-ins that check the known requirements of CANN.
 """
@@ -26,18 +26,18 @@ def run_cmake(
     backend: str, *, environment: dict[str, str] | None = None, **variables: str | Path
 ) -> str:
     """Returns the output of cmake/cann.cmake, with the prefix FAILS if it fails."""
-    known = {"ASCEND_HOME_PATH", "SOC_VERSION"}
+    cann_variables = {"ASCEND_HOME_PATH", "SOC_VERSION"}
     definitions = {"NGRAM_NPU_ASCENDC": backend, **variables}
     command = ["cmake", *(f"-D{name}={value}" for name, value in definitions.items())]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "-P", ROOT / "cmake/cann.cmake"],
-        env={k: v for k, v in os.environ.items() if k not in known} | (environment or {}),
+        env={k: v for k, v in os.environ.items() if k not in cann_variables} | (environment or {}),
         capture_output=True,
         text=True,
         check=False,
     )
-    output = " ".join((done.stdout + done.stderr).split())
-    return ("FAILS " if done.returncode else "") + output
+    output = " ".join((result.stdout + result.stderr).split())
+    return ("FAILS " if result.returncode else "") + output
 
 
 def make_cann(root: Path, folder: str) -> Path:
@@ -49,7 +49,7 @@ def make_cann(root: Path, folder: str) -> Path:
 
 @pytest.fixture
 def variables(tmp_path: Path) -> dict[str, str | Path]:
-    """Variables that point to a CANN, which a test creates, and to a torch_npu."""
+    """CMake variables with the paths of a CANN, which a test creates, and of a torch_npu."""
     library = tmp_path / "torch_npu/lib/libtorch_npu.so"
     library.parent.mkdir(parents=True)
     library.touch()
@@ -60,7 +60,7 @@ def variables(tmp_path: Path) -> dict[str, str | Path]:
     }
 
 
-def test_cann_is_found_in_each_layout_the_newest_first(
+def test_build_finds_cann_in_each_layout_and_prefers_the_newest(
     tmp_path: Path, variables: dict[str, Any]
 ) -> None:
     for folder in reversed(FOLDERS):
@@ -71,7 +71,7 @@ def test_cann_is_found_in_each_layout_the_newest_first(
 
 
 @pytest.mark.parametrize("cached", [{}, {"ASCEND_HOME_PATH": "", "SOC_VERSION": ""}])
-def test_environment_variables_replace_missing_or_empty_cached_ones(
+def test_environment_variables_replace_missing_or_empty_cached_variables(
     tmp_path: Path, variables: dict[str, Any], cached: dict[str, str]
 ) -> None:
     make_cann(tmp_path / "cann", FOLDERS[0])
@@ -82,15 +82,15 @@ def test_environment_variables_replace_missing_or_empty_cached_ones(
 
 
 def test_missing_cann_disables_or_fails_the_build(tmp_path: Path) -> None:
-    no_variable = "ASCEND_HOME_PATH is not set (source CANN's set_env.sh)"
-    assert run_cmake("AUTO") == f"-- The NPU backend is left out: {no_variable}"
-    assert re.match(rf"FAILS .*NGRAM_NPU_ASCENDC=ON: {re.escape(no_variable)}", run_cmake("ON"))
-    no_file = f"there is no ascendc.cmake under ASCEND_HOME_PATH={tmp_path} "
+    reason = "ASCEND_HOME_PATH is not set (source CANN's set_env.sh)"
+    assert run_cmake("AUTO") == f"-- The NPU backend is left out: {reason}"
+    assert re.match(rf"FAILS .*NGRAM_NPU_ASCENDC=ON: {re.escape(reason)}", run_cmake("ON"))
+    file_reason = f"there is no ascendc.cmake under ASCEND_HOME_PATH={tmp_path} "
     output = run_cmake("AUTO", ASCEND_HOME_PATH=tmp_path)
-    assert f"-- The NPU backend is left out: {no_file}" in output
+    assert f"-- The NPU backend is left out: {file_reason}" in output
     output = run_cmake("ON", ASCEND_HOME_PATH=tmp_path)
     assert output.startswith("FAILS ")
-    assert no_file in output
+    assert file_reason in output
 
 
 @pytest.mark.parametrize("backend", ["ON", "AUTO"])
@@ -130,14 +130,14 @@ def test_chip_without_kernels_fails_the_build(
 
 @pytest.mark.slow  # needs `make launch`
 def test_built_libraries_are_installed_in_the_package() -> None:
-    """CANN also writes `lib`, which pyproject.toml excludes from the wheel."""
+    """CANN also writes the folder `lib`, which pyproject.toml excludes from the wheel."""
     libraries = {path.relative_to(BUILD / "launch") for path in (BUILD / "launch").rglob("*.so")}
     assert {path.name for path in libraries if path.parent.name == "ngram_npu"} == {
         "libngram_npu_launch.so",
         "libngram_npu_ascendc.so",
         "libngram_npu_cpu.so",
     }
-    others = {str(path.parent) for path in libraries} - {"ngram_npu"}
+    other_folders = {str(path.parent) for path in libraries} - {"ngram_npu"}
     exclude = re.search(r"^wheel\.exclude = (.+)$", (ROOT / "pyproject.toml").read_text(), re.M)
     assert exclude is not None
-    assert all(f'"{folder}/**"' in exclude[1] for folder in others)
+    assert all(f'"{folder}/**"' in exclude[1] for folder in other_folders)

@@ -1,5 +1,5 @@
-"""The NPU backend with the real torch_npu and stand-ins for CANN: loading, registration, launches
-and their order, and results.
+"""Tests the NPU backend with the real torch_npu and stand-ins for CANN: how libraries are loaded,
+operators are registered, and kernels are launched, and that the results are correct.
 
 The host twin tests the kernels. Here, the operators' CPU kernels run instead, with the arguments of
 the launches.
@@ -23,11 +23,10 @@ from tools.npu.__main__ import SIZES
 
 pytestmark = pytest.mark.slow  # needs `make launch`
 
-ENTRY_POINTS = (ROOT / "csrc/ascendc/plans.h").read_text()
-KERNEL_OPS = set(re.findall(r"\bX\((\w+), \w+Params\)", ENTRY_POINTS))
+PLANS_HEADER = (ROOT / "csrc/ascendc/plans.h").read_text()
+KERNEL_OPS = set(re.findall(r"\bX\((\w+), \w+Params\)", PLANS_HEADER))
 OPS = {op: spec for op, spec in OPSPECS.items() if spec.kernel in KERNEL_OPS}
-ON_DEVICE = (ROOT / "tests/npu/npu_checks.py").read_text()
-DEF = "\ndef test_"
+CHECKS = (ROOT / "tests/npu/npu_checks.py").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +45,20 @@ except RuntimeError as error:
 """
 
 
-# Lists the opened libraries of CANN, torch_npu and ngram_npu, and the calls of CANN.
+# Functions that list the open libraries of CANN, torch_npu and ngram_npu, and the calls of CANN.
 LIST_ACTIVITY = """
 import ctypes
-def opened():
+def list_libraries():
     names = ["ascendcl", "torch_npu"]
     names += ["ngram_npu_launch", "ngram_npu_ascendc", "ngram_npu_kernels"]
     maps = open("/proc/self/maps").read()
     return [name for name in names if f"lib{name}." in maps or f"/{name}." in maps]
-def called():
-    if "ascendcl" not in opened():
+def take_calls():
+    if "ascendcl" not in list_libraries():
         return []
-    take = ctypes.CDLL("libascendcl.so").stand_in_take_calls
-    take.restype = ctypes.c_char_p
-    return take().decode().splitlines()
+    function = ctypes.CDLL("libascendcl.so").stand_in_take_calls
+    function.restype = ctypes.c_char_p
+    return function().decode().splitlines()
 """
 IMPORT = """
 import ngram_npu
@@ -72,23 +71,26 @@ assert _library.backends()["npu"].kernels == 9
 """
 
 
-def test_import_does_not_open_libraries(npu: Npu) -> None:
-    assert npu.python(LIST_ACTIVITY + IMPORT + "print(opened(), called())") == "[] []"
+def test_import_opens_no_library_of_cann_or_torch_npu(npu: Npu) -> None:
+    output = npu.run_code(LIST_ACTIVITY + IMPORT + "print(list_libraries(), take_calls())")
+    assert output == "[] []"
 
 
 def test_import_with_torch_npu_does_not_call_cann(npu: Npu) -> None:
-    first = LIST_ACTIVITY + "import torch, torch_npu\nassert 'ascendcl' in opened()\ncalled()\n"
-    output = npu.python(first + IMPORT + "print(opened(), called())")
+    setup = LIST_ACTIVITY + "import torch, torch_npu\n"
+    setup += "assert 'ascendcl' in list_libraries()\ntake_calls()\n"
+    output = npu.run_code(setup + IMPORT + "print(list_libraries(), take_calls())")
     assert output == "['ascendcl', 'torch_npu'] []"
-    # A call of an operator is recorded.
-    output = npu.python(first + CALL + "print(opened(), len(called()) > 0)").splitlines()[-1]
+    # An operator's call loads the kernels and calls CANN.
+    code = setup + CALL + "print(list_libraries(), len(take_calls()) > 0)"
+    output = npu.run_code(code).splitlines()[-1]
     assert output == "['ascendcl', 'torch_npu', 'ngram_npu_launch', 'ngram_npu_kernels'] True"
 
 
 def test_forked_process_loads_kernels_for_its_own_devices(npu: Npu) -> None:
     code = """
 import os, sys, torch, torch_npu
-called()
+take_calls()
 {IMPORT}
 child = os.fork()
 if child == 0:
@@ -99,9 +101,9 @@ if child == 0:
     print([line for line in buffer.value.decode().splitlines() if line != "copy"], flush=True)
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-print(opened(), called())
+print(list_libraries(), take_calls())
 """.replace("{IMPORT}", IMPORT).replace("{CALL}", CALL.replace("\n", "\n    "))
-    output = npu.python(LIST_ACTIVITY + code).splitlines()
+    output = npu.run_code(LIST_ACTIVITY + code).splitlines()
     assert output == [
         "['load, devices 3', 'ngram_npu_prepare_inputs_padded']",
         "['ascendcl', 'torch_npu'] []",
@@ -121,7 +123,7 @@ print(json.dumps({
     "kernels": [op for op in ops if _library.has_kernel(op, "npu")],
 }))
 """
-    state = json.loads(npu.python(code).splitlines()[-1])
+    state = json.loads(npu.run_code(code).splitlines()[-1])
     assert state["doctor"] == {"name": "npu", "kernels": len(KERNEL_OPS), "reason": ""}
     assert set(state["registered"]) == set(OPSPECS)
     assert set(state["kernels"]) == set(OPS)
@@ -133,28 +135,28 @@ def test_launch_library_has_only_allowed_dependencies(npu: Npu) -> None:
     assert abi_audit.find_problems(npu.stage / "ngram_npu" / "libngram_npu_launch.so") == []
 
 
-def test_launch_library_builds_with_the_next_torch_npu(npu: Npu, tmp_path: Path) -> None:
-    """Compiles and links only, because the next torch_npu does not run with this torch."""
+def test_launch_library_links_with_the_next_torch_npu(npu: Npu, tmp_path: Path) -> None:
+    """Only compiles and links, because the next torch_npu does not run with this torch."""
     torch = Path(find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
-    third_party = ("third_party/acl/inc", "")
-    includes = [f"-isystem{NEXT_TORCH_NPU / 'include' / folder}" for folder in third_party]
+    folders = ("third_party/acl/inc", "")
+    includes = [f"-isystem{NEXT_TORCH_NPU / 'include' / folder}" for folder in folders]
     includes += [f"-isystem{torch / 'include' / f}" for f in ("", "torch/csrc/api/include")]
     objects = []
     for name in ("launch", "loaded_kernels"):
         objects.append(tmp_path / f"{name}.o")
         source = ["-c", ROOT / f"csrc/ascendc/{name}.cpp", "-o", objects[-1]]
-        done = _compile("-std=c++17", "-O0", f"-I{ROOT / 'csrc'}", *includes, *source)
-        assert done.returncode == 0, done.stderr
+        result = _compile("-std=c++17", "-O0", f"-I{ROOT / 'csrc'}", *includes, *source)
+        assert result.returncode == 0, result.stderr
     libraries = [torch / "lib/libc10.so", torch / "lib/libtorch_cpu.so", "-lascendcl", "-ldl"]
     libraries += [f"-L{npu.environment['LD_LIBRARY_PATH']}", "-o", tmp_path / "launch.so"]
     link = ["-shared", "-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", *objects]
-    done = _compile(*link, NEXT_TORCH_NPU / "lib/libtorch_npu.so", *libraries)
-    assert done.returncode == 0, done.stderr
+    result = _compile(*link, NEXT_TORCH_NPU / "lib/libtorch_npu.so", *libraries)
+    assert result.returncode == 0, result.stderr
     # Without torch_npu, linking fails.
-    done = _compile(*link, *libraries)
-    assert done.returncode != 0
+    result = _compile(*link, *libraries)
+    assert result.returncode != 0
     for name in ("RunOpApi", "getCurrentNPUStream", "apply_tensor_without_format"):
-        assert name in done.stderr
+        assert name in result.stderr
 
 
 def _compile(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -164,21 +166,21 @@ def _compile(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_npu_checks_pass_in_a_process_with_an_npu(npu: Npu) -> None:
     code = "import torch, torch_npu, pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
-    done = npu.run("-c", code, "-q", "-p", "no:cacheprovider", "tests/npu/npu_checks.py")
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    passed = re.search(r"\n(\d+) passed(, \d+ warnings?)? in", done.stdout)
-    assert passed is not None, done.stdout
-    assert int(passed[1]) == ON_DEVICE.count(DEF) - 1 + len(OPS)
+    result = npu.run("-c", code, "-q", "-p", "no:cacheprovider", "tests/npu/npu_checks.py")
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
+    summary = re.search(r"\n(\d+) passed(, \d+ warnings?)? in", result.stdout)
+    assert summary is not None, result.stdout
+    assert int(summary[1]) == CHECKS.count("\ndef test_") - 1 + len(OPS)
 
 
 def test_npu_tool_runs_doctor_parity_and_bench(npu: Npu, tmp_path: Path) -> None:
-    """Runs all stages except the build. Random parity tests are left out, because they would only
-    test the CPU kernels again."""
-    load = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}  # the default
-    load["PYTEST_ADDOPTS"] = "--deselect=tests/ops/test_parity.py::test_random"
+    """Runs all stages except the build, without random parity tests, which would only test the CPU
+    kernels again."""
+    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}  # the default
+    variables["PYTEST_ADDOPTS"] = "--deselect=tests/ops/test_parity.py::test_random"
     stages = ("doctor", "parity", "bench")
-    done = npu.run("-m", "tools.npu", "--out", tmp_path, "--only", *stages, **load)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    result = npu.run("-m", "tools.npu", "--out", tmp_path, "--only", *stages, **variables)
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-2000:]
     report = json.loads((tmp_path / "npu-run.json").read_text())
     doctor, parity, _ = report["stages"]
     assert f"backend npu          {len(KERNEL_OPS)} kernels" in doctor["result"]
@@ -191,13 +193,13 @@ def test_npu_tool_runs_doctor_parity_and_bench(npu: Npu, tmp_path: Path) -> None
 
 
 def test_failed_launch_or_unknown_core_count_raises(npu: Npu) -> None:
-    assert "ngram_npu_prepare_inputs_padded" in npu.python(CALL, STAND_IN_FAILS="1")
-    output = npu.python(CALL, STAND_IN_CORES="0").splitlines()[-1]
-    assert output == "prepare_inputs_padded: the kernel returned status 1"
+    assert "ngram_npu_prepare_inputs_padded" in npu.run_code(CALL, STAND_IN_FAILS="1")
+    output = npu.run_code(CALL, STAND_IN_CORES="0").splitlines()[-1]
+    assert output == "prepare_inputs_padded: the kernel failed: invalid parameters (status 1)"
 
 
-def _replace_libraries(npu: Npu, folder: Path, *names: str, content: bytes | None = None) -> str:
-    """Copies the package without some libraries, or with other contents of them.
+def _change_libraries(npu: Npu, folder: Path, *names: str, content: bytes | None = None) -> str:
+    """Copies the package without the named libraries, or with `content` as their content.
 
     Returns:
         The PYTHONPATH of the copy.
@@ -213,8 +215,8 @@ def _replace_libraries(npu: Npu, folder: Path, *names: str, content: bytes | Non
 
 CALL_AND_LIST_STUBS = (
     LIST_ACTIVITY
-    + CALL.replace("    torch.npu.sync", "    called()\n    torch.npu.sync")
-    + ("print(tensors[0].shape[0], {'ngram_npu_ascendc'} <= set(opened()))")
+    + CALL.replace("    torch.npu.sync", "    take_calls()\n    torch.npu.sync")
+    + ("print(tensors[0].shape[0], {'ngram_npu_ascendc'} <= set(list_libraries()))")
 )
 
 
@@ -222,19 +224,19 @@ CALL_AND_LIST_STUBS = (
 def test_stubs_are_opened_only_without_a_valid_binary(
     npu: Npu, tmp_path: Path, content: bytes | None
 ) -> None:
-    assert npu.python(CALL_AND_LIST_STUBS) == "1 False"
-    path = _replace_libraries(npu, tmp_path, BINARY, content=content)
-    assert npu.python(CALL_AND_LIST_STUBS, PYTHONPATH=path) == "1 True"
+    assert npu.run_code(CALL_AND_LIST_STUBS) == "1 False"
+    path = _change_libraries(npu, tmp_path, BINARY, content=content)
+    assert npu.run_code(CALL_AND_LIST_STUBS, PYTHONPATH=path) == "1 True"
 
 
 def test_missing_binary_and_stubs_raise(npu: Npu, tmp_path: Path) -> None:
-    path = _replace_libraries(npu, tmp_path, BINARY, STUBS)
-    output = npu.python(CALL_AND_LIST_STUBS, PYTHONPATH=path)
-    assert output.startswith("prepare_inputs_padded: the kernel returned status 2 (the launch")
+    path = _change_libraries(npu, tmp_path, BINARY, STUBS)
+    output = npu.run_code(CALL_AND_LIST_STUBS, PYTHONPATH=path)
+    assert output.startswith("prepare_inputs_padded: the kernel failed: launch failed (status 2): ")
     assert f"{STUBS}: cannot open shared object file" in output
 
 
-# The doctor reports why the backend is absent. The operators then work on the CPU.
+# Without the NPU backend, the operators work on the CPU, and the doctor reports the reason.
 
 CALL_ON_CPU = """
 import torch, ngram_npu
@@ -244,17 +246,17 @@ print("\\n".join(line for line in str(ngram_npu.doctor()).splitlines() if "backe
 """
 
 
-def test_missing_part_is_reported(npu: Npu, tmp_path: Path) -> None:
-    assert "torch_npu is not installed" in npu.python(CALL_ON_CPU, PYTHONPATH=str(npu.stage))
-    output = npu.python(CALL_ON_CPU, LD_LIBRARY_PATH="")
+def test_doctor_reports_missing_libraries(npu: Npu, tmp_path: Path) -> None:
+    assert "torch_npu is not installed" in npu.run_code(CALL_ON_CPU, PYTHONPATH=str(npu.stage))
+    output = npu.run_code(CALL_ON_CPU, LD_LIBRARY_PATH="")
     assert "torch_npu does not import: lib" in output
-    path = _replace_libraries(npu, tmp_path, *LIBRARIES)
-    assert "it was made without CANN" in npu.python(CALL_ON_CPU, PYTHONPATH=path)
+    path = _change_libraries(npu, tmp_path, *LIBRARIES)
+    assert "it was made without CANN" in npu.run_code(CALL_ON_CPU, PYTHONPATH=path)
 
 
-def test_invalid_library_is_reported(npu: Npu, tmp_path: Path) -> None:
-    path = _replace_libraries(npu, tmp_path, LAUNCH, content=b"not a library")
-    assert LAUNCH in npu.python(CALL_ON_CPU, PYTHONPATH=path)
-    output = npu.python(CALL, PYTHONPATH=path)
+def test_doctor_reports_invalid_library(npu: Npu, tmp_path: Path) -> None:
+    path = _change_libraries(npu, tmp_path, LAUNCH, content=b"not a library")
+    assert LAUNCH in npu.run_code(CALL_ON_CPU, PYTHONPATH=path)
+    output = npu.run_code(CALL, PYTHONPATH=path)
     assert output.startswith("prepare_inputs_padded: failed to load the kernels for this device:")
     assert LAUNCH in output

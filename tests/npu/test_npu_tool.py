@@ -1,5 +1,5 @@
-"""tools/npu on the CPU: the benchmark with a replacement of vLLM-Ascend's launcher, and compiler
-errors that count when kernels are checked with the real headers. test_launch.py runs the rest."""
+"""Tests tools/npu on the CPU: the benchmark, with a replacement of vLLM-Ascend's launcher, and the
+compiler errors that the check with the real headers reports. test_launch.py tests other tools."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MODULE = "vllm_ascend.ops.triton.spec_decode.ngram"
 
 
 def test_bench_compares_drafts_with_vllm_ascend(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = MODULE.split(".")
-    for end in range(1, len(parts) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
+    names = MODULE.split(".")
+    for end in range(1, len(names) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(names[:end]), ModuleType(names[end - 1]))
     launcher = triton_ngram_spec_decode
     monkeypatch.setattr(sys.modules[MODULE], launcher.__name__, launcher, raising=False)
     options = Options(sizes=(Size(3, 200),), rounds=1, peers=("vllm-ascend",), data_kind="periodic")
@@ -28,7 +28,7 @@ def test_bench_compares_drafts_with_vllm_ascend(monkeypatch: pytest.MonkeyPatch)
     assert result["ratio"]["vllm-ascend"] > 0
 
 
-INSTANTIATED = """\
+TEMPLATE_ERROR_OUTPUT = """\
 /dk/impl.h: In instantiation of 'void Cast(T) [with T = int]':
 /p/csrc/ascendc/gather.h:40:5:   required from here
 /dk/impl.h:7:3: error: {}
@@ -42,9 +42,9 @@ INSTANTIATED = """\
         ("/dk/impl.h:7:3: error: static assertion failed\n", 0),
         ("/p/csrc/ascendc/a.cpp:7:3: error: 'Maxz' is not a member of 'AscendC'\n", 1),
         ("/p/csrc/ascendc/a.cpp:7:3: warning: unused\n", 0),
-        (INSTANTIATED.format("'vconv' was not declared in this scope"), 0),
-        (INSTANTIATED.format("static assertion failed: no such conversion"), 1),
+        (TEMPLATE_ERROR_OUTPUT.format("'vconv' was not declared in this scope"), 0),
+        (TEMPLATE_ERROR_OUTPUT.format("static assertion failed: no such conversion"), 1),
     ],
 )
-def test_only_errors_of_our_kernels_count(output: str, count: int) -> None:
+def test_header_check_reports_only_errors_of_our_kernels(output: str, count: int) -> None:
     assert len(find_problems(output, "/p/csrc")) == count

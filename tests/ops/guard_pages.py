@@ -1,5 +1,5 @@
-"""Arguments next to guard pages. A kernel that reads or writes one item outside them, or writes to
-a read-only argument, ends this process."""
+"""Places the arguments of calls next to guard pages. A kernel that reads or writes one item
+outside its arguments, or writes to a read-only argument, ends this process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PROT_NONE, _PROT_READ, _PROT_WRITE = 0, 1, 2
 
 
 class GuardedMemory:
-    """Memory between two inaccessible pages. Mapping it takes longer than most calls, so it is
-    reused."""
+    """Memory between two inaccessible pages. Mapping memory takes longer than most calls, so unused
+    objects are kept in ``_free_memories``."""
 
     def __init__(self, size: int) -> None:
         self.size, self.writable = size, True
@@ -29,7 +29,7 @@ class GuardedMemory:
         _protect(self.begin - mmap.PAGESIZE, mmap.PAGESIZE, _PROT_NONE)
         _protect(self.begin + size, mmap.PAGESIZE, _PROT_NONE)
 
-    def copy_of(self, array: Array, span: int, *, at_end: bool, writable: bool) -> Array:
+    def copy_array(self, array: Array, span: int, *, at_end: bool, writable: bool) -> Array:
         if not self.writable:
             _protect(self.begin, self.size, _PROT_READ | _PROT_WRITE)
         offset = mmap.PAGESIZE + (self.size - span if at_end else 0)
@@ -41,17 +41,18 @@ class GuardedMemory:
         return copy
 
 
-_free: dict[int, list[GuardedMemory]] = defaultdict(list)
-"""Unused memory by size."""
+_free_memories: dict[int, list[GuardedMemory]] = defaultdict(list)
+"""Unused memory by size in bytes."""
 
 
-def guarded(array: Array, *, at_end: bool, writable: bool) -> Array:
-    """Returns a copy with the same strides, its last or first item next to an inaccessible page."""
+def make_guarded_copy(array: Array, *, at_end: bool, writable: bool) -> Array:
+    """Returns a copy with equal strides. Its last or first item is next to an inaccessible page."""
     low, high = np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)
     size = max(1, -(-(high - low) // mmap.PAGESIZE)) * mmap.PAGESIZE
-    memory = _free[size].pop() if _free[size] else GuardedMemory(size)
-    copy = memory.copy_of(array, high - low, at_end=at_end, writable=writable)
-    weakref.finalize(copy, _free[size].append, memory)
+    free_memories = _free_memories[size]
+    memory = free_memories.pop() if free_memories else GuardedMemory(size)
+    copy = memory.copy_array(array, high - low, at_end=at_end, writable=writable)
+    weakref.finalize(copy, free_memories.append, memory)
     return copy
 
 
@@ -60,14 +61,14 @@ def _protect(address: int, size: int, access: int) -> None:
         raise OSError(ctypes.get_errno(), "mprotect")
 
 
-def guarding(spec: OpSpec, backend: Backend, at_end: bool) -> Backend:
-    """The backend, called with guarded copies of the arguments."""
+def make_guarding_backend(spec: OpSpec, backend: Backend, at_end: bool) -> Backend:
+    """Returns a backend that calls ``backend`` with guarded copies of the arguments."""
 
     def call(op: str, args: Args) -> tuple[Array, ...]:
         copies = []
         for (name, _), value in zip(spec.arguments, args, strict=True):
             if isinstance(value, np.ndarray):
-                copy = guarded(value, at_end=at_end, writable=name in spec.written)
+                copy = make_guarded_copy(value, at_end=at_end, writable=name in spec.written)
                 copies.append(copy)
             else:
                 copies.append(value)

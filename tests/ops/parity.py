@@ -1,4 +1,5 @@
-"""Compares calls with the reference: results, written arguments, and the memory around them."""
+"""Compares calls of a backend with the reference of the operator: the results, the written
+arguments, and the memory around the arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from ops.specs import OPSPECS, Args, Array, OpSpec, Sample, bits_equal, clone, clone_args, find_base
+from ops.specs import OPSPECS, Args, Array, OpSpec, Sample, are_equal, clone, clone_args, find_base
 from ops.specs.inputs import HOSTILE_INT64, UNLIMITED
 
 if TYPE_CHECKING:
@@ -19,66 +20,68 @@ class MismatchError(AssertionError):
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
-    """An operator's results: none, one, or several."""
+    """Returns an operator's results as a tuple: none, one, or several."""
     if results is None:
         return ()
     return results if isinstance(results, tuple) else (results,)
 
 
 def as_arrays(results: Any) -> tuple[Array, ...]:
-    """An operator's results from either front end, as arrays."""
+    """Returns an operator's results from either front end as arrays."""
     return tuple(r if isinstance(r, np.ndarray) else r.cpu().numpy() for r in as_tuple(results))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A sample with the reference's results, which many backends are compared with: most of the
-    time of a comparison is spent in the reference."""
+    """A sample with the results of the reference. A case is compared with many backends, because
+    the reference takes most of the time of a comparison."""
 
     sample: Sample
     results: tuple[Array, ...]
     args: Args
-    """After the call; None for opaque arguments."""
+    """The arguments after the call; None for opaque arguments."""
 
 
 def make_case(spec: OpSpec, sample: Sample) -> Case:
-    """Raises MismatchError if the reference writes to an argument that the schema does not mark."""
+    """Runs the reference on a sample. Raises MismatchError if the reference writes to an
+    argument that the schema does not mark as written."""
     args = clone_args(sample.args)
     results = as_arrays(spec.reference(*args))
     _check_arguments(spec, sample, args, None)
-    compared = (
+    written_args = (
         None if name in spec.opaque else value
         for (name, _), value in zip(spec.arguments, args, strict=True)
     )
-    return Case(sample, results, tuple(compared))
+    return Case(sample, results, tuple(written_args))
 
 
 @cache
-def sample_cases(op: str) -> list[Case]:
-    """The operator's samples. Of an operator with a workspace, two samples of three have one of the
-    size that ``workspace_size`` returns. The reference does not use it, so a kernel must leave
-    zeros there."""
+def make_sample_cases(op: str) -> list[Case]:
+    """Returns the cases of the operator's samples. If the operator has a workspace, two samples
+    of three have a workspace of the size that ``workspace_size`` returns. The reference does not
+    write to the workspace, so the kernels must leave it zeroed."""
     spec = OPSPECS[op]
     samples = list(spec.samples(np.random.default_rng(2026)))
     if "workspace" in spec.tensor_names:
         for i, sample in enumerate(samples):
             if i % 3:
-                args = with_workspace(spec, sample.args)
+                args = add_workspace(spec, sample.args)
                 samples[i] = Sample(sample.label, args, sample.compare)
     return [make_case(spec, sample) for sample in samples]
 
 
-def with_workspace(spec: OpSpec, args: Args) -> Args:
+def add_workspace(spec: OpSpec, args: Args) -> Args:
+    """Returns the arguments with a zeroed workspace of the size that the batch requires."""
     from ngram_npu.ops import workspace_size  # imports torch
 
     values = dict(zip([name for name, _ in spec.arguments], args, strict=True))
-    first = ("sampled_token_ids", "row_indices", "prev_positions", "token_ids")
-    batch = next(len(values[name]) for name in first if values.get(name) is not None)
+    batch_tensors = ("sampled_token_ids", "row_indices", "prev_positions", "token_ids")
+    batch = next(len(values[name]) for name in batch_tensors if values.get(name) is not None)
     return spec.replace(args, workspace=np.zeros(workspace_size(spec.name, batch), np.int32))
 
 
 NUM_VARIATIONS = 150
-_SCALARS: dict[str, tuple[Any, ...]] = {
+_SCALAR_VALUES: dict[str, tuple[Any, ...]] = {
     "match_policy": (0, 1),
     "overlap": (False, True),
     "fill": (False, True),
@@ -94,13 +97,13 @@ _SCALARS: dict[str, tuple[Any, ...]] = {
     "pad_id": (-1, 0, 77),
 }
 _MAX_ITEMS = 3000
-"""Of an argument of a sample that is varied: the reference is slow on long rows."""
+"""Samples with larger arguments are not varied, because the reference is slow on long rows."""
 
 
 @cache
-def random_cases(op: str) -> list[Case]:
-    """Samples with random changes of all values that a caller may change without breaking a rule
-    of the contract (``OpSpec.fixed``)."""
+def make_random_cases(op: str) -> list[Case]:
+    """Returns cases of samples with random changes. Arguments in ``OpSpec.fixed`` are not changed,
+    because other values would break a rule of the contract."""
     spec = OPSPECS[op]
     rng = np.random.default_rng(2027)
     fixed = {"index", "store", "workspace"} | spec.fixed
@@ -115,52 +118,52 @@ def random_cases(op: str) -> list[Case]:
     for i in range(NUM_VARIATIONS):
         sample = samples[int(rng.integers(len(samples)))]
         args = clone_args(sample.args)
-        changed = {}
+        new_values = {}
         for (name, _), value in zip(spec.arguments, args, strict=True):
             if name in fixed or rng.random() < 0.5:
                 continue
             if isinstance(value, np.ndarray):
                 _change_items(rng, value)
-            elif name in _SCALARS:
-                choices = _SCALARS[name]
-                changed[name] = choices[int(rng.integers(len(choices)))]
+            elif name in _SCALAR_VALUES:
+                choices = _SCALAR_VALUES[name]
+                new_values[name] = choices[int(rng.integers(len(choices)))]
         label = f"random-{i}-{sample.label}"
-        cases.append(make_case(spec, Sample(label, spec.replace(args, **changed))))
+        cases.append(make_case(spec, Sample(label, spec.replace(args, **new_values))))
     return cases
 
 
 def _change_items(rng: np.random.Generator, array: Array) -> None:
-    """Replaces about a third of the items: by each other, by a neighbouring value, and by a hostile
-    one."""
+    """Replaces about a third of the items: 15 % by other items, 10 % by an adjacent value, and
+    10 % by a hostile value."""
     if array.dtype == np.bool_:
         array ^= rng.random(array.shape) < 0.3
         return
     limits = np.iinfo(array.dtype)
     hostile = [v for v in HOSTILE_INT64 if limits.min <= v <= limits.max]
-    kind = rng.random(array.shape)
+    choice = rng.random(array.shape)
     shuffled = rng.permutation(array.reshape(-1)).reshape(array.shape)
-    array[...] = np.where(kind < 0.15, shuffled, array)
+    array[...] = np.where(choice < 0.15, shuffled, array)
     step = rng.choice(np.array([1, limits.max], array.dtype), array.shape)
-    array[...] = np.where((kind > 0.15) & (kind < 0.25), array + step, array)
+    array[...] = np.where((choice > 0.15) & (choice < 0.25), array + step, array)
     array[...] = np.where(
-        kind > 0.9, rng.choice(np.array(hostile, array.dtype), array.shape), array
+        choice > 0.9, rng.choice(np.array(hostile, array.dtype), array.shape), array
     )
 
 
 def check_parity(spec: OpSpec, backend: Backend, sample: Sample) -> None:
-    """Raises MismatchError unless the backend does exactly what the reference does."""
+    """Raises MismatchError unless results and written arguments equal those of the reference."""
     check_case(spec, backend, make_case(spec, sample))
 
 
 def check_case(spec: OpSpec, backend: Backend, case: Case) -> None:
-    """As :func:`check_parity`."""
+    """Same as :func:`check_parity`, for a sample with known results of the reference."""
     args = clone_args(case.sample.args)
-    with backend.selected(races_allowed=not case.sample.compare):
+    with backend.select(races_allowed=not case.sample.compare):
         got = backend.call(spec.name, args)
-    compare(spec, case.sample, got, args, case.results, case.args)
+    check_results(spec, case.sample, got, args, case.results, case.args)
 
 
-def compare(
+def check_results(
     spec: OpSpec,
     sample: Sample,
     got: tuple[Array, ...],
@@ -168,19 +171,20 @@ def compare(
     expected: tuple[Array, ...],
     expected_args: Args,
 ) -> None:
-    """Raises MismatchError unless results and arguments after the call are the expected ones."""
+    """Raises MismatchError unless the results and the arguments after the call equal the
+    expected ones. For a sample that is not compared, only writes to other memory are errors."""
     _check_arguments(spec, sample, got_args, expected_args if sample.compare else None)
     if not sample.compare:
         return
     if len(got) != len(expected):
         raise MismatchError(f"{sample.label}: expected {len(expected)} results, got {len(got)}")
     for i, (result, reference) in enumerate(zip(got, expected, strict=True)):
-        if not bits_equal(result, reference):
+        if not are_equal(result, reference):
             raise MismatchError(f"{sample.label}: result {i}: got\n{result}\nexpected\n{reference}")
 
 
 def _check_arguments(spec: OpSpec, sample: Sample, got: Args, expected: Args | None) -> None:
-    """Compares whole buffers, so that it detects writes outside a slice."""
+    """Compares the whole buffers of the arguments, in order to detect writes outside a slice."""
     for (name, _), before, after, reference in zip(
         spec.arguments, sample.args, got, expected or got, strict=True
     ):
@@ -188,7 +192,7 @@ def _check_arguments(spec: OpSpec, sample: Sample, got: Args, expected: Args | N
             continue
         if name not in spec.written and not np.array_equal(find_base(after), find_base(before)):
             raise MismatchError(f"{sample.label}: {name} was changed but is not marked as written")
-        if expected is None:  # the values are unspecified, but the memory around must not change
+        if expected is None:  # the rest of the buffer must not change
             reference = clone(before)
             reference[...] = after
         if not np.array_equal(find_base(after), find_base(reference)):

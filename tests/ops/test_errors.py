@@ -1,5 +1,6 @@
-"""Bad calls are rejected before anything is written, by an error that names the operator, the
-argument, what was expected and what it got. The calls are derived from schemas and OpSpecs."""
+"""Tests that invalid calls are rejected before anything is written. The error must name the
+operator, the argument, the expected value and the actual value. The calls are derived from
+schemas and OpSpecs."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch
 from backends import DEVICE_BACKENDS, FRONT_ENDS, Backend, to_torch
 from ngram_npu import _C
 from on_device import torch_op
-from ops.specs import OPSPECS, BadCall, OpSpec, bits_equal, clone_args, find_base
+from ops.specs import OPSPECS, BadCall, OpSpec, are_equal, clone_args, find_base
 
 SPECS = list(OPSPECS.values())
 CALLERS = [*FRONT_ENDS, *DEVICE_BACKENDS]
@@ -23,33 +24,33 @@ each_caller = pytest.mark.parametrize("caller", CALLERS, ids=lambda b: b.name)
 each_front_end = pytest.mark.parametrize("caller", FRONT_ENDS, ids=lambda b: b.name)
 
 
-def _inner_stride_two(array: np.ndarray) -> np.ndarray:
+def _copy_with_inner_stride_two(array: np.ndarray) -> np.ndarray:
     return np.repeat(array, 2, axis=-1)[..., ::2]
 
 
-INT32 = 2**31
+INT32_END = 2**31
 SCALAR_RANGES: dict[str, tuple[int, int | None]] = {
     "min_n": (1, None),
     "match_policy": (0, 1),
     "k": (0, 64),
-    "cost_limit": (0, INT32 - 1),
-    "min_match_len": (0, INT32 - 1),
-    "threshold": (0, INT32 - 1),
-    "max_new": (1, INT32 - 1),
-    "total_tokens": (0, INT32 - 1),
-    "pad_token": (-INT32, INT32 - 1),
-    "block_size": (1, INT32 - 1),
+    "cost_limit": (0, INT32_END - 1),
+    "min_match_len": (0, INT32_END - 1),
+    "threshold": (0, INT32_END - 1),
+    "max_new": (1, INT32_END - 1),
+    "total_tokens": (0, INT32_END - 1),
+    "pad_token": (-INT32_END, INT32_END - 1),
+    "block_size": (1, INT32_END - 1),
     "blocks_per_kv_block": (1, None),
     "cp_world": (1, None),
     "cp_rank": (0, None),
-    "cp_interleave": (1, INT32 - 1),
+    "cp_interleave": (1, INT32_END - 1),
 }
-"""The first and the last valid value; None: it depends on other arguments."""
+"""The first and the last valid value; None if the limit depends on other arguments."""
 
 
-def _derived_bad_calls(spec: OpSpec) -> Iterator[BadCall]:
-    """Every integer below and above its range; every tensor with a wrong dtype, rank and inner
-    stride."""
+def _derive_bad_calls(spec: OpSpec) -> Iterator[BadCall]:
+    """Yields calls with each integer below and above its range, and calls with a wrong dtype, a
+    wrong rank or a wrong inner stride of each tensor."""
     for name, _ in spec.arguments:
         low, high = SCALAR_RANGES.get(name, (None, None))
         for value in (None if low is None else low - 1, None if high is None else high + 1):
@@ -59,13 +60,13 @@ def _derived_bad_calls(spec: OpSpec) -> Iterator[BadCall]:
         label = spec.sample_with(name).label
         yield BadCall({name: lambda a: a.astype(np.float32)}, "got float32", sample=label)
         yield BadCall({name: lambda a: a[None]}, "expected rank", sample=label)
-        yield BadCall({name: _inner_stride_two}, "inner stride 2", sample=label)
+        yield BadCall({name: _copy_with_inner_stride_two}, "inner stride 2", sample=label)
 
 
 BAD_CALLS = [
     pytest.param(spec, bad, caller, id=f"{spec.name}-{bad.argument}-{caller.name}")
     for spec in SPECS
-    for bad in (*spec.bad_calls, *_derived_bad_calls(spec))
+    for bad in (*spec.bad_calls, *_derive_bad_calls(spec))
     for caller in CALLERS
 ]
 
@@ -87,22 +88,23 @@ def test_bad_call_is_rejected_before_anything_is_written(
             assert np.array_equal(find_base(after), find_base(original))
 
 
-OF_ANY_SIZE = {
+TENSORS_OF_ANY_SIZE = {
     "index", "store", "slots", "workspace", "input_ids", "neural_acceptance", "positions",
     "block_table", "slot_mapping", "num_computed_tokens", "num_accepted_tokens", "num_sampled_prev",
     "num_draft_prev", "correct_spec_state_: seq_lens", "correct_spec_state_: discard",
     "correct_spec_state_: num_tokens",
     "ngram_index_reset_: slot_indices", "ngram_store_finish_: slot_indices",
 }  # fmt: skip
-"""Tensors that may be larger than necessary, or with a size that no other tensor determines."""
+"""Tensors that may be larger than necessary, or whose size is not determined by another tensor.
+A name may be limited to an operator."""
 
 
 @each_caller
 @each_spec
 def test_tensor_that_is_too_short_is_rejected(spec: OpSpec, caller: Backend) -> None:
-    """The error may name another tensor, which is then too long."""
+    """The error may name another tensor, which is then too long in comparison."""
     for name in spec.tensor_names:
-        if {name, f"{spec.name}: {name}"} & OF_ANY_SIZE:
+        if {name, f"{spec.name}: {name}"} & TENSORS_OF_ANY_SIZE:
             continue
         for sample in (spec.sample(), spec.sample_with(name)):
             args = clone_args(sample.args)
@@ -116,10 +118,10 @@ def test_tensor_that_is_too_short_is_rejected(spec: OpSpec, caller: Backend) -> 
 @each_caller
 @each_spec
 def test_written_tensor_that_shares_memory_is_rejected(spec: OpSpec, caller: Backend) -> None:
-    """Every pair of a written tensor and another one of its dtype and rank."""
+    """Tests every pair of a written tensor and another tensor with the same dtype and rank."""
     args = clone_args(spec.sample().args)
     values = dict(zip([n for n, _ in spec.arguments], args, strict=True))
-    pairs = 0
+    num_pairs = 0
     for written in sorted(spec.written):
         for other in spec.tensor_names:
             target, source = values[written], values[other]
@@ -130,13 +132,13 @@ def test_written_tensor_that_shares_memory_is_rejected(spec: OpSpec, caller: Bac
             if any(t < s for t, s in zip(target.shape, source.shape, strict=True)):
                 continue
             shared = target[tuple(slice(0, n) for n in source.shape)]
-            pairs += 1
+            num_pairs += 1
             with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected memory not shared"):
                 caller.call(spec.name, spec.replace(args, **{other: shared}))
-    assert pairs > 0 or not spec.written - {"workspace"}
+    assert num_pairs > 0 or not spec.written - {"workspace"}
 
 
-OF_EITHER_WIDTH = {
+INT32_OR_INT64_TENSORS = {
     "row_indices", "slot_indices", "prev_positions", "slot_mapping", "scopes",
     "neural_draft_token_ids", "ngram_propose_: draft_token_ids",
     "device_store_propose_: draft_token_ids",
@@ -145,19 +147,19 @@ OF_EITHER_WIDTH = {
 
 @each_front_end
 @each_spec
-def test_error_for_int64_names_the_conversion(spec: OpSpec, caller: Backend) -> None:
-    """argmax returns int64. A written tensor must not be converted: the results would be written
-    to the copy."""
+def test_error_for_int64_suggests_conversion(spec: OpSpec, caller: Backend) -> None:
+    """argmax returns int64, so callers often pass int64. For a written tensor, the error must
+    not suggest a conversion, because the results would be written to the copy."""
     for name in spec.tensor_names:
         args = spec.sample_with(name).args
         if spec.get(args, name).dtype != np.int32:
             continue
-        wide = spec.replace(clone_args(args), **{name: lambda a: a.astype(np.int64)})
-        if {name, f"{spec.name}: {name}"} & OF_EITHER_WIDTH:
-            caller.call(spec.name, wide)
+        int64_args = spec.replace(clone_args(args), **{name: lambda a: a.astype(np.int64)})
+        if {name, f"{spec.name}: {name}"} & INT32_OR_INT64_TENSORS:
+            caller.call(spec.name, int64_args)
             continue
         with pytest.raises(ValueError, match=f"{name}: expected int32, got int64") as raised:
-            caller.call(spec.name, wide)
+            caller.call(spec.name, int64_args)
         assert (".astype(numpy.int32)" in str(raised.value)) == (name not in spec.written)
 
 
@@ -166,7 +168,7 @@ DTYPES = "int8 int16 uint8 uint16 uint32 uint64 float16 float32 float64 complex6
 
 @each_front_end
 @pytest.mark.parametrize("dtype", DTYPES.split())
-def test_error_names_the_wrong_dtype(dtype: str, caller: Backend) -> None:
+def test_error_names_wrong_dtype(dtype: str, caller: Backend) -> None:
     if dtype == "bfloat16":  # numpy does not have it
         call, tensor = torch_op("ngram_step_"), torch.zeros((3, 2), dtype=torch.bfloat16)
         args = to_torch(OPSPECS["ngram_step_"].sample().args)
@@ -179,7 +181,7 @@ def test_error_names_the_wrong_dtype(dtype: str, caller: Backend) -> None:
         call(*args)
 
 
-class NoText:
+class ObjectWithoutRepr:
     def __repr__(self) -> str:
         raise OSError
 
@@ -192,7 +194,7 @@ def test_numpy_binds_arguments_by_position_and_name(spec: OpSpec) -> None:
     reverse = reversed(list(zip(names, clone_args(args), strict=True)))
     expected = operator(*clone_args(args)) or ()
     for result, reference in zip(operator(**dict(reverse)) or (), expected, strict=True):
-        assert bits_equal(result, reference)
+        assert are_equal(result, reference)
     for positional, keywords, message in (
         (args, {names[0]: args[0]}, f"{names[0]}: expected one value, got two"),
         (args, {"tokens": 1}, "tokens: not an argument of this operator"),
@@ -206,23 +208,24 @@ def test_numpy_binds_arguments_by_position_and_name(spec: OpSpec) -> None:
             with pytest.raises(ValueError, match=f"{spec.name}: {name}: expected a numpy array"):
                 operator(**{**by_name, name: [1, 2, 3]})
             continue
-        for value, shown in (("7", "'7'"), (NoText(), ".*NoText")):
-            expected_text = rf"^{spec.name}: {name}: expected (int|bool), got {shown}"
+        for value, shown_text in (("7", "'7'"), (ObjectWithoutRepr(), ".*ObjectWithoutRepr")):
+            expected_text = rf"^{spec.name}: {name}: expected (int|bool), got {shown_text}"
             with pytest.raises(TypeError, match=expected_text):
                 operator(**{**by_name, name: value})
 
 
 @each_spec
 def test_numpy_layout_that_kernels_cannot_read_is_rejected(spec: OpSpec) -> None:
-    """Unaligned, byte-swapped and structured arrays, and read-only ones that would be written."""
+    """Tests arrays that are not aligned, byte-swapped or structured, and read-only arrays that
+    the operator would write. Read-only arrays that the operator only reads are accepted."""
     args = spec.sample().args
     for (name, _), value in zip(spec.arguments, args, strict=True):
         if isinstance(value, np.ndarray) and name not in spec.written:
             value.flags.writeable = False
     NUMPY.call(spec.name, args)
     for name in spec.tensor_names:
-        good = spec.sample_with(name).args
-        value = spec.get(good, name)
+        valid_args = spec.sample_with(name).args
+        value = spec.get(valid_args, name)
         changes = {}
         if value.dtype.itemsize > 1:
             raw = np.zeros(value.nbytes + 1, np.uint8)[1:]
@@ -234,13 +237,13 @@ def test_numpy_layout_that_kernels_cannot_read_is_rejected(spec: OpSpec) -> None
             changes["writable"].flags.writeable = False
         for message, change in changes.items():
             with pytest.raises(ValueError, match=f"{spec.name}: {name}: .*{message}"):
-                NUMPY.call(spec.name, spec.replace(clone_args(good), **{name: change}))
+                NUMPY.call(spec.name, spec.replace(clone_args(valid_args), **{name: change}))
 
 
 @each_spec
 def test_torch_tensor_that_kernels_cannot_read_is_rejected(spec: OpSpec) -> None:
-    """Unaligned tensors, None for required ones, and real tensors together with fake ones; and
-    fake tensors of rank 0."""
+    """Tests tensors that are not aligned, None for required tensors, meta tensors together with
+    other tensors, and meta tensors of rank 0."""
     call = getattr(torch.ops.ngram_npu, spec.name)
     required = {a.name for a in call.default._schema.arguments if str(a.type) == "Tensor"}
     assert required
@@ -250,17 +253,19 @@ def test_torch_tensor_that_kernels_cannot_read_is_rejected(spec: OpSpec) -> None
         error = rf"{spec.name}: {name}: expected"
         if value.itemsize > 1:
             raw = bytearray(value.nbytes + 1)
-            odd = torch.frombuffer(raw, dtype=value.dtype, offset=1, count=value.numel())
+            unaligned = torch.frombuffer(raw, dtype=value.dtype, offset=1, count=value.numel())
             with pytest.raises(ValueError, match=f"{error} .* aligned"):
-                torch_op(spec.name)(*spec.replace(args, **{name: odd.view(value.shape)}))
+                torch_op(spec.name)(*spec.replace(args, **{name: unaligned.view(value.shape)}))
         if name in required:
             with pytest.raises(ValueError, match=f"{error} .* got None"):
                 torch_op(spec.name)(*spec.replace(args, **{name: None}))
         if sum(isinstance(other, torch.Tensor) for other in args) > 1:
-            mixed = spec.replace(args, **{name: value.to("meta")})
-            with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected device \w+ as \w+"):
-                torch_op(spec.name)(*mixed)
-        fakes = tuple(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args)
-        scalar = spec.replace(fakes, **{name: spec.get(fakes, name).new_empty(())})
+            mixed_args = spec.replace(args, **{name: value.to("meta")})
+            with pytest.raises(
+                ValueError, match=rf"{spec.name}: \w+: expected device \w+, like \w+"
+            ):
+                torch_op(spec.name)(*mixed_args)
+        meta_args = tuple(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args)
+        scalar_args = spec.replace(meta_args, **{name: spec.get(meta_args, name).new_empty(())})
         with pytest.raises(ValueError, match=f"{error} rank .* got rank 0"):
-            torch_op(spec.name)(*scalar)
+            torch_op(spec.name)(*scalar_args)

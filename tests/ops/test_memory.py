@@ -1,7 +1,8 @@
-"""No operator accesses memory outside its arguments, offsets of rows may exceed 32 bits, and a
-workspace is zero after every call.
+"""Tests that no operator accesses memory outside its arguments, that offsets of rows may exceed 32
+bits, and that a workspace is zero after every call.
 
-test_parity.py shows that ``workspace_size`` returns enough: its samples have such workspaces."""
+test_parity.py tests that the size that ``workspace_size`` returns is sufficient: its samples
+have workspaces of this size."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ import numpy as np
 import pytest
 from backends import BACKENDS, DEVICE_BACKENDS, TWIN_BACKENDS, Backend, call_numpy
 from ngram_npu.ops import workspace_size
-from ops.guard_pages import guarded, guarding
-from ops.parity import check_case, sample_cases, with_workspace
+from ops.guard_pages import make_guarded_copy, make_guarding_backend
+from ops.parity import add_workspace, check_case, make_sample_cases
 from ops.specs import OPSPECS, Args, Array, OpSpec, clone_args, find_base
-from ops.specs.inputs import random_rows
+from ops.specs.inputs import draw_rows
 
-# The twins check bounds themselves.
-GUARDED = [b for b in BACKENDS if b.call is call_numpy]
+# The models of the twins check bounds, so only kernels of the CPU need guard pages.
+GUARDED_BACKENDS = [b for b in BACKENDS if b.call is call_numpy]
 
 
 @pytest.mark.parametrize(
@@ -30,20 +31,20 @@ GUARDED = [b for b in BACKENDS if b.call is call_numpy]
     [
         pytest.param(spec, backend, id=f"{spec.name}-{backend.name}")
         for spec in OPSPECS.values()
-        for backend in GUARDED
+        for backend in GUARDED_BACKENDS
         if backend.serves(spec)
     ],
 )
-def test_samples_stay_inside_their_tensors(spec: OpSpec, backend: Backend) -> None:
+def test_samples_cause_no_access_outside_tensors(spec: OpSpec, backend: Backend) -> None:
     for at_end in (False, True):
-        for case in sample_cases(spec.name):
+        for case in make_sample_cases(spec.name):
             print(case.sample.label)  # a violation ends the process: pytest -s shows the sample
-            check_case(spec, guarding(spec, backend, at_end), case)
+            check_case(spec, make_guarding_backend(spec, backend, at_end), case)
 
 
 @pytest.mark.parametrize("fault", ["read", "write"])
-def test_guard_page_ends_the_process(fault: str) -> None:
-    array = guarded(np.arange(3, dtype=np.int32), at_end=True, writable=fault == "read")
+def test_access_to_guard_page_ends_process(fault: str) -> None:
+    array = make_guarded_copy(np.arange(3, dtype=np.int32), at_end=True, writable=fault == "read")
     address = array.__array_interface__["data"][0]
     child = os.fork()
     if child == 0:
@@ -53,16 +54,18 @@ def test_guard_page_ends_the_process(fault: str) -> None:
         else:
             ctypes.c_int32.from_address(address).value = 1
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+    status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGSEGV
 
 
 ROWS, CAPACITY, STRIDE = 3, 150, 2**30 + 7
 NO_RESERVE = 0x4000  # MAP_NORESERVE: only touched pages use memory
-LOOKUP = (2, 5, 4, 0, True, 2**62)
+LOOKUP = (2, 5, 4, 0, True, 2**62)  # min_n, max_n, k, match_policy, overlap, max_len
 
 
 @pytest.fixture(scope="module")
 def distant_rows() -> Array:
+    """Rows whose distance is larger than 2^32 bytes."""
     size = 4 * (STRIDE * (ROWS - 1) + CAPACITY)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     memory = np.frombuffer(mmap.mmap(-1, size, flags=flags), np.int32)
@@ -71,7 +74,7 @@ def distant_rows() -> Array:
 
 @pytest.mark.parametrize("backend", [*BACKENDS, *TWIN_BACKENDS], ids=lambda b: b.name)
 def test_row_offsets_may_exceed_32_bits(backend: Backend, distant_rows: Array) -> None:
-    rows = random_rows(np.random.default_rng(9), ROWS, CAPACITY, 3)
+    rows = draw_rows(np.random.default_rng(9), ROWS, CAPACITY, 3)
     lengths = np.full(ROWS, CAPACITY - 3, np.int32)
     sampled = np.array([[1, 2], [0, -1], [2, 0]], np.int32)
     distant_rows[...] = rows
@@ -79,7 +82,7 @@ def test_row_offsets_may_exceed_32_bits(backend: Backend, distant_rows: Array) -
     step_tail = (sampled, None, None, True, 9, *LOOKUP, None, 40, False, None, None)
     propose_tail = (None, None, *LOOKUP, None, 40, True)
     expected = step.reference(rows, lengths.copy(), *step_tail)
-    with backend.selected():
+    with backend.select():
         got = backend.call(step.name, (distant_rows, lengths, *step_tail))
         assert expected is not None
         assert all(map(np.array_equal, got, expected))
@@ -104,25 +107,25 @@ each_workspace_backend = pytest.mark.parametrize(
 )
 
 
-def _step_that_needs_workspace() -> Args:
-    """Several blocks share a row."""
+def _make_step_that_needs_workspace() -> Args:
+    """Returns the arguments of a step in which several blocks share a row."""
     samples = STEP.samples(np.random.default_rng(1))
-    return with_workspace(STEP, next(s.args for s in samples if s.label.startswith("tile-edges")))
+    return add_workspace(STEP, next(s.args for s in samples if s.label.startswith("tile-edges")))
 
 
 @each_lookup_backend
 def test_workspace_is_reused_between_calls(backend: Backend) -> None:
-    args = _step_that_needs_workspace()
+    args = _make_step_that_needs_workspace()
     workspace = STEP.get(args, "workspace")
-    with backend.selected():
-        first = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
+    with backend.select():
+        first_results = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
         for _ in range(3):
-            again = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
-            assert all(map(np.array_equal, first, again))
+            results = backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
+            assert all(map(np.array_equal, first_results, results))
             assert not workspace.any()
 
 
-def _misaligned(workspace: Array) -> Array:
+def _copy_misaligned(workspace: Array) -> Array:
     return np.concatenate([workspace, workspace])[1 : 1 + len(workspace)]
 
 
@@ -131,17 +134,17 @@ def _misaligned(workspace: Array) -> Array:
     [
         (lambda w: w[:-1], r"expected size >= \d+ \(for this batch\), got size \d+"),
         (lambda w: w[:0], r"got size 0"),
-        (_misaligned, r"expected 16-byte alignment, got address % 16 == 4"),
+        (_copy_misaligned, r"expected 16-byte alignment, got address % 16 == 4"),
     ],
 )
 @each_workspace_backend
 def test_unusable_workspace_is_rejected_before_anything_is_written(
     backend: Backend, change: Callable[[Array], Array], message: str
 ) -> None:
-    args = STEP.replace(_step_that_needs_workspace(), workspace=change)
+    args = STEP.replace(_make_step_that_needs_workspace(), workspace=change)
     before = clone_args(args)
     error = r"^ngram_step_: workspace: .*" + message
-    with backend.selected(), pytest.raises(ValueError, match=error):
+    with backend.select(), pytest.raises(ValueError, match=error):
         backend.call(STEP.name, args)
     for after, original in zip(args, before, strict=True):
         if isinstance(after, np.ndarray):
@@ -151,26 +154,26 @@ def test_unusable_workspace_is_rejected_before_anything_is_written(
 @each_lookup_backend
 def test_nonzero_workspace_causes_no_out_of_bounds_access(backend: Backend) -> None:
     """The results are unspecified. The twins report accesses outside the tensors."""
-    args = _step_that_needs_workspace()
+    args = _make_step_that_needs_workspace()
     rng = np.random.default_rng(5)
     for fill in (-1, 2**31 - 1, 1, None):
-        dirty = STEP.get(args, "workspace").copy()
-        dirty[:] = rng.integers(-(2**31), 2**31, len(dirty)) if fill is None else fill
-        with backend.selected():
-            backend.call(STEP.name, STEP.replace(clone_args(args), workspace=dirty))
+        workspace = STEP.get(args, "workspace").copy()
+        workspace[:] = rng.integers(-(2**31), 2**31, len(workspace)) if fill is None else fill
+        with backend.select():
+            backend.call(STEP.name, STEP.replace(clone_args(args), workspace=workspace))
 
 
 @each_workspace_backend
-def test_workspace_is_zero_after_requests_shared_a_row(backend: Backend) -> None:
+def test_workspace_is_zero_after_step_with_shared_row(backend: Backend) -> None:
     """The requests' blocks may read the row's length before or after it changes."""
-    args = _step_that_needs_workspace()
+    args = _make_step_that_needs_workspace()
     batch = len(STEP.get(args, "sampled_token_ids"))
     args = STEP.replace(args, row_indices=np.zeros(batch, np.int64))
-    with backend.selected(races_allowed=True):
+    with backend.select(races_allowed=True):
         for _ in range(5):
-            changed = clone_args(args)
-            backend.call(STEP.name, changed)
-            assert not STEP.get(changed, "workspace").any()
+            step_args = clone_args(args)
+            backend.call(STEP.name, step_args)
+            assert not STEP.get(step_args, "workspace").any()
 
 
 def test_workspace_size_grows_with_batch() -> None:
@@ -188,6 +191,6 @@ def test_workspace_size_grows_with_batch() -> None:
         ("ngram_step_", -1, "workspace_size: batch: expected >= 0, got -1"),
     ],
 )
-def test_workspace_size_rejects_bad_arguments(op: str, batch: int, message: str) -> None:
+def test_workspace_size_with_invalid_arguments_raises(op: str, batch: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         workspace_size(op, batch)

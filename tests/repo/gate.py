@@ -1,9 +1,9 @@
-"""The gate: every operator is complete in every layer, found by its family, then by its name.
-The family is the file of csrc/api that has its body; other layers have it in a file of the family's
-name, or of its own name if its kernel is large.
+"""Checks that every operator is complete in every layer. The operator's family is the name of the
+file in csrc/api that contains its body. In other layers, the operator is in a file with the
+family's name, or with its own name if its kernel is large.
 
 `find_problems` checks a `Tree`, a plain description of the registrations and the files, so that
-tests can check wrong ones.
+tests can also check wrong trees.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ KERNELS = {
     "cuda": ("csrc/cuda/{}.cu", "ngram_npu_cuda_{}("),
     "npu": ("csrc/ascendc/{}.cpp", "__global__ __aicore__ void ngram_npu_{}("),
 }
-"""Where the kernels of each device are, and how the entry of one begins. On an NPU names omit an
-underscore at the end."""
+"""By device: the file of a kernel, and the text with which the kernel's entry point begins. On an
+NPU, names omit an underscore at the end."""
 
 _CPP_TYPES = {
     "Tensor": "In<F>",
@@ -35,9 +35,9 @@ _CPP_TYPES = {
 class Tree:
     specs: dict[str, OpSpec]
     schemas: dict[str, str]
-    """Registered with torch, by name."""
+    """Schemas registered with torch, by name."""
     kernels: set[str]
-    """Those operators that have a CPU kernel loaded."""
+    """Names of the operators whose CPU kernel is loaded."""
     sources: dict[str, str]
     """Source text of the parameters, rules and kernels, by path."""
     references: dict[str, Callable[..., object]]
@@ -48,7 +48,7 @@ class Tree:
     numpy_functions: set[str]
     documents: dict[str, str]
     pages: dict[str, str]
-    """Source text of what names every operator: docs/README.md, CHANGELOG.md."""
+    """Text of the pages that must name every operator: docs/README.md, CHANGELOG.md."""
     bodies: dict[str, str]
     """Source text of csrc/api/*.h, by family."""
 
@@ -77,7 +77,7 @@ def _check_operator(tree: Tree, name: str, spec: OpSpec) -> list[str]:
     if name not in tree.wrappers:
         problems.append("no function in python/ngram_npu/ops.py")
     if name not in tree.fakes:
-        problems.append("no fake")
+        problems.append("no fake implementation")
     if name not in tree.numpy_functions:
         problems.append("no numpy function in _C")
     if file not in tree.documents:
@@ -98,7 +98,7 @@ def _check_operator(tree: Tree, name: str, spec: OpSpec) -> list[str]:
 
 
 def _check_family(tree: Tree, spec: OpSpec) -> list[str]:
-    """Checks the body, and all that is in files of the body's name."""
+    """Checks the operator's body, and the code in files with the name of the body's file."""
     for family, text in tree.bodies.items():
         body = re.search(rf"^(auto|void) {spec.name}\(([^)]*)\) {{", text, re.MULTILINE)
         if body is None:
@@ -124,21 +124,21 @@ def _check_sources(tree: Tree, spec: OpSpec, family: str) -> list[str]:
         problems.append(f"its OpSpec is in {module}.py, not in tests/ops/specs/{family}.py")
     if spec.kernel not in tree.kernels:
         problems.append("no kernel for cpu is loaded")
-    for device, (place, begin) in KERNELS.items():
-        entry = begin.format(file if device == "npu" else spec.kernel)
-        homes = [place.format(name) for name in (family, file)]
-        has_kernel = any(entry in tree.sources.get(home, "") for home in homes)
+    for device, (path_format, entry_format) in KERNELS.items():
+        entry = entry_format.format(file if device == "npu" else spec.kernel)
+        paths = [path_format.format(name) for name in (family, file)]
+        has_kernel = any(entry in tree.sources.get(path, "") for path in paths)
         reason = spec.no_kernel.get(device)
         if has_kernel and reason:
             problems.append(f"has a kernel for {device}, but the OpSpec has a reason for none")
         if not has_kernel and (device == "cpu" or not reason):
-            problems.append(f"no kernel for {device}: expected {entry.split()[-1]} in {homes[0]}")
+            problems.append(f"no kernel for {device}: expected {entry.split()[-1]} in {paths[0]}")
     return problems
 
 
 def _check_body(spec: OpSpec, text: str, signature: re.Match[str]) -> list[str]:
-    """Compares a schema with its function; neither torch nor the compiler does."""
-    returned, parameters = (" ".join(part.split()) for part in signature.groups())
+    """Compares a schema with its C++ function, because neither torch nor the compiler does."""
+    return_type, parameters = (" ".join(part.split()) for part in signature.groups())
     kinds = [(name, re.sub(r"\(\w+!\)", "", kind)) for name, kind in spec.arguments]
     expected = [f"{_CPP_TYPES[kind]} {name}" for name, kind in kinds]
     problems = []
@@ -147,10 +147,10 @@ def _check_body(spec: OpSpec, text: str, signature: re.Match[str]) -> list[str]:
             f"schema and C++ signature differ: {parameters} instead of {', '.join(expected)}"
         )
     body = text[signature.end() : text.index("\n}\n", signature.end())]
-    if shared := re.search(r"return (run_\w+)<", body):
-        body = text[text.index(f"auto {shared[1]}(") :]
+    if call := re.search(r"return (run_\w+)<", body):
+        body = text[text.index(f"auto {call[1]}(") :]
     returns = re.search(r"call\.results\(([^)]*)\)", body)
-    results = len(returns[1].split(",")) if returns and returned != "void" else 0
-    if results != spec.schema.split(" -> ")[1].count("Tensor"):
-        problems.append(f"schema and C++ signature differ: {results} results")
+    num_results = len(returns[1].split(",")) if returns and return_type != "void" else 0
+    if num_results != spec.schema.split(" -> ")[1].count("Tensor"):
+        problems.append(f"schema and C++ signature differ: {num_results} results")
     return problems

@@ -1,5 +1,5 @@
-"""The checks of the CUDA kernels' resources and of the lookups' machine code reject compiler output
-and code that got worse."""
+"""Tests that the checks of the CUDA kernels' resources and of the lookups' machine code reject
+worse compiler output and worse code."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ ptxas info    : Function properties for _Zone
 ptxas info    : Used 61 registers, used 0 barriers
 """
 ARCHITECTURES = ("sm_80", "sm_90")
-GOOD = {"registers": 40, "shared_bytes": 288, "stack_bytes": 0, "spill_bytes": 0}
-KERNELS = {"one": dict.fromkeys(ARCHITECTURES, GOOD), "two": dict.fromkeys(ARCHITECTURES, GOOD)}
+RESOURCES = {"registers": 40, "shared_bytes": 288, "stack_bytes": 0, "spill_bytes": 0}
+KERNELS = {name: dict.fromkeys(ARCHITECTURES, RESOURCES) for name in ("one", "two")}
 
 
-def resource_problems(measured: cuda_resources.Kernels, same_compiler: bool = True) -> list[str]:
+def find_problems(measured: cuda_resources.Kernels, same_compiler: bool = True) -> list[str]:
     return cuda_resources.find_problems(measured, KERNELS, ARCHITECTURES, same_compiler)
 
 
 def test_parse_ptxas_output_returns_resources_by_kernel() -> None:
     assert cuda_resources.parse_ptxas_output(OUTPUT) == {
-        ("_Zone", "sm_90"): dict(zip(GOOD, (40, 296, 16, 20), strict=True)),
-        ("_Zone", "sm_120"): dict(zip(GOOD, (61, 0, 0, 0), strict=True)),
+        ("_Zone", "sm_90"): dict(zip(RESOURCES, (40, 296, 16, 20), strict=True)),
+        ("_Zone", "sm_120"): dict(zip(RESOURCES, (61, 0, 0, 0), strict=True)),
     }
     assert cuda_resources.parse_ptxas_output("nvcc: command not understood") == {}
     inner = "ngram_npu::cuda::(anonymous namespace)"
@@ -54,29 +54,30 @@ def test_parse_ptxas_output_returns_resources_by_kernel() -> None:
     ],
 )
 def test_kernel_that_needs_more_resources_fails(change: dict[str, int], message: str) -> None:
-    kernels = {**KERNELS, "two": {**KERNELS["two"], "sm_90": GOOD | change}}
-    assert resource_problems(kernels) == ([f"two, sm_90: {message}"] if message else [])
-    other_compiler = resource_problems(kernels, same_compiler=False)
-    assert bool(other_compiler) == ("spill_bytes" in change)
+    kernels = {**KERNELS, "two": {**KERNELS["two"], "sm_90": RESOURCES | change}}
+    assert find_problems(kernels) == ([f"two, sm_90: {message}"] if message else [])
+    problems = find_problems(kernels, same_compiler=False)
+    assert bool(problems) == ("spill_bytes" in change)
 
 
-def test_kernel_missing_on_either_side_fails() -> None:
-    assert resource_problems({"one": KERNELS["one"]}) == ["two: recorded but not built"]
-    assert resource_problems({**KERNELS, "new": KERNELS["one"]}) == ["new: not recorded"]
-    assert resource_problems({}) == ["no kernel in the compiler's output"]
-    partly = {**KERNELS, "one": {"sm_80": GOOD}}
-    assert resource_problems(partly) == ["one: not built for sm_90"]
+def test_kernel_missing_in_build_or_record_fails() -> None:
+    assert find_problems({"one": KERNELS["one"]}) == ["two: recorded but not built"]
+    assert find_problems({**KERNELS, "new": KERNELS["one"]}) == ["new: not recorded"]
+    assert find_problems({}) == ["no kernel in the compiler's output"]
+    kernels = {**KERNELS, "one": {"sm_80": RESOURCES}}
+    assert find_problems(kernels) == ["one: not built for sm_90"]
 
 
 def test_architecture_with_ptx_has_its_own_launch_bounds() -> None:
     """Only the number of an architecture distinguishes the code for PTX from that for a binary."""
-    real = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
-    assert read_architectures() == real
-    (virtual,) = read_architectures("virtual")
+    real_architectures = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+    assert read_architectures() == real_architectures
+    (virtual_architecture,) = read_architectures("virtual")
     text = (SOURCES / "lookup.cuh").read_text()
-    guard = f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == {virtual.removeprefix('sm_')}0\n"
+    number = virtual_architecture.removeprefix("sm_")
+    guard = f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == {number}0\n"
     assert guard + "constexpr int32_t kLookupBlocks = 3;\n#else" in text
-    assert virtual not in real
+    assert virtual_architecture not in real_architectures
 
 
 CODE = """
@@ -106,8 +107,8 @@ MEASURED = {
 }
 
 
-def encode(vote_waits_for: int) -> str:
-    """Returns CODE as nvdisasm lists it with ``-hex``: the tile's loads set scoreboard 5."""
+def make_listing(vote_waits_for: int) -> str:
+    """Returns CODE as nvdisasm lists it with ``-hex``. The loads of the tile set scoreboard 5."""
     lines = []
     for line in CODE.splitlines():
         lines.append(line)
@@ -119,10 +120,10 @@ def encode(vote_waits_for: int) -> str:
 
 
 def test_measure_code_counts_loop_without_match() -> None:
-    """IADD3 runs only after a match, so it does not count."""
+    """IADD3 is executed only after a match, so it is not counted."""
     assert measure_code(CODE) == MEASURED
-    assert measure_code(encode(vote_waits_for=0)) == MEASURED
-    assert measure_code(encode(vote_waits_for=5)) == {**MEASURED, "waits_for_the_next_tile": 1}
+    assert measure_code(make_listing(vote_waits_for=0)) == MEASURED
+    assert measure_code(make_listing(vote_waits_for=5)) == MEASURED | {"waits_for_the_next_tile": 1}
     assert measure_code(CODE.replace("LDG.E.128 R20", "LDG.E R20"))["instructions_per_tile"] == 0
     assert measure_code("")["instructions"] == 0
     accesses = measure_code(
@@ -132,7 +133,7 @@ def test_measure_code_counts_loop_without_match() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "expected", "wrong"),
+    ("count", "expected", "value"),
     [
         ("instructions_per_tile", "1 to 7", 8),
         ("loads_per_tile", "4", 5),
@@ -141,15 +142,15 @@ def test_measure_code_counts_loop_without_match() -> None:
         ("local_accesses", "0", 2),
     ],
 )
-def test_worse_machine_code_fails(count: str, expected: str, wrong: int) -> None:
-    problems = cuda_sass.find_problems({"one": MEASURED | {count: wrong}}, {"one": MEASURED})
-    assert problems == [f"one: {count}: expected {expected}, got {wrong}"]
+def test_worse_machine_code_fails(count: str, expected: str, value: int) -> None:
+    problems = cuda_sass.find_problems({"one": MEASURED | {count: value}}, {"one": MEASURED})
+    assert problems == [f"one: {count}: expected {expected}, got {value}"]
 
 
-def test_limit_applies_whatever_is_recorded() -> None:
-    slow = {"one": MEASURED | {"instructions_per_tile": LIMIT + 1}}
-    for recorded in (slow, {"one": {}}):
-        (problem,) = cuda_sass.find_problems(slow, recorded)
+def test_limit_applies_with_and_without_a_larger_record() -> None:
+    measured = {"one": MEASURED | {"instructions_per_tile": LIMIT + 1}}
+    for recorded in (measured, {"one": {}}):
+        (problem,) = cuda_sass.find_problems(measured, recorded)
         assert f"expected 1 to {LIMIT}" in problem
     assert cuda_sass.find_problems({"one": MEASURED}, {}) == ["one: not recorded"]
     record = json.loads(cuda_sass.RECORD.read_text())

@@ -1,4 +1,5 @@
-"""Examples in the documents run unchanged, links have targets, and lines keep the limit."""
+"""Tests that examples in the documents run unchanged, that links have targets, and that lines are
+not too long; also tests the hooks of the documentation site."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
-def test_examples(path: Path) -> None:
+def test_examples_in_document_pass(path: Path) -> None:
     result = doctest.testfile(str(path), module_relative=False)
     assert result.attempted > 0
     assert result.failed == 0
@@ -37,24 +38,24 @@ def find_problems(path: Path) -> list[str]:
         file = path.parent / target if target else path
         if not file.exists():
             problems.append(f"{path.name}: no {target}")
-        elif anchor and anchor not in _anchors(file.read_text()):
+        elif anchor and anchor not in _list_anchors(file.read_text()):
             problems.append(f"{path.name}: no {target}#{anchor}")
     return problems
 
 
-def _anchors(text: str) -> list[str]:
+def _list_anchors(text: str) -> list[str]:
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
     return slugs + re.findall(r'<a id="([^"]+)">', text)
 
 
-def test_links_and_lines() -> None:
+def test_documents_have_valid_links_and_lines() -> None:
     paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tools/**/*.md")]
     problems = [problem for path in paths for problem in find_problems(path)]
     assert not problems, "\n".join(problems)
 
 
-def test_wrong_links_and_lines_are_reported(tmp_path: Path) -> None:
+def test_wrong_link_or_long_line_is_reported(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("## `a_b`: one, two\n")
     path = tmp_path / "a.md"
     path.write_text(
@@ -65,23 +66,21 @@ def test_wrong_links_and_lines_are_reported(tmp_path: Path) -> None:
     assert find_problems(path) == problems
 
 
-def _page(path: str) -> SimpleNamespace:
+def _make_page(path: str) -> SimpleNamespace:
     return SimpleNamespace(file=SimpleNamespace(src_uri=path))
 
 
-def test_site_names_files_outside_docs() -> None:
+def test_site_replaces_link_to_file_outside_docs_with_name() -> None:
     text = "[x](../../LICENSE) [`csrc/core`](../../csrc/core) [r](../../README.md#a) [t](tune.md#b)"
-    site = docs_site.on_page_markdown(text, page=_page("guides/a.md"))
+    site = docs_site.on_page_markdown(text, page=_make_page("guides/a.md"))
     assert site == "x (`LICENSE`) `csrc/core` [r](../overview.md#a) [t](tune.md#b)"
 
 
-def test_site_warns_of_missing_and_external_files(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    docs_site.on_page_markdown("[x](../no.md)", page=_page("a.md"))
+def test_site_warns_about_missing_or_external_file(caplog: pytest.LogCaptureFixture) -> None:
+    docs_site.on_page_markdown("[x](../no.md)", page=_make_page("a.md"))
     page = docs_site.on_post_page(
         '<a href="https://x.y">z</a> :class:<code>A</code> <script src="//x.y/z.js">',
-        page=_page("b.md"),
+        page=_make_page("b.md"),
     )
     assert page.startswith('<a href="https://x.y">z</a> <code>A</code>')
     assert [r.getMessage().split(" //")[0] for r in caplog.records] == [

@@ -1,4 +1,4 @@
-"""The gate passes for this tree and fails for wrong ones."""
+"""Tests that gate.py accepts this tree and rejects wrong trees; tests the stub of ngram_npu.ops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools import ops_stub
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _registered() -> dict[str, str]:
+def _read_registered_schemas() -> dict[str, str]:
     names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("ngram_npu::")]
     schemas = {}
     for name in names:
@@ -32,13 +32,13 @@ def _registered() -> dict[str, str]:
     return schemas
 
 
-def _texts(folder: str, suffix: str) -> dict[str, str]:
+def _read_texts(folder: str, suffix: str) -> dict[str, str]:
     return {p.stem: p.read_text() for p in (ROOT / folder).glob(f"*{suffix}")}
 
 
 @pytest.fixture(scope="module")
 def tree() -> Tree:
-    schemas = _registered()
+    schemas = _read_registered_schemas()
     return Tree(
         specs=OPSPECS,
         schemas=schemas,
@@ -57,9 +57,9 @@ def tree() -> Tree:
             or torch._library.simple_registry.singleton.find(f"ngram_npu::{op}").fake_impl.kernel
         },
         numpy_functions={op for op in schemas if callable(getattr(_C, op, None))},
-        documents=_texts("docs/ops", ".md"),
+        documents=_read_texts("docs/ops", ".md"),
         pages={page: (ROOT / page).read_text() for page in ("docs/README.md", "CHANGELOG.md")},
-        bodies=_texts("csrc/api", ".h"),
+        bodies=_read_texts("csrc/api", ".h"),
     )
 
 
@@ -72,99 +72,99 @@ def test_tree_passes_the_gate(tree: Tree) -> None:
 OP, FILE = "ngram_step_", "ngram_step"
 
 
-def _without(mapping: dict[Any, Any], key: Any) -> dict[Any, Any]:
+def _remove_key(mapping: dict[Any, Any], key: Any) -> dict[Any, Any]:
     return {k: v for k, v in mapping.items() if k != key}
 
 
-def _move(sources: dict[str, str], path: str, name: str) -> dict[str, str]:
-    return {**_without(sources, path), str(Path(path).with_name(name)): sources[path]}
+def _move_file(sources: dict[str, str], path: str, name: str) -> dict[str, str]:
+    return {**_remove_key(sources, path), str(Path(path).with_name(name)): sources[path]}
 
 
-def _remove(field: str, key: str = OP) -> Callable[[Tree], Tree]:
+def _make_removal(field: str, key: str = OP) -> Callable[[Tree], Tree]:
     def change(tree: Tree) -> Tree:
         value = getattr(tree, field)
-        changed = value - {key} if isinstance(value, set) else _without(value, key)
+        changed = value - {key} if isinstance(value, set) else _remove_key(value, key)
         return replace(tree, **{field: changed})
 
     return change
 
 
-def _with_schema(old: str, new: str) -> Callable[[Tree], Tree]:
+def _make_schema_change(old: str, new: str) -> Callable[[Tree], Tree]:
     return lambda t: replace(t, schemas={**t.schemas, OP: t.schemas[OP].replace(old, new)})
 
 
-def _with_spec(tree: Tree, **change: Any) -> Tree:
+def _change_spec(tree: Tree, **change: Any) -> Tree:
     return replace(tree, specs={**tree.specs, OP: replace(tree.specs[OP], **change)})
 
 
-def _with_body(tree: Tree, old: str, new: str) -> Tree:
+def _change_body(tree: Tree, old: str, new: str) -> Tree:
     text = tree.bodies["drafting"]
     assert old in text
     return replace(tree, bodies={**tree.bodies, "drafting": text.replace(old, new)})
 
 
-def _without_page(page: str) -> tuple[Callable[[Tree], Tree], str]:
+def _make_page_removal(page: str) -> tuple[Callable[[Tree], Tree], str]:
     return lambda t: replace(t, pages={**t.pages, page: ""}), f"{page} does not mention"
 
 
 WRONG_TREES: dict[str, tuple[Callable[[Tree], Tree], str]] = {
-    "no OpSpec": (_remove("specs"), "has no OpSpec"),
-    "not registered": (_remove("schemas"), "not registered"),
-    "other schema": (_with_schema("SymInt k", "int k"), "does not show its schema"),
-    "unmarked write": (_with_schema("!)", ")"), "ends in _"),
+    "no OpSpec": (_make_removal("specs"), "has no OpSpec"),
+    "not registered": (_make_removal("schemas"), "not registered"),
+    "other schema": (_make_schema_change("SymInt k", "int k"), "does not show its schema"),
+    "unmarked write": (_make_schema_change("!)", ")"), "ends in _"),
     "no cpu kernel": (
-        _remove("sources", "csrc/cpu/drafting.cpp"),
+        _make_removal("sources", "csrc/cpu/drafting.cpp"),
         "no kernel for cpu: expected ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
     ),
     "kernel in another family's file": (
-        lambda t: replace(t, sources=_move(t.sources, "csrc/cpu/drafting.cpp", "merging.cpp")),
+        lambda t: replace(t, sources=_move_file(t.sources, "csrc/cpu/drafting.cpp", "merging.cpp")),
         "no kernel for cpu: expected ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
     ),
     "OpSpec in another family's file": (
-        lambda t: _with_spec(t, samples=t.specs["prepare_inputs"].samples),
+        lambda t: _change_spec(t, samples=t.specs["prepare_inputs"].samples),
         "not in tests/ops/specs/drafting.py",
     ),
     "other reference": (
         lambda t: replace(t, references={**t.references, OP: reference.ngram_propose}),
         "or not the OpSpec's",
     ),
-    "no row of the table": _without_page("docs/README.md"),
+    "no row of the table": _make_page_removal("docs/README.md"),
     "no parameters": (
-        _remove("sources", "csrc/core/drafting.h"),
+        _make_removal("sources", "csrc/core/drafting.h"),
         "no NgramStepParams in csrc/core/drafting.h",
     ),
-    "no document": (_remove("documents", FILE), "no docs/ops/ngram_step.md"),
+    "no document": (_make_removal("documents", FILE), "no docs/ops/ngram_step.md"),
     "document without example": (
         lambda t: replace(t, documents={**t.documents, FILE: t.specs[OP].schema}),
         "no worked example",
     ),
-    "no body": (lambda t: _with_body(t, f"auto {OP}(", "auto other("), "has no body"),
-    "C++ name": (lambda t: _with_body(t, "int64_t max_n", "int64_t most"), "signature differ"),
+    "no body": (lambda t: _change_body(t, f"auto {OP}(", "auto other("), "has no body"),
+    "C++ name": (lambda t: _change_body(t, "int64_t max_n", "int64_t most"), "signature differ"),
     "C++ fewer results": (
-        lambda t: _with_body(t, "call.results(next_token_ids, ", "call.results("),
+        lambda t: _change_body(t, "call.results(next_token_ids, ", "call.results("),
         "signature differ",
     ),
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG_TREES)
-def test_wrong_tree_fails(tree: Tree, wrong: str) -> None:
-    change, message = WRONG_TREES[wrong]
+@pytest.mark.parametrize("name", WRONG_TREES)
+def test_wrong_tree_fails(tree: Tree, name: str) -> None:
+    change, message = WRONG_TREES[name]
     problems = find_problems(change(tree))
     assert any(message in problem for problem in problems), problems
 
 
 def test_stub_has_signature_and_description_of_each_operator() -> None:
-    stub = ast.parse(ops_stub.write_stub(ROOT))
+    stub = ast.parse(ops_stub.format_stub(ROOT))
     functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
     assert functions.keys() == {*OPSPECS, "computed_tokens_drift", "workspace_size"}
     for name in OPSPECS:
-        written, registered = functions[name].args, inspect.signature(getattr(ops, name))
-        names = [argument.arg for argument in (*written.args, *written.kwonlyargs)]
-        assert names == list(registered.parameters)
-        optional = [d for d in (*written.defaults, *written.kw_defaults) if d is not None]
-        defaults = [p.default for p in registered.parameters.values() if p.default is not p.empty]
-        assert [ast.literal_eval(default) for default in optional] == defaults
+        arguments, signature = functions[name].args, inspect.signature(getattr(ops, name))
+        names = [argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)]
+        assert names == list(signature.parameters)
+        stub_defaults = [d for d in (*arguments.defaults, *arguments.kw_defaults) if d is not None]
+        defaults = [p.default for p in signature.parameters.values() if p.default is not p.empty]
+        assert [ast.literal_eval(default) for default in stub_defaults] == defaults
         description = ast.get_docstring(functions[name])
         assert description is not None
         assert "Args:\n    " in description

@@ -1,4 +1,4 @@
-"""The layers of the source tree: a layer uses the layers below it and never one above it."""
+"""Tests the layers of the source tree: a layer uses only the layers below it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def imported_modules(source: str) -> Iterator[str]:
+def list_imported_modules(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -20,11 +20,11 @@ def imported_modules(source: str) -> Iterator[str]:
             yield node.module
 
 
-def forbidden_imports(folder: Path, packages: set[str]) -> list[str]:
+def find_forbidden_imports(folder: Path, packages: set[str]) -> list[str]:
     return [
         f"{path.relative_to(folder)}: {module}"
         for path in sorted(folder.rglob("*.py"))
-        for module in imported_modules(path.read_text(encoding="utf-8"))
+        for module in list_imported_modules(path.read_text(encoding="utf-8"))
         if module.partition(".")[0] in packages
     ]
 
@@ -37,16 +37,16 @@ def forbidden_imports(folder: Path, packages: set[str]) -> list[str]:
     ],
 )
 def test_package_imports_no_layer_above_it(package: str, forbidden: set[str]) -> None:
-    assert forbidden_imports(ROOT / "python" / package, forbidden) == []
+    assert find_forbidden_imports(ROOT / "python" / package, forbidden) == []
 
 
 def test_tools_import_nothing_from_tests_but_their_support() -> None:
-    """Tests import tools, so any other import would be a cycle."""
+    """Tests import tools, so importing other modules of tests would be a cycle."""
     tools = ROOT / "tools"
     for path in sorted(tools.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         assert '/ "tests"))' not in text, f"{path}: adds tests to sys.path"
-        for module in imported_modules(text):
+        for module in list_imported_modules(text):
             name = f"{path.relative_to(ROOT)}: {module}"
             is_support = module == "tests.support" or module.startswith("tests.support.")
             assert is_support or not module.startswith("tests"), name
@@ -55,7 +55,7 @@ def test_tools_import_nothing_from_tests_but_their_support() -> None:
 @pytest.mark.parametrize("source", ["import ngram_npu_cli.logs", "from ngram_npu_cli import logs"])
 def test_forbidden_import_is_reported(tmp_path: Path, source: str) -> None:
     (tmp_path / "module.py").write_text(f"def load():\n    {source}\n")
-    [problem] = forbidden_imports(tmp_path, {"ngram_npu_cli"})
+    [problem] = find_forbidden_imports(tmp_path, {"ngram_npu_cli"})
     assert problem.startswith("module.py: ngram_npu_cli")
 
 

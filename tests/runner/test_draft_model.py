@@ -1,4 +1,5 @@
-"""A draft model with n-grams: the text does not change, and both together need fewer steps."""
+"""Tests drafts from a draft model and from n-grams together: the text does not change, and the
+number of steps stays close to that of the better drafter."""
 
 from __future__ import annotations
 
@@ -17,72 +18,72 @@ from runner.workload import Reference, make_prompts, make_runner
 
 from examples.runner import DraftModel, Sampling
 
-NEURAL_ALONE = NgramConfig(k=4, max_len=0)
+WITHOUT_NGRAM_DRAFTS = NgramConfig(k=4, max_len=0)
 """A lookup that never drafts."""
 
 
-@pytest.mark.parametrize("which", ["good", "bad"])
+@pytest.mark.parametrize("quality", ["good", "bad"])
 @pytest.mark.parametrize(
     "changes",
     [
         {},
         {"asynchronous": False, "padded": False},
-        {"engine": "index", "ngram": workload.LADDER},
-        {"engine": "index", "ngram": workload.LIVE},
+        {"engine": "index", "ngram": workload.LADDER_NGRAM},
+        {"engine": "index", "ngram": workload.LIVE_STORE},
         {"merge": MergeConfig(min_match_len=3, extend=True)},
-        {"ngram": NEURAL_ALONE},
+        {"ngram": WITHOUT_NGRAM_DRAFTS},
     ],
-    ids=["scan", "unpadded", "ladder", "live", "extend", "neural alone"],
+    ids=["scan", "unpadded", "ladder", "live", "extend", "only neural"],
 )
 def test_greedy_text_with_draft_model_equals_transformers(
-    model: Any, draft_models: Any, greedy: Reference, which: str, changes: dict[str, Any]
+    model: Any, draft_models: Any, greedy_run: Reference, quality: str, changes: Any
 ) -> None:
-    changes = {"draft_model": draft_models[which], **changes}
-    texts, figures = workload.generate_few(model, greedy.stops, **changes)
-    assert texts == greedy.texts[: workload.FEW]
+    changes = {"draft_model": draft_models[quality], **changes}
+    texts, figures = workload.generate_small_batch(model, greedy_run.stops, **changes)
+    assert texts == greedy_run.texts[: workload.SMALL_BATCH]
     assert figures.preemptions > 0
     assert figures.neural_accepted <= figures.neural_drafts <= figures.drafts
-    if which == "good":
+    if quality == "good":
         assert figures.neural_accepted > figures.neural_drafts / 2 > 50
-    if changes.get("ngram") is NEURAL_ALONE:
+    if changes.get("ngram") is WITHOUT_NGRAM_DRAFTS:
         assert figures.drafts == figures.neural_drafts
         assert figures.accepted == figures.neural_accepted
-    elif which == "bad":
+    elif quality == "bad":
         assert figures.drafts - figures.neural_drafts > 50
 
 
-def test_sampled_text_with_draft_model_equals_no_speculation(
-    model: Any, draft_models: Any, sampled: Reference
+def test_sampled_text_with_draft_model_equals_text_without_speculation(
+    model: Any, draft_models: Any, sampled_run: Reference
 ) -> None:
     changes = {"draft_model": draft_models["good"], "sampling": Sampling(0.8, seed=7)}
-    texts, figures = workload.generate_few(model, sampled.stops, **changes)
-    assert texts == sampled.texts
+    texts, figures = workload.generate_small_batch(model, sampled_run.stops, **changes)
+    assert texts == sampled_run.texts
     assert figures.neural_accepted > 50
 
 
 @pytest.mark.parametrize(
-    ("which", "window", "limit"),
+    ("quality", "window", "max_ratio"),
     [
-        ("good", 64, 1.05),  # as few as with the draft model alone
-        ("good", 3, 0.95),  # the draft model does not read early text, so n-grams add drafts
+        ("good", 64, 1.05),  # n-grams do not help: about as many steps as with only the draft model
+        ("good", 3, 0.95),  # the draft model does not read early text, so n-grams save steps
         ("bad", 64, 1.25),  # each request needs some steps to measure that the model is useless
     ],
 )
-def test_steps_with_both_drafters_within_limit_of_better_one(
-    model: Any, draft_models: Any, which: str, window: int, limit: float
+def test_step_count_with_both_drafters_is_within_limit_of_better_drafter(
+    model: Any, draft_models: Any, quality: str, window: int, max_ratio: float
 ) -> None:
-    neural = {"draft_model": draft_models[which], "draft_window": window}
-    steps = []
-    for changes in ({}, {**neural, "ngram": NEURAL_ALONE}, neural):
+    neural = {"draft_model": draft_models[quality], "draft_window": window}
+    step_counts = []
+    for changes in ({}, {**neural, "ngram": WITHOUT_NGRAM_DRAFTS}, neural):
         changes |= {"asynchronous": False, "row_capacity": 200, "num_blocks": 300}
         runner = make_runner(model, **changes)
         runner.generate(make_prompts(8), 80)
-        steps.append(runner.figures.steps)
-    assert steps[2] <= limit * min(steps[:2])
+        step_counts.append(runner.figures.steps)
+    assert step_counts[2] <= max_ratio * min(step_counts[:2])
 
 
 def test_drafts_equal_greedy_continuation_of_window(draft_models: Any) -> None:
-    """Rows that are shorter and longer than the window, one of them a single token."""
+    """Some rows are shorter and some longer than the window; one row is a single token."""
     model, width = draft_models["good"], 8
     rows = [make_prompts(1)[0][:n] for n in (1, 5, 8, 13)]
     token_ids = torch.full((len(rows), 16), 77, dtype=torch.int32)
@@ -90,8 +91,8 @@ def test_drafts_equal_greedy_continuation_of_window(draft_models: Any) -> None:
         token_ids[i, : len(row)] = torch.tensor(row)
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int32)
     state: Any = SimpleNamespace(token_ids=token_ids, num_tokens_on_device=lengths)
-    reverse = torch.arange(len(rows), dtype=torch.int32).flip(0)
-    inputs: Any = SimpleNamespace(slot_indices=reverse)
+    reversed_slots = torch.arange(len(rows), dtype=torch.int32).flip(0)
+    inputs: Any = SimpleNamespace(slot_indices=reversed_slots)
     outputs: Any = None
     drafts = DraftModel(model, 3, window=width).draft(state, inputs, outputs).token_ids.tolist()
     for row, draft in zip(rows[::-1], drafts, strict=True):
@@ -102,9 +103,10 @@ def test_drafts_equal_greedy_continuation_of_window(draft_models: Any) -> None:
             context = [*context, token]
 
 
-def test_draft_model_that_does_not_fit_raises(model: Any, draft_models: Any) -> None:
+def test_draft_model_that_cannot_draft_is_rejected(model: Any, draft_models: Any) -> None:
+    """The runner has no speculation, or the draft model has another vocabulary."""
     with pytest.raises(ValueError, match="draft_model: expected None without speculation"):
         make_runner(model, ngram=None, draft_model=draft_models["good"])
-    other: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=64))
+    other_model: Any = SimpleNamespace(config=SimpleNamespace(vocab_size=64))
     with pytest.raises(ValueError, match="vocabulary of 128 tokens, got 64"):
-        make_runner(model, draft_model=other)
+        make_runner(model, draft_model=other_model)

@@ -1,5 +1,5 @@
-"""The example runner generates the same text as transformers in all modes, and its host never waits
-for the device in a padded step."""
+"""Tests that the example runner generates the same text as transformers in all modes, and that its
+host never waits for the device in a padded step."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ pytest.importorskip("transformers")
 
 import transformers
 from runner import workload
-from runner.workload import FEW, NEW_TOKENS, Reference, make_prompts, make_runner
+from runner.workload import NEW_TOKENS, SMALL_BATCH, Reference, make_prompts, make_runner
 from transformers_models import make_causal_model
 
-from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler, paged
+from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler, use_paged_attention
 
 MODES = {
     "none": {"ngram": None},
     "scan": {"engine": "scan"},
     "index": {"engine": "index"},
-    "ladder": {"engine": "index", "ngram": workload.LADDER},
-    "live": {"engine": "index", "ngram": workload.LIVE},
-    "finish": {"engine": "index", "ngram": workload.FINISH},
-    "live, host": {"engine": "index", "ngram": workload.LIVE, "draft_on": "host"},
+    "ladder": {"engine": "index", "ngram": workload.LADDER_NGRAM},
+    "live": {"engine": "index", "ngram": workload.LIVE_STORE},
+    "finish": {"engine": "index", "ngram": workload.FINISH_STORE},
+    "live, host": {"engine": "index", "ngram": workload.LIVE_STORE, "draft_on": "host"},
 }
-QUICK = (
+QUICK_MODES = (
     *itertools.product(("scan",), ("sync", "async"), ("padded", "unpadded")),
     ("none", "sync", "padded"),
     ("index", "sync", "unpadded"),
@@ -41,15 +41,15 @@ QUICK = (
     ("live, host", "async", "padded"),
     ("live, host", "sync", "unpadded"),
 )
-ALL = [
-    pytest.param(*mode, marks=[] if mode in QUICK else pytest.mark.slow)
+ALL_MODES = [
+    pytest.param(*mode, marks=[] if mode in QUICK_MODES else pytest.mark.slow)
     for mode in itertools.product(MODES, ("sync", "async"), ("padded", "unpadded"))
 ]
 
 
-@pytest.mark.parametrize(("drafts", "scheduling", "layout"), ALL)
+@pytest.mark.parametrize(("drafts", "scheduling", "layout"), ALL_MODES)
 def test_greedy_text_equals_transformers(
-    model: Any, greedy: Reference, drafts: str, scheduling: str, layout: str
+    model: Any, greedy_run: Reference, drafts: str, scheduling: str, layout: str
 ) -> None:
     runner = make_runner(
         model,
@@ -57,11 +57,11 @@ def test_greedy_text_equals_transformers(
         padded=layout == "padded",
         **MODES[drafts],
     )
-    texts = runner.generate(make_prompts(), NEW_TOKENS, stop_token_ids=greedy.stops)
-    assert texts == greedy.texts
+    texts = runner.generate(make_prompts(), NEW_TOKENS, stop_token_ids=greedy_run.stops)
+    assert texts == greedy_run.texts
     figures = runner.figures
     assert figures.preemptions > 5
-    assert figures.tokens == sum(map(len, greedy.texts))
+    assert figures.tokens == sum(map(len, greedy_run.texts))
     if drafts == "none":
         assert figures.drafts == 0
     else:  # the comparison needs both accepted and rejected drafts
@@ -76,66 +76,71 @@ def test_greedy_text_equals_transformers(
     [{"asynchronous": False, "padded": False}, {}, MODES["ladder"], MODES["live"]],
     ids=["sync unpadded", "async padded", "async ladder", "async live"],
 )
-def test_sampled_text_equals_no_speculation(
-    model: Any, sampled: Reference, changes: dict[str, Any]
+def test_sampled_text_with_drafts_equals_text_without_speculation(
+    model: Any, sampled_run: Reference, changes: dict[str, Any]
 ) -> None:
     sampling = Sampling(0.8, seed=7)
-    texts, _ = workload.generate_few(model, sampled.stops, sampling=sampling, **changes)
-    assert texts == sampled.texts
+    texts, _ = workload.generate_small_batch(model, sampled_run.stops, sampling=sampling, **changes)
+    assert texts == sampled_run.texts
 
 
-def test_sampled_text_depends_on_request_and_seed_only(model: Any, sampled: Reference) -> None:
-    chosen, prompts = [7, 2, 5], make_prompts()
+def test_sampled_text_depends_on_request_and_seed_only(model: Any, sampled_run: Reference) -> None:
+    request_ids, prompts = [7, 2, 5], make_prompts()
     runner = make_runner(model, sampling=Sampling(0.8, seed=7))
     texts = runner.generate(
-        [prompts[i] for i in chosen],
+        [prompts[i] for i in request_ids],
         NEW_TOKENS,
-        stop_token_ids=sampled.stops,
-        request_ids=chosen,
+        stop_token_ids=sampled_run.stops,
+        request_ids=request_ids,
     )
-    assert texts == [sampled.texts[i] for i in chosen]
+    assert texts == [sampled_run.texts[i] for i in request_ids]
     first, second = runner.generate([prompts[0]] * 2, NEW_TOKENS)
     assert first != second
-    texts, _ = workload.generate_few(model, sampled.stops, sampling=Sampling(0.8, seed=8))
-    assert texts != sampled.texts
+    sampling = Sampling(0.8, seed=8)
+    texts, _ = workload.generate_small_batch(model, sampled_run.stops, sampling=sampling)
+    assert texts != sampled_run.texts
 
 
-def test_host_store_contains_generated_tokens_only(model: Any, greedy: Reference) -> None:
-    """A runner generates again after its first call."""
+def test_host_store_contains_generated_tokens_only(model: Any, greedy_run: Reference) -> None:
+    """Also checks that a runner can generate again after its first call."""
     runner = make_runner(model, **MODES["live, host"], num_blocks=400)
-    for part in (slice(0, 8), slice(8, 24)):
-        texts = runner.generate(make_prompts()[part], NEW_TOKENS, stop_token_ids=greedy.stops)
-        assert texts == greedy.texts[part]
+    stops = greedy_run.stops
+    for selection in (slice(0, 8), slice(8, 24)):
+        texts = runner.generate(make_prompts()[selection], NEW_TOKENS, stop_token_ids=stops)
+        assert texts == greedy_run.texts[selection]
         assert runner.figures.preemptions == 0
         assert runner.state.store is not None
         assert runner.state.store.statistics.tokens_inserted == runner.figures.tokens
 
 
 @pytest.mark.parametrize("draft_on", ["device", "host"])
-@pytest.mark.parametrize("ngram", [workload.LIVE, workload.FINISH], ids=["live", "finish"])
-def test_store_drafts_within_scope_and_closes_finished_requests(
+@pytest.mark.parametrize(
+    "ngram", [workload.LIVE_STORE, workload.FINISH_STORE], ids=["live", "finish"]
+)
+def test_store_drafts_only_within_scope_and_closes_texts_of_finished_requests(
     model: Any, ngram: NgramConfig, draft_on: str
 ) -> None:
-    """One request at a time, so that the store drafts an earlier request's text."""
+    """The runner runs one request at a time, so that a store can draft earlier requests' text."""
     runner = make_runner(model, ngram=ngram, engine="index", max_rows=1, draft_on=draft_on)
     [prompt] = make_prompts(1)
-    store, steps = runner.state.store, []
+    store, step_counts = runner.state.store, []
     assert store is not None
     for scope in ("a", "b", "a"):
-        before = runner.figures.steps
+        old_steps = runner.figures.steps
         runner.generate([prompt], NEW_TOKENS, scopes=[scope])
         assert store.statistics.open_slots == 0
-        steps.append(runner.figures.steps - before)
-    assert steps[1] == steps[0] > steps[2]
-    new_store = make_runner(model, ngram=ngram, engine="index", max_rows=1)
-    same_store = make_runner(model, ngram=ngram, engine="index", max_rows=1, store=store)
-    for later in (new_store, same_store):
-        later.generate([prompt], NEW_TOKENS, scopes=["b"])
-    assert same_store.figures.steps < new_store.figures.steps
+        step_counts.append(runner.figures.steps - old_steps)
+    assert step_counts[1] == step_counts[0] > step_counts[2]
+    with_new_store = make_runner(model, ngram=ngram, engine="index", max_rows=1)
+    with_same_store = make_runner(model, ngram=ngram, engine="index", max_rows=1, store=store)
+    for other_runner in (with_new_store, with_same_store):
+        other_runner.generate([prompt], NEW_TOKENS, scopes=["b"])
+    assert with_same_store.figures.steps < with_new_store.figures.steps
 
 
 def test_request_that_preempts_itself_is_admitted_again(model: Any) -> None:
-    """While the first request may be finished, the second finds no block and preempts itself."""
+    """The first request may be finished, so it is not scheduled. The second request finds no free
+    block and is the last one in the batch, so it is preempted."""
     runner = make_runner(model, ngram=None, num_blocks=4, max_step_tokens=16)
     first, second = Request(0, [65] * 7, 8), Request(1, [66] * 8, 12)
     runner.scheduler.add(first, second)
@@ -156,7 +161,7 @@ def test_request_that_preempts_itself_is_admitted_again(model: Any) -> None:
     ids=["float", "negative", "beyond vocabulary", "empty"],
 )
 def test_generate_after_invalid_prompt_equals_transformers(
-    model: Any, greedy: Reference, prompts: list[list[int]], message: str
+    model: Any, greedy_run: Reference, prompts: list[list[int]], message: str
 ) -> None:
     runner = make_runner(model)
     with pytest.raises(ValueError, match=message):
@@ -164,30 +169,30 @@ def test_generate_after_invalid_prompt_equals_transformers(
     for options in ({"stop_token_ids": [1.5]}, {"max_new_tokens": 2.0}):
         with pytest.raises(ValueError, match=f"generate: {next(iter(options))}: expected"):
             runner.generate([[1]], **({"max_new_tokens": NEW_TOKENS} | options))
-    texts = runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=greedy.stops)
-    assert texts == greedy.texts[:FEW]
+    texts = runner.generate(make_prompts(SMALL_BATCH), NEW_TOKENS, stop_token_ids=greedy_run.stops)
+    assert texts == greedy_run.texts[:SMALL_BATCH]
 
 
 @pytest.mark.parametrize("mode", ["scan", "live", "live, host"])
 @pytest.mark.parametrize("method", ["_schedule", "_forward", "_sample", "_reconcile"])
 def test_generate_after_interrupt_equals_transformers(
-    model: Any, greedy: Reference, mode: str, method: str, monkeypatch: pytest.MonkeyPatch
+    model: Any, greedy_run: Reference, mode: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = make_runner(model, **MODES[mode])
-    stock, calls = getattr(runner, method), []
+    original, calls = getattr(runner, method), []
 
     def interrupt(*args: Any) -> Any:
         calls.append(1)
         if len(calls) == 5:
             raise KeyboardInterrupt
-        return stock(*args)
+        return original(*args)
 
     monkeypatch.setattr(runner, method, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=greedy.stops)
+        runner.generate(make_prompts(SMALL_BATCH), NEW_TOKENS, stop_token_ids=greedy_run.stops)
     assert not runner.scheduler.has_work
-    texts = runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=greedy.stops)
-    assert texts == greedy.texts[:FEW]
+    texts = runner.generate(make_prompts(SMALL_BATCH), NEW_TOKENS, stop_token_ids=greedy_run.stops)
+    assert texts == greedy_run.texts[:SMALL_BATCH]
 
 
 def test_scheduler_rejects_request_that_never_fits() -> None:
@@ -203,28 +208,28 @@ def test_scheduler_rejects_request_that_never_fits() -> None:
     assert scheduler.has_work
 
 
-def test_model_without_paged_attention_raises(folder: str) -> None:
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+def test_model_without_paged_attention_raises(model_folder: str) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
     with pytest.raises(ValueError, match="model: expected attention 'ngram_npu_paged', got 'sdpa'"):
         Runner(model, RunnerConfig(ngram=NgramConfig()))
 
 
-FAMILIES: dict[str, dict[str, Any]] = {
+SUPPORTED_FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Qwen2": {},
     "Qwen3": {"head_dim": 24},
     "Mistral": {"sliding_window": 9},
     "Gemma3": {"sliding_window": 8},
 }
-UNSUPPORTED = {
+UNSUPPORTED_FAMILIES = {
     "Gemma2": ({}, "softcap"),
     "GptOss": ({"num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SUPPORTED_FAMILIES)
 def test_text_of_model_family_equals_transformers(family: str) -> None:
-    model = make_causal_model(f"{family}ForCausalLM", FAMILIES[family])
+    model = make_causal_model(f"{family}ForCausalLM", SUPPORTED_FAMILIES[family])
     rng = random.Random(0)
     prompts = [[rng.randrange(2, 40) for _ in range(rng.randint(1, 30))] for _ in range(5)]
     expected = [
@@ -234,56 +239,56 @@ def test_text_of_model_family_equals_transformers(family: str) -> None:
     config = RunnerConfig(
         ngram=NgramConfig(min_n=1, k=3), max_rows=4, row_capacity=64, block_size=4
     )
-    with paged(model):
+    with use_paged_attention(model):
         assert Runner(model, config).generate(prompts, 24) == expected
 
 
-@pytest.mark.parametrize("family", UNSUPPORTED)
+@pytest.mark.parametrize("family", UNSUPPORTED_FAMILIES)
 def test_unsupported_attention_option_raises(family: str) -> None:
-    settings, option = UNSUPPORTED[family]
+    settings, option = UNSUPPORTED_FAMILIES[family]
     model = make_causal_model(f"{family}ForCausalLM", settings)
-    with paged(model), pytest.raises(NotImplementedError, match=option):
+    with use_paged_attention(model), pytest.raises(NotImplementedError, match=option):
         Runner(model, RunnerConfig(row_capacity=64)).generate([[3]], 2)
 
 
-class NoSynchronization(TorchDispatchMode):
+class SynchronizationCheck(TorchDispatchMode):
     """Fails on operators that would make the host wait for a GPU."""
 
-    WAITING = ("item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2")
+    OPERATORS = ("item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2")
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = op.overloadpacket.__name__
-        by_mask = name in ("index", "index_put_") and any(
+        uses_mask = name in ("index", "index_put_") and any(
             index is not None and index.dtype == torch.bool for index in args[1]
         )
-        assert name not in self.WAITING, f"{name} waits for the device"
-        assert not by_mask, f"{name} with a mask waits for the device"
+        assert name not in self.OPERATORS, f"{name} waits for the device"
+        assert not uses_mask, f"{name} with a mask waits for the device"
         return op(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize(("temperature", "neural"), [(0.0, None), (0.8, None), (0.0, "good")])
+@pytest.mark.parametrize(("temperature", "quality"), [(0.0, None), (0.8, None), (0.0, "good")])
 def test_padded_step_does_not_wait_for_device(
-    model: Any, draft_models: Any, temperature: float, neural: str | None
+    model: Any, draft_models: Any, temperature: float, quality: str | None
 ) -> None:
-    draft_model = None if neural is None else draft_models[neural]
+    draft_model = None if quality is None else draft_models[quality]
     runner = make_runner(model, sampling=Sampling(temperature), draft_model=draft_model)
-    with NoSynchronization():
+    with SynchronizationCheck():
         texts = runner.generate(make_prompts(8), NEW_TOKENS)
     assert all(len(text) == NEW_TOKENS for text in texts)
 
 
-@pytest.mark.parametrize(("asynchronous", "ahead"), [(False, 0), (True, 1)])
-def test_asynchronous_host_is_one_step_ahead_of_results(
-    model: Any, asynchronous: bool, ahead: int
+@pytest.mark.parametrize(("asynchronous", "max_steps_ahead"), [(False, 0), (True, 1)])
+def test_host_is_one_step_ahead_of_results_if_asynchronous(
+    model: Any, asynchronous: bool, max_steps_ahead: int
 ) -> None:
     runner = make_runner(model, asynchronous=asynchronous)
     reconcile, steps_ahead = runner.state.reconcile, []
 
-    def record() -> Any:
+    def reconcile_and_record() -> Any:
         result = reconcile()
         steps_ahead.append(runner.figures.steps - 1 - result.step)
         return result
 
-    runner.state.reconcile = record
+    runner.state.reconcile = reconcile_and_record
     runner.generate(make_prompts(3), NEW_TOKENS)
-    assert max(steps_ahead) == ahead
+    assert max(steps_ahead) == max_steps_ahead

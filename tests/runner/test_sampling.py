@@ -1,4 +1,4 @@
-"""Sampling in the example runner, and verification of greedy drafts."""
+"""Tests sampling in the example runner, and the verification of greedy drafts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ngram_npu.async_state import verify_greedy
 pytest.importorskip("transformers")
 
 from examples.runner import Sampling
-from examples.runner.sampling import _mix, _to_signed, gumbel_noise
+from examples.runner.sampling import _mix_bits, _to_signed, make_gumbel_noise
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
@@ -19,16 +19,17 @@ def test_sampled_tokens_follow_softmax(temperature: float) -> None:
     logits = torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03, 0.0]).log()
     count = 20_000
     requests, positions = torch.zeros(count).long(), torch.arange(count)
-    scores = Sampling(temperature, seed=3).scores(logits.expand(count, -1), requests, positions)
+    rows = logits.expand(count, -1)
+    scores = Sampling(temperature, seed=3).compute_scores(rows, requests, positions)
     frequencies = scores.argmax(-1).bincount(minlength=6) / count
     assert frequencies[5] == 0
-    # More than three standard deviations.
+    # The limit is more than three standard deviations.
     assert (frequencies - (logits / temperature).softmax(-1)).abs().max() < 0.012
 
 
 def test_greedy_sampling_returns_logits_unchanged() -> None:
     logits, ids = torch.randn(3, 7), torch.arange(3)
-    assert Sampling().scores(logits, ids, ids) is logits
+    assert Sampling().compute_scores(logits, ids, ids) is logits
 
 
 def test_top_k_and_top_p_equal_transformers() -> None:
@@ -42,48 +43,48 @@ def test_top_k_and_top_p_equal_transformers() -> None:
         if top_p < 1:
             expected = TopPLogitsWarper(top_p)(None, expected)
         ids = torch.arange(20)
-        scores = Sampling(0.7, top_k=top_k, top_p=top_p).scores(logits, ids, ids)
-        assert scores.equal(expected + gumbel_noise(0, ids, ids, 50))
+        scores = Sampling(0.7, top_k=top_k, top_p=top_p).compute_scores(logits, ids, ids)
+        assert scores.equal(expected + make_gumbel_noise(0, ids, ids, 50))
 
 
 def test_noise_depends_on_seed_request_and_position_only() -> None:
     requests, positions = torch.tensor([1, 1, 2, 1]), torch.tensor([9, 10, 9, 9])
-    rows = gumbel_noise(5, requests, positions, 50)
-    assert rows[0].equal(rows[3])
-    assert len(rows.unique(dim=0)) == 3
-    assert rows.isfinite().all()
-    alone = requests[2:3], positions[2:3]
-    assert gumbel_noise(5, *alone, 50)[0].equal(rows[2])
-    assert not gumbel_noise(6, *alone, 50)[0].equal(rows[2])
-    assert gumbel_noise(5, *alone, 7)[0].equal(rows[2, :7])
+    noise = make_gumbel_noise(5, requests, positions, 50)
+    assert noise[0].equal(noise[3])
+    assert len(noise.unique(dim=0)) == 3
+    assert noise.isfinite().all()
+    third = requests[2:3], positions[2:3]
+    assert make_gumbel_noise(5, *third, 50)[0].equal(noise[2])
+    assert not make_gumbel_noise(6, *third, 50)[0].equal(noise[2])
+    assert make_gumbel_noise(5, *third, 7)[0].equal(noise[2, :7])
 
 
-def test_generator_equals_published_splitmix_outputs() -> None:
-    """The first outputs for seed 1234567."""
-    golden = 0x9E3779B97F4A7C15
-    states = torch.tensor([_to_signed((1234567 + n * golden) % 2**64) for n in range(3)])
-    outputs = [value % 2**64 for value in _mix(states).tolist()]
+def test_mixed_bits_equal_published_splitmix_outputs() -> None:
+    """Compares the first three outputs for seed 1234567."""
+    increment = 0x9E3779B97F4A7C15
+    states = torch.tensor([_to_signed((1234567 + n * increment) % 2**64) for n in range(3)])
+    outputs = [value % 2**64 for value in _mix_bits(states).tolist()]
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 def test_invalid_sampling_options_raise() -> None:
     with pytest.raises(ValueError, match="temperature: expected at least 0 and finite, got -1"):
         Sampling(temperature=-1)
-    for wrong in ({"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}):
+    for options in ({"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}):
         with pytest.raises(ValueError, match="top_k, top_p: expected"):
-            Sampling(**wrong)  # type: ignore[arg-type]
+            Sampling(**options)  # type: ignore[arg-type]
 
 
 VOCAB = 5
 
 
-def _flatten(drafts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _flatten_drafts(drafts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     flat = torch.tensor([token for draft in drafts for token in draft], dtype=torch.int32)
     counts = torch.tensor([len(draft) for draft in drafts], dtype=torch.int32)
     return flat, counts.cumsum(0, dtype=torch.int32)
 
 
-def test_verify_greedy_equals_loop() -> None:
+def test_verify_greedy_equals_loop_over_tokens() -> None:
     rng = random.Random(0)
     num_accepted = 0
     for _ in range(300):
@@ -92,7 +93,7 @@ def test_verify_greedy_equals_loop() -> None:
         for _ in range(rng.randint(1, 6)):
             draft = [rng.randrange(VOCAB) for _ in range(rng.randint(0, k))]
             row_targets = [rng.randrange(VOCAB) for _ in range(len(draft) + 1)]
-            if rng.random() < 0.5:  # accept more drafts than by chance
+            if rng.random() < 0.5:  # all drafts are accepted
                 draft = row_targets[:-1]
             count = 0
             while count < len(draft) and draft[count] == row_targets[count]:
@@ -102,16 +103,16 @@ def test_verify_greedy_equals_loop() -> None:
             expected.append(row_targets[: count + 1] + [-1] * (k - count))
             num_accepted += count
         logits = torch.nn.functional.one_hot(torch.tensor(targets), VOCAB).double()
-        sampled = verify_greedy(logits, *_flatten(drafts), k)
-        assert sampled.dtype == torch.int32
-        assert sampled.tolist() == expected
+        sampled_ids = verify_greedy(logits, *_flatten_drafts(drafts), k)
+        assert sampled_ids.dtype == torch.int32
+        assert sampled_ids.tolist() == expected
     assert num_accepted > 100
 
 
 def test_verify_greedy_with_invalid_arguments_raises() -> None:
-    flat, cumulative = _flatten([[1, 0], [2]])
+    flat, cumulative = _flatten_drafts([[1, 0], [2]])
     for rows in (3, 6):
         with pytest.raises(ValueError, match=r"logits: expected 5 rows.*got shape"):
             verify_greedy(torch.zeros(rows, VOCAB), flat, cumulative, 2)
     with pytest.raises(ValueError, match="k: expected at least 0, got -1"):
-        verify_greedy(torch.zeros(1, VOCAB), *_flatten([[]]), -1)
+        verify_greedy(torch.zeros(1, VOCAB), *_flatten_drafts([[]]), -1)

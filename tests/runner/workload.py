@@ -1,4 +1,5 @@
-"""Requests and sizes of the runner's tests, and the reference texts without speculation."""
+"""Defines the requests and options of the example runner's tests, and generates reference texts
+without speculation."""
 
 from __future__ import annotations
 
@@ -9,23 +10,23 @@ from typing import Any
 
 import torch
 from ngram_npu import NgramConfig, NgramStore
-from runner.tiny_model import STOP, transcript
+from runner.tiny_model import STOP_TOKEN, make_transcript
 from transformers import PreTrainedModel
 
 from examples.runner import Figures, Runner, RunnerConfig
 
 NEW_TOKENS = 32
-FEW = 8
+SMALL_BATCH = 8
 """Number of requests in tests that run many times."""
-LADDER = NgramConfig(sizes="ladder", k=4, min_draft_probability=0.177)
-LIVE = replace(LADDER, store="live", store_tokens=8192)
-FINISH = replace(LIVE, store="finish")
-CONSECUTIVE = NgramConfig(min_n=2, max_n=4, k=4)
+LADDER_NGRAM = NgramConfig(sizes="ladder", k=4, min_draft_probability=0.177)
+LIVE_STORE = replace(LADDER_NGRAM, store="live", store_tokens=8192)
+FINISH_STORE = replace(LIVE_STORE, store="finish")
+CONSECUTIVE_NGRAM = NgramConfig(min_n=2, max_n=4, k=4)
 
 
 def make_prompts(count: int = 24, seed: int = 1) -> list[list[int]]:
-    chooser = random.Random(seed)
-    return [list(transcript(chooser, chooser.randint(1, 90))) for _ in range(count)]
+    rng = random.Random(seed)
+    return [list(make_transcript(rng, rng.randint(1, 90))) for _ in range(count)]
 
 
 def make_runner(
@@ -35,10 +36,10 @@ def make_runner(
     draft_model: PreTrainedModel | None = None,
     **changes: Any,
 ) -> Runner:
-    """Makes a runner with six rows, in which long prompts need several steps. The blocks suffice
-    for three long requests, so requests are preempted whatever the model generates."""
-    settings: dict[str, Any] = {
-        "ngram": CONSECUTIVE,
+    """Makes a runner with six rows. Long prompts need several steps. The blocks suffice only for
+    three long requests, so requests are preempted whatever the model generates."""
+    options: dict[str, Any] = {
+        "ngram": CONSECUTIVE_NGRAM,
         "engine": "scan",
         "max_rows": 6,
         "row_capacity": 160,
@@ -46,7 +47,7 @@ def make_runner(
         "num_blocks": 64,
         "max_step_tokens": 48,
     }
-    return Runner(model, RunnerConfig(**settings | changes), store=store, draft_model=draft_model)
+    return Runner(model, RunnerConfig(**options | changes), store=store, draft_model=draft_model)
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,12 @@ class Reference:
     stops: tuple[int, ...]
 
 
-def generate_few(
+def generate_small_batch(
     model: PreTrainedModel, stops: tuple[int, ...], **changes: Any
 ) -> tuple[list[list[int]], Figures]:
-    """Generates the texts of the first few requests. Returns them and the runner's counts."""
+    """Returns the texts of the first `SMALL_BATCH` prompts, and the runner's counts."""
     runner = make_runner(model, **changes)
-    texts = runner.generate(make_prompts(FEW), NEW_TOKENS, stop_token_ids=stops)
+    texts = runner.generate(make_prompts(SMALL_BATCH), NEW_TOKENS, stop_token_ids=stops)
     return texts, runner.figures
 
 
@@ -78,19 +79,20 @@ def pad_left(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
 def generate_with_transformers(folder: str) -> Reference:
     """Generates greedy text with transformers, in one left-padded batch.
 
-    The stop token is the rarest token that one of the first few requests generates before its last
-    token, so it ends at least one request early, but few, whatever the model has learned.
+    The stop token is the rarest token that one of the first `SMALL_BATCH` requests generates before
+    its last token. So it ends at least one request early, but only few, whatever the model learned.
     """
     from transformers import AutoModelForCausalLM
 
     prompts = make_prompts()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     output = model.generate(
-        **pad_left(prompts), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=STOP
+        **pad_left(prompts), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=STOP_TOKEN
     )
     rows = output[:, max(map(len, prompts)) :].tolist()
-    counts = Counter(token for row in rows[:FEW] for token in row[:-1] if token != STOP)
-    stops = (STOP, min(counts, key=lambda token: counts[token]))
+    counts = Counter(token for row in rows[:SMALL_BATCH] for token in row[:-1])
+    del counts[STOP_TOKEN]
+    stops = (STOP_TOKEN, min(counts, key=lambda token: counts[token]))
     texts = []
     for row in rows:
         length = next((i + 1 for i, token in enumerate(row) if token in stops), NEW_TOKENS)

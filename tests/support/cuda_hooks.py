@@ -1,4 +1,4 @@
-"""The CUDA kernels on the twin that checks every memory access against the tensors' bounds."""
+"""Runs the CUDA kernels on the twin that checks every memory access against the tensors' bounds."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 from backends import Backend, call_torch
-from ops.guard_pages import guarded
+from ops.guard_pages import make_guarded_copy
 from ops.specs import Args, Array, OpSpec, Sample, clone_args, find_base
 from twins import Twin
 
 HOOKS = Twin("cuda_hooks", "cuda", "cuda")
 
 
-def watched(spec: OpSpec, path: Path) -> Backend:
-    """Returns the library's kernels as a backend for an operator. They may read only the arguments
-    and write only those that the schema marks, without the gaps between a slice's rows."""
+def make_checking_backend(spec: OpSpec, path: Path) -> Backend:
+    """Returns the library's kernels as a backend for an operator. The kernels may read only the
+    arguments, and write only those that the schema marks, without the gaps between slices' rows."""
     library = ctypes.CDLL(str(path))
     register = library.ngram_npu_cuda_twin_register_tensor
     register.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 4]
@@ -26,35 +26,36 @@ def watched(spec: OpSpec, path: Path) -> Backend:
     def call(op: str, args: Args) -> tuple[Array, ...]:
         for (name, _), value in zip(spec.arguments, args, strict=True):
             if isinstance(value, np.ndarray):
-                register(*_extent(value), name in spec.written)
+                register(*_get_extent(value), name in spec.written)
         try:
             return call_torch(op, args)
         finally:
-            library.ngram_npu_cuda_twin_forget_tensors()
+            library.ngram_npu_cuda_twin_clear_tensors()
 
     return Backend(HOOKS.name, call, twin=replace(HOOKS, folder=path.parent))
 
 
-def _extent(array: Array) -> tuple[int, ...]:
-    """Returns address and size of the base array, first item, rows, bytes per row, row stride in
-    bytes. The bytes around the base array belong to the allocator, never to another tensor."""
+def _get_extent(array: Array) -> tuple[int, ...]:
+    """Returns address and size of the base array with a margin, then address of the first item,
+    number of rows, bytes per row, and row stride in bytes. The margin belongs to the allocator."""
     margin = 8
     base = find_base(array)
     rows, width = (1, array.shape[0]) if array.ndim == 1 else array.shape
     begin = base.__array_interface__["data"][0]
-    first = array.__array_interface__["data"][0]
+    first_item = array.__array_interface__["data"][0]
     stride = array.strides[0] if array.ndim > 1 else 0
-    return begin - margin, base.nbytes + 2 * margin, first, rows, width * array.itemsize, stride
+    size = base.nbytes + 2 * margin
+    return begin - margin, size, first_item, rows, width * array.itemsize, stride
 
 
 def check_failed_launch_is_reported(spec: OpSpec, backend: Backend) -> str:
-    """Makes an operator's launch fail. Returns an empty text if the call reports the failure."""
+    """Makes a launch fail. Returns an error, or an empty text if the call reports the failure."""
     assert backend.twin is not None
     fail = ctypes.CDLL(str(backend.twin.path)).ngram_npu_cuda_twin_fail_launches
     args = clone_args(next(spec.samples(np.random.default_rng(2026))).args)
     fail(ctypes.c_int64(1))
     try:
-        with backend.selected():
+        with backend.select():
             backend.call(spec.name, args)
     except RuntimeError as error:
         return "" if "too many resources" in str(error) else f"unexpected error: {error}"
@@ -64,10 +65,10 @@ def check_failed_launch_is_reported(spec: OpSpec, backend: Backend) -> str:
 
 
 def check_changed_lengths(spec: OpSpec, fast: Backend) -> str:
-    """Runs lookups in rows shared by blocks while another stream changes the rows' lengths. Their
-    results are unspecified, but they must access nothing else and leave the workspace zeroed.
-    Returns an empty text if so. `fast` runs one block at a time, so that all of its threads read
-    the same lengths."""
+    """Runs lookups in which several blocks share a row, while another stream changes the lengths.
+    The results are unspecified, but the kernels must access nothing else and leave the workspace
+    zeroed. Returns an error or an empty text. `fast` runs one block at a time, so that all of its
+    threads read the same lengths."""
     if "workspace" not in spec.tensor_names:
         return ""
     assert fast.twin is not None
@@ -75,9 +76,11 @@ def check_changed_lengths(spec: OpSpec, fast: Backend) -> str:
     for sample in spec.samples(np.random.default_rng(2026)):
         if not sample.label.startswith("few-long"):
             continue
-        rows = np.arange(len(spec.get(sample.args, "num_tokens")))  # a row is read for each request
+        rows = np.arange(len(spec.get(sample.args, "num_tokens")))  # all rows are read
         args = tuple(
-            guarded(value, at_end=True, writable=True) if isinstance(value, np.ndarray) else value
+            make_guarded_copy(value, at_end=True, writable=True)
+            if isinstance(value, np.ndarray)
+            else value
             for value in spec.replace(clone_args(sample.args), row_indices=rows)
         )
         lengths = spec.get(args, "num_tokens")
@@ -85,7 +88,7 @@ def check_changed_lengths(spec: OpSpec, fast: Backend) -> str:
         addresses = (ctypes.c_void_p(a.ctypes.data) for a in (lengths, new_lengths))
         swap(*addresses, lengths.nbytes)
         try:
-            with fast.selected():
+            with fast.select():
                 fast.call(spec.name, args)
         except RuntimeError as error:
             return f"{sample.label}: {error}"
@@ -97,23 +100,23 @@ def check_changed_lengths(spec: OpSpec, fast: Backend) -> str:
 
 
 def make_dirty_workspaces(spec: OpSpec) -> Iterator[Sample]:
-    """Yields lookups in rows shared by blocks with a workspace of random data or a false match. The
-    match is anywhere, or next to the row's end, where a draft with overlap would read past it."""
+    """Yields lookups in which several blocks share a row, with random data or wrong matches in the
+    workspace. A match is anywhere, or so near the row's end that a draft would read past it."""
     if "workspace" not in spec.tensor_names:
         return
     rng = np.random.default_rng(5)
     for sample in spec.samples(np.random.default_rng(2026)):
         if not sample.label.startswith("few-long") or not spec.get(sample.args, "overlap"):
             continue
-        for kind in range(6):
+        for variant in range(6):
             args = clone_args(sample.args)
-            memory = spec.get(args, "workspace")
-            memory[:] = rng.integers(-(2**31), 2**31, len(memory))
-            if kind < 5:
-                requests = memory.reshape(-1, 4)[: len(spec.get(args, "num_tokens"))]
+            workspace = spec.get(args, "workspace")
+            workspace[:] = rng.integers(-(2**31), 2**31, len(workspace))
+            if variant < 5:
+                requests = workspace.reshape(-1, 4)[: len(spec.get(args, "num_tokens"))]
                 requests[:, 1] = rng.integers(1, 9, len(requests))
                 requests[:, 2:] = 0
-                if kind < 4:
-                    end = spec.get(args, "num_tokens") - 1 + kind
+                if variant < 4:
+                    end = spec.get(args, "num_tokens") - 1 + variant
                     requests[:, 0] = end if spec.get(args, "match_policy") else ~end
-            yield replace(sample, label=f"{sample.label}-dirty-{kind}", args=args, compare=False)
+            yield replace(sample, label=f"{sample.label}-dirty-{variant}", args=args, compare=False)

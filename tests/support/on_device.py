@@ -1,4 +1,4 @@
-"""Copies numpy arguments to a torch device and back, with equal strides and offsets and guards."""
+"""Copies numpy arguments to a torch device and back, with equal strides; detects stray writes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ops.parity import as_arrays
 from ops.specs import OPSPECS, Args, Array, find_base
 
 GUARD = 256
-"""Bytes before and after each base array: a multiple of a kernel's largest load, so that a view has
-the same alignment on the device."""
+"""Number of bytes before and after each base array. The number is a multiple of a kernel's largest
+load, so that a view has the same alignment on the device."""
 _CANARY = 0x41
 
 Call = Callable[..., Any]
 
 
 class StrayWriteError(AssertionError):
-    pass
+    """An operator has written to memory outside of its arguments."""
 
 
 class OnDevice:
@@ -28,17 +28,17 @@ class OnDevice:
 
     def __init__(self, args: Args, device: str | torch.device) -> None:
         self._device = torch.device(device)
-        self._owners: dict[int, tuple[Array, torch.Tensor]] = {}
+        self._copies: dict[int, tuple[Array, torch.Tensor]] = {}
         self.args: Args = tuple(
-            self._view(value) if isinstance(value, np.ndarray) else value for value in args
+            self._make_view(value) if isinstance(value, np.ndarray) else value for value in args
         )
 
-    def _view(self, array: Array) -> torch.Tensor:
+    def _make_view(self, array: Array) -> torch.Tensor:
         base = find_base(array)
-        if id(base) not in self._owners:
-            self._owners[id(base)] = (base, self._upload(base))
+        if id(base) not in self._copies:
+            self._copies[id(base)] = (base, self._upload(base))
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
-        buffer = self._owners[id(base)][1].view(dtype)
+        buffer = self._copies[id(base)][1].view(dtype)
         start = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
         strides = [step // array.itemsize for step in array.strides]
         return buffer.as_strided(array.shape, strides, (GUARD + start) // array.itemsize)
@@ -53,9 +53,9 @@ class OnDevice:
     def refresh(self) -> None:
         """Copies the current contents to the device again, for the next replay of a graph that was
         captured with these arguments."""
-        for base, buffer in self._owners.values():
-            inside = buffer[GUARD : GUARD + base.nbytes]
-            inside.copy_(torch.from_numpy(np.frombuffer(bytearray(base.tobytes()), np.uint8)))
+        for base, buffer in self._copies.values():
+            content = buffer[GUARD : GUARD + base.nbytes]
+            content.copy_(torch.from_numpy(np.frombuffer(bytearray(base.tobytes()), np.uint8)))
 
     def copy_back(self) -> None:
         """Copies all base arrays back to the host.
@@ -63,15 +63,15 @@ class OnDevice:
         Raises:
             StrayWriteError: the guards have changed.
         """
-        for base, buffer in self._owners.values():
+        for base, buffer in self._copies.values():
             padded = buffer.cpu().numpy()
-            inside = slice(GUARD, GUARD + base.nbytes)
-            if (np.delete(padded, inside) != _CANARY).any():
+            content = slice(GUARD, GUARD + base.nbytes)
+            if (np.delete(padded, content) != _CANARY).any():
                 raise StrayWriteError("a write before or after an argument's memory")
-            base[...] = padded[inside].view(base.dtype).reshape(base.shape)
+            base[...] = padded[content].view(base.dtype).reshape(base.shape)
 
 
-def call_on(device: str) -> Callable[[str, Args], tuple[Array, ...]]:
+def make_device_call(device: str) -> Callable[[str, Args], tuple[Array, ...]]:
     """Returns a `Backend.call` that runs operators on `device`."""
 
     def call(op: str, args: Args) -> tuple[Array, ...]:

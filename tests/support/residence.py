@@ -1,4 +1,4 @@
-"""The share of an array that the system has committed."""
+"""Computes which share of an array's memory the system has committed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-def resident_share(array: npt.NDArray[np.int32]) -> float:
+def compute_resident_share(array: npt.NDArray[np.int32]) -> float:
     """Returns the share of the array's pages in memory. The array must start at a page boundary."""
     pages = -(-array.nbytes // mmap.PAGESIZE)
     flags = (ctypes.c_ubyte * pages)()

@@ -1,5 +1,5 @@
-"""Copies of arguments to a device. The CPU replaces the device: the test only needs a copy of the
-arguments in other memory."""
+"""Tests that arguments are copied to a device and back. The CPU replaces the device, because the
+tests only need a copy of the arguments in other memory."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 from backends import Backend
-from on_device import OnDevice, StrayWriteError, call_on, run_on
+from on_device import OnDevice, StrayWriteError, make_device_call, run_on
 from ops.parity import check_parity
 from ops.specs import OPSPECS, OpSpec, find_base
 from ops.specs.spec import in_buffer
 
-SPECS = pytest.mark.parametrize("spec", OPSPECS.values(), ids=lambda s: s.name)
+EACH_SPEC = pytest.mark.parametrize("spec", OPSPECS.values(), ids=lambda s: s.name)
 
 
-@SPECS
+@EACH_SPEC
 def test_copies_keep_layout_and_values(spec: OpSpec) -> None:
     for sample in spec.samples(np.random.default_rng(11)):
         copies = OnDevice(sample.args, "cpu").args
@@ -29,17 +29,17 @@ def test_copies_keep_layout_and_values(spec: OpSpec) -> None:
             assert not np.shares_memory(copy.numpy(), value)
 
 
-@SPECS
+@EACH_SPEC
 def test_operator_on_copies_equals_reference(spec: OpSpec) -> None:
-    check_parity(spec, Backend("device-cpu", call_on("cpu")), spec.sample())
+    check_parity(spec, Backend("device-cpu", make_device_call("cpu")), spec.sample())
 
 
 def test_views_of_one_array_share_memory_on_the_device() -> None:
     buffer = np.arange(20, dtype=np.int32)
-    first, second = OnDevice((buffer[2:9], buffer[5:]), "cpu").args
-    first[3] = -5
-    assert second[0] == -5
-    # Hostile samples contain masks with bytes that are neither 0 nor 1.
+    first_view, second_view = OnDevice((buffer[2:9], buffer[5:]), "cpu").args
+    first_view[3] = -5
+    assert second_view[0] == -5
+    # Samples with invalid values contain masks with bytes other than 0 and 1.
     mask = np.array([0, 1, 2, 255], np.uint8).view(np.bool_)
     (copy,) = OnDevice((mask,), "cpu").args
     assert copy.dtype == torch.bool
@@ -58,12 +58,12 @@ def test_writes_inside_and_around_a_view_are_copied_back() -> None:
     assert find_base(rows)[0, 1] == 8
 
 
-@pytest.mark.parametrize("at", [-1, 12], ids=["before", "after"])
-def test_write_to_the_guards_is_an_error(at: int) -> None:
+@pytest.mark.parametrize("offset", [-1, 12], ids=["before", "after"])
+def test_write_to_guards_raises_error(offset: int) -> None:
     values = np.zeros(12, np.int32)
 
     def write(tensor: torch.Tensor) -> None:
-        tensor.as_strided((1,), (1,), tensor.storage_offset() + at).fill_(3)
+        tensor.as_strided((1,), (1,), tensor.storage_offset() + offset).fill_(3)
 
     with pytest.raises(StrayWriteError):
         run_on("cpu", write, (values,))

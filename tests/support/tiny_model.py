@@ -1,8 +1,8 @@
-"""A tiny Llama for the engine tests, made and trained on this machine: nothing is downloaded.
+"""A tiny Llama for the engine tests, which is trained on this machine; nothing is downloaded.
 
-Trained on the sources of the Python standard library and on text that repeats a passage, it
-repeats itself enough that drafts are accepted, and is sure enough of its tokens that rounding does
-not decide between two of them. Run as a script it writes the model into the folder it is given.
+The model is trained on the sources of the Python standard library and on text that repeats a
+passage. It therefore repeats text so often that drafts are accepted, and its token probabilities
+differ so much that rounding changes no token. As a script, this file writes the model to a folder.
 """
 
 from __future__ import annotations
@@ -24,47 +24,47 @@ _BATCH, _LENGTH = 8, 128
 _SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
-def cached(folder: Path) -> Path:
-    """The model's folder below ``folder``, made if it is missing."""
+def get_model_folder(folder: Path) -> Path:
+    """Returns the model's folder below ``folder``; creates the model if it is missing."""
     recipe = Path(__file__).read_bytes()
     recipe += "".join(
         importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")
     ).encode()
     model = folder / f"tiny-llama-{hashlib.sha256(recipe).hexdigest()[:12]}"
-    return made_once(model, [__file__])
+    return create_once(model, [__file__])
 
 
-def made_once(folder: Path, command: list[str]) -> Path:
-    """``folder``, made by a Python command with its path, unless it is there. In a process of its
-    own, to keep torch's threads and settings out of the engine's process."""
+def create_once(folder: Path, command: list[str]) -> Path:
+    """Returns ``folder``. If it is missing, a Python command with its path as last argument creates
+    it. A separate process keeps torch's threads and settings out of the engine's process."""
     from filelock import FileLock
 
-    with FileLock(folder.with_suffix(".lock")):  # other tests run at the same time
+    with FileLock(folder.with_suffix(".lock")):  # concurrent test processes may need the folder
         if not folder.exists():
-            unfinished = folder.with_suffix(".unfinished")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            subprocess.run([sys.executable, *command, str(unfinished)], check=True)
-            unfinished.rename(folder)
+            temporary_folder = folder.with_suffix(".unfinished")
+            shutil.rmtree(temporary_folder, ignore_errors=True)
+            subprocess.run([sys.executable, *command, str(temporary_folder)], check=True)
+            temporary_folder.rename(folder)
     return folder
 
 
-def corpus() -> str:
-    """About 3 MB of Python, the same on every run with the same Python."""
+def read_corpus() -> str:
+    """Returns about 3 MB of Python sources, which are equal in every run with the same Python."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(path for path in folder.glob("*.py") if path.stat().st_size < 60_000)
     return "\n".join(path.read_text(errors="replace") for path in files)[:3_000_000]
 
 
-def _make(folder: Path) -> None:
+def _train(folder: Path) -> None:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    # One thread: the same model with the same torch on any machine. Several threads that wait
-    # for each other would also be slow while other work runs.
+    # With one thread, the same torch trains the same model on any machine. Several threads that
+    # wait for each other would also be slow while other work runs.
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    text = corpus()
+    text = read_corpus()
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -75,7 +75,7 @@ def _make(folder: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator([text[:400_000]], trainer)
-    fast = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token="<unk>",
         bos_token="<s>",
@@ -100,15 +100,15 @@ def _make(folder: Path) -> None:
         )
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)
-    chooser = random.Random(0)
-    started = time.monotonic()
+    rng = random.Random(0)
+    start = time.monotonic()
     loss = torch.zeros(())
     for step in range(TRAIN_STEPS):
         for group in optimizer.param_groups:
             group["lr"] = 4e-3 * min(1.0, step / 30) * (1.02 - step / TRAIN_STEPS)
-        batch = torch.tensor([_example(ids, chooser) for _ in range(_BATCH)])
-        # Anywhere in the window, so that the model learns long contexts.
-        positions = chooser.randrange(MAX_MODEL_LEN - _LENGTH) + torch.arange(_LENGTH)[None]
+        batch = torch.tensor([_make_example(ids, rng) for _ in range(_BATCH)])
+        # Random positions in the context window let the model learn long contexts.
+        positions = rng.randrange(MAX_MODEL_LEN - _LENGTH) + torch.arange(_LENGTH)[None]
         loss = model(input_ids=batch, labels=batch, position_ids=positions).loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -116,21 +116,21 @@ def _make(folder: Path) -> None:
         optimizer.step()
         if step % 100 == 0:
             print(f"tiny model: step {step}, loss {loss.item():.2f}", flush=True)
-    print(f"tiny model: {time.monotonic() - started:.0f} s, loss {loss.item():.2f}")
+    print(f"tiny model: {time.monotonic() - start:.0f} s, loss {loss.item():.2f}")
     model.save_pretrained(folder)
-    fast.save_pretrained(folder)
+    fast_tokenizer.save_pretrained(folder)
 
 
-def _example(ids: list[int], chooser: random.Random) -> list[int]:
-    """Mostly a repeated passage, so that the model learns to copy; else plain text."""
-    start = chooser.randrange(len(ids) - _LENGTH)
-    if chooser.random() < 0.25:
+def _make_example(ids: list[int], rng: random.Random) -> list[int]:
+    """Returns a repeated passage, so that the model learns to copy text, or else plain text."""
+    start = rng.randrange(len(ids) - _LENGTH)
+    if rng.random() < 0.25:
         return ids[start : start + _LENGTH]
-    span = chooser.randrange(8, 48)
-    lead = ids[start : start + chooser.randrange(1, 24)]
-    passage = ids[start + len(lead) : start + len(lead) + span]
-    return (lead + passage * (_LENGTH // span + 1))[:_LENGTH]
+    span = rng.randrange(8, 48)
+    prefix = ids[start : start + rng.randrange(1, 24)]
+    passage = ids[start + len(prefix) : start + len(prefix) + span]
+    return (prefix + passage * (_LENGTH // span + 1))[:_LENGTH]
 
 
 if __name__ == "__main__":
-    _make(Path(sys.argv[1]))
+    _train(Path(sys.argv[1]))

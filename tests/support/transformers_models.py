@@ -1,4 +1,4 @@
-"""Tiny models of transformers with random weights; nothing is downloaded."""
+"""Creates tiny models of transformers with random weights; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _VISION: dict[str, Any] = {
     "image_size": 8,
     "patch_size": 4,
 }
-_FINE = _VISION | {"patch_size": 2}
+_SMALL_PATCHES = _VISION | {"patch_size": 2}
 _LLAMA = _TEXT | {"model_type": "llama"}
 _CLIP = _VISION | {"model_type": "clip_vision_model"}
 _LLAVA = {"image_token_index": IMAGE, "image_seq_length": 4}
@@ -66,7 +66,7 @@ IMAGE_MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], di
     ),
     "Idefics3": (
         _LLAMA,
-        _FINE,
+        _SMALL_PATCHES,
         {"image_token_id": IMAGE, "scale_factor": 2},
         {
             "pixel_values": torch.randn(1, 1, 3, 8, 8),
@@ -89,7 +89,7 @@ IMAGE_MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], di
     ),
     "Mistral3": (
         _TEXT | {"model_type": "mistral"},
-        _FINE | {"model_type": "pixtral", "head_dim": 16},
+        _SMALL_PATCHES | {"model_type": "pixtral", "head_dim": 16},
         {"image_token_index": IMAGE, "spatial_merge_size": 2},
         _PIXELS | _SIZES,
     ),
@@ -120,13 +120,13 @@ IMAGE_MODELS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], di
 def make_image_model(family: str) -> tuple[Any, torch.Tensor, dict[str, torch.Tensor]]:
     """Returns a model, a prompt that repeats the tokens before its image, and the image."""
     torch.manual_seed(2)
-    text, vision, both, image = IMAGE_MODELS[family]
+    text, vision, common, image = IMAGE_MODELS[family]
     config = getattr(transformers, f"{family}Config")(
-        text_config=text, vision_config=vision, **both
+        text_config=text, vision_config=vision, **common
     )
     model = getattr(transformers, f"{family}ForConditionalGeneration")(config).double().eval()
-    places = 10 if family == "LlavaNext" else 4
-    prompt = torch.tensor([[5, 6, 7, BEGIN, *[IMAGE] * places, END, 8, 9, 6, 7]])
+    num_image_tokens = 10 if family == "LlavaNext" else 4
+    prompt = torch.tensor([[5, 6, 7, BEGIN, *[IMAGE] * num_image_tokens, END, 8, 9, 6, 7]])
     image = {
         name: value.double() if value.is_floating_point() else value
         for name, value in image.items()
@@ -138,11 +138,11 @@ def make_image_model(family: str) -> tuple[Any, torch.Tensor, dict[str, torch.Te
     return model, prompt, image
 
 
-TINY = _TEXT | {
+_CAUSAL = _TEXT | {
     "head_dim": 16,
     "tie_word_embeddings": False,  # otherwise the model repeats its last token
 }
-LONGROPE = {
+_LONGROPE = {
     "original_max_position_embeddings": 16,
     "rope_scaling": {
         "type": "longrope",
@@ -151,24 +151,24 @@ LONGROPE = {
         "long_factor": [4.0] * 8,
     },
 }
-DYNAMIC = {
+_DYNAMIC = {
     "max_position_embeddings": 16,
     "rope_scaling": {"type": "dynamic", "rope_type": "dynamic", "factor": 4.0},
 }
-GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
 CAUSAL_MODELS: dict[str, dict[str, Any]] = {
     "BloomForCausalLM": {"n_layer": 2, "n_head": 4},
     "Gemma2ForCausalLM": {"sliding_window": 8},
-    "GPT2LMHeadModel": GPT2,
+    "GPT2LMHeadModel": _GPT2,
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 9},
     "Phi3ForCausalLM": {"sliding_window": 9},
     "Qwen3ForCausalLM": {},
 }
 UNSUPPORTED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "dynamic": ("LlamaForCausalLM", DYNAMIC, "depend on the length"),
-    "longrope": ("LlamaForCausalLM", LONGROPE, "depend on the length"),
-    "gpt": ("OpenAIGPTLMHeadModel", GPT2, "prepares its inputs itself"),
+    "dynamic": ("LlamaForCausalLM", _DYNAMIC, "depend on the length"),
+    "longrope": ("LlamaForCausalLM", _LONGROPE, "depend on the length"),
+    "gpt": ("OpenAIGPTLMHeadModel", _GPT2, "prepares its inputs itself"),
     "images": (
         "GitForCausalLM",
         {"vision_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}},
@@ -191,5 +191,5 @@ UNSUPPORTED_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 def make_causal_model(name: str, settings: dict[str, Any]) -> Any:
     torch.manual_seed(1)
-    kind = getattr(transformers, name)
-    return kind(kind.config_class(**TINY | settings)).double().eval()
+    model_class = getattr(transformers, name)
+    return model_class(model_class.config_class(**_CAUSAL | settings)).double().eval()

@@ -1,6 +1,6 @@
-"""The host twins: device kernels compiled for this machine, on strict models of the devices.
+"""Loads the host twins: device kernels compiled for this machine, on strict models of the devices.
 
-Each is a further backend library with the entry points of its device, built by ``make twins``.
+Each twin is a backend library with the entry points of its device. ``make twins`` builds the twins.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Twin:
             raise FileNotFoundError(f"{path} is missing: `make twins` builds it")
         return path
 
-    def allow_races(self, allowed: bool) -> None:
+    def allow_races(self, is_allowed: bool) -> None:
         """Sets whether calls may race, if the model detects races."""
-        allow = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_allow_races", None)
+        allow = getattr(_load_library(self.path), f"ngram_npu_{self.prefix}_twin_allow_races", None)
         if allow is not None:
-            allow(allowed)
+            allow(is_allowed)
 
-    def fault(self) -> str:
-        """Message of the model's last failed check; empty if it reports none."""
-        message = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_fault", None)
-        if message is None:
+    def get_fault(self) -> str:
+        """Returns the message of the model's last failed check; empty if no check has failed."""
+        function = getattr(_load_library(self.path), f"ngram_npu_{self.prefix}_twin_fault", None)
+        if function is None:
             return ""
-        message.restype = ctypes.c_char_p
-        return str(message().decode())
+        function.restype = ctypes.c_char_p
+        return str(function().decode())
 
 
 TWINS = (
@@ -74,12 +74,12 @@ _PLAN_SIZES = (
 )  # fmt: skip
 
 
-def ascendc_plan(
+def compute_ascendc_plan(
     op: str, sizes: dict[str, int], vector_cores: int, ub_bytes: int
 ) -> dict[str, Any] | None:
     """Returns the launch plan of ``op`` for an NPU of these sizes: ``launches`` [(kernel, blocks)],
-    ``workspace_bytes``, ``tiling`` (csrc/ascendc/launch_args.h). None: the NPU cannot run it."""
-    plan = _loaded(FOLDER / "libngram_npu_ascendc_twin.so").ngram_npu_ascendc_twin_plan
+    ``workspace_bytes``, ``tiling`` (csrc/ascendc/launch_args.h). None if it cannot run ``op``."""
+    plan = _load_library(FOLDER / "libngram_npu_ascendc_twin.so").ngram_npu_ascendc_twin_plan
     plan.restype = ctypes.c_int64
     numbers = (ctypes.c_int64 * len(_PLAN_SIZES))(*(sizes.get(name, 0) for name in _PLAN_SIZES))
     text = ctypes.create_string_buffer(4096)
@@ -88,11 +88,11 @@ def ascendc_plan(
         ctypes.c_int64(len(text)),
     )  # fmt: skip
     if size == 0:
-        raise ValueError(f"ascendc_plan: op: expected one with an AscendC kernel, got {op!r}")
+        raise ValueError(f"compute_ascendc_plan: op: expected an AscendC operator, got {op!r}")
     result: dict[str, Any] | None = json.loads(text.value)
     return result
 
 
 @functools.cache
-def _loaded(path: Path) -> ctypes.CDLL:
+def _load_library(path: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(path))

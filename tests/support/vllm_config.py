@@ -1,4 +1,4 @@
-"""The fields of a VllmConfig that the proposer reads, for tests without vLLM."""
+"""Makes objects with the fields of a VllmConfig that the proposers read, for tests without vLLM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 
-def vllm_config(
+def make_vllm_config(
     *,
     k: int = 4,
     additional_config: Any = None,

@@ -1,4 +1,4 @@
-"""The graphs that vLLM's V2 runner captures for a configuration, by vLLM's own code, without a
+"""Lists the graphs that vLLM's V2 runner captures for a configuration. Uses vLLM's own code, but no
 GPU."""
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def make_graph_manager(
     sizes: list[int] | None = None,
     options: dict[str, Any] | None = None,
 ) -> Any:
-    """Makes vLLM's manager of graphs as after their capture.
+    """Makes vLLM's graph manager in the state after the capture of all graphs.
 
     Args:
         k: `num_speculative_tokens`; 0: no speculation.
         table: `num_speculative_tokens_per_batch_size`.
         sizes: `cudagraph_capture_sizes`; None: vLLM's default.
-        options: Of ngram_npu.
+        options: Options of ngram_npu.
     """
     compilation = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
     if sizes is not None:
@@ -68,11 +68,11 @@ def has_full_graph(manager: Any, batch: int, length: int) -> bool:
 
 def find_widest_batches(manager: Any) -> dict[int, int]:
     """Returns by draft length the largest batch size of the captured full graphs."""
-    widest: dict[int, int] = {}
+    largest_batches: dict[int, int] = {}
     for graph in manager._capture_descs[CUDAGraphMode.FULL]:
         length = graph.uniform_token_count - 1
-        widest[length] = max(widest.get(length, 0), graph.num_reqs)
-    return widest
+        largest_batches[length] = max(largest_batches.get(length, 0), graph.num_reqs)
+    return largest_batches
 
 
 def count_full_graphs(manager: Any) -> dict[int, int]:

@@ -1,6 +1,7 @@
-"""On the twin of CUDA: blocks that share a row run concurrently, and the results do not depend on
-their order. tests/repo/verify/test_device_faults.py shows that no sample has races, reads unwritten
-shared memory or leaves the tensors."""
+"""Tests the CUDA kernels on their twin: blocks that share a row run concurrently, and the
+results do not depend on the order of blocks and threads. tests/repo/verify/test_device_faults.py
+tests that no sample causes races, reads of unwritten shared memory or accesses outside the
+tensors."""
 
 from __future__ import annotations
 
@@ -15,95 +16,98 @@ from backends import TWIN_BACKENDS, Backend
 from core.store.device_steps import Requests, run_step
 from cuda_hooks import HOOKS, check_changed_lengths, check_failed_launch_is_reported
 from ngram_npu.store.device_store import DeviceStore
-from ops.parity import Case, check_case, sample_cases
+from ops.parity import Case, check_case, make_sample_cases
 from ops.specs import OPSPECS, OpSpec
 
 FAST, RESIDENT = (
     next(b for b in TWIN_BACKENDS if b.name == f"cuda_{mode}") for mode in ("fast", "resident")
 )
-JOINING = [OPSPECS[op] for op in ("ngram_propose_", "ngram_step_", "correct_spec_state_")]
-LOOKUPS = JOINING[:2]
+ROW_SHARING_SPECS = [OPSPECS[op] for op in ("ngram_propose_", "ngram_step_", "correct_spec_state_")]
+LOOKUP_SPECS = ROW_SHARING_SPECS[:2]
 SEEDS = (1, 2, 3)
 RANK_STEPS = int(os.environ.get("NGRAM_NPU_RANK_STEPS", "2000"))
-"""`make prove` runs more steps."""
+"""Number of steps of the slow test with two ranks; `make prove` runs more steps."""
 
 
-def _library(backend: Backend) -> ctypes.CDLL:
+def _load_library(backend: Backend) -> ctypes.CDLL:
     assert backend.twin is not None
     return ctypes.CDLL(str(backend.twin.path))
 
 
+def _set_seed(seed: int) -> None:
+    _load_library(RESIDENT).ngram_npu_cuda_twin_set_seed(ctypes.c_uint64(seed))
+
+
 @pytest.fixture
-def seed_restored() -> Iterator[None]:
+def restore_seed() -> Iterator[None]:
     yield
-    _library(RESIDENT).ngram_npu_cuda_twin_seed(ctypes.c_uint64(1))
+    _set_seed(1)
 
 
 def _count_overlaps() -> tuple[int, int]:
     """Returns the fields of ``BlockOverlapCounts`` (grid.h)."""
     counts = ctypes.c_int64(), ctypes.c_int64()
-    _library(RESIDENT).ngram_npu_cuda_twin_block_overlaps(*map(ctypes.byref, counts))
+    _load_library(RESIDENT).ngram_npu_cuda_twin_get_block_overlap_counts(*map(ctypes.byref, counts))
     return counts[0].value, counts[1].value
 
 
-def _find_shared_rows(op: str) -> list[Case]:
-    """Returns the samples in which several blocks share a request."""
+def _find_cases_with_shared_rows(op: str) -> list[Case]:
+    """Returns the cases in which several blocks share a row."""
     labels = ("few-long", "tile-edges", "workspace", "batch-2049")
     return [
         case
-        for case in sample_cases(op)
+        for case in make_sample_cases(op)
         if case.sample.label.startswith(labels) and case.sample.compare
     ]
 
 
-@pytest.mark.usefixtures("seed_restored")
+@pytest.mark.usefixtures("restore_seed")
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("spec", JOINING, ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", ROW_SHARING_SPECS, ids=lambda s: s.name)
 def test_overlapping_blocks_give_same_result_in_any_order(spec: OpSpec, seed: int) -> None:
-    """The twin shows a fault between blocks only if they really run concurrently."""
-    _library(RESIDENT).ngram_npu_cuda_twin_seed(ctypes.c_uint64(seed << 32))
-    before = _count_overlaps()
-    for case in _find_shared_rows(spec.name):
+    """The twin can expose a fault between blocks only if the blocks run concurrently."""
+    _set_seed(seed << 32)
+    counts_before = _count_overlaps()
+    for case in _find_cases_with_shared_rows(spec.name):
         for _ in range(3):
             check_case(spec, RESIDENT, case)
-    sharing, overlapping = np.subtract(_count_overlaps(), before)
-    assert sharing >= 4
-    assert overlapping > sharing / 2
+    num_sharing, num_overlapping = np.subtract(_count_overlaps(), counts_before)
+    assert num_sharing >= 4
+    assert num_overlapping > num_sharing / 2
 
 
-@pytest.mark.parametrize("spec", LOOKUPS, ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", LOOKUP_SPECS, ids=lambda s: s.name)
 def test_lengths_changed_during_lookup_cause_no_invalid_access(spec: OpSpec) -> None:
     assert check_changed_lengths(spec, FAST) == ""
 
 
-SPECS = [spec for spec in OPSPECS.values() if HOOKS.device not in spec.no_kernel]
+CUDA_SPECS = [spec for spec in OPSPECS.values() if HOOKS.device not in spec.no_kernel]
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize("spec", CUDA_SPECS, ids=lambda s: s.name)
 def test_failed_launch_is_reported(spec: OpSpec) -> None:
     assert check_failed_launch_is_reported(spec, RESIDENT) == ""
 
 
-def _compare_ranks(num_steps: int) -> None:
+def _check_equal_ranks(num_steps: int) -> None:
     """Runs the same steps on two ranks whose threads and blocks run in different orders."""
     sizes = {"num_slots": 6, "token_capacity": 2048, "max_batch": 6}
     stores, requests = [DeviceStore(**sizes) for _ in range(2)], [Requests(11) for _ in range(2)]
-    for number in range(num_steps):
+    for step_index in range(num_steps):
         drafts = []
         for rank in range(2):
-            seed = ctypes.c_uint64(number << 8 | rank << 4 | 1)
-            _library(RESIDENT).ngram_npu_cuda_twin_seed(seed)
+            _set_seed(step_index << 8 | rank << 4 | 1)
             step = requests[rank].next_step()
             drafts.append(run_step(stores[rank], requests[rank], step))
         for name, tensor in drafts[0].items():
-            assert torch.equal(tensor, drafts[1][name]), f"step {number}: {name}"
+            assert torch.equal(tensor, drafts[1][name]), f"step {step_index}: {name}"
     for name in ("slots", "text", "blocks", "table", "allocator"):
         assert torch.equal(getattr(stores[0], name), getattr(stores[1], name)), name
     stores[0].check_integrity()
 
 
-@pytest.mark.usefixtures("seed_restored")
+@pytest.mark.usefixtures("restore_seed")
 @pytest.mark.parametrize("num_steps", [100, pytest.param(RANK_STEPS, marks=pytest.mark.slow)])
-def test_ranks_with_other_schedules_have_equal_device_stores(num_steps: int) -> None:
-    with RESIDENT.selected():
-        _compare_ranks(num_steps)
+def test_ranks_with_different_schedules_have_equal_device_stores(num_steps: int) -> None:
+    with RESIDENT.select():
+        _check_equal_ranks(num_steps)

@@ -1,4 +1,4 @@
-"""The command line: ``python -m tools.bench``."""
+"""Implements the command ``python -m tools.bench``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ngram_npu_cli.replay import InputError
 
 from tools.bench import device, report
 from tools.bench.ops import OPS
-from tools.bench.ops.base import Result, Skipped
+from tools.bench.ops.base import Result, SkipReasons
 from tools.bench.options import (
     CACHE_STATES,
     DATA_KINDS,
@@ -31,41 +31,41 @@ from tools.bench.options import (
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _run(vars(make_parser().parse_args(arguments)), arguments)
+        return _run_op(vars(make_parser().parse_args(arguments)), arguments)
     except (BenchError, InputError, UnavailableError) as error:
         print(f"tools.bench: {error}", file=sys.stderr)
         return 2
 
 
-def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
+def _run_op(arguments: dict[str, Any], command: Sequence[str]) -> int:
     op, options = OPS[arguments["op"]], make_options(arguments)
     is_on_device = options.device != "cpu"
     if is_on_device:
         if op.device_peers is None:
-            measured = [name for name, op in OPS.items() if op.device_peers is not None]
-            known = ", ".join(measured)
+            device_ops = [name for name, op in OPS.items() if op.device_peers is not None]
+            known = ", ".join(device_ops)
             raise BenchError(f"{op.name}: --device: expected an op of {known}, got {op.name}")
         name = device.require_device(op.name, options.device)
         options = replace(options, device=name, frontend="torch")
     num_threads = _C.num_threads()
     results: list[Result] = []
-    skipped: Skipped = {}
+    skip_reasons: SkipReasons = {}
 
     def write_json(**fields: Any) -> None:
         if (file := arguments.get("json")) is not None:
-            document = report.make_document(op, command, options, results, skipped)
+            document = report.make_document(op, command, options, results, skip_reasons)
             report.write_document(file, document | fields)
 
     print(report.HEADER, flush=True)
     try:
-        for result in op.run(options, skipped):
+        for result in op.run(options, skip_reasons):
             print(*report.format_rows(result), sep="\n", flush=True)
             results.append(result)
             if is_on_device:  # because a fault or a time limit may end the process
                 write_json(unfinished=True)
     finally:
         _C.set_num_threads(num_threads)
-    for peer, reason in skipped.items():
+    for peer, reason in skip_reasons.items():
         print(f"skipped {peer}: {reason}")
     write_json()
     return 0
@@ -95,11 +95,13 @@ def make_parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,  # Options has the defaults
     )
     add = parser.add_argument
-    add("op", choices=list(OPS), metavar="OP", help="what to measure")
+    add("op", choices=list(OPS), metavar="OP", help="the op to measure")
     add("--sizes", nargs="+", metavar="BxC", help="batch x context, such as 128x32k")
-    peer = "one of the op's peers, ours:key=value,... (ours with other options), or none; may be "
-    peer += "repeated (default: the op's own)"
-    add("--peer", action="append", dest="peers", metavar="NAME", help=peer)
+    peer_help = (
+        "one of the op's peers, ours:key=value,... (ours with other options), or none; may be "
+    )
+    peer_help += "repeated (default: the op's own)"
+    add("--peer", action="append", dest="peers", metavar="NAME", help=peer_help)
     add("--engine", help="scan or index (default: the op's first)")
     add("--config", metavar="MIN_N,MAX_N", help="(default: 2,4)")
     add("--k", type=int, help="draft tokens (default: 4)")

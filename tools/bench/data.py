@@ -17,7 +17,7 @@ from tools.bench.options import BenchError, Options, Size
 Int32Array = npt.NDArray[np.int32]
 
 MAX_NEW_TOKENS = 3
-"""A row gains 1 to this many tokens per step, as if some drafts were accepted."""
+"""A step appends 1 to MAX_NEW_TOKENS tokens to a row, as if some drafts were accepted."""
 
 VOCAB_SIZE = 32_000
 PERIOD = 61
@@ -29,13 +29,14 @@ _DEFAULT_DATA = Path(__file__).parents[3] / "shared" / "data" / "replay"
 
 @dataclass
 class Workload:
-    """Contexts of one size, and the steps that extend them; all implementations get the same.
+    """The contexts of one size and the steps that extend them, shared by all implementations.
 
     A row already contains the text that the steps append; its length marks where the context ends.
-    An implementation that appends writes the same tokens again, so all can share one buffer.
+    An implementation that appends writes the same tokens again, so implementations share one
+    buffer.
 
     Attributes:
-        token_ids: [B, S].
+        token_ids: [B, S], the rows.
         lengths: [steps + 1, B], the rows' lengths before each step and after the last step.
         sampled: [steps, B, M], the tokens that each step appends, padded with -1.
         description: Kind and source of the data, for the results file.
@@ -100,27 +101,28 @@ def make_workload(size: Size, options: Options) -> Workload:
     steps = count_workload_steps(size.context)
     max_new = min(MAX_NEW_TOKENS, options.k + 1)
     counts = rng.integers(1, max_new + 1, size=(steps, size.batch), dtype=np.int32)
-    base = np.full(size.batch, size.context, np.int32)
-    lengths = np.concatenate([base[None], base + counts.cumsum(0)]).astype(np.int32)
-    # Rows of a real buffer are as wide as the longest context that the server admits. These are as
-    # wide as the steps need, and an odd number of cache lines, to start in different cache sets.
+    initial_lengths = np.full(size.batch, size.context, np.int32)
+    lengths = np.cumsum([initial_lengths, *counts], axis=0, dtype=np.int32)
+    # A server's rows are as wide as the longest context that it admits. These rows are as wide as
+    # the steps need, rounded up to an odd number of cache lines (16 tokens each), so that the rows
+    # start in different cache sets.
     width = size.context + steps * MAX_NEW_TOKENS + MAX_NEW_TOKENS + options.k
-    lines = -(-width // 16) | 1
-    rows, source = _make_rows(base, lines * 16, options, rng)
+    num_lines = -(-width // 16) | 1
+    rows, source = _make_rows(initial_lengths, num_lines * 16, options, rng)
 
     offsets = np.arange(options.k + 1)
     sampled = np.full((steps, size.batch, options.k + 1), -1, np.int32)
     for step in range(steps):
         positions = lengths[step][:, None] + offsets[None, :max_new]
-        new = np.take_along_axis(rows, positions.astype(np.int64), axis=1)
+        tokens = np.take_along_axis(rows, positions.astype(np.int64), axis=1)
         is_sampled = offsets[None, :max_new] < counts[step][:, None]
-        sampled[step, :, :max_new] = np.where(is_sampled, new, -1)
+        sampled[step, :, :max_new] = np.where(is_sampled, tokens, -1)
     return Workload(size, rows, lengths, sampled, {"kind": options.data_kind, "source": source})
 
 
 def count_workload_steps(context: int) -> int:
     """Returns the number of steps until the rows are reset to their initial lengths. A context
-    grows by at most an eighth (or 12 steps), so that times belong to the stated context length."""
+    grows by at most an eighth or by 12 steps, so that times belong to the stated context length."""
     return max(12, min(256, context // 8 // 2))
 
 
@@ -139,8 +141,8 @@ def _make_rows(
         return ids.astype(np.int32), f"the ids 0 to {PERIOD - 1}, repeated"
     if options.data_kind == "nomatch":
         rows = rng.integers(0, VOCAB_SIZE, shape, np.int32)
-        # The last tokens of a context and all later ones occur once in their row, so no suffix has
-        # an earlier occurrence.
+        # The last max_n tokens of a context and all later tokens occur once in their row, so no
+        # suffix has an earlier occurrence.
         for row, start in zip(rows, np.maximum(0, lengths - options.max_n), strict=True):
             row[start:] = _NOMATCH_FIRST_ID + np.arange(width - start, dtype=np.int32)
         return rows, f"uniform over {VOCAB_SIZE} ids, then ids that never occurred before"

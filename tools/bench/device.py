@@ -1,4 +1,4 @@
-"""Measures implementations on a GPU or an NPU with the device's events, a few steps at a time."""
+"""Measures implementations on a GPU or an NPU with the device's events, several steps at a time."""
 
 from __future__ import annotations
 
@@ -68,15 +68,15 @@ def measure(
 
 def _run_steps(implementation: Implementation, count: int) -> None:
     for step in range(count):
-        implementation.function(*implementation.arguments(step))
+        implementation.function(*implementation.get_arguments(step))
 
 
 def capture_graph(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Returns a CUDA graph of ``work``, and the results, which each replay overwrites. Runs
     ``work`` once before the capture, so that nothing is compiled or loaded during the capture."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -120,12 +120,12 @@ def describe_device(device: str) -> dict[str, Any]:
         return {"name": torch.npu.get_device_name(0), "cann": cann}
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     smi = "nvidia-smi --query-gpu=driver_version,clocks.max.sm,clocks.max.mem --id=0"
-    done = subprocess.run([*smi.split(), "--format=csv,noheader"], capture_output=True, text=True)
+    result = subprocess.run([*smi.split(), "--format=csv,noheader"], capture_output=True, text=True)
     return {
         "name": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "memory_gib": round(properties.total_memory / (1 << 30), 1),
         "l2_mib": round(properties.L2_cache_size / (1 << 20), 1),
         "cuda": torch.version.cuda,
-        "driver, highest clocks": done.stdout.strip(),
+        "driver, highest clocks": result.stdout.strip(),
     }

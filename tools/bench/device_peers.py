@@ -12,7 +12,7 @@ from tools.bench.data import Workload
 from tools.bench.measure import Drafts, Implementation
 from tools.bench.options import Options, UnavailableError
 from tools.bench.vllm_peer import (
-    VOCAB,
+    VOCAB_SIZE,
     define_device_modules,
     find_folder,
     load_class,
@@ -39,10 +39,10 @@ class _DeviceLookup(Implementation):
         )
         self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         return (self._lengths[step + 1],)
 
-    def drafts(self, result: Any) -> Drafts:
+    def get_drafts(self, result: Any) -> Drafts:
         ids, counts = (tensor.tolist() for tensor in result)
         return [row[:count] for row, count in zip(ids, counts, strict=True)]
 
@@ -60,17 +60,17 @@ class Eager(_DeviceLookup):
     def _propose(self, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, positions, options = self._token_ids, self._positions, self._options
         is_latest = options.match_policy == "latest"
-        missing = -1 if is_latest else len(positions)
+        no_match = -1 if is_latest else len(positions)
         start = lengths.long()
         for n in range(options.min_n, options.max_n + 1):
             suffix = tokens.gather(1, (lengths[:, None] - n + positions[:n]).clamp(min=0))
-            windows = len(positions) - n + 1
-            is_match = positions[:windows] < lengths[:, None] - n
+            num_windows = len(positions) - n + 1
+            is_match = positions[:num_windows] < lengths[:, None] - n
             for j in range(n):
-                is_match &= tokens[:, j : j + windows] == suffix[:, j : j + 1]
-            match = torch.where(is_match, positions[:windows], missing)
+                is_match &= tokens[:, j : j + num_windows] == suffix[:, j : j + 1]
+            match = torch.where(is_match, positions[:num_windows], no_match)
             match = match.amax(1) if is_latest else match.amin(1)
-            start = torch.where(match == missing, start, match + n)  # a longer n-gram replaces it
+            start = torch.where(match == no_match, start, match + n)  # prefers the longer n-gram
         drafts = (start[:, None] + positions[: options.k]).clamp(max=len(positions) - 1)
         return tokens.gather(1, drafts), (lengths - start).clamp(max=options.k)
 
@@ -89,12 +89,12 @@ class VllmV2(_DeviceLookup):
         )
         order = torch.arange(self._batch, dtype=torch.int32, device=options.device)
         self._input_batch = SimpleNamespace(num_reqs=self._batch, idx_mapping=order)
-        unused = ("attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states",
-                  "num_rejected", "next_prefill_tokens", "temperature", "seeds")  # fmt: skip
-        self._unused = dict.fromkeys(unused)
+        names = ("attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states",
+                 "num_rejected", "next_prefill_tokens", "temperature", "seeds")  # fmt: skip
+        self._unused_arguments = dict.fromkeys(names)
         self._counts = ones
         # The speculator pads drafts with the last sampled token; -1 makes the padding recognizable.
-        self._last = torch.full((self._batch, 1), -1, device=options.device)
+        self._last_sampled = torch.full((self._batch, 1), -1, device=options.device)
         config = make_config(options, workload.capacity, self._batch)
         speculator = load_class(folder, "NgramGPUSpeculator", define_device_modules)
         try:  # Triton compiles in the first call
@@ -109,10 +109,13 @@ class VllmV2(_DeviceLookup):
     def _propose(self, lengths: torch.Tensor) -> Any:
         self._state.total_len.gpu = lengths
         return self._speculator.propose(
-            self._input_batch, num_sampled=self._counts, last_sampled=self._last, **self._unused
+            self._input_batch,
+            num_sampled=self._counts,
+            last_sampled=self._last_sampled,
+            **self._unused_arguments,
         )
 
-    def drafts(self, result: Any) -> Drafts:
+    def get_drafts(self, result: Any) -> Drafts:
         return [[token for token in row if token >= 0] for row in result.tolist()]
 
 
@@ -160,26 +163,24 @@ class VllmAscend(_DeviceLookup):
         no_discards = torch.zeros(self._batch, dtype=torch.bool, device=options.device)
         lookup = {"min_n": options.min_n, "max_n": options.max_n, "k": options.k}
         self.function = lambda lengths, sampled: triton_ngram_spec_decode(
-            self._token_ids, lengths, sampled, no_discards, vocab_size=VOCAB, **lookup
+            self._token_ids, lengths, sampled, no_discards, vocab_size=VOCAB_SIZE, **lookup
         )
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         return self._lengths[step], self._sampled[step]
 
-    def drafts(self, result: Any) -> Drafts:
-        return super().drafts(result[1:3])
+    def get_drafts(self, result: Any) -> Drafts:
+        return super().get_drafts(result[1:3])
 
 
-class Read(Implementation):
+class TokenReader(Implementation):
     """Reads as many tokens as a scan must read, and does nothing else."""
 
-    detail = (
-        "torch's amax over as many tokens as are live, one after the other; one thread on a CPU"
-    )
+    detail = "torch's amax over an array of as many tokens as the rows have; one thread on a CPU"
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        live = int(workload.lengths[0].sum())
-        self.function = torch.ones(live, dtype=torch.int32, device=options.device).amax
+        num_tokens = int(workload.lengths[0].sum())
+        self.function = torch.ones(num_tokens, dtype=torch.int32, device=options.device).amax
 
     def activate(self) -> None:
         torch.set_num_threads(1)

@@ -19,21 +19,21 @@ from tools.bench.options import CACHE_STATES, BenchError, Options
 Drafts = list[list[int]]
 
 DIGITS = 5
-"""Significant digits kept in files; further ones are noise."""
+"""Number of significant digits in files; further digits are noise."""
 _MIN_STEPS, _MAX_STEPS = 3, 50
 _TURN_SECONDS = 0.03
 _CHECKED_STEPS = 4
 _MAX_WAIT_SHARE = 0.01
 """A round is disturbed if the process waited for a core for a larger share of a turn's time."""
-_MAX_ROUNDS = 5
+_MAX_ROUNDS_FACTOR = 5
 """Rounds are repeated up to this multiple of the requested number."""
 
 
 class Implementation:
     """An implementation of a step, ours or a peer's.
 
-    The harness times only the call ``function(*arguments(step))``, not the preparation of its
-    arguments. After `reset`, the steps come in order, each once, so an implementation may keep
+    The harness times only the call ``function(*get_arguments(step))``, not the preparation of its
+    arguments. After `reset`, each step runs once, in order, so an implementation may keep
     state between steps. Results of calls are dropped, except in `compare_drafts`.
 
     Attributes:
@@ -57,11 +57,11 @@ class Implementation:
     def reset(self) -> None:
         """Resets the rows to the workload's initial lengths, before step 0."""
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         """Returns the arguments of ``function`` in this step."""
         return ()
 
-    def drafts(self, result: Any) -> Drafts:
+    def get_drafts(self, result: Any) -> Drafts:
         """Returns the drafts in a result, each without its unused positions."""
         return []
 
@@ -74,7 +74,7 @@ class Measurement:
     worst_us: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     same_drafts: bool | None = None
-    """True if `compare_drafts` has compared implementations; None if it had none to compare."""
+    """True if `compare_drafts` has compared implementations; None if there were none to compare."""
     disturbed_rounds: int | None = None
     """Number of disturbed rounds among the rounds used; None on a device."""
     drafted_share: float | None = None
@@ -106,7 +106,7 @@ def measure(
     If this process had to wait for a core in a round, the times include other work on the machine,
     which distorts the slower implementation's time more. Such disturbed rounds are repeated up to a
     limit. The rounds with the shortest waits are used, and the result contains the number of
-    disturbed rounds among these.
+    disturbed rounds among the rounds used.
 
     Args:
         workload_steps: Number of steps of the workload. After the last step, all implementations
@@ -119,14 +119,14 @@ def measure(
     compare_drafts(implementations, result)
     steps = options.steps or _choose_steps(implementations, options)
     result.steps = steps = min(steps, workload_steps - 1)
-    # Ones, because all untouched pages of zeros map to one physical page, which evicts nothing.
+    # Untouched pages of zeros would all map to one physical page, which evicts nothing.
     other_memory = np.ones(CACHE_STATES[options.cache] // 8, np.int64)
     first_step = workload_steps  # so that the first round begins with a reset
     rounds: list[tuple[float, dict[str, tuple[float, float]]]] = []
     """Per round: the largest share of a turn's time spent waiting for a core, and the turns."""
     gc.disable()
     try:
-        for number in range(-1, _MAX_ROUNDS * options.rounds):  # round -1 is the warm-up
+        for number in range(-1, _MAX_ROUNDS_FACTOR * options.rounds):  # round -1 is the warm-up
             if sum(share <= _MAX_WAIT_SHARE for share, _ in rounds) == options.rounds:
                 break
             if first_step + steps + 1 > workload_steps:
@@ -147,7 +147,7 @@ def measure(
             gc.collect(0)
     finally:
         gc.enable()
-    used_rounds = sorted(rounds, key=lambda used: used[0])[: options.rounds]
+    used_rounds = sorted(rounds, key=lambda share_and_turns: share_and_turns[0])[: options.rounds]
     result.disturbed_rounds = sum(share > _MAX_WAIT_SHARE for share, _ in used_rounds)
     for implementation in implementations:
         means, longest = zip(*(turns[implementation.name] for _, turns in used_rounds), strict=True)
@@ -166,11 +166,11 @@ def _time_turn(
 ) -> tuple[float, float]:
     """Returns the mean and the longest time of a step, in microseconds, without the first step."""
     implementation.activate()
-    implementation.function(*implementation.arguments(first_step))
+    implementation.function(*implementation.get_arguments(first_step))
     function = implementation.function
     total = longest = 0
     for step in range(first_step + 1, first_step + steps + 1):
-        arguments = implementation.arguments(step)
+        arguments = implementation.get_arguments(step)
         if other_memory.size:
             other_memory.max()  # evicts the implementation's data from the caches
         start = time.perf_counter_ns()
@@ -182,7 +182,7 @@ def _time_turn(
 
 
 def compare_drafts(implementations: Sequence[Implementation], result: Measurement) -> None:
-    """Runs a few untimed steps of each implementation, in which numba compiles, and compares the
+    """Runs some untimed steps of each implementation, in which numba compiles, and compares the
     drafts.
 
     Raises:
@@ -193,16 +193,18 @@ def compare_drafts(implementations: Sequence[Implementation], result: Measuremen
         implementation.activate()
         drafts = []
         for step in range(_CHECKED_STEPS):
-            arguments = implementation.arguments(step)
-            drafts.append(implementation.drafts(implementation.function(*arguments)))
+            arguments = implementation.get_arguments(step)
+            drafts.append(implementation.get_drafts(implementation.function(*arguments)))
         implementation.reset()
         if implementation.semantics is None:
             continue
         if implementation is implementations[0]:
-            rows = [bool(draft) for step_drafts in drafts for draft in step_drafts]
-            result.drafted_share = sum(rows) / len(rows)
-        name, other = expected.setdefault(implementation.semantics, (implementation.name, drafts))
-        if drafts != other:
+            has_draft = [bool(draft) for step_drafts in drafts for draft in step_drafts]
+            result.drafted_share = sum(has_draft) / len(has_draft)
+        name, first_drafts = expected.setdefault(
+            implementation.semantics, (implementation.name, drafts)
+        )
+        if drafts != first_drafts:
             raise BenchError(f"{implementation.name} and {name}: expected the same drafts")
         if implementation.name != name:
             result.same_drafts = True
@@ -210,16 +212,16 @@ def compare_drafts(implementations: Sequence[Implementation], result: Measuremen
 
 def _choose_steps(implementations: Sequence[Implementation], options: Options) -> int:
     """Returns the number of steps with which the slowest turn takes about `_TURN_SECONDS`."""
-    slowest = 0.0
+    longest_seconds = 0.0
     for implementation in implementations:
         implementation.activate()
-        arguments = implementation.arguments(0)
+        arguments = implementation.get_arguments(0)
         start = time.perf_counter()
         implementation.function(*arguments)
-        slowest = max(slowest, time.perf_counter() - start)
+        longest_seconds = max(longest_seconds, time.perf_counter() - start)
         implementation.reset()
-    extra = CACHE_STATES[options.cache] / 10e9
-    steps = int(_TURN_SECONDS / max(slowest + extra, 1e-9))
+    evict_seconds = CACHE_STATES[options.cache] / 10e9  # other memory is read at about 10 GB/s
+    steps = int(_TURN_SECONDS / max(longest_seconds + evict_seconds, 1e-9))
     return max(_MIN_STEPS, min(_MAX_STEPS, steps))
 
 
@@ -227,34 +229,34 @@ def round_digits(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-def spread(sample: Sequence[float]) -> dict[str, float]:
+def compute_spread(sample: Sequence[float]) -> dict[str, float]:
     """Returns the median, the 10th and the 90th percentile."""
     values = np.percentile(np.asarray(sample, dtype=np.float64), [50, 10, 90])
     return dict(zip(("median", "p10", "p90"), map(round_digits, values), strict=True))
 
 
-def median_interval(sample: Sequence[float]) -> dict[str, float]:
-    """Returns the median and a confidence interval of it: the narrowest pair of order statistics
+def compute_median_interval(sample: Sequence[float]) -> dict[str, float]:
+    """Returns the median and its confidence interval: the narrowest pair of order statistics
     that contains the median of any distribution in at least 95 % of the cases.
 
     Raises:
-        ValueError: There are fewer than 6 values, for which no pair does.
+        ValueError: There are fewer than 6 values, for which no such pair exists.
     """
     values, n = sorted(sample), len(sample)
     if n < 6:
-        raise ValueError(f"median_interval: sample: expected at least 6 values, got {n}")
-    outside = 0
-    while 2 * sum(math.comb(n, i) for i in range(outside + 1)) <= 0.05 * 2**n:
-        outside += 1
-    middle = float(np.median(values))
-    low, high = values[outside - 1], values[n - outside]
-    return dict(zip(("median", "low", "high"), map(round_digits, (middle, low, high)), strict=True))
+        raise ValueError(f"compute_median_interval: sample: expected at least 6 values, got {n}")
+    rank = 0  # of both ends of the interval, each counted from the nearer end of the values
+    while 2 * sum(math.comb(n, i) for i in range(rank + 1)) <= 0.05 * 2**n:
+        rank += 1
+    median = float(np.median(values))
+    low, high = values[rank - 1], values[n - rank]
+    return dict(zip(("median", "low", "high"), map(round_digits, (median, low, high)), strict=True))
 
 
-def ratios(peer_us: Sequence[float], ours_us: Sequence[float]) -> dict[str, float]:
-    """Returns the spread of peer over ours, round by round. Both were measured close together in
-    time, so a slowdown of the machine in a round hardly affects their ratio."""
-    return spread([peer / ours for peer, ours in zip(peer_us, ours_us, strict=True)])
+def compute_ratios(peer_us: Sequence[float], ours_us: Sequence[float]) -> dict[str, float]:
+    """Returns the spread of the peer's times divided by ours, round by round. Both times of a round
+    were measured close together, so a slowdown of the machine hardly affects their ratio."""
+    return compute_spread([peer / ours for peer, ours in zip(peer_us, ours_us, strict=True)])
 
 
 def make_result(
@@ -272,11 +274,11 @@ def make_result(
     rounds_us = measurement.rounds_us
     figures = {}
     for name, detail in details.items():
-        figures[name] = {f"{key}_us": us for key, us in spread(rounds_us[name]).items()}
+        figures[name] = {f"{key}_us": us for key, us in compute_spread(rounds_us[name]).items()}
         figures[name] |= {"what": detail}  # type: ignore[dict-item]
         if name in measurement.worst_us:
             figures[name]["worst_step_us"] = round_digits(measurement.worst_us[name])
-    peer_ratios = {peer: ratios(rounds_us[peer], rounds_us[ours]) for peer in peers}
+    peer_ratios = {peer: compute_ratios(rounds_us[peer], rounds_us[ours]) for peer in peers}
     return {
         "size": str(workload.size),
         "batch": workload.size.batch,

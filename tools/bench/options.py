@@ -1,4 +1,4 @@
-"""The options of a benchmark run, and their validation."""
+"""Defines and validates the options of a benchmark run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from ngram_npu.config import LADDER_MAX_N, default_costs
 
 CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
-"""By cache state, the bytes of other memory that are read before each timed step."""
+"""By cache state: the bytes of other memory that are read before each timed step."""
 
 DATA_KINDS = ("text", "zipf", "random", "periodic", "nomatch")
 DEVICES = ("cpu", "cuda", "npu")
@@ -22,7 +22,7 @@ VARIANT_OPTIONS = (
     *("threads", "frontend", "match_policy", "engine", "min_n", "max_n", "k"),
     *("ngram_sizes", "min_draft_probability"),
 )
-"""Options that a peer ``ours:key=value`` may change. Its key ``sizes`` sets ``ngram_sizes``."""
+"""Options that a peer ``ours:key=value`` may change. The key ``sizes`` sets ``ngram_sizes``."""
 
 
 class BenchError(Exception):
@@ -62,7 +62,7 @@ class Options:
         peers: Names of the op's peers, or ``ours:key=value,...`` (default: those of the op).
         engine: One of the op's engines (default: the first).
         threads: Maximum number of our threads; peers keep their own defaults.
-        steps: Timed steps per round and implementation; 0 chooses a number by their duration.
+        steps: Timed steps per round and implementation; 0: the number depends on their duration.
         ngram_sizes: "consecutive" or "ladder". A ladder needs the index on the CPU, and has its own
             min_n, max_n, match_policy and overlap.
         min_draft_probability: As in `NgramConfig`. A value above 0 implies a ladder.
@@ -126,7 +126,7 @@ class Options:
         limit = round(-16 * math.log2(self.min_draft_probability))
         return {"ladder": True, "costs": default_costs(), "cost_limit": limit}
 
-    def changed(self, text: str) -> Options:
+    def apply_changes(self, text: str) -> Options:
         """Returns these options with the changes in ``text``: ``key=value,...``, as in the name of
         a peer ``ours:...``."""
         changes: dict[str, str | float] = {}

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 def describe_machine(device: str = "cpu") -> dict[str, Any]:
     """Returns CPU model, usable cores, the instruction set in use, and the device."""
-    description = environment.machine()
+    description = environment.describe_machine()
     description["instruction_set"] = _C.instruction_set()
     if device != "cpu":
         from tools.bench.device import describe_device
@@ -25,9 +25,9 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
 
 def find_versions() -> dict[str, str | None]:
     """Returns the versions of installed packages, and the checkout's commit."""
-    others = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
-    packages = environment.versions()
-    packages |= {name: environment.package_version(name) for name in others}
+    names = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
+    packages = environment.find_versions()
+    packages |= {name: environment.find_package_version(name) for name in names}
     packages["commit"] = _find_commit()
     return {name: version for name, version in packages.items() if version is not None}
 
@@ -37,12 +37,12 @@ def _find_commit() -> str | None:
     git. Results files may differ: otherwise, of several results that are written one after the
     other, only the first would have a clean commit."""
 
-    def git(*arguments: str) -> str:
+    def run_git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--", ".", ":!tools/bench/results")
-        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
+        changes = run_git("status", "--porcelain", "--", ".", ":!tools/bench/results")
+        return run_git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -12,12 +12,12 @@ from typing import Any
 from ngram_npu.output import atomic_output
 
 from tools.bench import provenance
-from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.ops.base import Op, Result, SkipReasons
 from tools.bench.options import Options
 
 SCHEMA = 2
 HEADER = f"{'size':>10}  {'':<18}{'median':>11}{'p10':>11}{'p90':>11}  peer/ours (p10-p90)"
-_PRIVATE = ("--json", "--data")
+_PRIVATE_OPTIONS = ("--json", "--data")
 
 
 def make_document(
@@ -25,7 +25,7 @@ def make_document(
     arguments: Sequence[str],
     options: Options,
     results: list[Result],
-    skipped: Skipped,
+    skip_reasons: SkipReasons,
 ) -> dict[str, Any]:
     """Returns a run's results, settings and environment."""
     settings = {
@@ -44,7 +44,7 @@ def make_document(
         "machine": provenance.describe_machine(options.device),
         "versions": provenance.find_versions(),
         "settings": settings,
-        "skipped": skipped,
+        "skipped": skip_reasons,
         **({"assumptions": op.assumptions} if op.assumptions else {}),
         "results": results,
     }
@@ -52,13 +52,13 @@ def make_document(
 
 def format_command(arguments: Sequence[str]) -> str:
     """Returns the command without options that only name paths of this machine."""
-    public: list[str] = []
-    skip = False
+    public_arguments: list[str] = []
+    is_private_value = False
     for argument in arguments:
-        if not skip and argument.partition("=")[0] not in _PRIVATE:
-            public.append(argument)
-        skip = argument in _PRIVATE
-    return shlex.join(["python", "-m", "tools.bench", *public])
+        if not is_private_value and argument.partition("=")[0] not in _PRIVATE_OPTIONS:
+            public_arguments.append(argument)
+        is_private_value = argument in _PRIVATE_OPTIONS
+    return shlex.join(["python", "-m", "tools.bench", *public_arguments])
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:
@@ -67,7 +67,7 @@ def write_document(path: Path, document: dict[str, Any]) -> None:
 
 
 def format_rows(result: Result) -> list[str]:
-    """Returns the lines of one size in the table."""
+    """Returns the lines of one result in the table."""
     if "ours" not in result:
         return [json.dumps(result)]
     rows = []
@@ -78,8 +78,8 @@ def format_rows(result: Result) -> list[str]:
             spread = result["ratio_spread"][name]
             ratio = f"  {result['ratio'][name]:.2f}x ({spread['p10']:.2f}-{spread['p90']:.2f})"
         rows.append(f"{result['size']:>10}  {name:<18}{times}{ratio}")
-    if disturbed := result.get("disturbed_rounds"):
-        rows.append(f"{'':>10}  disturbed_rounds: {disturbed}")
+    if num_disturbed := result.get("disturbed_rounds"):
+        rows.append(f"{'':>10}  disturbed_rounds: {num_disturbed}")
     return rows
 
 

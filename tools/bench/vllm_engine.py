@@ -1,11 +1,11 @@
-"""vLLM's engine in a separate process, for `tools/bench/ops/vllm_end_to_end.py` and
+"""Runs vLLM's engine in a separate process, for `tools/bench/ops/vllm_end_to_end.py` and
 `vllm_draft_length.py`.
 
     python -m tools.bench.vllm_engine MODEL ENGINE-ARGUMENTS
 
-The arguments are JSON. Each line of JSON on standard input is a batch, {"prompts": [[token, ...],
-...], "max_tokens": N}; the answer is one line on standard output. vLLM's own output goes to
-standard error.
+ENGINE-ARGUMENTS is JSON. Each line of JSON on standard input is a batch, {"prompts": [[token, ...],
+...], "max_tokens": N}. The answer to a batch is one line on standard output. vLLM's own output goes
+to standard error.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ def main() -> None:
     core = llm.llm_engine.engine_core.engine_core
     runner = core.model_executor.driver_worker.worker.model_runner
     drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
-    # Only asynchronous drafters of the V1 runner have the first function.
-    drafting = Stopwatch(drafter, "update_token_ids_ngram", "propose")
+    # Only asynchronous drafters of the V1 runner have update_token_ids_ngram.
+    drafting_stopwatch = Stopwatch(drafter, "update_token_ids_ngram", "propose")
     observer = getattr(core.scheduler, ATTRIBUTE, None)
-    observing = Stopwatch(observer, "observe_schedule", "observe_update")
+    observing_stopwatch = Stopwatch(observer, "observe_schedule", "observe_update")
     steps = _count_steps(core.scheduler)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        drafting.seconds = observing.seconds = 0.0
+        drafting_stopwatch.seconds = observing_stopwatch.seconds = 0.0
         steps.clear()
-        answer = _run(llm, **json.loads(line)) | {
-            "drafting_seconds": drafting.seconds,
-            "observing_seconds": observing.seconds,
+        answer = _run_batch(llm, **json.loads(line)) | {
+            "drafting_seconds": drafting_stopwatch.seconds,
+            "observing_seconds": observing_stopwatch.seconds,
             "steps": steps,
         }
         print(json.dumps(answer), file=answers, flush=True)
 
 
 class Stopwatch:
-    """Adds up the time inside those of the named functions that an object has."""
+    """Adds up the time in the functions of an object; ignores functions that it does not have."""
 
     def __init__(self, owner: Any, *names: str) -> None:
         self.seconds = 0.0
@@ -56,32 +56,33 @@ class Stopwatch:
                 setattr(owner, name, self._wrap(getattr(owner, name)))
 
     def _wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **keywords: Any) -> Any:
+        def call_and_time(*arguments: Any, **keywords: Any) -> Any:
             start = time.perf_counter()
             try:
                 return function(*arguments, **keywords)
             finally:
                 self.seconds += time.perf_counter() - start
 
-        return timed
+        return call_and_time
 
 
 def _count_steps(scheduler: Any) -> Counter[int]:
-    """Counts the scheduled steps, by the number of tokens that they draft for the next step."""
+    """Returns a counter of the steps that the scheduler schedules from now on, by the number of
+    tokens that they draft for the next step."""
     steps: Counter[int] = Counter()
     schedule = scheduler.schedule
 
-    def counted(*arguments: Any, **keywords: Any) -> Any:
+    def schedule_and_count(*arguments: Any, **keywords: Any) -> Any:
         output = schedule(*arguments, **keywords)
         if output.num_scheduled_tokens:
             steps[output.num_spec_tokens_to_schedule] += 1
         return output
 
-    scheduler.schedule = counted
+    scheduler.schedule = schedule_and_count
     return steps
 
 
-def _run(llm: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+def _run_batch(llm: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
     import torch
     from vllm import SamplingParams
 

@@ -27,7 +27,7 @@ from tools.bench.data import Workload
 from tools.bench.measure import Drafts, Implementation
 from tools.bench.options import Options, UnavailableError
 
-VOCAB = 1 << 30
+VOCAB_SIZE = 1 << 30
 """A vocabulary size above every token id, so that vLLM accepts all sampled tokens as valid."""
 PATH_VARIABLE = "NGRAM_NPU_BENCH_VLLM_PATH"
 FILES = {
@@ -35,7 +35,7 @@ FILES = {
     "NgramProposerGPU": Path("vllm/v1/spec_decode/ngram_proposer_gpu.py"),
     "NgramGPUSpeculator": Path("vllm/v1/worker/gpu/spec_decode/ngram/speculator.py"),
 }
-"""The classes of vLLM that are used, and their files in the folder that contains vLLM."""
+"""By class of vLLM: its file in the folder that contains vLLM."""
 
 Definitions = Mapping[str, Mapping[str, Any]]
 """By module: definitions of the names for which a stand-in is not sufficient."""
@@ -116,9 +116,9 @@ def run_file(file: Path, name: str, definitions: Definitions) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     imports = (n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom))
-    names = {i.module for i in imports if i.module and i.module.partition(".")[0] == "vllm"}
-    hidden_modules = {name: sys.modules.pop(name) for name in names & sys.modules.keys()}
-    sys.modules |= {name: _StandInModule(name, definitions.get(name, {})) for name in names}
+    vllm_names = {i.module for i in imports if i.module and i.module.partition(".")[0] == "vllm"}
+    hidden_modules = {n: sys.modules.pop(n) for n in vllm_names & sys.modules.keys()}
+    sys.modules |= {n: _StandInModule(n, definitions.get(n, {})) for n in vllm_names}
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
@@ -126,7 +126,7 @@ def run_file(file: Path, name: str, definitions: Definitions) -> ModuleType:
         del sys.modules[name]
         raise
     finally:
-        for stand_in in names:
+        for stand_in in vllm_names:
             del sys.modules[stand_in]
         sys.modules.update(hidden_modules)
     return module
@@ -184,13 +184,13 @@ def define_device_modules() -> Definitions:
             "CompilationMode": SimpleNamespace(VLLM_COMPILE="vllm"),
             "CUDAGraphMode": SimpleNamespace(NONE="none"),
         },
-        "vllm.forward_context": {"set_forward_context": _no_context},
-        "vllm.v1.utils": {"record_function_or_nullcontext": _no_context},
+        "vllm.forward_context": {"set_forward_context": _make_null_context},
+        "vllm.v1.utils": {"record_function_or_nullcontext": _make_null_context},
         "vllm.triton_utils": triton_utils,
     }
 
 
-def _no_context(*_: Any, **__: Any) -> Any:
+def _make_null_context(*_: Any, **__: Any) -> Any:
     return nullcontext()
 
 
@@ -217,10 +217,10 @@ class VllmNumba(Implementation):
         self.detail = f"{read_version(folder)} NgramProposer.propose, threads: {threads}"
         self.function = proposer.propose
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         return (self._k, self._sampled[step], self._lengths[step + 1], self._token_ids)
 
-    def drafts(self, result: Any) -> Drafts:
+    def get_drafts(self, result: Any) -> Drafts:
         return [[int(token) for token in draft] for draft in result]
 
 

@@ -31,7 +31,7 @@ SIZES = ("1x1k", "1x32k", "1x128k", "16x8k", "128x8k", "128x32k")
 RESULTS = ROOT / "tools" / "bench" / "results"
 LOGS = ROOT / "build" / "logs"
 _PACKAGES = {"numpy", "torch", "torch_npu", "torch-npu", "vllm", "vllm-ascend", "triton-ascend"}
-_BENCH = "ngram_step_-npu.json"
+_BENCH_FILE = "ngram_step_-npu.json"
 _HOUR = 3600
 _RECORDED_CHARACTERS = 16_000
 """Maximum number of characters from the end of a failed stage's output that npu-run.json contains.
@@ -127,7 +127,7 @@ def make_build_command() -> list[str]:
 def plan_stages(out: Path) -> list[Stage]:
     bench = (
         "-m", "tools.bench", "ngram_step_", "--device", "npu", "--data-kind", "zipf",
-        "--sizes", *SIZES, "--peer", "vllm-ascend", "--json", str(out / _BENCH),
+        "--sizes", *SIZES, "--peer", "vllm-ascend", "--json", str(out / _BENCH_FILE),
     )  # fmt: skip
     # The id of each parity test ends with the backend's name: "[<op>-device-npu]".
     parity = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "npu]")
@@ -144,7 +144,7 @@ def collect_results(out: Path, start: float) -> dict[str, Any]:
     results. Ignores a results file that is older than ``start``: it is from an earlier run."""
     installed = {d.metadata["Name"]: d.version for d in distributions()}
     versions = {name: version for name, version in installed.items() if name in _PACKAGES}
-    file = out / _BENCH
+    file = out / _BENCH_FILE
     if not file.is_file() or file.stat().st_mtime < start:
         return {"versions": versions}
     return {"versions": versions, "bench": json.loads(file.read_text(encoding="utf-8"))}

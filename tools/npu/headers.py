@@ -5,7 +5,7 @@
 DEVKIT is a checkout of Ascend C's devkit (asc-devkit), which is not part of this project. This tool
 declares the names of CANN's compiler that declarations in the headers need, such as `::Part`. It
 does not declare the compiler's intrinsics, so g++ reports many errors in the headers. The tool
-reports only errors in our files, and errors in templates that our files instantiate, except those
+reports only errors in our files, and errors in templates that our files instantiate, except errors
 about an intrinsic.
 """
 
@@ -26,14 +26,14 @@ _KEYWORDS = (
     "simd_vf", "simd_callee", "no_simd_vf_fusion", "sync_alias", "sync_noalias", "check_sync_alias",
     "sync_in", "sync_out", "inout_pipe__(pipe)", "in_pipe__(pipe)", "out_pipe__(pipe)",
 )  # fmt: skip
-_OPAQUE = (
+_OPAQUE_TYPES = (
     "vector_bool", "vector_u8", "vector_s8", "vector_u16", "vector_s16", "vector_f16",
     "vector_bf16", "vector_u32", "vector_s32", "vector_f32", "vector_u64", "vector_s64",
     "vector_align", "vector_address", "int4x2_t", "hifloat8_t", "fp8_e4m3fn_t", "fp8_e5m2_t",
     "fp8_e8m0_t", "fp4x2_e1m2_t", "fp4x2_e2m1_t", "float8_e8m0_t", "float8_e5m2_t",
     "float8_e4m3_t", "float4_e1m2x2_t", "float4_e2m1x2_t", "hifloat4x2_t",
 )  # fmt: skip
-_NAMES = """
+_DECLARATIONS = """
 #include <cstddef>
 #include <cstdint>
 struct Part;
@@ -62,39 +62,39 @@ def main() -> int:
     kernels = [file for file in files if "__global__" in file.read_text()]
     errors = []
     with tempfile.TemporaryDirectory() as folder:
-        names = write_stand_ins(devkit, Path(folder))
+        header = write_stand_ins(devkit, Path(folder))
         include = [folder, devkit / "include", devkit / "include/basic_api", devkit, sources]
         for arch in ARCHITECTURES:
             for kernel in kernels:
-                done = subprocess.run(
+                result = subprocess.run(
                     [*_COMPILER, f"-D__NPU_ARCH__={arch}", *(f"-I{path}" for path in include),
-                     "-include", names, kernel],
+                     "-include", header, kernel],
                     capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
                 )  # fmt: skip
-                messages = find_problems(done.stderr, str(sources))
+                messages = find_problems(result.stderr, str(sources))
                 print(f"{arch} {kernel.name}: {len(messages)} problems", *messages, sep="\n  ")
                 errors += messages
     return bool(errors)
 
 
 def write_stand_ins(devkit: Path, folder: Path) -> Path:
-    """Writes empty files in place of the headers that the kernels do not use, and a header with the
-    names of CANN's compiler; returns the latter."""
+    """Writes empty files in place of the headers that the kernels do not use, and a header that
+    declares the names of CANN's compiler. Returns the path of this header."""
     for part in ("adv_api", "simt_api"):
         for header in (devkit / "include" / part).rglob("*.h"):
-            for place in ("include", ""):
-                empty = folder / place / header.relative_to(devkit / "include")
-                empty.parent.mkdir(parents=True, exist_ok=True)
-                empty.touch()
-    names = folder / "names.h"
+            for parent in ("include", ""):
+                empty_header = folder / parent / header.relative_to(devkit / "include")
+                empty_header.parent.mkdir(parents=True, exist_ok=True)
+                empty_header.touch()
+    names_header = folder / "names.h"
     lines = [f"#define __{word}{'' if ')' in word else '__'}" for word in _KEYWORDS]
-    lines += [f"struct {name} {{}};" for name in _OPAQUE]
-    names.write_text("\n".join([*lines, _NAMES]))
-    return names
+    lines += [f"struct {name} {{}};" for name in _OPAQUE_TYPES]
+    names_header.write_text("\n".join([*lines, _DECLARATIONS]))
+    return names_header
 
 
 def find_problems(output: str, sources: str) -> list[str]:
-    """Returns the errors in our files, and those in templates that our files instantiate."""
+    """Returns the errors in our files and in templates that our files instantiate."""
     errors = []
     is_in_our_files = False
     for line in output.splitlines():

@@ -1,4 +1,5 @@
-// Creates, sizes, checks and reads an index, for NgramIndex (python/ngram_npu/index.py).
+// numpy bindings for an index: the functions of NgramIndex (python/ngram_npu/index.py), and IndexPolicy and
+// index_catch_up, with which vLLM's V1 drafter decides when to index.
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -12,33 +13,34 @@
 namespace ngram_npu::numpy {
 namespace {
 
-api::TensorView index_view(const char* op, py::handle index, api::Arguments::Access access) {
+api::TensorView view_index(const char* op, py::handle index, api::Arguments::Access access) {
   NumpyCall call(op);
   const api::TensorView view = call.view("index", index);
   call.check_vector(view, {api::DType::kInt32}, -1, access);
   return view;
 }
 
-void index_init(py::handle index, int64_t num_slots) {
+void init_index(py::handle index, int64_t num_slots) {
   constexpr const char* op = "index_init";
-  const api::TensorView view = index_view(op, index, api::Arguments::kWrite);
+  const api::TensorView view = view_index(op, index, api::Arguments::kWrite);
   if (ngram_npu_cpu_ngram_index_init(static_cast<int32_t*>(view.data), view.sizes[0], num_slots) != kOk) {
     api::Arguments(op).fail("index", "enough words for " + std::to_string(num_slots) + " slots and one page",
                             std::to_string(view.sizes[0]) + " words");
   }
 }
 
-std::pair<int32_t, int64_t> index_check(py::handle index) {
-  const api::TensorView view = index_view("index_check", index, api::Arguments::kRead);
+// Returns the index of the fault in INDEX_FAULTS, and the slot or page that has the fault.
+std::pair<int32_t, int64_t> check_index(py::handle index) {
+  const api::TensorView view = view_index("index_check", index, api::Arguments::kRead);
   int64_t location = 0;
   const int32_t fault =
       ngram_npu_cpu_ngram_index_check(static_cast<const int32_t*>(view.data), view.sizes[0], &location);
   return {fault, location};
 }
 
-int32_t index_check_row(py::handle index, int64_t slot, py::handle tokens) {
+int32_t check_index_row(py::handle index, int64_t slot, py::handle tokens) {
   constexpr const char* op = "index_check_row";
-  const api::TensorView view = index_view(op, index, api::Arguments::kRead);
+  const api::TensorView view = view_index(op, index, api::Arguments::kRead);
   NumpyCall call(op);
   const api::TensorView row = call.view("tokens", tokens);
   const int32_t* data = call.check_int32s(row, -1);
@@ -46,7 +48,7 @@ int32_t index_check_row(py::handle index, int64_t slot, py::handle tokens) {
                                              row.sizes[0]);
 }
 
-py::dict index_statistics(py::handle index) {
+py::dict get_index_statistics(py::handle index) {
   constexpr std::pair<const char*, int> kWords[] = {
       {"num_slots", index::kHeaderSlots},
       {"num_pages", index::kHeaderPages},
@@ -62,7 +64,7 @@ py::dict index_statistics(py::handle index) {
       {"page_splits", index::kStatSplits},
       {"slots_disabled", index::kStatDisabled},
   };
-  const api::TensorView view = index_view("index_statistics", index, api::Arguments::kRead);
+  const api::TensorView view = view_index("index_statistics", index, api::Arguments::kRead);
   const auto* words = static_cast<const uint32_t*>(view.data);
   py::dict statistics;
   // Words beyond the end of the tensor count as 0.
@@ -70,20 +72,22 @@ py::dict index_statistics(py::handle index) {
   return statistics;
 }
 
-int64_t steps_to_index(const cpu::IndexPolicy& self, int64_t step, py::handle num_tokens, py::handle num_sampled,
-                       int64_t num_behind) {
-  NumpyCall call("IndexPolicy.steps_to_index");
+int64_t compute_budget_steps(const cpu::IndexPolicy& self, int64_t step, py::handle num_tokens, py::handle num_sampled,
+                             int64_t num_behind) {
+  NumpyCall call("IndexPolicy.compute_budget_steps");
   const api::TensorView lengths = call.view("num_tokens", num_tokens);
   const int32_t* num_tokens_data = call.check_int32s(lengths, -1);
   const int64_t rows = lengths.sizes[0];
   const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), rows);
   const int64_t total = std::accumulate(num_tokens_data, num_tokens_data + rows, int64_t{0});
-  return self.steps_to_index(step, total, rows, num_behind, rows > 0 && num_sampled_data[0] > 0);
+  // Only the first row is tested. If only other rows have new tokens, the budget is that of one step.
+  const bool has_new_tokens = rows > 0 && num_sampled_data[0] > 0;
+  return self.compute_budget_steps(step, total, rows, num_behind, has_new_tokens);
 }
 
 // Before a lookup, indexes some of the tokens that are missing in the rows' slots. Returns the slots to look up (-1:
 // scan the row) and the number of rows to scan.
-py::tuple index_catch_up(const cpu::IndexPolicy& policy, py::handle token_ids, py::handle num_tokens, py::handle index,
+py::tuple catch_up_index(const cpu::IndexPolicy& policy, py::handle token_ids, py::handle num_tokens, py::handle index,
                          py::handle slot_indices, py::handle num_sampled, int64_t min_n, int64_t max_n,
                          int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
   NumpyCall call("index_catch_up");
@@ -103,9 +107,10 @@ py::tuple index_catch_up(const cpu::IndexPolicy& policy, py::handle token_ids, p
   call.check_index_ngram_range(min_n, max_n, match_policy, ladder);
   call.check_no_overlap();
 
-  std::vector<int64_t> indexed(static_cast<size_t>(batch));
-  ngram_npu_cpu_ngram_index_lengths(p.index.words, p.index.num_words, slots, batch, indexed.data());
-  const cpu::CatchUpPlan plan = cpu::plan_catch_up(policy, num_tokens_data, num_sampled_data, slots, indexed, steps);
+  std::vector<int64_t> indexed_lengths(static_cast<size_t>(batch));
+  ngram_npu_cpu_ngram_index_lengths(p.index.words, p.index.num_words, slots, batch, indexed_lengths.data());
+  const cpu::CatchUpPlan plan =
+      cpu::plan_catch_up(policy, num_tokens_data, num_sampled_data, slots, indexed_lengths, steps);
   if (!plan.rows.empty()) {
     p.num_tokens = plan.num_tokens.data();
     p.row_indices = {plan.rows.data(), sizeof(int64_t)};
@@ -134,11 +139,11 @@ void define_index_policy(py::module_& m) {
       .def_readwrite("min_index_budget", &IndexPolicy::min_index_budget)
       .def_readwrite("steps_to_catch_up", &IndexPolicy::steps_to_catch_up)
       .def_readwrite("max_absent_steps", &IndexPolicy::max_absent_steps)
-      .def("steps_to_index", steps_to_index, py::arg("step"), py::arg("num_tokens"), py::arg("num_sampled"),
+      .def("compute_budget_steps", compute_budget_steps, py::arg("step"), py::arg("num_tokens"), py::arg("num_sampled"),
            py::arg("num_behind"))
-      .def("steps_to_keep_absent", &IndexPolicy::steps_to_keep_absent, py::arg("step"), py::arg("share_in_use"),
-           py::arg("ends_requests"));
-  m.def("index_catch_up", index_catch_up, py::arg("policy"), py::arg("token_ids"), py::arg("num_tokens"),
+      .def("compute_steps_to_keep_absent", &IndexPolicy::compute_steps_to_keep_absent, py::arg("step"),
+           py::arg("share_in_use"), py::arg("ends_requests"));
+  m.def("index_catch_up", catch_up_index, py::arg("policy"), py::arg("token_ids"), py::arg("num_tokens"),
         py::arg("index"), py::arg("slot_indices"), py::arg("num_sampled"), py::arg("min_n"), py::arg("max_n"),
         py::arg("match_policy"), py::arg("ladder"), py::arg("outcomes"), py::arg("steps"));
 }
@@ -157,10 +162,10 @@ void define_index_tools(py::module_& m) {
   m.def("index_words", ngram_npu_cpu_ngram_index_words, py::arg("num_slots"), py::arg("num_pages"));
   m.def("index_pages", ngram_npu_cpu_ngram_index_pages, py::arg("tokens"), py::arg("num_slots"), py::arg("min_n"),
         py::arg("max_n"), py::arg("any_data"), py::arg("ladder") = false, py::arg("outcomes") = false);
-  m.def("index_init", index_init, py::arg("index"), py::arg("num_slots"));
-  m.def("index_check", index_check, py::arg("index"));
-  m.def("index_check_row", index_check_row, py::arg("index"), py::arg("slot"), py::arg("tokens"));
-  m.def("index_statistics", index_statistics, py::arg("index"));
+  m.def("index_init", init_index, py::arg("index"), py::arg("num_slots"));
+  m.def("index_check", check_index, py::arg("index"));
+  m.def("index_check_row", check_index_row, py::arg("index"), py::arg("slot"), py::arg("tokens"));
+  m.def("index_statistics", get_index_statistics, py::arg("index"));
   define_index_policy(m);
 }
 

@@ -30,7 +30,7 @@ inline api::DType dtype_of(const py::dtype& dtype) {
   return DType::kOther;
 }
 
-// Each of these functions adds members to the module _C; module.cpp calls them.
+// Each of these functions adds members to the module _C; module.cpp calls these functions.
 void define_index_tools(py::module_& m);
 void define_row_tools(py::module_& m);
 void define_store_tools(py::module_& m);
@@ -43,13 +43,13 @@ class NumpyCall : public api::Arguments {
   using Output = py::array_t<int32_t>;
   using Arguments::Arguments;
 
-  api::TensorView view(const char* name, py::handle object) const { return array_view(name, object, "a numpy array"); }
+  api::TensorView view(const char* name, py::handle object) const { return view_array(name, object, "a numpy array"); }
   std::optional<api::TensorView> view(const char* name, const py::object& object) const {
     if (object.is_none()) return std::nullopt;
-    return array_view(name, object, "a numpy array or None");
+    return view_array(name, object, "a numpy array or None");
   }
 
-  // Creates the array with numpy's C API instead of numpy.empty, because a whole call takes only about 1 us.
+  // Creates the array with numpy's C API, because numpy.empty would take long compared with a whole call (about 1 us).
   static Output empty(int64_t size) { return Output(size); }
   static Output empty(int64_t rows, int64_t columns) { return Output({rows, columns}); }
   static int32_t* data(Output& output) { return output.mutable_data(); }
@@ -76,7 +76,7 @@ class NumpyCall : public api::Arguments {
       status = Op::kCpuKernel(&params, nullptr);
     }
     if (status != kOk) {
-      throw std::runtime_error(std::string(Op::kName) + ": the kernel returned status " + std::to_string(status));
+      throw std::runtime_error(std::string(Op::kName) + ": the kernel failed: " + api::describe_status(status));
     }
   }
 
@@ -88,10 +88,10 @@ class NumpyCall : public api::Arguments {
   static Executor executor() { return cpu::pool_executor(); }
 
  private:
-  api::TensorView array_view(const char* name, py::handle object, const char* expected) const;
+  api::TensorView view_array(const char* name, py::handle object, const char* expected) const;
 };
 
-inline api::TensorView NumpyCall::array_view(const char* name, py::handle object, const char* expected) const {
+inline api::TensorView NumpyCall::view_array(const char* name, py::handle object, const char* expected) const {
   if (!py::isinstance<py::array>(object)) fail(name, expected, Py_TYPE(object.ptr())->tp_name);
   const auto array = py::reinterpret_borrow<py::array>(object);
   api::TensorView view;
@@ -100,7 +100,7 @@ inline api::TensorView NumpyCall::array_view(const char* name, py::handle object
   view.item_bytes = array.itemsize();
   view.ndim = static_cast<int32_t>(array.ndim());
   view.data = const_cast<void*>(array.data());
-  if (view.item_bytes == 0) return view;  // a record type without fields is kOther, which all checks reject
+  if (view.item_bytes == 0) return view;  // a record type without fields has dtype kOther, which all checks reject
   view.writable = array.writeable();
   view.aligned = reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(view.item_bytes) == 0;
   for (int32_t d = 0; d < view.ndim && d < api::TensorView::kMaxDim; ++d) {

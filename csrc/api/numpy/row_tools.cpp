@@ -11,21 +11,21 @@
 namespace ngram_npu::numpy {
 namespace {
 
-constexpr const char* kName = "RowRecognizer";
+constexpr const char* kRecognizerName = "RowRecognizer";
 
 template <class T>
-py::array_t<T> as_array(const std::vector<T>& values) {
+py::array_t<T> make_array(const std::vector<T>& values) {
   return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
 }
 
 cpu::RowRecognizer make_recognizer(int64_t num_slots) {
-  api::Arguments(kName).check_scalar("num_slots", num_slots, 0, INT32_MAX);
+  api::Arguments(kRecognizerName).check_scalar("num_slots", num_slots, 0, INT32_MAX);
   return cpu::RowRecognizer(num_slots);
 }
 
-// Returns (slots [B] int32, indices of the rows with a new request, int64).
-py::tuple assign(cpu::RowRecognizer& self, py::handle token_ids, py::handle num_tokens, py::handle num_sampled) {
-  NumpyCall call(kName);
+// Assigns a slot to each row. Returns (slots [B] int32, indices of the rows with a new request, int64).
+py::tuple assign_slots(cpu::RowRecognizer& self, py::handle token_ids, py::handle num_tokens, py::handle num_sampled) {
+  NumpyCall call(kRecognizerName);
   const api::TensorView lengths = call.view("num_tokens", num_tokens);
   const int32_t* num_tokens_data = call.check_int32s(lengths, -1);
   const int64_t batch = lengths.sizes[0];
@@ -39,18 +39,18 @@ py::tuple assign(cpu::RowRecognizer& self, py::handle token_ids, py::handle num_
   }
   py::array_t<int32_t> slots(batch);
   const std::vector<int64_t> new_rows =
-      self.assign(rows, num_tokens_data, num_sampled_data, batch, slots.mutable_data());
-  return py::make_tuple(std::move(slots), as_array(new_rows));
+      self.assign_slots(rows, num_tokens_data, num_sampled_data, batch, slots.mutable_data());
+  return py::make_tuple(std::move(slots), make_array(new_rows));
 }
 
 py::array_t<int32_t> free_absent_slots(cpu::RowRecognizer& self, int64_t steps) {
-  api::Arguments(kName).check_scalar("steps", steps, 0, INT32_MAX);
-  return as_array(self.free_absent_slots(steps));
+  api::Arguments(kRecognizerName).check_scalar("steps", steps, 0, INT32_MAX);
+  return make_array(self.free_absent_slots(steps));
 }
 
-// Returns (destination chunk indices [C] int64, chunks [C, 64] int32, number of chunks of rows [0, split), smallest
-// item of the other rows). The first chunk of row i has index first_chunks[i]; the row is padded to at least
-// min_items[i] items.
+// Packs the rows into chunks of 64 items for one copy to the device. Returns (destination chunk indices [C] int64,
+// chunks [C, 64] int32, number of chunks of rows [0, split), smallest item of the other rows). The first chunk of row i
+// has index first_chunks[i]; the row is padded to at least min_items[i] items.
 py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle min_items, int64_t split) {
   NumpyCall call("pack_rows");
   const auto count = static_cast<int64_t>(rows.size());
@@ -69,7 +69,7 @@ py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle mi
     const api::TensorView view = call.view("rows", py::handle(row));
     if (view.ndim != 1 || view.dtype != api::DType::kInt32)
       call.fail("rows", "int32 vectors", "an array of another dtype or rank at index " + std::to_string(i));
-    call.check_scalar("rows", view.sizes[0], 0, INT32_MAX);
+    call.check_scalar("rows item length", view.sizes[0], 0, INT32_MAX);
     call.check_scalar("min_items", min_items_data[i], 0, INT32_MAX);
     const int64_t stride = py::reinterpret_borrow<py::array>(row).strides(0);
     sources.push_back(
@@ -83,23 +83,24 @@ py::tuple pack_rows(const py::list& rows, py::handle first_chunks, py::handle mi
   return py::make_tuple(std::move(chunk_indices), std::move(chunks), chunks_before_split, min_item);
 }
 
+// Concatenates items[begins[i] : begins[i] + counts[i]].
 py::array_t<int32_t> join_spans(py::handle items, py::handle begins, py::handle counts) {
   NumpyCall call("join_spans");
-  const api::TensorView source = call.view("items", items), begins_view = call.view("begins", begins);
-  const int32_t* from = call.check_int32s(source, -1);
+  const api::TensorView items_view = call.view("items", items), begins_view = call.view("begins", begins);
+  const int32_t* items_data = call.check_int32s(items_view, -1);
   call.check_vector(begins_view, {api::DType::kInt64}, -1, api::Arguments::kRead);
   const int64_t num_spans = begins_view.sizes[0];
-  const auto* begin = static_cast<const int64_t*>(begins_view.data);
-  const int32_t* count = call.check_int32s(call.view("counts", counts), num_spans);
+  const auto* begins_data = static_cast<const int64_t*>(begins_view.data);
+  const int32_t* counts_data = call.check_int32s(call.view("counts", counts), num_spans);
   int64_t total = 0;
   for (int64_t i = 0; i < num_spans; ++i) {
-    call.check_scalar("counts", count[i], 0, source.sizes[0]);
-    call.check_scalar("begins", begin[i], 0, source.sizes[0] - count[i]);
-    total += count[i];
+    call.check_scalar("counts", counts_data[i], 0, items_view.sizes[0]);
+    call.check_scalar("begins", begins_data[i], 0, items_view.sizes[0] - counts_data[i]);
+    total += counts_data[i];
   }
-  py::array_t<int32_t> joined(total);
-  cpu::join_spans(from, begin, count, num_spans, joined.mutable_data());
-  return joined;
+  py::array_t<int32_t> joined_items(total);
+  cpu::join_spans(items_data, begins_data, counts_data, num_spans, joined_items.mutable_data());
+  return joined_items;
 }
 
 }  // namespace
@@ -109,11 +110,11 @@ void define_row_tools(py::module_& m) {
   m.attr("CHUNK_ITEMS") = cpu::kChunkItems;
   m.def("pack_rows", pack_rows, arg("rows"), arg("first_chunks"), arg("min_items"), arg("split"));
   m.def("join_spans", join_spans, arg("items"), arg("begins"), arg("counts"));
-  py::class_<cpu::RowRecognizer>(m, kName)
+  py::class_<cpu::RowRecognizer>(m, kRecognizerName)
       .def(py::init(&make_recognizer), arg("num_slots"))
-      .def("assign", &assign, arg("token_ids"), arg("num_tokens"), arg("num_sampled"))
+      .def("assign", &assign_slots, arg("token_ids"), arg("num_tokens"), arg("num_sampled"))
       .def("free_absent_slots", &free_absent_slots, arg("steps"))
-      .def_property_readonly("row_slots", [](const cpu::RowRecognizer& self) { return as_array(self.row_slots()); })
+      .def_property_readonly("row_slots", [](const cpu::RowRecognizer& self) { return make_array(self.row_slots()); })
       .def("__copy__", [](const cpu::RowRecognizer& self) { return cpu::RowRecognizer(self); });
 }
 

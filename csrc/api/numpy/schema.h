@@ -20,7 +20,7 @@ namespace ngram_npu::numpy {
 struct SchemaArgument {
   std::string type, name;
   PyObject* interned_name = nullptr;
-  PyObject* default_value = nullptr;  // null if there is none
+  PyObject* default_value = nullptr;  // null if the argument has no default
 };
 
 inline const char* schema_of(const std::string& op) {
@@ -44,19 +44,21 @@ std::array<SchemaArgument, kCount> parse_schema_arguments(const std::string& op)
   const size_t end = schema.find(") ->");
   size_t count = 0;
   for (size_t begin = op.size() + 1; begin < end;) {
-    const size_t stop = std::min(schema.find(", ", begin), end);
-    const std::string argument = schema.substr(begin, stop - begin);  // "Tensor(a!) index", "bool overlap=False", "*"
-    begin = stop + 2;
+    const size_t argument_end = std::min(schema.find(", ", begin), end);
+    const std::string argument =
+        schema.substr(begin, argument_end - begin);  // "Tensor(a!) index", "bool overlap=False", "*"
+    begin = argument_end + 2;
     if (argument == "*") continue;
     if (count < kCount) {
-      const size_t name = argument.rfind(' ') + 1, equals = argument.find('=');
+      const size_t name_begin = argument.rfind(' ') + 1, name_end = argument.find('=');
       SchemaArgument& entry = arguments[count];
-      entry.type = argument.substr(0, name - 1);
+      entry.type = argument.substr(0, name_begin - 1);
       if (entry.type == "SymInt") entry.type = "int";
-      entry.name = argument.substr(name, equals - name);
+      entry.name = argument.substr(name_begin, name_end - name_begin);
       entry.interned_name = PyUnicode_InternFromString(entry.name.c_str());
       if (entry.interned_name == nullptr) throw py::error_already_set();
-      if (equals != std::string::npos) entry.default_value = parse_default(argument.substr(equals + 1)).release().ptr();
+      if (name_end != std::string::npos)
+        entry.default_value = parse_default(argument.substr(name_end + 1)).release().ptr();
     }
     ++count;
   }
@@ -106,23 +108,23 @@ class PythonOperator<kFunction> {
   }
 
   static BoundArguments bind_arguments(PyObject* const* values, size_t num_positional, PyObject* names) {
-    BoundArguments bound{};
+    BoundArguments bound_arguments{};
     if (num_positional > kCount) {
       fail("expected at most " + std::to_string(kCount) + " arguments, got " + std::to_string(num_positional));
     }
-    std::copy_n(values, num_positional, bound.begin());
+    std::copy_n(values, num_positional, bound_arguments.begin());
     const size_t num_named = names == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(names));
     size_t index = num_positional;
     for (size_t i = 0; i < num_named; ++i) {
       index = find_argument(PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(i)), index);
-      if (bound[index] != nullptr) fail(arguments_[index].name + ": expected one value, got two");
-      bound[index] = values[num_positional + i];
+      if (bound_arguments[index] != nullptr) fail(arguments_[index].name + ": expected one value, got two");
+      bound_arguments[index] = values[num_positional + i];
     }
     for (size_t i = 0; i < kCount; ++i) {
-      if (bound[i] == nullptr) bound[i] = arguments_[i].default_value;
-      if (bound[i] == nullptr) fail(arguments_[i].name + ": expected a value, got none");
+      if (bound_arguments[i] == nullptr) bound_arguments[i] = arguments_[i].default_value;
+      if (bound_arguments[i] == nullptr) fail(arguments_[i].name + ": expected a value, got none");
     }
-    return bound;
+    return bound_arguments;
   }
 
   // Most calls pass names in the schema's order, so the search begins where the search for the previous name ended.
@@ -132,21 +134,22 @@ class PythonOperator<kFunction> {
       if (arguments_[index].interned_name == name) return index;
     }
     for (size_t index = 0; index < kCount; ++index) {
-      const int equal = PyUnicode_Compare(arguments_[index].interned_name, name);
+      const int order = PyUnicode_Compare(arguments_[index].interned_name, name);
       if (PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
-      if (equal == 0) return index;
+      if (order == 0) return index;
     }
     fail(std::string(pybind11::str(name)) + ": not an argument of this operator");
   }
 
   template <size_t... kIndices>
-  static PyObject* run(const BoundArguments& bound, std::index_sequence<kIndices...>) {
+  static PyObject* run(const BoundArguments& bound_arguments, std::index_sequence<kIndices...>) {
     std::tuple<Caster<Arguments>...> casters;
-    const std::array<bool, kCount> loaded{std::get<kIndices>(casters).load(bound[kIndices], true)...};
-    const auto mismatch = static_cast<size_t>(std::find(loaded.begin(), loaded.end(), false) - loaded.begin());
-    if (mismatch < kCount) {
-      const SchemaArgument& argument = arguments_[mismatch];
-      fail(argument.name + ": expected " + argument.type + ", got " + repr_of(bound[mismatch]));
+    const std::array<bool, kCount> is_loaded{std::get<kIndices>(casters).load(bound_arguments[kIndices], true)...};
+    const auto failed_index =
+        static_cast<size_t>(std::find(is_loaded.begin(), is_loaded.end(), false) - is_loaded.begin());
+    if (failed_index < kCount) {
+      const SchemaArgument& argument = arguments_[failed_index];
+      fail(argument.name + ": expected " + argument.type + ", got " + repr_of(bound_arguments[failed_index]));
     }
     if constexpr (std::is_void_v<Result>) {
       kFunction(pybind11::detail::cast_op<Arguments>(std::get<kIndices>(casters))...);
@@ -166,9 +169,9 @@ class PythonOperator<kFunction> {
     }
   }
 
-  [[noreturn]] static void fail(const std::string& what) { throw pybind11::type_error(name_ + ": " + what); }
+  [[noreturn]] static void fail(const std::string& reason) { throw pybind11::type_error(name_ + ": " + reason); }
 
-  // Each function has its own members. They exist until the process ends.
+  // Each operator has its own instances of these members. They exist until the process ends.
   static inline std::string name_;
   static inline std::array<SchemaArgument, kCount> arguments_;
   static inline PyMethodDef method_;

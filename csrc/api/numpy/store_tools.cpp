@@ -1,4 +1,4 @@
-// Creates, checks, copies and clears a store, for NgramStore (python/ngram_npu/store/store.py).
+// numpy bindings that create, check, copy and clear a store, for NgramStore (python/ngram_npu/store/store.py).
 #include <pybind11/stl.h>
 
 #include <optional>
@@ -11,7 +11,7 @@
 namespace ngram_npu::numpy {
 namespace {
 
-// Checks that `store` is an int32 vector. Returns its data and size.
+// Checks that `store` is an int32 vector. Returns the vector's data and size.
 std::pair<int32_t*, int64_t> check_store_words(const char* op, py::handle store, api::Arguments::Access access) {
   NumpyCall call(op);
   const api::TensorView view = call.view("store", store);
@@ -19,26 +19,26 @@ std::pair<int32_t*, int64_t> check_store_words(const char* op, py::handle store,
   return {static_cast<int32_t*>(view.data), view.sizes[0]};
 }
 
-std::array<int64_t, 6> parts_of(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
-  std::array<int64_t, 6> parts;
-  ngram_npu_cpu_ngram_store_parts(num_slots, num_blocks, line_bits, parts.data());
-  return parts;
+std::array<int64_t, 6> compute_part_offsets(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
+  std::array<int64_t, 6> offsets;
+  ngram_npu_cpu_ngram_store_parts(num_slots, num_blocks, line_bits, offsets.data());
+  return offsets;
 }
 
-int64_t store_words(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
-  return parts_of(num_slots, num_blocks, line_bits).back();
+int64_t count_store_words(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
+  return compute_part_offsets(num_slots, num_blocks, line_bits).back();
 }
 
-// Returns the begin and the end of each part, in words.
-py::dict store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
-  const auto parts = parts_of(num_slots, num_blocks, line_bits);
+// Returns the begin and the end of each part of the tensor, in words.
+py::dict get_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
+  const auto offsets = compute_part_offsets(num_slots, num_blocks, line_bits);
   constexpr const char* kNames[] = {"slots", "heads", "lines", "tokens", "bytes"};
   py::dict ranges;
-  for (size_t i = 0; i < 5; ++i) ranges[kNames[i]] = py::make_tuple(parts[i], parts[i + 1]);
+  for (size_t i = 0; i < 5; ++i) ranges[kNames[i]] = py::make_tuple(offsets[i], offsets[i + 1]);
   return ranges;
 }
 
-void store_init(py::handle store, int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t visibility) {
+void init_store(py::handle store, int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t visibility) {
   constexpr const char* op = "store_init";
   const auto [words, size] = check_store_words(op, store, api::Arguments::kWrite);
   api::Arguments(op).check_scalar("visibility", visibility, store::kLive, store::kFinish);
@@ -51,14 +51,15 @@ void store_init(py::handle store, int64_t num_slots, int64_t num_blocks, int64_t
   }
 }
 
-std::pair<int32_t, int64_t> store_check(py::handle store) {
+// Returns the index of the fault in STORE_FAULTS, and the slot, block or line that has the fault.
+std::pair<int32_t, int64_t> check_store(py::handle store) {
   const auto [words, size] = check_store_words("store_check", store, api::Arguments::kRead);
   int64_t location = 0;
   const int32_t fault = ngram_npu_cpu_ngram_store_check(words, size, &location);
   return {fault, location};
 }
 
-py::dict store_statistics(py::handle store) {
+py::dict get_store_statistics(py::handle store) {
   const auto [words, size] = check_store_words("store_statistics", store, api::Arguments::kRead);
   constexpr std::pair<const char*, int> kWords[] = {
       {"num_slots", store::kHeaderSlots},
@@ -85,12 +86,12 @@ py::dict store_statistics(py::handle store) {
   return statistics;
 }
 
-bool store_lock(py::handle store) {
+bool lock_store(py::handle store) {
   const auto [words, size] = check_store_words("store_lock", store, api::Arguments::kWrite);
   return ngram_npu_cpu_ngram_store_lock(words, size);
 }
 
-void store_unlock(py::handle store) {
+void unlock_store(py::handle store) {
   const auto [words, size] = check_store_words("store_unlock", store, api::Arguments::kWrite);
   ngram_npu_cpu_ngram_store_unlock(words, size);
 }
@@ -100,28 +101,29 @@ int64_t count_pieces(py::handle store) {
   return ngram_npu_cpu_ngram_store_pieces(words, size);
 }
 
-// Copies a piece of the store to `to`. Returns the number of words; None if another call is using the store.
-std::optional<int64_t> store_pack(py::handle store, int64_t piece, py::handle to) {
+// Copies a piece of the store to `buffer`. Returns the number of words; None if another call is using the store.
+std::optional<int64_t> pack_store_piece(py::handle store, int64_t piece, py::handle buffer) {
   const auto [words, size] = check_store_words("store_pack", store, api::Arguments::kWrite);
   NumpyCall call("store_pack");
   call.check_scalar("piece", piece, 0, larger(ngram_npu_cpu_ngram_store_pieces(words, size) - 1, int64_t{0}));
-  const api::TensorView buffer = call.view("to", to);
-  call.check_vector(buffer, {api::DType::kInt32}, kStorePieceWords, api::Arguments::kWrite);
-  const py::gil_scoped_release release;
-  const int64_t count = ngram_npu_cpu_ngram_store_pack(words, size, piece, static_cast<uint32_t*>(buffer.data));
+  const api::TensorView buffer_view = call.view("to", buffer);
+  call.check_vector(buffer_view, {api::DType::kInt32}, kStorePieceWords, api::Arguments::kWrite);
+  const py::gil_scoped_release gil_released;
+  const int64_t count = ngram_npu_cpu_ngram_store_pack(words, size, piece, static_cast<uint32_t*>(buffer_view.data));
   return count < 0 ? std::nullopt : std::optional(count);
 }
 
-int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
+// Adds a piece to the store. Returns the index of the fault in STORE_FAULTS.
+int32_t unpack_store_piece(py::handle store, int64_t piece, const py::bytes& packed) {
   const auto [words, size] = check_store_words("store_unpack", store, api::Arguments::kWrite);
-  const std::string_view bytes(packed);  // the interpreter aligns the contents of bytes to 8 bytes
+  const std::string_view bytes(packed);  // Python aligns the contents of a bytes object to 8 bytes
   if (bytes.size() % sizeof(uint32_t) != 0) return kStoreFaultPiece;
-  const auto* from = reinterpret_cast<const uint32_t*>(bytes.data());
-  return ngram_npu_cpu_ngram_store_unpack(words, size, piece, from,
+  const auto* packed_words = reinterpret_cast<const uint32_t*>(bytes.data());
+  return ngram_npu_cpu_ngram_store_unpack(words, size, piece, packed_words,
                                           static_cast<int64_t>(bytes.size() / sizeof(uint32_t)));
 }
 
-void store_clear(py::handle store, std::optional<int64_t> scope) {
+void clear_store(py::handle store, std::optional<int64_t> scope) {
   const auto [words, size] = check_store_words("store_clear", store, api::Arguments::kWrite);
   ngram_npu_cpu_ngram_store_clear(words, size, scope ? &*scope : nullptr);
 }
@@ -135,25 +137,25 @@ void define_store_tools(py::module_& m) {
   m.attr("STORE_COST_COLUMNS") = store::kStoreCostColumns;
   m.attr("STORE_BLOCK_TOKENS") = store::kBlockTokens;
   m.attr("STORE_MIN_BLOCKS_PER_SLOT") = store::kMinBlocksPerSlot;
-  m.def("store_words", store_words, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
-  m.def("store_parts", store_parts, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
-  m.def("store_init", store_init, py::arg("store"), py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"),
+  m.def("store_words", count_store_words, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
+  m.def("store_parts", get_store_parts, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
+  m.def("store_init", init_store, py::arg("store"), py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"),
         py::arg("visibility"));
-  m.def("store_check", store_check, py::arg("store"));
-  m.def("store_statistics", store_statistics, py::arg("store"));
-  m.def("store_lock", store_lock, py::arg("store"));
-  m.def("store_unlock", store_unlock, py::arg("store"));
-  py::dict words;
-  words["lock"] = int{store::kHeaderLock};
-  words["epoch"] = int{store::kHeaderEpoch};
-  words["inserted"] = int{store::kStatInserted};
-  words["calls_skipped"] = int{store::kStatSkippedCalls};
-  m.attr("STORE_WORDS") = words;
+  m.def("store_check", check_store, py::arg("store"));
+  m.def("store_statistics", get_store_statistics, py::arg("store"));
+  m.def("store_lock", lock_store, py::arg("store"));
+  m.def("store_unlock", unlock_store, py::arg("store"));
+  py::dict word_indices;
+  word_indices["lock"] = int{store::kHeaderLock};
+  word_indices["epoch"] = int{store::kHeaderEpoch};
+  word_indices["inserted"] = int{store::kStatInserted};
+  word_indices["calls_skipped"] = int{store::kStatSkippedCalls};
+  m.attr("STORE_WORDS") = word_indices;
   m.attr("STORE_PIECE_WORDS") = kStorePieceWords;
   m.def("store_pieces", count_pieces, py::arg("store"));
-  m.def("store_pack", store_pack, py::arg("store"), py::arg("piece"), py::arg("to"));
-  m.def("store_unpack", store_unpack, py::arg("store"), py::arg("piece"), py::arg("packed"));
-  m.def("store_clear", store_clear, py::arg("store"), py::arg("scope"));
+  m.def("store_pack", pack_store_piece, py::arg("store"), py::arg("piece"), py::arg("to"));
+  m.def("store_unpack", unpack_store_piece, py::arg("store"), py::arg("piece"), py::arg("packed"));
+  m.def("store_clear", clear_store, py::arg("store"), py::arg("scope"));
 }
 
 }  // namespace ngram_npu::numpy

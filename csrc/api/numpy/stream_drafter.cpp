@@ -1,4 +1,5 @@
-// Drafting on the host in the order of a device's stream, for HostDrafting (python/ngram_npu/host_drafting.py).
+// numpy binding of StreamDrafter, which drafts on the host in the order of a device's stream. Used by HostDrafting
+// (python/ngram_npu/host_drafting.py).
 #include <limits>
 #include <utility>
 #include <vector>
@@ -11,9 +12,10 @@
 namespace ngram_npu::numpy {
 namespace {
 
-constexpr const char* kName = "StreamDrafter";
+constexpr const char* kDrafterName = "StreamDrafter";
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
+// Checks the arguments of a StreamDrafter and keeps its arrays allocated.
 class Drafter {
  public:
   Drafter(int64_t num_rows, int64_t capacity, int64_t max_sampled, int64_t lag, const py::object& sampled,
@@ -24,7 +26,7 @@ class Drafter {
       : num_rows_(num_rows),
         k_(k),
         arrays_(py::make_tuple(sampled, drafts, match_costs, costs, index, store, store_costs, token_logits)) {
-    NumpyCall call(kName);
+    NumpyCall call(kDrafterName);
     call.check_scalar("num_rows", num_rows, 1, INT32_MAX);
     call.check_scalar("capacity", capacity, 1, INT32_MAX);
     call.check_scalar("max_sampled", max_sampled, 1, kMaxSampledWidth);
@@ -53,7 +55,7 @@ class Drafter {
       call.check_index_ngram_range(min_n, max_n, match_policy, ladder);
       index_propose.index = api::check_index(call, index, py::none(), num_rows);
     }
-    index_propose.catch_up_tokens = 0;  // a job inserts text after it has drafted
+    index_propose.catch_up_tokens = 0;  // a job indexes missing tokens after it has drafted
     index_propose.ladder =
         call.check_ladder(ladder, call.view("costs", costs), cost_limit, call.view("token_logits", token_logits));
     if (!store.is_none()) {
@@ -69,7 +71,7 @@ class Drafter {
     if (drafter_ == nullptr) throw std::bad_alloc();
   }
   ~Drafter() {
-    // Pending callbacks may still use the drafter and its arrays, so these remain allocated until the process ends.
+    // Pending callbacks may still use the drafter and its arrays. Both then remain allocated until the process ends.
     if (!ngram_npu_cpu_stream_free(drafter_)) arrays_.release();
   }
   Drafter(const Drafter&) = delete;
@@ -144,7 +146,7 @@ void define_stream_drafter(py::module_& m) {
   m.def(
       "stream_results_bytes", [](int64_t batch, int64_t k) { return StreamDraftLayout(batch, k).total_bytes; },
       arg("batch"), arg("k"));
-  py::class_<Drafter>(m, kName)
+  py::class_<Drafter>(m, kDrafterName)
       .def(py::init<int64_t, int64_t, int64_t, int64_t, const py::object&, const py::object&, int64_t, int64_t, int64_t,
                     int64_t, bool, int64_t, bool, const py::object&, bool, const py::object&, int64_t,
                     const py::object&, const py::object&, const py::object&, const py::object&>(),

@@ -1,4 +1,4 @@
-// Implementation of backends.h.
+// Implements backends.h: loads backend libraries and calls their kernels.
 #include "api/torch/backends.h"
 
 #include <dlfcn.h>
@@ -30,13 +30,14 @@ Function find_loaded_function(const char* library, const char* name) {
 using GetCudaStreamFn = AOTITorchError (*)(int32_t device_index, void** stream);
 using GetNativeHandleFn = AOTITorchError (*)(StreamHandle stream, void** handle);
 
-// Makes an accelerator device current while it exists. stream() throws if torch cannot return the current stream.
+// Makes an accelerator device the current device during the lifetime of the guard. stream() throws if torch cannot
+// return the current stream.
 class CurrentDeviceGuard {
  public:
   explicit CurrentDeviceGuard(const api::Device& device) : device_(device), guard_(device.index) {}
 
   void* stream() const {
-    // Querying the stream through torch would drain torch_npu's task queue; launch.cpp queries the stream itself.
+    // Querying the stream through torch would wait for torch_npu's task queue; ascendc/launch.cpp queries the stream.
     if (device_.type == kNpu) return nullptr;
     void* stream = nullptr;
     static const auto get_cuda_stream =
@@ -52,7 +53,7 @@ class CurrentDeviceGuard {
       throw std::runtime_error("getting the current stream of this device requires torch 2.13 or later");
     StreamHandle handle = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_stream(device_.index, &handle));
-    const torch::stable::accelerator::Stream owner(handle);
+    const torch::stable::accelerator::Stream handle_owner(handle);
     STABLE_TORCH_ERROR_CODE_CHECK(get_native_handle(handle, &stream));
     return stream;
   }
@@ -62,14 +63,14 @@ class CurrentDeviceGuard {
   torch::stable::accelerator::DeviceGuard guard_;
 };
 
-Operator*& head() {
+Operator*& operator_list_head() {
   static Operator* first = nullptr;
   return first;
 }
 
-LastError last_errors[kNumDeviceTypes] = {};
+GetLastErrorFn last_error_functions[kNumDeviceTypes] = {};
 
-// A backend library that the first call of an operator on its device type loads.
+// A backend library that is loaded by the first call of an operator on its device type.
 struct DeferredBackend {
   std::atomic<bool> pending{false};
   std::string backend, path;
@@ -90,18 +91,18 @@ void load_deferred_backend(const char* op, int32_t device_type) {
 }
 
 std::string failure_message(const char* op, const api::Device& device, int32_t status) {
-  std::string text = std::string(op) + ": the kernel returned status " + std::to_string(status);
-  if (status == kLaunchFailed && last_errors[device.type] != nullptr) {
-    text += std::string(" (the launch failed: ") + last_errors[device.type]() + ")";
+  std::string text = std::string(op) + ": the kernel failed: " + api::describe_status(status);
+  if (status == kLaunchFailed && last_error_functions[device.type] != nullptr) {
+    text += std::string(": ") + last_error_functions[device.type]();
   }
   return text;
 }
 
 }  // namespace
 
-Operator::Operator(const char* name) : name_(name), next_(head()) { head() = this; }
+Operator::Operator(const char* name) : name_(name), next_(operator_list_head()) { operator_list_head() = this; }
 
-Operator* Operator::first() { return head(); }
+Operator* Operator::first() { return operator_list_head(); }
 
 void Operator::call(const api::Device& device, const void* params) const {
   const bool is_valid_type = device.type >= 0 && device.type < kNumDeviceTypes;
@@ -115,8 +116,8 @@ void Operator::call(const api::Device& device, const void* params) const {
   if (device.type == kCpu) {
     status = kernel(params, nullptr);
   } else {
-    const CurrentDeviceGuard current(device);
-    status = kernel(params, current.stream());
+    const CurrentDeviceGuard device_guard(device);
+    status = kernel(params, device_guard.stream());
   }
   if (status != kOk) throw std::runtime_error(failure_message(name_, device, status));
 }
@@ -124,11 +125,11 @@ void Operator::call(const api::Device& device, const void* params) const {
 int64_t Operator::workspace_words(const api::Device& device, const void* params) const {
   const bool is_valid_type = device.type >= 0 && device.type < kNumDeviceTypes;
   if (is_valid_type) load_deferred_backend(name_, device.type);
-  const WorkspaceWords words = is_valid_type ? workspaces_[device.type] : nullptr;
-  if (words == nullptr) return 0;
-  if (device.type == kCpu) return words(params);
-  const CurrentDeviceGuard current(device);
-  return words(params);
+  const GetWorkspaceWordsFn get_workspace_words = is_valid_type ? workspace_functions_[device.type] : nullptr;
+  if (get_workspace_words == nullptr) return 0;
+  if (device.type == kCpu) return get_workspace_words(params);
+  const CurrentDeviceGuard device_guard(device);
+  return get_workspace_words(params);
 }
 
 }  // namespace ngram_npu::torch_api
@@ -146,7 +147,10 @@ int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const c
     if (error_bytes > 0) std::snprintf(error, static_cast<size_t>(error_bytes), "%s", reason);
     return -1;
   };
-  if (device_type < 0 || device_type >= kNumDeviceTypes) return fail("unknown device type");
+  if (device_type < 0 || device_type >= kNumDeviceTypes) {
+    const std::string reason = "device type: expected 0 to " + std::to_string(kNumDeviceTypes - 1) + ", got ";
+    return fail((reason + std::to_string(device_type)).c_str());
+  }
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return fail(dlerror());
   int32_t num_loaded = 0;
@@ -155,11 +159,11 @@ int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const c
     // If the library does not have an operator, the kernel of a previously loaded library is removed, because only one
     // backend is active per device.
     op->set_kernel(device_type, reinterpret_cast<Kernel>(dlsym(library, symbol.c_str())),
-                   reinterpret_cast<WorkspaceWords>(dlsym(library, (symbol + "_workspace").c_str())));
+                   reinterpret_cast<GetWorkspaceWordsFn>(dlsym(library, (symbol + "_workspace").c_str())));
     num_loaded += op->kernel_for(device_type) != nullptr;
   }
-  last_errors[device_type] =
-      reinterpret_cast<LastError>(dlsym(library, (std::string("ngram_npu_") + backend + "_error").c_str()));
+  last_error_functions[device_type] =
+      reinterpret_cast<GetLastErrorFn>(dlsym(library, (std::string("ngram_npu_") + backend + "_error").c_str()));
   deferred_backends[device_type].pending.store(false, std::memory_order_release);
   return num_loaded;
 }

@@ -1,10 +1,10 @@
 // Loads backend libraries and finds the kernel for an operator and a device.
 //
 // Backend libraries do not depend on torch and are loaded at run time (python/ngram_npu/_library.py). Each exports
-// `ngram_npu_<backend>_<op>` for its operators; loading it registers these kernels for a device type. A host twin is an
-// ordinary backend library, which tests load as the backend of a device type. Optional exports:
+// `ngram_npu_<backend>_<op>` for its operators; loading the library registers these kernels for a device type. A host
+// twin is an ordinary backend library, which tests load as the backend of a device type. Optional exports:
 //   int64_t ngram_npu_<backend>_<op>_workspace(const <Op>Params*)
-//       the number of words (int32) of workspace that the kernel needs for this call; 0: it needs none
+//       the number of words (int32) of workspace that the kernel needs for this call
 //   const char* ngram_npu_<backend>_error()
 //       the reason why the calling thread's last launch failed
 #pragma once
@@ -16,10 +16,11 @@ namespace ngram_npu::torch_api {
 constexpr int32_t kNumDeviceTypes = 32;
 
 using Kernel = int32_t (*)(const void* params, void* stream);
-using WorkspaceWords = int64_t (*)(const void* params);
-using LastError = const char* (*)();
+using GetWorkspaceWordsFn = int64_t (*)(const void* params);
+using GetLastErrorFn = const char* (*)();
 
-// An operator and its kernels. Each operator has one static object; the constructor adds it to the list of operators.
+// An operator and its kernels. Each operator has one static object, which the constructor adds to the list of
+// operators.
 class Operator {
  public:
   explicit Operator(const char* name);
@@ -27,21 +28,21 @@ class Operator {
   const char* name() const { return name_; }
   // Runs the device's kernel: on the CPU synchronously, otherwise on the current stream of the device.
   void call(const api::Device& device, const void* params) const;
-  // Words of workspace that the device's kernel needs for a call; 0 on the CPU.
+  // Number of words of workspace that the device's kernel needs for a call; 0 if it needs no workspace, as on the CPU.
   int64_t workspace_words(const api::Device& device, const void* params) const;
 
   static Operator* first();
   Operator* next() const { return next_; }
   Kernel kernel_for(int32_t device_type) const { return kernels_[device_type]; }
-  void set_kernel(int32_t device_type, Kernel kernel, WorkspaceWords workspace) {
+  void set_kernel(int32_t device_type, Kernel kernel, GetWorkspaceWordsFn get_workspace_words) {
     kernels_[device_type] = kernel;
-    workspaces_[device_type] = workspace;
+    workspace_functions_[device_type] = get_workspace_words;
   }
 
  private:
   const char* name_;
   Kernel kernels_[kNumDeviceTypes] = {};
-  WorkspaceWords workspaces_[kNumDeviceTypes] = {};
+  GetWorkspaceWordsFn workspace_functions_[kNumDeviceTypes] = {};
   Operator* next_;
 };
 

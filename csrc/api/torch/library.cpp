@@ -1,4 +1,4 @@
-// Registers the operators with torch: their schemas, and one implementation (csrc/api) for all devices.
+// Registers the operators with torch: their schemas, and one implementation per operator (csrc/api) for all devices.
 #include <pybind11/detail/common.h>
 
 #include "api/bookkeeping.h"
@@ -18,8 +18,8 @@ STABLE_TORCH_LIBRARY(ngram_npu, m) {
 }
 
 // Calls a boxed operator and converts its argument errors to Python's ValueError. Up to torch 2.14, pybind11 converts a
-// standard exception by its type. From 2.15 on, torch first converts it to RuntimeError, unless it is an exception of
-// pybind11.
+// standard exception by its type. From 2.15 on, torch first converts the exception to RuntimeError, unless it is an
+// exception of pybind11.
 template <auto boxed>
 void call_with_value_errors(StableIValue* stack, uint64_t num_args, uint64_t num_outputs) {
   try {
@@ -105,7 +105,8 @@ Tensor empty_on_device_of(const Tensor& like, std::initializer_list<int64_t> siz
 }
 
 Executor torch_executor() {
-  // Two threads are faster from a total of 128k to 256k tokens on, with an idle or a busy pool (docs/design/cpu.md).
+  // Two threads are faster than one if the rows have at least 128k to 256k tokens in total, whether or not the pool is
+  // idle (docs/design/cpu.md).
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 17;
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
     torch::stable::parallel_for(0, num_tasks, 1, [fn, context](int64_t begin, int64_t end) {

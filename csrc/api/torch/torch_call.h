@@ -29,7 +29,7 @@ Tensor empty_on_device_of(const Tensor& like, std::initializer_list<int64_t> siz
 // Returns an executor that uses torch's thread pool (at::parallel_for) with torch.get_num_threads() threads.
 Executor torch_executor();
 
-// The workspace of a call: the caller's tensor, zeroed memory for this call, or nothing if the kernel needs none.
+// The workspace of a call: the caller's tensor, zeroed memory for this call, or no memory if the kernel needs none.
 class Workspace {
  public:
   Workspace() = default;
@@ -39,7 +39,7 @@ class Workspace {
     data_ = tensor_->mutable_data_ptr();
   }
 
-  void* data() const { return data_; }  // null if the kernel needs none
+  void* data() const { return data_; }  // null if the kernel needs no workspace
 
  private:
   // The tensor is freed as soon as the kernel is enqueued, which is safe because torch's allocators are stream-ordered.
@@ -57,8 +57,8 @@ class TorchCall : public api::Arguments {
   api::TensorView view(const char* name, In tensor) {
     api::TensorView view = view_of(tensor);
     view.name = name;
-    if (first_ == nullptr) {
-      first_ = &tensor;
+    if (first_argument_ == nullptr) {
+      first_argument_ = &tensor;
       device_ = view.device;
     }
     return view;
@@ -70,11 +70,11 @@ class TorchCall : public api::Arguments {
     return view;
   }
 
-  Tensor empty(int64_t size) const { return empty_on_device_of(*first_, {size}); }
-  Tensor empty(int64_t rows, int64_t columns) const { return empty_on_device_of(*first_, {rows, columns}); }
+  Tensor empty(int64_t size) const { return empty_on_device_of(*first_argument_, {size}); }
+  Tensor empty(int64_t rows, int64_t columns) const { return empty_on_device_of(*first_argument_, {rows, columns}); }
   static int32_t* data(Tensor& tensor) { return static_cast<int32_t*>(tensor.mutable_data_ptr()); }
   Tensor empty_tokens(int64_t item_bytes, int64_t rows, int64_t columns) const {
-    return empty_on_device_of(*first_, {rows, columns}, item_bytes);
+    return empty_on_device_of(*first_argument_, {rows, columns}, item_bytes);
   }
   static void* tokens(Tensor& tensor) { return tensor.mutable_data_ptr(); }
 
@@ -103,7 +103,7 @@ class TorchCall : public api::Arguments {
   template <class Op>
   static Operator kOperator;
 
-  const Tensor* first_ = nullptr;
+  const Tensor* first_argument_ = nullptr;
   api::Device device_;
 };
 

@@ -1,4 +1,4 @@
-"""Drafts under a scheduler that never waits. Guide: docs/guides/async.md."""
+"""Drafts for runners whose scheduler never waits for the device (docs/guides/async.md)."""
 
 from ngram_npu.async_state.batch import (
     Admission,

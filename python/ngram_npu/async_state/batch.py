@@ -1,4 +1,4 @@
-"""Input of :class:`AsyncSpecState`: the configuration, and one :class:`Batch` per step."""
+"""Input of :class:`AsyncSpecState`: contains the configuration and the :class:`Batch` of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ngram_npu.drafting import uses_index
 from ngram_npu.host_drafting import Stop
 
 IntArray = npt.NDArray[np.integer[Any]]
-"""One-dimensional unless stated otherwise. Any integer dtype; int32 needs no conversion."""
+"""Integers of any dtype, one-dimensional unless stated otherwise; int32 needs no conversion."""
 
 _INT32_MAX = 2**31 - 1
 ACCEPTANCE_UNIT = 65536
@@ -31,11 +31,11 @@ class KVGroup:
     """One group of KV caches that share a block table."""
 
     block_size: int
-    """Tokens per block, for the attention kernel."""
+    """Number of tokens per block of the attention kernel."""
     max_blocks: int
     """Maximum number of blocks per row: the width NB of the block table."""
     blocks_per_kv_block: int = 1
-    """Kernel blocks per block of the block manager; `block_ids` are kernel blocks."""
+    """Kernel blocks per block of the block manager; `block_ids` are ids of kernel blocks."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class MergeConfig:
     """
 
     min_match_len: int = 1
-    """Minimum match length in tokens; n-grams of a shorter match are not used."""
+    """Minimum match length in tokens; n-gram drafts of a shorter match are not used."""
     min_accepted: float = 0.0
-    """Minimum expected number of accepted tokens per step, 0 to 32767, for n-grams to be used."""
+    """Minimum expected number of accepted tokens of an n-gram draft, 0 to 32767."""
     extend: bool = False
     """Whether n-gram drafts that begin with the neural draft may extend it."""
     match_costs: Sequence[int] | None = None
-    """[16] cost of an n-gram draft token by match length, in sixteenths of a bit, 0 to 255. By
+    """[16], the cost of an n-gram draft token by match length, in sixteenths of a bit, 0 to 255. By
     default, fitted costs are used. Ignored for a ladder with a `min_draft_probability`, whose
     lookup provides the cost of each token."""
 
@@ -101,8 +101,8 @@ class AsyncConfig:
     otherwise. The index, and thus a ladder, requires the CPU or ``draft_on="host"``."""
     draft_on: Literal["auto", "device", "host"] = "auto"
     """Where lookups run. ``"host"``: in a host function in stream order, with index and store in
-    host memory; the store lags one step. ``"auto"`` means ``"host"`` if there is a store and the
-    device is not the CPU, and ``"device"`` otherwise."""
+    host memory; tokens enter the store one step later. ``"auto"`` means ``"host"`` if there is a
+    store and the device is not the CPU, and ``"device"`` otherwise."""
     token_capacity: int | None = None
     """Number of tokens that the index can hold for all rows together, e.g. the capacity of the KV
     cache (default: enough for full rows). Rows that do not fit are scanned."""
@@ -115,7 +115,7 @@ class AsyncConfig:
     pad_token: int = 0
     """Input token for a scheduled draft that the lookup did not find; verified like any draft."""
     pad_slot: int = -1
-    """KV slot of a token that this rank does not store, of `slot_dtype`."""
+    """KV slot of a token that this rank does not store; a value of `slot_dtype`."""
     slot_dtype: Literal["int32", "int64"] = "int64"
     cp_world: int = 1
     """Number of context-parallel ranks (``compute_slot_mapping_``)."""
@@ -170,7 +170,7 @@ class AsyncConfig:
             self.ngram,
             self.engine,
             capacity=self.row_capacity,
-            short=INDEX_POLICY.max_scan_row_capacity if on_cpu else self.row_capacity,
+            max_scan=INDEX_POLICY.max_scan_row_capacity if on_cpu else self.row_capacity,
             device_type="cpu",
             prefix="AsyncConfig: ",
         )
@@ -178,7 +178,7 @@ class AsyncConfig:
     def _check_layout(self) -> None:
         """Checks the requirements of the operators that compute KV slots.
 
-        These would reject the sizes only in begin_step, after the host state has changed.
+        The operators would reject the sizes only in begin_step, after the host state has changed.
         """
         limit = 2 ** (31 if self.slot_dtype == "int32" else 63)
         self._check_range("pad_slot", -limit, limit - 1)
@@ -210,66 +210,66 @@ class Admission:
     row: int
     """0 to R-1; must be free after the batch's `removed` and `moves`."""
     token_ids: IntArray
-    """[T] the tokens known to the host: the prompt and the tokens generated so far."""
+    """[T], the tokens known to the host: the prompt and the tokens generated so far."""
     block_ids: tuple[IntArray, ...]
     """The request's blocks in each KV group."""
     num_computed_tokens: int = 0
-    """Number of tokens with KV in those blocks already (prefix cache), less than T."""
+    """Number of tokens with keys and values in these blocks (prefix cache), below T."""
     scope: int = 0
     """With a store: requests share text only within a scope (:func:`ngram_npu.scope_of`)."""
     stop: Stop | None = None
     """With a store and drafts on the host: stop conditions of the request. Its text is stored up to
-    the first one and not beyond. Without, the tokens of its last step are not stored."""
+    the first stop. Without stop conditions, the tokens of its last step are not stored."""
 
 
 @dataclass(frozen=True)
 class NewBlocks:
-    """Blocks appended to rows of one KV group: `block_ids[j]` goes to row `rows[j]`, in order.
+    """Blocks appended to rows of one KV group: row `rows[j]` gets `block_ids[j]`, in order.
 
-    begin_step rejects a step without blocks for all its tokens.
+    begin_step rejects a step if a request has too few blocks for its tokens.
     """
 
     rows: IntArray = field(default_factory=lambda: _EMPTY)
-    """[N]; a row may occur more than once."""
+    """[N], rows; a row may occur more than once."""
     block_ids: IntArray = field(default_factory=lambda: _EMPTY)
-    """[N]."""
+    """[N], ids of kernel blocks."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step as scheduled. The arrays are only read.
+    """A scheduled step. The arrays are only read.
 
-    Changes are applied in the order `removed`, `moves`, `new` and `resumed`, `new_blocks`. Then the
-    step runs on `rows`.
+    The changes of rows are applied in the order `removed`, `moves`, `new` and `resumed`,
+    `new_blocks`. Then the step runs on `rows`.
     """
 
     rows: IntArray
-    """[B] the row at each batch position, without duplicates. A runner that keeps its requests in
+    """[B], the row at each batch position, without duplicates. A runner that keeps its requests in
     batch order (vLLM's V1) passes `arange(B)` and `moves`. A runner that maps positions to rows
     (V2) passes this mapping."""
     num_scheduled_tokens: IntArray
-    """[B] tokens of each request in this step, including drafts; >= 1."""
+    """[B], number of tokens of each request in this step, including drafts; at least 1."""
     num_scheduled_drafts: IntArray
-    """[B] how many of these tokens are drafts of the last step: 0 to k, and 0 unless the request
-    sampled in the last step. Missing drafts are padded. To schedule only existing drafts, see
-    :meth:`AsyncSpecState.wait_drafts`."""
+    """[B], how many of these tokens are drafts of the last step: 0 to k, and 0 unless the request
+    sampled in the last step. If the lookup found fewer drafts, they are padded. To schedule only
+    existing drafts, see :meth:`AsyncSpecState.wait_drafts`."""
     removed: IntArray = field(default_factory=lambda: _EMPTY)
-    """[F] rows of finished and preempted requests."""
+    """[F], rows of finished and preempted requests."""
     moves: IntArray = field(default_factory=lambda: _EMPTY_PAIRS)
-    """[N,2] (from, to), applied simultaneously: any permutation. Moves relabel rows and copy no
-    data."""
+    """[N,2], pairs (from, to) of rows, applied simultaneously; any permutation is allowed. Moves
+    relabel rows and copy no data."""
     new: Sequence[Admission] = ()
     resumed: Sequence[Admission] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
-    """One per KV group, or empty."""
+    """One element per KV group, or empty."""
 
 
 def check_types(batch: Batch, num_groups: int) -> None:
     """Raises ValueError if a field has the wrong type; the message names the field."""
     if not isinstance(batch, Batch):
         raise ValueError(f"batch: expected a Batch, got {type(batch).__name__}")
-    for name, kind in (("new", Admission), ("resumed", Admission), ("new_blocks", NewBlocks)):
-        check_sequence(name, getattr(batch, name), kind)
+    for name, item_type in (("new", Admission), ("resumed", Admission), ("new_blocks", NewBlocks)):
+        check_sequence(name, getattr(batch, name), item_type)
     for admission in (*batch.new, *batch.resumed):
         ids = admission.block_ids
         if not isinstance(ids, (tuple, list)) or len(ids) != num_groups:
@@ -283,12 +283,14 @@ def check_types(batch: Batch, num_groups: int) -> None:
         )
 
 
-def check_sequence(name: str, items: object, kind: type) -> None:
-    wrong = None
+def check_sequence(name: str, items: object, item_type: type) -> None:
+    wrong_type = None
     # Tuples and lists are checked first, because the check for Sequence takes a microsecond.
     if not isinstance(items, (tuple, list)) and not isinstance(items, Sequence):
-        wrong = type(items)
+        wrong_type = type(items)
     else:
-        wrong = next((t for t in {*map(type, items)} if not issubclass(t, kind)), None)
-    if wrong is not None:
-        raise ValueError(f"{name}: expected a sequence of {kind.__name__}, got {wrong.__name__}")
+        wrong_type = next((t for t in {*map(type, items)} if not issubclass(t, item_type)), None)
+    if wrong_type is not None:
+        raise ValueError(
+            f"{name}: expected a sequence of {item_type.__name__}, got {wrong_type.__name__}"
+        )

@@ -1,4 +1,4 @@
-"""The device interface of AsyncSpecState: memory, copies, two streams, and transfer buffers."""
+"""Contains the interface of AsyncSpecState to a device: memory, copies, streams, buffers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Device(Protocol):
         """Returns an empty index on the device for the settings ``ngram``.
 
         Raises:
-            ValueError: The device does not support an index, or not one of these sizes.
+            ValueError: The device does not support an index, or a size is out of bounds.
         """
 
     def host_function_stream(self) -> HostFunctionStream:
@@ -49,7 +49,7 @@ class Device(Protocol):
         """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
-        """Enqueues a copy between host and device. The source must not change until it is done."""
+        """Enqueues a copy between host and device, during which the source must not change."""
 
     def record(self, stream: Stream) -> Event:
         """Returns an event that is set when all work enqueued on `stream` so far is done."""
@@ -94,7 +94,7 @@ class StreamDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._runtime: Any = getattr(torch, device.type)
-        self._side = self._runtime.Stream(device=device)
+        self._side_stream = self._runtime.Stream(device=device)
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype, device=self._device)
@@ -117,25 +117,25 @@ class StreamDevice:
         if stream == "main":
             target.copy_(source, non_blocking=True)
             return
-        with self._runtime.stream(self._side):
+        with self._runtime.stream(self._side_stream):
             target.copy_(source, non_blocking=True)
 
     def record(self, stream: Stream) -> Event:
         event = self._runtime.Event()
-        event.record(self._stream(stream))
+        event.record(self._get_stream(stream))
         return event
 
     def wait(self, stream: Stream, event: Event) -> None:
-        self._stream(stream).wait_event(event)
+        self._get_stream(stream).wait_event(event)
 
     def synchronize(self, event: Event) -> None:
         event.synchronize()
 
-    def _stream(self, stream: Stream) -> Any:
-        return self._side if stream == "side" else self._runtime.current_stream(self._device)
+    def _get_stream(self, stream: Stream) -> Any:
+        return self._side_stream if stream == "side" else self._runtime.current_stream(self._device)
 
 
-def device_for(device: str | torch.device) -> Device:
+def make_device(device: str | torch.device) -> Device:
     """Returns the Device for a torch device.
 
     Raises:
@@ -161,7 +161,8 @@ class HostBuffer:
         self.array: npt.NDArray[np.int32] = self.tensor.numpy()
 
     def reserve(self, size: int) -> None:
-        """Grows the buffer to at least `size` elements. Contents are lost; no copy may use it."""
+        """Grows the buffer, which no copy may be using, to `size` elements. Its contents are
+        lost."""
         if size > len(self.array):
             self._allocate(max(size, 2 * len(self.array)))
 

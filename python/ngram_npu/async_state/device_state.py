@@ -1,4 +1,4 @@
-"""The exact state on the device, and the operators that update it without a host read."""
+"""Keeps the exact state on the device, which operators update without a read by the host."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from ngram_npu.store import NgramStore, make_store
 
 
 class PackedRow:
-    """Rows of the tensor with a step's int32 arrays, which precedes the input ids."""
+    """Row numbers in the tensor with the int32 arrays of a step, which precedes the input ids."""
 
-    SCOPES, _, SLOTS, PREVIOUS, COMPUTED, ACCEPTED = range(6)  # the int64 scopes take two rows
-    DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS, QUERY_START, FREED, COUNT = range(6, 12)
+    SCOPES, _, SLOTS, PREVIOUS_POSITIONS, NUM_COMPUTED = range(5)  # int64 scopes take two rows
+    NUM_ACCEPTED, NUM_DRAFTS, CU_NUM_DRAFTS, PREVIOUS_NUM_DRAFTS = range(5, 9)
+    QUERY_START_LOC, FREED_SLOTS, NUM_ROWS = range(9, 12)
 
 
 def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -> None:
-    """Raises ValueError if the device cannot use a store, or the state not the one passed to it."""
+    """Raises ValueError if the device supports no store, or the passed store cannot be used."""
     has_store = store is not None or config.ngram.store is not None
     if has_store and config.draft_on == "device" and not isinstance(device, CpuDevice):
         raise ValueError(
@@ -81,13 +82,13 @@ def check_drafter(draft: NeuralDrafter | None, merge: MergeConfig | None) -> Non
 
 
 LAG = 1
-"""Steps between the end of a request and its announcement, because the next step has begun."""
+"""Steps between a request's end and its announcement: the next step has begun before."""
 
 
 class HostLookup:
     """Lookups in host memory (``draft_on="host"``).
 
-    The slot of a request is its row in :class:`HostDrafting`, so moves need no announcement.
+    The row of a request in :class:`HostDrafting` is its slot, so moves need no announcement.
     """
 
     def __init__(
@@ -119,18 +120,20 @@ class HostLookup:
             fill=False,
         )
 
-    def announce(self, changes: RowChanges) -> None:
-        """Announces the requests that leave and join before the next lookup."""
+    def announce_requests(self, changes: RowChanges) -> None:
+        """Announces the requests that leave and enter before the next lookup."""
         for slot in changes.freed.tolist():
             self._drafting.end(slot)
-        joined = zip(changes.admitted.tolist(), changes.admissions, changes.token_ids, strict=True)
-        for slot, admission, token_ids in joined:
+        new_requests = zip(
+            changes.admitted.tolist(), changes.admissions, changes.token_ids, strict=True
+        )
+        for slot, admission, token_ids in new_requests:
             self._drafting.begin(slot, token_ids, scope=admission.scope, stop=admission.stop)
 
     def propose(
         self, slots: Int64Array, num_sampled: torch.Tensor, sampled: torch.Tensor
     ) -> DeviceDrafts:
-        """Returns drafts that follow the first num_sampled [B] tokens of sampled [B,M]."""
+        """Appends the first num_sampled [B] tokens of sampled [B,M], and returns drafts."""
         batch, width = sampled.shape
         unused = self._zeros[:batch, : self._max_sampled - width]
         counts_and_tokens = torch.cat((num_sampled.view(-1, 1), sampled, unused), dim=1)
@@ -145,45 +148,45 @@ class HostLookup:
 
 @dataclass(frozen=True)
 class BatchViews:
-    """Buffers sliced to B requests. They are cached per B, because slicing takes host time."""
+    """Slices of the buffers for B requests, cached because slicing takes host time."""
 
     slots: torch.Tensor
-    previous: torch.Tensor
-    host_computed: torch.Tensor
-    accepted: torch.Tensor
-    drafts: torch.Tensor
-    cu_drafts: torch.Tensor
+    previous_positions: torch.Tensor
+    host_num_computed: torch.Tensor
+    num_accepted: torch.Tensor
+    num_drafts: torch.Tensor
+    cu_num_drafts: torch.Tensor
     query_start_loc: torch.Tensor
-    computed: torch.Tensor
+    num_computed: torch.Tensor
     discard: torch.Tensor
     seq_lens: torch.Tensor
 
 
 class DeviceState:
-    """The device tensors, and the launches on the main stream in the order of the calls."""
+    """Owns the device tensors, and launches the operators on the main stream."""
 
     def __init__(self, config: AsyncConfig, device: Device, store: NgramStore | None) -> None:
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
         int32 = torch.int32
         self._config = config
         self._ops: Any = torch.ops.ngram_npu
-        # Indexed by slot.
-        num_packed = PackedRow.COUNT * (rows + 1)
+        # These tensors are indexed by slot.
+        num_packed = PackedRow.NUM_ROWS * (rows + 1)
         self.upload = make_upload(device, config, num_packed + tokens)
         self.token_ids, self.num_tokens = self.upload.token_ids, self.upload.num_tokens
         self.block_tables = self.upload.block_tables
-        # Indexed by batch position, or by token of the step.
+        # These tensors are indexed by batch position, or by token of the step.
         self.input_ids = self.upload.fixed[num_packed:]
-        self.query_start_loc = self._packed_row(PackedRow.QUERY_START, rows + 1)
-        self._previous_drafts = self._packed_row(PackedRow.PREVIOUS_DRAFTS, rows)
-        self._accepted = self._packed_row(PackedRow.ACCEPTED, rows)
+        self.query_start_loc = self._get_packed_row(PackedRow.QUERY_START_LOC, rows + 1)
+        self._previous_drafts = self._get_packed_row(PackedRow.PREVIOUS_NUM_DRAFTS, rows)
+        self._accepted = self._get_packed_row(PackedRow.NUM_ACCEPTED, rows)
         self._computed = device.tensor((rows,), int32)
         self.discard = device.tensor((rows,), torch.bool)
         self.seq_lens = device.tensor((rows,), int32)
         self.positions = device.tensor((tokens,), torch.int64)
         slot_dtype = getattr(torch, config.slot_dtype)
         self.slot_mappings = tuple(device.tensor((tokens,), slot_dtype) for _ in config.kv_groups)
-        # Results of the last step. In the first step, no previous position refers to them.
+        # The results of the last step. In the first step, no previous position refers to a result.
         self._num_sampled = device.tensor((rows,), int32)
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
@@ -197,7 +200,7 @@ class DeviceState:
             store = None
         elif config.uses_index(on_cpu=on_cpu):
             index = device.index(lookup, rows, config.index_capacity)
-        # Workspaces for the synchronisation of a launch's thread blocks; zero between launches.
+        # Workspaces by which the thread blocks of a launch synchronise; zero between launches.
         self._workspaces = tuple(
             device.tensor((workspace_size(op, rows),), int32)
             for op in ("correct_spec_state_", "ngram_step_")
@@ -207,20 +210,20 @@ class DeviceState:
         if self.host is None and store is None and lookup.store is not None:
             store = make_store(lookup, rows, kind="torch")
 
-        def on_device(table: torch.Tensor) -> torch.Tensor:
-            placed = device.tensor(table.shape, table.dtype)
-            device.copy(placed, table, "main")
-            return placed
+        def copy_to_device(table: torch.Tensor) -> torch.Tensor:
+            target = device.tensor(table.shape, table.dtype)
+            device.copy(target, table, "main")
+            return target
 
         # With lookups on the host, the operator on the device only appends the sampled tokens.
-        append_only = NgramConfig(k=1, vocab_size=lookup.vocab_size)
+        append_settings = NgramConfig(k=1, vocab_size=lookup.vocab_size)
         self._drafting = Drafting(
-            lookup if self.host is None else append_only,
+            lookup if self.host is None else append_settings,
             kind="torch",
             index=index,
             store=store,
             workspace=self._workspaces[1],
-            place=on_device,
+            copy_to_device=copy_to_device,
         )
         self._draft_costs: torch.Tensor | None = None
         self._returns_costs = has_store or (
@@ -233,7 +236,7 @@ class DeviceState:
             if not self._returns_costs:
                 costs = config.merge.match_costs
                 table = np.array(default_match_costs() if costs is None else costs, np.uint8)
-                self._match_costs = on_device(torch.from_numpy(table))
+                self._match_costs = copy_to_device(torch.from_numpy(table))
         if store is not None:
             self.scopes = self.upload.fixed[: 2 * (rows + 1)].view(torch.int64)
 
@@ -245,22 +248,22 @@ class DeviceState:
     def store(self) -> NgramStore | None:
         return self._drafting.store if self.host is None else self.host.store
 
-    def _packed_row(self, index: int, length: int) -> torch.Tensor:
+    def _get_packed_row(self, index: int, length: int) -> torch.Tensor:
         start = index * (self._config.max_rows + 1)
         return self.upload.fixed[start : start + length]
 
-    def views(self, batch: int) -> BatchViews:
+    def get_views(self, batch: int) -> BatchViews:
         views = self._views.get(batch)
         if views is None:
             views = self._views[batch] = BatchViews(
-                slots=self._packed_row(PackedRow.SLOTS, batch),
-                previous=self._packed_row(PackedRow.PREVIOUS, batch),
-                host_computed=self._packed_row(PackedRow.COMPUTED, batch),
-                accepted=self._packed_row(PackedRow.ACCEPTED, batch),
-                drafts=self._packed_row(PackedRow.DRAFTS, batch),
-                cu_drafts=self._packed_row(PackedRow.CU_DRAFTS, batch),
-                query_start_loc=self._packed_row(PackedRow.QUERY_START, batch + 1),
-                computed=self._computed[:batch],
+                slots=self._get_packed_row(PackedRow.SLOTS, batch),
+                previous_positions=self._get_packed_row(PackedRow.PREVIOUS_POSITIONS, batch),
+                host_num_computed=self._get_packed_row(PackedRow.NUM_COMPUTED, batch),
+                num_accepted=self._get_packed_row(PackedRow.NUM_ACCEPTED, batch),
+                num_drafts=self._get_packed_row(PackedRow.NUM_DRAFTS, batch),
+                cu_num_drafts=self._get_packed_row(PackedRow.CU_NUM_DRAFTS, batch),
+                query_start_loc=self._get_packed_row(PackedRow.QUERY_START_LOC, batch + 1),
+                num_computed=self._computed[:batch],
                 discard=self.discard[:batch],
                 seq_lens=self.seq_lens[:batch],
             )
@@ -277,21 +280,18 @@ class DeviceState:
             rows = self._config.max_rows
             slots = device.host_tensor((rows,), torch.int32)
             slots.copy_(torch.arange(rows, device="cpu"))
-            device.copy(self._packed_row(PackedRow.FREED, rows), slots, "main")
+            device.copy(self._get_packed_row(PackedRow.FREED_SLOTS, rows), slots, "main")
             self.empty_slots(rows)
 
     def empty_slots(self, count: int) -> None:
-        """Empties the first `count` uploaded index slots, those of requests that have left.
-
-        The store keeps the text of these requests.
-        """
+        """Empties the first `count` uploaded slots, whose requests have left; not the store."""
         if count and self.host is None and (self.index is not None or self.store is not None):
-            self._drafting.end(self._packed_row(PackedRow.FREED, count))
+            self._drafting.end(self._get_packed_row(PackedRow.FREED_SLOTS, count))
 
-    def correct(self, views: BatchViews) -> None:
+    def correct_counts(self, views: BatchViews) -> None:
         """Corrects the uploaded counts and completes the inputs of the forward pass."""
         config = self._config
-        placement = {
+        rank_arguments = {
             "cp_world": config.cp_world,
             "cp_rank": config.cp_rank,
             "cp_interleave": config.cp_interleave,
@@ -305,10 +305,10 @@ class DeviceState:
             seq_lens=self.seq_lens,
             slot_mapping=self.slot_mappings[0],
             discard=views.discard,
-            prev_positions=views.previous,
+            prev_positions=views.previous_positions,
             num_sampled_prev=self._num_sampled,
             num_draft_prev=self._previous_drafts,
-            host_num_computed_tokens=views.host_computed,
+            host_num_computed_tokens=views.host_num_computed,
             query_start_loc=views.query_start_loc,
             num_tokens=self.num_tokens,
             block_table=self.block_tables[0],
@@ -316,7 +316,7 @@ class DeviceState:
             block_size=first.block_size,
             blocks_per_kv_block=first.blocks_per_kv_block,
             workspace=self._workspaces[0],
-            **placement,
+            **rank_arguments,
         )
         for i, group in enumerate(others, 1):
             self._ops.compute_slot_mapping_(
@@ -327,22 +327,24 @@ class DeviceState:
                 row_indices=views.slots,
                 block_size=group.block_size,
                 blocks_per_kv_block=group.blocks_per_kv_block,
-                **placement,
+                **rank_arguments,
             )
         self._ops.prepare_input_ids_(
             self.input_ids,
             query_start_loc=views.query_start_loc,
-            prev_positions=views.previous,
+            prev_positions=views.previous_positions,
             next_token_ids=self._next_token_ids,
             draft_token_ids=self._draft_token_ids,
-            num_scheduled_drafts=views.drafts,
+            num_scheduled_drafts=views.num_drafts,
             pad_token=config.pad_token,
         )
 
-    def accept(self, sampled: torch.Tensor, views: BatchViews) -> tuple[torch.Tensor, torch.Tensor]:
+    def accept_tokens(
+        self, sampled: torch.Tensor, views: BatchViews
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the newest token and the number of new tokens of each request.
 
-        This runs before the slower lookup, because the host state needs only these results.
+        This method runs before the slower lookup, because the host needs only these results.
         """
         next_token_ids, num_sampled = self._ops.prepare_next_token_ids(
             sampled,
@@ -383,7 +385,7 @@ class DeviceState:
             num_draft_tokens, match_len = drafts.num_draft_tokens, drafts.match_len
             costs = drafts.draft_costs if self._returns_costs else None
         indices, num_rejected = self._ops.prepare_inputs_padded(
-            views.cu_drafts, num_sampled, views.query_start_loc
+            views.cu_num_drafts, num_sampled, views.query_start_loc
         )
         drafter_batch: PaddedDrafterBatch | RaggedDrafterBatch
         if self._config.disable_padded_drafter_batch:
@@ -427,7 +429,7 @@ class DeviceState:
             match_costs=self._match_costs,
             row_indices=views.slots,
             num_sampled=outputs.num_sampled,
-            num_scheduled_drafts=views.drafts,
+            num_scheduled_drafts=views.num_drafts,
             neural_acceptance=self.upload.acceptance,
             min_match_len=merge.min_match_len,
             threshold=int(merge.min_accepted * ACCEPTANCE_UNIT),

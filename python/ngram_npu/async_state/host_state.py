@@ -1,9 +1,9 @@
-"""The host's copy of each request's lengths and tokens, updated with vectorised arithmetic.
+"""Keeps the host's copy of each request's lengths and tokens, with vectorised arithmetic.
 
 A request keeps one *slot* until it leaves. The runner's row numbers are labels of slots, so moving
 a row changes only its label, and neither token rows nor pending steps are affected. When a slot is
-given to another request, its *generation* changes. Results of a step that ran with the previous
-request are recognised by this and ignored.
+given to another request, the slot's *generation* changes. By the generation, results of a step that
+ran with the previous request are recognised and ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 import ngram_npu._C as _C
 from ngram_npu.async_state.batch import Admission, Batch, IntArray
-from ngram_npu.async_state.upload import CHUNK, Int32Array, Int64Array, Rows, count_chunks
+from ngram_npu.async_state.upload import CHUNK_ITEMS, Int32Array, Int64Array, Rows, count_chunks
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -30,10 +30,12 @@ class RowChanges(NamedTuple):
     """The host state after a batch's removals, moves and admissions."""
 
     slot_of: Int64Array
+    """The slot of each row, -1 for a free row."""
     upper_computed: Int32Array
     upper_tokens: Int32Array
     last_position: Int32Array
     freed: Int64Array
+    """The slots of requests that leave."""
     admissions: Sequence[Admission] = ()
     admitted: Int64Array = _NO_SLOTS
     """The slot of each admission."""
@@ -43,7 +45,7 @@ class RowChanges(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A step as known to the host between begin_step and reconcile; arrays are [B]."""
+    """What the host knows of a step between begin_step and reconcile. The arrays are [B]."""
 
     number: int
     rows: Int32Array
@@ -52,13 +54,13 @@ class Step:
     num_scheduled_tokens: Int32Array
     num_scheduled_drafts: Int32Array
     prev_positions: Int32Array
-    """Position in the previous step if the request sampled there, otherwise -1."""
+    """Batch position in the previous step if the request sampled in that step, otherwise -1."""
     host_num_computed: Int32Array
-    """Upper bound of the computed tokens before the step: all drafts in flight accepted."""
+    """Upper bound of the computed tokens before the step, with all drafts in flight accepted."""
     sampled_up_to: Int32Array
-    """Tokens this step adds if all its drafts are accepted; 0 for a discarded request."""
+    """Number of new tokens if all drafts are accepted; 0 for a discarded request."""
     query_start_loc: Int32Array
-    """[B+1]."""
+    """[B+1], first token of each request in the step, then the number of tokens."""
     num_step_tokens: int
 
 
@@ -66,11 +68,11 @@ class Step:
 class _Fault:
     reason: str
     last_step: float = math.inf
-    """The last step that contains the request; known once the request is removed."""
+    """The last step that contains the request; infinite until the request is removed."""
 
 
 class HostState:
-    """Lengths, tokens and row labels of all requests, as arrays [R] indexed by slot.
+    """Keeps lengths, tokens and rows of all requests, in arrays [R] indexed by slot.
 
     The ``upper_*`` counts assume that all drafts in flight are accepted. The ``exact_*`` counts are
     exact as of the last reconciled step.
@@ -87,25 +89,25 @@ class HostState:
         self.exact_computed = np.zeros(max_rows, np.int32)
         self.exact_tokens = np.zeros(max_rows, np.int32)
         self.scopes = np.zeros(max_rows, np.int64)
-        self._row_length = count_chunks(capacity) * CHUNK
+        self._row_length = count_chunks(capacity) * CHUNK_ITEMS
         self.token_ids = np.zeros((max_rows, self._row_length), np.int32)
         self._flat_token_ids = self.token_ids.reshape(-1)
-        self._chunks = self.token_ids.reshape(-1, CHUNK)
+        self._chunks = self.token_ids.reshape(-1, CHUNK_ITEMS)
         self._generation = np.zeros(max_rows, np.int64)
         self._faults: dict[tuple[int, int], _Fault] = {}
         """Requests with an invalid sampler result, by slot and generation. An entry is kept until
         the last step of its request is reconciled."""
         self._newest_step = 0
         self._last_position = np.full(max_rows, -1, np.int32)
-        self._free = list(range(max_rows))[::-1]
+        self._free_slots = list(range(max_rows))[::-1]
         self._columns = np.arange(max_drafts + 1)
 
     def plan_rows(self, batch: Batch) -> RowChanges:
         """Returns the effect of the batch's removals, moves and admissions; changes nothing.
 
-        Raises ValueError if a row is not live, not free, or out of range.
+        Raises ValueError if a row is out of range, or is free or live where it must not be.
         """
-        removed, moves = int32_vector(batch.removed, "removed"), np.asarray(batch.moves)
+        removed, moves = to_int32_vector(batch.removed, "removed"), np.asarray(batch.moves)
         if not (len(removed) or moves.size or batch.new or batch.resumed):
             return RowChanges(
                 self.slot_of,
@@ -121,23 +123,23 @@ class HostState:
         if moves.size:
             if moves.ndim != 2 or moves.shape[1] != 2:
                 raise ValueError(f"moves: expected [N,2], got {list(moves.shape)}")
-            moving = _release_rows(slot_of, int32_vector(moves[:, 0], "moves"), "moves")
-            _assign_rows(slot_of, int32_vector(moves[:, 1], "moves"), moving)
+            moved_slots = _release_rows(slot_of, to_int32_vector(moves[:, 0], "moves"), "moves")
+            _assign_rows(slot_of, to_int32_vector(moves[:, 1], "moves"), moved_slots)
         changes = RowChanges(slot_of, self.upper_computed, self.upper_tokens, last_position, freed)
         admissions = (*batch.new, *batch.resumed)
         return self._plan_admissions(admissions, changes) if admissions else changes
 
     def _plan_admissions(self, admissions: Sequence[Admission], changes: RowChanges) -> RowChanges:
-        # For a few admissions, a plain loop is faster than calls of numpy.
-        free, slot_of = self._free + changes.freed.tolist(), changes.slot_of
+        # For few admissions, a loop is faster than calls of numpy.
+        free_slots, slot_of = self._free_slots + changes.freed.tolist(), changes.slot_of
         upper_computed, upper_tokens = self.upper_computed.copy(), self.upper_tokens.copy()
         tokens, slots = [], []
         for admission in admissions:
             row, computed = admission.row, admission.num_computed_tokens
-            ids = int32_vector(admission.token_ids, "new/resumed: token_ids")
+            ids = to_int32_vector(admission.token_ids, "new/resumed: token_ids")
             length = len(ids)
             self._check_admission(admission, length, slot_of)
-            slot_of[row] = slot = free.pop()
+            slot_of[row] = slot = free_slots.pop()
             upper_computed[slot], upper_tokens[slot] = computed, length
             tokens.append(ids)
             slots.append(slot)
@@ -175,7 +177,7 @@ class HostState:
                 "rows, num_scheduled_tokens, num_scheduled_drafts: expected equal "
                 f"lengths, got {len(rows)}, {len(scheduled)}, {len(drafts)}"
             )
-        slots = live_slots(changes.slot_of, rows, "rows")
+        slots = find_live_slots(changes.slot_of, rows, "rows")
         if np.count_nonzero(np.bincount(rows)) != len(rows):
             raise ValueError(f"rows: expected each row once, got {rows}")
         if self._faults:
@@ -184,10 +186,10 @@ class HostState:
         previous = changes.last_position.take(slots)
         query_start_loc = np.zeros(len(rows) + 1, np.int32)
         np.add.accumulate(scheduled, out=query_start_loc[1:])
-        after = computed + scheduled
+        computed_after = computed + scheduled
         sampled_up_to = drafts + 1
-        sampled_up_to[after < tokens] = 0
-        self._check_step(scheduled, drafts, previous, tokens - computed, after)
+        sampled_up_to[computed_after < tokens] = 0
+        self._check_step(scheduled, drafts, previous, tokens - computed, computed_after)
         total = int(query_start_loc[-1])
         if total > self._max_step_tokens:
             raise ValueError(
@@ -222,30 +224,35 @@ class HostState:
         scheduled: Int32Array,
         drafts: Int32Array,
         previous: Int32Array,
-        known: Int32Array,
-        after: Int32Array,
+        num_known: Int32Array,
+        computed_after: Int32Array,
     ) -> None:
-        """Checks all rules in one pass, and identifies the violated rule only on failure."""
+        """Checks all rules together, and searches for the violated rule only on failure.
+
+        ``num_known`` counts known tokens without KV, ``computed_after`` the tokens with KV after
+        the step.
+        """
         uncomputed = scheduled - drafts
         # Viewed as unsigned, negative numbers exceed the limit too.
-        bad_drafts = (drafts.view(np.uint32) > self._max_drafts) | (
-            (drafts != 0) & ((previous < 0) | (uncomputed != known))
+        has_bad_drafts = (drafts.view(np.uint32) > self._max_drafts) | (
+            (drafts != 0) & ((previous < 0) | (uncomputed != num_known))
         )
         # The row must have space for the token that is sampled after the last scheduled one.
-        bad_length = ((uncomputed - 1).view(np.uint32) >= known) | (after >= self.capacity)
-        if not np.count_nonzero(bad_drafts | bad_length):
+        is_too_long = (uncomputed - 1).view(np.uint32) >= num_known
+        is_too_long |= computed_after >= self.capacity
+        if not np.count_nonzero(has_bad_drafts | is_too_long):
             return
-        if bad_drafts.any():
-            i = int(bad_drafts.argmax())
+        if has_bad_drafts.any():
+            i = int(has_bad_drafts.argmax())
             raise ValueError(
                 f"num_scheduled_drafts: expected 0 to {self._max_drafts}, got {drafts[i]} (of "
                 f"{scheduled[i]} scheduled tokens) at batch position {i}. Drafts must follow the "
                 "request's single uncomputed token; schedule 0 drafts if the request did not "
                 "sample in the last step."
             )
-        i = int(bad_length.argmax())
+        i = int(is_too_long.argmax())
         raise ValueError(
-            f"num_scheduled_tokens: expected 1 to {known[i]} tokens plus drafts, with at most "
+            f"num_scheduled_tokens: expected 1 to {num_known[i]} tokens plus drafts, with at most "
             f"{self.capacity} tokens in the row afterwards, got {scheduled[i]} with {drafts[i]} "
             f"drafts at batch position {i}"
         )
@@ -261,9 +268,9 @@ class HostState:
                 if fault is not None:
                     fault.last_step = step.number - 1
             self._generation[changes.freed] += 1
-            self._free += changes.freed.tolist()
+            self._free_slots += changes.freed.tolist()
             admitted = changes.admitted
-            del self._free[len(self._free) - len(admitted) :]
+            del self._free_slots[len(self._free_slots) - len(admitted) :]
             self.exact_computed[admitted] = self.upper_computed[admitted]
             self.exact_tokens[admitted] = self.upper_tokens[admitted]
             self._chunks[rows.indices[: rows.num_token_chunks]] = rows.chunks[
@@ -278,10 +285,10 @@ class HostState:
         self._generation.take(slots, out=step.generation)
         self._newest_step = step.number
 
-    def known_input_ids(self, step: Step) -> Int32Array | None:
+    def collect_known_input_ids(self, step: Step) -> Int32Array | None:
         """Returns the step's input ids, or None if all requests sampled in the previous step.
 
-        The ids of requests that did are placeholders, overwritten by ``prepare_input_ids_``.
+        The ids of requests that sampled are overwritten by ``prepare_input_ids_``.
         """
         if not len(step.rows) or not np.count_nonzero(step.prev_positions < 0):
             return None
@@ -301,49 +308,50 @@ class HostState:
             sampled: [B,M].
 
         Returns:
-            alive [B], whether the request still has its slot; computed and known tokens after the
-            step [B], 0 for requests that left; and the reason for each live request with an
-            invalid result, by batch position.
+            alive [B], whether the request still has its slot; the numbers of computed and of known
+            tokens after the step [B], 0 for requests that left; and, by batch position, the reason
+            for each live request with an invalid result.
         """
         alive = self._generation[step.slots] == step.generation
         faults = self._record_faults(step, num_sampled)
-        gained = np.where(
+        num_newly_computed = np.where(
             step.num_scheduled_drafts > 0, num_sampled, step.num_scheduled_tokens
         ).astype(np.int32)
         if faults:
-            gained[list(faults)] = num_sampled[list(faults)] = 0
+            num_newly_computed[list(faults)] = num_sampled[list(faults)] = 0
             faults = {i: reason for i, reason in faults.items() if alive[i]}
         slots = step.slots
-        over_computed = step.num_scheduled_tokens - gained
-        over_tokens = step.sampled_up_to - num_sampled
-        known = num_sampled
+        excess_computed = step.num_scheduled_tokens - num_newly_computed
+        excess_tokens = step.sampled_up_to - num_sampled
+        num_new_tokens = num_sampled
         if not alive.all():
-            slots, gained, known = slots[alive], gained[alive], num_sampled[alive]
-            over_computed, over_tokens = over_computed[alive], over_tokens[alive]
-            sampled = sampled[alive]
-        self.upper_computed[slots] -= over_computed
-        self.upper_tokens[slots] -= over_tokens
-        self.exact_computed[slots] += gained
+            slots, num_newly_computed = slots[alive], num_newly_computed[alive]
+            num_new_tokens, sampled = num_sampled[alive], sampled[alive]
+            excess_computed, excess_tokens = excess_computed[alive], excess_tokens[alive]
+        self.upper_computed[slots] -= excess_computed
+        self.upper_tokens[slots] -= excess_tokens
+        self.exact_computed[slots] += num_newly_computed
         start = slots * self._row_length + self.exact_tokens[slots]
-        self.exact_tokens[slots] += known
+        self.exact_tokens[slots] += num_new_tokens
         columns = self._columns[: sampled.shape[1]]
-        valid = columns < known[:, None]
-        self._flat_token_ids[(start[:, None] + columns)[valid]] = sampled[valid]
+        has_token = columns < num_new_tokens[:, None]
+        self._flat_token_ids[(start[:, None] + columns)[has_token]] = sampled[has_token]
         computed, tokens = np.zeros_like(num_sampled), np.zeros_like(num_sampled)
         computed[alive] = self.exact_computed[slots]
         tokens[alive] = self.exact_tokens[slots]
         return alive, computed, tokens, faults
 
     def _record_faults(self, step: Step, num_sampled: Int32Array) -> dict[int, str]:
-        """Returns the reason for each batch position with an invalid sampler result."""
+        """Returns the reasons, by batch position of requests with an invalid sampler result."""
         # Too many tokens may not fit into the row. Without any token, the next step has already
         # run on a token that was never sampled.
-        bad = (num_sampled > step.sampled_up_to) | ((num_sampled < 1) & (step.sampled_up_to > 0))
-        if not self._faults and not bad.any():
+        is_bad = (num_sampled < 1) & (step.sampled_up_to > 0)
+        is_bad |= num_sampled > step.sampled_up_to
+        if not self._faults and not is_bad.any():
             return {}
         reasons = {}
         for i, key in enumerate(zip(step.slots.tolist(), step.generation.tolist(), strict=True)):
-            if bad[i] and key not in self._faults:
+            if is_bad[i] and key not in self._faults:
                 limit, has_left = int(step.sampled_up_to[i]), key[1] != self._generation[key[0]]
                 self._faults[key] = _Fault(
                     f"sampled_token_ids: expected {min(1, limit)} to {limit} valid tokens of step "
@@ -357,9 +365,9 @@ class HostState:
         }
         return reasons
 
-    def by_row(self, by_slot: Int32Array) -> Int32Array:
-        """Returns a copy [R] indexed by row; 0 for free rows."""
-        return np.where(self.slot_of >= 0, by_slot[self.slot_of], 0).astype(np.int32)
+    def copy_by_row(self, values_by_slot: Int32Array) -> Int32Array:
+        """Returns a copy of an array by slot, indexed by row [R]; 0 for free rows."""
+        return np.where(self.slot_of >= 0, values_by_slot[self.slot_of], 0).astype(np.int32)
 
 
 def is_integer(value: object) -> bool:
@@ -367,10 +375,10 @@ def is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def int32_vector(values: IntArray, field: str) -> Int32Array:
-    """Returns the values as an int32 vector, without a copy if they already are one.
+def to_int32_vector(values: IntArray, field: str) -> Int32Array:
+    """Returns the values as an int32 vector, without a copy if they already are an int32 vector.
 
-    Raises ValueError if they have another rank, are not integers, or exceed 32 bits.
+    Raises ValueError if the values have another rank, are not integers, or exceed 32 bits.
     """
     array: npt.NDArray[Any] = values if type(values) is np.ndarray else np.asarray(values)
     if array.ndim != 1:
@@ -389,10 +397,10 @@ def int32_vector(values: IntArray, field: str) -> Int32Array:
 
 def _copy_int32(values: IntArray, field: str) -> Int32Array:
     """Copies the values, because a runner may reuse its arrays while the step is pending."""
-    return np.array(int32_vector(values, field))
+    return np.array(to_int32_vector(values, field))
 
 
-def live_slots(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
+def find_live_slots(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
     """Returns the slots of ``rows``; raises ValueError if a row is free or out of range."""
     try:
         slots: Int64Array = slot_of.take(rows.view(np.uint32))
@@ -407,7 +415,7 @@ def live_slots(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
 
 def _release_rows(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
     """Frees the rows and returns their slots."""
-    slots = live_slots(slot_of, rows, field)
+    slots = find_live_slots(slot_of, rows, field)
     if len({*slots.tolist()}) != len(slots):
         raise ValueError(f"{field}: expected each row once, got {rows}")
     slot_of.put(rows, -1)

@@ -1,4 +1,4 @@
-"""Inputs and results of a step. Tensors are on the device, arrays on the host."""
+"""Contains the inputs and results of a step. Tensors are on the device, arrays on the host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ngram_npu.tensors import Int32Array
 
 
 def _concatenate_ranges(begins: Int32Array, ends: Int32Array) -> Int32Array:
-    """Returns the integers of all ranges [begin, end), one range after the other."""
+    """Returns the integers of all ranges [begins[i], ends[i]), one range after the other."""
     counts = ends - begins
     before = np.cumsum(counts) - counts
     return np.repeat(begins - before, counts) + np.arange(counts.sum(), dtype=np.int32)
@@ -30,44 +30,44 @@ class StepInputs:
     num_step_tokens: int
     """N, number of tokens of the step."""
     input_ids: torch.Tensor
-    """[max_step_tokens] int32, N used."""
+    """[max_step_tokens] int32; the first N are used."""
     positions: torch.Tensor
-    """[max_step_tokens] int64, N used."""
+    """[max_step_tokens] int64; the first N are used."""
     slot_mappings: tuple[torch.Tensor, ...]
     """[max_step_tokens] for each KV group; `pad_slot` from N on."""
     query_start_loc: torch.Tensor
-    """[R+1] int32; N after entry B."""
+    """[R+1] int32, first token of each request in the step; N from entry B on."""
     seq_lens: torch.Tensor
-    """[R] int32; 0 from B on."""
+    """[R] int32; 0 from entry B on."""
     num_computed_tokens: torch.Tensor
-    """[B] int32, exact, before this step."""
+    """[B] int32, exact number of computed tokens before this step."""
     num_accepted_tokens: torch.Tensor
-    """[B] int32, tokens sampled in the last step for requests with drafts in it, otherwise 1."""
+    """[B] int32, tokens sampled in the last step by requests that had drafts in it, otherwise 1."""
     discard: torch.Tensor
-    """[B] bool: requests still in prefill; their sampled tokens are ignored."""
+    """[B] bool, whether the request is still in prefill, so that its sampled tokens are ignored."""
     slot_indices: torch.Tensor
-    """[B] int32: the row of `token_ids`, `num_tokens` and the block tables of each request."""
+    """[B] int32, each request's row in `token_ids`, `num_tokens` and the block tables."""
     num_scheduled_drafts: torch.Tensor
-    """[B] int32."""
+    """[B] int32, including padding."""
     cu_num_scheduled_drafts: torch.Tensor
-    """[B] int32, inclusive."""
+    """[B] int32, inclusive cumulative sum of `num_scheduled_drafts`."""
     draft_spans: npt.NDArray[np.int32]
-    """[B,2] begin and end of each request's drafts in the flat inputs, including padding."""
+    """[B,2], begin and end of each request's drafts in `input_ids`, including padding."""
 
     @property
     def sample_indices(self) -> Int32Array:
-        """[B+D] int32 flat positions that need logits: the newest token and all drafts of each
-        request."""
+        """[B+D] int32, positions in `input_ids` of each request's newest token and drafts, which
+        need logits."""
         return _concatenate_ranges(self.draft_spans[:, 0] - 1, self.draft_spans[:, 1])
 
     @property
     def draft_indices(self) -> Int32Array:
-        """[D] int32 flat positions of the drafts, which the sampler verifies."""
+        """[D] int32, positions of the drafts in `input_ids`, which the sampler verifies."""
         return _concatenate_ranges(self.draft_spans[:, 0], self.draft_spans[:, 1])
 
     @property
     def request_indices(self) -> Int32Array:
-        """[N] int32 batch position of each token's request."""
+        """[N] int32, batch position of each token's request."""
         ends = self.draft_spans[:, 1]
         requests = np.arange(len(ends), dtype=np.int32)
         return np.repeat(requests, np.diff(ends, prepend=np.int32(0)))
@@ -78,11 +78,11 @@ class RaggedDrafterBatch:
     """A neural drafter's batch without the rejected tokens (``prepare_inputs``)."""
 
     query_start_loc: torch.Tensor
-    """[B+1] int32; drafts continue the last token of each request."""
+    """[B+1] int32, first kept token per request. Drafts continue a request's last token."""
     seq_lens: torch.Tensor
     """[B] int32."""
     token_indices: torch.Tensor
-    """[N] int32: flat positions of the kept tokens, in order; then -1."""
+    """[N] int32, positions of the kept tokens in `input_ids`, in order; then -1."""
 
 
 @dataclass(frozen=True)
@@ -90,34 +90,34 @@ class PaddedDrafterBatch:
     """A neural drafter's batch that includes the rejected tokens (``prepare_inputs_padded``)."""
 
     token_indices_to_sample: torch.Tensor
-    """[B] int32: the flat position of each request's last accepted token."""
+    """[B] int32, position in `input_ids` of each request's last accepted token."""
     num_rejected: torch.Tensor
-    """[B] int32."""
+    """[B] int32, number of rejected drafts of each request."""
 
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """Results of a step on the device, int32 unless stated otherwise."""
+    """Results of a step on the device; all tensors are int32 unless stated otherwise."""
 
     next_token_ids: torch.Tensor
-    """[B] newest token of each request."""
+    """[B], newest token of each request."""
     num_sampled: torch.Tensor
-    """[B] number of new tokens of each request."""
+    """[B], number of new tokens of each request."""
     draft_token_ids: torch.Tensor
-    """[B,k], -1 in unused places. The shape does not depend on data, as device graphs require."""
+    """[B,k], -1 in unused positions. The shape is constant, as device graphs require."""
     num_draft_tokens: torch.Tensor
-    """[B]."""
+    """[B], number of draft tokens of each request."""
     match_len: torch.Tensor
-    """[B]."""
+    """[B], length of the match that the n-gram draft continues; 0 without a match."""
     drafter_batch: PaddedDrafterBatch | RaggedDrafterBatch
-    """For a neural drafter; ragged with `disable_padded_drafter_batch`."""
+    """The batch of a neural drafter; ragged with `disable_padded_drafter_batch`."""
     draft_costs: torch.Tensor | None = None
     """[B,k] uint8, cost of each n-gram draft token in sixteenths of a bit, also where the neural
     draft was chosen. Present for a ladder with a `min_draft_probability` and a store or
     `AsyncConfig.merge`. The next end_step overwrites it."""
     draft_source: torch.Tensor | None = None
-    """[B] 0: no draft, 1: neural, 2: n-grams, 3: neural extended by n-grams. Present with
-    `AsyncConfig.merge`."""
+    """[B], source of the draft. 0: no draft, 1: neural, 2: n-grams, 3: neural, extended by n-grams.
+    Present with `AsyncConfig.merge`."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ class NeuralDrafts:
     token_ids: torch.Tensor
     """[B,Kn] int32 or int64, Kn at most k."""
     num_tokens: torch.Tensor | None = None
-    """[B] int32, number of drafts of each request, 0 to Kn (default: Kn each). It must not depend
-    on sampled drafts."""
+    """[B] int32, number of draft tokens of each request, 0 to Kn (default: Kn for each request).
+    The number must not depend on which drafts were sampled."""
     costs: torch.Tensor | None = None
     """[B,Kn] uint8, costs of greedy drafts in sixteenths of a bit. By default, the acceptance of
     earlier neural drafts of the request is used instead."""
@@ -144,14 +144,15 @@ class HostDrafts:
     """Drafts of the last ended step. The arrays are copies that stay valid."""
 
     draft_token_ids: Int32Array
-    """[B,k], -1 in unused places."""
+    """[B,k], -1 in unused positions."""
     num_draft_tokens: Int32Array
-    """[B] number of drafts found. A step that schedules at most as many needs no padding."""
+    """[B], number of drafts found. A step that schedules at most this number needs no padding."""
     draft_source: Int32Array | None = None
-    """[B] as in StepOutputs."""
+    """[B], as in StepOutputs."""
 
     def ragged(self) -> tuple[Int32Array, Int32Array]:
-        """Returns all drafts in one array [sum], and their offsets by request [B+1]."""
+        """Returns the drafts of all requests in one array, and the offset of each request,
+        [B+1]."""
         used = np.arange(self.draft_token_ids.shape[1]) < self.num_draft_tokens[:, None]
         starts = np.zeros(len(self.num_draft_tokens) + 1, np.int32)
         np.cumsum(self.num_draft_tokens, out=starts[1:])
@@ -165,25 +166,25 @@ class Reconciled:
     step: int
     """Number of the step, counted from 0."""
     rows: Int32Array
-    """As scheduled."""
+    """The rows of the scheduled step."""
     alive: npt.NDArray[np.bool_]
     """False if the request has left since; the host state then ignores its results."""
     sampled_token_ids: Int32Array
-    """[B,M]: the first `num_sampled` tokens of each request are its new tokens."""
+    """[B,M]. The first `num_sampled` tokens of each request are its new tokens."""
     num_sampled: Int32Array
     num_scheduled_drafts: Int32Array
-    """Scheduled and verified drafts, including padding."""
+    """Number of scheduled and verified drafts, including padding."""
     num_valid_drafts: Int32Array
-    """Scheduled drafts without padding: the denominator of an acceptance rate."""
+    """Number of scheduled drafts without padding: the denominator of an acceptance rate."""
     num_accepted_drafts: Int32Array
-    """Valid drafts that were accepted."""
+    """Number of valid drafts that were accepted."""
     num_computed_tokens: Int32Array
-    """After the step; 0 unless alive."""
+    """Number of computed tokens after the step; 0 unless alive."""
     num_tokens: Int32Array
-    """After the step; 0 unless alive."""
+    """Number of tokens after the step; 0 unless alive."""
     faults: Mapping[int, str]
     """Reason for each live request that cannot continue, by batch position: the sampler returned no
     valid token for it, or more than its drafts plus one. Its `num_sampled` is 0, and its counts are
     those before the step. The runner must remove the request before the next step."""
     draft_source: Int32Array | None = None
-    """Source of the scheduled drafts as in StepOutputs; 0 where none were scheduled."""
+    """Source of the scheduled drafts as in StepOutputs; 0 for requests without scheduled drafts."""

@@ -1,4 +1,4 @@
-"""Asynchronous steps: the host schedules on upper bounds, which the device corrects."""
+"""Runs asynchronous steps: the host schedules with upper bounds, which the device corrects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, check_sequence, check_types
 from ngram_npu.async_state.blocks import BlockChanges, BlockTable, check_block_ids
-from ngram_npu.async_state.device import Device, Download, device_for
+from ngram_npu.async_state.device import Device, Download, make_device
 from ngram_npu.async_state.device_state import (
     DeviceState,
     PackedRow,
@@ -54,12 +54,12 @@ class AsyncSpecState:
 
     Neither begin_step nor end_step waits for the device or reads from it. The host may run one step
     ahead: step n must be reconciled before step n+2 begins. Until then, the host assumes that all
-    of its drafts are accepted. The device knows the exact counts and corrects these upper bounds
+    drafts of step n are accepted. The device knows the exact counts and corrects these upper bounds
     (``correct_spec_state_``).
 
     Requests are in rows 0 to R-1 of the runner's numbering. Internally, each request keeps one slot
     (`StepInputs.slot_indices`), so that moving rows copies no data. The class is not thread-safe.
-    Device work goes to the current stream, downloads to a separate stream.
+    Work on the device is enqueued on the current stream, downloads on a separate stream.
 
     If a device call or a wait for the device fails (for example out of memory), host and device may
     be inconsistent. Until :meth:`rebuild`, every method raises RuntimeError with that error as its
@@ -78,35 +78,36 @@ class AsyncSpecState:
 
         Args:
             device: cpu, cuda or npu.
-            runtime: Implementation of memory, copies and streams (default: that of ``device``).
+            runtime: Implementation of memory, copies and streams (default: the implementation for
+                ``device``).
             store: A store of ``kind="torch"``, of which the first ``max_rows`` slots are used
                 (default: a new store if ``config.ngram.store`` is set). Requires a
                 ``min_draft_probability``.
 
         Raises:
             ValueError: The device is unknown, or does not support the index or the store.
-            RuntimeError: Drafts are to be made on the host, but the device cannot run jobs there.
+            RuntimeError: Lookups must run on the host, but the device cannot run host functions.
         """
         self.config = config
-        self._device = device_for(device) if runtime is None else runtime
+        self._device = make_device(device) if runtime is None else runtime
         check_store(store, config, self._device)
         self._device_state = DeviceState(config, self._device, store)
         rows, k = config.max_rows, config.ngram.k
-        self._host_state, self._block_tables = self._empty_host_state()
-        self._packed = np.zeros((PackedRow.COUNT, rows + 1), np.int32)
+        self._host_state, self._block_tables = self._make_host_state()
+        self._packed = np.zeros((PackedRow.NUM_ROWS, rows + 1), np.int32)
         self._scopes = self._packed[PackedRow.SCOPES : PackedRow.SLOTS].reshape(-1).view(np.int64)
-        # Counts of a step are read before step n+2 begins, so two buffers suffice. Drafts are read
-        # when step n+1 is reconciled. By then, step n+2 may have ended, so they need three.
-        self._counts = [Download(self._device, (rows, rows * (k + 1))) for _ in range(2)]
+        # The counts of step n are read before step n+2 begins, so two buffers suffice. The drafts
+        # of step n are read until step n+3 begins, so drafts need three buffers.
+        self._count_downloads = [Download(self._device, (rows, rows * (k + 1))) for _ in range(2)]
         sizes = (rows, rows * k) if config.merge is None else (rows, rows * k, rows)
-        self._drafts = [Download(self._device, sizes) for _ in range(3)]
+        self._draft_downloads = [Download(self._device, sizes) for _ in range(3)]
         self._step_count = 0
-        self._begun: Step | None = None
-        self._pending: list[Step] = []
-        self._last: Step | None = None
+        self._begun_step: Step | None = None
+        self._pending_steps: list[Step] = []
+        self._last_step: Step | None = None
         self._failure: BaseException | None = None
 
-    def _empty_host_state(self) -> tuple[HostState, list[BlockTable]]:
+    def _make_host_state(self) -> tuple[HostState, list[BlockTable]]:
         config = self.config
         host_state = HostState(
             config.max_rows, config.row_capacity, config.ngram.k, config.max_step_tokens
@@ -114,7 +115,7 @@ class AsyncSpecState:
         first = self._device_state.upload.first_blocks
         return host_state, [BlockTable(config, i, first[i]) for i in range(len(first))]
 
-    # The exact state on the device, indexed by slot, for work on the main stream.
+    # The exact state on the device, indexed by slot, for use in work on the main stream:
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -123,7 +124,7 @@ class AsyncSpecState:
 
     @property
     def num_tokens_on_device(self) -> torch.Tensor:
-        """[R] int32 on the device."""
+        """[R] int32 on the device: number of tokens of each request."""
         return self._device_state.num_tokens
 
     @property
@@ -142,35 +143,35 @@ class AsyncSpecState:
         """The store that the requests share, if any."""
         return self._device_state.store
 
-    # The host's host_state, by row.
+    # The state on the host:
 
     @property
     def is_exact(self) -> bool:
         """Whether every step is reconciled, and no device call has failed."""
-        return self._begun is None and not self._pending and not self._has_failed
+        return self._begun_step is None and not self._pending_steps and not self._has_failed
 
     @property
     def num_computed_tokens(self) -> Int32Array | None:
-        """[R] by row, 0 in free rows; None unless :attr:`is_exact`."""
-        return self._host_state.by_row(self._host_state.upper_computed) if self.is_exact else None
+        """[R], indexed by row, 0 in free rows; None unless :attr:`is_exact`."""
+        return self.upper_num_computed_tokens if self.is_exact else None
 
     @property
     def num_tokens(self) -> Int32Array | None:
-        """[R] by row, 0 in free rows; None unless :attr:`is_exact`."""
-        return self._host_state.by_row(self._host_state.upper_tokens) if self.is_exact else None
+        """[R], indexed by row, 0 in free rows; None unless :attr:`is_exact`."""
+        return self.upper_num_tokens if self.is_exact else None
 
     @property
     def upper_num_computed_tokens(self) -> Int32Array | None:
-        """[R] by row: upper bounds that include the rejected drafts in flight. None after a device
-        call has failed."""
+        """[R], indexed by row: upper bounds with all drafts in flight. None after a failed device
+        call."""
         upper = self._host_state.upper_computed
-        return None if self._has_failed else self._host_state.by_row(upper)
+        return None if self._has_failed else self._host_state.copy_by_row(upper)
 
     @property
     def upper_num_tokens(self) -> Int32Array | None:
-        """[R] by row: upper bounds. None after a device call has failed."""
+        """[R], indexed by row: upper bounds. None after a failed device call."""
         upper = self._host_state.upper_tokens
-        return None if self._has_failed else self._host_state.by_row(upper)
+        return None if self._has_failed else self._host_state.copy_by_row(upper)
 
     def known_token_ids(self, row: int) -> Int32Array | None:
         """Returns a copy of a row's tokens, or None while a step is not reconciled.
@@ -217,7 +218,7 @@ class AsyncSpecState:
         """Prepares the inputs of one forward pass on the device.
 
         Args:
-            batch: The step. Its arrays are only read, and may be reused after the call.
+            batch: The step. The arrays are only read, and may be reused after the call.
 
         Raises:
             ValueError: The batch is inconsistent, contradicts the state of its requests, or a
@@ -226,29 +227,29 @@ class AsyncSpecState:
                 device call has failed.
         """
         self._require_usable("begin_step")
-        if self._begun is not None:
+        if self._begun_step is not None:
             raise RuntimeError("begin_step: end_step has not been called for the last step")
-        if len(self._pending) > 1:
+        if len(self._pending_steps) > 1:
             raise RuntimeError(
-                f"begin_step: step {self._pending[0].number} must be reconciled first"
+                f"begin_step: step {self._pending_steps[0].number} must be reconciled first"
             )
         plan = self._plan(
             "begin_step", batch, self._step_count, self._host_state, self._block_tables
         )
         changes, step, device_state = plan.changes, plan.step, self._device_state
         with self._record_failure():
-            if self._last is not None:
+            if self._last_step is not None:
                 # The last step's results may be in buffers of the runner or of a device graph. This
                 # step may overwrite them only after they have been copied to the host.
-                self._device.wait("main", self._drafts[self._last.number % 3].event)
+                self._device.wait("main", self._draft_downloads[self._last_step.number % 3].event)
             self._commit(plan)
             self._upload(plan, self._pack_inputs(changes, step))
             device_state.empty_slots(len(changes.freed))
             if device_state.host is not None:
-                device_state.host.announce(changes)
-            views = device_state.views(len(step.rows))
-            device_state.correct(views)
-            self._begun = step
+                device_state.host.announce_requests(changes)
+            views = device_state.get_views(len(step.rows))
+            device_state.correct_counts(views)
+            self._begun_step = step
             self._step_count += 1
         ends = step.query_start_loc[1:]
         return StepInputs(
@@ -258,12 +259,12 @@ class AsyncSpecState:
             slot_mappings=device_state.slot_mappings,
             query_start_loc=device_state.query_start_loc,
             seq_lens=device_state.seq_lens,
-            num_computed_tokens=views.computed,
-            num_accepted_tokens=views.accepted,
+            num_computed_tokens=views.num_computed,
+            num_accepted_tokens=views.num_accepted,
             discard=views.discard,
             slot_indices=views.slots,
-            num_scheduled_drafts=views.drafts,
-            cu_num_scheduled_drafts=views.cu_drafts,
+            num_scheduled_drafts=views.num_drafts,
+            cu_num_scheduled_drafts=views.cu_num_drafts,
             draft_spans=np.array((ends - step.num_scheduled_drafts, ends)).T,
         )
 
@@ -308,18 +309,18 @@ class AsyncSpecState:
         if self.store is not None:
             self._scopes[:batch] = self._host_state.scopes[step.slots]
         packed[PackedRow.SLOTS, :batch] = step.slots
-        packed[PackedRow.PREVIOUS, :batch] = step.prev_positions
-        packed[PackedRow.COMPUTED, :batch] = step.host_num_computed
-        packed[PackedRow.ACCEPTED, :batch] = 1
-        packed[PackedRow.DRAFTS, :batch] = step.num_scheduled_drafts
-        np.add.accumulate(step.num_scheduled_drafts, out=packed[PackedRow.CU_DRAFTS, :batch])
-        if self._last is not None:
-            drafts = self._last.num_scheduled_drafts
-            packed[PackedRow.PREVIOUS_DRAFTS, : len(drafts)] = drafts
-        packed[PackedRow.QUERY_START, : batch + 1] = step.query_start_loc
-        packed[PackedRow.QUERY_START, batch + 1 :] = step.num_step_tokens
-        packed[PackedRow.FREED, : len(freed)] = freed
-        known = self._host_state.known_input_ids(step)
+        packed[PackedRow.PREVIOUS_POSITIONS, :batch] = step.prev_positions
+        packed[PackedRow.NUM_COMPUTED, :batch] = step.host_num_computed
+        packed[PackedRow.NUM_ACCEPTED, :batch] = 1
+        packed[PackedRow.NUM_DRAFTS, :batch] = step.num_scheduled_drafts
+        np.add.accumulate(step.num_scheduled_drafts, out=packed[PackedRow.CU_NUM_DRAFTS, :batch])
+        if self._last_step is not None:
+            drafts = self._last_step.num_scheduled_drafts
+            packed[PackedRow.PREVIOUS_NUM_DRAFTS, : len(drafts)] = drafts
+        packed[PackedRow.QUERY_START_LOC, : batch + 1] = step.query_start_loc
+        packed[PackedRow.QUERY_START_LOC, batch + 1 :] = step.num_step_tokens
+        packed[PackedRow.FREED_SLOTS, : len(freed)] = freed
+        known = self._host_state.collect_known_input_ids(step)
         return [packed.reshape(-1)] if known is None else [packed.reshape(-1), known]
 
     def end_step(
@@ -332,9 +333,8 @@ class AsyncSpecState:
                 request and the token after them, padded with -1. It may be overwritten by work that
                 is launched after the next begin_step.
             draft: The neural drafter, required with `AsyncConfig.merge`. It is called with the
-                outputs so far after the n-gram lookup is launched, and must not wait for the
-                device. If it raises, or returns drafts of another shape, this counts as a failed
-                device call.
+                outputs of the n-gram lookup after the lookup is launched, and must not wait for the
+                device. An exception or drafts of another shape count as a failed device call.
 
         Raises:
             ValueError: The shape, dtype, layout or device is wrong, or a drafter is missing or
@@ -342,7 +342,7 @@ class AsyncSpecState:
             RuntimeError: No step has begun, or a device call has failed.
         """
         self._require_usable("end_step")
-        step = self._begun
+        step = self._begun_step
         if step is None:
             raise RuntimeError("end_step: no step has begun")
         batch = len(step.rows)
@@ -351,9 +351,9 @@ class AsyncSpecState:
         check_sampled(sampled_token_ids, batch, width, device)
         check_drafter(draft, self.config.merge)
         with self._record_failure():
-            views = device_state.views(batch)
-            next_token_ids, num_sampled = device_state.accept(sampled_token_ids, views)
-            self._counts[step.number % 2].start((num_sampled, sampled_token_ids))
+            views = device_state.get_views(batch)
+            next_token_ids, num_sampled = device_state.accept_tokens(sampled_token_ids, views)
+            self._count_downloads[step.number % 2].start((num_sampled, sampled_token_ids))
             outputs = device_state.propose(
                 sampled_token_ids,
                 views,
@@ -365,24 +365,26 @@ class AsyncSpecState:
             if draft is not None:
                 outputs = device_state.merge(outputs, draft(outputs), views)
             results = (outputs.num_draft_tokens, outputs.draft_token_ids, outputs.draft_source)
-            self._drafts[step.number % 3].start([part for part in results if part is not None])
-            self._begun, self._last = None, step
-            self._pending.append(step)
+            sources = [result for result in results if result is not None]
+            self._draft_downloads[step.number % 3].start(sources)
+            self._begun_step, self._last_step = None, step
+            self._pending_steps.append(step)
         return outputs
 
     def wait_drafts(self) -> HostDrafts:
         """Waits for the drafts of the last ended step and returns them.
 
-        A scheduler can use it to schedule only existing drafts instead of padding.
+        With this method, a scheduler can schedule only existing drafts instead of padding.
 
         Raises:
             RuntimeError: No step has ended, the next step has begun, or a device call has failed.
         """
         self._require_usable("wait_drafts")
-        if self._last is None or self._begun is not None:
+        if self._last_step is None or self._begun_step is not None:
             raise RuntimeError("wait_drafts: expected a call between end_step and begin_step")
         with self._record_failure():
-            parts = [part.copy() for part in self._drafts[self._last.number % 3].finish()]
+            download = self._draft_downloads[self._last_step.number % 3]
+            parts = [part.copy() for part in download.finish()]
         counts, drafts, *source = parts
         return HostDrafts(drafts, counts, *source)
 
@@ -396,16 +398,18 @@ class AsyncSpecState:
             RuntimeError: No step is pending, or a device call has failed.
         """
         self._require_usable("reconcile")
-        if not self._pending:
+        if not self._pending_steps:
             raise RuntimeError("reconcile: all ended steps are already reconciled")
-        step = self._pending[0]
+        step = self._pending_steps[0]
         with self._record_failure():
-            counts, tokens = self._counts[step.number % 2].finish()
+            counts, tokens = self._count_downloads[step.number % 2].finish()
             num_sampled, sampled = counts.copy(), tokens.copy()
-            valid, *source = self._scheduled_drafts(step)
-            alive, computed, known, faults = self._host_state.reconcile(step, num_sampled, sampled)
-            valid[list(faults)] = 0
-            self._pending.pop(0)
+            num_valid, *source = self._read_scheduled_drafts(step)
+            alive, computed, num_tokens, faults = self._host_state.reconcile(
+                step, num_sampled, sampled
+            )
+            num_valid[list(faults)] = 0
+            self._pending_steps.pop(0)
         drafted = step.num_scheduled_drafts > 0
         accepted = np.where(drafted, np.maximum(num_sampled - 1, 0), 0)
         return Reconciled(
@@ -415,15 +419,15 @@ class AsyncSpecState:
             sampled_token_ids=sampled,
             num_sampled=num_sampled,
             num_scheduled_drafts=step.num_scheduled_drafts,
-            num_valid_drafts=valid,
-            num_accepted_drafts=np.minimum(accepted, valid),
+            num_valid_drafts=num_valid,
+            num_accepted_drafts=np.minimum(accepted, num_valid),
             num_computed_tokens=computed,
-            num_tokens=known,
+            num_tokens=num_tokens,
             faults=faults,
             draft_source=source[0] if source else None,
         )
 
-    def _scheduled_drafts(self, step: Step) -> list[Int32Array]:
+    def _read_scheduled_drafts(self, step: Step) -> list[Int32Array]:
         """Returns the number of scheduled drafts without padding, and their source if merged.
 
         The drafts come from the previous step. They were copied to the host before this step's
@@ -432,7 +436,7 @@ class AsyncSpecState:
         scheduled = step.num_scheduled_drafts
         if not scheduled.any():
             return [np.zeros_like(scheduled) for _ in range(1 + (self.config.merge is not None))]
-        counts, _, *source = self._drafts[(step.number - 1) % 3].finish()
+        counts, _, *source = self._draft_downloads[(step.number - 1) % 3].finish()
         parts = [np.minimum(scheduled, counts[step.prev_positions])]
         parts += [part[step.prev_positions] for part in source]
         return [np.where(scheduled > 0, part, 0).astype(np.int32) for part in parts]
@@ -457,12 +461,12 @@ class AsyncSpecState:
             check_sequence("requests", requests, Admission)
         except ValueError as error:
             raise ValueError(f"rebuild: {error}") from None
-        nothing = np.zeros(0, np.int32)
-        host_state, tables = self._empty_host_state()
-        # The rebuild has the number of the last step.
+        no_rows = np.zeros(0, np.int32)
+        host_state, tables = self._make_host_state()
+        # The plan gets the number of the last step, because a rebuild is no step.
         plan = self._plan(
             "rebuild",
-            Batch(nothing, nothing, nothing, new=requests),
+            Batch(no_rows, no_rows, no_rows, new=requests),
             self._step_count - 1,
             host_state,
             tables,
@@ -470,13 +474,13 @@ class AsyncSpecState:
         with self._record_failure():
             self._wait_for_device()  # copies in flight may use the staging buffers
             self._host_state, self._block_tables = host_state, tables
-            self._begun, self._last = None, None
-            self._pending.clear()
+            self._begun_step, self._last_step = None, None
+            self._pending_steps.clear()
             self._device_state.clear(self._device)
             self._commit(plan)
             self._upload(plan, [])
             if self._device_state.host is not None:
-                self._device_state.host.announce(plan.changes)
+                self._device_state.host.announce_requests(plan.changes)
             self._wait_for_device()  # so that the next step may use either staging buffer
             self._failure = None
 

@@ -1,4 +1,4 @@
-"""The device tensor of per-slot state, and the upload of a step's changes to it."""
+"""Contains the device tensor with the state of all slots, and uploads changes to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Int64Array = npt.NDArray[np.int64]
 Writes = tuple[Int64Array, Int32Array]
 """Distinct indices, and the values to write there."""
 
-CHUNK = _C.CHUNK_ITEMS
+CHUNK_ITEMS = _C.CHUNK_ITEMS
 UNUSED = -1
 NO_CELLS: Writes = np.zeros(0, np.int64), np.zeros(0, np.int32)
 NewRows = tuple[Sequence[Int32Array], Int64Array]
@@ -31,23 +31,23 @@ class Rows(NamedTuple):
     """Complete new rows, split into chunks."""
 
     indices: Int64Array
-    """[C], where each chunk is written."""
+    """[C], the index of each chunk in the device tensor."""
     chunks: Int32Array
-    """[C,CHUNK], UNUSED after the row's end, up to the length of the row that it replaces."""
+    """[C,CHUNK_ITEMS]; UNUSED after a row's end, up to the end of the replaced row."""
     num_token_chunks: int
-    """The first chunks are of token rows, the others of block tables."""
+    """Number of chunks of token rows, which come first; the others are chunks of block tables."""
     min_block_id: int
     """The smallest block ID in the block tables."""
 
 
-NO_ROWS = Rows(NO_CELLS[0], np.zeros((0, CHUNK), np.int32), 0, 0)
+NO_ROWS = Rows(NO_CELLS[0], np.zeros((0, CHUNK_ITEMS), np.int32), 0, 0)
 
-_PAD = np.zeros(1, np.int32)
+_PADDING = np.zeros(1, np.int32)
 
 
 def count_chunks(length: int) -> int:
     """Returns the number of chunks of a row with this length."""
-    return -(-length // CHUNK)
+    return -(-length // CHUNK_ITEMS)
 
 
 class Upload(ABC):
@@ -60,7 +60,7 @@ class Upload(ABC):
         block_tables: [R,NB] for each KV group, UNUSED after a row's blocks.
         num_tokens: [R].
         acceptance: [R,2], the neural drafter's acceptance (``merge_drafts_``).
-        fixed: [F], the step's arrays indexed by batch position; its address never changes.
+        fixed: [F], the step's arrays that are not indexed by slot; the address never changes.
         first_blocks: [R] for each KV group, on the host: index of each row's first block cell.
     """
 
@@ -75,11 +75,11 @@ class Upload(ABC):
         sizes = [*(rows * pitch for pitch in pitches), count_chunks(rows), count_chunks(2 * rows)]
         *starts, lengths, accepted, end = np.cumsum([0, *sizes]).tolist()
         self._rows = [start + slots * pitch for start, pitch in zip(starts, pitches, strict=True)]
-        self.first_blocks = [CHUNK * row for row in self._rows[1:]]
-        self._count_cells = [CHUNK * lengths + slots]
+        self.first_blocks = [CHUNK_ITEMS * row for row in self._rows[1:]]
+        self._count_cells = [CHUNK_ITEMS * lengths + slots]
         if config.merge is not None:
-            self._count_cells += [CHUNK * accepted + 2 * slots + i for i in range(2)]
-        self._chunks = device.tensor((end, CHUNK), torch.int32)
+            self._count_cells += [CHUNK_ITEMS * accepted + 2 * slots + i for i in range(2)]
+        self._chunks = device.tensor((end, CHUNK_ITEMS), torch.int32)
         self._cells = self._chunks.view(-1)
         self._blocks = self._chunks[starts[1] : lengths]
         *tables, num_tokens, acceptance = self._chunks.split_with_sizes(sizes)
@@ -99,25 +99,26 @@ class Upload(ABC):
     def pack_rows(self, slots: Int64Array, tables: list[NewRows]) -> Rows:
         """Returns the chunks of new rows: the token rows, then the block rows of each KV group."""
         rows = [row for contents, _ in tables for row in contents]
-        firsts = np.concatenate([first[slots] for first in self._rows])
-        replaced = np.concatenate([lengths for _, lengths in tables])
-        return Rows(*_C.pack_rows(rows, firsts, replaced, len(slots)))
+        first_indices = np.concatenate([first_chunks[slots] for first_chunks in self._rows])
+        replaced_lengths = np.concatenate([lengths for _, lengths in tables])
+        return Rows(*_C.pack_rows(rows, first_indices, replaced_lengths, len(slots)))
 
     def make_length_writes(self, slots: Int64Array, lengths: Int32Array) -> list[Writes]:
-        """Returns the cells that set the lengths of new rows and reset their acceptance."""
+        """Returns the writes that set the lengths of new rows and reset their acceptance."""
         length_cells, *acceptance_cells = (cells[slots] for cells in self._count_cells)
         return [(length_cells, lengths), *((cells, 0 * lengths) for cells in acceptance_cells)]
 
     @abstractmethod
     def send(self, step: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
-        """Writes rows, then cells, and the first elements of ``fixed``.
+        """Writes the rows, then the cells, and the arrays ``fixed`` to the begin of the tensor
+        ``fixed``.
 
-        Consecutive steps (``step``) use different staging buffers.
+        ``step`` is the number of the step; consecutive steps use different staging buffers.
         """
 
 
 class DirectUpload(Upload):
-    """Writes directly, without a staging buffer (for the CPU)."""
+    """Writes without a staging buffer, on the CPU."""
 
     def __init__(self, device: Device, config: AsyncConfig, fixed: int) -> None:
         super().__init__(device, config)
@@ -136,39 +137,41 @@ class DirectUpload(Upload):
 
 
 class PackedUpload(Upload):
-    """Copies a step in one transfer, and scatters it on the device to chunks and cells.
+    """Copies a step's changes in one transfer, and scatters the chunks and cells on the device.
 
-    Chunks and cells are packed in front of the fixed part, at the end of the device buffer. A step
-    with more chunks or cells than fit is copied in several transfers.
+    The tensor ``fixed`` is at the end of the device buffer. Chunks and cells are packed in front of
+    it. A step with more chunks or cells than fit is copied in several transfers.
     """
 
     def __init__(self, device: Device, config: AsyncConfig, fixed: int) -> None:
         super().__init__(device, config)
-        # Enough for a step in which every admitted request schedules its complete prompt.
+        # This is enough for a step in which every admitted request schedules its complete prompt.
         tables = 1 + len(config.kv_groups)
         self._max_chunks = config.max_rows * tables + count_chunks(config.max_step_tokens)
-        self._max_cells = self._max_chunks * CHUNK
-        # Chunks and cells have 64-bit indices. The size is a multiple of CHUNK, so that the
+        self._max_cells = self._max_chunks * CHUNK_ITEMS
+        # Chunks and cells have 64-bit indices. The size is a multiple of CHUNK_ITEMS, so that the
         # buffer can be viewed as chunks.
-        self._packed_size = self._max_chunks * 2 * CHUNK + self._max_cells * 3
+        self._packed_size = self._max_chunks * 2 * CHUNK_ITEMS + self._max_cells * 3
         self._size = self._packed_size + fixed
         self._buffer = device.tensor((self._size,), torch.int32)
         self._buffer_indices = self._buffer[: self._packed_size].view(torch.int64)
-        self._buffer_chunks = self._buffer[: self._packed_size].view(-1, CHUNK)
+        self._buffer_chunks = self._buffer[: self._packed_size].view(-1, CHUNK_ITEMS)
         self.fixed = self._buffer[self._packed_size :]
         # Steps alternate between two buffers. When a step begins, the copies of the last step may
-        # still be pending. Those of the step before are done, because it is reconciled.
+        # still be pending. Those of the step before it are done, because it is reconciled.
         self._staging = [HostBuffer(device, self._size) for _ in range(2)]
 
     def send(self, step: int, rows: Rows, cells: list[Writes], fixed: list[Int32Array]) -> None:
         indices, values = zip(*cells, strict=True)
-        joined = np.concatenate(indices), np.concatenate(values)
-        share = max(len(rows.indices) / self._max_chunks, len(joined[0]) / self._max_cells)
-        copies, staging = math.ceil(share) or 1, self._staging[step % 2]
-        staging.reserve(copies * self._size)
-        for i in range(copies):
+        all_cells = np.concatenate(indices), np.concatenate(values)
+        num_filled_buffers = max(
+            len(rows.indices) / self._max_chunks, len(all_cells[0]) / self._max_cells
+        )
+        num_copies, staging = math.ceil(num_filled_buffers) or 1, self._staging[step % 2]
+        staging.reserve(num_copies * self._size)
+        for i in range(num_copies):
             chunks = _select_part(rows[:2], i, self._max_chunks)
-            part = _select_part(joined, i, self._max_cells)
+            part = _select_part(all_cells, i, self._max_cells)
             self._copy(staging, i * self._size, chunks, part, fixed)
 
     def _copy(
@@ -180,30 +183,30 @@ class PackedUpload(Upload):
         fixed: list[Int32Array],
     ) -> None:
         num_chunks, num_cells = len(chunks[0]), len(cells[0])
-        # An even number of elements after the 64-bit indices keeps these aligned.
-        values_at = self._packed_size - num_chunks * CHUNK - num_cells - num_cells % 2
-        cells_at = values_at - 2 * num_cells
-        chunks_at = cells_at - 2 * num_chunks
+        # With an even number of elements after the 64-bit indices, the indices are aligned.
+        values_begin = self._packed_size - num_chunks * CHUNK_ITEMS - num_cells - num_cells % 2
+        cells_begin = values_begin - 2 * num_cells
+        chunks_begin = cells_begin - 2 * num_chunks
         packed = [chunks[0].view(np.int32), cells[0].view(np.int32), cells[1]]
-        packed += [_PAD[: num_cells % 2], chunks[1].reshape(-1), *fixed]
+        packed += [_PADDING[: num_cells % 2], chunks[1].reshape(-1), *fixed]
         end = self._packed_size + sum(map(len, fixed))
-        staged = slice(offset + chunks_at, offset + end)
-        np.concatenate(packed, out=staging.array[staged])
-        self._device.copy(self._buffer[chunks_at:end], staging.tensor[staged], "main")
+        staged_range = slice(offset + chunks_begin, offset + end)
+        np.concatenate(packed, out=staging.array[staged_range])
+        self._device.copy(self._buffer[chunks_begin:end], staging.tensor[staged_range], "main")
         # index_copy_ is not used, because on NPUs it reads the indices on the host.
         if num_chunks:
-            indices = self._buffer_indices[chunks_at // 2 : cells_at // 2]
+            indices = self._buffer_indices[chunks_begin // 2 : cells_begin // 2]
             self._chunks.index_put_((indices,), self._buffer_chunks[-num_chunks:])
         if num_cells:
-            indices = self._buffer_indices[cells_at // 2 : values_at // 2]
-            values = self._buffer[values_at : values_at + num_cells]
+            indices = self._buffer_indices[cells_begin // 2 : values_begin // 2]
+            values = self._buffer[values_begin : values_begin + num_cells]
             self._cells.index_put_((indices,), values)
 
 
 def make_upload(device: Device, config: AsyncConfig, fixed: int) -> Upload:
-    """Returns the Upload for a device, with ``fixed`` elements in its fixed part."""
-    kind = DirectUpload if isinstance(device, CpuDevice) else PackedUpload
-    return kind(device, config, fixed)
+    """Returns the Upload for a device, with ``fixed`` elements in the tensor ``fixed``."""
+    upload_class = DirectUpload if isinstance(device, CpuDevice) else PackedUpload
+    return upload_class(device, config, fixed)
 
 
 def _select_part(writes: Writes, i: int, size: int) -> Writes:

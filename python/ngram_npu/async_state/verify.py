@@ -1,4 +1,4 @@
-"""Greedy verification of drafts."""
+"""Verifies drafts greedily."""
 
 from __future__ import annotations
 

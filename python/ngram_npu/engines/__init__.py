@@ -1,1 +1,1 @@
-"""Adapters for engines: vLLM and transformers."""
+"""Contains the adapters for engines: vLLM and transformers."""

@@ -1,8 +1,8 @@
-"""N-gram drafts for Hugging Face transformers. Guide: docs/guides/transformers.md.
+"""Adds n-gram drafts to Hugging Face transformers (docs/guides/transformers.md).
 
-:func:`drafting` makes `model.generate` use n-gram drafts for one request per call, which is a limit
-of transformers' speculation. The text does not change. If the config enables a store, all calls
-within one `drafting` block share it.
+:func:`drafting` makes `model.generate` use n-gram drafts for one request per call; transformers'
+speculation does not support more. The text does not change. If the config enables a store, all
+calls within one `drafting` block share it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ngram_npu.store import NgramStore, make_store
 
 __all__ = ["NgramCandidates", "drafting"]
 
-OLDEST, NEWEST = "4.57", "5.24"
+OLDEST_VERSION, NEWEST_VERSION = "4.57", "5.24"
 """Oldest and newest minor version of transformers that were tested."""
 
 
@@ -34,13 +34,14 @@ def _parse_version(version: str) -> tuple[int, ...]:
 
 
 _VERSION = importlib.metadata.version("transformers")
-if _parse_version(_VERSION) < _parse_version(OLDEST):
+if _parse_version(_VERSION) < _parse_version(OLDEST_VERSION):
     raise ImportError(
-        f"ngram_npu.engines.transformers: expected transformers {OLDEST} or later, got {_VERSION}"
+        f"ngram_npu.engines.transformers: expected transformers {OLDEST_VERSION} or later, "
+        f"got {_VERSION}"
     )
-if _parse_version(_VERSION) > _parse_version(NEWEST):
+if _parse_version(_VERSION) > _parse_version(NEWEST_VERSION):
     warnings.warn(
-        f"ngram_npu.engines.transformers: transformers {_VERSION} is newer than {NEWEST}, "
+        f"ngram_npu.engines.transformers: transformers {_VERSION} is newer than {NEWEST_VERSION}, "
         "the newest tested version",
         stacklevel=2,
     )
@@ -52,7 +53,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList  # no
 
 _ARGUMENTS = {"attention_mask", "generation_config", "input_ids", "inputs", "streamer", "tokenizer"}
 """Arguments of `model.generate` that `drafting` accepts, besides the fields of a config."""
-_FIELDS = {
+_CONFIG_FIELDS = {
     *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings"),
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p"),
     *("epsilon_cutoff", "eta_cutoff", "renormalize_logits", "remove_invalid_values"),
@@ -65,8 +66,8 @@ _FIELDS = {
     *("output_attentions", "early_stopping", "length_penalty", "disable_compile"),
     "transformers_version",
 }
-"""Fields of a generation config with any value of which drafts change no token."""
-_IMAGES = {
+"""Fields of a generation config that may have any value, because drafts then change no token."""
+_IMAGE_ARGUMENTS = {
     *("image_grid_thw", "image_sizes", "mm_token_type_ids", "pixel_attention_mask"),
     *("pixel_values", "token_type_ids"),
 }
@@ -78,17 +79,22 @@ _IMAGE_MODELS = {
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL"),
     )
 }
-_COMPARED = _IMAGE_MODELS | {"BloomForCausalLM", "Phi3ForCausalLM"}
-"""Tested models that read more than text or prepare their inputs themselves. Other models of this
-kind may compute wrong logits for several new tokens, and raise an error."""
-_REPLACED = ("_prepare_generation_config", "_get_stopping_criteria", "_get_candidate_generator")
+_TESTED_MODELS = _IMAGE_MODELS | {"BloomForCausalLM", "Phi3ForCausalLM"}
+"""Tested models that read more than text or prepare their inputs themselves. Other such models are
+rejected, because they may compute wrong logits for several new tokens."""
+_REPLACED_METHODS = (
+    *("_prepare_generation_config", "_get_stopping_criteria", "_get_candidate_generator"),
+)
 """Methods of the model that `drafting` replaces."""
-_STOCK = ("generate", "_sample", "_assisted_decoding", "_get_logits_processor", *_REPLACED)
-"""Methods that a model must inherit; with its own methods, drafts could change the text."""
+_INHERITED_METHODS = (
+    *("generate", "_sample", "_assisted_decoding", "_get_logits_processor"),
+    *_REPLACED_METHODS,
+)
+"""Methods that a model must inherit from transformers; otherwise drafts could change the text."""
 
 
 class _StoppingCriteria(StoppingCriteriaList):  # type: ignore[misc]
-    """Never stops at the prompt, which transformers also checks before version 5.17."""
+    """Never stops at the prompt, which transformers before version 5.17 also checks."""
 
     prompt_length = 0
 
@@ -103,8 +109,7 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
     """A candidate generator for transformers that drafts with :class:`NgramProposer`.
 
     Use one instance per call of `generate`, because earlier tokens must not change. The first call,
-    with the prompt, drafts nothing, so its forward pass is the same as without drafts (with images,
-    too).
+    with the prompt, drafts nothing, so its forward pass, also with images, is as without drafts.
     """
 
     def __init__(
@@ -118,8 +123,9 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         """
         Args:
             max_length: maximum number of tokens of prompt and output.
-            stopping_criteria: a draft ends before the first token that would end the output,
-                because transformers checks only the last of the tokens that it accepts in a step.
+            stopping_criteria: criteria that are checked for each draft token. A draft ends before
+                the first token that would end the output, because transformers checks only the last
+                token that it accepts in a step.
             store: a store that several calls of `generate` share, one after the other.
         """
         self._proposer = NgramProposer(config, store=store)
@@ -132,11 +138,11 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
     def get_candidates(
         self, input_ids: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Returns [1, T+D] the tokens [1, T] with drafts, and None instead of draft logits."""
-        known, length = int(self._count[0]), input_ids.shape[1]
-        self._tokens[0, known:length] = input_ids[0, known:].cpu().numpy()
+        """Returns [1, T+D], the tokens [1, T] with drafts, and None instead of draft logits."""
+        num_known, length = int(self._count[0]), input_ids.shape[1]
+        self._tokens[0, num_known:length] = input_ids[0, num_known:].cpu().numpy()
         self._count[0] = length
-        if known == 0:
+        if num_known == 0:
             return input_ids, None
         # A store receives all tokens that were added to the row.
         drafts = self._proposer.propose(self._tokens, self._count, num_sampled=np.ones(1, np.int32))
@@ -164,9 +170,8 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
 
     Args:
         model: a causal LM of transformers, with transformers' text generation and attention cache.
-        config: drafting options; None: `NgramConfig()`. `k` is the number of draft tokens. With a
-            store, later calls within the block also draft from the output of earlier calls, except
-            for the tokens of their last step.
+        config: drafting options; None: `NgramConfig()`. With a store, later calls within the block
+            also draft from the output of earlier calls, except for the tokens of their last step.
 
     Raises:
         TypeError: drafts could change the model's text, or the model is a wrapper (PeftModel).
@@ -175,7 +180,9 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
     ngram = config or NgramConfig()
     _check_model(model)
     store = make_store(ngram, 1, kind="numpy") if ngram.store else None
-    generate, prepare, stopping, _ = (getattr(model, name) for name in ("generate", *_REPLACED))
+    generate, prepare_config, get_stopping_criteria, _ = (
+        getattr(model, name) for name in ("generate", *_REPLACED_METHODS)
+    )
     parameters = inspect.signature(generate)
 
     @functools.wraps(generate)
@@ -184,13 +191,13 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
         return generate(*args, **kwargs)
 
     def prepare_checked_config(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        settings, inputs = prepare(*args, **kwargs)
+        settings, inputs = prepare_config(*args, **kwargs)
         _check_fields(settings)
         settings.prompt_lookup_num_tokens = ngram.k  # turns speculation on
         return settings, inputs
 
     def keep_stopping_criteria(*args: Any, generation_config: Any, **kwargs: Any) -> Any:
-        criteria = stopping(*args, generation_config=generation_config, **kwargs)
+        criteria = get_stopping_criteria(*args, generation_config=generation_config, **kwargs)
         generation_config._stopping_criteria = _StoppingCriteria(criteria)
         return generation_config._stopping_criteria
 
@@ -212,7 +219,7 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
         keep_stopping_criteria,
         make_candidates,
     )
-    names = ("generate", *_REPLACED)
+    names = ("generate", *_REPLACED_METHODS)
     vars(model).update(zip(names, replacements, strict=True))
     try:
         yield
@@ -223,21 +230,22 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
 
 def _check_model(model: Any) -> None:
     """Raises an error if drafts could change the model's text."""
-    kind = type(model)
+    model_class = type(model)
     if "_get_candidate_generator" in vars(model):
         raise RuntimeError("drafting: already active for this model; do not nest the blocks")
-    for name in _REPLACED:
-        stock = getattr(GenerationMixin, name, None)
-        if stock is None or "generation_config" not in inspect.signature(stock).parameters:
+    for name in _REPLACED_METHODS:
+        method = getattr(GenerationMixin, name, None)
+        if method is None or "generation_config" not in inspect.signature(method).parameters:
             raise RuntimeError(
                 f"drafting: expected a method {name}(generation_config, ...) of the model, which "
-                f"transformers {_VERSION} does not have; the newest tested version is {NEWEST}"
+                f"transformers {_VERSION} does not have; newest tested version: {NEWEST_VERSION}"
             )
 
     def inherits(name: str) -> bool:
-        return getattr(kind, name, None) is vars(GenerationMixin)[name] and name not in vars(model)
+        stock = vars(GenerationMixin)[name]
+        return getattr(model_class, name, None) is stock and name not in vars(model)
 
-    overridden = [name for name in _STOCK if not inherits(name)]
+    overridden = [name for name in _INHERITED_METHODS if not inherits(name)]
     reason = ""
     if overridden:
         reason = (
@@ -247,7 +255,7 @@ def _check_model(model: Any) -> None:
         reason = "it has an encoder"
     elif model._is_stateful or not model._supports_default_dynamic_cache():
         reason = "rejected drafts can be removed only from a cache of attention"
-    elif kind.__name__ not in _COMPARED and (
+    elif model_class.__name__ not in _TESTED_MODELS and (
         model.config.sub_configs or not inherits("prepare_inputs_for_generation")
     ):
         reason = "it reads more than text or prepares its inputs itself, and was not tested"
@@ -258,15 +266,15 @@ def _check_model(model: Any) -> None:
     ):
         reason = "its rotary embeddings depend on the length of the text, drafts included"
     if reason:
-        raise TypeError(f"drafting: model: not supported: {kind.__name__}: {reason}")
+        raise TypeError(f"drafting: model: not supported: {model_class.__name__}: {reason}")
 
 
 def _check_arguments(model: Any, arguments: dict[str, Any]) -> None:
     values = {**arguments, **arguments.get("kwargs", {})}
-    known = _ARGUMENTS | vars(GenerationConfig()).keys() | {"kwargs"}
+    known_arguments = _ARGUMENTS | vars(GenerationConfig()).keys() | {"kwargs"}
     if type(model).__name__ in _IMAGE_MODELS:
-        known |= _IMAGES
-    _raise_if_any({name: value for name, value in values.items() if name not in known})
+        known_arguments |= _IMAGE_ARGUMENTS
+    _raise_if_any({name: value for name, value in values.items() if name not in known_arguments})
     if "prepare_inputs_for_generation" in vars(model):
         raise ValueError("drafting: prompt learning of a PeftModel is not supported")
     ids = values.get("inputs", values.get("input_ids"))
@@ -275,14 +283,14 @@ def _check_arguments(model: Any, arguments: dict[str, Any]) -> None:
 
 
 def _check_fields(settings: Any) -> None:
-    usual = GenerationConfig()
-    neutral = vars(usual) | getattr(usual, "_get_default_generation_params", dict)()
+    default = GenerationConfig()
+    defaults = vars(default) | getattr(default, "_get_default_generation_params", dict)()
     unsupported = {}
     for name, value in vars(settings).items():
-        if name[0] == "_" or name in _FIELDS or value == neutral.get(name):
+        if name[0] == "_" or name in _CONFIG_FIELDS or value == defaults.get(name):
             continue
         # False is the same as None, but must not disable an option that is on by default.
-        if value is False and neutral.get(name) is None:
+        if value is False and defaults.get(name) is None:
             continue
         unsupported[name] = value
     _raise_if_any(unsupported)
@@ -290,16 +298,16 @@ def _check_fields(settings: Any) -> None:
 
 def _raise_if_any(unsupported: dict[str, Any]) -> None:
     """Raises an error that names the values that are not None."""
-    named = [f"{name}={value!r:.60}" for name, value in unsupported.items() if value is not None]
-    if named:
+    options = [f"{name}={value!r:.60}" for name, value in unsupported.items() if value is not None]
+    if options:
         raise ValueError(
-            f"drafting: not supported, because drafts could change the text: {', '.join(named)}; "
+            f"drafting: not supported, because drafts could change the text: {', '.join(options)}; "
             "call generate outside of the block"
         )
 
 
 def _check_cache(cache: Any) -> None:
-    """Raises an error if rejected drafts' keys and values cannot be removed from the cache."""
+    """Raises an error if keys and values of rejected drafts cannot be removed from the cache."""
     unsupported = [type(cache)]
     if type(cache) is DynamicCache:
         unsupported = [

@@ -5,7 +5,7 @@
     >>> report.curve[-1].tokens_per_step  # doctest: +SKIP
     2.87
 
-Nothing here prints.
+Functions of this package do not print.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RECENT_TOKENS = 1 << 22
 
 @dataclass
 class LogSample:
-    """The newest part of what was read, oldest first.
+    """The newest texts and conversations that were read, oldest first.
 
     Attributes:
         max_blocks: Maximum number of store blocks for the kept texts.
@@ -67,7 +67,7 @@ class LogSample:
                 self._blocks -= curve.count_blocks(len(self.texts.popleft()[1]))
 
     def add(self, conversation: TokenConversation) -> None:
-        """Adds the newest conversation."""
+        """Adds a conversation, which is newer than all others."""
         answers = conversation.answers
         self.conversations += 1
         self.answers += len(answers)
@@ -80,7 +80,7 @@ class LogSample:
 
 
 class StoreTokenization(Tokenization):
-    """Tokenizes for a store with the vocabulary of the stores that were read."""
+    """Tokenizes for a store, with the vocabulary of the stores that were read."""
 
     store_digest = ""
 
@@ -139,7 +139,7 @@ def learn(
         curve.make_store(options.store_tokens)  # checks the size before any work
     max_tokens = (options.store_tokens or curve.MAX_STORE_TOKENS) + RECENT_TOKENS
     sample = LogSample(-(-max_tokens // BLOCK_TOKENS))
-    stores = [Path(path) for path in paths if curve.is_store(Path(path))]
+    stores = [Path(path) for path in paths if curve.is_store_file(Path(path))]
     _read_stores(stores, sample, tokenization)
     logs = [path for path in paths if Path(path) not in stores]
     if logs or not paths:
@@ -153,11 +153,11 @@ def learn(
     points: tuple[Point, ...] = ()
     by_k: dict[int, Point] = {}
     if evaluation.is_possible:
-        points = evaluation.curve(size)
-        by_k = evaluation.by_k(points[-1])
-        sample.notes += evaluation.notes(options.store_tokens)
+        points = evaluation.replay_curve(size)
+        by_k = evaluation.replay_lengths(points[-1])
+        sample.notes += evaluation.list_notes(options.store_tokens)
     else:
-        sample.notes.append("no curve: it needs two conversations, or a store and a conversation")
+        sample.notes.append("no curve: this needs two conversations, or a store and a conversation")
     store = curve.make_store(size, tokenization.digest)
     for done, text in enumerate(sample.texts, 1):
         curve.add_texts(store, [text])
@@ -210,20 +210,22 @@ def _read_sample(
         paths, options, receive, scope_field=options.scope_field, progress=progress
     )
     for number, log in enumerate(logs):
-        notes = (*log.notes, *skipped[number].notes())
+        notes = (*log.notes, *skipped[number].list_notes())
         sample.notes += [f"{log.name}: {note}" for note in notes]
     sample.notes += omissions
 
 
 def _read_stores(files: Sequence[Path], sample: LogSample, tokenization: StoreTokenization) -> None:
-    """Adds the texts of stores. A text that an earlier store also contains is omitted, because all
-    engines that were started with the same seed store contain its texts."""
-    known: set[bytes] = set()
+    """Adds the texts of stores. A text that an earlier store also contains is omitted: stores of
+    engines that were started with the same seed store all contain the seed's texts."""
+    known_keys: set[bytes] = set()
     for file in files:
         store = curve.load_store(file, tokenization.digest)
         tokenization.store_digest = tokenization.store_digest or store.tokenizer
         texts = store.texts()
         # Only digests are compared, so that the texts of all stores need not fit into memory.
         keys = [hashlib.blake2b(b"%d " % scope + text.tobytes()).digest() for scope, text in texts]
-        sample.add_texts(text for key, text in zip(keys, texts, strict=True) if key not in known)
-        known.update(keys)
+        sample.add_texts(
+            text for key, text in zip(keys, texts, strict=True) if key not in known_keys
+        )
+        known_keys.update(keys)

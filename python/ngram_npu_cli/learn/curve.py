@@ -33,20 +33,20 @@ ScopedText = tuple[int, Int32Array]
 """An answer: the number of its scope, and its tokens."""
 
 SHARES = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Shares of the earlier answers in the store, always the newest ones."""
+"""Shares of the earlier answers that the store contains, always the newest answers."""
 
 MIN_CONVERSATIONS = 20
-"""With fewer conversations, the results depend on chance."""
+"""Number of conversations below which a note states that the results depend on chance."""
 
 MAX_EVALUATED_TOKENS = 100_000
-"""Maximum number of generated tokens that a point replays, which takes about ten seconds."""
+"""Maximum number of generated tokens that are replayed per point, in about ten seconds."""
 
 TRIED_K = (8, 16, 32)
 """Maximum draft lengths that are tried in addition to the chosen one."""
 
 MIN_STORE_TOKENS = 1 << 16
 MAX_STORE_TOKENS = 1 << 26
-"""Bounds of the sizes that are tried."""
+"""Bounds of the store's size if the user does not choose the size."""
 
 _NEW_TOKENS_PER_LATER_BLOCK = BLOCK_TOKENS - 16
 """Later blocks of a text begin with the last 16 tokens of the previous block."""
@@ -93,8 +93,8 @@ class Point(Counts):
 class Evaluation:
     """Replays the last tenth of the conversations with a store of earlier answers.
 
-    As on a server, each turn is a request, and the store learns from it. If the tenth is large,
-    only its newest conversations are replayed: at most `MAX_EVALUATED_TOKENS` tokens.
+    As on a server, each turn is a request, whose text the store receives. At most
+    `MAX_EVALUATED_TOKENS` tokens are replayed: those of the newest conversations.
 
     Attributes:
         conversations: The conversations that are replayed.
@@ -109,17 +109,17 @@ class Evaluation:
         config: NgramConfig,
         show: ShowProgress,
     ) -> None:
-        """Selects from the `recent` conversations; their answers are the last of the texts.
+        """Selects from the `recent` conversations, whose answers are the last of the texts.
 
         `num_read` is the number of all conversations.
         """
         self._num_read, self._config, self._show = num_read, config, show
         self.conversations: list[TokenConversation] = []
-        generated = num_answers = 0
+        num_generated = num_answers = 0
         for conversation in reversed(recent):
-            generated += conversation.num_generated
+            num_generated += conversation.num_generated
             is_tenth = 10 * len(self.conversations) >= num_read
-            if self.conversations and (is_tenth or generated > MAX_EVALUATED_TOKENS):
+            if self.conversations and (is_tenth or num_generated > MAX_EVALUATED_TOKENS):
                 break
             self.conversations.insert(0, conversation)
             num_answers += len(conversation.answers)
@@ -130,8 +130,8 @@ class Evaluation:
         """Whether there are conversations to replay and earlier texts."""
         return bool(self.conversations and self.earlier)
 
-    def notes(self, store_tokens: int | None) -> list[str]:
-        """Returns warnings about unreliable results and a requested size that is too small."""
+    def list_notes(self, store_tokens: int | None) -> list[str]:
+        """Returns warnings about unreliable results and a size that is too small."""
         notes = []
         needed, num_replayed = count_store_tokens(self.earlier), len(self.conversations)
         if store_tokens is not None and needed > store_tokens:
@@ -147,32 +147,35 @@ class Evaluation:
             )
         return notes
 
-    def curve(self, store_tokens: int) -> tuple[Point, ...]:
+    def replay_curve(self, store_tokens: int) -> tuple[Point, ...]:
         """Returns the point without a store and the points for all shares."""
-        shares = [self.point(share, store_tokens) for share in SHARES]
-        return (self.point(None, 0), *shares)
+        shares = [self.replay_point(share, store_tokens) for share in SHARES]
+        return (self.replay_point(None, 0), *shares)
 
-    def by_k(self, last: Point) -> dict[int, Point]:
+    def replay_lengths(self, last: Point) -> dict[int, Point]:
         """Returns the points with all earlier answers, by the maximum draft length.
 
-        `last` is the point for the configured length.
+        `last` is the point for the configured draft length.
         """
-        points = {k: self.point(1.0, last.store_tokens, k) for k in {*TRIED_K} - {self._config.k}}
+        points = {
+            k: self.replay_point(1.0, last.store_tokens, k) for k in {*TRIED_K} - {self._config.k}
+        }
         return dict(sorted({**points, self._config.k: last}.items()))
 
-    def point(self, share: float | None, store_tokens: int, k: int | None = None) -> Point:
-        """Returns the point for a store of a size with a share of the earlier answers."""
+    def replay_point(self, share: float | None, store_tokens: int, k: int | None = None) -> Point:
+        """Replays the conversations with a store of this size that contains a share of the earlier
+        answers, or without a store, and returns the point."""
         config = self._config if k is None else replace(self._config, k=k)
-        known: Sequence[ScopedText] = ()
+        known_texts: Sequence[ScopedText] = ()
         store = None
         label = "no store"
         if share is not None:
-            known = self.earlier[len(self.earlier) - round(share * len(self.earlier)) :]
+            known_texts = self.earlier[len(self.earlier) - round(share * len(self.earlier)) :]
             store = make_store(store_tokens)
-            add_texts(store, known)
+            add_texts(store, known_texts)
             label = f"{store_tokens} tokens, {share:.1%} known"
         total = Counts()
-        for done, conversation in enumerate(self.conversations, 1):
+        for num_done, conversation in enumerate(self.conversations, 1):
             for request in conversation.requests:
                 # As in vLLM, each turn is a request. Each request gets a new proposer, because only
                 # the store must persist.
@@ -182,8 +185,8 @@ class Evaluation:
                 total += Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
                 if store is not None:
                     store.finish(np.zeros(1, np.int32))
-            self._show(Progress(label, "replay", done, len(self.conversations)))
-        known_tokens = sum(len(tokens) for _, tokens in known)
+            self._show(Progress(label, "replay", num_done, len(self.conversations)))
+        known_tokens = sum(len(tokens) for _, tokens in known_texts)
         return Point(
             **vars(total), share=share, known_tokens=known_tokens, store_tokens=store_tokens
         )
@@ -217,9 +220,9 @@ def count_blocks(num_tokens: int) -> int:
 # Files of stores
 
 
-def is_store(path: Path) -> bool:
-    """Returns whether a file begins like a store file. A file that cannot be read is not one here,
-    because reading it as a log reports the reason."""
+def is_store_file(path: Path) -> bool:
+    """Returns whether a file begins like a store file; false if the file cannot be read, because
+    reading it as a log then reports the reason."""
     if not path.is_file():  # opening a pipe would consume its data
         return False
     try:
@@ -254,10 +257,11 @@ def load_store(path: Path, tokenizer: str = "") -> NgramStore:
 
 
 def check_output(path: Path) -> None:
-    """Checks that a store may be saved there, and that no other kind of file is overwritten, for
-    example a log file if the user forgot the file name after `-o`."""
+    """Checks that a store can be saved to a path, and that it would not overwrite another kind of
+    file, for example a log file if the user forgot the file name after `-o`."""
     check_writable(path)
-    if path.exists() and not is_store(path) and not (path.is_file() and not path.stat().st_size):
+    is_empty_file = path.is_file() and not path.stat().st_size
+    if path.exists() and not is_store_file(path) and not is_empty_file:
         raise InputError(f"{path}: exists and is not a store file; it will not be overwritten")
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from ngram_npu.config import default_costs, default_store_costs
 from ngram_npu.draft_costs import (
-    CLASSES,
     RANGES,
     SHAPES,
-    UNIT,
+    TOKEN_CLASSES,
+    UNITS_PER_NAT,
     Costs,
     FloatArray,
     IntArray,
@@ -19,15 +19,17 @@ from ngram_npu.draft_costs import (
 from ngram_npu.store import NgramStore
 
 from ngram_npu_cli.logs.conversations import TokenRequest
-from ngram_npu_cli.replay.walks import Walks, record, walks
+from ngram_npu_cli.replay.walks import PositionDrafts, record_store, simulate_ladder
 
 __all__ = ["Costs", "costs_to_logits", "fit"]
 
 MAX_TOKENS = 1 << 20
 """Maximum number of completion tokens to fit on; they take 200 MB of memory."""
-STRENGTH = 20.0
-"""Weight of the priors, in observations: the shipped cost of a cell, and 0 for a token."""
+PRIOR_WEIGHT = 20.0
+"""Weight of the priors, as a number of observations. The prior of a cell is its shipped cost, that
+of a token is 0."""
 ROUNDS = 12
+"""Number of times that Newton's method is applied to all tables."""
 
 
 def fit(conversations: Sequence[TokenRequest], tokenizer: str = "") -> Costs:
@@ -38,16 +40,16 @@ def fit(conversations: Sequence[TokenRequest], tokenizer: str = "") -> Costs:
     with priors: the shipped costs for cells, and 0 for tokens. It is deterministic.
 
     Args:
-        conversations: Oldest first. If they have more than ``MAX_TOKENS`` tokens, the newest ones
-            are used.
+        conversations: Oldest first. If they have more than ``MAX_TOKENS`` tokens, only the newest
+            conversations are used.
         tokenizer: 32 hex digits (``ngram_npu.store.tokenizer_digest``).
     """
-    places, right = observed(list(_select_newest(conversations)))
+    table_entries, is_right = observe_drafts(list(_select_newest(conversations)))
     shipped = np.concatenate([default_costs().ravel(), default_store_costs().ravel()])
-    cells, *tokens = _maximize_likelihood(places, right, costs_to_logits(shipped))
-    row, store = np.split(_round(cells, "row"), [default_costs().size])
-    pair = np.stack([_round(logits, "tokens") for logits in tokens], axis=1)
-    return Costs(row.reshape(SHAPES["row"]), store.reshape(SHAPES["store"]), pair, tokenizer)
+    cells, *tokens = _maximize_likelihood(table_entries, is_right, costs_to_logits(shipped))
+    row, store = np.split(_round_logits(cells, "row"), [default_costs().size])
+    token_table = np.stack([_round_logits(logits, "tokens") for logits in tokens], axis=1)
+    return Costs(row.reshape(SHAPES["row"]), store.reshape(SHAPES["store"]), token_table, tokenizer)
 
 
 def _select_newest(conversations: Sequence[TokenRequest]) -> Iterator[TokenRequest]:
@@ -58,51 +60,54 @@ def _select_newest(conversations: Sequence[TokenRequest]) -> Iterator[TokenReque
     return iter(conversations[first:])
 
 
-def observed(conversations: Sequence[TokenRequest]) -> tuple[list[IntArray], FloatArray]:
+def observe_drafts(conversations: Sequence[TokenRequest]) -> tuple[list[IntArray], FloatArray]:
     """Returns observations of all draft tokens that a step would have verified.
 
     Returns:
-        [cell, class, class of the previous token], each [N], and [N], whether the token was right.
-        The cells of the store's table follow those of the row's table.
+        Three arrays [N]: the token's cell, its class, and the class of the token before it; and
+        [N], whether the token was right. The cells of the store's table are numbered after those of
+        the row's table.
     """
     tokens = sum(request.num_tokens for request in conversations)
     store = NgramStore(1, max(4096, 2 * tokens))
     num_row_cells = SHAPES["row"][0] * SHAPES["row"][1]
     parts: list[tuple[IntArray, ...]] = [(np.empty(0, np.int64),) * 4]
     for request in conversations:
-        parts.append(_flatten(walks([request]), 0, SHAPES["row"][1]))
-        parts.append(_flatten(record([request], store), num_row_cells, SHAPES["store"][1]))
-    *places, right = (np.concatenate(list(column)) for column in zip(*parts, strict=True))
-    return places, right.astype(np.float64)
+        parts.append(_flatten(simulate_ladder([request]), 0, SHAPES["row"][1]))
+        parts.append(_flatten(record_store([request], store), num_row_cells, SHAPES["store"][1]))
+    *table_entries, is_right = (np.concatenate(list(column)) for column in zip(*parts, strict=True))
+    return table_entries, is_right.astype(np.float64)
 
 
-def _flatten(drafts: Walks, first_cell: int, columns: int) -> tuple[IntArray, ...]:
-    reached = drafts.reached()
+def _flatten(drafts: PositionDrafts, first_cell: int, columns: int) -> tuple[IntArray, ...]:
+    reached = drafts.find_reached()
     return (
         first_cell + drafts.match[reached] * columns + drafts.column[reached],
-        (drafts.token[reached] % CLASSES).astype(np.int16),
-        (drafts.before[reached] % CLASSES).astype(np.int16),
-        drafts.accepted()[reached],
+        (drafts.token[reached] % TOKEN_CLASSES).astype(np.int16),
+        (drafts.previous_token[reached] % TOKEN_CLASSES).astype(np.int16),
+        drafts.find_accepted()[reached],
     )
 
 
 def _maximize_likelihood(
-    places: Sequence[IntArray], right: FloatArray, start: FloatArray
+    table_entries: Sequence[IntArray], is_right: FloatArray, start: FloatArray
 ) -> list[FloatArray]:
-    """Applies Newton's method to one table after the other, for each entry separately."""
-    tables = [start.copy(), np.zeros(CLASSES), np.zeros(CLASSES)]
-    logits = start[places[0]]
+    """Applies Newton's method to one table after the other, to each entry of a table separately."""
+    tables = [start.copy(), np.zeros(TOKEN_CLASSES), np.zeros(TOKEN_CLASSES)]
+    logits = start[table_entries[0]]
     for _ in range(ROUNDS):
-        for table, entries, prior in zip(tables, places, (start, 0.0, 0.0), strict=True):
-            rate = 1 / (1 + np.exp(-logits))
-            pull = np.bincount(entries, right - rate, len(table)) - STRENGTH * (table - prior)
-            curvature = np.bincount(entries, rate * (1 - rate), len(table)) + STRENGTH
-            step = np.clip(pull / curvature, -1, 1)
+        for table, entries, prior in zip(tables, table_entries, (start, 0.0, 0.0), strict=True):
+            probability = 1 / (1 + np.exp(-logits))
+            errors = np.bincount(entries, is_right - probability, len(table))
+            gradient = errors - PRIOR_WEIGHT * (table - prior)
+            variance = probability * (1 - probability)
+            curvature = np.bincount(entries, variance, len(table)) + PRIOR_WEIGHT
+            step = np.clip(gradient / curvature, -1, 1)
             table += step
             logits += step[entries]
     return tables
 
 
-def _round(nats: FloatArray, table: str) -> IntArray:
-    costs: IntArray = np.clip(np.rint(nats * UNIT), *RANGES[table]).astype(np.int64)
+def _round_logits(nats: FloatArray, table: str) -> IntArray:
+    costs: IntArray = np.clip(np.rint(nats * UNITS_PER_NAT), *RANGES[table]).astype(np.int64)
     return costs

@@ -1,4 +1,4 @@
-"""Contains the data class of the learning result and formats it as text, JSON or a plot."""
+"""Contains the result of learning, and formats it as text, JSON or a plot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ngram_npu_cli.learn.curve import Point
 from ngram_npu_cli.report import Block, JsonReport, Table, format_blocks
 
 FORMAT = "ngram_npu.learn/1"
-"""Written into every JSON result; the number grows when a field changes its meaning."""
+"""Format name in every JSON result. The number increases when a field changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class LearnReport(JsonReport):
             logs (`conversations`, `answers`, `answer_tokens`); the tokenizer's name, None for
             recorded token ids, and the digest of its vocabulary; and the number of conversations at
             the end of the logs that are replayed for each point (`evaluated`, 0 without a curve).
-        curve: The point without a store, then points by the share of known earlier answers.
+        curve: The point without a store, then one point for each share of the earlier answers.
         by_k: Points with all earlier answers, by maximum draft length; empty without a curve.
         store_tokens, tokens_held: Size of the store, and tokens in it.
         output, file_bytes: Name and size of the file; None if none was written.
@@ -58,12 +58,12 @@ class LearnReport(JsonReport):
             **vars(point),
             "tokens_per_step": point.tokens_per_step,
             "drafted_per_step": point.drafted_per_step,
-            "speedup": point.speedup(self.about["config"]["cost"]),
+            "speedup": point.compute_speedup(self.about["config"]["cost"]),
         }
 
 
 def label_point(point: Point) -> str:
-    """Returns the share of the earlier answers in a point's store."""
+    """Returns the share of the earlier answers in a point's store, as text."""
     names = {None: "no store", 0.0: "nothing", 1 / 8: "1/8", 1 / 4: "1/4", 1 / 2: "1/2", 1.0: "all"}
     return names[point.share]
 
@@ -99,11 +99,11 @@ def _describe_curve(report: LearnReport) -> list[Block]:
             str(point.known_tokens),
             f"{point.tokens_per_step:.3f}",
             f"{point.drafted_per_step:.3f}",
-            f"{point.speedup(cost):.2f}x",
+            f"{point.compute_speedup(cost):.2f}x",
         ]
         for point in report.curve
     ]
-    speedups = {k: point.speedup(cost) for k, point in report.by_k.items()}
+    speedups = {k: point.compute_speedup(cost) for k, point in report.by_k.items()}
     by_k = ", ".join(f"{k}: {speedup:.2f}x" for k, speedup in speedups.items())
     return [
         "",
@@ -118,15 +118,15 @@ def _describe_curve(report: LearnReport) -> list[Block]:
     ]
 
 
-def format_store(info: Mapping[str, Any]) -> str:
+def format_store(contents: Mapping[str, Any]) -> str:
     """Returns the result of `describe` as plain text."""
-    held = f"{info['tokens_held']} of {info['token_capacity']}"
+    tokens_held = f"{contents['tokens_held']} of {contents['token_capacity']}"
     lines = [
-        f"file        {info['file']}, {info['file_bytes'] / 1e6:.1f} MB",
-        f"tokens      {held}, in {info['texts']} texts",
-        f"scopes      {info['scopes']}",
-        f"visibility  {info['visibility']}",
-        f"tokenizer   {info['tokenizer'] or 'not known'}",
+        f"file        {contents['file']}, {contents['file_bytes'] / 1e6:.1f} MB",
+        f"tokens      {tokens_held}, in {contents['texts']} texts",
+        f"scopes      {contents['scopes']}",
+        f"visibility  {contents['visibility']}",
+        f"tokenizer   {contents['tokenizer'] or 'not formats'}",
     ]
     return "\n".join(map(escape_unprintable, lines))
 
@@ -137,26 +137,28 @@ def format_store(info: Mapping[str, Any]) -> str:
 def check_plot(path: Path) -> None:
     """Raises an InputError if matplotlib is missing or does not know the format of `path`."""
     canvas = _import_matplotlib("backend_bases").FigureCanvasBase
-    known: dict[str, str] = canvas.get_supported_filetypes()
-    if _get_format(path) not in known:
-        raise InputError(
-            f'{path}: unknown plot format "{_get_format(path)}"; one of: {", ".join(sorted(known))}'
-        )
+    formats: dict[str, str] = canvas.get_supported_filetypes()
+    if _get_format(path) not in formats:
+        known = ", ".join(sorted(formats))
+        raise InputError(f'{path}: unknown plot format "{_get_format(path)}"; one of: {known}')
 
 
 def save_plot(report: LearnReport, path: Path, target: Path) -> None:
     """Draws the curve into the file `path`, in the format of `target`.
 
-    The points are at equal distances, because shares double.
+    The points are at equal distances, because each share is twice the previous one.
     """
     # Figure instead of pyplot, which would look for a display and keep global state.
     figure = _import_matplotlib("figure").Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     if report.curve:
         without_store, *curve = report.curve
-        labels, yields = map(label_point, curve), [point.tokens_per_step for point in curve]
+        labels, tokens_per_step = (
+            map(label_point, curve),
+            [point.tokens_per_step for point in curve],
+        )
         name = f"store of {report.store_tokens} tokens"
-        (line,) = axes.plot(list(labels), yields, "o-", label=name)
+        (line,) = axes.plot(list(labels), tokens_per_step, "o-", label=name)
         color = line.get_color()
         axes.axhline(without_store.tokens_per_step, color=color, linewidth=0.8, linestyle=":")
         axes.set_xlabel("known of the earlier answers (dotted: no store)")

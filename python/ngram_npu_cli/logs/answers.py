@@ -1,8 +1,8 @@
-"""Converts a model's response to answers: a response in any form to chunks, chunks to messages.
+"""Converts a model's response of any format to chunks, and the chunks to answers.
 
-A complete response is one chunk, a streamed one has many. Each chunk adds text, reasoning, tool
-calls or token ids to one of the answers, so that a stream gives the same message as the complete
-response.
+A complete response is one chunk, a streamed response has many. Each chunk adds text, reasoning,
+tool calls or token ids to one of the answers, so that a stream results in the same answers as the
+complete response.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _DELTAS = {
     "response.reasoning_summary_text.delta": "thinking",
     "response.function_call_arguments.delta": "arguments",
 }
-"""Responses API: the key of the streamed part that a delta continues, by event type."""
+"""For the Responses API: by event type, the key of the streamed part that a delta continues."""
 _BLOCK_DELTAS = {"text": "text", "thinking": "thinking", "partial_json": "input"}
-"""Anthropic's streams: the key of the streamed part, by the delta's key."""
+"""For Anthropic's streams: by the delta's key, the key of the streamed part."""
 _DELTA_KEYS = {*_DELTAS.values(), *_BLOCK_DELTAS.values()}
 _RESPONSE_KEYS = {"body", "choices", "content", "delta", "error", "message", "object", "output"}
-"""Every response, and a chunk of every stream, has one of these."""
+"""Every response, and at least one chunk of every stream, has one of these keys."""
 
 
 @dataclass
 class _Call:
-    """A tool call while its pieces are added."""
+    """A tool call, to which pieces are added."""
 
     ident: Any
     index: int | None
@@ -54,7 +54,7 @@ class _Call:
 
 @dataclass
 class Answer:
-    """One answer while its chunks are added.
+    """An answer, to which chunks are added.
 
     Attributes:
         text, reasoning: The pieces of the text and of the reasoning.
@@ -70,32 +70,35 @@ class Answer:
     prompt_token_ids: tuple[int, ...] | None = None
     is_missing_ids: bool = False
 
-    def add(self, part: Record, where: str, *, is_delta: bool = False) -> None:
-        """Adds a message, or the delta of one."""
-        self._add_reasoning(_get_first(part, *_REASONING_KEYS), f"{where}.reasoning")
-        self._add_text(_get_first(part, "content", "text"), f"{where}.content")
-        self._add_text(_get_first(part, "refusal"), f"{where}.refusal")
-        calls = check_type(part.get("tool_calls"), list, f"{where}.tool_calls", optional=True)
+    def add(self, part: Record, location: str, *, is_delta: bool = False) -> None:
+        """Adds a message, or the delta of a message."""
+        self._add_reasoning(_get_first(part, *_REASONING_KEYS), f"{location}.reasoning")
+        self._add_text(_get_first(part, "content", "text"), f"{location}.content")
+        self._add_text(_get_first(part, "refusal"), f"{location}.refusal")
+        calls = check_type(part.get("tool_calls"), list, f"{location}.tool_calls", optional=True)
         for i, call in enumerate(calls or ()):
-            self._add_call(call, f"{where}.tool_calls[{i}]", is_delta)
+            self._add_call(call, f"{location}.tool_calls[{i}]", is_delta)
         if part.get("function_call") is not None:
-            self._add_call(part["function_call"], f"{where}.function_call", is_delta)
+            self._add_call(part["function_call"], f"{location}.function_call", is_delta)
 
-    def add_choice(self, choice: Record, where: str) -> None:
-        """Adds a choice of a response: a text, a message or the delta of one; and its token ids."""
+    def add_choice(self, choice: Record, location: str) -> None:
+        """Adds a choice of a response: a text, a message or its delta; and its token ids."""
         key = next((key for key in ("delta", "message") if choice.get(key) not in (None, {})), None)
         part = choice if key is None else choice[key]
-        check_type(part, dict, f"{where}.{key}")
-        before = len(self.text), len(self.reasoning), len(self.calls)
-        self.add(part, where, is_delta=key == "delta")
+        check_type(part, dict, f"{location}.{key}")
+        old_sizes = len(self.text), len(self.reasoning), len(self.calls)
+        self.add(part, location, is_delta=key == "delta")
         if choice.get("token_ids") is not None:
-            self.token_ids += check_token_ids(choice["token_ids"], f"{where}.token_ids")
+            self.token_ids += check_token_ids(choice["token_ids"], f"{location}.token_ids")
         else:
-            self.is_missing_ids |= before != (len(self.text), len(self.reasoning), len(self.calls))
+            new_sizes = len(self.text), len(self.reasoning), len(self.calls)
+            self.is_missing_ids |= old_sizes != new_sizes
         if choice.get("prompt_token_ids") not in EMPTY:
-            ids = check_token_ids(choice["prompt_token_ids"], f"{where}.prompt_token_ids")
+            ids = check_token_ids(choice["prompt_token_ids"], f"{location}.prompt_token_ids")
             if self.prompt_token_ids not in (None, ids):
-                raise RecordError(f"{where}.prompt_token_ids differ from those of earlier chunks")
+                raise RecordError(
+                    f"{location}.prompt_token_ids differ from those of earlier chunks"
+                )
             self.prompt_token_ids = ids
 
     @property
@@ -110,7 +113,7 @@ class Answer:
             bool(self.token_ids) and not self.is_missing_ids and self.prompt_token_ids is not None
         )
 
-    def message(self, role: str = "assistant") -> dict[str, Any]:
+    def make_message(self, role: str = "assistant") -> dict[str, Any]:
         """Returns the answer as a message: role, content, reasoning and tool calls."""
         message: dict[str, Any] = {"role": role, "content": "".join(self.text)}
         if any(self.reasoning):
@@ -121,74 +124,76 @@ class Answer:
             message["tool_calls"] = [{"type": "function", "function": f} for f in functions]
         return message
 
-    def _add_text(self, value: Any, where: str) -> None:
+    def _add_text(self, value: Any, location: str) -> None:
         if value is not None:
-            self.text.append(self.join_parts(value, where))
+            self.text.append(self.join_parts(value, location))
 
-    def join_parts(self, parts: Any, where: str) -> str:
+    def join_parts(self, parts: Any, location: str) -> str:
         """Returns the text of a message's content: a text, or a list of parts.
 
         Adds the reasoning and the tool calls of the list. Other parts, such as images, are left
         out.
         """
         if not isinstance(parts, list):
-            return check_text(parts, where)
+            return check_text(parts, location)
         texts = []
         for i, part in enumerate(parts):
-            at = f"{where}[{i}]"
+            part_location = f"{location}[{i}]"
             if not isinstance(part, dict):
-                texts.append(check_text(part, at))
+                texts.append(check_text(part, part_location))
                 continue
-            part_type = check_type(part.get("type"), str, f"{at}.type", optional=True)
+            part_type = check_type(part.get("type"), str, f"{part_location}.type", optional=True)
             content = _get_first(part, "content", "text", "refusal")
             if part_type in _CALL_PARTS or {"input", "arguments"} & part.keys():
-                self._add_call({"function": part}, at)
+                self._add_call({"function": part}, part_location)
             elif part_type in _REASONING_PARTS or {"thinking", "summary"} & part.keys():
-                self._add_reasoning(_get_first(part, "thinking", "content", "summary", "text"), at)
+                self._add_reasoning(
+                    _get_first(part, "thinking", "content", "summary", "text"), part_location
+                )
             elif content is not None:
-                texts.append(self.join_parts(content, at))
+                texts.append(self.join_parts(content, part_location))
             elif part_type is None and not {"content", "text", "refusal"} & part.keys():
-                raise RecordError(f'{at} must have a "type" or a "text"')
+                raise RecordError(f'{part_location} must have a "type" or a "text"')
         return "\n".join(text for text in texts if text)
 
-    def _add_reasoning(self, reasoning: Any, where: str) -> None:
+    def _add_reasoning(self, reasoning: Any, location: str) -> None:
         if isinstance(reasoning, list):
             parts = Answer()
-            text = parts.join_parts(reasoning, where)
+            text = parts.join_parts(reasoning, location)
             reasoning = "".join([*parts.reasoning, text])
         if reasoning is not None:
-            self.reasoning.append(check_text(reasoning, where))
+            self.reasoning.append(check_text(reasoning, location))
 
-    def _add_call(self, call: Any, where: str, is_delta: bool = False) -> None:
-        """Adds a tool call, or the delta of one."""
+    def _add_call(self, call: Any, location: str, is_delta: bool = False) -> None:
+        """Adds a tool call, or the delta of a tool call."""
         function = call["function"] if _get_nested(call, "function") is not None else call
-        check_type(function, dict, where)
+        check_type(function, dict, location)
         name = _get_first(function, "name")
-        name = None if name is None else check_text(name, f"{where}: name")
+        name = None if name is None else check_text(name, f"{location}: name")
         arguments = _get_first(function, "arguments", "input")
         if not isinstance(arguments, (str, dict, type(None))):
             raise RecordError(
-                f"{where}: arguments must be a string or object, got {describe_type(arguments)}"
+                f"{location}: arguments must be a string or object, got {describe_type(arguments)}"
             )
         ident, index = _get_first(call, "id"), None
-        current = None
+        current_call = None
         if is_delta:
-            index = _get_index(call, f"{where}.index", "index")
-            current = self._find_continued_call(ident, index, name)
-        if current is None:
+            index = _get_index(call, f"{location}.index", "index")
+            current_call = self._find_continued_call(ident, index, name)
+        if current_call is None:
             if name is None:
-                raise RecordError(f"{where}: name must be a string, got {describe_type(name)}")
-            current = _Call(ident, index, name)
-            self.calls.append(current)
-        if isinstance(arguments, dict) and not current.arguments:
-            current.arguments = arguments
-        elif isinstance(arguments, str) and isinstance(current.arguments, str):
-            current.arguments += arguments
+                raise RecordError(f"{location}: name must be a string, got {describe_type(name)}")
+            current_call = _Call(ident, index, name)
+            self.calls.append(current_call)
+        if isinstance(arguments, dict) and not current_call.arguments:
+            current_call.arguments = arguments
+        elif isinstance(arguments, str) and isinstance(current_call.arguments, str):
+            current_call.arguments += arguments
         elif arguments is not None:
-            raise RecordError(f"{where}: arguments are both text and an object")
+            raise RecordError(f"{location}: arguments are both text and an object")
 
     def _find_continued_call(self, ident: Any, index: int | None, name: str | None) -> _Call | None:
-        """Returns the call that a delta continues: by its id, else by its index, else the last one.
+        """Returns the call that a delta continues: by id, else by index, else the last call.
 
         Some servers give all calls of an answer the same index or none, or the pieces of one call
         different ids or indices. Usually only the first piece of a call has a name.
@@ -205,120 +210,121 @@ class Answer:
         return last if is_same or not name else None
 
 
-def parse_message(data: Any, where: str) -> Message:
+def parse_message(data: Any, location: str) -> Message:
     """Returns a message with its content as text and the keys that chat templates may use."""
-    data = check_type(data, dict, where)
-    role = check_type(data.get("role"), str, f"{where}.role")
+    data = check_type(data, dict, location)
+    role = check_type(data.get("role"), str, f"{location}.role")
     answer = Answer()
-    answer.add(data, where)
+    answer.add(data, location)
     if answer.reasoning and role != "assistant":
-        raise RecordError(f'{where}: reasoning in a message of the role "{role:.40}"')
-    others = {key: data[key] for key in ("name", "tool_call_id") if data.get(key) is not None}
-    return {**answer.message(role), **others}
+        raise RecordError(f'{location}: reasoning in a message of the role "{role:.40}"')
+    other_keys = {key: data[key] for key in ("name", "tool_call_id") if data.get(key) is not None}
+    return {**answer.make_message(role), **other_keys}
 
 
-def parse_answers(response: object, where: str) -> list[Answer]:
-    """Returns the answers of a response that are not empty, by number; at least one."""
-    chunks = list(_split_chunks(response, where))
+def parse_answers(response: object, location: str) -> list[Answer]:
+    """Returns the answers of a response that are not empty, ordered by number; at least one."""
+    chunks = list(_split_chunks(response, location))
     answers: defaultdict[int, Answer] = defaultdict(Answer)
     blocks: dict[int, dict[str, Any]] = {}
-    prompt: tuple[int, ...] | None = None
+    prompt_ids: tuple[int, ...] | None = None
     failure: Any = None
-    numbered: set[bool] = set()
+    has_index: set[bool] = set()
     for i, chunk in enumerate(chunks):
-        at = f"{where}[{i}]" if len(chunks) > 1 else where
+        part_location = f"{location}[{i}]" if len(chunks) > 1 else location
         failure = failure or chunk.get("error") or _get_nested(chunk, "response", "error")
         if chunk.get("prompt_token_ids") not in EMPTY:
-            ids = check_token_ids(chunk["prompt_token_ids"], f"{at}: prompt_token_ids")
-            prompt = prompt or ids
-        choices = check_type(chunk.get("choices"), list, f"{at}: choices", optional=True)
+            ids = check_token_ids(chunk["prompt_token_ids"], f"{part_location}: prompt_token_ids")
+            prompt_ids = prompt_ids or ids
+        choices = check_type(chunk.get("choices"), list, f"{part_location}: choices", optional=True)
         message = chunk.get("message")
-        # A text alone, or a chunk of llama.cpp's server; events have a type.
+        # This is a text alone, or a chunk of llama.cpp's server. Events have a type.
         is_text = "type" not in chunk and bool({"content", "text"} & chunk.keys())
         if choices is not None:
-            seen: set[int] = set()
+            seen_numbers: set[int] = set()
             for j, choice in enumerate(choices):
-                choice_at = f"{at}: choices[{j}]"
+                choice_at = f"{part_location}: choices[{j}]"
                 check_type(choice, dict, choice_at)
                 index = _get_index(choice, f"{choice_at}.index", "index")
-                numbered.add(index is not None)
+                has_index.add(index is not None)
                 number = j if index is None else index
-                if number in seen and choice.get("delta") is None:
+                if number in seen_numbers and choice.get("delta") is None:
                     raise RecordError(f"{choice_at}.index is {number}, as for another choice")
-                seen.add(number)
+                seen_numbers.add(number)
                 answers[number].add_choice(choice, choice_at)
-        elif message is not None:  # Ollama's, and Anthropic's message_start
-            check_type(message, dict, f"{at}: message")
-            answers[0].add(message, at)
+        elif message is not None:  # from Ollama, or Anthropic's message_start
+            check_type(message, dict, f"{part_location}: message")
+            answers[0].add(message, part_location)
         elif isinstance(chunk.get("output"), list):
-            answers[0].text.append(answers[0].join_parts(chunk["output"], f"{at}: output"))
+            answers[0].text.append(
+                answers[0].join_parts(chunk["output"], f"{part_location}: output")
+            )
         elif chunk.get("role") == "assistant" or is_text:
-            answers[0].add(chunk, at)
+            answers[0].add(chunk, part_location)
         else:
-            _apply_event(chunk, blocks, at)
-    if len(chunks) > 1 and len(answers) > 1 and len(numbered) > 1:
-        raise RecordError(f"{where}: some choices of the stream have an index and some have none")
+            _apply_event(chunk, blocks, part_location)
+    if len(chunks) > 1 and len(answers) > 1 and len(has_index) > 1:
+        raise RecordError(
+            f"{location}: some choices of the stream have an index and some have none"
+        )
     if blocks:
         parts = [_parse_input(block) for _, block in sorted(blocks.items())]
-        answers[0].text.append(answers[0].join_parts(parts, where))
+        answers[0].text.append(answers[0].join_parts(parts, location))
     if all(answer.is_empty for answer in answers.values()):
         if failure:
             message = failure.get("message", failure) if isinstance(failure, dict) else failure
-            raise RecordError(f"{where}: the response is an error: {message!s:.100}")
+            raise RecordError(f"{location}: the response is an error: {message!s:.100}")
         keys = ", ".join(f'"{key}"' for chunk in chunks[:1] for key in list(chunk)[:6])
         reason = "the answer is empty" if answers else f"the response has no answer, only {keys}"
-        raise RecordError(f"{where}: {reason}")
+        raise RecordError(f"{location}: {reason}")
     for answer in answers.values():
-        answer.prompt_token_ids = answer.prompt_token_ids or prompt
+        answer.prompt_token_ids = answer.prompt_token_ids or prompt_ids
     return [answer for _, answer in sorted(answers.items()) if not answer.is_empty]
 
 
-def _apply_event(event: Record, blocks: dict[int, dict[str, Any]], where: str) -> None:
-    """Applies an event of Anthropic's streams or of the Responses API.
-
-    It begins, continues or ends a part.
-    """
-    name = check_type(event.get("type"), str, f"{where}: type", optional=True)
+def _apply_event(event: Record, blocks: dict[int, dict[str, Any]], location: str) -> None:
+    """Applies an event of Anthropic's streams or of the Responses API to a part."""
+    name = check_type(event.get("type"), str, f"{location}: type", optional=True)
     output = _get_nested(event, "response", "output")
     if isinstance(output, list) and output:
         blocks.clear()
         for number, item in enumerate(output):
-            blocks[number] = check_type(item, dict, f"{where}: response.output[{number}]")
+            blocks[number] = check_type(item, dict, f"{location}: response.output[{number}]")
     part = next((event[key] for key in ("content_block", "item") if event.get(key)), None)
     if part is not None:
-        number = _get_part_number(event, where)
+        number = _get_part_number(event, location)
         previous = blocks.get(number)
-        blocks[number] = dict(check_type(part, dict, f"{where}: the part"))
+        blocks[number] = dict(check_type(part, dict, f"{location}: the part"))
         is_end = (name or "").endswith("done")
         is_same = previous and all(part.get(k) == previous.get(k) for k in ("id", "type"))
         if previous and not (is_end and is_same):
-            raise RecordError(f"{where}: part {number} has already begun")
+            raise RecordError(f"{location}: part {number} has already begun")
     delta = event.get("delta")
     if delta is None:
         return
     if isinstance(delta, str):
         if not (name or "").startswith("response."):
-            raise RecordError(f"{where}: a delta of an unknown event")
+            raise RecordError(f"{location}: a delta of an unknown event")
         key, added = _DELTAS.get(name or ""), delta
     else:
-        check_type(delta, dict, f"{where}: delta")
+        check_type(delta, dict, f"{location}: delta")
         delta_key = next((key for key in _BLOCK_DELTAS if delta.get(key)), "")
         key, added = _BLOCK_DELTAS.get(delta_key), delta.get(delta_key)
     if key is not None:
-        block = blocks.setdefault(_get_part_number(event, where), {})
+        block = blocks.setdefault(_get_part_number(event, location), {})
         if any(block.get(other) for other in _DELTA_KEYS if other != key):
-            raise RecordError(f"{where}: the delta continues a part of another kind")
+            raise RecordError(f"{location}: the delta continues a part of another kind")
         previous_text = block.get(key)
         prefix = previous_text if isinstance(previous_text, str) else ""
-        block[key] = prefix + check_text(added, where)
-        if key == "text":  # of a message, with empty content when it began
+        block[key] = prefix + check_text(added, location)
+        if key == "text":  # part of a message, whose content is empty at first
             block.pop("content", None)
 
 
-def _get_part_number(event: Record, where: str) -> int:
-    number = _get_index(event, f"{where}: index", "index", "output_index")
+def _get_part_number(event: Record, location: str) -> int:
+    number = _get_index(event, f"{location}: index", "index", "output_index")
     if number is None:
-        raise RecordError(f"{where}: missing the index of the part")
+        raise RecordError(f"{location}: missing the index of the part")
     return number
 
 
@@ -335,11 +341,11 @@ def _get_first(data: Record, *keys: str) -> Any:
     return next((data[key] for key in keys if data.get(key) not in EMPTY), None)
 
 
-def _get_index(data: Record, where: str, *keys: str) -> int | None:
-    """Returns the number under the first key that has a value; None if it is missing."""
+def _get_index(data: Record, location: str, *keys: str) -> int | None:
+    """Returns the number under the first key that has a value; None if no key has a value."""
     value = next((data[key] for key in keys if data.get(key) is not None), None)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-        raise RecordError(f"{where} must be 0 or more, got {describe_type(value)}")
+        raise RecordError(f"{location} must be 0 or more, got {describe_type(value)}")
     return value
 
 
@@ -351,10 +357,10 @@ def _parse_input(block: dict[str, Any]) -> dict[str, Any]:
     return block
 
 
-def _split_chunks(response: Any, where: str) -> Iterable[Record]:
-    """Returns the chunks of a response: an object or a list of chunks, also as text, or a text."""
+def _split_chunks(response: Any, location: str) -> Iterable[Record]:
+    """Returns the chunks of a response: an object, a list of chunks, or a text of these."""
     if isinstance(response, str):
-        check_text(response, where)
+        check_text(response, location)
         decoded = _decode(response)
         if decoded is None:
             return [{"text": response}]
@@ -362,17 +368,17 @@ def _split_chunks(response: Any, where: str) -> Iterable[Record]:
     if isinstance(response, list):
         for i, item in enumerate(response):
             if not isinstance(item, dict):
-                raise RecordError(f"{where}[{i}] must be a chunk, got {describe_type(item)}")
+                raise RecordError(f"{location}[{i}] must be a chunk, got {describe_type(item)}")
         return response
-    check_type(response, dict, f"{where}: the response")
-    check_success(response, where)
+    check_type(response, dict, f"{location}: the response")
+    check_success(response, location)
     if "body" in response:
-        return _split_chunks(response["body"], where)
+        return _split_chunks(response["body"], location)
     return [response]
 
 
 def _decode(text: str) -> dict[str, Any] | list[Any] | None:
-    """Decodes JSON, lines of JSON, or server-sent events; returns None for anything else."""
+    """Decodes JSON, lines of JSON, or server-sent events; returns None for other text."""
     parsers: tuple[Callable[[str], list[Any]], ...] = (
         lambda text: [json.loads(text)],
         _parse_events,
@@ -383,7 +389,7 @@ def _decode(text: str) -> dict[str, Any] | list[Any] | None:
             values = parse(text)
             if len(values) == 1 and isinstance(values[0], list):
                 values = values[0]
-            # A text may be JSON itself: an answer under a schema.
+            # The text of an answer may itself be JSON, if the request has a schema.
             if any(isinstance(value, dict) and _RESPONSE_KEYS & value.keys() for value in values):
                 return values[0] if len(values) == 1 else values
     return None
@@ -417,11 +423,11 @@ def _parse_events(text: str) -> list[Any]:
 # Checked values
 
 
-def check_success(data: Record, where: str) -> None:
-    """Raises RecordError for a record or response of a failed request."""
+def check_success(data: Record, location: str) -> None:
+    """Raises RecordError if a record or response is that of a failed request."""
     status = data.get("status_code", data.get("status"))
     if isinstance(status, int) and status >= 400:
-        raise RecordError(f"{where}: the response is an error: HTTP status {status}")
+        raise RecordError(f"{location}: the response is an error: HTTP status {status}")
 
 
 _TYPE_NAMES: dict[type, str] = {
@@ -433,33 +439,33 @@ _TYPE_NAMES: dict[type, str] = {
 }
 
 
-def check_type(value: Any, expected: type, where: str, *, optional: bool = False) -> Any:
+def check_type(value: Any, expected: type, location: str, *, optional: bool = False) -> Any:
     """Returns the value if it has the type, or is None and `optional`."""
     if not isinstance(value, expected) and not (optional and value is None):
-        raise RecordError(f"{where} must be {_TYPE_NAMES[expected]}, got {describe_type(value)}")
+        raise RecordError(f"{location} must be {_TYPE_NAMES[expected]}, got {describe_type(value)}")
     return value
 
 
-def check_text(value: object, where: str) -> str:
+def check_text(value: object, location: str) -> str:
     """Returns the value if it is text that a tokenizer accepts."""
-    text: str = check_type(value, str, where)
+    text: str = check_type(value, str, location)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         # JSON allows half of a surrogate pair, which is not valid text: tokenizers reject it.
-        raise InputError(f"{where}: lone surrogate at character {error.start + 1}") from error
+        raise InputError(f"{location}: lone surrogate at character {error.start + 1}") from error
     return text
 
 
-def check_token_ids(value: object, where: str) -> tuple[int, ...]:
+def check_token_ids(value: object, location: str) -> tuple[int, ...]:
     """Returns the value if it is a list of token ids."""
     if not isinstance(value, list):
-        raise RecordError(f"{where} must be an array of integers, got {describe_type(value)}")
+        raise RecordError(f"{location} must be an array of integers, got {describe_type(value)}")
     for i, token in enumerate(value):
         if isinstance(token, bool) or not isinstance(token, int):
-            raise RecordError(f"{where}[{i}] must be an integer, got {describe_type(token)}")
+            raise RecordError(f"{location}[{i}] must be an integer, got {describe_type(token)}")
         if not 0 <= token <= _MAX_TOKEN_ID:
-            raise InputError(f"{where}[{i}] is {token}, outside [0, 2**31)")
+            raise InputError(f"{location}[{i}] is {token}, outside [0, 2**31)")
     return tuple(value)
 
 

@@ -1,7 +1,7 @@
 """Converts messages to the text that a model reads.
 
-The template is the Jinja template of the model's Hugging Face folder. Without one it is the default
-here: `USER: {user} ASSISTANT:`, system texts unchanged, `TOOL: {result}`.
+The template is the Jinja template in the model's Hugging Face folder. Without such a template, the
+default is used: `USER: {user} ASSISTANT:`, system texts unchanged, `TOOL: {result}`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import InputError, RecordError, one_line
+from ngram_npu.errors import InputError, RecordError, to_one_line
 
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
 
 ChatTemplate = Callable[[Sequence[Message], Sequence[Any], bool], str]
-"""(messages, tools, whether the assistant answers next) -> text."""
+"""Function from messages, tools, and whether the assistant answers next, to the text."""
 
 _LABELS = {"system": "", "developer": "", "user": "USER: ", "assistant": "ASSISTANT: "}
 
@@ -26,14 +26,14 @@ _LABELS = {"system": "", "developer": "", "user": "USER: ", "assistant": "ASSIST
 def render_turns(
     conversation: Conversation, template: ChatTemplate | None, *, as_is: bool = False
 ) -> list[list[tuple[str, str]]]:
-    """Returns lists of (prompt, completion) texts; a prompt is the text that a turn adds.
+    """Returns lists of pairs of texts: (prompt, completion). A prompt is the text that a turn adds.
 
-    Some templates change earlier turns, for example leave out old reasoning. The next turn then
-    does not continue the context, so a new list begins with the complete context as its prompt.
+    Some templates change earlier turns, for example omit old reasoning. The next turn then does not
+    continue the context, so a new list begins, with the complete context as its first prompt.
 
     Args:
-        template: The model's; None: the default.
-        as_is: Use no template; join the contents by line ends.
+        template: The model's template; None: the default template.
+        as_is: Whether no template is used, and contents are joined by line ends.
     """
     if template is None or as_is or any(turn.raw for turn in conversation.turns):
         return _render_default(conversation.turns, as_is)
@@ -43,17 +43,17 @@ def render_turns(
     context = ""
     for turn in conversation.turns:
         tools += turn.tools
-        messages += turn.messages_or_prompt()
+        messages += turn.get_messages()
         prompt = template(messages, tools, True)
         message = turn.answer or {"role": "assistant", "content": turn.completion or ""}
         messages.append(message)
-        after = template(messages, tools, False)
+        text_with_answer = template(messages, tools, False)
         # The model also generates the template's text around an answer, except the last line end.
         answer = turn.completion or ""
-        if after.startswith(prompt):
-            answer = after[len(prompt) :].rstrip("\n")
+        if text_with_answer.startswith(prompt):
+            answer = text_with_answer[len(prompt) :].rstrip("\n")
             if message.get("reasoning_content", "") not in answer:
-                answer = _render_reasoning(message) + answer  # which the template omits
+                answer = _render_reasoning(message) + answer  # the template omits the reasoning
         if prompt.endswith("<think>\n"):
             answer = answer.removeprefix("<think>\n")
         if requests and prompt.startswith(context):
@@ -87,12 +87,12 @@ def _render_prompt(turn: Turn, as_is: bool) -> str:
     if as_is:
         return "\n".join(message["content"] for message in turn.messages)
     parts = [json.dumps(turn.tools, ensure_ascii=False)] if turn.tools else []
-    for message in turn.messages_or_prompt():
+    for message in turn.get_messages():
         parts.append(_LABELS.get(message["role"], "TOOL: ") + _render_without_reasoning(message))
     return " ".join([*parts, "ASSISTANT:"])
 
 
-def completion_text(message: Message) -> str:
+def render_completion(message: Message) -> str:
     """Returns the text that the model generated: its reasoning, its text, its tool calls."""
     return _render_reasoning(message) + _render_without_reasoning(message)
 
@@ -115,12 +115,12 @@ def _render_without_reasoning(message: Message) -> str:
 
 
 def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """Returns the template of a Hugging Face folder; None if it has none."""
+    """Returns the template of a Hugging Face folder; None if the folder has no template."""
     settings = _read_settings(folder / "tokenizer_config.json")
     source = settings.get("chat_template")
     if isinstance(source, list):  # several templates, by name
-        named = {item.get("name"): item.get("template") for item in source}
-        source = named.get("default")
+        templates = {item.get("name"): item.get("template") for item in source}
+        source = templates.get("default")
     file = folder / "chat_template.jinja"
     if file.is_file():
         source = file.read_text(encoding="utf-8")
@@ -141,28 +141,28 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_error
     environment.globals["strftime_now"] = lambda _: "2026-01-01"  # the same text every day
-    special = {name: _get_text(settings.get(name)) for name in ("bos_token", "eos_token")}
+    special_tokens = {name: _get_text(settings.get(name)) for name in ("bos_token", "eos_token")}
 
-    def render(messages: Sequence[Message], tools: Sequence[Any], answering: bool) -> str:
+    def render(messages: Sequence[Message], tools: Sequence[Any], is_answer_next: bool) -> str:
         try:
-            text: str = compiled.render(
+            text: str = compiled_template.render(
                 messages=[_parse_arguments(message) for message in messages],
                 tools=list(tools) or None,
-                add_generation_prompt=answering,
-                **special,
+                add_generation_prompt=is_answer_next,
+                **special_tokens,
             )
         except Exception as error:  # a template may fail in any way
             raise RecordError(
-                f"{folder}: its chat template refuses this conversation: {one_line(error):.200}; "
-                "--chat-template default uses another one"
+                f"{folder}: its chat template rejects this conversation: "
+                f"{to_one_line(error):.200}; --chat-template default uses another one"
             ) from error
         return text
 
     try:
-        compiled = environment.from_string(source)
+        compiled_template = environment.from_string(source)
     except Exception as error:
         raise InputError(
-            f"{folder}: its chat template cannot be used: {one_line(error):.200}"
+            f"{folder}: its chat template cannot be used: {to_one_line(error):.200}"
         ) from error
     return render
 
@@ -185,7 +185,7 @@ def _read_settings(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise InputError(f"{file}: cannot be read: {one_line(error):.200}") from error
+        raise InputError(f"{file}: cannot be read: {to_one_line(error):.200}") from error
     return settings if isinstance(settings, dict) else {}
 
 

@@ -1,4 +1,5 @@
-"""Recorded conversations as text and as token ids; the standard library as an example input."""
+"""Contains recorded conversations as text and as token ids, and makes conversations from the
+sources of the standard library as an example input."""
 
 from __future__ import annotations
 
@@ -15,19 +16,20 @@ from ngram_npu.errors import InputError
 Int32Array = npt.NDArray[np.int32]
 
 Message = Mapping[str, Any]
-"""A message for chat templates: "role" and "content", both text, possibly "tool_calls", ..."""
+"""A message for chat templates: the texts "role" and "content", and optional keys such as
+"tool_calls"."""
 
 
 @dataclass(frozen=True)
 class Turn:
     """One turn: the model's input and its answer.
 
-    It has either both lists of token ids, or the completion's text with a prompt or messages.
-    Token ids are used if they are present.
+    A turn has either both lists of token ids, or the completion's text with a prompt or messages.
+    If there are token ids, they are used.
 
     Attributes:
-        prompt: Text given to the model; tool outputs are part of the text.
-        completion: Text of the answer; may be empty.
+        prompt: Text for the model, including the outputs of tools.
+        completion: Text of the answer; it may be empty.
         prompt_token_ids: Token ids of the whole prompt, used as they are (no template).
         completion_token_ids: Token ids of the completion, used as they are.
         messages: Instead of a prompt, the messages since the last turn (system, user, tools).
@@ -50,7 +52,7 @@ class Turn:
         """Whether this turn needs no tokenizer."""
         return self.prompt_token_ids is not None and self.completion_token_ids is not None
 
-    def messages_or_prompt(self) -> tuple[Message, ...]:
+    def get_messages(self) -> tuple[Message, ...]:
         """Returns the messages, or the prompt as a user message."""
         return self.messages or ({"role": "user", "content": self.prompt or ""},)
 
@@ -60,8 +62,8 @@ class Conversation:
     """A recorded conversation: turns that share one growing context.
 
     Attributes:
-        id: Its name in the recording; need not be unique.
-        where: File and line for messages ("file.jsonl:3"); empty if it is not from a file.
+        id: Name of the conversation in the recording; it need not be unique.
+        where: File and line for error messages ("file.jsonl:3"); empty without a file.
         scope: Value of the record's scope field; None without a scope field.
     """
 
@@ -77,7 +79,7 @@ class Conversation:
 
     @property
     def num_characters(self) -> int:
-        """Characters of all prompts and completions; a token id counts as four."""
+        """Characters of all prompts and completions, with four characters per token id."""
         total = 0
         for turn in self.turns:
             total += len(turn.prompt or "") + len(turn.completion or "")
@@ -110,7 +112,7 @@ class TokenRequest:
 
     @property
     def num_generated(self) -> int:
-        """Tokens generated in steps."""
+        """Number of tokens generated in steps."""
         return sum(end - start - 1 for start, end in self.spans())
 
     def spans(self) -> list[tuple[int, int]]:
@@ -145,8 +147,8 @@ class TokenRequest:
         return joined
 
 
-# The standard library as input. It is on every machine that runs Python, and code repeats itself
-# like the output of real models. The result depends only on the Python version.
+# The standard library is the example input, because it is on every machine with Python, and code
+# contains repetitions like the output of models. The result depends only on the Python version.
 
 STDLIB_FILES = tuple(
     """
@@ -162,20 +164,20 @@ STDLIB_FILES = tuple(
     unittest/case.py urllib/parse.py urllib/request.py
     """.split()  # noqa: SIM905 - sixty quoted lines would hide the list
 )
-"""Paths in the standard library's folder; each is one file in all versions since Python 3.10."""
+"""Paths in the standard library's folder of files that all versions since Python 3.10 have."""
 
 MAX_COMPLETION_CHARS = 12_000
-"""Completions are cut at the first line end after this length, so that no file dominates."""
+"""A completion is cut at the first line end after this many characters, to limit its weight."""
 
 
 def stdlib_conversations(
     folder: Path | None = None, limit: int | None = None
 ) -> tuple[list[Conversation], list[str]]:
-    """Returns the standard library's sources as conversations of one turn each, and the missing
-    ones of `STDLIB_FILES` (some distributions leave modules out).
+    """Returns the standard library's sources as conversations of one turn each, and those of
+    `STDLIB_FILES` that are missing (some distributions leave modules out).
 
     Args:
-        folder: Folder of the sources; None for that of the running Python.
+        folder: Folder of the sources; None: the folder of the running Python.
         limit: Maximum number of conversations.
 
     Raises:
@@ -183,7 +185,7 @@ def stdlib_conversations(
     """
     root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     conversations: list[Conversation] = []
-    missing: list[str] = []
+    missing_files: list[str] = []
     for name in STDLIB_FILES:
         if limit is not None and len(conversations) >= limit:
             break
@@ -191,13 +193,13 @@ def stdlib_conversations(
             # The line ends depend on how Python was installed; the result must not.
             source = (root / name).read_bytes().decode("utf-8").replace("\r\n", "\n")
         except (OSError, UnicodeDecodeError):
-            missing.append(name)
+            missing_files.append(name)
             continue
         prompt, completion = split_source(source)
         conversations.append(Conversation(name, (Turn(prompt, completion),), where=name))
     if not conversations:
         raise InputError(f"{root}: no sources of the Python standard library; pass a PATH instead")
-    return conversations, missing
+    return conversations, missing_files
 
 
 def split_source(source: str) -> tuple[str, str]:

@@ -16,14 +16,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import InputError, RecordError, one_line
+from ngram_npu.errors import InputError, RecordError, to_one_line
 
 STDIN = Path("-")
 SUFFIXES = tuple(
-    f"{kind}{packed}" for kind in (".jsonl", ".json", ".ndjson", ".log") for packed in ("", ".gz")
+    f"{kind}{compressed}"
+    for kind in (".jsonl", ".json", ".ndjson", ".log")
+    for compressed in ("", ".gz")
 )
 
-# Limits, so that a small gzip file cannot fill the memory.
+# With these limits, a small gzip file cannot fill the memory.
 _MAX_LINE_MIB = 64
 _MAX_DOCUMENT_MIB = 1024
 
@@ -51,12 +53,12 @@ def find_files(path: Path) -> list[Path]:
     return files
 
 
-def values(path: Path) -> Iterator[tuple[str, Any]]:
+def read_values(path: Path) -> Iterator[tuple[str, Any]]:
     """Yields the JSON values of a file with their locations: one per line ("logs.jsonl:3"), or the
     items of one array ("logs.json[2]").
 
-    A line that cannot be read is yielded as an InputError instead of a value: the caller decides
-    whether to continue.
+    For a line that cannot be read, an InputError is yielded instead of a value, so that the caller
+    can decide whether to continue.
 
     Raises:
         InputError: The file or its compressed data cannot be read, or a document is not JSON, so
@@ -65,32 +67,32 @@ def values(path: Path) -> Iterator[tuple[str, Any]]:
     name = "stdin" if path == STDIN else str(path)
     pieces = _read_pieces(path, name)
     first_line, first = next(((line, piece) for line, piece in pieces if piece.strip()), (0, b""))
-    head = [(first_line, first)]
+    first_pieces = [(first_line, first)]
     # Windows editors begin a file with a byte order mark, which JSON does not allow.
     is_json = first.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"[")
     if is_json and _is_document(first):
-        document = _join((piece for _, piece in chain(head, pieces)), name)
+        document = _join_pieces((piece for _, piece in chain(first_pieces, pieces)), name)
         yield from _parse_document(_decode(document, f"{name}:{first_line}"), name, first_line)
         return
-    for line, text in _decode_lines(chain(head, pieces), name):
+    for line, text in _decode_lines(chain(first_pieces, pieces), name):
         yield f"{name}:{line}", text if isinstance(text, InputError) else _parse(text, name, line)
 
 
 def _read_pieces(path: Path, name: str) -> Iterator[tuple[int, bytes]]:
-    """Yields lines with their numbers; a line that is too long in several pieces."""
+    """Yields lines with their numbers. A line that is too long is yielded in several pieces."""
     line = 0
     is_new_line = True
     try:
-        with _open(path) as packed:
-            is_gzip = path.name.endswith(".gz") or packed.peek(2)[:2] == b"\x1f\x8b"
-            file: Any = gzip.GzipFile(fileobj=packed) if is_gzip else packed
+        with _open(path) as compressed:
+            is_gzip = path.name.endswith(".gz") or compressed.peek(2)[:2] == b"\x1f\x8b"
+            file: Any = gzip.GzipFile(fileobj=compressed) if is_gzip else compressed
             while piece := file.readline((_MAX_LINE_MIB << 20) + 1):
                 line += is_new_line
                 is_new_line = piece.endswith(b"\n")
                 yield line, piece
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        # Complete lines were unpacked before: the damage is in or shortly after the next line.
-        raise InputError(f"{name}:{line + 1}: damaged gzip data: {one_line(error)}") from error
+        # The complete lines before were unpacked, so the damage is in or soon after the next line.
+        raise InputError(f"{name}:{line + 1}: damaged gzip data: {to_one_line(error)}") from error
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from error
 
@@ -105,7 +107,7 @@ def _open(path: Path) -> io.BufferedReader:
 def _decode_lines(
     pieces: Iterator[tuple[int, bytes]], name: str
 ) -> Iterator[tuple[int, str | InputError]]:
-    """Yields lines that are not blank as text, or as an error."""
+    """Yields lines that are not blank, as text or as an error."""
     for line, piece in pieces:
         if len(piece) > _MAX_LINE_MIB << 20 and not piece.endswith(b"\n"):
             while not piece.endswith(b"\n"):
@@ -120,13 +122,13 @@ def _decode_lines(
                 yield line, text
 
 
-def _decode(raw: bytes, where: str) -> str:
+def _decode(raw: bytes, location: str) -> str:
     try:
         # Concatenated files may each begin with a byte order mark.
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         reason = f"{error.reason} at byte {error.start + 1}"
-        raise InputError(f"{where}: not UTF-8: {reason}") from error
+        raise InputError(f"{location}: not UTF-8: {reason}") from error
 
 
 def _is_document(first: bytes) -> bool:
@@ -137,7 +139,7 @@ def _is_document(first: bytes) -> bool:
         return True
     except (ValueError, RecursionError):  # not UTF-8, numbers too long, nesting too deep
         return first.lstrip()[:1] == b"["
-    # A file of one array on one line; an array of messages is one conversation.
+    # The file is one array on one line. An array of messages, however, is one conversation.
     return isinstance(value, list) and not _is_message(value)
 
 
@@ -146,7 +148,7 @@ def _is_message(value: list[Any]) -> bool:
     return isinstance(first, dict) and bool({"role", "from"} & first.keys())
 
 
-def _join(pieces: Iterable[bytes], name: str) -> bytes:
+def _join_pieces(pieces: Iterable[bytes], name: str) -> bytes:
     parts: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -180,4 +182,4 @@ def _parse(text: str, name: str, first_line: int) -> Any:
         line = first_line + error.lineno - 1
         return RecordError(f"{name}:{line}: not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-        return RecordError(f"{name}:{first_line}: not JSON that can be read: {one_line(error)}")
+        return RecordError(f"{name}:{first_line}: not JSON that can be read: {to_one_line(error)}")

@@ -1,6 +1,6 @@
 """Converts recorded JSON values of several formats to conversations.
 
-The value's keys determine the format; docs/guides/replay.md describes each format.
+The keys of a value determine its format. docs/guides/replay.md describes each format.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ngram_npu_cli.logs.answers import (
     parse_answers,
     parse_message,
 )
-from ngram_npu_cli.logs.chat_template import completion_text
+from ngram_npu_cli.logs.chat_template import render_completion
 from ngram_npu_cli.logs.conversations import Conversation, Message, Turn
-from ngram_npu_cli.logs.files import values
+from ngram_npu_cli.logs.files import read_values
 
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
@@ -71,17 +71,17 @@ def iter_conversations(
     Args:
         path: The file, possibly compressed by gzip; "-" for standard input.
         format_name: One of `FORMATS`; None: detected from the content of each record.
-        skip: Called with the error of each record that is not a conversation; None raises it.
-        scope_field: Field of each record that becomes the conversation's scope, with dots between
-            the keys.
+        skip: Called with the error of a record that is no conversation; None: raise the error.
+        scope_field: Field of each record that contains the conversation's scope, with dots between
+            nested keys.
     """
-    for number, (where, data) in enumerate(values(path), start=1):
+    for number, (location, data) in enumerate(read_values(path), start=1):
         try:
             if isinstance(data, InputError):
                 raise data
-            conversations = parse_record(data, where, number, format_name)
+            conversations = parse_record(data, location, number, format_name)
             if scope_field is not None:
-                scope = _get_scope(data, scope_field, where)
+                scope = _get_scope(data, scope_field, location)
                 conversations = [replace(c, scope=scope) for c in conversations]
         except InputError as error:
             if skip is None:
@@ -92,27 +92,27 @@ def iter_conversations(
 
 
 def parse_record(
-    data: object, where: str, number: int, format_name: str | None = None
+    data: object, location: str, number: int, format_name: str | None = None
 ) -> list[Conversation]:
     """Returns the conversations of one record; `number` is its id if it has none."""
     if isinstance(data, list) and data and isinstance(data[0], dict):
         data = {"conversations" if "from" in data[0] else "messages": data}
     if not isinstance(data, dict):
-        raise InputError(f"{where}: expected an object, got {describe_type(data)}")
+        raise InputError(f"{location}: expected an object, got {describe_type(data)}")
     if format_name is None:
         format_name = next((name for name, f in FORMATS.items() if f.matches(data)), None)
     if format_name is None:
         keys = ", ".join(f'"{key}"' for key in list(data)[:8]) or "none"
         raise InputError(
-            f"{where}: no format has these keys: {keys}; this would work: "
+            f"{location}: no format has these keys: {keys}; this would work: "
             f"{FORMATS['messages'].example} or {FORMATS['pairs'].example}"
         )
     try:
-        ident = _get_id(data, number)
-        all_turns = FORMATS[format_name].parse(data, where)
-        return [Conversation(ident, turns, where) for turns in all_turns]
+        record_id = _get_id(data, number)
+        all_turns = FORMATS[format_name].parse(data, location)
+        return [Conversation(record_id, turns, location) for turns in all_turns]
     except RecursionError as error:
-        raise InputError(f"{where}: nested too deeply to be read") from error
+        raise InputError(f"{location}: nested too deeply to be read") from error
     except RecordError as error:
         example = FORMATS[format_name].example
         raise InputError(
@@ -121,81 +121,85 @@ def parse_record(
 
 
 def _get_id(data: Record, number: int) -> str:
-    ident = next((data[key] for key in _ID_KEYS if data.get(key) is not None), number)
-    text = ident if isinstance(ident, str) else json.dumps(ident)
+    record_id = next((data[key] for key in _ID_KEYS if data.get(key) is not None), number)
+    text = record_id if isinstance(record_id, str) else json.dumps(record_id)
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _get_scope(data: object, field: str, where: str) -> str | int:
-    """Returns the scope of a record. A record without one is an error: with a default scope its
-    text would be shared with all requests of that scope."""
+def _get_scope(data: object, field: str, location: str) -> str | int:
+    """Returns the scope of a record. A record without a scope is an error: with a default scope,
+    its text would be shared with all requests of that scope."""
     for key in field.split("."):
         data = data.get(key) if isinstance(data, dict) else None
     if isinstance(data, str):
-        return check_text(data, f'{where}: scope field "{field}"')
+        return check_text(data, f'{location}: scope field "{field}"')
     if isinstance(data, int) and not isinstance(data, bool) and 0 <= data < 1 << 62:
         return data
     raise InputError(
-        f'{where}: scope field "{field}": expected a string or an integer below 2**62, got '
+        f'{location}: scope field "{field}": expected a string or an integer below 2**62, got '
         f"{describe_type(data)}"
     )
 
 
-# The format of this project
+# Records in the format of this project
 
 
-def _parse_turns_record(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    turns = _get_array(data, "turns", where)
-    parsed = tuple(_parse_turn(turn, f"{where}: turns[{i}]") for i, turn in enumerate(turns))
+def _parse_turns_record(data: Record, location: str) -> list[tuple[Turn, ...]]:
+    turns = _get_array(data, "turns", location)
+    parsed = tuple(_parse_turn(turn, f"{location}: turns[{i}]") for i, turn in enumerate(turns))
     if len({turn.has_token_ids for turn in parsed}) > 1:
-        raise InputError(f"{where}: some turns carry token ids and some do not")
+        raise InputError(f"{location}: some turns carry token ids and some do not")
     return [parsed]
 
 
-def _parse_turn(data: Any, where: str) -> Turn:
-    check_type(data, dict, where)
+def _parse_turn(data: Any, location: str) -> Turn:
+    check_type(data, dict, location)
     keys = ("prompt", "completion")
-    texts: Record = {key: check_text(data[key], f"{where}.{key}") for key in keys if key in data}
+    texts: Record = {key: check_text(data[key], f"{location}.{key}") for key in keys if key in data}
     ids: Record = {
-        key: check_token_ids(data[key], f"{where}.{key}") for key in _IDS_KEYS if key in data
+        key: check_token_ids(data[key], f"{location}.{key}") for key in _IDS_KEYS if key in data
     }
     if len(ids) == 1:
-        missing = next(key for key in _IDS_KEYS if key not in ids)
-        raise RecordError(f'{where}: missing key "{missing}" (the other token ids are there)')
+        missing_key = next(key for key in _IDS_KEYS if key not in ids)
+        raise RecordError(
+            f'{location}: missing key "{missing_key}" (the other token ids are there)'
+        )
     if not ids and len(texts) < 2:
-        missing = next(key for key in keys if key not in texts)
-        raise RecordError(f'{where}: missing key "{missing}"')
+        missing_key = next(key for key in keys if key not in texts)
+        raise RecordError(f'{location}: missing key "{missing_key}"')
     return Turn(**texts, **ids)
 
 
-# Prompt and answer
+# Records with a prompt and an answer
 
 
-def _parse_pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
+def _parse_pair(data: Record, location: str) -> list[tuple[Turn, ...]]:
     if all(key in data for key in _IDS_KEYS):
-        ids: Record = {key: check_token_ids(data[key], f"{where}: {key}") for key in _IDS_KEYS}
+        ids: Record = {key: check_token_ids(data[key], f"{location}: {key}") for key in _IDS_KEYS}
         return [(Turn(**ids),)]
     key = next((key for key in _ANSWER_KEYS if key in data), "completion")
     for required in ("prompt", key):
         if required not in data:
-            raise RecordError(f'{where}: missing key "{required}"')
+            raise RecordError(f'{location}: missing key "{required}"')
     prompt, answer = data["prompt"], data[key]
-    if isinstance(prompt, list) or isinstance(answer, list) or _get_system(data, where):
+    if isinstance(prompt, list) or isinstance(answer, list) or _get_system(data, location):
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         answers = answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}]
-        return [_make_turns(data, [*messages, *answers], where, since=len(messages))]
-    return [(Turn(check_text(prompt, f"{where}: prompt"), check_text(answer, f"{where}: {key}")),)]
+        return [_make_turns(data, [*messages, *answers], location, first_answer=len(messages))]
+    return [
+        (Turn(check_text(prompt, f"{location}: prompt"), check_text(answer, f"{location}: {key}")),)
+    ]
 
 
-# Messages
+# Records with messages
 
 
 def _parse_messages(
-    data: Record, where: str, keys: tuple[str, ...] = ("conversation", "messages")
+    data: Record, location: str, keys: tuple[str, ...] = ("conversation", "messages")
 ) -> list[tuple[Turn, ...]]:
     key = next((key for key in keys if key in data), keys[-1])
-    messages = [_convert_sharegpt(item) for item in _get_array(data, key, where)]
-    return [_make_turns(data, messages, where, key=key)]
+    messages = [_convert_sharegpt(item) for item in _get_array(data, key, location)]
+    return [_make_turns(data, messages, location, key=key)]
 
 
 def _convert_sharegpt(item: Any) -> Any:
@@ -208,21 +212,22 @@ def _convert_sharegpt(item: Any) -> Any:
 
 
 def _make_turns(
-    data: Record, items: list[Any], where: str, *, since: int = 0, key: str = "messages"
+    data: Record, items: list[Any], location: str, *, first_answer: int = 0, key: str = "messages"
 ) -> tuple[Turn, ...]:
-    """Returns a turn for every assistant message from number `since` on.
+    """Returns a turn for every assistant message from number `first_answer` on.
 
-    Earlier messages are context. `data` may have a system text and tools, separately from messages.
+    Messages before this number are context. `data` may contain a system text and tools outside of
+    the messages.
     """
-    system, tools = _get_system(data, where), _get_tools(data, where)
+    system, tools = _get_system(data, location), _get_tools(data, location)
     turns: list[Turn] = []
     context: list[Message] = []
     for i, item in enumerate(items):
-        message = parse_message(item, f"{where}: {key}[{i}]")
+        message = parse_message(item, f"{location}: {key}[{i}]")
         if i == 0 and (message,) != system:  # some records repeat the system message
             context += system
-        if message["role"] == "assistant" and i >= since:
-            answer = check_text(completion_text(message), f"{where}: {key}[{i}]")
+        if message["role"] == "assistant" and i >= first_answer:
+            answer = check_text(render_completion(message), f"{location}: {key}[{i}]")
             turns.append(Turn(None, answer, messages=tuple(context), answer=message, tools=tools))
             tools = ()
             context = []
@@ -230,19 +235,19 @@ def _make_turns(
             context.append(message)
     if not turns:
         roles = ", ".join(str(message["role"]) for message in context[:6]) or "none"
-        raise RecordError(f'{where}: no message of the role "assistant" (roles: {roles})')
+        raise RecordError(f'{location}: no message of the role "assistant" (roles: {roles})')
     return tuple(turns)
 
 
-def _get_system(data: Record, where: str) -> tuple[Message, ...]:
+def _get_system(data: Record, location: str) -> tuple[Message, ...]:
     """Returns the message of a system text that is stored separately from messages or prompt."""
     key = next((key for key in ("system", "instructions") if data.get(key) not in EMPTY), None)
     if key is None:
         return ()
-    return (parse_message({"role": "system", "content": data[key]}, f"{where}: {key}"),)
+    return (parse_message({"role": "system", "content": data[key]}, f"{location}: {key}"),)
 
 
-def _get_tools(data: Record, where: str) -> tuple[Any, ...]:
+def _get_tools(data: Record, location: str) -> tuple[Any, ...]:
     """Returns the definitions of tools, which some datasets have as JSON text."""
     tools = data.get("tools")
     if isinstance(tools, str) and tools:
@@ -250,87 +255,91 @@ def _get_tools(data: Record, where: str) -> tuple[Any, ...]:
             tools = json.loads(tools)
     if tools in (None, ""):
         return ()
-    return tuple(check_type(tools, list, f"{where}: tools"))
+    return tuple(check_type(tools, list, f"{location}: tools"))
 
 
-# Requests with their responses
+# Records with a request and its response
 
 
-def _parse_log(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    """Returns the answers to a request. Earlier answers in the request's messages are context: they
-    have separate records."""
-    check_success(data, where)
+def _parse_log(data: Record, location: str) -> list[tuple[Turn, ...]]:
+    """Returns a turn for each answer to a request. Earlier answers in the request's messages are
+    context, because they have separate records."""
+    check_success(data, location)
     if data.get("error"):
-        raise RecordError(f"{where}: the request failed: {json.dumps(data['error']):.100}")
+        raise RecordError(f"{location}: the request failed: {json.dumps(data['error']):.100}")
     key = next((key for key in _ANSWER_KEYS if key in data), None)
-    at = where if key is None else f"{where}: {key}"
-    answers = parse_answers(data if key is None else data[key], at)
+    part_location = location if key is None else f"{location}: {key}"
+    answers = parse_answers(data if key is None else data[key], part_location)
     has_ids = all(answer.has_ids for answer in answers)
     try:
-        request = _get_request(data, where)
+        request = _get_request(data, location)
     except RecordError:
-        if not has_ids:  # which need no request
+        if not has_ids:  # token ids need no request
             raise
         request = {}
     if request.get("echo"):
-        raise RecordError(f'{where}: expected no "echo", which repeats the prompt in the answer')
+        raise RecordError(f'{location}: expected no "echo", which repeats the prompt in the answer')
     if has_ids:
         return [
             (Turn(None, None, answer.prompt_token_ids, tuple(answer.token_ids)),)
             for answer in answers
         ]
-    messages = _get_request_messages(request, where)
+    messages = _get_request_messages(request, location)
     if messages is None:
-        prompt = _get_whole_prompt(request, where)
+        prompt = _get_whole_prompt(request, location)
         return [
-            (Turn(prompt, completion_text(answer.message()), raw="prompt" in request),)
+            (Turn(prompt, render_completion(answer.make_message()), raw="prompt" in request),)
             for answer in answers
         ]
     return [
-        _make_turns(request, [*messages, answer.message()], where, since=len(messages))
+        _make_turns(
+            request, [*messages, answer.make_message()], location, first_answer=len(messages)
+        )
         for answer in answers
     ]
 
 
-def _get_whole_prompt(request: Record, where: str) -> str:
-    """Returns the model's whole input, template included, as the completions endpoint gets it."""
+def _get_whole_prompt(request: Record, location: str) -> str:
+    """Returns the model's whole input, template included, of the completions endpoint."""
     prompt = request.get("prompt", request.get("text"))
     if isinstance(prompt, list) and len(prompt) == 1:
         prompt = prompt[0]
     if not isinstance(prompt, str):
         keys = ", ".join(f'"{key}"' for key in list(request)[:8]) or "nothing"
         raise RecordError(
-            f'{where}: the request must have "messages", "input" or one text "prompt", got {keys}'
+            f'{location}: the request must have "messages", "input" or one text "prompt", got '
+            f"{keys}"
         )
-    return check_text(prompt, f"{where}: prompt")
+    return check_text(prompt, f"{location}: prompt")
 
 
-def _get_request(data: Record, where: str) -> Record:
-    """Returns the request, also from JSON text or "body". Plain text is under the key "text"."""
+def _get_request(data: Record, location: str) -> Record:
+    """Returns the request, which may be JSON text or be nested in "body". Plain text is returned
+    under the key "text"."""
     value: Any = data.get("request", data)
     for _ in range(2):
         if isinstance(value, str):
-            text = check_text(value, f"{where}: request")
+            text = check_text(value, f"{location}: request")
             with suppress(ValueError, RecursionError):
                 value = json.loads(text)
             if not isinstance(value, dict):
                 return {"text": text}
         if isinstance(value, dict) and "body" in value:
             value = value["body"]
-    request: Record = check_type(value, dict, f"{where}: request")
+    request: Record = check_type(value, dict, f"{location}: request")
     return request
 
 
-def _get_request_messages(request: Record, where: str) -> list[Any] | None:
+def _get_request_messages(request: Record, location: str) -> list[Any] | None:
     """Returns the messages of a request; None if its prompt is the model's whole input."""
     if "messages" in request:
-        return _get_array(request, "messages", where)
+        return _get_array(request, "messages", location)
     if "input" in request:  # the Responses API
         items = request["input"]
         if not isinstance(items, list):
             items = [{"role": "user", "content": items}]
         return [_convert_item(item) for item in items]
-    if isinstance(request.get("prompt"), str) and _get_system(request, where):
+    if isinstance(request.get("prompt"), str) and _get_system(request, location):
         return [{"role": "user", "content": request["prompt"]}]
     return None
 
@@ -341,7 +350,7 @@ def _convert_item(item: Any) -> Any:
         return item
     if "output" in item:
         return {"role": "tool", "content": item["output"]}
-    if item.get("type") in (None, "message"):  # reported as a message without a role
+    if item.get("type") in (None, "message"):  # is reported as a message without a role
         return item
     return {"role": "assistant", "content": [item]}
 
@@ -384,7 +393,7 @@ FORMATS: dict[str, _Format] = {
     ),
     "sharegpt": _Format(
         lambda data: "conversations" in data,
-        lambda data, where: _parse_messages(data, where, ("conversations",)),
+        lambda data, location: _parse_messages(data, location, ("conversations",)),
         '{"conversations": [{"from": "human", "value": "Hello"}, {"from": "gpt", "value": "Hi"}]}',
     ),
     "pairs": _Format(
@@ -396,17 +405,17 @@ FORMATS: dict[str, _Format] = {
         '{"prompt": "Hello", "completion": "Hi"}',
     ),
 }
-"""Formats by name, in the order in which they are tried."""
+"""Formats by name. A record has the first format that matches."""
 
 
 # Checked access to values
 
 
-def _get_array(data: Record, key: str, where: str) -> list[Any]:
+def _get_array(data: Record, key: str, location: str) -> list[Any]:
     """Returns the non-empty list under a key."""
     if not isinstance(data, dict) or key not in data:
-        raise RecordError(f'{where}: missing key "{key}"')
-    value: list[Any] = check_type(data[key], list, f'{where}: "{key}"')
+        raise RecordError(f'{location}: missing key "{key}"')
+    value: list[Any] = check_type(data[key], list, f'{location}: "{key}"')
     if not value:
-        raise RecordError(f'{where}: "{key}" is empty')
+        raise RecordError(f'{location}: "{key}" is empty')
     return value

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from ngram_npu.errors import InputError, RecordError, one_line
+from ngram_npu.errors import InputError, RecordError, to_one_line
 
 from ngram_npu_cli.logs.answers import check_text
 from ngram_npu_cli.logs.chat_template import ChatTemplate, load_chat_template, render_turns
@@ -30,19 +30,19 @@ from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, lo
 from ngram_npu_cli.options import ReadingOptions
 
 IDS_ONLY = "ids"
-"""Tokenizer name with which conversations without token ids are skipped."""
+"""Name of the tokenizer with which conversations without token ids are skipped."""
 
 STDLIB_NAME = "python-stdlib"
 
-_REASONS_SHOWN = 3
+_MAX_REASONS = 3
 
 
 @dataclass(frozen=True)
 class Progress:
     """Progress of a command in one phase of an input. `total` is 0 if it is not known.
 
-    "read" and "tokenize" are counted in conversations, "replay" in generated tokens, "learn" in
-    answers.
+    `done` and `total` count conversations in the phases "read" and "tokenize", generated tokens in
+    "replay", and answers in "learn".
     """
 
     name: str
@@ -64,11 +64,11 @@ class Skipped:
 
     Attributes:
         items: Plural name of the counted items.
-        path: Path of the file; reasons begin with it.
+        path: Path of the file, with which reasons begin.
         strict: Whether a skipped item is an error.
         used: Number of items that were not skipped.
         number: Number of skipped items.
-        reasons: One message per kind of error, with file and line.
+        reasons: One message for each different error, with file and line.
     """
 
     items: str
@@ -83,12 +83,12 @@ class Skipped:
         if self.strict:
             raise error
         self.number += 1
-        # Messages begin with file and line, which do not count: "chat.jsonl:7: not JSON ..."
+        # Messages begin with file and line, which are not compared: "chat.jsonl:7: not JSON ..."
         reason = str(error).removeprefix(self.path).partition(": ")[2]
-        if reason not in self.reasons and len(self.reasons) < _REASONS_SHOWN:
+        if reason not in self.reasons and len(self.reasons) < _MAX_REASONS:
             self.reasons[reason] = str(error)
 
-    def notes(self) -> tuple[str, ...]:
+    def list_notes(self) -> tuple[str, ...]:
         """Returns the number, the share and three reasons; empty if nothing was skipped.
 
         Raises:
@@ -106,7 +106,8 @@ class Skipped:
 
 
 class InputLog(NamedTuple):
-    """An input that was read completely: its short name for tables, and what was skipped."""
+    """An input that was read completely: its short name for tables, and notes about skipped
+    records."""
 
     name: str
     notes: tuple[str, ...]
@@ -147,22 +148,22 @@ def read_logs(
         notes: tuple[str, ...] = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
         return [InputLog(STDLIB_NAME, notes if missing else ())], []
     files = [(file, file != Path(path)) for path in paths for file in find_files(Path(path))]
-    names = Counter(_shorten(file) for file, _ in files)
+    name_counts = Counter(_shorten(file) for file, _ in files)
     inputs: list[InputLog] = []
     omissions: list[str] = []
     for file, is_in_folder in files:
         # Files of the same name in different folders get different names in tables.
-        name = str(file) if names[_shorten(file)] > 1 else _shorten(file)
+        name = str(file) if name_counts[_shorten(file)] > 1 else _shorten(file)
         skipped = Skipped("records", str(file), options.strict)
-        last = None
+        previous = None
         records = iter_conversations(file, options.format, skipped.add, scope_field)
         try:
-            for done, conversation in enumerate(islice(records, options.limit), start=1):
-                progress(Progress(name, "read", done, 0))
-                skipped.used += conversation.where != last  # a record may have several answers
-                last = conversation.where
+            for num_read, conversation in enumerate(islice(records, options.limit), start=1):
+                progress(Progress(name, "read", num_read, 0))
+                skipped.used += conversation.where != previous  # a record may have several answers
+                previous = conversation.where
                 receive(len(inputs), conversation)
-            notes = skipped.notes()
+            notes = skipped.list_notes()
             if not skipped.used:
                 raise RecordError(f"{file}: empty, no conversation in this file")
         except RecordError as error:
@@ -189,7 +190,7 @@ class Tokenization:
     """Converts conversations to requests of token ids.
 
     Attributes:
-        tokenizer: None until it is loaded: by `load`, or for the first text.
+        tokenizer: The tokenizer; None until `load` or the first text loads it.
         is_guessed: Whether the default tokenizer was loaded because none was chosen.
     """
 
@@ -209,7 +210,7 @@ class Tokenization:
 
     @property
     def digest(self) -> str:
-        """Digest of the tokenizer's vocabulary; empty if it is not known."""
+        """Digest of the tokenizer's vocabulary; empty if the tokenizer is not loaded."""
         return "" if self.tokenizer is None else self.tokenizer.digest
 
     def load(self) -> None:
@@ -261,14 +262,14 @@ class Tokenization:
         return requests
 
     def _render(self, conversation: Conversation) -> list[list[tuple[str, str]]]:
-        """Returns texts that a tokenizer accepts."""
+        """Returns the texts of the requests, which a tokenizer accepts."""
         try:
             as_is = self._chat_template == "none"
             requests = render_turns(conversation, self._template, as_is=as_is)
             for text in chain.from_iterable(chain.from_iterable(requests)):
                 check_text(text, "the text in its template")
         except (InputError, RecursionError) as error:
-            raise RecordError(f"{conversation.where}: {one_line(error)}") from error
+            raise RecordError(f"{conversation.where}: {to_one_line(error)}") from error
         return requests
 
 

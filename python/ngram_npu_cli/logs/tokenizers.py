@@ -1,4 +1,4 @@
-"""Loads tokenizers for recorded text, without a network.
+"""Loads tokenizers for recorded text from local files.
 
 `mistral-v1` (32k, the default) and `mistral-v3` (33k) come with the package `mistral-common`; a
 Hugging Face folder is read with `tokenizers`; `bytes` needs no package. No tokenizer here adds
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ngram_npu.errors import InputError, import_optional, one_line
+from ngram_npu.errors import InputError, import_optional, to_one_line
 from ngram_npu.store import tokenizer_digest
 
 DEFAULT_TOKENIZER = "mistral-v1"
@@ -37,10 +37,10 @@ class ReplayTokenizer:
         name: Argument of `load_tokenizer`.
         source: File or package and its version, for reports.
         vocab_size: Number of token ids, or None if unknown.
-        encode: text -> token ids in [0, vocab_size), without special tokens.
-        folder: The folder it was loaded from, which may contain a chat template.
-        vocab: Returns the map from token to id that `get_vocab()` of a server's tokenizer returns;
-            None if it is missing.
+        encode: Function from text to token ids in [0, vocab_size), without special tokens.
+        folder: The folder of the tokenizer, which may contain a chat template.
+        vocab: Function that returns the map from token to id that a server's tokenizer returns for
+            `get_vocab()`; None if the map is not known.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ReplayTokenizer:
 
     @property
     def digest(self) -> str:
-        """Digest of the vocabulary; empty if it is missing."""
+        """Digest of the vocabulary; empty if it is not known."""
         return "" if self.vocab is None else tokenizer_digest(self.vocab())
 
 
@@ -61,7 +61,8 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
     model's name ("org/name") from the local cache of the Hugging Face hub. Nothing is downloaded.
 
     Raises:
-        InputError: Unknown name, no tokenizer.json in the folder, or a package is not installed.
+        InputError: The name is unknown, the folder has no tokenizer.json, or a package is not
+            installed.
     """
     if name in _MISTRAL_FILES:
         return _load_mistral(name)
@@ -116,7 +117,7 @@ def _load_mistral(name: str) -> ReplayTokenizer:
         return ids
 
     def vocab() -> dict[str, int]:
-        """Returns the map that vLLM makes: for a text with several ids, the lowest one."""
+        """Returns the map that vLLM makes. A text with several ids has the lowest of these ids."""
         return {tokenizer.id_to_piece(i): i for i in reversed(range(tokenizer.n_words))}
 
     source = f"mistral-common {importlib.metadata.version('mistral-common')}, {file.name}"
@@ -134,7 +135,7 @@ def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
     try:
         tokenizer = package.Tokenizer.from_file(str(file))
     except Exception as error:  # the Rust binding raises bare Exception
-        raise InputError(f"{file}: cannot be loaded: {one_line(error):.200}") from error
+        raise InputError(f"{file}: cannot be loaded: {to_one_line(error):.200}") from error
     # A tokenizer.json may contain truncation and padding settings from training.
     tokenizer.no_truncation()
     tokenizer.no_padding()

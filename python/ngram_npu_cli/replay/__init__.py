@@ -1,9 +1,10 @@
-"""Replay of recorded conversations: measures drafting on real input.
+"""Replays recorded conversations, to measure drafting on real input.
 
 The recorded completion takes the place of the target model's output, so no model is needed: a step
 drafts, accepts the leading drafts that equal the recording, and yields one token more.
 
-Nothing here prints: results are data classes, progress goes to a callback.
+Functions of this package do not print: results are data classes, and progress is reported to a
+callback.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ReplayInput:
-    """A named list of conversations; `notes` are copied to its figures."""
+    """A named list of conversations. `notes` are copied to the figures of the input."""
 
     name: str
     conversations: tuple[Conversation, ...]
@@ -101,10 +102,10 @@ def replay(
     Args:
         paths: Files and folders; empty for the standard library's sources.
         options: See `ReplayOptions`; `make_proposer` gets them with the defaults filled in.
-        inputs: Used instead of `paths`.
-        tokenizer: Used instead of `options.tokenizer`.
+        inputs: Inputs to use instead of `paths`.
+        tokenizer: Tokenizer to use instead of `options.tokenizer`.
         make_proposer: Makes the proposer of each input; default: `NgramProposer` as configured.
-        progress: Called often; must return quickly. Its time is not counted.
+        progress: Called often; must return quickly. The time of the calls is not counted.
         command: Command line to show in the report.
 
     Raises:
@@ -183,7 +184,7 @@ def tokenize(
     """Converts one input's conversations to token ids, each prompt in its chat template.
 
     Raises:
-        InputError: A turn has no token ids and there is no tokenizer, or the template refuses a
+        InputError: A turn has no token ids and there is no tokenizer, or the template rejects a
             conversation; the message names file and line.
     """
     tokenization = Tokenization("ids", chat_template, tokenizer)
@@ -203,7 +204,7 @@ def _tokenize(
     for done, conversation in enumerate(item.conversations, start=1):
         requests += tokenization.make_requests_or_skip(conversation, skipped)
         progress(Progress(item.name, "tokenize", done, len(item.conversations)))
-    return requests, skipped.notes()
+    return requests, skipped.list_notes()
 
 
 def _make_ngram_proposer(options: ReplayOptions) -> Proposer:
@@ -211,13 +212,13 @@ def _make_ngram_proposer(options: ReplayOptions) -> Proposer:
 
     config = options.config()
     try:
-        # Rows soon are long enough for an index to be faster than a scan; the drafts are the same.
+        # Most rows are so long that an index is faster than a scan. The drafts are the same.
         return NgramProposer(config, "index" if config.fits_index else "scan")
     except ValueError as error:
         raise InputError(str(error)) from error
 
 
 def _warm_up(proposer: Proposer) -> None:
-    """Makes one step of one request on a scratch buffer."""
+    """Makes one step of one request on a temporary buffer."""
     token_ids = np.zeros((1, 8), np.int32)
     proposer.step(token_ids, np.full(1, 4, np.int32), np.zeros((1, 1), np.int32), advance=True)

@@ -1,4 +1,5 @@
-"""The result of a replay: counts of each input, the report, its table and its JSON form."""
+"""Contains the result of a replay: counts of each input, the report, its table and its JSON
+form."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ from ngram_npu_cli.report import (
 )
 
 FORMAT = "ngram_npu.replay/1"
-"""Written into every JSON result; the number grows when a field changes its meaning."""
+"""Format name in every JSON result. The number increases when a field changes its meaning."""
 
 _MAX_POSITIONS = 8
 
 
 @dataclass(frozen=True)
 class ReplayFigures:
-    """Counts over one input; every ratio is over the whole input, not a mean of ratios.
+    """Counts over one input. Every ratio is that of sums over the whole input, not a mean of
+    ratios.
 
     K is the number of draft tokens requested per step. A step belongs to one request; one call of
     the proposer makes a step of every request in the batch.
@@ -74,7 +76,8 @@ class ReplayFigures:
 
     @property
     def acceptance_rate_per_pos(self) -> tuple[float | None, ...]:
-        """[K], steps that accepted position j over the steps with a draft, as vLLM reports it."""
+        """[K], for each position the ratio of steps that accepted the token there to steps with a
+        draft, as vLLM reports it."""
         return tuple(_divide(n, self.num_drafts) for n in self.accepted_tokens_per_pos)
 
     @property
@@ -114,8 +117,8 @@ def _divide(numerator: float, denominator: int) -> float | None:
 class ReplayReport(JsonReport):
     """Figures per input, with everything that is needed to repeat the measurement.
 
-    docs/guides/replay.md describes the fields. `tokenizer` is None if the input was token ids;
-    `chosen` (false) is in it if it is the default.
+    docs/guides/replay.md describes the fields. `tokenizer` is None if the input was token ids. It
+    contains `chosen` (false) if no tokenizer was chosen.
     """
 
     command: str
@@ -205,7 +208,7 @@ def _describe_setting(report: ReplayReport) -> str:
         parts.append(f"store={config['store']} of {config['store_tokens']} tokens")
         if config["generated_only"]:
             parts.append("each turn a request")
-    if is_ladder != bool(config["overlap"]):  # not the default
+    if is_ladder != bool(config["overlap"]):  # overlap does not have its default
         parts.append("no overlap" if is_ladder else "overlap")
     if config["max_len"] is not None:
         parts.append(f"max_len={config['max_len']}")

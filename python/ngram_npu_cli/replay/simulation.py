@@ -1,8 +1,8 @@
-"""Replays recordings: a model runner's batch, with recordings in place of the model.
+"""Replays recorded conversations in a batch like that of a model runner, without a model.
 
 A runner's state is a token buffer `[R, S]` and a length per row. Here a second buffer of the same
-shape holds each row's whole recording, from which the "target model" reads its tokens. A
-conversation keeps its row for all of its turns; then the next waiting conversation gets the row
+shape contains each row's whole recording, from which the tokens of the "target model" are read. A
+conversation keeps its row for all of its turns. Then the next waiting conversation gets the row
 (continuous batching).
 """
 
@@ -23,7 +23,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class Proposer(Protocol):
-    """The drafter under test; `ngram_npu.NgramProposer` is one.
+    """The drafter to measure, such as `ngram_npu.NgramProposer`.
 
     A step appends the sampled tokens to their rows, adds their number to `num_tokens` (both in
     place) and drafts for each row: its result has `draft_token_ids` `[B, K]`, padded with -1, and
@@ -54,10 +54,10 @@ def simulate(
         name: Name of the resulting figures.
         requests: The conversations, started in this order.
         proposer: A new proposer; its rows are reused for several conversations.
-        k: The number of draft tokens per step that the proposer was configured for.
+        k: The number of draft tokens per step for which the proposer was configured.
         batch_size: Rows of the token buffer: the maximum number of conversations at a time.
         padded: Whether every draft is padded to `k` tokens with the newest token.
-        progress: Called with the number of replayed and of all generated tokens.
+        progress: Called with the number of replayed tokens and of all generated tokens.
         observe: Called after each call of the proposer with the numbers of the requests that made a
             step, `[B]`, and the number of tokens drafted for each, `[B]`. No request occurs twice.
 
@@ -71,29 +71,29 @@ def simulate(
     total_tokens = sum(request.num_generated for request in requests)
     drafted_lengths, accepted_lengths = np.zeros((2, k + 1), np.int64)
     num_calls = num_tokens = draft_time_ns = 0
-    while len(rows := batch.active_rows()):
-        sampled = batch.sampled_token_ids(rows)
+    while len(rows := batch.find_active_rows()):
+        sampled = batch.read_sampled_tokens(rows)
         # A runner passes no indices if all rows are in use.
         row_indices = None if len(rows) == batch.num_rows else rows.astype(np.int32)
-        reassigned, prompted = batch.pop_changed_rows()
+        reassigned_rows, prompted_rows = batch.pop_changed_rows()
         start_ns = time.perf_counter_ns()
-        if reset is not None and len(reassigned):
-            reset(reassigned)
-        if append is not None and len(prompted):
-            append(batch.token_ids, batch.num_tokens, row_indices=prompted)
+        if reset is not None and len(reassigned_rows):
+            reset(reassigned_rows)
+        if append is not None and len(prompted_rows):
+            append(batch.token_ids, batch.num_tokens, row_indices=prompted_rows)
         step = proposer.step(
             batch.token_ids, batch.num_tokens, sampled, row_indices=row_indices, advance=True
         )
         draft_time_ns += time.perf_counter_ns() - start_ns
         num_calls += 1
         batch.append_sampled(rows)
-        drafted, accepted, yielded = batch.verify(rows, step)
-        drafted_lengths += np.bincount(drafted, minlength=k + 1)
-        accepted_lengths += np.bincount(accepted, minlength=k + 1)
-        num_tokens += int(yielded.sum())
+        num_drafted, num_accepted, num_yielded = batch.verify(rows, step)
+        drafted_lengths += np.bincount(num_drafted, minlength=k + 1)
+        accepted_lengths += np.bincount(num_accepted, minlength=k + 1)
+        num_tokens += int(num_yielded.sum())
         if observe is not None:
-            observe(batch.request_of_row[rows], drafted)
-        batch.advance(rows, yielded)
+            observe(batch.request_of_row[rows], num_drafted)
+        batch.advance(rows, num_yielded)
         if progress is not None:
             progress(num_tokens, total_tokens)
     # Position j was drafted (accepted) in every step that drafted (accepted) more than j.
@@ -123,11 +123,14 @@ def _count_per_position(length_counts: Int64Array) -> tuple[int, ...]:
 
 
 class _Batch:
-    """Rows of a model runner, each with a running conversation or idle.
+    """The rows of a model runner. A row has a running conversation or is idle.
 
-    Per row, in token positions of the row: `cursor` tokens are in the buffer, `due` more have been
-    sampled but not yet passed to the proposer (none in an idle row), the current completion ends at
-    `end`. `request_of_row` is the number of the row's request.
+    Attributes:
+        request_of_row: Number of each row's request.
+        _num_written: Number of tokens of each row that are in the buffer.
+        _num_due: Number of tokens of each row that have been sampled, but not yet been passed to
+            the proposer; 0 in an idle row.
+        _end: Position in each row at which the current completion ends.
     """
 
     def __init__(self, requests: Sequence[TokenRequest], rows: int, k: int, padded: bool) -> None:
@@ -137,36 +140,36 @@ class _Batch:
         self.token_ids: Int32Array = np.zeros((rows, capacity), np.int32)
         self.num_tokens: Int32Array = np.zeros(rows, np.int32)
         self._recorded: Int32Array = np.zeros((rows, capacity), np.int32)
-        self._cursor: Int64Array = np.zeros(rows, np.int64)
-        self._due: Int64Array = np.zeros(rows, np.int64)
+        self._num_written: Int64Array = np.zeros(rows, np.int64)
+        self._num_due: Int64Array = np.zeros(rows, np.int64)
         self._end: Int64Array = np.zeros(rows, np.int64)
         self.request_of_row: Int64Array = np.zeros(rows, np.int64)
-        self._reassigned: list[int] = []
-        self._prompted: list[int] = []
-        self._waiting: Iterator[tuple[int, TokenRequest]] = iter(enumerate(requests))
+        self._reassigned_rows: list[int] = []
+        self._prompted_rows: list[int] = []
+        self._waiting_requests: Iterator[tuple[int, TokenRequest]] = iter(enumerate(requests))
         self._spans: list[Iterator[tuple[int, int]]] = [iter(()) for _ in range(rows)]
         for row in range(rows):
-            self._next_turn(row)
+            self._start_next_turn(row)
 
-    def active_rows(self) -> Int64Array:
+    def find_active_rows(self) -> Int64Array:
         """Returns the rows that have a conversation, ascending, `[B]`."""
-        return np.flatnonzero(self._due).astype(np.int64, copy=False)
+        return np.flatnonzero(self._num_due).astype(np.int64, copy=False)
 
     def pop_changed_rows(self) -> tuple[Int32Array, Int32Array]:
         """Returns the rows that got another conversation since the last call, and the rows that a
         prompt was written to, each `[N]` and ascending."""
-        reassigned, prompted = np.unique(self._reassigned), np.unique(self._prompted)
-        self._reassigned, self._prompted = [], []
-        return reassigned.astype(np.int32), prompted.astype(np.int32)
+        reassigned, prompted = self._reassigned_rows, self._prompted_rows
+        self._reassigned_rows, self._prompted_rows = [], []
+        return np.unique(reassigned).astype(np.int32), np.unique(prompted).astype(np.int32)
 
-    def sampled_token_ids(self, rows: Int64Array) -> Int32Array:
+    def read_sampled_tokens(self, rows: Int64Array) -> Int32Array:
         """Returns the tokens that the target model sampled last: `[B, K+1]`, padded with -1."""
-        return self._recorded_from(rows, self._due[rows], self._k + 1)
+        return self._read_recorded(rows, self._num_due[rows], self._k + 1)
 
     def append_sampled(self, rows: Int64Array) -> None:
-        """Counts the due tokens as written; checks that the proposer's lengths agree."""
-        self._cursor[rows] += self._due[rows]
-        if not np.array_equal(self.num_tokens[rows], self._cursor[rows]):
+        """Counts the due tokens as written, and checks that the proposer has the same lengths."""
+        self._num_written[rows] += self._num_due[rows]
+        if not np.array_equal(self.num_tokens[rows], self._num_written[rows]):
             raise InputError(
                 "num_tokens: the proposer's value differs from the number of tokens it received"
             )
@@ -178,68 +181,69 @@ class _Batch:
             The numbers of drafted, accepted and yielded tokens, each `[B]`.
         """
         draft = np.asarray(step.draft_token_ids)
-        drafted = np.asarray(step.num_draft_tokens).astype(np.int64)
-        if draft.shape != (len(rows), self._k) or drafted.shape != (len(rows),):
+        num_drafted = np.asarray(step.num_draft_tokens).astype(np.int64)
+        if draft.shape != (len(rows), self._k) or num_drafted.shape != (len(rows),):
             raise InputError(
                 f"the proposer returned drafts of shape {draft.shape} and counts of shape "
-                f"{drafted.shape} for {len(rows)} requests and {self._k} drafts each"
+                f"{num_drafted.shape} for {len(rows)} requests and {self._k} drafts each"
             )
-        if len(drafted) and not 0 <= drafted.min() <= drafted.max() <= self._k:
+        if len(num_drafted) and not 0 <= num_drafted.min() <= num_drafted.max() <= self._k:
             raise InputError(f"the proposer returned a draft count outside [0, {self._k}]")
         if self._padded:
-            newest = self.token_ids[rows, self._cursor[rows] - 1]
-            draft = np.where(np.arange(self._k) < drafted[:, None], draft, newest[:, None])
-            drafted = np.full_like(drafted, self._k)
-        remaining = self._end[rows] - self._cursor[rows]
-        comparable = np.minimum(drafted, remaining)
-        recorded = self._recorded_from(rows, comparable, self._k)
-        is_equal = (recorded >= 0) & (draft == recorded)  # both are -1 where there is no token
-        accepted = np.logical_and.accumulate(is_equal, axis=1).sum(axis=1, dtype=np.int64)
-        return drafted, accepted, np.minimum(accepted + 1, remaining)
+            newest = self.token_ids[rows, self._num_written[rows] - 1]
+            draft = np.where(np.arange(self._k) < num_drafted[:, None], draft, newest[:, None])
+            num_drafted = np.full_like(num_drafted, self._k)
+        num_remaining = self._end[rows] - self._num_written[rows]
+        num_comparable = np.minimum(num_drafted, num_remaining)
+        recorded = self._read_recorded(rows, num_comparable, self._k)
+        # Without a token, draft and recording are both -1.
+        is_equal = (recorded >= 0) & (draft == recorded)
+        num_accepted = np.logical_and.accumulate(is_equal, axis=1).sum(axis=1, dtype=np.int64)
+        return num_drafted, num_accepted, np.minimum(num_accepted + 1, num_remaining)
 
     def advance(self, rows: Int64Array, num_yielded: Int64Array) -> None:
-        """Makes the yielded tokens due; rows with a finished completion start their next turn."""
-        self._due[rows] = num_yielded
-        done = rows[self._cursor[rows] + num_yielded == self._end[rows]]
-        for row in done.tolist():
-            self._next_turn(row)
+        """Makes the yielded tokens due. Rows with a finished completion start their next turn."""
+        self._num_due[rows] = num_yielded
+        finished_rows = rows[self._num_written[rows] + num_yielded == self._end[rows]]
+        for row in finished_rows.tolist():
+            self._start_next_turn(row)
 
-    def _recorded_from(self, rows: Int64Array, counts: Int64Array, width: int) -> Int32Array:
+    def _read_recorded(self, rows: Int64Array, counts: Int64Array, width: int) -> Int32Array:
         """Returns the next `counts` recorded tokens of each row, `[B, width]`, padded with -1."""
         columns = np.arange(width)
         has_token = columns < counts[:, None]
-        positions = np.where(has_token, self._cursor[rows][:, None] + columns, 0)
+        positions = np.where(has_token, self._num_written[rows][:, None] + columns, 0)
         return np.where(has_token, self._recorded[rows[:, None], positions], np.int32(-1))
 
-    def _next_turn(self, row: int) -> None:
-        """Starts the row's next completion; after the last one, that of a waiting conversation."""
+    def _start_next_turn(self, row: int) -> None:
+        """Starts the row's next completion; after the last, that of a waiting conversation."""
         self._check_tokens(row)
         while (span := next(self._spans[row], None)) is None:
-            waiting = next(self._waiting, None)
-            if waiting is None:
-                self._due[row] = 0
+            next_request = next(self._waiting_requests, None)
+            if next_request is None:
+                self._num_due[row] = 0
                 return
-            self.request_of_row[row], request = waiting
+            self.request_of_row[row], request = next_request
             # Tokens of the previous conversation stay beyond the new length, as in a runner.
             self._recorded[row, : request.num_tokens] = request.tokens()
-            self._reassigned.append(row)
-            self._cursor[row] = 0
+            self._reassigned_rows.append(row)
+            self._num_written[row] = 0
             self._spans[row] = iter(request.spans())
         start, end = span
-        # The runner writes the prompt, and also the last tokens of the previous turn: the proposer
-        # has not seen them because no draft was needed after them.
-        written = int(self._cursor[row])
-        self.token_ids[row, written:start] = self._recorded[row, written:start]
+        # The runner writes the prompt, and also the last tokens of the previous turn, which the
+        # proposer has not received, because no draft was needed after these tokens.
+        num_written = int(self._num_written[row])
+        self.token_ids[row, num_written:start] = self._recorded[row, num_written:start]
         self.num_tokens[row] = start
-        self._prompted.append(row)
-        self._cursor[row] = start
+        self._prompted_rows.append(row)
+        self._num_written[row] = start
         self._end[row] = end
-        self._due[row] = 1
+        self._num_due[row] = 1
 
     def _check_tokens(self, row: int) -> None:
         """Checks that the proposer appended the sampled tokens."""
-        written = int(self._cursor[row])
-        if not np.array_equal(self.token_ids[row, :written], self._recorded[row, :written]):
+        num_written = int(self._num_written[row])
+        if not np.array_equal(self.token_ids[row, :num_written], self._recorded[row, :num_written]):
             raise InputError(
                 "token_ids: the proposer's rows differ from the tokens that it received"
             )

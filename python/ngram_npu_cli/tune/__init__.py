@@ -4,7 +4,7 @@
     >>> report = tune(["traffic.jsonl"], share_of_a_step(0.05))  # doctest: +SKIP
     >>> report.vllm_options  # doctest: +SKIP
 
-Nothing here prints.
+Functions of this package do not print.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ngram_npu_cli.tune.candidates import (
     BASELINES,
     CANDIDATES,
     RUNNERS,
-    SYNCHRONOUS,
+    SYNCHRONOUS_SHARE,
     Candidate,
     Runner,
 )
@@ -61,64 +61,64 @@ def tune(
 
     Args:
         paths: As for `replay`.
-        cost: The time of verification.
+        cost: Step times, from which the time of verification follows.
         options: See `TuneOptions`.
-        candidates: The settings; `against` is added if it is missing, and so are ladders with a
-            store.
-        against: The setting to compare the recommended one with, verified as the runner verifies;
-            None: n-grams of 2 to 5, k = 5.
+        candidates: The settings to search. `against` is added if it is missing, and so are ladders
+            with a store if the option `store` is set.
+        against: The setting to compare the recommended setting with, with drafts as the runner
+            verifies them; None: n-grams of 2 to 5, k = 5.
         progress: Called often; must return quickly.
         command: Command line to show in the report.
 
     Raises:
-        InputError: As for `replay`; no setting is for the runner.
+        InputError: The errors of `replay`, or no setting is for the runner.
 
     Returns:
-        The report for the runner. Without a runner, the report for the GPU, with the one for the
-        host in `others`; only the latter if no candidate is for the GPU.
+        The report for the runner. Without a runner, the report for the GPU, with the report for the
+        host in `others`; only the report for the host if no candidate is for the GPU.
     """
     options = options or TuneOptions()
     run = Run(command)
     traffic = read_traffic(paths, options, progress)
     runners = _select_runners(options.runner, candidates)
-    compared = {
+    baselines = {
         r.name: BASELINES[r.drafts] if against is None else replace(against, drafts=r.drafts)
         for r in runners
     }
     drafts = {runner.drafts for runner in runners}
-    searched = [c for c in candidates if c.drafts in drafts]
+    searched_candidates = [c for c in candidates if c.drafts in drafts]
     jobs = options.jobs or count_usable_cores()
 
-    def show(done: int, total: int) -> None:
+    def show_progress(done: int, total: int) -> None:
         progress(Progress(f"{total} pieces", "replay", done, total))
 
     def measure(candidates: Sequence[Candidate]) -> dict[Candidate, Counts]:
-        per_request = measure_settings(
+        request_counts = measure_settings(
             candidates,
             traffic.requests,
-            streams=traffic.streams(),
+            streams=traffic.list_streams(),
             jobs=jobs,
-            progress=show,
+            progress=show_progress,
         )
-        sums = {}
-        for candidate, counts in per_request.items():
-            sums[candidate] = np.zeros((len(traffic.names), counts.shape[1]), np.int32)
-            np.add.at(sums[candidate], traffic.conversation_of, counts)
-        return sums
+        totals = {}
+        for candidate, counts in request_counts.items():
+            totals[candidate] = np.zeros((len(traffic.names), counts.shape[1]), np.int32)
+            np.add.at(totals[candidate], traffic.conversation_of, counts)
+        return totals
 
-    counts = measure(tuple(dict.fromkeys([*searched, *compared.values()])))
+    counts = measure(tuple(dict.fromkeys([*searched_candidates, *baselines.values()])))
     measured = Measured(counts, traffic.tokens, traffic.selection_half)
     costs = {r.name: _add_synchronous(r, cost, options.synchronous) for r in runners}
-    on_host = [runner for runner in runners if runner.drafts == "trimmed"]
-    if options.store and on_host:
-        measured = search_stores(measured, costs[on_host[0].name], candidates, measure)
+    host_runners = [runner for runner in runners if runner.drafts == "trimmed"]
+    if options.store and host_runners:
+        measured = search_stores(measured, costs[host_runners[0].name], candidates, measure)
     about = {**run.describe(), "jobs": jobs, "seconds": run.seconds}
     first, *others = (
         make_report(
             measured.select(runner.drafts),
             costs[runner.name],
             traffic,
-            against=compared[runner.name],
+            against=baselines[runner.name],
             runner=runner,
             about=about,
         )
@@ -128,7 +128,8 @@ def tune(
 
 
 def _select_runners(name: str | None, candidates: Sequence[Candidate]) -> list[Runner]:
-    """Returns the runner `name`; without a name, the GPU and host runners with candidates."""
+    """Returns the runner `name`. Without a name, returns those of the GPU and host runners that
+    have candidates."""
     selected = [RUNNERS[name]] if name is not None else [RUNNERS["gpu"], RUNNERS["host"]]
     runners = [r for r in selected if any(c.drafts == r.drafts for c in candidates)]
     if not runners:
@@ -145,5 +146,5 @@ def _add_synchronous(
     if not runner.is_synchronous:
         return cost
     if synchronous is None:
-        synchronous = 0.0 if cost.is_measured else SYNCHRONOUS
+        synchronous = 0.0 if cost.is_measured else SYNCHRONOUS_SHARE
     return replace(cost, synchronous=synchronous)

@@ -1,4 +1,4 @@
-"""The settings to search, and the runners that draft with them."""
+"""Contains the settings to search, and the runners that draft with these settings."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ngram_npu.config import STORE_TOKENS, NgramConfig
-from ngram_npu.errors import InputError, one_line
+from ngram_npu.errors import InputError, to_one_line
 
 Drafts = Literal["padded", "trimmed"]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting. Two candidates are equal if their settings are, defaults included.
+    """A setting. Two candidates are equal if all of their options are equal, including defaults.
 
     Attributes:
         options: Keywords of `NgramConfig`, sorted by name.
@@ -27,7 +27,8 @@ class Candidate:
 
     @classmethod
     def of(cls, *, drafts: Drafts = "trimmed", **options: Any) -> Candidate:
-        """Returns a candidate from keywords of `NgramConfig`, which raises their errors."""
+        """Returns a candidate from keywords of `NgramConfig`. Raises the errors of
+        `NgramConfig`."""
         if drafts not in ("padded", "trimmed"):
             raise ValueError(f"drafts: expected 'padded' or 'trimmed', got {drafts!r}")
         config = NgramConfig(**options)
@@ -51,7 +52,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The setting on one line, for tables and reports; trimmed drafts are not mentioned."""
+        """The setting in one line, for tables and reports. Trimmed drafts are not mentioned."""
         config = self.config
         if config.is_ladder:
             parts = ["ladder", f"k={config.k}"]
@@ -78,14 +79,15 @@ def _abbreviate(tokens: int) -> str:
 
 
 BASELINE = Candidate.of(min_n=2, max_n=5, k=5)
-"""The default setting to compare with: the default of `ngram-npu replay`."""
+"""The setting with which others are compared by default; it is the default of `ngram-npu
+replay`."""
 
 BASELINES = {
     "trimmed": BASELINE,
     "padded": Candidate.of(min_n=2, max_n=5, k=5, match_policy="latest", drafts="padded"),
 }
-"""The default settings to compare with, for trimmed and for padded drafts. vLLM's V2 runner uses
-the latest match."""
+"""The settings with which others are compared by default, for trimmed and for padded drafts. vLLM's
+V2 runner uses the latest match."""
 
 
 def parse_candidate(text: str) -> Candidate:
@@ -95,7 +97,7 @@ def parse_candidate(text: str) -> Candidate:
     except (ValueError, TypeError) as error:
         raise InputError(
             f'{text:.100}: expected a setting such as {{"min_n": 2, "max_n": 4, "k": 3}}: '
-            f"{one_line(error):.200}"
+            f"{to_one_line(error):.200}"
         ) from error
 
 
@@ -122,19 +124,20 @@ _PADDED = [
 CANDIDATES = (*_LADDERS, *_TRIMMED, *_PADDED)
 
 STORE_SIZES = (100_000, STORE_TOKENS)
-"""Capacities in tokens to try: the last one with several ladders, the others with the best one."""
+"""Capacities of stores to try, in tokens: the last one with several ladders, the others only with
+the best of these ladders."""
 
-
-SYNCHRONOUS = 0.1
-"""Assumed share by which a step is longer without asynchronous scheduling. Others measured 6 % with
-32B parameters and 20 % with 7B (see the table in vllm-ascend's pull request that makes its runner
-asynchronous)."""
+SYNCHRONOUS_SHARE = 0.1
+"""Assumed share by which a step is longer without asynchronous scheduling. vLLM-Ascend's developers
+measured 6 % with 32B parameters and 20 % with 7B (the table in the pull request that makes its
+runner asynchronous)."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """One way to draft in a server: which drafts are verified, the `method` of vLLM's
-    `speculative_config`, the environment, and which features of vLLM are lost."""
+    """A way to draft in a server: which drafts are verified, the `method` of vLLM's
+    `speculative_config`, a description with the features of vLLM that are lost (`about`), and the
+    environment variables that the server needs."""
 
     name: str
     drafts: Drafts

@@ -1,4 +1,4 @@
-"""The report as one self-contained HTML file: no script, no font, no network."""
+"""Writes the report as one self-contained HTML file: no script, no font, no network."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_html() -> None:
 
 
 def save_html(report: TuneReport, path: Path) -> None:
-    """Writes the page. Raises an InputError if matplotlib is not installed."""
+    """Writes the report to a file. Raises an InputError if matplotlib is not installed."""
     about = report.about
     footer = f"{about['command']}; {about['date']}; ngram_npu {about['versions']['ngram_npu']}"
     parts = [_render_block(block) for block in (*describe(report), footer)]
@@ -63,17 +63,17 @@ def _import_matplotlib(module: str) -> Any:
 def _render_svg(report: TuneReport) -> str:
     buffer = io.StringIO()
     with _import_matplotlib("matplotlib").rc_context({"svg.fonttype": "none"}):
-        draw(report).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        draw_figure(report).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
 
-def draw(report: TuneReport) -> Any:
+def draw_figure(report: TuneReport) -> Any:
     """Returns a matplotlib figure: speed-up by batch size, tokens and drafts per step, and a
     histogram of the conversations."""
     matplotlib_figure = _import_matplotlib("matplotlib.figure")
     figure = matplotlib_figure.Figure(figsize=(12, 3.6), layout="constrained")
-    by_batch, yields, gains = figure.subplots(1, 3)
+    batch_axes, yield_axes, gain_axes = figure.subplots(1, 3)
     curves = [
         ("tab:blue", report.candidate, [r.speedup for r in report.batches]),
         ("tab:orange", report.against, [r.against for r in report.batches]),
@@ -83,29 +83,31 @@ def draw(report: TuneReport) -> Any:
         candidate: (setting.held_out.drafted_per_step, setting.held_out.tokens_per_step)
         for candidate, setting in report.settings.items()
     }
-    yields.scatter(*zip(*points.values(), strict=True), s=8, color="lightgray")
-    yields.plot(*zip(*(points[c] for c in report.frontier), strict=True), color="tab:blue")
+    yield_axes.scatter(*zip(*points.values(), strict=True), s=8, color="lightgray")
+    yield_axes.plot(*zip(*(points[c] for c in report.frontier), strict=True), color="tab:blue")
     for offset, (color, candidate, speedups) in zip((-0.1, 0.1), curves, strict=True):
         lows, highs = [s.low for s in speedups], [s.high for s in speedups]
-        by_batch.vlines(positions + offset, lows, highs, color=color)
+        batch_axes.vlines(positions + offset, lows, highs, color=color)
         values = [s.value for s in speedups]
-        by_batch.plot(positions + offset, values, "o", color=color, label=candidate.label)
-        yields.plot(*points[candidate], "o", color=color)
+        batch_axes.plot(positions + offset, values, "o", color=color, label=candidate.label)
+        yield_axes.plot(*points[candidate], "o", color=color)
     samples = [
         [result.speedup for result in report.conversations],
         [result.against for result in report.conversations],
     ]
-    # Clipped, because a few very large gains would put all others into one column.
-    top = max(1.2, float(np.quantile(samples, 0.99)))
-    gains.hist(
-        [np.minimum(speedups, top) for speedups in samples], bins=24, color=[c for c, *_ in curves]
+    # Large gains are clipped, because otherwise most conversations would be in one column.
+    max_gain = max(1.2, float(np.quantile(samples, 0.99)))
+    gain_axes.hist(
+        [np.minimum(speedups, max_gain) for speedups in samples],
+        bins=24,
+        color=[c for c, *_ in curves],
     )
-    by_batch.set_xticks(positions, [report.batch_name(row.batch) for row in report.batches])
-    by_batch.set(title="Speed-up by batch size", xlabel="batch size")
-    by_batch.margins(y=0.25)  # space for the legend
-    by_batch.axhline(1.0, color="gray", linestyle=":")
-    by_batch.legend(fontsize="small")
-    yields.set(title="Tokens and drafts per step", xlabel="drafted tokens per step")
-    gains.set(title="Speed-up by conversation", xlabel="speed-up of the conversation")
-    gains.axvline(1.0, color="gray", linestyle=":")
+    batch_axes.set_xticks(positions, [report.format_batch(row.batch) for row in report.batches])
+    batch_axes.set(title="Speed-up by batch size", xlabel="batch size")
+    batch_axes.margins(y=0.25)  # space for the legend
+    batch_axes.axhline(1.0, color="gray", linestyle=":")
+    batch_axes.legend(fontsize="small")
+    yield_axes.set(title="Tokens and drafts per step", xlabel="drafted tokens per step")
+    gain_axes.set(title="Speed-up by conversation", xlabel="speed-up of the conversation")
+    gain_axes.axvline(1.0, color="gray", linestyle=":")
     return figure

@@ -1,8 +1,9 @@
 """Replays many settings over many conversations in pieces, on several processes.
 
 A piece is one setting on one chunk of conversations. Its result is the number of steps of each
-conversation by the number of drafted tokens; all other numbers are computed from that. A store
-carries text from one conversation to the next, so with one, a piece is a stream of conversations.
+conversation by the number of drafted tokens; all other numbers are computed from these numbers.
+With a store, the chunk is a stream of conversations, because the store shares text between
+conversations.
 """
 
 from __future__ import annotations
@@ -22,25 +23,28 @@ from ngram_npu_cli.replay.simulation import simulate
 from ngram_npu_cli.tune.candidates import Candidate
 
 Counts = npt.NDArray[np.int32]
-"""[N, K+1], steps of each request that drafted 0, 1, ..., K tokens."""
+"""[N, K+1], numbers of steps of each request that drafted 0, 1, ..., K tokens."""
 
-_ROWS = 256
-_TOKENS = 4 << 20
-"""Maximum rows of a chunk and tokens of its buffer, which bound a worker's memory."""
+_MAX_ROWS = 256
+_MAX_TOKENS = 4 << 20
+"""Maximum number of rows of a chunk, and of tokens in its buffer. They limit the memory of a
+worker."""
 
 
 def group_requests(requests: Sequence[TokenRequest]) -> list[list[int]]:
-    """Groups the numbers of the requests that are replayed together.
+    """Returns the numbers of the requests in groups that are replayed together.
 
-    Requests of a group have similar lengths, so that a batch stays full to its end.
+    Requests of a group have similar lengths, so that most of a batch runs until its end.
     """
-    generated = [sum(end - start for start, end in r.spans()) for r in requests]
-    order = sorted(range(len(requests)), key=lambda i: (generated[i], i))
+    num_generated = [sum(end - start for start, end in r.spans()) for r in requests]
+    order = sorted(range(len(requests)), key=lambda i: (num_generated[i], i))
     chunks: list[list[int]] = []
     longest = 0
     for i in order:
         longest = max(longest, requests[i].num_tokens)
-        is_full = chunks and (len(chunks[-1]) == _ROWS or (len(chunks[-1]) + 1) * longest > _TOKENS)
+        is_full = chunks and (
+            len(chunks[-1]) == _MAX_ROWS or (len(chunks[-1]) + 1) * longest > _MAX_TOKENS
+        )
         if not chunks or is_full:
             chunks.append([])
             longest = requests[i].num_tokens
@@ -56,15 +60,15 @@ def measure_settings(
     jobs: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Candidate, Counts]:
-    """Returns for each setting a [N, K+1] array: each request's steps by number of drafted tokens.
+    """Returns for each setting the number of steps of each request by number of drafted tokens.
 
     Args:
         candidates: The settings.
         requests: The requests; each has at least one step.
-        streams: Numbers of the requests that share a store, in order; the store is empty at first.
-            Each request is in one stream. None: one stream of all requests.
+        streams: For each store, which is empty at first, the numbers of the requests that use it,
+            in order. Each request is in one stream. None: one stream of all requests.
         jobs: Number of processes.
-        progress: Called with the number of finished pieces and of all pieces.
+        progress: Called with the number of finished pieces and the number of all pieces.
     """
     results = {c: np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates}
     chunks = [(False, chunk) for chunk in group_requests(requests)]
@@ -133,7 +137,7 @@ def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
     from ngram_npu.proposer import NgramProposer
 
     config = candidate.config
-    # As in vLLM each turn is a request, so that only completions enter a store.
+    # With a store, each turn is a request, as in vLLM, so that only completions enter the store.
     turns = [r.split_turns() if candidate.has_store else [r] for r in requests]
     request_of_turn = np.repeat(np.arange(len(requests)), [len(part) for part in turns])
     counts: Counts = np.zeros((len(requests), config.k + 1), np.int32)

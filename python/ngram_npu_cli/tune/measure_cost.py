@@ -1,4 +1,4 @@
-"""Measures step times of a server over HTTP: `ngram-npu measure-cost`.
+"""Measures step times of a server over HTTP, for `ngram-npu measure-cost`.
 
 A streaming server sends each request one chunk per step. So while a known number of requests is
 running, the time per chunk is the time of a step. The number of tokens that a step verifies follows
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ngram_npu.errors import InputError, escape_unprintable, one_line
+from ngram_npu.errors import InputError, escape_unprintable, to_one_line
 from ngram_npu.output import atomic_output
 from ngram_npu.step_time import FORMAT
 
@@ -38,14 +38,14 @@ _PHRASE_TOKENS = 12
 _MIN_STEPS = 8
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _NO_METRICS_STATUS = (401, 403, 404, 405, 501)
-"""Statuses of servers without counts, and of proxies that hide them. If such a server drafts, more
-tokens than chunks arrive."""
+"""HTTP statuses of servers without counts, and of proxies that hide counts. If such a server
+drafts, more tokens than chunks arrive."""
 
 
 @dataclass
 class Stream:
-    """The times in seconds at which one request was sent and at which its chunks arrived, and the
-    number of generated tokens (None if the server does not report it)."""
+    """The times in seconds at which a request was sent and its chunks arrived, and the number of
+    generated tokens; None if the server does not report this number."""
 
     arrived: list[float] = field(default_factory=list)
     sent: float = 0.0
@@ -55,7 +55,7 @@ class Stream:
 def measure_cost(
     options: MeasureCostOptions, *, command: str, report: Callable[[str], None]
 ) -> None:
-    """Measures at each batch size and adds the times to a file for `load_cost`.
+    """Measures step times at each batch size, and adds the times to a file for `load_cost`.
 
     The file is created if it does not exist, and written after each batch size, so that a later
     failure loses nothing. `report` is called with each result as a line.
@@ -73,7 +73,7 @@ def measure_cost(
     contents["runs"].append({"command": command, "date": now, "model": server.model})
     for batch in sizes:
         try:
-            per_request, seconds = _measure(server, batch, options.max_tokens, options.rounds)
+            per_request, seconds = _measure_step(server, batch, options.max_tokens, options.rounds)
         except InputError as error:
             done = ", ".join(map(str, sizes[: sizes.index(batch)]))
             raise InputError(
@@ -88,7 +88,7 @@ def measure_cost(
         )
 
 
-def _measure(server: _Server, batch: int, max_tokens: int, rounds: int) -> tuple[float, float]:
+def _measure_step(server: _Server, batch: int, max_tokens: int, rounds: int) -> tuple[float, float]:
     """Returns medians over the rounds: drafted tokens per request and step, seconds per step."""
     times, drafted = [], []
     for _ in range(rounds):
@@ -103,8 +103,8 @@ def _measure(server: _Server, batch: int, max_tokens: int, rounds: int) -> tuple
                 "that hides them"
             )
         tokens = sum(stream.tokens or 0 for stream in streams)
-        # A step yields at most one token more than it drafts. A busy server may send two steps in
-        # one chunk now and then.
+        # A step yields at most one token more than it drafts. A busy server may sometimes send two
+        # steps in one chunk.
         if tokens > 1.1 * (chunks + drafts):
             raise InputError(
                 f"{batch} requests at once: {tokens} tokens arrived in {chunks} chunks with "
@@ -120,30 +120,32 @@ def _measure(server: _Server, batch: int, max_tokens: int, rounds: int) -> tuple
 def _check_bursts(server: _Server, max_tokens: int) -> None:
     """Raises an InputError if most chunks arrive far faster than the answer is generated.
 
-    A proxy may buffer several chunks, or the whole answer. They then arrive as fast as the network
-    allows, although a long answer takes longer than one of a single token.
+    A proxy may buffer several chunks, or the whole answer. Such chunks arrive as fast as the
+    network allows, although a long answer takes longer than an answer of a single token.
     """
     (short,), (long,) = server.run(1, 1), server.run(1, max_tokens)
-    step = compute_step_time([long])
-    longer = (long.arrived[-1] - long.sent) - (short.arrived[-1] - short.sent)
-    per_chunk = longer / (len(long.arrived) - 1)
-    if step < per_chunk / 4:
+    step_seconds = compute_step_time([long])
+    extra_seconds = (long.arrived[-1] - long.sent) - (short.arrived[-1] - short.sent)
+    per_chunk = extra_seconds / (len(long.arrived) - 1)
+    if step_seconds < per_chunk / 4:
         raise InputError(
-            f"chunks arrive in bursts: {1e3 * step:.2g} ms apart, in an answer that takes "
+            f"chunks arrive in bursts: {1e3 * step_seconds:.2g} ms apart, in an answer that takes "
             f"{1e3 * per_chunk:.2g} ms per chunk; measure without the proxy that buffers them"
         )
 
 
 def compute_step_time(streams: Sequence[Stream]) -> float:
-    """Returns the median time per chunk of a request while all requests are running, in seconds.
+    """Returns the median time between two chunks of a request while all requests run, in seconds.
 
     Raises:
         InputError: The requests did not run at the same time for long enough.
     """
     begin = max((stream.arrived[0] for stream in streams if stream.arrived), default=0.0)
     end = min((stream.arrived[-1] for stream in streams if stream.arrived), default=0.0)
-    inside = [[time_s for time_s in stream.arrived if begin <= time_s <= end] for stream in streams]
-    times: list[float] = np.concatenate([np.diff(arrived) for arrived in inside]).tolist()
+    arrivals = [
+        [time_s for time_s in stream.arrived if begin <= time_s <= end] for stream in streams
+    ]
+    times: list[float] = np.concatenate([np.diff(arrived) for arrived in arrivals]).tolist()
     if len(times) < _MIN_STEPS * len(streams):
         raise InputError(
             f"{len(streams)} requests at once: expected {_MIN_STEPS} steps with all of them "
@@ -178,8 +180,8 @@ class _Server:
             raise InputError(f"{self._url}: /v1/models lists no model; pass --model") from error
 
     def count_drafted(self) -> float | None:
-        """Returns the number of tokens drafted so far: 0 if the server has no such counter, because
-        it does not speculate then, and None if it shows no counters."""
+        """Returns the number of tokens drafted so far. 0 if the server has no such counter, which
+        means that it does not speculate; None if the server shows no counters."""
         status, text = self._get("/metrics")
         if status in _NO_METRICS_STATUS:
             return None
@@ -189,7 +191,7 @@ class _Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def run(self, batch: int, max_tokens: int) -> list[Stream]:
-        """Sends ``batch`` identical requests at the same time."""
+        """Sends ``batch`` identical requests at the same time, and returns the responses."""
         body = {
             "model": self.model,
             "prompt": self._prompt,
@@ -203,7 +205,7 @@ class _Server:
             try:
                 return list(pool.map(self._stream, [json.dumps(body)] * batch))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
-                raise InputError(f"{self._url}: {one_line(error):.300}") from error
+                raise InputError(f"{self._url}: {to_one_line(error):.300}") from error
 
     def _stream(self, body: str) -> Stream:
         chunks: list[tuple[float, bytes]] = []
@@ -240,7 +242,7 @@ class _Server:
             connection.request(method, self._path + path, body, headers)
             yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise InputError(f"{self._url}: no answer: {one_line(error):.200}") from error
+            raise InputError(f"{self._url}: no answer: {to_one_line(error):.200}") from error
         finally:
             connection.close()
 
@@ -260,7 +262,7 @@ class _Server:
 
 
 def _read_key() -> str:
-    """Returns the API key in the environment, or an empty text. Errors never show it."""
+    """Returns the API key in the environment, or an empty text. Errors do not contain the key."""
     key = os.environ.get(_KEY_VARIABLE, "").strip()
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise InputError(
@@ -270,7 +272,7 @@ def _read_key() -> str:
 
 
 def _read_file(output: Path) -> dict[str, Any]:
-    if not output.is_file():  # a device is only written; reading /dev/full would never end
+    if not output.is_file():  # a device is not read; reading /dev/full would never end
         return {
             "format": FORMAT,
             "about": "seconds of a step of a model by batch size and by the tokens that it "
@@ -284,7 +286,7 @@ def _read_file(output: Path) -> dict[str, Any]:
             raise ValueError(f"expected format {FORMAT!r}, got {contents['format']!r}")
         contents["runs"], contents["steps"] = list(contents["runs"]), list(contents["steps"])
     except (OSError, ValueError, LookupError, TypeError) as error:
-        reason = escape_unprintable(one_line(error))
+        reason = escape_unprintable(to_one_line(error))
         raise InputError(
             f"{output}: exists and is not a file of step times: {reason:.200}"
         ) from error
@@ -292,7 +294,8 @@ def _read_file(output: Path) -> dict[str, Any]:
 
 
 def _add_step(contents: dict[str, Any], batch: int, verified: float, seconds: float) -> None:
-    """Adds a time, or replaces the time of an earlier run for the same step."""
+    """Adds the time of a step, or replaces the time that an earlier run measured for the same
+    step."""
     steps = {(step["batch"], step["verified"]): step for step in contents["steps"]}
     steps[batch, verified] = {"batch": batch, "verified": verified, "seconds": seconds}
     contents["steps"] = [steps[key] for key in sorted(steps)]

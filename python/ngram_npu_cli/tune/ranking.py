@@ -24,7 +24,7 @@ SEED = 20_260_801
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % bootstrap interval over resampled conversations."""
+    """A value and its 95 % bootstrap interval, for which conversations are resampled."""
 
     value: float
     low: float
@@ -36,10 +36,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Measured:
-    """Counts of all settings over all conversations.
+    """The measured counts of all settings for all conversations.
 
     Attributes:
-        counts: For each setting [N, K+1], steps per conversation by the number of drafted tokens.
+        counts: For each setting [N, K+1], the number of steps of each conversation by number of
+            drafted tokens.
         tokens: [N], number of generated tokens, the same for all settings.
         selection_half: [N], whether the conversation belongs to the selection half.
     """
@@ -49,25 +50,25 @@ class Measured:
     selection_half: BoolArray
 
     def extend(self, counts: Mapping[Candidate, Counts]) -> Measured:
-        """Returns the counts with those of other settings over the same conversations."""
+        """Returns these counts and those of other settings for the same conversations."""
         return replace(self, counts={**self.counts, **counts})
 
     def select(self, drafts: str) -> Measured:
-        """Returns only the settings with padded or with trimmed drafts."""
+        """Returns the counts of the settings with padded or with trimmed drafts only."""
         return replace(self, counts={c: n for c, n in self.counts.items() if c.drafts == drafts})
 
-    def total(self, candidate: Candidate, where: BoolArray) -> TotalCounts:
+    def sum_counts(self, candidate: Candidate, selection: BoolArray) -> TotalCounts:
         """Returns the counts of a setting, summed over some conversations."""
-        steps = self.counts[candidate][where].sum(axis=0, dtype=np.int64)
+        steps = self.counts[candidate][selection].sum(axis=0, dtype=np.int64)
         drafted = int(steps @ np.arange(len(steps)))
-        return TotalCounts(int(self.tokens[where].sum()), int(steps.sum()), drafted)
+        return TotalCounts(int(self.tokens[selection].sum()), int(steps.sum()), drafted)
 
-    def speedup(
-        self, candidate: Candidate, cost: VerificationCost, batch: int, where: BoolArray
+    def compute_speedup(
+        self, candidate: Candidate, cost: VerificationCost, batch: int, selection: BoolArray
     ) -> float:
         """Returns the speed-up of a setting over some conversations together."""
-        steps = self.counts[candidate][where].sum(axis=0, dtype=np.int64)
-        return float(cost.speedup(batch, [int(self.tokens[where].sum())], [steps])[0])
+        steps = self.counts[candidate][selection].sum(axis=0, dtype=np.int64)
+        return float(cost.compute_speedup(batch, [int(self.tokens[selection].sum())], [steps])[0])
 
 
 def rank(
@@ -75,16 +76,16 @@ def rank(
 ) -> list[Candidate]:
     """Returns all settings, or those in `among`, ordered from best to worst on the selection half.
 
-    One setting serves all batch sizes. For each batch size, a setting's speed-up is divided by the
-    best speed-up at this size, and the smallest of these ratios is the setting's score. Sizes where
-    no setting is faster are ignored, because drafting is off there. Settings with equal scores keep
-    their order.
+    A server uses one setting at all batch sizes. For each batch size, the speed-up of a setting is
+    divided by the best speed-up at this size. The smallest of these ratios is the setting's score.
+    Batch sizes at which no setting is faster than no drafts are ignored, because drafting is off at
+    these sizes. Settings with equal scores keep their order.
     """
     candidates = list(measured.counts if among is None else among)
     speedups = np.array(
         [
             [
-                measured.speedup(c, cost, batch, measured.selection_half)
+                measured.compute_speedup(c, cost, batch, measured.selection_half)
                 for batch in cost.batch_sizes
             ]
             for c in candidates
@@ -110,18 +111,19 @@ class StoreGain:
 def recommend(measured: Measured, cost: VerificationCost) -> tuple[Candidate, StoreGain | None]:
     """Returns the best setting, and the gain of a store if one was tried.
 
-    A store shares text between requests. So a store is recommended only if it is the best
-    setting on the selection half and the interval of the ratio lies above 1 on the held-out half.
+    Because a store shares text between requests, a store is recommended only if a setting with a
+    store is the best setting on the selection half and the interval of the ratio is above 1 on the
+    held-out half.
     """
     order = rank(measured, cost)
-    stored = [c for c in order if c.has_store]
-    storeless = [c for c in measured.counts if not c.has_store]
-    if not stored or not storeless:
+    with_store = [c for c in order if c.has_store]
+    without_store = [c for c in measured.counts if not c.has_store]
+    if not with_store or not without_store:
         return order[0], None
-    without = rank(measured, cost, storeless)[0]
-    ratio = compute_interval(measured, stored[0], cost, cost.batch_sizes[0], without)
-    is_store_recommended = order[0] == stored[0] and ratio.low > 1
-    return stored[0] if is_store_recommended else without, StoreGain(stored[0], without, ratio)
+    best, storeless = with_store[0], rank(measured, cost, without_store)[0]
+    ratio = compute_interval(measured, best, cost, cost.batch_sizes[0], storeless)
+    is_store_recommended = order[0] == best and ratio.low > 1
+    return best if is_store_recommended else storeless, StoreGain(best, storeless, ratio)
 
 
 def search_stores(
@@ -134,7 +136,7 @@ def search_stores(
 
     The best ladder with a store often differs from the best ladder without one. So the search
     starts at the best ladder without a store and moves to the best neighbour (the next length or
-    probability) until none is better. It then tries stores of the other sizes with this ladder.
+    probability) until no neighbour is better. Then stores of the other sizes are tried.
     """
     ladders = [
         c for c in candidates if c.config.min_draft_probability is not None and not c.has_store
@@ -142,18 +144,19 @@ def search_stores(
     if not ladders:
         return measured
     ladder_of = {_add_store(ladder, STORE_SIZES[-1]): ladder for ladder in ladders}
-    current = rank(measured, cost, ladders)[0]
+    best_ladder = rank(measured, cost, ladders)[0]
     while True:
-        nearby = [current, *_list_neighbours(current, ladders)]
-        stored = [_add_store(ladder, STORE_SIZES[-1]) for ladder in nearby]
-        missing = [c for c in stored if c not in measured.counts]
-        if not missing:
+        nearby = [best_ladder, *_list_neighbours(best_ladder, ladders)]
+        with_store = [_add_store(ladder, STORE_SIZES[-1]) for ladder in nearby]
+        unmeasured = [c for c in with_store if c not in measured.counts]
+        if not unmeasured:
             break
-        measured = measured.extend(measure(missing))
-        current = ladder_of[rank(measured, cost, [c for c in measured.counts if c in ladder_of])[0]]
-    other_sizes = [_add_store(current, tokens) for tokens in STORE_SIZES[:-1]]
-    missing = [c for c in other_sizes if c not in measured.counts]
-    return measured.extend(measure(missing)) if missing else measured
+        measured = measured.extend(measure(unmeasured))
+        with_store = [c for c in measured.counts if c in ladder_of]
+        best_ladder = ladder_of[rank(measured, cost, with_store)[0]]
+    other_sizes = [_add_store(best_ladder, tokens) for tokens in STORE_SIZES[:-1]]
+    unmeasured = [c for c in other_sizes if c not in measured.counts]
+    return measured.extend(measure(unmeasured)) if unmeasured else measured
 
 
 def _add_store(ladder: Candidate, tokens: int) -> Candidate:
@@ -163,12 +166,12 @@ def _add_store(ladder: Candidate, tokens: int) -> Candidate:
 def _list_neighbours(ladder: Candidate, ladders: Sequence[Candidate]) -> list[Candidate]:
     """Returns the ladders of the next lower and higher length and probability."""
     neighbours: list[Candidate] = []
-    for name, other in (("k", "min_draft_probability"), ("min_draft_probability", "k")):
-        fixed = getattr(ladder.config, other)
-        row = [c for c in ladders if getattr(c.config, other) == fixed]
-        row.sort(key=lambda candidate: float(getattr(candidate.config, name)))
-        position = row.index(ladder)
-        neighbours += row[max(0, position - 1) : position] + row[position + 1 : position + 2]
+    for name, fixed_name in (("k", "min_draft_probability"), ("min_draft_probability", "k")):
+        fixed_value = getattr(ladder.config, fixed_name)
+        line = [c for c in ladders if getattr(c.config, fixed_name) == fixed_value]
+        line.sort(key=lambda candidate: float(getattr(candidate.config, name)))
+        position = line.index(ladder)
+        neighbours += line[max(0, position - 1) : position] + line[position + 1 : position + 2]
     return neighbours
 
 
@@ -183,16 +186,16 @@ def compute_interval(
 
     Whole conversations are drawn, with replacement, because steps of one conversation are similar.
     """
-    where = np.flatnonzero(~measured.selection_half)
+    held_out = np.flatnonzero(~measured.selection_half)
     draws = np.random.default_rng(SEED).multinomial(
-        len(where), np.full(len(where), 1 / len(where)), RESAMPLES
+        len(held_out), np.full(len(held_out), 1 / len(held_out)), RESAMPLES
     )
-    # The first row is the sample itself.
-    weights = np.concatenate([np.ones((1, len(where)), np.int64), draws]).astype(np.float64)
-    tokens = weights @ measured.tokens[where]
+    # The first row of weights is the sample itself.
+    weights = np.concatenate([np.ones((1, len(held_out)), np.int64), draws]).astype(np.float64)
+    tokens = weights @ measured.tokens[held_out]
 
     def resample(setting: Candidate) -> FloatArray:
-        return cost.speedup(batch, tokens, weights @ measured.counts[setting][where])
+        return cost.compute_speedup(batch, tokens, weights @ measured.counts[setting][held_out])
 
     values = resample(candidate)
     if against is not None:
@@ -202,8 +205,8 @@ def compute_interval(
 
 
 def find_frontier(totals: Mapping[Candidate, TotalCounts]) -> list[Candidate]:
-    """Returns the Pareto front: no other setting yields as many tokens per step with
-    fewer drafted tokens."""
+    """Returns the Pareto front: the settings for which no other setting yields as many tokens per
+    step with fewer drafted tokens."""
     frontier: list[Candidate] = []
     highest = 0.0
     for candidate, counts in sorted(
@@ -221,16 +224,18 @@ def choose_lengths(
     """Returns the draft length for each range of batch sizes: vLLM's
     ``num_speculative_tokens_per_batch_size``.
 
-    It is the length with the highest speed-up on the held-out half among the settings that differ
-    from `candidate` in k only; 0 if none is faster. Batch sizes without step times get the length
-    of the next larger one, which is the more cautious choice.
+    The length is that with the highest speed-up on the held-out half among the settings that differ
+    from `candidate` only in k, or 0 if no setting is faster than no drafts. A batch size without
+    step times gets the length of the next larger batch size with step times, because drafts save
+    less time at larger batch sizes.
     """
-    same = replace(candidate, options=_without_k(candidate))
-    variants = [c for c in measured.counts if replace(c, options=_without_k(c)) == same]
+    same = replace(candidate, options=_remove_k(candidate))
+    variants = [c for c in measured.counts if replace(c, options=_remove_k(c)) == same]
     table: list[tuple[int, int, int]] = []
     for batch in cost.batch_sizes:
         speedups = {
-            c.config.k: measured.speedup(c, cost, batch, ~measured.selection_half) for c in variants
+            c.config.k: measured.compute_speedup(c, cost, batch, ~measured.selection_half)
+            for c in variants
         }
         length = max(speedups, key=lambda k: speedups[k])
         if speedups[length] <= 1:
@@ -242,7 +247,7 @@ def choose_lengths(
     return table
 
 
-def _without_k(candidate: Candidate) -> tuple[tuple[str, Any], ...]:
+def _remove_k(candidate: Candidate) -> tuple[tuple[str, Any], ...]:
     return tuple((name, value) for name, value in candidate.options if name != "k")
 
 
@@ -252,19 +257,21 @@ def advise(
     """Returns one sentence of advice, and the batch size above which drafting should be off.
 
     The batch size is 0 if drafting should always be off, and None if it should never be off.
-    `batches` contains the batch sizes, ascending, and whether the interval of a setting lies above
-    1 at that size.
+    `batches` contains the batch sizes, ascending, and for each whether the interval of a setting is
+    above 1 at this size.
     """
-    faster = [batch for batch, is_faster in batches if is_faster]
-    if not faster:
+    faster_batches = [batch for batch, is_faster in batches if is_faster]
+    if not faster_batches:
         return "Do not speculate: no gain is sure on this traffic.", 0
-    last = faster[-1]
-    off = [f"at batch {batch}" for batch, is_faster in batches if not is_faster and batch < last]
+    last = faster_batches[-1]
+    off_ranges = [
+        f"at batch {batch}" for batch, is_faster in batches if not is_faster and batch < last
+    ]
     off_above = None if last == batches[-1][0] else last
     if off_above is not None:
-        off.append(f"above batch {last}")
-    if off:
-        return f"Do not speculate {' or '.join(off)}: no gain is sure there.", off_above
+        off_ranges.append(f"above batch {last}")
+    if off_ranges:
+        return f"Do not speculate {' or '.join(off_ranges)}: no gain is sure there.", off_above
     if any_batch:
         return "It pays at this verification cost.", None
     return f"It pays at every measured batch size, up to {last}.", None

@@ -1,4 +1,4 @@
-"""Reads recorded traffic for tuning, and keeps a sample if the traffic is large."""
+"""Reads recorded traffic for tuning. Of large traffic, only a sample is kept."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from ngram_npu_cli.report import TOKENIZER_WARNING
 
 @dataclass(frozen=True)
 class Traffic:
-    """Conversations with at least one step, as requests.
+    """The conversations that have at least one step, as requests.
 
     Attributes:
         inputs: Names of the inputs, in the order in which they were read.
-        input_of, names: [N], number of each conversation's input, and the conversation's ID.
+        input_of, names: [N], number of each conversation's input, and ID of each conversation.
         requests: Requests of all conversations. A conversation has several if its chat template
             changes earlier turns.
         conversation_of: [R], number of each request's conversation.
+        characters, characters_read: Number of characters of the kept conversations, and of all
+            conversations.
+        num_read: Number of conversations that were read.
         left_out: Number of kept conversations without a step.
     """
 
@@ -50,20 +53,21 @@ class Traffic:
 
     @property
     def tokens(self) -> npt.NDArray[np.int64]:
-        """[N], tokens of each conversation that are generated in steps."""
+        """[N], number of tokens of each conversation that are generated in steps."""
         generated = [request.num_generated for request in self.requests]
         return np.bincount(self.conversation_of, generated).astype(np.int64)
 
     @property
     def selection_half(self) -> npt.NDArray[np.bool_]:
-        """[N], true for conversations 0, 2, 4, ... of each input: settings are chosen on them."""
+        """[N], true for conversations 0, 2, 4, ... of each input, on which settings are chosen."""
         is_selected = np.zeros(len(self.names), bool)
         for number in range(len(self.inputs)):
             is_selected[np.flatnonzero(self.input_of == number)[::2]] = True
         return is_selected
 
-    def streams(self) -> list[list[int]]:
-        """Returns numbers of the requests that share a store: each half of each input, in order."""
+    def list_streams(self) -> list[list[int]]:
+        """Returns lists of the numbers of requests that share a store: one list for each half of
+        each input."""
         stream_of_conversation = self.input_of * 2 + self.selection_half
         stream_of_request = stream_of_conversation[self.conversation_of]
         return [
@@ -72,7 +76,7 @@ class Traffic:
         ]
 
     def describe(self) -> dict[str, Any]:
-        """Returns what a report states about the traffic."""
+        """Returns the description of the traffic for a report."""
         return {
             "inputs": list(self.inputs),
             "conversations": len(self.names),
@@ -99,13 +103,13 @@ def read_traffic(
     always results in the same sample. Without options, everything is read.
 
     Raises:
-        InputError: As for `replay`, or fewer than two conversations have a step.
+        InputError: The errors of `replay`, or fewer than two conversations have a step.
     """
     options = options or TuneOptions(sample=None)
     sample = _Sample(options.sample)
     logs, omissions = read_logs(paths, options, sample.add, progress=progress)
     notes = [f"{log.name}: {note}" for log in logs for note in log.notes] + omissions
-    conversations = sample.in_order()
+    conversations = sample.list_in_order()
     tokenization = Tokenization(options.tokenizer, options.chat_template)
     if not all(conversation.has_token_ids for _, conversation in conversations):
         tokenization.load()
@@ -125,7 +129,7 @@ def read_traffic(
             input_of.append(number)
         progress(Progress(logs[number].name, "tokenize", done, len(conversations)))
     for log, log_skipped in zip(logs, skipped, strict=True):
-        notes += [f"{log.name}: {note}" for note in log_skipped.notes()]
+        notes += [f"{log.name}: {note}" for note in log_skipped.list_notes()]
     if len(names) < 2:
         raise InputError(
             f"expected 2 or more conversations with an answer of 2 or more tokens, got {len(names)}"
@@ -147,9 +151,9 @@ def read_traffic(
 
 
 class _Sample:
-    """Keeps the conversations with the lowest hashes in memory, as many as fit.
+    """Keeps the conversations with the lowest hashes, up to a number of characters.
 
-    After a conversation was removed, none with a higher hash is added. Otherwise short
+    After a conversation was removed, no conversation with a higher hash is added. Otherwise short
     conversations, which still fit, would be sampled more often.
     """
 
@@ -177,7 +181,7 @@ class _Sample:
             self._max_hash = -negative_hash
             self.characters -= removed.num_characters
 
-    def in_order(self) -> list[tuple[int, Conversation]]:
+    def list_in_order(self) -> list[tuple[int, Conversation]]:
         """Returns numbers of inputs and conversations in the order in which they were added."""
-        in_order = sorted(self._heap, key=lambda entry: entry[1])
-        return [(number, conversation) for _, _, number, conversation in in_order]
+        entries = sorted(self._heap, key=lambda entry: entry[1])
+        return [(number, conversation) for _, _, number, conversation in entries]

@@ -21,22 +21,22 @@ from ngram_npu_cli.report import (
     shorten_name,
 )
 from ngram_npu_cli.tune import ranking
-from ngram_npu_cli.tune.candidates import SYNCHRONOUS, Candidate, Runner, vllm_options
+from ngram_npu_cli.tune.candidates import SYNCHRONOUS_SHARE, Candidate, Runner, vllm_options
 from ngram_npu_cli.tune.ranking import Interval, Measured, StoreGain
 from ngram_npu_cli.tune.traffic import Traffic
 
 FORMAT = "ngram_npu.tune/2"
-"""Written into every JSON result; the number grows when a field changes its meaning."""
+"""Format name in every JSON result. The number increases when a field changes its meaning."""
 
 MIN_HELD_OUT = 20
-"""With fewer conversations nothing is recommended: the bootstrap interval would be too narrow."""
+"""With fewer held-out conversations nothing is recommended: intervals would be too narrow."""
 
 _MAX_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class SettingCounts:
-    """Counts of one setting on the selection half and on the held-out half."""
+    """Counts of a setting on the selection half and on the held-out half."""
 
     selection: TotalCounts
     held_out: TotalCounts
@@ -58,12 +58,12 @@ class BatchRow:
 
     Attributes:
         speedup, against: Speed-ups of the recommended setting and of the baseline.
-        ratio: Ratio of these two, over the same resampled conversations.
+        ratio: Ratio of these two speed-ups, with the same resampled conversations.
         expected: Speed-up of the recommended setting on the selection half.
         best: The best setting on the selection half for this batch size alone.
         best_speedup: Speed-up of `best`.
-        use: The setting to use: the first of these with an interval above 1: the recommended
-            setting, `best`, the baseline. None if there is no such setting.
+        use: The setting to use: the first of the recommended setting, `best` and the baseline whose
+            interval is above 1. None if there is no such setting.
     """
 
     batch: int
@@ -108,7 +108,7 @@ class TuneReport(JsonReport):
 
     Attributes:
         about: Command, date, machine, versions and duration in seconds.
-        traffic: The conversations that were read, and those that were replayed.
+        traffic: Description of the conversations that were read and of those that were replayed.
         cost: The verification cost.
         settings: All settings that were tried.
         frontier: The settings on the Pareto front of the held-out half.
@@ -116,8 +116,8 @@ class TuneReport(JsonReport):
         batches: Speed-ups by batch size, ascending.
         advice: Advice in one sentence.
         off_above: Batch size above which drafting should be off; 0: for all, None: for none.
-        lengths: vLLM's ``num_speculative_tokens_per_batch_size``; empty: not supported by the
-            runner, or the cost is the same for any batch size.
+        lengths: vLLM's ``num_speculative_tokens_per_batch_size``; empty if the runner does not
+            support it, or the cost is the same for any batch size.
         inputs: Results by input.
         conversations: Results of the held-out conversations, by speed-up, ascending.
         store: The gain of a store; None if no store was tried.
@@ -152,11 +152,11 @@ class TuneReport(JsonReport):
         """Options of `vllm serve` for the recommended setting."""
         return vllm_options(self.candidate, self.runner.method)
 
-    def batch_name(self, batch: int) -> str:
-        """Returns a batch size as shown: "any" if the cost is the same for all sizes."""
+    def format_batch(self, batch: int) -> str:
+        """Returns a batch size as text: "any" if the cost is the same for all batch sizes."""
         return "any" if self.cost.same_for_any_batch else str(batch)
 
-    def command_for(self, candidate: Candidate) -> str:
+    def format_command(self, candidate: Candidate) -> str:
         """Returns the command line of `vllm serve` for a setting."""
         words = " ".join([*self.runner.variables, "vllm serve MODEL"])
         return " \\\n  ".join([words, *vllm_options(candidate, self.runner.method)])
@@ -224,12 +224,14 @@ def make_report(
     has_lengths = runner.method == "ngram_gpu" and not cost.same_for_any_batch
     lengths = ranking.choose_lengths(measured, cost, candidate) if has_lengths else []
     settings = {
-        c: SettingCounts(measured.total(c, measured.selection_half), measured.total(c, held_out))
+        c: SettingCounts(
+            measured.sum_counts(c, measured.selection_half), measured.sum_counts(c, held_out)
+        )
         for c in measured.counts
     }
     batch, tokens = cost.batch_sizes[0], measured.tokens
     speedups, baseline_speedups = (
-        cost.speedup(batch, tokens, measured.counts[c]) for c in (candidate, against)
+        cost.compute_speedup(batch, tokens, measured.counts[c]) for c in (candidate, against)
     )
     conversations = [
         ConversationResult(
@@ -243,14 +245,14 @@ def make_report(
     ]
     inputs = []
     for number, name in enumerate(traffic.inputs):
-        where = held_out & (traffic.input_of == number)
-        if where.any():
+        selection = held_out & (traffic.input_of == number)
+        if selection.any():
             speedup, baseline_speedup = (
-                measured.speedup(c, cost, batch, where) for c in (candidate, against)
+                measured.compute_speedup(c, cost, batch, selection) for c in (candidate, against)
             )
-            num_faster = int((speedups[where] > 1).sum())
+            num_faster = int((speedups[selection] > 1).sum())
             inputs.append(
-                InputResult(name, int(where.sum()), speedup, baseline_speedup, num_faster)
+                InputResult(name, int(selection.sum()), speedup, baseline_speedup, num_faster)
             )
     return TuneReport(
         about=about,
@@ -280,7 +282,7 @@ def _make_rows(
 ) -> list[BatchRow]:
     rows = []
     for batch in cost.batch_sizes:
-        best, _ = ranking.recommend(measured, cost.at([batch]))
+        best, _ = ranking.recommend(measured, cost.select_batch_sizes([batch]))
         intervals = {
             c: ranking.compute_interval(measured, c, cost, batch)
             for c in (candidate, best, against)
@@ -291,7 +293,7 @@ def _make_rows(
                 speedup=intervals[candidate],
                 against=intervals[against],
                 ratio=ranking.compute_interval(measured, candidate, cost, batch, against),
-                expected=measured.speedup(candidate, cost, batch, measured.selection_half),
+                expected=measured.compute_speedup(candidate, cost, batch, measured.selection_half),
                 best=best,
                 best_speedup=intervals[best],
                 use=next((c for c, interval in intervals.items() if interval.low > 1), None),
@@ -351,7 +353,7 @@ def _describe_advice(report: TuneReport) -> list[Block]:
         share = report.cost.synchronous
         source = (
             "assumed, not measured"
-            if share == SYNCHRONOUS
+            if share == SYNCHRONOUS_SHARE
             else "from --synchronous or the measured cost"
         )
         lines.append(
@@ -367,7 +369,7 @@ def _describe_advice(report: TuneReport) -> list[Block]:
     if report.off_above == 0:
         return [*lines, f"ADVICE: {report.advice}", best]
     lines += [f"RECOMMENDED: {report.candidate.label}", report.advice]
-    lines += ["", Command(report.command_for(report.candidate))]
+    lines += ["", Command(report.format_command(report.candidate))]
     if len({length for _, _, length in report.lengths}) > 1:
         entries = [list(entry) for entry in report.lengths]
         lines += [
@@ -376,9 +378,9 @@ def _describe_advice(report: TuneReport) -> list[Block]:
             "",
             Command(f'"num_speculative_tokens_per_batch_size": {entries}'),
         ]
-    # At some batch sizes, only another setting is faster than no drafts.
-    exceptions = dict.fromkeys(row.use for row in report.batches)
-    for other in exceptions:
+    # At some batch sizes, only another setting than the recommended one is faster than no drafts.
+    used_settings = dict.fromkeys(row.use for row in report.batches)
+    for other in used_settings:
         if other in (None, report.candidate):
             continue
         lines.append("")
@@ -386,7 +388,7 @@ def _describe_advice(report: TuneReport) -> list[Block]:
             if row.use == other:
                 speedup = row.best_speedup if other == row.best else row.against
                 lines.append(f"At batch {row.batch} use {other.label}: {speedup}")
-        lines += ["", Command(report.command_for(other))]
+        lines += ["", Command(report.format_command(other))]
     return lines
 
 
@@ -412,14 +414,14 @@ def _describe_store(report: TuneReport) -> list[str]:
     )
     tokens = report.candidate.config.store_tokens
     if tokens != STORE_TOKENS:
-        lines.append(f"This one holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")
+        lines.append(f"This store holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")
     return lines
 
 
 def _describe_speedups(report: TuneReport) -> list[Block]:
     header = ["batch", "recommended", "baseline", "ratio"]
     rows = [
-        [report.batch_name(r.batch), str(r.speedup), str(r.against), str(r.ratio)]
+        [report.format_batch(r.batch), str(r.speedup), str(r.against), str(r.ratio)]
         for r in report.batches
     ]
     blocks: list[Block] = [
@@ -431,7 +433,8 @@ def _describe_speedups(report: TuneReport) -> list[Block]:
     ]
     if any(row.best != report.candidate for row in report.batches):
         rows = [
-            [report.batch_name(r.batch), str(r.best_speedup), r.best.label] for r in report.batches
+            [report.format_batch(r.batch), str(r.best_speedup), r.best.label]
+            for r in report.batches
         ]
         blocks += [
             "",
@@ -445,8 +448,8 @@ def _describe_speedups(report: TuneReport) -> list[Block]:
 def _describe_frontier(report: TuneReport) -> list[Block]:
     shown = report.frontier
     if len(shown) > _MAX_SHOWN:  # a selection at equal distances, with the first and the last
-        places = np.linspace(0, len(shown) - 1, _MAX_SHOWN).round().astype(int)
-        shown = tuple(shown[place] for place in places)
+        positions = np.linspace(0, len(shown) - 1, _MAX_SHOWN).round().astype(int)
+        shown = tuple(shown[position] for position in positions)
     marks = {report.candidate: "best", report.against: "baseline"}
     figures = [
         (candidate, setting.held_out)
@@ -482,7 +485,7 @@ def _describe_inputs(report: TuneReport) -> list[Block]:
     num_slower = sum(result.speedup < 1 for result in conversations)
     blocks: list[Block] = [
         "",
-        f"By input, batch {report.batch_name(report.batches[0].batch)}:",
+        f"By input, batch {report.format_batch(report.batches[0].batch)}:",
         "",
         Table([header, *rows], left=[0]),
         "",

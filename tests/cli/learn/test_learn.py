@@ -1,4 +1,4 @@
-"""Learning from logs: the curve, the size, the file, and errors."""
+"""Tests `ngram-npu learn`: the curve, the size of the store, the store file, and errors."""
 
 from __future__ import annotations
 
@@ -7,100 +7,66 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import read_sample
-from ngram_npu import NgramStore
-from ngram_npu.config import UNLIMITED, default_costs, default_store_costs
+from cli_helpers import make_record, read_sample
+from core.host_drafting.reference import Reference
+from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.store import file as store_file
 from ngram_npu.store import scope_of
 from ngram_npu_cli import command as cli
 from ngram_npu_cli import learn as learn_module
 from ngram_npu_cli.learn import LearnOptions, curve, describe, learn
 from ngram_npu_cli.replay import InputError
-from ops import reference
 
-SLOT = np.zeros(1, np.int32)
-Turn = tuple[list[int], list[int]]
+Turn = tuple[list[int], list[int]]  # prompt and answer
 RecordedTurns = tuple[Any, list[Turn]]
-"""A scope and turns of a prompt and an answer."""
-
-
-def draft_by_reference(
-    row: list[int], store: Any, scope: int, sampled: int, k: int, limit: int
-) -> list[int]:
-    rows, length = np.array([row], np.int32), np.array([len(row)], np.int32)
-    costs = np.zeros((1, k), np.uint8)
-    row_token_costs = reference.ngram_index_propose_(
-        rows,
-        length,
-        np.zeros(0, np.int32),
-        None,
-        None,
-        None,
-        *(1, 16, k, 1, True, UNLIMITED, True),
-        default_costs(),
-        limit,
-        costs,
-    )
-    if store is not None:
-        drafts = [np.array(part) for part in row_token_costs]
-        arguments = rows, length, np.array([sampled], np.int32), store, None, SLOT
-        table = default_store_costs()
-        reference.ngram_store_step_(
-            *arguments, np.array([scope], np.int64), *drafts, costs, UNLIMITED, table, limit
-        )
-        row_token_costs = tuple(drafts)
-    return [int(token) for token in row_token_costs[0][0][: row_token_costs[1][0]]]
-
-
-def store_by_reference(store: Any, text: list[int], scope: int) -> None:
-    """Stores a text like a request that generates it in one step and ends."""
-    draft_by_reference(text, store, scope, len(text), 0, 0)
-    reference.ngram_store_finish_(store, SLOT)
+"""The scope and the turns of a conversation."""
 
 
 def replay_by_reference(
     conversations: Sequence[RecordedTurns],
-    known: Sequence[tuple[Any, list[int]]] | None,
+    stored_texts: Sequence[tuple[Any, list[int]]] | None,
     store_tokens: int,
     k: int = 8,
-    limit: int = 40,
 ) -> tuple[int, int, int]:
-    """Returns tokens, steps and drafted tokens. ``known``: scopes and texts; None: no store."""
-    store = None if known is None else NgramStore(1, store_tokens).tensor
-    for scope, text in known or ():
-        store_by_reference(store, text, scope_of(scope))
-    tokens = steps = drafted = 0
+    """Returns the numbers of tokens, steps and drafted tokens. ``stored_texts`` are scopes and
+    texts that the store contains at first; None: no store."""
+    config = NgramConfig(sizes="ladder", k=k, min_draft_probability=0.177)
+    store = None if stored_texts is None else NgramStore(1, store_tokens)
+    reference = Reference(config, store, 0, (1, 200), fill=False)
+    for scope, text in stored_texts or ():
+        reference.begin(0, [], scope_of(scope))
+        reference.step([0], [text])
+        reference.end(0)
+    num_tokens = num_steps = num_drafted = 0
     for scope, turns in conversations:
         context: list[int] = []
         for prompt, answer in turns:
-            context = context + prompt
-            at, sampled = 1, 1
-            while at < len(answer):
-                row = context + answer[:at]
-                guess = draft_by_reference(row, store, scope_of(scope), sampled, k, limit)
-                rest = answer[at:]
-                right = 0
-                while right < min(len(guess), len(rest)) and guess[right] == rest[right]:
-                    right += 1
-                sampled = min(right + 1, len(rest))
-                at += sampled
-                tokens, steps, drafted = tokens + sampled, steps + 1, drafted + len(guess)
-            context = context + answer
-            if store is not None:
-                reference.ngram_store_finish_(store, SLOT)
-    return tokens, steps, drafted
+            context += prompt
+            reference.begin(0, context, scope_of(scope))
+            sampled, remaining = answer[:1], answer[1:]
+            while remaining:
+                (draft,), (count,), *_ = reference.step([0], [sampled])
+                pairs = zip(draft[:count], remaining, strict=False)
+                num_accepted = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+                sampled, remaining = remaining[: num_accepted + 1], remaining[num_accepted + 1 :]
+                num_tokens, num_steps = num_tokens + len(sampled), num_steps + 1
+                num_drafted += count
+            reference.end(0)
+            context += answer
+    return num_tokens, num_steps, num_drafted
 
 
-SMALL = LearnOptions(tokenizer="ids", store_tokens=16384)
+OPTIONS = LearnOptions(tokenizer="ids", store_tokens=16384)
 
 
 def make_conversations(count: int, seed: int = 0) -> list[RecordedTurns]:
-    """Returns conversations of two tenants and two turns. Answers are parts of six texts."""
+    """Returns conversations of two turns, of two tenants. Answers are parts of six texts."""
     rng = np.random.default_rng(seed)
     texts = rng.integers(0, 500, (6, 60))
     conversations = []
@@ -116,8 +82,7 @@ def make_conversations(count: int, seed: int = 0) -> list[RecordedTurns]:
 def write_logs(path: Path, conversations: list[RecordedTurns]) -> Path:
     with path.open("w") as file:
         for scope, turns in conversations:
-            records = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
-            file.write(json.dumps({"turns": records, "who": {"tenant": scope}}) + "\n")
+            file.write(json.dumps(make_record(turns) | {"who": {"tenant": scope}}) + "\n")
     return path
 
 
@@ -126,6 +91,7 @@ def list_answers(conversations: list[RecordedTurns]) -> list[tuple[Any, list[int
 
 
 def load_texts(path: Path) -> list[tuple[int, list[int]]]:
+    """Returns the scopes and texts in a store file."""
     return [(scope, text.tolist()) for scope, text in NgramStore.load(path).texts()]
 
 
@@ -138,28 +104,27 @@ def logs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("scope_field", "size"), [(None, 4096), ("who.tenant", 9216)])
-def test_curve_equals_the_reference_operators(
-    logs: Path, scope_field: str | None, size: int
-) -> None:
-    """The 36 earlier answers of 25 tokens need a block of 256 tokens each, 9216 tokens in all."""
+def test_curve_equals_replay_by_reference(logs: Path, scope_field: str | None, size: int) -> None:
+    """Each of the 36 earlier answers of 25 tokens needs a block of 256 tokens: 9216 in all."""
     options = LearnOptions(tokenizer="ids", store_tokens=size, scope_field=scope_field)
     report = learn([logs], options=options)
     conversations = [
         (scope if scope_field else None, turns) for scope, turns in make_conversations(20)
     ]
-    earlier, last = list_answers(conversations[:18]), conversations[18:]
+    earlier_texts, evaluated = list_answers(conversations[:18]), conversations[18:]
     assert report.about["evaluated"] == 2
     assert [point.share for point in report.curve] == [None, 0, 1 / 8, 1 / 4, 1 / 2, 1]
     for point in report.curve:
-        known = earlier[36 - round(36 * (point.share or 0)) :]
-        expected = replay_by_reference(last, None if point.share is None else known, size)
+        stored_texts = earlier_texts[36 - round(36 * (point.share or 0)) :]
+        texts = None if point.share is None else stored_texts
+        expected = replay_by_reference(evaluated, texts, size)
         assert (point.tokens, point.steps, point.drafted) == expected
-        assert point.known_tokens == 25 * len(known)
+        assert point.known_tokens == 25 * len(stored_texts)
     assert report.curve[-1].tokens_per_step > 1.2 * report.curve[0].tokens_per_step
     assert list(report.by_k) == [8, 16, 32]
     for k, point in report.by_k.items():
         assert (point.tokens, point.steps, point.drafted) == replay_by_reference(
-            last, earlier, size, k=k
+            evaluated, earlier_texts, size, k=k
         )
     assert report.by_k[8] == report.curve[-1] != report.by_k[16]
     notes = [note.partition(": ")[0] for note in report.notes if "the oldest are evicted" in note]
@@ -171,25 +136,25 @@ def test_curve_equals_the_reference_operators(
 def test_full_size_store_keeps_all_texts(lengths: list[int]) -> None:
     texts = [(7, np.arange(length, dtype=np.int32)) for length in lengths]
     blocks = sum(curve.count_blocks(length) for length in lengths)
-    for spare, forgets in ((0, False), (1, True)):
-        store = curve.make_store(max(1024, 256 * (blocks - spare)))
+    for num_missing_blocks, evicts in ((0, False), (1, True)):
+        store = curve.make_store(max(1024, 256 * (blocks - num_missing_blocks)))
         curve.add_texts(store, texts)
-        assert (store.statistics.tokens_held < sum(lengths)) == (forgets and blocks > 4)
+        assert (store.statistics.tokens_held < sum(lengths)) == (evicts and blocks > 4)
     assert curve.compute_full_size(texts) == curve.MIN_STORE_TOKENS
 
 
 def test_learn_keeps_only_the_newest_text_in_memory(
     logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For long logs the newest text is kept, and fewer conversations are evaluated."""
+    """With long logs, only the newest text is kept and fewer conversations are evaluated."""
     monkeypatch.setattr(learn_module, "RECENT_TOKENS", 60)
     sample = read_sample([logs], "ids", max_blocks=3)
     assert [text.tolist() for _, text in sample.texts] == [
-        a for _, a in list_answers(make_conversations(20))[-3:]
+        answer for _, answer in list_answers(make_conversations(20))[-3:]
     ]
     assert (len(sample.recent), sample.conversations, sample.tokens) == (1, 20, 1000)
     monkeypatch.setattr(curve, "MAX_EVALUATED_TOKENS", 40)
-    report = learn([logs], options=SMALL)
+    report = learn([logs], options=OPTIONS)
     assert report.about["evaluated"] == 1
     assert report.notes[0] == "replayed: the newest 1 conversations of the last tenth"
 
@@ -202,41 +167,41 @@ def test_learn_merges_stores_of_several_engines(tmp_path: Path) -> None:
     parts = [
         write_logs(tmp_path / f"{i}.jsonl", conversations[i * 10 : i * 10 + 10]) for i in range(2)
     ]
-    complete = tmp_path / "whole"
-    report = learn(parts, complete, SMALL)
-    of_engine = [tmp_path / f"{i}.store" for i in range(2)]
-    for part, file in zip(parts, of_engine, strict=True):
-        learn([part], file, SMALL)
+    store_of_logs = tmp_path / "whole"
+    report = learn(parts, store_of_logs, OPTIONS)
+    engine_stores = [tmp_path / f"{i}.store" for i in range(2)]
+    for part, file in zip(parts, engine_stores, strict=True):
+        learn([part], file, OPTIONS)
     expected = [(0, answer) for _, answer in list_answers(conversations)]
-    assert load_texts(complete) == expected
+    assert load_texts(store_of_logs) == expected
     assert report.tokens_held == sum(len(answer) for _, answer in expected)
     merged = tmp_path / "merged"
-    alone = learn(of_engine, merged, SMALL)
+    merge_report = learn(engine_stores, merged, OPTIONS)
     assert load_texts(merged) == expected
-    learn([merged, *of_engine], merged, SMALL)
-    assert load_texts(merged) == expected, "text of two files is learned once"
-    assert not alone.curve, "stores have no prompts"
-    assert "no curve" in alone.notes[0]
-    # A store is older than logs, wherever it is named; the curve then is that of the logs.
-    mixed = learn([parts[1], of_engine[0]], merged, SMALL)
+    learn([merged, *engine_stores], merged, OPTIONS)
+    assert load_texts(merged) == expected, "text that two files contain is learned once"
+    assert not merge_report.curve, "stores contain no prompts"
+    assert "no curve" in merge_report.notes[0]
+    # In any order of the arguments, a store is older than logs, and the curve is that of the logs.
+    mixed_report = learn([parts[1], engine_stores[0]], merged, OPTIONS)
     assert load_texts(merged) == expected
-    assert [point.tokens for point in mixed.curve] == [24 * 2] * 6
-    assert mixed.curve[-1].known_tokens == report.curve[-1].known_tokens + 50
+    assert [point.tokens for point in mixed_report.curve] == [24 * 2] * 6
+    assert mixed_report.curve[-1].known_tokens == report.curve[-1].known_tokens + 50
 
 
-TENANTS = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
+TENANT_OPTIONS = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
 
 
 def test_merge_keeps_equal_texts_of_different_scopes_and_drops_copies(tmp_path: Path) -> None:
     turns = [turns for _, turns in make_conversations(3)]
     conversations = [(scope, parts) for scope in ("a", "b", "b") for parts in turns]
     files = [tmp_path / f"{i}.store" for i in range(3)]
-    # A text that one store holds twice is kept twice.
+    # A text that a single store contains twice is kept twice.
     for file, part in zip(files, (conversations[:3], conversations[3:]), strict=False):
-        learn([write_logs(tmp_path / "logs.jsonl", part)], file, TENANTS)
+        learn([write_logs(tmp_path / "logs.jsonl", part)], file, TENANT_OPTIONS)
     files[2].write_bytes(files[1].read_bytes())
     merged = tmp_path / "merged.store"
-    learn(files, merged, TENANTS)
+    learn(files, merged, TENANT_OPTIONS)
     assert load_texts(merged) == [
         (scope_of(scope), text) for scope, text in list_answers(conversations)
     ]
@@ -260,7 +225,7 @@ def test_learn_rejects_stores_of_different_tokenizers(tmp_path: Path, logs: Path
     ):
         with pytest.raises(InputError, match=f"tokenizer: expected .*vocabulary.*{digests[0]}"):
             learn(paths, options=options)
-    # Recorded ids are taken for those of the stores.
+    # Recorded token ids are assumed to be from the tokenizer of the stores.
     report = learn([second, logs], tmp_path / "both", LearnOptions(store_tokens=16384))
     assert (
         describe(tmp_path / "both")["tokenizer"] == report.about["tokenizer_digest"] == digests[1]
@@ -271,13 +236,13 @@ def test_scope_field_separates_scopes_and_skips_records_without_it(
     tmp_path: Path, logs: Path
 ) -> None:
     file = tmp_path / "s"
-    with logs.open("a") as more:
+    with logs.open("a") as log_file:
         for who in ({}, {"tenant": None}, {"tenant": True}, {"tenant": 1 << 62}, "x"):
             turn = {"prompt_token_ids": [1], "completion_token_ids": [5, 6]}
-            more.write(json.dumps({"turns": [turn], "who": who}) + "\n")
+            log_file.write(json.dumps({"turns": [turn], "who": who}) + "\n")
         text = {"prompt": "a", "completion": "b", "who": {"tenant": "tenant 0"}}
-        more.write(json.dumps(text) + "\n")
-    report = learn([logs], file, TENANTS)
+        log_file.write(json.dumps(text) + "\n")
+    report = learn([logs], file, TENANT_OPTIONS)
     assert load_texts(file) == [
         (scope_of(scope), text) for scope, text in list_answers(make_conversations(20))
     ]
@@ -286,23 +251,23 @@ def test_scope_field_separates_scopes_and_skips_records_without_it(
     assert 'scope field "who.tenant": expected a string or an integer' in report.notes[0]
     assert "1 of 21 conversations are skipped (4.8%): " in report.notes[1]
     with pytest.raises(InputError, match=r'logs.jsonl:21: scope field "who.tenant"'):
-        learn([logs], file, replace(TENANTS, strict=True))
+        learn([logs], file, replace(TENANT_OPTIONS, strict=True))
 
 
 def test_interrupted_learn_keeps_the_old_file(
     tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "s"
-    learn([logs], file, SMALL)
-    before = file.read_bytes()
+    learn([logs], file, OPTIONS)
+    old_content = file.read_bytes()
 
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(store_file.os, "replace", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        learn([logs, logs], file, SMALL)
-    assert file.read_bytes() == before
+        learn([logs, logs], file, OPTIONS)
+    assert file.read_bytes() == old_content
     assert sorted(os.listdir(tmp_path)) == ["logs.jsonl", "s"]
 
 
@@ -346,12 +311,12 @@ def test_interrupted_plot_keeps_all_old_files(
     pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
     record, picture = tmp_path / "r.json", tmp_path / "c.png"
 
-    def interrupted_save(report: Any, path: Path, target: Path) -> None:
+    def interrupt_save(report: Any, path: Path, target: Path) -> None:
         path.write_bytes(b"half a picture")
-        assert len(os.listdir(tmp_path)) == 5, "the JSON is complete next to its target by now"
+        assert len(os.listdir(tmp_path)) == 5, "the complete JSON file is next to its target"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ngram_npu_cli.learn.learn_report.save_plot", interrupted_save)
+    monkeypatch.setattr("ngram_npu_cli.learn.learn_report.save_plot", interrupt_save)
     record.write_text("old")
     picture.write_text("old too")
     outputs = ["--json", str(record), "--plot", str(picture)]
@@ -382,7 +347,7 @@ def test_interrupted_plot_keeps_all_old_files(
         (["store"], "the following arguments are required: ACTION"),
     ],
 )
-def test_learn_reports_wrong_input_in_one_line(
+def test_learn_reports_invalid_input_in_one_line(
     tmp_path: Path,
     logs: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -396,8 +361,8 @@ def test_learn_reports_wrong_input_in_one_line(
     (tmp_path / "short.jsonl").write_text(json.dumps({"turns": [short]}))
     if "NONE" in arguments:
         monkeypatch.setitem(sys.modules, "matplotlib.backend_bases", None)
-    names = {"LOGS": str(logs), "BAD": "bad.store", "SHORT": "short.jsonl"}
-    command = [names.get(word, word) for word in arguments]
+    paths = {"LOGS": str(logs), "BAD": "bad.store", "SHORT": "short.jsonl"}
+    command = [paths.get(word, word) for word in arguments]
     if command[0] == "learn" and "-o" not in command:
         command += ["-o", "new.store", "--tokenizer", "ids"]
     assert cli.main(command) == 2

@@ -1,4 +1,4 @@
-"""Chat templates: the model's and the default, and reasoning in them."""
+"""Tests chat templates: the model's template, the default template, and reasoning in both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ngram_npu_cli.replay import (
 from ngram_npu_cli.tune import TuneOptions
 from ngram_npu_cli.tune.traffic import read_traffic
 
-Write = Callable[..., Path]
+Writer = Callable[..., Path]
 
 CHAT = [
     {"role": "user", "content": "Two primes?"},
@@ -41,21 +41,22 @@ CHATML = (
 
 
 @pytest.fixture
-def with_template(tmp_path: Path) -> Callable[[str], Any]:
+def load_template(tmp_path: Path) -> Callable[[str], Any]:
+    """Returns a function that writes a chat template into the folder and loads it."""
     pytest.importorskip("jinja2")
 
-    def load(source: str) -> Any:
+    def write_and_load(source: str) -> Any:
         settings = {"chat_template": source, "bos_token": {"content": "<s>"}}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
         return load_chat_template(tmp_path)
 
-    return load
+    return write_and_load
 
 
-def test_template_of_a_folder_is_rendered(
-    write_jsonl: Write, with_template: Callable[[str], Any]
+def test_template_in_tokenizer_folder_is_rendered(
+    write_jsonl: Writer, load_template: Callable[[str], Any]
 ) -> None:
-    template = with_template("{{ bos_token }}" + CHATML)
+    template = load_template("{{ bos_token }}" + CHATML)
     function = {"name": "find", "arguments": '{"city": "Oslo"}'}
     messages = [
         {"role": "user", "content": "Weather in Oslo?"},
@@ -78,9 +79,9 @@ def test_template_of_a_folder_is_rendered(
 
 
 def test_template_that_changes_earlier_turns_makes_separate_requests(
-    write_jsonl: Write, with_template: Callable[[str], Any]
+    write_jsonl: Writer, load_template: Callable[[str], Any]
 ) -> None:
-    template = with_template(
+    template = load_template(
         "{% for m in messages %}{% if m.role == 'user' or loop.last %}[{{ m.content }}]{% endif %}"
         "{% endfor %}"
     )
@@ -95,79 +96,81 @@ def test_template_that_changes_earlier_turns_makes_separate_requests(
     ("source", "message"),
     [
         ("{% if %}", "its chat template cannot be used: Expected an expression"),
-        ("{{ raise_exception('system role!') }}", "refuses this conversation: system role!"),
+        ("{{ raise_exception('system role!') }}", "rejects this conversation: system role!"),
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
     ],
 )
 def test_failing_template_is_an_input_error(
-    write_jsonl: Write, with_template: Callable[[str], Any], source: str, message: str
+    write_jsonl: Writer, load_template: Callable[[str], Any], source: str, message: str
 ) -> None:
     (item,) = read_conversations(write_jsonl({"messages": CHAT}))
     with pytest.raises(InputError, match=message):
-        render_turns(item, with_template(source))
+        render_turns(item, load_template(source))
 
 
-def load_and_replay(paths: list[Path], tokenizer: str, **more: Any) -> list[str]:
-    inputs = replay(paths, ReplayOptions(tokenizer=tokenizer, **more)).inputs
+def load_and_replay(paths: list[Path], tokenizer: str, **options: Any) -> list[str]:
+    inputs = replay(paths, ReplayOptions(tokenizer=tokenizer, **options)).inputs
     return [f"{figures.name}: {note}" for figures in inputs for note in figures.notes]
 
 
-EVERY_COMMAND: list[Callable[..., Any]] = [
+COMMANDS: list[Callable[..., Any]] = [
     load_and_replay,
-    lambda paths, tokenizer, **more: (
-        read_traffic(paths, TuneOptions(tokenizer=tokenizer, **more)).notes
+    lambda paths, tokenizer, **options: (
+        read_traffic(paths, TuneOptions(tokenizer=tokenizer, **options)).notes
     ),
-    lambda paths, tokenizer, **more: read_sample(paths, tokenizer, **more).notes,
+    lambda paths, tokenizer, **options: read_sample(paths, tokenizer, **options).notes,
 ]
 
 
-@pytest.mark.parametrize("command", EVERY_COMMAND, ids=["replay", "tune", "learn"])
-def test_conversation_refused_by_the_template_is_skipped(
-    write_jsonl: Write, tmp_path: Path, with_template: Callable[[str], Any], command: Any
+@pytest.mark.parametrize("command", COMMANDS, ids=["replay", "tune", "learn"])
+def test_conversation_that_the_template_refuses_is_skipped(
+    write_jsonl: Writer, tmp_path: Path, load_template: Callable[[str], Any], command: Any
 ) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    with_template(
+    load_template(
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system role!') }}{% endif %}"
         + CHATML
     )
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     model.save(str(tmp_path / "tokenizer.json"))
-    good = {"messages": CHAT}
-    refused = {"messages": [{"role": "system", "content": "You are terse."}, *CHAT]}
-    path = write_jsonl(good, refused, good, good, name="logs/talk.jsonl")
+    valid_record = {"messages": CHAT}
+    refused_record = {"messages": [{"role": "system", "content": "You are terse."}, *CHAT]}
+    path = write_jsonl(
+        valid_record, refused_record, valid_record, valid_record, name="logs/talk.jsonl"
+    )
     (note,) = command([path], tokenizer=str(tmp_path))
-    reason = f"{path}:2: {tmp_path}: its chat template refuses this conversation: no system role!"
+    reason = f"{path}:2: {tmp_path}: its chat template rejects this conversation: no system role!"
     assert note.startswith(f"talk: 1 of 4 conversations are skipped (25.0%): {reason}"[:150])
     with pytest.raises(InputError, match=re.escape(reason)):
         command([path], tokenizer=str(tmp_path), strict=True)
-    path = write_jsonl(good, refused, refused, name="logs/talk.jsonl")
+    path = write_jsonl(valid_record, refused_record, refused_record, name="logs/talk.jsonl")
     with pytest.raises(InputError, match=rf"{re.escape(reason)}.*; 2 of 3 conv.* more than half"):
         command([path], tokenizer=str(tmp_path))
 
 
 @pytest.mark.parametrize("arguments", ["", None, {}, "{}"])
 def test_tool_call_without_arguments_has_an_empty_object(
-    write_jsonl: Write, with_template: Callable[[str], Any], arguments: Any
+    write_jsonl: Writer, load_template: Callable[[str], Any], arguments: Any
 ) -> None:
-    template = with_template(
+    template = load_template(
         "{% for m in messages %}[{{ m.content }}{% for c in m.tool_calls %}"
         "{% for key, value in c.function.arguments | items %}{{ key }}{% endfor %}"
         "{{ c.function.arguments | tojson }}{% endfor %}]{% endfor %}"
     )
     function = {"name": "find", "arguments": arguments}
-    called = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
-    (item,) = read_conversations(write_jsonl({"messages": [CHAT[0], called]}))
+    answer = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+    (item,) = read_conversations(write_jsonl({"messages": [CHAT[0], answer]}))
     assert render_turns(item, template) == [[("[Two primes?]", "[{}]")]]
     assert '{"name": "find", "arguments": {}}' in str(item.turns[0].completion)
 
 
 def test_template_without_jinja2_names_the_package(
-    with_template: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+    load_template: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2.sandbox", None)
     with pytest.raises(InputError, match="pip install jinja2, or choose --chat-template default"):
-        with_template("{{ messages }}")
+        load_template("{{ messages }}")
 
 
 @pytest.mark.parametrize(
@@ -179,13 +182,13 @@ def test_template_without_jinja2_names_the_package(
     ],
 )
 def test_chat_template_option_selects_the_template(
-    tmp_path: Path, with_template: Callable[[str], Any], choice: Any, prompt: str, answer: str
+    tmp_path: Path, load_template: Callable[[str], Any], choice: Any, prompt: str, answer: str
 ) -> None:
-    with_template(CHATML)  # writes it into the folder
-    seen: list[str] = []
+    load_template(CHATML)  # writes the template into the folder
+    encoded_texts: list[str] = []
 
     def encode(text: str) -> list[int]:
-        seen.append(text)
+        encoded_texts.append(text)
         return list(text.encode())
 
     conversation = Conversation("a", (Turn("Hi", "Ho"),))
@@ -194,11 +197,11 @@ def test_chat_template_option_selects_the_template(
         options=ReplayOptions(chat_template=choice),
         tokenizer=ReplayTokenizer("fake", "made up", None, encode, tmp_path),
     )
-    assert seen == [prompt, answer]
+    assert encoded_texts == [prompt, answer]
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning_is_removed_from_later_turns(write_jsonl: Write, key: str) -> None:
+def test_reasoning_is_removed_from_later_turns(write_jsonl: Writer, key: str) -> None:
     messages: list[dict[str, Any]] = [
         {"role": role, "content": text}
         for role, text in zip(["user", "assistant"] * 3, "abcdef", strict=True)
@@ -209,20 +212,20 @@ def test_reasoning_is_removed_from_later_turns(write_jsonl: Write, key: str) -> 
         [("USER: a ASSISTANT:", "<think>\nso\n</think>\n\nb")],
         [("USER: a ASSISTANT:bUSER: c ASSISTANT:", "d"), ("USER: e ASSISTANT:", "f")],
     ]
-    # Some clients send it back, so that a log's request has it too.
+    # Some clients send the reasoning back, so a logged request may contain it.
     (item,) = read_conversations(
         write_jsonl({"request": {"messages": messages[:3]}, "response": "d"})
     )
     assert render_turns(item, None) == [[("USER: a ASSISTANT: b USER: c ASSISTANT:", "d")]]
 
 
-def test_template_that_omits_reasoning_keeps_generated_text(write_jsonl: Write) -> None:
+def test_template_that_omits_reasoning_keeps_generated_text(write_jsonl: Writer) -> None:
     messages = [CHAT[0], {"role": "assistant", "content": "b", "reasoning": "so"}]
     (item,) = read_conversations(write_jsonl({"messages": messages}))
 
     def template(messages: Any, tools: Any, answering: bool) -> str:
-        opened = "<think>\n" if answering else ""
-        return "".join(f"[{m['content']}]" for m in messages) + opened
+        prefix = "<think>\n" if answering else ""
+        return "".join(f"[{m['content']}]" for m in messages) + prefix
 
     (((prompt, answer),),) = render_turns(item, template)
     assert (prompt, answer) == ("[Two primes?]<think>\n", "so\n</think>\n\nb")

@@ -1,4 +1,4 @@
-"""The command: help, exit codes, streams, and output files that are complete or absent."""
+"""Tests the command: help, exit codes, streams, and output files, which are complete or absent."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from ngram_npu_cli.replay import (
     replay,
 )
 
-Write = Callable[..., Path]
+Writer = Callable[..., Path]
 
 
-def test_commands_that_only_print(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_doctor_print_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"ngram-npu {ngram_npu.__version__}\n"
     assert cli.main(["doctor"]) == 0
@@ -62,28 +62,28 @@ def test_help_imports_neither_torch_nor_numpy(arguments: list[str]) -> None:
     assert done.stdout
 
 
-def test_installed_command_is_the_light_entry_module() -> None:
+def test_installed_command_calls_main_of_command_module() -> None:
     (script,) = importlib.metadata.entry_points(group="console_scripts", name="ngram-npu")
     assert script.value == "ngram_npu_cli.command:main"
-    assert cli.main is script.load(), "the public path"
+    assert cli.main is script.load(), "the entry point is the public function"
 
 
 @pytest.mark.parametrize("command", ["replay", "tune", "learn"])
 def test_missing_path_is_an_error_that_names_demo(
-    command: str, capsys: pytest.CaptureFixture[str], talk: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, capsys: pytest.CaptureFixture[str], example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message = (
         f"ngram-npu {command}: error: PATH: expected a file or a folder of conversations, or a "
     )
-    with open(os.devnull) as nothing:
-        for stdin in (nothing, None):
+    with open(os.devnull) as empty_stream:
+        for stdin in (empty_stream, None):
             monkeypatch.setattr(sys, "stdin", stdin)
             assert cli.main([command]) == 2
             error = capsys.readouterr().err
             assert error.startswith(message)
             assert "--demo" in error
             assert error.count("\n") == 1
-    assert cli.main([command, str(talk), "--demo"]) == 2
+    assert cli.main([command, str(example), "--demo"]) == 2
     assert "--demo: expected no PATH with it, got" in capsys.readouterr().err
 
 
@@ -110,20 +110,20 @@ def test_unknown_argument_is_an_error_in_one_line(
     ("line", "code", "error"),
     [
         ("replay - <&-", 2, " replay: error: stdin: standard input is closed"),
-        ("replay {talk} --json /dev/full", 2, " replay: error: /dev/full: cannot be written: No s"),
-        ("replay {talk} > /dev/full", 1, ": error: [Errno 28] No space left on device"),
-        ("replay {talk} >&-", 1, ": error: standard output is closed"),
-        ("replay {talk} > /dev/full 2> /dev/full", 1, None),
-        ("replay {talk} --kk 2> /dev/full", 2, None),
+        ("replay {path} --json /dev/full", 2, " replay: error: /dev/full: cannot be written: No s"),
+        ("replay {path} > /dev/full", 1, ": error: [Errno 28] No space left on device"),
+        ("replay {path} >&-", 1, ": error: standard output is closed"),
+        ("replay {path} > /dev/full 2> /dev/full", 1, None),
+        ("replay {path} --kk 2> /dev/full", 2, None),
         ("--version > /dev/full", 1, ": error: [Errno 28] No space left on device"),
-        ("replay {talk} | true", 0, None),
+        ("replay {path} | true", 0, None),
     ],
 )
 def test_closed_or_full_stream_is_reported_in_one_line(
-    write_jsonl: Write, line: str, code: int, error: str | None
+    write_jsonl: Writer, line: str, code: int, error: str | None
 ) -> None:
-    talk = write_jsonl(*[{**EXAMPLE_LINE, "id": str(i)} for i in range(4)])
-    done = _shell(line.format(talk=talk))
+    path = write_jsonl(*[{**EXAMPLE_LINE, "id": str(i)} for i in range(4)])
+    done = _run_in_shell(line.format(path=path))
     assert (done.returncode, done.stdout) == (code, "")
     expected = "" if error is None else rf"ngram-npu{re.escape(error)}.*\n"
     assert re.fullmatch(expected, done.stderr)
@@ -131,17 +131,18 @@ def test_closed_or_full_stream_is_reported_in_one_line(
 
 @pytest.mark.usefixtures("no_torch")
 @pytest.mark.parametrize(
-    "line", ["replay {talk} --json - <&- 2>&-", "replay --json - < {talk} 2>&-", "replay --json -"]
+    "line", ["replay {path} --json - <&- 2>&-", "replay --json - < {path} 2>&-", "replay --json -"]
 )
-def test_replay_reads_path_redirection_or_pipe(talk: Path, line: str) -> None:
-    done = _shell(line.format(talk=talk), piped=talk)
+def test_replay_reads_path_redirection_or_pipe(example: Path, line: str) -> None:
+    done = _run_in_shell(line.format(path=example), piped=example)
     assert done.returncode == 0
     assert json.loads(done.stdout)["total"]["num_tokens"] == 12
 
 
-def _shell(line: str, piped: Path | None = None) -> subprocess.CompletedProcess[str]:
+def _run_in_shell(line: str, piped: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = f'"{sys.executable}" -m ngram_npu_cli'
-    environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # else argparse ignores a failing write
+    # If PYTHONUNBUFFERED is set, argparse ignores a failed write.
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     return subprocess.run(
         ["bash", "-c", f"ulimit -v 16000000; {command} {line}"],
         input=None if piped is None else piped.read_text(),
@@ -151,21 +152,23 @@ def _shell(line: str, piped: Path | None = None) -> subprocess.CompletedProcess[
     )
 
 
-def files_in(folder: Path) -> list[str]:
+def list_files(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_file())
 
 
-def test_replay_writes_json(talk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_writes_json(
+    example: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "result.json"
     target.write_text("old")
-    arguments = ["replay", str(talk.parent), "--json", str(target), "--batch-size", "4"]
+    arguments = ["replay", str(example.parent), "--json", str(target), "--batch-size", "4"]
     assert cli.main(arguments) == 0
     assert "tokens/step" in capsys.readouterr().out
     report = json.loads(target.read_text(encoding="utf-8"))
     assert (report["total"]["num_steps"], report["batch_size"]) == (5, 4)
     assert report["command"] == "ngram-npu " + " ".join(arguments)
-    assert files_in(tmp_path) == ["result.json"]
-    assert cli.main(["replay", str(talk), "--json", "-"]) == 0
+    assert list_files(tmp_path) == ["result.json"]
+    assert cli.main(["replay", str(example), "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["total"]["num_tokens"] == 12
     assert "tokens/step" in err
@@ -180,38 +183,49 @@ def test_replay_writes_json(talk: Path, tmp_path: Path, capsys: pytest.CaptureFi
         ("--min-draft-probability 0.177", {"sizes": "ladder", "min_draft_probability": 0.177}),
     ],
 )
-def test_drafting_options(
-    talk: Path, capsys: pytest.CaptureFixture[str], arguments: str, expected: dict[str, Any]
+def test_drafting_options_reach_the_report(
+    example: Path, capsys: pytest.CaptureFixture[str], arguments: str, expected: dict[str, Any]
 ) -> None:
-    assert cli.main(["replay", str(talk), "--json", "-", *arguments.split()]) == 0
+    assert cli.main(["replay", str(example), "--json", "-", *arguments.split()]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert {name: config[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "message"),
     [
-        (["--k", "0"], "--k: must be at least 1, got 0"),
-        (["--k", "many"], "invalid integer value: 'many'"),
-        (["--k", "65"], "k: expected 1 to 64, got 65"),
-        (["--match-policy", "middle"], "invalid choice"),
-        (["--min-draft-probability", "nan"], "must be above 0 and at most 1, got nan"),
-        (["--draft-costs", "{tmp}/own.json"], "costs: expected none without min_draft_probability"),
-        (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
-        (["--json", "{tmp}"], "is a directory"),
-        (["--tokenizer", "gpt"], '"gpt" is neither one of mistral-v1, '),
+        ("replay {path} --k 0", "--k: must be at least 1, got 0"),
+        ("replay {path} --k many", "invalid integer value: 'many'"),
+        ("replay {path} --k 65", "k: expected 1 to 64, got 65"),
+        ("replay {path} --match-policy middle", "invalid choice"),
+        ("replay {path} --min-draft-probability nan", "must be above 0 and at most 1, got nan"),
+        ("replay {path} --draft-costs own.json", "costs: expected none without min_draft_probab"),
+        ("replay {path} --json no/such/result.json", "no/such does not exist"),
+        ("replay {path} --json .", "is a directory"),
+        ("replay {path} --tokenizer gpt", '"gpt" is neither one of mistral-v1, '),
+        ("tune none.jsonl -c -1", "--cost: must be at least 0 and below 10, got -1"),
+        ("tune none.jsonl --cost nan", "--cost: must be at least 0 and below 10, got nan"),
+        ("tune none.jsonl --cost none.json", "none.json: not a file of step times"),
+        ("tune none.jsonl --batch-size 1,3", "batch size 3: "),
+        ("tune none.jsonl --against {{", "expected a setting such as"),
+        ("tune none.jsonl --html no/such.html", "does not exist"),
+        ("tune none.jsonl --sample -1", "--sample: must be at least 0, got -1"),
+        ("tune none.jsonl --html r.html", "--html needs matplotlib: pip install matplotlib"),
     ],
 )
-def test_bad_options_are_exit_code_2(
-    write_jsonl: Write,
+def test_invalid_options_return_exit_code_2(
+    write_jsonl: Writer,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
+    command: str,
     message: str,
 ) -> None:
     path = write_jsonl({"prompt": "a", "completion": "b"})
-    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
-    assert cli.main(["replay", str(path), *arguments]) == 2
+    monkeypatch.chdir(tmp_path)
+    if command.endswith(" r.html"):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.main(command.format(path=path).split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
@@ -234,7 +248,7 @@ def test_atomic_output_replaces_the_file_completely(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         _write_half(target)
     assert target.read_text() == "new"
-    assert files_in(tmp_path) == ["link", "x"]
+    assert list_files(tmp_path) == ["link", "x"]
 
 
 def _write_half(target: Path) -> None:
@@ -243,7 +257,7 @@ def _write_half(target: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_atomic_output_keeps_devices_and_the_user_s_permissions(tmp_path: Path) -> None:
+def test_atomic_output_keeps_device_file_and_applies_umask(tmp_path: Path) -> None:
     null = Path(os.devnull)
     check_writable(null)
     with atomic_output(null) as scratch:
@@ -251,13 +265,13 @@ def test_atomic_output_keeps_devices_and_the_user_s_permissions(tmp_path: Path) 
     assert null.is_char_device()
     with pytest.raises(InputError, match="cannot be written"), atomic_output(tmp_path / "x"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    before = os.umask(0o027)
+    old_umask = os.umask(0o027)
     try:
         with atomic_output(tmp_path / "x") as scratch:
             scratch.write_text("new")
     finally:
-        os.umask(before)
-    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640, "those of a new file"
+        os.umask(old_umask)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640, "permissions of a new file"
 
 
 def test_atomic_output_does_not_follow_planted_links(
@@ -265,9 +279,9 @@ def test_atomic_output_does_not_follow_planted_links(
 ) -> None:
     target, victim = tmp_path / "x", tmp_path / "victim"
     victim.write_text("theirs")
-    with atomic_output(target) as one, atomic_output(target) as two:
-        assert one != two
-    # Even if an attacker guesses the name.
+    with atomic_output(target) as first_scratch, atomic_output(target) as second_scratch:
+        assert first_scratch != second_scratch
+    # An attacker may even guess the name.
     monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
     link = tmp_path / ".guessed.tmp"
     link.symlink_to(victim)
@@ -277,18 +291,18 @@ def test_atomic_output_does_not_follow_planted_links(
     assert link.is_symlink()
 
 
-# The rest of the command
+# Control characters and progress
 
 
 @pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])
 def test_control_characters_of_file_names_are_escaped(
-    write_jsonl: Write, capsys: pytest.CaptureFixture[str], line: object
+    write_jsonl: Writer, capsys: pytest.CaptureFixture[str], line: object
 ) -> None:
     path = write_jsonl(line, name="\x1b[2J\n\x9b\u202e\udcff.jsonl")
     cli.main(["replay", str(path)])
-    shown = "".join(capsys.readouterr())
-    assert "\\x9b\\u202e\\udcff" in shown
-    assert shown.replace("\n", "").isprintable()
+    output = "".join(capsys.readouterr())
+    assert "\\x9b\\u202e\\udcff" in output
+    assert output.replace("\n", "").isprintable()
 
 
 def test_progress_is_printed_every_ten_seconds(
@@ -296,14 +310,14 @@ def test_progress_is_printed_every_ten_seconds(
 ) -> None:
     clock = iter([0.0, 9.9, 10.1, 10.1, 11.0, 20.2, 20.2])
     monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    show = cli._make_progress()
+    show_progress = cli._make_progress()
     for progress in (
         Progress("talk", "read", 5, 0),
         Progress("talk", "read", 6, 0),
         Progress("\x1b", "tokenize", 1, 9),
         Progress("\x1b", "tokenize", 4, 9),
     ):
-        show(progress)
+        show_progress(progress)
     assert capsys.readouterr().err == "read talk: 6\ntokenize \\x1b: 4 of 9\n"
 
 
@@ -311,10 +325,10 @@ def test_control_characters_of_arguments_are_escaped(capsys: pytest.CaptureFixtu
     """A shell's `*` can turn a file name that begins with dashes into an option."""
     assert cli.main(["replay", "--\x1b[2J.jsonl"]) == 2
     assert "unrecognized arguments: --\\x1b[2J.jsonl" in capsys.readouterr().err
-    hostile = "\x1b[2J"
-    tokenizer = ReplayTokenizer(hostile, "source", None, lambda text: list(text.encode()))
+    escape_sequence = "\x1b[2J"
+    tokenizer = ReplayTokenizer(escape_sequence, "source", None, lambda text: list(text.encode()))
     conversation = Conversation("a", (Turn("p", "completion"),))
-    inputs = [ReplayInput(hostile, (conversation,), notes=("note\n",))]
+    inputs = [ReplayInput(escape_sequence, (conversation,), notes=("note\n",))]
     table = format_table(replay(inputs=inputs, tokenizer=tokenizer))
-    assert table.count("\\x1b[2J") == 3, "the caption, the row, its note"
+    assert table.count("\\x1b[2J") == 3, "in the caption, in the row and in its note"
     assert table.replace("\n", "").isprintable()

@@ -1,4 +1,4 @@
-"""Reading records: accepted forms, errors with file and line, and skipped records."""
+"""Tests reading records: accepted forms, errors with file and line, and skipped records."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from ngram_npu_cli.replay import (
 from ngram_npu_cli.tune import TuneOptions
 from ngram_npu_cli.tune.traffic import read_traffic
 
-Write = Callable[..., Path]
+Writer = Callable[..., Path]
 
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
-GOOD = {"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}
-IDS = {"id": 7, "turns": [{"prompt_token_ids": [1, 2], "completion_token_ids": []}]}
+TEXT_RECORD = {"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}
+ID_RECORD = {"id": 7, "turns": [{"prompt_token_ids": [1, 2], "completion_token_ids": []}]}
 
 
 @pytest.mark.parametrize("name", ["record.jsonl", "record.jsonl.gz", "record.json"])
-def test_turns_are_read_from_lines(write_jsonl: Write, name: str) -> None:
-    path = write_jsonl(GOOD, b"", IDS, b"  ", name=name)
+def test_turns_are_read_from_lines(write_jsonl: Writer, name: str) -> None:
+    path = write_jsonl(TEXT_RECORD, b"", ID_RECORD, b"  ", name=name)
     assert read_conversations(path) == [
         Conversation("a", (Turn("p", "c"),), f"{path}:1"),
         Conversation("7", (Turn(prompt_token_ids=(1, 2), completion_token_ids=()),), f"{path}:3"),
     ]
 
 
-def test_no_final_newline_byte_order_mark_and_unknown_keys(tmp_path: Path) -> None:
+def test_byte_order_mark_and_missing_final_newline_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     line = '{"id": "ü", "model": "m", "turns": [{"prompt": "", "completion": "", "t": 0}]}'
     # Concatenated files may each begin with a byte order mark.
@@ -54,27 +54,27 @@ def test_no_final_newline_byte_order_mark_and_unknown_keys(tmp_path: Path) -> No
     ]
 
 
-def test_limit_stops_reading(write_jsonl: Write) -> None:
-    path = write_jsonl(GOOD, GOOD, b"not JSON")
+def test_limit_stops_reading(write_jsonl: Writer) -> None:
+    path = write_jsonl(TEXT_RECORD, TEXT_RECORD, b"not JSON")
     assert len(read_conversations(path, limit=2)) == 2
     with pytest.raises(InputError, match=":3: not JSON"):
         read_conversations(path, limit=3)
 
 
-LINE = json.dumps(GOOD).encode() + b"\n"
-PACKED = gzip.compress(LINE * 2, mtime=0)  # the name of a test must not contain the time
+LINE = json.dumps(TEXT_RECORD).encode() + b"\n"
+GZIP = gzip.compress(LINE * 2, mtime=0)  # without a time stamp, because test names contain it
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (LINE, r":1: damaged gzip data: Not a gzipped file"),
-        # The second member is truncated.
-        (PACKED + gzip.compress(LINE, mtime=0)[:-9], r":[34]: damaged gzip data: .*end-of-stream"),
-        (PACKED[:-6] + bytes([PACKED[-6] ^ 1]) + PACKED[-5:], ":3: damaged gzip data: CRC check"),
-        # All lines are readable, so only a check of the end detects it.
-        (PACKED[:-1], r":3: damaged gzip data: .*end-of-stream"),
-        (PACKED + b"garbage", r":3: damaged gzip data: Not a gzipped file"),
+        # The second gzip member is truncated.
+        (GZIP + gzip.compress(LINE, mtime=0)[:-9], r":[34]: damaged gzip data: .*end-of-stream"),
+        (GZIP[:-6] + bytes([GZIP[-6] ^ 1]) + GZIP[-5:], ":3: damaged gzip data: CRC check"),
+        # All lines are readable, so only a check of the end detects that a byte is missing.
+        (GZIP[:-1], r":3: damaged gzip data: .*end-of-stream"),
+        (GZIP + b"garbage", r":3: damaged gzip data: Not a gzipped file"),
     ],
 )
 def test_damaged_gzip_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
@@ -82,13 +82,13 @@ def test_damaged_gzip_is_an_error(tmp_path: Path, content: bytes, message: str) 
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"x.jsonl.gz{message}"):
         read_conversations(path)
-    path.write_bytes(PACKED * 2 + bytes(2000))  # zeros, as tapes pad
+    path.write_bytes(GZIP * 2 + bytes(2000))  # padding with zeros is accepted
     assert len(read_conversations(path)) == 4
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
-def test_line_longer_than_the_limit_is_skipped_in_little_memory(
-    write_jsonl: Write, monkeypatch: pytest.MonkeyPatch, name: str
+def test_line_longer_than_the_limit_is_skipped_without_being_stored(
+    write_jsonl: Writer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
     longest = LINE.rstrip().ljust(1 << 20)
@@ -122,12 +122,12 @@ def test_path_without_replay_files_is_an_error(tmp_path: Path) -> None:
         load_inputs([tmp_path])
 
 
-def test_inputs_have_the_names_of_their_files(write_jsonl: Write) -> None:
+def test_inputs_have_the_names_of_their_files(write_jsonl: Writer) -> None:
     for name in ("one/b.jsonl.gz", "one/a.jsonl", "one/c.txt", "two/a.jsonl"):
-        path = write_jsonl(GOOD, name=name)
+        path = write_jsonl(TEXT_RECORD, name=name)
     folder = path.parents[1]
     assert [item.name for item in load_inputs([folder / "one"])] == ["a", "b"]
-    # Equal names are shown with their path.
+    # Files with equal names are named by their paths.
     names = [item.name for item in load_inputs([folder / "one", folder / "two"])]
     assert names == [str(folder / "one/a.jsonl"), "b", str(folder / "two/a.jsonl")]
 
@@ -137,7 +137,9 @@ def test_inputs_have_the_names_of_their_files(write_jsonl: Write) -> None:
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("value", [{"messages": CHAT}, CHAT])
-def test_file_may_contain_a_single_value(tmp_path: Path, value: Any, indent: int | None) -> None:
+def test_single_record_or_list_of_messages_is_read(
+    tmp_path: Path, value: Any, indent: int | None
+) -> None:
     path = tmp_path / "one.json"
     path.write_text(json.dumps(value, indent=indent))
     (conversation,) = read_conversations(path)
@@ -149,7 +151,7 @@ def test_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> No
     path.write_text(json.dumps([CHAT[0], None, CHAT[1]]))
     with pytest.raises(InputError, match=r":1: messages\[1\] must be an object, got null"):
         read_conversations(path)
-    # Records that have a role are records, wherever they stand.
+    # In an array of records, a record that has a role is not a message.
     records = [{"prompt": "Hi", "completion": "Ho"}, {"role": "user", "content": "x"}] * 2
     path.write_text(json.dumps([*records, records[0]], indent=1))
     (item,) = load_inputs([path])
@@ -182,7 +184,7 @@ def test_document_error_names_the_line_or_the_item(tmp_path: Path, text: str, me
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_document_may_be_longer_than_a_line(
+def test_document_may_be_longer_than_the_limit_of_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
 ) -> None:
     monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
@@ -196,7 +198,7 @@ def test_document_may_be_longer_than_a_line(
         read_conversations(path)
 
 
-def test_stdin_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stdin_is_read_with_and_without_compression(monkeypatch: pytest.MonkeyPatch) -> None:
     for content in (LINE, gzip.compress(LINE)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         (item,) = load_inputs(["-"])
@@ -208,25 +210,25 @@ def test_stdin_is_read_compressed_or_not(monkeypatch: pytest.MonkeyPatch) -> Non
 
 REQUEST = {"model": "m", "messages": [{"role": "user", "content": "repeat one two one two"}]}
 RESPONSE = {"choices": [{"message": {"role": "assistant", "content": "one two one two one"}}]}
-GOOD_LOG = {"request": REQUEST, "response": RESPONSE}
+VALID_LOG = {"request": REQUEST, "response": RESPONSE}
 
 
-def answer(content: Any) -> dict[str, Any]:
+def make_answer_log(content: Any) -> dict[str, Any]:
     return {
         "request": REQUEST,
         "response": {"choices": [{"message": {"role": "assistant", "content": content}}]},
     }
 
 
-def count_figures(path: Path, **options: Any) -> tuple[int, int, int]:
+def count_replay(path: Path, **options: Any) -> tuple[int, int, int]:
     total = replay([path], ReplayOptions(tokenizer="bytes", **options)).total
     return total.num_requests, total.num_tokens, total.num_steps
 
 
-def test_failed_vllm_requests_are_skipped(write_jsonl: Write) -> None:
-    failed = (DATA / "failed.jsonl").read_bytes().split(b"\n")[:-1]
-    path = write_jsonl(GOOD_LOG, GOOD_LOG, GOOD_LOG, *failed, name="odd.jsonl")
-    assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG, GOOD_LOG))
+def test_failed_vllm_requests_are_skipped(write_jsonl: Writer) -> None:
+    failed_lines = (DATA / "failed.jsonl").read_bytes().split(b"\n")[:-1]
+    path = write_jsonl(VALID_LOG, VALID_LOG, VALID_LOG, *failed_lines, name="odd.jsonl")
+    assert count_replay(path) == count_replay(write_jsonl(VALID_LOG, VALID_LOG, VALID_LOG))
     (item,) = load_inputs([path])
     (note,) = item.notes
     assert note.startswith("3 of 6 records are skipped (50.0%): ")
@@ -235,10 +237,12 @@ def test_failed_vllm_requests_are_skipped(write_jsonl: Write) -> None:
 
 
 def test_command_prints_notes_on_skipped_records(
-    write_jsonl: Write, capsys: pytest.CaptureFixture[str]
+    write_jsonl: Writer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    odd = [b"x", answer(""), b"y", answer(None), {"request": REQUEST, "response": None}, 3]
-    path = write_jsonl(*[GOOD_LOG] * 8, *odd, name="odd.jsonl")
+    empty_answer, null_answer = make_answer_log(""), make_answer_log(None)
+    null_response = {"request": REQUEST, "response": None}
+    invalid_records = [b"x", empty_answer, b"y", null_answer, null_response, 3]
+    path = write_jsonl(*[VALID_LOG] * 8, *invalid_records, name="odd.jsonl")
     note = (
         f"6 of 14 records are skipped (42.9%): {path}:9: not JSON: Expecting value at column 1; "
         f"{path}:10: response: the answer is empty; {path}:13: response: the response must be an "
@@ -256,7 +260,7 @@ def test_command_prints_notes_on_skipped_records(
     for command in ("replay", "tune"):
         assert cli.main([command, str(path), "--tokenizer", "bytes", "--strict"]) == 2
         assert "odd.jsonl:9: not JSON" in capsys.readouterr().err
-    path = write_jsonl(GOOD_LOG, b"x", b"x y", answer(""), answer(None), name="odd.jsonl")
+    path = write_jsonl(VALID_LOG, b"x", b"x y", empty_answer, null_answer, name="odd.jsonl")
     assert cli.main(["replay", str(path), "--tokenizer", "bytes"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -264,8 +268,8 @@ def test_command_prints_notes_on_skipped_records(
     assert "4 of 5 records are skipped (80.0%), which is more than half" in error
 
 
-def test_folder_leaves_out_files_that_are_no_logs(write_jsonl: Write, tmp_path: Path) -> None:
-    write_jsonl(GOOD_LOG, GOOD_LOG, name="logs/talk.jsonl")
+def test_files_that_are_not_logs_are_left_out(write_jsonl: Writer, tmp_path: Path) -> None:
+    write_jsonl(VALID_LOG, VALID_LOG, name="logs/talk.jsonl")
     write_jsonl({"version": 3}, name="logs/config.json")
     (tmp_path / "logs/tsconfig.json").write_text("{\n  // not JSON\n}\n")
     (tmp_path / "logs/nginx.log").write_text('1.2.3.4 - "GET / HTTP/1.1" 200\n' * 3)
@@ -289,13 +293,13 @@ def test_folder_leaves_out_files_that_are_no_logs(write_jsonl: Write, tmp_path: 
             read([tmp_path / "other"])
     with pytest.raises(InputError, match=r"config.json:1"):
         load_inputs([tmp_path / "logs"], ReadingOptions(strict=True))
-    # A log that is damaged is no other file.
+    # A damaged log is an error; it is not left out.
     (tmp_path / "logs/cut.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 9)[:-9])
     with pytest.raises(InputError, match=r"cut.jsonl.gz:.*file ended before the end-of-stream"):
         load_inputs([tmp_path / "logs"])
 
 
-def test_cut_first_line_is_skipped(write_jsonl: Write) -> None:
-    """`tail -c` and the rotation of logs make such files."""
-    path = write_jsonl(b'sponse": null}', GOOD_LOG, GOOD_LOG, name="odd.jsonl")
-    assert count_figures(path) == count_figures(write_jsonl(GOOD_LOG, GOOD_LOG))
+def test_incomplete_first_line_is_skipped(write_jsonl: Writer) -> None:
+    """`tail -c` and the rotation of logs write files that begin with a part of a line."""
+    path = write_jsonl(b'sponse": null}', VALID_LOG, VALID_LOG, name="odd.jsonl")
+    assert count_replay(path) == count_replay(write_jsonl(VALID_LOG, VALID_LOG))

@@ -1,4 +1,4 @@
-"""Replay: templates, options, the default input, and the report."""
+"""Tests the replay of inputs: tokenization, options, the default input, and the report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ngram_npu_cli.replay import (
     stdlib_conversations,
 )
 
-Write = Callable[..., Path]
+Writer = Callable[..., Path]
 
 CONFIG = {
     "min_n": 2,
@@ -44,15 +44,15 @@ CONFIG = {
     "drafts": "trimmed",
     "generated_only": False,
 }
-"""The configuration in a report of the default options."""
+"""The configuration that a report contains with the default options."""
 
 
 def test_prompt_and_completion_are_tokenized_separately() -> None:
-    seen: list[str] = []
+    texts: list[str] = []
 
     def encode(text: str) -> list[int]:
-        seen.append(text)
-        return [len(seen) * 10 + i for i in range(3)]
+        texts.append(text)
+        return [len(texts) * 10 + i for i in range(3)]
 
     proposer = ScriptedProposer(5, lambda _: [])
     conversation = Conversation("x", (Turn("Hi {there}", " yes"), Turn("two", ""), Turn("3", "z")))
@@ -62,15 +62,15 @@ def test_prompt_and_completion_are_tokenized_separately() -> None:
         make_proposer=lambda _: proposer,
     )
     prompts = ["USER: Hi {there} ASSISTANT:", "USER: two ASSISTANT:", "USER: 3 ASSISTANT:"]
-    assert (seen[::2], seen[1::2]) == (prompts, [" yes", "", "z"])
-    # One growing context: nothing is inserted or dropped between the parts.
-    measured = proposer.calls[1:]  # the first warms up
-    assert measured[-1].contexts[0] == [10 * n + i for n in range(1, 7) for i in range(3)][:-1]
+    assert (texts[::2], texts[1::2]) == (prompts, [" yes", "", "z"])
+    # The context grows by prompts and completions; no token is inserted or dropped between them.
+    calls = proposer.calls[1:]  # the first call is the warm-up
+    assert calls[-1].contexts[0] == [10 * n + i for n in range(1, 7) for i in range(3)][:-1]
     assert report.tokenizer == {"name": "fake", "source": "made up", "vocab_size": None}
     assert report.inputs[0].num_prompt_tokens == 9
 
 
-def test_token_ids_are_used_instead_of_text(write_jsonl: Write) -> None:
+def test_token_ids_are_used_instead_of_text(write_jsonl: Writer) -> None:
     turns = [{"prompt": "p", "completion": "c", **turn} for turn in EXAMPLE_LINE["turns"]]
     report = replay([write_jsonl({"turns": turns})], ReplayOptions(tokenizer="/no/such/folder"))
     total = report.total
@@ -78,7 +78,7 @@ def test_token_ids_are_used_instead_of_text(write_jsonl: Write) -> None:
     assert (total.num_tokens, total.num_steps, total.num_prompt_tokens) == (12, 5, 13)
 
 
-def test_tokenizer_ids_skips_text(write_jsonl: Write) -> None:
+def test_tokenizer_ids_skips_text(write_jsonl: Writer) -> None:
     text = {"prompt": "p", "completion": "c"}
     path = write_jsonl(EXAMPLE_LINE, text)
     reason = f'{path}:2: missing key "prompt_token_ids"'
@@ -86,72 +86,73 @@ def test_tokenizer_ids_skips_text(write_jsonl: Write) -> None:
     assert figures.notes == (f"1 of 2 conversations are skipped (50.0%): {reason}",)
 
 
-def test_options_reach_the_proposer(write_jsonl: Write) -> None:
+def test_options_reach_the_proposer(write_jsonl: Writer) -> None:
     path = write_jsonl(EXAMPLE_LINE)
 
-    def lengths(**options: Any) -> tuple[int, ...]:
+    def count_lengths(**options: Any) -> tuple[int, ...]:
         return replay([path], ReplayOptions(**options)).total.accepted_length_counts
 
-    assert lengths() == (3, 0, 1, 0, 0, 1)
-    assert lengths(store_tokens=1) == lengths(), "without a store its size does not matter"
-    assert lengths(k=2) == (3, 0, 3)  # 3 4 | 6 7 (after 5, given by the model) | 21 30
-    # `1 2 3` drafts 4 5 6 7 8 where 20 follows 7; `7 20 21` drafts 30 31 .. where 40 follows 30.
-    assert lengths(min_n=3) == (5, 1, 0, 0, 1, 0)
-    # The first draft would be made at 11 tokens: max_len allows one more token, or none.
-    assert lengths(max_len=12)[:2] == (10, 1)
-    assert lengths(max_len=11) == (12, 0, 0, 0, 0, 0)
+    assert count_lengths() == (3, 0, 1, 0, 0, 1)
+    assert count_lengths(store_tokens=1) == count_lengths(), "without a store, no effect"
+    assert count_lengths(k=2) == (3, 0, 3)  # accepted: 3 4, then 6 7, then 21 30
+    # `1 2 3` drafts 4 5 6 7 8, but 20 follows 7. `7 20 21` drafts 30 31 ..., but 40 follows 30.
+    assert count_lengths(min_n=3) == (5, 1, 0, 0, 1, 0)
+    # At 11 tokens, the first draft is made: max_len allows one more token, or none.
+    assert count_lengths(max_len=12)[:2] == (10, 1)
+    assert count_lengths(max_len=11) == (12, 0, 0, 0, 0, 0)
 
 
-def test_padded_drafts_verify_k_tokens_per_step(write_jsonl: Write) -> None:
-    """Every step verifies k tokens: the drafted ones, then copies of the newest token."""
+def test_padded_drafts_verify_k_tokens_per_step(write_jsonl: Writer) -> None:
+    """Every step verifies k tokens: the drafted tokens, then copies of the row's last token."""
     ids = [1, 2, 3, 3, 3, 3, 9, 1, 2, 3, 3, 4]
     path = write_jsonl({"prompt_token_ids": ids[:2], "completion_token_ids": ids[2:]})
-    trimmed, padded = (
+    trimmed_figures, padded_figures = (
         replay([path], ReplayOptions(min_n=2, k=3, drafts=drafts)).total
         for drafts in ("trimmed", "padded")
     )
-    assert (padded.num_steps, padded.num_draft_tokens) == (4, 12)
-    # Nothing is found for `2 3`: of 3 3 3 all are right. `1 2` is found: of 3 3 3 two are right.
-    assert padded.accepted_length_counts == (2, 0, 1, 1)
-    assert trimmed.num_steps > padded.num_steps
+    assert (padded_figures.num_steps, padded_figures.num_draft_tokens) == (4, 12)
+    # `2 3` has no match: the padding 3 3 3 is right. `1 2` has a match: of 3 3 3, two are right.
+    assert padded_figures.accepted_length_counts == (2, 0, 1, 1)
+    assert trimmed_figures.num_steps > padded_figures.num_steps
     with pytest.raises(ValueError, match="drafts: expected 'padded' or 'trimmed', got 'both'"):
         ReplayOptions(drafts="both")  # type: ignore[arg-type]
 
 
-def test_ladder_options_reach_proposer_and_report(write_jsonl: Write, tmp_path: Path) -> None:
+def test_ladder_options_reach_proposer_and_report(write_jsonl: Writer, tmp_path: Path) -> None:
     path = write_jsonl(EXAMPLE_LINE)
 
     def run(**options: Any) -> ReplayReport:
         return replay([path], ReplayOptions(**options))
 
-    as_long = run(sizes="ladder")
+    ladder_report = run(sizes="ladder")
     # A match of `1` is enough to draft 2 3 4 ..; the example's first step had no draft.
-    assert as_long.total.num_draft_tokens > run(k=8).total.num_draft_tokens
+    assert ladder_report.total.num_draft_tokens > run(k=8).total.num_draft_tokens
     ladder = {"min_n": 1, "max_n": 16, "k": 8, "match_policy": "latest", "overlap": True}
-    assert as_long.config == CONFIG | ladder | {"sizes": "ladder"}
+    assert ladder_report.config == CONFIG | ladder | {"sizes": "ladder"}
     caption = "latest match of 1, 2, 4, 8 or 16 tokens, k=8 trimmed, "
-    assert format_table(as_long).startswith(caption + "batch size")
+    assert format_table(ladder_report).startswith(caption + "batch size")
 
-    worth = run(min_draft_probability=0.177)
-    assert (worth.config["sizes"], worth.config["min_draft_probability"]) == ("ladder", 0.177)
-    assert 0 < worth.total.num_draft_tokens < as_long.total.num_draft_tokens
-    assert format_table(worth).startswith(f"{caption}min_draft_probability=0.177, batch size")
+    report = run(min_draft_probability=0.177)
+    assert (report.config["sizes"], report.config["min_draft_probability"]) == ("ladder", 0.177)
+    assert 0 < report.total.num_draft_tokens < ladder_report.total.num_draft_tokens
+    assert format_table(report).startswith(f"{caption}min_draft_probability=0.177, batch size")
 
     table = tmp_path / "own.json"
-    even = np.zeros((16, 32), int)  # each token costs one bit
-    Costs(even, np.zeros((16, 56), int), np.zeros((4096, 2), int)).save(table)
-    one = run(min_draft_probability=0.5, costs=table, overlap=False)
-    assert one.total.num_draft_tokens == one.total.num_drafts > 0  # one token reaches the bound
-    assert one.config["costs"] == str(table)
-    assert f"min_draft_probability=0.5, costs={table}, no overlap, batch" in format_table(one)
+    row_logits = np.zeros((16, 32), int)  # each token costs one bit
+    Costs(row_logits, np.zeros((16, 56), int), np.zeros((4096, 2), int)).save(table)
+    report = run(min_draft_probability=0.5, costs=table, overlap=False)
+    total = report.total
+    assert total.num_draft_tokens == total.num_drafts > 0  # one token reaches the limit
+    assert report.config["costs"] == str(table)
+    assert f"min_draft_probability=0.5, costs={table}, no overlap, batch" in format_table(report)
 
 
 def test_option_that_contradicts_a_ladder_is_named_in_the_error(
-    write_jsonl: Write, tmp_path: Path
+    write_jsonl: Writer, tmp_path: Path
 ) -> None:
     path = write_jsonl(EXAMPLE_LINE)
     table = tmp_path / "own.json"
-    wrong: list[tuple[dict[str, Any], str]] = [
+    invalid_options: list[tuple[dict[str, Any], str]] = [
         ({"min_n": 2}, "min_n: expected 1 with sizes='ladder', got 2"),
         ({"costs": table, "min_draft_probability": None}, "costs: expected none without min_dr"),
         ({"costs": table}, "own.json: cannot be read: .*No such file"),
@@ -160,7 +161,7 @@ def test_option_that_contradicts_a_ladder_is_named_in_the_error(
         ({"store": "now"}, "store: expected 'live', 'finish' or None"),
         ({"store": "live", "store_tokens": 1000}, "store_tokens: expected at least 1024"),
     ]
-    for options, message in wrong:
+    for options, message in invalid_options:
         with pytest.raises(InputError, match=message):
             replay([path], ReplayOptions(**{"min_draft_probability": 0.177, **options}))
     table.write_text("{}")
@@ -168,26 +169,26 @@ def test_option_that_contradicts_a_ladder_is_named_in_the_error(
         replay([path], ReplayOptions(min_draft_probability=0.177, costs=table))
 
 
-def test_progress_is_shown_for_each_phase(write_jsonl: Write) -> None:
+def test_progress_is_shown_for_each_phase(write_jsonl: Writer) -> None:
     events: list[Progress] = []
     replay([write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE)], progress=events.append)
-    last = {event.phase: event for event in events}
-    assert last["tokenize"] == Progress("talk", "tokenize", 2, 2)
-    assert last["replay"] == Progress("talk", "replay", 24, 24)
+    last_events = {event.phase: event for event in events}
+    assert last_events["tokenize"] == Progress("talk", "tokenize", 2, 2)
+    assert last_events["replay"] == Progress("talk", "replay", 24, 24)
     done = [event.done for event in events if event.phase == "replay"]
     assert done == sorted(done)
 
 
-# The embedded default
+# The default input
 
 
 def test_default_input_is_deterministic() -> None:
-    first, missing = stdlib_conversations()
-    assert stdlib_conversations() == (first, missing)
-    assert sorted([c.id for c in first] + missing) == sorted(STDLIB_FILES)
-    assert len(first) > len(STDLIB_FILES) // 2, f"missing: {missing}"
-    turns = [turn for conversation in first for turn in conversation.turns]
-    assert len(turns) == len(first)
+    conversations, missing = stdlib_conversations()
+    assert stdlib_conversations() == (conversations, missing)
+    assert sorted([c.id for c in conversations] + missing) == sorted(STDLIB_FILES)
+    assert len(conversations) > len(STDLIB_FILES) // 2, f"missing: {missing}"
+    turns = [turn for conversation in conversations for turn in conversation.turns]
+    assert len(turns) == len(conversations)
     assert all(turn.completion and (turn.prompt or "").endswith("\n") for turn in turns)
 
 
@@ -195,11 +196,11 @@ def test_source_is_split_at_a_line_end_and_limited() -> None:
     assert split_source("a\nbb\ncc\n") == ("a\nbb\n", "cc\n")
     assert split_source("no line end") == ("no line end", "")
     prompt, completion = split_source("0123456789abcde\n" * 4096)
-    assert len(prompt) == 2048 * 16 + 16  # the line at the middle is the prompt's last
+    assert len(prompt) == 2048 * 16 + 16  # the line at the middle belongs to the prompt
     assert MAX_COMPLETION_CHARS <= len(completion) <= MAX_COMPLETION_CHARS + 16
 
 
-def test_missing_sources_are_named(tmp_path: Path) -> None:
+def test_missing_sources_of_the_standard_library_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no sources of the Python standard library"):
         stdlib_conversations(tmp_path)
     (tmp_path / "copy.py").write_bytes(b"a = 1\r\nb = 2\r\nc = 3\r\n")
@@ -221,7 +222,7 @@ def test_replay_without_a_path_uses_the_default_input() -> None:
 
 
 @pytest.fixture
-def report(write_jsonl: Write) -> ReplayReport:
+def report(write_jsonl: Writer) -> ReplayReport:
     one = write_jsonl(EXAMPLE_LINE, name="one.jsonl")
     two = write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE, name="two.jsonl.gz")
     options = ReplayOptions(batch_size=3, limit=2)
@@ -263,7 +264,7 @@ def test_table_shows_figures_in_aligned_columns(report: ReplayReport) -> None:
     assert all(row[:end].endswith("2.40") for row in rows), "columns are aligned"
 
 
-def test_table_without_steps_and_with_many_positions(write_jsonl: Write) -> None:
+def test_table_without_steps_and_with_many_positions(write_jsonl: Writer) -> None:
     path = write_jsonl({"prompt_token_ids": [1], "completion_token_ids": []})
     row = format_table(replay([path], ReplayOptions(k=9, max_len=7, limit=1))).splitlines()
     assert row[0].startswith("earliest match of 2-5 tokens, k=9 trimmed, max_len=7, batch size 32")

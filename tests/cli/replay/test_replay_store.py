@@ -1,14 +1,16 @@
-"""Replay with a store: conversations in the order of the file, turns as requests of their own."""
+"""Tests the replay with a store: conversations in the order of the file, turns as requests."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import Turns, make_record
 from ngram_npu import Costs
 from ngram_npu_cli import command as cli
 from ngram_npu_cli.replay import ReplayFigures, ReplayOptions, replay
@@ -17,27 +19,18 @@ ANSWERS = np.random.default_rng(8).permutation(4000).reshape(4, -1)[:, :60].toli
 """Four texts that share no token and do not repeat themselves."""
 
 
-def write_logs(path: Path, conversations: list[list[tuple[list[int], list[int]]]]) -> Path:
-    lines = []
-    for conversation in conversations:
-        turns = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in conversation]
-        lines.append(json.dumps({"id": "x", "turns": turns}) + "\n")
-    path.write_text("".join(lines))
-    return path
-
-
 @pytest.fixture
-def logs(tmp_path: Path) -> Path:
+def logs(write_jsonl: Callable[..., Path]) -> Path:
     """The third completion repeats the first, and the fourth prompt repeats the second
     completion."""
-    conversations = [
+    conversations: list[Turns] = [
         [([9001], ANSWERS[0])],
         [([9002], ANSWERS[1]), (ANSWERS[2], [9003, 9004])],
         [([9005], ANSWERS[0])],
         [(ANSWERS[1], ANSWERS[3])],
         [([9006], ANSWERS[2])],
     ]
-    return write_logs(tmp_path / "logs.jsonl", conversations)
+    return write_jsonl(*map(make_record, conversations))
 
 
 def replay_total(path: Path, **options: Any) -> ReplayFigures:
@@ -48,31 +41,34 @@ def replay_total(path: Path, **options: Any) -> ReplayFigures:
 
 
 def test_store_drafts_text_of_earlier_conversations(logs: Path) -> None:
-    without_store, live = replay_total(logs, store=None), replay_total(logs)
-    assert without_store.num_accepted_tokens == 0
-    # Accepted in the third conversation, and in the fifth, which repeats the second's later prompt.
-    assert live.num_accepted_tokens > 60
-    assert live.num_requests == 5
-    assert replay_total(logs) == live
-    assert replay_total(logs, batch_size=5).num_accepted_tokens < live.num_accepted_tokens
-    assert replay_total(logs, store="finish") == live
+    storeless_figures, live_figures = replay_total(logs, store=None), replay_total(logs)
+    assert storeless_figures.num_accepted_tokens == 0
+    # Drafts are accepted in conversation 3, and in 5, which repeats the last prompt of 2.
+    assert live_figures.num_accepted_tokens > 60
+    assert live_figures.num_requests == 5
+    assert replay_total(logs) == live_figures
+    assert replay_total(logs, batch_size=5).num_accepted_tokens < live_figures.num_accepted_tokens
+    assert replay_total(logs, store="finish") == live_figures
 
 
 def test_generated_only_stores_no_prompts(logs: Path) -> None:
-    live, generated = replay_total(logs), replay_total(logs, generated_only=True)
-    assert generated.num_requests == 6
-    assert generated.num_prompt_tokens == live.num_prompt_tokens + 61
-    assert 20 < generated.num_accepted_tokens < live.num_accepted_tokens
-    assert generated.num_tokens == live.num_tokens
+    live_figures = replay_total(logs)
+    generated_figures = replay_total(logs, generated_only=True)
+    assert generated_figures.num_requests == 6
+    assert generated_figures.num_prompt_tokens == live_figures.num_prompt_tokens + 61
+    assert 20 < generated_figures.num_accepted_tokens < live_figures.num_accepted_tokens
+    assert generated_figures.num_tokens == live_figures.num_tokens
 
 
 def test_costs_file_has_tables_for_row_and_store(logs: Path, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
-    unlikely, certain = -768, 769
-    for store_logit in (unlikely, certain):
-        row, store = np.full((16, 32), unlikely), np.full((16, 56), store_logit)
+    low_logit, high_logit = -768, 769
+    for store_logit in (low_logit, high_logit):
+        row, store = np.full((16, 32), low_logit), np.full((16, 56), store_logit)
         Costs(row, store, np.zeros((4096, 2), int)).save(path)
-        assert (replay_total(logs, costs=path).num_accepted_tokens > 60) == (store_logit == certain)
+        assert (replay_total(logs, costs=path).num_accepted_tokens > 60) == (
+            store_logit == high_logit
+        )
 
 
 def test_command_reports_store(

@@ -1,4 +1,4 @@
-"""Tokenizers: mistral-common, folders, the local cache, and digests of vocabularies."""
+"""Tests tokenizers: mistral-common, folders, the local cache, and digests of vocabularies."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.replay import InputError, ReplayOptions, format_table, load_tokenizer, replay
 
-Write = Callable[..., Path]
+Writer = Callable[..., Path]
 
 
 @pytest.fixture
-def _bundled() -> None:
+def _require_mistral() -> None:
     for package in ("mistral_common", "sentencepiece"):
         pytest.importorskip(package, reason="needs the extra ngram-npu[replay]")
 
 
-@pytest.mark.usefixtures("_bundled")
+@pytest.mark.usefixtures("_require_mistral")
 @pytest.mark.parametrize(("name", "size"), [("mistral-v1", 32000), ("mistral-v3", 32768)])
 def test_bundled_tokenizers_add_no_special_tokens(name: str, size: int) -> None:
     tokenizer = load_tokenizer(name)
@@ -28,13 +28,13 @@ def test_bundled_tokenizers_add_no_special_tokens(name: str, size: int) -> None:
     ids = tokenizer.encode("one two one two")
     assert len(ids) == 4
     assert ids[1] == ids[3]
-    assert min(ids) > 2  # 0, 1 and 2 are unknown, begin and end in both
+    assert min(ids) > 2  # in both, 0 is the unknown token, 1 begins and 2 ends a text
     assert load_tokenizer("bytes").encode("aé") == [97, 0xC3, 0xA9]
 
 
-@pytest.mark.usefixtures("_bundled")
+@pytest.mark.usefixtures("_require_mistral")
 @pytest.mark.parametrize("package", ["sentencepiece", "mistral_common"])
-def test_bundled_tokenizer_without_package_names_it(
+def test_bundled_tokenizer_without_its_package_names_the_package(
     monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -43,7 +43,7 @@ def test_bundled_tokenizer_without_package_names_it(
 
 
 def test_hugging_face_folder_ignores_truncation_and_padding(tmp_path: Path) -> None:
-    """Truncation and padding settings from training must not change the recordings."""
+    """Truncation and padding settings from training must not change recorded texts."""
     tokenizers = pytest.importorskip("tokenizers")
     words = {word: number for number, word in enumerate(("[BOS]", "a", "b"))}
     model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="a"))
@@ -85,8 +85,8 @@ def test_model_name_is_resolved_in_the_local_cache(
     )
 
 
-@pytest.mark.usefixtures("_bundled")
-def test_default_tokenizer_is_reported_with_a_warning(write_jsonl: Write) -> None:
+@pytest.mark.usefixtures("_require_mistral")
+def test_default_tokenizer_is_reported_with_a_warning(write_jsonl: Writer) -> None:
     path = write_jsonl({"prompt": "one two", "completion": "one two three"})
     assert "WARNING: this is not your model's tokenizer" in format_table(replay([path]))
     assert "WARNING" not in format_table(replay([path], ReplayOptions(tokenizer="mistral-v1")))
@@ -106,10 +106,11 @@ def test_folder_without_tokenizer_or_package_is_an_error(
 
 
 def test_digest_depends_on_the_vocabulary_only() -> None:
-    vocab = {"a</w>": 0, "b</w>": 1, "a": 2, "<unk>": 3, "\udc80": 4, "ü": 5, "<tool>": 6, "xy": 7}
-    # Files of stores contain the digest.
-    assert tokenizer_digest(vocab) == "48a7899b83fa2eb452a85173b4d6d85e"
-    assert tokenizer_digest(dict(reversed(vocab.items()))) == tokenizer_digest(vocab)
+    tokens = ("a</w>", "b</w>", "a", "<unk>", "\udc80", "ü", "<tool>", "xy")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    # Store files contain the digest, so it must not change.
+    assert tokenizer_digest(vocabulary) == "48a7899b83fa2eb452a85173b4d6d85e"
+    assert tokenizer_digest(dict(reversed(vocabulary.items()))) == tokenizer_digest(vocabulary)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_digest_depends_on_the_vocabulary_only() -> None:
         ("bytes", ""),
     ],
 )
-@pytest.mark.usefixtures("_bundled")
-def test_mistral_digest_equals_vllms(name: str, digest: str) -> None:
+@pytest.mark.usefixtures("_require_mistral")
+def test_mistral_digest_equals_digest_of_vllm_vocabulary(name: str, digest: str) -> None:
     """The expected digests are those of `get_vocab()` of vLLM's classes for these files."""
     assert load_tokenizer(name).digest == digest

@@ -1,4 +1,4 @@
-"""Step times over HTTP, from a server that streams as vLLM does."""
+"""Tests `ngram-npu measure-cost` with a server that streams over HTTP as vLLM does."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class FakeServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.k = 0
-        self.fails_after = 1 << 30
-        self.key = ""
+        self.fails_after = 1 << 30  # number of completions until the server answers 503
+        self.key = ""  # the API key that the server requires; empty: none
         self.metrics_status = 200
         self.sends_usage = True
-        self.burst = 1  # chunks that arrive together, as through a proxy that buffers
-        self.steps_per_chunk = 1  # as vLLM's --stream-interval
-        self.answer = b""  # in place of the chunks
+        self.burst = 1  # number of chunks that arrive together, as through a proxy that buffers
+        self.steps_per_chunk = 1  # as set by vLLM's --stream-interval
+        self.answer = b""  # if not empty, sent in place of the chunks
         self.drafted = 0
         self.bodies: list[dict[str, Any]] = []
         self.lock = threading.Lock()
@@ -52,7 +52,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _is_refused(self) -> bool:
-        """As vLLM with --api-key: only paths of /v1 need the key."""
+        """Refuses a request without the key, as vLLM does with --api-key: only for paths of /v1."""
         expected = f"Bearer {self.server.key}"
         if not self.server.key or self.headers["Authorization"] == expected:
             return False
@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(self.server.metrics_status)
             return
         else:
-            # Two engines, and a comment line with the same prefix.
+            # The metrics are those of two engines. A comment line has the same prefix.
             text = (
                 "# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.\n"
                 f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {self.server.drafted}.0\n'
@@ -89,20 +89,20 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         self.send_response(200)
         self.end_headers()
-        left, pending = body["max_tokens"], []
+        num_left, pending = body["max_tokens"], []
         if self.server.answer:
             self.wfile.write(self.server.answer)
             return
-        while left > 0:
-            generated = 0
+        while num_left > 0:
+            num_generated = 0
             for _ in range(self.server.steps_per_chunk):
                 time.sleep(STEP_S * (1 + self.server.k))
                 with self.server.lock:
                     self.server.drafted += self.server.k
-                generated += 1 + self.server.k
-            left -= generated
+                num_generated += 1 + self.server.k
+            num_left -= num_generated
             pending.append(b'data: {"choices": [{"text": "x"}], "usage": null}\n\n')
-            if len(pending) == self.server.burst or left <= 0:
+            if len(pending) == self.server.burst or num_left <= 0:
                 self.wfile.write(b"".join(pending))
                 self.wfile.flush()
                 pending.clear()
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(autouse=True)
-def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def _delete_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -127,21 +127,21 @@ def server() -> Iterator[FakeServer]:
     fake.server_close()
 
 
-def run(server: FakeServer, output: Path, *more: str) -> int:
+def measure_cost(server: FakeServer, output: Path, *more: str) -> int:
     options = ["--url", server.url, "--batch-size", "4,1", "--rounds", "2", "--max-tokens", "160"]
     return cli.main(["measure-cost", str(output), *options, *more])
 
 
-def test_runs_without_and_with_drafts_give_a_cost(
+def test_runs_without_and_with_drafts_write_a_cost_file(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "cost.json"
-    assert run(server, output) == 0
-    with pytest.raises(InputError, match=r"expected a step without drafts .* and one with"):
+    assert measure_cost(server, output) == 0
+    with pytest.raises(InputError, match=r"expected a step without drafts .* and a step with"):
         load_cost(str(output))
     server.k = 3
-    assert run(server, output) == 0
-    assert run(server, output) == 0, "in place of the run before"
+    assert measure_cost(server, output) == 0
+    assert measure_cost(server, output) == 0, "this run replaces the previous run"
     contents = json.loads(output.read_text())
     steps = [(s["batch"], s["verified"]) for s in contents["steps"]]
     assert steps == [(1, 1.0), (1, 4.0), (4, 4.0), (4, 16.0)]
@@ -156,7 +156,7 @@ def test_runs_without_and_with_drafts_give_a_cost(
 
 
 def test_step_time_uses_only_steps_with_all_requests() -> None:
-    """A step takes 1 alone and 10 together; the second request starts late and ends late."""
+    """A step takes 1 s with one request and 10 s with two. The second starts and ends late."""
     first = [float(n) for n in range(5)] + [4 + 10.0 * n for n in range(1, 12)]
     second = [4.5 + 10.0 * n for n in range(11)] + [110.0 + n for n in range(50)]
     assert compute_step_time([Stream(first), Stream(second)]) == 10.0
@@ -203,20 +203,21 @@ def test_invalid_options_are_errors_that_show_no_key(
 def test_failure_keeps_earlier_batch_sizes(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A server with too few concurrent requests fails at the largest batch size."""
-    output, once = tmp_path / "cost.json", ("--rounds", "1")
-    assert run(server, output, *once) == 0
-    before = json.loads(output.read_text())
+    """A server that admits too few concurrent requests fails at the largest batch size."""
+    output, options = tmp_path / "cost.json", ("--rounds", "1")
+    assert measure_cost(server, output, *options) == 0
+    old_cost = json.loads(output.read_text())
     server.k = 3
-    server.fails_after = len(server.bodies) + 5  # three before the first round, one of batch size 1
-    assert run(server, output, *once) == 2
+    server.fails_after = len(server.bodies) + 5  # three before the first round, one at batch size 1
+    assert measure_cost(server, output, *options) == 2
     error = capsys.readouterr().err
     assert "/v1/completions answered 503" in error
     assert f"{output} has batch size 1" in error
-    after = json.loads(output.read_text())
-    assert [(s["batch"], s["verified"]) for s in after["steps"]] == [(1, 1.0), (1, 4.0), (4, 4.0)]
-    assert [s for s in after["steps"] if s["verified"] == s["batch"]] == before["steps"]
-    assert len(after["runs"]) == 2
+    new_cost = json.loads(output.read_text())
+    steps = new_cost["steps"]
+    assert [(s["batch"], s["verified"]) for s in steps] == [(1, 1.0), (1, 4.0), (4, 4.0)]
+    assert [s for s in steps if s["verified"] == s["batch"]] == old_cost["steps"]
+    assert len(new_cost["runs"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_failure_keeps_earlier_batch_sizes(
     [
         ({"burst": 1 << 30}, "arrive in bursts"),
         ({"burst": 2}, "arrive in bursts"),
-        # Drafts that are not counted look like chunks of several steps.
+        # Without a counter of drafts, accepted drafts look like chunks of several steps.
         ({"steps_per_chunk": 2}, "--stream-interval 1"),
         ({"steps_per_chunk": 2, "k": 3}, "--stream-interval 1"),
         ({"metrics_status": 404, "k": 3}, "--stream-interval 1"),
@@ -246,7 +247,7 @@ def test_unusable_server_is_reported_in_one_line(
 ) -> None:
     vars(server).update(behaviour)
     output = tmp_path / "cost.json"
-    assert run(server, output) == 2
+    assert measure_cost(server, output) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(message, error)
@@ -262,24 +263,24 @@ def test_api_key_is_sent_and_never_shown(
 ) -> None:
     server.key = "sk-right"
     output = tmp_path / "cost.json"
-    assert run(server, output) == 2
-    missing = capsys.readouterr().err
-    assert "/v1/models answered 401: it expects an API key: set OPENAI_API_KEY" in missing
+    assert measure_cost(server, output) == 2
+    error = capsys.readouterr().err
+    assert "/v1/models answered 401: it expects an API key: set OPENAI_API_KEY" in error
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
     for model in ([], ["--model", "tiny"]):
-        assert run(server, output, *model) == 2
+        assert measure_cost(server, output, *model) == 2
         error = capsys.readouterr().err
         assert "answered 401: it does not accept the key in OPENAI_API_KEY" in error
     monkeypatch.setenv("OPENAI_API_KEY", "sk-right\n")  # a shell does not always strip a line end
-    assert run(server, output, "--batch-size", "1", "--rounds", "1") == 0
-    shown = capsys.readouterr()
-    assert "sk-" not in output.read_text() + shown.out + shown.err
+    assert measure_cost(server, output, "--batch-size", "1", "--rounds", "1") == 0
+    captured = capsys.readouterr()
+    assert "sk-" not in output.read_text() + captured.out + captured.err
 
 
-def test_server_without_draft_counter_drafts_nothing(server: FakeServer, tmp_path: Path) -> None:
+def test_missing_draft_counter_means_no_drafts(server: FakeServer, tmp_path: Path) -> None:
     server.metrics_status = 404
     output = tmp_path / "cost.json"
-    assert run(server, output, "--model", "other") == 0
+    assert measure_cost(server, output, "--model", "other") == 0
     assert [s["verified"] for s in json.loads(output.read_text())["steps"]] == [1.0, 4.0]
     assert {body["model"] for body in server.bodies} == {"other"}
 
@@ -289,6 +290,6 @@ def test_file_of_another_format_is_not_changed(
 ) -> None:
     output = tmp_path / "cost.json"
     output.write_text('{"mine": 1}')
-    assert run(server, output) == 2
+    assert measure_cost(server, output) == 2
     assert "exists and is not a file of step times" in capsys.readouterr().err
     assert output.read_text() == '{"mine": 1}'

@@ -1,4 +1,4 @@
-"""Tuning: counts match a replay, speed-ups match their definition, and the advice follows."""
+"""Tests tuning: counts equal a replay, speed-ups follow their definition, advice names gains."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import FEW, cost_file
+from cli_helpers import SETTINGS, write_cost_file
 from ngram_npu import NgramConfig
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.step_time import EXAMPLES, VerificationCost
@@ -47,7 +47,7 @@ from ngram_npu_cli.tune.ranking import (
 )
 from ngram_npu_cli.tune.traffic import read_traffic
 from ngram_npu_cli.tune.tune_report import make_report
-from vllm_config import vllm_config
+from vllm_config import make_vllm_config
 
 PADDED = Candidate.of(min_n=1, max_n=16, k=3, match_policy="latest", drafts="padded")
 METHODS = {"padded": "ngram_gpu", "trimmed": "custom_class"}
@@ -57,55 +57,55 @@ METHODS = {"padded": "ngram_gpu", "trimmed": "custom_class"}
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_measured_counts_equal_a_replay(
-    traffic: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+    traffic_file: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
-    monkeypatch.setattr(measure_module, "_ROWS", 7)
-    requests = read_traffic([traffic]).requests
+    monkeypatch.setattr(measure_module, "_MAX_ROWS", 7)
+    requests = read_traffic([traffic_file]).requests
     assert len(group_requests(requests)) == 6
-    candidates = (*FEW, PADDED)
+    candidates = (*SETTINGS, PADDED)
     progress: list[tuple[int, int]] = []
     measured = measure_settings(
         candidates, requests, jobs=jobs, progress=lambda *numbers: progress.append(numbers)
     )
     assert progress == [(done, 24) for done in range(1, 25)]
     for candidate, counts in measured.items():
-        (item,) = load_inputs([traffic])
+        (item,) = load_inputs([traffic_file])
         for number in (0, 17, 39):
-            alone = ReplayInput("one", (item.conversations[number],))
+            single_input = ReplayInput("one", (item.conversations[number],))
             options = ReplayOptions(drafts=candidate.drafts, **dict(candidate.options))
-            figures = replay(inputs=[alone], options=options).total
+            figures = replay(inputs=[single_input], options=options).total
             drafted = np.arange(candidate.config.k + 1)
             assert counts[number].sum() == figures.num_steps
             assert counts[number] @ drafted == figures.num_draft_tokens
             assert counts[number][0] == figures.num_steps - figures.num_drafts
 
 
-def test_groups_contain_each_request_once_within_the_buffer_limit(
+def test_groups_contain_each_request_once_and_keep_the_buffer_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(measure_module, "_TOKENS", 1000)
+    monkeypatch.setattr(measure_module, "_MAX_TOKENS", 1000)
     requests = [
         TokenRequest("", (TokenTurn(np.zeros(n, np.int32), np.zeros(n % 9 + 2, np.int32)),))
         for n in range(1, 2000, 37)
     ]
-    chunks = group_requests(requests)
-    assert sorted(i for chunk in chunks for i in chunk) == list(range(len(requests)))
-    for chunk in chunks:
-        assert len(chunk) * max(requests[i].num_tokens for i in chunk) <= 1000 or len(chunk) == 1
-    assert max(map(len, chunks)) > 1
+    groups = group_requests(requests)
+    assert sorted(i for group in groups for i in group) == list(range(len(requests)))
+    for group in groups:
+        assert len(group) * max(requests[i].num_tokens for i in group) <= 1000 or len(group) == 1
+    assert max(map(len, groups)) > 1
 
 
 # Cost
 
 
-def test_share_of_a_step_follows_the_formula() -> None:
+def test_speedup_with_share_of_a_step_follows_the_formula() -> None:
     counts = np.array([[60, 20, 0, 20], [0, 0, 0, 0]])
-    speedup = share_of_a_step(0.05).speedup(1, [180, 0], counts)
+    speedup = share_of_a_step(0.05).compute_speedup(1, [180, 0], counts)
     assert speedup == pytest.approx([1.8 / (1 + 0.05 * 0.8), 1.0])
 
 
 def test_batch_cost_averages_over_independent_requests() -> None:
-    """Compares with every combination of two requests. Steps of 3 or more tokens take longer."""
+    """Compares with the mean over all pairs of requests. Steps of over 3 tokens take longer."""
     cost = VerificationCost("bent", {2: ((2, 3, 4, 8), (1.0, 1.0, 2.0, 6.0))})
     share = np.array([0.5, 0.2, 0.3])
     mean = sum(
@@ -113,42 +113,45 @@ def test_batch_cost_averages_over_independent_requests() -> None:
         for a in range(3)
         for b in range(3)
     )
-    (speedup,) = cost.speedup(2, [150], [share * 100])
+    (speedup,) = cost.compute_speedup(2, [150], [share * 100])
     assert speedup == pytest.approx(1.5 / mean)
-    of_the_mean = np.interp(2 + 2 * 0.8, [2, 3, 4, 8], [1.0, 1.0, 2.0, 6.0])
-    assert speedup != pytest.approx(1.5 / of_the_mean), "a mean step is another one"
+    time_of_mean_step = np.interp(2 + 2 * 0.8, [2, 3, 4, 8], [1.0, 1.0, 2.0, 6.0])
+    assert speedup != pytest.approx(1.5 / time_of_mean_step), "differs from the mean time"
 
 
 def test_step_times_are_extrapolated() -> None:
     cost = VerificationCost("two", {4: ((4, 8), (1.0, 3.0))})
-    assert cost.seconds(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
-    falling = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
-    assert falling.seconds(4, np.array([100.0])) == pytest.approx([0.9]), "more is never cheaper"
+    assert cost.compute_seconds(4, np.array([4.0, 6.0, 10.0])) == pytest.approx([1.0, 2.0, 4.0])
+    decreasing_cost = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
+    assert decreasing_cost.compute_seconds(4, np.array([100.0])) == pytest.approx([0.9]), (
+        "not below 0.9"
+    )
 
 
-def test_token_cost_is_that_of_the_largest_batch_that_runs() -> None:
+def test_token_cost_is_that_of_the_largest_batch_up_to_the_maximum() -> None:
     times = {2: ((2, 4), (1.0, 1.02)), 8: ((8, 24), (2.0, 2.4)), 16: ((16, 32), (1.0, 3.0))}
     cost = VerificationCost("three", times)
     for max_batch, batch, share in ((1, 2, 0.02), (7, 2, 0.02), (8, 8, 0.1), (15, 8, 0.1)):
-        assert cost.token_cost(max_batch, 4) == (pytest.approx(share), batch)
-    assert cost.token_cost(100, 1) == (1.0, 16), "a token takes at most a step"
-    faster = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
-    assert faster.token_cost(4, 2) == (0.0, 4)
+        assert cost.compute_token_cost(max_batch, 4) == (pytest.approx(share), batch)
+    assert cost.compute_token_cost(100, 1) == (1.0, 16), "a token costs at most a step"
+    decreasing_cost = VerificationCost("noise", {4: ((4, 8), (1.0, 0.9))})
+    assert decreasing_cost.compute_token_cost(4, 2) == (0.0, 4)
 
 
 def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
-    file = cost_file(tmp_path / "c.json", (8, 40, 0.03), (8, 8, 0.02), (1, 1, 0.01), (1, 5, 0.011))
+    steps = ((8, 40, 0.03), (8, 8, 0.02), (1, 1, 0.01), (1, 5, 0.011))
+    file = write_cost_file(tmp_path / "c.json", *steps)
     cost = load_cost(file)
     assert cost.batch_sizes == (1, 8)
     assert not cost.is_example
-    assert cost.seconds(8, np.array([24.0])) == pytest.approx([0.025])
-    assert cost.at([8]).batch_sizes == (8,)
+    assert cost.compute_seconds(8, np.array([24.0])) == pytest.approx([0.025])
+    assert cost.select_batch_sizes([8]).batch_sizes == (8,)
     with pytest.raises(InputError, match=r"batch size 4: .* has step times for 1, 8"):
-        cost.at([4])
+        cost.select_batch_sizes([4])
 
 
 @pytest.mark.parametrize(
-    ("steps", "more", "message"),
+    ("steps", "fields", "message"),
     [
         ([], {}, "no steps"),
         ([(1, 1, 0.1)], {}, "batch size 1: expected a step without drafts .* got verified = 1"),
@@ -160,9 +163,9 @@ def test_step_times_are_loaded_from_a_file(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_file_of_step_times_is_an_error(
-    tmp_path: Path, steps: list[tuple[int, float, float]], more: dict[str, Any], message: str
+    tmp_path: Path, steps: list[tuple[int, float, float]], fields: dict[str, Any], message: str
 ) -> None:
-    file = cost_file(tmp_path / "c.json", *steps, **more)
+    file = write_cost_file(tmp_path / "c.json", *steps, **fields)
     with pytest.raises(InputError, match=message) as caught:
         load_cost(file)
     assert str(caught.value).startswith(f"{tmp_path / 'c.json'}: ")
@@ -174,7 +177,7 @@ def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
     assert cost.is_example
     assert "EXAMPLE" in cost.name
     for batch in cost.batch_sizes:
-        times = cost.seconds(batch, batch * np.arange(1.0, 40.0))
+        times = cost.compute_seconds(batch, batch * np.arange(1.0, 40.0))
         assert (np.diff(times) > 0).all()
 
 
@@ -184,48 +187,48 @@ def test_examples_are_marked_and_cost_more_with_more_tokens(name: str) -> None:
 def make_measured(*histograms: list[list[int]], tokens: list[int]) -> Measured:
     counts = tuple(np.array(histogram, np.int32) for histogram in histograms)
     half = np.arange(len(tokens)) % 2 == 0
-    return Measured(dict(zip(FEW, counts, strict=False)), np.array(tokens), half)
+    return Measured(dict(zip(SETTINGS, counts, strict=False)), np.array(tokens), half)
 
 
 def test_ranking_and_interval_use_different_halves() -> None:
-    """The first setting is by far the best on even conversations and the worst on odd ones."""
+    """The first setting is by far the best on even and the worst on odd conversations."""
     measured = make_measured(
         [[1, 9], [0, 40], [1, 9], [0, 40]],
         [[20, 0], [20, 0], [20, 0], [20, 0]],
         tokens=[40, 40, 40, 40],
     )
     cost = share_of_a_step(0.1)
-    assert rank(measured, cost)[0] == FEW[0]
-    interval = compute_interval(measured, FEW[0], cost, 1)
+    assert rank(measured, cost)[0] == SETTINGS[0]
+    interval = compute_interval(measured, SETTINGS[0], cost, 1)
     assert interval.value == pytest.approx(1 / 1.1)
-    ratio = compute_interval(measured, FEW[0], cost, 1, against=FEW[1])
+    ratio = compute_interval(measured, SETTINGS[0], cost, 1, against=SETTINGS[1])
     assert ratio.value == pytest.approx(1 / 1.1 / 2)
 
 
 def test_ranking_ignores_batch_sizes_without_gain() -> None:
-    """The first gains more at batch 1. At 64 both lose, the first far more."""
+    """The first setting gains more at batch 1. At 64 both settings lose, the first far more."""
     measured = make_measured([[0, 10], [0, 10]], [[14, 1], [14, 1]], tokens=[20, 20])
     cost = VerificationCost("steep", {1: ((1, 2), (1.0, 1.1)), 64: ((64, 128), (1.0, 9.0))})
-    assert rank(measured, cost)[0] == FEW[0]
+    assert rank(measured, cost)[0] == SETTINGS[0]
 
 
 def test_ranking_uses_the_worst_batch_size() -> None:
-    """The first yields 1.88 tokens per step of 5 drafted tokens, the second 1.66 of one."""
+    """The settings yield 1.88 and 1.66 tokens per step with 5 drafted tokens and with 1."""
     measured = make_measured([[0] * 5 + [100]] * 2, [[0, 113]] * 2, tokens=[188, 188])
-    small = {batch: ((batch, 6 * batch), (1.0, 1.001)) for batch in (1, 4, 16)}
-    cost = VerificationCost("steep", {**small, 256: ((256, 512, 1536), (1.0, 1.41, 2.19))})
+    small_batches = {batch: ((batch, 6 * batch), (1.0, 1.001)) for batch in (1, 4, 16)}
+    cost = VerificationCost("steep", {**small_batches, 256: ((256, 512, 1536), (1.0, 1.41, 2.19))})
     half = measured.selection_half
-    assert measured.speedup(FEW[0], cost, 256, half) == pytest.approx(0.86, abs=0.01)
-    assert measured.speedup(FEW[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
-    assert rank(measured, cost)[0] == FEW[1]
-    assert rank(measured, cost.at([1, 4, 16]))[0] == FEW[0]
+    assert measured.compute_speedup(SETTINGS[0], cost, 256, half) == pytest.approx(0.86, abs=0.01)
+    assert measured.compute_speedup(SETTINGS[1], cost, 256, half) == pytest.approx(1.18, abs=0.01)
+    assert rank(measured, cost)[0] == SETTINGS[1]
+    assert rank(measured, cost.select_batch_sizes([1, 4, 16]))[0] == SETTINGS[0]
 
 
 def test_draft_lengths_by_batch_size_are_the_fastest_of_one_lookup() -> None:
-    """Two tokens per step with k = 1 and three with k = 4; another lookup is faster than both."""
-    short, long = (Candidate.of(min_n=2, max_n=5, k=k, drafts="padded") for k in (1, 4))
-    other = Candidate.of(min_n=1, max_n=5, k=4, drafts="padded")
-    histograms = {short: [0, 30], long: [0] * 4 + [20], other: [0] * 4 + [10]}
+    """Steps yield 2 tokens with k = 1 and 3 with k = 4. Another lookup is faster than both."""
+    k1, k4 = (Candidate.of(min_n=2, max_n=5, k=k, drafts="padded") for k in (1, 4))
+    other_lookup = Candidate.of(min_n=1, max_n=5, k=4, drafts="padded")
+    histograms = {k1: [0, 30], k4: [0] * 4 + [20], other_lookup: [0] * 4 + [10]}
     counts = {c: np.array([h, h], np.int32) for c, h in histograms.items()}
     measured = Measured(counts, np.array([60, 60]), np.array([True, False]))
     times = {1: 1.1, 4: 1.1, 16: 2.0, 64: 4.0, 256: 9.0}
@@ -236,9 +239,9 @@ def test_draft_lengths_by_batch_size_are_the_fastest_of_one_lookup() -> None:
             for batch, time in times.items()
         },
     )
-    table = choose_lengths(measured, cost, long)
+    table = choose_lengths(measured, cost, k4)
     assert table == [(1, 4, 4), (5, 64, 1), (65, 256, 0)]
-    assert choose_lengths(measured, cost, short) == table
+    assert choose_lengths(measured, cost, k1) == table
 
 
 def test_interval_covers_resampled_conversations() -> None:
@@ -247,13 +250,13 @@ def test_interval_covers_resampled_conversations() -> None:
     tokens = steps + rng.integers(0, 100, 200)
     counts = np.stack([steps, np.zeros(200, int)], axis=1)
     measured = make_measured(counts.tolist(), tokens=tokens.tolist())
-    interval = compute_interval(measured, FEW[0], share_of_a_step(0.1), 1)
-    odd = tokens[1::2].sum() / steps[1::2].sum()
-    assert interval.value == pytest.approx(odd)
-    ratios = tokens[1::2] - odd * steps[1::2]
-    error = ratios.std(ddof=1) / np.sqrt(100) / steps[1::2].mean()
-    assert interval.low == pytest.approx(odd - 1.96 * error, abs=0.3 * error)
-    assert interval.high == pytest.approx(odd + 1.96 * error, abs=0.3 * error)
+    interval = compute_interval(measured, SETTINGS[0], share_of_a_step(0.1), 1)
+    expected = tokens[1::2].sum() / steps[1::2].sum()
+    assert interval.value == pytest.approx(expected)
+    residuals = tokens[1::2] - expected * steps[1::2]
+    error = residuals.std(ddof=1) / np.sqrt(100) / steps[1::2].mean()
+    assert interval.low == pytest.approx(expected - 1.96 * error, abs=0.3 * error)
+    assert interval.high == pytest.approx(expected + 1.96 * error, abs=0.3 * error)
 
 
 @pytest.mark.parametrize(
@@ -275,29 +278,29 @@ def test_advice_names_batch_sizes_without_gain(
 
 
 def make_host_report(
-    traffic: Path, measured: Measured, cost: VerificationCost, against: int = 0
+    traffic_file: Path, measured: Measured, cost: VerificationCost, against: int = 0
 ) -> Any:
     return make_report(
         measured,
         cost,
-        read_traffic([traffic]),
+        read_traffic([traffic_file]),
         against=list(measured.counts)[against],
         runner=RUNNERS["host"],
         about={},
     )
 
 
-def test_compared_setting_is_recommended_if_only_it_gains(traffic: Path) -> None:
-    """The first is the best on the selection half, and loses on the held-out half."""
+def test_compared_setting_is_recommended_if_only_it_gains(traffic_file: Path) -> None:
+    """The first setting is the best on the selection half, and loses on the held-out half."""
     measured = make_measured([[1, 9], [0, 40]] * 20, [[0, 20], [0, 20]] * 20, tokens=[30] * 40)
-    report = make_host_report(traffic, measured, share_of_a_step(0.1), against=1)
+    report = make_host_report(traffic_file, measured, share_of_a_step(0.1), against=1)
     (row,) = report.batches
-    assert (report.candidate, row.best, row.use) == (FEW[1], FEW[0], FEW[1])
+    assert (report.candidate, row.best, row.use) == (SETTINGS[1], SETTINGS[0], SETTINGS[1])
     assert row.best_speedup.high < 1 < row.against.low
     assert row.speedup == row.against
     text = format_report(report)
     assert "Do not speculate" not in text
-    assert f"RECOMMENDED: {FEW[1].label}\nIt pays at this verification cost.\n" in text
+    assert f"RECOMMENDED: {SETTINGS[1].label}\nIt pays at this verification cost.\n" in text
 
 
 @pytest.mark.parametrize(
@@ -305,32 +308,33 @@ def test_compared_setting_is_recommended_if_only_it_gains(traffic: Path) -> None
     [((985, 985), True), ((985, 1005), False), ((985, 700, 1205), False), ((1005, 985), False)],
 )
 def test_store_is_recommended_only_with_a_gain_on_both_halves(
-    traffic: Path, steps: tuple[int, ...], is_recommended: bool
+    traffic_file: Path, steps: tuple[int, ...], is_recommended: bool
 ) -> None:
-    """A small gain is sufficient. `steps`: of conversations 0, 2, 4, ..., and of the others."""
-    chosen, *held_out = steps
-    stored = [[0, held_out[n // 2 % len(held_out)] if n % 2 else chosen] for n in range(40)]
-    alone = Candidate.of(sizes="ladder", k=8, min_draft_probability=0.1)
-    shared = Candidate.of(**dict(alone.options), store="live")
-    measured = make_measured([[0, 1000]] * 40, stored, tokens=[2000] * 40)
-    counts = dict(zip((alone, shared), measured.counts.values(), strict=True))
-    report = make_host_report(traffic, replace(measured, counts=counts), share_of_a_step(0.05))
-    assert report.candidate == (shared if is_recommended else alone)
+    """A small gain is sufficient. With the store, even conversations take the first number of
+    ``steps``, and odd conversations the others in turn. Without a store, each takes 1000."""
+    selection, *held_out = steps
+    histograms = [[0, held_out[n // 2 % len(held_out)] if n % 2 else selection] for n in range(40)]
+    ladder = Candidate.of(sizes="ladder", k=8, min_draft_probability=0.1)
+    ladder_with_store = Candidate.of(**dict(ladder.options), store="live")
+    measured = make_measured([[0, 1000]] * 40, histograms, tokens=[2000] * 40)
+    counts = dict(zip((ladder, ladder_with_store), measured.counts.values(), strict=True))
+    report = make_host_report(traffic_file, replace(measured, counts=counts), share_of_a_step(0.05))
+    assert report.candidate == (ladder_with_store if is_recommended else ladder)
     assert ("No store is recommended" in format_report(report)) != is_recommended
     assert report.to_dict()["store"]["is_recommended"] == is_recommended
 
 
 def test_store_search_continues_with_the_best_length() -> None:
-    """Without a store short drafts are the best, with one the longest."""
+    """Without a store the shortest drafts are the best, with a store the longest."""
     ladders = [
         Candidate.of(sizes="ladder", k=k, min_draft_probability=p)
         for p in (0.25, 0.1)
         for k in (4, 8, 16, 32)
     ]
-    tried: list[Candidate] = []
+    replayed: list[Candidate] = []
 
     def replay(candidates: Sequence[Candidate]) -> dict[Candidate, Any]:
-        tried.extend(candidates)
+        replayed.extend(candidates)
         return {
             c: np.array([[0, 100 - c.config.k if c.has_store else 100 + c.config.k]] * 2)
             for c in candidates
@@ -339,16 +343,14 @@ def test_store_search_continues_with_the_best_length() -> None:
     cost = share_of_a_step(0.1)
     measured = Measured(replay(ladders), np.array([200, 200]), np.array([True, False]))
     assert rank(measured, cost)[0].config.k == 4
-    tried.clear()
+    replayed.clear()
     searched = search_stores(measured, cost, ladders, replay)
-    assert len(tried) == len(set(tried)) < 2 * len(ladders)
-    assert list(searched.counts) == [*ladders, *tried]
+    assert len(replayed) == len(set(replayed)) < 2 * len(ladders)
+    assert list(searched.counts) == [*ladders, *replayed]
     first = rank(searched, cost)[0].config
     assert (first.store, first.k) == ("live", 32)
-    assert {candidate.config.store_tokens for candidate in tried if candidate.config.k == 32} == {
-        100_000,
-        1_000_000,
-    }
+    configs = [candidate.config for candidate in replayed]
+    assert {c.store_tokens for c in configs if c.k == 32} == {100_000, 1_000_000}
 
 
 def test_frontier_contains_undominated_settings() -> None:
@@ -358,7 +360,7 @@ def test_frontier_contains_undominated_settings() -> None:
     assert find_frontier(figures) == [settings[4], settings[2], settings[0]]
 
 
-LADDER = dict(FEW[2].options)
+LADDER = dict(SETTINGS[2].options)
 STORES = [Candidate.of(**LADDER, store="live", store_tokens=n) for n in (100_000, 1_000_000)]
 
 
@@ -368,10 +370,10 @@ def test_candidates_have_unique_labels() -> None:
     assert BASELINE in CANDIDATES
     assert parse_candidate('{"max_n": 4, "k": 3}').config == NgramConfig(max_n=4, k=3)
     assert [c.label.partition("live ")[2] for c in STORES] == ["store=100k", "store=1M"]
-    small = json.dumps({**LADDER, "store": "live", "store_tokens": 9})
-    for wrong in ("[]", "{", '{"k": 0}', '{"length": 3}', '{"k": "x"}', small):
+    small_store = json.dumps({**LADDER, "store": "live", "store_tokens": 9})
+    for text in ("[]", "{", '{"k": 0}', '{"length": 3}', '{"k": "x"}', small_store):
         with pytest.raises(InputError, match="expected a setting such as"):
-            parse_candidate(wrong)
+            parse_candidate(text)
 
 
 @pytest.mark.parametrize("candidate", [*CANDIDATES, *STORES], ids=lambda c: c.label)
@@ -382,16 +384,16 @@ def test_vllm_options_give_the_setting_in_vllm(candidate: Candidate) -> None:
     if candidate.drafts == "padded":
         bounds = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
         assert speculative.pop("method") == "ngram_gpu"
-        served = vllm_config(
+        served_config = make_vllm_config(
             k=speculative.pop("num_speculative_tokens"),
             additional_config={"ngram_npu": section},
             **bounds | speculative,
         )
-        assert read_options(served, "v2").ngram == candidate.config
+        assert read_options(served_config, "v2").ngram == candidate.config
         return
     assert speculative["model"] == "ngram_npu.engines.vllm.NgramProposer"
-    served = vllm_config(
+    served_config = make_vllm_config(
         k=speculative["num_speculative_tokens"], additional_config={"ngram_npu": section}
     )
-    config = read_options(served, "custom_class").ngram
+    config = read_options(served_config, "custom_class").ngram
     assert replace(config, max_len=None) == candidate.config

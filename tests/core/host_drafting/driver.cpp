@@ -1,4 +1,4 @@
-// Simulates the CUDA driver: streams that run host functions late. Copies and errors are simulated as well.
+// Simulates the CUDA driver: contexts, and streams that run copies and host functions late, or fail.
 #include <cstring>
 
 #include "../../cpp/late_stream.h"
@@ -16,7 +16,7 @@ extern "C" {
 
 int cuLaunchHostFunc(void* stream, void (*function)(void*), void* data) {
   if (current_context == nullptr) return kErrorInvalidContext;
-  return as_stream(stream).add([=] { function(data); });
+  return as_stream(stream).add_task([=] { function(data); });
 }
 int cuCtxGetCurrent(void** context) {
   *context = current_context;
@@ -27,15 +27,15 @@ int cuCtxSetCurrent(void* context) {
   return 0;
 }
 
-// Never freed, like the thread of a CUDA context, which torch makes current when it creates a stream.
-void* stand_in_stream() {
+// Makes a context current, as torch does when it creates a stream. The stream is never freed.
+void* stand_in_create_stream() {
   current_context = &context_object;
   return new LateStream;
 }
-void stand_in_copy(void* stream, void* to, const void* from, size_t bytes) {
-  as_stream(stream).add([=] { std::memcpy(to, from, bytes); });
+void stand_in_copy(void* stream, void* destination, const void* source, size_t bytes) {
+  as_stream(stream).add_task([=] { std::memcpy(destination, source, bytes); });
 }
 void stand_in_wait(void* stream) { as_stream(stream).wait(); }
-void stand_in_hold(void* stream, bool hold) { as_stream(stream).hold(hold); }
+void stand_in_hold(void* stream, bool is_held) { as_stream(stream).hold(is_held); }
 void stand_in_fail(void* stream) { as_stream(stream).fail(); }
 }

@@ -1,4 +1,4 @@
-"""Reference of drafting on the host: synchronous, with the reference operators."""
+"""A reference of HostDrafting, which runs each step synchronously with the reference operators."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ class _Request:
     text: list[int]
     scope: int
     stop: Stop
-    settled: int = 0
-    cut: int | None = None
+    num_stored: int = 0  # including the prompt, which the store does not contain
+    text_end: int | None = None  # number of tokens up to the stop
 
 
 @dataclass
 class Reference:
-    """Runs steps synchronously. The store is updated ``lag`` steps later. When a request ends, its
-    text up to its stop is stored."""
+    """Runs steps synchronously. The text of a step is stored ``lag`` steps later. When a request
+    ends, all of its text up to its stop is stored."""
 
     config: NgramConfig
-    store: NgramStore
+    store: NgramStore | None
     lag: int
     shape: tuple[int, int]
-    """R and S."""
+    """Number of rows and row capacity."""
     fill: bool = True
     rows: dict[int, _Request] = field(default_factory=dict)
-    late: deque[list[tuple[_Request, int, int]]] = field(default_factory=deque)
+    pending_steps: deque[list[tuple[_Request, int, int]]] = field(default_factory=deque)
+    """For each step whose text is not stored yet: request, row, and row length."""
 
     def begin(self, row: int, text: list[int], scope: int = 0, stop: Stop | None = None) -> None:
         self.rows[row] = _Request(list(text), scope, stop or Stop(), len(text))
 
     def end(self, row: int) -> None:
         request = self.rows.pop(row)
-        if request.cut is not None:
-            self._settle(request, row, request.cut)
+        if self.store is None:
+            return
+        if request.text_end is not None:
+            self._store_text(request, row, request.text_end)
         Store(self.store.tensor).close(row)  # type: ignore[arg-type]
 
     def step(self, rows: list[int], sampled: list[list[int]]) -> list[Any]:
@@ -52,17 +55,19 @@ class Reference:
             request = self.rows[row]
             for token in tokens[: self.shape[1] - len(request.text)]:
                 request.text.append(token)
-                ends = token in request.stop.tokens or len(request.text) >= request.stop.max_length
-                if ends and request.cut is None:
-                    request.cut = len(request.text)
+                is_end = (
+                    token in request.stop.tokens or len(request.text) >= request.stop.max_length
+                )
+                if is_end and request.text_end is None:
+                    request.text_end = len(request.text)
         drafts = self._draft(rows, [len(tokens) for tokens in sampled])
         if not rows:  # a dummy run does not count as a step
             return drafts
-        self.late.append([(self.rows[row], row, len(self.rows[row].text)) for row in rows])
-        if len(self.late) > self.lag:
-            for request, row, length in self.late.popleft():
+        self.pending_steps.append([(self.rows[row], row, len(self.rows[row].text)) for row in rows])
+        if len(self.pending_steps) > self.lag:
+            for request, row, length in self.pending_steps.popleft():
                 if self.rows.get(row) is request:
-                    self._settle(request, row, min(length, request.cut or length))
+                    self._store_text(request, row, min(length, request.text_end or length))
         return drafts
 
     def _draft(self, rows: list[int], counts: list[int]) -> list[Any]:
@@ -73,29 +78,32 @@ class Reference:
             lengths[row] = len(request.text)
         costs = np.zeros((len(rows), k), np.uint8)
         num_sampled = np.array(counts, np.int32)
-        inputs = token_ids, lengths, self.store.tensor, np.array(rows), None, num_sampled
+        no_index = np.zeros(0, np.int32)
+        inputs = token_ids, lengths, no_index, np.array(rows), None, num_sampled
         lookup = 1, 16, k, 1, config.overlap, UNLIMITED
-        by_cost = config.cost_table, config.cost_limit, costs, self.fill, config.token_logits
-        results = ngram_index_propose_(*inputs, *lookup, True, *by_cost)
-        scratch = np.array(self.store.tensor)  # the operator also inserts, which is discarded
+        cost_options = config.cost_table, config.cost_limit, costs, self.fill, config.token_logits
+        results = ngram_index_propose_(*inputs, *lookup, True, *cost_options)
+        if self.store is None:
+            return [array.tolist() for array in (*results, costs)]
+        scratch = np.array(self.store.tensor)  # a copy, because the operator also inserts text
         requests = np.array(rows), None, np.array([self.rows[row].scope for row in rows])
-        limits = UNLIMITED, config.store_cost_table, config.cost_limit, self.fill
-        drafts = *results, costs, *limits, config.token_logits
+        store_options = UNLIMITED, config.store_cost_table, config.cost_limit, self.fill
+        drafts = *results, costs, *store_options, config.token_logits
         ngram_store_step_(token_ids, lengths, num_sampled, scratch, *requests, *drafts)
         return [array.tolist() for array in (*results, costs)]
 
-    def _settle(self, request: _Request, row: int, length: int) -> None:
-        if length <= request.settled:
+    def _store_text(self, request: _Request, row: int, length: int) -> None:
+        if self.store is None or length <= request.num_stored:
             return
         store = Store(self.store.tensor)  # type: ignore[arg-type]
         text = [token & MASK32 for token in request.text[:length]]
         if not store.slot_matches(row, text, request.scope):
             store.close(row)
-            store.set_slot(row, 0, request.settled)
-        store.write(row, text[request.settled :], request.scope)
-        request.settled = length
+            store.set_slot(row, 0, request.num_stored)
+        store.write(row, text[request.num_stored :], request.scope)
+        request.num_stored = length
 
-    def has_the_text_of(self, store: NgramStore) -> bool:
-        """Returns whether the stores are equal except for their statistics."""
+    def has_same_text_as(self, store: NgramStore) -> bool:
+        """Returns whether the stores are equal except for their headers."""
         expected, actual = (np.asarray(s.tensor)[HEADER_WORDS:] for s in (self.store, store))
         return np.array_equal(expected, actual)

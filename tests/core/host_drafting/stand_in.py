@@ -1,4 +1,4 @@
-"""A stream of the simulated CUDA driver (driver.cpp), for torch and ``CudaStream``."""
+"""Builds the simulated CUDA driver (driver.cpp), and makes torch use one of its streams."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def build_driver(folder: Path) -> ctypes.CDLL:
 
 def load_driver(library: Path) -> ctypes.CDLL:
     driver = ctypes.CDLL(str(library))
-    driver.stand_in_stream.restype = ctypes.c_void_p
+    driver.stand_in_create_stream.restype = ctypes.c_void_p
     driver.stand_in_copy.argtypes = *[ctypes.c_void_p] * 3, ctypes.c_size_t
     for name in ("stand_in_wait", "stand_in_fail"):
         getattr(driver, name).argtypes = (ctypes.c_void_p,)
@@ -34,16 +34,16 @@ def load_driver(library: Path) -> ctypes.CDLL:
 
 
 class LateStream(host_drafting.CudaStream):
-    """Launches jobs with the driver's function, and copies in the order of its stream."""
+    """A ``CudaStream`` that uses the simulated driver, for jobs and for copies."""
 
     def __init__(self, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capturing = False
-        self.handle = driver.stand_in_stream()
+        self.is_capturing = False
+        self.handle = driver.stand_in_create_stream()
         self.driver = driver
-        self._copied: list[torch.Tensor] = []  # keeps tensors alive until their copy has run
+        self._copied_tensors: list[torch.Tensor] = []  # kept alive until the copies have run
         stream = SimpleNamespace(cuda_stream=self.handle)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
         monkeypatch.setattr(torch.cuda, "stream", nullcontext)
         monkeypatch.setattr(ctypes, "CDLL", self._open)
         super().__init__()
@@ -54,7 +54,7 @@ class LateStream(host_drafting.CudaStream):
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         source = source.contiguous()
-        self._copied += [to, source]
+        self._copied_tensors += [to, source]
         assert to.is_contiguous()
         assert to.dtype == source.dtype
         size = to.numel() * to.element_size()
@@ -62,11 +62,11 @@ class LateStream(host_drafting.CudaStream):
 
     def wait(self) -> None:
         self.driver.stand_in_wait(self.handle)
-        self._copied.clear()
+        self._copied_tensors.clear()
 
-    def hold(self, hold: bool) -> None:
-        """Delays all work of the stream, or continues it."""
-        self.driver.stand_in_hold(self.handle, hold)
+    def hold(self, is_held: bool) -> None:
+        """Stops the stream before its next task, or continues the stream."""
+        self.driver.stand_in_hold(self.handle, is_held)
 
     def fail(self) -> None:
         self.driver.stand_in_fail(self.handle)

@@ -1,4 +1,5 @@
-"""HostDrafting: random steps compared with a reference, pending jobs, and failing devices."""
+"""Tests HostDrafting: compares random steps with a reference, and tests pending jobs,
+failed devices, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from ngram_npu.index import make_index
 
 R, S, K = 4, 60, 3
 CPU = torch.device("cpu")
-STOP = 9
+STOP_TOKEN = 9
 CONFIG = NgramConfig(
     k=K, sizes="ladder", min_draft_probability=0.1, store="live", store_tokens=8192
 )
@@ -41,10 +42,10 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def stream(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateStream]:
-    late = LateStream(driver, monkeypatch)
-    yield late
-    late.hold(False)
-    late.wait()
+    late_stream = LateStream(driver, monkeypatch)
+    yield late_stream
+    late_stream.hold(False)
+    late_stream.wait()
 
 
 def _make_store(visibility: str) -> NgramStore:
@@ -71,66 +72,66 @@ def _make_sampled(tokens: list[list[int]]) -> torch.Tensor:
 
 
 def _propose(drafting: HostDrafting, *tokens: list[int]) -> DeviceDrafts:
-    """Proposes for rows 0, 1, ... after these tokens."""
+    """Proposes drafts for rows 0, 1, ... after these sampled tokens."""
     return drafting.propose(np.arange(len(tokens), dtype=np.int32), _make_sampled([*tokens]))
 
 
-def _as_lists(tensors: Any) -> list[Any]:
+def _to_lists(tensors: Any) -> list[Any]:
     return [tensor.tolist() for tensor in tensors]
 
 
-@pytest.mark.parametrize("fitted", [False, True])
+@pytest.mark.parametrize("is_fitted", [False, True])
 @pytest.mark.parametrize(("lag", "visibility"), [(0, "live"), (1, "live"), (2, "finish")])
 def test_random_steps_match_the_reference(
-    stream: LateStream, lag: int, visibility: str, fitted: bool, monkeypatch: pytest.MonkeyPatch
+    stream: LateStream, lag: int, visibility: str, is_fitted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(lag)
-    if fitted:
-        cells = (rng.integers(-50, 200, (16, columns)) for columns in (32, 56))
-        costs = Costs(*cells, rng.integers(-99, 99, (4096, 2)))
+    if is_fitted:
+        tables = (rng.integers(-50, 200, (16, columns)) for columns in (32, 56))
+        costs = Costs(*tables, rng.integers(-99, 99, (4096, 2)))
         monkeypatch.setitem(globals(), "CONFIG", replace(CONFIG, costs=costs))
     store = _make_store(visibility)
     reference = Reference(CONFIG, _make_store(visibility), lag, (R, S))
     drafting = _make_drafting(stream, store, lag)
     steps: list[tuple[DeviceDrafts, list[Any]]] = []
-    words = [rng.integers(0, 5, 6).tolist() for _ in range(4)]
-    reused = 0
+    phrases = [rng.integers(0, 5, 6).tolist() for _ in range(4)]
+    num_requests = 0
     for _ in range(120):
         for row in range(R):
             request = reference.rows.get(row)
             if request is not None:
-                has_stopped = request.cut is not None
+                has_stopped = request.text_end is not None
                 if len(request.text) > S - 8 or rng.random() < has_stopped * 0.6:
                     drafting.end(row)
                     reference.end(row)
             elif rng.random() < 0.5:
-                text = [*words[rng.integers(4)], *words[rng.integers(4)]]
-                stop = Stop((STOP,)) if rng.random() < 0.8 else None
+                text = [*phrases[rng.integers(4)], *phrases[rng.integers(4)]]
+                stop = Stop((STOP_TOKEN,)) if rng.random() < 0.8 else None
                 scope = int(rng.integers(2))
                 drafting.begin(row, text, scope=scope, stop=stop)
                 reference.begin(row, text, scope, stop)
-                reused += 1
-        if rng.random() < 0.3:  # a job without a step, of which the reference learns nothing
+                num_requests += 1
+        if rng.random() < 0.3:  # a job without a step, which the reference does not have
             drafting._run(np.empty(0, np.int32))
         is_step = rng.random() < 0.8  # otherwise a dummy run
-        live = rng.permutation(sorted(reference.rows))
-        rows = [row for row in live if is_step and rng.random() < 0.8]
-        sampled = [words[rng.integers(4)][: rng.integers(K + 2)] for _ in rows]
+        rows_in_use = rng.permutation(sorted(reference.rows))
+        rows = [row for row in rows_in_use if is_step and rng.random() < 0.8]
+        sampled = [phrases[rng.integers(4)][: rng.integers(K + 2)] for _ in rows]
         for tokens in sampled:
             if tokens and rng.random() < 0.08:
-                tokens[-1] = STOP
+                tokens[-1] = STOP_TOKEN
         drafts = drafting.propose(np.array(rows, np.int32), _make_sampled(sampled))
         steps.append((drafts, reference.step(rows, sampled)))
     stream.wait()
     for drafts, expected in steps:
-        assert _as_lists(drafts) == expected
-    assert reference.has_the_text_of(store)
+        assert _to_lists(drafts) == expected
+    assert reference.has_same_text_as(store)
     store.check_integrity()
-    assert reused > 15
+    assert num_requests > 15
     assert store.statistics.drafts > 10
 
 
-def test_scan_with_costs_drafts_like_the_operator() -> None:
+def test_scan_with_costs_equals_operator() -> None:
     config = NgramConfig(min_n=1, max_n=4, k=K, min_draft_probability=0.4)
     drafting = HostDrafting(
         config, num_rows=R, capacity=S, max_sampled=K + 1, device=CPU, fill=False
@@ -154,29 +155,30 @@ def test_scan_with_costs_drafts_like_the_operator() -> None:
             torch.full((R, K), 255, dtype=torch.uint8),
         )
         ngram_npu.ops.ngram_propose_(rows, lengths, **lookup, **costs, **expected._asdict())
-        assert _as_lists(drafts) == _as_lists(expected)
+        assert _to_lists(drafts) == _to_lists(expected)
         without_costs = ngram_npu.ops.ngram_propose(rows, lengths, k=K, **lookup)[1]
         num_shortened += int((drafts.num_draft_tokens < without_costs).sum())
     assert num_shortened > 10
 
 
 @pytest.mark.parametrize(
-    ("sampled", "got"),
+    ("sampled", "received"),
     [
-        (_make_sampled([[5]]), rf"int32 \[1, {K + 2}\]"),  # would be broadcast to both rows
+        # Without the check, the copy would broadcast the single row to both requests.
+        (_make_sampled([[5]]), rf"int32 \[1, {K + 2}\]"),
         (_make_sampled([[5], [6], [7]]), rf"int32 \[3, {K + 2}\]"),
         (torch.zeros((2, 1), dtype=torch.int32), r"int32 \[2, 1\]"),
         (_make_sampled([[5], [6]]).long(), rf"int64 \[2, {K + 2}\]"),
     ],
 )
 def test_propose_with_sampled_tokens_of_wrong_shape_raises(
-    stream: LateStream, sampled: torch.Tensor, got: str
+    stream: LateStream, sampled: torch.Tensor, received: str
 ) -> None:
     store = _make_store("live")
     drafting = _make_drafting(stream, store)
     drafting.begin(0, [1, 2], scope=1)
     drafting.begin(1, [3, 4], scope=2)
-    message = rf"HostDrafting: propose: sampled: expected int32 \[2, {K + 2}\], got {got}"
+    message = rf"HostDrafting: propose: sampled: expected int32 \[2, {K + 2}\], got {received}"
     with pytest.raises(ValueError, match=message):
         drafting.propose(np.array([0, 1], np.int32), sampled)
     _propose(drafting, [5], [6])
@@ -186,7 +188,7 @@ def test_propose_with_sampled_tokens_of_wrong_shape_raises(
 
 @pytest.fixture
 def drafting(stream: LateStream) -> HostDrafting:
-    """Drafts for one request in row 0, with a store."""
+    """HostDrafting with a store, and a request in row 0."""
     drafting = _make_drafting(stream, _make_store("live"))
     drafting.begin(0, [1, 2, 3])
     return drafting
@@ -234,16 +236,16 @@ def test_failed_device_does_not_block_the_host(
     assert time.monotonic() - start < 5
 
 
-def test_pending_jobs_keep_their_memory_alive(stream: LateStream) -> None:
+def test_pending_job_keeps_its_memory_alive(stream: LateStream) -> None:
     store = _make_store("live")
     drafting = _make_drafting(stream, store)
     drafting.begin(0, [1, 2, 3])
     stream.hold(True)
     drafts = _propose(drafting, [1])
-    memory = weakref.ref(np.asarray(store.tensor))
+    array_reference = weakref.ref(np.asarray(store.tensor))
     del drafting, store
     gc.collect()
-    assert memory() is not None
+    assert array_reference() is not None
     stream.hold(False)
     stream.wait()
     assert drafts.draft_token_ids.tolist() == [[2, 3, 1]]
@@ -272,21 +274,21 @@ elif child:
 
 
 @pytest.mark.parametrize("mode", ["held", "running", "held fork"])
-def test_process_with_pending_jobs_ends(driver: ctypes.CDLL, mode: str) -> None:
+def test_process_with_pending_jobs_exits_without_error(driver: ctypes.CDLL, mode: str) -> None:
     paths = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-c", EXIT_WITH_PENDING_JOBS, driver._name, *mode.split()]
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_propose_during_graph_capture_raises_and_keeps_the_announced_request(
     stream: LateStream, drafting: HostDrafting
 ) -> None:
-    stream.capturing = True
+    stream.is_capturing = True
     with pytest.raises(RuntimeError, match="cannot be captured in a graph"):
         _propose(drafting, [1])
-    stream.capturing = False
+    stream.is_capturing = False
     drafts = _propose(drafting, [1])
     assert drafting.settle(10)
     assert drafts.draft_token_ids.tolist() == [[2, 3, 1]]
@@ -296,14 +298,14 @@ def test_npu_stream_during_graph_capture_raises(monkeypatch: pytest.MonkeyPatch)
     launches: list[int] = []
     runtime = SimpleNamespace(is_current_stream_capturing=lambda: True, current_stream=lambda: 0)
     monkeypatch.setattr(_library, "open_npu", lambda: _library.Backend("npu"))
-    monkeypatch.setattr(_library, "npu_launch_host_func", lambda: lambda *job: launches.append(1))
+    monkeypatch.setattr(_library, "load_npu_launcher", lambda: lambda *job: launches.append(1))
     monkeypatch.setattr(torch, "get_device_module", lambda name: runtime)
     with pytest.raises(RuntimeError, match="cannot be captured in a graph"):
         host_drafting.NpuStream().run(1)
     assert not launches
 
 
-def test_stop_limits_from_a_client_may_have_any_size(stream: LateStream) -> None:
+def test_stop_limits_of_any_size_are_accepted(stream: LateStream) -> None:
     drafting = _make_drafting(stream)
     drafting.begin(0, [1], stop=Stop((), 1 << 70, 1, -5, 1 << 63, 1 << 64, 1 << 63))
     _propose(drafting, [1, 1])
@@ -337,8 +339,8 @@ def test_row_out_of_range_raises(call: Any, message: str) -> None:
         call(_make_drafting(None))
 
 
-def stream_drafter_arguments() -> dict[str, Any]:
-    """Returns the arguments of a StreamDrafter with all optional buffers."""
+def make_stream_drafter_arguments() -> dict[str, Any]:
+    """Returns valid arguments of a StreamDrafter, with all optional buffers."""
     return {
         "num_rows": R,
         "capacity": S,
@@ -364,16 +366,16 @@ def stream_drafter_arguments() -> dict[str, Any]:
     "name", ["sampled", "drafts", "match_costs", "costs", "store_costs", "token_logits"]
 )
 def test_stream_drafter_with_too_small_buffer_raises(name: str) -> None:
-    arguments = stream_drafter_arguments()
+    arguments = make_stream_drafter_arguments()
     _C.StreamDrafter(**arguments)
     for axis in range(arguments[name].ndim):
-        small = np.ascontiguousarray(np.delete(arguments[name], -1, axis))
+        buffer = np.ascontiguousarray(np.delete(arguments[name], -1, axis))
         with pytest.raises(ValueError, match=rf"^StreamDrafter: {name}: expected (size|shape) "):
-            _C.StreamDrafter(**{**arguments, name: small})
+            _C.StreamDrafter(**{**arguments, name: buffer})
 
 
 def test_stream_drafter_with_unaligned_drafts_raises() -> None:
-    arguments = stream_drafter_arguments()
+    arguments = make_stream_drafter_arguments()
     arguments["drafts"] = np.zeros(len(arguments["drafts"]) + 1, np.uint8)[1:]
     with pytest.raises(ValueError, match=r"^StreamDrafter: drafts: expected 8-byte alignment, got"):
         _C.StreamDrafter(**arguments)
@@ -381,8 +383,8 @@ def test_stream_drafter_with_unaligned_drafts_raises() -> None:
 
 def test_stop_with_negative_prompt_length_raises() -> None:
     """A negative length would make the search for repetitions read before the row."""
-    drafter, empty = _C.StreamDrafter(**stream_drafter_arguments()), np.zeros(0, np.int32)
+    drafter, tokens = _C.StreamDrafter(**make_stream_drafter_arguments()), np.zeros(0, np.int32)
     with pytest.raises(
         ValueError, match=r"^StreamDrafter.add_request: prompt_length: expected 0 to "
     ):
-        drafter.add_request(0, empty, 0, empty, prompt_length=-1)
+        drafter.add_request(0, tokens, 0, tokens, prompt_length=-1)

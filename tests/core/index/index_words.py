@@ -1,4 +1,4 @@
-"""Access to the words of an index's tensor (csrc/core/ngram_index_layout.h)."""
+"""Reads and changes the words of an index's tensor (csrc/core/ngram_index_layout.h)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ngram_npu import _C, IntegrityError, NgramIndex
 
 Int32Array = npt.NDArray[np.int32]
 
-HEADER, SLOT = 64, 48
+HEADER, SLOT = 64, 48  # number of words of the header, and of a slot
 
 Corruption = Callable[[Int32Array], Any]
 
 
-def random_tokens(rows: int, length: int, vocab_size: int) -> Int32Array:
+def make_random_tokens(rows: int, length: int, vocab_size: int) -> Int32Array:
     return np.random.default_rng(4).integers(0, vocab_size, (rows, length), dtype=np.int32)
 
 
@@ -26,24 +26,24 @@ def slot_words(words: Int32Array, slot: int) -> Int32Array:
 
 
 def page_owners(words: Int32Array) -> Int32Array:
-    """Returns the slot of each page."""
+    """Returns the slot that owns each page."""
     return words[HEADER + int(words[1]) * SLOT :][: int(words[2])]
 
 
 def page_words(words: Int32Array, page: int) -> Int32Array:
-    """Returns a page; pages are at the end of the tensor."""
-    first = HEADER + int(words[1]) * SLOT + int(words[2])
-    first = -(-first // _C.INDEX_PAGE_WORDS) * _C.INDEX_PAGE_WORDS
-    return words[first + page * _C.INDEX_PAGE_WORDS :][: _C.INDEX_PAGE_WORDS]
+    """Returns the words of a page. The pages are at the end of the tensor."""
+    begin = HEADER + int(words[1]) * SLOT + int(words[2])
+    begin = -(-begin // _C.INDEX_PAGE_WORDS) * _C.INDEX_PAGE_WORDS
+    return words[begin + page * _C.INDEX_PAGE_WORDS :][: _C.INDEX_PAGE_WORDS]
 
 
 def make_word_edit(offset: int, new_value: Callable[[int], int]) -> Corruption:
     """Returns a function that changes the word at an offset."""
 
-    def change(words: Int32Array) -> None:
+    def change_word(words: Int32Array) -> None:
         words[offset] = new_value(int(words[offset]))
 
-    return change
+    return change_word
 
 
 def check_corruption_is_detected(

@@ -1,4 +1,4 @@
-"""NgramIndex: sizes, errors, statistics, and integrity checks."""
+"""Tests NgramIndex: its sizes, errors, statistics, and integrity checks."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from core.index.index_words import (
     Corruption,
     Int32Array,
     check_corruption_is_detected,
+    make_random_tokens,
     make_word_edit,
     page_owners,
     page_words,
-    random_tokens,
 )
 from ngram_npu import _C, IntegrityError, NgramIndex
-from residence import resident_share
+from residence import compute_resident_share
 
 FREE_PAGE, PAGES_IN_USE = 4, 5
 LENGTH, DEPTH, PAGES, ROOT = HEADER + 1, HEADER + 2, HEADER + 3, HEADER + 16
-"""Of slot 0."""
+"""Positions of words of slot 0 in the tensor."""
 
 
-def new_tokens(rows: int = 3, length: int = 700, alphabet: int = 9) -> Int32Array:
-    return random_tokens(rows, length, alphabet)
+def make_tokens(rows: int = 3, length: int = 700, vocab_size: int = 9) -> Int32Array:
+    return make_random_tokens(rows, length, vocab_size)
 
 
-def _step(
+def run_step(
     index: NgramIndex, tokens: Int32Array, lengths: Int32Array, slots: list[int] | None = None,
     max_n: int = 4,
 ) -> None:  # fmt: skip
-    """Samples a 1 for each row."""
+    """Runs a step that samples the token 1 for each row."""
     _C.ngram_index_step_(
         tokens, lengths, np.ones((len(tokens), 1), np.int32), index.tensor, min_n=2, max_n=max_n,
         k=4, slot_indices=None if slots is None else np.array(slots, np.int32),
     )  # fmt: skip
 
 
-def new_index(tokens: Int32Array, **options: int) -> NgramIndex:
+def build_index(tokens: Int32Array, **options: int) -> NgramIndex:
     rows, length = tokens.shape
     index = NgramIndex(rows, tokens.size, min_n=2, max_n=4, any_data=True)
     index.append(tokens, np.full(rows, length, np.int32), **options)
@@ -64,78 +64,78 @@ def new_index(tokens: Int32Array, **options: int) -> NgramIndex:
         ({"sizes": "x"}, "sizes: expected 'consecutive' or 'ladder', got 'x'"),
     ],
 )
-def test_invalid_size_is_rejected(changes: dict[str, int], message: str) -> None:
+def test_index_with_invalid_size_is_rejected(changes: dict[str, int], message: str) -> None:
     arguments = {"num_slots": 2, "token_capacity": 100, "min_n": 2, "max_n": 4, **changes}
     with pytest.raises(ValueError, match=message):
         NgramIndex(**arguments)  # type: ignore[arg-type]
 
 
 def test_memory_is_bounded_and_committed_on_demand() -> None:
-    small = NgramIndex(1, 0, min_n=1, max_n=8)
-    assert small.nbytes == small.tensor.nbytes
-    assert small.statistics.num_pages >= 1
-    text = NgramIndex(8, 100_000, min_n=2, max_n=4)
-    worst = NgramIndex(8, 100_000, min_n=2, max_n=4, any_data=True)
-    assert text.statistics.num_slots == 8
-    assert text.nbytes < worst.nbytes
-    assert worst.nbytes < 100_000 * 16, "bounded, whatever the tokens are"
-    assert text.tensor.ctypes.data % (2 << 20) == 0, "at a huge page's boundary"
+    smallest_index = NgramIndex(1, 0, min_n=1, max_n=8)
+    assert smallest_index.nbytes == smallest_index.tensor.nbytes
+    assert smallest_index.statistics.num_pages >= 1
+    text_index = NgramIndex(8, 100_000, min_n=2, max_n=4)
+    any_data_index = NgramIndex(8, 100_000, min_n=2, max_n=4, any_data=True)
+    assert text_index.statistics.num_slots == 8
+    assert text_index.nbytes < any_data_index.nbytes
+    assert any_data_index.nbytes < 100_000 * 16, "at most 16 bytes per token"
+    assert text_index.tensor.ctypes.data % (2 << 20) == 0, "the tensor must start at a huge page"
     for prefault in (False, True):
-        large = NgramIndex(8, 1_000_000, min_n=2, max_n=4, prefault=prefault)
-        assert (resident_share(large.tensor) == 1) == prefault
+        index = NgramIndex(8, 1_000_000, min_n=2, max_n=4, prefault=prefault)
+        assert (compute_resident_share(index.tensor) == 1) == prefault
 
 
 @pytest.mark.parametrize("length", [7_500, 16_384, 32_768, 60_000, 131_072])
 def test_any_data_allocates_enough_for_unrepetitive_rows(length: int) -> None:
-    """Rows without a repeated token, and rows in which each token occurs twice: 1 and 1.5 entries
-    per token, the maximum for one and for two sizes."""
-    distinct = np.random.default_rng(length).permutation(length).astype(np.int32)[None]
-    repeated = np.tile(distinct[:, : length // 2], 2)
-    for max_n, tokens in ((1, distinct), (2, repeated)):
+    """The rows need the maximum number of entries per token: 1 for n = 1 (no token is repeated),
+    and 1.5 for n = 1 and 2 (each token occurs twice)."""
+    distinct_tokens = np.random.default_rng(length).permutation(length).astype(np.int32)[None]
+    repeated_tokens = np.tile(distinct_tokens[:, : length // 2], 2)
+    for max_n, tokens in ((1, distinct_tokens), (2, repeated_tokens)):
         index = NgramIndex(1, length, min_n=1, max_n=max_n, any_data=True)
         index.append(tokens, np.array([tokens.size], np.int32))
         assert index.statistics.slots_disabled == 0
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_append_and_reset_accept_both_kinds(kind: str) -> None:
+def test_append_and_reset_accept_arrays_and_tensors(kind: str) -> None:
     index = NgramIndex(3, 3000, min_n=2, max_n=4, kind=kind)  # type: ignore[arg-type]
     assert isinstance(index.tensor, torch.Tensor if kind == "torch" else np.ndarray)
-    as_kind: Callable[[Int32Array], object] = torch.from_numpy if kind == "torch" else np.asarray
-    tokens = new_tokens()
-    index.append(as_kind(tokens), as_kind(np.full(3, 700, np.int32)))
+    convert: Callable[[Int32Array], object] = torch.from_numpy if kind == "torch" else np.asarray
+    tokens = make_tokens()
+    index.append(convert(tokens), convert(np.full(3, 700, np.int32)))
     index.check_integrity(dict(enumerate(tokens)))
-    index.reset(as_kind(np.array([0, 1, 2], np.int32)))
+    index.reset(convert(np.array([0, 1, 2], np.int32)))
     assert index.statistics.pages_in_use == 0
 
 
 def test_statistics_count_rows_and_rebuilds() -> None:
-    tokens = new_tokens(2, 400)
+    tokens = make_tokens(2, 400)
     lengths = np.full(2, 390, np.int32)
     index = NgramIndex(2, 800, min_n=2, max_n=4)
-    _step(index, tokens, lengths)
+    run_step(index, tokens, lengths)
     stats = index.statistics
     assert stats.rows_indexed == 2
     assert stats.pages_in_use > 0
     assert stats.pages_peak >= stats.pages_in_use
-    _step(index, tokens, lengths, [0, 7])
+    run_step(index, tokens, lengths, [0, 7])
     assert index.statistics.rows_scanned_other == 1
     lengths[:] = 300
-    _step(index, tokens, lengths)
+    run_step(index, tokens, lengths)
     assert index.statistics.rebuilds_shorter == 2
     tokens[0] += 1
-    _step(index, tokens, lengths)
+    run_step(index, tokens, lengths)
     assert index.statistics.rebuilds_rewritten == 1
-    _step(index, tokens, lengths, max_n=5)
+    run_step(index, tokens, lengths, max_n=5)
     assert index.statistics.rebuilds_options == 2
     assert index.statistics.rows_scanned_full == 0
 
 
-@pytest.mark.parametrize("place", range(1, 9))
-def test_change_among_the_last_eight_tokens_rebuilds_the_slot(place: int) -> None:
-    tokens = new_tokens(1, 400)
-    index = new_index(tokens)
-    tokens[0, -place] += 1
+@pytest.mark.parametrize("distance", range(1, 9))
+def test_change_among_the_last_eight_tokens_rebuilds_the_slot(distance: int) -> None:
+    tokens = make_tokens(1, 400)
+    index = build_index(tokens)
+    tokens[0, -distance] += 1
     index.append(tokens, np.array([400], np.int32))
     assert index.statistics.rebuilds_rewritten == 1
     index.check_integrity({0: tokens[0]})
@@ -143,7 +143,7 @@ def test_change_among_the_last_eight_tokens_rebuilds_the_slot(place: int) -> Non
 
 @pytest.mark.parametrize("limit", [{"k": 0}, {"k": 4, "max_len": 5}], ids=["k-0", "max-len"])
 def test_rows_that_cannot_draft_are_indexed(limit: dict[str, int]) -> None:
-    tokens = new_tokens(1, 700)
+    tokens = make_tokens(1, 700)
     lengths = np.full(1, 400, np.int32)
     index = NgramIndex(1, 700, min_n=2, max_n=4)
     sampled = np.ones((1, 1), np.int32)
@@ -159,11 +159,11 @@ def test_rows_that_cannot_draft_are_indexed(limit: dict[str, int]) -> None:
 
 
 def test_long_prompt_is_indexed_over_several_steps() -> None:
-    tokens = new_tokens(1, 200_010, 50)
+    tokens = make_tokens(1, 200_010, 50)
     lengths = np.full(1, 200_000, np.int32)
     index = NgramIndex(1, 200_010, min_n=2, max_n=4, any_data=True)
     for _ in range(8):
-        _step(index, tokens, lengths)
+        run_step(index, tokens, lengths)
     stats = index.statistics
     assert (stats.rows_scanned_catching_up, stats.rows_indexed) == (6, 2)
     assert stats.page_splits > 100
@@ -174,30 +174,30 @@ def test_row_with_directory_of_several_pages_drafts_as_scan(match_policy: int) -
     rng = np.random.default_rng(7)
     length = 1_500_000
     tokens = rng.integers(0, 100_000, (1, length + 64), dtype=np.int32)
-    # A match that is far away.
+    # The occurrence of a match is up to half the row away.
     tokens[0, length // 2 : length // 2 + 1000] = tokens[0, 1000:2000]
     index = NgramIndex(1, length + 64, min_n=2, max_n=4, any_data=True)
     lengths = np.array([length], np.int32)
     index.append(tokens, lengths, match_policy=match_policy)
     assert index.tensor[DEPTH] > 10
-    scanned = tokens.copy()
-    drafted = 0
+    scanned_tokens = tokens.copy()
+    num_drafted = 0
     for start in (1500, 1700, length // 2 + 900, 5):
-        for at in range(start, start + 6):
-            sampled = tokens[:, at : at + 1].copy()
+        for position in range(start, start + 6):
+            sampled = tokens[:, position : position + 1].copy()
             options = {"min_n": 2, "max_n": 4, "k": 4, "match_policy": match_policy}
             expected_lengths = lengths.copy()
-            expected = _C.ngram_step_(scanned, expected_lengths, sampled, **options)
+            expected = _C.ngram_step_(scanned_tokens, expected_lengths, sampled, **options)
             results = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **options)
             assert all(map(np.array_equal, results, expected))
-            drafted += int(expected[3][0])
-    assert drafted > 20
+            num_drafted += int(expected[3][0])
+    assert num_drafted > 20
     assert index.statistics.rows_indexed == 24
     index.check_integrity()
 
 
 def test_page_splits_only_when_full() -> None:
-    """A row whose length passes a power of two needs larger entries, which must not split pages."""
+    """The row's entries become larger at 32,768 tokens, which must not split pages."""
     rng = np.random.default_rng(0)
     phrases = rng.integers(0, 30_000, (80, 10), np.int32)
     words = np.empty((3200, 11), np.int32)
@@ -209,97 +209,97 @@ def test_page_splits_only_when_full() -> None:
     for length in (32_700, 33_200):
         index.append(tokens, np.full(1, length, np.int32))
         splits.append(index.statistics.page_splits)
-    assert 15 < splits[0] < 31  # so few pages that some are of depth 4
+    assert 15 < splits[0] < 31  # fewer than 32 pages, so some pages still have depth 4
     assert splits[1] - splits[0] <= 2
 
 
-@pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
-def test_disabled_slot_indexes_a_shorter_row(by_step: bool) -> None:
-    """The slot records which row did not fit: a shorter row need not wait for as much memory."""
-    tokens = new_tokens(1, 20_000, 300)
+@pytest.mark.parametrize("uses_step", [False, True], ids=["append", "step"])
+def test_disabled_slot_indexes_a_shorter_row(uses_step: bool) -> None:
+    """A shorter row may fit, so it is indexed without waiting until more pages are free."""
+    tokens = make_tokens(1, 20_000, 300)
     lengths = np.full(1, 19_990, np.int32)
     index = NgramIndex(1, 2000, min_n=2, max_n=4)
-    if by_step:
-        _step(index, tokens, lengths)
+    if uses_step:
+        run_step(index, tokens, lengths)
     else:
         index.append(tokens, lengths)
     assert index.statistics.slots_disabled == 1
     assert index.statistics.pages_in_use == 0
     index.check_integrity({0: tokens[0]})
     lengths[:] = 100
-    _step(index, tokens, lengths)
+    run_step(index, tokens, lengths)
     assert index.statistics.rebuilds_shorter == 1
     assert index.statistics.rows_indexed == 1
 
 
-def test_row_that_does_not_fit_is_charged_to_the_budget() -> None:
-    """Otherwise every row of a batch would try to allocate memory in each step."""
+def test_row_that_does_not_fit_in_the_index_uses_the_budget() -> None:
+    """Otherwise, every row of the batch would try to allocate pages in each step."""
     rows, length = 6, 20_000
-    tokens = new_tokens(rows, length + 10, 9999)
+    tokens = make_tokens(rows, length + 10, 9999)
     lengths = np.full(rows, length, np.int32)
     index = NgramIndex(rows, 6000, min_n=2, max_n=4)
-    _step(index, tokens, lengths)
+    run_step(index, tokens, lengths)
     statistics = index.statistics
     assert statistics.slots_disabled == 1
     assert statistics.rows_scanned_full == 1
     assert statistics.rows_scanned_catching_up == 5
 
 
-def _page(words: Int32Array) -> Int32Array:
+def _get_first_page(words: Int32Array) -> Int32Array:
     """Returns the first page of slot 0."""
     return page_words(words, int(words[ROOT]) >> 4)
 
 
-def _position_bits(words: Int32Array) -> int:
+def _count_position_bits(words: Int32Array) -> int:
     return 12 + (int(words[ROOT]) & 15)
 
 
-def _link_freed_pages_in_a_circle(words: Int32Array) -> None:
+def _make_list_of_freed_pages_circular(words: Int32Array) -> None:
     _C.ngram_index_reset_(words, np.array([1], np.int32))
     head = int(words[FREE_PAGE])
     page_owners(words)[head - 1] = np.uint32(0x80000000 | head).view(np.int32)
 
 
-def _lose_freed_pages(words: Int32Array) -> None:
+def _empty_list_of_freed_pages(words: Int32Array) -> None:
     _C.ngram_index_reset_(words, np.array([1], np.int32))
     words[FREE_PAGE] = 0
 
 
-def _leave_gap(words: Int32Array) -> None:
-    page = _page(words).reshape(-1, 16)
+def _make_gap_in_line(words: Int32Array) -> None:
+    page = _get_first_page(words).reshape(-1, 16)
     page[np.flatnonzero(page[:, 1])[0], 0] = 0
 
 
-def _swap_lines(words: Int32Array) -> None:
+def _swap_line_groups(words: Int32Array) -> None:
     """Swaps the first two groups of lines."""
-    page = _page(words).reshape(-1, 64)
+    page = _get_first_page(words).reshape(-1, 64)
     page[[0, 1]] = page[[1, 0]]
 
 
-def _point_outside(words: Int32Array) -> None:
-    page = _page(words)
-    page[np.flatnonzero(page)] |= (1 << _position_bits(words)) - 1
+def _make_entries_point_outside(words: Int32Array) -> None:
+    page = _get_first_page(words)
+    page[np.flatnonzero(page)] |= (1 << _count_position_bits(words)) - 1
 
 
-def _flip_mark(words: Int32Array) -> None:
-    page = _page(words)
-    page[np.flatnonzero(page)] ^= np.int32(1 << _position_bits(words))
+def _flip_repeated_bits(words: Int32Array) -> None:
+    page = _get_first_page(words)
+    page[np.flatnonzero(page)] ^= np.int32(1 << _count_position_bits(words))
 
 
 def _remove_entry(words: Int32Array) -> None:
-    lines = _page(words).reshape(-1, 16)
+    lines = _get_first_page(words).reshape(-1, 16)
     line = next(line for line in lines if np.count_nonzero(line) > 1)
     line[np.count_nonzero(line) - 1] = 0
 
 
 def _duplicate_entry(words: Int32Array) -> None:
-    lines = _page(words).reshape(-1, 16)
+    lines = _get_first_page(words).reshape(-1, 16)
     line = next(line for line in lines if 0 < np.count_nonzero(line) < 16)
     line[np.count_nonzero(line)] = line[0]
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("corrupt", "message"),
     [
         (make_word_edit(0, lambda _: 0), "header does not match the tensor's size"),
         (make_word_edit(DEPTH, lambda _: 15), r"deeper than the layout allows \(slot or page 0\)"),
@@ -318,12 +318,12 @@ def _duplicate_entry(words: Int32Array) -> None:
             lambda words: words.__setitem__(FREE_PAGE, int(words[2]) + 9),
             "freed pages is broken",
         ),
-        (_link_freed_pages_in_a_circle, "freed pages is broken"),
-        (_lose_freed_pages, "freed pages is broken"),
-        (_leave_gap, "a line of a page has a gap"),
-        (_swap_lines, "slot 0: an entry is not in the page and line of its key"),
-        (_point_outside, "slot 0: an entry points outside the row"),
-        (_flip_mark, "slot 0: an entry exists, or is marked, although"),
+        (_make_list_of_freed_pages_circular, "freed pages is broken"),
+        (_empty_list_of_freed_pages, "freed pages is broken"),
+        (_make_gap_in_line, "a line of a page has a gap"),
+        (_swap_line_groups, "slot 0: an entry is not in the page and line of its key"),
+        (_make_entries_point_outside, "slot 0: an entry points outside the row"),
+        (_flip_repeated_bits, "slot 0: an entry exists, or is marked, although"),
         (_remove_entry, "slot 0: an entry is missing"),
         (_duplicate_entry, "slot 0: an entry exists, or is marked, although"),
         (
@@ -332,23 +332,23 @@ def _duplicate_entry(words: Int32Array) -> None:
         ),
     ],
 )
-def test_integrity_check_detects_damage(change: Corruption, message: str) -> None:
-    tokens = new_tokens()
-    check_corruption_is_detected(new_index(tokens), tokens, change, message)
+def test_integrity_check_detects_corruption(corrupt: Corruption, message: str) -> None:
+    tokens = make_tokens()
+    check_corruption_is_detected(build_index(tokens), tokens, corrupt, message)
 
 
 @pytest.mark.parametrize("match_policy", [0, 1])
 def test_integrity_check_detects_wrong_occurrence(match_policy: int) -> None:
     tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
-    index = new_index(tokens, match_policy=match_policy)
+    index = build_index(tokens, match_policy=match_policy)
 
     def change_occurrence(words: Int32Array) -> None:
-        page = _page(words)
+        page = _get_first_page(words)
         page[np.flatnonzero(page)] += -3 if match_policy else 3
 
     check_corruption_is_detected(index, tokens, change_occurrence, "does not record the earliest")
 
 
-def test_integrity_check_of_missing_slot_is_an_error() -> None:
+def test_integrity_check_of_missing_slot_raises_error() -> None:
     with pytest.raises(IntegrityError, match="slot 9: the index has no such slot"):
-        new_index(new_tokens()).check_integrity({9: new_tokens()[0]})
+        build_index(make_tokens()).check_integrity({9: make_tokens()[0]})

@@ -1,5 +1,6 @@
-"""The index of a ladder: outcomes and candidates equal the reference after any history of the rows,
-and the integrity check detects wrong ones. The reference is checked with examples by hand."""
+"""Tests an index with a ladder: outcomes and candidates equal those of the reference after any
+history of the rows, and the integrity check detects wrong outcomes and candidates. Also tests the
+reference with examples that were computed by hand."""
 
 from __future__ import annotations
 
@@ -13,46 +14,46 @@ from core.index.index_words import (
     Corruption,
     Int32Array,
     check_corruption_is_detected,
+    make_random_tokens,
     make_word_edit,
     page_words,
-    random_tokens,
     slot_words,
 )
 from ngram_npu import _C, IntegrityError, NgramIndex
-from ops.reference.ladder import candidate, draft, outcome_bytes
+from ops.reference.ladder import compute_outcome_bytes, find_candidate, make_ladder_draft
 from ops.specs.store import text_rows
 
-LENGTH, CANDIDATE, OUTCOME_PAGES, OUTCOME_ROOT = 1, 6, 7, 32
-ROOT_PAGES, PAGE_BYTES = 16, 4096
+LENGTH, CANDIDATE, OUTCOME_PAGES, OUTCOME_ROOT = 1, 6, 7, 32  # positions of words in a slot
+ROOT_PAGES, PAGE_BYTES = 16, 4096  # a slot lists up to ROOT_PAGES outcome pages itself
 LADDER: dict[str, Any] = {"min_n": 1, "max_n": 16, "match_policy": 1, "ladder": True}
 COSTS = np.full((16, 32), 5, np.uint8)
 
 
-def new_tokens(rows: int = 3, length: int = 400, alphabet: int = 5) -> Int32Array:
-    return random_tokens(rows, length, alphabet)
+def make_tokens(rows: int = 3, length: int = 400, vocab_size: int = 5) -> Int32Array:
+    return make_random_tokens(rows, length, vocab_size)
 
 
-def new_ladder(num_slots: int, token_capacity: int) -> NgramIndex:
+def make_ladder_index(num_slots: int, token_capacity: int) -> NgramIndex:
     sizes: Any = {"sizes": "ladder", "outcomes": True, "any_data": True}
     return NgramIndex(num_slots, token_capacity, min_n=1, max_n=16, **sizes)
 
 
-def index_at_once(tokens: Int32Array) -> NgramIndex:
+def index_all_tokens(tokens: Int32Array) -> NgramIndex:
     rows, length = tokens.shape
-    index = new_ladder(rows, tokens.size)
+    index = make_ladder_index(rows, tokens.size)
     index.append(tokens, np.full(rows, length, np.int32))
     return index
 
 
-def slot_outcomes(index: NgramIndex, slot: int) -> list[int]:
+def read_outcomes(index: NgramIndex, slot: int) -> list[int]:
     """Returns the slot's outcomes, one byte per indexed token."""
     words = index.tensor
     state = slot_words(words, slot)
     pages = state[OUTCOME_ROOT:][: state[OUTCOME_PAGES]]
     if state[OUTCOME_PAGES] > ROOT_PAGES:
         pages = page_words(words, state[OUTCOME_ROOT])[: state[OUTCOME_PAGES]]
-    parts = [page_words(words, page).view(np.uint8) for page in pages]
-    outcomes: list[int] = np.concatenate([np.empty(0, np.uint8), *parts])[: state[LENGTH]].tolist()
+    views = [page_words(words, page).view(np.uint8) for page in pages]
+    outcomes: list[int] = np.concatenate([np.empty(0, np.uint8), *views])[: state[LENGTH]].tolist()
     return outcomes
 
 
@@ -64,12 +65,12 @@ def run_step(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("alphabet", [1, 2, 5, 60])
-def test_outcomes_and_candidates_equal_reference(alphabet: int) -> None:
-    """Rows are appended in parts of all sizes, some of them by steps."""
-    tokens = new_tokens(2, 400, alphabet)
+@pytest.mark.parametrize("vocab_size", [1, 2, 5, 60])
+def test_outcomes_and_candidates_equal_reference(vocab_size: int) -> None:
+    """The rows grow by 1 to 259 tokens at a time, by append and by steps."""
+    tokens = make_tokens(2, 400, vocab_size)
     tokens[1, 200:] = tokens[1, :200]
-    index = new_ladder(2, tokens.size)
+    index = make_ladder_index(2, tokens.size)
     lengths = np.zeros(2, np.int32)
     for length in (1, 2, 5, 14, 15, 16, 17, 40, 41, 300):
         lengths[:] = length
@@ -78,10 +79,10 @@ def test_outcomes_and_candidates_equal_reference(alphabet: int) -> None:
         index.check_integrity({row: tokens[row, : lengths[row]] for row in (0, 1)})
     assert lengths.tolist() == [303, 303]
     for row in (0, 1):
-        live = tokens[row, :303].tolist()
-        q, match = candidate(live)
-        assert slot_words(index.tensor, row)[CANDIDATE] == q << 5 | match
-        assert slot_outcomes(index, row) == outcome_bytes(live)
+        row_tokens = tokens[row, :303].tolist()
+        position, match_len = find_candidate(row_tokens)
+        assert slot_words(index.tensor, row)[CANDIDATE] == position << 5 | match_len
+        assert read_outcomes(index, row) == compute_outcome_bytes(row_tokens)
     index.reset(np.array([0, 1], np.int32))
     assert index.statistics.pages_in_use == 0
     index.check_integrity()
@@ -99,124 +100,124 @@ def _use_missing_page(words: Int32Array) -> None:
     slot_words(words, 0)[OUTCOME_ROOT] = words[2]
 
 
-OTHER_CANDIDATE = "slot 0: the slot's candidate is not that of its row"
+CANDIDATE_ERROR = "slot 0: the slot's candidate is not that of its row"
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("corrupt", "message"),
     [
         (_change_outcome, "slot 0: a token's outcome is not that of its row"),
-        # The length of the candidate's match, then its position.
-        (make_word_edit(HEADER + CANDIDATE, lambda word: word ^ 1), OTHER_CANDIDATE),
-        (make_word_edit(HEADER + CANDIDATE, lambda word: word - 32), OTHER_CANDIDATE),
-        (make_word_edit(HEADER + CANDIDATE, lambda _: 0), OTHER_CANDIDATE),
+        # The first two functions change the length of the candidate's match and its position.
+        (make_word_edit(HEADER + CANDIDATE, lambda word: word ^ 1), CANDIDATE_ERROR),
+        (make_word_edit(HEADER + CANDIDATE, lambda word: word - 32), CANDIDATE_ERROR),
+        (make_word_edit(HEADER + CANDIDATE, lambda _: 0), CANDIDATE_ERROR),
         (_use_page_of_another_slot, "belongs to another slot"),
         (_use_missing_page, "belongs to another slot"),
         (make_word_edit(HEADER + OUTCOME_PAGES, lambda n: n - 1), "number of pages does not match"),
     ],
 )
-def test_integrity_check_detects_damage(change: Corruption, message: str) -> None:
-    tokens = new_tokens()
-    check_corruption_is_detected(index_at_once(tokens), tokens, change, message)
+def test_integrity_check_detects_corruption(corrupt: Corruption, message: str) -> None:
+    tokens = make_tokens()
+    check_corruption_is_detected(index_all_tokens(tokens), tokens, corrupt, message)
 
 
 def test_outcomes_that_need_a_directory_are_complete_and_freed() -> None:
-    """Indexed over several steps or appended at once: the bytes are equal, and all pages are
-    freed."""
+    """Indexing a row over several steps or at once gives the same outcomes."""
     length = ROOT_PAGES * PAGE_BYTES + 5000
-    tokens = new_tokens(1, length + 5, 50)
-    once, grown = index_at_once(tokens[:, :length]), new_ladder(1, length + 5)
+    tokens = make_tokens(1, length + 5, 50)
+    expected = index_all_tokens(tokens[:, :length])
+    index = make_ladder_index(1, length + 5)
     lengths = np.full(1, length - 3, np.int32)
-    # Without sampled tokens, nothing is indexed.
-    run_step(grown, tokens, lengths, np.array([[-1]], np.int32))
+    # A step without sampled tokens indexes nothing.
+    run_step(index, tokens, lengths, np.array([[-1]], np.int32))
     for i in range(3):
-        run_step(grown, tokens, lengths, tokens[:, length - 3 + i :][:, :1].copy())
-    statistics = grown.statistics
+        run_step(index, tokens, lengths, tokens[:, length - 3 + i :][:, :1].copy())
+    statistics = index.statistics
     assert (statistics.rows_scanned_catching_up, statistics.rows_indexed) == (2, 1)
-    assert slot_outcomes(grown, 0) == slot_outcomes(once, 0)
-    assert len(slot_outcomes(grown, 0)) == length
-    assert slot_words(grown.tensor, 0)[CANDIDATE] == slot_words(once.tensor, 0)[CANDIDATE] > 0
-    for index in (once, grown):
-        assert slot_words(index.tensor, 0)[OUTCOME_PAGES] == ROOT_PAGES + 2
-        index.check_integrity()
-        index.reset(np.zeros(1, np.int32))
-        assert index.statistics.pages_in_use == 0
-        index.check_integrity()
+    assert read_outcomes(index, 0) == read_outcomes(expected, 0)
+    assert len(read_outcomes(index, 0)) == length
+    assert slot_words(index.tensor, 0)[CANDIDATE] == slot_words(expected.tensor, 0)[CANDIDATE] > 0
+    for full_index in (expected, index):
+        assert slot_words(full_index.tensor, 0)[OUTCOME_PAGES] == ROOT_PAGES + 2
+        full_index.check_integrity()
+        full_index.reset(np.zeros(1, np.int32))
+        assert full_index.statistics.pages_in_use == 0
+        full_index.check_integrity()
 
 
 def test_integrity_check_detects_missing_page_of_a_directory() -> None:
-    tokens = new_tokens(1, ROOT_PAGES * PAGE_BYTES + 1, 50)
-    index = index_at_once(tokens)
+    tokens = make_tokens(1, ROOT_PAGES * PAGE_BYTES + 1, 50)
+    index = index_all_tokens(tokens)
     ids = page_words(index.tensor, slot_words(index.tensor, 0)[OUTCOME_ROOT])
     ids[ROOT_PAGES] = index.tensor[2]
     with pytest.raises(IntegrityError, match="belongs to another slot"):
         index.check_integrity()
 
 
-def test_shortened_row_equals_a_new_row() -> None:
-    tokens = new_tokens(1, 9000, 20)
-    index = new_ladder(1, 9000)
+def test_outcomes_of_shortened_row_equal_those_of_new_row() -> None:
+    tokens = make_tokens(1, 9000, 20)
+    index = make_ladder_index(1, 9000)
     lengths = np.full(1, 9000, np.int32)
     index.append(tokens, lengths)
     pages = index.statistics.pages_in_use
-    tokens[0, 300:] = tokens[0, :8700].copy()  # and continues differently
+    tokens[0, 300:] = tokens[0, :8700].copy()  # the row continues with other tokens
     lengths[:] = 300
     run_step(index, tokens, lengths, tokens[:, 300:303].copy())
     assert index.statistics.rebuilds_shorter == 1
     assert index.statistics.pages_in_use < pages
-    once = index_at_once(tokens[:, :303])
-    assert (
-        slot_outcomes(index, 0) == slot_outcomes(once, 0) == outcome_bytes(tokens[0, :303].tolist())
-    )
+    new_index = index_all_tokens(tokens[:, :303])
+    outcomes = compute_outcome_bytes(tokens[0, :303].tolist())
+    assert read_outcomes(index, 0) == read_outcomes(new_index, 0) == outcomes
     index.check_integrity({0: tokens[0, :303]})
 
 
 def test_costs_rebuild_a_slot_without_outcomes() -> None:
-    tokens = new_tokens(1, 300)
-    index = new_ladder(1, 300)
+    tokens = make_tokens(1, 300)
+    index = make_ladder_index(1, 300)
     lengths = np.full(1, 290, np.int32)
-    one = np.ones((1, 1), np.int32)
-    _C.ngram_index_step_(tokens, lengths, one, index.tensor, k=4, **LADDER)
-    assert slot_outcomes(index, 0) == []
-    run_step(index, tokens, lengths, one)
+    sampled = np.ones((1, 1), np.int32)
+    _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, k=4, **LADDER)
+    assert read_outcomes(index, 0) == []
+    run_step(index, tokens, lengths, sampled)
     assert index.statistics.rebuilds_options == 1
-    assert slot_outcomes(index, 0) == outcome_bytes(tokens[0, :292].tolist())
+    assert read_outcomes(index, 0) == compute_outcome_bytes(tokens[0, :292].tolist())
 
 
-@pytest.mark.parametrize("by_step", [False, True], ids=["propose", "step"])
+@pytest.mark.parametrize("uses_step", [False, True], ids=["propose", "step"])
 @pytest.mark.parametrize("fill", [False, True])
-def test_scanned_row_drafts_as_an_indexed_row(fill: bool, by_step: bool) -> None:
-    """A call indexes 32,768 of 40,000 tokens. Such a row is scanned, as is a row without a slot.
-    Its drafts nevertheless end by the outcomes of the complete row."""
+def test_drafts_of_scanned_row_equal_those_of_indexed_row(fill: bool, uses_step: bool) -> None:
+    """A row without a slot is scanned, and so is a row of 40,000 tokens in its first call, which
+    indexes only 32,768 tokens. The outcomes of all tokens nevertheless determine the drafts."""
     rows, length = 5, 40_000
     tokens = text_rows(np.random.default_rng(8), rows, length + 1, 30)
     table = np.random.default_rng(9).integers(0, 60, (16, 32), np.uint8)
-    no_outcomes = np.repeat(table[:, :1], 32, axis=1)
+    zero_outcome_table = np.repeat(table[:, :1], 32, axis=1)
     lengths = np.full(rows, length, np.int32)
 
-    def drafts(index: NgramIndex, costs: npt.NDArray[np.uint8], slots: list[int]) -> list[Any]:
+    def draft_rows(index: NgramIndex, costs: npt.NDArray[np.uint8], slots: list[int]) -> list[Any]:
         draft_costs = np.zeros((rows, 8), np.uint8)
         options = {"k": 8, "costs": costs, "cost_limit": 99, "fill": fill}
         options["draft_costs"] = draft_costs
         options |= {"slot_indices": np.array(slots, np.int32), "overlap": True, **LADDER}
-        if by_step:
-            new = tokens[:, length:].copy()
-            results = _C.ngram_index_step_(tokens, lengths.copy(), new, index.tensor, **options)[2:]
+        if uses_step:
+            sampled = tokens[:, length:].copy()
+            arguments = tokens, lengths.copy(), sampled, index.tensor
+            results = _C.ngram_index_step_(*arguments, **options)[2:]
         else:
             results = _C.ngram_index_propose_(tokens, lengths + 1, index.tensor, **options)
         return [*results, draft_costs]
 
-    indexed, incomplete = new_ladder(rows, tokens.size), new_ladder(rows, tokens.size)
-    indexed.append(tokens, lengths)
-    expected = drafts(indexed, table, list(range(rows)))
-    assert indexed.statistics.rows_indexed == rows
+    complete_index, index = (make_ladder_index(rows, tokens.size) for _ in range(2))
+    complete_index.append(tokens, lengths)
+    expected = draft_rows(complete_index, table, list(range(rows)))
+    assert complete_index.statistics.rows_indexed == rows
     assert expected[1].min() < expected[1].max()
     for slots in (list(range(rows)), [-1] * rows):
-        assert all(map(np.array_equal, drafts(incomplete, table, slots), expected))
+        assert all(map(np.array_equal, draft_rows(index, table, slots), expected))
         # Without outcomes, the drafts differ.
-        assert not np.array_equal(drafts(incomplete, no_outcomes, slots)[3], expected[3])
-    assert incomplete.statistics.rows_scanned_catching_up >= rows
-    assert incomplete.statistics.rows_scanned_other == 2 * rows
+        assert not np.array_equal(draft_rows(index, zero_outcome_table, slots)[3], expected[3])
+    assert index.statistics.rows_scanned_catching_up >= rows
+    assert index.statistics.rows_scanned_other == 2 * rows
 
 
 @pytest.mark.parametrize(
@@ -228,32 +229,38 @@ def test_scanned_row_drafts_as_an_indexed_row(fill: bool, by_step: bool) -> None
         ([7, 7], (1, 1)),
         ([7, 7, 7], (2, 2)),  # the occurrence may overlap the row's end
         ([5, 6, 7, 5, 6], (2, 2)),
-        ([5, 1, 5, 2, 5], (3, 1)),  # the latest, not the first
-        # 1 2 3 occurred, but 3 is not a size of the ladder: the latest 2 3 is used.
+        ([5, 1, 5, 2, 5], (3, 1)),  # the latest occurrence, not the first
+        # A ladder has no size 3, so the candidate follows the latest 2 3, not 1 2 3.
         ([1, 2, 3, 9, 4, 2, 3, 8, 1, 2, 3], (7, 2)),
-        # Found by two tokens; the token before them is equal, too.
+        # The candidate follows 2 3. The match has three tokens, because the 1 is equal, too.
         ([1, 2, 3, 9, 1, 2, 3], (3, 3)),
         ([*range(20), *range(20)], (20, 16)),
     ],
 )
-def test_reference_candidate(tokens: list[int], expected: tuple[int, int]) -> None:
-    assert candidate(tokens) == expected
+def test_reference_candidate_equals_hand_computed_example(
+    tokens: list[int], expected: tuple[int, int]
+) -> None:
+    assert find_candidate(tokens) == expected
 
 
-def test_reference_outcome_bytes() -> None:
-    # 5 6 7 5 6 7: at the second 6, the candidate follows a 5 and is right; at the second 7, it
-    # follows 5 6 and is right. After 5 6 7 the candidate is 5, but 9 follows.
-    assert outcome_bytes([5, 6, 7, 5, 6, 7, 9]) == [0, 0, 0, 0, 3, 5, 6]
+def test_reference_outcome_bytes_equal_hand_computed_example() -> None:
+    # The candidates are right at the second 6 (match: 5), and at the second 7 (match: 5 6). The
+    # candidate after the second 7 is 5 (match: 5 6 7), but the next token is 9.
+    assert compute_outcome_bytes([5, 6, 7, 5, 6, 7, 9]) == [0, 0, 0, 0, 3, 5, 6]
     cycle = list(range(20))
-    assert outcome_bytes(cycle * 2)[-2:] == [31, 31]
+    assert compute_outcome_bytes(cycle * 2)[-2:] == [31, 31]
 
 
 def test_reference_draft_reads_the_table_by_match_and_outcomes() -> None:
     # The outcome bytes of 5 6 7 5 6 are 0 0 0 0 3, the candidate is (2, 2).
     tokens = [5, 6, 7, 5, 6]
     table = [[100 * match + outcomes for outcomes in range(32)] for match in range(16)]
-    assert draft(tokens, 4, table, 10_000, True, 99) == ([7, 5, 6, 7], [200, 300, 403, 500], 2)
-    assert draft(tokens, 4, table, 499, False, 99) == ([7], [200], 2)
-    assert draft(tokens, 4, table, 10_000, True, 6) == ([7], [200], 2)
-    assert draft(tokens, 2, table, None, True, 99) == ([7, 5], [0, 0], 2)
-    assert draft([1, 2, 3], 4, table, 10_000, True, 99) == ([], [], 0)
+    assert make_ladder_draft(tokens, 4, table, 10_000, True, 99) == (
+        [7, 5, 6, 7],
+        [200, 300, 403, 500],
+        2,
+    )
+    assert make_ladder_draft(tokens, 4, table, 499, False, 99) == ([7], [200], 2)
+    assert make_ladder_draft(tokens, 4, table, 10_000, True, 6) == ([7], [200], 2)
+    assert make_ladder_draft(tokens, 2, table, None, True, 99) == ([7, 5], [0, 0], 2)
+    assert make_ladder_draft([1, 2, 3], 4, table, 10_000, True, 99) == ([], [], 0)

@@ -1,7 +1,7 @@
-"""Random steps of requests that share a device store, with the texts that they may receive from it.
+"""Generates random steps of requests that share a device store, and checks the drafted texts.
 
-All scopes use the same phrases, so text of another scope would match everywhere. Each phrase is
-followed by a *mark*, a token of a single request. Tokens of prompts, and tokens that a row receives
+All scopes use the same phrases, so text of another scope would match everywhere. A *mark*, which is
+a token of a single request, follows each phrase. Tokens of prompts, and tokens that a row receives
 after its request has ended, must never be drafted.
 """
 
@@ -69,7 +69,7 @@ class Requests:
         return request
 
     def next_step(self) -> Step:
-        """Appends sampled tokens to some rows."""
+        """Appends sampled tokens to a random selection of rows."""
         rows = self.rng.sample(range(len(self.rows)), self.rng.randrange(1, len(self.rows) + 1))
         counts = []
         for row in rows:
@@ -101,7 +101,7 @@ class Requests:
 
 
 def new_drafts(batch: int, own_length: int = 0) -> dict[str, Any]:
-    """The tensors that ``device_store_propose_`` writes, without a draft of the row."""
+    """Returns the tensors that ``device_store_propose_`` updates, without drafts of the rows."""
     return {
         "draft_token_ids": torch.full((batch, K), -1, dtype=torch.int32),
         "num_draft_tokens": torch.zeros(batch, dtype=torch.int32),
@@ -121,14 +121,14 @@ def run_step(store: DeviceStore, requests: Requests, step: Step) -> dict[str, An
 
 
 def contains(texts: list[Request], scope: int, piece: list[int]) -> bool:
-    """Whether a request of that scope generated these tokens in a row."""
-    needle = array("i", piece).tobytes()
+    """Returns whether a request of the scope generated these tokens consecutively."""
+    piece_bytes = array("i", piece).tobytes()
     for request in texts:
         text = request.generated.tobytes() if request.scope == scope else b""
-        at = text.find(needle)
-        while at > 0 and at % 4:
-            at = text.find(needle, at + 1)
-        if at >= 0:
+        offset = text.find(piece_bytes)
+        while offset > 0 and offset % 4:
+            offset = text.find(piece_bytes, offset + 1)
+        if offset >= 0:
             return True
     return False
 

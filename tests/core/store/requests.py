@@ -1,4 +1,4 @@
-"""Requests that use a store through its operator."""
+"""A request that uses a store through the operator ``ngram_store_step_``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COSTS = np.full((16, 56), 8, np.uint8)
 
 
 class Request:
-    """A growing row in one slot of a store."""
+    """A row that grows, and its slot in a store."""
 
     def __init__(
         self, store: NgramStore, slot: int, scope: int = 0, prompt: Sequence[int] = (1,)
@@ -35,8 +35,8 @@ class Request:
             draft_costs=np.full((1, k), 255, np.uint8),
             costs=COSTS,
         )
-        tokens_drafted: list[int] = draft[0, : count[0]].tolist()
-        return tokens_drafted
+        drafted_tokens: list[int] = draft[0, : count[0]].tolist()
+        return drafted_tokens
 
     def finish(self) -> None:
         self.store.finish(np.array([self.slot], np.int32))

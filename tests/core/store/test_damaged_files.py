@@ -1,5 +1,5 @@
-"""Damaged store files: each is rejected with a reason, or loads as a valid store. Half of the files
-have a correct checksum, so that the code after the checksum reads damaged data, too."""
+"""Tests that a damaged store file is rejected with a reason, or loads as a valid store. Half of the
+files have a correct checksum, so that damaged data also reaches the checks that follow."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ngram_npu.store import VISIBILITIES
 from ngram_npu.tensors import Int32Array
 from ops.parity import check_parity
 from ops.specs import OPSPECS, Sample
-from ops.specs.store import no_drafts, step_call
+from ops.specs.store import make_call, make_drafts
 
 SECONDS = float(os.environ.get("NGRAM_NPU_STORE_FILE_SECONDS", "2"))
-"""Duration of the test; `make prove` runs it for an hour. A failure reports the seed."""
+"""Duration of the test. `make prove` runs the test for an hour. A failure reports the seed."""
 CHECKSUM = slice(64, 64 + 32)
 BLOCK = 256
 SCOPES = (0, 3, 1 << 62)
@@ -35,17 +35,18 @@ REASONS = (
 )  # fmt: skip
 
 
-def used_blocks(store: NgramStore) -> Iterator[tuple[int, Int32Array, int]]:
-    """Yields scope and text of each used block, and the number of tokens that it repeats."""
+def iterate_used_blocks(store: NgramStore) -> Iterator[tuple[int, Int32Array, int]]:
+    """Yields for each used block: its scope, its text, and the number of tokens at its start that
+    repeat the previous block's last tokens."""
     heads, tokens = (store._words[store._parts()[part]] for part in ("heads", "tokens"))
     for head, text in zip(heads.reshape(-1, 8), tokens.reshape(-1, BLOCK), strict=True):
         if head[0]:
             yield int(head[5:7].copy().view(np.int64)[0]), text[: int(head[1])], int(head[2])
 
 
-def tokens_by_scope(store: NgramStore) -> dict[int, set[int]]:
+def group_tokens_by_scope(store: NgramStore) -> dict[int, set[int]]:
     tokens: dict[int, set[int]] = defaultdict(set)
-    for scope, text, _ in used_blocks(store):
+    for scope, text, _ in iterate_used_blocks(store):
         tokens[scope].update(text.tolist())
     return tokens
 
@@ -57,7 +58,7 @@ def check_step(rng: random.Random, store: NgramStore) -> int:
     for _ in range(store.num_slots):
         scope = rng.choice(SCOPES)
         row = [rng.randrange(30) for _ in range(rng.randint(1, 300))]
-        blocks = [block for block in used_blocks(store) if len(block[1])]
+        blocks = [block for block in iterate_used_blocks(store) if len(block[1])]
         if blocks and rng.random() < 0.8:
             scope, text, _ = rng.choice(blocks)
             start = rng.randrange(len(text))
@@ -68,9 +69,9 @@ def check_step(rng: random.Random, store: NgramStore) -> int:
     tokens = np.array([row + [0] * (max(lengths) - len(row)) for row in rows], np.int32)
     sampled = np.array([rng.randint(1, n) for n in lengths], np.int32)
     slots = np.arange(len(rows), dtype=np.int32)
-    more = {"slot_indices": slots, "scopes": np.array(scopes, np.int64), "cost_limit": 40}
-    args = step_call(tokens, lengths, sampled, store.tensor, no_drafts(len(rows), 6), **more)
-    spec, tokens_before = OPSPECS["ngram_store_step_"], tokens_by_scope(store)
+    options = {"slot_indices": slots, "scopes": np.array(scopes, np.int64), "cost_limit": 40}
+    args = make_call(tokens, lengths, sampled, store.tensor, make_drafts(len(rows), 6), **options)
+    spec, tokens_before = OPSPECS["ngram_store_step_"], group_tokens_by_scope(store)
     check_parity(spec, FRONT_ENDS[1], Sample("damaged", args))
     args = spec.replace(args, store=store.tensor)
     FRONT_ENDS[1].call(spec.name, args)
@@ -80,24 +81,24 @@ def check_step(rng: random.Random, store: NgramStore) -> int:
     return int(counts.sum())
 
 
-def use(rng: random.Random, store: NgramStore) -> Counter[str]:
+def use_store(rng: random.Random, store: NgramStore) -> Counter[str]:
     """Merges, steps, finishes, warms and clears a store, and checks the results."""
-    copy, other = NgramStore(2, 4096), NgramStore(1, 1024)
-    copy.merge(store)
-    copy.check_integrity()
+    merged_store, warmed_store = NgramStore(2, 4096), NgramStore(1, 1024)
+    merged_store.merge(store)
+    merged_store.check_integrity()
     num_tokens: Counter[int] = Counter()
-    for scope, text, _ in used_blocks(store):
+    for scope, text, _ in iterate_used_blocks(store):
         num_tokens[scope] += len(text)
-    for scope, text, num_repeated in used_blocks(copy):
+    for scope, text, num_repeated in iterate_used_blocks(merged_store):
         num_tokens[scope] -= len(text) - num_repeated
     assert min(num_tokens.values(), default=0) >= 0, "merge: a scope received other text"
     num_drafted = sum(check_step(rng, store) for _ in range(rng.randint(1, 3)))
     store.finish(np.array([0, rng.randrange(-1, 9)], np.int32))
-    other.warm([range(40), range(10, 30)], scope=SCOPES[1])
-    store.merge(other)
-    cleared = rng.choice(SCOPES[:2])
-    store.clear(cleared)
-    assert cleared not in tokens_by_scope(store)
+    warmed_store.warm([range(40), range(10, 30)], scope=SCOPES[1])
+    store.merge(warmed_store)
+    scope = rng.choice(SCOPES[:2])
+    store.clear(scope)
+    assert scope not in group_tokens_by_scope(store)
     num_renumbered = bool(store.statistics.renumberings)
     return Counter(accepted=1, drafts=num_drafted, renumbered=num_renumbered)
 
@@ -110,35 +111,36 @@ def add_checksum(data: bytes) -> bytes:
     return data[: CHECKSUM.start] + digest.digest() + data[CHECKSUM.stop :]
 
 
-def damage(rng: random.Random, saved: bytes) -> bytes:
+def damage_file(rng: random.Random, saved: bytes) -> bytes:
     """Returns a file in which up to three bits, words or ranges have changed."""
     data = bytearray(saved)
     for _ in range(rng.choice((1, 1, 2, 3))):
-        at, other = (4 * rng.randrange(max(1, len(data) // 4)) for _ in range(2))
+        offset, source = (4 * rng.randrange(max(1, len(data) // 4)) for _ in range(2))
         size = rng.choice((1, 4, 4, 32, 1024, len(data)))
-        old, word = (int.from_bytes(saved[i : i + 4], "little") for i in (at, other))
-        kind = rng.randrange(7)
-        if kind == 0 and data:
+        word, source_word = (int.from_bytes(saved[i : i + 4], "little") for i in (offset, source))
+        change = rng.randrange(7)
+        if change == 0 and data:
             data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-        elif kind <= 3 and at + 4 <= len(data):
-            serial = word + rng.randint(-12, 3)
+        elif change <= 3 and offset + 4 <= len(data):
+            serial = source_word + rng.randint(-12, 3)
             value = rng.choice(
-                (0, -1, 1, 2**31 - 1, -(2**31), old + 1, old - 1, old ^ 1 << rng.randrange(32),
+                (0, -1, 1, 2**31 - 1, -(2**31), word + 1, word - 1, word ^ 1 << rng.randrange(32),
                  serial, serial << 8 | rng.randrange(BLOCK), BLOCK, rng.randrange(17))
             )  # fmt: skip
-            struct.pack_into("<I", data, at, value % 2**32)
-        elif kind == 4:
-            data[at : at + size] = data[other : other + len(data[at : at + size])]
-        elif kind == 5:
-            del data[at : at + size]
+            struct.pack_into("<I", data, offset, value % 2**32)
+        elif change == 4:
+            end = min(offset + size, len(data))
+            data[offset:end] = data[source : source + end - offset]
+        elif change == 5:
+            del data[offset : offset + size]
         else:
-            data[at:at] = data[other : other + min(size, 1024)]
+            data[offset:offset] = data[source : source + min(size, 1024)]
     if rng.random() < 0.7 and len(data) >= CHECKSUM.stop:
         struct.pack_into("<Q", data, 24, len(data) - CHECKSUM.stop)
     return bytes(data)
 
 
-def load_and_use(
+def load_and_use_store(
     rng: random.Random, data: bytes, path: Path, *, has_valid_checksum: bool
 ) -> Counter[str]:
     path.write_bytes(data)
@@ -147,7 +149,7 @@ def load_and_use(
     except StoreFileError as error:
         return Counter({next(reason for reason in REASONS if reason in str(error)): 1})
     assert has_valid_checksum, "a changed file was accepted"
-    return use(rng, store)
+    return use_store(rng, store)
 
 
 @pytest.fixture(scope="module")
@@ -156,9 +158,9 @@ def saved_files(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     nearly all serial numbers."""
     files, path = [], tmp_path_factory.mktemp("saved") / "store"
     for visibility in VISIBILITIES:
-        for kind, steps in (("empty", 0), ("some", 4), ("full", 38), ("cleared", 38), ("end", 9)):
-            rng, store = random.Random(kind), NgramStore(2, 2048 + 256, visibility=visibility)
-            if kind == "end":
+        for name, steps in (("empty", 0), ("some", 4), ("full", 38), ("cleared", 38), ("end", 9)):
+            rng, store = random.Random(name), NgramStore(2, 2048 + 256, visibility=visibility)
+            if name == "end":
                 store._words[5] = (1 << 24) - 3  # the next serial number
             for step in range(steps):
                 i = step // 13 % len(SCOPES)
@@ -167,7 +169,7 @@ def saved_files(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
                 for request in requests:
                     size = rng.randint(1, 90)
                     request.append([1000 * i + rng.randrange(30) for _ in range(size)])
-            if kind == "cleared":
+            if name == "cleared":
                 store.clear(SCOPES[1])
             store.save(path)
             files.append(path.read_bytes())
@@ -183,11 +185,11 @@ def test_damaged_file_is_rejected_or_loads_as_a_valid_store(
         seed += 1
         rng = random.Random(seed)
         original = rng.choice(saved_files)
-        data = damage(rng, original)
+        data = damage_file(rng, original)
         try:
             if data != original:
-                counts += load_and_use(rng, data, path, has_valid_checksum=False)
-            counts += load_and_use(rng, add_checksum(data), path, has_valid_checksum=True)
+                counts += load_and_use_store(rng, data, path, has_valid_checksum=False)
+            counts += load_and_use_store(rng, add_checksum(data), path, has_valid_checksum=True)
         except Exception as error:
             raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     for event in ("accepted", "drafts", "renumbered", REASONS[1], REASONS[-1]):

@@ -1,4 +1,4 @@
-"""NgramStore: sizes, scopes, drafts from other requests' text, statistics, locks and forks."""
+"""Tests NgramStore: sizes, scopes, drafts from other requests, statistics, locks and forks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import torch
 from core.store.requests import Request
 from ngram_npu import _C, IntegrityError, NgramStore, scope_of
-from residence import resident_share
+from residence import compute_resident_share
 
 TEXT = list(range(100, 140))
 
@@ -35,30 +35,30 @@ TEXT = list(range(100, 140))
         ({"kind": "jax"}, "kind: expected 'numpy' or 'torch', got 'jax'"),
     ],
 )
-def test_invalid_argument_is_rejected(changes: dict[str, object], message: str) -> None:
+def test_store_with_invalid_argument_is_rejected(changes: dict[str, object], message: str) -> None:
     arguments = {"num_slots": 1, "token_capacity": 4096, **changes}
     with pytest.raises(ValueError, match=f"NgramStore: {message}"):
         NgramStore(**arguments)  # type: ignore[arg-type]
 
 
-def test_sizes_follow_from_capacity() -> None:
+def test_store_sizes_follow_from_token_capacity() -> None:
     store = NgramStore()
     statistics = store.statistics
     assert (statistics.num_slots, statistics.num_blocks, statistics.line_bits) == (256, 3907, 18)
     assert 21_000_000 < store.nbytes < 22_000_000
     assert store.token_capacity == 3907 * 256
     assert store.visibility == statistics.visibility == "live"
-    assert store.tensor.ctypes.data % (2 << 20) == 0, "aligned to a huge page"
+    assert store.tensor.ctypes.data % (2 << 20) == 0, "the tensor must start at a huge page"
     assert NgramStore(1, 3841).statistics.num_blocks == 16
 
 
 def test_memory_is_committed_before_the_first_step(tmp_path: Path) -> None:
     store = NgramStore(2, 1 << 20)
-    assert resident_share(store._words) == 1
+    assert compute_resident_share(store._words) == 1
     store.save(tmp_path / "store")
-    loaded = NgramStore.load(tmp_path / "store")
-    merged = NgramStore.load(tmp_path / "store", token_capacity=1 << 19, kind="torch")
-    assert [resident_share(s._words) for s in (loaded, merged)] == [1, 1]
+    loaded_store = NgramStore.load(tmp_path / "store")
+    merged_store = NgramStore.load(tmp_path / "store", token_capacity=1 << 19, kind="torch")
+    assert [compute_resident_share(s._words) for s in (loaded_store, merged_store)] == [1, 1]
 
 
 def test_numpy_and_torch_stores_are_equal() -> None:
@@ -70,7 +70,7 @@ def test_numpy_and_torch_stores_are_equal() -> None:
     assert np.array_equal(stores[0].tensor, stores[1].tensor.numpy())
 
 
-def test_live_text_is_drafted_to_other_requests() -> None:
+def test_live_text_is_drafted_for_other_requests() -> None:
     store = NgramStore(2, 4096)
     assert Request(store, 0).append(TEXT) == []
     assert Request(store, 1, prompt=[9]).append(TEXT[:5]) == TEXT[5:9]
@@ -81,13 +81,13 @@ def test_live_text_is_drafted_to_other_requests() -> None:
     assert (stats.blocks_in_use, stats.open_slots) == (2, 2)
 
 
-def test_finish_text_is_drafted_after_its_request_ends() -> None:
+def test_text_is_drafted_after_its_request_ends_with_visibility_finish() -> None:
     store = NgramStore(2, 4096, visibility="finish")
-    first = Request(store, 0)
-    first.append(TEXT)
+    request = Request(store, 0)
+    request.append(TEXT)
     assert Request(store, 1).append(TEXT[:5]) == []
     assert store.statistics.tokens_inserted == 0
-    first.finish()
+    request.finish()
     assert Request(store, 1).append(TEXT[:5]) == TEXT[5:9]
     assert store.statistics.open_slots == 1
 
@@ -113,10 +113,10 @@ def test_scope_of_maps_names_to_distinct_integers() -> None:
     scopes = {scope_of(name) for name in ("", "a", "b", "7", "\ud800", "ä")}
     assert len(scopes) == 6
     assert all(2**62 <= scope < 2**63 and scope_of(scope) == scope for scope in scopes)
-    assert scope_of("tenant") == 8007596991872918313, "saved files depend on it"
-    for number in (-1, 2**62):
+    assert scope_of("tenant") == 8007596991872918313, "saved files contain this scope"
+    for value in (-1, 2**62):
         with pytest.raises(ValueError, match=r"scope_of: name: expected 0 to 2\*\*62 - 1"):
-            scope_of(number)
+            scope_of(value)
     for name in (True, 1.5, b"a"):
         with pytest.raises(TypeError, match="scope_of: name: expected str, int or None"):
             scope_of(name)  # type: ignore[arg-type]
@@ -135,17 +135,17 @@ def test_warm_adds_texts_to_a_scope() -> None:
     store.check_integrity()
 
 
-def test_warm_equals_a_request_with_this_text() -> None:
-    warmed, generated = NgramStore(1, 8192), NgramStore(1, 8192)
+def test_warm_equals_a_request_with_equal_text() -> None:
+    warmed_store, request_store = NgramStore(1, 8192), NgramStore(1, 8192)
     text = np.random.default_rng(5).integers(0, 30, 3000).tolist()
-    warmed.warm([text])
-    request = Request(generated, 0, prompt=[])
+    warmed_store.warm([text])
+    request = Request(request_store, 0, prompt=[])
     request.append(text, k=0)
     request.finish()
-    assert np.array_equal(warmed.tensor, generated.tensor)
+    assert np.array_equal(warmed_store.tensor, request_store.tensor)
 
 
-def test_clear_wipes_one_scope_or_all() -> None:
+def test_clear_erases_one_scope_or_all_scopes() -> None:
     store = NgramStore(2, 8192)
     store.warm([TEXT * 20], scope="a")
     store.warm([TEXT], scope="b")
@@ -159,7 +159,7 @@ def test_clear_wipes_one_scope_or_all() -> None:
     assert not np.isin(store.tensor[64:], TEXT).any()
     request = Request(store, 0, scope=scope_of("b"))
     assert request.append(TEXT[:5]) == []
-    # An open request continues after a clear.
+    # A request that was not finished continues after a clear.
     store.clear()
     request.append([7, 8, 9])
     assert store.statistics.tokens_held == 3
@@ -168,9 +168,9 @@ def test_clear_wipes_one_scope_or_all() -> None:
 
 
 def test_store_pack_rejects_small_buffer_and_missing_piece() -> None:
-    store, words = NgramStore(1, 4096), _C.STORE_PIECE_WORDS
-    buffer = np.full(words, 7, np.int32)
-    with pytest.raises(ValueError, match=f"^store_pack: to: expected size {words}, got size "):
+    store, size = NgramStore(1, 4096), _C.STORE_PIECE_WORDS
+    buffer = np.full(size, 7, np.int32)
+    with pytest.raises(ValueError, match=f"^store_pack: to: expected size {size}, got size "):
         _C.store_pack(store.tensor, 0, buffer[1:])
     for piece in (-1, _C.store_pieces(store.tensor)):
         with pytest.raises(ValueError, match=f"^store_pack: piece: expected 0 to 2, got {piece}"):
@@ -178,7 +178,7 @@ def test_store_pack_rejects_small_buffer_and_missing_piece() -> None:
     assert (buffer == 7).all()
 
 
-def test_integrity_check_detects_damage() -> None:
+def test_integrity_check_detects_corruption() -> None:
     store = NgramStore(1, 4096)
     store.warm([TEXT])
     store.check_integrity()
@@ -197,18 +197,18 @@ def test_store_cannot_be_copied_or_pickled() -> None:
 def test_warm_waits_for_the_lock_and_steps_skip_the_store() -> None:
     store = NgramStore(2, 4096)
     assert _C.store_lock(store.tensor)
-    warming = threading.Thread(target=store.warm, args=([TEXT],))
-    warming.start()
+    warm_thread = threading.Thread(target=store.warm, args=([TEXT],))
+    warm_thread.start()
     while store.statistics.calls_skipped == 0:
         pass
     assert Request(store, 0).append(TEXT[:5]) == []
     _C.store_unlock(store.tensor)
-    warming.join()
+    warm_thread.join()
     assert store.statistics.calls_skipped > 1
     assert store.statistics.tokens_inserted == len(TEXT)
 
 
-def test_lock_that_is_never_released_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_is_never_released_raises_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ngram_npu.store.store._LOCK_TIMEOUT_S", 0.05)
     store = NgramStore(1, 4096)
     assert _C.store_lock(store.tensor)
@@ -234,13 +234,13 @@ def test_threads_step_warm_and_save_concurrently(tmp_path: Path) -> None:
             request.append([token % 7])
 
     with ThreadPoolExecutor(2) as pool:
-        saving, stepping = pool.submit(save_repeatedly), pool.submit(run_steps)
+        save_result, step_result = pool.submit(save_repeatedly), pool.submit(run_steps)
         try:
             store.warm(texts)
-            stepping.result()
+            step_result.result()
         finally:
             is_done.set()
-        saving.result()
+        save_result.result()
     store.check_integrity()
     for text in texts:
         assert Request(store, 1).append(text[:3]) == text[3:7]
@@ -257,9 +257,9 @@ def test_concurrent_warm_calls_lose_no_text() -> None:
     assert store.scopes == {1: 300, 2: 300}
 
 
-def use_in_forked_process(store: NgramStore) -> int:
-    """Returns the number of tokens that a forked process finds in the store; 99 if it cannot use
-    the store."""
+def count_tokens_in_forked_process(store: NgramStore) -> int:
+    """Returns the number of tokens that a forked process finds in the store; 99 if the process
+    cannot use the store."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -291,9 +291,9 @@ def test_fork_empties_a_store_that_another_thread_uses() -> None:
         pool.submit(hold_lock)
         is_locked.wait()
         try:
-            assert use_in_forked_process(store) == 0
+            assert count_tokens_in_forked_process(store) == 0
         finally:
             is_done.set()
-    assert use_in_forked_process(store) == len(TEXT)
-    store._words[_C.STORE_WORDS["lock"]] = 2  # as store_pack sets it while it copies
-    assert use_in_forked_process(store) == len(TEXT)
+    assert count_tokens_in_forked_process(store) == len(TEXT)
+    store._words[_C.STORE_WORDS["lock"]] = 2  # the value while store_pack copies
+    assert count_tokens_in_forked_process(store) == len(TEXT)

@@ -1,4 +1,4 @@
-"""NgramProposer, Drafting and AsyncSpecState with a store."""
+"""Tests NgramProposer, Drafting and AsyncSpecState with a store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from async_state import ints, sampled_tensor
+from async_state import make_samples, to_ints
 from async_state.devices import LateDevice
 from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
@@ -19,14 +19,15 @@ from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.index import make_index
 from ngram_npu.store import make_store
 
-Kind = Callable[[Any], Any]
-KINDS = pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+Convert = Callable[[Any], Any]
+CONVERSIONS = {"numpy": np.asarray, "torch": torch.from_numpy}
+EACH_KIND = pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
 TEXT = list(range(100, 140))
 LADDER = NgramConfig(sizes="ladder", min_draft_probability=0.177)
 CONFIG = dataclasses.replace(LADDER, store="live", store_tokens=16384)
-CHEAP = dataclasses.replace(CONFIG, store_costs=np.ones((16, 56), np.uint8))  # type: ignore[arg-type]
-"""Costs so low that a draft ends only where its text does."""
-WORDS = np.random.default_rng(6).integers(0, 50, (12, 6))
+LOW_COST_CONFIG = dataclasses.replace(CONFIG, store_costs=np.ones((16, 56), np.uint8))  # type: ignore[arg-type]
+"""With such low costs, a draft ends only at the end of its text."""
+PHRASES = np.random.default_rng(6).integers(0, 50, (12, 6))
 ROW_SAMPLES: dict[str, list[int] | None] = {
     "all": None,
     "fewer than rows": None,
@@ -35,43 +36,43 @@ ROW_SAMPLES: dict[str, list[int] | None] = {
     "past the end": [4, 2, 9, 1],
     "repeated": [1, 1, 3, 1],
 }
-"""By name, `row_indices` of a batch over four rows."""
+"""By name: `row_indices` of a batch over four rows."""
 
 
-def new_rows(kind: Kind) -> tuple[Any, Any]:
-    return kind(np.full((4, 3000), -7, np.int32)), kind(np.zeros(4, np.int32))
+def make_rows(convert: Convert) -> tuple[Any, Any]:
+    return convert(np.full((4, 3000), -7, np.int32)), convert(np.zeros(4, np.int32))
 
 
-def as_sampled(kind: Kind, texts: list[list[int]]) -> Any:
-    return kind(np.array([[*text, *[-1] * (9 - len(text))] for text in texts], np.int32))
+def make_sampled(convert: Convert, texts: list[list[int]]) -> Any:
+    return convert(np.array([[*text, *[-1] * (9 - len(text))] for text in texts], np.int32))
 
 
-def random_texts(rng: np.random.Generator, count: int = 4) -> list[list[int]]:
-    """Returns up to 8 tokens per request, from few words, so that all requests share phrases."""
+def make_random_texts(rng: np.random.Generator, count: int = 4) -> list[list[int]]:
+    """Returns up to 8 tokens per request, from a few phrases, so that requests share phrases."""
     texts = []
     for _ in range(count):
-        words = WORDS[rng.integers(0, 12, 2)].reshape(-1).tolist()
-        texts.append(words[: int(rng.integers(9))])
+        tokens = PHRASES[rng.integers(0, 12, 2)].reshape(-1).tolist()
+        texts.append(tokens[: int(rng.integers(9))])
     return texts
 
 
-def all_equal(arrays: Any, expected: Any) -> bool:
+def are_equal(arrays: Any, expected: Any) -> bool:
     pairs = zip(arrays, expected, strict=True)
     return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
 
-def stored_texts(drafter: Any) -> list[tuple[int, list[int]]]:
+def list_stored_texts(drafter: Any) -> list[tuple[int, list[int]]]:
     return [(scope, text.tolist()) for scope, text in drafter.store.texts()]
 
 
-@KINDS
-@pytest.mark.parametrize("by_slots", [False, True])
-def test_step_equals_index_step_followed_by_store_step(kind: Kind, by_slots: bool) -> None:
-    """Rows are given to other requests, of other scopes."""
+@EACH_KIND
+@pytest.mark.parametrize("has_slot_indices", [False, True])
+def test_step_equals_index_step_and_store_step(convert: Convert, has_slot_indices: bool) -> None:
+    """Other requests, with other scopes, get the rows from time to time."""
     proposer: Any = NgramProposer(CONFIG, num_slots=8)
     without_store = NgramProposer(LADDER, num_slots=8)
     store = NgramStore(8, 16384)
-    rows, expected_rows = new_rows(kind), new_rows(np.asarray)
+    rows, expected_rows = make_rows(convert), make_rows(np.asarray)
     rng = np.random.default_rng(1)
     num_changed = 0
     for step in range(200):
@@ -84,17 +85,17 @@ def test_step_equals_index_step_followed_by_store_step(kind: Kind, by_slots: boo
         if step % 5 == 4:  # padding
             order[rng.integers(4)] = rng.choice([-1, 4])
         requests: dict[str, Any] = {"row_indices": order}
-        if by_slots:
+        if has_slot_indices:
             requests["slot_indices"] = (order + 3).astype(np.int64)
         scopes = (order % 2).astype(np.int64)
-        texts = random_texts(rng)
-        arguments = {name: kind(value) for name, value in requests.items()}
-        arguments |= {"scopes": kind(scopes), "draft_costs": kind(np.zeros((4, 8), np.uint8))}
-        result = proposer.step(*rows, as_sampled(kind, texts), **arguments)
+        texts = make_random_texts(rng)
+        arguments = {name: convert(value) for name, value in requests.items()}
+        arguments |= {"scopes": convert(scopes), "draft_costs": convert(np.zeros((4, 8), np.uint8))}
+        result = proposer.step(*rows, make_sampled(convert, texts), **arguments)
         costs = np.full((4, 8), 255, np.uint8)
-        sampled = as_sampled(np.asarray, texts)
+        sampled = make_sampled(np.asarray, texts)
         expected = without_store.step(*expected_rows, sampled, draft_costs=costs, **requests)
-        before = expected.draft_token_ids.copy()
+        drafts_before = expected.draft_token_ids.copy()
         _C.ngram_store_step_(
             *expected_rows,
             expected.num_sampled,
@@ -108,35 +109,35 @@ def test_step_equals_index_step_followed_by_store_step(kind: Kind, by_slots: boo
             cost_limit=40,
             **requests,
         )
-        num_changed += (before != expected.draft_token_ids).any()
-        assert all_equal((*result, arguments["draft_costs"]), (*expected, costs))
-    assert num_changed > 50, "the store replaces drafts"
+        num_changed += (drafts_before != expected.draft_token_ids).any()
+        assert are_equal((*result, arguments["draft_costs"]), (*expected, costs))
+    assert num_changed > 50, "the store must replace drafts"
     assert isinstance(proposer.store.tensor, type(rows[0]))
     assert np.array_equal(np.asarray(proposer.store.tensor), store.tensor)
 
 
-def new_drafting(kind: Kind, config: NgramConfig = CONFIG) -> Drafting:
-    name: Any = "numpy" if kind is np.asarray else "torch"
+def make_drafting(convert: Convert, config: NgramConfig = CONFIG) -> Drafting:
+    name: Any = "numpy" if convert is np.asarray else "torch"
     index, store = make_index(config, 4, 12_000, kind=name), make_store(config, 4, kind=name)
     return Drafting(config, kind=name, index=index, store=store)
 
 
-@KINDS
+@EACH_KIND
 @pytest.mark.parametrize("name", ROW_SAMPLES)
-def test_step_without_advance_equals_step_with_advance(kind: Kind, name: str) -> None:
-    """Only the lengths stay unchanged, for any row indices and lengths. The memory after the rows'
-    ends contains other requests' text, which must not be stored."""
+def test_step_without_advance_equals_step_with_advance(convert: Convert, name: str) -> None:
+    """For any row indices and lengths, only the lengths differ. The memory after the rows' ends
+    contains text that must not be stored."""
     drafter: Any = NgramProposer(CONFIG, num_slots=4)
-    advancing: Any = NgramProposer(CONFIG, num_slots=4)
-    states = [new_rows(kind), new_rows(kind)]
+    expected_proposer: Any = NgramProposer(CONFIG, num_slots=4)
+    states = [make_rows(convert), make_rows(convert)]
     for tokens, _ in states:
-        tokens[:] = kind(10_000 + np.arange(12_000, dtype=np.int32).reshape(4, 3000))
+        tokens[:] = convert(10_000 + np.arange(12_000, dtype=np.int32).reshape(4, 3000))
     rng = np.random.default_rng(5)
     indices = ROW_SAMPLES[name]
     batch = 2 if name == "fewer than rows" else 4
-    arguments: dict[str, Any] = {"scopes": kind(np.array([1, 2, 3, 4])[:batch])}
+    arguments: dict[str, Any] = {"scopes": convert(np.array([1, 2, 3, 4])[:batch])}
     if indices is not None:
-        arguments["row_indices"] = kind(np.array(indices, np.int32))
+        arguments["row_indices"] = convert(np.array(indices, np.int32))
     for step in range(60):
         for tokens, lengths in states:
             if step % 20 == 7:  # invalid lengths
@@ -145,85 +146,85 @@ def test_step_without_advance_equals_step_with_advance(kind: Kind, name: str) ->
                 lengths[3], lengths[1] = 0, 0
             if step == 40:
                 tokens[0, :2998], lengths[0] = 70, 2998
-        sampled = as_sampled(kind, random_texts(rng, batch))
+        sampled = make_sampled(convert, make_random_texts(rng, batch))
         (tokens, lengths), expected_rows = states
-        before = np.asarray(lengths).copy()
-        expected = advancing.step(*expected_rows, sampled, **arguments)
+        lengths_before = np.asarray(lengths).copy()
+        expected = expected_proposer.step(*expected_rows, sampled, **arguments)
         result = drafter.step(tokens, lengths, sampled, advance=False, **arguments)
-        assert np.array_equal(np.asarray(lengths), before)
+        assert np.array_equal(np.asarray(lengths), lengths_before)
         lengths[:] = expected_rows[1]
-        assert all_equal((*result, tokens), (*expected, expected_rows[0]))
-    assert all_equal([drafter.store.tensor], [advancing.store.tensor])
-    stored = [token for _, text in stored_texts(drafter) for token in text]
-    assert len(stored) > 0
-    assert max(stored) < 10_000, "a token from after the end of a row"
+        assert are_equal((*result, tokens), (*expected, expected_rows[0]))
+    assert are_equal([drafter.store.tensor], [expected_proposer.store.tensor])
+    stored_tokens = [token for _, text in list_stored_texts(drafter) for token in text]
+    assert len(stored_tokens) > 0
+    assert max(stored_tokens) < 10_000, "a token from after the end of a row"
 
 
-@KINDS
+@EACH_KIND
 @pytest.mark.parametrize("k", [0, 1, 3])
-def test_smaller_k_equals_config_with_this_k(kind: Kind, k: int) -> None:
-    """vLLM reduces the number of draft tokens with the batch size."""
-    drafting = new_drafting(kind, CHEAP)
-    expected_drafting = new_drafting(kind, dataclasses.replace(CHEAP, k=max(k, 1)))
-    (tokens, lengths), expected_rows = new_rows(kind), new_rows(kind)
+def test_step_with_smaller_k_equals_config_with_this_k(convert: Convert, k: int) -> None:
+    """vLLM uses fewer draft tokens for larger batches."""
+    drafting = make_drafting(convert, LOW_COST_CONFIG)
+    expected_drafting = make_drafting(convert, dataclasses.replace(LOW_COST_CONFIG, k=max(k, 1)))
+    (tokens, lengths), expected_rows = make_rows(convert), make_rows(convert)
     rng = np.random.default_rng(8)
     num_drafted = 0
     for step in range(80):
-        sampled = as_sampled(kind, random_texts(rng))
+        sampled = make_sampled(convert, make_random_texts(rng))
         expected = Drafts(*expected_drafting.step(*expected_rows, sampled)[2:])
         if step % 2:
             drafts = Drafts(*drafting.step(tokens, lengths, sampled, k=k)[2:])
         else:
             tokens[:], lengths[:] = expected_rows
-            num_sampled = kind((np.asarray(sampled) >= 0).sum(1).astype(np.int32))
+            num_sampled = convert((np.asarray(sampled) >= 0).sum(1).astype(np.int32))
             drafts = drafting.propose(tokens, lengths, num_sampled=num_sampled, k=k)
         if k == 0:
             expected = Drafts(expected[0][:, :0], expected[1] * 0, drafts.match_len)
-        assert all_equal(drafts, expected)
+        assert are_equal(drafts, expected)
         num_drafted += int(drafts.num_draft_tokens.sum())
     assert num_drafted > 50 or k == 0
-    assert stored_texts(drafting) == stored_texts(expected_drafting)
+    assert list_stored_texts(drafting) == list_stored_texts(expected_drafting)
 
 
-@KINDS
-def test_propose_after_appending_equals_step(kind: Kind) -> None:
+@EACH_KIND
+def test_propose_after_appending_equals_step(convert: Convert) -> None:
     proposer: Any = NgramProposer(CONFIG)
-    stepping: Any = NgramProposer(CONFIG)
-    (tokens, lengths), expected_rows = new_rows(kind), new_rows(kind)
-    scopes = kind(np.array([0, scope_of("a"), 0, scope_of("a")]))
+    step_proposer: Any = NgramProposer(CONFIG)
+    (tokens, lengths), expected_rows = make_rows(convert), make_rows(convert)
+    scopes = convert(np.array([0, scope_of("a"), 0, scope_of("a")]))
     rng = np.random.default_rng(2)
     for _ in range(100):
-        texts = random_texts(rng)
-        expected = stepping.step(*expected_rows, as_sampled(kind, texts), scopes=scopes)
+        texts = make_random_texts(rng)
+        expected = step_proposer.step(*expected_rows, make_sampled(convert, texts), scopes=scopes)
         tokens[:], lengths[:] = expected_rows
-        num_sampled = kind(np.array([len(text) for text in texts], np.int32))
+        num_sampled = convert(np.array([len(text) for text in texts], np.int32))
         drafts = proposer.propose(tokens, lengths, num_sampled=num_sampled, scopes=scopes)
-        assert all_equal(drafts, expected[2:])
-    assert all_equal([proposer.store.tensor], [stepping.store.tensor])
+        assert are_equal(drafts, expected[2:])
+    assert are_equal([proposer.store.tensor], [step_proposer.store.tensor])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("advance", [True, False])
 def test_compiled_step_equals_eager_step(advance: bool) -> None:
-    compiled, eager = (NgramProposer(CONFIG) for _ in range(2))
-    states = [new_rows(torch.from_numpy) for _ in range(2)]
+    compiled, eager_proposer = (NgramProposer(CONFIG) for _ in range(2))
+    states = [make_rows(torch.from_numpy) for _ in range(2)]
     rng = np.random.default_rng(7)
     arguments: dict[str, Any] = {"scopes": torch.tensor([0, 1, 0, 1]), "advance": advance}
     step: Any = compiled.step
-    for number in range(12):
-        sampled = as_sampled(torch.from_numpy, random_texts(rng))
+    for step_number in range(12):
+        sampled = make_sampled(torch.from_numpy, make_random_texts(rng))
         result = step(*states[0], sampled, **arguments)
-        assert all_equal(result, eager.step(*states[1], sampled, **arguments))
-        if number == 0:  # the first step created index and store
+        assert are_equal(result, eager_proposer.step(*states[1], sampled, **arguments))
+        if step_number == 0:  # the first step created index and store
             step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled.store.tensor, eager.store.tensor)  # type: ignore[union-attr]
+    assert torch.equal(compiled.store.tensor, eager_proposer.store.tensor)  # type: ignore[union-attr]
 
 
 def test_reset_finishes_requests() -> None:
     proposer: Any = NgramProposer(dataclasses.replace(CONFIG, store="finish"))
-    tokens, lengths = new_rows(np.asarray)
-    proposer.step(tokens, lengths, as_sampled(np.asarray, [TEXT[:9], [], [], []]))
-    sampled = as_sampled(np.asarray, [[], TEXT[:4], [], []])
+    tokens, lengths = make_rows(np.asarray)
+    proposer.step(tokens, lengths, make_sampled(np.asarray, [TEXT[:9], [], [], []]))
+    sampled = make_sampled(np.asarray, [[], TEXT[:4], [], []])
     assert proposer.step(tokens, lengths, sampled).num_draft_tokens[1] == 0
     proposer.reset(np.array([0, 1]))
     lengths[1] = 0
@@ -232,30 +233,30 @@ def test_reset_finishes_requests() -> None:
 
 def test_max_len_limits_drafts_from_the_store() -> None:
     proposer: Any = NgramProposer(dataclasses.replace(CONFIG, max_len=6))
-    rows = new_rows(np.asarray)
-    proposer.step(*rows, as_sampled(np.asarray, [TEXT[:9], TEXT[:4], [], []]))
-    result = proposer.step(*rows, as_sampled(np.asarray, [[], [], TEXT[:4], []]))
+    rows = make_rows(np.asarray)
+    proposer.step(*rows, make_sampled(np.asarray, [TEXT[:9], TEXT[:4], [], []]))
+    result = proposer.step(*rows, make_sampled(np.asarray, [[], [], TEXT[:4], []]))
     assert result.num_draft_tokens[2] == 2
 
 
-def test_passed_store_is_shared_and_prevents_copies() -> None:
+def test_store_argument_is_shared_and_prevents_copies() -> None:
     store = NgramStore(8, 16384)
-    first = NgramProposer(CHEAP, store=store)
-    second: Any = NgramProposer(CHEAP, store=store, num_slots=8)
-    first.step(*new_rows(np.asarray), as_sampled(np.asarray, [TEXT[:9], [], [], []]))
-    sampled, slots = as_sampled(np.asarray, [[], TEXT[:4], [], []]), np.arange(4, 8)
-    result = second.step(*new_rows(np.asarray), sampled, slot_indices=slots)
+    first_proposer = NgramProposer(LOW_COST_CONFIG, store=store)
+    second_proposer: Any = NgramProposer(LOW_COST_CONFIG, store=store, num_slots=8)
+    first_proposer.step(*make_rows(np.asarray), make_sampled(np.asarray, [TEXT[:9], [], [], []]))
+    sampled, slots = make_sampled(np.asarray, [[], TEXT[:4], [], []]), np.arange(4, 8)
+    result = second_proposer.step(*make_rows(np.asarray), sampled, slot_indices=slots)
     assert result.num_draft_tokens[1] == 5
     with pytest.raises(TypeError, match="cannot be copied or pickled"):
-        copy.deepcopy(first)
-    proposer = NgramProposer(CHEAP)
-    proposer.step(*new_rows(np.asarray), sampled)
+        copy.deepcopy(first_proposer)
+    proposer = NgramProposer(LOW_COST_CONFIG)
+    proposer.step(*make_rows(np.asarray), sampled)
     assert proposer.store is not None
     assert copy.deepcopy(proposer).store is None
 
 
 @pytest.mark.parametrize(
-    ("kind", "scopes", "message"),
+    ("convert", "scopes", "message"),
     [
         (np.asarray, np.zeros(3, np.int64), r"int32 or int64 \[4\], got int64 \[3\]"),
         (np.asarray, torch.zeros(4).long(), "a numpy array, got Tensor"),
@@ -267,40 +268,40 @@ def test_passed_store_is_shared_and_prevents_copies() -> None:
         (torch.from_numpy, torch.zeros(4, device="meta").long(), "contiguous .* memory on meta"),
     ],
 )
-def test_invalid_scopes_are_rejected_before_writing(kind: Kind, scopes: Any, message: str) -> None:
+def test_invalid_scopes_raise_before_writing(convert: Convert, scopes: Any, message: str) -> None:
     proposer = NgramProposer(CONFIG)
-    tokens, lengths = new_rows(kind)
+    tokens, lengths = make_rows(convert)
     with pytest.raises(ValueError, match=f"NgramProposer: step: scopes: expected {message}"):
-        proposer.step(tokens, lengths, as_sampled(kind, [TEXT[:4]] * 4), scopes=scopes)
+        proposer.step(tokens, lengths, make_sampled(convert, [TEXT[:4]] * 4), scopes=scopes)
     assert not lengths.any()
     assert (tokens == -7).all()
     assert proposer.store is None
 
 
-def test_invalid_stores_are_rejected() -> None:
-    tokens, lengths = new_rows(np.asarray)
-    sampled = as_sampled(np.asarray, [[1]] * 4)
+def test_invalid_store_arguments_are_rejected() -> None:
+    tokens, lengths = make_rows(np.asarray)
+    sampled = make_sampled(np.asarray, [[1]] * 4)
     with pytest.raises(ValueError, match="propose: num_sampled: expected an array with a store"):
         NgramProposer(CONFIG).propose(tokens, lengths)
     with pytest.raises(ValueError, match="scopes: expected None without a store"):
         NgramProposer(LADDER).propose(tokens, lengths, scopes=np.zeros(4, np.int64))
     with pytest.raises(ValueError, match="store: expected None without a min_draft_probability"):
         NgramProposer(NgramConfig(), store=NgramStore(1, 4096))
-    other_kind = NgramProposer(LADDER, store=NgramStore(4, 16384, kind="torch"))
+    torch_proposer = NgramProposer(LADDER, store=NgramStore(4, 16384, kind="torch"))
     with pytest.raises(ValueError, match="step: store: expected kind='numpy', got kind='torch'"):
-        other_kind.step(tokens, lengths, sampled)
-    too_small = NgramProposer(dataclasses.replace(CONFIG, store_tokens=4095))
+        torch_proposer.step(tokens, lengths, sampled)
+    small_proposer = NgramProposer(dataclasses.replace(CONFIG, store_tokens=4095))
     message = "store_tokens: expected at least 4096, 1024 for each of 4 requests, got 4095"
     with pytest.raises(ValueError, match=message):
-        too_small.step(tokens, lengths, sampled)
+        small_proposer.step(tokens, lengths, sampled)
     assert not lengths.any()
 
 
 NUM_ROWS, CAPACITY = 3, 200
-ASYNC_CONFIG = dataclasses.replace(CHEAP, k=4)
+ASYNC_CONFIG = dataclasses.replace(LOW_COST_CONFIG, k=4)
 
 
-def new_state(ngram: NgramConfig = ASYNC_CONFIG, **options: Any) -> Any:
+def make_state(ngram: NgramConfig = ASYNC_CONFIG, **options: Any) -> Any:
     draft_on = options.pop("draft_on", "auto")
     sizes = {"max_rows": NUM_ROWS, "row_capacity": CAPACITY, "max_step_tokens": 256}
     groups = (KVGroup(CAPACITY, 1),)
@@ -313,91 +314,63 @@ def run_step(state: Any, rows: list[int], sampled: list[list[int]], **changes: A
     num_scheduled = [1] * len(rows)
     for admission in changes.get("new", ()):
         num_scheduled[rows.index(admission.row)] = len(admission.token_ids)
-    state.begin_step(Batch(ints(*rows), ints(*num_scheduled), ints(*[0] * len(rows)), **changes))
-    outputs = state.end_step(sampled_tensor(*sampled))
+    state.begin_step(
+        Batch(to_ints(*rows), to_ints(*num_scheduled), to_ints(*[0] * len(rows)), **changes)
+    )
+    outputs = state.end_step(make_samples(*sampled))
     state.reconcile()
     return outputs
 
 
-def new_admission(row: int, *prompt: int, scope: int = 0) -> Admission:
-    return Admission(row, ints(*prompt), (ints(row),), scope=scope)
-
-
-def test_async_state_equals_proposer() -> None:
-    """Requests come, go and change rows."""
-    state, proposer = new_state(), NgramProposer(ASYNC_CONFIG, num_slots=NUM_ROWS)
-    tokens = torch.zeros((NUM_ROWS, CAPACITY), dtype=torch.int32)
-    lengths = torch.zeros(NUM_ROWS, dtype=torch.int32)
-    rng = np.random.default_rng(5)
-    for step in range(300):
-        row, new, removed = step % NUM_ROWS, [], []
-        if step < NUM_ROWS or step % 20 == 19:
-            prompt = rng.integers(0, 9, 3).tolist()
-            new = [new_admission(row, *prompt, scope=row % 2)]
-            if step >= NUM_ROWS:
-                removed = [row]
-                proposer.reset(torch.tensor(removed))
-            # One row is freed at a time, so that a request's slot is its row.
-            tokens[row, :3], lengths[row] = torch.tensor(prompt).int(), 3
-        sampled = rng.integers(0, 9, 1).tolist()
-        outputs = run_step(state, [row], [sampled], new=new, removed=ints(*removed))
-        requests: Any = {"row_indices": torch.tensor([row]), "scopes": torch.tensor([row % 2])}
-        expected = proposer.step(tokens, lengths, sampled_tensor(sampled), **requests)
-        assert torch.equal(outputs.draft_token_ids, expected.draft_token_ids)
-        assert torch.equal(outputs.match_len, expected.match_len)
-        assert torch.equal(outputs.num_draft_tokens, expected.num_draft_tokens)
-        assert state.wait_drafts().draft_token_ids.tolist() == expected.draft_token_ids.tolist()
-    assert proposer.store is not None
-    assert torch.equal(state.store.tensor, proposer.store.tensor)
-    state.store.check_integrity()
-    assert proposer.store.statistics.drafts > 20
+def make_admission(row: int, *prompt: int, scope: int = 0) -> Admission:
+    return Admission(row, to_ints(*prompt), (to_ints(row),), scope=scope)
 
 
 @pytest.mark.parametrize("draft_on", ["device", "host"])
 @pytest.mark.parametrize("rows", [[0, -1], [0, NUM_ROWS], [1, 1], [0, 2]])
 def test_async_state_with_invalid_rows_stores_nothing(draft_on: str, rows: list[int]) -> None:
-    """Row 2 is free: its slot may still contain the text of the removed request."""
-    state = new_state(draft_on=draft_on)
-    new = [new_admission(row, 9 - row, scope=row + 1) for row in range(3)]
-    run_step(state, [0, 1, 2], [[50], [60], [70]], new=new)
-    run_step(state, [0, 1], [[51], [61]], removed=ints(2))
-    before = state.store.tensor.clone(), state.token_ids.clone()
+    """Row 2 is free, but its slot may still contain the text of the removed request."""
+    state = make_state(draft_on=draft_on)
+    admissions = [make_admission(row, 9 - row, scope=row + 1) for row in range(3)]
+    run_step(state, [0, 1, 2], [[50], [60], [70]], new=admissions)
+    run_step(state, [0, 1], [[51], [61]], removed=to_ints(2))
+    state_before = state.store.tensor.clone(), state.token_ids.clone()
     with pytest.raises(ValueError, match="begin_step: rows: expected"):
         run_step(state, rows, [[52], [62]])
-    assert torch.equal(state.store.tensor, before[0])
-    assert torch.equal(state.token_ids, before[1])
+    assert torch.equal(state.store.tensor, state_before[0])
+    assert torch.equal(state.token_ids, state_before[1])
 
 
-def test_async_state_uses_passed_store() -> None:
+def test_async_state_uses_store_argument() -> None:
     store = NgramStore(8, 16384, kind="torch")
     store.warm([range(50, 60)], scope=3)
-    state = new_state(LADDER, store=store)
+    state = make_state(LADDER, store=store)
     assert state.store is store
-    outputs = run_step(state, [0], [[50]], new=[new_admission(0, 9, scope=3)])
+    outputs = run_step(state, [0], [[50]], new=[make_admission(0, 9, scope=3)])
     assert outputs.num_draft_tokens[0] > 0
-    assert new_state(LADDER).store is None
+    assert make_state(LADDER).store is None
 
 
 def test_async_state_rejects_invalid_stores_and_scopes() -> None:
     store = NgramStore(3, 16384, kind="torch")
-    late = LateDevice("eager", None)  # type: ignore[arg-type]
+    device = LateDevice("eager", None)  # type: ignore[arg-type]
     options: list[tuple[dict[str, Any], str]] = [
         ({"ngram": NgramConfig(), "store": store}, "store: expected None without min_draft"),
         ({"ngram": LADDER, "store": NgramStore(3, 16384)}, "store: expected kind='torch'"),
     ]
     options += [
         (
-            {**ngram, "runtime": late, "draft_on": "device"},
+            {**ngram, "runtime": device, "draft_on": "device"},
             "store: expected None with draft_on='device' on a device other than the CPU",
         )
         for ngram in ({"ngram": LADDER, "store": store}, {"ngram": ASYNC_CONFIG})
     ]
     for arguments, message in options:
         with pytest.raises(ValueError, match=f"AsyncSpecState: {message}"):
-            new_state(**arguments)
+            make_state(**arguments)
     with pytest.raises(ValueError, match="store_tokens: expected at least 3072"):
-        new_state(dataclasses.replace(ASYNC_CONFIG, store_tokens=3071))
+        make_state(dataclasses.replace(ASYNC_CONFIG, store_tokens=3071))
     for scope in (-1, 2**63, True, "a"):
-        admission: Any = new_admission(0, 9, scope=scope)  # type: ignore[arg-type]
+        admission: Any = make_admission(0, 9, scope=scope)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"begin_step: new/resumed: scope: expected 0 to"):
-            run_step(new_state(), [0], [[1]], new=[admission])
+            run_step(make_state(), [0], [[1]], new=[admission])

@@ -1,6 +1,6 @@
-"""Random attacks on a store: no text reaches another scope or another request.
+"""Tests that a request receives only text of its scope from a store, and no text of prompts.
 
-The model and the attacks are in `isolation.py`. They share no code with the kernels.
+The random steps, and the model that checks them, are in `isolation.py`. They use no kernel code.
 """
 
 from __future__ import annotations
@@ -9,39 +9,39 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from core.store.isolation import FIRST_MARK, AsyncAttack
+from core.store.isolation import FIRST_MARK, RandomAsyncSteps
 from ngram_npu.async_state import device_state
 from ngram_npu.config import STORES
 from ngram_npu.drafting import Drafting
 from ops.reference.store import BLOCK, HEAD_FILL, open_store
 
-DETECTED = r"was drafted|not a text of|after its end|a draft for padding"
+ERROR_MESSAGES = r"was drafted|not a text of|after its end|a draft for padding"
 NAMES = [f"{draft_on} {visibility}" for draft_on in ("device", "host") for visibility in STORES]
 
 
-def run_attack(name: str, seed: int, row_steps: int) -> AsyncAttack:
+def run_random_steps(name: str, seed: int, num_row_steps: int) -> RandomAsyncSteps:
     draft_on, visibility = name.split()
-    attack = AsyncAttack(seed, visibility, draft_on)
-    attack.run(row_steps)
-    attack.check()
-    ledger = attack.ledger
-    assert ledger.drafts > row_steps // 5
-    assert ledger.from_others > row_steps // 20, "drafts from other requests' text"
-    assert ledger.stored > row_steps
-    return attack
+    steps = RandomAsyncSteps(seed, visibility, draft_on)
+    steps.run(num_row_steps)
+    steps.check()
+    ledger = steps.ledger
+    assert ledger.num_drafts > num_row_steps // 5
+    assert ledger.num_foreign_drafts > num_row_steps // 20, "drafts from other requests' text"
+    assert ledger.num_stored > num_row_steps
+    return steps
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_store_under_attack_mixes_no_text(name: str) -> None:
-    run_attack(name, 0, 500)
+def test_store_in_random_steps_mixes_no_texts(name: str) -> None:
+    run_random_steps(name, 0, 500)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_store_under_long_attack_mixes_no_text(name: str) -> None:
-    """100,000 row steps in all."""
-    row_steps = sum(run_attack(name, seed, 5_000).row_steps for seed in range(1, 6))
-    assert row_steps >= 25_000
+def test_store_in_many_random_steps_mixes_no_texts(name: str) -> None:
+    """Runs 25,000 row steps for each of the four names."""
+    num_row_steps = sum(run_random_steps(name, seed, 5_000).num_row_steps for seed in range(1, 6))
+    assert num_row_steps >= 25_000
 
 
 FAULTS: dict[str, Callable[[Any, Any], Any]] = {
@@ -52,7 +52,7 @@ FAULTS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_attack_detects_wrong_arguments(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_steps_detect_wrong_arguments(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     update_store = Drafting._update_store
 
     def update_with_fault(
@@ -62,19 +62,19 @@ def test_attack_detects_wrong_arguments(fault: str, monkeypatch: pytest.MonkeyPa
         update_store(self, rows, drafts, costs, i, slots, scopes, fill)
 
     monkeypatch.setattr(Drafting, "_update_store", update_with_fault)
-    with pytest.raises(AssertionError, match=DETECTED):
-        run_attack("device live", 0, 3000)
+    with pytest.raises(AssertionError, match=ERROR_MESSAGES):
+        run_random_steps("device live", 0, 3000)
 
 
-def test_attack_detects_missing_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_steps_detect_missing_lag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_state, "LAG", 0)
-    with pytest.raises(AssertionError, match=DETECTED):
-        run_attack("host live", 0, 3000)
+    with pytest.raises(AssertionError, match=ERROR_MESSAGES):
+        run_random_steps("host live", 0, 3000)
 
 
-def test_ledger_detects_planted_tokens() -> None:
-    attack = run_attack("device live", 0, 500)
-    ledger, words = attack.ledger, attack.store.tensor.numpy()
+def test_ledger_detects_token_of_other_scope_or_after_text() -> None:
+    steps = run_random_steps("device live", 0, 500)
+    ledger, words = steps.ledger, steps.store.tensor.numpy()
     store = open_store(words)
     assert store is not None
     text = words[store.tokens : store.tokens + store.num_blocks * BLOCK].reshape(-1, BLOCK)
@@ -84,10 +84,10 @@ def test_ledger_detects_planted_tokens() -> None:
     scope = scopes[block]
     mark = next(int(text[b, 0]) for b, fill in enumerate(fills) if fill and scopes[b] != scope)
     assert mark >= FIRST_MARK
-    foreign = f"block {block}: not a text of scope {scope}"
-    for place, message in ((0, foreign), (fills[block], f"block {block} .*after its end")):
-        token, text[block, place] = int(text[block, place]), mark
+    scope_message = f"block {block}: not a text of scope {scope}"
+    for position, message in ((0, scope_message), (fills[block], f"block {block} .*after its end")):
+        token, text[block, position] = int(text[block, position]), mark
         with pytest.raises(AssertionError, match=message):
             ledger.check_store(words)
-        text[block, place] = token
+        text[block, position] = token
     ledger.check_store(words)

@@ -1,11 +1,11 @@
-# Replaces CANN's file for building kernels. It has the functions that our build calls, and the same requirements. The
-# built libraries run the operators' CPU kernels (kernels.cpp).
+# Replaces the CMake file with which CANN builds kernels. Defines the functions that our build calls, and checks the same
+# requirements. The built libraries run the operators' CPU kernels (kernels.cpp).
 foreach(variable ASCEND_CANN_PACKAGE_PATH RUN_MODE SOC_VERSION)
   if(NOT DEFINED ${variable} OR "${${variable}}" STREQUAL "")
     message(FATAL_ERROR "${variable} is not set")
   endif()
 endforeach()
-# CANN's second link, of host code in the kernels' sources, reads link.txt.
+# For host code in the kernels' sources, CANN links a second time, and reads link.txt.
 if(NOT ASCEND_KERNEL_LAUNCH_ONLY AND NOT CMAKE_GENERATOR MATCHES "Makefiles")
   message(FATAL_ERROR "ASCEND_KERNEL_LAUNCH_ONLY is not set: link.txt file does not exist")
 endif()
@@ -17,9 +17,9 @@ if(NOT chip MATCHES "^ascend(910b[1-4]|910_93[0-9]+|950[a-z]+_[0-9a-z]+|310p[0-9
   message(FATAL_ERROR "SOC_VERSION ${SOC_VERSION} is not supported")
 endif()
 set(STAND_IN "${CMAKE_CURRENT_LIST_DIR}")
-set(CMAKE_SKIP_RPATH TRUE)  # in the including scope, like the real file
+set(CMAKE_SKIP_RPATH TRUE)  # also set in the scope that includes this file, as by the real file
 
-# Adds a library with an entry per kernel, each defined by the macro `entry`.
+# Adds a library with one entry point per kernel, which the macro `entry` (kernels.cpp) defines.
 function(stand_in_library target entry)
   set(entries "")
   foreach(source ${ARGN})
@@ -31,7 +31,7 @@ function(stand_in_library target entry)
     foreach(kernel ${kernels})
       string(REGEX REPLACE ".*void ngram_npu_([a-z_]+).*" "\\1" kernel "${kernel}")
       string(REGEX REPLACE "_(search|draft)$" "" op "${kernel}")
-      string(REGEX REPLACE "^copy_" "correct_" op "${op}")  # the second launch of both that correct
+      string(REGEX REPLACE "^copy_" "correct_" op "${op}")  # the second launch of the two operators that correct
       file(STRINGS "${CMAKE_CURRENT_SOURCE_DIR}/plans.h" in_place REGEX "X\\(${op}_,")
       if(in_place)  # the operator's name has an underscore at its end
         string(APPEND op "_")
@@ -57,7 +57,7 @@ function(ascendc_library target type)
   install(TARGETS ${target} LIBRARY DESTINATION lib64)
 endfunction()
 
-# Builds the binary for the runtime, here a shared library. Like the real function, writes it below the prefix.
+# Builds the kernels' binary, here a shared library. Like the real function, writes the binary below the prefix.
 function(ascendc_fatbin_library target)
   stand_in_library(${target} STAND_IN_KERNEL ${ARGN})
   set(out "${CMAKE_INSTALL_PREFIX}/fatbin/${target}")

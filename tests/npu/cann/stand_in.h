@@ -5,7 +5,7 @@
 
 constexpr int64_t kStandInVectorCores = 40;
 constexpr int64_t kStandInUbBytes = 192 * 1024;
-constexpr uint64_t kStandInArgsBytes = 57 * 8;  // size of a kernel's argument
+constexpr uint64_t kStandInArgsBytes = 57 * 8;  // sizeof(NgramNpuLaunchArgs)
 
-// Adds a launch to the record that tests read. Returns an error if a test has requested one.
-extern "C" uint32_t stand_in_record(const char* kernel, const void* stream);
+// Adds a launch to the record that tests read. Returns an error if a test has requested failing launches.
+extern "C" uint32_t stand_in_record_launch(const char* kernel, const void* stream);

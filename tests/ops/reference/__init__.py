@@ -1,5 +1,5 @@
-"""The operators in plain, slow Python on numpy arrays, with which the kernels are compared. They
-are independent of the C++ sources; docs/ops has the definitions."""
+"""References of the operators: simple, slow Python on numpy arrays, with which the tests compare
+the kernels. The references are independent of the C++ sources; docs/ops has the definitions."""
 
 from ops.reference import bookkeeping, correction, device_store, drafting, merging, store
 from ops.reference.bookkeeping import *

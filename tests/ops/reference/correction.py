@@ -1,4 +1,4 @@
-"""The reference of the state correction of asynchronous scheduling: docs/ops."""
+"""References of the state correction of asynchronous scheduling, defined in docs/ops."""
 
 from __future__ import annotations
 
@@ -16,74 +16,76 @@ __all__ = [
 
 
 @reference_operator
-def correct_num_computed_tokens_(a: Arguments) -> None:
+def correct_num_computed_tokens_(args: Arguments) -> None:
     """num_computed_tokens [N] and num_accepted_tokens [at least B] are written; prev_positions and
     host_num_computed_tokens [B]; num_sampled_prev and num_draft_prev of any length."""
-    old = a.num_computed_tokens.copy()
-    previous = min(len(old), len(a.num_sampled_prev), len(a.num_draft_prev))
-    for i, p in enumerate(map(int, a.prev_positions)):
-        if 0 <= p < previous and a.num_draft_prev[p] > 0:
-            sampled = min(int(a.num_sampled_prev[p]), int(a.num_draft_prev[p]) + 1)
-            a.num_computed_tokens[i] = wrap32(int(old[p]) + sampled)
-            a.num_accepted_tokens[i] = sampled
+    old_counts = args.num_computed_tokens.copy()
+    num_previous = min(len(old_counts), len(args.num_sampled_prev), len(args.num_draft_prev))
+    for i, previous in enumerate(map(int, args.prev_positions)):
+        if 0 <= previous < num_previous and args.num_draft_prev[previous] > 0:
+            max_sampled = int(args.num_draft_prev[previous]) + 1
+            sampled = min(int(args.num_sampled_prev[previous]), max_sampled)
+            args.num_computed_tokens[i] = wrap32(int(old_counts[previous]) + sampled)
+            args.num_accepted_tokens[i] = sampled
         else:
-            a.num_computed_tokens[i] = a.host_num_computed_tokens[i]
+            args.num_computed_tokens[i] = args.host_num_computed_tokens[i]
 
 
-def slot_of(a: Arguments, position: int, blocks: list[int]) -> int | None:
-    """Returns the slot of ``position`` by the request's block table; None if this rank has none."""
+def find_slot(args: Arguments, position: int, blocks: list[int]) -> int | None:
+    """Returns the slot of ``position``; None if this rank or the block table has none."""
     if position < 0:
         return None
-    block_tokens = a.block_size * a.blocks_per_kv_block * a.cp_world
+    block_tokens = args.block_size * args.blocks_per_kv_block * args.cp_world
     virtual_block, offset = divmod(position, block_tokens)
-    chunk, within = divmod(offset, a.cp_interleave)
-    if chunk % a.cp_world != a.cp_rank:
+    chunk, chunk_offset = divmod(offset, args.cp_interleave)
+    if chunk % args.cp_world != args.cp_rank:
         return None
-    local = chunk // a.cp_world * a.cp_interleave + within
-    index = virtual_block * a.blocks_per_kv_block + local // a.block_size
+    rank_offset = chunk // args.cp_world * args.cp_interleave + chunk_offset
+    index = virtual_block * args.blocks_per_kv_block + rank_offset // args.block_size
     if index >= len(blocks) or blocks[index] < 0:
         return None
-    return int(blocks[index] * a.block_size + local % a.block_size)
+    return int(blocks[index] * args.block_size + rank_offset % args.block_size)
 
 
 @reference_operator
-def compute_slot_mapping_(a: Arguments) -> None:
+def compute_slot_mapping_(args: Arguments) -> None:
     """query_start_loc [B+1], positions [P] int64, block_table [R,NB], row_indices [B];
     slot_mapping, int32 or int64, is written."""
-    num_tokens = len(a.slot_mapping)
-    batch = len(a.query_start_loc) - 1
+    num_tokens = len(args.slot_mapping)
+    batch = len(args.query_start_loc) - 1
     for i in range(batch):
-        row = row_of(a, i)
-        blocks = [int(b) for b in a.block_table[row]] if 0 <= row < len(a.block_table) else []
-        begin, end = int(a.query_start_loc[i]), int(a.query_start_loc[i + 1])
-        for n in range(max(begin, 0), min(end, num_tokens)):
-            slot = slot_of(a, int(a.positions[n]), blocks) if n < len(a.positions) else None
+        row = row_of(args, i)
+        blocks = [int(b) for b in args.block_table[row]] if 0 <= row < len(args.block_table) else []
+        begin, end = int(args.query_start_loc[i]), int(args.query_start_loc[i + 1])
+        for token in range(max(begin, 0), min(end, num_tokens)):
+            has_position = token < len(args.positions)
+            slot = find_slot(args, int(args.positions[token]), blocks) if has_position else None
             if slot is None:
-                slot = a.pad_id
-            a.slot_mapping[n] = wrap32(slot) if a.slot_mapping.dtype == np.int32 else slot
-    a.slot_mapping[max(int(a.query_start_loc[batch]), 0) :] = a.pad_id
+                slot = args.pad_id
+            args.slot_mapping[token] = wrap32(slot) if args.slot_mapping.dtype == np.int32 else slot
+    args.slot_mapping[max(int(args.query_start_loc[batch]), 0) :] = args.pad_id
 
 
 @reference_operator
-def correct_spec_state_(a: Arguments) -> None:
-    """The first six are written. prev_positions and host_num_computed_tokens [B],
+def correct_spec_state_(args: Arguments) -> None:
+    """The first six tensors are written. prev_positions and host_num_computed_tokens [B],
     query_start_loc [B+1], num_tokens [R], block_table [R,NB], row_indices [B]."""
-    correct_num_computed_tokens_(**select(a, "correct_num_computed_tokens_"))
-    batch = len(a.prev_positions)
+    correct_num_computed_tokens_(**select_arguments(args, "correct_num_computed_tokens_"))
+    batch = len(args.prev_positions)
     for i in range(batch):
-        computed = int(a.num_computed_tokens[i])
-        begin, end = int(a.query_start_loc[i]), int(a.query_start_loc[i + 1])
-        for n in range(max(begin, 0), min(end, len(a.positions))):
-            a.positions[n] = computed + (n - begin)
-        a.seq_lens[i] = wrap32(computed + (end - begin))
-        if a.discard is not None:
-            row = row_of(a, i)
-            is_valid = 0 <= row < len(a.num_tokens)
-            a.discard[i] = not is_valid or a.seq_lens[i] < a.num_tokens[row]
-    a.seq_lens[batch:] = 0
-    compute_slot_mapping_(**select(a, "compute_slot_mapping_"))
+        computed = int(args.num_computed_tokens[i])
+        begin, end = int(args.query_start_loc[i]), int(args.query_start_loc[i + 1])
+        for token in range(max(begin, 0), min(end, len(args.positions))):
+            args.positions[token] = computed + (token - begin)
+        args.seq_lens[i] = wrap32(computed + (end - begin))
+        if args.discard is not None:
+            row = row_of(args, i)
+            is_valid = 0 <= row < len(args.num_tokens)
+            args.discard[i] = not is_valid or args.seq_lens[i] < args.num_tokens[row]
+    args.seq_lens[batch:] = 0
+    compute_slot_mapping_(**select_arguments(args, "compute_slot_mapping_"))
 
 
-def select(a: Arguments, op: str) -> dict[str, Any]:
-    """Returns the arguments of another operator by name."""
-    return {name: getattr(a, name) for name, _ in arguments_of(op)}
+def select_arguments(args: Arguments, op: str) -> dict[str, Any]:
+    """Returns the arguments of the operator ``op`` by name, which are a subset of ``args``."""
+    return {name: getattr(args, name) for name, _ in arguments_of(op)}

@@ -1,10 +1,10 @@
-"""The reference of ``merge_drafts_``; the definition is in docs/ops/merge_drafts.md."""
+"""Reference of ``merge_drafts_``. The definition is in docs/ops/merge_drafts.md."""
 
 from __future__ import annotations
 
 import numpy as np
 from ops.reference.bookkeeping import Array, row_of
-from ops.reference.store import promise
+from ops.reference.store import compute_promise
 from ops.schema import Arguments, reference_operator
 
 __all__ = [
@@ -14,76 +14,81 @@ __all__ = [
 UNIT = 65536
 
 
-def measured(mean: int, accepted: int) -> int:
-    """Returns the mean after one more step, which has weight 1/8. Rounds towards the old mean."""
+def update_mean(mean: int, accepted: int) -> int:
+    """Returns the mean after a step with this number of accepted tokens, which has weight 1/8.
+    Rounds towards the old mean."""
     difference = accepted * UNIT - mean
     return mean + abs(difference) // 8 * (1 if difference > 0 else -1)
 
 
 @reference_operator
-def merge_drafts_(a: Arguments) -> tuple[Array, Array, Array]:
+def merge_drafts_(args: Arguments) -> tuple[Array, Array, Array]:
     """neural_draft_token_ids [B,Kn], ngram_draft_token_ids [B,k], num_ngram_draft_tokens,
     match_len, num_neural_draft_tokens, row_indices, num_sampled and num_scheduled_drafts [B],
     draft_costs [B,k], neural_draft_costs [B,Kn] and match_costs [16] uint8; neural_acceptance [R,2]
     is written -> draft_token_ids [B,k], num_draft_tokens [B], draft_source [B]."""
-    batch, width = a.neural_draft_token_ids.shape
-    k = a.ngram_draft_token_ids.shape[1]
-    tokens = np.full((batch, k), -1, a.neural_draft_token_ids.dtype)
+    batch, width = args.neural_draft_token_ids.shape
+    k = args.ngram_draft_token_ids.shape[1]
+    tokens = np.full((batch, k), -1, args.neural_draft_token_ids.dtype)
     counts, sources = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
     for i in range(batch):
-        n = width
-        if a.num_neural_draft_tokens is not None:
-            n = min(max(int(a.num_neural_draft_tokens[i]), 0), width)
-        g = min(max(int(a.num_ngram_draft_tokens[i]), 0), k)
-        neural = [int(token) for token in a.neural_draft_token_ids[i]]
-        ngram = [int(token) for token in a.ngram_draft_token_ids[i]]
-        match = int(a.match_len[i])
+        num_neural = width
+        if args.num_neural_draft_tokens is not None:
+            num_neural = min(max(int(args.num_neural_draft_tokens[i]), 0), width)
+        num_ngram = min(max(int(args.num_ngram_draft_tokens[i]), 0), k)
+        neural_draft = [int(token) for token in args.neural_draft_token_ids[i]]
+        ngram_draft = [int(token) for token in args.ngram_draft_token_ids[i]]
+        match_len = int(args.match_len[i])
 
-        promised = None
-        if a.draft_costs is not None:
-            promised = promise([int(cost) for cost in a.draft_costs[i, :g]])
-        elif a.match_costs is not None:
-            promised = promise([int(a.match_costs[min(max(match, 0) + j, 15)]) for j in range(g)])
+        ngram_promise = None
+        if args.draft_costs is not None:
+            ngram_promise = compute_promise([int(cost) for cost in args.draft_costs[i, :num_ngram]])
+        elif args.match_costs is not None:
+            lengths = (min(max(match_len, 0) + j, 15) for j in range(num_ngram))
+            ngram_promise = compute_promise([int(args.match_costs[length]) for length in lengths])
 
         row = None
         mean = None
-        if a.neural_acceptance is not None:
-            at = row_of(a, i)
-            if 0 <= at < len(a.neural_acceptance):
-                row = a.neural_acceptance[at]
-                mean, last = (int(value) for value in row)
-                verified = last - 1
-                if a.num_scheduled_drafts is not None:
-                    verified = min(verified, int(a.num_scheduled_drafts[i]))
-                if last <= 0:
+        if args.neural_acceptance is not None:
+            row_index = row_of(args, i)
+            if 0 <= row_index < len(args.neural_acceptance):
+                row = args.neural_acceptance[row_index]
+                mean, last_length = (int(value) for value in row)
+                verified = last_length - 1
+                if args.num_scheduled_drafts is not None:
+                    verified = min(verified, int(args.num_scheduled_drafts[i]))
+                if last_length <= 0:
                     mean = width * UNIT
-                elif verified > 0 and a.num_sampled[i] > 0:
-                    accepted = min(int(a.num_sampled[i]) - 1, verified, 64)
-                    after = measured(mean, accepted)
-                    mean = after if accepted < verified or verified >= width else max(mean, after)
+                elif verified > 0 and args.num_sampled[i] > 0:
+                    accepted = min(int(args.num_sampled[i]) - 1, verified, 64)
+                    new_mean = update_mean(mean, accepted)
+                    was_cut = accepted == verified < width
+                    mean = max(mean, new_mean) if was_cut else new_mean
 
-        expected = None
-        if a.neural_draft_costs is not None:
-            expected = promise([int(cost) for cost in a.neural_draft_costs[i, :n]])
+        neural_promise = None
+        if args.neural_draft_costs is not None:
+            costs = [int(cost) for cost in args.neural_draft_costs[i, :num_neural]]
+            neural_promise = compute_promise(costs)
         elif mean is not None:
-            expected = min(mean, n * UNIT)
+            neural_promise = min(mean, num_neural * UNIT)
 
-        prefers_ngram = match >= a.min_match_len
-        if promised is not None:
-            is_better = expected is None or promised > expected
-            prefers_ngram = prefers_ngram and promised >= a.threshold and is_better
+        prefers_ngram = match_len >= args.min_match_len
+        if ngram_promise is not None:
+            is_better = neural_promise is None or ngram_promise > neural_promise
+            prefers_ngram = prefers_ngram and ngram_promise >= args.threshold and is_better
 
-        if g > 0 and (n == 0 or prefers_ngram):
+        extends_neural = neural_draft[:num_neural] == ngram_draft[:num_neural]
+        if num_ngram > 0 and (num_neural == 0 or prefers_ngram):
             sources[i] = 2
-        elif a.extend and 0 < n < g and neural[:n] == ngram[:n]:
+        elif args.extend and 0 < num_neural < num_ngram and extends_neural:
             sources[i] = 3
-        elif n > 0:
+        elif num_neural > 0:
             sources[i] = 1
         if sources[i] >= 2:
-            tokens[i], counts[i] = ngram, g
+            tokens[i], counts[i] = ngram_draft, num_ngram
         else:
-            tokens[i, :n], counts[i] = neural[:n], n
-        if row is not None and a.num_sampled[i] > 0:
+            tokens[i, :num_neural], counts[i] = neural_draft[:num_neural], num_neural
+        if row is not None and args.num_sampled[i] > 0:
             row[0] = mean
-            row[1] = 1 + (0 if sources[i] == 2 else n)
+            row[1] = 1 + (0 if sources[i] == 2 else num_neural)
     return tokens, counts, sources

@@ -1,8 +1,8 @@
-"""One OpSpec per operator, by family. The tests in tests/ops are derived from the OpSpecs for every
-backend, so a new operator needs an OpSpec and no tests of its own."""
+"""One OpSpec per operator. The modules are the families of operators. The tests in tests/ops are
+derived from the OpSpecs for every backend, so a new operator needs an OpSpec but no new tests."""
 
 from . import bookkeeping, correction, device_store, drafting, merging, ngram_index, store
-from .spec import Args, Array, BadCall, OpSpec, Sample, bits_equal, clone, clone_args, find_base
+from .spec import Args, Array, BadCall, OpSpec, Sample, are_equal, clone, clone_args, find_base
 
 _MODULES = (drafting, ngram_index, store, device_store, merging, bookkeeping, correction)
 OPSPECS: dict[str, OpSpec] = {
@@ -19,7 +19,7 @@ __all__ = [
     "BadCall",
     "OpSpec",
     "Sample",
-    "bits_equal",
+    "are_equal",
     "clone",
     "clone_args",
     "find_base",

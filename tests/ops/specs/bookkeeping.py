@@ -1,4 +1,4 @@
-"""The OpSpecs of the operators for sampled tokens and for a drafter's batch."""
+"""The OpSpecs of the operators for sampled tokens and for a draft model's batch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .inputs import (
     INT32_MIN,
     NO_OFFSET,
     UNLIMITED,
-    hostile_indices,
-    hostile_offsets,
-    hostile_samples,
-    offsets,
-    previous_positions,
-    random_rows,
-    sampled_tokens,
-    unordered_offsets,
+    draw_offsets,
+    draw_rows,
+    make_hostile_offsets,
+    make_hostile_samples,
+    make_index_samples,
+    make_offsets,
+    make_prev_positions,
+    sample_tokens,
 )
 from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 
-def _next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    tokens = in_buffer(random_rows(rng, 5, 40, 90), before=3, gap=5)
+def _make_next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    tokens = in_buffer(draw_rows(rng, 5, 40, 90), before=3, gap=5)
     lengths = in_buffer([40, 33, 17, 2, 1], gap=1)
     sampled = in_buffer([[3, -1, -1, -1], [-1, -1, -1, -1], [7, 8, 9, -1]], gap=2)
     discard = in_buffer([False, False, True], dtype=np.bool_)
@@ -44,23 +44,24 @@ def _next_token_samples(rng: np.random.Generator) -> Iterator[Sample]:
                 yield Sample(f"sources-{vocab_size}", (sampled, mask, *source, vocab_size))
     for width in (1, 2, 5, 64, 65):
         for batch in (1, 2, 9):
-            new = in_buffer(sampled_tokens(rng, batch, width, 6), before=1, gap=1)
-            rows = in_buffer(random_rows(rng, batch, 3, 90), gap=1)
+            new_tokens = in_buffer(sample_tokens(rng, batch, width, 6), before=1, gap=1)
+            rows = in_buffer(draw_rows(rng, batch, 3, 90), gap=1)
             ragged = in_buffer(rng.integers(0, 4, batch))
-            order = in_buffer(rng.permutation(batch))
+            permuted_rows = in_buffer(rng.permutation(batch))
             label = f"width-{width}-{batch}"
-            yield Sample(f"{label}-rows", (new, None, None, rows, ragged, None, 5))
-            yield Sample(f"{label}-indices", (new, None, None, rows, ragged, order, UNLIMITED))
-            yield Sample(f"{label}-backup", (new, None, ragged, None, None, None, 5))
+            yield Sample(f"{label}-rows", (new_tokens, None, None, rows, ragged, None, 5))
+            args = (new_tokens, None, None, rows, ragged, permuted_rows, UNLIMITED)
+            yield Sample(f"{label}-indices", args)
+            yield Sample(f"{label}-backup", (new_tokens, None, ragged, None, None, None, 5))
     for batch in (127, 128, 129):
-        new = in_buffer(sampled_tokens(rng, batch, 2, 6), gap=1)
-        order = np.arange(batch, dtype=np.int32)
-        yield Sample(f"batch-{batch}", (new, None, order, *[None] * 3, 5))
-    yield from _empty_samples()
-    yield from _hostile_samples(rng)
+        new_tokens = in_buffer(sample_tokens(rng, batch, 2, 6), gap=1)
+        backup_tokens = np.arange(batch, dtype=np.int32)
+        yield Sample(f"batch-{batch}", (new_tokens, None, backup_tokens, *[None] * 3, 5))
+    yield from _make_empty_samples()
+    yield from _make_hostile_samples(rng)
 
 
-def _empty_samples() -> Iterator[Sample]:
+def _make_empty_samples() -> Iterator[Sample]:
     for rows, capacity, batch in ((0, 0, 0), (0, 9, 3), (3, 0, 3), (3, 1, 2), (1, 1, 0)):
         tokens = np.full((rows, capacity), 7, np.int32)
         indices = np.arange(batch, dtype=np.int32)
@@ -69,23 +70,23 @@ def _empty_samples() -> Iterator[Sample]:
             lengths = np.full(rows, length, np.int32)
             args = (sampled, None, None, tokens, lengths, indices, 5)
             yield Sample(f"empty-{rows}x{capacity}-{batch}-{length}", args)
-    none = np.zeros((0, 3), np.int32)
-    yield Sample("no-requests", (none, None, np.zeros(0, np.int32), None, None, None, 5))
+    no_requests = np.zeros((0, 3), np.int32)
+    yield Sample("no-requests", (no_requests, None, np.zeros(0, np.int32), None, None, None, 5))
 
 
-def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _make_hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     lengths = [*HOSTILE_INT32, 40, 41, 39]
-    rows = in_buffer(random_rows(rng, len(lengths), 40, 90), gap=4)
-    none = in_buffer(np.full((len(lengths), 3), -1))
-    some = in_buffer(sampled_tokens(rng, len(lengths), 3, 50))
-    for sampled in (none, some):
+    rows = in_buffer(draw_rows(rng, len(lengths), 40, 90), gap=4)
+    no_tokens = in_buffer(np.full((len(lengths), 3), -1))
+    random_tokens = in_buffer(sample_tokens(rng, len(lengths), 3, 50))
+    for sampled in (no_tokens, random_tokens):
         args = (sampled, None, None, rows, in_buffer(lengths), None, 60)
         yield Sample("hostile-lengths", args)
         yield Sample("hostile-backups", (sampled, None, in_buffer(lengths), None, None, None, 60))
-        for dtype, bad in HOSTILE_INDICES:
-            indices = in_buffer([*bad, 11, 10][: len(lengths)], dtype=dtype)
-            good = in_buffer([20] * len(lengths))
-            args = (sampled[: len(indices)], None, None, rows, good, indices, 60)
+        for dtype, hostile in HOSTILE_INDICES:
+            indices = in_buffer([*hostile, 11, 10][: len(lengths)], dtype=dtype)
+            num_tokens = in_buffer([20] * len(lengths))
+            args = (sampled[: len(indices)], None, None, rows, num_tokens, indices, 60)
             yield Sample(f"hostile-indices-{np.dtype(dtype).name}", args)
     values = in_buffer([[v, 1, -1] for v in HOSTILE_INT32] + [[0, v, 1] for v in HOSTILE_INT32])
     backup = in_buffer([33] * len(values))
@@ -96,60 +97,61 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("holes", (holes, None, backup[:4], None, None, None, 10))
 
 
-def _next_token_sizes() -> Iterator[Args]:
+def _make_next_token_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for batch, width, rows, capacity in ((7, 3, 12, 50), (8, 4, 13, 51), (9, 5, 14, 52)):
-        sampled = sampled_tokens(rng, batch, width, 9)
-        tokens = random_rows(rng, rows, capacity, 9)
+        sampled = sample_tokens(rng, batch, width, 9)
+        tokens = draw_rows(rng, rows, capacity, 9)
         lengths = np.full(rows, capacity, np.int32)
         indices = np.arange(batch, dtype=np.int32)
         discard = np.arange(batch) % 2 == 0
         yield (sampled, discard, None, tokens, lengths, indices, 60 + batch)
 
 
-FROM_ROWS = ("token_ids", "num_tokens", "row_indices")
+ROW_ARGUMENTS = ("token_ids", "num_tokens", "row_indices")
+"""The arguments that must be None if backup_token_ids is given."""
 
 PREPARE_NEXT_TOKEN_IDS = OpSpec(
     name="prepare_next_token_ids",
     reference=reference.prepare_next_token_ids,
-    samples=_next_token_samples,
+    samples=_make_next_token_samples,
     bad_calls=(
         *(
             BadCall(
-                {"backup_token_ids": np.zeros(3, np.int32), **dict.fromkeys(FROM_ROWS[:at])},
+                {"backup_token_ids": np.zeros(3, np.int32), **dict.fromkeys(ROW_ARGUMENTS[:i])},
                 r"expected None \(backup_token_ids is given\), got a tensor",
-                FROM_ROWS[at],
+                ROW_ARGUMENTS[i],
             )
-            for at in range(3)
+            for i in range(3)
         ),
         BadCall({"token_ids": None}, r"got None"),
         BadCall({"num_tokens": None}, r"got None"),
         *SAMPLED_BAD_CALLS,
     ),
-    sizes=tuple(_next_token_sizes()),
+    sizes=tuple(_make_next_token_sizes()),
 )
 
 
-def _batch(rng: np.random.Generator, batch: int, k: int) -> tuple[Array, Array, Array]:
-    """Drafts per request, tokens sampled for them, and offsets; some requests are in prefill."""
+def _make_batch(rng: np.random.Generator, batch: int, k: int) -> tuple[Array, Array, Array]:
+    """Returns cu_num_draft_tokens, num_sampled, query_start_loc; some requests are in prefill."""
     drafts = rng.integers(0, k + 1, batch)
     sampled = rng.integers(0, drafts + 2)
     lengths = drafts + 1 + np.where(drafts == 0, rng.integers(0, 20, batch), 0)
     return (
         in_buffer(np.cumsum(drafts), gap=1),
         in_buffer(sampled, before=1),
-        in_buffer(offsets(lengths), gap=2),
+        in_buffer(make_offsets(lengths), gap=2),
     )
 
 
-def _padded_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _make_padded_samples(rng: np.random.Generator) -> Iterator[Sample]:
     ordinary = (in_buffer([4, 4, 7]), in_buffer([2, 1, 4], gap=1), in_buffer([0, 5, 15, 19]))
     yield Sample("ordinary", ordinary)
     for batch in (0, 1, 2, 3, 17, 127, 128, 129, 1300):
         for k in (0, 1, 5, 64):
-            yield Sample(f"batch-{batch}-{k}", _batch(rng, batch, k))
-    for at in range(3):
-        yield from hostile_samples(f"hostile-{at}", ordinary, at)
+            yield Sample(f"batch-{batch}-{k}", _make_batch(rng, batch, k))
+    for i in range(3):
+        yield from make_hostile_samples(f"hostile-{i}", ordinary, i)
     for _ in range(20):
         args = [in_buffer(rng.choice(HOSTILE_INT32, n)) for n in (9, 9, 10)]
         yield Sample("all-hostile", tuple(args))
@@ -158,75 +160,75 @@ def _padded_samples(rng: np.random.Generator) -> Iterator[Sample]:
 PREPARE_INPUTS_PADDED = OpSpec(
     name="prepare_inputs_padded",
     reference=reference.prepare_inputs_padded,
-    samples=_padded_samples,
+    samples=_make_padded_samples,
     bad_calls=(),
-    sizes=tuple(_batch(np.random.default_rng(1), batch, 5) for batch in (7, 11, 15)),
+    sizes=tuple(_make_batch(np.random.default_rng(1), batch, 5) for batch in (7, 11, 15)),
 )
 
 
-def _inputs_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    start, seq_lens, rejected = [0, 5, 8, 9, 13], [30, 31, 9, 40], [2, 0, 0, 3]
-    args = (in_buffer(start, gap=1), in_buffer(seq_lens, before=1), in_buffer(rejected, gap=2))
+def _make_inputs_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    offsets, seq_lens, rejected = [0, 5, 8, 9, 13], [30, 31, 9, 40], [2, 0, 0, 3]
+    args = (in_buffer(offsets, gap=1), in_buffer(seq_lens, before=1), in_buffer(rejected, gap=2))
     yield Sample("ordinary", (*args, 13))
     for total in (0, 1, 4, 7, 8, 9, 14, 100):
         yield Sample(f"total-{total}", (*args, total))
     for batch in (0, 1, 2, 3, 60, 1023, 1024, 1025, 2100):
         lengths = rng.integers(0, 12, batch)
-        good = (in_buffer(offsets(lengths)), in_buffer(lengths + rng.integers(0, 99, batch)))
-        for name, drop in (
+        head = (in_buffer(make_offsets(lengths)), in_buffer(lengths + rng.integers(0, 99, batch)))
+        for name, rejected in (
             ("some", rng.integers(0, lengths + 1)),
             ("none", lengths * 0),
             ("all", lengths),
             ("more-than-all", lengths + 3),
             ("negative", lengths * 0 - 1),
         ):
-            args_of_batch = (*good, in_buffer(drop), int(lengths.sum()))
+            args_of_batch = (*head, in_buffer(rejected), int(lengths.sum()))
             yield Sample(f"batch-{batch}-{name}", args_of_batch)
     lengths = np.array([100, 33, 32, 0, 64])
-    long = (in_buffer(offsets(lengths)), in_buffer(lengths), in_buffer([3, 0, 0, 0, 31]))
-    yield Sample("long", (*long, int(lengths.sum())))
-    shifted = (in_buffer(offsets([3, 4], first=7)), in_buffer([3, 4]), in_buffer([1, 2]), 20)
+    long_args = (in_buffer(make_offsets(lengths)), in_buffer(lengths), in_buffer([3, 0, 0, 0, 31]))
+    yield Sample("long", (*long_args, int(lengths.sum())))
+    shifted = (in_buffer(make_offsets([3, 4], first=7)), in_buffer([3, 4]), in_buffer([1, 2]), 20)
     yield Sample("first-is-not-0", shifted)
-    # Kept lengths wrap as int32, but their list does not: the results are defined for all offsets.
-    for name, bad in (*hostile_offsets(start), *unordered_offsets(rng, start)):
-        yield Sample(f"offsets-{name}", (in_buffer(bad), *args[1:], 20))
-    yield from hostile_samples("seq-lens", (*args, 13), 1)
-    yield from hostile_samples("rejected", (*args, 13), 2)
-    wide = [0, 2**31 - 1, -(2**31) + 5, 2**31 - 1, 7]  # the sum of the kept lengths wraps
-    yield Sample("wrapping-sum", (in_buffer(wide), args[1], in_buffer([0] * 4), 9))
+    # Sums of kept lengths wrap as int32, so the results are defined for all offsets.
+    for name, hostile in (*make_hostile_offsets(offsets), *draw_offsets(rng, offsets)):
+        yield Sample(f"offsets-{name}", (in_buffer(hostile), *args[1:], 20))
+    yield from make_hostile_samples("seq-lens", (*args, 13), 1)
+    yield from make_hostile_samples("rejected", (*args, 13), 2)
+    large_offsets = [0, 2**31 - 1, -(2**31) + 5, 2**31 - 1, 7]  # the sum exceeds int32
+    yield Sample("wrapping-sum", (in_buffer(large_offsets), args[1], in_buffer([0] * 4), 9))
 
 
-def _inputs_sizes() -> Iterator[Args]:
+def _make_inputs_sizes() -> Iterator[Args]:
     for batch, total in ((7, 40), (11, 60), (15, 80)):
-        vectors = offsets([4] * batch), np.full(batch, 13), np.arange(batch) % 3
+        vectors = make_offsets([4] * batch), np.full(batch, 13), np.arange(batch) % 3
         yield (*map(in_buffer, vectors), total)
 
 
 PREPARE_INPUTS = OpSpec(
     name="prepare_inputs",
     reference=reference.prepare_inputs,
-    samples=_inputs_samples,
+    samples=_make_inputs_samples,
     bad_calls=(NO_OFFSET,),
-    sizes=tuple(_inputs_sizes()),
+    sizes=tuple(_make_inputs_sizes()),
 )
 
 
-def _drafts(rng: np.random.Generator, requests: int, k: int) -> Array:
-    """Drafts of all lengths, with -1 in unused places."""
+def _make_drafts(rng: np.random.Generator, requests: int, k: int) -> Array:
+    """Returns drafts of all lengths, with -1 in unused positions."""
     drafts = rng.integers(0, 90, (requests, k))
     drafts[np.arange(k) >= rng.integers(0, k + 1, (requests, 1))] = -1
     return in_buffer(drafts, before=1, gap=2)
 
 
-def _ids_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    start, prev, scheduled = [0, 4, 5, 12, 15], [2, -1, 0, 1], [3, 0, 0, 2]
+def _make_input_ids_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    offsets, previous, scheduled = [0, 4, 5, 12, 15], [2, -1, 0, 1], [3, 0, 0, 2]
     ids = in_buffer(np.full(18, 500), before=2, gap=2)
     next_tokens = in_buffer([70, 71, 72], gap=1)
     drafts = in_buffer([[1, 2, 3], [4, -1, -1], [7, 8, 9]], gap=3)
     args = (
         ids,
-        in_buffer(start, gap=1),
-        in_buffer(prev, gap=1, dtype=np.int64),
+        in_buffer(offsets, gap=1),
+        in_buffer(previous, gap=1, dtype=np.int64),
         next_tokens,
         drafts,
         in_buffer(scheduled, before=1),
@@ -236,38 +238,40 @@ def _ids_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield Sample(f"pad-{pad_token}", (*args, pad_token))
     for batch in (0, 1, 2, 3, 150):
         for k in (0, 1, 4, 64):
-            for name, order in previous_positions(batch, rng):
+            for name, order in make_prev_positions(batch, rng):
                 count = rng.integers(0, k + 1, batch)
                 lengths = count + 1 + rng.integers(0, 3, batch)
                 args_of_batch = (
                     in_buffer(np.full(int(lengths.sum()) + 2, 500), gap=1),
-                    in_buffer(offsets(lengths)),
+                    in_buffer(make_offsets(lengths)),
                     in_buffer(order, dtype=rng.choice([np.int32, np.int64])),
                     in_buffer(rng.integers(0, 90, batch)),
-                    _drafts(rng, batch, k),
+                    _make_drafts(rng, batch, k),
                     in_buffer(count),
                 )
                 yield Sample(f"batch-{batch}-{k}-{name}", (*args_of_batch, 0))
     for size in (0, 1, 3, 4, 11, 14):
         yield Sample(f"inputs-{size}", (ids[:size], *args[1:], 0))
-    yield from hostile_indices("hostile-previous", (*args, 0), 2, 2, 3)
+    yield from make_index_samples("hostile-previous", (*args, 0), 2, 2, 3)
     # More drafts than the request has tokens or the matrix has columns, or a negative number.
-    yield from hostile_samples("hostile-scheduled", (*args, 0), 5, (*HOSTILE_INT32, 2, 3, 4, 5, 64))
-    yield from hostile_samples("hostile-next", (*args, 0), 3)
-    hostile = in_buffer(np.resize(HOSTILE_INT32, (3, 3)))
-    yield Sample("hostile-drafts", (*args[:4], hostile, args[5], 0))
-    for name, bad in hostile_offsets(start):
-        yield Sample(f"offsets-{name}", (ids, in_buffer(bad), *args[2:], 0))
-    for name, bad in unordered_offsets(rng, start):
-        changed = (ids, in_buffer(bad), *args[2:], 0)
+    yield from make_hostile_samples(
+        "hostile-scheduled", (*args, 0), 5, (*HOSTILE_INT32, 2, 3, 4, 5, 64)
+    )
+    yield from make_hostile_samples("hostile-next", (*args, 0), 3)
+    hostile_drafts = in_buffer(np.resize(HOSTILE_INT32, (3, 3)))
+    yield Sample("hostile-drafts", (*args[:4], hostile_drafts, args[5], 0))
+    for name, hostile_offsets in make_hostile_offsets(offsets):
+        yield Sample(f"offsets-{name}", (ids, in_buffer(hostile_offsets), *args[2:], 0))
+    for name, hostile_offsets in draw_offsets(rng, offsets):
+        changed = (ids, in_buffer(hostile_offsets), *args[2:], 0)
         yield Sample(f"unordered-offsets-{name}", changed, compare=False)
 
 
-def _ids_sizes() -> Iterator[Args]:
+def _make_input_ids_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for batch, rows, k in ((5, 8, 3), (11, 14, 4), (17, 20, 6)):
         ids = np.zeros(7 * batch + 2, np.int32)
-        start = np.array(offsets([7] * batch), np.int32)
+        start = np.array(make_offsets([7] * batch), np.int32)
         next_tokens = rng.integers(0, 90, rows, dtype=np.int32)
         drafts = rng.integers(-1, 90, (rows, k), dtype=np.int32)
         previous, scheduled = np.arange(batch, dtype=np.int32), np.full(batch, 2, np.int32)
@@ -277,15 +281,15 @@ def _ids_sizes() -> Iterator[Args]:
 PREPARE_INPUT_IDS = OpSpec(
     name="prepare_input_ids_",
     reference=reference.prepare_input_ids_,
-    samples=_ids_samples,
+    samples=_make_input_ids_samples,
     bad_calls=(),
-    sizes=tuple(_ids_sizes()),
-    fixed=frozenset({"query_start_loc"}),  # must not fall
+    sizes=tuple(_make_input_ids_sizes()),
+    fixed=frozenset({"query_start_loc"}),  # must not decrease
 )
 
 
 def _gather_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    tokens = in_buffer(random_rows(rng, 4, 8, 90), before=3, gap=5)
+    tokens = in_buffer(draw_rows(rng, 4, 8, 90), before=3, gap=5)
     lengths = in_buffer([8, 5, 2, 1], gap=1)
     counts = in_buffer([2, 0, 4, 3], gap=2)
     indices = in_buffer([1, 0, 3, 0], gap=2, dtype=np.int64)
@@ -296,7 +300,7 @@ def _gather_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("ordinary", (tokens, lengths, counts, indices, result(4, 9)))
     for width in (2, 3, 9, 31, 32, 33, 34, 65, 66):
         for batch in (1, 2, 9):
-            rows = in_buffer(random_rows(rng, batch + 1, 70, 90), gap=1)
+            rows = in_buffer(draw_rows(rng, batch + 1, 70, 90), gap=1)
             ragged = in_buffer(rng.integers(0, 71, batch + 1))
             new = in_buffer(rng.integers(-1, width + 1, batch))
             order = in_buffer(rng.permutation(batch + 1)[:batch])
@@ -304,14 +308,14 @@ def _gather_samples(rng: np.random.Generator) -> Iterator[Sample]:
                 args = (rows, ragged, new, order_or_none, result(batch, width))
                 yield Sample(f"width-{width}-{batch}", args)
     for batch in (0, 63, 64, 65, 128, 129):
-        rows, new = random_rows(rng, batch, 3, 90), rng.integers(0, 4, batch, dtype=np.int32)
+        rows, new = draw_rows(rng, batch, 3, 90), rng.integers(0, 4, batch, dtype=np.int32)
         args = (rows, np.full(batch, 3, np.int32), new, None, result(batch, 3))
         yield Sample(f"batch-{batch}", args)
     for capacity in (0, 1):
         rows, one = np.full((2, capacity), 7, np.int32), np.ones(2, np.int32)
         yield Sample(f"capacity-{capacity}", (rows, one, one, None, result(2, 3)))
     hostile = [*HOSTILE_INT32, 40, 41, 39]
-    rows, good = in_buffer(random_rows(rng, len(hostile), 40, 90)), in_buffer([3] * len(hostile))
+    rows, good = in_buffer(draw_rows(rng, len(hostile), 40, 90)), in_buffer([3] * len(hostile))
     for lengths, counts in ((hostile, good), ([30] * len(hostile), hostile)):
         args = (rows, in_buffer(lengths), in_buffer(counts), None, result(len(hostile), 6))
         yield Sample("hostile-values", args)
@@ -329,7 +333,7 @@ def _gather_samples(rng: np.random.Generator) -> Iterator[Sample]:
 def _gather_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for batch, rows, capacity, width in ((5, 8, 30, 3), (11, 14, 31, 4), (17, 20, 33, 6)):
-        tokens, order = random_rows(rng, rows, capacity, 90), np.arange(batch, dtype=np.int32)
+        tokens, order = draw_rows(rng, rows, capacity, 90), np.arange(batch, dtype=np.int32)
         lengths, counts = np.full(rows, capacity, np.int32), np.full(batch, 2, np.int32)
         yield tokens, lengths, counts, order, np.zeros((batch, width), np.int32)
 

@@ -1,4 +1,4 @@
-"""The OpSpecs of the operators between two forward passes."""
+"""The OpSpecs of the operators that correct the state of asynchronous scheduling."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from .inputs import (
     HOSTILE_INT32,
     HOSTILE_INT64,
     NO_OFFSET,
-    hostile_indices,
-    hostile_offsets,
-    hostile_samples,
-    offsets,
-    previous_positions,
+    draw_offsets,
+    make_hostile_offsets,
+    make_hostile_samples,
+    make_index_samples,
+    make_offsets,
+    make_prev_positions,
     replace_each,
-    unordered_offsets,
 )
 from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 
-def _counts_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _make_counts_samples(rng: np.random.Generator) -> Iterator[Sample]:
     computed = in_buffer([10, 20, 30, 40, 50, 60], before=1, gap=2)
     accepted = in_buffer([1, 1, 1, 1, 9], gap=3)
     prev = in_buffer([2, -1, 0, 1], gap=1, dtype=np.int64)
@@ -35,7 +35,7 @@ def _counts_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("ordinary", ordinary)
 
     for batch in (0, 1, 2, 3, 40, 2047, 2048, 2049, 5000):
-        for name, order in previous_positions(batch, rng):
+        for name, order in make_prev_positions(batch, rng):
             for dtype in (np.int32, np.int64):
                 drafted = rng.integers(0, 5, batch)
                 args = (
@@ -49,43 +49,42 @@ def _counts_samples(rng: np.random.Generator) -> Iterator[Sample]:
                 yield Sample(f"batch-{batch}-{name}-{np.dtype(dtype).name}", args)
     order = in_buffer([0, 1, 2, 3])
     for sizes in ((4, 4, 0), (4, 0, 4), (4, 1, 3), (4, 3, 1), (9, 9, 9), (9, 2, 9), (4, 9, 9)):
-        calls = [in_buffer(rng.integers(1, 9, n), gap=2) for n in sizes]
-        args = (calls[0], in_buffer([1] * 4), order, calls[1], calls[2], host)
+        computed, sampled, drafted = (in_buffer(rng.integers(1, 9, n), gap=2) for n in sizes)
+        args = (computed, in_buffer([1] * 4), order, sampled, drafted, host)
         yield Sample(f"previous-arrays-{sizes}", args)
-    yield from hostile_indices("hostile-previous", ordinary, 2)
-    for at in (0, 1, 3, 4, 5):
-        yield from hostile_samples(f"hostile-{at}", ordinary, at)
+    yield from make_index_samples("hostile-previous", ordinary, 2)
+    for i in (0, 1, 3, 4, 5):
+        yield from make_hostile_samples(f"hostile-{i}", ordinary, i)
 
 
-def _counts_sizes() -> Iterator[Args]:
+def _make_counts_sizes() -> Iterator[Args]:
     for batch in (5, 11, 17):
         sizes = (batch + 1, batch + 2, batch, batch + 3, batch + 4)
         vectors = [np.arange(n, dtype=np.int32) for n in sizes]
         yield (*vectors, np.full(batch, 7, np.int32))
 
 
-def _too_few(name: str) -> BadCall:
-    """A tensor of three items for the four requests of the ordinary sample."""
+def _make_short_tensor_call(name: str) -> BadCall:
+    """Returns a call with three items for the four requests of the ordinary sample."""
     message = r"size >= 4 \(size of prev_positions\), got size 3"
     return BadCall({name: lambda a: a[:3]}, message)
 
 
 COUNTS_BAD_CALLS = (
-    _too_few("num_computed_tokens"),
-    _too_few("num_accepted_tokens"),
+    _make_short_tensor_call("num_computed_tokens"),
+    _make_short_tensor_call("num_accepted_tokens"),
     BadCall({"host_num_computed_tokens": lambda a: a[:3]}, r"size 4, got size 3"),
 )
 
 CORRECT_NUM_COMPUTED_TOKENS = OpSpec(
     name="correct_num_computed_tokens_",
     reference=reference.correct_num_computed_tokens_,
-    samples=_counts_samples,
+    samples=_make_counts_samples,
     bad_calls=COUNTS_BAD_CALLS,
-    sizes=tuple(_counts_sizes()),
+    sizes=tuple(_make_counts_sizes()),
 )
 
 
-# block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
 LAYOUTS = [
     (16, 1, 1, 0, 1),
     (1, 1, 1, 0, 1),
@@ -104,99 +103,102 @@ LAYOUTS = [
     (1, 1, 2**31 - 1, 5, 1),
     (2**10, 2**10, 2**10, 3, 2**11),
 ]
+"""block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave"""
 SLOT_DTYPES = (np.int64, np.int32)
 
 
-def table(rng: np.random.Generator, rows: int, blocks: int) -> Array:
-    """A block table within a wider one. No block occurs twice."""
+def make_block_table(rng: np.random.Generator, rows: int, blocks: int) -> Array:
+    """Returns a block table, as a slice of a wider table. No block occurs twice."""
     ids = rng.permutation(rows * blocks).reshape(rows, blocks) + 1
     return in_buffer(ids, before=1, gap=3)
 
 
-def _slots_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    start = in_buffer([0, 5, 6, 30], gap=1)
+def _make_slots_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    offsets = in_buffer([0, 5, 6, 30], gap=1)
     positions = in_buffer([*range(60, 65), 17, *range(24)], before=2, gap=2, dtype=np.int64)
-    blocks = table(rng, 5, 6)
+    blocks = make_block_table(rng, 5, 6)
     indices = in_buffer([3, 0, 4], gap=1, dtype=np.int64)
     slots = in_buffer(np.zeros(40), before=1, gap=3, dtype=np.int64)
-    args = (start, positions, blocks, slots, indices)
+    args = (offsets, positions, blocks, slots, indices)
     yield Sample("ordinary", (*args, 16, 1, 1, 0, 1, -1))
     for dtype in SLOT_DTYPES:
-        out = in_buffer(np.zeros(40), before=1, gap=3, dtype=dtype)
+        mapping = in_buffer(np.zeros(40), before=1, gap=3, dtype=dtype)
         for layout in LAYOUTS:
             for rows in (None, indices):
                 for pad_id in (-1, 0, 12345):
-                    calls = (start, positions, blocks, out, rows, *layout, pad_id)
-                    yield Sample(f"{layout}-{np.dtype(dtype).name}-{pad_id}", calls)
+                    call = (offsets, positions, blocks, mapping, rows, *layout, pad_id)
+                    yield Sample(f"{layout}-{np.dtype(dtype).name}-{pad_id}", call)
     shuffled = in_buffer(rng.permutation(positions), dtype=np.int64)
     for layout in LAYOUTS:
-        yield Sample(f"any-order-{layout}", (start, shuffled, blocks, slots, None, *layout, -1))
+        yield Sample(f"any-order-{layout}", (offsets, shuffled, blocks, slots, None, *layout, -1))
     for size in (0, 1, 5, 6, 29, 30, 31):
-        few = in_buffer(np.zeros(size), gap=3, dtype=np.int64)
-        yield Sample(f"slots-{size}", (*args[:3], few, indices, 16, 1, 1, 0, 1, -1))
-        yield Sample(f"positions-{size}", (start, positions[:size], *args[2:], 16, 1, 1, 0, 1, -1))
-    yield from _long_samples(rng)
-    yield from _empty_samples()
-    yield from _hostile_samples(rng, args)
+        short_mapping = in_buffer(np.zeros(size), gap=3, dtype=np.int64)
+        yield Sample(f"slots-{size}", (*args[:3], short_mapping, indices, 16, 1, 1, 0, 1, -1))
+        yield Sample(
+            f"positions-{size}", (offsets, positions[:size], *args[2:], 16, 1, 1, 0, 1, -1)
+        )
+    yield from _make_long_samples(rng)
+    yield from _make_empty_samples()
+    yield from _make_hostile_samples(rng, args)
 
 
-def _long_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _make_long_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for tokens in (255, 256, 257, 1000):
         # A kernel reads at most 1056 offsets at once.
         for batch in (1, 100, *((1055, 1056, 2200) if tokens == 1000 else ())):
             cuts = np.sort(rng.integers(0, tokens + 1, batch - 1))
-            start = in_buffer([0, *cuts.tolist(), tokens])
+            offsets = in_buffer([0, *cuts.tolist(), tokens])
             positions = in_buffer(rng.integers(0, 1100, tokens), dtype=np.int64)
             slots = in_buffer(np.zeros(tokens + 3), gap=1, dtype=np.int64)
-            args = (start, positions, table(rng, batch, 64), slots, None)
+            args = (offsets, positions, make_block_table(rng, batch, 64), slots, None)
             yield Sample(f"long-{tokens}-{batch}", (*args, 16, 1, 1, 0, 1, -1))
 
 
-def _empty_samples() -> Iterator[Sample]:
+def _make_empty_samples() -> Iterator[Sample]:
     tail = (16, 1, 1, 0, 1, -1)
     for batch, rows, width, tokens in ((0, 0, 0, 0), (0, 3, 4, 5), (2, 2, 0, 4), (1, 1, 1, 1)):
-        start = in_buffer(offsets([1] * batch))
+        offsets = in_buffer(make_offsets([1] * batch))
         positions = np.arange(tokens, dtype=np.int64)
         slots = in_buffer(np.zeros(tokens), gap=1, dtype=np.int64)
-        args = (start, positions, np.ones((rows, width), np.int32), slots, None, *tail)
+        args = (offsets, positions, np.ones((rows, width), np.int32), slots, None, *tail)
         yield Sample(f"empty-{batch}-{rows}x{width}-{tokens}", args)
 
 
-def _hostile_samples(rng: np.random.Generator, args: Args) -> Iterator[Sample]:
-    start, positions, blocks, slots, indices = args
+def _make_hostile_samples(rng: np.random.Generator, args: Args) -> Iterator[Sample]:
+    offsets, positions, blocks, slots, indices = args
     tails = [(*layout, -1) for layout in LAYOUTS]
-    far = [b + d for b in (2**31, 2**32, 2**62) for d in (-1, 0, 1)]
+    limits = [b + d for b in (2**31, 2**32, 2**62) for d in (-1, 0, 1)]
     for tail in tails:
-        hostile = in_buffer(np.resize([*HOSTILE_INT64, *far, 95, 96, 97], 30), dtype=np.int64)
-        yield Sample(f"positions-{tail}", (start, hostile, blocks, slots, None, *tail))
-        up = in_buffer(2**63 - 1 - np.arange(30)[::-1], dtype=np.int64)
-        yield Sample(f"last-positions-{tail}", (start, up, blocks, slots, None, *tail))
-        for dtype in SLOT_DTYPES:  # slots of any block fit 64 bits and wrap in 32
+        values = in_buffer(np.resize([*HOSTILE_INT64, *limits, 95, 96, 97], 30), dtype=np.int64)
+        yield Sample(f"positions-{tail}", (offsets, values, blocks, slots, None, *tail))
+        values = in_buffer(2**63 - 1 - np.arange(30)[::-1], dtype=np.int64)
+        yield Sample(f"last-positions-{tail}", (offsets, values, blocks, slots, None, *tail))
+        for dtype in SLOT_DTYPES:  # slots wrap in 32 bits
             ids = in_buffer(np.resize(HOSTILE_INT32, (5, 6)), gap=1)
-            out = in_buffer(np.zeros(33), dtype=dtype)
-            yield Sample(f"blocks-{tail}", (start, positions, ids, out, None, *tail))
-    yield from hostile_indices("rows", (*args, *tails[0]), 4, 4, 5)
-    for name, bad in hostile_offsets(start.tolist()):
+            mapping = in_buffer(np.zeros(33), dtype=dtype)
+            yield Sample(f"blocks-{tail}", (offsets, positions, ids, mapping, None, *tail))
+    yield from make_index_samples("rows", (*args, *tails[0]), 4, 4, 5)
+    for name, hostile in make_hostile_offsets(offsets.tolist()):
         for tail in tails[:6]:
-            calls = (in_buffer(bad), positions, blocks, slots, indices, *tail)
-            yield Sample(f"offsets-{name}", calls)
-    for name, bad in unordered_offsets(rng, start.tolist()):
-        calls = (in_buffer(bad), positions, blocks, slots, indices, *tails[0])
-        yield Sample(f"unordered-offsets-{name}", calls, compare=False)
+            call = (in_buffer(hostile), positions, blocks, slots, indices, *tail)
+            yield Sample(f"offsets-{name}", call)
+    for name, hostile in draw_offsets(rng, offsets.tolist()):
+        call = (in_buffer(hostile), positions, blocks, slots, indices, *tails[0])
+        yield Sample(f"unordered-offsets-{name}", call, compare=False)
     for pad_id in (-(2**63), 2**63 - 1):
         yield Sample(f"pad-{pad_id}", (*args, 16, 1, 2, 1, 1, pad_id))
 
 
-def _slots_sizes() -> Iterator[Args]:
+def _make_slots_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for batch, tokens, slots, width, layout in (
         (5, 20, 33, 9, (16, 2, 3, 2, 4)),
         (7, 22, 36, 10, (24, 3, 5, 4, 6)),
         (11, 25, 39, 12, (28, 4, 6, 5, 7)),
     ):
-        start = np.array(offsets([2] * batch), np.int32)
+        start = np.array(make_offsets([2] * batch), np.int32)
         indices = np.arange(batch, dtype=np.int32)
-        blocks = np.ascontiguousarray(table(rng, batch + 3, width))
+        blocks = np.ascontiguousarray(make_block_table(rng, batch + 3, width))
         positions = np.arange(tokens, dtype=np.int64)
         out = np.zeros(slots, np.int64)
         yield (start, positions, blocks, out, indices, *layout, -1)
@@ -227,7 +229,7 @@ LAYOUT_BAD_CALLS = (
     BadCall({"positions": lambda a: a.astype(np.int32)}, r"expected int64, got int32"),
 )
 
-MORE_THAN_ROWS = BadCall(
+BATCH_LARGER_THAN_TABLE = BadCall(
     {"block_table": lambda a: a[:2], "row_indices": None},
     r"batch <= 2 \(number of rows of block_table, because row_indices is None\), got [34]",
     "query_start_loc",
@@ -236,20 +238,20 @@ MORE_THAN_ROWS = BadCall(
 COMPUTE_SLOT_MAPPING = OpSpec(
     name="compute_slot_mapping_",
     reference=reference.compute_slot_mapping_,
-    samples=_slots_samples,
+    samples=_make_slots_samples,
     bad_calls=(
         *LAYOUT_BAD_CALLS,
         NO_OFFSET,
-        MORE_THAN_ROWS,
+        BATCH_LARGER_THAN_TABLE,
     ),
-    sizes=tuple(_slots_sizes()),
-    fixed=frozenset({"query_start_loc"}),  # must not fall
+    sizes=tuple(_make_slots_sizes()),
+    fixed=frozenset({"query_start_loc"}),  # must not decrease
 )
 
 
-def _step(rng: np.random.Generator, batch: int, **change: Any) -> dict[str, Any]:
-    """The arguments of a step by name. Some requests had drafts in the previous step, some are new,
-    and some are in prefill."""
+def _make_step(rng: np.random.Generator, batch: int, **change: Any) -> dict[str, Any]:
+    """Returns the arguments of a step by name. Some requests had drafts in the previous step,
+    some are new, and some are in prefill. ``change`` replaces arguments."""
     lengths = rng.integers(0, 9, batch)
     tokens = int(lengths.sum())
     drafts = rng.integers(0, 5, batch + 1)
@@ -264,11 +266,11 @@ def _step(rng: np.random.Generator, batch: int, **change: Any) -> dict[str, Any]
         "num_sampled_prev": in_buffer(rng.integers(0, drafts + 2)),
         "num_draft_prev": in_buffer(drafts, gap=1),
         "host_num_computed_tokens": in_buffer(rng.integers(0, 60, batch)),
-        "query_start_loc": in_buffer(offsets(lengths), gap=1),
+        "query_start_loc": in_buffer(make_offsets(lengths), gap=1),
         "num_tokens": in_buffer(rng.integers(20, 70, batch + 2)),
-        "block_table": table(rng, batch + 2, 5),
+        "block_table": make_block_table(rng, batch + 2, 5),
         "row_indices": in_buffer(rng.permutation(batch + 2)[:batch], gap=1, dtype=np.int64),
-        **_layout(LAYOUTS[0]),
+        **_make_layout_args(LAYOUTS[0]),
         "pad_id": -1,
         "workspace": None,
     }
@@ -276,71 +278,71 @@ def _step(rng: np.random.Generator, batch: int, **change: Any) -> dict[str, Any]
     return step | change
 
 
-def _layout(values: tuple[int, ...]) -> dict[str, int]:
+def _make_layout_args(values: tuple[int, ...]) -> dict[str, int]:
     names = ("block_size", "blocks_per_kv_block", "cp_world", "cp_rank", "cp_interleave")
     return dict(zip(names, values, strict=True))
 
 
-def _state_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    def sample(label: str, step: dict[str, Any], compare: bool = True) -> Sample:
+def _make_state_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    def make_sample(label: str, step: dict[str, Any], compare: bool = True) -> Sample:
         return Sample(label, tuple(step.values()), compare)
 
-    start = in_buffer([0, 5, 6, 6, 9], gap=1)
-    four = _step(rng, 4, query_start_loc=start)
-    yield sample("ordinary", four)
-    yield sample("workspace", four | {"workspace": np.zeros(64, np.int32)})
-    large = _step(rng, 400, workspace=np.zeros(1024, np.int32))  # several blocks on a device
-    yield sample("workspace-large", large)
-    for name in ("positions", "slot_mapping"):  # fewer blocks than for the other one
-        few = in_buffer(np.zeros(5), gap=2, dtype=np.int64)
-        yield sample(f"workspace-few-{name}", large | {name: few})
-    yield sample("no-mask", four | {"discard": None, "num_tokens": None})
-    yield sample("lengths-without-mask", four | {"discard": None})
+    offsets = in_buffer([0, 5, 6, 6, 9], gap=1)
+    base = _make_step(rng, 4, query_start_loc=offsets)
+    yield make_sample("ordinary", base)
+    yield make_sample("workspace", base | {"workspace": np.zeros(64, np.int32)})
+    large = _make_step(rng, 400, workspace=np.zeros(1024, np.int32))  # several blocks on a device
+    yield make_sample("workspace-large", large)
+    for name in ("positions", "slot_mapping"):  # needs fewer blocks than the other tensor
+        short = in_buffer(np.zeros(5), gap=2, dtype=np.int64)
+        yield make_sample(f"workspace-few-{name}", large | {name: short})
+    yield make_sample("no-mask", base | {"discard": None, "num_tokens": None})
+    yield make_sample("lengths-without-mask", base | {"discard": None})
     for batch in (0, 1, 2, 3, 30, 2049):
-        for name, order in previous_positions(batch, rng):
+        for name, order in make_prev_positions(batch, rng):
             for dtype in (np.int32, np.int64):
-                prev = in_buffer(order, dtype=dtype)
-                step = _step(rng, batch, prev_positions=prev)
-                yield sample(f"batch-{batch}-{name}", step)
-            yield sample(f"batch-{batch}-{name}-no-rows", step | {"row_indices": None})
-    for batch in (1024, 1025):  # the most that one block on a GPU can handle, and one more
-        yield sample(f"batch-{batch}", _step(rng, batch))
-    for values in LAYOUTS:
+                previous = in_buffer(order, dtype=dtype)
+                step = _make_step(rng, batch, prev_positions=previous)
+                yield make_sample(f"batch-{batch}-{name}", step)
+            yield make_sample(f"batch-{batch}-{name}-no-rows", step | {"row_indices": None})
+    for batch in (1024, 1025):  # the largest batch of one block on a GPU, and one more
+        yield make_sample(f"batch-{batch}", _make_step(rng, batch))
+    for layout in LAYOUTS:
         for dtype in SLOT_DTYPES:
-            step = _step(rng, 6, **_layout(values)) | {"pad_id": 7}
+            step = _make_step(rng, 6, **_make_layout_args(layout)) | {"pad_id": 7}
             step["slot_mapping"] = in_buffer(np.zeros(60), gap=1, dtype=dtype)
-            yield sample(f"layout-{values}", step)
+            yield make_sample(f"layout-{layout}", step)
     for size in (0, 1, 5, 8, 9, 10, 40):
-        few = in_buffer(np.zeros(size), gap=2, dtype=np.int64)
-        yield sample(f"slots-{size}", four | {"slot_mapping": few})
-        yield sample(f"positions-{size}", four | {"positions": few})
+        short = in_buffer(np.zeros(size), gap=2, dtype=np.int64)
+        yield make_sample(f"slots-{size}", base | {"slot_mapping": short})
+        yield make_sample(f"positions-{size}", base | {"positions": short})
     for name in ("num_computed_tokens", "num_sampled_prev", "num_draft_prev", "num_tokens"):
-        for bad in replace_each(four[name].tolist(), HOSTILE_INT32):
-            yield sample(f"hostile-{name}", four | {name: in_buffer(bad)})
-    for bad in replace_each(four["host_num_computed_tokens"].tolist(), HOSTILE_INT32):
-        step = four | {"host_num_computed_tokens": in_buffer(bad)}
-        yield sample("hostile-host", step | {"prev_positions": in_buffer([-1, 1, -1, 2])})
-    # Zeros follow the lengths: with these no request would be discarded.
-    lengths = four["num_tokens"]
-    four = four | {"num_tokens": np.append(lengths, np.zeros_like(lengths))[: len(lengths)]}
+        for values in replace_each(base[name].tolist(), HOSTILE_INT32):
+            yield make_sample(f"hostile-{name}", base | {name: in_buffer(values)})
+    for values in replace_each(base["host_num_computed_tokens"].tolist(), HOSTILE_INT32):
+        step = base | {"host_num_computed_tokens": in_buffer(values)}
+        yield make_sample("hostile-host", step | {"prev_positions": in_buffer([-1, 1, -1, 2])})
+    # The zeros after num_tokens expose reads past its end: they discard no request.
+    lengths = base["num_tokens"]
+    base = base | {"num_tokens": np.append(lengths, np.zeros_like(lengths))[: len(lengths)]}
     for name in ("prev_positions", "row_indices"):
         for dtype, hostile in HOSTILE_INDICES:
-            for bad in replace_each(four[name].tolist(), (*hostile, 4, 5, 6, 7)):
-                yield sample(f"hostile-{name}", four | {name: in_buffer(bad, dtype=dtype)})
-    for name, bad in hostile_offsets(start.tolist()):
-        for values in LAYOUTS[:6]:
-            step = four | _layout(values) | {"query_start_loc": in_buffer(bad)}
-            yield sample(f"offsets-{name}", step)
-    for name, bad in unordered_offsets(rng, start.tolist()):
-        step = four | {"query_start_loc": in_buffer(bad)}
-        yield sample(f"unordered-offsets-{name}", step, compare=False)
+            for values in replace_each(base[name].tolist(), (*hostile, 4, 5, 6, 7)):
+                yield make_sample(f"hostile-{name}", base | {name: in_buffer(values, dtype=dtype)})
+    for name, values in make_hostile_offsets(offsets.tolist()):
+        for layout in LAYOUTS[:6]:
+            step = base | _make_layout_args(layout) | {"query_start_loc": in_buffer(values)}
+            yield make_sample(f"offsets-{name}", step)
+    for name, values in draw_offsets(rng, offsets.tolist()):
+        step = base | {"query_start_loc": in_buffer(values)}
+        yield make_sample(f"unordered-offsets-{name}", step, compare=False)
 
 
-def _state_sizes() -> Iterator[Args]:
+def _make_state_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for batch, layout in ((5, (34, 2, 3, 2, 4)), (25, (48, 3, 5, 4, 6)), (45, (56, 4, 6, 5, 7))):
         sizes = iter(range(batch + 2, batch + 20))
-        step = _step(rng, batch, **_layout(layout)) | {
+        step = _make_step(rng, batch, **_make_layout_args(layout)) | {
             "num_computed_tokens": np.arange(next(sizes), dtype=np.int32),
             "num_accepted_tokens": np.ones(next(sizes), np.int32),
             "positions": np.zeros(3 * batch + 21, np.int64),
@@ -349,7 +351,7 @@ def _state_sizes() -> Iterator[Args]:
             "discard": np.zeros(next(sizes), np.bool_),
             "num_sampled_prev": np.ones(next(sizes), np.int32),
             "num_draft_prev": np.ones(next(sizes), np.int32),
-            "query_start_loc": np.array(offsets([3] * batch), np.int32),
+            "query_start_loc": np.array(make_offsets([3] * batch), np.int32),
             "num_tokens": np.full(next(sizes), 30, np.int32),
             "block_table": rng.integers(0, 99, (next(sizes), next(sizes)), dtype=np.int32),
             "workspace": np.zeros(4 * batch + 23, np.int32),
@@ -360,20 +362,20 @@ def _state_sizes() -> Iterator[Args]:
 CORRECT_SPEC_STATE = OpSpec(
     name="correct_spec_state_",
     reference=reference.correct_spec_state_,
-    samples=_state_samples,
+    samples=_make_state_samples,
     bad_calls=(
         *COUNTS_BAD_CALLS,
         *LAYOUT_BAD_CALLS,
-        _too_few("seq_lens"),
-        _too_few("discard"),
+        _make_short_tensor_call("seq_lens"),
+        _make_short_tensor_call("discard"),
         BadCall({"num_tokens": None}, r"got None"),
         BadCall(
             {"num_tokens": lambda a: a[:3], "row_indices": None},
             r"batch <= 3 \(size of num_tokens, because row_indices is None\), got 4",
             "prev_positions",
         ),
-        MORE_THAN_ROWS,
+        BATCH_LARGER_THAN_TABLE,
     ),
-    sizes=tuple(_state_sizes()),
+    sizes=tuple(_make_state_sizes()),
     fixed=frozenset({"query_start_loc"}),
 )

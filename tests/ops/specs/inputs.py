@@ -1,4 +1,5 @@
-"""Inputs that the samples of several operators share: rows of tokens, flat batches, and costs."""
+"""Inputs for the samples of several operators: rows of tokens, flat batches (the tokens of all
+requests in one array, with query_start_loc), and costs."""
 
 from __future__ import annotations
 
@@ -14,47 +15,47 @@ UNLIMITED = 2**63 - 1
 HOSTILE_INT32 = [INT32_MIN, INT32_MIN + 1, -2, -1, 0, 1, INT32_MAX - 1, INT32_MAX]
 HOSTILE_INT64 = [-(2**63), -(2**32), *HOSTILE_INT32, 2**32, 2**32 + 1, 2**63 - 1]
 HOSTILE_INDICES = ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64))
-"""Both widths that indices may have."""
+"""Hostile values for both dtypes that indices may have."""
 
-# Lengths around the edges of a vector (4, 8, 16 lanes) and of a block of four vectors.
+# Row lengths close to multiples of a vector (4, 8 or 16 lanes) and of a block of four vectors.
 EDGE_LENGTHS = sorted(
     {0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)}
 )
 
-# The same for device kernels: a warp reads 128 tokens at once, a block a tile of 4096.
+# The same for device kernels: a warp reads 128 tokens at once, a block a tile of 4096 tokens.
 TILE_CAPACITY = 8211
 TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
 
-# Batches so small that several blocks share each row of at least three tiles.
-FEW_LONG = ([12303], [12291, 12290], [12303, 8193, 12289])
+# Row lengths of small batches: each row has at least three tiles, so several blocks share the row.
+FEW_LONG_ROWS = ([12303], [12291, 12290], [12303, 8193, 12289])
 
-# One request with a short row: a device uses one block and no workspace if the row's capacity is
-# small, and more blocks than there is work if the capacity is large.
-ONE_REQUEST = (90, TILE_CAPACITY)
+# Row capacities for a single request with a short row. If the capacity is small, a device uses one
+# block and no workspace. If the capacity is large, a device uses more blocks than the row needs.
+ONE_REQUEST_CAPACITIES = (90, TILE_CAPACITY)
 
-# A thread of a lookup's block on a GPU handles one of 256 requests, or several.
-MANY = (255, 256, 257, 600)
+# Batch sizes close to and above the 256 threads of a lookup's block on a GPU.
+LARGE_BATCHES = (255, 256, 257, 600)
 
-# Device kernels split a row into pieces of at least 1024 ends. Matches end one off these edges.
+# Match ends at the borders of the pieces, of at least 1024 ends, into which devices split a row.
 PIECE_ENDS = (1023, 1024, 1025, 2047, 2048, 2049)
 
 POLICIES = [(match_policy, overlap) for match_policy in (0, 1) for overlap in (False, True)]
 
 
-def random_rows(rng: np.random.Generator, rows: int, capacity: int, alphabet: int) -> Array:
+def draw_rows(rng: np.random.Generator, rows: int, capacity: int, alphabet: int) -> Array:
     return rng.integers(0, alphabet, (rows, capacity), dtype=np.int32)
 
 
-def sampled_tokens(rng: np.random.Generator, batch: int, width: int, alphabet: int) -> Array:
-    """A rejection sampler's result: a run of ids, then -1."""
+def sample_tokens(rng: np.random.Generator, batch: int, width: int, alphabet: int) -> Array:
+    """Returns the result of a rejection sampler: each row has 0 to ``width`` token ids, then -1."""
     tokens = rng.integers(0, alphabet, (batch, width), dtype=np.int32)
     num_kept = rng.integers(0, width + 1, (batch, 1))
     tokens[np.arange(width) >= num_kept] = -1
     return tokens
 
 
-def structured_rows(capacity: int) -> list[tuple[str, Array]]:
-    """Rows with a structure that is difficult for a lookup."""
+def make_structured_rows(capacity: int) -> list[tuple[str, Array]]:
+    """Returns rows with a structure that is difficult for a lookup, each with a label."""
     i = np.arange(capacity)
     fibonacci = "01"
     while len(fibonacci) < capacity:
@@ -68,40 +69,41 @@ def structured_rows(capacity: int) -> list[tuple[str, Array]]:
         "fibonacci-word": np.array([int(c) for c in fibonacci[:capacity]]),
         "ruler": np.array([(n & -n).bit_length() for n in range(1, capacity + 1)]),
         "match-at-start": np.where(i < capacity // 2, i, i - capacity // 2),
-        "rising-matches": _rising_matches(capacity),
+        "rising-matches": _make_rising_matches(capacity),
         "hostile-tokens": np.resize(HOSTILE_INT32, capacity),
     }
     return [(name, values.astype(np.int32)) for name, values in rows.items()]
 
 
-def _rising_matches(capacity: int) -> Array:
-    """Ever longer suffixes of the tail, each followed by a different token: the longest match so
-    far is exceeded again and again, in both directions."""
+def _make_rising_matches(capacity: int) -> Array:
+    """Returns a row with suffixes of its last 16 tokens, of rising and then falling lengths,
+    each followed by another token. A search in either direction finds a longer match many times."""
     tail = list(range(1000, 1016))
     row: list[int] = []
-    stop = 0
+    separator = 0
     for n in [*range(1, 16), *range(15, 0, -1)]:
-        row += [*tail[-n:], stop]
-        stop -= 1
+        row += [*tail[-n:], separator]
+        separator -= 1
     return np.array((row * (capacity // len(row) + 1))[: max(0, capacity - 16)] + tail)[-capacity:]
 
 
-def planted_rows(
-    rng: np.random.Generator, lengths: list[int], capacity: int, first_kind: int = 0
+def make_copy_rows(
+    rng: np.random.Generator, lengths: list[int], capacity: int, first_pattern: int = 0
 ) -> Array:
-    """Rows of distinct tokens, except for copies of their last tokens ("plants").
+    """Returns rows of distinct tokens, except for copies of the row's last tokens.
 
-    The kinds alternate from row to row, beginning with ``first_kind``: copies near the edges of
-    vectors and tiles; 1024 tokens apart, where one warp meets all of them, or 1152, where the next
-    warp does, of rising, falling or equal length; equal copies at both ends of the row.
+    The pattern of the copies alternates from row to row, beginning with ``first_pattern``. The
+    copies are near the borders of vectors and tiles; or 1024 tokens apart, so that one warp reads
+    all of them, or 1152 tokens apart, so that each copy is read by the next warp, with rising,
+    falling or equal lengths; or of equal length at both ends of the row.
     """
-    edges = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192])
+    borders = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192])
     same_warp, next_warp = (np.arange(100, capacity, distance) for distance in (1024, 1152))
     rows = np.tile(np.arange(capacity, dtype=np.int32), (len(lengths), 1))
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        near = rng.choice(edges[edges < length], 7) + rng.integers(-2, 4, 7)
-        plants = [
-            zip(near, rng.permutation([1, 2, 3, 5, 5, 8, 8]), strict=True),
+        near_ends = rng.choice(borders[borders < length], 7) + rng.integers(-2, 4, 7)
+        patterns = [
+            zip(near_ends, rng.permutation([1, 2, 3, 5, 5, 8, 8]), strict=True),
             zip(same_warp, range(1, 9), strict=False),
             zip(same_warp, range(8, 0, -1), strict=False),
             zip(next_warp, range(1, 9), strict=False),
@@ -109,21 +111,22 @@ def planted_rows(
             zip(same_warp, [5] * 8, strict=False),
             [(2, 1), (960, 1), (length - 961, 1), (length - 1, 1)],
         ]
-        for end, n in plants[(first_kind + i) % len(plants)]:
+        for end, n in patterns[(first_pattern + i) % len(patterns)]:
             if n <= end < length:
                 row[end - n : end] = row[length - n : length]
     return rows
 
 
-def matches_ending_at(ends: Sequence[int], n: int, length: int) -> Array:
-    """One row for each end: the last n tokens occur there and again 40 ends later. All other
-    tokens differ. So a match lies across the border at which a kernel splits the row."""
+def make_match_rows(ends: Sequence[int], n: int, length: int) -> Array:
+    """Returns one row for each of ``ends``. The row's last n tokens also end at this position
+    and about 40 positions later; all other tokens differ. With ends at the borders at which a
+    kernel splits the row, the matches contain tokens of two pieces."""
     rows = np.tile(np.arange(length, dtype=np.int32), (len(ends), 1))
     suffix = np.arange(INT32_MAX - n, INT32_MAX)
     for row, end in zip(rows, ends, strict=True):
-        for at in (end, end + n + 40):
-            assert n - 1 <= at < length - n
-            row[at - n + 1 : at + 1] = suffix
+        for copy_end in (end, end + n + 40):
+            assert n - 1 <= copy_end < length - n
+            row[copy_end - n + 1 : copy_end + 1] = suffix
         row[length - n :] = suffix
     return rows
 
@@ -133,126 +136,127 @@ def matches_ending_at(ends: Sequence[int], n: int, length: int) -> Array:
 NO_OFFSET = BadCall({"query_start_loc": lambda a: a[:0]}, r"size >= 1 \(batch \+ 1\), got size 0")
 
 
-def offsets(lengths: Sequence[int] | Array, first: int = 0) -> list[int]:
-    """query_start_loc of requests with these numbers of tokens."""
+def make_offsets(lengths: Sequence[int] | Array, first: int = 0) -> list[int]:
+    """Returns query_start_loc of requests with these numbers of tokens."""
     return [first, *(first + np.cumsum(lengths, dtype=np.int64)).tolist()]
 
 
-def hostile_offsets(good: list[int]) -> Iterator[tuple[str, list[int]]]:
-    """Offsets that still rise, but do not begin at 0 or do not end at the number of tokens."""
+def make_hostile_offsets(offsets: list[int]) -> Iterator[tuple[str, list[int]]]:
+    """Yields labels and ascending offsets that do not begin at 0 or end at the token count."""
+    last_offset, size = offsets[-1], len(offsets)
     for first in (INT32_MIN, -100, -1, 1, 2):
-        yield f"first-{first}", [min(first, good[1]), *good[1:]]
-    for last in (good[-1] - 1, good[-1] + 1, good[-1] + 100, INT32_MAX):
-        yield f"last-{last}", [*good[:-1], max(last, good[-2])]
-    yield "all-beyond", [INT32_MAX - 1] * len(good)
-    yield "all-before", [INT32_MIN] * len(good)
-    yield "none-scheduled", [0] * len(good)
-    yield "the-first-has-all", [0] + [good[-1]] * (len(good) - 1)
-    yield "the-whole-range", [INT32_MIN, *[INT32_MAX] * (len(good) - 1)]
+        yield f"first-{first}", [min(first, offsets[1]), *offsets[1:]]
+    for last in (last_offset - 1, last_offset + 1, last_offset + 100, INT32_MAX):
+        yield f"last-{last}", [*offsets[:-1], max(last, offsets[-2])]
+    yield "all-after-the-tokens", [INT32_MAX - 1] * size
+    yield "all-before-the-tokens", [INT32_MIN] * size
+    yield "no-tokens-scheduled", [0] * size
+    yield "first-request-has-all-tokens", [0] + [last_offset] * (size - 1)
+    yield "range-of-int32", [INT32_MIN, *[INT32_MAX] * (size - 1)]
 
 
-def unordered_offsets(rng: np.random.Generator, good: list[int]) -> Iterator[tuple[str, list[int]]]:
-    """Class-B input."""
-    for at in range(len(good)):
+def draw_offsets(rng: np.random.Generator, offsets: list[int]) -> Iterator[tuple[str, list[int]]]:
+    """Yields offsets that need not ascend, for which most results are unspecified, with labels."""
+    for i in range(len(offsets)):
         for value in HOSTILE_INT32:
-            yield f"{at}-{value}", [*good[:at], value, *good[at + 1 :]]
+            yield f"{i}-{value}", [*offsets[:i], value, *offsets[i + 1 :]]
     for i in range(8):
-        yield f"random-{i}", rng.integers(-5, 2 * good[-1], len(good)).tolist()
-    yield "reversed", good[::-1]
+        yield f"random-{i}", rng.integers(-5, 2 * offsets[-1], len(offsets)).tolist()
+    yield "reversed", offsets[::-1]
 
 
 def replace_each(values: Sequence[int], hostile: Sequence[int]) -> Iterator[list[int]]:
-    """The values with one of them replaced: every place, every hostile value."""
-    for at in range(len(values)):
-        for bad in hostile:
-            yield [*values[:at], bad, *values[at + 1 :]]
+    """Yields copies of the values in which one value is replaced by one hostile value."""
+    for i in range(len(values)):
+        for hostile_value in hostile:
+            yield [*values[:i], hostile_value, *values[i + 1 :]]
 
 
-def hostile_samples(
-    label: str, args: Args, at: int, hostile: Sequence[int] = HOSTILE_INT32
+def make_hostile_samples(
+    label: str, args: Args, index: int, hostile: Sequence[int] = HOSTILE_INT32
 ) -> Iterator[Sample]:
-    """Calls in which each item of argument number ``at`` is replaced by each hostile value."""
-    for values in replace_each(args[at].tolist(), hostile):
-        changed = in_buffer(values, dtype=args[at].dtype)
-        yield Sample(label, (*args[:at], changed, *args[at + 1 :]))
+    """Yields calls in which one item of ``args[index]`` is replaced by one hostile value."""
+    for values in replace_each(args[index].tolist(), hostile):
+        tensor = in_buffer(values, dtype=args[index].dtype)
+        yield Sample(label, (*args[:index], tensor, *args[index + 1 :]))
 
 
-def hostile_indices(label: str, args: Args, at: int, *more: int) -> Iterator[Sample]:
-    """As ``hostile_samples``, for indices of both widths and ``more`` values."""
+def make_index_samples(label: str, args: Args, index: int, *more_values: int) -> Iterator[Sample]:
+    """Same as ``make_hostile_samples``, for indices of both dtypes and with additional values."""
     for dtype, hostile in HOSTILE_INDICES:
-        args_of_width = (*args[:at], args[at].astype(dtype), *args[at + 1 :])
-        yield from hostile_samples(label, args_of_width, at, (*hostile, *more))
+        args_of_dtype = (*args[:index], args[index].astype(dtype), *args[index + 1 :])
+        yield from make_hostile_samples(label, args_of_dtype, index, (*hostile, *more_values))
 
 
-def previous_positions(batch: int, rng: np.random.Generator) -> Iterator[tuple[str, list[int]]]:
-    """Positions that a batch's requests may have had in the previous step."""
+def make_prev_positions(batch: int, rng: np.random.Generator) -> Iterator[tuple[str, list[int]]]:
+    """Yields labels and batch positions in the previous step; -1 is a new request."""
     order = np.arange(batch)
     yield "same", order.tolist()
     yield "reversed", order[::-1].tolist()
     yield "rotated", np.roll(order, 1).tolist()
     yield "permuted", rng.permutation(batch).tolist()
     yield "all-new", [-1] * batch
-    yield "one-left", np.minimum(order + 1, batch).tolist()
-    yield "all-the-same", [batch // 2] * batch
+    yield "first-request-finished", np.minimum(order + 1, batch).tolist()
+    yield "all-equal", [batch // 2] * batch
     yield "some-new", np.where(order % 3 == 0, -1, rng.permutation(batch)).tolist()
 
 
-# Costs of drafts, and `fill`: the samples of the lookups alternate between these.
+# The samples of lookups alternate between these costs, limits and values of `fill`.
 
-RISING = in_buffer(np.arange(16) * 4, before=1, gap=2, dtype=np.uint8)
-FALLING = in_buffer(np.arange(16)[::-1] * 4, before=3, gap=1, dtype=np.uint8)
-TABLES = {"rising": RISING, "falling": FALLING}
-LIMITS = (40, 0, INT32_MAX)
+RISING_COSTS = in_buffer(np.arange(16) * 4, before=1, gap=2, dtype=np.uint8)
+FALLING_COSTS = in_buffer(np.arange(16)[::-1] * 4, before=3, gap=1, dtype=np.uint8)
+COST_TABLES = {"rising": RISING_COSTS, "falling": FALLING_COSTS}
+COST_LIMITS = (40, 0, INT32_MAX)
 
 
-def alternate_costs(label: str, number: int) -> tuple[str, Array | None, int]:
-    """The label of the sample of that number, its match_costs and its cost_limit. Two of five
-    samples have costs."""
+def select_costs(label: str, number: int) -> tuple[str, Array | None, int]:
+    """Returns label, match_costs and cost_limit of a sample; two of five samples have costs."""
     if number % 5 not in (1, 3):
         return label, None, 40
     name = "rising" if number % 5 == 1 else "falling"
-    limit = LIMITS[number // 5 % len(LIMITS)]
-    return f"{label}-{name}-{limit}", TABLES[name], limit
+    limit = COST_LIMITS[number // 5 % len(COST_LIMITS)]
+    return f"{label}-{name}-{limit}", COST_TABLES[name], limit
 
 
-def alternate_fill(label: str, number: int) -> Iterator[tuple[str, bool]]:
-    """The labels and `fill` of a sample; both values where a lookup may leave rows untouched."""
-    both = label.startswith(("empty", "hostile"))
-    for fill in (False, True) if both else (number // 2 % 2 == 1,):
+def select_fill(label: str, number: int) -> Iterator[tuple[str, bool]]:
+    """Yields the label and `fill` of sample ``number``, or both values of `fill` for samples in
+    which some requests have no valid row."""
+    uses_both_values = label.startswith(("empty", "hostile"))
+    for fill in (False, True) if uses_both_values else (number // 2 % 2 == 1,):
         yield f"{label}-filled" if fill else label, fill
 
 
-def alternate_draft_costs(
-    match_costs: Array | None, number: int, batch: int, k: int
-) -> Array | None:
-    """draft_costs for every second call that has costs."""
+def make_draft_costs(match_costs: Array | None, number: int, batch: int, k: int) -> Array | None:
+    """Returns draft_costs for every second sample that has costs, otherwise None."""
     if match_costs is None or number % 2 == 0:
         return None
     return in_buffer(np.full((batch, k), 77), before=number % 3, gap=2, dtype=np.uint8)
 
 
-def random_logits(rng: np.random.Generator, columns: int) -> dict[str, Array]:
-    """Logits of all sizes, most of them as large as those of likely tokens."""
-    cells = rng.integers(-100, 250, (16, columns)).astype(np.int16)
-    cells[rng.random(cells.shape) < 0.1] = rng.integers(-900, -300)  # beyond the highest cost
+def make_random_logits(rng: np.random.Generator, columns: int) -> dict[str, Array]:
+    """Returns tables of random logits. Most of the logits are as large as those of likely
+    tokens; some are at the limits of the dtype."""
+    costs = rng.integers(-100, 250, (16, columns)).astype(np.int16)
+    costs[rng.random(costs.shape) < 0.1] = rng.integers(-900, -300)  # the cost would exceed 255
     tokens = rng.integers(-64, 64, (4096, 2)).astype(np.int8)
-    for table in (cells, tokens):
+    for table in (costs, tokens):
         limits = np.iinfo(table.dtype)
         table[rng.random(table.shape) < 0.02] = limits.min
         table[rng.random(table.shape) < 0.02] = limits.max
-    return {"costs": cells, "token_logits": tokens}
+    return {"costs": costs, "token_logits": tokens}
 
 
-def bad_logits(columns: int, **change: Any) -> Iterator[BadCall]:
-    """Bad calls with token logits; `change`: what makes the ordinary sample accept costs."""
-    cells, tokens = np.zeros((16, columns), np.int16), np.zeros((4096, 2), np.int8)
+def make_bad_logits_calls(columns: int, **change: Any) -> Iterator[BadCall]:
+    """Yields invalid calls with token logits. `change` contains the arguments with which the
+    ordinary sample accepts costs."""
+    costs, tokens = np.zeros((16, columns), np.int16), np.zeros((4096, 2), np.int8)
     strided = np.zeros((4096, 3), np.int8)[:, :2]
-    both = change | {"costs": cells, "token_logits": tokens}
-    for named, replaced, message in (
+    valid_change = change | {"costs": costs, "token_logits": tokens}
+    for named, invalid_change, message in (
         ("costs", {"token_logits": None}, "uint8, got int16"),
-        ("costs", {"costs": cells.astype(np.uint8)}, "int16, got uint8"),
+        ("costs", {"costs": costs.astype(np.uint8)}, "int16, got uint8"),
         ("token_logits", {"token_logits": tokens.astype(np.int16)}, "int8"),
         ("token_logits", {"token_logits": tokens[:9]}, r"\[4096, 2\]"),
         ("token_logits", {"token_logits": strided}, "contiguous"),
     ):
-        yield BadCall(both | replaced, message, named)
+        yield BadCall(valid_change | invalid_change, message, named)

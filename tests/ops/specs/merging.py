@@ -1,4 +1,4 @@
-"""The OpSpec of the merge of neural drafts with n-gram drafts."""
+"""The OpSpec of ``merge_drafts_``, which merges neural drafts with n-gram drafts."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ NAMES = [name for name, _ in arguments_of("merge_drafts_")]
 NO_MERGE_ON_NPU = {"npu": "this version merges on the CPU and on GPUs"}
 
 
-def _costs(rng: np.random.Generator, *shape: int) -> Array:
-    """Low and high costs, and 255, which unused places have."""
+def _make_costs(rng: np.random.Generator, *shape: int) -> Array:
+    """Returns low and high costs, and 255, which is the value of unused positions."""
     return in_buffer(rng.choice([0, 1, 5, 16, 40, 128, 255], shape), gap=1, dtype=np.uint8)
 
 
-def _batch(
+def _make_batch(
     rng: np.random.Generator, batch: int, width: int, k: int, dtype: Any = np.int32
 ) -> dict[str, Any]:
-    """The arguments by name. Some n-gram drafts begin with tokens of the neural draft."""
+    """Returns the arguments by name. Some n-gram drafts begin with tokens of the neural draft."""
     neural = rng.integers(0, 50, (batch, width))
     ngram = rng.integers(0, 3, (batch, k))
-    same = rng.integers(0, width + 1, batch)
+    num_equal = rng.integers(0, width + 1, batch)
     for i in range(batch):
-        ngram[i, : same[i]] = neural[i, : same[i]]
+        ngram[i, : num_equal[i]] = neural[i, : num_equal[i]]
     drafted = rng.integers(0, k + 1, batch)
     acceptance = np.stack(
         [rng.integers(0, (width + 1) * UNIT, batch + 1), rng.integers(0, width + 2, batch + 1)], 1
@@ -42,7 +42,7 @@ def _batch(
         "num_ngram_draft_tokens": in_buffer(drafted, gap=1),
         "match_len": in_buffer(rng.integers(0, 18, batch), before=1),
         "num_neural_draft_tokens": in_buffer(rng.integers(0, width + 1, batch), gap=1),
-        "draft_costs": _costs(rng, batch, k),
+        "draft_costs": _make_costs(rng, batch, k),
         "row_indices": in_buffer(rng.permutation(batch + 1)[:batch], gap=1),
         "num_sampled": in_buffer(rng.integers(0, width + 2, batch), gap=1),
         "num_scheduled_drafts": in_buffer(rng.integers(0, k + 1, batch), gap=1),
@@ -53,138 +53,138 @@ def _batch(
     }
 
 
-def _sample(label: str, call: dict[str, Any], compare: bool = True) -> Sample:
+def _make_sample(label: str, call: dict[str, Any], compare: bool = True) -> Sample:
     return Sample(label, tuple(call.values()), compare)
 
 
-def _samples(rng: np.random.Generator) -> Iterator[Sample]:
-    ordinary = _batch(rng, 4, 2, 3)
-    yield _sample("ordinary", ordinary)
-    by_match = {"draft_costs": None, "match_costs": _costs(rng, 16)}
-    by_confidence = {"neural_draft_costs": _costs(rng, 4, 2)}
-    yield _sample("costs by match", ordinary | by_match)
-    yield _sample("a neural confidence", ordinary | by_confidence)
-    yield _sample("no costs", ordinary | {"draft_costs": None})
-    yield _sample("no acceptance", ordinary | {"neural_acceptance": None})
-    yield _sample("all drafts verified", ordinary | {"num_scheduled_drafts": None})
-    bare = dict.fromkeys(
+def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    ordinary = _make_batch(rng, 4, 2, 3)
+    yield _make_sample("ordinary", ordinary)
+    by_match = {"draft_costs": None, "match_costs": _make_costs(rng, 16)}
+    by_confidence = {"neural_draft_costs": _make_costs(rng, 4, 2)}
+    yield _make_sample("costs by match", ordinary | by_match)
+    yield _make_sample("a neural confidence", ordinary | by_confidence)
+    yield _make_sample("no costs", ordinary | {"draft_costs": None})
+    yield _make_sample("no acceptance", ordinary | {"neural_acceptance": None})
+    yield _make_sample("all drafts verified", ordinary | {"num_scheduled_drafts": None})
+    no_acceptance = dict.fromkeys(
         ("neural_acceptance", "num_sampled", "row_indices", "num_neural_draft_tokens")
     )
-    yield _sample("no acceptance, bare", ordinary | bare | {"num_scheduled_drafts": None})
-    yield _sample("rows in order", ordinary | {"row_indices": None})
+    no_acceptance["num_scheduled_drafts"] = None
+    yield _make_sample("no acceptance, bare", ordinary | no_acceptance)
+    yield _make_sample("rows in order", ordinary | {"row_indices": None})
 
     for batch, (width, k) in product((0, 1, 63, 64, 65, 200), ((0, 0), (0, 5), (4, 4), (3, 8))):
         for dtype, extend in product((np.int32, np.int64), (False, True)):
-            call = _batch(rng, batch, width, k, dtype) | {"extend": extend}
-            yield _sample(f"batch-{batch}-{width}-{k}", call)
-            match = {"draft_costs": None, "match_costs": _costs(rng, 16)}
-            confidence = {"neural_draft_costs": _costs(rng, batch, width)}
-            more = {"min_match_len": 6, "threshold": UNIT}
-            yield _sample(f"match-{batch}-{width}-{k}", call | match | confidence | more)
-            yield _sample(f"none-{batch}-{width}-{k}", call | {"draft_costs": None})
-    yield _sample("widest", _batch(rng, 9, 64, 64) | {"extend": True})
-    yield from _edges(rng)
+            call = _make_batch(rng, batch, width, k, dtype) | {"extend": extend}
+            yield _make_sample(f"batch-{batch}-{width}-{k}", call)
+            match = {"draft_costs": None, "match_costs": _make_costs(rng, 16)}
+            confidence = {"neural_draft_costs": _make_costs(rng, batch, width)}
+            limits = {"min_match_len": 6, "threshold": UNIT}
+            yield _make_sample(f"match-{batch}-{width}-{k}", call | match | confidence | limits)
+            yield _make_sample(f"none-{batch}-{width}-{k}", call | {"draft_costs": None})
+    yield _make_sample("widest", _make_batch(rng, 9, 64, 64) | {"extend": True})
+    yield from _make_limit_samples(rng)
 
     for name in (
         "num_ngram_draft_tokens", "match_len", "num_neural_draft_tokens", "num_sampled",
         "num_scheduled_drafts",
     ):  # fmt: skip
-        for bad in replace_each(ordinary[name].tolist(), HOSTILE_INT32):
-            hostile = ordinary | {name: in_buffer(bad)}
-            yield _sample(f"hostile-{name}", hostile)
-            yield _sample(f"hostile-{name}-by-match", hostile | by_match | {"extend": True})
-    for column, bad in product((0, 1), HOSTILE_INT32):
+        for values in replace_each(ordinary[name].tolist(), HOSTILE_INT32):
+            call = ordinary | {name: in_buffer(values)}
+            yield _make_sample(f"hostile-{name}", call)
+            yield _make_sample(f"hostile-{name}-by-match", call | by_match | {"extend": True})
+    for column, value in product((0, 1), HOSTILE_INT32):
         acceptance = in_buffer(ordinary["neural_acceptance"], gap=1)
-        acceptance[:, column] = bad
+        acceptance[:, column] = value
         call = ordinary | {"neural_acceptance": acceptance, "num_sampled": in_buffer([3, 1, 0, 2])}
-        yield _sample(f"hostile-acceptance-{column}", call)
+        yield _make_sample(f"hostile-acceptance-{column}", call)
     for dtype, values in HOSTILE_INDICES:
-        for bad in replace_each([4, 2, 1, 3], (*values, 5, 6)):
-            distinct = len(set(bad)) == 4
-            call = ordinary | {"row_indices": in_buffer(bad, dtype=dtype)}
-            yield _sample("hostile-rows", call, compare=distinct)
+        for rows in replace_each([4, 2, 1, 3], (*values, 5, 6)):
+            are_distinct = len(set(rows)) == 4
+            call = ordinary | {"row_indices": in_buffer(rows, dtype=dtype)}
+            yield _make_sample("hostile-rows", call, compare=are_distinct)
     for dtype, values in HOSTILE_INDICES:
         tokens = rng.choice(np.array(values, dtype), (20, 3))
         ngram = rng.choice(HOSTILE_INT32, (20, 5))
-        ngram[:10, :3] = tokens[:10].astype(
-            np.int32
-        )  # int64 ids are equal in their low 32 bits only
-        call = _batch(rng, 20, 3, 5) | {
+        # int64 ids then equal the int32 ids only in the low 32 bits.
+        ngram[:10, :3] = tokens[:10].astype(np.int32)
+        call = _make_batch(rng, 20, 3, 5) | {
             "neural_draft_token_ids": in_buffer(tokens, gap=1, dtype=dtype),
             "ngram_draft_token_ids": in_buffer(ngram, gap=1),
             "num_neural_draft_tokens": in_buffer(rng.integers(1, 4, 20)),
             "num_ngram_draft_tokens": in_buffer(rng.integers(3, 6, 20)),
             "extend": True,
         }
-        yield _sample("hostile-tokens", call)
-    for rows in (0, 1, 3):
-        acceptance = in_buffer(np.full((rows, 2), 1), gap=1)
-        yield _sample(f"few-rows-{rows}", ordinary | {"neural_acceptance": acceptance})
+        yield _make_sample("hostile-tokens", call)
+    for num_rows in (0, 1, 3):
+        acceptance = in_buffer(np.full((num_rows, 2), 1), gap=1)
+        yield _make_sample(f"few-rows-{num_rows}", ordinary | {"neural_acceptance": acceptance})
 
 
-def _edges(rng: np.random.Generator) -> Iterator[Sample]:
-    """One row on each side of every comparison."""
-    lone = _batch(rng, 1, 2, 3) | {
+def _make_limit_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Yields calls with values at and next to the limits of the contract's comparisons."""
+    single = _make_batch(rng, 1, 2, 3) | {
         "num_ngram_draft_tokens": in_buffer([2]),
         "num_neural_draft_tokens": None,
         "match_len": in_buffer([4]),
-        "draft_costs": in_buffer(
-            [[16, 0, 255]], dtype=np.uint8
-        ),  # expected accepted tokens: 2 * 32759
+        # The promise of these costs is 2 * 32759.
+        "draft_costs": in_buffer([[16, 0, 255]], dtype=np.uint8),
         "row_indices": None,
         "num_sampled": in_buffer([0]),
     }
     for mean in (65517, 65518, 65519):
         acceptance = in_buffer([[mean, 1]])
-        yield _sample(f"mean-{mean}", lone | {"neural_acceptance": acceptance})
-        bare = lone | {"neural_acceptance": None}
-        yield _sample(f"threshold-{mean}", bare | {"threshold": mean})
+        yield _make_sample(f"mean-{mean}", single | {"neural_acceptance": acceptance})
+        base = single | {"neural_acceptance": None}
+        yield _make_sample(f"threshold-{mean}", base | {"threshold": mean})
     for length in (3, 4, 5):
-        yield _sample(f"min-match-{length}", bare | {"min_match_len": length})
-        free = {"draft_costs": None, "num_neural_draft_tokens": in_buffer([0])}
-        yield _sample(f"min-match-{length}-alone", bare | free | {"min_match_len": length})
+        yield _make_sample(f"min-match-{length}", base | {"min_match_len": length})
+        counts = {"draft_costs": None, "num_neural_draft_tokens": in_buffer([0])}
+        yield _make_sample(f"min-match-{length}-alone", base | counts | {"min_match_len": length})
     for first in (15, 16, 17):
         confidence = in_buffer([[first, 0]], dtype=np.uint8)
-        yield _sample(f"confidence-{first}", bare | {"neural_draft_costs": confidence})
+        yield _make_sample(f"confidence-{first}", base | {"neural_draft_costs": confidence})
     for total in (254, 255, 256):
         costs = in_buffer([[total - 127, 127, 255]], dtype=np.uint8)
-        more = {"draft_costs": costs, "neural_draft_costs": in_buffer([[255, 0]], dtype=np.uint8)}
-        yield _sample(f"sum-{total}", bare | more)
-    many = {"draft_costs": np.zeros((1, 20), np.uint8), "num_ngram_draft_tokens": in_buffer([20])}
-    long = _batch(rng, 1, 20, 20) | many | {"num_sampled": in_buffer([0]), "row_indices": None}
-    for mean in (8, 9, 19, 20):  # all tokens count, not only eight as in a store
+        args = {"draft_costs": costs, "neural_draft_costs": in_buffer([[255, 0]], dtype=np.uint8)}
+        yield _make_sample(f"sum-{total}", base | args)
+    zeros = {"draft_costs": np.zeros((1, 20), np.uint8), "num_ngram_draft_tokens": in_buffer([20])}
+    long_base = _make_batch(rng, 1, 20, 20) | zeros
+    long_base |= {"num_sampled": in_buffer([0]), "row_indices": None}
+    for mean in (8, 9, 19, 20):  # the promise counts all tokens
         acceptance = in_buffer([[mean * UNIT, 1]])
         counts = {"num_neural_draft_tokens": in_buffer([20]), "match_len": in_buffer([4])}
-        yield _sample(f"long-{mean}", long | counts | {"neural_acceptance": acceptance})
+        yield _make_sample(f"long-{mean}", long_base | counts | {"neural_acceptance": acceptance})
     for mean, last, sampled in product((0, 7, 65535, 3 * UNIT), (0, 1, 2, 3), (0, 1, 2, 4)):
-        more = {"neural_acceptance": in_buffer([[mean, last]]), "num_sampled": in_buffer([sampled])}
+        args = {"neural_acceptance": in_buffer([[mean, last]]), "num_sampled": in_buffer([sampled])}
         for verified in (None, in_buffer([0]), in_buffer([1]), in_buffer([2])):
-            measured = lone | more | {"num_scheduled_drafts": verified}
-            yield _sample(f"measured-{mean}-{last}-{sampled}", measured)
+            call = single | args | {"num_scheduled_drafts": verified}
+            yield _make_sample(f"measured-{mean}-{last}-{sampled}", call)
     for sampled in (64, 65, 66):
-        many = {"neural_acceptance": in_buffer([[7, 70]]), "num_sampled": in_buffer([sampled])}
+        args = {"neural_acceptance": in_buffer([[7, 70]]), "num_sampled": in_buffer([sampled])}
         for verified in (None, in_buffer([68])):
-            call = lone | many | {"num_scheduled_drafts": verified}
-            yield _sample(f"accepted-many-{sampled}", call)
+            call = single | args | {"num_scheduled_drafts": verified}
+            yield _make_sample(f"accepted-many-{sampled}", call)
     for ngram in ([1, 2, 3], [1, 9, 3], [9, 2, 3]):
-        for n, g, extend in product((0, 1, 2), (1, 2, 3), (False, True)):
-            more = {
+        for num_neural, num_ngram, extend in product((0, 1, 2), (1, 2, 3), (False, True)):
+            args = {
                 "neural_draft_token_ids": in_buffer([[1, 2]]),
                 "ngram_draft_token_ids": in_buffer([ngram]),
-                "num_neural_draft_tokens": in_buffer([n]),
-                "num_ngram_draft_tokens": in_buffer([g]),
+                "num_neural_draft_tokens": in_buffer([num_neural]),
+                "num_ngram_draft_tokens": in_buffer([num_ngram]),
                 "min_match_len": 5,
                 "extend": extend,
                 "num_sampled": in_buffer([1]),
                 "neural_acceptance": in_buffer([[UNIT, 2]]),
             }
-            yield _sample(f"extended-{ngram}-{n}-{g}", lone | more)
+            yield _make_sample(f"extended-{ngram}-{num_neural}-{num_ngram}", single | args)
 
 
-def _sizes() -> Iterator[Args]:
+def _make_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for batch, width, k in ((11, 3, 5), (21, 4, 7), (31, 6, 9)):
-        call = _batch(rng, batch, width, k) | {"min_match_len": k + 4, "threshold": batch * 2}
+        call = _make_batch(rng, batch, width, k) | {"min_match_len": k + 4, "threshold": batch * 2}
         yield contiguous(call.values())
 
 
@@ -192,7 +192,7 @@ SPEC = OpSpec(
     name="merge_drafts_",
     no_kernel=NO_MERGE_ON_NPU,
     reference=reference.merge_drafts_,
-    samples=_samples,
+    samples=_make_samples,
     bad_calls=(
         BadCall(
             {"neural_draft_token_ids": np.zeros((4, 4), np.int32)},
@@ -230,6 +230,6 @@ SPEC = OpSpec(
             "neural_draft_token_ids",
         ),
     ),
-    sizes=tuple(_sizes()),
+    sizes=tuple(_make_sizes()),
     fixed=frozenset({"row_indices"}),  # a row must not occur twice
 )

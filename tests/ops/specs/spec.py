@@ -1,4 +1,6 @@
-"""OpSpec: the inputs and expectations from which tests of any operator are derived."""
+"""Defines OpSpec, which contains an operator's reference, samples and invalid calls. The tests
+of all operators are derived from OpSpecs. Also contains helpers for arrays inside larger
+buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ Args = tuple[Any, ...]
 
 NO_INDEX_ON_DEVICES = dict.fromkeys(("cuda", "npu"), "the index is in host memory; devices scan")
 
-CANARY = 0x41414141  # surrounds the data that an operator may access
+CANARY = 0x41414141
+"""The value of the items around the data that an operator may access."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +30,20 @@ class Sample:
     label: str
     args: Args
     compare: bool = True
-    """False for class-B input, e.g. duplicate rows: safe, but the results are unspecified."""
+    """False if the results are unspecified (e.g. duplicate rows): only memory safety is tested."""
 
 
 @dataclass(frozen=True)
 class BadCall:
-    """A call that must be rejected before anything is written."""
+    """An invalid call, which must be rejected before anything is written."""
 
     change: dict[str, Any]
-    """New values by argument name; a callable receives the valid value."""
+    """New values by argument name. A callable receives the valid value and returns the new one."""
     message: str
-    """A regular expression for the error; operator and argument are checked as well."""
+    """A regular expression that the error matches. The tests also check that the error names the
+    operator and the argument."""
     named: str = ""
-    """The argument that the error names; if empty, the first argument of ``change``."""
+    """The argument that the error names; if empty, the first argument in ``change``."""
     sample: str = ""
     """The label of the sample whose arguments are changed; if empty, the first sample."""
 
@@ -53,20 +57,21 @@ class OpSpec:
     name: str
     reference: Callable[..., tuple[Array, ...] | None]
     samples: Callable[[np.random.Generator], Iterator[Sample]]
-    """Ordinary, edge and hostile calls; the first is ordinary and has all sizes above 1."""
+    """Generates ordinary calls, calls at limits, and calls with hostile values. The first sample is
+    ordinary and has all sizes above 1."""
     bad_calls: tuple[BadCall, ...]
     sizes: tuple[Args, ...]
-    """Arguments of calls of one compiled graph. All sizes differ between the calls and within each
-    call, because torch uses one symbol for equal sizes."""
+    """Arguments of calls of a single compiled graph. All tensor sizes differ between the calls
+    and within each call, because torch uses the same symbol for equal sizes."""
     opaque: frozenset[str] = frozenset()
-    """Arguments with contents that are specific to the implementation, and not compared."""
+    """Arguments whose contents are specific to the implementation. They are not compared."""
     fixed: frozenset[str] = frozenset()
-    """Arguments that ``parity.random_cases`` must not change: with other values the results would
-    be unspecified. Indexes, stores and workspaces are never changed."""
+    """Arguments that ``parity.make_random_cases`` must not change, because with other values the
+    results would be unspecified. Indexes, stores and workspaces are never changed."""
     no_kernel: dict[str, str] = field(default_factory=dict)
-    """By backend, the reason why this operator has no kernel there."""
+    """For each device without a kernel of this operator, the reason."""
     kernel_of: str = ""
-    """The operator whose kernels this operator uses; if empty, its own."""
+    """The operator whose kernels this operator uses; if empty, the operator has its own kernels."""
 
     @property
     def kernel(self) -> str:
@@ -114,18 +119,19 @@ class OpSpec:
         return next(s for s in samples if label in ("", s.label))
 
     def sample_with(self, name: str) -> Sample:
-        """Returns the first sample that has this tensor, with all sizes above 1."""
-        at = [n for n, _ in self.arguments].index(name)
+        """Returns the first sample in which this tensor is given and has all sizes above 1."""
         for sample in self.samples(np.random.default_rng(1)):
-            value = sample.args[at]
+            value = self.get(sample.args, name)
             if value is not None and min(value.shape) > 1:
                 return sample
         raise LookupError(f"{self.name}: no sample has {name}")
 
     def get(self, args: Args, name: str) -> Any:
+        """Returns the argument with this name."""
         return args[[n for n, _ in self.arguments].index(name)]
 
     def replace(self, args: Args, **change: Any) -> Args:
+        """Returns the arguments with new values, which may be functions of the old value."""
         names = [name for name, _ in self.arguments]
         values = dict(zip(names, args, strict=True))
         for name, value in change.items():
@@ -141,7 +147,7 @@ def find_base(array: Array) -> Array:
 
 
 def clone(array: Array) -> Array:
-    """Returns a copy with equal strides and an equal offset into a copy of the owner."""
+    """Returns a copy with equal strides, at the same offset in a copy of the base array."""
     base = find_base(array)
     offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
     return np.ndarray(array.shape, array.dtype, base.copy(), offset, array.strides)
@@ -158,8 +164,9 @@ def contiguous(args: Iterable[Any]) -> Args:
 def in_buffer(
     values: npt.ArrayLike, *, before: int = 0, gap: int = 0, dtype: Any = np.int32
 ) -> Array:
-    """Returns the values as a slice of a larger buffer of canaries, with `before` items ahead of
-    each row and `gap` items after it: the outer stride exceeds the width, and stray writes show."""
+    """Returns the values as a slice of a larger buffer, which is filled with CANARY. Each row
+    has `before` items before it and `gap` items after it. The outer stride therefore exceeds the
+    width of the rows, and comparing the buffers detects writes outside the slice."""
     array = np.asarray(values, dtype)
     if array.ndim == 1:
         base = np.full(before + array.shape[0] + gap, CANARY).astype(dtype)
@@ -171,7 +178,7 @@ def in_buffer(
     return view
 
 
-def bits_equal(got: Array, expected: Array) -> bool:
+def are_equal(got: Array, expected: Array) -> bool:
     return (
         got.dtype == expected.dtype
         and got.shape == expected.shape

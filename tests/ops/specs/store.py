@@ -1,6 +1,6 @@
-"""The OpSpecs of the store operators, with stores that are empty, full, damaged or random.
+"""The OpSpecs of the operators of a store, with stores that are empty, full, damaged or random.
 
-The reference fills the stores, so that a fault of a kernel shows in the kernel's own call."""
+The references fill the stores, so that a test runs only the kernel of its own operator."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .inputs import (
     HOSTILE_INDICES,
     HOSTILE_INT32,
     UNLIMITED,
-    bad_logits,
-    random_logits,
-    random_rows,
+    draw_rows,
+    make_bad_logits_calls,
+    make_random_logits,
 )
 from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
 
@@ -30,47 +30,48 @@ NO_STORE_ON_DEVICES = dict.fromkeys(
 LIVE, FINISH = 0, 1
 END_OF_SERIALS = 2**24
 
-# The words of csrc/core/store.h that samples set.
+# Indices of the header words (csrc/core/store.h) that samples set.
 NUM_SLOTS, NUM_BLOCKS, LINE_BITS, VISIBILITY, NEXT_SERIAL, BUSY, STATISTICS = range(1, 8)
 HEADER_WORDS, SLOT_WORDS, HEAD_WORDS = 64, 4, 8
 SMALL_STORES = [(1, 4, 1), (2, 8, 2), (3, 13, 6)]
-"""Slots, blocks and line bits. So small that entries are evicted and blocks are reused."""
+"""Number of slots, number of blocks and line bits of stores that are so small that entries are
+evicted and blocks are reused."""
 
 
-def new_store(num_slots: int, num_blocks: int, line_bits: int, visibility: int = LIVE) -> Array:
-    """An empty store."""
+def make_store(num_slots: int, num_blocks: int, line_bits: int, visibility: int = LIVE) -> Array:
+    """Returns an empty store."""
     store = np.zeros(_C.store_words(num_slots, num_blocks, line_bits), np.int32)
     _C.store_init(store, num_slots, num_blocks, line_bits, visibility)
     return in_buffer(store, before=3, gap=5)
 
 
-def with_words(store: Array, **words: int) -> Array:
-    """A copy with these words in its header."""
+def copy_store(store: Array, **words: int) -> Array:
+    """Returns a copy with these words in its header."""
     copy = in_buffer(store, before=1, gap=3)
     for name, word in words.items():
         copy[globals()[name]] = word
     return copy
 
 
-def block_head(store: Array, serial: int) -> Array:
-    """The head of the block with that serial number."""
-    at = HEADER_WORDS + store[NUM_SLOTS] * SLOT_WORDS + serial % store[NUM_BLOCKS] * HEAD_WORDS
-    return store[at : at + HEAD_WORDS]
+def get_block_head(store: Array, serial: int) -> Array:
+    """Returns the head of the block with this serial number, as a view."""
+    first = HEADER_WORDS + store[NUM_SLOTS] * SLOT_WORDS + serial % store[NUM_BLOCKS] * HEAD_WORDS
+    return store[first : first + HEAD_WORDS]
 
 
 def text_rows(rng: np.random.Generator, rows: int, capacity: int, alphabet: int) -> Array:
-    """Rows that repeat one phrase, with a few tokens changed. Each row begins at a different place
-    of the phrase."""
+    """Returns rows that repeat the same phrase, with a few random tokens. Each row begins at a
+    random position of the phrase."""
     phrase = rng.integers(0, alphabet, 1 + capacity // 3)
     starts = rng.integers(0, len(phrase), (rows, 1))
     tokens = phrase[(starts + np.arange(capacity)) % len(phrase)]
-    changed = rng.random(tokens.shape) < 0.04
-    tokens[changed] = rng.integers(0, alphabet, int(changed.sum()))
+    is_random = rng.random(tokens.shape) < 0.04
+    tokens[is_random] = rng.integers(0, alphabet, int(is_random.sum()))
     return tokens.astype(np.int32)
 
 
-def index_drafts(rng: np.random.Generator, batch: int, k: int, max_cost: int) -> dict[str, Array]:
-    """Drafts as an index step may have written them. Some counts are out of range."""
+def draw_drafts(rng: np.random.Generator, batch: int, k: int, max_cost: int) -> dict[str, Array]:
+    """Returns drafts such as an index step writes, and some counts that are out of range."""
     counts = rng.choice([0, 1, k // 2, k, k, -1, k + 1, -(2**31), 2**31 - 1], batch)
     return {
         "draft_token_ids": in_buffer(rng.integers(-1, 99, (batch, k)), before=2, gap=3),
@@ -80,7 +81,7 @@ def index_drafts(rng: np.random.Generator, batch: int, k: int, max_cost: int) ->
     }
 
 
-def no_drafts(batch: int, k: int) -> dict[str, Array]:
+def make_drafts(batch: int, k: int) -> dict[str, Array]:
     return {
         "draft_token_ids": in_buffer(np.full((batch, k), -1)),
         "num_draft_tokens": in_buffer([0] * batch),
@@ -89,7 +90,7 @@ def no_drafts(batch: int, k: int) -> dict[str, Array]:
     }
 
 
-def table(rng: np.random.Generator) -> Array:
+def draw_costs(rng: np.random.Generator) -> Array:
     costs = rng.integers(0, 40, (16, 56)).astype(np.uint8)
     costs[rng.random(costs.shape) < 0.2] = 0
     return costs
@@ -103,8 +104,8 @@ def append_tokens(
     slots: Array | None = None,
     scopes: Array | None = None,
 ) -> None:
-    """Inserts the sampled tokens of a step, without drafts, by the reference."""
-    drafts: Any = no_drafts(len(sampled), 0)
+    """Runs a step of the reference without drafts, which stores the sampled tokens."""
+    drafts: Any = make_drafts(len(sampled), 0)
     reference.ngram_store_step_(
         tokens, lengths, sampled, store, None, slots, scopes, *drafts.values(), UNLIMITED,
         np.zeros((16, 56), np.uint8), 0,
@@ -120,29 +121,31 @@ def run_steps(
     scopes: Array | None = None,
 ) -> Array:
     """Returns the store after steps in which the rows grew from a quarter of these lengths."""
-    at = lengths // 4
-    while (at < lengths).any():
-        sampled = np.minimum(rng.integers(0, 12, len(lengths)), lengths - at).astype(np.int32)
-        at = at + sampled
-        append_tokens(store, tokens, at, sampled, slots, scopes)
+    present_lengths = lengths // 4
+    while (present_lengths < lengths).any():
+        num_new = np.minimum(rng.integers(0, 12, len(lengths)), lengths - present_lengths)
+        sampled = num_new.astype(np.int32)
+        present_lengths = present_lengths + sampled
+        append_tokens(store, tokens, present_lengths, sampled, slots, scopes)
     return store
 
 
-def full_store(rng: np.random.Generator, size: tuple[int, int, int], visibility: int) -> Array:
-    """A store with all slots in use, two scopes, and more tokens inserted than it can hold."""
+def make_full_store(rng: np.random.Generator, size: tuple[int, int, int], visibility: int) -> Array:
+    """Returns a store in which all slots are used, with one or two scopes. More tokens were
+    appended than fit into the store."""
     num_slots, num_blocks, _ = size
     capacity = 100 + num_blocks * 256 // num_slots
-    store = new_store(*size, visibility)
+    store = make_store(*size, visibility)
     rows = text_rows(rng, num_slots, capacity, 30)
     lengths = np.array([capacity, 40, capacity // 3][:num_slots], np.int32)
     scopes = np.arange(num_slots) // 2
     return run_steps(rng, store, rows, lengths, scopes=scopes)
 
 
-def with_random_counts(rng: np.random.Generator, store: Array) -> Array:
-    """A copy in which the entries' counts of right and wrong are at the edges of all ranges."""
-    copy = with_words(store)
-    sizes = (int(store[at]) for at in (NUM_SLOTS, NUM_BLOCKS, LINE_BITS))
+def randomize_counts(rng: np.random.Generator, store: Array) -> Array:
+    """Returns a copy in which the entries' counts are at limits of their ranges."""
+    copy = copy_store(store)
+    sizes = (int(store[word]) for word in (NUM_SLOTS, NUM_BLOCKS, LINE_BITS))
     begin, end = _C.store_parts(*sizes)["lines"]
     states = copy[begin:end:2]
     counts = rng.choice([0, 1, 2, 3, 4, 5, 8, 9, 14, 15], (2, len(states)))
@@ -150,40 +153,41 @@ def with_random_counts(rng: np.random.Generator, store: Array) -> Array:
     return copy
 
 
-def invalid_stores(good: Array) -> Iterator[tuple[str, Array]]:
-    """Tensors that are not stores, with a label. Operators do not write to them."""
+def make_invalid_stores(valid_store: Array) -> Iterator[tuple[str, Array]]:
+    """Yields tensors that are not stores, with labels. Operators must not write to such tensors."""
     yield "empty", np.zeros(0, np.int32)
     yield "zeros", np.zeros(5000, np.int32)
     yield "ones", np.full(5000, -1, np.int32)
-    yield "short-header", good[:63].copy()
-    yield "header-alone", good[:64].copy()
-    yield "one-word-short", good[:-1].copy()
+    yield "short-header", valid_store[:63].copy()
+    yield "header-alone", valid_store[:64].copy()
+    yield "one-word-short", valid_store[:-1].copy()
     for name, words in (
-        ("NUM_SLOTS", (0, -1, 2**31 - 1, int(good[NUM_BLOCKS]) // 4 + 1)),
+        ("NUM_SLOTS", (0, -1, 2**31 - 1, int(valid_store[NUM_BLOCKS]) // 4 + 1)),
         ("NUM_BLOCKS", (0, -1, 3, 2**31 - 1)),
         ("LINE_BITS", (0, -1, 25, 31, 32, 64)),
     ):
         for word in words:
-            yield f"{name}-{word}", with_words(good, **{name: word})
+            yield f"{name}-{word}", copy_store(valid_store, **{name: word})
 
 
-def random_contents(rng: np.random.Generator, good: Array) -> Iterator[Array]:
-    """Random contents after a valid header. A kernel must stay inside the tensor."""
+def corrupt_store(rng: np.random.Generator, valid_store: Array) -> Iterator[Array]:
+    """Yields stores with a valid header and random words after it. A kernel must not access
+    memory outside the tensor."""
     for share in (0.001, 0.05, 1.0):
-        store = in_buffer(good, before=1, gap=3)
-        hit = rng.random(store.size) < share
-        hit[:NEXT_SERIAL] = hit[BUSY] = False
-        store[hit] = rng.integers(-(2**31), 2**31, int(hit.sum()))
+        store = in_buffer(valid_store, before=1, gap=3)
+        is_replaced = rng.random(store.size) < share
+        is_replaced[:NEXT_SERIAL] = is_replaced[BUSY] = False
+        store[is_replaced] = rng.integers(-(2**31), 2**31, int(is_replaced.sum()))
         yield store
-        yield with_words(store, NEXT_SERIAL=int(good[NEXT_SERIAL]), VISIBILITY=FINISH)
+        yield copy_store(store, NEXT_SERIAL=int(valid_store[NEXT_SERIAL]), VISIBILITY=FINISH)
 
 
 NAMES = [name for name, _ in arguments_of("ngram_store_step_")]
-FLAT = np.full((16, 56), 10, np.uint8)
+EQUAL_COSTS = np.full((16, 56), 10, np.uint8)
 SCOPES = [0, -1, 2**63 - 1, -(2**63), 1, 2**32, 2**32 + 1]
 
 
-def step_call(
+def make_call(
     tokens: Array,
     lengths: Array,
     sampled: Array,
@@ -191,16 +195,17 @@ def step_call(
     drafts: dict[str, Array],
     **more: Any,
 ) -> Args:
-    """A call without optional tensors and limits, and with a flat table of costs."""
+    """Returns a call of ``ngram_store_step_`` without optional tensors and limits, and with
+    equal costs. ``more`` replaces arguments."""
     values = dict.fromkeys(NAMES)
-    store = in_buffer(store, before=1, gap=3)  # a copy: later insertions do not change it
+    store = in_buffer(store, before=1, gap=3)  # a copy, because later steps change the store
     values |= {"token_ids": tokens, "num_tokens": lengths, "num_sampled": sampled, "store": store}
-    values |= {"max_len": UNLIMITED, "costs": FLAT, "cost_limit": 75, "fill": False}
+    values |= {"max_len": UNLIMITED, "costs": EQUAL_COSTS, "cost_limit": 75, "fill": False}
     values |= {**drafts, **more}
     return tuple(values[name] for name in NAMES)
 
 
-def _step_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _make_step_samples(rng: np.random.Generator) -> Iterator[Sample]:
     tokens = in_buffer(text_rows(rng, 5, 40, 9), before=3, gap=5)
     lengths = in_buffer([40, 30, 17, 33, 21], gap=1)
     ordinary = {
@@ -208,97 +213,100 @@ def _step_samples(rng: np.random.Generator) -> Iterator[Sample]:
         "slot_indices": in_buffer([6, 1, 3], gap=1),
         "scopes": in_buffer([0, 0, 0], gap=1, dtype=np.int64),
     }
-    store = run_steps(rng, new_store(7, 28, 4), tokens, lengths - 9)
+    store = run_steps(rng, make_store(7, 28, 4), tokens, lengths - 9)
     sampled = in_buffer([3, 1, 2], gap=1)
-    drafts = index_drafts(rng, 3, 4, 60)
-    yield Sample("ordinary", step_call(tokens, lengths, sampled, store, drafts, **ordinary))
-    yield from _draft_samples(rng)
-    yield from _length_samples(rng)
-    yield from _slot_samples(rng)
-    yield from _hostile_samples(rng)
-    yield from _serial_samples(rng)
-    yield from _store_samples(rng)
+    drafts = draw_drafts(rng, 3, 4, 60)
+    yield Sample("ordinary", make_call(tokens, lengths, sampled, store, drafts, **ordinary))
+    yield from _make_draft_samples(rng)
+    yield from _make_length_samples(rng)
+    yield from _make_slot_samples(rng)
+    yield from _make_hostile_samples(rng)
+    yield from _make_serial_samples(rng)
+    yield from _make_store_samples(rng)
 
 
-def _draft_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Which draft is used: all k, limits, row lengths and costs of the index's draft."""
+def _make_draft_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Yields calls that test which draft is used, with different k, limits, row lengths and
+    costs of the index's draft."""
     for visibility, alphabet in ((LIVE, 2), (LIVE, 40), (FINISH, 12)):
         tokens = in_buffer(text_rows(rng, 8, 400, alphabet), gap=2)
         lengths = in_buffer([400, 333, 257, 256, 255, 100, 17, 16])
         scopes = in_buffer([0, 0, 0, 0, 1, 1, 0, 1])
         store = run_steps(
-            rng, new_store(4, 24, 9, visibility), tokens[:4], lengths[:4], scopes=scopes[:4]
+            rng, make_store(4, 24, 9, visibility), tokens[:4], lengths[:4], scopes=scopes[:4]
         )
-        # Rows that the store has, and similar ones, end at random places.
-        ends = in_buffer(rng.integers(1, 400, 8))
+        # The rows end at random positions. The store contains the first four rows.
+        lengths = in_buffer(rng.integers(1, 400, 8))
         sampled, slots = in_buffer(rng.integers(0, 4, 8)), in_buffer([-1] * 7 + [2])
         for k, limit in ((0, 40), *product((1, 8), (0, 40)), *product((8, 64), (75, 2**31 - 1))):
             for costs, max_cost in (
-                ({"costs": FLAT}, 11),
-                ({"costs": table(rng)}, 60),
-                ({"costs": table(rng) * 6}, 256),
-                (random_logits(rng, 56), 100),
+                ({"costs": EQUAL_COSTS}, 11),
+                ({"costs": draw_costs(rng)}, 60),
+                ({"costs": draw_costs(rng) * 6}, 256),
+                (make_random_logits(rng, 56), 100),
             ):
                 more = {**costs, "cost_limit": limit, "scopes": scopes, "slot_indices": slots}
-                drafts = index_drafts(rng, 8, k, max_cost)
-                if max_cost == 11:  # ties
+                drafts = draw_drafts(rng, 8, k, max_cost)
+                if max_cost == 11:  # equal promises
                     drafts["draft_costs"][...] = 10
                     drafts["draft_costs"][:, 7:8] = rng.integers(9, 12, (8, 1))
-                args = step_call(tokens, ends, sampled, store, drafts, fill=max_cost == 60, **more)
+                args = make_call(
+                    tokens, lengths, sampled, store, drafts, fill=max_cost == 60, **more
+                )
                 yield Sample(f"choice-{visibility}-{alphabet}-{k}-{limit}-{max_cost}", args)
         for i in range(4):
-            counted = with_random_counts(rng, store)
-            more = {"costs": table(rng), "slot_indices": in_buffer([-1] * 6 + [2, 0])}
-            args = step_call(tokens, ends, in_buffer([9] * 8), counted, no_drafts(8, 8), **more)
+            copy = randomize_counts(rng, store)
+            more = {"costs": draw_costs(rng), "slot_indices": in_buffer([-1] * 6 + [2, 0])}
+            args = make_call(tokens, lengths, in_buffer([9] * 8), copy, make_drafts(8, 8), **more)
             yield Sample(f"recounted-{visibility}-{alphabet}-{i}", args)
-        for cut in (-(2**63), -1, 0, 99, 100, 101, 103, 108):
+        for max_len in (-(2**63), -1, 0, 99, 100, 101, 103, 108):
             all_100 = in_buffer([100] * 8)
-            more = {"max_len": cut, "slot_indices": slots, "fill": True}
-            args = step_call(tokens, all_100, sampled, store, no_drafts(8, 8), **more)
-            yield Sample(f"max-len-{visibility}-{alphabet}-{cut}", args)
+            more = {"max_len": max_len, "slot_indices": slots, "fill": True}
+            args = make_call(tokens, all_100, sampled, store, make_drafts(8, 8), **more)
+            yield Sample(f"max-len-{visibility}-{alphabet}-{max_len}", args)
 
 
-def _length_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    edges = [0, 1, 2, 15, 16, 17, 18, 255, 256, 257, 272, 496, 497]
-    tokens = in_buffer(text_rows(rng, len(edges), 500, 30), gap=1)
+def _make_length_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    limits = [0, 1, 2, 15, 16, 17, 18, 255, 256, 257, 272, 496, 497]
+    tokens = in_buffer(text_rows(rng, len(limits), 500, 30), gap=1)
     for visibility in (LIVE, FINISH):
-        for new in (1, 2, 2**31 - 1):  # the last one is more than the row has
-            store = new_store(len(edges), 64, 5, visibility)
-            sampled = in_buffer([new] * len(edges))
-            lengths = in_buffer(edges)
-            args = step_call(tokens, lengths, sampled, store, no_drafts(len(edges), 3))
-            yield Sample(f"first-{visibility}-{new}", args)
+        for num_sampled in (1, 2, 2**31 - 1):  # the last number exceeds the row's length
+            store = make_store(len(limits), 64, 5, visibility)
+            sampled = in_buffer([num_sampled] * len(limits))
+            lengths = in_buffer(limits)
+            args = make_call(tokens, lengths, sampled, store, make_drafts(len(limits), 3))
+            yield Sample(f"first-{visibility}-{num_sampled}", args)
             append_tokens(store, tokens, lengths, sampled)
-            for grown in (0, 1, 17):
-                longer = in_buffer(np.minimum(lengths + grown, 500))
-                args = step_call(
-                    tokens, longer, in_buffer([1] * len(edges)), store, no_drafts(13, 3)
+            for num_added in (0, 1, 17):
+                longer = in_buffer(np.minimum(lengths + num_added, 500))
+                args = make_call(
+                    tokens, longer, in_buffer([1] * len(limits)), store, make_drafts(13, 3)
                 )
-                yield Sample(f"next-{visibility}-{new}-{grown}", args)
-    # Long prompts: a call inserts at most 4096 tokens of backlog, of the first requests.
-    tokens = in_buffer(random_rows(rng, 3, 4300, 90))
+                yield Sample(f"next-{visibility}-{num_sampled}-{num_added}", args)
+    # Long prompts: a call inserts at most 4096 earlier tokens, of the first requests.
+    tokens = in_buffer(draw_rows(rng, 3, 4300, 90))
     for visibility, lengths in (
         (FINISH, [4200, 4200, 10]),
         (LIVE, [4105, 30, 30]),
         (FINISH, [2000, 2100, 4300]),
         (FINISH, [4, 4300, 10]),  # the first request uses none of the limit
     ):
-        store = new_store(3, 60, 6, visibility)
+        store = make_store(3, 60, 6, visibility)
         append_tokens(store, tokens, in_buffer([3, 3, 3]), in_buffer([2, 3, 1]))
-        args = step_call(tokens, in_buffer(lengths), in_buffer([2, 1, 3]), store, no_drafts(3, 2))
+        args = make_call(tokens, in_buffer(lengths), in_buffer([2, 1, 3]), store, make_drafts(3, 2))
         yield Sample(f"backlog-{visibility}-{lengths}", args)
-    store = new_store(3, 60, 6, FINISH)  # sampled tokens do not count as backlog
-    args = step_call(tokens, in_buffer([4300] * 3), in_buffer([4200] * 3), store, no_drafts(3, 2))
+    store = make_store(3, 60, 6, FINISH)  # sampled tokens do not count as backlog
+    args = make_call(tokens, in_buffer([4300] * 3), in_buffer([4200] * 3), store, make_drafts(3, 2))
     yield Sample("all-sampled", args)
 
 
-def _slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Which request's row a slot belongs to."""
+def _make_slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Yields calls in which a slot belongs to the row, to another row, or to a changed row."""
     tokens = in_buffer(text_rows(rng, 4, 300, 25), gap=1)
     lengths = np.array([300, 270, 40, 17], np.int32)
     sampled = in_buffer([2, 1, 2, 1])
     for visibility in (LIVE, FINISH):
-        store = run_steps(rng, new_store(4, 16, 4, visibility), tokens, lengths - 4)
+        store = run_steps(rng, make_store(4, 16, 4, visibility), tokens, lengths - 4)
         for label, change in (
             ("as-they-were", {}),
             ("others-slots", {"slot_indices": in_buffer([1, 0, 3, 2])}),
@@ -309,126 +317,130 @@ def _slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
             ("shorter", {"num_tokens": in_buffer([200, 265, 36, 12])}),
             ("by-one-shorter", {"num_tokens": in_buffer(lengths - 5)}),
         ):
-            args = step_call(tokens, in_buffer(lengths), sampled, store, no_drafts(4, 5), **change)
+            args = make_call(
+                tokens, in_buffer(lengths), sampled, store, make_drafts(4, 5), **change
+            )
             yield Sample(f"{label}-{visibility}", args)
-        for back in (1, 15, 16, 17):  # tokens before the end of the stored text
-            rewritten = in_buffer(tokens, gap=1)
-            rewritten[np.arange(4), np.maximum(lengths - 4 - back, 0)] = 77
-            args = step_call(rewritten, in_buffer(lengths), sampled, store, no_drafts(4, 5))
-            yield Sample(f"rewritten-{back}-{visibility}", args)
+        for distance in (1, 15, 16, 17):  # from the changed token to the end of the stored text
+            changed_tokens = in_buffer(tokens, gap=1)
+            changed_tokens[np.arange(4), np.maximum(lengths - 4 - distance, 0)] = 77
+            args = make_call(changed_tokens, in_buffer(lengths), sampled, store, make_drafts(4, 5))
+            yield Sample(f"rewritten-{distance}-{visibility}", args)
         for dtype in (np.int32, np.int64):
             ids = [s for s in SCOPES if abs(s) < 2**31 or dtype is np.int64]
             rows = in_buffer(np.tile(tokens[:1], (len(ids), 1)))
             scopes = in_buffer(ids, dtype=dtype)
             ends = in_buffer(np.arange(40, 40 + len(ids)))
-            store = run_steps(rng, new_store(7, 28, 4, visibility), rows, ends - 2, scopes=scopes)
-            for turned in range(2):
-                more = {"scopes": in_buffer(np.roll(ids, turned), dtype=dtype)}
-                args = step_call(
-                    rows, ends, in_buffer([2] * len(ids)), store, no_drafts(len(ids), 5), **more
+            store = run_steps(rng, make_store(7, 28, 4, visibility), rows, ends - 2, scopes=scopes)
+            for shift in range(2):
+                more = {"scopes": in_buffer(np.roll(ids, shift), dtype=dtype)}
+                args = make_call(
+                    rows, ends, in_buffer([2] * len(ids)), store, make_drafts(len(ids), 5), **more
                 )
-                yield Sample(f"scopes-{turned}-{visibility}", args)
+                yield Sample(f"scopes-{shift}-{visibility}", args)
 
 
-def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    store = full_store(rng, (2, 8, 4), LIVE)
-    bad = len(HOSTILE_INT32)
-    tokens = in_buffer(text_rows(rng, bad, 40, 6), gap=1)
-    hostile, good = in_buffer(HOSTILE_INT32), in_buffer([30] * bad)
-    ones, drafts = in_buffer([1] * bad), no_drafts(bad, 4)
-    yield Sample("hostile-lengths", step_call(tokens, hostile, ones, store, drafts))
-    yield Sample("hostile-sampled", step_call(tokens, good, hostile, store, drafts))
-    hostile_rows = in_buffer(rng.choice(HOSTILE_INT32, (bad, 40)), gap=1)
-    filled = run_steps(rng, new_store(8, 32, 4), hostile_rows, good)
-    logits = random_logits(rng, 56)
-    yield Sample("hostile-logits", step_call(hostile_rows, good, ones, filled, drafts, **logits))
-    yield Sample("hostile-tokens", step_call(hostile_rows, good, ones, filled, drafts, fill=True))
+def _make_hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    store = make_full_store(rng, (2, 8, 4), LIVE)
+    num_rows = len(HOSTILE_INT32)
+    tokens = in_buffer(text_rows(rng, num_rows, 40, 6), gap=1)
+    limits, lengths = in_buffer(HOSTILE_INT32), in_buffer([30] * num_rows)
+    ones, drafts = in_buffer([1] * num_rows), make_drafts(num_rows, 4)
+    yield Sample("hostile-lengths", make_call(tokens, limits, ones, store, drafts))
+    yield Sample("hostile-sampled", make_call(tokens, lengths, limits, store, drafts))
+    hostile_rows = in_buffer(rng.choice(HOSTILE_INT32, (num_rows, 40)), gap=1)
+    source = run_steps(rng, make_store(8, 32, 4), hostile_rows, lengths)
+    logits = make_random_logits(rng, 56)
+    yield Sample("hostile-logits", make_call(hostile_rows, lengths, ones, source, drafts, **logits))
+    args = make_call(hostile_rows, lengths, ones, source, drafts, fill=True)
+    yield Sample("hostile-tokens", args)
     yield Sample(
         "hostile-drafts",
-        step_call(hostile_rows, good, ones, filled, index_drafts(rng, bad, 4, 256)),
+        make_call(hostile_rows, lengths, ones, source, draw_drafts(rng, num_rows, 4, 256)),
     )
-    longer = in_buffer([41, 40, 39, 40, 41, 0, 1, 40])
-    yield Sample("longer-than-rows", step_call(tokens, longer, ones, store, drafts))
+    large_lengths = in_buffer([41, 40, 39, 40, 41, 0, 1, 40])
+    yield Sample("longer-than-rows", make_call(tokens, large_lengths, ones, store, drafts))
     for dtype, values in HOSTILE_INDICES:
         for name in ("row_indices", "slot_indices", "scopes"):
             batch = len(values)
-            rows = {"row_indices": in_buffer(np.arange(batch) % bad)}
+            rows = {"row_indices": in_buffer(np.arange(batch) % num_rows)}
             more = {**rows, name: in_buffer(values, dtype=dtype)}
-            args = step_call(
-                tokens, good, in_buffer([1] * batch), store, no_drafts(batch, 4), **more
+            args = make_call(
+                tokens, lengths, in_buffer([1] * batch), store, make_drafts(batch, 4), **more
             )
             yield Sample(f"hostile-{name}-{dtype.__name__}", args)
     for rows, capacity, batch, k in ((0, 0, 0, 0), (4, 5, 2, 3), (3, 0, 3, 3), (1, 1, 1, 1)):
-        nothing, ends = in_buffer(np.zeros((rows, capacity))), in_buffer([capacity] * rows)
-        args = step_call(nothing, ends, in_buffer([1] * batch), store, no_drafts(batch, k))
+        no_tokens, ends = in_buffer(np.zeros((rows, capacity))), in_buffer([capacity] * rows)
+        args = make_call(no_tokens, ends, in_buffer([1] * batch), store, make_drafts(batch, k))
         yield Sample(f"empty-{rows}x{capacity}-{batch}", args)
 
 
-def _serial_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Reused blocks, and the end of serial numbers."""
+def _make_serial_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Yields calls in which blocks are reused, or in which the serial numbers end."""
     tokens = in_buffer(text_rows(rng, 3, 1400, 60), gap=1)
     lengths = in_buffer([1000, 600, 100])
     for visibility in (LIVE, FINISH):
-        for left in range(4):
-            begin = END_OF_SERIALS - left
-            store = with_words(new_store(3, 12, 4, visibility), NEXT_SERIAL=begin)
-            args = step_call(tokens, lengths, in_buffer([300] * 3), store, no_drafts(3, 2))
-            yield Sample(f"renumber-{visibility}-{left}", args)
+        for num_left in range(4):
+            begin = END_OF_SERIALS - num_left
+            store = copy_store(make_store(3, 12, 4, visibility), NEXT_SERIAL=begin)
+            args = make_call(tokens, lengths, in_buffer([300] * 3), store, make_drafts(3, 2))
+            yield Sample(f"renumber-{visibility}-{num_left}", args)
             append_tokens(store, tokens, lengths - 300, lengths - 300)
-            args = step_call(tokens, lengths, in_buffer([290] * 3), store, no_drafts(3, 2))
-            yield Sample(f"renumbered-{visibility}-{left}", args)
-        store = new_store(3, 12, 4, visibility)
+            args = make_call(tokens, lengths, in_buffer([290] * 3), store, make_drafts(3, 2))
+            yield Sample(f"renumbered-{visibility}-{num_left}", args)
+        store = make_store(3, 12, 4, visibility)
         append_tokens(store, tokens, lengths, in_buffer([30, 20, 10]))
         for offset in range(1, 4):  # slot 0 continues until the blocks of the others are reused
             append_tokens(store, tokens[:1] + offset, in_buffer([1100]), in_buffer([1100]))
-            more = in_buffer(lengths + 5)
-            args = step_call(tokens, more, in_buffer([5] * 3), store, no_drafts(3, 2))
+            longer = in_buffer(lengths + 5)
+            args = make_call(tokens, longer, in_buffer([5] * 3), store, make_drafts(3, 2))
             yield Sample(f"stalled-{visibility}-{offset}", args)
 
 
-def _store_samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _make_store_samples(rng: np.random.Generator) -> Iterator[Sample]:
     for visibility in (LIVE, FINISH):
         for size in SMALL_STORES:
             num_slots = size[0]
-            store = full_store(rng, size, visibility)
+            store = make_full_store(rng, size, visibility)
             tokens = in_buffer(text_rows(rng, num_slots, 300, 20), gap=1)
             lengths = in_buffer([300, 40, 257][:num_slots])
             sampled = in_buffer([60] * num_slots)
-            drafts = no_drafts(num_slots, 6)
-            yield Sample(f"full-{size}", step_call(tokens, lengths, sampled, store, drafts))
-        call = tokens, lengths, sampled
+            drafts = make_drafts(num_slots, 6)
+            yield Sample(f"full-{size}", make_call(tokens, lengths, sampled, store, drafts))
+        batch = tokens, lengths, sampled
         scopes = in_buffer([1, 0, 2])
-        yield Sample("other-scopes", step_call(*call, store, drafts, scopes=scopes))
-        yield Sample("busy", step_call(*call, with_words(store, BUSY=1), drafts))
-        more = {"row_indices": in_buffer([]), "num_sampled": in_buffer([])}
-        idle = step_call(*call, with_words(store, BUSY=1), no_drafts(0, 6), **more)
-        yield Sample("busy-without-requests", idle)
-        wrapping = with_words(store)
-        wrapping[STATISTICS : STATISTICS + 9] = -1
-        yield Sample("statistics-wrap", step_call(*call, wrapping, drafts))
-        wrapping = with_words(wrapping, BUSY=1)
-        yield Sample("refusals-wrap", step_call(*call, wrapping, drafts))
-        for name, words in invalid_stores(store):
-            yield Sample(f"no-store-{name}", step_call(*call, words, index_drafts(rng, 3, 6, 60)))
-        for words in random_contents(rng, store):
-            yield Sample("random", step_call(*call, words, drafts), compare=False)
+        yield Sample("other-scopes", make_call(*batch, store, drafts, scopes=scopes))
+        yield Sample("busy", make_call(*batch, copy_store(store, BUSY=1), drafts))
+        no_requests = {"row_indices": in_buffer([]), "num_sampled": in_buffer([])}
+        args = make_call(*batch, copy_store(store, BUSY=1), make_drafts(0, 6), **no_requests)
+        yield Sample("busy-without-requests", args)
+        copy = copy_store(store)
+        copy[STATISTICS : STATISTICS + 9] = -1
+        yield Sample("statistics-wrap", make_call(*batch, copy, drafts))
+        copy = copy_store(copy, BUSY=1)
+        yield Sample("refusals-wrap", make_call(*batch, copy, drafts))
+        for name, words in make_invalid_stores(store):
+            yield Sample(f"no-store-{name}", make_call(*batch, words, draw_drafts(rng, 3, 6, 60)))
+        for words in corrupt_store(rng, store):
+            yield Sample("random", make_call(*batch, words, drafts), compare=False)
 
 
-def _step_sizes() -> Iterator[Args]:
+def _make_step_sizes() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for rows, capacity, k in ((12, 50, 4), (17, 61, 6), (20, 83, 9)):
-        tokens = random_rows(rng, rows, capacity, 3)
+        tokens = draw_rows(rng, rows, capacity, 3)
         lengths = np.full(rows, capacity - 5, np.int32)
-        some = np.arange(rows - 3, dtype=np.int32)
-        store = run_steps(rng, new_store(rows, 4 * rows, 3), tokens, lengths - 2)
-        more = {"row_indices": some, "slot_indices": some.copy(), "scopes": some % 2}
+        indices = np.arange(rows - 3, dtype=np.int32)
+        store = run_steps(rng, make_store(rows, 4 * rows, 3), tokens, lengths - 2)
+        more = {"row_indices": indices, "slot_indices": indices.copy(), "scopes": indices % 2}
         sampled = np.full(rows - 3, 2, np.int32)
-        drafts = no_drafts(rows - 3, k)
-        args = step_call(tokens, lengths, sampled, store, drafts, cost_limit=k, **more)
+        drafts = make_drafts(rows - 3, k)
+        args = make_call(tokens, lengths, sampled, store, drafts, cost_limit=k, **more)
         yield contiguous(args)
 
 
-def _width_65(array: Array) -> Array:
+def _make_width_65(array: Array) -> Array:
+    """Returns a tensor of the dtype of ``array``, which is wider than the maximum of 64."""
     return np.zeros((3, 65), array.dtype)
 
 
@@ -436,66 +448,67 @@ NGRAM_STORE_STEP = OpSpec(
     name="ngram_store_step_",
     no_kernel=NO_STORE_ON_DEVICES,
     reference=reference.ngram_store_step_,
-    samples=_step_samples,
+    samples=_make_step_samples,
     bad_calls=(
-        *bad_logits(56),
-        BadCall({"draft_costs": _width_65}, r"\[3, 4\], got .*\[3, 65\]"),
-        BadCall({"draft_token_ids": _width_65}, "0 to 64, got 65", "draft_token_ids width"),
-        BadCall({"costs": FLAT[:, :55]}, r"\[16, 56\], got .*\[16, 55\]"),
+        *make_bad_logits_calls(56),
+        BadCall({"draft_costs": _make_width_65}, r"\[3, 4\], got .*\[3, 65\]"),
+        BadCall({"draft_token_ids": _make_width_65}, "0 to 64, got 65", "draft_token_ids width"),
+        BadCall({"costs": EQUAL_COSTS[:, :55]}, r"\[16, 56\], got .*\[16, 55\]"),
         BadCall({"costs": np.zeros((16, 99), np.uint8)[:, :56]}, ""),
     ),
-    sizes=tuple(_step_sizes()),
+    sizes=tuple(_make_step_sizes()),
 )
 
 
 SERIAL, FILL, PREVIOUS = 0, 1, 3
+"""Indices of the words of a block's head."""
 
 
-def store_of_open_requests(lengths: list[int], visibility: int, **words: int) -> Array:
-    """A store with an open request for each length. With FINISH, all tokens but the first are
-    still to be inserted."""
+def make_store_with_open_requests(lengths: list[int], visibility: int, **words: int) -> Array:
+    """Returns a store with an open request for each length. With FINISH, no token is inserted
+    yet; the first token of each request is never inserted."""
     rng = np.random.default_rng(5)
-    store = with_words(new_store(len(lengths), 4 * len(lengths) + 1, 3, visibility), **words)
+    store = copy_store(make_store(len(lengths), 4 * len(lengths) + 1, 3, visibility), **words)
     tokens = text_rows(rng, len(lengths), max(lengths), 20)
     append_tokens(store, tokens, np.array(lengths, np.int32), np.array(lengths, np.int32) - 1)
     return store
 
 
-def _finish_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    store = store_of_open_requests([60, 33, 17, 2], FINISH)
+def _make_finish_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    store = make_store_with_open_requests([60, 33, 17, 2], FINISH)
     yield Sample("ordinary", (store, in_buffer([3, 0, 1], gap=1)))
     for visibility in (LIVE, FINISH):
         for size, order in zip(SMALL_STORES, ([0], [1, 0], [0, 1, 2]), strict=True):
-            store = full_store(rng, size, visibility)
+            store = make_full_store(rng, size, visibility)
             yield Sample(f"full-{visibility}-{size}", (store, in_buffer(order)))
-        for dtype, bad in HOSTILE_INDICES:
-            yield Sample("hostile-slots", (store, in_buffer(bad, dtype=dtype)))
+        for dtype, hostile in HOSTILE_INDICES:
+            yield Sample("hostile-slots", (store, in_buffer(hostile, dtype=dtype)))
         yield Sample("twice", (store, in_buffer([2, 2, 1, 2])))
         yield Sample("none", (store, in_buffer([])))
-        yield Sample("busy", (with_words(store, BUSY=1), in_buffer([1, 2])))
-        yield Sample("busy-without-slots", (with_words(store, BUSY=1), in_buffer([])))
-        for name, words in invalid_stores(store):
+        yield Sample("busy", (copy_store(store, BUSY=1), in_buffer([1, 2])))
+        yield Sample("busy-without-slots", (copy_store(store, BUSY=1), in_buffer([])))
+        for name, words in make_invalid_stores(store):
             yield Sample(f"no-store-{name}", (words, in_buffer(range(3))))
-        for words in random_contents(rng, store):
+        for words in corrupt_store(rng, store):
             yield Sample("random", (words, in_buffer(range(3))), compare=False)
     for fill in (1, 2, 15, 16, 17, 255, 256, 257, 496, 497, 1200):
-        store = store_of_open_requests([fill + 1, 2], FINISH)
+        store = make_store_with_open_requests([fill + 1, 2], FINISH)
         yield Sample(f"fill-{fill}", (store, in_buffer([1, 0])))
-    yield from _broken_chains()
+    yield from _make_broken_chain_samples()
 
 
-def _broken_chains() -> Iterator[Sample]:
-    """A request of three blocks, one of which is lost or has another predecessor."""
+def _make_broken_chain_samples() -> Iterator[Sample]:
+    """Yields requests of three blocks, one of which was replaced or has another predecessor."""
     slots = in_buffer([0])
-    for broken in (1, 2, 3):
-        for field, values in ((SERIAL, [0, broken + 5]), (PREVIOUS, range(6)), (FILL, [3, 16])):
+    for serial in (1, 2, 3):
+        for field, values in ((SERIAL, [0, serial + 5]), (PREVIOUS, range(6)), (FILL, [3, 16])):
             for value in values:
-                store = store_of_open_requests([600], FINISH)
-                block_head(store, broken)[field] = value
-                yield Sample(f"block-{broken}-{field}-{value}", (store, slots))
+                store = make_store_with_open_requests([600], FINISH)
+                get_block_head(store, serial)[field] = value
+                yield Sample(f"block-{serial}-{field}-{value}", (store, slots))
     rng = np.random.default_rng(6)
     tokens = text_rows(rng, 2, 1500, 20)
-    store = new_store(2, 9, 3, FINISH)
+    store = make_store(2, 9, 3, FINISH)
     append_tokens(store, tokens, np.array([50, 50], np.int32), np.array([40, 40], np.int32))
     run_steps(rng, store, tokens[:1], np.array([1500], np.int32))
     run_steps(rng, store, tokens[:1] + 1, np.array([1500], np.int32))
@@ -506,7 +519,7 @@ NGRAM_STORE_FINISH = OpSpec(
     name="ngram_store_finish_",
     no_kernel=NO_STORE_ON_DEVICES,
     reference=reference.ngram_store_finish_,
-    samples=_finish_samples,
+    samples=_make_finish_samples,
     bad_calls=(),
-    sizes=tuple((new_store(n, 4 * n, 2, FINISH), np.arange(n, dtype=np.int32)) for n in (3, 5, 8)),
+    sizes=tuple((make_store(n, 4 * n, 2, FINISH), np.arange(n, dtype=np.int32)) for n in (3, 5, 8)),
 )

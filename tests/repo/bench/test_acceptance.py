@@ -1,5 +1,4 @@
-"""The ops of recorded text on a few synthetic conversations: their counts agree with independent
-ones."""
+"""Tests the ops on recorded text: their counts equal those of independent code."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ def data(tmp_path: Path) -> Path:
         for number in range(6):
             ids = [token for phrase in rng.choices(phrases, k=180) for token in phrase]
             turns = [
-                {"prompt_token_ids": ids[at : at + 20], "completion_token_ids": ids[at + 20 : end]}
-                for at, end in ((0, 90), (90, 180))
+                {"prompt_token_ids": ids[i : i + 20], "completion_token_ids": ids[i + 20 : i + 90]}
+                for i in (0, 90)
             ]
             lines.append(json.dumps({"id": str(number), "turns": turns}))
         (folder / f"{name}.jsonl").write_text("\n".join(lines))
@@ -51,8 +50,8 @@ def test_acceptance_counts_more_drafts_at_higher_limits(data: Path) -> None:
     for result in sets:
         assert result["conversations"] == 6
         curve = result["whole_by_limit"]
-        at_40 = {name: values[LIMITS.index(40)] for name, values in curve.items()}
-        assert result["whole"]["k8"]["limit_40"] == at_40
+        counts_at_40 = {name: values[LIMITS.index(40)] for name, values in curve.items()}
+        assert result["whole"]["k8"]["limit_40"] == counts_at_40
         drafted = curve["drafted_per_step"]
         assert drafted == sorted(drafted)
         assert drafted[0] < drafted[-1]
@@ -76,17 +75,17 @@ def test_padded_acceptance_equals_replay_of_padded_drafts(data: Path) -> None:
                 overlap=overlap,
                 drafts="padded",
             )
-            tokens_per_step = replay([data / f"{result['set']}.jsonl"], options).total
-            assert tokens_per_step.tokens_per_step is not None
-            expected = round(tokens_per_step.tokens_per_step, 4)
+            figures = replay([data / f"{result['set']}.jsonl"], options).total
+            assert figures.tokens_per_step is not None
+            expected = round(figures.tokens_per_step, 4)
             assert result["k5"][lookup] == expected
 
 
-def test_draft_length_of_zero_is_as_fast_as_no_drafts(
+def test_policy_always_0_is_as_fast_as_no_drafts(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_length, "BATCHES", (1, 4))
-    monkeypatch.setattr(draft_length, "CURVES", {"dense": draft_length.dense_8b})
+    monkeypatch.setattr(draft_length, "CURVES", {"dense": draft_length.time_dense_8b})
     monkeypatch.setattr(draft_length, "FIRST_STEPS", 20)
     results = run_op(data, "draft-length", "--steps=60")["results"]
     assert {result["policy"] for result in results} == draft_length.POLICIES.keys()

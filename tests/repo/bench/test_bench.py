@@ -1,4 +1,5 @@
-"""Each op on the CPU, from the command line to the JSON file, with sizes that take no time."""
+"""Tests each op of the benchmark on the CPU with small sizes, from the command line to the JSON
+file, and the harness that compares and times implementations."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tools.bench.ops import OPS
 from tools.bench.ops.index import IndexStepImplementation
 from tools.bench.options import BenchError, Options, Size
 
-TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
+OPS_TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
     "draft-length",
     "vllm-draft-graphs",
@@ -35,8 +36,8 @@ def run_op(file: Path, op: str, *arguments: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("op", sorted(OPS.keys() - TESTED_ELSEWHERE))
-def test_op_runs_and_its_variants_draft_the_same(op: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("op", sorted(OPS.keys() - OPS_TESTED_ELSEWHERE))
+def test_op_writes_results_and_variants_of_ours_draft_the_same(op: str, tmp_path: Path) -> None:
     document = run_op(tmp_path / "out.json", op, "--sizes", "4x256", "--data-kind", "random")
     assert document["results"]
     for result in document["results"]:
@@ -48,21 +49,23 @@ def test_op_runs_and_its_variants_draft_the_same(op: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("probability", [None, 0.3])
-def test_ladder_implementation_drafts_as_proposer(probability: float | None) -> None:
+def test_index_step_with_ladder_drafts_like_proposer(probability: float | None) -> None:
     variant = "sizes=ladder" if probability is None else f"min_draft_probability={probability}"
-    options = Options(data_kind="periodic", k=8, engine="index").changed(variant)
-    work = make_workload(Size(5, 300), options)
-    work.token_ids %= 17
-    implementation = IndexStepImplementation(work, options)
+    options = Options(data_kind="periodic", k=8, engine="index").apply_changes(variant)
+    workload = make_workload(Size(5, 300), options)
+    workload.token_ids %= 17
+    implementation = IndexStepImplementation(workload, options)
     implementation.reset()
     config = NgramConfig(
-        sizes="ladder", k=8, min_draft_probability=probability, max_len=work.capacity
+        sizes="ladder", k=8, min_draft_probability=probability, max_len=workload.capacity
     )
     proposer = NgramProposer(config, "index")
-    tokens, lengths = work.token_ids.copy(), work.lengths[0].copy()
+    tokens, lengths = workload.token_ids.copy(), workload.lengths[0].copy()
     for step in range(4):
-        expected = proposer.step(tokens, lengths, work.sampled[step])
-        drafts = implementation.drafts(implementation.function(*implementation.arguments(step)))
+        expected = proposer.step(tokens, lengths, workload.sampled[step])
+        drafts = implementation.get_drafts(
+            implementation.function(*implementation.get_arguments(step))
+        )
         counts = expected.num_draft_tokens.tolist()
         rows = zip(expected.draft_token_ids, counts, strict=True)
         assert drafts == [row[:count].tolist() for row, count in rows]
@@ -70,37 +73,39 @@ def test_ladder_implementation_drafts_as_proposer(probability: float | None) -> 
 
 
 class FixedDrafter(Implementation):
+    """Returns the same drafts in each step."""
+
     semantics = (2, 4, 4, "earliest")
 
     def __init__(self, name: str, drafts: Drafts) -> None:
         self.name = name
         self.function = lambda: drafts
 
-    def drafts(self, result: Any) -> Drafts:
+    def get_drafts(self, result: Any) -> Drafts:
         return list(result)
 
 
 def test_measure_rejects_implementations_with_different_drafts() -> None:
-    first, same = FixedDrafter("first", [[1], []]), FixedDrafter("same", [[1], []])
-    measurement = measure.measure([first, same], 20, Options(rounds=1, steps=1))
+    drafter, same_drafter = FixedDrafter("first", [[1], []]), FixedDrafter("same", [[1], []])
+    measurement = measure.measure([drafter, same_drafter], 20, Options(rounds=1, steps=1))
     assert measurement.same_drafts is True
     assert measurement.drafted_share == 0.5
-    other = FixedDrafter("other", [[2], []])
+    other_drafter = FixedDrafter("other", [[2], []])
     with pytest.raises(BenchError, match="other and first: expected the same drafts"):
-        measure.measure([first, other], 20, Options(rounds=1, steps=1))
+        measure.measure([drafter, other_drafter], 20, Options(rounds=1, steps=1))
 
 
 def test_ratio_is_median_of_rounds_not_ratio_of_medians() -> None:
-    """A slow round slows both implementations, so its ratio is unchanged."""
-    assert measure.spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
+    """A slow round slows both implementations, so the round's ratio is unchanged."""
+    assert measure.compute_spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
     ours, peer = [1.0, 10.0, 2.0], [5.0, 50.0, 30.0]
-    assert measure.ratios(peer, ours)["median"] == 5.0
+    assert measure.compute_ratios(peer, ours)["median"] == 5.0
 
 
-def test_interval_of_median_has_its_coverage() -> None:
-    """Among 9 values, 2 to 7 lie below the median in 492 of 512 cases: 96 %."""
-    interval = measure.median_interval([9.0, *range(1, 9)])
+def test_median_interval_contains_median_in_95_percent_of_samples() -> None:
+    """Of 9 values, 2 to 7 are below the median in 492 of 512 cases, which is 96 %."""
+    interval = measure.compute_median_interval([9.0, *range(1, 9)])
     assert interval == {"median": 5.0, "low": 2.0, "high": 8.0}
-    assert measure.median_interval(range(6)) == {"median": 2.5, "low": 0.0, "high": 5.0}
+    assert measure.compute_median_interval(range(6)) == {"median": 2.5, "low": 0.0, "high": 5.0}
     with pytest.raises(ValueError, match="at least 6 values, got 5"):
-        measure.median_interval(range(5))
+        measure.compute_median_interval(range(5))

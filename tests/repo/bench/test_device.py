@@ -1,4 +1,4 @@
-"""Tests of the benchmark on a device, with the CPU as the device and a host clock."""
+"""Tests the benchmark on a device, with the CPU as the device and a clock of the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEASURE_US = device.measure_us
 DEVICE_OPS = {name: op for name, op in OPS.items() if "eager" in (op.device_peers or ())}
 
 
-def time_with_clock(work: device.Work, restore: device.Work, _: str) -> float:
+def measure_us_with_clock(work: device.Work, restore: device.Work, _: str) -> float:
     restore()
     start = time.perf_counter()
     work()
@@ -33,18 +33,18 @@ def time_with_clock(work: device.Work, restore: device.Work, _: str) -> float:
 
 
 @pytest.fixture(autouse=True)
-def _cpu_as_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "measure_us", time_with_clock)
+def _use_cpu_as_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "measure_us", measure_us_with_clock)
     monkeypatch.setattr(measure, "measure", device.measure)
 
 
 @pytest.mark.parametrize(("policy", "k"), [("earliest", 1), ("latest", 4)])
 @pytest.mark.parametrize("op", DEVICE_OPS)
-def test_eager_torch_computes_the_same_as_the_operator(op: str, policy: str, k: int) -> None:
+def test_eager_peer_computes_the_same_as_the_operator(op: str, policy: str, k: int) -> None:
     options = replace(OPTIONS, match_policy=policy, k=k, peers=("eager",))
-    skipped: dict[str, str] = {}
-    (result,) = DEVICE_OPS[op].run(options, skipped)
-    assert skipped == {}
+    skip_reasons: dict[str, str] = {}
+    (result,) = DEVICE_OPS[op].run(options, skip_reasons)
+    assert skip_reasons == {}
     assert result["same_drafts"] is True
     assert (result["size"], result["steps_per_round"]) == ("6x300", device.STEPS)
     assert 0 < result["drafted_share"] <= 1
@@ -92,7 +92,8 @@ def test_make_gpu_runs_known_benches_within_nine_minutes() -> None:
 
 
 class FakeGpu:
-    """The calls of `torch.cuda` that the timing needs, with clocks of host and GPU in us."""
+    """Replaces the functions of `torch.cuda` that the timing calls. `host` is the time on the host
+    and `busy_until` the time at which the GPU finishes its work, both in us."""
 
     def __init__(self, launch_us: float) -> None:
         self.launch_us = launch_us
@@ -106,11 +107,11 @@ class FakeGpu:
         self.busy_until = max(self.busy_until, self.host) + 7
 
     def Event(self, enable_timing: bool) -> SimpleNamespace:  # noqa: N802
-        event = SimpleNamespace(at=-1.0)
-        event.record = lambda: event.__dict__.update(at=self.busy_until)
-        event.query = lambda: event.at <= self.host
-        event.synchronize = lambda: self.__dict__.update(host=max(self.host, event.at))
-        event.elapsed_time = lambda end: (end.at - event.at) / 1e3
+        event = SimpleNamespace(time=-1.0)
+        event.record = lambda: event.__dict__.update(time=self.busy_until)
+        event.query = lambda: event.time <= self.host
+        event.synchronize = lambda: self.__dict__.update(host=max(self.host, event.time))
+        event.elapsed_time = lambda end: (end.time - event.time) / 1e3
         return event
 
 
@@ -121,9 +122,9 @@ def test_late_host_does_not_count_as_device_time(
     gpu = FakeGpu(launch_us)
     monkeypatch.setattr(torch.cuda, "_sleep", gpu._sleep)
     monkeypatch.setattr(torch.cuda, "Event", gpu.Event)
-    restored: list[int] = []
-    assert MEASURE_US(gpu.replay, lambda: restored.append(1), "cuda") == pytest.approx(7)
-    assert (len(restored) > 1) == (launch_us > 130)
+    restores: list[int] = []
+    assert MEASURE_US(gpu.replay, lambda: restores.append(1), "cuda") == pytest.approx(7)
+    assert (len(restores) > 1) == (launch_us > 130)
     gpu.launch_us = 1e9
     with pytest.raises(BenchError, match="the host took longer"):
         MEASURE_US(gpu.replay, lambda: None, "cuda")

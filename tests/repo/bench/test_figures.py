@@ -1,4 +1,4 @@
-"""The tables in the documents equal the committed results; wrong tables are detected."""
+"""Tests that tables in documents equal the committed results and that errors are detected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_documents_equal_the_results() -> None:
 @pytest.mark.parametrize(
     ("old", "new"), [("", ""), ("9.9x", "9.8x"), ("| 5.0 | 1234567.0 |\n", ""), ("| us |", "|  |")]
 )
-def test_tables_are_rewritten_from_results(old: str, new: str, results: Path) -> None:
+def test_update_document_rewrites_tables_from_results(old: str, new: str, results: Path) -> None:
     text = DOCUMENT.replace(old, new)
     assert docs_tables.update_document(text, docs_tables.parse_tables(TABLES), results) == DOCUMENT
 
@@ -76,7 +76,7 @@ def test_tables_are_rewritten_from_results(old: str, new: str, results: Path) ->
         ("1234567.0 |\n<!-- end -->", "1234567.0 |", "expected a table's markers"),
     ],
 )
-def test_wrong_marker_is_rejected(old: str, new: str, message: str, results: Path) -> None:
+def test_wrong_table_marker_raises(old: str, new: str, message: str, results: Path) -> None:
     with pytest.raises(LookupError, match=message):
         docs_tables.update_document(
             DOCUMENT.replace(old, new), docs_tables.parse_tables(TABLES), results
@@ -92,6 +92,6 @@ def test_wrong_marker_is_rejected(old: str, new: str, message: str, results: Pat
         ("{ a.json op s}", "expected a figure"),
     ],
 )
-def test_missing_figure_is_rejected(figure: str, message: str, results: Path) -> None:
+def test_render_table_rejects_missing_figure(figure: str, message: str, results: Path) -> None:
     with pytest.raises(LookupError, match=message):
         docs_tables.render_table(["figure", figure], results)

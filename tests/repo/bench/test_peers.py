@@ -1,5 +1,5 @@
-"""The packed files of vLLM replace an installed one. Each run of a benchmark compares the drafts of
-vLLM's code with ours."""
+"""Tests that copies of vLLM's files replace an installed vLLM. Each run of a benchmark compares the
+drafts of vLLM's code with ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.bench.options import UnavailableError
 from tools.bench.vllm_peer import find_folder, load_class
 
 
-def test_packed_files_replace_an_installed_vllm(tmp_path: Path) -> None:
+def test_copied_files_replace_an_installed_vllm(tmp_path: Path) -> None:
     try:
         load_class(find_folder(), "NgramProposer")
     except UnavailableError as error:

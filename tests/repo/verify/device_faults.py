@@ -1,7 +1,7 @@
-"""Faults of the device kernels' synchronization: barriers, fences, atomics, events, waits.
+"""Defines faults of the device kernels' synchronization: barriers, fences, atomics, events, waits.
 
-``tools/mutate.py`` makes random faults of any source, but none of these: leaving out a barrier is a
-single statement, weakening one or exchanging two writes is not. The twins must detect each fault.
+The twins must detect each fault. ``tools/mutate.py`` makes random faults of single tokens and
+statements; most of these faults are larger, such as a weaker barrier or two exchanged writes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Fault:
     mode: str = ""
     """The model of the CUDA twin that detects the fault."""
     op: str = ""
-    """The operator with the samples on which a CUDA kernel runs."""
+    """The operator whose samples a CUDA kernel runs on."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class Fault:
         return text.replace(self.old, self.new)
 
 
-def parse(text: str) -> list[Fault]:
+def parse_faults(text: str) -> list[Fault]:
     """Reads a list of faults. ``@ file mode op`` begins the faults of a file. A fault is either
     ``description: old => new``, or ``description`` followed by the lines of the old text, each
     after ``- ``, and of the new text, each after ``+ ``."""
@@ -69,7 +69,7 @@ def parse(text: str) -> list[Fault]:
     return faults
 
 
-CUDA_FAULTS = parse("""
+CUDA_FAULTS = parse_faults("""
 @ csrc/cuda/launch.cu fast prepare_inputs
 failed launch returns success: return kLaunchFailed; => return kOk;
 
@@ -151,7 +151,7 @@ offsets are read before they are written
 + p.slots.query_start_loc[0];
 counter is not reset
 - if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
-every block settles: &staged.is_last)) return; => &staged.is_last)) {}
+every block finalizes: &staged.is_last)) return; => &staged.is_last)) {}
 no barrier in a grid of one block: if (!is_last_block( => if (gridDim.x > 1 && !is_last_block(
 
 @ csrc/cuda/launch.cuh fast correct_spec_state_
@@ -176,36 +176,36 @@ suffix is read before it is written
 -     __syncthreads();
 + - 1 - thread];
 +     }
-best match is read before all warps reported
-- search.report();
+best match is read before all warps have merged theirs
+- search.merge_into_block();
 -   }
 -   __syncthreads();
-+ search.report();
++ search.merge_into_block();
 +   }
 each lane decides alone to stop
-- if (__any_sync(kWholeWarp, is_found_before(tile))) return false;
-+ if (is_found_before(tile)) return false;
-each lane looks again alone
+- if (__any_sync(kWholeWarp, has_full_match_before(tile))) return false;
++ if (has_full_match_before(tile)) return false;
+each lane verifies alone
 - return !__any_sync(kWholeWarp, has_candidate) || verify_tile(tile);
 + return !has_candidate || verify_tile(tile);
 no barrier after arriving
 -   __syncthreads();
 -   return block.is_last;
 +   return block.is_last;
-share is used before it is known
+first tile is read before it is written
 - block.first_tile = total;
 -   }
 -   __syncthreads();
 + block.first_tile = total;
 +   }
-shared state is overwritten early
+shared memory is overwritten before all threads have read it
 - __syncthreads();  // all threads are done with the block's shared memory
 next request is read before it is written
-- block.first_tile = next + 1;
+- block.first_tile = request_end + 1;
 -     }
 -     __syncthreads();
 -   }
-+ block.first_tile = next + 1;
++ block.first_tile = request_end + 1;
 +     }
 +   }
 
@@ -220,7 +220,7 @@ workspace is not reset: if (workspace != nullptr) workspace[r] = {}; =>
 only the first request's workspace is reset
 - if (workspace != nullptr) workspace[r] = {};
 + if (workspace != nullptr && r == 0) workspace[r] = {};
-every block settles: &block.is_last)) return; => &block.is_last)) {}
+every block finalizes: &block.is_last)) return; => &block.is_last)) {}
 last block of a row resets its workspace
 -     if (block.is_last) block.best = workspace.best;
 +     if (block.is_last) {
@@ -228,27 +228,27 @@ last block of a row resets its workspace
 +       workspace = {};
 +     }
 one counter for two purposes: &workspace->num_finished => &workspace->num_arrived
-block with the highest number settles
+block with the highest number finalizes
 - is_last_block(workspace == nullptr ? nullptr : &workspace->num_finished, &block.is_last)
 + (blockIdx.x + 1 == gridDim.x)
 
 @ csrc/cuda/lookup.cuh resident ngram_step_
 counter is incremented before the rank is published
 -     if (block.best != 0) atomicMax(&workspace.best, block.best);
--     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
-+     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
+-     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
++     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
 +     if (block.best != 0) atomicMax(&workspace.best, block.best);
 one of two concurrent ranks is lost
 - if (block.best != 0) atomicMax(
 + if (block.best > *static_cast<volatile Rank*>(&workspace.best)) atomicExch(
 
 @ csrc/cuda/lookup.cuh hooks ngram_step_
-rank of the time when the block arrived
+best rank is read before all blocks have arrived
 -     if (block.best != 0) atomicMax(&workspace.best, block.best);
--     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
+-     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
 -     if (block.is_last) block.best = workspace.best;
 +     block.best = larger<Rank>(block.best, atomicMax(&workspace.best, block.best));
-+     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(blocks);
++     block.is_last = arrive(&workspace.num_arrived) + 1 == static_cast<uint32_t>(num_blocks);
 joined rank is loaded as constant
 - if (block.is_last) block.best = workspace.best;
 + if (block.is_last) block.best = __ldg(&workspace.best);
@@ -275,7 +275,7 @@ lengths grow before all blocks have read them
 +     if (thread == 0) {
 +       finalize(i);
 +       p.next_token_ids[i]
-run is read before it is counted
+number of sampled tokens is read before it is counted
 - ? 0 : count;
 -     }
 -     __syncthreads();
@@ -284,22 +284,22 @@ run is read before it is counted
 """)
 
 
-_ORDER = re.compile(r"^.*\bsync_pipes<AscendC::HardEvent::(\w+)>\(\);\n", re.MULTILINE)
+_EVENT_SYNC = re.compile(r"^.*\bsync_pipes<AscendC::HardEvent::(\w+)>\(\);\n", re.MULTILINE)
 
 
-def remove_each_event(file: Path) -> list[Fault]:
-    """Returns one fault per ``sync_pipes<...>`` (set a flag, wait for it) of an AscendC source."""
+def make_event_faults(file: Path) -> list[Fault]:
+    """Returns one fault per ``sync_pipes<...>``, which leaves out both the flag and the wait."""
     text = file.read_text()
-    seen: Counter[str] = Counter()
+    event_counts: Counter[str] = Counter()
     faults = []
-    for match in _ORDER.finditer(text):
+    for match in _EVENT_SYNC.finditer(text):
         begin = match.start()
         while text.count(text[begin : match.end()]) > 1:  # the old text must be unique
             begin = text.rindex("\n", 0, begin - 1) + 1
         event = match[1]
-        seen[event] += 1
+        event_counts[event] += 1
         new = text[begin : match.start()] + match[0].replace(match[0].strip(), ";")
-        description = f"{event} {seen[event]} left out"
+        description = f"{event} {event_counts[event]} left out"
         name = str(file.relative_to(ROOT))
         faults.append(Fault(name, description, text[begin : match.end()], new))
     return faults
@@ -309,5 +309,5 @@ ASCENDC_FAULTS = [
     fault
     for file in sorted((ROOT / "csrc" / "ascendc").iterdir())
     if file.suffix in {".h", ".cpp"}
-    for fault in remove_each_event(file)
+    for fault in make_event_faults(file)
 ]

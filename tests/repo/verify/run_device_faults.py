@@ -1,4 +1,4 @@
-"""Compiles a kernel with a fault against its twin's model and runs the parity samples on it."""
+"""Compiles a kernel with a fault for its twin, and runs the parity samples on the twin."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from backends import Backend, call_torch
 from cuda_hooks import (
     check_changed_lengths,
     check_failed_launch_is_reported,
+    make_checking_backend,
     make_dirty_workspaces,
-    watched,
 )
 from ops.parity import MismatchError, check_parity
 from ops.specs import OPSPECS, OpSpec
@@ -30,14 +30,14 @@ from repo.verify.device_faults import Fault
 from twins import FOLDER, ROOT, Twin
 
 CPU_SECONDS = 120
-"""Limit of a run: a kernel that needs more does not end. The wall clock limit is ten times that."""
+"""CPU time limit of a run, which may not end by itself. The wall time limit is 10 times as long."""
 CUDA_ORDERS = 6
-"""Runs of the samples with rows that blocks share: blocks meet in a different order each time."""
+"""Number of runs of samples in which blocks share rows: the order of the blocks differs by run."""
 ASCENDC_ROUNDS = 24
-"""Runs of all samples: the number of cores changes from launch to launch."""
+"""Number of runs of all samples: the number of cores changes from launch to launch."""
 
 
-def run(*command: str | Path) -> None:
+def run_program(*command: str | Path) -> None:
     subprocess.run(list(map(str, command)), check=True)
 
 
@@ -48,27 +48,27 @@ def detect_cuda_fault(fault: Fault) -> str:
         for part in ("core", "cuda"):
             shutil.copytree(ROOT / "csrc" / part, csrc / part)
         (Path(folder) / fault.file).write_text(fault.apply())
-        library = build_cuda(csrc, fault)
+        library = build_cuda_library(csrc, fault)
         return run_in_child(lambda: run_cuda_samples(fault, library))
 
 
-def build_cuda(csrc: Path, fault: Fault) -> Path:
+def build_cuda_library(csrc: Path, fault: Fault) -> Path:
     """Builds the operator's kernel as a separate library, with the name that `Twin` expects."""
     library = csrc.parent / fault.mode / f"libngram_npu_cuda_{fault.mode}.so"
     library.parent.mkdir()
     include = [f"-I{ROOT / 'tests/twins/cuda/include'}", f"-I{csrc}"]
-    parts = [(find_cuda_source(fault.op, csrc), fault.mode)]
-    # The launch runs on the host, where no model watches. The model has it without the fault.
+    sources = [(find_cuda_source(fault.op, csrc), fault.mode)]
+    # The launch runs on the host, where no model checks it. The twin has the launch without fault.
     if "/launch." in fault.file:
-        parts.append((csrc / "cuda/launch.cu", "fast"))
+        sources.append((csrc / "cuda/launch.cu", "fast"))
     objects = []
-    for source, flags in parts:
+    for source, flags in sources:
         objects.append(library.with_name(f"{source.stem}.o"))
         command = f"g++ -std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / flags}.flags -c -x c++"
-        run(*shlex.split(command), source, *include, "-o", objects[-1])
-    # Without the mode's flags: they would link the sanitizers' own libraries.
+        run_program(*shlex.split(command), source, *include, "-o", objects[-1])
+    # The mode's flags are left out, because they would link the sanitizers' own libraries.
     model = FOLDER / f"libcuda_twin_{fault.mode}.a"
-    run("g++", "-shared", "-Wl,--no-undefined", *objects, model, "-o", library)
+    run_program("g++", "-shared", "-Wl,--no-undefined", *objects, model, "-o", library)
     return library
 
 
@@ -86,7 +86,7 @@ def run_cuda_samples(fault: Fault, library: Path) -> str:
 
 def run_samples_of_spec(spec: OpSpec, mode: str, library: Path) -> str:
     if mode == "hooks":
-        backend = watched(spec, library)
+        backend = make_checking_backend(spec, library)
     else:
         twin = Twin(f"cuda_{mode}", "cuda", "cuda", library.parent)
         backend = Backend(mode, call_torch, twin=twin)
@@ -109,17 +109,18 @@ def run_samples_of_spec(spec: OpSpec, mode: str, library: Path) -> str:
 def detect_ascendc_fault(fault: Fault) -> str:
     """Returns how the samples detected the fault; empty if they did not."""
     with tempfile.TemporaryDirectory() as folder:
-        families = build_ascendc(fault, Path(folder))
+        families = build_ascendc_twin(fault, Path(folder))
         return run_in_child(lambda: run_ascendc_samples(families, Path(folder)))
 
 
-def includes(source: Path, file: str) -> bool:
-    """Whether a kernel's source is this file of csrc or includes it."""
+def includes_file(source: Path, file: str) -> bool:
+    """Returns whether a kernel's source is this file of csrc or includes the file."""
     headers = re.findall(r'#include "(ascendc/.*)"', source.read_text())
-    return source == ROOT / file or any(includes(ROOT / "csrc" / name, file) for name in headers)
+    paths = [ROOT / "csrc" / name for name in headers]
+    return source == ROOT / file or any(includes_file(path, file) for path in paths)
 
 
-def build_ascendc(fault: Fault, folder: Path) -> list[str]:
+def build_ascendc_twin(fault: Fault, folder: Path) -> list[str]:
     """Builds the twin with the fault in each kernel that includes the file; returns the families of
     these kernels. Other objects are those of `make twins`."""
     build_folder = FOLDER.parent
@@ -135,7 +136,7 @@ def build_ascendc(fault: Fault, folder: Path) -> list[str]:
         source = Path(command["file"])
         if source.parent.name != "ascendc" or "ascendc_kernels_2201" not in command["command"]:
             continue
-        if not includes(source, fault.file):
+        if not includes_file(source, fault.file):
             parts.append(build_folder / shlex.split(command["command"])[-3])
             continue
         families.append(source.stem)
@@ -143,8 +144,8 @@ def build_ascendc(fault: Fault, folder: Path) -> list[str]:
         compiler, *flags = shlex.split(command["command"].partition(" -o ")[0])
         text = header if source == ROOT / fault.file else source
         flags += ["-O1", "-w"]  # compiling takes most of the time
-        run(compiler, f"-I{folder / 'csrc'}", *flags, "-o", parts[-1], "-c", text)
-    run("g++", "-shared", "-pthread", *parts, "-o", folder / "libngram_npu_ascendc_twin.so")
+        run_program(compiler, f"-I{folder / 'csrc'}", *flags, "-o", parts[-1], "-c", text)
+    run_program("g++", "-shared", "-pthread", *parts, "-o", folder / "libngram_npu_ascendc_twin.so")
     return families
 
 
@@ -162,8 +163,8 @@ def run_ascendc_samples(families: list[str], folder: Path) -> str:
 
 
 def run_in_child(task: Callable[[], str]) -> str:
-    """Returns the task's result or how its process ended: a wrong kernel may end its process."""
-    receiving, sending = os.pipe()
+    """Returns the task's result or, if a wrong kernel ended the task's process, how it ended."""
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
         status = 1
@@ -171,14 +172,14 @@ def run_in_child(task: Callable[[], str]) -> str:
             signal.alarm(10 * CPU_SECONDS)
             resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 9))
             faulthandler.disable()  # some faults are expected to crash
-            os.write(sending, task()[:4000].encode())
+            os.write(write_end, task()[:4000].encode())
             status = 0
         except Exception:
             traceback.print_exc()
         finally:
             os._exit(status)
-    os.close(sending)
-    with os.fdopen(receiving, "rb") as pipe:
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
         message = pipe.read().decode(errors="replace")
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == 1:

@@ -1,20 +1,20 @@
-"""The twins detect each synchronization fault of the device kernels and pass correct kernels."""
+"""Tests that twins detect each synchronization fault of device kernels and pass correct kernels."""
 
 from __future__ import annotations
 
 import pytest
-from repo.verify.device_faults import ASCENDC_FAULTS, CUDA_FAULTS, Fault, parse
+from repo.verify.device_faults import ASCENDC_FAULTS, CUDA_FAULTS, Fault, parse_faults
 from repo.verify.run_device_faults import detect_ascendc_fault, detect_cuda_fault, find_cuda_source
 from twins import ROOT
 
 MODES = ("fast", "resident", "hooks")
 
 
-def test_parse_reads_both_forms() -> None:
+def test_parse_faults_reads_one_line_and_multi_line_faults() -> None:
     text = (
         "\n@ a/b.h fast p\nx: old => new\ngone: old =>\n\n@ c.cu hooks q_\ny\n- 1: 2\n-   -\n+ +\n"
     )
-    assert parse(text) == [
+    assert parse_faults(text) == [
         Fault("a/b.h", "x", "old", "new", "fast", "p"),
         Fault("a/b.h", "gone", "old", "", "fast", "p"),
         Fault("c.cu", "y", "1: 2\n  -", "+", "hooks", "q_"),
@@ -26,7 +26,7 @@ def test_fault_applies_to_its_source(fault: Fault) -> None:
     assert fault.apply() != (ROOT / fault.file).read_text()
 
 
-def test_fault_of_missing_text_is_rejected() -> None:
+def test_fault_with_missing_old_text_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"expected 1 occurrence in csrc/cuda/launch\.cuh, got 0"):
         Fault("csrc/cuda/launch.cuh", "missing", "no such text", "").apply()
 

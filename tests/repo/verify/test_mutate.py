@@ -1,5 +1,5 @@
-"""The mutator changes code but neither comments nor strings, and reports survivors; the fuzz runner
-and the runs of vLLM's releases report failures."""
+"""Tests that tools/mutate.py changes code but neither comments nor strings, and reports survivors,
+and that tools/fuzz.py and tools/engines.py report failures."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ int total(std::vector<int> a, const char* b) {
 """
 
 
-def changed_lines(text: str, *, is_python: bool) -> list[str]:
+def list_changed_lines(text: str, *, is_python: bool) -> list[str]:
     lines = []
     for change in mutate.find_changes(text, is_python=is_python):
-        before, after = text.splitlines(), change.apply(text).splitlines()
-        (line,) = (new for old, new in zip(before, after, strict=True) if old != new)
+        old_lines, new_lines = text.splitlines(), change.apply(text).splitlines()
+        (line,) = (new for old, new in zip(old_lines, new_lines, strict=True) if old != new)
         lines.append(line.strip())
     return lines
 
 
-def test_changes_of_python_leave_strings_and_comments() -> None:
-    assert changed_lines(PYTHON, is_python=True) == [
+def test_find_changes_skips_strings_and_comments_of_python() -> None:
+    assert list_changed_lines(PYTHON, is_python=True) == [
         "if a and b < 10:",
         "if not a or b < 10:",
         "if not a and b <= 10:",
@@ -48,8 +48,8 @@ def test_changes_of_python_leave_strings_and_comments() -> None:
     ]
 
 
-def test_changes_of_cpp_leave_strings_comments_templates_and_includes() -> None:
-    assert changed_lines(CPP, is_python=False) == [
+def test_find_changes_skips_strings_comments_templates_and_includes_of_cpp() -> None:
+    assert list_changed_lines(CPP, is_python=False) == [
         'if (!a.size() > 9) count(a, "a + b");',
         'if (a.size() >= 9) count(a, "a + b");',
         'if (a.size() > 10) count(a, "a + b");',
@@ -67,17 +67,17 @@ def test_fault_survives_only_if_all_tests_pass(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The copy is real; in place of pytest, a function fails if the file is changed."""
+    """The copy of the project is real. In place of pytest, a function fails for a changed file."""
     name = "python/ngram_npu/store/identifiers.py"
     original = (mutate.ROOT / name).read_bytes()
 
-    def run(self: Any, command: list[str]) -> int:
+    def execute(self: Any, command: list[str]) -> int:
         is_changed = (tmp_path / name).read_bytes() != original
         return exit_code if "pytest" in command and is_changed else 0
 
     monkeypatch.setattr(mutate, "TREE", tmp_path)
     monkeypatch.setattr(mutate, "STAGE", tmp_path / "stage")
-    monkeypatch.setattr(mutate.Copy, "_run", run)
+    monkeypatch.setattr(mutate.ProjectCopy, "_execute", execute)
     (tmp_path / "build" / "libraries").mkdir(parents=True)
     assert mutate.main([name, "--count", "2", "--", "tests"]) == 0
     report = capsys.readouterr().out
@@ -97,13 +97,13 @@ FUZZ_OUTPUT = "Done 70 runs in 2 second(s)\nreached page splits: 12\nreached slo
         (0, "Done 70 runs in 2 second(s)\n", ["expected counts `reached ...`, got none"]),
     ],
 )
-def test_fuzz_run_fails_on_findings_and_unreached_code(
+def test_fuzz_run_fails_on_fault_or_event_that_never_occurred(
     status: int, output: str, expected: list[str]
 ) -> None:
     assert fuzz.find_problems(status, output) == expected
 
 
-CASES = """
+ENGINE_TESTS = """
 test_v2_engine a[async-scan] passed
 test_v2_engine a[sync-scan] failure
 test_v2_engine b[sync-index] passed
@@ -113,12 +113,12 @@ test_beside_engine a[draft-sync] passed
 """
 
 
-def test_engine_results_are_summarized_by_method(tmp_path: Path) -> None:
-    case = '<testcase classname="engine_v2.{}" name="{}"><{}/></testcase>'
-    text = "".join(case.format(*line.split()) for line in CASES.strip().splitlines())
+def test_summarize_tests_counts_engine_tests_by_method(tmp_path: Path) -> None:
+    test_format = '<testcase classname="engine_v2.{}" name="{}"><{}/></testcase>'
+    text = "".join(test_format.format(*line.split()) for line in ENGINE_TESTS.strip().splitlines())
     file = tmp_path / "results.xml"
     file.write_text(f"<testsuites><testsuite>{text}</testsuite></testsuites>")
-    assert [[*entry.values()] for entry in engines.summarize(file, "v2")] == [
+    assert [[*entry.values()] for entry in engines.summarize_tests(file, "v2")] == [
         ["v2", "beside draft_model", "1 passed", []],
         ["v2", "ngram", "1 passed, 1 failed", ["test_v2_engine::a[sync-scan]"]],
         ["v2", "ngram_gpu", "1 passed", []],
@@ -126,7 +126,7 @@ def test_engine_results_are_summarized_by_method(tmp_path: Path) -> None:
     ]
 
 
-def test_engine_record_replaces_entries_of_the_same_method(
+def test_record_results_replaces_entries_of_the_same_method(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "METHODS", {"v1": {"ngram": ""}, "v2": {"ngram": "", "store": ""}})

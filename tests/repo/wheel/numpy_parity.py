@@ -11,16 +11,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from ngram_npu import _C
-from ops.parity import as_arrays, compare
+from ops.parity import as_arrays, check_results
 from ops.specs import OPSPECS, clone_args
 
 assert "torch" not in sys.modules
-count = 0
+num_samples = 0
 for spec in OPSPECS.values():
     for sample in spec.samples(np.random.default_rng(2026)):
         expected_args, got_args = clone_args(sample.args), clone_args(sample.args)
         expected = as_arrays(spec.reference(*expected_args))
         got = as_arrays(getattr(_C, spec.name)(*got_args))
-        compare(spec, sample, got, got_args, expected, expected_args)
-        count += 1
-assert count >= 10 * len(OPSPECS)
+        check_results(spec, sample, got, got_args, expected, expected_args)
+        num_samples += 1
+assert num_samples >= 10 * len(OPSPECS)

@@ -1,5 +1,5 @@
-"""The checks of a release find wrong distributions, wheels and torch libraries. Building the wheels
-takes minutes each; only a release does."""
+"""Tests that the checks of a release find wrong distributions, wheels and torch libraries. The
+wheels of a release are not built here, because each takes minutes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from tools import torches, wheels
 from tools.package_metadata import dynamic_metadata, make_links_absolute
-from tools.release_check import REPOSITORY, REQUIRED, find_problems, find_relative_links
+from tools.release_check import REPOSITORY, REQUIRED_FILES, find_problems, find_relative_links
 
 BINARY = b"PK\0\0"
 METADATA = "Name: ngram-npu\nVersion: 1.2.3\n\n# ngram_npu\n"
@@ -24,6 +24,7 @@ METADATA = "Name: ngram-npu\nVersion: 1.2.3\n\n# ngram_npu\n"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
+    """A project of version 1.2.3 with an empty folder `dist`."""
     (tmp_path / "pyproject.toml").write_text('version = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.3\n\n## 1.2.2\n")
     (tmp_path / "dist").mkdir()
@@ -45,18 +46,18 @@ def write_distributions(
             wheel.writestr(name, BINARY)
 
 
-def test_release_may_contain_own_binaries_only(root: Path) -> None:
-    own = ("docs/a.png", "ngram_npu/libngram_npu.so")
-    foreign = ("other-1.0-py3-none-any.whl", "ngram_npu/libother.so")
-    write_distributions(root, REQUIRED, METADATA, own + foreign)
+def test_release_with_foreign_binaries_is_rejected(root: Path) -> None:
+    own_binaries = ("docs/a.png", "ngram_npu/libngram_npu.so")
+    foreign_binaries = ("other-1.0-py3-none-any.whl", "ngram_npu/libother.so")
+    write_distributions(root, REQUIRED_FILES, METADATA, own_binaries + foreign_binaries)
     problems = {line.partition(": ")[2] for line in find_problems(root / "dist", root)}
-    assert problems == {f"foreign binary {name}" for name in foreign}
+    assert problems == {f"foreign binary {name}" for name in foreign_binaries}
 
 
 def test_wrong_release_is_rejected(root: Path) -> None:
     assert "got 0 and 0" in find_problems(root / "dist", root)[0]
-    wrong = "Name: ngram-npu\nVersion: 1.2.2\n\nText [a](docs/a.md)\n"
-    write_distributions(root, REQUIRED[1:], wrong, ("build/a.so",))
+    wrong_metadata = "Name: ngram-npu\nVersion: 1.2.2\n\nText [a](docs/a.md)\n"
+    write_distributions(root, REQUIRED_FILES[1:], wrong_metadata, ("build/a.so",))
     (root / "CHANGELOG.md").write_text("## 1.2.2\n")
     (root / "pyproject.toml").write_text('version = "1.2.4"\n')
     problems = "\n".join(find_problems(root / "dist", root))
@@ -74,7 +75,7 @@ def test_wrong_release_is_rejected(root: Path) -> None:
 
 
 @pytest.mark.parametrize("home", ["https://g.h/p", "https://g.h/p/", ""])
-def test_metadata_links_lead_to_the_home(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_links_point_to_the_repository(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     links = "[a b](docs/a.md#c) ![d](e.svg) [f](https://g.h/i) [j](#k)"
     assert make_links_absolute(links, "https://g.h/p", "1.2.3") == (
         "[a b](https://g.h/p/blob/v1.2.3/docs/a.md#c) ![d](https://g.h/p/raw/v1.2.3/e.svg) "
@@ -95,18 +96,18 @@ def test_metadata_links_lead_to_the_home(home: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("page", ["README.md", "docs/guides/ascend.md"])
 def test_documented_build_installs_build_requirements_only(page: str) -> None:
-    """Such an environment may serve models, so nothing else there may change."""
+    """The environment may be that of a server, so no other package in it may change."""
     text = (REPOSITORY / page).read_text()
     project = (REPOSITORY / "pyproject.toml").read_text()
     (requires,) = re.findall(r"^requires = \[(.*)\]", project, re.MULTILINE)
     (block,) = (b for b in re.findall(r"```.*?```", text, re.DOTALL) if "--no-build-iso" in b)
     (packages,) = re.findall(r"pip install (scikit-build-core [\w -]+?)(?: +#.*)?$", block, re.M)
-    build = {*re.findall(r'"([\w-]+)', requires), "ninja"}
-    assert build <= set(packages.split()) <= build | {"numpy"}
+    required = {*re.findall(r'"([\w-]+)', requires), "ninja"}
+    assert required <= set(packages.split()) <= required | {"numpy"}
     assert "requirements" not in block
 
 
-def test_pre_commit_installs_the_tools_of_make_lint() -> None:
+def test_pre_commit_installs_the_versions_of_make_lint() -> None:
     hooks = (REPOSITORY / ".pre-commit-config.yaml").read_text()
     tools = re.findall(r"\[([\w-]+==[\d.]+)\]", hooks)
     assert {tool.partition("==")[0] for tool in tools} == {"ruff", "clang-format"}
@@ -114,17 +115,17 @@ def test_pre_commit_installs_the_tools_of_make_lint() -> None:
     assert ".venv" not in hooks
 
 
-def test_wheel_build_for_another_machine_names_it() -> None:
+def test_plan_build_for_another_machine_sets_cross_compilation() -> None:
     nvcc = Path("/cuda/bin/nvcc")
     defines, environment = wheels.plan_build("3.10", "x86_64", "x86_64", nvcc)
     assert defines[-2:] == ["NGRAM_NPU_CUDA=ON", "CMAKE_CUDA_COMPILER=/cuda/bin/nvcc"]
     assert environment == {}
     defines, environment = wheels.plan_build("3.10", "aarch64", "x86_64", nvcc)
-    assert set(wheels.CROSS) <= set(defines)
+    assert set(wheels.CROSS_DEFINES) <= set(defines)
     assert environment["SETUPTOOLS_EXT_SUFFIX"] == ".cpython-310-aarch64-linux-gnu.so"
 
 
-PROJECT = """
+CMAKE_PROJECT = """
 cmake_minimum_required(VERSION 3.24)
 project(user LANGUAGES CXX)
 set(NGRAM_NPU_CUDA ON)
@@ -133,13 +134,15 @@ add_subdirectory({manylinux} manylinux)
 add_library(user SHARED user.cpp)
 target_link_libraries(user PRIVATE ngram_npu_manylinux rt)
 """
-CALLS = ("dlmopen", "dlsym", "pthread_create", "pthread_spin_lock", "sem_wait", "shm_open")
+FUNCTIONS = ("dlmopen", "dlsym", "pthread_create", "pthread_spin_lock", "sem_wait", "shm_open")
 
 
 def test_manylinux_library_links_functions_of_an_old_glibc(tmp_path: Path) -> None:
     manylinux = REPOSITORY / "cmake" / "manylinux"
-    (tmp_path / "CMakeLists.txt").write_text(PROJECT.format(manylinux=manylinux))
-    calls = [f'extern "C" int {name}(); int u_{name}() {{ return {name}(); }}' for name in CALLS]
+    (tmp_path / "CMakeLists.txt").write_text(CMAKE_PROJECT.format(manylinux=manylinux))
+    calls = [
+        f'extern "C" int {name}(); int u_{name}() {{ return {name}(); }}' for name in FUNCTIONS
+    ]
     (tmp_path / "user.cpp").write_text("\n".join(calls))
     ninja = f"-DCMAKE_MAKE_PROGRAM={Path(sys.executable).parent / 'ninja'}"
     for command in (["-S", tmp_path, "-G", "Ninja", ninja], ["--build", "."]):
@@ -148,11 +151,11 @@ def test_manylinux_library_links_functions_of_an_old_glibc(tmp_path: Path) -> No
         ["readelf", "-W", "--dyn-syms", tmp_path / "libuser.so"], text=True
     )
     versions = dict(re.findall(r"UND (\w+)@GLIBC_2\.(\d+)", symbols))
-    assert set(CALLS) <= set(versions)
+    assert set(FUNCTIONS) <= set(versions)
     assert all(int(minor) <= 28 for minor in versions.values()), versions
 
 
-USER = """
+SOURCE = """
 int cuVersioned(void); int cuPlain(void);
 int versioned(void) { return cuVersioned(); }
 int plain(void) { return cuPlain(); }
@@ -165,17 +168,22 @@ def link_library(library: Path, source: str, *options: str) -> None:
 
 
 def test_library_with_cuda_stand_ins_loads_and_finds_no_device(tmp_path: Path) -> None:
-    versioned, plain = tmp_path / "libcu_versioned.so.13", tmp_path / "libnv_plain.so.13"
+    versioned_library, plain_library = (
+        tmp_path / "libcu_versioned.so.13",
+        tmp_path / "libnv_plain.so.13",
+    )
     script = tmp_path / "script.map"
-    script.write_text(f"{versioned.name} {{ global: *; }};\n")
-    soname = f"-Wl,-soname,{versioned.name}"
+    script.write_text(f"{versioned_library.name} {{ global: *; }};\n")
+    soname = f"-Wl,-soname,{versioned_library.name}"
     source = "int cuVersioned(void) { return 0; }"
-    link_library(versioned, source, f"-Wl,--version-script={script}", soname)
-    link_library(plain, "int cuPlain(void) { return 0; }", f"-Wl,-soname,{plain.name}")
+    link_library(versioned_library, source, f"-Wl,--version-script={script}", soname)
+    link_library(
+        plain_library, "int cuPlain(void) { return 0; }", f"-Wl,-soname,{plain_library.name}"
+    )
     user = tmp_path / "libuser.so"
-    link_library(user, USER, "-Wl,-rpath,$ORIGIN", str(versioned), str(plain))
-    versioned.unlink()
-    plain.unlink()
+    link_library(user, SOURCE, "-Wl,-rpath,$ORIGIN", str(versioned_library), str(plain_library))
+    versioned_library.unlink()
+    plain_library.unlink()
     torches.write_stand_ins(tmp_path)
     library = ctypes.CDLL(str(user))
     assert (library.versioned(), library.plain()) == (torches.NO_DEVICE, torches.NO_DEVICE)

@@ -1,5 +1,5 @@
-"""The wheel: its tag, what building it requires, its use without source tree, compiler or torch,
-and its libraries' imports and exports."""
+"""Tests the wheel: its tag, the requirements of its build, its use without source tree, compiler or
+torch, and the imports and exports of its libraries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ needs_wheel = pytest.mark.skipif(
 )
 
 
-def _audit(tag: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def _run_auditwheel(tag: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [BIN / "auditwheel", "repair", "--only-plat", "--plat", tag, "-w", folder]
         + ["--exclude", "libtorch*.so", WHEEL],
@@ -43,11 +43,11 @@ def _audit(tag: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_auditwheel_confirms_the_tag(tmp_path: Path) -> None:
     tag = WHEEL.stem.rpartition("-")[2]
     assert tag.startswith("manylinux_"), WHEEL.name
-    confirmed = _audit(tag, tmp_path)
-    assert confirmed.returncode == 0, confirmed.stderr
-    too_old = _audit(f"manylinux_2_17_{platform.machine()}", tmp_path)
-    assert too_old.returncode != 0
-    assert "too-recent versioned symbols" in too_old.stderr
+    audit = _run_auditwheel(tag, tmp_path)
+    assert audit.returncode == 0, audit.stderr
+    audit = _run_auditwheel(f"manylinux_2_17_{platform.machine()}", tmp_path)
+    assert audit.returncode != 0
+    assert "too-recent versioned symbols" in audit.stderr
 
 
 @needs_wheel
@@ -68,21 +68,20 @@ def test_wheel_vendors_no_library() -> None:
 def test_build_options_in_environment_combine(
     environment: dict[str, str], torch: str, cuda: str
 ) -> None:
-    """Both are always passed to CMake, because a build folder keeps the options of earlier
-    builds."""
+    """CMake always gets both options, because a build folder keeps those of earlier builds."""
     settings = SettingsReader.from_file(
         ROOT / "pyproject.toml", state="wheel", env=environment
     ).settings
     assert settings.cmake.define == {"NGRAM_NPU_TORCH": torch, "NGRAM_NPU_CUDA": cuda}
     assert settings.build.requires == (["torch==2.13.0"] if torch == "ON" else [])
-    always = re.search(r"^requires = .*$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert always is not None
-    assert "torch==" not in always[0]
+    project = (ROOT / "pyproject.toml").read_text()
+    (requirements,) = re.findall(r"^requires = .*$", project, re.MULTILINE)
+    assert "torch==" not in requirements
 
 
 LIBRARIES = _library.cpu_library_path().parent
 
-USE = """
+USER_CODE = """
 import sys
 import numpy as np
 import ngram_npu
@@ -107,21 +106,21 @@ def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     conversation = tmp_path / "one.jsonl"
     turn = {"prompt_token_ids": [1, 2, 3, 9], "completion_token_ids": [1, 2, 3, 9]}
     conversation.write_text(json.dumps({"id": "1", "turns": [turn]}))
-    bare = {"PATH": str(home / "bin")}  # neither a compiler nor system tools
+    variables = {"PATH": str(home / "bin")}  # neither a compiler nor system tools
     for command in (
-        [home / "bin/python", "-c", USE],
+        [home / "bin/python", "-c", USER_CODE],
         [home / "bin/ngram-npu", "doctor"],
         [home / "bin/python", "-m", "ngram_npu_cli", "doctor"],
         [home / "bin/ngram-npu", "replay", "--tokenizer", "ids", conversation],
     ):
-        done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     assert "torch is not installed" in subprocess.check_output(
-        [home / "bin/ngram-npu", "doctor"], cwd=tmp_path, env=bare, text=True
+        [home / "bin/ngram-npu", "doctor"], cwd=tmp_path, env=variables, text=True
     )
 
 
-def test_own_libraries_pass_the_audit() -> None:
+def test_libraries_of_this_package_pass_the_audit() -> None:
     assert abi_audit.main(LIBRARIES) == 0
 
 
@@ -160,12 +159,12 @@ def test_audit_detects_build_paths_and_unstable_torch_symbols(tmp_path: Path) ->
 
 
 def test_torch_library_raises_value_errors_through_pybind11() -> None:
-    """From 2.15 on, torch converts an operator's other exceptions to RuntimeError. The tests of
-    errors detect it only with that torch (tools/torches.py)."""
+    """From 2.15 on, torch converts all other exceptions of operators to RuntimeError. The tests of
+    errors detect such exceptions only with that torch (tools/torches.py)."""
     assert b"N8pybind1111value_errorE" in (LIBRARIES / "libngram_npu.so").read_bytes()
 
 
-def test_oldest_torch_is_the_same_everywhere() -> None:
+def test_minimum_torch_version_is_the_same_everywhere() -> None:
     major, minor = abi_audit.MIN_TORCH_VERSION
     assert (major, minor) == _library._MINIMUM_TORCH
     assert f'torch = ["torch>={major}.{minor}"]' in (ROOT / "pyproject.toml").read_text()
@@ -174,5 +173,5 @@ def test_oldest_torch_is_the_same_everywhere() -> None:
 
 
 @needs_wheel  # an editable install uses the source tree
-def test_tests_run_on_the_installed_package() -> None:
+def test_tests_import_the_installed_package() -> None:
     assert Path(sys.prefix).resolve() in Path(ngram_npu.__file__).resolve().parents

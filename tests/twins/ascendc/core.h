@@ -1,12 +1,13 @@
-// One simulated vector core: its unified buffer with a shadow, the order of its pipes, its event flags, its scalar
-// cache, and the cost of its work.
+// One simulated vector core: its unified buffer (UB) with a shadow, pipes, event flags, scalar cache, and costs.
 //
-// The shadow holds a bit per bit of UB: 1 = never computed ("poison"). Calls propagate poison bit by bit where
-// the operation does; using it (a scalar read, a store to global memory, an index, a reduction) is a fault.
+// The shadow has one bit per bit of UB; 1 means that nothing has computed the bit ("poison"). Calls propagate poison
+// bit by bit, as the operation propagates the values. Using poison is a fault: a scalar read, a store to global memory,
+// an index, a reduction.
 //
-// The order: each pipe has a clock. Every instruction is one tick, and knows which tick of each other pipe came before
-// it. Using data of another pipe is a fault unless its tick is known to be over: between pipes all order comes from a
-// queue or a flag, and nothing from a compiler that inserts them. Within V the build or the chip keeps the order.
+// Each pipe has a clock, which advances by one tick per instruction. For each pipe, the core stores up to which tick of
+// each other pipe the instructions are known to be complete. It is a fault to access data of another pipe unless the
+// other pipe's instruction is known to be complete. Only queues and flags give this knowledge: the model assumes no
+// flags that a compiler inserts. Within V, the compiler or the chip keeps the order.
 #pragma once
 
 #include <array>
@@ -21,31 +22,31 @@
 
 namespace ngram_npu::twin {
 
-enum Pipe : int { kS = 0, kV = 1, kMte2 = 2, kMte3 = 3, kPipes = 4 };
+enum Pipe : int { kS = 0, kV = 1, kMte2 = 2, kMte3 = 3, kNumPipes = 4 };
 
-// The model's price of each thing, in cycles of the vector core's clock unless stated otherwise. By default everything
-// is free; a caller that wants times sets the prices and names their sources (tools/bench/ops/ascendc_model.py).
+// The model's cost of each operation, in cycles of the vector core's clock unless stated otherwise. By default all
+// costs are 0. tools/bench/ops/ascendc_model.py sets the costs and names their sources.
 struct CostModel {
   double copy_bytes_per_cycle = 1e9;  // of one core
-  double gm_bytes_per_cycle = 1e9;    // that all cores of a launch share
+  double gm_bytes_per_cycle = 1e9;    // of all cores of a launch together
   double copy_latency = 0;            // from a copy's last byte until another pipe may continue
-  double vector_startup = 0;          // of every vector instruction
-  double vector_repeat = 0;           // 256 bytes of the widest operand
-  double gather_repeat = 0;           // as many addresses as make 256 bytes of results
-  double issue = 0;                   // the scalar unit's work for an instruction that it hands to a pipe
-  double scalar_ub = 0;               // GetValue, SetValue on UB
-  double scalar_gm = 0;               // a load that hits the scalar cache
-  double scalar_gm_miss = 0;          // a load that misses it
-  double sync = 0;                    // a flag set and waited for, a barrier
-  double same_line = 0;               // a copy's turn at 512 bytes that another core is accessing
+  double vector_startup = 0;          // per vector instruction
+  double vector_repeat = 0;           // per 256 bytes of the widest operand
+  double gather_repeat = 0;           // per 256 bytes of gathered results
+  double issue = 0;                   // of the scalar unit, per instruction of another pipe
+  double scalar_ub = 0;               // per GetValue or SetValue on UB
+  double scalar_gm = 0;               // per load that hits the scalar cache
+  double scalar_gm_miss = 0;          // per load that misses the scalar cache
+  double sync = 0;                    // from setting a flag until the other pipe may continue
+  double same_line = 0;               // per copy at the 512-byte line that most copies access, added to the launch
 
-  double cycles_per_byte(int32_t cores) const {
-    const double share = gm_bytes_per_cycle / cores;
-    return 1 / (share < copy_bytes_per_cycle ? share : copy_bytes_per_cycle);
+  double cycles_per_byte(int32_t num_cores) const {
+    const double gm_rate = gm_bytes_per_cycle / num_cores;
+    return 1 / (gm_rate < copy_bytes_per_cycle ? gm_rate : copy_bytes_per_cycle);
   }
 };
 
-// What is counted, in the order of ngram_npu_ascendc_twin_take_cost.
+// The items that a core counts, in the order of ngram_npu_ascendc_twin_take_cost.
 enum CostItem : size_t {
   kGmToUbBytes,
   kUbToGmBytes,
@@ -56,12 +57,12 @@ enum CostItem : size_t {
   kScalarGm,
   kScalarGmMisses,
   kSyncs,
-  kCycles,  // modelled: until the slowest pipe is done
-  kCostItems,
+  kCycles,  // modelled time until the slowest pipe is done
+  kNumCostItems,
 };
-using Cost = std::array<double, kCostItems>;
+using Cost = std::array<double, kNumCostItems>;
 
-constexpr const char* kPipeNames[kPipes] = {"S", "V", "MTE2", "MTE3"};
+constexpr const char* kPipeNames[kNumPipes] = {"S", "V", "MTE2", "MTE3"};
 
 enum class BufferState : uint8_t { kFree, kAllocated, kQueued };
 
@@ -70,26 +71,26 @@ struct Buffer {
   uint32_t bytes = 0;
   uint32_t generation = 0;  // a tensor of an earlier generation is stale
   BufferState state = BufferState::kFree;
-  bool queued_ever = false;
-  bool copies = true;  // whether the chip documents DataCopyPad for its position
-  // For a free buffer of a queue: the flag (event and ID) that signals that its last user is done.
+  bool was_queued = false;    // whether it is a buffer of a queue that was allocated
+  bool allows_copies = true;  // whether the chip documents DataCopyPad for the buffer's position
+  // For a free buffer of a queue: the flag that signals that the last user of the buffer is done; event -1: none.
   struct {
     int event = -1;
     int id = 0;
-  } emptied;
+  } release_flag;
 };
 
-// Where a tensor lies: the part of LocalTensor that does not depend on its type.
-struct Place {
+// The location of a tensor in UB: the part of LocalTensor that does not depend on the element type.
+struct TensorLocation {
   uint32_t address = 0;
   int32_t buffer = -1;
   uint32_t generation = 0;
 };
 
 struct Flag {
-  bool set = false;
-  uint32_t clock[kPipes] = {};
-  double time = 0;
+  bool is_set = false;
+  uint32_t complete_ticks[kNumPipes] = {};  // of each pipe, when the flag was set
+  double time = 0;                          // modelled time at which the waiting pipe may continue
 };
 
 enum class Speed : uint8_t { kNormal, kGather };
@@ -99,53 +100,55 @@ class Core {
   Core();
   Core(const Core&) = delete;
 
-  // The one this thread simulates.
-  static Core& current() { return *of_this_thread(); }
-  static Core*& of_this_thread();
+  // The core that the calling thread simulates.
+  static Core& current() { return *current_pointer(); }
+  static Core*& current_pointer();
 
-  void begin(const GlobalMemory* gm, int32_t block, int32_t blocks, uint32_t ub_bytes, const CostModel& model,
-             bool races_allowed);
-  // Ends the block: throws if the kernel left something it must not, and hands over the block's log and cost.
-  void end(AccessLog& log, Cost& cost);
+  void begin_block(const GlobalMemory* gm, int32_t block, int32_t num_blocks, uint32_t ub_bytes, const CostModel& model,
+                   bool races_allowed);
+  // Ends the block and returns its log and cost. Throws if a flag is still set.
+  void end_block(AccessLog& log, Cost& cost);
 
   int32_t block() const { return block_; }
 
   // Buffers.
   int32_t new_buffer(uint32_t bytes);
   Buffer& buffer(int32_t index) { return buffers_[static_cast<size_t>(index)]; }
-  Place allocate(int32_t index);
+  TensorLocation allocate(int32_t index);
   void release(int32_t index);
-  Place place(int32_t index) { return {buffer(index).begin, index, buffer(index).generation}; }
-  // Throws unless the place belongs to the buffer's present generation.
-  Buffer& live(const Place& place, const char* what);
-  void pipe_made() { NGRAM_TWIN_CHECK(++pipes_made_ == 1, "TPipe: a second one in one kernel"); }
-  void pipe_gone();
-  void wait_until_emptied(int32_t index);
+  TensorLocation locate(int32_t index) { return {buffer(index).begin, index, buffer(index).generation}; }
+  // Returns the buffer of a tensor. Throws if the tensor was freed or is in a queue.
+  Buffer& get_live_buffer(const TensorLocation& location, const char* call_name);
+  void record_tpipe_construction() { NGRAM_TWIN_CHECK(++num_tpipes_ == 1, "TPipe: a second one in one kernel"); }
+  // Throws if a tensor of a queue was not freed. Waits for the last users of the queues' buffers.
+  void finish_tpipe();
+  void wait_for_release(int32_t index);
 
-  // Begins one instruction of a pipe; the accesses that follow belong to it.
-  void issue(Pipe pipe, const char* what);
-  // The accesses of the present instruction: in bounds, alive, aligned to `align`, ordered. They return UB memory.
-  uint8_t* read(const Place& place, uint64_t bytes, uint32_t align = kBlockBytes) {
-    return use(place, bytes, align, false);
+  // Begins an instruction of a pipe. The following accesses belong to this instruction.
+  void issue(Pipe pipe, const char* call_name);
+  // Access UB memory and return a pointer to it. Throw unless the access is in the bounds of a live buffer, aligned to
+  // `align` bytes, and ordered after conflicting accesses of other pipes.
+  uint8_t* read(const TensorLocation& location, uint64_t bytes, uint32_t align = kBlockBytes) {
+    return access_ub(location, bytes, align, false);
   }
-  uint8_t* write(const Place& place, uint64_t bytes, uint32_t align = kBlockBytes) {
-    return use(place, bytes, align, true);
+  uint8_t* write(const TensorLocation& location, uint64_t bytes, uint32_t align = kBlockBytes) {
+    return access_ub(location, bytes, align, true);
   }
   uint8_t* shadow(const uint8_t* ub) { return shadow_.data() + (ub - ub_.data()); }
-  const char* what() const { return what_; }
-  [[noreturn]] void poisoned() const {
-    NGRAM_TWIN_FAULT("block %d: %s: uses UB that nothing has computed", block_, what_);
+  const char* call_name() const { return call_name_; }
+  [[noreturn]] void fail_on_poison() const {
+    NGRAM_TWIN_FAULT("block %d: %s: uses UB that nothing has computed", block_, call_name_);
   }
-  void spend(double cycles);
-  void scalar_ub_cost() { time_[kS] += model_.scalar_ub; }
-  void vector_cost(uint64_t bytes, Speed speed = Speed::kNormal);
-  void copy_cost(uint64_t bytes, bool to_gm);
+  void add_cycles(double cycles);
+  void add_scalar_ub_cost() { times_[kS] += model_.scalar_ub; }
+  void add_vector_cost(uint64_t bytes, Speed speed = Speed::kNormal);
+  void add_copy_cost(uint64_t bytes, bool to_gm);
 
-  // Global memory.
-  void gm_copy(uintptr_t at, uint64_t bytes, bool write);
-  const uint8_t* gm_scalar(uintptr_t at, uint64_t bytes);
+  // Global memory. Throw unless the access is in bounds and ordered after this block's conflicting accesses.
+  void record_gm_copy(uintptr_t address, uint64_t bytes, bool is_write);
+  const uint8_t* load_gm_scalar(uintptr_t address, uint64_t bytes);
 
-  // Order.
+  // Events and flags. `event` is HardEvent as a number.
   int alloc_event(int event);
   int fetch_event(int event) const;
   void release_event(int event, int id);
@@ -155,60 +158,63 @@ class Core {
   Cost cost{};
 
  private:
-  static constexpr uint32_t kBlocks = kChip.ub_bytes / kBlockBytes;
-  static constexpr int kEvents = kPipes * kPipes;
+  static constexpr uint32_t kNumUbBlocks = kChip.ub_bytes / kBlockBytes;
+  static constexpr int kNumEvents = kNumPipes * kNumPipes;
 
-  uint8_t* use(const Place& place, uint64_t bytes, uint32_t align, bool write);
-  void order(uint32_t address, uint64_t bytes, bool write);
-  void check_gm_order(const std::vector<Interval>& list, Pipe of, uintptr_t at, uint64_t bytes, const char* by);
-  ScalarLine& line_of(uintptr_t line);
+  uint8_t* access_ub(const TensorLocation& location, uint64_t bytes, uint32_t align, bool is_write);
+  void check_ub_order(uint32_t address, uint64_t bytes, bool is_write);
+  void check_gm_order(const std::vector<Interval>& list, Pipe list_pipe, uintptr_t address, uint64_t bytes,
+                      const char* list_access);
+  ScalarLine& find_cached_line(uintptr_t line);
 
   std::vector<uint8_t> ub_;
   std::vector<uint8_t> shadow_;
-  std::vector<uint32_t> written_[kPipes];  // per 32 bytes: the tick of each pipe's last write
-  std::vector<uint32_t> read_[kPipes];
-  uint32_t top_ = 0;
+  std::vector<uint32_t> write_ticks_[kNumPipes];  // per pipe, for each 32 bytes of UB: the tick of the last write
+  std::vector<uint32_t> read_ticks_[kNumPipes];   // the same for reads
+  uint32_t num_allocated_bytes_ = 0;
   std::vector<Buffer> buffers_;
 
   const GlobalMemory* gm_ = nullptr;
   AccessLog log_;
   std::unordered_map<uintptr_t, ScalarLine> cache_;
 
-  Pipe pipe_ = kS;
-  const char* what_ = "";
-  uint32_t tick_[kPipes] = {};
-  uint32_t last_write_[kPipes] = {};  // the tick of each pipe's last write anywhere in UB
-  uint32_t last_read_[kPipes] = {};
-  uint32_t clock_[kPipes][kPipes] = {};  // [a][b]: the tick of b that a's next instruction comes after
-  Flag flags_[kEvents][8];
-  uint8_t taken_[kEvents] = {};  // event IDs in use, one bit each
+  Pipe pipe_ = kS;              // of the present instruction
+  const char* call_name_ = "";  // of the present instruction
+  uint32_t ticks_[kNumPipes] = {};
+  uint32_t last_write_ticks_[kNumPipes] = {};  // the tick of each pipe's last write anywhere in UB
+  uint32_t last_read_ticks_[kNumPipes] = {};
+  // [a][b]: the instructions of pipe b up to this tick are complete when the next instruction of pipe a begins.
+  uint32_t complete_ticks_[kNumPipes][kNumPipes] = {};
+  Flag flags_[kNumEvents][8];
+  uint8_t used_event_ids_[kNumEvents] = {};  // one bit per ID
 
   CostModel model_;
-  double time_[kPipes] = {};
+  double times_[kNumPipes] = {};  // modelled cycles
   int32_t block_ = 0;
-  int32_t blocks_ = 0;
+  int32_t num_blocks_ = 0;
   uint32_t ub_bytes_ = 0;
   bool races_allowed_ = false;
-  int pipes_made_ = 0;
-  uint64_t issued_ = 0;
+  int num_tpipes_ = 0;
+  uint64_t num_instructions_ = 0;
 };
 
-// A launch: its blocks run in shuffled order on threads, one simulated core each.
 struct Outcome {
-  std::string fault;        // empty: no fault
-  std::vector<Cost> costs;  // per block
-  uint64_t same_line = 0;   // the most copies that cores made at one 512-byte line of global memory
+  std::string fault;                 // message of the first fault; empty: no fault
+  std::vector<Cost> costs;           // per block
+  uint64_t max_copies_per_line = 0;  // largest number of copies that access the same 512-byte line of global memory
 };
 
 struct Options {
   uint64_t seed = 0;
-  int threads = 2;
+  int num_threads = 2;
   uint32_t ub_bytes = kChip.ub_bytes;
   CostModel model;
-  bool races_allowed = false;  // the launch breaks the rules on purpose: it must still stay inside its tensors
+  bool races_allowed =
+      false;  // the launch breaks the contract on purpose: only accesses outside its tensors are faults
 };
 
-Outcome run(const std::vector<Region>& regions, int32_t blocks, const std::function<void()>& kernel,
+// Runs a launch. Its blocks run in shuffled order on several threads, each block on a simulated core.
+Outcome run(const std::vector<Region>& regions, int32_t num_blocks, const std::function<void()>& kernel,
             const Options& options);
 
 }  // namespace ngram_npu::twin

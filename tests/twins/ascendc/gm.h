@@ -1,4 +1,4 @@
-// Global memory as a launch sees it: the launch's tensors, and nothing between them.
+// The global memory that a launch may access: the rows of its tensors, and nothing between the rows.
 #pragma once
 
 #include <cstdarg>
@@ -12,12 +12,12 @@
 
 namespace ngram_npu::twin {
 
-// A failed check of the model. It ends the launch, which returns a status and keeps the message.
+// A failed check of the model. The fault ends the launch; its message is Outcome::fault.
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-__attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
+__attribute__((format(printf, 1, 2))) inline std::string format_text(const char* format, ...) {
   char buffer[512];
   va_list args;
   va_start(args, format);
@@ -26,64 +26,65 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
   return buffer;
 }
 
-// `rows` runs of `row_bytes`, `pitch` apart: a tensor with rows that may be slices of a larger buffer. The gaps between
-// rows do not belong to the launch.
+// A tensor whose rows may be slices of a larger buffer. The bytes between the rows do not belong to the launch.
 struct Region {
   const char* name;
   uintptr_t begin;
-  uint64_t rows;
+  uint64_t rows;  // number of rows
   uint64_t row_bytes;
-  uint64_t pitch;
+  uint64_t pitch;  // distance of the rows' beginnings in bytes
   bool writable;
 
   uint64_t span() const { return rows == 0 ? 0 : (rows - 1) * pitch + row_bytes; }
-  bool holds(uintptr_t at, uint64_t bytes) const {
-    if (at < begin || at - begin >= span()) return false;
-    const uint64_t offset = at - begin;
+  bool contains(uintptr_t address, uint64_t bytes) const {
+    if (address < begin || address - begin >= span()) return false;
+    const uint64_t offset = address - begin;
     return pitch == row_bytes ? offset + bytes <= span() : offset % pitch + bytes <= row_bytes;
   }
 };
 
+// The bytes of global memory that one instruction accessed.
 struct Interval {
   uintptr_t begin;
   uintptr_t end;
   int32_t core;
-  uint32_t tick;  // of the pipe that made it
+  uint32_t tick;  // of the pipe that executed the instruction
 };
 
-// What one core did to global memory. Neighbouring accesses of one tick are kept as one.
+// The accesses of one core to global memory. Adjacent accesses of the same tick are stored as one interval.
 class AccessLog {
  public:
   std::vector<Interval> reads;   // by MTE2
   std::vector<Interval> loads;   // by S
   std::vector<Interval> writes;  // by MTE3
 
-  static void add(std::vector<Interval>& to, uintptr_t at, uint64_t bytes, int32_t core, uint32_t tick) {
-    if (!to.empty() && to.back().end == at && to.back().tick == tick) {
-      to.back().end = at + bytes;
+  static void add(std::vector<Interval>& list, uintptr_t address, uint64_t bytes, int32_t core, uint32_t tick) {
+    if (!list.empty() && list.back().end == address && list.back().tick == tick) {
+      list.back().end = address + bytes;
     } else {
-      to.push_back({at, at + bytes, core, tick});
+      list.push_back({address, address + bytes, core, tick});
     }
   }
 };
 
-// The largest number of copies, over all cores, at one 512-byte line.
-uint64_t copies_at_one_line(const std::vector<AccessLog>& logs);
+// Returns the largest number of copies of all cores that access the same 512-byte line.
+uint64_t count_max_copies_per_line(const std::vector<AccessLog>& logs);
 
-// Throws if two cores touched the same bytes and one of them wrote: nothing orders the blocks of a launch.
-void check_races(std::vector<AccessLog>& logs);
+// Throws if two cores accessed the same bytes and one of the cores wrote: nothing orders the blocks of a launch.
+void check_races(const std::vector<AccessLog>& logs);
 
-// A core's scalar data cache: 64-byte lines, coherent neither with the other cores' caches nor with DMA.
+// A line of a core's scalar data cache, which is coherent neither with the other cores' caches nor with copies.
 struct ScalarLine {
-  uint8_t data[kScalarLine];
+  uint8_t data[kScalarLineBytes];
 };
 
 class GlobalMemory {
  public:
   explicit GlobalMemory(std::vector<Region> regions) : regions_(std::move(regions)) {}
 
-  void check(uintptr_t at, uint64_t bytes, bool write, const char* what) const;
-  // Loads those bytes of a line that belong to the launch.
+  // Throws unless the bytes are inside a row of a tensor that the launch may read, or write if is_write.
+  void check_access(uintptr_t address, uint64_t bytes, bool is_write, const char* call_name) const;
+  // Loads the bytes of a line that belong to the launch, and leaves the others unchanged.
   void load_line(uintptr_t line, uint8_t* data) const;
 
  private:
@@ -92,7 +93,7 @@ class GlobalMemory {
 
 }  // namespace ngram_npu::twin
 
-#define NGRAM_TWIN_FAULT(...) throw ::ngram_npu::twin::Fault(::ngram_npu::twin::text(__VA_ARGS__))
+#define NGRAM_TWIN_FAULT(...) throw ::ngram_npu::twin::Fault(::ngram_npu::twin::format_text(__VA_ARGS__))
 #define NGRAM_TWIN_CHECK(condition, ...)             \
   do {                                               \
     if (!(condition)) NGRAM_TWIN_FAULT(__VA_ARGS__); \

@@ -1,5 +1,5 @@
-// A pointer into global memory for the kernels' scalar code. The core checks and counts every access through it. The
-// kernels' build includes this file first (core/common.h uses it as Gm).
+// A pointer into global memory for the kernels' scalar code. The simulated core checks and counts every access through
+// the pointer. The build of the kernels includes this file first, so that core/common.h uses GmPointer as Gm.
 #pragma once
 
 #include <cstddef>
@@ -8,52 +8,53 @@
 
 namespace ngram_npu::twin {
 
-// Reads go through this block's scalar cache. A write is a fault: it would stay there, and its line overwrites others.
-void scalar_load(const void* from, void* to, size_t bytes);
-[[noreturn]] void scalar_store(void* to);
+// Loads through the scalar cache of the running block's core.
+void load_scalar(const void* from, void* to, size_t bytes);
+// Throws a Fault: a store would stay in the cache, and writing back its line would overwrite bytes of other cores.
+[[noreturn]] void fail_scalar_store(void* to);
 
 template <class T>
 class GmPointer;
 
-// The result of indexing: read by conversion; assignment is a fault.
+// The result of indexing a GmPointer. Converting the reference to T loads the value; assignment is a fault.
 template <class T>
 class GmReference {
  public:
-  explicit GmReference(T* at) : at_(at) {}
-  operator T() const {  // NOLINT: as a T& would
+  explicit GmReference(T* address) : address_(address) {}
+  operator T() const {  // NOLINT: implicit, as for a T&
     T value;
-    scalar_load(at_, &value, sizeof(T));
+    load_scalar(address_, &value, sizeof(T));
     return value;
   }
-  const GmReference& operator=(T) const { scalar_store(at_); }
+  const GmReference& operator=(T) const { fail_scalar_store(address_); }
   GmReference(const GmReference&) = default;
   const GmReference& operator=(const GmReference& other) const { return *this = static_cast<T>(other); }
 
  private:
-  T* at_;
+  T* address_;
 };
 
 template <class T>
-class GmPointer {  // trivial, and of a pointer's bytes
+class GmPointer {  // trivial, with the size of a pointer
  public:
   GmPointer() = default;
-  GmPointer(std::nullptr_t) : at_(nullptr) {}  // NOLINT
-  explicit GmPointer(T* at) : at_(at) {}
-  explicit GmPointer(uint64_t address) : at_(reinterpret_cast<T*>(address)) {}
-  // Converts as a pointer does: implicitly to const and to void, otherwise by a cast.
+  GmPointer(std::nullptr_t) : address_(nullptr) {}  // NOLINT
+  explicit GmPointer(T* address) : address_(address) {}
+  explicit GmPointer(uint64_t address) : address_(reinterpret_cast<T*>(address)) {}
+  // Converts like a built-in pointer: implicitly to a pointer to const or to void, otherwise by a cast.
   template <class U, std::enable_if_t<std::is_convertible_v<U*, T*>, int> = 0>
-  GmPointer(GmPointer<U> other) : at_(other.raw()) {}  // NOLINT
+  GmPointer(GmPointer<U> other) : address_(other.raw()) {}  // NOLINT
   template <class U, std::enable_if_t<!std::is_convertible_v<U*, T*>, int> = 0>
-  explicit GmPointer(GmPointer<U> other) : at_((T*)other.raw()) {}  // NOLINT
+  explicit GmPointer(GmPointer<U> other) : address_((T*)other.raw()) {}  // NOLINT
 
   template <class V = T>
   auto operator[](int64_t i) const {
     if constexpr (std::is_const_v<V>) {
       std::remove_const_t<V> value;
-      scalar_load(at_ + i, &value, sizeof(V));
+      load_scalar(address_ + i, &value, sizeof(V));
       return value;
     } else {
-      return GmReference<V>(at_ + i);
+      return GmReference<V>(address_ + i);
     }
   }
   template <class V = T>
@@ -62,16 +63,16 @@ class GmPointer {  // trivial, and of a pointer's bytes
   }
   template <class V = T>
   GmPointer operator+(int64_t i) const {
-    return GmPointer(static_cast<V*>(at_) + i);
+    return GmPointer(static_cast<V*>(address_) + i);
   }
 
-  friend bool operator==(GmPointer a, std::nullptr_t) { return a.at_ == nullptr; }
-  friend bool operator!=(GmPointer a, std::nullptr_t) { return a.at_ != nullptr; }
+  friend bool operator==(GmPointer a, std::nullptr_t) { return a.address_ == nullptr; }
+  friend bool operator!=(GmPointer a, std::nullptr_t) { return a.address_ != nullptr; }
 
-  T* raw() const { return at_; }
+  T* raw() const { return address_; }
 
  private:
-  T* at_;
+  T* address_;
 };
 static_assert(std::is_trivial_v<GmPointer<int>> && sizeof(GmPointer<int>) == sizeof(int*));
 

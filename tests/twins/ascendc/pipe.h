@@ -1,5 +1,5 @@
-// LocalTensor, GlobalTensor, TPipe with its queues and buffers, flags, and DataCopyPad (MTE2 copies from global memory
-// to UB, MTE3 back), as far as the kernels use them. They copy single blocks without padding.
+// The part of LocalTensor, GlobalTensor, TPipe with its queues and buffers, flags, and DataCopyPad that the kernels
+// use. DataCopyPad copies single blocks without padding, by MTE2 from global memory to UB, and by MTE3 back.
 #pragma once
 
 #include <algorithm>
@@ -11,66 +11,66 @@ namespace AscendC {
 
 using ::ngram_npu::twin::Core;
 using ::ngram_npu::twin::kChip;
-using ::ngram_npu::twin::Place;
+using ::ngram_npu::twin::TensorLocation;
 
 template <class T>
 class LocalTensor {
  public:
   LocalTensor() = default;
-  LocalTensor(Place place, uint32_t size) : place_(place), size_(size) {}
+  LocalTensor(TensorLocation location, uint32_t size) : location_(location), size_(size) {}
 
   T GetValue(const uint32_t index) const {
-    Core& core = scalar("LocalTensor::GetValue", index);
-    const uint8_t* at = core.read(element(index), sizeof(T), sizeof(T));
-    const uint8_t* shadow = core.shadow(at);
+    Core& core = begin_scalar_access("LocalTensor::GetValue", index);
+    const uint8_t* memory = core.read(locate_element(index), sizeof(T), sizeof(T));
+    const uint8_t* shadow = core.shadow(memory);
     for (size_t i = 0; i < sizeof(T); ++i)
-      if (shadow[i] != 0) core.poisoned();
+      if (shadow[i] != 0) core.fail_on_poison();
     T value;
-    std::memcpy(&value, at, sizeof(T));
+    std::memcpy(&value, memory, sizeof(T));
     return value;
   }
 
   template <class S>
   void SetValue(const uint32_t index, const S value) const {
-    Core& core = scalar("LocalTensor::SetValue", index);
-    uint8_t* at = core.write(element(index), sizeof(T), sizeof(T));
-    const T stored = static_cast<T>(value);
-    std::memcpy(at, &stored, sizeof(T));
-    std::memset(core.shadow(at), 0, sizeof(T));
+    Core& core = begin_scalar_access("LocalTensor::SetValue", index);
+    uint8_t* memory = core.write(locate_element(index), sizeof(T), sizeof(T));
+    const T element = static_cast<T>(value);
+    std::memcpy(memory, &element, sizeof(T));
+    std::memset(core.shadow(memory), 0, sizeof(T));
   }
 
   template <class U>
   LocalTensor<U> ReinterpretCast() const {
-    return {place_, static_cast<uint32_t>(size_ * sizeof(T) / sizeof(U))};
+    return {location_, static_cast<uint32_t>(size_ * sizeof(T) / sizeof(U))};
   }
 
   LocalTensor operator[](const uint32_t offset) const {
     NGRAM_TWIN_CHECK(offset <= size_, "block %d: LocalTensor[%u] of %u elements", Core::current().block(), offset,
                      size_);
-    return {element(offset), size_ - offset};
+    return {locate_element(offset), size_ - offset};
   }
 
   uint32_t GetSize() const { return size_; }
 
-  const Place& place() const { return place_; }
+  const TensorLocation& location() const { return location_; }
 
  private:
-  Place element(uint32_t index) const {
-    Place at = place_;
-    at.address += index * static_cast<uint32_t>(sizeof(T));
-    return at;
+  TensorLocation locate_element(uint32_t index) const {
+    TensorLocation location = location_;
+    location.address += index * static_cast<uint32_t>(sizeof(T));
+    return location;
   }
 
-  Core& scalar(const char* what, uint32_t index) const {
+  Core& begin_scalar_access(const char* call_name, uint32_t index) const {
     Core& core = Core::current();
-    core.issue(::ngram_npu::twin::kS, what);
-    NGRAM_TWIN_CHECK(index < size_, "block %d: %s(%u) of %u elements", core.block(), what, index, size_);
+    core.issue(::ngram_npu::twin::kS, call_name);
+    NGRAM_TWIN_CHECK(index < size_, "block %d: %s(%u) of %u elements", core.block(), call_name, index, size_);
     ++core.cost[::ngram_npu::twin::kScalarUb];
-    core.scalar_ub_cost();
+    core.add_scalar_ub_cost();
     return core;
   }
 
-  Place place_;
+  TensorLocation location_;
   uint32_t size_ = 0;
 };
 
@@ -90,7 +90,7 @@ class GlobalTensor {
 enum class TPosition : uint8_t { GM, VECIN, VECOUT, VECCALC };
 using TEventID = int8_t;
 
-// From a pipe to another: from * kPipes + to.
+// A flag that one pipe sets and another pipe waits for: setting pipe * kNumPipes + waiting pipe.
 enum class HardEvent : uint8_t {
   S_V = 1,
   S_MTE2 = 2,
@@ -118,11 +118,11 @@ void WaitFlag(int32_t eventID) {
 
 inline int64_t GetBlockIdx() { return Core::current().block(); }
 
-// A queue from MTE2 to V. It orders only the steps between these pipes.
+// A queue of buffers that MTE2 fills and V reads. It orders only these two pipes. A slot is a buffer's index in it.
 template <TPosition pos, int32_t depth>
 class TQue {
-  static_assert(pos == TPosition::VECIN, "the twin has queues at VECIN");
-  static_assert(depth >= 1, "a queue of depth 0 is another kind, which the twin has not");
+  static_assert(pos == TPosition::VECIN, "the twin has queues at VECIN only");
+  static_assert(depth >= 1, "the twin does not have queues of depth 0");
   static constexpr HardEvent kFull = HardEvent::MTE2_V, kEmpty = HardEvent::V_MTE2;
   static constexpr int kFullEvent = static_cast<int>(kFull), kEmptyEvent = static_cast<int>(kEmpty);
 
@@ -130,75 +130,79 @@ class TQue {
   template <class T>
   LocalTensor<T> AllocTensor() {
     Core& core = Core::current();
-    NGRAM_TWIN_CHECK(count_ > 0, "block %d: AllocTensor of a queue without InitBuffer", core.block());
-    for (int tried = 0; tried < count_; ++tried) {
-      const int slot = cursor_;
-      cursor_ = (cursor_ + 1) % count_;
-      if (core.buffer(first_ + slot).state != ngram_npu::twin::BufferState::kFree) continue;
-      core.wait_until_emptied(first_ + slot);
-      core.buffer(first_ + slot).queued_ever = true;
-      return {core.allocate(first_ + slot), core.buffer(first_ + slot).bytes / static_cast<uint32_t>(sizeof(T))};
+    NGRAM_TWIN_CHECK(num_buffers_ > 0, "block %d: AllocTensor of a queue without InitBuffer", core.block());
+    for (int i = 0; i < num_buffers_; ++i) {
+      const int slot = next_slot_;
+      next_slot_ = (next_slot_ + 1) % num_buffers_;
+      if (core.buffer(first_buffer_ + slot).state != ngram_npu::twin::BufferState::kFree) continue;
+      core.wait_for_release(first_buffer_ + slot);
+      core.buffer(first_buffer_ + slot).was_queued = true;
+      return {core.allocate(first_buffer_ + slot),
+              core.buffer(first_buffer_ + slot).bytes / static_cast<uint32_t>(sizeof(T))};
     }
     NGRAM_TWIN_FAULT("block %d: AllocTensor: all %d buffers of the queue are in use, the core would hang", core.block(),
-                     count_);
+                     num_buffers_);
   }
 
   template <class T>
   bool EnQue(const LocalTensor<T>& tensor) {
     Core& core = Core::current();
-    const int slot = slot_of(tensor, "EnQue");
-    NGRAM_TWIN_CHECK(queued_ < depth, "block %d: EnQue: the queue holds its depth of %d already", core.block(), depth);
-    full_[slot] = core.alloc_event(kFullEvent);
-    SetFlag<kFull>(full_[slot]);
-    core.buffer(first_ + slot).state = ngram_npu::twin::BufferState::kQueued;
-    ++core.buffer(first_ + slot).generation;
-    line_[(head_ + queued_++) % depth] = slot;
+    const int slot = find_slot(tensor, "EnQue");
+    NGRAM_TWIN_CHECK(num_queued_ < depth, "block %d: EnQue: the queue holds its depth of %d already", core.block(),
+                     depth);
+    full_event_ids_[slot] = core.alloc_event(kFullEvent);
+    SetFlag<kFull>(full_event_ids_[slot]);
+    core.buffer(first_buffer_ + slot).state = ngram_npu::twin::BufferState::kQueued;
+    ++core.buffer(first_buffer_ + slot).generation;
+    queued_slots_[(head_ + num_queued_++) % depth] = slot;
     return true;
   }
 
   template <class T>
   LocalTensor<T> DeQue() {
     Core& core = Core::current();
-    NGRAM_TWIN_CHECK(queued_ > 0, "block %d: DeQue from an empty queue", core.block());
-    const int slot = line_[head_];
+    NGRAM_TWIN_CHECK(num_queued_ > 0, "block %d: DeQue from an empty queue", core.block());
+    const int slot = queued_slots_[head_];
     head_ = (head_ + 1) % depth;
-    --queued_;
-    WaitFlag<kFull>(full_[slot]);
-    core.release_event(kFullEvent, full_[slot]);
-    core.buffer(first_ + slot).state = ngram_npu::twin::BufferState::kAllocated;
-    return {core.place(first_ + slot), core.buffer(first_ + slot).bytes / static_cast<uint32_t>(sizeof(T))};
+    --num_queued_;
+    WaitFlag<kFull>(full_event_ids_[slot]);
+    core.release_event(kFullEvent, full_event_ids_[slot]);
+    core.buffer(first_buffer_ + slot).state = ngram_npu::twin::BufferState::kAllocated;
+    return {core.locate(first_buffer_ + slot),
+            core.buffer(first_buffer_ + slot).bytes / static_cast<uint32_t>(sizeof(T))};
   }
 
   template <class T>
   void FreeTensor(LocalTensor<T>& tensor) {
     Core& core = Core::current();
-    const int slot = slot_of(tensor, "FreeTensor");
-    core.release(first_ + slot);
+    const int slot = find_slot(tensor, "FreeTensor");
+    core.release(first_buffer_ + slot);
     const int id = core.alloc_event(kEmptyEvent);
     SetFlag<kEmpty>(id);
-    core.buffer(first_ + slot).emptied = {kEmptyEvent, id};
+    core.buffer(first_buffer_ + slot).release_flag = {kEmptyEvent, id};
   }
 
  private:
   friend class TPipe;
 
   template <class T>
-  int slot_of(const LocalTensor<T>& tensor, const char* what) {
+  int find_slot(const LocalTensor<T>& tensor, const char* call_name) {
     Core& core = Core::current();
-    core.live(tensor.place(), what);
-    const int slot = tensor.place().buffer - first_;
-    NGRAM_TWIN_CHECK(slot >= 0 && slot < count_, "block %d: %s: the tensor is not this queue's", core.block(), what);
+    core.get_live_buffer(tensor.location(), call_name);
+    const int slot = tensor.location().buffer - first_buffer_;
+    NGRAM_TWIN_CHECK(slot >= 0 && slot < num_buffers_, "block %d: %s: the tensor is not this queue's", core.block(),
+                     call_name);
     return slot;
   }
 
   static constexpr int kMaxSlots = 16;
-  int32_t first_ = 0;
-  int count_ = 0;
-  int cursor_ = 0;
-  int head_ = 0;
-  int queued_ = 0;
-  int line_[depth] = {};
-  int full_[kMaxSlots] = {};
+  int32_t first_buffer_ = 0;
+  int num_buffers_ = 0;
+  int next_slot_ = 0;             // at which AllocTensor begins to search
+  int queued_slots_[depth] = {};  // a ring
+  int head_ = 0;                  // index in queued_slots_ of the slot that DeQue returns next
+  int num_queued_ = 0;
+  int full_event_ids_[kMaxSlots] = {};
 };
 
 template <TPosition pos = TPosition::VECCALC>
@@ -208,7 +212,7 @@ class TBuf {
   LocalTensor<T> Get() {
     Core& core = Core::current();
     NGRAM_TWIN_CHECK(bytes_ > 0, "block %d: TBuf without InitBuffer", core.block());
-    return {core.place(buffer_), bytes_ / static_cast<uint32_t>(sizeof(T))};
+    return {core.locate(buffer_), bytes_ / static_cast<uint32_t>(sizeof(T))};
   }
 
  private:
@@ -220,14 +224,14 @@ class TBuf {
 class TPipe {
  public:
   TPipe() {
-    Core::current().pipe_made();
+    Core::current().record_tpipe_construction();
     current() = this;
   }
-  // Waits for the last users of the queues' buffers, as the device's does.
+  // Waits for the last users of the queues' buffers, as on the device.
   ~TPipe() noexcept(false) {
     current() = nullptr;
     if (std::uncaught_exceptions() > 0) return;
-    Core::current().pipe_gone();
+    Core::current().finish_tpipe();
   }
   TPipe(const TPipe&) = delete;
 
@@ -235,11 +239,11 @@ class TPipe {
   bool InitBuffer(TQue<pos, depth>& que, uint8_t num, uint32_t len) {
     using Que = TQue<pos, depth>;
     NGRAM_TWIN_CHECK(num >= 1 && num <= Que::kMaxSlots, "InitBuffer: %d buffers of a queue", num);
-    NGRAM_TWIN_CHECK(que.count_ == 0, "InitBuffer: the queue has buffers already");
-    que.count_ = num;
+    NGRAM_TWIN_CHECK(que.num_buffers_ == 0, "InitBuffer: the queue has buffers already");
+    que.num_buffers_ = num;
     for (int slot = 0; slot < num; ++slot) {
       const int32_t buffer = Core::current().new_buffer(len);
-      if (slot == 0) que.first_ = buffer;
+      if (slot == 0) que.first_buffer_ = buffer;
     }
     return true;
   }
@@ -247,7 +251,7 @@ class TPipe {
   bool InitBuffer(TBuf<pos>& buf, uint32_t len) {
     buf.buffer_ = Core::current().new_buffer(len);
     Core::current().buffer(buf.buffer_).state = ngram_npu::twin::BufferState::kAllocated;
-    Core::current().buffer(buf.buffer_).copies =
+    Core::current().buffer(buf.buffer_).allows_copies =
         pos != TPosition::VECCALC || ngram_npu::twin::kChip.copies_with_pad_at_calc;
     buf.bytes_ = Core::current().buffer(buf.buffer_).bytes;
     return true;
@@ -265,7 +269,7 @@ class TPipe {
 
 }  // namespace AscendC
 
-// Not in AscendC: where the device's header has it.
+// The device's header also declares this function outside the namespace AscendC.
 inline AscendC::TPipe* GetTPipePtr() {
   NGRAM_TWIN_CHECK(AscendC::TPipe::current() != nullptr, "GetTPipePtr: the kernel has no TPipe");
   return AscendC::TPipe::current();
@@ -291,19 +295,23 @@ struct DataCopyPadExtParams {};
 
 namespace ngram_npu::twin {
 
-inline uint64_t round_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
+inline uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-inline uint64_t copied_bytes(Core& core, const Place& ub, const AscendC::DataCopyExtParams& p, uint64_t unit) {
-  NGRAM_TWIN_CHECK(core.live(ub, "DataCopyPad").copies,
-                   "block %d: DataCopyPad: a TBuf at VECCALC, which this chip does not document: VECIN or VECOUT",
-                   core.block());
+// Checks the parameters of a copy and returns the number of copied bytes.
+inline uint64_t check_copy(Core& core, const TensorLocation& ub, const AscendC::DataCopyExtParams& p,
+                           uint64_t item_bytes) {
+  NGRAM_TWIN_CHECK(
+      core.get_live_buffer(ub, "DataCopyPad").allows_copies,
+      "block %d: DataCopyPad: expected a TBuf at VECIN or VECOUT, got a TBuf at VECCALC, which is not documented",
+      core.block());
   NGRAM_TWIN_CHECK(p.blockCount == 1 && p.srcStride == 0 && p.dstStride == 0,
-                   "block %d: DataCopyPad: the twin has single blocks, not %u or strides", core.block(), p.blockCount);
+                   "block %d: DataCopyPad: the twin copies single blocks without strides, got %u blocks", core.block(),
+                   p.blockCount);
   NGRAM_TWIN_CHECK(p.blockLen >= 1 && p.blockLen <= kMaxPadBlockBytes,
                    "block %d: DataCopyPad: blockLen %u, the limit is %u", core.block(), p.blockLen, kMaxPadBlockBytes);
-  NGRAM_TWIN_CHECK(p.blockLen % unit == 0,
+  NGRAM_TWIN_CHECK(p.blockLen % item_bytes == 0,
                    "block %d: DataCopyPad: blockLen %u is no multiple of the element's %u bytes", core.block(),
-                   p.blockLen, static_cast<unsigned>(unit));
+                   p.blockLen, static_cast<unsigned>(item_bytes));
   return p.blockLen;
 }
 
@@ -311,32 +319,33 @@ inline uint64_t copied_bytes(Core& core, const Place& ub, const AscendC::DataCop
 
 namespace AscendC {
 
-// The filling of the last 32 bytes is poison.
+// Copies from global memory to UB. The bytes after the data, up to a multiple of 32 bytes, become poison.
 template <class T>
 void DataCopyPad(const LocalTensor<T>& dst, const GlobalTensor<T>& src, const DataCopyExtParams& dataCopyParams,
                  const DataCopyPadExtParams<T>&) {
   Core& core = Core::current();
-  const uint64_t bytes = ngram_npu::twin::copied_bytes(core, dst.place(), dataCopyParams, sizeof(T));
+  const uint64_t bytes = ngram_npu::twin::check_copy(core, dst.location(), dataCopyParams, sizeof(T));
   const uint64_t rounded = ngram_npu::twin::round_up(bytes, ngram_npu::twin::kBlockBytes);
   core.issue(ngram_npu::twin::kMte2, "DataCopyPad");
-  core.gm_copy(src.address(), bytes, false);
-  uint8_t* to = core.write(dst.place(), rounded);
-  std::memcpy(to, reinterpret_cast<const void*>(src.address()), bytes);
-  std::memset(core.shadow(to), 0, bytes);
-  std::memset(core.shadow(to) + bytes, 0xFF, rounded - bytes);
-  core.copy_cost(bytes, false);
+  core.record_gm_copy(src.address(), bytes, false);
+  uint8_t* ub = core.write(dst.location(), rounded);
+  std::memcpy(ub, reinterpret_cast<const void*>(src.address()), bytes);
+  std::memset(core.shadow(ub), 0, bytes);
+  std::memset(core.shadow(ub) + bytes, 0xFF, rounded - bytes);
+  core.add_copy_cost(bytes, false);
 }
+// Copies from UB to global memory.
 template <class T>
 void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyExtParams& dataCopyParams) {
   Core& core = Core::current();
-  const uint64_t bytes = ngram_npu::twin::copied_bytes(core, src.place(), dataCopyParams, sizeof(T));
+  const uint64_t bytes = ngram_npu::twin::check_copy(core, src.location(), dataCopyParams, sizeof(T));
   core.issue(ngram_npu::twin::kMte3, "DataCopyPad");
-  const uint8_t* from = core.read(src.place(), bytes);
-  const uint8_t* shadow = core.shadow(from);
-  if (std::any_of(shadow, shadow + bytes, [](uint8_t s) { return s != 0; })) core.poisoned();
-  core.gm_copy(dst.address(), bytes, true);
-  std::memcpy(reinterpret_cast<void*>(dst.address()), from, bytes);
-  core.copy_cost(bytes, true);
+  const uint8_t* ub = core.read(src.location(), bytes);
+  const uint8_t* shadow = core.shadow(ub);
+  if (std::any_of(shadow, shadow + bytes, [](uint8_t s) { return s != 0; })) core.fail_on_poison();
+  core.record_gm_copy(dst.address(), bytes, true);
+  std::memcpy(reinterpret_cast<void*>(dst.address()), ub, bytes);
+  core.add_copy_cost(bytes, true);
 }
 
 }  // namespace AscendC

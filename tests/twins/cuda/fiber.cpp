@@ -1,3 +1,4 @@
+// Stacks of fibers, and switching between fibers (grid.h).
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -7,8 +8,9 @@
 #include "grid.h"
 
 #if defined(__x86_64__)
-// Saves what a called function must preserve, and returns on the other stack.
-extern "C" void ngram_twin_switch(void** save, void* stack_pointer);
+// Pushes the callee-saved registers, stores the stack pointer in *saved_stack_pointer, and continues on the stack of
+// `stack_pointer`, from which it pops the registers of the other fiber.
+extern "C" void ngram_twin_switch(void** saved_stack_pointer, void* stack_pointer);
 asm(R"(
 .text
 .p2align 4
@@ -55,18 +57,17 @@ Stack::Stack() {
 Stack::~Stack() { munmap(memory_, kBytes); }
 
 bool Stack::is_in_guard_page(const void* address) const {
-  const auto* at = static_cast<const char*>(address);
-  return at >= memory_ && at < memory_ + page_bytes();
+  return address >= memory_ && address < memory_ + page_bytes();
 }
 
 #if defined(__x86_64__)
 
-void Context::begin(const Stack& stack, void (*entry)()) {
-  constexpr int kSaved = 6;
+void Context::prepare(const Stack& stack, void (*entry)()) {
+  constexpr int kNumSavedRegisters = 6;
   auto* top = reinterpret_cast<void**>(stack.top());
   *--top = nullptr;  // in place of the return address: the ABI requires 16-byte alignment above it
   *--top = reinterpret_cast<void*>(entry);
-  for (int i = 0; i < kSaved; ++i) *--top = nullptr;
+  for (int i = 0; i < kNumSavedRegisters; ++i) *--top = nullptr;
   stack_pointer_ = top;
 }
 
@@ -74,7 +75,7 @@ void Context::switch_to(Context& from, Context& to) { ngram_twin_switch(&from.st
 
 #else
 
-void Context::begin(const Stack& stack, void (*entry)()) {
+void Context::prepare(const Stack& stack, void (*entry)()) {
   getcontext(&context_);
   context_.uc_stack.ss_sp = stack.top() - (Stack::kBytes - page_bytes());
   context_.uc_stack.ss_size = Stack::kBytes - page_bytes();

@@ -22,19 +22,19 @@ namespace twin {
 
 static uint32_t get_running_lanes(const Block& block, int warp) {
   uint32_t lanes = 0;
-  for (int lane = 0; lane < block.lanes_of_warp(warp); ++lane) {
-    const auto number = static_cast<size_t>(block.first_of_warp(warp) + lane);
-    if (block.threads[number].state != State::kDone) lanes |= 1u << lane;
+  for (int lane = 0; lane < block.num_lanes_of_warp(warp); ++lane) {
+    const auto index = static_cast<size_t>(block.first_thread_of_warp(warp) + lane);
+    if (block.threads[index].state != ThreadState::kDone) lanes |= 1u << lane;
   }
   return lanes;
 }
 
-std::string place_of(const Thread& thread) {
+std::string describe(const Thread& thread) {
   const uint3 block = thread.block->index;
   return format_text("thread %d of block (%u, %u, %u)", thread.index_in_block, block.x, block.y, block.z);
 }
 
-std::string place_of(const Site& site) {
+std::string describe(const CallSite& site) {
   const char* name = std::strrchr(site.file, '/');
   return std::string(name == nullptr ? site.file : name + 1) + ":" + std::to_string(site.line);
 }
@@ -48,23 +48,24 @@ std::string format_text(const char* format, ...) {
   return text;
 }
 
-std::string describe_waiting(const Block& block) {
+std::string describe_waiting_threads(const Block& block) {
   std::string text;
-  int shown = 0;
-  const Thread* before = nullptr;
+  int num_described = 0;
+  const Thread* previous = nullptr;
   for (const Thread& t : block.threads) {
-    if (t.state == State::kDone) continue;
-    const bool same =
-        before != nullptr && before->state == t.state && before->site.line == t.site.line && before->mask == t.mask;
-    before = &t;
-    if (same) continue;
-    if (++shown > 4) return text + "; ...";
-    text += (text.empty() ? "" : "; ") + place_of(t) + " waits ";
-    if (t.state == State::kAtBarrier) {
-      text += "at the barrier of " + place_of(t.site);
+    if (t.state == ThreadState::kDone) continue;
+    const bool is_like_previous = previous != nullptr && previous->state == t.state &&
+                                  previous->call_site.line == t.call_site.line && previous->mask == t.mask;
+    previous = &t;
+    if (is_like_previous) continue;
+    if (++num_described > 4) return text + "; ...";
+    text += (text.empty() ? "" : "; ") + describe(t) + " waits ";
+    if (t.state == ThreadState::kAtBarrier) {
+      text += "at the barrier of " + describe(t.call_site);
     } else {
-      text += format_text("in %s at %s for the lanes %08x, of which %08x have left the kernel", name_of(t.collective),
-                          place_of(t.site).c_str(), t.mask, t.mask & ~get_running_lanes(block, t.warp()));
+      text += format_text("in %s at %s for the lanes with mask %08x; the lanes with mask %08x have left the kernel",
+                          get_name(t.collective), describe(t.call_site).c_str(), t.mask,
+                          t.mask & ~get_running_lanes(block, t.warp()));
     }
   }
   return text;
@@ -81,30 +82,31 @@ int get_source_lane(const Thread& t) {
 
 uint64_t shuffle(const Thread* lanes, const Thread& t) {
   if (t.operand < 0 && t.collective != Collective::kShuffle) {
-    throw Violation{format_text("%s at %s by %d lanes", name_of(t.collective), place_of(t.site).c_str(), t.operand)};
+    throw Violation{
+        format_text("%s at %s by %d lanes", get_name(t.collective), describe(t.call_site).c_str(), t.operand)};
   }
   const int source = get_source_lane(t);
   if ((t.mask >> source & 1u) == 0) {
-    throw Violation{format_text("%s at %s: %s reads lane %d, which is not in the mask %08x", name_of(t.collective),
-                                place_of(t.site).c_str(), place_of(t).c_str(), source, t.mask)};
+    throw Violation{format_text("%s at %s: %s reads lane %d, which is not in the mask %08x", get_name(t.collective),
+                                describe(t.call_site).c_str(), describe(t).c_str(), source, t.mask)};
   }
   return lanes[source].value;
 }
 
 uint64_t compute_result(const Thread* lanes, const Thread& t) {
-  uint32_t lanes_true = 0;
+  uint32_t true_lanes = 0;
   uint64_t maximum = 0;
   for (int lane = 0; lane < kWarpSize; ++lane) {
     if ((t.mask >> lane & 1u) == 0) continue;
-    if (lanes[lane].value != 0) lanes_true |= 1u << lane;
+    if (lanes[lane].value != 0) true_lanes |= 1u << lane;
     maximum = std::max(maximum, lanes[lane].value);
   }
   switch (t.collective) {
     case Collective::kSync: return 0;
     case Collective::kShuffle:
     case Collective::kShuffleUp: return shuffle(lanes, t);
-    case Collective::kBallot: return lanes_true;
-    case Collective::kAny: return lanes_true != 0;
+    case Collective::kBallot: return true_lanes;
+    case Collective::kAny: return true_lanes != 0;
     case Collective::kMax: return maximum;
   }
   return 0;
@@ -112,8 +114,8 @@ uint64_t compute_result(const Thread* lanes, const Thread& t) {
 
 }  // namespace
 
-const char* name_of(Collective kind) {
-  switch (kind) {
+const char* get_name(Collective collective) {
+  switch (collective) {
     case Collective::kSync: return "__syncwarp";
     case Collective::kShuffle: return "__shfl_sync";
     case Collective::kShuffleUp: return "__shfl_up_sync";
@@ -125,17 +127,17 @@ const char* name_of(Collective kind) {
 
 bool finish_collective_if_complete(Block& block, const Thread& last) {
   const int warp = last.warp();
-  Thread* lanes = &block.threads[static_cast<size_t>(block.first_of_warp(warp))];
-  const int count = block.lanes_of_warp(warp);
+  Thread* lanes = &block.threads[static_cast<size_t>(block.first_thread_of_warp(warp))];
+  const int num_lanes = block.num_lanes_of_warp(warp);
   const uint32_t mask = last.mask;
-  const uint32_t waiting = block.in_collective[static_cast<size_t>(warp)];
+  const uint32_t waiting = block.waiting_lanes[static_cast<size_t>(warp)];
   bool is_complete = (waiting & mask) == mask;
   for (int lane = 0; lane < kWarpSize; ++lane) {
     if ((mask >> lane & 1u) == 0) continue;
-    if (lane >= count || lanes[lane].state == State::kDone) {
-      throw Violation{format_text("%s at %s: the mask %08x of %s names lane %d, which %s", name_of(last.collective),
-                                  place_of(last.site).c_str(), mask, place_of(last).c_str(), lane,
-                                  lane >= count ? "the block does not have" : "has left the kernel")};
+    if (lane >= num_lanes || lanes[lane].state == ThreadState::kDone) {
+      throw Violation{format_text("%s at %s: the mask %08x of %s names lane %d, which %s", get_name(last.collective),
+                                  describe(last.call_site).c_str(), mask, describe(last).c_str(), lane,
+                                  lane >= num_lanes ? "the block does not have" : "has left the kernel")};
     }
     if ((waiting >> lane & 1u) == 0) continue;
     const Thread& other = lanes[lane];
@@ -143,17 +145,17 @@ bool finish_collective_if_complete(Block& block, const Thread& last) {
     is_complete = false;
     if ((other.mask >> last.lane() & 1u) != 0) {  // both lanes wait for each other in different collectives
       throw Violation{format_text("%s waits in %s at %s with mask %08x, %s in %s at %s with mask %08x",
-                                  place_of(last).c_str(), name_of(last.collective), place_of(last.site).c_str(), mask,
-                                  place_of(other).c_str(), name_of(other.collective), place_of(other.site).c_str(),
-                                  other.mask)};
+                                  describe(last).c_str(), get_name(last.collective), describe(last.call_site).c_str(),
+                                  mask, describe(other).c_str(), get_name(other.collective),
+                                  describe(other.call_site).c_str(), other.mask)};
     }
   }
   if (!is_complete) return false;
   uint64_t results[kWarpSize];
-  for (int lane = 0; lane < count; ++lane) {
+  for (int lane = 0; lane < num_lanes; ++lane) {
     if ((mask >> lane & 1u) != 0) results[lane] = compute_result(lanes, lanes[lane]);
   }
-  for (int lane = 0; lane < count; ++lane) {
+  for (int lane = 0; lane < num_lanes; ++lane) {
     if ((mask >> lane & 1u) != 0) lanes[lane].value = results[lane];
   }
   return true;
@@ -162,7 +164,7 @@ bool finish_collective_if_complete(Block& block, const Thread& last) {
 namespace {
 
 class Grid;
-Grid* grid = nullptr;  // the running launch
+Grid* grid = nullptr;  // the running launch, or null
 
 size_t shared_bytes() { return static_cast<size_t>(shared_end - shared_begin); }
 
@@ -170,242 +172,251 @@ void enter_thread();
 
 class Grid {
  public:
-  Grid(const cudaLaunchConfig_t& config, void (*thread)(void*), void* context, const SimulationOptions& options,
+  Grid(const cudaLaunchConfig_t& config, void (*function)(void*), void* argument, const SimulationOptions& options,
        uint64_t seed)
-      : thread_(thread),
-        context_(context),
+      : thread_function_(function),
+        thread_argument_(argument),
         options_(options),
         random_(seed),
-        barriers_(seed),
-        order_(random_.below(4)) {
+        barrier_random_(seed),
+        thread_order_(random_.next_below(4)) {
     num_threads_ = static_cast<int>(config.blockDim.x * config.blockDim.y * config.blockDim.z);
-    blocks_left_ = uint64_t{config.gridDim.x} * config.gridDim.y * config.gridDim.z;
-    num_blocks_ = blocks_left_;
-    max_resident_ = options_.interleaves_blocks ? 2 + random_.below(11) : 1;
-    first_ = random_.next() % num_blocks_;
+    num_blocks_left_ = uint64_t{config.gridDim.x} * config.gridDim.y * config.gridDim.z;
+    num_blocks_ = num_blocks_left_;
+    max_resident_blocks_ = options_.interleaves_blocks ? 2 + random_.next_below(11) : 1;
+    first_block_ = random_.next() % num_blocks_;
     const uint64_t strides[] = {1, num_blocks_ - 1, 2 + random_.next() % num_blocks_};
-    stride_ = strides[random_.below(3)];
-    if (std::gcd(stride_, num_blocks_) != 1) stride_ = 1;
+    block_stride_ = strides[random_.next_below(3)];
+    if (std::gcd(block_stride_, num_blocks_) != 1) block_stride_ = 1;
   }
 
   // Runs all blocks. Returns a description of the violated rule, or an empty string.
   std::string run() {
-    while (violation_.empty() && (blocks_left_ > 0 || !resident_.empty())) {
-      while (blocks_left_ > 0 && resident_.size() < max_resident_) begin_block();
-      step();
+    while (error_.empty() && (num_blocks_left_ > 0 || !resident_blocks_.empty())) {
+      while (num_blocks_left_ > 0 && resident_blocks_.size() < max_resident_blocks_) begin_block();
+      run_one_thread();
     }
     block_overlap_counts().launches_sharing_a_word += shared_a_word_;
     block_overlap_counts().launches_with_overlap += blocks_overlapped_;
-    return violation_;
+    return error_;
   }
 
-  bool running() const { return current_ != nullptr; }
-  Thread& current() { return *current_; }
-  Watch* watch() { return options_.checks_accesses ? &watch_ : nullptr; }
+  bool is_running() const { return current_thread_ != nullptr; }
+  Thread& current_thread() { return *current_thread_; }
+  // Null if accesses are not checked.
+  AccessChecker* access_checker() { return options_.checks_accesses ? &access_checker_ : nullptr; }
   bool interleaves_blocks() const { return options_.interleaves_blocks; }
-  bool flip_coin() { return random_.below(2) != 0; }
-  bool one_in_64() { return random_.below(64) == 0; }
+  bool flip_coin() { return random_.next_below(2) != 0; }
+  bool draw_one_in_64() { return random_.next_below(64) == 0; }
 
   // Suspends the running thread; it resumes when its block is scheduled again.
-  void suspend() { Context::switch_to(current_->context, scheduler_); }
+  void suspend() { Context::switch_to(current_thread_->context, scheduler_); }
 
   void yield_to_others() {
-    current_->block->runnable.push_back(current_->index_in_block);
+    current_thread_->block->runnable_threads.push_back(current_thread_->index_in_block);
     suspend();
   }
 
-  // Delays the running block, sometimes long enough for other blocks to reach the same word and pass it.
+  // Delays the running block, sometimes so long that other blocks pass the same atomic operation first.
   void delay_block() {
-    current_->block->delayed_until_step = steps_ + (1ull << random_.below(16));
+    current_thread_->block->delayed_until_step = num_steps_ + (1ull << random_.next_below(16));
     yield_to_others();
   }
 
-  void fail(std::string what) {
-    violation_ = std::move(what);
-    suspend();  // never resumes, because run() stops at a violation
+  void stop_with_error(std::string message) {
+    error_ = std::move(message);
+    suspend();  // never resumes, because run() stops at an error
   }
 
   void run_thread() {
-    thread_(context_);
-    finish_atomics_after_delay();
-    current_->state = State::kDone;
-    --current_->block->num_running;
+    thread_function_(thread_argument_);
+    apply_delayed_atomics_after_delay();
+    current_thread_->state = ThreadState::kDone;
+    --current_thread_->block->num_running;
     suspend();
   }
 
-  void wake(Block& block, int first, int count, State waiting, uint32_t lanes) {
-    // The last thread in `runnable` runs first.
+  // Makes those of `count` threads runnable whose state is `waiting_state` and whose lane is in the mask `lanes`.
+  void wake_threads(Block& block, int first, int count, ThreadState waiting_state, uint32_t lanes) {
     for (int i = 0; i < count; ++i) {
-      const int number = first + (order_ == 1 ? i : count - 1 - i);
-      if ((lanes >> number % kWarpSize & 1u) == 0) continue;
-      Thread& thread = block.threads[static_cast<size_t>(number)];
-      if (thread.state != waiting) continue;
-      thread.state = State::kRunnable;
-      block.runnable.push_back(number);
+      const int index = first + (thread_order_ == 1 ? i : count - 1 - i);
+      if ((lanes >> index % kWarpSize & 1u) == 0) continue;
+      Thread& thread = block.threads[static_cast<size_t>(index)];
+      if (thread.state != waiting_state) continue;
+      thread.state = ThreadState::kRunnable;
+      block.runnable_threads.push_back(index);
     }
   }
 
-  // Records that the running block applies an atomic operation to a word, and whether blocks share the word.
+  // Records that the running block applies an atomic operation to a word, and whether another block did so earlier.
   void record_atomic(const void* address) {
-    const uint64_t block_number = current_->block->number;
-    const auto [last, is_first] = last_atomic_block_.try_emplace(address, block_number);
-    if (is_first || last->second == block_number) return;
+    const uint64_t block_index = current_thread_->block->linear_index;
+    const auto [entry, is_first] = last_atomic_block_.try_emplace(address, block_index);
+    if (is_first || entry->second == block_index) return;
     shared_a_word_ = true;
-    for (const auto& block : resident_) blocks_overlapped_ = blocks_overlapped_ || block->number == last->second;
-    last->second = block_number;
+    for (const auto& block : resident_blocks_)
+      blocks_overlapped_ = blocks_overlapped_ || block->linear_index == entry->second;
+    entry->second = block_index;
   }
 
-  void finish_atomics(Thread& thread) {
-    for (const DelayedAtomic& late : thread.delayed_atomics) late.apply(late.address, late.operand);
+  void apply_delayed_atomics(Thread& thread) {
+    for (const DelayedAtomic& atomic : thread.delayed_atomics) atomic.apply(atomic.address, atomic.operand);
     thread.delayed_atomics.clear();
   }
 
-  // Applies the delayed atomics before a barrier, a __syncwarp or the exit. They may stay invisible to other blocks for
-  // a long time, because these operations only order accesses within the block.
-  void finish_atomics_after_delay() {
-    while (!current_->delayed_atomics.empty() && random_.below(8) != 0) yield_to_others();
-    finish_atomics(*current_);
+  // Applies the delayed atomics before a barrier, a __syncwarp or the exit. Before that, other threads run for a random
+  // time: barriers only order accesses within the block, so other blocks may see the atomics much later.
+  void apply_delayed_atomics_after_delay() {
+    while (!current_thread_->delayed_atomics.empty() && random_.next_below(8) != 0) yield_to_others();
+    apply_delayed_atomics(*current_thread_);
   }
 
-  bool on_stack_guard(const void* address) const {
-    return current_ != nullptr && current_->stack != nullptr && current_->stack->is_in_guard_page(address);
+  bool is_in_stack_guard(const void* address) const {
+    return current_thread_ != nullptr && current_thread_->stack != nullptr &&
+           current_thread_->stack->is_in_guard_page(address);
   }
 
  private:
   void begin_block() {
-    const uint64_t number = (first_ + (num_blocks_ - blocks_left_) % num_blocks_ * stride_) % num_blocks_;
-    --blocks_left_;
+    const uint64_t index =
+        (first_block_ + (num_blocks_ - num_blocks_left_) % num_blocks_ * block_stride_) % num_blocks_;
+    --num_blocks_left_;
     auto block = std::make_unique<Block>();
-    block->number = number;
-    block->index = {static_cast<unsigned>(number % gridDim.x), static_cast<unsigned>(number / gridDim.x % gridDim.y),
-                    static_cast<unsigned>(number / gridDim.x / gridDim.y)};
+    block->linear_index = index;
+    block->index = {static_cast<unsigned>(index % gridDim.x), static_cast<unsigned>(index / gridDim.x % gridDim.y),
+                    static_cast<unsigned>(index / gridDim.x / gridDim.y)};
     block->threads.resize(static_cast<size_t>(num_threads_));
     block->num_running = num_threads_;
     block->num_at_barrier = 0;
-    block->in_collective.assign(static_cast<size_t>((num_threads_ + kWarpSize - 1) / kWarpSize), 0);
-    block->shared.assign(shared_bytes(), static_cast<char>(random_.next()));  // arbitrary initial contents
+    block->waiting_lanes.assign(static_cast<size_t>((num_threads_ + kWarpSize - 1) / kWarpSize), 0);
+    block->shared_memory.assign(shared_bytes(), static_cast<char>(random_.next()));  // arbitrary initial contents
     for (int i = 0; i < num_threads_; ++i) {
       Thread& thread = block->threads[static_cast<size_t>(i)];
       const auto n = static_cast<unsigned>(i);
       thread.block = block.get();
       thread.index_in_block = i;
       thread.index = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
-      thread.state = State::kAtBarrier;  // wake() below makes the threads runnable
+      thread.state = ThreadState::kAtBarrier;  // wake_threads() below makes the threads runnable
     }
-    if (options_.checks_accesses) watch_.begin_block(*block, shared_bytes());
-    wake(*block, 0, num_threads_, State::kAtBarrier, ~0u);
-    resident_.push_back(std::move(block));
+    if (options_.checks_accesses) access_checker_.begin_block(*block, shared_bytes());
+    wake_threads(*block, 0, num_threads_, ThreadState::kAtBarrier, ~0u);
+    resident_blocks_.push_back(std::move(block));
   }
 
   // Runs one thread until it yields.
-  void step() {
-    ++steps_;
-    if (next_ >= resident_.size() || !is_ready(*resident_[next_]) || random_.below(4) == 0) choose_block();
-    if (!violation_.empty()) return;
-    Block& block = *resident_[next_];
-    auto& runnable = block.runnable;
-    if (order_ >= 2) std::swap(runnable[random_.below(runnable.size())], runnable.back());
+  void run_one_thread() {
+    ++num_steps_;
+    if (next_block_ >= resident_blocks_.size() || !is_ready(*resident_blocks_[next_block_]) ||
+        random_.next_below(4) == 0)
+      choose_block();
+    if (!error_.empty()) return;
+    Block& block = *resident_blocks_[next_block_];
+    auto& runnable = block.runnable_threads;
+    if (thread_order_ >= 2) std::swap(runnable[random_.next_below(runnable.size())], runnable.back());
     Thread& thread = block.threads[static_cast<size_t>(runnable.back())];
     runnable.pop_back();
-    resume(thread);
-    if (violation_.empty() && block.num_running == 0) end_block();
+    resume_thread(thread);
+    if (error_.empty() && block.num_running == 0) end_block();
   }
 
-  bool is_ready(const Block& block) const { return !block.runnable.empty() && block.delayed_until_step <= steps_; }
+  bool is_ready(const Block& block) const {
+    return !block.runnable_threads.empty() && block.delayed_until_step <= num_steps_;
+  }
 
   void choose_block() {
-    const size_t first = random_.below(resident_.size());
-    const auto choose = [&](const auto& suits) {
-      for (size_t i = 0; i < resident_.size(); ++i) {
-        next_ = (first + i) % resident_.size();
-        if (suits(*resident_[next_])) return true;
+    const size_t first = random_.next_below(resident_blocks_.size());
+    const auto choose_block_that = [&](const auto& is_suitable) {
+      for (size_t i = 0; i < resident_blocks_.size(); ++i) {
+        next_block_ = (first + i) % resident_blocks_.size();
+        if (is_suitable(*resident_blocks_[next_block_])) return true;
       }
       return false;
     };
-    if (choose([&](const Block& block) { return is_ready(block); })) return;
-    if (choose([](const Block& block) { return !block.runnable.empty(); })) return;
-    violation_ = "deadlock: " + describe_waiting(*resident_[next_]);
+    if (choose_block_that([&](const Block& block) { return is_ready(block); })) return;
+    if (choose_block_that([](const Block& block) { return !block.runnable_threads.empty(); })) return;
+    error_ = "deadlock: " + describe_waiting_threads(*resident_blocks_[next_block_]);
   }
 
-  void resume(Thread& thread) {
+  void resume_thread(Thread& thread) {
     if (section_block_ != thread.block && shared_bytes() > 0) {
-      if (section_block_ != nullptr) section_block_->shared.assign(shared_begin, shared_end);
-      std::memcpy(shared_begin, thread.block->shared.data(), shared_bytes());
+      if (section_block_ != nullptr) section_block_->shared_memory.assign(shared_begin, shared_end);
+      std::memcpy(shared_begin, thread.block->shared_memory.data(), shared_bytes());
     }
     section_block_ = thread.block;
     if (thread.stack == nullptr) {
-      if (stacks_.empty()) stacks_.push_back(std::make_unique<Stack>());
-      thread.stack = std::move(stacks_.back());
-      stacks_.pop_back();
-      thread.context.begin(*thread.stack, enter_thread);
+      if (free_stacks_.empty()) free_stacks_.push_back(std::make_unique<Stack>());
+      thread.stack = std::move(free_stacks_.back());
+      free_stacks_.pop_back();
+      thread.context.prepare(*thread.stack, enter_thread);
     }
     threadIdx = thread.index;
     blockIdx = thread.block->index;
-    current_ = &thread;
+    current_thread_ = &thread;
     Context::switch_to(scheduler_, thread.context);
-    current_ = nullptr;
-    if (thread.state == State::kDone || !violation_.empty()) stacks_.push_back(std::move(thread.stack));
-    if (thread.state == State::kDone) open_barrier_if_complete(*thread.block);
+    current_thread_ = nullptr;
+    if (thread.state == ThreadState::kDone || !error_.empty()) free_stacks_.push_back(std::move(thread.stack));
+    if (thread.state == ThreadState::kDone) open_barrier_if_complete(*thread.block);
   }
 
   void end_block() {
     section_block_ = nullptr;
-    resident_.erase(resident_.begin() + static_cast<std::ptrdiff_t>(next_));
+    resident_blocks_.erase(resident_blocks_.begin() + static_cast<std::ptrdiff_t>(next_block_));
   }
 
  public:
-  // Opens the block's barrier once every thread that has not left the kernel waits there.
+  // Opens the block's barrier if all threads that have not left the kernel wait at the barrier.
   void open_barrier_if_complete(Block& block) {
     if (block.num_at_barrier == 0 || block.num_at_barrier != block.num_running) return;
     const Thread* first = nullptr;
     for (const Thread& t : block.threads) {
-      if (t.state != State::kAtBarrier) continue;
+      if (t.state != ThreadState::kAtBarrier) continue;
       if (first == nullptr) first = &t;
-      if (t.site.line != first->site.line || std::strcmp(t.site.file, first->site.file) != 0) {
-        violation_ = "divergent barriers: " + place_of(*first) + " waits at " + place_of(first->site) + ", " +
-                     place_of(t) + " at " + place_of(t.site);
+      if (t.call_site.line != first->call_site.line || std::strcmp(t.call_site.file, first->call_site.file) != 0) {
+        error_ = "divergent barriers: " + describe(*first) + " waits at " + describe(first->call_site) + ", " +
+                 describe(t) + " at " + describe(t.call_site);
         return;
       }
     }
     block.num_at_barrier = 0;
-    if (barriers_.below(2) != 0) swap_registered_buffers();
-    if (options_.checks_accesses) watch_.barrier(block);
-    wake(block, 0, num_threads_, State::kAtBarrier, ~0u);
+    if (barrier_random_.next_below(2) != 0) swap_registered_buffers();
+    if (options_.checks_accesses) access_checker_.record_barrier(block);
+    wake_threads(block, 0, num_threads_, ThreadState::kAtBarrier, ~0u);
   }
 
  private:
-  void (*thread_)(void*);
-  void* context_;
+  void (*thread_function_)(void*);
+  void* thread_argument_;
   SimulationOptions options_;
   Random random_;
-  Random barriers_;  // separate from random_, so that swaps at barriers do not change the schedule
-  Watch watch_{random_};
-  uint32_t order_;           // order of the threads. 0: ascending, 1: descending, else random
-  size_t max_resident_;      // maximum number of resident blocks
-  uint64_t first_, stride_;  // blocks start at number first_ and advance by stride_ round the grid
+  Random barrier_random_;  // separate from random_, so that swaps at barriers do not change the schedule
+  AccessChecker access_checker_{random_};
+  uint32_t thread_order_;  // order of the threads. 0: ascending, 1: descending, else random
+  size_t max_resident_blocks_;
+  uint64_t first_block_,
+      block_stride_;  // in linear block indices: the first block to begin, and the distance to the next one
   int num_threads_;
   uint64_t num_blocks_;
-  uint64_t blocks_left_;
-  std::vector<std::unique_ptr<Block>> resident_;
-  size_t next_ = 0;
-  uint64_t steps_ = 0;
-  Block* section_block_ = nullptr;
-  Thread* current_ = nullptr;
+  uint64_t num_blocks_left_;
+  std::vector<std::unique_ptr<Block>> resident_blocks_;
+  size_t next_block_ = 0;  // index in resident_blocks_ of the block that runs next
+  uint64_t num_steps_ = 0;
+  Block* section_block_ = nullptr;  // the block whose shared memory is in the linker section
+  Thread* current_thread_ = nullptr;
   Context scheduler_;
-  std::string violation_;
+  std::string error_;
   std::unordered_map<const void*, uint64_t> last_atomic_block_;
   bool shared_a_word_ = false, blocks_overlapped_ = false;
-  static std::vector<std::unique_ptr<Stack>> stacks_;  // free stacks, kept for the next launch
+  static std::vector<std::unique_ptr<Stack>> free_stacks_;  // free stacks, kept for the next launch
 };
 
-std::vector<std::unique_ptr<Stack>> Grid::stacks_;
+std::vector<std::unique_ptr<Stack>> Grid::free_stacks_;
 
 void enter_thread() {
   grid->run_thread();
   __builtin_unreachable();
 }
 
-// A fault inside a kernel ends the launch, not the process.
+// While an object exists, a hardware fault inside a kernel ends the launch, not the process.
 class FaultHandlers {
  public:
   FaultHandlers() {
@@ -417,23 +428,23 @@ class FaultHandlers {
     struct sigaction action{};
     action.sa_sigaction = &on_fault;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
-    for (size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &action, &old_[i]);
+    for (size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &action, &old_actions_[i]);
   }
   ~FaultHandlers() {
-    for (size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &old_[i], nullptr);
+    for (size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &old_actions_[i], nullptr);
     sigaltstack(&old_stack_, nullptr);
   }
 
  private:
   static void on_fault(int signal, siginfo_t* info, void*) {
-    if (signal == SIGFPE) violation("divided by zero, or the quotient does not fit");
-    if (grid->on_stack_guard(info->si_addr)) violation("its stack is exhausted");
-    violation(format_text("touched memory at %p, which it may not", info->si_addr));
+    if (signal == SIGFPE) fail_launch("divided by zero, or the quotient does not fit the type");
+    if (grid->is_in_stack_guard(info->si_addr)) fail_launch("the thread's stack is exhausted");
+    fail_launch(format_text("accessed memory at %p, which is not mapped or is read-only", info->si_addr));
   }
 
   static constexpr size_t kCount = 3;
   static constexpr int kSignals[kCount] = {SIGSEGV, SIGBUS, SIGFPE};
-  struct sigaction old_[kCount];
+  struct sigaction old_actions_[kCount];
   stack_t old_stack_{};
 };
 
@@ -441,52 +452,53 @@ std::mutex launch_mutex;
 
 }  // namespace
 
-int Block::lanes_of_warp(int warp) const {
-  return std::min(kWarpSize, static_cast<int>(threads.size()) - first_of_warp(warp));
+int Block::num_lanes_of_warp(int warp) const {
+  return std::min(kWarpSize, static_cast<int>(threads.size()) - first_thread_of_warp(warp));
 }
 
-void violation(const std::string& what) {
-  grid->fail(place_of(grid->current()) + ": " + what);
+void fail_launch(const std::string& message) {
+  grid->stop_with_error(describe(grid->current_thread()) + ": " + message);
   __builtin_unreachable();
 }
 
-void barrier(Site site) {
-  Thread& t = grid->current();
-  grid->finish_atomics_after_delay();
-  t.site = site;
-  t.state = State::kAtBarrier;
+void wait_at_barrier(CallSite site) {
+  Thread& t = grid->current_thread();
+  grid->apply_delayed_atomics_after_delay();
+  t.call_site = site;
+  t.state = ThreadState::kAtBarrier;
   ++t.block->num_at_barrier;
   grid->open_barrier_if_complete(*t.block);
   grid->suspend();
 }
 
-uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, Site site) {
-  Thread& t = grid->current();
-  t.collective = kind;
+uint64_t run_collective(Collective collective, uint32_t mask, uint64_t value, int operand, CallSite site) {
+  Thread& t = grid->current_thread();
+  t.collective = collective;
   t.mask = mask;
   t.value = value;
   t.operand = operand;
-  t.site = site;
+  t.call_site = site;
   if ((mask >> t.lane() & 1u) == 0) {
-    violation(
-        format_text("%s at %s with mask %08x, without its own lane", name_of(kind), place_of(site).c_str(), mask));
+    fail_launch(format_text("%s at %s with mask %08x, which does not contain the calling lane", get_name(collective),
+                            describe(site).c_str(), mask));
   }
-  if (kind == Collective::kSync) grid->finish_atomics_after_delay();
-  t.state = State::kInCollective;
-  uint32_t& waiting = t.block->in_collective[static_cast<size_t>(t.warp())];
+  if (collective == Collective::kSync) grid->apply_delayed_atomics_after_delay();
+  t.state = ThreadState::kInCollective;
+  uint32_t& waiting = t.block->waiting_lanes[static_cast<size_t>(t.warp())];
   waiting |= 1u << t.lane();
   std::string error;
   try {
     if (finish_collective_if_complete(*t.block, t)) {
       waiting &= ~mask;
-      if (kind == Collective::kSync && grid->watch() != nullptr) grid->watch()->syncwarp(*t.block, t.warp(), mask);
-      grid->wake(*t.block, t.block->first_of_warp(t.warp()), t.block->lanes_of_warp(t.warp()), State::kInCollective,
-                 mask);
+      if (collective == Collective::kSync && grid->access_checker() != nullptr)
+        grid->access_checker()->record_syncwarp(*t.block, t.warp(), mask);
+      grid->wake_threads(*t.block, t.block->first_thread_of_warp(t.warp()), t.block->num_lanes_of_warp(t.warp()),
+                         ThreadState::kInCollective, mask);
     }
-  } catch (const Violation& what) {
-    error = what.what;
+  } catch (const Violation& violation) {
+    error = violation.message;
   }
-  if (!error.empty()) grid->fail(error);
+  if (!error.empty()) grid->stop_with_error(error);
   grid->suspend();
   return t.value;
 }
@@ -495,10 +507,10 @@ namespace {
 
 void check_atomic(void* address, int bytes) {
   if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(bytes) != 0) {
-    violation(format_text("an atomic of %d bytes at %p, which is not aligned", bytes, address));
+    fail_launch(format_text("an atomic of %d bytes at %p, which is not aligned", bytes, address));
   }
   const std::string error = check_access(address, static_cast<size_t>(bytes), Access::kAtomicWrite);
-  if (!error.empty()) violation(error);
+  if (!error.empty()) fail_launch(error);
   const bool is_shared = address >= shared_begin && address < shared_end;
   if (grid->interleaves_blocks() && !is_shared) grid->record_atomic(address);
 }
@@ -507,64 +519,67 @@ void check_atomic(void* address, int bytes) {
 
 void read_constant(const void* address, int bytes) {
   const std::string error = check_access(const_cast<void*>(address), static_cast<size_t>(bytes), Access::kConstantRead);
-  if (!error.empty()) violation(error);
+  if (!error.empty()) fail_launch(error);
 }
 
-uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, Ordering order) {
+uint64_t apply_atomic(void* address, int bytes, AtomicFunction apply, uint64_t operand, AtomicOrder order) {
   check_atomic(address, bytes);
   if (grid->interleaves_blocks() && grid->flip_coin()) grid->delay_block();
-  Thread& t = grid->current();
-  if (order.releases) grid->finish_atomics(t);
+  Thread& t = grid->current_thread();
+  if (order.releases) grid->apply_delayed_atomics(t);
   // The thread's earlier operations on this address take effect first; those on other addresses may stay delayed.
   for (size_t i = 0; i < t.delayed_atomics.size(); ++i) {
     if (t.delayed_atomics[i].address != address) continue;
     t.delayed_atomics[i].apply(address, t.delayed_atomics[i].operand);
     t.delayed_atomics.erase(t.delayed_atomics.begin() + static_cast<std::ptrdiff_t>(i--));
   }
-  if (grid->watch() != nullptr) grid->watch()->pass_on(t, reinterpret_cast<uintptr_t>(address), order);
+  if (grid->access_checker() != nullptr)
+    grid->access_checker()->record_atomic_order(t, reinterpret_cast<uintptr_t>(address), order);
   return apply(address, operand);
 }
 
-void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand) {
+void apply_atomic_without_result(void* address, int bytes, AtomicFunction apply, uint64_t operand) {
   check_atomic(address, bytes);
   if (!grid->interleaves_blocks()) {
     apply(address, operand);
     return;
   }
-  grid->current().delayed_atomics.push_back({address, apply, operand});
+  grid->current_thread().delayed_atomics.push_back({address, apply, operand});
   if (grid->flip_coin()) grid->yield_to_others();
 }
 
-bool in_kernel() { return grid != nullptr && grid->running(); }
+bool is_in_kernel() { return grid != nullptr && grid->is_running(); }
 
 std::string check_access(void* address, size_t bytes, Access access) {
-  if (!in_kernel() || grid->watch() == nullptr || grid->current().stack->contains(address)) return {};
-  // Other threads may run before a volatile read, and before a plain read of global memory, which nothing orders.
+  if (!is_in_kernel() || grid->access_checker() == nullptr || grid->current_thread().stack->contains(address))
+    return {};
+  // Other threads may run before a volatile read, and before a plain read of global memory: no barrier prevents this.
   if (access == Access::kAtomicRead && grid->flip_coin()) grid->yield_to_others();
   const bool is_shared = address >= shared_begin && address < shared_end;
-  if (access == Access::kRead && !is_shared && grid->interleaves_blocks() && grid->one_in_64()) grid->yield_to_others();
+  if (access == Access::kRead && !is_shared && grid->interleaves_blocks() && grid->draw_one_in_64())
+    grid->yield_to_others();
   try {
-    grid->watch()->access(grid->current(), reinterpret_cast<uintptr_t>(address), bytes, access,
-                          reinterpret_cast<uintptr_t>(shared_begin), shared_bytes());
-  } catch (const Violation& error) {
-    return error.what;
+    grid->access_checker()->check_access(grid->current_thread(), reinterpret_cast<uintptr_t>(address), bytes, access,
+                                         reinterpret_cast<uintptr_t>(shared_begin), shared_bytes());
+  } catch (const Violation& violation) {
+    return violation.message;
   }
   return {};
 }
 
-cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void* context) {
+cudaError_t launch(const cudaLaunchConfig_t& config, void (*run_thread)(void*), void* argument) {
   const std::lock_guard<std::mutex> lock(launch_mutex);
   const dim3 &g = config.gridDim, &b = config.blockDim;
   if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535 || b.x == 0 || b.y == 0 ||
       b.z == 0 || b.z > 64 || uint64_t{b.x} * b.y * b.z > 1024 || config.dynamicSmemBytes != 0) {
     return set_error(cudaErrorInvalidConfiguration, "invalid configuration argument");
   }
-  if (take_requested_failure())
+  if (consume_requested_failure())
     return set_error(cudaErrorLaunchOutOfResources, "too many resources requested for launch");
   record_stream(config.stream);
   gridDim = g;
   blockDim = b;
-  Grid new_grid(config, thread, context, options(), next_seed());
+  Grid new_grid(config, run_thread, argument, options(), take_next_seed());
   grid = &new_grid;
   std::string error;
   {

@@ -1,4 +1,4 @@
-// Simulates one kernel launch on the host. Each thread of each block is a fiber; one fiber runs at a time.
+// The model of a GPU: runs a launch on the host. Each thread is a fiber, and one fiber runs at a time.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "watch.h"
+#include "access_checker.h"
 
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -37,8 +37,8 @@ class Stack {
 // Saved execution state of a suspended fiber or of the scheduler.
 class Context {
  public:
-  // Prepares the context to start in `entry`, which must not return.
-  void begin(const Stack& stack, void (*entry)());
+  // Prepares the context so that switch_to() starts `entry` on this stack. `entry` must not return.
+  void prepare(const Stack& stack, void (*entry)());
   // Saves the running context in `from`, and resumes `to`.
   static void switch_to(Context& from, Context& to);
 
@@ -52,22 +52,24 @@ class Context {
 
 constexpr int kWarpSize = 32;
 
-// How threads are scheduled and checked. Kernels must give correct results for every schedule.
+// How the model schedules threads and what it checks. Kernels must give correct results for every schedule.
 struct SimulationOptions {
-  // Several blocks are resident at once; each launch draws a random number of them. Threads yield at atomics and
-  // volatile accesses. The effect of an atomic operation without a result is delayed.
+  // Several blocks are resident at once; their maximum number is random per launch. Threads yield at atomic operations
+  // and volatile accesses. The effect of an atomic operation whose result is unused is delayed.
   bool interleaves_blocks = false;
-  bool checks_accesses = false;  // needs kernels compiled with the access hooks (hooks.cpp)
+  // Every memory access is checked (access_checker.h). Requires kernels that are compiled with the hooks (hooks.cpp).
+  bool checks_accesses = false;
 };
 
-constexpr SimulationOptions kFast{false, false};
-constexpr SimulationOptions kResident{true, false};
-constexpr SimulationOptions kHooks{true, true};
+// The options of the modes "fast", "resident" and "hooks".
+constexpr SimulationOptions kFastOptions{false, false};
+constexpr SimulationOptions kResidentBlocksOptions{true, false};
+constexpr SimulationOptions kCheckedAccessesOptions{true, true};
 
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u) {}
-  uint32_t below(size_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
+  uint32_t next_below(size_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
   uint64_t next() {  // splitmix64 (Steele, Lea, Flood 2014)
     uint64_t z = state_ += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -79,11 +81,12 @@ class Random {
   uint64_t state_;
 };
 
-enum class State : uint8_t { kRunnable, kAtBarrier, kInCollective, kDone };
+enum class ThreadState : uint8_t { kRunnable, kAtBarrier, kInCollective, kDone };
 
+// An atomic operation that has not taken effect yet.
 struct DelayedAtomic {
   void* address;
-  Apply apply;
+  AtomicFunction apply;
   uint64_t operand;
 };
 
@@ -93,10 +96,10 @@ struct Thread {
   Context context;
   std::unique_ptr<Stack> stack;  // allocated when the thread first runs, and released when it exits
   Block* block;
-  uint3 index;
-  int index_in_block;
-  State state;
-  Site site;  // source location of the barrier or collective at which the thread waits
+  uint3 index;         // threadIdx
+  int index_in_block;  // linear index
+  ThreadState state;
+  CallSite call_site;  // source location of the barrier or collective at which the thread waits
   // Arguments of the warp collective that the thread executes; `value` also receives the result.
   Collective collective;
   uint32_t mask;
@@ -109,33 +112,36 @@ struct Thread {
 };
 
 struct Block {
-  uint3 index;
-  uint64_t number;
+  uint3 index;            // blockIdx
+  uint64_t linear_index;  // in the grid
   std::vector<Thread> threads;
-  std::vector<int> runnable;
+  std::vector<int> runnable_threads;    // indices in the block; the last one runs first
   uint64_t delayed_until_step = 0;      // until this scheduler step, other blocks are preferred
   int num_running;                      // threads that have not exited
   int num_at_barrier;                   // running threads that wait at the barrier
-  std::vector<uint32_t> in_collective;  // per warp: mask of the lanes that wait in a collective
-  std::vector<char> shared;             // copy of the block's shared memory while the section holds another block's
-  BlockWatch watch;
+  std::vector<uint32_t> waiting_lanes;  // per warp: mask of the lanes that wait in a collective
+  // Copy of the block's shared memory while the linker section for shared memory contains that of another block.
+  std::vector<char> shared_memory;
+  BlockHistory history;
 
-  int first_of_warp(int warp) const { return warp * kWarpSize; }
-  int lanes_of_warp(int warp) const;
+  int first_thread_of_warp(int warp) const { return warp * kWarpSize; }
+  int num_lanes_of_warp(int warp) const;  // less than kWarpSize in the last warp of some blocks
 };
 
-// Returns whether all lanes of the collective of `last` have arrived, and then computes the results. Throws a Violation
-// if the lanes break a rule.
+// If all lanes of the collective at which `last` waits have arrived, computes the results and returns true. Throws a
+// Violation if the lanes break a rule of CUDA.
 bool finish_collective_if_complete(Block& block, const Thread& last);
 
 std::string format_text(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// The kernel broke a rule of CUDA.
 struct Violation {
-  std::string what;
+  std::string message;
 };
-[[noreturn]] void violation(const std::string& what);
+// Ends the launch with an error that names the running thread.
+[[noreturn]] void fail_launch(const std::string& message);
 
-// Launches in which several blocks applied atomic operations to the same word, and those among these launches in which
-// two such blocks were resident at the same time.
+// Number of launches in which several blocks applied atomic operations to the same word, and number of these launches
+// in which two of the blocks were resident at the same time.
 struct BlockOverlapCounts {
   int64_t launches_sharing_a_word = 0;
   int64_t launches_with_overlap = 0;
@@ -144,27 +150,29 @@ BlockOverlapCounts& block_overlap_counts();
 
 // Checks a memory access of the running thread. Returns a description of the violated rule, or an empty string.
 std::string check_access(void* address, size_t bytes, Access access);
-bool in_kernel();
+bool is_in_kernel();
 
-const char* name_of(Collective kind);
-std::string place_of(const Thread& thread);  // "thread 3 of block (0, 0, 0)"
-std::string place_of(const Site& site);      // "file:line"
-std::string describe_waiting(const Block& block);
+const char* get_name(Collective collective);  // of the CUDA function
+std::string describe(const Thread& thread);   // "thread 3 of block (0, 0, 0)"
+std::string describe(const CallSite& site);   // "file:line"
+std::string describe_waiting_threads(const Block& block);
 
-// Interface for the tests: settings of the model, and what it recorded.
+// Interface for the tests: settings of the model, and what the model recorded.
 
 // Options of the following launches, which the caller may change. Default: the mode that the library was built for.
 SimulationOptions& options();
 // Sets the seed of the following launches' thread order. The first seed is NGRAM_NPU_TWIN_SEED.
 void set_seed(uint64_t seed);
-uint64_t next_seed();  // for the launch that begins
+// Returns the seed of the launch that is about to begin, and increments the seed.
+uint64_t take_next_seed();
 // Stores an error for cudaGetLastError() and its text for cudaGetErrorString(). Returns the error.
-cudaError_t set_error(cudaError_t error, const std::string& what);
-// Returns whether a test requested that this launch fails (ngram_npu_cuda_twin_fail_launches), and counts the request.
-bool take_requested_failure();
+cudaError_t set_error(cudaError_t error, const std::string& text);
+// Returns whether a test requested that this launch fails (ngram_npu_cuda_twin_fail_launches). If so, decrements the
+// number of requested failures.
+bool consume_requested_failure();
 // Swaps the contents of the two buffers of ngram_npu_cuda_twin_swap_at_barriers.
 void swap_registered_buffers();
-// Records the stream of a launch for ngram_npu_cuda_twin_streams.
+// Records the stream of a launch for ngram_npu_cuda_twin_take_streams.
 void record_stream(cudaStream_t stream);
 
 }  // namespace twin
@@ -172,21 +180,24 @@ void record_stream(cudaStream_t stream);
 #define NGRAM_TWIN_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Returns the error text of the last failed launch; empty if no launch failed.
-NGRAM_TWIN_EXPORT const char* ngram_npu_cuda_twin_violation();
-NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_seed(uint64_t seed);
+NGRAM_TWIN_EXPORT const char* ngram_npu_cuda_twin_last_error_text();
+// Sets the seed of the following launches.
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_set_seed(uint64_t seed);
 // The next `count` launches fail before their kernel begins.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_fail_launches(int64_t count);
 // From now on, each barrier swaps the contents of the two buffers with probability 1/2, as if another stream had
 // written them. All threads of the block see the new contents after the barrier. With bytes == 0, the swapping stops.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_swap_at_barriers(void* first, void* second, int64_t bytes);
 // Returns the fields of BlockOverlapCounts, counted since the library was loaded.
-NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_block_overlaps(int64_t* launches_sharing_a_word,
-                                                          int64_t* launches_with_overlap);
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_get_block_overlap_counts(int64_t* launches_sharing_a_word,
+                                                                    int64_t* launches_with_overlap);
 // Writes the streams of the launches since the previous call, at most `capacity`. Returns the number of the launches.
-NGRAM_TWIN_EXPORT int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t capacity);
-// For launches whose accesses are checked (watch.h).
+NGRAM_TWIN_EXPORT int64_t ngram_npu_cuda_twin_take_streams(void** streams, int64_t capacity);
+// The next three functions affect only launches whose accesses are checked (access_checker.h). With allowed == 1, races
+// are not reported. clear_tensors removes all registered tensors. register_tensor adds the rows of a tensor, which
+// launches may access, and the buffer around the tensor, whose other bytes launches must not access.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_allow_races(int32_t allowed);
-NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_forget_tensors();
-NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_register_tensor(const void* owner, int64_t owner_bytes, const void* first,
-                                                           int64_t rows, int64_t row_bytes, int64_t stride_bytes,
-                                                           int32_t writable);
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_clear_tensors();
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_register_tensor(const void* buffer, int64_t buffer_bytes,
+                                                           const void* first_row, int64_t num_rows, int64_t row_bytes,
+                                                           int64_t stride_bytes, int32_t writable);

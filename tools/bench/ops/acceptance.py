@@ -16,9 +16,9 @@ from ngram_npu_cli.replay.walks import Counts
 
 from tools.bench import arctic_peer
 from tools.bench.data import find_data
-from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.ops.base import Op, Result, SkipReasons
 from tools.bench.options import BenchError, Options
-from tools.fit_draft_costs import PARTS, load
+from tools.fit_draft_costs import PARTS, load_sets
 
 Requests = Sequence[TokenRequest]
 K = (8, 16)
@@ -30,6 +30,7 @@ BATCH = 128
 VERIFICATION_COST = 0.05
 """Time to verify a drafted token in the computed speed-up, as a share of a step."""
 REFERENCE = "arctic-local"
+"""The peer with which our tokens and drafts per step are compared."""
 
 STORE_LIMITS = (34, 38, 40, 42, 44, 46, 50, 54, 60)
 STORE_PEER = "arctic-global"
@@ -57,23 +58,26 @@ PEERS: Mapping[str, Callable[[Requests], Counts]] = {
 
 
 @dataclass(frozen=True)
-class Part:
-    """The counts on a part of a set: those of the peers by name, ours by k and limit."""
+class ReplayCounts:
+    """Counts of replays of the same conversations: the peers' by name, ours by k and cost limit."""
 
     peers: dict[str, Counts]
     ours: dict[tuple[int, int], Counts]
 
-    def __add__(self, other: Part) -> Part:
-        return Part(
+    def __add__(self, other: ReplayCounts) -> ReplayCounts:
+        return ReplayCounts(
             {name: counts + other.peers[name] for name, counts in self.peers.items()},
             {key: counts + other.ours[key] for key, counts in self.ours.items()},
         )
 
-    def curve(self, k: int) -> list[Counts]:
+    def get_curve(self, k: int) -> list[Counts]:
+        """Returns our counts, one per limit in `LIMITS`."""
         return [self.ours[k, limit] for limit in LIMITS]
 
     def compare_to_reference(self, k: int) -> dict[str, Any]:
-        return compare_to_peer(self.peers[REFERENCE], self.curve(k), self.ours[k, DEFAULT_LIMIT])
+        return compare_to_peer(
+            self.peers[REFERENCE], self.get_curve(k), self.ours[k, DEFAULT_LIMIT]
+        )
 
 
 class Acceptance(Op):
@@ -88,58 +92,59 @@ class Acceptance(Op):
         "limits": f"{LIMITS[0]}, {LIMITS[1]}, ... {LIMITS[-1]} sixteenths of a bit, the limit of a "
         f"draft's costs; {DEFAULT_LIMIT}, the default, is a probability of "
         f"{2 ** (-DEFAULT_LIMIT / 16):.3f}",
-        "at_equal_drafts": "tokens per step where ours drafts as many tokens per step as "
-        f"{REFERENCE}, on a straight line between two limits",
+        "at_equal_drafts": "our tokens per step at the limit with as many drafted tokens per "
+        f"step as {REFERENCE}, interpolated linearly between two limits",
         "dominates": f"more tokens per step and no more drafted tokens per step than {REFERENCE}",
         "speedup": f"tokens per step / (1 + {VERIFICATION_COST:g} * drafted tokens per step), "
         "geometric mean over the sets",
         "odd": "the conversations that the costs were not fitted on (the first is number 0)",
-        "vllm-ngram": "n-grams of 2 to 5, the earliest, drafted by this project's operator",
+        "vllm-ngram": "the earliest match of 2 to 5 tokens, drafted by this project's operator",
         REFERENCE: arctic_peer.DETAIL,
         "target": "recorded completions replace the target model; a conversation is one row",
     }
 
-    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
+    def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
         names = self.peers if options.peers is None else options.peers
         if unknown := set(names) - set(PEERS):
             raise BenchError(f"{self.name}: peer {unknown}: expected one of {', '.join(PEERS)}")
         if REFERENCE in names:
-            with self.skip_unavailable(REFERENCE, skipped):
+            with self.skip_unavailable(REFERENCE, skip_reasons):
                 arctic_peer.load_suffix_tree()
-        peers = [name for name in names if name not in skipped]
-        parts: dict[str, list[Part]] = {"whole": [], "odd": []}
-        for name, requests in load([find_data(options.data)], load_tokenizer()).items():
-            even, odd = (_replay_part(requests[PARTS[p]], peers) for p in ("even", "odd"))
-            parts["whole"].append(even + odd)
-            parts["odd"].append(odd)
+        peers = [name for name in names if name not in skip_reasons]
+        counts: dict[str, list[ReplayCounts]] = {"whole": [], "odd": []}
+        for name, requests in load_sets([find_data(options.data)], load_tokenizer()).items():
+            even = _replay(requests[PARTS["even"]], peers)
+            odd = _replay(requests[PARTS["odd"]], peers)
+            counts["whole"].append(even + odd)
+            counts["odd"].append(odd)
             yield {
                 "set": name,
                 "conversations": len(requests),
                 "whole": _make_figures(even + odd),
                 "whole_by_limit": _make_curve(even + odd, K[0]),
             }
-        summaries = {name: _summarize(part) for name, part in parts.items()}
+        summaries = {name: _summarize(sets) for name, sets in counts.items()}
         yield {"set": "all", **summaries}
 
 
-def _replay_part(requests: Requests, peers: Sequence[str]) -> Part:
-    return Part(
+def _replay(requests: Requests, peers: Sequence[str]) -> ReplayCounts:
+    return ReplayCounts(
         {name: PEERS[name](requests) for name in peers},
         {(k, limit): replay_ladder(requests, k, limit) for k in K for limit in LIMITS},
     )
 
 
-def _make_figures(part: Part) -> dict[str, Any]:
-    ours = {f"limit_{DEFAULT_LIMIT}": round_per_step(part.ours[K[0], DEFAULT_LIMIT])}
-    if REFERENCE in part.peers:
-        ours |= part.compare_to_reference(K[0])
-    peers = {name: round_per_step(counts) for name, counts in part.peers.items()}
+def _make_figures(counts: ReplayCounts) -> dict[str, Any]:
+    ours = {f"limit_{DEFAULT_LIMIT}": round_per_step(counts.ours[K[0], DEFAULT_LIMIT])}
+    if REFERENCE in counts.peers:
+        ours |= counts.compare_to_reference(K[0])
+    peers = {name: round_per_step(peer) for name, peer in counts.peers.items()}
     return {"peers": peers, f"k{K[0]}": ours}
 
 
-def _make_curve(part: Part, k: int) -> dict[str, list[float]]:
+def _make_curve(counts: ReplayCounts, k: int) -> dict[str, list[float]]:
     """Returns tokens and drafted tokens per step, one value per limit in `LIMITS`."""
-    points = [round_per_step(counts) for counts in part.curve(k)]
+    points = [round_per_step(c) for c in counts.get_curve(k)]
     return {key: [point[key] for point in points] for key in points[0]}
 
 
@@ -151,13 +156,12 @@ def round_per_step(counts: Counts) -> dict[str, float]:
 
 
 def interpolate_tokens(curve: Sequence[Counts], drafted_per_step: float) -> float:
-    """Returns tokens per step at a number of drafted tokens per step, linear between two points of
-    the curve."""
-    for less, more in pairwise(curve):
-        low, high = less.drafted_per_step, more.drafted_per_step
+    """Returns tokens per step at a number of drafted tokens per step, linear between two points."""
+    for point, next_point in pairwise(curve):
+        low, high = point.drafted_per_step, next_point.drafted_per_step
         if low <= drafted_per_step < high:
-            gained = more.tokens_per_step - less.tokens_per_step
-            return less.tokens_per_step + gained * (drafted_per_step - low) / (high - low)
+            gain = next_point.tokens_per_step - point.tokens_per_step
+            return point.tokens_per_step + gain * (drafted_per_step - low) / (high - low)
     raise BenchError(f"no limit drafts {drafted_per_step:.2f} tokens per step")
 
 
@@ -186,22 +190,24 @@ def summarize_comparisons(comparisons: Sequence[dict[str, Any]]) -> dict[str, An
 
 
 def compute_speedup(counts: Sequence[Counts]) -> float:
-    return round(geometric_mean(c.speedup(VERIFICATION_COST) for c in counts), 4)
+    return round(geometric_mean(c.compute_speedup(VERIFICATION_COST) for c in counts), 4)
 
 
-def _summarize(parts: Sequence[Part]) -> dict[str, Any]:
-    peers = parts[0].peers
+def _summarize(sets: Sequence[ReplayCounts]) -> dict[str, Any]:
+    peers = sets[0].peers
     summary: dict[str, Any] = {
-        "sets": len(parts),
-        "speedup": {name: compute_speedup([part.peers[name] for part in parts]) for name in peers},
+        "sets": len(sets),
+        "speedup": {
+            name: compute_speedup([counts.peers[name] for counts in sets]) for name in peers
+        },
     }
     for k in K:
         speedups = {}
         for limit in (DEFAULT_LIMIT, HIGH_LIMIT):
-            speedups[f"limit_{limit}"] = compute_speedup([part.ours[k, limit] for part in parts])
+            speedups[f"limit_{limit}"] = compute_speedup([counts.ours[k, limit] for counts in sets])
         summary[f"k{k}"] = {"speedup": speedups}
         if REFERENCE in peers:
-            comparisons = [part.compare_to_reference(k) for part in parts]
+            comparisons = [counts.compare_to_reference(k) for counts in sets]
             summary[f"k{k}"] |= summarize_comparisons(comparisons)
     return summary
 
@@ -213,27 +219,27 @@ class AcceptanceStore(Op):
     peers = (STORE_PEER,)
     engines = ("index",)
     assumptions: Mapping[str, Any] = {
-        "engine": "index: drafted by NgramProposer, one conversation after the other, a store per "
-        "set, empty at first",
+        "engine": "index: drafted by NgramProposer, one conversation after the other; each set "
+        "begins with an empty store",
         "k": K[0],
         "limits": STORE_LIMITS,
-        "at_equal_drafts, dominates, speedup, target": f"as in {Acceptance.name}, of {STORE_PEER}",
+        "at_equal_drafts, dominates, speedup, target": f"as in {Acceptance.name}, for {STORE_PEER}",
         STORE_PEER: arctic_peer.GLOBAL_DETAIL,
     }
 
-    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
-        with self.skip_unavailable(STORE_PEER, skipped):
+    def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
+        with self.skip_unavailable(STORE_PEER, skip_reasons):
             arctic_peer.load_suffix_tree()
         counts_of_sets: list[dict[str, Counts]] = []
         results: list[Result] = []
-        for name, requests in load([find_data(options.data)], load_tokenizer()).items():
+        for name, requests in load_sets([find_data(options.data)], load_tokenizer()).items():
             counts = {f"limit_{n}": replay_with_store(requests, "live", n) for n in STORE_LIMITS}
             curve = list(counts.values())
             counts["finish"] = replay_with_store(requests, "finish", DEFAULT_LIMIT)
             counts["no store"] = replay_with_store(requests, None, DEFAULT_LIMIT)
             result: Result = {"set": name}
-            if STORE_PEER not in skipped:
-                proposer = arctic_peer.SuffixDecoding(K[0], shared=True)
+            if STORE_PEER not in skip_reasons:
+                proposer = arctic_peer.SuffixDecoding(K[0], has_shared_tree=True)
                 peer = replay_drafts(requests, proposer, K[0], batch_size=1)
                 result |= compare_to_peer(peer, curve, counts[f"limit_{DEFAULT_LIMIT}"])
                 counts[STORE_PEER] = peer
@@ -241,7 +247,9 @@ class AcceptanceStore(Op):
             counts_of_sets.append(counts)
             results.append(result)
             yield result
-        speedups = {v: compute_speedup([c[v] for c in counts_of_sets]) for v in counts_of_sets[0]}
+        speedups = {}
+        for variant in counts_of_sets[0]:
+            speedups[variant] = compute_speedup([counts[variant] for counts in counts_of_sets])
         summary: Result = {"set": "all", "sets": len(results), "speedup": speedups}
         if "dominates" in results[0]:
             summary |= summarize_comparisons(results)
@@ -249,6 +257,7 @@ class AcceptanceStore(Op):
 
 
 def replay_with_store(requests: Requests, store: str | None, limit: int) -> Counts:
+    """Replays the requests one after the other, with a ladder and optionally with a store."""
     probability = 2 ** (-limit / 16)
     config = NgramConfig(sizes="ladder", k=K[0], min_draft_probability=probability, store=store)
     return replay_drafts(requests, NgramProposer(config, "index"), K[0], batch_size=1)

@@ -14,10 +14,10 @@ from ngram_npu_cli.logs.tokenizers import load_tokenizer
 
 from tools.bench.data import find_data
 from tools.bench.ops.acceptance import replay_drafts
-from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.ops.base import Op, Result, SkipReasons
 from tools.bench.options import Options
 from tools.bench.vllm_peer import StoreSpeculator
-from tools.fit_draft_costs import load
+from tools.fit_draft_costs import load_sets
 
 K = (5, 8)
 BATCH = 32
@@ -62,8 +62,8 @@ class V2Runner:
                 max_tokens=token_ids.shape[1],
             )
         num_sampled = (sampled >= 0).sum(axis=1, dtype=np.int32)
-        for row, new, number in zip(rows, sampled, num_sampled, strict=True):
-            token_ids[row, num_tokens[row] : num_tokens[row] + number] = new[:number]
+        for row, tokens, count in zip(rows, sampled, num_sampled, strict=True):
+            token_ids[row, num_tokens[row] : num_tokens[row] + count] = tokens[:count]
         num_tokens[rows] += num_sampled
         self._lengths |= dict(zip(map(int, rows), num_tokens[rows].tolist(), strict=True))
         batch = SimpleNamespace(
@@ -72,6 +72,7 @@ class V2Runner:
             idx_mapping_np=rows,
             num_reqs=len(rows),
         )
+        # The other positional arguments of vLLM's propose() are not used.
         arguments = (*(None,) * 4, torch.from_numpy(num_sampled), None, None)
         drafts = self._speculator.propose(batch, *arguments)
         return SimpleNamespace(
@@ -109,7 +110,7 @@ class V2Runner:
 def _add_request(
     req_id: str, prompt_len: int, all_token_ids: Any, num_computed_tokens: int, max_tokens: int
 ) -> None:
-    """Does nothing, because the simulator fills the rows."""
+    """Does nothing, because the simulator writes the rows."""
 
 
 class AcceptancePadded(Op):
@@ -122,14 +123,14 @@ class AcceptancePadded(Op):
         BASELINE: "n-grams of 2 to 5 tokens, the latest match, as in vLLM's V2 speculator with "
         "prompt_lookup_min=2, prompt_lookup_max=5",
         STORE: f"lookup=auto, store=live, one store per set, {BATCH} requests at a time; text "
-        f"enters the store {LAG} step late; text that has not entered it when its request ends is "
-        "dropped",
+        f"enters the store {LAG} step late; text that has not entered the store when its "
+        "request ends is dropped",
         "target": "recorded completions replace the target model; a conversation is one row",
     }
 
-    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
+    def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
         results: list[Result] = []
-        for name, requests in load([find_data(options.data)], load_tokenizer()).items():
+        for name, requests in load_sets([find_data(options.data)], load_tokenizer()).items():
             result: Result = {"set": name}
             for k in K:
                 result[f"k{k}"] = figures = {}

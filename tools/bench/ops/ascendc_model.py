@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from ngram_npu import _library
 
-from tests.support.twins import ascendc_plan, load_kernels
+from tests.support.twins import compute_ascendc_plan, load_kernels
 from tools.bench.data import Workload, make_workload
 from tools.bench.measure import round_digits
 from tools.bench.ops import spec_state
-from tools.bench.ops.base import Op, Result, Skipped
-from tools.bench.ops.lookup import torch_op
+from tools.bench.ops.base import Op, Result, SkipReasons
+from tools.bench.ops.lookup import find_torch_op
 from tools.bench.options import BenchError, Options, Size
 
 CLOCK_HZ = 1.85e9
@@ -33,19 +33,22 @@ CORES = 48
 UB_BYTES = 192 * 1024
 SHORT_ROWS = (Size(1, 300), Size(1, 2048), Size(16, 2048))
 SHORT_ROWS_CAPACITY = 128 * 1024
+Call = Callable[[], object]
 ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
 class Parameter:
+    """A parameter of the model, its unit, and the source of its value."""
+
     value: float
     unit: str
     source: str
 
 
 _INI = "CANN's platform_config/Ascend910B1.ini"
-_GUESS = "assumption: no public figure found"
-# In the order of CostModel (tests/twins/ascendc/core.h).
+_ASSUMPTION = "assumption: no public figure found"
+# The order is that of CostModel (tests/twins/ascendc/core.h).
 MODEL: dict[str, Parameter] = {
     "copy_bytes_per_cycle": Parameter(32, "bytes/cycle, one core", f"{_INI}: ddr_rate=32"),
     "gm_bytes_per_cycle": Parameter(
@@ -54,32 +57,32 @@ MODEL: dict[str, Parameter] = {
         f"1.6 TB/s of HBM, the 910B's published bandwidth, at {_INI}: cube_freq=1850",
     ),
     "copy_latency": Parameter(
-        1000, "cycles from a copy's last byte until a pipe may go on", _GUESS
+        1000, "cycles from a copy's last byte until a waiting pipe continues", _ASSUMPTION
     ),
-    "vector_startup": Parameter(20, "cycles per vector instruction", _GUESS),
+    "vector_startup": Parameter(20, "cycles per vector instruction", _ASSUMPTION),
     "vector_repeat": Parameter(
-        1, "cycles per 256 bytes", f"{_INI}: vec_calc_size=128 halves a cycle"
+        1, "cycles per 256 bytes", f"{_INI}: vec_calc_size=128 halves per cycle"
     ),
     "gather_repeat": Parameter(
-        12.8, "cycles per 256 bytes gathered", "the devkit's guide: 5 elements a cycle"
+        12.8, "cycles per 256 bytes gathered", "the devkit's guide: 5 elements per cycle"
     ),
-    "issue": Parameter(20, "cycles of the scalar unit per issued instruction", _GUESS),
-    "scalar_ub": Parameter(4, "cycles per scalar access to UB", _GUESS),
-    "scalar_gm": Parameter(4, "cycles per scalar load in the cache", _GUESS),
-    "scalar_gm_miss": Parameter(500, "cycles per scalar load not in the cache", _GUESS),
-    "sync": Parameter(20, "cycles per flag or barrier", _GUESS),
+    "issue": Parameter(20, "cycles of the scalar unit per issued instruction", _ASSUMPTION),
+    "scalar_ub": Parameter(4, "cycles per scalar access to UB", _ASSUMPTION),
+    "scalar_gm": Parameter(4, "cycles per scalar load in the cache", _ASSUMPTION),
+    "scalar_gm_miss": Parameter(500, "cycles per scalar load not in the cache", _ASSUMPTION),
+    "sync": Parameter(20, "cycles per flag or barrier", _ASSUMPTION),
     "same_line": Parameter(
         16,
         "cycles per copy at the most contended 512 bytes of memory, added to the launch",
-        f"{_GUESS}; 512 bytes at ddr_rate. That they are serialized: the devkit's guide",
+        f"{_ASSUMPTION}: 512 bytes at ddr_rate. The devkit's guide: such copies are serialized",
     ),
 }
-LAUNCH_US = Parameter(3, "us from one launch on a stream to the next", _GUESS)
+LAUNCH_US = Parameter(3, "us from one launch on a stream to the next", _ASSUMPTION)
 """The time to read a kernel's arguments and to start its cores; not part of ``model_us``."""
 WORK_PARAMETERS = ("copy_bytes_per_cycle", "gm_bytes_per_cycle", "vector_repeat", "gather_repeat")
 """The parameters of ``work_us``, which contains bytes and repeats, no latencies or overheads."""
 
-_COUNTS = (
+_COUNT_NAMES = (
     "gm_to_ub_bytes", "ub_to_gm_bytes", "copies", "vector_instructions", "vector_repeats",
     "scalar_ub", "scalar_gm", "scalar_gm_misses", "syncs", "cycles", "launches", "blocks",
 )  # fmt: skip
@@ -92,7 +95,7 @@ BOOKKEEPING = (
 
 
 class Twin:
-    """The library with the AscendC kernels on the host twin; it can replace the CPU kernels."""
+    """The library with the AscendC kernels on the host twin, which can replace the CPU kernels."""
 
     def __init__(self) -> None:
         folder = os.environ.get("NGRAM_NPU_TWINS", ROOT / "build" / "twins" / "lib")
@@ -105,6 +108,7 @@ class Twin:
 
     @contextmanager
     def replace_cpu(self) -> Iterator[None]:
+        """Within the block, the operators use the twin instead of the CPU kernels."""
         try:
             load_kernels("ascendc", "cpu", self.path)
             yield
@@ -121,15 +125,15 @@ class Twin:
         finally:
             self._library.ngram_npu_ascendc_twin_set_lookup(0, 0)
 
-    def count(self, call: Callable[[], object], cores: int, model: list[float]) -> dict[str, Any]:
+    def count_costs(self, call: Call, cores: int, model: list[float]) -> dict[str, Any]:
         """Returns the counts and the modelled cycles of a call on an NPU with this many cores."""
         self._library.ngram_npu_ascendc_twin_set_cores(cores)
         self._library.ngram_npu_ascendc_twin_set_model((ctypes.c_double * len(model))(*model))
-        out = (ctypes.c_double * len(_COUNTS))()
+        out = (ctypes.c_double * len(_COUNT_NAMES))()
         self._library.ngram_npu_ascendc_twin_take_cost(out)
         call()
         self._library.ngram_npu_ascendc_twin_take_cost(out)
-        return dict(zip(_COUNTS, out, strict=True))
+        return dict(zip(_COUNT_NAMES, out, strict=True))
 
 
 class AscendcModel(Op):
@@ -142,10 +146,10 @@ class AscendcModel(Op):
         "clock_hz": CLOCK_HZ,
         "figures": {name: vars(parameter) for name, parameter in MODEL.items()},
         "launch": vars(LAUNCH_US),
-        "left_out": "L2 hits, bank conflicts, scalar arithmetic, branches; from model_us launches",
+        "left_out": "L2 hits, bank conflicts, scalar arithmetic, branches; launches in model_us",
     }
 
-    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
+    def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
         twin = Twin()
         with twin.replace_cpu():
             for size in self.select_sizes(options):
@@ -168,20 +172,20 @@ def make_short_rows(size: Size, options: Options) -> Workload:
     return replace(data, token_ids=tokens)
 
 
-def model_call(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict[str, Any]:
+def model_call(twin: Twin, call: Call, cores: int = CORES) -> dict[str, Any]:
     """Returns a call's counts and modelled times. ``floor_us`` is the time to copy the call's bytes
     at full bandwidth."""
-    work = [p.value if name in WORK_PARAMETERS else 0.0 for name, p in MODEL.items()]
-    counts = twin.count(call, cores, [parameter.value for parameter in MODEL.values()])
-    work_cycles = twin.count(call, cores, work)["cycles"]
-    moved = counts["gm_to_ub_bytes"] + counts["ub_to_gm_bytes"]
-    model_us = _to_us(counts.pop("cycles"))
+    work_model = [p.value if name in WORK_PARAMETERS else 0.0 for name, p in MODEL.items()]
+    counts = twin.count_costs(call, cores, [parameter.value for parameter in MODEL.values()])
+    work_cycles = twin.count_costs(call, cores, work_model)["cycles"]
+    copied_bytes = counts["gm_to_ub_bytes"] + counts["ub_to_gm_bytes"]
+    model_us = _convert_to_us(counts.pop("cycles"))
     return {
         "cores": cores,
         "model_us": model_us,
         "with_launches_us": round_digits(model_us + counts["launches"] * LAUNCH_US.value),
-        "work_us": _to_us(work_cycles),
-        "floor_us": round_digits(moved / GM_BYTES_PER_SECOND * 1e6),
+        "work_us": _convert_to_us(work_cycles),
+        "floor_us": round_digits(copied_bytes / GM_BYTES_PER_SECOND * 1e6),
         "counts": {name: int(count) for name, count in counts.items()},
     }
 
@@ -191,19 +195,20 @@ def model_lookups(twin: Twin, data: Workload, options: Options) -> Iterator[Resu
         yield model_lookup(twin, op, call, data, options)
 
 
-def model_lookup(
-    twin: Twin, op: str, call: Callable[[], object], data: Workload, options: Options
-) -> Result:
-    """Returns a lookup's entry in the results file. ``read_per_live_byte`` includes the results of
-    the first launch that the second launch reads; ``tokens_read_per_live_token`` does not."""
-    live = int(data.lengths[0].sum())
+def model_lookup(twin: Twin, op: str, call: Call, data: Workload, options: Options) -> Result:
+    """Returns a lookup's entry in the results file. Live tokens are the tokens within the rows'
+    lengths. ``read_per_live_byte`` includes the results of the first launch that the second launch
+    reads; ``tokens_read_per_live_token`` does not."""
+    num_live = int(data.lengths[0].sum())
     sizes = {"batch": data.size.batch, "capacity": data.capacity, "k": options.k}
-    plan = ascendc_plan(op, sizes, CORES, UB_BYTES)
+    plan = compute_ascendc_plan(op, sizes, CORES, UB_BYTES)
     assert plan is not None
     result, one_core = model_call(twin, call), model_call(twin, call, cores=1)
     counts = result["counts"]
-    floor_us = live * 4 / GM_BYTES_PER_SECOND * 1e6
-    read, scalars = counts["gm_to_ub_bytes"], counts["scalar_ub"] + counts["scalar_gm"]
+    floor_us = num_live * 4 / GM_BYTES_PER_SECOND * 1e6
+    read_bytes = counts["gm_to_ub_bytes"]
+    tokens_read = (read_bytes - plan["workspace_bytes"]) / 4
+    scalar_accesses = counts["scalar_ub"] + counts["scalar_gm"]
     return {
         "op": op,
         "size": str(data.size) + (" in 128k" if data.capacity == SHORT_ROWS_CAPACITY else ""),
@@ -211,20 +216,21 @@ def model_lookup(
         **result,
         "floor_us": round_digits(floor_us),
         "model_to_floor": round_digits(result["model_us"] / floor_us),
-        "read_per_live_byte": round_digits(read / (live * 4)),
-        "tokens_read_per_live_token": round_digits((read - plan["workspace_bytes"]) / (live * 4)),
-        "scalar_accesses_per_live_token": round_digits(scalars / live),
+        "read_per_live_byte": round_digits(read_bytes / (num_live * 4)),
+        "tokens_read_per_live_token": round_digits(tokens_read / num_live),
+        "scalar_accesses_per_live_token": round_digits(scalar_accesses / num_live),
         "one_core": {key: one_core[key] for key in ("model_us", "work_us")},
         "work_spread": round_digits(one_core["work_us"] / result["work_us"]),
     }
 
 
-def make_lookups(data: Workload, options: Options) -> dict[str, Callable[[], object]]:
+def make_lookups(data: Workload, options: Options) -> dict[str, Call]:
+    """Returns a call per lookup operator."""
     import torch
 
     tokens, sampled = torch.from_numpy(data.token_ids), torch.from_numpy(data.sampled[0])
     lengths = torch.from_numpy(data.lengths[0].copy())
-    propose, step = torch_op("ngram_propose"), torch_op("ngram_step_")
+    propose, step = find_torch_op("ngram_propose"), find_torch_op("ngram_step_")
     lookup = options.lookup
     return {
         "ngram_propose": lambda: propose(tokens, lengths, **lookup),
@@ -232,7 +238,7 @@ def make_lookups(data: Workload, options: Options) -> dict[str, Callable[[], obj
     }
 
 
-def make_bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
+def make_bookkeeping(size: Size, k: int) -> dict[str, Call]:
     """Returns a call per bookkeeping operator, for a batch with ``k`` drafts per request."""
     import torch
 
@@ -250,23 +256,23 @@ def make_bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
         "num_scheduled_drafts": np.full(batch, k, np.int32),
     }
     tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
-    optional = {name: tensors[name] for name in ("discard", "num_tokens")}
-    others: dict[str, dict[str, Any]] = {
+    optional_arguments = {name: tensors[name] for name in ("discard", "num_tokens")}
+    other_arguments: dict[str, dict[str, Any]] = {
         "prepare_next_token_ids": {"backup_token_ids": tensors["backup_token_ids"]},
         "prepare_inputs": {"total_tokens": total},
         "compute_slot_mapping_": spec_state.LAYOUT,
-        "correct_spec_state_": optional | spec_state.LAYOUT,
+        "correct_spec_state_": optional_arguments | spec_state.LAYOUT,
         "prepare_input_ids_": {"pad_token": -1},
     }
-    calls: dict[str, Callable[[], object]] = {}
+    calls: dict[str, Call] = {}
     for op in BOOKKEEPING:
-        function = torch_op(op)
+        function = find_torch_op(op)
         required = [a.name for a in function._schema.arguments if not a.has_default_value()]
         arguments = {name: tensors[name] for name in required if name in tensors}
-        arguments |= others.get(op, {})
+        arguments |= other_arguments.get(op, {})
         calls[op] = partial(function, **arguments)
     return calls
 
 
-def _to_us(cycles: float) -> float:
+def _convert_to_us(cycles: float) -> float:
     return round_digits(cycles / CLOCK_HZ * 1e6)

@@ -1,4 +1,4 @@
-"""The base class of the ops that can be measured."""
+"""Defines the base class of the ops, which are the operations that can be measured."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tools.bench import device, measure
 from tools.bench.data import Workload, make_workload
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
-Make = Callable[[Workload, Options], Any]
+Maker = Callable[[Workload, Options], Any]
 """Creates an implementation; raises UnavailableError if it cannot run here."""
 Result = dict[str, Any]
 """The entry of one size or set in the results file."""
-Skipped = dict[str, str]
-"""Reasons by peers that were left out."""
+SkipReasons = dict[str, str]
+"""By peer that was left out: the reason."""
 OPS: dict[str, Op] = {}
 """The instances of all subclasses with a name, by name."""
 
@@ -33,72 +33,74 @@ class Op:
         engines: Accepted values of the option ``engine``, the default first.
         peer_makers: Functions that create the peers. Every op also has the peer ``ours:key=value``,
             which is our implementation with other options.
-        assumptions: Assumptions that the results depend on and nobody measured; written to the
-            results file.
+        assumptions: What the results assume and nobody has measured; written to the results file.
     """
 
     name: str
     help: str = ""
-    make: Make
+    make: Maker
     sizes: tuple[str, ...]
     peers: tuple[str, ...] = ()
     device_peers: tuple[str, ...] | None = None
     engines: tuple[str, ...] = ("scan",)
-    peer_makers: ClassVar[Mapping[str, Make]] = {}
+    peer_makers: ClassVar[Mapping[str, Maker]] = {}
     assumptions: Mapping[str, Any] = {}
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
             OPS[cls.name] = cls()
 
-    def workload(self, size: Size, options: Options) -> Workload:
+    def prepare_workload(self, size: Size, options: Options) -> Workload:
         return make_workload(size, options)
 
-    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
-        """Measures all sizes. For each peer that is left out, adds the reason to ``skipped``."""
+    def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
+        """Measures all sizes. For each peer that is left out, adds the reason to
+        ``skip_reasons``."""
         options = replace(options, engine=options.engine or self.engines[0])
         peers = options.peers
         if peers is None:
             peers = self.peers if options.device == "cpu" else self.device_peers or ()
         for size in self.select_sizes(options):
-            implementations: list[Any] = []  # frees those of the previous size first
-            workload = self.workload(size, options)
+            implementations: list[Any] = []  # frees the implementations of the previous size
+            workload = self.prepare_workload(size, options)
             for name in ("ours", *peers):
-                make, changed = self._find_maker(name, options)
-                if name not in skipped:  # a peer left out at one size stays out
-                    with self.skip_unavailable(name, skipped):
-                        implementations.append(make(workload, changed))
+                make, own_options = self._find_maker(name, options)
+                if name not in skip_reasons:  # a peer that is left out at one size stays out
+                    with self.skip_unavailable(name, skip_reasons):
+                        implementations.append(make(workload, own_options))
                         implementations[-1].name = name
             yield self.compare(implementations, workload, options)
 
     def select_sizes(self, options: Options) -> tuple[Size, ...]:
         return options.sizes or tuple(Size.parse(text) for text in self.sizes)
 
-    def _find_maker(self, name: str, options: Options) -> tuple[Make, Options]:
+    def _find_maker(self, name: str, options: Options) -> tuple[Maker, Options]:
         """Returns the function that creates an implementation, and the options for it."""
         if name.partition(":")[0] == "ours":
-            changed = options if name == "ours" else options.changed(name.removeprefix("ours:"))
-            if changed.engine not in self.engines:
+            if name != "ours":
+                options = options.apply_changes(name.removeprefix("ours:"))
+            engine = options.engine
+            if engine not in self.engines:
                 known = ", ".join(self.engines)
-                raise BenchError(f"{self.name}: engine: expected {known}, got {changed.engine}")
-            if changed.is_ladder and (changed.engine != "index" or changed.device != "cpu"):
-                where = f"{changed.engine} on {changed.device}"
-                raise BenchError(f"{self.name}: a ladder needs engine index on cpu, got {where}")
-            return self.make, changed
+                raise BenchError(f"{self.name}: engine: expected one of {known}, got {engine}")
+            if options.is_ladder and (engine != "index" or options.device != "cpu"):
+                got = f"{engine} on {options.device}"
+                raise BenchError(f"{self.name}: a ladder needs engine index on cpu, got {got}")
+            return self.make, options
         if name in self.peer_makers:
             return self.peer_makers[name], options
         known = ", ".join([*self.peer_makers, "ours:key=value"])
         raise BenchError(f"{self.name}: peer {name!r}: expected one of {known}")
 
     @contextmanager
-    def skip_unavailable(self, name: str, skipped: Skipped) -> Iterator[None]:
-        """Records a peer that raises UnavailableError as skipped. Our implementation must run."""
+    def skip_unavailable(self, name: str, skip_reasons: SkipReasons) -> Iterator[None]:
+        """If the peer raises UnavailableError, records the reason. Our implementation must run."""
         try:
             yield
         except UnavailableError as error:
             if name == "ours":
                 raise
-            skipped[name] = str(error)
+            skip_reasons[name] = str(error)
 
     def compare(self, implementations: list[Any], workload: Workload, options: Options) -> Result:
         """Measures the implementations at one size; the first is ours."""

@@ -1,7 +1,8 @@
-"""Tokens per second with draft lengths chosen by load, simulated from step times and recorded text.
+"""Simulates tokens per second with draft lengths chosen by load, from step times and recorded text.
 
 The real controller and sampler run on recorded completions, which replace the target model. Step
-times come from the curves below, with noise. A cell is one curve, batch size and set.
+times come from the curves below, with noise. A cell is a combination of a curve, a batch size and a
+data set.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ from ngram_npu_cli.logs.tokenizers import load_tokenizer
 from ngram_npu_cli.replay import TokenRequest
 
 from tools.bench.data import find_data
-from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.ops.base import Op, Result, SkipReasons
 from tools.bench.options import Options
-from tools.fit_draft_costs import load
+from tools.fit_draft_costs import load_sets
 
 K = 5
 CONFIG = NgramConfig(min_n=1, max_n=16, k=K, match_policy="latest", overlap=True)
 BATCHES = (1, 8, 32, 128, 512)
 STEPS, FIRST_STEPS = 20_000, 500
 """Number of steps of a cell, and how many of them, from the start, are reported separately."""
-NOISE, HICCUP, HICCUP_SHARE = 0.03, 10, 0.002
+TIME_DEVIATION, OUTLIER_FACTOR, OUTLIER_SHARE = 0.03, 10, 0.002
 """Standard deviation of the logarithm of step times; a random 0.2 % of the steps take 10 times as
 long."""
-FIXED = tuple(range(K + 1))
+FIXED_LENGTHS = tuple(range(K + 1))
 LIMITS = {"steady": (0.98, 0.95), "change": (0.97, 0.93)}
-"""Smallest accepted ratio to no speculation and to the best fixed length."""
+"""Minimum tokens per second for a pass, relative to no speculation and to the best fixed length:
+with constant load, and if load and data set change after half of the steps."""
 
 IntArray = npt.NDArray[np.int64]
 Curve = Callable[[int, int], float]
+"""Returns the seconds of a step for a batch size and a draft length."""
 
 # NVIDIA's data sheet of the H100 SXM: bytes and dense bf16 operations per second, and half of
 # NVLink's 900 GB/s, which is the rate of one direction.
@@ -53,84 +56,102 @@ ALL_REDUCE_S = 10e-6
 """Latency of an all-reduce (assumed)."""
 
 
-def _seconds(weight_bytes: float, operations: float, gpus: int, verified: int) -> float:
-    reading = weight_bytes / (gpus * BANDWIDTH * EFFICIENCY)
-    return max(reading, operations * verified / (gpus * OPERATIONS * COMPUTE_EFFICIENCY))
+def _compute_forward_seconds(
+    weight_bytes: float, operations_per_token: float, gpus: int, num_verified: int
+) -> float:
+    read_seconds = weight_bytes / (gpus * BANDWIDTH * EFFICIENCY)
+    operations = operations_per_token * num_verified
+    return max(read_seconds, operations / (gpus * OPERATIONS * COMPUTE_EFFICIENCY))
 
 
-def _kv_seconds(batch: int, bytes_per_token: int, gpus: int) -> float:
+def _compute_kv_read_seconds(batch: int, bytes_per_token: int, gpus: int) -> float:
+    """Returns the time to read the KV cache of 1024 tokens of context per request."""
     return batch * 1024 * bytes_per_token / (gpus * BANDWIDTH * EFFICIENCY)
 
 
-def dense_8b(batch: int, length: int) -> float:
-    """Llama 3.1 8B on one H100, 1k tokens of context per request."""
-    return _seconds(16.06e9, 16.06e9, 1, batch * (1 + length)) + _kv_seconds(batch, 131072, 1)
+def time_dense_8b(batch: int, length: int) -> float:
+    """Returns the step time of Llama 3.1 8B on one H100, with 1k tokens of context per request."""
+    forward_seconds = _compute_forward_seconds(16.06e9, 16.06e9, 1, batch * (1 + length))
+    return forward_seconds + _compute_kv_read_seconds(batch, 131072, 1)
 
 
-def dense_70b_tp4(batch: int, length: int) -> float:
-    """Llama 3.1 70B on four H100: two all-reduces of 8192 bf16 values per token and layer."""
-    verified = batch * (1 + length)
-    transfer = verified * 80 * 2 * 8192 * 2 * 1.5 / NVLINK + 80 * 2 * ALL_REDUCE_S
-    return _seconds(141e9, 141e9, 4, verified) + _kv_seconds(batch, 327680, 4) + transfer
+def time_dense_70b_tp4(batch: int, length: int) -> float:
+    """Returns the step time of Llama 3.1 70B on four H100, with two all-reduces of 8192 bf16 values
+    per token and layer."""
+    num_verified = batch * (1 + length)
+    transfer_seconds = num_verified * 80 * 2 * 8192 * 2 * 1.5 / NVLINK + 80 * 2 * ALL_REDUCE_S
+    forward_seconds = _compute_forward_seconds(141e9, 141e9, 4, num_verified)
+    return forward_seconds + _compute_kv_read_seconds(batch, 327680, 4) + transfer_seconds
 
 
-def moe_30b(batch: int, length: int) -> float:
-    """Qwen3 30B-A3B on one H100. A step reads the experts that its tokens activate: on average
-    E (1 - (1 - k/E)^t) of E for t tokens (MoESD, arXiv:2505.19645), with E = 128 and k = 8."""
-    verified = batch * (1 + length)
-    activated = 1 - (1 - 8 / 128) ** verified
-    weight_bytes = 2 * (1.5e9 + 29e9 * activated)
-    launch = 0.002  # 48 layers of small kernels (assumed)
-    return _seconds(weight_bytes, 6.6e9, 1, verified) + _kv_seconds(batch, 98304, 1) + launch
+def time_moe_30b(batch: int, length: int) -> float:
+    """Returns the step time of Qwen3 30B-A3B on one H100. A step reads the experts that its tokens
+    activate: on average E (1 - (1 - k/E)^t) of E for t tokens (MoESD, arXiv:2505.19645), with
+    E = 128 and k = 8."""
+    num_verified = batch * (1 + length)
+    activated_share = 1 - (1 - 8 / 128) ** num_verified
+    weight_bytes = 2 * (1.5e9 + 29e9 * activated_share)
+    launch_seconds = 0.002  # 48 layers of small kernels (assumed)
+    forward_seconds = _compute_forward_seconds(weight_bytes, 6.6e9, 1, num_verified)
+    return forward_seconds + _compute_kv_read_seconds(batch, 98304, 1) + launch_seconds
 
 
-CURVES: Mapping[str, Curve] = {"dense-tp1": dense_8b, "dense-tp4": dense_70b_tp4, "moe": moe_30b}
+CURVES: Mapping[str, Curve] = {
+    "dense-tp1": time_dense_8b,
+    "dense-tp4": time_dense_70b_tp4,
+    "moe": time_moe_30b,
+}
 
 
-class Recorded:
-    """Completions of a set, one after the other, and how many tokens of a draft at each position
-    are right."""
+class RecordedCompletions:
+    """The completions of a data set, concatenated, and for each position the number of leading
+    draft tokens that are correct."""
 
     def __init__(self, requests: Sequence[TokenRequest]) -> None:
         self.contexts: list[npt.NDArray[np.int32]] = []
-        offsets, accepted = [0], []
-        self.begins: list[int] = []
+        self.prompt_lengths: list[int] = []
+        """Per completion: the number of tokens before it in its context."""
+        offsets, num_accepted = [0], []
         for request in requests:
             token_ids = np.ascontiguousarray(request.tokens(), np.int32)
             for begin, end in request.spans():
                 self.contexts.append(token_ids[:end])
-                self.begins.append(begin)
-                accepted.append(_count_accepted(token_ids[:end], begin))
+                self.prompt_lengths.append(begin)
+                num_accepted.append(_count_accepted(token_ids[:end], begin))
                 offsets.append(offsets[-1] + end - begin)
-        self.accepted = np.concatenate(accepted)
-        self.firsts, self.ends = np.array(offsets[:-1]), np.array(offsets[1:])
-        spans = list(zip(self.firsts, self.ends, strict=True))
-        self.steps = {k: np.array([self.count_steps(*span, k) for span in spans]) for k in FIXED}
+        self.num_accepted = np.concatenate(num_accepted)
+        self.first_positions, self.end_positions = np.array(offsets[:-1]), np.array(offsets[1:])
+        spans = list(zip(self.first_positions, self.end_positions, strict=True))
+        self.num_steps: dict[int, IntArray] = {}
+        """By draft length: the number of steps of each completion."""
+        for k in FIXED_LENGTHS:
+            self.num_steps[k] = np.array([self.count_steps(*span, k) for span in spans])
 
-    def count_steps(self, first: int, end: int, length: int) -> int:
-        """Returns the steps from one position to another with drafts of `length` tokens."""
-        position, steps = int(first), 0
+    def count_steps(self, begin: int, end: int, length: int) -> int:
+        """Returns the number of steps between two positions with drafts of `length` tokens."""
+        position, num_steps = int(begin), 0
         while position < end:
-            position += 1 + min(int(self.accepted[position]), length)
-            steps += 1
-        return steps
+            position += 1 + min(int(self.num_accepted[position]), length)
+            num_steps += 1
+        return num_steps
 
 
 def _count_accepted(token_ids: npt.NDArray[np.int32], begin: int) -> IntArray:
+    """Returns the number of correct leading draft tokens at each position from ``begin`` on."""
     positions = np.arange(begin, len(token_ids), dtype=np.int32)
     rows = np.broadcast_to(token_ids, (len(positions), len(token_ids)))
     arguments = CONFIG.lookup_arguments | {"fill": True}
     drafts = _C.ngram_propose(rows, positions, **arguments)[0]
     columns = positions[:, None] + np.arange(K)
     is_known = columns < len(token_ids)
-    is_right = (drafts == token_ids[np.minimum(columns, len(token_ids) - 1)]) & is_known
-    accepted: IntArray = np.cumprod(is_right, axis=1).sum(axis=1, dtype=np.int64)
-    return accepted
+    is_correct = (drafts == token_ids[np.minimum(columns, len(token_ids) - 1)]) & is_known
+    num_accepted: IntArray = np.cumprod(is_correct, axis=1).sum(axis=1, dtype=np.int64)
+    return num_accepted
 
 
 @dataclass
 class RunningRequest:
-    """A completion in a row, as the sampler reads it."""
+    """The completion that a row generates, with what the sampler reads of vLLM's Request."""
 
     rows: Rows
     row: int
@@ -139,12 +160,12 @@ class RunningRequest:
 
     @property
     def all_token_ids(self) -> npt.NDArray[np.int32]:
-        recorded, number = self.rows.recorded, self.completion
-        context = recorded.contexts[number]
+        recorded, completion = self.rows.recorded, self.completion
+        context = recorded.contexts[completion]
         if self.finished:
             return context
-        generated = int(self.rows.positions[self.row] - recorded.firsts[number])
-        return context[: recorded.begins[number] + generated]
+        num_generated = int(self.rows.positions[self.row] - recorded.first_positions[completion])
+        return context[: recorded.prompt_lengths[completion] + num_generated]
 
     def is_finished(self) -> bool:
         return self.finished
@@ -153,53 +174,59 @@ class RunningRequest:
 class Rows:
     """A batch of requests: each row generates the completions of a set in its own random order."""
 
-    def __init__(self, recorded: Recorded, batch: int, seed: int) -> None:
+    def __init__(self, recorded: RecordedCompletions, batch: int, seed: int) -> None:
         rng = np.random.default_rng(seed)
         self.recorded, self.batch = recorded, batch
-        number = len(recorded.ends)
-        self.order = np.stack([rng.permutation(number) for _ in range(batch)])
-        self.turns = np.zeros(batch, np.int64)
-        first, self.ends = recorded.firsts[self.order[:, 0]], recorded.ends[self.order[:, 0]]
-        self.positions = first + (rng.random(batch) * (self.ends - first)).astype(np.int64)
+        num_completions = len(recorded.end_positions)
+        self.order = np.stack([rng.permutation(num_completions) for _ in range(batch)])
+        self.num_finished = np.zeros(batch, np.int64)
+        """Per row: the number of completions that the row has finished."""
+        first = recorded.first_positions[self.order[:, 0]]
+        self.end_positions = recorded.end_positions[self.order[:, 0]]
+        self.positions = first + (rng.random(batch) * (self.end_positions - first)).astype(np.int64)
         self.running = [RunningRequest(self, i, int(self.order[i, 0])) for i in range(batch)]
 
     def step(self, length: int) -> int:
-        """Generates with drafts of `length` tokens and returns the number of tokens."""
+        """Runs a step of all rows with drafts of `length` tokens. Returns the number of tokens."""
         recorded = self.recorded
-        tokens = np.minimum(recorded.accepted[self.positions], length) + 1
-        tokens = np.minimum(tokens, self.ends - self.positions)
-        self.positions += tokens
-        for row in np.flatnonzero(self.positions >= self.ends):
+        num_tokens = np.minimum(recorded.num_accepted[self.positions], length) + 1
+        num_tokens = np.minimum(num_tokens, self.end_positions - self.positions)
+        self.positions += num_tokens
+        for row in np.flatnonzero(self.positions >= self.end_positions):
             self.running[row].finished = True
-            self.turns[row] += 1
-            completion = int(self.order[row, self.turns[row] % self.order.shape[1]])
+            self.num_finished[row] += 1
+            completion = int(self.order[row, self.num_finished[row] % self.order.shape[1]])
             self.running[row] = RunningRequest(self, int(row), completion)
-            self.positions[row] = recorded.firsts[completion]
-            self.ends[row] = recorded.ends[completion]
-        return int(tokens.sum())
+            self.positions[row] = recorded.first_positions[completion]
+            self.end_positions[row] = recorded.end_positions[completion]
+        return int(num_tokens.sum())
 
-    def mark(self) -> tuple[IntArray, IntArray]:
-        return self.turns.copy(), self.positions.copy()
+    def copy_progress(self) -> tuple[IntArray, IntArray]:
+        """Returns copies of the rows' finished completions and positions, for count_steps()."""
+        return self.num_finished.copy(), self.positions.copy()
 
-    def count_steps(self, begin: tuple[IntArray, IntArray], length: int) -> float:
-        """Returns the steps, averaged over rows, for the text since `begin` at a fixed length."""
-        recorded, steps = self.recorded, 0
+    def count_steps(self, start: tuple[IntArray, IntArray], length: int) -> float:
+        """Returns the number of steps, averaged over rows, that drafts of `length` tokens need for
+        the text since `start`, a result of copy_progress()."""
+        recorded, num_steps = self.recorded, 0
         for row in range(self.batch):
-            turn, position = int(begin[0][row]), int(begin[1][row])
-            last, end = int(self.turns[row]), int(self.positions[row])
+            first_index, position = int(start[0][row]), int(start[1][row])
+            last_index, end = int(self.num_finished[row]), int(self.positions[row])
             order = self.order[row]
-            if turn == last:
-                steps += recorded.count_steps(position, end, length)
+            if first_index == last_index:
+                num_steps += recorded.count_steps(position, end, length)
                 continue
-            completions = order[np.arange(turn, last + 1) % len(order)]
-            steps += recorded.count_steps(position, recorded.ends[completions[0]], length)
-            steps += int(recorded.steps[length][completions[1:-1]].sum())
-            steps += recorded.count_steps(recorded.firsts[completions[-1]], end, length)
-        return steps / self.batch
+            completions = order[np.arange(first_index, last_index + 1) % len(order)]
+            first_end = recorded.end_positions[completions[0]]
+            num_steps += recorded.count_steps(position, first_end, length)
+            num_steps += int(recorded.num_steps[length][completions[1:-1]].sum())
+            last_begin = recorded.first_positions[completions[-1]]
+            num_steps += recorded.count_steps(last_begin, end, length)
+        return num_steps / self.batch
 
 
 class ConstantLength:
-    """A wrong controller, which ignores what it observes."""
+    """A policy with a constant length, to check that LIMITS reject bad policies."""
 
     def __init__(self, lengths: Sequence[int], max_batch: int, length: int) -> None:
         self.lengths, self.table = tuple(lengths), [length] * (max_batch + 1)
@@ -210,59 +237,68 @@ class ConstantLength:
 
 
 @dataclass
-class Figures:
-    """Tokens and seconds of a part of a run, and the seconds that fixed lengths need for them."""
+class Totals:
+    """Tokens and seconds of some steps, and the seconds that each fixed length would need."""
 
     tokens: int = 0
     seconds: float = 0.0
-    fixed: IntArray | npt.NDArray[np.float64] = None  # type: ignore[assignment]
+    fixed_seconds: IntArray | npt.NDArray[np.float64] = None  # type: ignore[assignment]
 
-    def ratios(self) -> tuple[float, float, int]:
-        """Returns tokens per second over those without drafts and over those of the best fixed
+    def compute_ratios(self) -> tuple[float, float, int]:
+        """Returns the tokens per second relative to no drafts, the same relative to the best fixed
         length, and that length."""
-        best = int(self.fixed.argmin())
-        return self.fixed[0] / self.seconds, self.fixed[best] / self.seconds, best
+        best = int(self.fixed_seconds.argmin())
+        none_seconds, best_seconds = self.fixed_seconds[0], self.fixed_seconds[best]
+        return none_seconds / self.seconds, best_seconds / self.seconds, best
+
+
+Phase = tuple[RecordedCompletions, int]
+"""A data set and a batch size."""
 
 
 def simulate(
-    parts: Sequence[tuple[Recorded, int]], curve: Curve, make_controller: Any, steps: int = STEPS
-) -> tuple[Figures, Figures]:
-    """Runs a controller, with the same number of steps for each part's set and batch size.
+    phases: Sequence[Phase], curve: Curve, make_controller: Any, num_steps: int = STEPS
+) -> tuple[Totals, Totals]:
+    """Runs a controller through phases with the same number of steps each.
 
     Returns:
-        The figures of the first 500 steps, and of all others.
+        The totals of the first 500 steps, and of all other steps.
     """
     rng = np.random.default_rng(1)
     lengths = choose_lengths(K, 512)
-    controller = make_controller(lengths, max(batch for _, batch in parts))
-    begin, rest = Figures(fixed=np.zeros(len(FIXED))), Figures(fixed=np.zeros(len(FIXED)))
-    length = previous = 0
-    for number, (recorded, batch) in enumerate(parts):
-        rows = Rows(recorded, batch, seed=number)
+    controller = make_controller(lengths, max(batch for _, batch in phases))
+    uses_sampler = not isinstance(controller, ConstantLength)
+    zeros = np.zeros(len(FIXED_LENGTHS))
+    first_steps, later_steps = Totals(fixed_seconds=zeros), Totals(fixed_seconds=zeros)
+    length = previous_length = 0
+    for i, (recorded, batch) in enumerate(phases):
+        rows = Rows(recorded, batch, seed=i)
         capacity = 1 + max(map(len, recorded.contexts))
         sampler = AcceptanceSampler(CONFIG, lengths, capacity, controller.acceptance)
-        samples = not isinstance(controller, ConstantLength)
-        count = steps // len(parts)
-        spans = [(rest, count)] if number else [(begin, FIRST_STEPS), (rest, count - FIRST_STEPS)]
-        for figures, span in spans:
-            start = rows.mark()
+        count = num_steps // len(phases)
+        spans = [(later_steps, count)]
+        if i == 0:
+            spans = [(first_steps, FIRST_STEPS), (later_steps, count - FIRST_STEPS)]
+        for totals, span in spans:
+            start = rows.copy_progress()
             for step in range(span):
                 seconds = curve(batch, length)
-                tokens = rows.step(length)
-                figures.tokens += tokens
-                figures.seconds += seconds
-                planned = controller.table[batch]
-                controller.observe_schedule(batch, planned)
-                measured = seconds * math.exp(rng.normal(0, NOISE))
-                measured *= HICCUP if rng.random() < HICCUP_SHARE else 1
-                controller.observe_step(batch, length, measured if length == previous else None)
-                controller.acceptance.observe_verified(length, tokens, batch)
-                if samples and step % SAMPLE_STEPS == 0:
+                num_tokens = rows.step(length)
+                totals.tokens += num_tokens
+                totals.seconds += seconds
+                next_length = controller.table[batch]
+                controller.observe_schedule(batch, next_length)
+                measured_s = seconds * math.exp(rng.normal(0, TIME_DEVIATION))
+                measured_s *= OUTLIER_FACTOR if rng.random() < OUTLIER_SHARE else 1
+                is_unchanged = length == previous_length
+                controller.observe_step(batch, length, measured_s if is_unchanged else None)
+                controller.acceptance.observe_verified(length, num_tokens, batch)
+                if uses_sampler and step % SAMPLE_STEPS == 0:
                     sampler.sample(rows.running)
-                previous, length = length, planned
-            needed = [rows.count_steps(start, k) * curve(batch, k) for k in FIXED]
-            figures.fixed = figures.fixed + np.array(needed)
-    return begin, rest
+                previous_length, length = length, next_length
+            fixed = [rows.count_steps(start, k) * curve(batch, k) for k in FIXED_LENGTHS]
+            totals.fixed_seconds = totals.fixed_seconds + np.array(fixed)
+    return first_steps, later_steps
 
 
 POLICIES: Mapping[str, Any] = {
@@ -286,30 +322,32 @@ class DraftLength(Op):
         "steps": f"{STEPS} per cell; --steps changes this",
         "curves": {name: " ".join(str(curve.__doc__).split()) for name, curve in CURVES.items()},
         "efficiency": round(EFFICIENCY, 3),
-        "noise": f"step times deviate by {NOISE:g} (log); {HICCUP_SHARE:g} take {HICCUP} times",
-        "ratios": "of tokens per second to no drafts, and to the best fixed length from 0 to 5 on "
-        "the same text; the smallest of all sets, without the first 500 steps, which are separate",
-        "change": "after half of the steps the batch and the set are the next ones of the list",
+        "noise": f"the logarithm of step times has a standard deviation of {TIME_DEVIATION:g}; a "
+        f"share of {OUTLIER_SHARE:g} of the steps take {OUTLIER_FACTOR} times as long",
+        "ratios": "tokens per second relative to no drafts, and relative to the best fixed length "
+        "from 0 to 5 on the same text; the smallest ratio of all sets; the first 500 steps are "
+        "reported separately",
+        "change": "after half of the steps, the next batch size and the next set of the lists",
     }
 
-    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
-        sets = load([find_data(options.data)], load_tokenizer())
-        recorded = {name: Recorded(requests) for name, requests in sets.items()}
+    def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
+        sets = load_sets([find_data(options.data)], load_tokenizer())
+        recorded = {name: RecordedCompletions(requests) for name, requests in sets.items()}
         names = list(recorded)
+        num_steps = options.steps or STEPS
         for policy, make_controller in POLICIES.items():
-            steps = options.steps or STEPS
             for kind, limits in LIMITS.items():
                 results: list[Result] = []
-                for (curve_name, curve), number in product(CURVES.items(), range(len(BATCHES))):
-                    cells = {}
+                for (curve_name, curve), j in product(CURVES.items(), range(len(BATCHES))):
+                    totals = {}
                     for i, name in enumerate(names):
-                        parts = [(recorded[name], BATCHES[number])]
+                        phases = [(recorded[name], BATCHES[j])]
                         if kind == "change":
-                            other = recorded[names[(i + 1) % len(names)]]
-                            parts.append((other, BATCHES[(number + 1) % len(BATCHES)]))
-                        cells[name] = simulate(parts, curve, make_controller, steps)
+                            next_set = recorded[names[(i + 1) % len(names)]]
+                            phases.append((next_set, BATCHES[(j + 1) % len(BATCHES)]))
+                        totals[name] = simulate(phases, curve, make_controller, num_steps)
                     key = {"policy": policy, "kind": kind, "curve": curve_name}
-                    results.append(key | _summarize(BATCHES[number], cells, limits))
+                    results.append(key | _summarize(BATCHES[j], totals, limits))
                     yield results[-1]
                 smallest = {
                     name: min(result[name] for result in results)
@@ -319,17 +357,21 @@ class DraftLength(Op):
 
 
 def _summarize(
-    batch: int,
-    cells: Mapping[str, tuple[Figures, Figures]],
-    limits: tuple[float, float],
+    batch: int, totals: Mapping[str, tuple[Totals, Totals]], limits: tuple[float, float]
 ) -> Result:
-    ratios = {name: rest.ratios() for name, (_, rest) in cells.items()}
+    """Returns the smallest ratios of all sets, for a curve and a batch size.
+
+    Args:
+        totals: Per set, the totals of the first and of the later steps.
+    """
+    ratios = {name: later.compute_ratios() for name, (_, later) in totals.items()}
+    first_over_none = min(first.compute_ratios()[0] for first, _ in totals.values())
     over_none, over_best, _ = (list(column) for column in zip(*ratios.values(), strict=True))
     return {
         "batch": batch,
         "over none": round(float(min(over_none)), 4),
         "over best": round(float(min(over_best)), 4),
-        "first 500 over none": round(float(min(b.ratios()[0] for b, _ in cells.values())), 4),
+        "first 500 over none": round(float(first_over_none), 4),
         "passes": bool(min(over_none) >= limits[0] and min(over_best) >= limits[1]),
         "best lengths": sorted({best for _, _, best in ratios.values()}),
     }

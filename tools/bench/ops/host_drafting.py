@@ -22,7 +22,7 @@ from ngram_npu.index import make_index
 
 from tools.bench.data import Workload
 from tools.bench.measure import Implementation
-from tools.bench.ops.base import Make, Op, Result, Skipped
+from tools.bench.ops.base import Maker, Op, Result, SkipReasons
 from tools.bench.options import Options, Size
 from tools.bench.vllm_peer import StoreSpeculator, make_config
 
@@ -36,11 +36,11 @@ JOB_TOKENS = 8192
 """Maximum number of tokens that a job indexes."""
 NUM_PROCESSES = 8
 CU_CTX_SCHED_SPIN = 1
-"""CUDA's flag with which a thread that waits for the device keeps its core."""
+"""CUDA's flag that makes a thread that waits for the device poll, so that it keeps its core."""
 
 
 class DeferredStream:
-    """A stream that copies immediately and only stores the last job, for a later call."""
+    """A stream that copies immediately and does not run jobs; it stores the last job."""
 
     job = 0
 
@@ -52,7 +52,7 @@ class DeferredStream:
 
 
 class Job(Implementation):
-    """The job of a step, which a device's stream calls. The store, if any, contains the rows."""
+    """The job of a step, which a device's stream calls. A store contains the text of the rows."""
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class Job(Implementation):
             if self._stream is not None:
                 _C.stream_run_job(self._stream.job)
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         assert self._stream is not None
         self._host.propose(self._rows, self._sampled[step])
         return (self._stream.job,)
 
 
-class Enqueue(Job):
-    """The call that enqueues a step, without the gathers of the runner's tensors before it."""
+class EnqueueCall(Job):
+    """The call that enqueues a step, without the preceding gathers of the runner's tensors."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options, "live")
@@ -121,7 +121,7 @@ class Enqueue(Job):
         self._run_job()
         super().reset()
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         self._run_job()
         self._is_pending = True
         return self._rows, self._sampled[step]
@@ -132,7 +132,7 @@ class Enqueue(Job):
         self._is_pending = False
 
 
-class Propose(Enqueue):
+class ProposeCall(EnqueueCall):
     """The call that vLLM's V2 runner makes in a step, with the gathers of the sampled tokens."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
@@ -166,7 +166,7 @@ class Propose(Enqueue):
             idx_mapping_np=self._rows,
         )
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         self._run_job()
         self._is_pending = True
         self._lengths.copy_(torch.from_numpy(self._workload.lengths[step + 1]))
@@ -188,33 +188,33 @@ class DeviceStep(Job):
         super().reset()
         torch.cuda.synchronize()
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         return self._rows, self._sampled[step]
 
 
 class RoundTrip(DeviceStep):
     """A step without requests, whose time is that of the round trip to the host."""
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         return self._rows[:0], self._sampled[step][:0]
 
 
 class HostDraftingStep(Op):
     name = "host-drafting"
-    help = "a job of drafting on the host with a store, its parts, and the call that enqueues it"
+    help = "a job of drafting on the host with a store, and the call that enqueues the job"
     sizes = ("1x1k", "128x1k", "256x1k", "1x32k", "128x32k", "256x32k")
     peers = ("finish", "no-store", "enqueue", "v2")
     device_peers = ("round-trip",)
-    peer_makers: ClassVar[Mapping[str, Make]] = {
+    peer_makers: ClassVar[Mapping[str, Maker]] = {
         "finish": lambda workload, options: Job(workload, options, "finish"),
         "no-store": lambda workload, options: Job(workload, options, None),
-        "enqueue": Enqueue,
-        "v2": Propose,
+        "enqueue": EnqueueCall,
+        "v2": ProposeCall,
         "round-trip": RoundTrip,
     }
     assumptions: Mapping[str, Any] = {
         "finish": "a store that inserts text when requests end: a job with a live store takes "
-        "longer because it also inserts text, after drafting",
+        "longer, because it also inserts text after drafting",
         "enqueue": "copies within host memory; no driver is called",
         "v2": "as enqueue; the tensors are in host memory, so torch computes the gathers instead "
         "of only launching them on a GPU",
@@ -246,7 +246,7 @@ class HostLatency(Op):
     sizes = ("1x1k", "128x32k", "256x32k")
     device_peers = ()
 
-    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
+    def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
         for size in self.select_sizes(options):
             arguments = {"size": str(size), "k": options.k, "device": options.device}
             arguments["steps"] = 100 * options.rounds
@@ -269,7 +269,7 @@ def _run_processes(arguments: dict[str, Any], count: int) -> list[dict[str, floa
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
     outputs = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
-        raise RuntimeError("host-latency: a measuring process failed; its error is above")
+        raise RuntimeError("host-latency: a process that measures failed; see its error above")
     return [json.loads(output) for output in outputs]
 
 
@@ -289,7 +289,7 @@ def measure_latency(
     size: str, k: int, device: str, steps: int, spin: bool = False
 ) -> dict[str, float]:
     """Returns the microseconds of round trips and of launches in this process."""
-    if spin:  # before a CUDA context exists, which would ignore the flag
+    if spin:  # before a CUDA context exists; an existing context would ignore the flag
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuInit(0)
         driver.cuDevicePrimaryCtxSetFlags(0, CU_CTX_SCHED_SPIN)
@@ -309,20 +309,20 @@ def measure_latency(
     for row in rows:
         drafting.begin(int(row), rng.integers(0, 1000, context))
     sampled = torch.ones(batch, 2, dtype=torch.int32, device=device)
-    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    synchronize = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     for _ in range(16 + batch * context // JOB_TOKENS):  # until the prompts are indexed
         drafting.propose(rows[:0], sampled[:0])
-    wait()
+    synchronize()
     round_trips, launches = [], []
     for _ in range(steps):
         drafting.propose(rows, sampled)
         start = time.perf_counter_ns()
         drafting.propose(rows, sampled)
         launches.append(time.perf_counter_ns() - start)
-        wait()
+        synchronize()
         start = time.perf_counter_ns()
         drafting.propose(rows, sampled)
-        wait()
+        synchronize()
         round_trips.append(time.perf_counter_ns() - start)
     median, p99 = np.percentile(round_trips, [50, 99])
     times = {"median_us": median, "p99_us": p99, "launch_median_us": np.median(launches)}

@@ -9,9 +9,9 @@ from ngram_npu import _C, NgramIndex
 from ngram_npu.config import ANY_TOKEN
 
 from tools.bench.data import Int32Array, Workload
-from tools.bench.device_peers import Read
+from tools.bench.device_peers import TokenReader
 from tools.bench.measure import Implementation
-from tools.bench.ops.base import Make, Op
+from tools.bench.ops.base import Maker, Op
 from tools.bench.ops.lookup import StepImplementation
 from tools.bench.options import Options
 from tools.bench.vllm_peer import VllmNumba
@@ -21,19 +21,19 @@ class IndexStepImplementation(StepImplementation):
     """A step with an index that already contains all rows."""
 
     op = "ngram_index_step_"
-    before_lookup = (None, None, None, True, ANY_TOKEN)
+    leading_arguments = (None, None, None, True, ANY_TOKEN)
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
         rows, capacity = workload.token_ids.shape
         lookup = {name: options.lookup[name] for name in ("min_n", "max_n")}
-        outcomes = "costs" in options.ladder
+        has_outcomes = "costs" in options.ladder
         index = NgramIndex(
             rows,
             rows * capacity,
             **lookup,
             sizes="ladder" if options.is_ladder else "consecutive",
-            outcomes=outcomes,
+            outcomes=has_outcomes,
             any_data=options.data_kind != "text",
             prefault=True,
         )
@@ -45,22 +45,22 @@ class IndexStepImplementation(StepImplementation):
             **lookup,
             match_policy=options.lookup["match_policy"],
             ladder=options.is_ladder,
-            outcomes=outcomes,
+            outcomes=has_outcomes,
         )
         # After a reset to the initial lengths, the rows would have to be indexed again. Restoring a
         # copy of the index is faster, and the steps do the same work after each reset.
-        used = len(words) - count_unused_pages(words) * _C.INDEX_PAGE_WORDS
-        self._words, self._saved = words, words[:used].copy()
+        num_used = len(words) - count_unused_pages(words) * _C.INDEX_PAGE_WORDS
+        self._words, self._saved_words = words, words[:num_used].copy()
         self.index = index
         self._tensor = self._convert(words)
 
     def reset(self) -> None:
         super().reset()
-        self._words[: len(self._saved)] = self._saved
+        self._words[: len(self._saved_words)] = self._saved_words
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
-        tokens, lengths, sampled, *tail = super().arguments(step)
-        return (tokens, lengths, sampled, self._tensor, *tail)
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
+        tokens, lengths, sampled, *lookup = super().get_arguments(step)
+        return (tokens, lengths, sampled, self._tensor, *lookup)
 
 
 class NgramIndexStep(Op):
@@ -69,7 +69,7 @@ class NgramIndexStep(Op):
     sizes = ("128x1k", "128x32k", "128x128k", "256x128k")
     peers = ("vllm-numba", "ours:engine=scan")
     engines = ("index", "scan")
-    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": Read}
+    peer_makers: ClassVar[Mapping[str, Maker]] = {"vllm-numba": VllmNumba, "read": TokenReader}
 
     def make(self, workload: Workload, options: Options) -> Implementation:
         if options.engine == "scan":
@@ -79,5 +79,5 @@ class NgramIndexStep(Op):
 
 def count_unused_pages(words: Int32Array) -> int:
     """Returns the number of pages at the end of the index that were never used."""
-    unused = _C.index_statistics(words)["num_pages"] - int(words[_C.INDEX_HEADER_UNUSED_PAGE])
-    return max(0, unused)
+    num_unused = _C.index_statistics(words)["num_pages"] - int(words[_C.INDEX_HEADER_UNUSED_PAGE])
+    return max(0, num_unused)

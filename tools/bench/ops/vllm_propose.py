@@ -13,7 +13,7 @@ from ngram_npu.engines.vllm.v1_sync import IndexedRows
 
 from tools.bench.data import Workload
 from tools.bench.measure import Drafts, Implementation
-from tools.bench.ops.base import Make, Op
+from tools.bench.ops.base import Maker, Op
 from tools.bench.ops.index import count_unused_pages
 from tools.bench.options import Options
 from tools.bench.vllm_peer import VllmNumba, make_config, make_sampled_lists
@@ -58,22 +58,22 @@ class ProposerImplementation(Implementation):
 
     def _save(self, engine: IndexedRows) -> None:
         words = engine.index.tensor
-        used = len(words) - count_unused_pages(words) * _C.INDEX_PAGE_WORDS
-        self._saved = words[:used].copy(), copy.copy(engine._rows)
+        num_used = len(words) - count_unused_pages(words) * _C.INDEX_PAGE_WORDS
+        self._saved = words[:num_used].copy(), copy.copy(engine._recognizer)
 
     def activate(self) -> None:
         _C.set_num_threads(self._threads)
 
     def reset(self) -> None:
         if self._engine is not None and self._engine.index is not None:
-            words, rows = self._saved
+            words, recognizer = self._saved
             self._engine.index.tensor[: len(words)] = words
-            self._engine._rows = copy.copy(rows)
+            self._engine._recognizer = copy.copy(recognizer)
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
+    def get_arguments(self, step: int) -> tuple[Any, ...]:
         return (self._sampled[step], self._workload.lengths[step + 1], self._workload.token_ids)
 
-    def drafts(self, result: Any) -> Drafts:
+    def get_drafts(self, result: Any) -> Drafts:
         return [list(draft) for draft in result]
 
 
@@ -91,7 +91,7 @@ class VllmPropose(Op):
     sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
     peers = ("vllm-numba", "ours:engine=scan")
     engines = ("index", "scan")
-    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba}
+    peer_makers: ClassVar[Mapping[str, Maker]] = {"vllm-numba": VllmNumba}
 
     make = ProposerImplementation
 

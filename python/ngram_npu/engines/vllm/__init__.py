@@ -1,4 +1,4 @@
-"""ngram_npu in vLLM: see docs/guides/vllm.md.
+"""Contains the drafters for vLLM (docs/guides/vllm.md). vLLM loads the custom class with
 
 ``speculative_config={"method": "custom_class",
 "model": "ngram_npu.engines.vllm.NgramProposer", ...}``

@@ -1,9 +1,9 @@
-"""Checks to whom a request belongs: its ``cache_salt``, its LoRA adapter and its named scope, by
-which a store separates text.
+"""Checks the properties of requests by which a store separates text: ``cache_salt``, LoRA adapter
+and scope.
 
-Requests are checked in the API's process, where an error is the answer to one request (HTTP 400);
-in the engine it would end all of them. vLLM's scheduler does not pass ``cache_salt`` on to the
-runner, so it is added to the scheduler's data of new requests.
+Requests are checked in the API's process, where an error is the answer to one request (HTTP 400).
+In the engine, an error would end all requests. vLLM's scheduler does not pass ``cache_salt`` on to
+the runner, so it is added to the scheduler's data of new requests.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from ngram_npu.engines.vllm.patching import (
 from ngram_npu.engines.vllm.request_limits import check_limit
 from ngram_npu.store import scope_of
 
-INPUT = "vllm.v1.engine.input_processor"
-SCHEDULED = "vllm.v1.core.sched.output"
-REQUEST = "vllm.v1.request"
-EXCEPTIONS = "vllm.exceptions"
+INPUT_MODULE = "vllm.v1.engine.input_processor"
+SCHEDULER_OUTPUT_MODULE = "vllm.v1.core.sched.output"
+REQUEST_MODULE = "vllm.v1.request"
+EXCEPTIONS_MODULE = "vllm.exceptions"
 
 RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 SALT, ADAPTER = "cache_salt", "LoRA adapter"
 
 
 class Rules(NamedTuple):
-    """What an engine accepts of requests."""
+    """The properties that an engine accepts or requires of requests."""
 
-    hidden: tuple[str, ...] = ()
-    """Properties that the runner cannot see. A request that has one of them is refused."""
-    required: bool = False
+    hidden_properties: tuple[str, ...] = ()
+    """Properties that the runner cannot see. A request with such a property is rejected."""
+    requires_scope: bool = False
     """Whether a request must have a salt, an adapter or a scope."""
     has_store: bool = False
 
 
 def install() -> None:
-    """Wraps both functions, now or when vLLM imports them. May be called again."""
-    run_after_import(INPUT, _wrap_input_processor)
-    run_after_import(SCHEDULED, _pass_salts_on)
+    """Wraps both functions, now or when vLLM imports their modules. May be called again."""
+    run_after_import(INPUT_MODULE, _wrap_input_processor)
+    run_after_import(SCHEDULER_OUTPUT_MODULE, _pass_salts_on)
 
 
 def _wrap_input_processor(module: Any) -> None:
@@ -68,24 +68,24 @@ def _wrap_input_processor(module: Any) -> None:
 def _process_inputs(stock: Any, processor: Any, *args: Any, **kwargs: Any) -> Any:
     request = stock(processor, *args, **kwargs)
     if not hasattr(processor, SECTION):
-        setattr(processor, SECTION, rules_for(processor.vllm_config))
+        setattr(processor, SECTION, make_rules(processor.vllm_config))
     try:
         check_request(request, getattr(processor, SECTION))
         check_limit(request, processor.vllm_config)
     except ValueError as error:
-        raise _request_error()(str(error)) from None
+        raise _get_error_class()(str(error)) from None
     return request
 
 
 @functools.cache
-def _request_error() -> type[Exception]:
+def _get_error_class() -> type[Exception]:
     # vLLM answers its own VLLMValidationError with HTTP 400, and any other ValueError with 500.
-    base = importlib.import_module(EXCEPTIONS).VLLMValidationError
+    base = importlib.import_module(EXCEPTIONS_MODULE).VLLMValidationError
     return type("RequestError", (base, ValueError), {})
 
 
-def rules_for(vllm_config: Any) -> Rules:
-    """Returns what the engine with this configuration accepts."""
+def make_rules(vllm_config: Any) -> Rules:
+    """Returns the rules of the engine with this configuration."""
     method = getattr(vllm_config.speculative_config, "method", None)
     in_v2 = getattr(vllm_config, "use_v2_model_runner", False)
     is_replaced = method in ("ngram", "ngram_gpu", "custom_class") or (
@@ -97,24 +97,24 @@ def rules_for(vllm_config: Any) -> Rules:
         scope = read_scope_option(vllm_config) if is_replaced else None
     if scope is None:
         return Rules()
-    hidden: tuple[str, ...] = ()
+    hidden_properties: tuple[str, ...] = ()
     if method == "custom_class" or (method == "ngram" and not in_v2):
-        hidden = SALT, ADAPTER, EXTRA_ARGUMENT
+        hidden_properties = SALT, ADAPTER, EXTRA_ARGUMENT
     elif not _salts_are_passed_on():
-        hidden = (SALT,)
-    return Rules(hidden, scope == "required", has_store=True)
+        hidden_properties = (SALT,)
+    return Rules(hidden_properties, scope == "required", has_store=True)
 
 
 def check_request(request: Any, rules: Rules) -> None:
     """Raises ValueError if the request has an unknown key with our prefix, a malformed scope, or a
     property that the rules exclude."""
-    extra = getattr(request.sampling_params, "extra_args", None) or {}
-    for key in extra:
+    extra_args = getattr(request.sampling_params, "extra_args", None) or {}
+    for key in extra_args:
         letters = "".join(filter(str.isalnum, str(key))).lower()
         if key not in (EXTRA_ARGUMENT, K_ARGUMENT) and letters.startswith("ngramnpu"):
             known = f"{EXTRA_ARGUMENT!r}, {K_ARGUMENT!r}"
             raise ValueError(f"ngram_npu: unknown key {key!r} in {EXTRA_ARGUMENTS}; known: {known}")
-    scope = extra.get(EXTRA_ARGUMENT)
+    scope = extra_args.get(EXTRA_ARGUMENT)
     if not _is_scope(scope):
         raise ValueError(
             f"ngram_npu: {EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}: expected a string that is not "
@@ -126,18 +126,18 @@ def check_request(request: Any, rules: Rules) -> None:
             "parts, which may have another owner"
         )
     properties = {
-        SALT: bool(request.cache_salt),  # vLLM ignores an empty one
+        SALT: bool(request.cache_salt),  # vLLM ignores an empty salt
         ADAPTER: request.lora_request is not None,
         EXTRA_ARGUMENT: scope is not None,
     }
-    for name in rules.hidden:
+    for name in rules.hidden_properties:
         if properties[name]:
             raise ValueError(
                 f"ngram_npu: {name}: expected none, got one: this engine's runner does not know it "
-                "and its store could not separate the request; use method 'ngram_gpu' with a "
+                "and the store could not separate the request; use method 'ngram_gpu' with a "
                 "tested vLLM, or no store"
             )
-    if rules.required and not any(properties.values()):
+    if rules.requires_scope and not any(properties.values()):
         raise ValueError(
             f"ngram_npu: scope='required': expected a cache_salt, a LoRA adapter or "
             f"{EXTRA_ARGUMENT} in {EXTRA_ARGUMENTS}, got none of them"
@@ -153,33 +153,34 @@ def _is_scope(value: Any) -> bool:
 
 def _pass_salts_on(module: Any) -> None:
     """Makes ``NewRequestData.from_request``, which the scheduler calls, keep the salt. A function
-    with other parameters stays as it is; :func:`rules_for` then excludes salts."""
+    with other parameters stays as it is; :func:`make_rules` then excludes salts."""
     data = getattr(module, "NewRequestData", None)
     stock = vars(data).get("from_request") if inspect.isclass(data) else None
     if not isinstance(stock, classmethod) or hasattr(data, SALT) or hasattr(data, "__slots__"):
         return
-    make = stock.__func__
-    if parameter_names(make)[:2] != ["cls", "request"]:
+    make_new_request = stock.__func__
+    if parameter_names(make_new_request)[:2] != ["cls", "request"]:
         return
 
-    @functools.wraps(make)
+    @functools.wraps(make_new_request)
     def from_request(cls: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        new_request = make(cls, request, *args, **kwargs)
+        new_request = make_new_request(cls, request, *args, **kwargs)
         new_request.cache_salt = getattr(request, SALT, None)
         return new_request
 
-    data.cache_salt = None  # type: ignore[union-attr]  # of requests that warm up the kernels
+    data.cache_salt = None  # type: ignore[union-attr]  # for requests that warm up the kernels
     data.from_request = classmethod(from_request)  # type: ignore[union-attr]
 
 
 def _salts_are_passed_on() -> bool:
-    scheduled, request = map(importlib.import_module, (SCHEDULED, REQUEST))
-    has_salt = SALT in parameter_names(request.Request.__init__)
-    return has_salt and hasattr(scheduled.NewRequestData, SALT)
+    request_data = importlib.import_module(SCHEDULER_OUTPUT_MODULE).NewRequestData
+    request = importlib.import_module(REQUEST_MODULE).Request
+    return SALT in parameter_names(request.__init__) and hasattr(request_data, SALT)
 
 
 def require_checks() -> None:
-    """Raises ValueError if, in a worker with a store, the API's process does not check requests."""
+    """Raises ValueError if, for a worker with a store, the API's process does not check
+    requests."""
     if not sys.modules.keys() & {RUNNER, V2_RUNNER}:  # not in a vLLM worker
         return
     with contextlib.suppress(ImportError):
@@ -190,11 +191,11 @@ def require_checks() -> None:
             )
     process_inputs: Any = None
     with contextlib.suppress(ImportError, AttributeError):
-        process_inputs = importlib.import_module(INPUT).InputProcessor.process_inputs
+        process_inputs = importlib.import_module(INPUT_MODULE).InputProcessor.process_inputs
     if not hasattr(process_inputs, "ngram_npu"):
         raise ValueError(
             "ngram_npu: store: expected NGRAM_NPU_VLLM=1 and a vLLM that lets ngram_npu check "
-            f"requests in {INPUT}: else a cache_salt or a misspelled scope would be ignored"
+            f"requests in {INPUT_MODULE}: else a cache_salt or a misspelled scope would be ignored"
         )
 
 

@@ -1,11 +1,10 @@
-"""The option ``"k": "auto"`` of vLLM's V2 runner: the scheduler's process chooses how many tokens
-each step drafts.
+"""Implements ``"k": "auto"`` for vLLM's V2 runner: the scheduler's process chooses draft lengths.
 
 vLLM reads the draft length of a step from a list by batch size (``Scheduler.dynamic_sd_lookup``),
 which exists only if the configuration has ``num_speculative_tokens_per_batch_size``. The V2 runner
-captures graphs only for the lengths of that table. So the table is set before the configuration is
-validated, with all lengths that may be chosen, and the list's elements change in place while the
-engine runs. All ranks receive the length of a step with the scheduler's output.
+captures graphs only for the lengths of that table. So that table is set before the configuration is
+validated, with all lengths that may be chosen. While the engine runs, the elements of the list
+change in place. All ranks receive the length of a step with the scheduler's output.
 """
 
 from __future__ import annotations
@@ -27,41 +26,42 @@ from ngram_npu.engines.vllm.patching import (
 )
 from ngram_npu.engines.vllm.stats import DraftLengthMetrics
 
-GRAPHS = "vllm.v1.worker.gpu.cudagraph_utils"
+GRAPHS_MODULE = "vllm.v1.worker.gpu.cudagraph_utils"
 ATTRIBUTE = "ngram_npu_auto_k"
 """Attribute of a scheduler that holds its :class:`StepObserver`."""
 SAMPLE_STEPS = 8
-"""A request is sampled once per this many steps."""
+"""Number of steps between two samples of the requests' text."""
 
 
 def choose_lengths(k: int, max_num_seqs: int) -> tuple[int, ...]:
     """Returns at most four draft lengths, ascending: 0, 1, half of `k`, and `k`.
 
-    There are not more than batch sizes, because a table has one length per batch size.
+    There are at most `max_num_seqs` lengths, because a table has one length per batch size.
     """
     lengths = sorted({0, 1, (k + 1) // 2, k})
     return tuple(lengths) if max_num_seqs >= len(lengths) else (0, k)
 
 
 def make_table(lengths: Sequence[int], max_num_seqs: int) -> list[tuple[int, int, int]]:
-    """Returns vLLM's table (first batch size, last, draft length) for which it captures graphs of
-    all lengths, up to the largest batch sizes.
+    """Returns the table, with entries (first batch size, last batch size, draft length), for which
+    vLLM captures graphs of all lengths up to the largest batch sizes.
 
-    vLLM captures a length up to the widest batch that the table maps to it, so the largest batch
-    sizes get one length each, and the longest length gets all others.
+    vLLM captures graphs for a length up to the largest batch size that the table maps to the
+    length. So the largest batch sizes get one of the shorter lengths each, and all other batch
+    sizes get the longest length.
     """
     *shorter, longest = lengths
     shorter = shorter[: max_num_seqs - 1]
     first = max_num_seqs - len(shorter) + 1
-    single = [(first + i, first + i, k) for i, k in enumerate(reversed(shorter))]
-    return [(1, first - 1, longest), *single]
+    single_entries = [(first + i, first + i, k) for i, k in enumerate(reversed(shorter))]
+    return [(1, first - 1, longest), *single_entries]
 
 
 def set_table(vllm_config: Any) -> None:
     """Sets the table of a configuration with ``"k": "auto"``, before vLLM validates it.
 
     Raises:
-        ValueError: An option is malformed, or the configuration has a table.
+        ValueError: An option is malformed, or the configuration has another table.
     """
     speculative = getattr(vllm_config, "speculative_config", None)
     name = "num_speculative_tokens_per_batch_size"
@@ -70,44 +70,45 @@ def set_table(vllm_config: Any) -> None:
     max_num_seqs = vllm_config.scheduler_config.max_num_seqs
     lengths = choose_lengths(speculative.num_speculative_tokens, max_num_seqs)
     table = make_table(lengths, max_num_seqs)
-    current = getattr(speculative, name)
-    if current is None:
+    current_table = getattr(speculative, name)
+    if current_table is None:
         setattr(speculative, name, table)
-    elif [tuple(entry) for entry in current] != table:
-        raise ValueError(f"ngram_npu: {name}: expected none with k='auto', got {current!r}")
+    elif [tuple(entry) for entry in current_table] != table:
+        raise ValueError(f"ngram_npu: {name}: expected none with k='auto', got {current_table!r}")
 
 
-def graph_pairs(
+def make_graph_check(
     lengths: Sequence[int], max_num_seqs: int, capture_sizes: Sequence[int]
 ) -> Callable[[int, int], bool]:
-    """Returns which pairs (batch size, draft length) the V2 runner has a graph for.
+    """Returns a function of a batch size and a draft length: whether the V2 runner has a graph.
 
-    The runner rounds each capture size up to a multiple of 1 + K and drops it if it then exceeds
-    the largest size or `max_num_seqs` requests. A batch runs with the next larger graph.
+    The runner rounds each capture size up to a multiple of 1 + K, and drops the size if it then
+    exceeds the largest size or `max_num_seqs` requests. A batch runs with the next larger graph.
 
     Args:
         lengths: Draft lengths.
         max_num_seqs: The largest batch size.
-        capture_sizes: In tokens; none: graphs are off, and no pair is worse than another.
+        capture_sizes: Sizes of the graphs in tokens. Without sizes, graphs are off, and the
+            function returns true for all pairs.
     """
-    widest = dict.fromkeys(lengths, 0)
+    max_batches = dict.fromkeys(lengths, 0)
     for length in lengths:
         for size in capture_sizes:
             batch = -(-size // (1 + length))
             if batch <= max_num_seqs and batch * (1 + length) <= max(capture_sizes):
-                widest[length] = max(widest[length], batch)
+                max_batches[length] = max(max_batches[length], batch)
     if not capture_sizes:
         return lambda batch, length: True
-    return lambda batch, length: length == 0 or batch <= widest.get(length, 0)
+    return lambda batch, length: length == 0 or batch <= max_batches.get(length, 0)
 
 
 class StepObserver:
     """Passes a scheduler's steps to its controller.
 
     Args:
-        scheduler: vLLM's.
+        scheduler: vLLM's scheduler.
         options: The options of the drafter in this engine.
-        clock: Returns seconds.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -126,8 +127,8 @@ class StepObserver:
             lengths,
             max_num_seqs,
             table=scheduler.dynamic_sd_lookup,
-            is_allowed=graph_pairs(lengths, max_num_seqs, sizes or ()),
-            relative_times=None if times is None else times.relative_times(lengths),
+            is_allowed=make_graph_check(lengths, max_num_seqs, sizes or ()),
+            relative_times=None if times is None else times.make_relative_times(lengths),
             on_change=self._report_change,
         )
         self._sampler: AcceptanceSampler | None = None
@@ -136,16 +137,16 @@ class StepObserver:
                 options.ngram, lengths, options.max_model_len, self.controller.acceptance
             )
         self._runs_ahead = scheduler.vllm_config.scheduler_config.async_scheduling
-        self._scheduled: Any = None
+        self._newest_output: Any = None
         """The newest scheduled step."""
-        self._updated_at: float | None = None
-        """When the last step was completed; None: a step time cannot be measured from then on."""
+        self._last_update_time: float | None = None
+        """Time at which the last step was completed; None if the next step time is not usable."""
         self._last_length = -1
         self._num_steps = 0
 
     def observe_schedule(self, output: Any) -> None:
         """Counts a step that has been scheduled."""
-        self._scheduled = output
+        self._newest_output = output
         batch = len(output.num_scheduled_tokens)
         if batch:
             self.controller.observe_schedule(batch, output.num_spec_tokens_to_schedule)
@@ -160,19 +161,19 @@ class StepObserver:
         now = self._clock()
         batch = len(output.num_scheduled_tokens)
         if not batch:
-            self._updated_at = None  # the engine may have waited for requests
+            self._last_update_time = None  # the engine may have waited for requests
             return
-        length = self._uniform_length(output)
+        length = self._find_uniform_length(output)
         seconds = None
         is_comparable = length is not None and length == self._last_length
         if (
             is_comparable
-            and self._updated_at is not None
+            and self._last_update_time is not None
             and self._is_followed_by_similar_step(output)
         ):
-            seconds = now - self._updated_at
+            seconds = now - self._last_update_time
         self._last_length = -1 if length is None else length
-        self._updated_at = now if self._scheduler.running else None
+        self._last_update_time = now if self._scheduler.running else None
         if length is None:
             return
         self.controller.observe_step(batch, length, seconds)
@@ -190,8 +191,8 @@ class StepObserver:
         self._metrics.observe_change(batches, change.after, change.goodput)
 
     def _observe_acceptance(self, length: int, num_sampled: Sequence[int]) -> None:
-        """Counts the tokens of a step for its draft length and, without a sampler, truncated for
-        shorter ones."""
+        """Counts the tokens of a step for its draft length. Without a sampler, also counts them for
+        shorter lengths, as if the drafts had been truncated."""
         steps = [number for number in num_sampled if number]
         if self._sampler is not None:
             self.controller.acceptance.observe_verified(length, sum(steps), len(steps))
@@ -202,25 +203,26 @@ class StepObserver:
                 self.controller.acceptance.observe(shorter, tokens, len(steps))
 
     def _is_followed_by_similar_step(self, output: Any) -> bool:
-        """Returns whether the time until the results of a step may be that of a decode step of its
-        batch size.
+        """Returns whether the time until the results of a step is that of a decode step of about
+        its batch size.
 
-        With asynchronous scheduling the next step is scheduled already. A CPU also executes it
-        before the results are read, so the time is that of the next step. That step may be much
-        smaller: the scheduler leaves out requests that end if all of their drafts are accepted.
+        With asynchronous scheduling, the next step is scheduled already. A CPU also executes the
+        next step before the results are read, so the time is that of the next step. That step may
+        be much smaller, because the scheduler leaves out requests that end if all of their drafts
+        are accepted.
         """
         if not self._runs_ahead:
             return True
-        following = self._scheduled
-        if following is output or self._uniform_length(following) is None:
+        next_output = self._newest_output
+        if next_output is output or self._find_uniform_length(next_output) is None:
             return False
         batch = len(output.num_scheduled_tokens)
-        difference = abs(len(following.num_scheduled_tokens) - batch)
+        difference = abs(len(next_output.num_scheduled_tokens) - batch)
         return difference <= MAX_BATCH_DIFFERENCE * batch
 
-    def _uniform_length(self, output: Any) -> int | None:
-        """Returns the number of draft tokens of every request in a step; None if requests differ,
-        as in steps with a prefill, or if a step may wait for a grammar."""
+    def _find_uniform_length(self, output: Any) -> int | None:
+        """Returns the number of draft tokens that every request has in a step; None if the numbers
+        differ, as in steps with a prefill, or if the step may wait for a grammar."""
         if output.scheduled_new_reqs or output.has_structured_output_requests:
             return None
         drafts = output.scheduled_spec_decode_tokens
@@ -238,7 +240,7 @@ def install() -> None:
     """Wraps vLLM's scheduler and its choice of graphs, now or when vLLM imports them. May be called
     again."""
     run_after_import(SCHEDULER, _wrap_scheduler)
-    run_after_import(GRAPHS, _wrap_graph_manager)
+    run_after_import(GRAPHS_MODULE, _wrap_graph_manager)
 
 
 def _wrap_scheduler(module: Any) -> None:
@@ -268,26 +270,25 @@ def _init_candidates(stock: Any, manager: Any) -> None:
 
 
 def add_candidates(candidates: dict[tuple[int, int], list[Any]], graphs: Sequence[Any]) -> None:
-    """Adds to the candidates for each number of tokens the smallest sufficient graph of each draft
-    length.
+    """Adds each draft length's smallest sufficient graph to the candidates of a number of tokens.
 
-    vLLM offers a number of tokens only the graphs of the next captured size. With several draft
-    lengths these may all be of other lengths, and a step would run without a full graph although
-    there is one for its batch size (vLLM's pull request 56136).
+    vLLM's candidates for a number of tokens are only the graphs of the next captured size. With
+    several draft lengths, all of these graphs may be of other lengths. A step would then run
+    without a full graph although there is a graph for its batch size (vLLM's pull request 56136).
 
     Args:
-        candidates: By number of tokens and number of active LoRAs, the graphs from which the runner
-            takes the first that fits.
+        candidates: By number of tokens and number of active LoRAs, the graphs of which the runner
+            uses the first that fits.
         graphs: All captured graphs.
     """
     uniform = [graph for graph in graphs if graph.uniform_token_count is not None]
     uniform.sort(key=lambda graph: graph.num_tokens, reverse=True)
-    for (num_tokens, num_active_loras), offered in candidates.items():
-        smallest = {}
+    for (num_tokens, num_active_loras), usable_graphs in candidates.items():
+        smallest_graphs = {}
         for graph in uniform:
             if graph.num_tokens >= num_tokens and graph.num_active_loras == num_active_loras:
-                smallest[graph.uniform_token_count, graph.num_ubatches] = graph
-        offered[:0] = [graph for graph in smallest.values() if graph not in offered]
+                smallest_graphs[graph.uniform_token_count, graph.num_ubatches] = graph
+        usable_graphs[:0] = [g for g in smallest_graphs.values() if g not in usable_graphs]
 
 
 def _init(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -332,7 +333,7 @@ def _update_from_output(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -
 
 
 def _call_observer(scheduler: Any, call: Callable[[StepObserver], None]) -> None:
-    """Calls a function with the observer. An error ends the choice of lengths, not the engine."""
+    """Calls a function with the observer. An error turns off k='auto', but not the engine."""
     observer = getattr(scheduler, ATTRIBUTE, None)
     if observer is None:
         return

@@ -21,14 +21,15 @@ class StoreExtension:
     steps, so that all stores stay equal. They wait for the steps that are in progress. If a rank
     fails where others may not, its worker ends.
 
-    A scope is the value that requests have in ``extra_args["ngram_npu_scope"]``, with their LoRA
-    adapter (``adapter``: its lora_int_id and lora_name) and their ``cache_salt`` (``salt``). With
-    None for all three it is the scope of requests without any.
+    Three arguments select a scope: ``scope``, the value that requests have in
+    ``extra_args["ngram_npu_scope"]``; ``adapter``, the lora_int_id and lora_name of their LoRA
+    adapter; and ``salt``, their ``cache_salt``. If all three are None, they select the scope of
+    requests without these properties.
 
     Raises:
         RuntimeError: The engine has no store, or a call or the device keeps it in use.
-        ValueError: A scope, in a runner that has one for all requests, or texts that are not token
-            ids.
+        ValueError: A scope is passed to a runner that has one scope for all requests, or a text
+            does not consist of token ids.
     """
 
     def ngram_npu_store_warm(
@@ -40,7 +41,10 @@ class StoreExtension:
     ) -> None:
         """Adds texts, lists of token ids, as if requests had output them (``NgramStore.warm``)."""
         _call_with_store(
-            self, lambda s: s.contents.warm(texts, scope=_scope(s, scope, adapter, salt))
+            self,
+            lambda shared: shared.contents.warm(
+                texts, scope=_find_scope(shared, scope, adapter, salt)
+            ),
         )
 
     def ngram_npu_store_clear(
@@ -51,15 +55,16 @@ class StoreExtension:
         *,
         all_scopes: bool = False,
     ) -> None:
-        """Removes the text of one scope, or of all, and wipes it from memory, not from files."""
+        """Removes the text of one scope, or of all scopes, from the store in memory, not from
+        files."""
 
         def clear(shared: SharedStore) -> None:
-            shared.contents.clear(None if all_scopes else _scope(shared, scope, adapter, salt))
+            shared.contents.clear(None if all_scopes else _find_scope(shared, scope, adapter, salt))
 
         _call_with_store(self, clear)
 
     def ngram_npu_store_merge(self, path: str) -> None:
-        """Adds the text of a store's file, which has to be the same on all ranks."""
+        """Adds the text of a store's file, which must be the same on all ranks."""
 
         def merge(shared: SharedStore) -> None:
             vocabulary = shared.contents.tokenizer or shared.vocabulary()
@@ -72,7 +77,7 @@ class StoreExtension:
         return _call_with_store(self, lambda shared: vars(shared.contents.statistics).copy())
 
 
-def _scope(shared: SharedStore, name: object, adapter: Adapter, salt: str | None) -> int:
+def _find_scope(shared: SharedStore, name: object, adapter: Adapter, salt: str | None) -> int:
     if not shared.has_scopes and (name, adapter, salt) != (None, None, None):
         raise ValueError("ngram_npu: scope: expected none, this runner has one for all requests")
     lora = adapter and SimpleNamespace(lora_int_id=adapter[0], lora_name=adapter[1])
@@ -91,17 +96,18 @@ def _call_with_store(worker: Any, call: Callable[[SharedStore], T]) -> T:
     )
     drafter: Any = next((d for d in drafters if getattr(d, "shared_store", None)), None)
     if drafter is None:
-        raise RuntimeError("ngram_npu: store: this engine has none")
+        raise RuntimeError("ngram_npu: store: this engine has none; set the option store")
     shared: SharedStore = drafter.shared_store
     try:
         if not shared.settle():
             raise RuntimeError("ngram_npu: store: the device did not finish its steps")
         return call(shared)
     except Exception as error:
-        on_all_ranks = isinstance(error, ValueError) and not isinstance(error, StoreFileError)
-        if on_all_ranks or not getattr(drafter, "has_other_ranks", False):
+        # A ValueError about arguments occurs on all ranks before a store is changed.
+        is_on_all_ranks = isinstance(error, ValueError) and not isinstance(error, StoreFileError)
+        if is_on_all_ranks or not getattr(drafter, "has_other_ranks", False):
             raise
         logger.critical(
-            "ngram_npu: store: other ranks may have changed theirs, so this worker ends"
+            "ngram_npu: store: other ranks may have changed their stores, so this worker ends"
         )
         raise SystemExit(1) from error

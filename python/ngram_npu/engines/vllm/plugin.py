@@ -1,9 +1,9 @@
-"""Replaces the n-gram methods of vLLM and of vLLM-Ascend, as vLLM's plugin.
+"""Contains vLLM's plugin, which replaces the n-gram methods of vLLM and of vLLM-Ascend.
 
 The runners look up the stock classes in their modules when they create a drafter, so an assignment
-in that module is sufficient. It waits until vLLM imports the module: the one of ``"ngram"`` imports
-numba, and vLLM's CPU worker (0.32.0) does not start if numba was imported before. Each replacement
-is made only if the stock signatures are those that it was written for.
+in that module is sufficient. The assignment is made after vLLM has imported the module: the module
+of ``"ngram"`` imports numba, and vLLM's CPU worker (0.32.0) does not start if numba was imported
+before. Each replacement is made only if the stock signatures are those for which it was written.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from ngram_npu.engines.vllm.patching import (
     ASCEND_RUNNER,
     RUNNER,
     V2_RUNNER,
+    find_installed_version,
+    find_signature_mismatch,
     format_error,
-    installed_version,
     log_refusal,
     logger,
     parameter_names,
     replace_after_import,
     replace_attributes,
     run_after_import,
-    signature_mismatch,
     wrap_function,
 )
 from ngram_npu.engines.vllm.v1_sync import StockNgramProposer
@@ -57,7 +57,7 @@ V2_MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
 V2_CLASS = "NgramGPUSpeculator"
 V2_FACTORY = "init_speculator"
 CONFIG = "vllm.config.vllm"
-V2_REFUSED = " for the V2 runner, which is left as it is"
+V2_REFUSAL = " for the V2 runner, which is left as it is"
 
 ASCEND_FACTORY = "vllm_ascend.spec_decode"
 ASCEND_HOST = "AscendNgramProposer"
@@ -67,9 +67,10 @@ ASCEND_V2_MODULE = "vllm_ascend.worker.v2.spec_decode.ngram"
 
 
 def install() -> None:
-    """Replaces the stock classes, now or when vLLM imports them, and logs for each one line:
-    enabled, or why not. Never raises, because vLLM would not start. May be called again."""
-    refused = f", vLLM is left as it is: this vLLM ({installed_version()}) is not supported"
+    """Replaces the stock classes, now or when vLLM imports their modules, and logs one line for
+    each
+    class: enabled, or why not. Never raises, because vLLM would not start. May be called again."""
+    refused = f", vLLM is left as it is: this vLLM ({find_installed_version()}) is not supported"
     try:
         admission.install()
         request_limits.install()
@@ -91,7 +92,7 @@ def install() -> None:
 
 def _install_option_check(module: ModuleType) -> None:
     # The wrapped function validates vLLM's configuration in the API's process, before an engine
-    # starts. So an invalid option fails at once and not after the model is loaded.
+    # starts. So an invalid option raises an error at once and not after the model is loaded.
     wrap_function(getattr(module, "VllmConfig", None), "__post_init__", _check_options)
 
 
@@ -101,9 +102,9 @@ def _check_options(validate: Any, vllm_config: Any) -> None:
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     draft = getattr(speculative, "draft_model_config", None)
     target = getattr(speculative, "target_model_config", None)
-    is_of_draft = model is draft is not target  # n-gram methods have one object for both
-    if getattr(model, "is_submodel_config", False) or is_of_draft:
-        return  # derived from a configuration that has been checked
+    is_draft_model = model is draft is not target  # n-gram methods use one object as both
+    if getattr(model, "is_submodel_config", False) or is_draft_model:
+        return  # this configuration is derived from one that has been checked
     method = find_method(vllm_config)
     if method is not None:
         platform = importlib.import_module("vllm.platforms").current_platform
@@ -135,18 +136,18 @@ def _replace_async(runner: Any) -> str | None:
             trim(num_valid_draft_tokens_event, *args, **kwargs)
 
     replacements = {ASYNC_CLASS: v1_device.AsyncNgramProposer, TRIM: trim_unless_padded}
-    mismatch = signature_mismatch(COPY, getattr(runner, COPY, None), _copy)
+    mismatch = find_signature_mismatch(COPY, getattr(runner, COPY, None), _copy_counts)
     return replace_attributes(runner, replacements, mismatch)
 
 
-def _copy(*args: Any, num_valid_draft_tokens: Any, **kwargs: Any) -> None:
-    """The signature of vLLM's function, which copies nothing without counts (padded drafts)."""
+def _copy_counts(*args: Any, num_valid_draft_tokens: Any, **kwargs: Any) -> None:
+    """Has the signature of vLLM's function, which copies nothing without counts (padded drafts)."""
 
 
 def _warn_without_beside(
     init: Any, runner: Any, vllm_config: Any, *args: Any, **kwargs: Any
 ) -> None:
-    with contextlib.suppress(ValueError):  # raised again, and shown, by the reader of the options
+    with contextlib.suppress(ValueError):  # read_options raises the error again
         if read_beside_option(vllm_config):
             logger.warning("ngram_npu: beside=True has no effect: this is the V1 runner")
     init(runner, vllm_config, *args, **kwargs)
@@ -172,8 +173,8 @@ def _install_correction(runner: ModuleType, find_device_type: Any) -> None:
 
 
 def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "v2") -> None:
-    """Replaces the class of the V2 runner's speculator as :func:`install` does. Does nothing in a
-    vLLM without the module."""
+    """Replaces the class ``name`` of the V2 runner's speculator in ``module``, as :func:`install`
+    does. Does nothing in a vLLM without the module."""
 
     def replace(module: Any) -> str | None:
         stock: Any = getattr(module, name, None)
@@ -181,33 +182,33 @@ def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "
             return f"there is no class {name}"
         if issubclass(stock, v2.NgramSpeculator):
             return None
-        refuse = functools.partial(log_refusal, V2_REFUSED)
+        refuse = functools.partial(log_refusal, V2_REFUSAL)
         replacement = v2.in_place_of(stock, refuse, method)
         reason = replace_attributes(
-            module, {name: replacement}, _inheritance_conflict(name, stock, replacement)
+            module, {name: replacement}, _find_inheritance_conflict(name, stock, replacement)
         )
         if not reason:
             install_request_data(sys.modules.get(V2_RUNNER))
         return reason
 
-    replace_after_import(module, replace, "n-gram methods of the V2 runner", V2_REFUSED)
+    replace_after_import(module, replace, "n-gram methods of the V2 runner", V2_REFUSAL)
 
 
-def _inheritance_conflict(name: str, stock: type, replacement: type) -> str:
-    """Returns why ``replacement`` cannot derive from ``stock``, called ``name``: a method that
-    neither implements, or a private member that both have; empty if it can."""
+def _find_inheritance_conflict(name: str, stock: type, replacement: type) -> str:
+    """Returns why ``replacement`` cannot derive from ``stock``, whose name is ``name``: neither
+    class implements a method, or both have a private member of the same name. Empty if it can."""
     for member in sorted(getattr(replacement, "__abstractmethods__", ())):
         return f"{name}.{member} is abstract"
     for member in dir(stock):
         is_private = member.startswith("_") and not member.startswith("__")
         if is_private and hasattr(v2.NgramSpeculator, member):
-            return f"{name} has {member}, which ngram_npu's class has for itself"
+            return f"{name} has {member}, which ngram_npu's class has too"
     return ""
 
 
 def install_request_data(module: Any) -> None:
-    """Makes the V2 runner in ``module`` pass the scheduler's data of new requests, which has their
-    scopes, to its speculator, which gets tensors only."""
+    """Makes the V2 runner in ``module`` pass the scheduler's data of new requests to its
+    speculator, which otherwise gets only tensors. The data contains the scopes of the requests."""
     runner: Any = getattr(module, "GPUModelRunner", None)
     add_requests = getattr(runner, "add_requests", None)
     if add_requests is not None and parameter_names(add_requests) == ["self", "scheduler_output"]:
@@ -217,7 +218,7 @@ def install_request_data(module: Any) -> None:
 
 def install_beside() -> None:
     """Wraps the V2 runner's factory of speculators, now or when vLLM imports the runner. Without
-    the option ``beside`` it works as before. Never raises; may be called again."""
+    the option ``beside``, the factory works as before. Never raises; may be called again."""
     run_after_import(V2_RUNNER, lambda module: wrap_function(module, V2_FACTORY, _with_beside))
 
 
@@ -232,7 +233,9 @@ def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any
             install_request_data(sys.modules.get(V2_RUNNER))
         return v2.attach_ngram_drafts(vllm_config, options, device, req_states, speculator)
 
-    reason = signature_mismatch(V2_FACTORY, stock, attach) or attach(vllm_config, *args, **kwargs)
+    reason = find_signature_mismatch(V2_FACTORY, stock, attach) or attach(
+        vllm_config, *args, **kwargs
+    )
     if reason:
         logger.warning(
             "ngram_npu: beside=True has no effect, the speculator is left as it is: %s", reason
@@ -241,9 +244,9 @@ def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def install_ascend() -> None:
-    """Replaces the drafters now or when vLLM-Ascend imports its runner or its V2 speculator, and
+    """Replaces vLLM-Ascend's drafters, now or when its runner or its V2 speculator is imported, and
     logs one line per method: enabled, or why not. Never raises; may be called again."""
-    version = installed_version("vllm-ascend")
+    version = find_installed_version("vllm-ascend")
 
     def install_v1(runner: Any) -> None:
         device = ASCEND_DEVICE, ASCEND_LAUNCHER
@@ -259,11 +262,11 @@ def install_ascend() -> None:
 
 
 def _replace_ascend(runner: Any, names: tuple[str, ...]) -> str | None:
-    """Replaces the attributes ``names``, the first of which is the class that the factory makes."""
+    """Replaces the attributes ``names``. The first is the class that the factory creates."""
     factory, drafter, reason = sys.modules[ASCEND_FACTORY], names[0], ""
     replacements = {name: getattr(v1_device, name) for name in names}
     if getattr(factory, drafter, None) is not getattr(runner, drafter, None):
-        reason = f"{ASCEND_FACTORY} makes another {drafter} than {ASCEND_RUNNER} knows"
+        reason = f"{ASCEND_FACTORY} makes another {drafter} than {ASCEND_RUNNER} uses"
     if ASCEND_LAUNCHER in names and not _library.has_kernel("ngram_step_", "npu"):
         reason = f"no NPU kernels: {_library.backends()['npu'].reason}"
     result = replace_attributes(runner, replacements, reason)

@@ -1,8 +1,9 @@
-"""Limits the draft tokens of single requests: the key ``ngram_npu_k`` of their ``extra_args``.
+"""Limits the draft tokens of single requests to the value ``ngram_npu_k`` of their ``extra_args``.
 
-vLLM's scheduler keeps a request's draft tokens, or placeholders for them, until it schedules the
-request again. They are cut there, so the step verifies fewer tokens, whichever process or device
-drafts. The drafter does not know the limit: it looks up the request's n-grams in any case.
+vLLM's scheduler keeps a request's draft tokens, or placeholders for the tokens, until it schedules
+the request again. This module truncates the list of these tokens, so the step verifies fewer
+tokens, whichever process or device drafts. The drafter does not know the limit: it looks up the
+request's n-grams in any case.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ngram_npu.engines.vllm.patching import (
 )
 
 ATTRIBUTE = "ngram_npu_limits"
-"""Attribute of a scheduler: the limits of its requests by id, of those that have one."""
+"""Attribute of a scheduler that maps the ids of requests with a limit to their limits."""
 
 
 def install() -> None:
@@ -32,31 +33,31 @@ def check_limit(request: Any, vllm_config: Any) -> None:
     """Checks the limit of a request where vLLM admits it.
 
     Raises:
-        ValueError: It is malformed, or this engine does not support one.
+        ValueError: The limit is malformed, or this engine does not support limits.
     """
-    value = _find_value(request)
+    value = _get_limit_argument(request)
     if value is None:
         return
     name = f"ngram_npu: {K_ARGUMENT} in {EXTRA_ARGUMENTS}"
-    largest = _find_largest(vllm_config)
-    if largest is None:
+    largest_limit = _find_largest_limit(vllm_config)
+    if largest_limit is None:
         raise ValueError(
             f"{name}: expected none, got {value!r}: this engine cannot draft less for one request; "
             "the V1 runner with an n-gram method, and adaptive verification in the V2 runner, can"
         )
-    if _parse_limit(value, largest) is None:
-        raise ValueError(f"{name}: expected an integer from 0 to {largest}, got {value!r}")
+    if _parse_limit(value, largest_limit) is None:
+        raise ValueError(f"{name}: expected an integer from 0 to {largest_limit}, got {value!r}")
 
 
-def _find_value(request: Any) -> Any:
+def _get_limit_argument(request: Any) -> Any:
     return (getattr(request.sampling_params, "extra_args", None) or {}).get(K_ARGUMENT)
 
 
-def _find_largest(vllm_config: Any) -> int | None:
+def _find_largest_limit(vllm_config: Any) -> int | None:
     """Returns the largest limit that the engine's requests may have; None if they may have none.
 
-    Without speculation it is 0. The V2 runner verifies the same number of tokens of every request
-    unless its verification is adaptive.
+    Without speculation the largest limit is 0. The V2 runner verifies the same number of tokens of
+    every request unless its verification is adaptive.
     """
     speculative = vllm_config.speculative_config
     if speculative is None:
@@ -66,18 +67,18 @@ def _find_largest(vllm_config: Any) -> int | None:
     if find_method(vllm_config) is None or (in_v2 and not is_adaptive):
         return None
     scheduler = vllm_config.scheduler_config.get_scheduler_cls()
-    is_limited = all(
+    has_wrappers = all(
         is_wrapped(getattr(scheduler, name, None), wrapper) for name, wrapper in _WRAPPERS.items()
     )
-    return int(speculative.num_speculative_tokens) if is_limited else None
+    return int(speculative.num_speculative_tokens) if has_wrappers else None
 
 
-def _parse_limit(value: Any, largest: int) -> int | None:
-    """Returns a limit from 0 to `largest` that is given as a number or as decimal digits; None for
-    any other value."""
+def _parse_limit(value: Any, largest_limit: int) -> int | None:
+    """Returns a limit from 0 to `largest_limit` that is given as a number or as decimal digits;
+    None for any other value."""
     if isinstance(value, bool):
         return None
-    return next((limit for limit in range(largest + 1) if value in (limit, str(limit))), None)
+    return next((limit for limit in range(largest_limit + 1) if value in (limit, str(limit))), None)
 
 
 def _wrap_scheduler(module: Any) -> None:
@@ -87,10 +88,10 @@ def _wrap_scheduler(module: Any) -> None:
 
 
 def _add_request(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Remembers the limit of a request, or of the newest part of a request with several parts."""
+    """Stores the limit of a request, or of the newest part of a request with several parts."""
     result = stock(scheduler, *args, **kwargs)
     request = find_argument(args, kwargs, 0, "request")
-    limit = _parse_limit(_find_value(request), MAX_DRAFT_TOKENS)
+    limit = _parse_limit(_get_limit_argument(request), MAX_DRAFT_TOKENS)
     limits = vars(scheduler).setdefault(ATTRIBUTE, {})
     limits.pop(request.request_id, None)
     if limit is not None:
@@ -101,18 +102,18 @@ def _add_request(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
 def _schedule(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     # An asynchronous scheduler has set placeholders for the next step's drafts.
     output = stock(scheduler, *args, **kwargs)
-    _cut_drafts(scheduler)
+    _truncate_drafts(scheduler)
     return output
 
 
 def _update_draft_token_ids(stock: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     # A synchronous scheduler has received the next step's drafts.
     result = stock(scheduler, *args, **kwargs)
-    _cut_drafts(scheduler)
+    _truncate_drafts(scheduler)
     return result
 
 
-def _cut_drafts(scheduler: Any) -> None:
+def _truncate_drafts(scheduler: Any) -> None:
     limits: dict[str, int] = getattr(scheduler, ATTRIBUTE, {})
     for request_id, limit in list(limits.items()):
         request = scheduler.requests.get(request_id)

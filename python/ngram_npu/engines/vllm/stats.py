@@ -1,4 +1,4 @@
-"""Logs the settings of a drafter at start-up, and counts its calls, in the log and in Prometheus.
+"""Logs a drafter's settings at start-up, and its counts, which Prometheus gets too.
 
 vLLM itself counts accepted drafts for every method, in its ``SpecDecoding metrics`` line and as
 ``vllm:spec_decode_*``. The option ``metrics`` adds acceptance by match length and by position.
@@ -40,21 +40,21 @@ _COUNTERS = {
     "seconds": ("propose_seconds", "Time spent in propose()."),
 }
 _SOURCE_ROWS = "source_rows", "Requests looked up, by index or scan."
-_NEURAL = "neural"
+_NEURAL_LABEL = "neural"
 """Label in place of a match length if the draft is from a neural drafter."""
-_BY_MATCH = (
+_MATCH_COUNTERS = (
     ("verified_tokens", "Draft tokens that the drafter saw verified."),
     ("accepted_tokens", "Of these, accepted."),
 )
 # A counter can be registered only once per process, but a process may start several engines.
-_registered: dict[str, Any] = {}
+_registered_metrics: dict[str, Any] = {}
 
 
 def log_start(drafter: Any, vllm_config: Any, options: Options, method: str, engine: str) -> bool:
     """Sets the number of threads, logs the settings, and starts to save the store.
 
     Returns:
-        Whether this rank logs and counts: the first of those that make the same drafts.
+        Whether this rank logs and counts: it is the first of the ranks that make the same drafts.
     """
     if drafter.shared_store is not None:
         require_checks()
@@ -107,49 +107,49 @@ def log_start(drafter: Any, vllm_config: Any, options: Options, method: str, eng
 class AcceptanceCounts:
     """Counts verified and accepted draft tokens by the length of their match and by position.
 
-    A step samples one token more than it accepts. These belong to the last draft of the row if the
-    row has grown only by them since. Drafts of requests that ended or moved to another row are not
-    counted.
+    A step samples one token more than it accepts. The sampled tokens belong to the last draft of
+    the row if the row has since grown only by these tokens. Drafts of requests that ended or moved
+    to another row are not counted.
     """
 
     def __init__(self, rows: int, max_n: int, k: int) -> None:
-        self._lengths = np.full(rows, -1, np.int64)  # when drafted; -1: no draft
+        self._lengths = np.full(rows, -1, np.int64)  # of the rows, when drafted; -1: no draft
         self._drafts = np.zeros((2, rows), np.int64)  # length of the match, number of draft tokens
-        # Numbers of drafts: [0] by match length and draft tokens, [1] by match length and accepted
-        # tokens.
+        # Numbers of drafts. [0]: by match length and number of draft tokens. [1]: by match length
+        # and number of accepted tokens.
         self._num_drafts = np.zeros((2, max_n + 1, k + 1), np.int64)
 
     def observe(self, rows: Rows, values: Values) -> None:
-        """Takes the arguments of :meth:`Stats.observe`."""
+        """Counts the tokens of a step. The arguments are those of :meth:`Stats.observe`."""
         lengths, num_sampled, match_len, counts = values
-        known = (num_sampled > 0) & (self._lengths[rows] == lengths - num_sampled)
-        match, drafted = self._drafts[:, rows][:, known]
-        accepted = np.minimum(num_sampled[known] - 1, drafted)
+        is_known = (num_sampled > 0) & (self._lengths[rows] == lengths - num_sampled)
+        match, drafted = self._drafts[:, rows][:, is_known]
+        accepted = np.minimum(num_sampled[is_known] - 1, drafted)
         np.add.at(self._num_drafts[0], (match, drafted), 1)
         np.add.at(self._num_drafts[1], (match, accepted), 1)
         self._lengths[rows] = np.where(num_sampled > 0, lengths, -1)
         self._drafts[:, rows] = match_len, counts
 
     def read_and_reset(self) -> npt.NDArray[np.int64]:
-        """Returns [2, max_n + 1, k]: verified tokens, and how many of them were accepted, since the
-        last call."""
+        """Returns [2, max_n + 1, k]: the numbers of verified and of accepted tokens since the last
+        call, by match length and position."""
         tokens = self._num_drafts[:, :, :0:-1].cumsum(axis=2)[:, :, ::-1]
         self._num_drafts[:] = 0
         return tokens
 
 
 class Stats:
-    """The counters of one engine, which ends with ``owner``. Logs one line per vLLM log interval in
-    which it drafted; the last line follows when the process or the engine ends."""
+    """Counts the calls of one engine. Logs one line per log interval of vLLM in which the engine
+    drafted, and the last line when the process or ``owner``, the engine's drafter, ends."""
 
     def __init__(self, owner: object, vllm_config: Any, options: Options) -> None:
         interval = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
         self._interval = interval if interval > 0 else 10.0  # as in vLLM
         self._labels = _make_labels(vllm_config)
-        self._counters = {k: self._counter(name, text) for k, (name, text) in _COUNTERS.items()}
+        self._counters = {k: self._get_counter(name, text) for k, (name, text) in _COUNTERS.items()}
         self._sums: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
         self._has_neural = options.beside
-        self._since = 0.0
+        self._interval_start = 0.0
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
         self.acceptance: AcceptanceCounts | None = None
@@ -164,23 +164,23 @@ class Stats:
         """Counts one call of ``propose()``, which took ``seconds``.
 
         Args:
-            rows: [B], the row of each request, the same as long as the request does not move.
-            values: Four arrays [B]: lengths with the sampled tokens; num_sampled; match_len and
-                number of draft tokens. For a neural draft these are 0 and all of its tokens.
-            index: The index that answered rows; None: rows were scanned.
+            rows: [B], the row of each request.
+            values: Four arrays [B]: lengths of the rows with the sampled tokens, numbers of sampled
+                tokens, match lengths (0 for a neural draft), and numbers of draft tokens.
+            index: The index in which rows were looked up; None: all rows were scanned.
         """
         with self._lock:
             _, num_sampled, match_len, counts = values
             if self._has_neural:
                 counts = counts * (match_len > 0)
-            with_rows, with_drafts = np.count_nonzero(num_sampled), np.count_nonzero(counts)
+            num_rows, num_drafts = np.count_nonzero(num_sampled), np.count_nonzero(counts)
             tokens = int(np.add.reduce(counts))  # takes half the time of sum()
-            amounts = 1, int(with_rows), int(with_drafts), tokens, seconds
-            for name, amount in zip(_COUNTERS, amounts, strict=True):
-                self._sums[name] += amount
-                self._counters[name].inc(amount)
+            increments = 1, int(num_rows), int(num_drafts), tokens, seconds
+            for name, increment in zip(_COUNTERS, increments, strict=True):
+                self._sums[name] += increment
+                self._counters[name].inc(increment)
             if self._timer is None:
-                self._since = time.perf_counter() - seconds
+                self._interval_start = time.perf_counter() - seconds
                 self._timer = threading.Timer(self._interval, self.end_interval)
                 self._timer.daemon = True
                 self._timer.start()
@@ -195,9 +195,9 @@ class Stats:
             self._timer.cancel()
             self._timer = None
             sums, self._sums = self._sums, dict.fromkeys(_COUNTERS, 0)
-            elapsed = time.perf_counter() - self._since
+            elapsed = time.perf_counter() - self._interval_start
             tokens = None if self.acceptance is None else self.acceptance.read_and_reset()
-            indexed = self.rows_indexed - self._rows_indexed_before
+            rows_indexed = self.rows_indexed - self._rows_indexed_before
             self._rows_indexed_before = self.rows_indexed
         rows, drafts = int(sums["rows"]), int(sums["drafts"])
         logger.info(
@@ -208,29 +208,29 @@ class Stats:
         )
         if tokens is None:
             return
-        answered = {"index": indexed, "scan": rows - indexed}
+        rows_by_source = {"index": rows_indexed, "scan": rows - rows_indexed}
         if self._has_neural:
-            answered = {"ngram": drafts, _NEURAL: rows - drafts}
-        sources = ", ".join(f"{source}: {count}" for source, count in answered.items())
+            rows_by_source = {"ngram": drafts, _NEURAL_LABEL: rows - drafts}
+        sources = ", ".join(f"{source}: {count}" for source, count in rows_by_source.items())
         logger.info(
             "ngram_npu acceptance: by match length "
-            f"{_format_shares(tokens.sum(axis=2), first=_NEURAL)}; "
+            f"{_format_shares(tokens.sum(axis=2), first=_NEURAL_LABEL)}; "
             f"by position {_format_shares(tokens.sum(axis=1))}; rows from {sources}"
         )
-        for source, count in answered.items():
-            self._counter(*_SOURCE_ROWS, source=source).inc(count)
-        for (name, text), table in zip(_BY_MATCH, tokens, strict=True):
+        for source, count in rows_by_source.items():
+            self._get_counter(*_SOURCE_ROWS, source=source).inc(count)
+        for (name, text), table in zip(_MATCH_COUNTERS, tokens, strict=True):
             for match_len, position in np.argwhere(table):
-                labels = {"match_len": str(match_len or _NEURAL), "position": str(position)}
-                self._counter(name, text, **labels).inc(int(table[match_len, position]))
+                labels = {"match_len": str(match_len or _NEURAL_LABEL), "position": str(position)}
+                self._get_counter(name, text, **labels).inc(int(table[match_len, position]))
 
-    def _counter(self, name: str, text: str, **more: str) -> Any:
-        return _metric("Counter", name, text, {**self._labels, **more})
+    def _get_counter(self, name: str, text: str, **extra_labels: str) -> Any:
+        return _get_metric("Counter", name, text, {**self._labels, **extra_labels})
 
 
 class DeviceStats(Stats):
-    """Counts from tensors. Those of a GPU are copied asynchronously after the step; the first later
-    step that finds the copy complete counts them."""
+    """Counts from tensors. Tensors of a GPU are copied asynchronously after the step. The first
+    later step at which the copy is complete counts them."""
 
     def __init__(self, owner: Any, vllm_config: Any, options: Options, index: Any) -> None:
         import torch
@@ -242,8 +242,8 @@ class DeviceStats(Stats):
         self._copies: deque[tuple[Any, torch.Tensor, float, Rows]] = deque()
 
     def observe_tensors(self, started: float, rows: Rows, *values: torch.Tensor) -> None:
-        """Takes the values of :meth:`observe`, for a call that began at ``started``, a time of
-        ``time.perf_counter()``."""
+        """Counts a call that began at ``started``, a time of ``time.perf_counter()``. ``rows`` and
+        ``values`` are those of :meth:`observe`."""
         import torch
 
         table = torch.stack(values)
@@ -268,10 +268,10 @@ class DraftLengthMetrics:
     def observe_change(self, batches: str, length: int, goodput: float) -> None:
         """Sets the draft length of a range of batch sizes and its goodput, and counts a change."""
         labels = {**self._labels, "batch": batches}
-        _metric("Gauge", "draft_length", "Chosen draft length.", labels).set(length)
+        _get_metric("Gauge", "draft_length", "Chosen draft length.", labels).set(length)
         text = "Tokens per second over those without drafts."
-        _metric("Gauge", "goodput", text, labels).set(goodput)
-        _metric("Counter", "draft_length_changes", "Changes of the draft length.", labels).inc()
+        _get_metric("Gauge", "goodput", text, labels).set(goodput)
+        _get_metric("Counter", "draft_length_changes", "Changes of the draft length.", labels).inc()
 
 
 def _make_labels(vllm_config: Any) -> dict[str, str]:
@@ -281,23 +281,24 @@ def _make_labels(vllm_config: Any) -> dict[str, str]:
     }
 
 
-def _metric(kind: str, name: str, text: str, labels: dict[str, str]) -> Any:
+def _get_metric(kind: str, name: str, text: str, labels: dict[str, str]) -> Any:
     """Returns a metric of prometheus_client's default registry, which vLLM's ``/metrics`` serves.
-    Without prometheus_client, which vLLM requires, it does nothing."""
+    Without prometheus_client, which vLLM requires, the methods of the metric do nothing."""
     try:
         import prometheus_client
     except ImportError:
-        return SimpleNamespace(inc=lambda amount=1: None, set=lambda value: None)
+        return SimpleNamespace(inc=lambda increment=1: None, set=lambda value: None)
     name = f"ngram_npu_{name}"
-    if name not in _registered:
+    if name not in _registered_metrics:
         options = {"multiprocess_mode": "mostrecent"} if kind == "Gauge" else {}
-        _registered[name] = getattr(prometheus_client, kind)(name, text, tuple(labels), **options)
-    return _registered[name].labels(**labels)
+        metric_class = getattr(prometheus_client, kind)
+        _registered_metrics[name] = metric_class(name, text, tuple(labels), **options)
+    return _registered_metrics[name].labels(**labels)
 
 
 def _format_shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:
-    """Returns ``3: 41% of 120`` for each column with verified tokens of [2, N], which has verified
-    and accepted tokens. ``first`` names column 0."""
+    """Returns ``3: 41% of 120`` for each column of the verified and accepted ``tokens`` [2, N].
+    ``first`` is the name of column 0."""
     shares = (
         f"{i or first}: {100 * accepted / verified:.0f}% of {verified}"
         for i, (verified, accepted) in enumerate(tokens.T.tolist())

@@ -1,5 +1,5 @@
-"""Drafters of ``method="ngram_gpu"`` in vLLM's asynchronous V1 runner, drafters of vLLM-Ascend's V1
-runner, and the correction of counts as one operator (docs/design/upstream.md)."""
+"""Contains the drafter of ``method="ngram_gpu"`` in vLLM's asynchronous V1 runner, the drafters of
+vLLM-Ascend's V1 runner, and the correction of counts as one operator (docs/design/upstream.md)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from ngram_npu.ops import (
 
 
 def make_workspace(op: str, options: Options, device: torch.device) -> torch.Tensor | None:
-    """Returns a workspace for ``op`` on a GPU. Without it, each call would allocate and zero
-    one."""
+    """Returns a workspace for ``op`` on a GPU, where each call would otherwise allocate one."""
     if device.type == "cpu":
         return None
     size = workspace_size(op, options.max_num_seqs)
@@ -40,8 +39,8 @@ def make_workspace(op: str, options: Options, device: torch.device) -> torch.Ten
 
 
 class AsyncNgramProposer:
-    """Replaces vLLM's ``NgramProposerGPU``. Drafts are padded or trimmed. For trimmed drafts the
-    host waits, as in vLLM, for the number of draft tokens before it prepares the next step."""
+    """Replaces vLLM's ``NgramProposerGPU``. Drafts are padded or trimmed. With trimmed drafts, the
+    host waits for the number of draft tokens before it prepares the next step, as in vLLM."""
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
         options = read_options(vllm_config, "ngram_gpu")
@@ -67,13 +66,13 @@ class AsyncNgramProposer:
         )
         self._slots = None if index is None else _IndexSlots(self._drafting, slots)
         engine = "scan" if index is None else "index"
-        logs = log_start(self, vllm_config, options, "ngram_gpu", engine)
-        counts = logs and options.metrics
-        self._stats = DeviceStats(self, vllm_config, options, index) if counts else None
+        is_logging = log_start(self, vllm_config, options, "ngram_gpu", engine)
+        is_counting = is_logging and options.metrics
+        self._stats = DeviceStats(self, vllm_config, options, index) if is_counting else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """Prepares the runner for padded drafts; there is no model. It is called before the first
-        step."""
+        """Prepares the runner for padded drafts. It is called before the first step. No model is
+        loaded."""
         if self._padded:
             self._runner._num_valid_draft_tokens_event = None
 
@@ -85,8 +84,8 @@ class AsyncNgramProposer:
         num_tokens_no_spec: torch.Tensor,
         discard_request_mask: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns, all int32, the newest token [B], the number of valid sampled tokens [B], and the
-        sampled tokens [B, M], -1 for discarded requests, which are still in prefill.
+        """Returns the newest token [B], the number of valid sampled tokens [B], and the sampled
+        tokens [B, M], -1 for discarded requests, which are still in prefill. All are int32.
 
         Args:
             num_tokens_no_spec: Lengths of the rows without the sampled tokens.
@@ -115,16 +114,16 @@ class AsyncNgramProposer:
         """Writes the sampled tokens into the rows, without changing the lengths, and drafts.
 
         Returns:
-            Draft tokens [B, num_speculative_tokens], and their numbers [B]. Unused positions of
-            trimmed drafts are -1. Padded drafts have no numbers.
+            The draft tokens [B, num_speculative_tokens], and the number of draft tokens of each
+            request [B], None for padded drafts. Unused positions of trimmed drafts are -1.
         """
         started = time.perf_counter()
         k = min(num_speculative_tokens, self.k)
         sampled = to_matrix(valid_sampled_token_ids_gpu, token_ids_gpu.device)[: len(token_ids_gpu)]
         slots = scopes = None
         if self._slots is not None:
-            names = self._runner.input_batch.req_ids[: len(num_tokens_no_spec)]
-            slots, scopes = self._slots.assign(names, self._runner.requests)
+            request_ids = self._runner.input_batch.req_ids[: len(num_tokens_no_spec)]
+            slots, scopes = self._slots.assign(request_ids, self._runner.requests)
         step = self._drafting.step(
             token_ids_gpu,
             num_tokens_no_spec,
@@ -166,12 +165,12 @@ def to_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> 
 
 
 class _IndexSlots:
-    """Assigns requests to slots of an index and of a store, and knows their scopes."""
+    """Assigns requests to slots of an index and of a store, and determines their scopes."""
 
     def __init__(self, drafting: Drafting, count: int) -> None:
         self._drafting = drafting
-        self._free = list(range(count))
-        self._assigned: dict[str, tuple[int, int]] = {}  # slot and scope of each request
+        self._free_slots = list(range(count))
+        self._assignments: dict[str, tuple[int, int]] = {}  # slot and scope of each request
         self._last_requests: Sequence[str] = ()
         self._last_result: tuple[torch.Tensor, torch.Tensor]
 
@@ -182,23 +181,23 @@ class _IndexSlots:
         requests that are not alive."""
         if requests == self._last_requests:
             return self._last_result
-        freed = [name for name in self._assigned if name not in alive]
-        new = [name for name in requests if name not in self._assigned]
-        missing = len(new) - len(self._free) - len(freed)
+        freed_ids = [request_id for request_id in self._assignments if request_id not in alive]
+        new_ids = [request_id for request_id in requests if request_id not in self._assignments]
+        missing = len(new_ids) - len(self._free_slots) - len(freed_ids)
         if missing > 0:  # preempted requests lose their slots, the oldest first
-            unavailable = {*requests, *freed}
-            freed += [name for name in self._assigned if name not in unavailable][:missing]
-        if freed:
-            slots = [self._assigned.pop(name)[0] for name in freed]
+            in_use = {*requests, *freed_ids}
+            freed_ids += [i for i in self._assignments if i not in in_use][:missing]
+        if freed_ids:
+            slots = [self._assignments.pop(request_id)[0] for request_id in freed_ids]
             self._drafting.end(torch.tensor(slots, dtype=torch.int32, device="cpu"))
-            self._free += slots
-        for name in new:
-            request = alive[name]
-            owner = ("lora_request", "sampling_params", "cache_salt")
-            scope = scope_of_request(*(getattr(request, part, None) for part in owner))
-            self._assigned[name] = self._free.pop(), scope
+            self._free_slots += slots
+        for request_id in new_ids:
+            request = alive[request_id]
+            scope_fields = ("lora_request", "sampling_params", "cache_salt")
+            scope = scope_of_request(*(getattr(request, field, None) for field in scope_fields))
+            self._assignments[request_id] = self._free_slots.pop(), scope
         self._last_requests = list(requests)
-        pairs = [self._assigned[name] for name in requests]
+        pairs = [self._assignments[request_id] for request_id in requests]
         table = torch.tensor(pairs, dtype=torch.int64, device="cpu")
         slot_column, scopes = table.reshape(-1, 2).T.contiguous()
         self._last_result = slot_column.int(), scopes
@@ -225,15 +224,14 @@ def update_num_computed_tokens_for_batch_change(
 
 
 class AscendNgramProposer(StockNgramProposer):
-    """Replaces vLLM-Ascend's drafter of ``method="ngram"``, which reads the host's copy of the
-    tokens."""
+    """Replaces vLLM-Ascend's drafter of ``method="ngram"``, which reads the tokens on the host."""
 
     def __init__(self, vllm_config: Any, runner: object) -> None:
         super().__init__(vllm_config)
 
     def dummy_run(self, num_tokens: int, *args: object, **kwargs: object) -> None:
-        """Does nothing. The runner calls it to profile, to warm up and during graph capture, but
-        these kernels are compiled ahead of time and are not part of the model's graphs."""
+        """Does nothing. The runner calls this method to profile, to warm up and to capture graphs,
+        but the kernels are compiled ahead of time and are not part of the model's graphs."""
 
 
 class AscendNgramProposerNPU:
@@ -247,13 +245,13 @@ class AscendNgramProposerNPU:
         global _keep_drafting
         options = read_options(vllm_config, "ngram_gpu")
         config = options.ngram
-        options.uses_index("npu")  # raises if one is requested
+        options.uses_index("npu")  # raises an error if an index is requested
         compare_ranks(vllm_config, options, None)
         self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
         _keep_drafting = options.keep_drafting
 
 
-# Global, because the launcher does not get the drafter; a process has one runner.
+# This is global, because the launcher does not get the drafter. A process has only one runner.
 _keep_drafting = False
 
 
@@ -268,11 +266,12 @@ def triton_ngram_spec_decode(
     k: int,
 ) -> tuple[torch.Tensor, ...]:
     """Calls ``ngram_step_`` with ``advance=False``, with arguments and results of vLLM-Ascend's
-    launcher. There may be more sampled tokens than rows, or lists of different lengths.
+    launcher. There may be sampled tokens for more requests than rows, or lists of different
+    lengths.
 
-    Two differences from the original: no draft reaches beyond the row's capacity, and if the
-    sampled tokens do not fit into the row, the next token is the last sampled one, not the last one
-    that fits.
+    The results differ from those of the launcher in two cases: no draft reaches beyond the row's
+    capacity, and if the sampled tokens do not fit into the row, the next token is the last sampled
+    token, not the last token that fits.
     """
     batch, capacity = token_ids.shape
     step = ngram_step_(

@@ -1,7 +1,8 @@
-"""Drafters for vLLM's synchronous V1 runner: ``method="custom_class"`` and ``"ngram"``.
+"""Contains the drafters for vLLM's synchronous V1 runner: ``method="custom_class"`` and
+``"ngram"``.
 
-They do not use torch: the runner's token buffer is a numpy array, and drafts are returned as lists.
-Drafts are found by a scan of the rows or with an index.
+These drafters do not use torch: the runner's token buffer is a numpy array, and drafts are returned
+as lists. Drafts are found by a scan of the rows or with an index.
 """
 
 from __future__ import annotations
@@ -23,20 +24,19 @@ from ngram_npu.store import Kind
 from ngram_npu.tensors import Int32Array
 
 MAX_INDEX_TOKENS = 1 << 26
-"""Capacity of an index in tokens if the capacity of the KV cache is not known."""
+"""Maximum capacity of an index in tokens if the capacity of the KV cache is not known."""
 
 
 def index_for(
     options: Options, slots: int, kind: Kind, max_tokens: int = MAX_INDEX_TOKENS
 ) -> NgramIndex:
-    """Returns an index for all requests of a batch, but for at most ``max_tokens`` tokens."""
+    """Returns an index for the tokens of all requests of a batch, at most ``max_tokens`` tokens."""
     tokens = min(options.max_num_seqs * options.max_model_len, max_tokens)
     return make_index(options.ngram, slots, tokens, kind=kind)
 
 
 class ScannedRows:
-    """Scans every row completely in each step. It keeps no state, so rows may change to other
-    requests."""
+    """Scans every row completely in each step. It keeps no state, so rows may change requests."""
 
     store: SharedStore | None = None
 
@@ -58,12 +58,12 @@ class ScannedRows:
 
 
 class IndexedRows(ScannedRows):
-    """Keeps an index of each request's tokens; a step with few tokens is scanned.
+    """Keeps an index of each request's tokens. The rows of a step with few tokens are scanned.
 
-    A request keeps its slot when its row moves (``_C.RowRecognizer``). Absent requests keep their
-    slots too, because preempted requests return: all of them while half of the memory is free, then
-    only recent ones, and none when memory is nearly full. The first draft creates the index, since
-    vLLM knows by then how many tokens its KV cache holds.
+    A request keeps its slot when it moves to another row (``_C.RowRecognizer``). Absent requests
+    keep their slots too, because preempted requests return: all absent requests while half of the
+    memory is free, then only those that were absent for few steps, and none when memory is nearly
+    full. The first draft creates the index, because vLLM then knows the capacity of its KV cache.
     """
 
     def __init__(self, vllm_config: Any, options: Options) -> None:
@@ -75,39 +75,41 @@ class IndexedRows(ScannedRows):
         self._cache_config: Any = getattr(vllm_config, "cache_config", None)
         parallel = vllm_config.parallel_config
         self._ranks_per_block = getattr(parallel, "decode_context_parallel_size", 1)
-        self._slots = 2 * options.max_num_seqs
-        self._rows = _C.RowRecognizer(self._slots)
+        self._num_slots = 2 * options.max_num_seqs
+        self._recognizer = _C.RowRecognizer(self._num_slots)
         self._num_steps = 0
         self._num_behind = 0  # rows with tokens that are not indexed yet
         if options.ngram.store is not None:
-            self.store = SharedStore(vllm_config, options, self._slots, "numpy")
+            self.store = SharedStore(vllm_config, options, self._num_slots, "numpy")
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> Drafts[Any]:
         self._num_steps += 1
-        steps = 1
+        budget_steps = 1
         if not self._is_ladder:
-            steps = INDEX_POLICY.steps_to_index(
+            budget_steps = INDEX_POLICY.compute_budget_steps(
                 self._num_steps, num_tokens, num_sampled, self._num_behind
             )
-            if steps == 0:
+            if budget_steps == 0:
                 return super().draft(token_ids, num_tokens, num_sampled, k)
         index = self._drafting.index or self._make_index()
-        request_slots, new = self._rows.assign(token_ids, num_tokens, num_sampled)
-        # When memory runs low, absent requests lose their slots. vLLM does not report which
-        # requests have finished, so with store="finish" absent ones count as finished.
-        at_finish = self.store is not None and self.store.contents.visibility == "finish"
-        patience = INDEX_POLICY.steps_to_keep_absent(self._num_steps, index.share_in_use, at_finish)
-        if patience >= 0:
-            self._drafting.end(self._rows.free_absent_slots(patience))
-        if len(new):
-            self._drafting.end(request_slots[new])
-            self._num_behind = len(new)
+        request_slots, new_rows = self._recognizer.assign(token_ids, num_tokens, num_sampled)
+        # When little memory is free, absent requests lose their slots. vLLM does not report which
+        # requests have finished, so with store="finish" absent requests count as finished.
+        ends_absent_requests = self.store is not None and self.store.contents.visibility == "finish"
+        max_absent_steps = INDEX_POLICY.compute_steps_to_keep_absent(
+            self._num_steps, index.share_in_use, ends_absent_requests
+        )
+        if max_absent_steps >= 0:
+            self._drafting.end(self._recognizer.free_absent_slots(max_absent_steps))
+        if len(new_rows):
+            self._drafting.end(request_slots[new_rows])
+            self._num_behind = len(new_rows)
         index_slots = request_slots
         if self._num_behind:
             rows = token_ids, num_tokens, index.tensor, request_slots, num_sampled
-            arguments: Any = *rows, *self._index_arguments, steps
+            arguments: Any = *rows, *self._index_arguments, budget_steps
             index_slots, self._num_behind = _C.index_catch_up(INDEX_POLICY, *arguments)
         return self._drafting.propose(
             token_ids,
@@ -121,15 +123,16 @@ class IndexedRows(ScannedRows):
 
     def _make_index(self) -> NgramIndex:
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)
-        cached = blocks and blocks * self._cache_config.block_size * self._ranks_per_block
-        index = index_for(self._options, self._slots, "numpy", cached or MAX_INDEX_TOKENS)
+        cached_tokens = blocks and blocks * self._cache_config.block_size * self._ranks_per_block
+        max_tokens = cached_tokens or MAX_INDEX_TOKENS
+        index = index_for(self._options, self._num_slots, "numpy", max_tokens)
         store = None if self.store is None else self.store.host_contents
         self._drafting = Drafting(self._options.ngram, kind="numpy", index=index, store=store)
         return index
 
 
 class StockNgramProposer:
-    """Replaces vLLM's ``NgramProposer``; n, k and limits are from ``speculative_config``."""
+    """Replaces vLLM's ``NgramProposer``, with the n and k of ``speculative_config``."""
 
     _method: Method = "ngram"
 
@@ -140,11 +143,11 @@ class StockNgramProposer:
         if options.uses_index():
             name, self.engine = "index", IndexedRows(vllm_config, options)
         self.shared_store = self.engine.store
-        logs = log_start(self, vllm_config, options, self._method, name)
-        self._stats = Stats(self, vllm_config, options) if logs else None
+        is_logging = log_start(self, vllm_config, options, self._method, name)
+        self._stats = Stats(self, vllm_config, options) if is_logging else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """Does nothing: there is no model. vLLM calls it."""
+        """Does nothing, because there is no model. vLLM calls this method."""
 
     def propose(
         self,
@@ -154,8 +157,8 @@ class StockNgramProposer:
         token_ids_cpu: Int32Array,
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """Drafts as :meth:`NgramProposer.propose`, with up to ``num_speculative_tokens`` tokens,
-        which vLLM may lower with the batch size."""
+        """Drafts as :meth:`NgramProposer.propose`. A draft has at most ``num_speculative_tokens``
+        tokens, a number that vLLM may reduce for large batches."""
         batch = len(sampled_token_ids)
         if batch == 0 or token_ids_cpu.shape[1] == 0:
             return [[] for _ in sampled_token_ids]
@@ -184,7 +187,8 @@ class NgramProposer(StockNgramProposer):
     ``prompt_lookup_*`` for custom classes, so they are options here, by default 2 and 5.
 
     Raises:
-        ValueError: An option is unknown, malformed, or contradicts another. One line.
+        ValueError: An option is unknown, malformed, or contradicts another. The message is one
+            line.
     """
 
     _method = "custom_class"
@@ -208,17 +212,17 @@ class NgramProposer(StockNgramProposer):
         """Returns a draft for each request, possibly empty.
 
         Args:
-            sampled_token_ids: Tokens that this step sampled for each request. A request without any
-                is still in prefill and gets no draft.
+            sampled_token_ids: Tokens that this step sampled for each request. A request without
+                sampled tokens is still in prefill and gets no draft.
             num_tokens_no_spec: [max_num_seqs] int32, lengths of the rows with the sampled tokens.
-            token_ids_cpu: [max_num_seqs, max_model_len] int32. The first rows are the requests'.
+            token_ids_cpu: [max_num_seqs, max_model_len] int32. Row i is that of request i.
             slot_mappings: Not used.
 
         Raises:
             ValueError: An array has the wrong dtype, shape or stride, or the runner passes other
                 arguments.
         """
-        # vLLM has no version number for this call.
+        # vLLM has no version number for the interface of custom classes, so the ranks are checked.
         ranks = getattr(num_tokens_no_spec, "ndim", None), getattr(token_ids_cpu, "ndim", None)
         if ranks != (1, 2):
             raise ValueError(

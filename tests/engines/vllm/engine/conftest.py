@@ -1,7 +1,8 @@
-"""Engine tests run on V1's runner if Triton is not installed, and on the V2 runner if it is.
+"""Fixtures of the engine tests, which run on the V2 runner if Triton is installed, and otherwise on
+V1's runner.
 
 `make test-vllm` and `make test-vllm-v2` have one environment each. Files named test_v1_* or
-test_v2_* need that runner, test_beside_* needs V2, and the others run on both.
+test_v2_* need that runner, test_beside_* needs V2, and the other files run on both runners.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if _is_installed("vllm"):
     RUNNER = "v2" if _is_installed("triton") else "v1"
 
 IGNORED_FILES = {"none": ["*"], "v1": ["test_v2_*", "test_beside_*"], "v2": ["test_v1_*"]}
-collect_ignore_glob = IGNORED_FILES[RUNNER]
+collect_ignore_glob = IGNORED_FILES[RUNNER]  # read by pytest
 
 # vLLM reads these variables on import, and the processes that tests start inherit them. Every test
 # session loads this file, so it changes nothing if vLLM is not installed.
@@ -41,7 +42,7 @@ if RUNNER != "none":
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         HF_HUB_OFFLINE="1",
         TORCHDYNAMO_DISABLE="1",
-        # One thread: threads do not wait for a busy core, and sums have a fixed order.
+        # With one thread, no thread waits for a busy core, and sums have a fixed order.
         OMP_NUM_THREADS="1",
         NUMBA_NUM_THREADS="1",  # numba's first call sets torch's number of threads to its own
         VLLM_CPU_KVCACHE_SPACE="1",
@@ -64,11 +65,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def model() -> Path:
+    """The folder of the tiny target model."""
     import tiny_model
 
     folder = HERE.parents[3] / "build" / "vllm"
     folder.mkdir(parents=True, exist_ok=True)
-    return tiny_model.cached(folder)
+    return tiny_model.get_model_folder(folder)
 
 
 @pytest.fixture(scope="session")
@@ -77,23 +79,23 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 class Runs:
-    """Results by drafting method. Each engine runs once, in one of pytest's processes."""
+    """Results by drafting method. Each method runs once, in one of pytest's processes."""
 
     def __init__(self, model: Path, factory: pytest.TempPathFactory) -> None:
         self._model, self._factory = model, factory
         self._results: dict[str, Any] = {}
 
     def __call__(self, method: str, requests: str = "greedy") -> Any:
-        """Returns a method's results; V1 has several sets of requests."""
+        """Returns the results of a method. `requests` names one of V1's sets of requests."""
         if RUNNER == "v2":
             import v2_runs
 
-            return self._run_once(method, v2_runs.run, method)
+            return self._run_once(method, v2_runs.run_method, method)
         import v1_runs
 
         sets = next(names for names in v1_runs.ENGINE_OPTIONS if requests in names)
         name = f"{method}-{sets[0]}"
-        return self._run_once(name, v1_runs.run, v1_runs.METHODS[method], sets)[requests]
+        return self._run_once(name, v1_runs.run_sets, v1_runs.METHODS[method], sets)[requests]
 
     def _run_once(self, name: str, run: Any, *arguments: Any) -> Any:
         from processes import run_once

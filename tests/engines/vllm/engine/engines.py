@@ -1,4 +1,4 @@
-"""vLLM's engine in this process, and its drafting methods, for both runners."""
+"""Starts vLLM's engine in this process, and defines drafting methods, for both runners."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import toy_drafters  # noqa: E402
 from ngram_npu.config import INDEX_POLICY  # noqa: E402
 from ngram_npu.engines.vllm import admission, plugin  # noqa: E402
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE  # noqa: E402
-from tiny_model import corpus  # noqa: E402
+from tiny_model import read_corpus  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 from vllm.config import VllmConfig  # noqa: E402
@@ -35,7 +35,7 @@ if RUNNER == "v1":
     from vllm.v1.spec_decode import ngram_proposer
     from vllm.v1.worker import gpu_model_runner
 
-    REPLACED = [
+    REPLACED_NAMES = [
         (ngram_proposer, "NgramProposer"),
         (gpu_model_runner, "NgramProposerGPU"),
         (gpu_model_runner, "update_scheduler_for_invalid_drafts"),
@@ -46,7 +46,7 @@ else:
     from vllm.v1.worker.gpu.spec_decode.ngram import speculator
 
     admission.install()  # the part of the plugin that a store needs besides the speculator
-    REPLACED = [(speculator, "NgramGPUSpeculator"), (model_runner, "init_speculator")]
+    REPLACED_NAMES = [(speculator, "NgramGPUSpeculator"), (model_runner, "init_speculator")]
 
 Request = tuple[list[int], SamplingParams]
 
@@ -65,7 +65,7 @@ OPTIONS: dict[str, Any] = {
     "seed": 0,
     "max_model_len": MAX_MODEL_LEN,
     "max_num_seqs": {"v1": 12, "v2": 8}[RUNNER],
-    # Too few for all requests of a step: preemption.
+    # Too few blocks for all requests of a step, so that requests are preempted.
     "num_gpu_blocks_override": {"v1": 36, "v2": 10}[RUNNER],
 }
 
@@ -77,7 +77,7 @@ class Method:
     name: str | None = None
     """vLLM's name; None: no speculation."""
     options: dict[str, Any] | None = None
-    """Options of ngram_npu; None: only vLLM's own classes draft."""
+    """Options of ngram_npu; None: vLLM's own classes draft."""
     asynchronous: bool = False
     speculative: dict[str, Any] = field(default_factory=dict)
     """Further entries of `speculative_config`."""
@@ -99,7 +99,7 @@ class Method:
         elif self.name == "custom_class":
             speculative["model"] = "ngram_npu.engines.vllm.NgramProposer"
         elif self.name in toy_drafters.TRAIN_STEPS:
-            speculative["model"] = str(toy_drafters.cached(self.name, model))
+            speculative["model"] = str(toy_drafters.find_or_train_drafter(self.name, model))
         return {
             **OPTIONS,
             "load_format": "dummy" if self.name == "mtp" else "auto",
@@ -127,17 +127,19 @@ class BatchResult:
     outputs: list[list[Output]] = field(default_factory=list)
     """By request and sample."""
     preemptions: int = 0
-    accepted: int = 0
+    num_accepted: int = 0
+    """Number of accepted draft tokens."""
     steps: int = 0
+    """Number of calls of the drafter."""
 
     def get_token_ids(self, requests: Sequence[int] | None = None) -> list[list[int]]:
         """Returns the first sample's tokens of the given requests, or of all."""
-        chosen = range(len(self.outputs)) if requests is None else requests
-        return [self.outputs[i][0].token_ids for i in chosen]
+        indices = range(len(self.outputs)) if requests is None else requests
+        return [self.outputs[i][0].token_ids for i in indices]
 
-    def find_different(self, other: BatchResult) -> list[int]:
-        """Returns the requests with different tokens, text or finish reasons."""
-        pairs = zip(self.outputs, other.outputs, strict=True)
+    def find_different(self, other_result: BatchResult) -> list[int]:
+        """Returns the indices of requests with different tokens, text or finish reasons."""
+        pairs = zip(self.outputs, other_result.outputs, strict=True)
         return [i for i, (a, b) in enumerate(pairs) if a != b]
 
 
@@ -159,28 +161,29 @@ class Engine:
         is_replaced = any(name.startswith("ngram_npu.") for name in modules)
         return is_replaced or hasattr(self.drafter, LOOKUP_ATTRIBUTE)
 
-    def generate(self, prompts: list[Any], params: Any, **more: Any) -> list[list[int]]:
+    def generate(self, prompts: list[Any], params: Any, **options: Any) -> list[list[int]]:
         """Returns the token ids of each prompt's output."""
-        outputs = self.llm.generate(prompts, params, use_tqdm=False, **more)
+        outputs = self.llm.generate(prompts, params, use_tqdm=False, **options)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def serve(self, requests: Sequence[Request], result: BatchResult) -> None:
         """Runs all requests at once, from an empty prefix cache, and writes outputs and vLLM's
         counts to `result`."""
         assert self.llm.reset_prefix_cache()
-        before = self.read_counters()
+        old_counts = self.read_counters()
         prompts = [{"prompt_token_ids": tokens} for tokens, _ in requests]
         params = [params for _, params in requests]
         answers = self.llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
         result.outputs = [list(map(_make_output, answer.outputs)) for answer in answers]
-        after = self.read_counters()
-        result.preemptions, result.accepted = after[0] - before[0], after[1] - before[1]
+        counts = self.read_counters()
+        result.preemptions = counts[0] - old_counts[0]
+        result.num_accepted = counts[1] - old_counts[1]
 
     def read_counters(self) -> tuple[int, int]:
         """Returns vLLM's counts of preemptions and of accepted draft tokens."""
         values = {m.name: getattr(m, "value", 0) for m in self.llm.get_metrics()}
-        accepted = values.get("vllm:spec_decode_num_accepted_tokens", 0)
-        return int(values.get("vllm:num_preemptions", 0)), int(accepted)
+        num_accepted = values.get("vllm:spec_decode_num_accepted_tokens", 0)
+        return int(values.get("vllm:num_preemptions", 0)), int(num_accepted)
 
     def close(self) -> None:
         vars(self).clear()
@@ -198,10 +201,10 @@ def _make_output(sample: Any) -> Output:
 
 @contextmanager
 def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine]:
-    """Starts an engine for the block. With options of ngram_npu, the plugin replaces vLLM's classes
-    meanwhile. `options` are further arguments of the engine."""
+    """Starts an engine for the block. If the method has options of ngram_npu, the plugin replaces
+    vLLM's classes in the block. `options` are further arguments of the engine."""
     with pytest.MonkeyPatch.context() as patches:
-        for module, name in REPLACED:
+        for module, name in REPLACED_NAMES:
             patches.setattr(module, name, getattr(module, name))  # restored at the end
         if RUNNER == "v1":
             patches.setattr(INDEX_POLICY, "max_scan_tokens", -1)  # the tests have few tokens
@@ -219,7 +222,7 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
             try:
                 assert (engine.batch_queue_size == 2) == method.asynchronous
                 assert engine.uses_ngram_npu == (method.options is not None)
-                if method.is_adaptive:  # each further token takes a tenth of a step
+                if method.is_adaptive:  # each further token takes a tenth of the time of a step
                     costs = [(1, 0.01), (8, 0.01)], [(1, 1.0), (101, 11.0)]
                     engine.runner.adaptive_verification.set_cost_curves(*costs)
                 yield engine
@@ -243,7 +246,7 @@ class CountingEvent(torch.cuda.Event):  # type: ignore[misc]
 
 
 def _allow_adaptive_verification(patches: pytest.MonkeyPatch) -> None:
-    """Removes vLLM's requirement of CUDA graphs; only the time per step is needed here."""
+    """Removes vLLM's requirement of CUDA graphs, because the tests need only the times per step."""
     patches.setattr(VllmConfig, "_validate_adaptive_verification", lambda self: None)
     patches.setattr(model_runner, "resolve_adaptive_cudagraph_mode", lambda mode, **_: mode)
     patches.setattr(
@@ -254,12 +257,12 @@ def _allow_adaptive_verification(patches: pytest.MonkeyPatch) -> None:
 def encode_corpus(model: Path, length: int) -> list[int]:
     """Returns the tokens of a passage of the corpus of `length` characters."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    tokens: list[int] = tokenizer.encode(corpus()[1_000_000 : 1_000_000 + length])
+    tokens: list[int] = tokenizer.encode(read_corpus()[1_000_000 : 1_000_000 + length])
     return tokens
 
 
-def greedy(max_tokens: int = 40, extra_args: dict[str, Any] | None = None) -> SamplingParams:
-    """Returns parameters of greedy sampling of exactly `max_tokens`."""
+def make_params(max_tokens: int = 40, extra_args: dict[str, Any] | None = None) -> SamplingParams:
+    """Makes parameters for greedy sampling of exactly `max_tokens` tokens."""
     return SamplingParams(
         temperature=0, max_tokens=max_tokens, ignore_eos=True, extra_args=extra_args
     )

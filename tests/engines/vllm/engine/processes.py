@@ -1,4 +1,4 @@
-"""Engines and servers in separate processes, and results that pytest's processes share."""
+"""Runs engines and servers in separate processes, and shares results among pytest's processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _RUNS: Any = importlib.import_module(f"{RUNNER}_runs")
 METHODS: dict[str, Method] = _RUNS.METHODS
 """The drafting methods of the runner that this environment tests."""
-RANKS = {
+RANK_ENVIRONMENT = {
     "NGRAM_NPU_VLLM": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # there are fewer NUMA nodes than ranks
 }
@@ -112,13 +112,13 @@ def make_frequent_save_environment(store: Path) -> dict[str, str]:
 
 
 def assert_store_has_tokens(file: Path) -> None:
-    saved = NgramStore.load(file)
-    saved.check_integrity()
-    assert saved.statistics.tokens_held > 0
+    store = NgramStore.load(file)
+    store.check_integrity()
+    assert store.statistics.tokens_held > 0
 
 
 class Server:
-    """`vllm serve` in another process at a free port, with its log in `folder`."""
+    """Runs `vllm serve` in another process at a free port, with its log in `folder`."""
 
     def __init__(
         self, model: Path, folder: Path, options: dict[str, Any], **environment: str
@@ -168,12 +168,12 @@ class Server:
         return text.decode()
 
     def complete(
-        self, prompt: Any, max_tokens: int | None, extra: dict[str, Any] | None = None, **body: Any
+        self, prompt: Any, max_tokens: int | None, extra_args: Any = None, **body: Any
     ) -> Any:
         """Requests a greedy completion with token ids, and returns the OpenAI client's response.
-        `extra` has request parameters that only vLLM defines."""
-        extra = {"ignore_eos": True, "return_token_ids": True, **(extra or {})}
-        body |= {"prompt": prompt, "max_tokens": max_tokens, "extra_body": extra}
+        `extra_args` has request parameters that only vLLM defines."""
+        extra_args = {"ignore_eos": True, "return_token_ids": True, **(extra_args or {})}
+        body |= {"prompt": prompt, "max_tokens": max_tokens, "extra_body": extra_args}
         return self._client.completions.create(model="tiny", temperature=0, **body)
 
     def read_metrics(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Runs vLLM offline, as a user's script would: by default with the engine in another process.
 
-Arguments: the model; the engine's arguments as JSON; a JSON list of requests, each a prompt, the
-number of tokens to generate and optionally a `cache_salt`; and optionally a JSON list of calls of
-`collective_rpc` that are made after generation. Prints one line of JSON.
+Arguments: the model's folder; the engine's arguments as JSON; a JSON list of requests, each with a
+prompt, a number of tokens to generate and optionally a `cache_salt`; and optionally a JSON list of
+calls of `collective_rpc` for after the generation. The script prints its result as a line of JSON.
 """
 
 from __future__ import annotations

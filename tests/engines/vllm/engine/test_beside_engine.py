@@ -1,5 +1,5 @@
-"""The V2 runner with a neural drafter and n-gram drafts: the text equals no speculation, and each
-row's draft is the reference's choice of the two."""
+"""Tests the V2 runner with a neural drafter and n-gram drafts: the text equals that without
+speculation, and each row's draft is the one that the reference chooses."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from vllm.v1.worker.gpu.states import RequestState
 if TYPE_CHECKING:
     from conftest import Runs
 
-# The other two cover each drafter, way of scheduling and engine of the lookup.
+# Slow, so only in `make prove`: draft-async and eagle-sync together cover the same code.
 DRAFT_SYNC, EAGLE_ASYNC = (
     pytest.param(method, marks=pytest.mark.prove) for method in ("draft-sync", "eagle-async")
 )
-COMPARED = ["draft-async", DRAFT_SYNC, EAGLE_ASYNC, "eagle-sync"]
-STORES = ["draft-store", "eagle-store"]
+COMPARED_METHODS = ["draft-async", DRAFT_SYNC, EAGLE_ASYNC, "eagle-sync"]
+STORE_METHODS = ["draft-store", "eagle-store"]
 
 
-@pytest.mark.parametrize("method", [*COMPARED, *STORES, "adaptive"])
+@pytest.mark.parametrize("method", [*COMPARED_METHODS, *STORE_METHODS, "adaptive"])
 def test_text_with_drafts_equals_text_without_speculation(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.find_different(runs("none")) == []
     assert run.state_changes == run.waits_in_propose == 0
 
 
-@pytest.mark.parametrize("method", COMPARED)
+@pytest.mark.parametrize("method", COMPARED_METHODS)
 def test_drafts_equal_choice_of_reference(runs: Runs, method: str) -> None:
-    """The requests have preemptions and rejections."""
+    """Also checks that the runs contain preemptions and rejections."""
     run = runs(method)
     assert run.mismatches == []
     assert run.num_replaced >= 15
@@ -44,11 +44,11 @@ def test_drafts_equal_choice_of_reference(runs: Runs, method: str) -> None:
     assert run.preemptions >= 3
     assert run.prefilling >= 10
     assert run.partly_accepted >= 5
-    assert run.accepted >= 100
+    assert run.num_accepted >= 100
 
 
-@pytest.mark.parametrize("method", STORES)
-def test_store_with_neural_drafter_contains_tokens_and_drafts(runs: Runs, method: str) -> None:
+@pytest.mark.parametrize("method", STORE_METHODS)
+def test_store_beside_neural_drafter_receives_and_drafts_text(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.num_replaced >= 15
     assert run.preemptions >= 3
@@ -59,11 +59,11 @@ def test_store_with_neural_drafter_contains_tokens_and_drafts(runs: Runs, method
 
 
 def test_steps_without_drafts_do_not_change_text(runs: Runs) -> None:
-    """vLLM drafts only in small batches."""
+    """vLLM requests drafts only in steps with one request."""
     run = runs("eagle-small-batches")
     assert run.outputs == runs("none").outputs[: len(run.outputs)]
     assert min(run.steps_without_drafts, run.steps - run.steps_without_drafts) >= 10
-    assert run.accepted >= 20
+    assert run.num_accepted >= 20
 
 
 def test_acceptance_estimator_receives_neural_drafts_only(runs: Runs) -> None:
@@ -74,20 +74,20 @@ def test_acceptance_estimator_receives_neural_drafts_only(runs: Runs) -> None:
     assert run.not_verified >= 20
 
 
-def test_mtp_drafter_with_ngram_drafts(model: Path, tmp_path: Path) -> None:
-    target = toy_drafters.target_with_mtp(model, tmp_path)
-    alone = v2_runs.Run()
+def test_text_with_mtp_drafter_equals_text_without_speculation(model: Path, tmp_path: Path) -> None:
+    target = toy_drafters.write_target_with_mtp(model, tmp_path)
+    expected = v2_runs.Run()
     with start_engine(target, Method(asynchronous=True), load_format="dummy") as engine:
-        engine.serve(v2_runs.make_requests(target)[:8], alone)
-    run = v2_runs.run(target, "mtp")
-    assert run.find_different(alone) == []
+        engine.serve(v2_runs.make_requests(target)[:8], expected)
+    run = v2_runs.run_method(target, "mtp")
+    assert run.find_different(expected) == []
     assert run.mismatches == []
     assert min(run.num_replaced, run.num_kept) >= 15
-    assert run.accepted >= 50
+    assert run.num_accepted >= 50
 
 
 def test_eagle3_is_supported() -> None:
-    """There is no toy drafter of this kind, so only the attributes that are read are tested."""
+    """No toy drafter uses EAGLE-3, so this tests only the attributes that the check reads."""
     speculator = EagleSpeculator.__new__(EagleSpeculator)
     speculator.draft_logits = None
     config = SimpleNamespace(speculative_config=SimpleNamespace(method="eagle3"))

@@ -1,11 +1,11 @@
-"""Prompts as embeddings, and requests of different tenants in an engine with a store."""
+"""Tests prompts that are embeddings, and requests of several tenants in an engine with a store."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from engines import RUNNER, encode_corpus, greedy, start_engine
+from engines import RUNNER, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.sharing import scope_of_request
 from processes import METHODS
@@ -26,36 +26,36 @@ def _generate_with_embeds(model: Path, method: str) -> tuple[list[list[int]], in
         for number, prompt in enumerate(prompts)
     ]
     with start_engine(model, METHODS[method], enable_prompt_embeds=True) as engine:
-        outputs = engine.generate(inputs, greedy(60))
-        _, accepted = engine.read_counters()
-    return outputs, accepted
+        outputs = engine.generate(inputs, make_params(60))
+        _, num_accepted = engine.read_counters()
+    return outputs, num_accepted
 
 
-def test_text_of_prompt_embeddings_equals_no_speculation(model: Path) -> None:
+def test_text_of_prompt_embeddings_equals_text_without_speculation(model: Path) -> None:
     expected, _ = _generate_with_embeds(model, "none")
     for method in EMBEDS_METHODS:
-        outputs, accepted = _generate_with_embeds(model, method)
+        outputs, num_accepted = _generate_with_embeds(model, method)
         assert outputs == expected
-        assert accepted > {"v1": 50, "v2": 40}[RUNNER]
+        assert num_accepted > {"v1": 50, "v2": 40}[RUNNER]
 
 
-def test_requests_draft_from_text_of_own_salt_and_scope_only(model: Path) -> None:
+def test_requests_draft_only_from_text_of_same_salt_and_scope(model: Path) -> None:
     tenants: list[tuple[dict[str, str], dict[str, Any]]] = [
         (salt, scope)
         for salt in ({}, SALT, {"cache_salt": "b"})
         for scope in ({}, SCOPE)
     ]  # fmt: skip
     prompt = encode_corpus(model, 2_000)[:60]
-    drafts: list[int] = []
+    draft_counts: list[int] = []
     with start_engine(model, STORE_METHOD) as engine:
         store = engine.drafter.shared_store.contents
         # A further request closes the text of the last tenant before the second round.
-        for salt, extra in [*tenants, ({}, {EXTRA_ARGUMENT: "end"}), *tenants]:
-            before = store.statistics.drafts
-            engine.generate([{"prompt_token_ids": prompt, **salt}], greedy(40, extra))
-            drafts.append(store.statistics.drafts - before)
-    assert drafts[: len(tenants)] == [0] * len(tenants)
-    assert min(drafts[-len(tenants) :]) > 0
-    scopes = {scope_of_request(None, greedy(40, e), s.get("cache_salt")) for s, e in tenants}
+        for salt, extra_args in [*tenants, ({}, {EXTRA_ARGUMENT: "end"}), *tenants]:
+            old_count = store.statistics.drafts
+            engine.generate([{"prompt_token_ids": prompt, **salt}], make_params(40, extra_args))
+            draft_counts.append(store.statistics.drafts - old_count)
+    assert draft_counts[: len(tenants)] == [0] * len(tenants)
+    assert min(draft_counts[-len(tenants) :]) > 0
+    scopes = {scope_of_request(None, make_params(40, e), s.get("cache_salt")) for s, e in tenants}
     assert len(scopes) == len(tenants)
     assert scopes <= set(store.scopes)

@@ -1,5 +1,5 @@
-"""The correction of counts in V1's asynchronous runner: compares the operator with vLLM's function
-in each call, and counts the device operations of both."""
+"""Tests the correction of counts in V1's asynchronous runner: compares the operator with vLLM's
+function in each call, and counts the device operations of both."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from vllm.v1.worker import gpu_model_runner
 if TYPE_CHECKING:
     from conftest import Runs
 
-STOCK = getattr(gpu_model_runner, plugin.CORRECT)
-VIEWS = {"slice", "alias", "detach"}
+STOCK_FUNCTION = getattr(gpu_model_runner, plugin.CORRECT)
+VIEW_OPERATORS = {"slice", "alias", "detach"}
 
 Function = Callable[..., None]
 
 
-class Launches(TorchDispatchMode):
+class LaunchCounter(TorchDispatchMode):
     """Counts the operators that launch work on a device."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, result = func.overloadpacket.__name__, func(*args, **kwargs or {})
         is_no_op = name == "to" and result.dtype == args[0].dtype
-        self.count += name not in VIEWS and not is_no_op
+        self.count += name not in VIEW_OPERATORS and not is_no_op
         return result
 
 
@@ -44,36 +44,39 @@ class Comparison:
 
     def __init__(self, replacement: Function) -> None:
         self._replacement = replacement
-        self.launches: dict[Function, set[int]] = {STOCK: set(), replacement: set()}
-        self.cases = Counter[str]()
-        self.different = 0
+        self.launches: dict[Function, set[int]] = {STOCK_FUNCTION: set(), replacement: set()}
+        """Numbers of launches per call, for both functions."""
+        self.row_counts = Counter[str]()
+        """Number of rows of each kind, and number of calls."""
+        self.num_different = 0
 
     def __call__(self, *args: torch.Tensor) -> None:
-        _, accepted, prev, _, drafts, _ = args
+        _, num_accepted, prev, _, drafts, _ = args
         copies = [tensor.clone() for tensor in args]
-        for function, arguments in ((STOCK, copies), (self._replacement, args)):
-            with Launches() as calls:
+        for function, arguments in ((STOCK_FUNCTION, copies), (self._replacement, args)):
+            with LaunchCounter() as counter:
                 function(*arguments)
-            self.launches[function].add(calls.count)
-        self.different += any(
+            self.launches[function].add(counter.count)
+        self.num_different += any(
             not torch.equal(result, expected) for result, expected in zip(args, copies, strict=True)
         )
         previous_drafts = drafts[prev.clamp(min=0)]
-        drafted = (prev >= 0) & (previous_drafts > 0)
-        self.cases["calls"] += 1
-        self.cases["new"] += int((prev < 0).sum())
-        self.cases["moved"] += int(((prev >= 0) & (prev != torch.arange(len(prev)))).sum())
-        self.cases["undrafted"] += int(((prev >= 0) & ~drafted).sum())
-        self.cases["rejected"] += int((drafted & (accepted <= previous_drafts)).sum())
-        self.cases["all accepted"] += int((drafted & (accepted > previous_drafts)).sum())
+        had_drafts = (prev >= 0) & (previous_drafts > 0)
+        self.row_counts["calls"] += 1
+        self.row_counts["new"] += int((prev < 0).sum())
+        self.row_counts["moved"] += int(((prev >= 0) & (prev != torch.arange(len(prev)))).sum())
+        self.row_counts["undrafted"] += int(((prev >= 0) & ~had_drafts).sum())
+        self.row_counts["rejected"] += int((had_drafts & (num_accepted <= previous_drafts)).sum())
+        is_accepted = had_drafts & (num_accepted > previous_drafts)
+        self.row_counts["all accepted"] += int(is_accepted.sum())
 
 
-def test_corrected_counts_equal_vllm(
+def test_corrected_counts_equal_those_of_vllm(
     model: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The requests are preempted and prefilled in chunks."""
+    """Some requests are preempted or prefilled in chunks."""
     monkeypatch.setenv(plugin.CORRECTION, "1")
-    monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, STOCK)  # restored at the end
+    monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, STOCK_FUNCTION)  # restored at the end
     result = BatchResult()
     with start_engine(model, METHODS["trimmed"]) as engine:
         replacement = getattr(gpu_model_runner, plugin.CORRECT)
@@ -81,9 +84,9 @@ def test_corrected_counts_equal_vllm(
         comparison = Comparison(replacement)
         monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, comparison)
         engine.serve(make_requests(model), result)
-    assert comparison.different == 0
-    assert comparison.launches == {STOCK: {12}, replacement: {1}}
-    assert comparison.cases["calls"] >= 100
-    assert min(comparison.cases.values()) >= 20, comparison.cases
+    assert comparison.num_different == 0
+    assert comparison.launches == {STOCK_FUNCTION: {12}, replacement: {1}}
+    assert comparison.row_counts["calls"] >= 100
+    assert min(comparison.row_counts.values()) >= 20, comparison.row_counts
     assert result.preemptions >= 5
     assert result.find_different(runs("none")) == []

@@ -1,5 +1,5 @@
-"""`vllm serve` with the plugin, called by OpenAI's client: text, streams, aborts, metrics, and
-error 400 for requests that a store cannot separate from others."""
+"""Tests `vllm serve` with the plugin, called by OpenAI's client: text, streams, aborts, metrics,
+and error 400 for requests whose scope in a store is misspelled or missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conftest import Runs
 
 
-class Answer(NamedTuple):
+class Completion(NamedTuple):
     token_ids: list[int]
     text: str
     finish_reason: str | None
@@ -40,28 +40,28 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="module")
 def requests(model: Path) -> dict[int, Request]:
-    """Greedy requests by number, except those that OpenAI's API cannot express."""
-    greedy = make_requests(model)
-    return {i: request for i, request in enumerate(greedy) if not request[1].bad_words}
+    """Greedy requests by index, except those that OpenAI's API cannot express."""
+    greedy_requests = make_requests(model)
+    return {i: request for i, request in enumerate(greedy_requests) if not request[1].bad_words}
 
 
 @pytest.fixture(scope="module")
-def expected(runs: Runs, requests: dict[int, Request]) -> dict[int, Answer]:
-    """Answers of an engine without speculation."""
+def expected(runs: Runs, requests: dict[int, Request]) -> dict[int, Completion]:
+    """Completions of an engine without speculation."""
     outputs = {i: runs("none", "greedy").outputs[i][0] for i in requests}
-    return {i: Answer(o.token_ids, o.text, o.finish_reason) for i, o in outputs.items()}
+    return {i: Completion(o.token_ids, o.text, o.finish_reason) for i, o in outputs.items()}
 
 
-def _start(server: Server, request: Request, *, stream: bool) -> Any:
+def _start_completion(server: Server, request: Request, *, stream: bool) -> Any:
     prompt, params = request
-    extra = {
+    extra_args = {
         name: getattr(params, name)
         for name in ("ignore_eos", "repetition_penalty", "stop_token_ids")
     }
     return server.complete(
         prompt,
         params.max_tokens,
-        extra,
+        extra_args,
         stop=params.stop or None,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
@@ -69,73 +69,76 @@ def _start(server: Server, request: Request, *, stream: bool) -> Any:
     )
 
 
-def _complete(server: Server, request: Request) -> Answer:
-    (choice,) = _start(server, request, stream=False).choices
-    return Answer(choice.token_ids, choice.text, choice.finish_reason)
+def _complete(server: Server, request: Request) -> Completion:
+    (choice,) = _start_completion(server, request, stream=False).choices
+    return Completion(choice.token_ids, choice.text, choice.finish_reason)
 
 
-def _stream(server: Server, request: Request) -> Answer:
-    answer = Answer([], "", None)
-    for chunk in _start(server, request, stream=True):
+def _complete_as_stream(server: Server, request: Request) -> Completion:
+    completion = Completion([], "", None)
+    for chunk in _start_completion(server, request, stream=True):
         for choice in chunk.choices:
-            token_ids, text = answer.token_ids + choice.token_ids, answer.text + choice.text
-            answer = Answer(token_ids, text, choice.finish_reason)
-    return answer
+            token_ids, text = completion.token_ids + choice.token_ids, completion.text + choice.text
+            completion = Completion(token_ids, text, choice.finish_reason)
+    return completion
 
 
-def _abort(server: Server, request: Request) -> int:
+def _abort_stream(server: Server, request: Request) -> int:
     """Closes a stream after its first chunk. Returns the chunk's number of tokens."""
-    stream = _start(server, request, stream=True)
+    stream = _start_completion(server, request, stream=True)
     first = next(iter(stream))
     stream.close()
     return len(first.choices[0].token_ids)
 
 
-def test_concurrent_completions_and_streams_equal_no_speculation(
-    server: Server, requests: dict[int, Request], expected: dict[int, Answer]
+def test_concurrent_completions_and_streams_equal_those_without_speculation(
+    server: Server, requests: dict[int, Request], expected: dict[int, Completion]
 ) -> None:
     with ThreadPoolExecutor(len(requests)) as pool:
-        answers = {
-            i: pool.submit(_stream if i % 2 else _complete, server, request)
+        futures = {
+            i: pool.submit(_complete_as_stream if i % 2 else _complete, server, request)
             for i, request in requests.items()
         }
-    assert {i: answer.result() for i, answer in answers.items()} == expected
+    assert {i: future.result() for i, future in futures.items()} == expected
 
 
-def test_aborted_streams_end_and_do_not_change_others(
-    server: Server, requests: dict[int, Request], expected: dict[int, Answer]
+def test_aborted_streams_end_without_change_of_other_streams(
+    server: Server, requests: dict[int, Request], expected: dict[int, Completion]
 ) -> None:
-    chosen = [i for i in requests if i % 8 in (0, 5, 7)]
-    aborted = []
+    other_indices = [i for i in requests if i % 8 in (0, 5, 7)]
+    aborted_requests = []
     for prompt, params in (requests[i] for i in requests if i % 8 in (0, 3, 7)):
-        long = params.clone()
-        long.max_tokens = MAX_MODEL_LEN - 20
-        aborted.append((prompt[:20], long))
-    before = server.read_metrics()
-    with ThreadPoolExecutor(len(chosen) + len(aborted)) as pool:
-        others = {i: pool.submit(_stream, server, requests[i]) for i in chosen}
-        received = sum(pool.map(lambda request: _abort(server, request), aborted))
-    assert {i: answer.result() for i, answer in others.items()} == {i: expected[i] for i in chosen}
-    # The gauges are from the engine's last step, so each further request updates them.
-    answers, deadline = [], time.monotonic() + 30
+        long_params = params.clone()
+        long_params.max_tokens = MAX_MODEL_LEN - 20
+        aborted_requests.append((prompt[:20], long_params))
+    old_metrics = server.read_metrics()
+    with ThreadPoolExecutor(len(other_indices) + len(aborted_requests)) as pool:
+        futures = [pool.submit(_complete_as_stream, server, requests[i]) for i in other_indices]
+        aborts = pool.map(lambda request: _abort_stream(server, request), aborted_requests)
+        num_received = sum(aborts)
+    assert [future.result() for future in futures] == [expected[i] for i in other_indices]
+    # The gauges are those of the engine's last step, so each further request updates the gauges.
+    completions, deadline = [], time.monotonic() + 30
     while True:
-        answers.append(_complete(server, requests[0]))
-        after = server.read_metrics()
-        unfinished = after["vllm:num_requests_running"] + after["vllm:num_requests_waiting"]
-        if not unfinished or time.monotonic() > deadline:
+        completions.append(_complete(server, requests[0]))
+        metrics = server.read_metrics()
+        num_alive = metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]
+        if not num_alive or time.monotonic() > deadline:
             break
-    assert unfinished == 0
-    assert answers == [expected[0]] * len(answers)
-    generated = after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
-    of_others = sum(len(expected[i].token_ids) for i in [*chosen, *[0] * len(answers)])
-    limit = sum(params.max_tokens or 0 for _, params in aborted)
-    assert received <= generated - of_others < 0.8 * limit
+    assert num_alive == 0
+    assert completions == [expected[0]] * len(completions)
+    name = "vllm:generation_tokens_total"
+    finished_indices = [*other_indices, *[0] * len(completions)]
+    num_finished_tokens = sum(len(expected[i].token_ids) for i in finished_indices)
+    num_aborted_tokens = metrics[name] - old_metrics[name] - num_finished_tokens
+    limit = sum(params.max_tokens or 0 for _, params in aborted_requests)
+    assert num_received <= num_aborted_tokens < 0.8 * limit
 
 
 def test_metrics_count_drafts(server: Server) -> None:
     metrics = server.read_metrics()
-    drafted = metrics["vllm:spec_decode_num_draft_tokens_total"]
-    assert drafted > metrics["vllm:spec_decode_num_accepted_tokens_total"] >= 300
+    num_draft_tokens = metrics["vllm:spec_decode_num_draft_tokens_total"]
+    assert num_draft_tokens > metrics["vllm:spec_decode_num_accepted_tokens_total"] >= 300
     assert metrics["vllm:spec_decode_num_drafts_total"] > 0
     assert metrics["ngram_npu_draft_tokens_total"] > 300
     assert metrics["ngram_npu_rows_total"] > metrics["ngram_npu_drafts_total"] > 0
@@ -143,24 +146,24 @@ def test_metrics_count_drafts(server: Server) -> None:
     (line,) = find_start_lines(server.log.read_text())
     assert "(method ngram): prompt_lookup_min=2 prompt_lookup_max=4" in line
     assert "engine=scan" in line
-    assert "EngineCore" in line  # from its entry point, in the engine's own process
+    assert "EngineCore" in line  # the engine's own process loaded the plugin
 
 
-def test_misspelled_or_missing_scope_is_error_400(model: Path, tmp_path: Path) -> None:
+def test_misspelled_or_missing_scope_gets_error_400(model: Path, tmp_path: Path) -> None:
     method = METHODS["store_padded"].with_options(scope="required")
     server = Server(model, tmp_path, method.make_arguments(model))
-    salt, named = {"cache_salt": "a"}, {"vllm_xargs": {"ngram_npu_scope": "a"}}
+    salt, scope = {"cache_salt": "a"}, {"vllm_xargs": {"ngram_npu_scope": "a"}}
     try:
         server.wait_until_ready()
-        for extra, message in (
+        for extra_args, message in (
             ({"vllm_xargs": {"ngram_npu_scop": "a"}, **salt}, "unknown key 'ngram_npu_scop' in"),
             ({"vllm_xargs": {"ngram_npu_scope": -1}}, "ngram_npu_scope in extra_args"),
             ({}, "scope='required': expected a cache_salt"),
         ):
             with pytest.raises(BadRequestError, match=f"ngram_npu: {message}"):
-                server.complete([5, 6, 7], 4, extra)
-        for extra in (salt, named, {**named, **salt}):
-            assert server.complete([5, 6, 7], 4, extra).usage.completion_tokens == 4
+                server.complete([5, 6, 7], 4, extra_args)
+        for extra_args in (salt, scope, {**scope, **salt}):
+            assert server.complete([5, 6, 7], 4, extra_args).usage.completion_tokens == 4
         assert "those with none of the three are refused" in server.log.read_text()
     finally:
         server.stop()

@@ -1,5 +1,5 @@
-"""LoRA adapters: each has its own text and its own scope in a store; runners that do not know the
-owner of a request reject it."""
+"""Tests LoRA adapters: each adapter has its own text and its own scope in a store. Runners that do
+not know a request's adapter, salt or scope reject such requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Engine, K, Method, encode_corpus, greedy, start_engine
+from engines import Engine, K, Method, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.patching import logger
 from ngram_npu.engines.vllm.sharing import scope_of_request
@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from v1_runs import METHODS
 from vllm.lora.request import LoRARequest
 
-RANK = 4
-LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
+RANK = 4  # of an adapter's matrices
+LORA_OPTIONS: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
 
 
 @pytest.fixture(scope="module")
@@ -45,49 +45,49 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[LoRA
 def _generate(
     engine: Engine, prompts: list[list[int]], adapters: list[LoRARequest]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns the outputs of both adapters."""
+    """Returns the outputs for the prompts with the first and with the second adapter."""
     outputs = engine.generate(
         [{"prompt_token_ids": prompt} for _ in adapters for prompt in prompts],
-        greedy(),
+        make_params(),
         lora_request=[adapter for adapter in adapters for _ in prompts],
     )
     return outputs[: len(prompts)], outputs[len(prompts) :]
 
 
-def test_adapters_share_no_text(model: Path, adapters: list[LoRARequest]) -> None:
+def test_stored_text_of_adapters_is_separate(model: Path, adapters: list[LoRARequest]) -> None:
     ids = encode_corpus(model, 10_000)
     prompts = [ids[start : start + 60] for start in range(0, 600, 150)]
-    with start_engine(model, Method(), **LORA) as engine:
+    with start_engine(model, Method(), **LORA_OPTIONS) as engine:
         expected = _generate(engine, prompts, adapters)
-    assert expected[0] != expected[1], "the adapters change the text"
-    with start_engine(model, METHODS["store_padded"], **LORA) as engine:
+    assert expected[0] != expected[1], "expected different texts of the adapters"
+    with start_engine(model, METHODS["store_padded"], **LORA_OPTIONS) as engine:
         assert _generate(engine, prompts, adapters) == expected
         store = engine.drafter.shared_store.contents
     scopes = [scope_of_request(adapter, None, None) for adapter in adapters]
     assert set(store.scopes) == set(scopes)
     outputs = dict(zip(scopes, expected, strict=True))
     for scope, stored in store.texts():
-        # The last steps of a request may be missing or may have sampled after its end.
+        # The tokens of a request's last steps may be missing, or may follow the request's end.
         text = stored[: -(2 * K + 1)].tolist()
         assert any(output[: len(text)] == text for output in outputs[scope])
 
 
-def test_owners_in_runner_without_owners_raise(
+def test_request_with_owner_in_runner_without_owners_raises(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     logger.addHandler(caplog.handler)
     prompt = {"prompt_token_ids": encode_corpus(model, 2_000)[:60]}
     adapter = LoRARequest("adapter", 1, "/none")
     with start_engine(model, METHODS["store"], enable_lora=True, max_lora_rank=8) as engine:
-        engine.generate([prompt], greedy())
-        for name, salt, extra, more in (
+        engine.generate([prompt], make_params())
+        for name, salt, extra_args, options in (
             ("cache_salt", {"cache_salt": "a"}, {}, {}),
             ("LoRA adapter", {}, {}, {"lora_request": adapter}),
             (EXTRA_ARGUMENT, {}, {EXTRA_ARGUMENT: "a"}, {}),
         ):
             message = f"ngram_npu: {name}: expected none, got one: this"
             with pytest.raises(ValueError, match=message):
-                engine.generate([{**prompt, **salt}], greedy(40, extra), **more)
-        engine.generate([prompt], greedy())
+                engine.generate([{**prompt, **salt}], make_params(40, extra_args), **options)
+        engine.generate([prompt], make_params())
     logger.removeHandler(caplog.handler)
     assert "those with a cache_salt, a LoRA adapter or a scope are refused" in caplog.text

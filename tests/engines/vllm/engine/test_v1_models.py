@@ -1,6 +1,6 @@
-"""A tiny model with a gated delta net, which must draft in every step.
+"""Tests a tiny model with a gated delta net, for which every step must draft.
 
-Its text is not compared. On vLLM 0.32.0's CPU platform, such a layer exists only
+The model's text is not compared. On vLLM 0.32.0's CPU platform, such a layer exists only
 in bfloat16 and computes differently if speculation is configured. Rounding then decides between
 two tokens, because the model is not trained.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Method, greedy, start_engine
+from engines import Method, make_params, start_engine
 from v1_runs import INDEX, Recorder
 
 OPTIONS: dict[str, Any] = {
@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def hybrid(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hybrid_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
     torch.manual_seed(0)
@@ -61,19 +61,19 @@ def hybrid(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("options", "always"), [({}, True), ({"keep_drafting": False}, False)])
-def test_hybrid_model_drafts_in_every_step_by_default(
-    hybrid: Path, options: dict[str, Any], always: bool
+def test_hybrid_model_has_drafts_in_every_step_by_default(
+    hybrid_model: Path, options: dict[str, Any], always: bool
 ) -> None:
-    """If the lookup finds nothing, the draft is the newest token. vLLM reports the layer's kind."""
-    chooser = random.Random(0)
-    prompts = [[chooser.randrange(3, 1024) for _ in range(20)] * 2 for _ in range(6)]
+    """If the lookup finds nothing, the draft is the newest token. vLLM calls the model hybrid."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(3, 1024) for _ in range(20)] * 2 for _ in range(6)]
     method = Method("custom_class", {**INDEX, **options})
-    with start_engine(hybrid, method, **OPTIONS) as engine:
+    with start_engine(hybrid_model, method, **OPTIONS) as engine:
         assert engine.llm.llm_engine.vllm_config.model_config.is_hybrid
-        run = Recorder(engine, method).run([(prompt, greedy(20)) for prompt in prompts])
+        run = Recorder(engine, method).run([(prompt, make_params(20)) for prompt in prompts])
     assert all(len(output.token_ids) == 20 for outputs in run.outputs for output in outputs)
-    empty = sum(not draft for draft in run.drafts)
+    num_empty = sum(not draft for draft in run.drafts)
     assert len(run.drafts) >= 60
-    assert empty == 0 if always else empty >= 50
+    assert num_empty == 0 if always else num_empty >= 50
     assert all(text.endswith(" instead of []") for text in run.mismatches)
     assert len(run.mismatches) >= 50 if always else not run.mismatches

@@ -1,5 +1,5 @@
-"""The option ``k="auto"`` in an engine: text is unchanged when the draft length changes, and the
-allowed lengths are those that the runner captures graphs for."""
+"""Tests the option ``k="auto"`` in an engine: the draft length does not change the text, and the
+allowed lengths are those for which the runner captures graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import vllm.config
-from engines import Engine, Method, encode_corpus, greedy, start_engine
+from engines import Engine, Method, encode_corpus, make_params, start_engine
 from ngram_npu.engines.vllm import auto_k, plugin
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
@@ -26,7 +26,7 @@ METHODS = {
 
 
 @pytest.fixture(autouse=True, scope="module")
-def hooks() -> None:
+def _install_hooks() -> None:
     plugin._install_option_check(vllm.config.vllm)
     auto_k.install()
 
@@ -37,42 +37,42 @@ def find_scheduler(engine: Engine) -> Any:
 
 
 class RandomLengths:
-    """Replaces a controller: chooses a random length after each schedule."""
+    """Replaces a controller, and chooses a random draft length after each schedule."""
 
     def __init__(self, controller: Any) -> None:
         self.lengths, self.table = controller.lengths, controller.table
         self.acceptance = controller.acceptance
-        self.verified: set[int] = set()
+        self.verified_lengths: set[int] = set()
         self._random = random.Random(5)
 
     def observe_schedule(self, batch: int, length: int) -> None:
         self.table[1:] = [self._random.choice(self.lengths)] * (len(self.table) - 1)
 
     def observe_step(self, batch: int, length: int, seconds: float | None) -> None:
-        self.verified.add(length)
+        self.verified_lengths.add(length)
 
 
 NUM_REQUESTS, MAX_TOKENS = 12, 60
 NUM_ABORTED, ABORT_STEPS = 4, 7
-"""A running request is aborted after every seventh step, four in total."""
+"""After every seventh step, a running request is aborted, until four requests are aborted."""
 
 
 def _make_prompts(model: Path) -> list[Any]:
-    """Makes so many prompts that requests are preempted."""
+    """Makes prompts that need more KV blocks than there are, so that requests are preempted."""
     ids = encode_corpus(model, 5_000)
     starts = range(0, 100 * NUM_REQUESTS, 100)
     return [{"prompt_token_ids": ids[start : start + 40]} for start in starts]
 
 
 def _generate(engine: Engine, model: Path) -> list[list[int]]:
-    return engine.generate(_make_prompts(model), greedy(MAX_TOKENS))
+    return engine.generate(_make_prompts(model), make_params(MAX_TOKENS))
 
 
 def _generate_with_aborts(engine: Engine, model: Path) -> list[list[int]]:
-    """Like `_generate`, but aborts requests meanwhile, whose text then ends early."""
+    """Generates like `_generate`, but aborts some requests, whose texts then end early."""
     llm_engine: Any = engine.llm.llm_engine
     for number, prompt in enumerate(_make_prompts(model)):
-        llm_engine.add_request(str(number), prompt, greedy(MAX_TOKENS))
+        llm_engine.add_request(str(number), prompt, make_params(MAX_TOKENS))
     texts: list[list[int]] = [[] for _ in range(NUM_REQUESTS)]
     aborted: set[int] = set()
     step = 0
@@ -101,19 +101,19 @@ def test_text_is_equal_when_draft_lengths_change(model: Path, name: str) -> None
     with start_engine(model, METHODS[name]) as engine:
         scheduler = find_scheduler(engine)
         observer = getattr(scheduler, auto_k.ATTRIBUTE)
-        lengths = observer.controller = RandomLengths(observer.controller)
-        assert lengths.lengths == (0, 1, 2, 4)
+        controller = observer.controller = RandomLengths(observer.controller)
+        assert controller.lengths == (0, 1, 2, 4)
         texts = _generate_with_aborts(engine, model)
-        assert texts == [text[: len(own)] for text, own in zip(expected, texts, strict=True)]
+        assert texts == [longer[: len(text)] for longer, text in zip(expected, texts, strict=True)]
         assert [len(text) for text in texts].count(MAX_TOKENS) == NUM_REQUESTS - NUM_ABORTED
-        preemptions, accepted = engine.read_counters()
-        assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "no error ended it"
-    assert lengths.verified == {0, 1, 2, 4}
+        preemptions, num_accepted = engine.read_counters()
+        assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "expected no error in the observer"
+    assert controller.verified_lengths == {0, 1, 2, 4}
     assert preemptions > 0
-    assert accepted > 50
+    assert num_accepted > 50
 
 
-def test_controller_chooses_among_its_lengths(model: Path) -> None:
+def test_controller_chooses_only_its_lengths(model: Path) -> None:
     with start_engine(model, METHODS["scan"]) as engine:
         scheduler = find_scheduler(engine)
         observer = getattr(scheduler, auto_k.ATTRIBUTE)
@@ -121,8 +121,8 @@ def test_controller_chooses_among_its_lengths(model: Path) -> None:
         for _ in range(3):
             _generate(engine, model)
             assert {*scheduler.dynamic_sd_lookup[1:]} <= {0, 1, 2, 4}
-        assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "no error ended it"
-        tokens = observer.controller.acceptance.tokens_per_step(4)
+        assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "expected no error in the observer"
+        tokens = observer.controller.acceptance.estimate_tokens_per_step(4)
     assert tokens is not None
     assert 1 < tokens <= 5
 
@@ -130,36 +130,36 @@ def test_controller_chooses_among_its_lengths(model: Path) -> None:
 @pytest.mark.parametrize("k", [1, 3, 5, 8])
 @pytest.mark.parametrize("max_num_seqs", [4, 100, 256])
 @pytest.mark.parametrize("sizes", [None, [1, 2, 4, 8], [*range(8, 513, 8)], [1, 7, 100, 1024]])
-def test_allowed_pairs_are_those_with_a_graph(
+def test_allowed_batches_and_lengths_are_those_with_a_graph(
     k: int, max_num_seqs: int, sizes: list[int] | None
 ) -> None:
     lengths = auto_k.choose_lengths(k, max_num_seqs)
     table = auto_k.make_table(lengths, max_num_seqs)
-    dense = build_dynamic_sd_schedule_lookup(
+    lengths_by_batch = build_dynamic_sd_schedule_lookup(
         table, vllm_max_batch_size=max_num_seqs, vllm_num_speculative_tokens=k
     )
-    assert {*dense[1:]} == {*lengths}
+    assert {*lengths_by_batch[1:]} == {*lengths}
     manager = make_graph_manager(k, max_num_seqs, table=table, sizes=sizes, options={"k": "auto"})
     sizes = manager.compilation_config.cudagraph_capture_sizes
     widest = find_widest_batches(manager)
-    is_allowed = auto_k.graph_pairs(lengths, max_num_seqs, sizes)
+    is_allowed = auto_k.make_graph_check(lengths, max_num_seqs, sizes)
     for length, batch in product(lengths, range(1, max_num_seqs + 1)):
         if length:
             assert is_allowed(batch, length) == (batch <= widest.get(length, 0))
         assert has_full_graph(manager, batch, length) == (batch <= widest.get(length, 0))
 
 
-def test_other_tables_keep_the_stock_choice_of_graphs() -> None:
+def test_graphs_of_tables_without_auto_are_those_of_vllm() -> None:
     table = auto_k.make_table((0, 1, 3, 5), 64)
     manager = make_graph_manager(5, 64, table=table)
-    stock: Any = copy(manager)
-    stock._candidates, stock._capture_descs = {}, {}
-    CudaGraphManager._init_candidates.__wrapped__(stock)
-    assert manager._candidates == stock._candidates
-    assert manager._capture_descs == stock._capture_descs
+    stock_manager: Any = copy(manager)
+    stock_manager._candidates, stock_manager._capture_descs = {}, {}
+    CudaGraphManager._init_candidates.__wrapped__(stock_manager)
+    assert manager._candidates == stock_manager._candidates
+    assert manager._capture_descs == stock_manager._capture_descs
 
 
-def test_v1_runner_refuses_the_option(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v1_runner_rejects_k_auto(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     with (
         pytest.raises(ValueError, match="k: expected only in the V2 runner, got 'auto'"),

@@ -10,8 +10,8 @@ import pytest
 import v2_runs
 from engines import K, start_engine
 from ngram_npu import NgramStore
-from test_v2_ranks import CHOSEN, start
-from test_v2_store import EXTENSION, call
+from test_v2_ranks import REQUEST_INDICES, start_ranks
+from test_v2_store import STORE_EXTENSION, call_store
 
 if TYPE_CHECKING:
     from conftest import Runs
@@ -51,7 +51,7 @@ def test_device_store_drafts_text_that_the_row_does_not_contain(runs: Runs) -> N
     """The stock speculator on the same state has other drafts, and fewer are accepted."""
     run = runs("device-store")
     assert len(run.mismatches) > 20
-    assert run.accepted > runs("stock").accepted
+    assert run.num_accepted > runs("stock").num_accepted
 
 
 def test_device_store_is_changed_by_calls_saved_and_seeded(
@@ -61,19 +61,19 @@ def test_device_store_is_changed_by_calls_saved_and_seeded(
     requests = v2_runs.make_requests(model)
     method = v2_runs.METHODS["device-store"]
     saving = method.with_options(store_file=str(file), store_save_minutes=0.002)
-    with start_engine(model, saving, worker_extension_cls=EXTENSION) as engine:
+    with start_engine(model, saving, worker_extension_cls=STORE_EXTENSION) as engine:
         engine.serve(requests, result)
-        num_tokens = call(engine, "statistics")["tokens_held"]
+        num_tokens = call_store(engine, "statistics")["tokens_held"]
         deadline = time.monotonic() + 60
         while not (file.exists() and NgramStore.load(file).statistics.tokens_held == num_tokens):
             assert time.monotonic() < deadline, "the store is saved while the engine runs"
             time.sleep(0.05)
-        call(engine, "warm", [[5, 6, 7]] * 3, "other tenant")
-        call(engine, "clear")
-        call(engine, "clear", "tenant")
-        assert call(engine, "statistics")["tokens_held"] == 9
-        call(engine, "merge", str(file))
-        assert call(engine, "statistics")["tokens_held"] == 9 + num_tokens
+        call_store(engine, "warm", [[5, 6, 7]] * 3, "other tenant")
+        call_store(engine, "clear")
+        call_store(engine, "clear", "tenant")
+        assert call_store(engine, "statistics")["tokens_held"] == 9
+        call_store(engine, "merge", str(file))
+        assert call_store(engine, "statistics")["tokens_held"] == 9 + num_tokens
         engine.drafter.shared_store.contents.check_integrity()
     assert result.find_different(runs("none")) == []
     assert NgramStore.load(file).statistics.tokens_held == 9 + num_tokens
@@ -81,7 +81,7 @@ def test_device_store_is_changed_by_calls_saved_and_seeded(
     with start_engine(model, method.with_options(store_seed=str(file))) as engine:
         engine.serve(requests, seeded)
     assert seeded.find_different(runs("none")) == []
-    assert seeded.accepted > result.accepted + 50, "the seed contains most of this text"
+    assert seeded.num_accepted > result.num_accepted + 50, "the seed contains most of this text"
 
 
 def test_ranks_with_device_stores_draft_equally(model: Path, runs: Runs, tmp_path: Path) -> None:
@@ -90,10 +90,10 @@ def test_ranks_with_device_stores_draft_equally(model: Path, runs: Runs, tmp_pat
         ["ngram_npu_store_statistics"],
         ["report_drafts"],
     ]
-    overrides = {"worker_cls": "workers.ReportingWorker", "worker_extension_cls": EXTENSION}
-    process = start(model, tmp_path / "log", overrides, *calls, method="device-store")
+    overrides = {"worker_cls": "workers.ReportingWorker", "worker_extension_cls": STORE_EXTENSION}
+    process = start_ranks(model, tmp_path / "log", overrides, *calls, method="device-store")
     result, _ = process.read_result()
-    assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
+    assert result["token_ids"] == runs("none").get_token_ids(REQUEST_INDICES)
     assert all(first == second for first, second in result["rpc_results"])
     assert result["rpc_results"][1][0]["tokens_held"] > 27
     assert result["rpc_results"][2][0][1] > 10

@@ -1,4 +1,4 @@
-"""`vllm serve` on the V2 runner: the store's file of a stopped server, and data parallelism."""
+"""Tests `vllm serve` on the V2 runner: the store file of a stopped server, and data parallelism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from v2_runs import make_requests
 if TYPE_CHECKING:
     from conftest import Runs
 
-CHOSEN = [0, 5, 6, 11]
+REQUEST_INDICES = [0, 5, 6, 11]
 TIMEOUT_S = 120
 
 
@@ -34,11 +34,11 @@ def _complete(server: Server, prompt: Any, max_tokens: int | None) -> list[int]:
 
 
 def test_store_file_of_stopped_server_contains_its_text(model: Path, tmp_path: Path) -> None:
-    """vLLM kills the workers when the server is stopped."""
+    """vLLM kills the workers when the server stops, so the store must be saved before."""
     servers = {}
-    for stop in (signal.SIGTERM, signal.SIGINT):
-        folder = tmp_path / stop.name
-        servers[stop] = Server(
+    for stop_signal in (signal.SIGTERM, signal.SIGINT):
+        folder = tmp_path / stop_signal.name
+        servers[stop_signal] = Server(
             model,
             folder,
             METHODS["store"].make_arguments(model),
@@ -46,19 +46,19 @@ def test_store_file_of_stopped_server_contains_its_text(model: Path, tmp_path: P
             VLLM_ENABLE_V1_MULTIPROCESSING="1",
         )
     try:
-        for stop, server in servers.items():
+        for stop_signal, server in servers.items():
             server.wait_until_ready()
             token_ids = _complete(server, "import os\nimport sys\n", 40)
-            file = tmp_path / stop.name / "store"
+            file = tmp_path / stop_signal.name / "store"
 
             def is_saved(file: Path = file, count: int = len(token_ids)) -> bool:
                 return file.exists() and NgramStore.load(file).statistics.tokens_held >= count
 
             _wait_until(is_saved, server)
-            server.process.send_signal(stop)
+            server.process.send_signal(stop_signal)
             server.process.wait(TIMEOUT_S)
-            ((_, text),) = NgramStore.load(file).texts()
-            assert text.tolist() == token_ids
+            ((_, stored_text),) = NgramStore.load(file).texts()
+            assert stored_text.tolist() == token_ids
             log = server.log.read_text()
             assert f"store_file={file} is written 1 s after text stops coming in" in log
             assert "with shutdown_timeout=0 vLLM kills its workers" in log
@@ -67,7 +67,7 @@ def test_store_file_of_stopped_server_contains_its_text(model: Path, tmp_path: P
             server.stop()
 
 
-def test_data_parallel_engines_have_own_files_and_labels(
+def test_data_parallel_engines_have_separate_store_files_and_metric_labels(
     model: Path, runs: Runs, tmp_path: Path
 ) -> None:
     metrics, files = tmp_path / "metrics", [tmp_path / "store", tmp_path / "store.1"]
@@ -91,8 +91,8 @@ def test_data_parallel_engines_have_own_files_and_labels(
     try:
         server.wait_until_ready()
         with ThreadPoolExecutor() as pool:  # concurrently, so that both engines get requests
-            outputs = list(pool.map(complete, CHOSEN * 2))
-        assert outputs == runs("none").get_token_ids(CHOSEN) * 2
+            outputs = list(pool.map(complete, REQUEST_INDICES * 2))
+        assert outputs == runs("none").get_token_ids(REQUEST_INDICES) * 2
         _wait_until(lambda: all(file.exists() for file in files), server)
         rows = dict(
             re.findall(r'^ngram_npu_rows_total{engine="(\d)".* (\S+)$', server.get("metrics"), re.M)

@@ -1,4 +1,4 @@
-"""The stock speculator's kernels and our operators on the same random state, without an engine."""
+"""Compares the stock speculator's drafts with ours on random states, without an engine."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CPU = torch.device("cpu")
 
 
 def _make_config(rng: random.Random, rows: int, capacity: int) -> Any:
-    low = rng.randint(1, 4)
+    min_n = rng.randint(1, 4)
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
             method="ngram_gpu",
             num_speculative_tokens=rng.randint(1, 6),
-            prompt_lookup_min=low,
-            prompt_lookup_max=rng.randint(low, 6),
+            prompt_lookup_min=min_n,
+            prompt_lookup_max=rng.randint(min_n, 6),
         ),
         max_concurrent_batches=1,
         scheduler_config=SimpleNamespace(max_num_seqs=rows),
@@ -49,18 +49,18 @@ def _add_requests(rng: random.Random, state: RequestState, k: int) -> None:
     state.apply_staged_writes()
 
 
-def _sample(rng: random.Random, state: RequestState, k: int) -> tuple[Any, torch.Tensor]:
-    """Appends sampled tokens to some rows. Returns the batch, and the number of tokens that each of
-    its rows sampled; 0 is a chunk of a prompt."""
+def _append_sampled(rng: random.Random, state: RequestState, k: int) -> tuple[Any, torch.Tensor]:
+    """Appends sampled tokens to some rows. Returns the batch, and each row's number of sampled
+    tokens; 0 means that the row is in prefill."""
     requests = rng.sample(sorted(state.req_id_to_index), rng.randint(1, state.num_reqs))
     rows = [state.req_id_to_index[request] for request in requests]
     counts = [rng.randint(0, k + 1) for _ in rows]
     for row, count in zip(rows, counts, strict=True):
         length = int(state.total_len.gpu[row])
-        known = state.all_token_ids.gpu[row, :length]
-        for place in range(length, length + count):  # repeats tokens of the prompt
-            state.all_token_ids.gpu[row, place] = known[rng.randrange(length)]
-            state.last_sampled_tokens[row] = state.all_token_ids.gpu[row, place]
+        tokens = state.all_token_ids.gpu[row]
+        for position in range(length, length + count):
+            tokens[position] = tokens[rng.randrange(length)]  # repeats an earlier token
+            state.last_sampled_tokens[row] = tokens[position]
         state.total_len.gpu[row] += count
     batch = SimpleNamespace(
         req_ids=requests,
@@ -84,11 +84,11 @@ def test_drafts_equal_stock_speculator_on_random_states() -> None:
             config.additional_config = {"ngram_npu": {"engine": engine}}
             speculators.append(NgramSpeculator(config, CPU, state))
         _add_requests(rng, state, k)
-        batch, num_sampled = _sample(rng, state, k)
-        rest: list[Any] = [None] * 4 + [num_sampled, None, state.last_sampled_tokens] + [None] * 3
-        expected = call_stock(NgramGPUSpeculator(config, CPU, state), state, batch, *rest)
+        batch, num_sampled = _append_sampled(rng, state, k)
+        args: list[Any] = [None] * 4 + [num_sampled, None, state.last_sampled_tokens] + [None] * 3
+        expected = call_stock(NgramGPUSpeculator(config, CPU, state), state, batch, *args)
         for speculator in speculators:
-            drafts = speculator.propose(batch, *rest)
+            drafts = speculator.propose(batch, *args)
             assert drafts.dtype == torch.int64
             assert torch.equal(drafts, expected), (seed, speculator.index)
         assert speculator.index is not None

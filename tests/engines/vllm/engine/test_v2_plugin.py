@@ -1,4 +1,4 @@
-"""The plugin on the modules of the installed vLLM.
+"""Tests the plugin on the modules of the installed vLLM.
 
 `python -m tools.engines newest --runner v2 -- tests/engines/vllm/engine/test_v2_plugin.py` runs
 this file on the sources of the newest release.
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MODULES = """
+INSTALL_SCRIPT = """
 import importlib, json, logging
 from ngram_npu.engines.vllm import plugin
 logger = logging.getLogger("vllm.ngram_npu")
@@ -43,7 +43,7 @@ print(json.dumps({
 }))
 """
 
-CONFIG = """
+CONFIG_SCRIPT = """
 import sys
 from vllm.engine.arg_utils import EngineArgs
 EngineArgs(
@@ -54,7 +54,7 @@ EngineArgs(
 """
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_script(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", *arguments],
         env={**os.environ, **environment},
@@ -64,8 +64,8 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_plugin_replaces_all_methods_of_installed_vllm() -> None:
-    process = run(MODULES)
+def test_plugin_replaces_ngram_classes_of_installed_vllm() -> None:
+    process = run_script(INSTALL_SCRIPT)
     assert process.returncode == 0, process.stderr
     result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
     assert "ngram_npu: enabled for" in process.stderr
@@ -76,9 +76,10 @@ def test_plugin_replaces_all_methods_of_installed_vllm() -> None:
     assert result["wrapped"] == [True] * 3
 
 
-def test_unknown_option_is_an_error_before_an_engine_starts(model: Path) -> None:
-    process = run(CONFIG, str(model), NGRAM_NPU_VLLM="1")
+def test_unknown_option_raises_before_an_engine_starts(model: Path) -> None:
+    process = run_script(CONFIG_SCRIPT, str(model), NGRAM_NPU_VLLM="1")
     assert process.returncode != 0
     assert "ngram_npu: unknown option 'lokup'" in process.stderr
     assert "did you mean 'lookup'?" in process.stderr
-    assert run(CONFIG, str(model), NGRAM_NPU_VLLM="0").returncode == 0  # without the plugin
+    process = run_script(CONFIG_SCRIPT, str(model), NGRAM_NPU_VLLM="0")
+    assert process.returncode == 0  # without the plugin

@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks on the V2 runner, with random delays and calls to the store."""
+"""Tests two tensor-parallel ranks on the V2 runner, with random delays and calls to the store."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ngram_npu import NgramStore
-from processes import METHODS, RANKS, EngineProcess
-from test_v2_store import EXTENSION
+from processes import METHODS, RANK_ENVIRONMENT, EngineProcess
+from test_v2_store import STORE_EXTENSION
 
 if TYPE_CHECKING:
     from conftest import Runs
 
-CHOSEN = [0, 5]
-DELAYED = {"worker_cls": "workers.DelayedWorker"}
+REQUEST_INDICES = [0, 5]
+DELAYED_WORKER = {"worker_cls": "workers.DelayedWorker"}
 
 
-def start(
+def start_ranks(
     model: Path, log: Path, overrides: dict[str, Any], *calls: list[Any], **options: Any
 ) -> EngineProcess:
     """Starts an engine with two ranks. `options` are further arguments of `EngineProcess`."""
@@ -25,32 +25,35 @@ def start(
     if "beside" in (METHODS[method].options or {}):
         options["NGRAM_NPU_VLLM_BESIDE"] = "1"
     overrides = {"tensor_parallel_size": 2, **overrides}
+    options |= RANK_ENVIRONMENT
     return EngineProcess(
-        model, log, method, CHOSEN, *calls, overrides=overrides, **{**RANKS, **options}
+        model, log, method, REQUEST_INDICES, *calls, overrides=overrides, **options
     )
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("method", ["async-index", "draft-sync", "eagle-store"])
-def test_ranks_with_random_delays_draft_equally(
+def test_ranks_with_random_delays_have_equal_drafts(
     model: Path, runs: Runs, tmp_path: Path, method: str
 ) -> None:
-    process = start(model, tmp_path / "log", DELAYED, ["report_drafts"], method=method)
+    log, call = tmp_path / "log", ["report_drafts"]
+    process = start_ranks(model, log, DELAYED_WORKER, call, method=method)
     result, _ = process.read_result()
-    assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
+    assert result["token_ids"] == runs("none").get_token_ids(REQUEST_INDICES)
     first, second = result["rpc_results"][0]
     assert first == second
-    assert first[1] > 10
+    _, steps = first
+    assert steps > 10
 
 
-def test_ranks_with_store_calls_draft_equally_and_one_saves(
+def test_ranks_with_store_calls_have_equal_drafts_and_one_rank_saves_store(
     model: Path, runs: Runs, tmp_path: Path
 ) -> None:
     statistics = ["ngram_npu_store_statistics"]
-    process = start(
+    process = start_ranks(
         model,
         tmp_path / "log",
-        {**DELAYED, "worker_extension_cls": EXTENSION},
+        {**DELAYED_WORKER, "worker_extension_cls": STORE_EXTENSION},
         statistics,
         ["ngram_npu_store_warm", [[5, 8, 13] * 9], "tenant"],
         statistics,
@@ -65,15 +68,17 @@ def test_ranks_with_store_calls_draft_equally_and_one_saves(
     )
     result, log = process.read_result()
     assert log.count("drafts for this engine") == 1
-    assert result["token_ids"] == runs("none").get_token_ids(CHOSEN)
+    assert result["token_ids"] == runs("none").get_token_ids(REQUEST_INDICES)
     assert all(first == second for first, second in result["rpc_results"])
-    served, _, warm, _, salted, _, cleared, _ = (first for first, _ in result["rpc_results"])
-    assert served["tokens_inserted"] > 0
-    assert warm["tokens_held"] == served["tokens_held"] + 27
-    assert 27 < salted["tokens_held"] < warm["tokens_held"], "the salt's text is in another scope"
-    assert cleared["tokens_held"] == 27
+    results = [first for first, _ in result["rpc_results"][0:8:2]]  # the statistics
+    after_requests, after_warm, after_clear, after_salt_clear = results
+    assert after_requests["tokens_inserted"] > 0
+    assert after_warm["tokens_held"] == after_requests["tokens_held"] + 27
+    # The text of the request with a cache salt is in another scope, so the first clear keeps it.
+    assert 27 < after_clear["tokens_held"] < after_warm["tokens_held"]
+    assert after_salt_clear["tokens_held"] == 27
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "store"]
-    saved = NgramStore.load(tmp_path / "store")
-    saved.check_integrity()
+    store = NgramStore.load(tmp_path / "store")
+    store.check_integrity()
     # vLLM may end the worker before the save that follows the last call.
-    assert 27 <= saved.statistics.tokens_held <= salted["tokens_held"]
+    assert 27 <= store.statistics.tokens_held <= after_clear["tokens_held"]

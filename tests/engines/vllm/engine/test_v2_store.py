@@ -1,4 +1,4 @@
-"""The store of a running V2 engine: seed, calls between steps, and its file."""
+"""Tests the store of a running V2 engine: its seed, calls of its methods, and its file."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any
 
 import numpy as np
 import v2_runs
-from engines import Engine, encode_corpus, greedy, start_engine
+from engines import Engine, encode_corpus, make_params, start_engine
 from ngram_npu import NgramStore
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT, vocabulary_digest
 from ngram_npu.engines.vllm.sharing import scope_of_request
 from ngram_npu.store import file as store_file
 from ngram_npu_cli.learn.fit_draft_costs import Costs
 
-EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
+STORE_EXTENSION = "ngram_npu.engines.vllm.extension.StoreExtension"
 
 
 @contextmanager
 def _start_engine(model: Path, **options: Any) -> Iterator[Engine]:
-    """Starts an engine with changed options of the store and its methods in the worker."""
+    """Starts an engine with changed options of the store. The worker has the store's methods."""
     method = v2_runs.METHODS["store"].with_options(**options)
-    with start_engine(model, method, worker_extension_cls=EXTENSION) as engine:
+    with start_engine(model, method, worker_extension_cls=STORE_EXTENSION) as engine:
         yield engine
 
 
-def call(engine: Engine, name: str, *arguments: Any) -> Any:
+def call_store(engine: Engine, name: str, *arguments: Any) -> Any:
     """Calls a method of the store in the worker and returns its result."""
     (result,) = engine.llm.collective_rpc(f"ngram_npu_store_{name}", args=arguments)
     return result
@@ -37,58 +37,61 @@ def call(engine: Engine, name: str, *arguments: Any) -> Any:
 def test_store_is_seeded_changed_by_calls_and_saved(model: Path, tmp_path: Path, runs: Any) -> None:
     file, result = tmp_path / "store", v2_runs.Run()
     requests = v2_runs.make_requests(model)
-    saving = {"store_file": str(file), "store_save_minutes": 0.002}
-    with _start_engine(model, **saving) as engine:
+    save_options = {"store_file": str(file), "store_save_minutes": 0.002}
+    with _start_engine(model, **save_options) as engine:
         vocabulary = vocabulary_digest(engine.runner.model_config)
         engine.serve(requests, result)
-        statistics = call(engine, "statistics")
+        statistics = call_store(engine, "statistics")
         assert statistics["calls_skipped"] == 0
         num_tokens = statistics["tokens_held"]
         deadline = time.monotonic() + 60
         while not (file.exists() and NgramStore.load(file).statistics.tokens_held == num_tokens):
-            assert time.monotonic() < deadline, "the store is saved while the engine runs"
+            assert time.monotonic() < deadline, "expected a save of the store while the engine runs"
             time.sleep(0.05)
-        call(engine, "warm", [[5, 6, 7]] * 3, "other tenant")
-        call(engine, "merge", str(file))
-        assert call(engine, "statistics")["tokens_held"] > num_tokens + 9
-        call(engine, "clear")
-        call(engine, "clear", "tenant")
+        call_store(engine, "warm", [[5, 6, 7]] * 3, "other tenant")
+        call_store(engine, "merge", str(file))
+        assert call_store(engine, "statistics")["tokens_held"] > num_tokens + 9
+        call_store(engine, "clear")
+        call_store(engine, "clear", "tenant")
         assert engine.drafter.shared_store.contents.scopes.keys() != {0}
-        assert call(engine, "statistics")["tokens_held"] == 9
-        call(engine, "merge", str(file))
+        assert call_store(engine, "statistics")["tokens_held"] == 9
+        call_store(engine, "merge", str(file))
         engine.drafter.shared_store.contents.check_integrity()
     assert result.find_different(runs("none")) == []
     assert store_file.describe(file).tokenizer == vocabulary
-    saved = NgramStore.load(file, tokenizer=vocabulary).statistics
-    assert saved.tokens_held > num_tokens
+    file_statistics = NgramStore.load(file, tokenizer=vocabulary).statistics
+    assert file_statistics.tokens_held > num_tokens
 
-    # Draft costs of the same tokenizer, with which all of the store's drafts are used, or none.
+    # Costs of the same tokenizer. The first logit makes all drafts of the store likely, the second
+    # logit makes all of them unlikely.
     for logit in (40, -768):
         tables = np.zeros((16, 32), int), np.full((16, 56), logit), np.zeros((4096, 2), int)
         costs_file = tmp_path / "costs"
         Costs(*tables, tokenizer=vocabulary).save(costs_file)
-        seeded, before = v2_runs.Run(), file.read_bytes()
+        seeded_result, file_bytes = v2_runs.Run(), file.read_bytes()
         options = {"store_seed": str(file), "costs_file": str(costs_file)}
         with _start_engine(model, **options) as engine:
-            engine.serve(requests, seeded)
-            statistics = call(engine, "statistics")
-        assert seeded.find_different(runs("none")) == []
-        assert file.read_bytes() == before
-        assert statistics["hits"] > saved.hits
-        drafts = statistics["drafts"] - saved.drafts  # a file contains the counts
+            engine.serve(requests, seeded_result)
+            statistics = call_store(engine, "statistics")
+        assert seeded_result.find_different(runs("none")) == []
+        assert file.read_bytes() == file_bytes
+        assert statistics["hits"] > file_statistics.hits
+        # The counts of the file are the initial counts of the engine's store.
+        num_drafts = statistics["drafts"] - file_statistics.drafts
         if logit > 0:
-            assert drafts > 0
-            assert seeded.accepted > result.accepted + 50, "the seed contains all of this text"
+            assert num_drafts > 0
+            # The seed contains all of this text.
+            assert seeded_result.num_accepted > result.num_accepted + 50
         else:
-            assert drafts == 0
+            assert num_drafts == 0
 
 
 def test_clear_of_salt_and_scope_removes_only_their_text(model: Path) -> None:
-    prompt, params = encode_corpus(model, 2_000)[:60], greedy(40, {EXTRA_ARGUMENT: "a"})
+    prompt, params = encode_corpus(model, 2_000)[:60], make_params(40, {EXTRA_ARGUMENT: "a"})
     with _start_engine(model, store="finish") as engine:
         store = engine.drafter.shared_store.contents
         for salt in ("a", "b", "c"):
             engine.generate([{"prompt_token_ids": prompt, "cache_salt": salt}], params)
-        before = set(store.scopes)
-        call(engine, "clear", "a", None, "b")
-        assert before - set(store.scopes) == {scope_of_request(None, params, "b")}
+        old_scopes = set(store.scopes)
+        call_store(engine, "clear", "a", None, "b")
+        assert old_scopes - set(store.scopes) == {scope_of_request(None, params, "b")}

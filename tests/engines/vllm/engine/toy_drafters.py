@@ -1,8 +1,8 @@
-"""Neural drafters for the tiny target model, each trained on this machine in seconds: a draft model
-and an EAGLE head. Both predict the most frequent next tokens. Neither copies passages, which one
-layer does not learn, so they are good where n-grams are bad, and vice versa.
+"""Neural drafters for the tiny target model, trained on this machine in seconds: a draft model and
+an EAGLE head. Both drafters predict frequent next tokens. Their single layer does not learn to copy
+passages, so they are good where n-grams are bad, and vice versa.
 
-Arguments as a script: the kind, the target's folder, and the output folder.
+Arguments as a script: a key of `TRAIN_STEPS`, the target's folder, and the output folder.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ TRAIN_STEPS = {"draft_model": 80, "eagle": 200}
 _BATCH, _LENGTH = 8, 128
 
 
-def cached(kind: str, target: Path) -> Path:
-    """Returns the drafter's folder next to its target's; trains the drafter if it is missing."""
-    from tiny_model import made_once
+def find_or_train_drafter(kind: str, target: Path) -> Path:
+    """Returns the drafter's folder next to the target's. Trains the drafter if it is missing."""
+    from tiny_model import create_once
 
     recipe = hashlib.sha256(Path(__file__).read_bytes() + target.name.encode()).hexdigest()[:12]
     folder = target.parent / f"tiny-{kind}-{recipe}"
-    return made_once(folder, [__file__, kind, str(target)])
+    return create_once(folder, [__file__, kind, str(target)])
 
 
-def target_with_mtp(tokenizer: Path, folder: Path) -> Path:
-    """Writes the config of a target with its own drafter. vLLM gives both random weights, so the
-    drafter cannot predict the text."""
+def write_target_with_mtp(tokenizer: Path, folder: Path) -> Path:
+    """Writes the config of a target model with a multi-token prediction (MTP) drafter. vLLM gives
+    both random weights, so the drafter cannot predict the text."""
     config = {
         "architectures": ["MiMoForCausalLM"],
         "model_type": "qwen2",
@@ -52,24 +52,24 @@ def target_with_mtp(tokenizer: Path, folder: Path) -> Path:
 
 
 def _make_batches(target: Path, kind: str) -> Any:
-    """Yields for each step: tokens, the target's hidden states after its last norm, and the
-    target's next tokens."""
+    """Yields for each training step the tokens, the target's hidden states after its last norm, and
+    the most likely next tokens."""
     import torch
-    from tiny_model import corpus
+    from tiny_model import read_corpus
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    full = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(target).encode(corpus()[:1_500_000])
-    chooser = random.Random(1)
+    target_model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(target).encode(read_corpus()[:1_500_000])
+    rng = random.Random(1)
     for _ in range(TRAIN_STEPS[kind]):
-        starts = [chooser.randrange(len(ids) - _LENGTH) for _ in range(_BATCH)]
+        starts = [rng.randrange(len(ids) - _LENGTH) for _ in range(_BATCH)]
         batch = torch.tensor([ids[start : start + _LENGTH] for start in starts])
         with torch.no_grad():
-            output = full(batch, output_hidden_states=True)
+            output = target_model(batch, output_hidden_states=True)
         yield batch, output.hidden_states[-1], output.logits.argmax(-1)
 
 
-def _train(parameters: Any, losses: Any, steps: int) -> None:
+def _train_parameters(parameters: Any, losses: Any, steps: int) -> None:
     import torch
 
     optimizer = torch.optim.AdamW(parameters, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0)
@@ -83,7 +83,7 @@ def _train(parameters: Any, losses: Any, steps: int) -> None:
             print(f"toy drafter: step {step}, loss {loss.item():.2f}", flush=True)
 
 
-def _loss(logits: Any, targets: Any) -> Any:
+def _compute_loss(logits: Any, targets: Any) -> Any:
     import torch
 
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -96,43 +96,46 @@ def _train_draft_model(target: Path, folder: Path) -> None:
     config.update({"num_hidden_layers": 1, "intermediate_size": 192})
     model = LlamaForCausalLM(config)
     losses = (
-        _loss(model(input_ids=batch).logits, targets)
+        _compute_loss(model(input_ids=batch).logits, targets)
         for batch, _, targets in _make_batches(target, "draft_model")
     )
-    _train(model.parameters(), losses, TRAIN_STEPS["draft_model"])
+    _train_parameters(model.parameters(), losses, TRAIN_STEPS["draft_model"])
     model.save_pretrained(folder)
     for path in target.glob("tokenizer*"):
         shutil.copy(path, folder)
 
 
 def _train_eagle(target: Path, folder: Path) -> None:
-    """Trains one layer on the target's hidden state and the next token's embedding. Its output goes
-    to the target's own head."""
+    """Trains one layer on the target's hidden state and the next token's embedding. The target's
+    head turns the layer's output into logits."""
     import torch
     from safetensors.torch import save_file
     from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-    full = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).requires_grad_(False)
-    config = full.config
+    target_model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    target_model.requires_grad_(False)
+    config = target_model.config
     layer = LlamaDecoderLayer(config, 0)
     layer.input_layernorm = torch.nn.Identity()
     fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-    positions = full.model.rotary_emb(torch.zeros(1), torch.arange(_LENGTH - 1)[None])
+    positions = target_model.model.rotary_emb(torch.zeros(1), torch.arange(_LENGTH - 1)[None])
 
-    def losses() -> Any:
+    def compute_losses() -> Any:
         for batch, hidden, targets in _make_batches(target, "eagle"):
-            embedded = full.model.embed_tokens(batch[:, 1:])
-            joined = fc(torch.cat([embedded, hidden[:, :-1]], dim=-1))
-            yield _loss(full.lm_head(layer(joined, position_embeddings=positions)), targets[:, 1:])
+            embeddings = target_model.model.embed_tokens(batch[:, 1:])
+            inputs = fc(torch.cat([embeddings, hidden[:, :-1]], dim=-1))
+            logits = target_model.lm_head(layer(inputs, position_embeddings=positions))
+            yield _compute_loss(logits, targets[:, 1:])
 
-    _train([*layer.parameters(), *fc.parameters()], losses(), TRAIN_STEPS["eagle"])
+    parameters = [*layer.parameters(), *fc.parameters()]
+    _train_parameters(parameters, compute_losses(), TRAIN_STEPS["eagle"])
     folder.mkdir(parents=True)
     weights = {f"layers.0.{name}": value for name, value in layer.state_dict().items()}
     save_file({**weights, "fc.weight": fc.weight.detach()}, folder / "model.safetensors")
-    description = json.loads((target / "config.json").read_text())
-    description |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
-    (folder / "config.json").write_text(json.dumps(description))
+    drafter_config = json.loads((target / "config.json").read_text())
+    drafter_config |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(drafter_config))
 
 
 if __name__ == "__main__":

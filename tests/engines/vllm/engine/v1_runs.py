@@ -1,4 +1,4 @@
-"""Runs V1's runner with different drafting methods, and records its drafts."""
+"""Runs V1's runner with different drafting methods, and records the drafts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ INDEX = {**LOOKUP, "engine": "index"}
 STORE_FINISH = {**LADDER, "engine": "auto", "drafts": "padded", "store": "finish", "metrics": True}
 
 
-def make_async_method(drafts: str, engine: str, **more: Any) -> Method:
-    return Method("ngram_gpu", {"drafts": drafts, "engine": engine, **more}, asynchronous=True)
+def make_async_method(drafts: str, engine: str, **options: Any) -> Method:
+    options = {"drafts": drafts, "engine": engine, **options}
+    return Method("ngram_gpu", options, asynchronous=True)
 
 
-# Together, the class with the index and the plugin with the scan cover both engines.
+# Together, custom_class with the index and plugin with the scan cover both engines.
 METHODS = {
     "none": Method(),
     "ngram": Method("ngram"),
@@ -52,8 +53,8 @@ METHODS = {
     "store_padded": Method("ngram_gpu", STORE_FINISH, asynchronous=True),
 }
 
-# One engine runs several sets of requests. Seeded requests crash vLLM's CPU runner (0.32.0) if one
-# of them is prefilled in chunks, with or without speculation, so they do not chunk.
+# Engine arguments by sets of requests that share an engine. vLLM's CPU runner (0.32.0) crashes if a
+# seeded request is prefilled in chunks, so the engine of sampled requests does not use chunks.
 ENGINE_OPTIONS: dict[tuple[str, ...], dict[str, Any]] = {
     ("greedy", "structured"): {},
     ("sampled",): {
@@ -69,11 +70,11 @@ class Run(BatchResult):
     """Results of one batch of requests from one engine."""
 
     steps_of_requests: dict[str, dict[int, list[int]]] = field(default_factory=dict)
-    """By request and sample: the draft at each row length at which a token was sampled."""
+    """By request and sample: the draft at each row length after a step that sampled tokens."""
     mismatches: list[str] = field(default_factory=list)
     """Drafts that differ from the stock class's drafts for the same rows."""
     prefilling_rows: int = 0
-    """Rows in which a step of the prefill sampled no token."""
+    """Number of rows, over all steps, that sampled no token because they were in prefill."""
     waits: int = 0
     """Number of times the host waited for the number of drafts (asynchronous scheduling)."""
     store: Any = None
@@ -86,7 +87,7 @@ class Run(BatchResult):
 
 
 class Recorder:
-    """Compares every call of an engine's drafter with the stock class's on the same rows."""
+    """Compares the drafts in every step with those of the stock class for the same rows."""
 
     def __init__(self, engine: Engine, method: Method) -> None:
         self._engine = engine
@@ -102,7 +103,7 @@ class Recorder:
                 self._stock = NgramProposerGPU(config, torch.device("cpu"), engine.runner)
         elif method.options is not None:
             self._stock = NgramProposer(config)
-            # vLLM sets them to 0 for a custom class.
+            # vLLM sets both bounds to 0 for a custom class.
             self._stock.min_n, self._stock.max_n = LOOKUP.values()
         self._propose, engine.drafter.propose = engine.drafter.propose, record
 
@@ -118,43 +119,44 @@ class Recorder:
         return self._run
 
     def _record(self, *args: Any, **kwargs: Any) -> list[list[int]]:
-        sampled, num_tokens, token_ids = args[-3:]
+        samples, num_tokens, token_ids = args[-3:]
         drafts: list[list[int]] = self._propose(*args, **kwargs)
         expected = drafts
         if self._stock is not None:
-            expected = self._stock.propose(K, sampled, num_tokens, token_ids)
+            expected = self._stock.propose(K, samples, num_tokens, token_ids)
         self._run.steps += 1
         for i, req_id in enumerate(self._engine.runner.input_batch.req_ids):
-            if sampled[i]:
+            if samples[i]:
                 self._add_draft(req_id, int(num_tokens[i]), list(drafts[i]))
-            self._run.prefilling_rows += not sampled[i]
+            self._run.prefilling_rows += not samples[i]
             if drafts[i] != expected[i]:
                 self._run.mismatches.append(f"{req_id}: {drafts[i]} instead of {expected[i]}")
         return drafts
 
     def _record_async(
-        self, k: int, lengths: Any, token_ids: Any, sampled: Any, counts: Any
+        self, k: int, lengths: Any, token_ids: Any, samples: Any, counts: Any
     ) -> tuple[Any, Any]:
-        """Like `_record`, for tensors; padding is checked but not recorded."""
-        # The stock class writes to its argument.
-        arguments = k, lengths, token_ids.clone(), sampled, counts
+        """Does the same as `_record` for tensors. Padding is checked but not recorded."""
+        # The stock class writes to `token_ids`, so it gets a copy.
+        arguments = k, lengths, token_ids.clone(), samples, counts
         expected = None if self._stock is None else self._stock.propose(*arguments)
-        drafts, num_drafts = self._propose(k, lengths, token_ids, sampled, counts)
+        drafts, num_drafts = self._propose(k, lengths, token_ids, samples, counts)
         expected_drafts, expected_counts = expected or (drafts, num_drafts)
-        ends = expected_counts if num_drafts is None else num_drafts
+        draft_lengths = expected_counts if num_drafts is None else num_drafts
         self._run.steps += 1
         for i, req_id in enumerate(self._engine.runner.input_batch.req_ids):
-            count, end = int(counts[i]), int(ends[i])
+            count, end = int(counts[i]), int(draft_lengths[i])
             if count == 0:
                 self._run.prefilling_rows += 1
                 continue
             length = int(lengths[i]) + count
-            draft, rest = drafts[i, :end].tolist(), drafts[i, end:].tolist()
+            draft, padding = drafts[i, :end].tolist(), drafts[i, end:].tolist()
             self._add_draft(req_id, length, draft)
-            padding = int(token_ids[i, length - 1]) if num_drafts is None else -1
-            right = expected_drafts[i, : int(expected_counts[i])].tolist()
-            if draft != right or rest != [padding] * len(rest):
-                self._run.mismatches.append(f"{req_id}: {draft} {rest} instead of {right}")
+            pad_token = int(token_ids[i, length - 1]) if num_drafts is None else -1
+            expected_draft = expected_drafts[i, : int(expected_counts[i])].tolist()
+            if draft != expected_draft or padding != [pad_token] * len(padding):
+                line = f"{req_id}: {draft} {padding} instead of {expected_draft}"
+                self._run.mismatches.append(line)
         return drafts, num_drafts
 
     def _add_draft(self, req_id: str, length: int, draft: list[int]) -> None:
@@ -162,7 +164,7 @@ class Recorder:
         self._run.steps_of_requests.setdefault(name, {})[length] = draft
 
 
-def run(model: Path, method: Method, sets: tuple[str, ...]) -> dict[str, Run]:
+def run_sets(model: Path, method: Method, sets: tuple[str, ...]) -> dict[str, Run]:
     """Runs sets of requests that share an engine."""
     with start_engine(model, method, **ENGINE_OPTIONS[sets]) as engine:
         recorder = Recorder(engine, method)
@@ -171,28 +173,29 @@ def run(model: Path, method: Method, sets: tuple[str, ...]) -> dict[str, Run]:
 
 def make_requests(model: Path, name: str = "greedy") -> list[Request]:
     """Makes a set of requests."""
-    make = {"greedy": _make_greedy, "sampled": _make_sampled, "structured": _make_structured}
-    return make[name](Prompts(model))
+    make_set = {"greedy": _make_greedy, "sampled": _make_sampled, "structured": _make_structured}
+    return make_set[name](Prompts(model))
 
 
 class Prompts:
-    """Passages of the corpus by number and length in tokens."""
+    """Makes prompts from passages of the corpus."""
 
     def __init__(self, model: Path) -> None:
         self._ids = encode_corpus(model, 200_000)
 
     def __call__(self, number: int, length: int, repeated: int = 0) -> list[int]:
-        """Returns `length` tokens, followed by a copy of the first `repeated` ones."""
+        """Returns `length` tokens from the passage `number`, followed by a copy of its first
+        `repeated` tokens."""
         start = number * 977 % (len(self._ids) - MAX_MODEL_LEN)
         passage = self._ids[start : start + length]
         return passage + passage[:repeated]
 
 
 def _make_greedy(prompts: Prompts) -> list[Request]:
-    """Makes 48 requests: chunks, shared prefixes, stops, penalties, log probabilities, ends at
-    max_model_len."""
+    """Makes 48 requests: some are prefilled in chunks, share a prefix, have stop conditions,
+    penalties or log probabilities, or end at max_model_len."""
     requests: list[Request] = []
-    shared = prompts(1000, 130)
+    shared_prefix = prompts(1000, 130)
     for i in range(48):
         prompt = prompts(i, 20 + 53 * i % 330, repeated=12)
         params: dict[str, Any] = {"max_tokens": 24 + 7 * i % 60, "ignore_eos": True}
@@ -207,7 +210,7 @@ def _make_greedy(prompts: Prompts) -> list[Request]:
             case 4:
                 params |= {"presence_penalty": 0.7, "frequency_penalty": 0.4}
             case 5:
-                prompt = shared + prompts(i, 15 + i)
+                prompt = shared_prefix + prompts(i, 15 + i)
             case 6:
                 params |= {"stop_token_ids": prompts(i, 40)[30:], "bad_words": ["self"]}
             case 7:
@@ -217,7 +220,7 @@ def _make_greedy(prompts: Prompts) -> list[Request]:
 
 
 def _make_sampled(prompts: Prompts) -> list[Request]:
-    """Makes 24 requests, 40 samples: seeds, several samples per prompt, filters, penalties."""
+    """Makes 24 requests with seeds and 40 samples in total, some with top_p, top_k or penalties."""
     requests: list[Request] = []
     for i in range(24):
         params = SamplingParams(
@@ -238,7 +241,7 @@ def _make_structured(prompts: Prompts) -> list[Request]:
     """Makes 12 requests with a grammar and four without."""
     properties = {"name": {"type": "string", "maxLength": 12}, "number": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": [*properties]}
-    kinds = [
+    grammars = [
         StructuredOutputsParams(json=schema),
         StructuredOutputsParams(regex=r"(abc|abd)( (abc|abd)){4,9}\."),
         StructuredOutputsParams(choice=["one and one and one", "two and two and two and two"]),
@@ -246,6 +249,6 @@ def _make_structured(prompts: Prompts) -> list[Request]:
     ]
     requests: list[Request] = []
     for i in range(16):
-        params = SamplingParams(temperature=0, max_tokens=70, structured_outputs=kinds[i % 4])
+        params = SamplingParams(temperature=0, max_tokens=70, structured_outputs=grammars[i % 4])
         requests.append((prompts(i, 25 + 31 * i % 150, repeated=8), params))
     return requests

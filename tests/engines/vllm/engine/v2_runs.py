@@ -1,5 +1,5 @@
 """Runs the V2 runner with different drafting methods, and compares each row's draft with the stock
-speculator's or, with a neural drafter, with the reference's choice of the two drafts."""
+speculator's or, with a neural drafter, with the draft that the reference chooses."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from ngram_npu.config import default_match_costs
 from ngram_npu.engines.vllm.options import EXTRA_ARGUMENT
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE
 from ngram_npu.store.device_store import DeviceStoreStatistics
-from ops.reference.drafting import LATEST, draft_for
+from ops.reference.drafting import LATEST, compute_draft
 from ops.reference.merging import merge_drafts_
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
 
 GRAMMAR = r"( self\.[a-z]+ = [a-z]+\n)+"
-BESIDE_LOOKUP = (2, 9)  # supported by the index, too
-NGRAM = 2
-"""Source of a draft in the reference of the merge operator."""
+BESIDE_BOUNDS = (2, 9)  # min_n and max_n; the index supports these, too
+NGRAM_SOURCE = 2
+"""The number for an n-gram draft in the sources that the merge operator returns."""
 
 
-def make_ngram_method(engine: str, **more: Any) -> Method:
-    return Method("ngram_gpu", {"engine": engine, **more}, asynchronous=True)
+def make_ngram_method(engine: str, **options: Any) -> Method:
+    return Method("ngram_gpu", {"engine": engine, **options}, asynchronous=True)
 
 
 def make_beside_method(
@@ -54,8 +54,8 @@ def make_beside_method(
 METRICS_LADDER = {**LADDER, "metrics": True}
 STORE = {**LADDER, "store": "live"}
 DEVICE_STORE = {"lookup": "1-16", "store": "live", "draft_on": "device", "store_tokens": 65536}
-SIZES = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), BESIDE_LOOKUP, strict=True))
-SCAN, INDEX = {"engine": "scan", **SIZES}, {"engine": "index", **SIZES}
+BOUNDS = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), BESIDE_BOUNDS, strict=True))
+SCAN, INDEX = {"engine": "scan", **BOUNDS}, {"engine": "index", **BOUNDS}
 ADAPTIVE = {"enable_adaptive_verification": True}
 
 # vLLM schedules "ngram" synchronously only.
@@ -83,7 +83,7 @@ METHODS = {
         "eagle",
         SCAN,
         asynchronous=False,
-        # First and last batch size, and the number of draft tokens.
+        # The first batch size, the last batch size, and the number of draft tokens for these.
         num_speculative_tokens_per_batch_size=[[1, 1, 4], [2, 8, 0]],
     ),
     "mtp": make_beside_method("mtp", SCAN),
@@ -92,7 +92,7 @@ METHODS = {
     "eagle-store": make_beside_method("eagle", STORE),
     "draft-device-store": make_beside_method("draft_model", DEVICE_STORE),
 }
-"""Copies and jobs of "late-*" methods wait until the runner reads the drafts in its next step."""
+"""In methods "late-*", copies and jobs wait until the runner reads the drafts in its next step."""
 
 REQUEST_COUNTS = {"eagle-small-batches": 8, "mtp": 8}
 """Methods that run fewer requests."""
@@ -103,47 +103,47 @@ class Run(BatchResult):
     """Results of one batch of requests from one engine."""
 
     prefilling: int = 0
-    """Rows that sampled nothing."""
+    """Number of rows, over all steps, that sampled nothing because they were in prefill."""
     partly_accepted: int = 0
-    """Rows with some, but not all, of their drafts accepted."""
+    """Number of rows, over all steps, with some, but not all, of their drafts accepted."""
     mismatches: list[str] = field(default_factory=list)
-    """Rows with other drafts than the expected ones."""
+    """Descriptions of the drafts that differ from the expected drafts."""
     state_changes: int = 0
-    """Calls of `propose` that changed the runner's state."""
+    """Number of calls of `propose` that changed the runner's state."""
     waits: int = 0
-    """Waits of the host for an event."""
+    """Number of times the host waited for an event."""
     waits_in_propose: int = 0
     draft_counts: Any = None
-    """[2, K] draft tokens verified and accepted by position, if they are counted."""
+    """[2, K] numbers of verified and of accepted draft tokens by position; None without metrics."""
     not_verified: int = 0
-    """Draft tokens that vLLM chose not to verify."""
+    """Number of draft tokens that vLLM chose not to verify."""
     store: StoreStatistics | DeviceStoreStatistics | None = None
     """Statistics of the shared store, after its integrity check."""
     stored_texts: list[tuple[int, list[int]]] = field(default_factory=list)
     """Scope and tokens of each text in the store."""
     drafts: list[tuple[str, list[int]]] = field(default_factory=list)
-    """Each drafted row's request and draft, in the order of the steps."""
+    """Request and draft of each row, in the order of the steps."""
     grammars: int = 0
-    """Steps with requests that have a grammar."""
+    """Number of steps with requests that have a grammar."""
     scopes: int = 0
-    """Scopes with text in the store."""
+    """Number of scopes with text in the store."""
     changes_while_pending: int = 0
-    """Begins and ends of requests while jobs of the previous step were pending."""
+    """Number of begins and ends of requests while jobs of the previous step were pending."""
     num_replaced: int = 0
-    """Rows that sampled a token and got an n-gram draft instead of their neural draft."""
+    """Number of rows, over all steps, that got an n-gram draft instead of their neural draft."""
     num_kept: int = 0
-    """Rows that sampled a token and kept their neural draft."""
+    """Number of rows, over all steps, that sampled a token and kept their neural draft."""
     steps_without_drafts: int = 0
-    """Steps in which the runner requested no draft tokens."""
+    """Number of steps in which the runner requested no draft tokens."""
     neural_results: int = 0
-    """Verification results of neural drafts that the acceptance estimator received."""
+    """Number of verification results of neural drafts that the acceptance estimator received."""
     ngram_results: int = 0
-    """Verification results of n-gram drafts that the acceptance estimator received."""
+    """Number of verification results of n-gram drafts that the acceptance estimator received."""
 
 
 def make_requests(model: Path) -> list[Request]:
-    """Makes 20 requests: chunks, shared prefixes, stops, penalties, ends at max_model_len, two
-    grammars and two scopes."""
+    """Makes 20 requests: some are prefilled in chunks, share a prefix, have stop conditions,
+    penalties, a grammar or a scope, or end at max_model_len."""
     ids = encode_corpus(model, 60_000)
     requests = []
     for i in range(20):
@@ -168,25 +168,25 @@ def make_requests(model: Path) -> list[Request]:
     return requests
 
 
-def run(model: Path, name: str, count: int = 20, stream: type | None = None) -> Run:
-    """Runs the first `count` requests at once, with a new engine for the named method. `stream`
-    delays the drafting on the host; methods "late-*" have one."""
+def run_method(model: Path, name: str, count: int = 20, stream: type | None = None) -> Run:
+    """Runs the first `count` requests at once, with a new engine for the named method. `stream` is
+    the class of a stream that delays drafting on the host; "late-*" methods use DelayedStream."""
     result, method = Run(), METHODS[name]
     count = min(count, REQUEST_COUNTS.get(name, count))
     if name.startswith("late-"):
         stream = stream or DelayedStream
     with start_engine(model, method) as engine:
-        delayed = None if stream is None else stream(engine.runner, result)
+        delayed_stream = None if stream is None else stream(engine.runner, result)
         if method.is_adaptive:
             _count_not_verified(engine.runner.adaptive_verification, result)
         lookup = getattr(engine.drafter, LOOKUP_ATTRIBUTE, None)
         if lookup is not None:
             _BesideRecorder(engine, method, result)
         elif method.name:
-            _record(engine, result, delayed)
-        serve(engine, make_requests(model)[:count], result)
-        if delayed is not None:
-            delayed.synchronize()
+            _record_drafts(engine, result, delayed_stream)
+        serve_requests(engine, make_requests(model)[:count], result)
+        if delayed_stream is not None:
+            delayed_stream.synchronize()
         lookup = lookup or engine.drafter
         if getattr(lookup, "_stats", None) is not None:
             result.draft_counts = lookup._stats.acceptance.read_and_reset().sum(1)
@@ -197,12 +197,12 @@ def run(model: Path, name: str, count: int = 20, stream: type | None = None) -> 
             result.scopes = len(shared.contents.scopes)
             texts = shared.contents.texts()
             result.stored_texts = [(scope, text.tolist()) for scope, text in texts]
-        del shared, delayed, lookup
+        del shared, delayed_stream, lookup
     return result
 
 
-def serve(engine: Engine, requests: Sequence[Request], result: Run) -> None:
-    """Runs all of these requests at once, and writes outputs and counts to `result`."""
+def serve_requests(engine: Engine, requests: Sequence[Request], result: Run) -> None:
+    """Runs all requests at once, and writes outputs and counts to `result`."""
     waits = CountingEvent.waits
     engine.serve(requests, result)
     result.waits = CountingEvent.waits - waits
@@ -219,33 +219,33 @@ class DelayedStream(host_drafting.SynchronousStream):
         for name in ("begin", "end"):
             setattr(host, name, self._count_pending(getattr(host, name), result))
 
-        def synchronized(*args: Any) -> Any:
+        def synchronize_and_prepare(*args: Any) -> Any:
             self.synchronize()
             return prepare_inputs(*args)
 
-        runner.prepare_inputs = synchronized
+        runner.prepare_inputs = synchronize_and_prepare
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        self.add(lambda: to.copy_(source))
+        self.add_task(lambda: to.copy_(source))
 
     def run(self, job: int) -> None:
-        self.add(lambda: super(DelayedStream, self).run(job))
+        self.add_task(lambda: super(DelayedStream, self).run(job))
 
-    def add(self, task: Callable[[], object]) -> None:
+    def add_task(self, task: Callable[[], object]) -> None:
         self._tasks.append(task)
 
     def copy_drafts_to_runner(self, batch: Any, drafts: torch.Tensor) -> None:
         """Repeats the runner's copies of the drafts, which it made before the drafts existed."""
         state, handler = self._runner.req_states, self._runner.draft_tokens_handler
 
-        def copy() -> None:
+        def copy_drafts() -> None:
             for req_id, row, draft in zip(batch.req_ids, batch.idx_mapping, drafts, strict=True):
                 if state.req_id_to_index.get(req_id) == row:
                     state.draft_tokens[row] = draft
             if handler.draft_tokens_np is not None:
                 handler.draft_tokens_np[:] = drafts.numpy()
 
-        self.add(copy)
+        self.add_task(copy_drafts)
 
     @torch.inference_mode()
     def synchronize(self) -> None:
@@ -253,49 +253,50 @@ class DelayedStream(host_drafting.SynchronousStream):
             self._tasks.pop(0)()
 
     def _count_pending(self, call: Callable[..., Any], result: Run) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def count_and_call(*args: Any, **kwargs: Any) -> Any:
             result.changes_while_pending += bool(self._tasks)
             return call(*args, **kwargs)
 
-        return counted
+        return count_and_call
 
 
 class UnorderedStream(DelayedStream):
-    """A fault: jobs run before the copies that precede them."""
+    """Makes a fault: jobs run before the copies that precede the jobs."""
 
     def run(self, job: int) -> None:
         host_drafting.SynchronousStream.run(self, job)
 
 
 def call_stock(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Returns the stock speculator's drafts, but the prompt's last token in rows that are still
-    prefilling. vLLM ignores those drafts; its speculator repeats the row's last sampled token."""
+    """Returns the stock speculator's drafts. In rows in prefill, whose drafts vLLM ignores, returns
+    copies of the prompt's last token, which our speculator drafts there."""
     drafts = stock.propose(batch, *args, **kwargs)
-    last = state.all_token_ids.gpu[batch.idx_mapping, state.total_len.gpu[batch.idx_mapping] - 1]
-    return torch.where(args[4][:, None] > 0, drafts, last[:, None])
+    rows = batch.idx_mapping
+    last_tokens = state.all_token_ids.gpu[rows, state.total_len.gpu[rows] - 1]
+    return torch.where(args[4][:, None] > 0, drafts, last_tokens[:, None])
 
 
 @contextmanager
 def _observe_propose(state: Any, num_sampled: torch.Tensor, result: Run) -> Iterator[None]:
-    """Counts the step's rows, and the waits and changes of the runner's state in the block."""
-    before = state.all_token_ids.gpu.clone(), state.total_len.gpu.clone()
+    """Counts the rows of a step, and in the block the waits and changes of the runner's state."""
+    state_copies = state.all_token_ids.gpu.clone(), state.total_len.gpu.clone()
     waits = CountingEvent.waits
     yield
     result.waits_in_propose += CountingEvent.waits - waits
-    after = state.all_token_ids.gpu, state.total_len.gpu
-    result.state_changes += not all(map(torch.equal, before, after))
+    tensors = state.all_token_ids.gpu, state.total_len.gpu
+    result.state_changes += not all(map(torch.equal, state_copies, tensors))
     result.steps += 1
     result.prefilling += int((num_sampled == 0).sum())
     result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
 
 
-def _record(engine: Engine, result: Run, stream: DelayedStream | None) -> None:
-    """Compares every call of `propose` with the stock speculator's on the same state."""
+def _record_drafts(engine: Engine, result: Run, stream: DelayedStream | None) -> None:
+    """Compares the drafts in every step with those of the stock speculator for the same state."""
     speculator, state = engine.drafter, engine.runner.req_states
     stock = NgramGPUSpeculator(engine.llm.llm_engine.vllm_config, engine.runner.device, state)
     propose = speculator.propose
 
-    def recorded(input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def propose_and_record(input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs.get("dummy_run"):
             drafts: torch.Tensor = propose(input_batch, *args, **kwargs)
             return drafts
@@ -307,58 +308,58 @@ def _record(engine: Engine, result: Run, stream: DelayedStream | None) -> None:
 
         def compare() -> None:
             rows = zip(input_batch.req_ids, drafts.tolist(), expected.tolist(), strict=True)
-            for name, draft, right in rows:
+            for name, draft, expected_draft in rows:
                 result.drafts.append((name.partition("-")[0], draft))  # without random digits
-                if draft != right:
-                    result.mismatches.append(f"{name}: {draft} instead of {right}")
+                if draft != expected_draft:
+                    result.mismatches.append(f"{name}: {draft} instead of {expected_draft}")
 
         if stream is None:
             compare()
         else:
-            stream.add(compare)
+            stream.add_task(compare)
             stream.copy_drafts_to_runner(input_batch, drafts)
         return drafts
 
-    speculator.propose = recorded
+    speculator.propose = propose_and_record
 
 
 class _BesideRecorder:
-    """Compares every call of `propose` with the references of the lookup and of the choice. Keeps
-    a second copy of their state per request, reset when the runner adds a request."""
+    """Compares the drafts in every step with those that the reference chooses. The choice depends
+    on the acceptance of neural drafts, of which the reference has its own copy."""
 
     def __init__(self, engine: Engine, method: Method, result: Run) -> None:
         runner = engine.runner
         self._state, self._result = runner.req_states, result
         lookup = runner.speculator.ngram_npu
-        self._compares = (method.options or {}).get("lookup") is None
+        self._compares_drafts = (method.options or {}).get("lookup") is None
         self._acceptance = np.zeros_like(lookup.neural_acceptance.numpy())
         # By row of the runner's state: whether the last step replaced the neural draft.
-        self._replaced = torch.zeros(len(self._acceptance), dtype=torch.bool)
-        self._neural = torch.empty(0)
-        self._neural_propose, lookup._neural_propose = lookup._neural_propose, self._keep_neural
+        self._is_replaced = torch.zeros(len(self._acceptance), dtype=torch.bool)
+        self._neural_drafts = torch.empty(0)
+        self._neural_propose, lookup._neural_propose = lookup._neural_propose, self._propose_neural
         self._propose, runner.speculator.propose = runner.speculator.propose, self._record
         self._add_request, self._state.add_request = self._state.add_request, self._reset_row
         if method.is_adaptive:
             estimator = runner.speculator.acceptance_estimator
-            self._estimate, estimator.step = estimator.step, self._count_estimated
+            self._estimate, estimator.step = estimator.step, self._count_and_estimate
 
     def _reset_row(self, req_id: str, *args: Any, **kwargs: Any) -> None:
         self._add_request(req_id, *args, **kwargs)
         row = self._state.req_id_to_index[req_id]
-        self._acceptance[row], self._replaced[row] = 0, False
+        self._acceptance[row], self._is_replaced[row] = 0, False
 
-    def _keep_neural(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def _propose_neural(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         drafts: torch.Tensor = self._neural_propose(*args, **kwargs)
-        self._neural = drafts.clone()
+        self._neural_drafts = drafts.clone()
         return drafts
 
-    def _count_estimated(
+    def _count_and_estimate(
         self, rows: torch.Tensor, sampled: torch.Tensor, rejected: torch.Tensor
     ) -> None:
-        verified = (sampled - 1).clamp(min=0) + rejected > 0
-        num_ngram = int((verified & self._replaced[rows]).sum())
+        had_drafts = (sampled - 1).clamp(min=0) + rejected > 0
+        num_ngram = int((had_drafts & self._is_replaced[rows]).sum())
         self._result.ngram_results += num_ngram
-        self._result.neural_results += int(verified.sum()) - num_ngram
+        self._result.neural_results += int(had_drafts.sum()) - num_ngram
         self._estimate(rows, sampled, rejected)
 
     def _record(self, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -368,18 +369,18 @@ class _BesideRecorder:
         result, num_sampled = self._result, args[4]
         with _observe_propose(self._state, num_sampled, result):
             drafts = self._propose(batch, *args, **kwargs)
-        requested = kwargs["num_speculative_tokens"]
-        result.steps_without_drafts += requested == 0
-        sampled, rows = num_sampled > 0, batch.idx_mapping
-        replaced = (drafts != self._neural).any(1)
-        self._replaced[rows[sampled]] = replaced[sampled]
-        result.num_replaced += int((sampled & replaced).sum())
-        result.num_kept += int((sampled & ~replaced).sum())
-        if self._compares and requested == K:
-            self._compare(batch, num_sampled.numpy(), drafts)
+        num_requested = kwargs["num_speculative_tokens"]
+        result.steps_without_drafts += num_requested == 0
+        has_sampled, rows = num_sampled > 0, batch.idx_mapping
+        is_replaced = (drafts != self._neural_drafts).any(1)
+        self._is_replaced[rows[has_sampled]] = is_replaced[has_sampled]
+        result.num_replaced += int((has_sampled & is_replaced).sum())
+        result.num_kept += int((has_sampled & ~is_replaced).sum())
+        if self._compares_drafts and num_requested == K:
+            self._compare_drafts(batch, num_sampled.numpy(), drafts)
         return drafts
 
-    def _compare(self, batch: Any, num_sampled: Any, drafts: torch.Tensor) -> None:
+    def _compare_drafts(self, batch: Any, num_sampled: Any, drafts: torch.Tensor) -> None:
         rows = batch.idx_mapping.numpy()
         num_verified = (np.diff(batch.cu_num_logits_np) - 1).astype(np.int32)
         ngram = np.zeros((len(rows), K), np.int32)
@@ -388,27 +389,28 @@ class _BesideRecorder:
             length = int(self._state.total_len.gpu[row])
             tokens = self._state.all_token_ids.gpu[row, :length].tolist()
             if num_sampled[i] > 0:
-                draft, match_len[i] = draft_for(tokens, *BESIDE_LOOKUP, K, LATEST, True, 10**9)
+                draft, match_len[i] = compute_draft(tokens, *BESIDE_BOUNDS, K, LATEST, True, 10**9)
                 num_ngram[i] = len(draft)
                 ngram[i] = (draft + [tokens[-1]] * K)[:K]
-        drafted = (self._neural.numpy(), ngram, num_ngram, match_len)
+        both_drafts = (self._neural_drafts.numpy(), ngram, num_ngram, match_len)
         costs = (None, None, None, default_match_costs())
         state = (rows, num_sampled, num_verified, self._acceptance)
-        expected, _, source = merge_drafts_(*drafted, *costs, *state, 1, 0, False)
-        for i, (draft, right) in enumerate(zip(drafts.tolist(), expected.tolist(), strict=True)):
-            if draft != right:
-                name = "n-grams" if source[i] == NGRAM else "the neural drafter"
-                line = f"{batch.req_ids[i]}: {draft} instead of {right} from {name}"
+        expected, _, source = merge_drafts_(*both_drafts, *costs, *state, 1, 0, False)
+        pairs = zip(drafts.tolist(), expected.tolist(), strict=True)
+        for i, (draft, expected_draft) in enumerate(pairs):
+            if draft != expected_draft:
+                name = "n-grams" if source[i] == NGRAM_SOURCE else "the neural drafter"
+                line = f"{batch.req_ids[i]}: {draft} instead of {expected_draft} from {name}"
                 self._result.mismatches.append(line)
 
 
 def _count_not_verified(manager: Any, result: Run) -> None:
-    """Counts the draft tokens that vLLM leaves out."""
+    """Counts the draft tokens that vLLM chooses not to verify."""
     get_num_tokens = manager.get_num_tokens
 
-    def counted(num_tokens: Any, drafts: Any) -> Any:
-        chosen = get_num_tokens(num_tokens, drafts)
-        result.not_verified += sum(num_tokens.values()) - chosen
-        return chosen
+    def count_and_get(num_tokens: Any, drafts: Any) -> Any:
+        num_chosen = get_num_tokens(num_tokens, drafts)
+        result.not_verified += sum(num_tokens.values()) - num_chosen
+        return num_chosen
 
-    manager.get_num_tokens = counted
+    manager.get_num_tokens = count_and_get

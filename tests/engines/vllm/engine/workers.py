@@ -1,4 +1,4 @@
-"""Workers for `worker_cls`: they report their drafts, delay the second rank, or kill it."""
+"""Workers for the option `worker_cls` that report drafts, delay the second rank, or kill it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 class ReportingWorker(CPUWorker):
-    """Reports what it drafted."""
+    """Counts its drafting steps, and computes a digest of its drafts."""
 
     def init_device(self) -> None:
         super().init_device()
         self._digest, self._steps, drafter = hashlib.sha256(), 0, _get_drafter(self)
         propose = drafter.propose
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
+        def propose_and_record(*args: Any, **kwargs: Any) -> Any:
             result = propose(*args, **kwargs)
             drafts = result if isinstance(result, torch.Tensor) else result[0]
             self._digest.update(f"{drafts.tolist()}".encode())
             self._steps += 1
             return result
 
-        drafter.propose = recorded
+        drafter.propose = propose_and_record
 
     def report_drafts(self) -> tuple[str, int]:
         """Returns a digest of all drafts, and the number of steps."""
@@ -44,17 +44,17 @@ class DelayedWorker(ReportingWorker):
         if self.rank == 1:
             speculator = self.model_runner.speculator
             stream = getattr(speculator, LOOKUP_ATTRIBUTE, speculator)._host._stream
-            run = stream.run
+            run_job = stream.run
 
-            def run_late(job: int) -> None:
+            def delay_job(job: int) -> None:
                 time.sleep(random.random() / 100)
-                run(job)
+                run_job(job)
 
-            stream.run = run_late
+            stream.run = delay_job
 
 
 class KilledWorker(CPUWorker):
-    """Is killed on the second rank in a step after the store was saved."""
+    """Kills its process on the second rank in the first step after the store was saved."""
 
     def init_device(self) -> None:
         super().init_device()
@@ -62,12 +62,12 @@ class KilledWorker(CPUWorker):
             drafter = _get_drafter(self)
             propose, file = drafter.propose, os.environ["NGRAM_NPU_VLLM_STORE_FILE"]
 
-            def kill(*args: Any, **kwargs: Any) -> Any:
+            def kill_or_propose(*args: Any, **kwargs: Any) -> Any:
                 if os.path.exists(file):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return propose(*args, **kwargs)
 
-            drafter.propose = kill
+            drafter.propose = kill_or_propose
 
 
 def _get_drafter(worker: CPUWorker) -> Any:

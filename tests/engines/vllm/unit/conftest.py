@@ -1,3 +1,5 @@
+"""Fixtures of the unit tests of the vLLM adapter, and a fake package `vllm`."""
+
 from __future__ import annotations
 
 import gc
@@ -15,20 +17,20 @@ from ngram_npu.engines.vllm import plugin
 
 @pytest.fixture(autouse=True)
 def _index_few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets tests with few tokens use an index, which would be scanned otherwise."""
+    """Lets tests with few tokens use an index. Without this, drafters would scan so few tokens."""
     monkeypatch.setattr(INDEX_POLICY, "max_scan_tokens", -1)
 
 
 @pytest.fixture(autouse=True)
 def _restore_threads() -> Iterator[None]:
-    """Restores the number of threads of the process, which a drafter sets."""
+    """Restores the process's number of threads, which a drafter sets."""
     yield
     set_num_threads(0)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _end_engines() -> Iterator[None]:
-    """Ends a module's engines, so that they log their counts before another module's tests."""
+    """Ends a module's engines, so that these log their counts before another module's tests."""
     yield
     gc.collect()
 
@@ -40,8 +42,8 @@ def _record_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Records what the plugin logs, and removes its import hooks after the test."""
+def plugin_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Records what the plugin logs, and removes the plugin's import hooks after the test."""
     caplog.set_level("DEBUG", "vllm.ngram_npu")
     finders = list(sys.meta_path)
     yield
@@ -49,18 +51,18 @@ def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 
 
 class FakeVLLM:
-    """A fake vLLM that replaces an installed vLLM. Tests write its modules."""
+    """A fake package `vllm` that hides an installed vLLM. Tests write the package's modules."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, name: str, text: str) -> None:
+    def write_module(self, name: str, text: str) -> None:
         path = self._folder.joinpath(*name.split(".")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
     def install_and_import(self, name: str) -> Any:
-        """Installs the plugin, which must not import the module, and imports it."""
+        """Installs the plugin, which must not import the module, and then imports the module."""
         plugin.install()
         plugin.install()
         assert name not in sys.modules
@@ -68,17 +70,17 @@ class FakeVLLM:
 
 
 @pytest.fixture
-def vllm(info: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVLLM]:
-    def loaded() -> list[str]:
+def vllm(plugin_log: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVLLM]:
+    def list_loaded_modules() -> list[str]:
         return [name for name in sys.modules if name.partition(".")[0] in ("vllm", "vllm_ascend")]
 
-    hidden = {name: sys.modules.pop(name) for name in loaded()}
+    hidden_modules = {name: sys.modules.pop(name) for name in list_loaded_modules()}
     fake = FakeVLLM(tmp_path)
     for package in ("vllm", "vllm.v1", "vllm.v1.spec_decode", "vllm.v1.worker"):
-        fake.write(f"{package}.__init__", "")
-    fake.write(plugin.MODULE, "")
+        fake.write_module(f"{package}.__init__", "")
+    fake.write_module(plugin.MODULE, "")
     monkeypatch.syspath_prepend(tmp_path)
     yield fake
-    for name in loaded():
+    for name in list_loaded_modules():
         del sys.modules[name]
-    sys.modules.update(hidden)
+    sys.modules.update(hidden_modules)

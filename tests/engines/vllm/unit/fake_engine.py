@@ -1,5 +1,5 @@
-"""A fake of vLLM's engine: its configuration, its requests, and how each runner keeps the requests
-in rows and calls its drafter. The fakes check what the real runners rely on."""
+"""Fakes of vLLM's configuration, requests and runners. Each fake runner keeps requests in rows and
+calls its drafter as the real runner does, and checks what the real runner relies on."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import torch
 from ngram_npu.engines.vllm import NgramProposer, admission, v1_device, v2
 from ngram_npu.engines.vllm.options import read_options
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm_config import vllm_config
+from vllm_config import make_vllm_config
 
 CPU = torch.device("cpu")
 K, ROWS, LENGTH, VOCABULARY = 4, 6, 96, 100
+"""Number of draft tokens, number of rows, max_model_len, and size of the vocabulary."""
 WORDS = list(range(50, 90))
 LADDER: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01}
 STORE: dict[str, Any] = {**LADDER, "store": "live", "store_tokens": 16384}
 
 
-def config(
+def make_config(
     *,
     method: str = "ngram_gpu",
     bounds: tuple[int, int] = (2, 4),
@@ -37,17 +38,17 @@ def config(
     adaptive: bool = False,
     **options: Any,
 ) -> Any:
-    """Returns a VllmConfig. vLLM drops ``prompt_lookup_*`` of a custom class: they are options."""
-    lookup = {"prompt_lookup_min": bounds[0], "prompt_lookup_max": bounds[1]}
+    """Returns a VllmConfig. With a custom class, ``prompt_lookup_*`` are options of ngram_npu."""
+    bounds_settings = {"prompt_lookup_min": bounds[0], "prompt_lookup_max": bounds[1]}
     is_custom = method == "custom_class"
-    result = vllm_config(
+    result = make_vllm_config(
         k=k,
         max_model_len=length,
         max_num_seqs=rows,
         rank=rank,
         tensor_parallel_size=ranks,
-        additional_config={"ngram_npu": {**(lookup if is_custom else {}), **options}},
-        **({} if is_custom else {"method": method, **lookup}),
+        additional_config={"ngram_npu": {**(bounds_settings if is_custom else {}), **options}},
+        **({} if is_custom else {"method": method, **bounds_settings}),
     )
     result.max_concurrent_batches = batches
     result.speculative_config.enable_adaptive_verification = adaptive
@@ -55,20 +56,20 @@ def config(
     return result
 
 
-def store_config(
+def make_store_config(
     rank: int = 0, *, store: str | None = "live", ranks: int = 1, **options: Any
 ) -> Any:
-    """Returns a VllmConfig with a store and its default capacity; None for no store."""
+    """Returns a VllmConfig with a store of the default capacity, or without a store (None)."""
     section = {**LADDER, **({"store": store} if store else {}), **options}
-    return config(rank=rank, ranks=ranks, length=400, vocabulary=1000, **section)
+    return make_config(rank=rank, ranks=ranks, length=400, vocabulary=1000, **section)
 
 
-def lora(number: int, name: str) -> Any:
+def make_adapter(number: int, name: str) -> Any:
     return SimpleNamespace(lora_int_id=number, lora_name=name)
 
 
-def sampling_params(scope: object = None) -> Any:
-    """Returns parameters with a scope and without stop rules."""
+def make_params(scope: object = None) -> Any:
+    """Returns sampling parameters with a scope and without stop conditions."""
     extra_args = None if scope is None else {"ngram_npu_scope": scope}
     stop = dict.fromkeys(("stop_token_ids", "eos_token_id", "repetition_detection"))
     return SimpleNamespace(extra_args=extra_args, max_tokens=1 << 20, **stop)
@@ -87,14 +88,14 @@ class Request:
     ) -> None:
         self.req_id, self.tokens, self.prompt_len = req_id, list(prompt), len(prompt)
         self.lora_request, self.cache_salt = adapter, salt
-        self.sampling_params = sampling_params(scope)
+        self.sampling_params = make_params(scope)
 
 
 class Engine:
     """Requests and the drafter that a runner calls after each step."""
 
     pads = False
-    """Whether drafts are padded with the newest token."""
+    """Whether the runner gets K draft tokens per request, padded with the newest token."""
 
     def __init__(self) -> None:
         self.alive: dict[str, Request] = {}
@@ -108,15 +109,15 @@ class Engine:
     def preempt(self, name: str) -> None:
         """Removes a request from the batch. The request stays alive and may resume later."""
 
-    def step(self, sampled: dict[str, list[int]], k: int = K) -> dict[str, list[int]]:
-        """Runs a step with the batch ``sampled``, in this order, and returns the drafts. A request
+    def step(self, samples: dict[str, list[int]], k: int = K) -> dict[str, list[int]]:
+        """Runs a step with the batch ``samples``, in this order, and returns the drafts. A request
         without sampled tokens is in prefill."""
-        for name, tokens in sampled.items():
+        for name, tokens in samples.items():
             self.alive[name].tokens += tokens
-        drafts = self._propose(sampled, k) if sampled else []
-        return dict(zip(sampled, drafts, strict=True))
+        drafts = self._propose(samples, k) if samples else []
+        return dict(zip(samples, drafts, strict=True))
 
-    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
+    def _propose(self, samples: dict[str, list[int]], k: int) -> list[list[int]]:
         raise NotImplementedError
 
     @property
@@ -131,21 +132,21 @@ class V1(Engine):
 
     def __init__(self, *, rows: int = ROWS, length: int = LENGTH, **options: Any) -> None:
         super().__init__()
-        vllm_config = config(method="custom_class", rows=rows, length=length, **options)
+        vllm_config = make_config(method="custom_class", rows=rows, length=length, **options)
         self.drafter = NgramProposer(vllm_config)
         self.buffer = np.full((rows, length), 3, np.int32)
         self.lengths = np.full(rows, 5, np.int32)
 
-    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
-        for row, name in enumerate(sampled):
+    def _propose(self, samples: dict[str, list[int]], k: int) -> list[list[int]]:
+        for row, name in enumerate(samples):
             tokens = self.alive[name].tokens
             self.buffer[row, : len(tokens)] = tokens
             self.lengths[row] = len(tokens)
-        arguments = [*sampled.values()], self.lengths, self.buffer
-        before = copy.deepcopy(arguments)
+        arguments = [*samples.values()], self.lengths, self.buffer
+        arguments_copy = copy.deepcopy(arguments)
         drafts: list[list[int]] = self.drafter.propose(*arguments, slot_mappings=None)
-        assert all(map(np.array_equal, arguments[1:], before[1:]))
-        assert arguments[0] == before[0]
+        assert all(map(np.array_equal, arguments[1:], arguments_copy[1:]))
+        assert arguments[0] == arguments_copy[0]
         assert {type(token) for draft in drafts for token in draft} <= {int}
         return drafts
 
@@ -163,9 +164,9 @@ class GPUModelRunner:
         self._num_valid_draft_tokens_event = "event"
 
     def _update_states(self, scheduler_output: Any) -> None:
-        for new in scheduler_output.scheduled_new_reqs:
-            self.requests[new.req_id] = SimpleNamespace(
-                lora_request=new.lora_request, sampling_params=new.sampling_params
+        for request in scheduler_output.scheduled_new_reqs:
+            self.requests[request.req_id] = SimpleNamespace(
+                lora_request=request.lora_request, sampling_params=request.sampling_params
             )
 
 
@@ -180,7 +181,7 @@ class V1Async(Engine):
         self.pads = drafts == "padded"
         self.runner = GPUModelRunner()
         self.tokens = torch.full((ROWS, length), 7, dtype=torch.int32)
-        vllm_config = config(drafts=drafts, length=length, **options)
+        vllm_config = make_config(drafts=drafts, length=length, **options)
         self.drafter = self.drafter_class(vllm_config, CPU, self.runner)
         self.drafter.load_model(object())
         assert self.runner._num_valid_draft_tokens_event == (None if self.pads else "event")
@@ -195,47 +196,47 @@ class V1Async(Engine):
         super().end(name)
         del self.runner.requests[name]
 
-    def prepare(self, sampled: dict[str, list[int]]) -> tuple[Any, Any, Any]:
-        """Writes the rows without the sampled tokens. Returns sampled tokens, with one for requests
-        in prefill, the lengths, and the mask of those requests."""
+    def write_rows(self, samples: dict[str, list[int]]) -> tuple[Any, Any, Any]:
+        """Writes the rows without the sampled tokens. Returns the sampled tokens, the lengths, and
+        the mask of requests in prefill, for which vLLM samples a token that is not used."""
         batch = self.runner.input_batch
-        batch.req_ids, batch.num_reqs = list(sampled), len(sampled)
+        batch.req_ids, batch.num_reqs = list(samples), len(samples)
         lengths = torch.full((ROWS,), 5, dtype=torch.int32)
-        matrix = torch.full((len(sampled), K + 1), -1, dtype=torch.int32)
+        matrix = torch.full((len(samples), K + 1), -1, dtype=torch.int32)
         discard = torch.zeros(ROWS, dtype=torch.bool)
-        for row, (name, new) in enumerate(sampled.items()):
+        for row, (name, new_tokens) in enumerate(samples.items()):
             tokens = self.alive[name].tokens
-            lengths[row] = len(tokens) - len(new)
+            lengths[row] = len(tokens) - len(new_tokens)
             self.tokens[row, : lengths[row]] = torch.tensor(tokens[: lengths[row]])
-            matrix[row, : max(1, len(new))] = torch.tensor(new or [1])
-            discard[row] = not new
+            matrix[row, : max(1, len(new_tokens))] = torch.tensor(new_tokens or [1])
+            discard[row] = not new_tokens
         return matrix, lengths, discard
 
-    def draft(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
-        """Returns newest tokens, numbers of sampled tokens, drafts and their lengths."""
+    def call_drafter(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
+        """Returns newest tokens, numbers of sampled tokens, drafts, and lengths of the drafts."""
         batch = self.runner.input_batch
-        newest, counts, valid = self.drafter.update_token_ids_ngram(
+        newest, counts, valid_tokens = self.drafter.update_token_ids_ngram(
             matrix, batch, self.tokens, lengths, discard
         )
         rows = lengths[: batch.num_reqs], self.tokens[: batch.num_reqs]
-        return newest, counts, *self.drafter.propose(k, *rows, valid, counts)
+        return newest, counts, *self.drafter.propose(k, *rows, valid_tokens, counts)
 
-    def _propose(self, sampled: dict[str, list[int]], k: int) -> list[list[int]]:
-        matrix, lengths, discard = self.prepare(sampled)
-        before = lengths.clone()
-        newest, counts, drafts, numbers = self.draft(matrix, lengths, discard, k)
-        assert newest.tolist() == [self.alive[name].tokens[-1] for name in sampled]
-        assert counts.tolist() == [len(new) for new in sampled.values()]
-        assert torch.equal(lengths, before)
-        for row, name in enumerate(sampled):
+    def _propose(self, samples: dict[str, list[int]], k: int) -> list[list[int]]:
+        matrix, lengths, discard = self.write_rows(samples)
+        old_lengths = lengths.clone()
+        newest, counts, drafts, draft_lengths = self.call_drafter(matrix, lengths, discard, k)
+        assert newest.tolist() == [self.alive[name].tokens[-1] for name in samples]
+        assert counts.tolist() == [len(new_tokens) for new_tokens in samples.values()]
+        assert torch.equal(lengths, old_lengths)
+        for row, name in enumerate(samples):
             tokens = self.alive[name].tokens
             assert self.tokens[row, : len(tokens)].tolist() == tokens
         assert drafts.dtype == torch.int32
-        assert (numbers is None) == self.pads
-        if numbers is None:
+        assert (draft_lengths is None) == self.pads
+        if draft_lengths is None:
             return [row.tolist() for row in drafts]
-        assert (drafts < 0).sum(1).tolist() == (drafts.shape[1] - numbers).tolist()
-        return [row[:n].tolist() for row, n in zip(drafts, numbers, strict=True)]
+        assert (drafts < 0).sum(1).tolist() == (drafts.shape[1] - draft_lengths).tolist()
+        return [row[:n].tolist() for row, n in zip(drafts, draft_lengths, strict=True)]
 
     @property
     def index(self) -> Any:
@@ -243,17 +244,17 @@ class V1Async(Engine):
 
 
 class Ascend(V1Async):
-    """The asynchronous V1 runner of vLLM-Ascend, which passes everything in one call."""
+    """The asynchronous V1 runner of vLLM-Ascend, which passes all arguments in one call."""
 
     drafter_class = v1_device.AscendNgramProposerNPU
 
-    def draft(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
+    def call_drafter(self, matrix: Any, lengths: Any, discard: Any, k: int) -> tuple[Any, ...]:
         batch = self.runner.input_batch.num_reqs
-        newest, drafts, numbers, counts = v1_device.triton_ngram_spec_decode(
+        newest, drafts, draft_lengths, counts = v1_device.triton_ngram_spec_decode(
             *(self.tokens[:batch], lengths[:batch], matrix, discard[:batch], VOCABULARY),
             *(self.drafter.min_n, self.drafter.max_n, k),
         )
-        return newest, counts, drafts, numbers
+        return newest, counts, drafts, draft_lengths
 
 
 class RequestState:
@@ -277,7 +278,7 @@ class RequestState:
     ) -> None:
         row = self.req_id_to_index[req_id] = self.free_indices.pop()
         self.total_len.gpu[row] = 0
-        self.append(row, all_token_ids)
+        self.append_tokens(row, all_token_ids)
 
     def remove_request(self, req_id: str) -> int | None:
         row = self.req_id_to_index.pop(req_id, None)
@@ -285,7 +286,7 @@ class RequestState:
             self.free_indices.append(row)
         return row
 
-    def append(self, row: int, tokens: list[int]) -> None:
+    def append_tokens(self, row: int, tokens: list[int]) -> None:
         begin = int(self.total_len.gpu[row])
         end = begin + len(tokens)
         self.all_token_ids.gpu[row, begin:end] = torch.tensor(tokens, dtype=torch.int32)
@@ -293,7 +294,7 @@ class RequestState:
         self.last_sampled_tokens[row] = tokens[-1]
 
 
-def input_batch(rows: list[int], names: list[str] | None = None) -> Any:
+def make_input_batch(rows: list[int], names: list[str] | None = None) -> Any:
     """Returns the V2 runner's input batch with the requests of these rows."""
     return SimpleNamespace(
         req_ids=names or ["request"] * len(rows),
@@ -304,17 +305,17 @@ def input_batch(rows: list[int], names: list[str] | None = None) -> Any:
 
 
 class V2(Engine):
-    """The V2 runner, which keeps a request in one row. ``add_requests`` is the part of its
-    ``GPUModelRunner`` that the plugin wraps."""
+    """The V2 runner, in which a request stays in its row. The plugin wraps ``add_requests`` of the
+    real class ``GPUModelRunner``."""
 
     pads = True
 
     def __init__(self, *, length: int = LENGTH, **options: Any) -> None:
         super().__init__()
         self.req_states: Any = RequestState(length=length)
-        self.speculator = self.make(config(length=length, **options))
+        self.speculator = self.make_speculator(make_config(length=length, **options))
 
-    def make(self, vllm_config: Any) -> Any:
+    def make_speculator(self, vllm_config: Any) -> Any:
         return v2.NgramSpeculator(vllm_config, CPU, self.req_states)
 
     @property
@@ -346,38 +347,39 @@ class V2(Engine):
     def preempt(self, name: str) -> None:
         self.req_states.remove_request(name)
 
-    def row(self, name: str) -> int:
+    def get_row(self, name: str) -> int:
         row: int = self.req_states.req_id_to_index[name]
         return row
 
     def step(
-        self, sampled: dict[str, list[int]], k: int = K, verified: int = K, **arguments: Any
+        self, samples: dict[str, list[int]], k: int = K, num_verified: int = K, **arguments: Any
     ) -> dict[str, list[int]]:
-        """Runs a step that verified this many drafts of each request."""
-        for name in sampled:
-            if name not in self.req_states.req_id_to_index:  # preempted
+        """Runs a step that verified `num_verified` drafts of each request."""
+        for name in samples:
+            if name not in self.req_states.req_id_to_index:  # The request was preempted.
                 self.add_requests(SimpleNamespace(scheduled_new_reqs=[self.alive[name]]))
-        for name, tokens in sampled.items():
+        for name, tokens in samples.items():
             self.alive[name].tokens += tokens
             if tokens:
-                self.req_states.append(self.row(name), tokens)
-        drafts = self.propose([*map(self.row, sampled)], sampled, verified, **arguments)
-        return dict(zip(sampled, drafts.tolist(), strict=True))
+                self.req_states.append_tokens(self.get_row(name), tokens)
+        drafts = self.propose([*map(self.get_row, samples)], samples, num_verified, **arguments)
+        return dict(zip(samples, drafts.tolist(), strict=True))
 
     def propose(
-        self, rows: list[int], sampled: dict[str, list[int]], verified: int = K, **arguments: Any
+        self, rows: list[int], samples: dict[str, list[int]], num_verified: int = K, **kwargs: Any
     ) -> torch.Tensor:
-        num_sampled = torch.tensor([*map(len, sampled.values())], dtype=torch.int32)
-        num_rejected = (verified + 1 - num_sampled) * (num_sampled > 0)
-        step = input_batch(rows, list(sampled)), *[None] * 4, num_sampled, num_rejected
-        rest = self.req_states.last_sampled_tokens, *[None] * 3
-        drafts: torch.Tensor = self.speculator.propose(*step, *rest, **arguments)
+        num_sampled = torch.tensor([*map(len, samples.values())], dtype=torch.int32)
+        num_rejected = (num_verified + 1 - num_sampled) * (num_sampled > 0)
+        batch = make_input_batch(rows, list(samples))
+        step = batch, *[None] * 4, num_sampled, num_rejected
+        state = self.req_states.last_sampled_tokens, *[None] * 3
+        drafts: torch.Tensor = self.speculator.propose(*step, *state, **kwargs)
         assert drafts.dtype == torch.int64
         return drafts
 
 
 class StandaloneARSpeculator:
-    """vLLM's neural speculator for ``draft_model``, with drafts set by the test."""
+    """A fake of vLLM's neural speculator for ``draft_model``. Tests set its drafts."""
 
     enable_adaptive_verification = False
     draft_watermarker = None
@@ -386,7 +388,7 @@ class StandaloneARSpeculator:
         self.drafts = torch.arange(ROWS * K).reshape(ROWS, K) + 1
         self.draft_logits = torch.zeros(ROWS, K, vocabulary) if probabilistic else None
         self.draft_token_confidence_probs = torch.full((ROWS, K), 0.5)
-        self.observed: list[tuple[list[int], list[int]]] = []
+        self.observed_counts: list[tuple[list[int], list[int]]] = []
         self.num_speculative_tokens: int | None = None
 
     def propose(
@@ -406,7 +408,7 @@ class StandaloneARSpeculator:
         return self.drafts[: input_batch.num_reqs]
 
     def observe_verification(self, idx_mapping: Any, num_sampled: Any, num_rejected: Any) -> None:
-        self.observed.append((num_sampled.tolist(), num_rejected.tolist()))
+        self.observed_counts.append((num_sampled.tolist(), num_rejected.tolist()))
 
 
 class V2Neural(V2):
@@ -416,7 +418,7 @@ class V2Neural(V2):
         self._neural: Any = StandaloneARSpeculator(probabilistic, 64)
         super().__init__(**{"method": "draft_model", "beside": True, "vocabulary": 64, **options})
 
-    def make(self, vllm_config: Any) -> Any:
+    def make_speculator(self, vllm_config: Any) -> Any:
         speculative = vllm_config.speculative_config
         self._neural.enable_adaptive_verification = speculative.enable_adaptive_verification
         options = read_options(vllm_config, "beside")
@@ -425,10 +427,10 @@ class V2Neural(V2):
         return self._neural
 
 
-def random_steps(
-    engine: Engine, seed: int, count: int = 60, vocabulary: int = 4, alive: int = 2 * ROWS
+def run_random_steps(
+    engine: Engine, seed: int, count: int = 60, vocabulary: int = 4, max_alive: int = 2 * ROWS
 ) -> Iterator[tuple[dict[str, list[int]], dict[str, list[int]]]]:
-    """Runs steps in which requests begin, end, are preempted and return, in another order. Yields
+    """Runs steps in which requests begin, end, are preempted, resume and change their order. Yields
     the sampled tokens and the drafts of each step."""
     rng = random.Random(seed)
     running: list[str] = []
@@ -441,22 +443,22 @@ def random_steps(
             engine.preempt(running.pop(rng.randrange(len(running))))
         while len(running) < ROWS and rng.random() < 0.6:
             preempted = [name for name in engine.alive if name not in running]
-            if preempted and (len(engine.alive) >= alive or rng.random() < 0.5):
+            if preempted and (len(engine.alive) >= max_alive or rng.random() < 0.5):
                 running.append(rng.choice(preempted))
-            elif len(engine.alive) < alive:
+            elif len(engine.alive) < max_alive:
                 name = f"request {step} {len(running)}"
                 prompt = [rng.randrange(vocabulary) for _ in range(rng.randrange(1, 60))]
                 engine.begin(Request(name, prompt))
                 running.append(name)
         rng.shuffle(running)
-        sampled = {}
+        samples = {}
         for name in running:
-            new = rng.choice((0, 1, 1, 2, K + 1))
-            sampled[name] = [rng.randrange(vocabulary) for _ in range(new)]
-        yield sampled, engine.step(sampled)
+            num_sampled = rng.choice((0, 1, 1, 2, K + 1))
+            samples[name] = [rng.randrange(vocabulary) for _ in range(num_sampled)]
+        yield samples, engine.step(samples)
 
 
-class TorchCalls(TorchDispatchMode):
+class OperatorRecorder(TorchDispatchMode):
     """Records the operators that torch runs, and their keyword arguments."""
 
     def __init__(self) -> None:

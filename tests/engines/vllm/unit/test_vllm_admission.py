@@ -1,5 +1,5 @@
-"""The checks of requests in vLLM's input processor, and the cache salt in its scheduler's data.
-Short stand-ins replace vLLM's modules."""
+"""Tests the checks of requests in vLLM's input processor, and the cache salt in the data that
+vLLM's scheduler sends to workers. Short fakes replace vLLM's modules."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import fake_engine
 import pytest
 from conftest import FakeVLLM
-from fake_engine import config
 from ngram_npu.engines.vllm import NgramProposer, admission, plugin
 from ngram_npu.engines.vllm.admission import Rules
 
-PROCESSOR = """
+PROCESSOR_SOURCE = """
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class InputProcessor:
     ):
         return EngineCoreRequest(params, lora_request, prompt.get("cache_salt"), resumable)
 """
-SCHEDULED = """
+SCHEDULER_SOURCE = """
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,32 +46,32 @@ class NewRequestData:
     def from_request(cls, request: "Request", block_ids, prefill_token_ids=None):
         return cls(req_id=request.request_id, lora_request=None)
 """
-REQUEST = """
+REQUEST_SOURCE = """
 class Request:
     def __init__(self, request_id: str, cache_salt: "str | None" = None):
         self.request_id = request_id
         self.cache_salt = cache_salt
 """
-EXCEPTIONS = """
+EXCEPTIONS_SOURCE = """
 class VLLMValidationError(Exception):
     def __init__(self, message, *, parameter=None): super().__init__(message)
 """
 STORE: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01, "store": "live"}
 SOURCES = {
-    admission.INPUT: PROCESSOR,
-    admission.SCHEDULED: SCHEDULED,
-    admission.REQUEST: REQUEST,
-    admission.EXCEPTIONS: EXCEPTIONS,
+    admission.INPUT_MODULE: PROCESSOR_SOURCE,
+    admission.SCHEDULER_OUTPUT_MODULE: SCHEDULER_SOURCE,
+    admission.REQUEST_MODULE: REQUEST_SOURCE,
+    admission.EXCEPTIONS_MODULE: EXCEPTIONS_SOURCE,
 }
 
 
 def import_vllm(vllm: FakeVLLM, *, install: bool = True, **changes: str) -> None:
-    """Imports the modules with the plugin, after these changes of the sources."""
-    admission._request_error.cache_clear()
+    """Imports the modules with the plugin. `changes` maps texts in the sources to new texts."""
+    admission._get_error_class.cache_clear()
     for name, source in SOURCES.items():
-        for old, new in changes.items():
-            source = source.replace(old, new)
-        vllm.write(name, source)
+        for old_text, new_text in changes.items():
+            source = source.replace(old_text, new_text)
+        vllm.write_module(name, source)
     if install:
         plugin.install()
     for name in SOURCES:
@@ -79,75 +79,75 @@ def import_vllm(vllm: FakeVLLM, *, install: bool = True, **changes: str) -> None
 
 
 @pytest.fixture
-def modules(vllm: FakeVLLM) -> None:
+def vllm_modules(vllm: FakeVLLM) -> None:
     import_vllm(vllm)
 
 
-def process(
+def process_request(
     vllm_config: Any,
-    extra: dict[Any, Any] | None = None,
+    extra_args: dict[Any, Any] | None = None,
     salt: str | None = None,
     adapter: object = None,
     **arguments: Any,
 ) -> Any:
     """Returns the input processor's output for a request."""
     prompt = {} if salt is None else {"cache_salt": salt}
-    processor = sys.modules[admission.INPUT].InputProcessor(vllm_config)
-    params = SimpleNamespace(extra_args=extra)
+    processor = sys.modules[admission.INPUT_MODULE].InputProcessor(vllm_config)
+    params = SimpleNamespace(extra_args=extra_args)
     return processor.process_inputs("a", prompt, params, (), lora_request=adapter, **arguments)
 
 
-def engine_config(method: str, *, v2: bool = False, **options: Any) -> Any:
-    vllm_config = config(method=method, rows=6, length=400, **options)
+def make_config(method: str, *, v2: bool = False, **options: Any) -> Any:
+    vllm_config = fake_engine.make_config(method=method, rows=6, length=400, **options)
     vllm_config.speculative_config.method = method
     vllm_config.use_v2_model_runner = v2
     return vllm_config
 
 
 SCOPE = {"ngram_npu_scope": "tenant"}
-HIDDEN = ("cache_salt", "LoRA adapter", *SCOPE)
-REQUIRED: dict[str, Any] = {**STORE, "scope": "required"}
+OWNERS = ("cache_salt", "LoRA adapter", *SCOPE)
+STRICT_STORE: dict[str, Any] = {**STORE, "scope": "required"}
 ENGINES: dict[str, tuple[Any, Rules]] = {
-    "ngram": (engine_config("ngram"), Rules()),
-    "eagle": (engine_config("eagle", **STORE), Rules()),
-    "eagle, V1": (engine_config("eagle", beside=True, **STORE), Rules()),
-    "beside": (engine_config("eagle", v2=True, beside=True, **REQUIRED), Rules((), True, True)),
-    "ngram_gpu": (engine_config("ngram_gpu", **STORE), Rules((), False, True)),
-    "ngram_gpu, required": (engine_config("ngram_gpu", **REQUIRED), Rules((), True, True)),
-    "V2 ngram": (engine_config("ngram", v2=True, **STORE), Rules((), False, True)),
-    "V2 ngram, required": (engine_config("ngram", v2=True, **REQUIRED), Rules((), True, True)),
-    "V1 ngram": (engine_config("ngram", **STORE), Rules(HIDDEN, False, True)),
-    "custom class": (engine_config("custom_class", v2=True, **STORE), Rules(HIDDEN, False, True)),
+    "ngram": (make_config("ngram"), Rules()),
+    "eagle": (make_config("eagle", **STORE), Rules()),
+    "eagle, V1": (make_config("eagle", beside=True, **STORE), Rules()),
+    "beside": (make_config("eagle", v2=True, beside=True, **STRICT_STORE), Rules((), True, True)),
+    "ngram_gpu": (make_config("ngram_gpu", **STORE), Rules((), False, True)),
+    "ngram_gpu, required": (make_config("ngram_gpu", **STRICT_STORE), Rules((), True, True)),
+    "V2 ngram": (make_config("ngram", v2=True, **STORE), Rules((), False, True)),
+    "V2 ngram, required": (make_config("ngram", v2=True, **STRICT_STORE), Rules((), True, True)),
+    "V1 ngram": (make_config("ngram", **STORE), Rules(OWNERS, False, True)),
+    "custom class": (make_config("custom_class", v2=True, **STORE), Rules(OWNERS, False, True)),
 }
 
 
-@pytest.mark.usefixtures("modules")
-def test_rules_follow_from_method_runner_and_options() -> None:
-    rules = {name: admission.rules_for(vllm_config) for name, (vllm_config, _) in ENGINES.items()}
+@pytest.mark.usefixtures("vllm_modules")
+def test_method_runner_and_options_determine_rules() -> None:
+    rules = {name: admission.make_rules(vllm_config) for name, (vllm_config, _) in ENGINES.items()}
     assert rules == {name: expected for name, (_, expected) in ENGINES.items()}
-    vllm_config = engine_config("ngram")
+    vllm_config = make_config("ngram")
     vllm_config.speculative_config = None
-    assert admission.rules_for(vllm_config) == Rules()
+    assert admission.make_rules(vllm_config) == Rules()
 
 
-@pytest.mark.usefixtures("modules")
+@pytest.mark.usefixtures("vllm_modules")
 def test_streaming_input_with_a_store_raises() -> None:
-    """The runner does not receive the cache salt of a later part of the prompt."""
+    """The runner does not receive the cache salts of later parts of a streamed prompt."""
     for name in ("ngram", "eagle"):
-        assert process(ENGINES[name][0], resumable=True).resumable
+        assert process_request(ENGINES[name][0], resumable=True).resumable
     with pytest.raises(ValueError, match="ngram_npu: streaming input: expected none with a store"):
-        process(ENGINES["V2 ngram"][0], SCOPE, resumable=True)
+        process_request(ENGINES["V2 ngram"][0], SCOPE, resumable=True)
 
 
-@pytest.mark.usefixtures("modules")
-def test_request_of_another_custom_class_ignores_misspelled_options(
+@pytest.mark.usefixtures("vllm_modules")
+def test_misspelled_option_is_ignored_with_another_custom_class(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NGRAM_NPU_VLLM_STOER", "live")
-    assert process(engine_config("custom_class"), salt="a").cache_salt == "a"
+    assert process_request(make_config("custom_class"), salt="a").cache_salt == "a"
 
 
-BAD_KEYS = [
+UNKNOWN_KEYS = [
     "ngram_npu_scop",
     "ngram_npu_kk",
     "ngram_npu_scope ",
@@ -155,61 +155,61 @@ BAD_KEYS = [
     "ngram-npu.scope",
     "ngram_npu",
 ]
-BAD_SCOPES = [True, 1.5, -1, 2**62, ["a"], {"a": 1}, ""]
+MALFORMED_SCOPES = [True, 1.5, -1, 2**62, ["a"], {"a": 1}, ""]
 
 
-@pytest.mark.usefixtures("modules")
+@pytest.mark.usefixtures("vllm_modules")
 @pytest.mark.parametrize("name", ["ngram", "eagle", "ngram_gpu", "V1 ngram"])
 def test_request_with_unknown_key_or_malformed_scope_raises(name: str) -> None:
-    error = sys.modules[admission.EXCEPTIONS].VLLMValidationError  # HTTP 400
-    for key in BAD_KEYS:
+    error = sys.modules[admission.EXCEPTIONS_MODULE].VLLMValidationError  # vLLM returns HTTP 400
+    for key in UNKNOWN_KEYS:
         with pytest.raises(error, match=r"ngram_npu: unknown key .* in extra_args .*vllm_xargs"):
-            process(ENGINES[name][0], {key: "tenant"})
-    for scope in BAD_SCOPES:
+            process_request(ENGINES[name][0], {key: "tenant"})
+    for scope in MALFORMED_SCOPES:
         with pytest.raises(
             ValueError, match=r"ngram_npu: ngram_npu_scope in extra_args.*: expected a"
         ):
-            process(ENGINES[name][0], {"ngram_npu_scope": scope})
+            process_request(ENGINES[name][0], {"ngram_npu_scope": scope})
 
 
-@pytest.mark.usefixtures("modules")
+@pytest.mark.usefixtures("vllm_modules")
 @pytest.mark.parametrize(
     "owner",
-    [{"salt": "a"}, {"adapter": 1}, {"extra": SCOPE}, {"extra": {"ngram_npu_scope": 0}}],
+    [{"salt": "a"}, {"adapter": 1}, {"extra_args": SCOPE}, {"extra_args": {"ngram_npu_scope": 0}}],
 )
 def test_request_with_owner_raises_if_runner_ignores_owners(owner: dict[str, Any]) -> None:
     for name in ("ngram", "ngram_gpu, required", "V2 ngram, required", "beside"):
-        assert process(ENGINES[name][0], **owner).cache_salt == owner.get("salt")
+        assert process_request(ENGINES[name][0], **owner).cache_salt == owner.get("salt")
     for name in ("V1 ngram", "custom class"):
         with pytest.raises(ValueError, match=r"ngram_npu: .*: expected none, got one: this engine"):
-            process(ENGINES[name][0], **owner)
+            process_request(ENGINES[name][0], **owner)
 
 
-@pytest.mark.usefixtures("modules")
-@pytest.mark.parametrize("extra", [None, {}, {"other": 1}, {"ngram_npu_scope": None}, {7: 1}])
-def test_request_without_required_owner_raises(extra: dict[Any, Any] | None) -> None:
+@pytest.mark.usefixtures("vllm_modules")
+@pytest.mark.parametrize("extra_args", [None, {}, {"other": 1}, {"ngram_npu_scope": None}, {7: 1}])
+def test_request_without_required_owner_raises(extra_args: dict[Any, Any] | None) -> None:
     for salt in (None, ""):
         for name in ("V1 ngram", "custom class", "ngram_gpu", "eagle"):
-            process(ENGINES[name][0], extra, salt)
+            process_request(ENGINES[name][0], extra_args, salt)
         for name in ("ngram_gpu, required", "V2 ngram, required", "beside"):
             with pytest.raises(ValueError, match=r"ngram_npu: scope='required': expected a cache_"):
-                process(ENGINES[name][0], extra, salt)
+                process_request(ENGINES[name][0], extra_args, salt)
 
 
-@pytest.mark.usefixtures("modules")
+@pytest.mark.usefixtures("vllm_modules")
 def test_salt_of_scheduled_request_survives_pickling() -> None:
     plugin.install()
-    data = sys.modules[admission.SCHEDULED].NewRequestData
+    data_class = sys.modules[admission.SCHEDULER_OUTPUT_MODULE].NewRequestData
     for salt in ("a", None):
-        request = sys.modules[admission.REQUEST].Request("r", salt)
-        new = data.from_request(request, ([],), prefill_token_ids=[1])
-        assert (new.req_id, new.cache_salt) == ("r", salt)
-        assert pickle.loads(pickle.dumps(new)).cache_salt == salt
-    assert data("warm-up", None).cache_salt is None
+        request = sys.modules[admission.REQUEST_MODULE].Request("r", salt)
+        data = data_class.from_request(request, ([],), prefill_token_ids=[1])
+        assert (data.req_id, data.cache_salt) == ("r", salt)
+        assert pickle.loads(pickle.dumps(data)).cache_salt == salt
+    assert data_class("warm-up", None).cache_salt is None
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old_text", "new_text"),
     [
         pytest.param("cls, request", "cls, state, request", id="other-order"),
         pytest.param("@classmethod", "@staticmethod", id="no-classmethod"),
@@ -219,15 +219,15 @@ def test_salt_of_scheduled_request_survives_pickling() -> None:
     ],
 )
 def test_request_with_salt_raises_if_scheduler_omits_salts(
-    vllm: FakeVLLM, old: str, new: str
+    vllm: FakeVLLM, old_text: str, new_text: str
 ) -> None:
-    assert old in SCHEDULED + REQUEST
-    import_vllm(vllm, **{old: new})
+    assert old_text in SCHEDULER_SOURCE + REQUEST_SOURCE
+    import_vllm(vllm, **{old_text: new_text})
     for name in ("ngram_gpu", "V2 ngram", "beside"):
-        process(ENGINES[name][0], SCOPE)
+        process_request(ENGINES[name][0], SCOPE)
         with pytest.raises(ValueError, match="cache_salt: expected none"):
-            process(ENGINES[name][0], SCOPE, "a")
-    assert process(ENGINES["ngram"][0], SCOPE, "a").cache_salt == "a"
+            process_request(ENGINES[name][0], SCOPE, "a")
+    assert process_request(ENGINES["ngram"][0], SCOPE, "a").cache_salt == "a"
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_request_with_salt_raises_if_scheduler_omits_salts(
         (plugin.RUNNER, {"InputProcessor": "Processor"}, True),
     ],
 )
-def test_store_without_checked_requests_raises(
+def test_store_without_checks_of_requests_raises(
     vllm: FakeVLLM,
     monkeypatch: pytest.MonkeyPatch,
     runner: str,
@@ -248,15 +248,15 @@ def test_store_without_checked_requests_raises(
     install: bool,
 ) -> None:
     import_vllm(vllm, install=install, **changes)
-    vllm_config = engine_config("custom_class", **STORE)
-    NgramProposer(vllm_config)  # outside vLLM
+    vllm_config = make_config("custom_class", **STORE)
+    NgramProposer(vllm_config)  # Outside vLLM, no requests need checks.
     monkeypatch.setitem(sys.modules, runner, ModuleType(runner))
     with pytest.raises(ValueError, match="ngram_npu: store: expected NGRAM_NPU_VLLM=1"):
         NgramProposer(vllm_config)
-    NgramProposer(engine_config("custom_class"))  # without a store
+    NgramProposer(make_config("custom_class"))  # without a store
 
 
-@pytest.mark.usefixtures("modules")
+@pytest.mark.usefixtures("vllm_modules")
 def test_store_with_the_rust_front_end_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, admission.V2_RUNNER, ModuleType("runner"))
     envs = SimpleNamespace(VLLM_USE_RUST_FRONTEND=False)

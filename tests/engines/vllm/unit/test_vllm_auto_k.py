@@ -1,4 +1,4 @@
-"""The option ``k="auto"``: vLLM's table of draft lengths, and the step times that are observed."""
+"""Tests the option ``k="auto"``: vLLM's table of draft lengths, and the observed step times."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def make_scheduler(*, is_async: bool = False, **parallel: int) -> Any:
 
 
 def make_output(num_drafts: dict[str, int], **values: Any) -> Any:
-    """Returns a step of decoding requests, by their numbers of draft tokens."""
+    """Returns the scheduler's output for a step, given the number of draft tokens per request."""
     values = {
         "num_scheduled_tokens": {name: 1 + k for name, k in num_drafts.items()},
         "scheduled_spec_decode_tokens": {n: [-1] * k for n, k in num_drafts.items() if k},
@@ -71,8 +71,8 @@ def make_output(num_drafts: dict[str, int], **values: Any) -> Any:
     return SimpleNamespace(**values)
 
 
-class Recorder:
-    """A controller that records observed steps."""
+class RecordingController:
+    """A controller that records the observed steps and schedules."""
 
     lengths = (0, 1, 3, 5)
 
@@ -89,12 +89,13 @@ class Recorder:
 
 
 @pytest.fixture
-def observed() -> tuple[auto_k.StepObserver, Recorder, list[float]]:
+def observer_setup() -> tuple[auto_k.StepObserver, RecordingController, list[float]]:
+    """An observer, its controller, and its clock as a list with the time in seconds."""
     clock = [100.0]
     observer = auto_k.StepObserver(make_scheduler(), make_options(), clock=lambda: clock[0])
-    recorder: Any = Recorder()
-    observer.controller = recorder
-    return observer, recorder, clock
+    controller: Any = RecordingController()
+    observer.controller = controller
+    return observer, controller, clock
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8, 16, 64])
@@ -105,12 +106,11 @@ def test_table_maps_batches_to_all_lengths(k: int, max_num_seqs: int) -> None:
     assert lengths[-1] == k
     assert len(lengths) <= 4
     table = auto_k.make_table(lengths, max_num_seqs)
-    by_batch = [length for first, last, length in table for _ in range(first, last + 1)]
-    assert len(by_batch) == max_num_seqs
+    length_by_batch = [length for first, last, length in table for _ in range(first, last + 1)]
+    assert len(length_by_batch) == max_num_seqs
     assert [first for first, _, _ in table] == [1, *(last + 1 for _, last, _ in table[:-1])]
-    assert {*by_batch} == ({*lengths} if max_num_seqs >= len(lengths) else {k, 0}) - (
-        {0} if max_num_seqs == 1 else set()
-    )
+    expected = {*lengths} if max_num_seqs >= len(lengths) else {k, 0}
+    assert {*length_by_batch} == (expected if max_num_seqs > 1 else expected - {0})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_table_maps_batches_to_all_lengths(k: int, max_num_seqs: int) -> None:
         (1, 1, (0, 1)),
     ],
 )
-def test_lengths_are_zero_one_half_and_all(
+def test_chosen_lengths_are_zero_one_half_and_maximum(
     k: int, max_num_seqs: int, lengths: tuple[int, ...]
 ) -> None:
     assert auto_k.choose_lengths(k, max_num_seqs) == lengths
@@ -141,7 +141,7 @@ def make_config(**additional: Any) -> Any:
 
 def test_table_is_set_before_vllm_validates_the_configuration() -> None:
     vllm_config = make_config(k="auto")
-    for _ in range(2):  # vLLM may validate a configuration again, after it has made lists of tuples
+    for _ in range(2):  # vLLM may validate a configuration again, after it turned tuples into lists
         auto_k.set_table(vllm_config)
         table = vllm_config.speculative_config.num_speculative_tokens_per_batch_size
         assert [*map(tuple, table)] == [(1, 13, 5), (14, 14, 3), (15, 15, 1), (16, 16, 0)]
@@ -159,44 +159,44 @@ def test_user_table_with_auto_raises() -> None:
     )
 
 
-def test_configuration_without_auto_gets_no_table() -> None:
+def test_configuration_without_auto_table_or_speculation_gets_no_table() -> None:
     vllm_config = make_config()
     auto_k.set_table(vllm_config)
     assert vllm_config.speculative_config.num_speculative_tokens_per_batch_size is None
-    older = make_config(k="auto")
-    del older.speculative_config.num_speculative_tokens_per_batch_size
-    auto_k.set_table(older)
-    assert not hasattr(older.speculative_config, "num_speculative_tokens_per_batch_size")
-    without = make_config(k="auto")
-    without.speculative_config = None
-    auto_k.set_table(without)
-    assert without.speculative_config is None
+    older_config = make_config(k="auto")  # of a vLLM without the setting
+    del older_config.speculative_config.num_speculative_tokens_per_batch_size
+    auto_k.set_table(older_config)
+    assert not hasattr(older_config.speculative_config, "num_speculative_tokens_per_batch_size")
+    config_without_speculation = make_config(k="auto")
+    config_without_speculation.speculative_config = None
+    auto_k.set_table(config_without_speculation)
+    assert config_without_speculation.speculative_config is None
 
 
-def test_graph_pairs_are_those_within_the_captured_sizes() -> None:
-    has_graph = auto_k.graph_pairs((0, 1, 3, 5), 256, [1, 2, 4, 8, 16, 24, 512])
+def test_batches_and_lengths_within_captured_sizes_have_a_graph() -> None:
+    has_graph = auto_k.make_graph_check((0, 1, 3, 5), 256, [1, 2, 4, 8, 16, 24, 512])
     assert has_graph(256, 0)
     assert has_graph(256, 1)
     assert has_graph(128, 3)
     assert not has_graph(129, 3)
     assert has_graph(4, 5)
     assert not has_graph(86, 5)
-    assert auto_k.graph_pairs((0, 5), 256, ())(256, 5)
+    assert auto_k.make_graph_check((0, 5), 256, ())(256, 5)
 
 
-def test_time_between_decode_steps_of_one_length_is_observed(observed: Any) -> None:
-    observer, recorder, clock = observed
+def test_time_between_decode_steps_with_equal_draft_length_is_observed(observer_setup: Any) -> None:
+    observer, controller, clock = observer_setup
     drafts = [0, 0, 5, 5, 5, 0]
     for number, k in enumerate(drafts):
         clock[0] += 0.01 + 0.001 * number
         observer.observe_update(make_output({"a": k, "b": k}), [[1], [1]])
-    times = [None if t is None else round(t, 6) for _, _, t in recorder.steps]
-    assert [(b, k) for b, k, _ in recorder.steps] == [(2, k) for k in drafts]
+    times = [None if t is None else round(t, 6) for _, _, t in controller.steps]
+    assert [(b, k) for b, k, _ in controller.steps] == [(2, k) for k in drafts]
     assert times == [None, 0.011, None, 0.013, 0.014, None]
 
 
 @pytest.mark.parametrize(
-    "other",
+    "other_output",
     [
         make_output({"a": 0}, scheduled_new_reqs=["new"]),
         make_output({"a": 0}, has_structured_output_requests=True),
@@ -206,16 +206,19 @@ def test_time_between_decode_steps_of_one_length_is_observed(observed: Any) -> N
     ],
     ids=["prefill", "grammar", "different lengths", "chunk", "empty"],
 )
-def test_step_without_comparable_time_is_not_observed(observed: Any, other: Any) -> None:
-    observer, recorder, clock = observed
-    for output in (make_output({"a": 0}), other, make_output({"a": 0}), make_output({"a": 0})):
+def test_step_without_comparable_time_is_not_observed(
+    observer_setup: Any, other_output: Any
+) -> None:
+    observer, controller, clock = observer_setup
+    decode_output = make_output({"a": 0})
+    for output in (decode_output, other_output, decode_output, decode_output):
         clock[0] += 0.01
         observer.observe_update(output, [[1]])
-    assert [t is None for _, _, t in recorder.steps] == [True, True, False]
+    assert [t is None for _, _, t in controller.steps] == [True, True, False]
 
 
 @pytest.mark.parametrize(
-    ("following", "is_observed"),
+    ("next_output", "is_observed"),
     [
         (make_output({"a": 0}), True),
         (make_output({"a": 0}, scheduled_new_reqs=["new"]), False),
@@ -225,23 +228,23 @@ def test_step_without_comparable_time_is_not_observed(observed: Any, other: Any)
     ],
     ids=["similar", "prefill", "another batch size", "empty", "none"],
 )
-def test_asynchronous_time_is_observed_if_a_similar_step_follows(
-    following: Any, is_observed: bool
+def test_asynchronous_step_time_is_observed_if_a_similar_step_follows(
+    next_output: Any, is_observed: bool
 ) -> None:
     observer = auto_k.StepObserver(make_scheduler(is_async=True), make_options())
-    recorder: Any = Recorder()
-    observer.controller = recorder
+    controller: Any = RecordingController()
+    observer.controller = controller
     first, second = make_output({"a": 0}), make_output({"a": 0})
-    for scheduled, updated in (first, None), (second, first), (following, second):
+    for scheduled, updated in (first, None), (second, first), (next_output, second):
         if scheduled is not None:
             observer.observe_schedule(scheduled)
         if updated is not None:
             observer.observe_update(updated, [[1]])
-    assert [seconds is not None for _, _, seconds in recorder.steps] == [False, is_observed]
+    assert [seconds is not None for _, _, seconds in controller.steps] == [False, is_observed]
 
 
-def test_first_step_after_idle_engine_has_no_time(observed: Any) -> None:
-    observer, recorder, clock = observed
+def test_first_step_after_idle_engine_has_no_time(observer_setup: Any) -> None:
+    observer, controller, clock = observer_setup
     running = observer._scheduler.running
     observer.observe_update(make_output({"a": 0}), [[1]])
     observer._scheduler.running = []
@@ -249,14 +252,14 @@ def test_first_step_after_idle_engine_has_no_time(observed: Any) -> None:
     observer._scheduler.running = running
     clock[0] += 1000
     observer.observe_update(make_output({"a": 0}), [[1]])
-    assert recorder.steps[-1] == (1, 0, None)
+    assert controller.steps[-1] == (1, 0, None)
 
 
-def test_schedule_is_counted_for_the_next_drafts(observed: Any) -> None:
-    observer, recorder, _ = observed
+def test_schedule_is_observed_with_length_of_the_next_drafts(observer_setup: Any) -> None:
+    observer, controller, _ = observer_setup
     observer.observe_schedule(make_output({"a": 0, "b": 0}, num_spec_tokens_to_schedule=3))
     observer.observe_schedule(make_output({}))
-    assert recorder.schedules == [(2, 3)]
+    assert controller.schedules == [(2, 3)]
 
 
 def test_acceptance_with_store_is_measured_in_steps_with_drafts() -> None:
@@ -266,9 +269,9 @@ def test_acceptance_with_store_is_measured_in_steps_with_drafts() -> None:
         output = make_output({"a": 3, "b": 3, "c": 3})
         observer.observe_update(output, [[7], [7, 8], [7, 8, 9, 1]])
     acceptance = observer.controller.acceptance
-    assert acceptance.tokens_per_step(3) == pytest.approx(7 / 3)
-    assert acceptance.tokens_per_step(1) == pytest.approx(5 / 3)
-    assert acceptance.tokens_per_step(5) is None
+    assert acceptance.estimate_tokens_per_step(3) == pytest.approx(7 / 3)
+    assert acceptance.estimate_tokens_per_step(1) == pytest.approx(5 / 3)
+    assert acceptance.estimate_tokens_per_step(5) is None
 
 
 def test_acceptance_without_store_is_sampled_from_running_requests() -> None:
@@ -277,7 +280,7 @@ def test_acceptance_without_store_is_sampled_from_running_requests() -> None:
     for _ in range(400):
         scheduler.running[0].all_token_ids.append(len(scheduler.running[0].all_token_ids) % 3 + 1)
         observer.observe_update(make_output({"a": 0}), [[1]])
-    assert observer.controller.acceptance.tokens_per_step(5) == pytest.approx(6, abs=0.1)
+    assert observer.controller.acceptance.estimate_tokens_per_step(5) == pytest.approx(6, abs=0.1)
 
 
 class FakeScheduler:
@@ -317,21 +320,21 @@ def test_wrapped_scheduler_begins_without_drafts(monkeypatch: pytest.MonkeyPatch
     assert scheduler.update_from_output(output, results) == "outputs"
 
 
-def test_scheduler_may_be_called_by_keyword(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapped_scheduler_accepts_keyword_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make_wrapped_scheduler(monkeypatch)
     observer = getattr(scheduler, auto_k.ATTRIBUTE)
-    recorder = observer.controller = Recorder()
+    controller = observer.controller = RecordingController()
     output = scheduler.schedule(throttle_prefills=True)
     results = SimpleNamespace(sampled_token_ids=[[1]])
-    call = {"scheduler_output": output, "model_runner_output": results}
-    assert scheduler.update_from_output(**call) == "outputs"
+    arguments = {"scheduler_output": output, "model_runner_output": results}
+    assert scheduler.update_from_output(**arguments) == "outputs"
     assert scheduler.update_from_output(output, model_runner_output=results) == "outputs"
-    assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "no error ended it"
-    assert recorder.schedules == [(1, 0)]
-    assert [(batch, length) for batch, length, _ in recorder.steps] == [(1, 0), (1, 0)]
+    assert getattr(scheduler, auto_k.ATTRIBUTE) is observer, "expected no error in the observer"
+    assert controller.schedules == [(1, 0)]
+    assert [(batch, length) for batch, length, _ in controller.steps] == [(1, 0), (1, 0)]
 
 
-def test_scheduler_with_other_parameters_is_called_as_before(
+def test_scheduler_with_unknown_parameters_is_called_and_auto_is_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def update_from_output(self: Any, step: Any, *, outcome: Any, stale: bool = False) -> Any:
@@ -344,20 +347,20 @@ def test_scheduler_with_other_parameters_is_called_as_before(
     assert caplog.text.count("k='auto' is off") == 1
 
 
-def test_other_wrappers_of_the_scheduler_also_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheduler_with_another_wrapper_runs_both_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = make_wrapped_scheduler(monkeypatch)
     calls: list[str] = []
 
-    def observe(stock: Any, *args: Any, **kwargs: Any) -> Any:
+    def record_call(stock: Any, *args: Any, **kwargs: Any) -> Any:
         calls.append("other")
         return stock(*args, **kwargs)
 
     for _ in range(2):
-        wrap_function(type(scheduler), "schedule", observe)
-    recorder = getattr(scheduler, auto_k.ATTRIBUTE).controller = Recorder()
+        wrap_function(type(scheduler), "schedule", record_call)
+    controller = getattr(scheduler, auto_k.ATTRIBUTE).controller = RecordingController()
     scheduler.schedule()
     assert calls == ["other"]
-    assert recorder.schedules == [(1, 0)]
+    assert controller.schedules == [(1, 0)]
 
 
 def make_scheduler_with_table(monkeypatch: pytest.MonkeyPatch, table: list[int] | None) -> Any:
@@ -374,7 +377,7 @@ def make_scheduler_with_table(monkeypatch: pytest.MonkeyPatch, table: list[int] 
 @pytest.mark.parametrize(
     ("table", "expected", "is_on"), [([K] * 5, [0] * 5, False), ([K] * 20, [K] + [0] * 16, True)]
 )
-def test_table_of_another_length_does_not_reach_the_engine(
+def test_table_of_another_length_causes_no_error_in_the_engine(
     monkeypatch: pytest.MonkeyPatch, table: list[int], expected: list[int], is_on: bool
 ) -> None:
     scheduler = make_scheduler_with_table(monkeypatch, table)
@@ -396,7 +399,7 @@ def test_scheduler_without_table_drafts_the_configured_number(
     assert scheduler.update_from_output(scheduler.schedule(), SimpleNamespace()) == "outputs"
 
 
-def test_clock_jump_changes_no_decision() -> None:
+def test_clock_jumps_do_not_change_the_chosen_length() -> None:
     clock, rng = [0.0], random.Random(1)
     scheduler = make_scheduler()
     options = make_options(max_model_len=10_000)
@@ -447,19 +450,19 @@ def test_error_in_observer_ends_drafts_but_not_the_engine(
     assert scheduler.update_from_output(SimpleNamespace(), results) == "outputs"
 
 
-def test_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_change_of_draft_length_is_logged_and_exported(caplog: pytest.LogCaptureFixture) -> None:
     observer = auto_k.StepObserver(make_scheduler(), make_options())
     changes = (0, 3, 1.25), (3, 0, 1.0)
     exported: list[Any] = []
     observer._metrics.observe_change = lambda *values: exported.append(values)  # type: ignore[method-assign]
     with caplog.at_level(logging.INFO, logger="vllm.ngram_npu"):
-        for before, after, goodput in changes:
-            observer._report_change(Change(9, 16, before, after, goodput, "because"))
+        for old_length, new_length, goodput in changes:
+            observer._report_change(Change(9, 16, old_length, new_length, goodput, "because"))
     assert exported == [("9-16", 3, 1.25), ("9-16", 0, 1.0)]
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
-        f"ngram_npu: k='auto': batch sizes 9-16: draft length {before} -> {after}: because"
-        for before, after, _ in changes
+        f"ngram_npu: k='auto': batch sizes 9-16: draft length {old_length} -> {new_length}: because"
+        for old_length, new_length, _ in changes
     ]
 
 
@@ -469,22 +472,22 @@ def make_graph(num_tokens: int, uniform_token_count: int | None, **values: int) 
 
 
 def test_candidates_contain_the_smallest_sufficient_graph_of_each_length() -> None:
-    piecewise, six, twelve = make_graph(8, None), make_graph(6, 6), make_graph(12, 6)
-    eight, lora = make_graph(8, 1), make_graph(8, 1, num_active_loras=1)
-    candidates = {(5, 0): [six, piecewise], (7, 0): [eight, piecewise], (9, 0): [twelve]}
-    auto_k.add_candidates(candidates, [twelve, eight, lora, piecewise, six])
+    piecewise, graph_6, graph_12 = make_graph(8, None), make_graph(6, 6), make_graph(12, 6)
+    graph_8, lora_graph = make_graph(8, 1), make_graph(8, 1, num_active_loras=1)
+    candidates = {(5, 0): [graph_6, piecewise], (7, 0): [graph_8, piecewise], (9, 0): [graph_12]}
+    auto_k.add_candidates(candidates, [graph_12, graph_8, lora_graph, piecewise, graph_6])
     assert candidates == {
-        (5, 0): [eight, six, piecewise],
-        (7, 0): [twelve, eight, piecewise],
-        (9, 0): [twelve],
+        (5, 0): [graph_8, graph_6, piecewise],
+        (7, 0): [graph_12, graph_8, piecewise],
+        (9, 0): [graph_12],
     }
 
 
-def test_verified_steps_scale_the_estimates(observed: Any) -> None:
-    observer, recorder, _ = observed
+def test_results_of_verified_drafts_scale_acceptance_estimates(observer_setup: Any) -> None:
+    observer, controller, _ = observer_setup
     for length in (1, 3, 5):
-        recorder.acceptance.observe(length, (1 + length) * 100, 100)
+        controller.acceptance.observe(length, (1 + length) * 100, 100)
     for _ in range(100):
         observer.observe_update(make_output({"a": 3, "b": 3}), [[1], [1, 2]])
-    expected = (100 + PRIOR_GAIN) / (600 + PRIOR_GAIN)
-    assert recorder.acceptance.tokens_per_step(3) == pytest.approx(1 + 3 * expected, rel=0.05)
+    expected = 1 + 3 * (100 + PRIOR_GAIN) / (600 + PRIOR_GAIN)
+    assert controller.acceptance.estimate_tokens_per_step(3) == pytest.approx(expected, rel=0.05)

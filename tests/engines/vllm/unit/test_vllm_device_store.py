@@ -16,11 +16,11 @@ from fake_engine import (
     V2,
     WORDS,
     K,
+    OperatorRecorder,
     Request,
-    TorchCalls,
     V2Neural,
-    config,
-    random_steps,
+    make_config,
+    run_random_steps,
 )
 from ngram_npu import NgramStore, _library
 from ngram_npu.engines.vllm import plugin, sharing
@@ -29,7 +29,7 @@ from ngram_npu.engines.vllm.options import Options, read_options
 from ngram_npu.engines.vllm.sharing import DEVICE_STORE_TOKENS
 from ngram_npu.engines.vllm.v2 import RowLookup
 from ops import reference
-from ops.reference.drafting import LATEST, draft_for
+from ops.reference.drafting import LATEST, compute_draft
 
 STORE: dict[str, Any] = {"lookup": "1-16", "store": "live"}
 SCOPE = "ngram_npu_scope"
@@ -47,7 +47,7 @@ def _plugin_passes_on_request_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read_on(device_type: str, method: Any = "v2", **options: Any) -> Options:
     batches, adaptive = options.pop("batches", 2), options.pop("adaptive", False)
-    vllm_config = config(batches=batches, adaptive=adaptive, **options)
+    vllm_config = make_config(batches=batches, adaptive=adaptive, **options)
     vllm_config.device_config = SimpleNamespace(device_type=device_type)
     return read_options(vllm_config, method)
 
@@ -130,14 +130,14 @@ class Model:
 
         def add(**arguments: Any) -> None:
             add_request(**arguments)
-            self.tensors["slots"][engine.row(arguments["req_id"])] = 0
+            self.tensors["slots"][engine.get_row(arguments["req_id"])] = 0
 
         engine.req_states.add_request = add
 
     def draft(self, sampled: dict[str, list[int]]) -> tuple[list[list[int]], list[list[int]]]:
         """Returns the step's drafts, and those from the requests' own text; both padded."""
         requests = [self.engine.alive[name] for name in sampled]
-        rows = np.array([self.engine.row(name) for name in sampled], np.int64)
+        rows = np.array([self.engine.get_row(name) for name in sampled], np.int64)
         tokens, lengths = np.zeros((ROWS, LENGTH), np.int32), np.zeros(ROWS, np.int32)
         for row, request in zip(rows, requests, strict=True):
             tokens[row, : len(request.tokens)] = request.tokens
@@ -153,7 +153,7 @@ class Model:
         for i, request in enumerate(requests):
             text, draft = request.tokens, []
             if counts[i]:
-                draft, match_len[i] = draft_for(text, 1, 16, K, LATEST, True, 10**9)
+                draft, match_len[i] = compute_draft(text, 1, 16, K, LATEST, True, 10**9)
             drafts[i], num_drafts[i] = (draft + [text[-1]] * K)[:K], len(draft)
         own_drafts = drafts.tolist()
         reference.device_store_propose_(
@@ -186,7 +186,7 @@ def test_drafts_equal_the_reference(seed: int) -> None:
     begin_requests_in_scopes(engine, 2)
     model = Model(engine)
     num_from_store = 0
-    for sampled, drafts in random_steps(engine, seed, 80):
+    for sampled, drafts in run_random_steps(engine, seed, 80):
         expected, own_drafts = model.draft(sampled)
         for new, draft, right, own in zip(
             sampled.values(), drafts.values(), expected, own_drafts, strict=True
@@ -232,9 +232,9 @@ def test_step_neither_waits_for_the_device_nor_copies_to_it() -> None:
     engine = V2(**ON_DEVICE)
     engine.begin(Request("a", [1]))
     engine.step({"a": WORDS[:4]})
-    engine.req_states.append(engine.row("a"), WORDS[4:8])
-    arguments = [engine.row("a")], {"a": WORDS[4:8]}
-    with TorchCalls() as recorded:
+    engine.req_states.append_tokens(engine.get_row("a"), WORDS[4:8])
+    arguments = [engine.get_row("a")], {"a": WORDS[4:8]}
+    with OperatorRecorder() as recorded:
         engine.propose(*arguments)
     names = [name for name in recorded.names if name.startswith("ngram_npu.")]
     assert [name.removeprefix("ngram_npu.") for name in names] == [

@@ -1,4 +1,4 @@
-"""The sources of options, and the one-line error for each invalid option."""
+"""Tests from which sources options are read, and the error for each invalid option."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ngram_npu.engines.vllm import options
 from ngram_npu.engines.vllm.options import Options, read_options, vocabulary_digest
 from ngram_npu.store import tokenizer_digest
 from ngram_npu_cli.learn.fit_draft_costs import fit
-from vllm_config import vllm_config
+from vllm_config import make_vllm_config
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def _read_options(method: Any, options: Any = None, **settings: Any) -> Options:
     section = {} if options is None else {"ngram_npu": options}
-    return read_options(vllm_config(additional_config=section, **settings), method)
+    return read_options(make_vllm_config(additional_config=section, **settings), method)
 
 
 def _read_section(**options: Any) -> Options:
@@ -37,7 +37,7 @@ def _get_bounds(options: Options) -> tuple[int, int]:
 
 
 def test_options_without_settings_have_defaults(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("NGRAM_NPU_VLLM", "1")  # the switch of the plugin is not an option
+    environment.setenv("NGRAM_NPU_VLLM", "1")  # This variable enables the plugin; it is no option.
     options = _read_options("custom_class", k=3, max_model_len=77)
     config = options.ngram
     assert (config.min_n, config.max_n, config.k, config.max_len) == (2, 5, 3, 77)
@@ -56,7 +56,7 @@ SECTION = {
 
 
 @pytest.mark.parametrize("source", ["additional_config['ngram_npu']", "the environment"])
-def test_options_are_read(environment: pytest.MonkeyPatch, source: str) -> None:
+def test_options_of_each_source_are_read(environment: pytest.MonkeyPatch, source: str) -> None:
     in_environment = source == "the environment"
     for name, value in SECTION.items() if in_environment else ():
         environment.setenv(f"NGRAM_NPU_VLLM_{name.upper()}", str(value))
@@ -64,7 +64,7 @@ def test_options_are_read(environment: pytest.MonkeyPatch, source: str) -> None:
     assert _get_bounds(options) == (3, 6)
     assert (options.ngram.match_policy, options.ngram.overlap) == ("latest", True)
     assert (options.engine, options.num_threads, options.sources) == ("scan", 0, (source,))
-    if in_environment:  # the section precedes the environment
+    if in_environment:  # the section has precedence over the environment
         options = _read_section(prompt_lookup_max=4)
         assert _get_bounds(options) == (3, 4)
         assert options.sources == ("additional_config['ngram_npu']", "the environment")
@@ -76,10 +76,10 @@ MIN_UNLIMITED_COST = MAX_DRAFT_TOKENS * 255
 
 @pytest.mark.parametrize("method", ["custom_class", "ngram", "ngram_gpu", "v2", "beside"])
 @pytest.mark.parametrize(("probability", "limit"), [(None, None), (0.177, 40), (1, 0)])
-def test_ladder_sets_sizes_and_cost_limit(
+def test_ladder_determines_n_gram_lengths_and_cost_limit(
     environment: pytest.MonkeyPatch, method: Any, probability: Any, limit: int | None
 ) -> None:
-    """vLLM always sets prompt_lookup_*, which a ladder ignores."""
+    """vLLM always sets prompt_lookup_*, which have no effect with a ladder."""
     settings = {"prompt_lookup_min": 3, "prompt_lookup_max": 40}
     section = {"lookup": "ladder", "min_draft_probability": probability}
     ngram = _read_options(method, section, **settings).ngram
@@ -97,7 +97,7 @@ def test_ladder_sets_sizes_and_cost_limit(
 
 
 @pytest.mark.parametrize(("cost", "expected"), [(0.01, 0.0343), (0.05, 0.137), (0.1, 0.248)])
-def test_token_cost_sets_the_probability_of_a_draft(cost: float, expected: float) -> None:
+def test_token_cost_determines_min_draft_probability(cost: float, expected: float) -> None:
     for section in ({"lookup": "ladder"}, {"lookup": "auto"}):
         options = _read_options("ngram", {**section, "token_cost": cost})
         assert options.ngram.min_draft_probability == pytest.approx(expected, rel=0.01)
@@ -141,10 +141,11 @@ def test_invalid_draft_length_options_raise(
 
 
 def write_step_times(path: Path) -> str:
-    """Writes step times of 2, 8 and 64 requests. A token costs 1, 5 and 40 % of their steps."""
+    """Writes a file of step times for 2, 8 and 64 requests. In these steps, a draft token adds 1, 5
+    and 40 % to the time of a step without drafts."""
     steps = [
-        {"batch": batch, "verified": batch * (1 + k), "seconds": 0.01 * (1 + share * k)}
-        for batch, share in ((2, 0.01), (8, 0.05), (64, 0.4))
+        {"batch": batch, "verified": batch * (1 + k), "seconds": 0.01 * (1 + cost * k)}
+        for batch, cost in ((2, 0.01), (8, 0.05), (64, 0.4))
         for k in (0, 4)
     ]
     path.write_text(json.dumps({"format": "ngram_npu.cost/1", "steps": steps}))
@@ -155,12 +156,12 @@ def write_step_times(path: Path) -> str:
     ("max_num_seqs", "batch", "cost"),
     [(1, 2, 0.01), (2, 2, 0.01), (7, 2, 0.01), (8, 8, 0.05), (63, 8, 0.05), (256, 64, 0.4)],
 )
-def test_step_times_set_the_probability_of_a_draft(
+def test_step_times_determine_min_draft_probability(
     tmp_path: Path, max_num_seqs: int, batch: int, cost: float
 ) -> None:
     section: dict[str, Any] = {"step_times_file": write_step_times(tmp_path / "cost.json")}
-    expected = pytest.approx(options.probability_for_cost(cost))
-    for method, more, adaptive in (
+    expected = pytest.approx(options.convert_cost_to_probability(cost))
+    for method, more_options, is_adaptive in (
         ("ngram", {"lookup": "ladder"}, False),
         ("custom_class", {"lookup": "auto"}, False),
         ("ngram_gpu", {"lookup": "ladder", "drafts": "trimmed"}, False),
@@ -168,47 +169,47 @@ def test_step_times_set_the_probability_of_a_draft(
         ("v2", {"lookup": "ladder", "k": "auto"}, True),
     ):
         arguments: dict[str, Any] = {"max_num_seqs": max_num_seqs, "k": 8}
-        arguments["enable_adaptive_verification"] = adaptive
-        read: Any = _read_options(method, {**section, **more}, **arguments)
-        assert read.ngram.min_draft_probability == expected
-        assert read.cost_batch == batch
+        arguments["enable_adaptive_verification"] = is_adaptive
+        result: Any = _read_options(method, {**section, **more_options}, **arguments)
+        assert result.ngram.min_draft_probability == expected
+        assert result.cost_batch == batch
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("more_options", "expected"),
     [
-        ({"token_cost": 0.02}, options.probability_for_cost(0.02)),
+        ({"token_cost": 0.02}, options.convert_cost_to_probability(0.02)),
         ({"min_draft_probability": 0.3}, 0.3),
         ({"min_draft_probability": None}, None),
     ],
 )
-def test_configured_probability_precedes_step_times(
-    tmp_path: Path, more: dict[str, Any], expected: float | None
+def test_configured_probability_has_precedence_over_step_times(
+    tmp_path: Path, more_options: dict[str, Any], expected: float | None
 ) -> None:
     section = {"lookup": "auto", "step_times_file": write_step_times(tmp_path / "cost.json")}
-    read = _read_options("ngram", {**section, **more})
-    assert read.ngram.min_draft_probability == expected
-    assert read.cost_batch == 0
+    result = _read_options("ngram", {**section, **more_options})
+    assert result.ngram.min_draft_probability == expected
+    assert result.cost_batch == 0
 
 
-def test_step_times_without_a_limit_are_those_of_the_controller(tmp_path: Path) -> None:
+def test_step_times_with_k_auto_and_no_ladder_are_passed_to_the_controller(tmp_path: Path) -> None:
     section = {"k": "auto", "step_times_file": write_step_times(tmp_path / "cost.json")}
-    read = _read_options("v2", {"lookup": "1-16", **section})
-    assert (read.ngram.min_draft_probability, read.cost_batch) == (None, 0)
-    assert read.step_times is not None
-    assert read.step_times.relative_times([0, 4])(8)[4] == pytest.approx(1.2)
+    result = _read_options("v2", {"lookup": "1-16", **section})
+    assert (result.ngram.min_draft_probability, result.cost_batch) == (None, 0)
+    assert result.step_times is not None
+    assert result.step_times.make_relative_times([0, 4])(8)[4] == pytest.approx(1.2)
     assert _read_options("v2", {"lookup": "1-16", "k": "auto"}).step_times is None
 
 
-def test_foreign_additional_config_is_ignored() -> None:
-    config = vllm_config(additional_config={"other_backend": {"prompt_lookup_min": "x"}})
+def test_additional_config_of_other_backends_is_ignored() -> None:
+    config = make_vllm_config(additional_config={"other_backend": {"prompt_lookup_min": "x"}})
     assert read_options(config, "custom_class").sources == ()
-    assert read_options(vllm_config(additional_config=object()), "custom_class").sources == ()
+    assert read_options(make_vllm_config(additional_config=object()), "custom_class").sources == ()
 
 
 @pytest.mark.parametrize("name", ["ngram-npu", "ngramnpu", "NGRAM_NPU"])
 def test_misspelled_section_raises(name: str) -> None:
-    config = vllm_config(additional_config={name: {"engine": "scan"}})
+    config = make_vllm_config(additional_config={name: {"engine": "scan"}})
     message = f"^ngram_npu: unknown section {name!r} in additional_config; did you mean 'ngram_npu"
     with pytest.raises(ValueError, match=message):
         read_options(config, "custom_class")
@@ -251,7 +252,7 @@ def test_invalid_section_raises_a_one_line_error(section: Any, message: str) -> 
 
 
 def test_prompt_embeds_with_asynchronous_v1_raises() -> None:
-    config = vllm_config(prompt_lookup_min=2, prompt_lookup_max=4)
+    config = make_vllm_config(prompt_lookup_min=2, prompt_lookup_max=4)
     config.model_config.enable_prompt_embeds = True
     with pytest.raises(
         ValueError, match="ngram_npu: enable_prompt_embeds: expected false, got true"
@@ -277,7 +278,7 @@ def test_invalid_environment_raises_a_one_line_error(
     test_invalid_section_raises_a_one_line_error({}, message)
 
 
-def test_options_with_a_neural_drafter_are_read(environment: pytest.MonkeyPatch) -> None:
+def test_options_of_method_beside_are_read(environment: pytest.MonkeyPatch) -> None:
     options = _read_options("beside")
     assert _get_bounds(options) == (2, 16)
     ngram = options.ngram
@@ -302,8 +303,8 @@ def test_lookup_that_contradicts_speculative_config_raises(environment: pytest.M
 
 
 @pytest.mark.parametrize("name", ["is_hybrid", "has_inner_state"])
-def test_keep_drafting_defaults_to_recurrent_models(name: str) -> None:
-    config = vllm_config()
+def test_keep_drafting_is_on_by_default_for_recurrent_models(name: str) -> None:
+    config = make_vllm_config()
     for is_recurrent, section, expected in (
         (False, {}, False),
         (True, {}, True),
@@ -340,7 +341,7 @@ def test_keep_drafting_defaults_to_recurrent_models(name: str) -> None:
         ("v2", {"lookup": "auto", "store": "live"}, ("ladder", 1, 16, "latest", True, 0.177)),
     ],
 )
-def test_lookup_option_sets_lookup(
+def test_lookup_option_determines_bounds_policy_and_probability(
     method: Any, section: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     """The option overrides prompt_lookup_* of speculative_config."""
@@ -348,13 +349,13 @@ def test_lookup_option_sets_lookup(
     ngram = options.ngram
     policy = ngram.match_policy, ngram.overlap, options.min_draft_probability
     assert (options.lookup, *_get_bounds(options), *policy) == expected
-    ignored = "" if options.lookup == "ngram" else "prompt_lookup_min=3 prompt_lookup_max=7"
-    assert options.ignored_bounds == ignored
+    ignored_bounds = "" if options.lookup == "ngram" else "prompt_lookup_min=3 prompt_lookup_max=7"
+    assert options.ignored_bounds == ignored_bounds
     assert ngram.max_len == (None if method in ("v2", "beside") else 64)
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup_min", "prompt_lookup_max"])
-def test_bounds_are_options_of_a_custom_class(name: str) -> None:
+def test_bounds_of_a_custom_class_are_read_as_options(name: str) -> None:
     assert _get_bounds(_read_section(**{name: 3})) == (3, 3)
     options = _read_section(**{"lookup": "1-16", name: 4})
     assert _get_bounds(options) == (1, 16)
@@ -362,7 +363,7 @@ def test_bounds_are_options_of_a_custom_class(name: str) -> None:
 
 
 @pytest.mark.parametrize("digest", ["a" * 32, None, "b" * 32])
-def test_costs_file_is_loaded_for_its_tokenizer(
+def test_costs_file_of_same_or_unknown_tokenizer_is_loaded(
     digest: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(tmp_path / "costs.json")

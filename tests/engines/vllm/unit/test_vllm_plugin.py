@@ -1,5 +1,5 @@
-"""Which functions of vLLM and of vLLM-Ascend the plugin replaces, and its message otherwise. The
-modules are short and have the signatures of these projects."""
+"""Tests which functions of vLLM and vLLM-Ascend the plugin replaces, and its messages about others.
+The fake modules are short and have the real signatures."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ import ngram_npu_vllm_plugin
 import pytest
 import torch
 from conftest import FakeVLLM
-from fake_engine import CPU, LADDER, K, RequestState, StandaloneARSpeculator, config
+from fake_engine import CPU, LADDER, K, RequestState, StandaloneARSpeculator, make_config
 from ngram_npu import _library
 from ngram_npu.engines.vllm import options, plugin, v1_device
 from ngram_npu.engines.vllm.patching import ASCEND_RUNNER, RUNNER, run_after_import
 from ngram_npu.engines.vllm.plugin import MODULE, V2_MODULE
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE, NgramSpeculator
 
-pytestmark = pytest.mark.usefixtures("info")
+pytestmark = pytest.mark.usefixtures("plugin_log")
 
-V1 = """
+V1_SOURCE = """
 class NgramProposer:
     def __init__(self, vllm_config: "VllmConfig"): ...
     def load_model(self, *args, **kwargs): ...
@@ -37,7 +37,7 @@ class NgramProposer:
         slot_mappings: "dict | None" = None,
     ) -> list[list[int]]: ...
 """
-V1_ASYNC = """
+V1_ASYNC_SOURCE = """
 class NgramProposerGPU:
     def __init__(self, vllm_config: "VllmConfig", device: "torch.device", runner=None): ...
     def load_model(self, *args, **kwargs): ...
@@ -59,14 +59,14 @@ def copy_num_valid_draft_tokens(
     num_valid_draft_tokens, batch_size,
 ): ...
 """
-CORRECTION = """
+CORRECTION_SOURCE = """
 def update_num_computed_tokens_for_batch_change(
     num_computed_tokens, num_accepted_tokens, prev_positions, valid_sampled_token_count,
     prev_num_draft_tokens, cpu_num_computed_tokens,
 ): ...
 class current_platform: device_type = 'cpu'
 """
-V2 = """
+V2_SOURCE = """
 from abc import ABC, abstractmethod
 class NgramGPUSpeculator(ABC):
     num_query_per_req = 1
@@ -84,12 +84,12 @@ class NgramGPUSpeculator(ABC):
     ): ...
 STOCK = NgramGPUSpeculator
 """
-CONFIG = """
+CONFIG_SOURCE = """
 class VllmConfig:
     def __init__(self, config): vars(self).update(vars(config)); self.__post_init__()
     def __post_init__(self): self.validated = True
 """
-ASCEND_FACTORY = """
+ASCEND_FACTORY_SOURCE = """
 class AscendNgramProposer:
     def __init__(self, vllm_config, runner): ...
     def load_model(self, *args, **kwargs): ...
@@ -109,12 +109,12 @@ def get_spec_decode_method(method, vllm_config, device, runner):
         return AscendNgramProposer(vllm_config, runner)
     return AscendNgramProposerNPU(vllm_config, device, runner)
 """
-ASCEND_IMPORTS = """
+ASCEND_IMPORTS_SOURCE = """
 from vllm_ascend.spec_decode import (
     AscendNgramProposer, AscendNgramProposerNPU, get_spec_decode_method
 )
 """
-ASCEND_LAUNCHER = """
+ASCEND_LAUNCHER_SOURCE = """
 def triton_ngram_spec_decode(
     token_ids, num_tokens_no_spec, sampled_token_ids, discard_request_mask, vocab_size, min_n,
     max_n, k,
@@ -122,36 +122,36 @@ def triton_ngram_spec_decode(
 """
 
 SOURCES = {
-    MODULE: V1,
-    RUNNER: V1_ASYNC,
-    V2_MODULE: V2,
-    plugin.ASCEND_FACTORY: ASCEND_FACTORY,
-    ASCEND_RUNNER: ASCEND_IMPORTS + ASCEND_LAUNCHER,
-    plugin.ASCEND_V2_MODULE: V2.replace("NgramGPU", "AscendNgram"),
+    MODULE: V1_SOURCE,
+    RUNNER: V1_ASYNC_SOURCE,
+    V2_MODULE: V2_SOURCE,
+    plugin.ASCEND_FACTORY: ASCEND_FACTORY_SOURCE,
+    ASCEND_RUNNER: ASCEND_IMPORTS_SOURCE + ASCEND_LAUNCHER_SOURCE,
+    plugin.ASCEND_V2_MODULE: V2_SOURCE.replace("NgramGPU", "AscendNgram"),
 }
-REPLACED_NAMES = (
+REPLACEABLE_NAMES = (
     *(plugin.CLASS, plugin.ASYNC_CLASS, plugin.TRIM, plugin.V2_CLASS),
     *(plugin.ASCEND_HOST, plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER, "AscendNgramSpeculator"),
 )
 
 
-def import_changed(vllm: FakeVLLM, name: str, old: str = "", new: str = "") -> Any:
-    """Imports the module ``name`` after the plugin, with changed sources."""
-    assert old in SOURCES[name] + ASCEND_FACTORY
+def import_changed(vllm: FakeVLLM, name: str, old_text: str = "", new_text: str = "") -> Any:
+    """Installs the plugin, and imports the module ``name`` with changes of its source."""
+    assert old_text in SOURCES[name] + ASCEND_FACTORY_SOURCE
     names = [plugin.ASCEND_FACTORY, name] if name.startswith("vllm_ascend.") else [name]
     for source in names:
-        vllm.write(source, SOURCES[source].replace(old, new))
+        vllm.write_module(source, SOURCES[source].replace(old_text, new_text))
     return vllm.install_and_import(name)
 
 
-def replaced_names(module: Any) -> set[str]:
+def list_replaced_names(module: Any) -> set[str]:
     """Returns the names in a module of vLLM that the plugin has replaced."""
-    values = {name: getattr(module, name, None) for name in REPLACED_NAMES}
+    values = {name: getattr(module, name, None) for name in REPLACEABLE_NAMES}
     return {name for name, v in values.items() if str(v and v.__module__).startswith("ngram_npu")}
 
 
-def messages(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
-    lines = [line for line in caplog.messages if part in line]
+def find_messages(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
+    lines = [line for line in caplog.messages if text in line]
     assert not any("\n" in line for line in lines)
     return lines
 
@@ -165,9 +165,9 @@ def npu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-# The environment.
+# The environment variables that enable the plugin.
 
-INERT = """
+LOADING_SCRIPT = """
 import importlib.metadata, sys
 (entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="ngram_npu")
 before = set(sys.modules)
@@ -179,7 +179,7 @@ assert new == ["ngram_npu_vllm_plugin"], new
 
 def test_disabled_plugin_imports_nothing() -> None:
     environment = {**os.environ, "NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_ENGINE": "not an engine"}
-    subprocess.run([sys.executable, "-c", INERT], env=environment, check=True)
+    subprocess.run([sys.executable, "-c", LOADING_SCRIPT], env=environment, check=True)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_disabled_plugin_imports_nothing() -> None:
         *(("0", "1", False), ("1", None, True), ("", None, False), ("yes", None, False)),
     ],
 )
-def test_environment_enables_the_plugin(
+def test_environment_variables_enable_the_plugin(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     switch: str | None,
@@ -214,58 +214,58 @@ def test_environment_enables_the_plugin(
 def test_module_is_replaced_on_import_but_not_on_search(
     vllm: FakeVLLM, caplog: pytest.LogCaptureFixture
 ) -> None:
-    finders = len(sys.meta_path)
-    vllm.write(MODULE, V1)
+    num_finders = len(sys.meta_path)
+    vllm.write_module(MODULE, V1_SOURCE)
     plugin.install()
-    waiting = len(sys.meta_path)
+    num_with_hooks = len(sys.meta_path)
     plugin.install()
-    assert len(sys.meta_path) == waiting > finders
+    assert len(sys.meta_path) == num_with_hooks > num_finders
     spec = importlib.util.find_spec(MODULE)
     assert spec is not None
     assert str(spec.origin).endswith("ngram_proposer.py")
     assert MODULE not in sys.modules
     module: Any = importlib.import_module(MODULE)
     assert module.NgramProposer is plugin.StockNgramProposer
-    assert len(sys.meta_path) == waiting - 1
+    assert len(sys.meta_path) == num_with_hooks - 1
     plugin.install()
     assert module.NgramProposer is plugin.StockNgramProposer
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
     assert importlib.reload(module).NgramProposer is not plugin.StockNgramProposer
 
 
-def test_all_actions_that_wait_for_a_module_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "wave", raising=False)
+def test_actions_after_import_of_a_module_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wave", raising=False)  # any module of the standard library
     calls: list[str] = []
 
-    def first(module: ModuleType) -> None:
+    def act_first(module: ModuleType) -> None:
         calls.append("first")
 
-    def second(module: ModuleType) -> None:
+    def act_second(module: ModuleType) -> None:
         calls.append("second")
 
-    for action in (first, second, first, second):
+    for action in (act_first, act_second, act_first, act_second):
         run_after_import("wave", action)
     importlib.util.find_spec("wave")
     assert calls == []
     importlib.import_module("wave")
     assert calls == ["first", "second"]
-    run_after_import("wave", second)
+    run_after_import("wave", act_second)
     assert calls == ["first", "second", "second"]
 
 
-def test_failed_import_may_be_repeated(vllm: FakeVLLM) -> None:
-    vllm.write(MODULE, "raise RuntimeError('theirs')")
-    with pytest.raises(RuntimeError, match="theirs"):
+def test_class_is_replaced_if_a_failed_import_is_repeated(vllm: FakeVLLM) -> None:
+    vllm.write_module(MODULE, "raise RuntimeError('from vllm')")
+    with pytest.raises(RuntimeError, match="from vllm"):
         vllm.install_and_import(MODULE)
-    vllm.write(MODULE, V1 + "# longer, so that the cached bytecode is stale\n")
+    vllm.write_module(MODULE, V1_SOURCE + "# The file's new size makes Python recompile it.\n")
     module: Any = importlib.import_module(MODULE)
     assert module.NgramProposer is plugin.StockNgramProposer
 
 
-def test_imported_module_is_replaced_unless_the_runner_has_bound_its_class(
+def test_class_of_imported_module_is_replaced_unless_the_runner_has_bound_it(
     vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vllm.write(MODULE, V1)
+    vllm.write_module(MODULE, V1_SOURCE)
     module: Any = importlib.import_module(MODULE)
     runner: Any = ModuleType(RUNNER)
     runner.NgramProposer = module.NgramProposer
@@ -278,14 +278,14 @@ def test_imported_module_is_replaced_unless_the_runner_has_bound_its_class(
     assert module.NgramProposer is plugin.StockNgramProposer
 
 
-def test_vllm_without_the_module_is_reported(
+def test_missing_or_broken_module_of_vllm_is_logged(
     vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(plugin, "MODULE", "vllm.v1.missing")
         plugin.install()
     assert "it has no vllm.v1.missing" in caplog.text
-    vllm.write("vllm.v1.__init__", "raise RuntimeError('one\\ntwo')")
+    vllm.write_module("vllm.v1.__init__", "raise RuntimeError('one\\ntwo')")
     sys.modules.pop("vllm.v1", None)
     sys.modules.pop("vllm.v1.spec_decode", None)
     caplog.clear()
@@ -296,15 +296,15 @@ def test_vllm_without_the_module_is_reported(
 
 # The signatures of vLLM's functions.
 
-ABSTRACT = "    @abstractmethod\n    def bind(self): ...\n    def capture"
-PRIVATE = "    def _begin(self): ...\n    def capture"
-OTHER_CLASS = ASCEND_LAUNCHER + "class AscendNgramProposer: ...\n"
-SUBCLASS = ASCEND_LAUNCHER + "class AscendNgramProposer(AscendNgramProposer): ...\n"
+ABSTRACT_METHOD = "    @abstractmethod\n    def bind(self): ...\n    def capture"
+PRIVATE_METHOD = "    def _begin(self): ...\n    def capture"
+OTHER_CLASS = ASCEND_LAUNCHER_SOURCE + "class AscendNgramProposer: ...\n"
+SUBCLASS = ASCEND_LAUNCHER_SOURCE + "class AscendNgramProposer(AscendNgramProposer): ...\n"
 DEVICE_NAMES = {plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER}
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
+    ("name", "old_text", "new_text"),
     [
         (RUNNER, "", ""),
         (V2_MODULE, "", ""),
@@ -313,17 +313,17 @@ DEVICE_NAMES = {plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER}
         (V2_MODULE, "req_states)", "req_states, adapters=None)"),
     ],
 )
-def test_known_class_is_replaced(
-    vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, name: str, old: str, new: str
+def test_class_with_known_signature_is_replaced(
+    vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, name: str, old_text: str, new_text: str
 ) -> None:
-    module = import_changed(vllm, name, old, new)
-    replaced = vars(module).copy()
+    module = import_changed(vllm, name, old_text, new_text)
+    members = vars(module).copy()
     plugin.install()
-    assert vars(module) == replaced
+    assert vars(module) == members
     is_v2 = name == V2_MODULE
     label = "n-gram methods of the V2 runner" if is_v2 else "method 'ngram_gpu' of the V1 runner"
     line = f"ngram_npu: enabled for {label} (NGRAM_NPU_VLLM=1)"
-    assert messages(caplog, "enabled for") == [line]
+    assert find_messages(caplog, "enabled for") == [line]
     assert caplog.records[-1].levelname == "DEBUG"  # the engine's method is still unknown
     if is_v2:
         assert issubclass(module.NgramGPUSpeculator, NgramSpeculator)
@@ -336,7 +336,7 @@ def test_known_class_is_replaced(
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "reason"),
+    ("name", "old_text", "new_text", "reason"),
     [
         (
             *(MODULE, "num_tokens_no_spec,", "req_ids, num_tokens_no_spec,"),
@@ -350,60 +350,61 @@ def test_known_class_is_replaced(
         (RUNNER, "def copy_num", "def num", "there is no copy_num_valid_draft_tokens"),
         (V2_MODULE, "num_sampled, num_", "num_", "NgramGPUSpeculator.propose takes (self, input"),
         (V2_MODULE, "dummy_run=False, ", "", "NgramGPUSpeculator.propose takes (self, input_batch"),
-        (V2_MODULE, "    def capture", ABSTRACT, "NgramGPUSpeculator.bind is abstract"),
-        (V2_MODULE, "    def capture", PRIVATE, "has _begin, which ngram_npu's class has"),
+        (V2_MODULE, "    def capture", ABSTRACT_METHOD, "NgramGPUSpeculator.bind is abstract"),
+        (V2_MODULE, "    def capture", PRIVATE_METHOD, "has _begin, which ngram_npu's class has"),
         (V2_MODULE, "NgramGPU", "Other", "there is no class NgramGPUSpeculator"),
     ],
 )
-def test_unknown_signature_is_left_unchanged(
-    vllm: FakeVLLM, caplog: pytest.LogCaptureFixture, name: str, old: str, new: str, reason: str
+def test_class_with_unknown_signature_is_left_unchanged(
+    vllm: FakeVLLM, caplog: Any, name: str, old_text: str, new_text: str, reason: str
 ) -> None:
-    module = import_changed(vllm, name, old, new)
-    (line,) = set(messages(caplog, "not enabled"))
-    refused = {
+    module = import_changed(vllm, name, old_text, new_text)
+    (line,) = set(find_messages(caplog, "not enabled"))
+    prefixes = {
         MODULE: ", vLLM is left as it is: this vLLM (",
         RUNNER: " for method 'ngram_gpu' of the V1 runner, which is left as it is: ",
         V2_MODULE: " for the V2 runner, which is left as it is: ",
     }
-    assert line.startswith(f"ngram_npu: not enabled{refused[name]}")
+    assert line.startswith(f"ngram_npu: not enabled{prefixes[name]}")
     assert reason in line
-    assert replaced_names(module) == set()
+    assert list_replaced_names(module) == set()
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "method", "reason"),
+    ("old_text", "new_text", "method", "reason"),
     [
         ("token_ids_cpu=None", "tokens=None", "ngram", "AscendNgramProposer.propose takes"),
         ("max_n, k,\n", "max_n, k, stride\n", "ngram_gpu", "triton_ngram_spec_decode takes"),
-        (ASCEND_LAUNCHER, "", "ngram_gpu", "there is no triton_ngram_spec_decode"),
-        (ASCEND_LAUNCHER, OTHER_CLASS, "ngram", "there is no AscendNgramProposer.__init__"),
-        (ASCEND_LAUNCHER, SUBCLASS, "ngram", "makes another AscendNgramProposer than"),
+        (ASCEND_LAUNCHER_SOURCE, "", "ngram_gpu", "there is no triton_ngram_spec_decode"),
+        (ASCEND_LAUNCHER_SOURCE, OTHER_CLASS, "ngram", "there is no AscendNgramProposer.__init__"),
+        (ASCEND_LAUNCHER_SOURCE, SUBCLASS, "ngram", "makes another AscendNgramProposer than"),
         ("", "", "ngram_gpu", f"no NPU kernels: {_library.backends()['npu'].reason}"),
     ],
 )
-def test_unknown_ascend_method_is_left_unchanged(
+def test_ascend_method_with_unknown_functions_or_no_kernels_is_left_unchanged(
     vllm: FakeVLLM,
     caplog: pytest.LogCaptureFixture,
     request: pytest.FixtureRequest,
-    old: str,
-    new: str,
+    old_text: str,
+    new_text: str,
     method: str,
     reason: str,
 ) -> None:
-    if old:
+    if old_text:
         request.getfixturevalue("npu_kernels")
-    module = import_changed(vllm, ASCEND_RUNNER, old, new)
-    (line,) = messages(caplog, f"not enabled for method {method!r}")
+    module = import_changed(vllm, ASCEND_RUNNER, old_text, new_text)
+    (line,) = find_messages(caplog, f"not enabled for method {method!r}")
     assert reason in line
-    others = {"ngram": DEVICE_NAMES, "ngram_gpu": {plugin.ASCEND_HOST}}
-    assert replaced_names(module) == others[method]
+    # The other method is replaced.
+    expected_names = {"ngram": DEVICE_NAMES, "ngram_gpu": {plugin.ASCEND_HOST}}
+    assert list_replaced_names(module) == expected_names[method]
 
 
 # The V1 runner.
 
 
 @pytest.mark.parametrize(
-    ("value", "old", "new", "expected"),
+    ("value", "old_text", "new_text", "expected"),
     [
         ("1", "", "", None),
         ("0", "", "", ""),
@@ -412,25 +413,25 @@ def test_unknown_ascend_method_is_left_unchanged(
         ("1", "'cpu'", "'xpu'", "there is no kernel for 'xpu'"),
     ],
 )
-def test_correction_of_counts_is_replaced_on_request(
+def test_correction_of_counts_is_replaced_if_enabled(
     vllm: FakeVLLM,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     value: str,
-    old: str,
-    new: str,
+    old_text: str,
+    new_text: str,
     expected: str | None,
 ) -> None:
     monkeypatch.setenv(options.CORRECTION, value)
-    vllm.write(RUNNER, CORRECTION.replace(old, new))
+    vllm.write_module(RUNNER, CORRECTION_SOURCE.replace(old_text, new_text))
     runner = vllm.install_and_import(RUNNER)
     plugin.install()
-    lines = messages(caplog, plugin.CORRECTION_LABEL)
+    lines = find_messages(caplog, plugin.CORRECTION_LABEL)
     function = runner.update_num_computed_tokens_for_batch_change
     if expected is None:
         assert function is v1_device.update_num_computed_tokens_for_batch_change
         assert lines == ["ngram_npu: enabled for the correction of counts (NGRAM_NPU_VLLM=1)"]
-        options.read_options(config(), "custom_class")  # accepts the variable
+        options.read_options(make_config(), "custom_class")  # accepts the variable
     else:
         assert function.__module__ == RUNNER
         assert len(set(lines)) == bool(expected)
@@ -446,13 +447,13 @@ def test_v1_runner_warns_that_beside_has_no_effect(caplog: pytest.LogCaptureFixt
 
     for _ in range(2):
         plugin._install_async(SimpleNamespace(GPUModelRunner=GPUModelRunner, __name__="other"))  # type: ignore[arg-type]
-    with_option, without = config(beside=True), config()
-    GPUModelRunner(without, CPU)
-    assert messages(caplog, "beside") == []
+    with_option, without_option = make_config(beside=True), make_config()
+    GPUModelRunner(without_option, CPU)
+    assert find_messages(caplog, "beside") == []
     GPUModelRunner(with_option, device=CPU)
     line = "ngram_npu: beside=True has no effect: this is the V1 runner"
-    assert messages(caplog, "beside") == [line]
-    assert created == [(without, CPU), (with_option, CPU)]
+    assert find_messages(caplog, "beside") == [line]
+    assert created == [(without_option, CPU), (with_option, CPU)]
 
 
 # Options.
@@ -474,11 +475,11 @@ def test_v1_runner_warns_that_beside_has_no_effect(caplog: pytest.LogCaptureFixt
 def test_options_are_checked_when_the_configuration_is_created(
     vllm: FakeVLLM, method: str | None, in_v2: bool, settings: dict[str, Any], message: str | None
 ) -> None:
-    vllm.write("vllm.config.__init__", "")
-    vllm.write("vllm.platforms", "class current_platform: device_type = 'cuda'\n")
-    vllm.write(plugin.CONFIG, CONFIG)
-    create = vllm.install_and_import(plugin.CONFIG).VllmConfig
-    vllm_config = config(**settings)
+    vllm.write_module("vllm.config.__init__", "")
+    vllm.write_module("vllm.platforms", "class current_platform: device_type = 'cuda'\n")
+    vllm.write_module(plugin.CONFIG, CONFIG_SOURCE)
+    config_class = vllm.install_and_import(plugin.CONFIG).VllmConfig
+    vllm_config = make_config(**settings)
     vllm_config.speculative_config.method = method
     vllm_config.use_v2_model_runner = in_v2
     vllm_config.speculative_config.target_model_config = vllm_config.model_config
@@ -486,13 +487,13 @@ def test_options_are_checked_when_the_configuration_is_created(
     draft = vllm_config.model_config if is_ngram else SimpleNamespace()
     vllm_config.speculative_config.draft_model_config = draft
     if message is None:
-        assert create(vllm_config).validated
+        assert config_class(vllm_config).validated
         return
     with pytest.raises(ValueError, match=message):
-        create(vllm_config)
-    if not is_ngram:  # the drafter's configuration, which vLLM derives
+        config_class(vllm_config)
+    if not is_ngram:  # vLLM also creates the drafter's configuration, which is not checked
         vllm_config.model_config = draft
-        assert create(vllm_config).validated
+        assert config_class(vllm_config).validated
 
 
 # A neural drafter.
@@ -514,30 +515,30 @@ def create_by_runner(
     return module.init_speculator(vllm_config, CPU, **state)
 
 
-def neural_config(**settings: Any) -> Any:
-    return config(**{"method": "draft_model", "beside": True, **settings})
+def make_neural_config(**settings: Any) -> Any:
+    return make_config(**{"method": "draft_model", "beside": True, **settings})
 
 
-def test_ngram_drafts_are_added_on_request(
+def test_ngram_drafts_are_added_if_enabled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def create(vllm_config: Any) -> Any:
+    def create_speculator(vllm_config: Any) -> Any:
         state = RequestState()
         return create_by_runner(
             StandaloneARSpeculator(), vllm_config, monkeypatch, req_states=state
         )
 
-    assert not hasattr(create(neural_config(beside=False)), LOOKUP_ATTRIBUTE)
+    assert not hasattr(create_speculator(make_neural_config(beside=False)), LOOKUP_ATTRIBUTE)
     assert caplog.messages == []
-    neural = create(neural_config())
+    neural = create_speculator(make_neural_config())
     assert isinstance(neural, StandaloneARSpeculator)
     assert neural.propose.__self__ is getattr(neural, LOOKUP_ATTRIBUTE)
     monkeypatch.setenv("NGRAM_NPU_VLLM_BESIDE", "1")
-    vllm_config = neural_config()
+    vllm_config = make_neural_config()
     vllm_config.additional_config = {}
-    assert hasattr(create(vllm_config), LOOKUP_ATTRIBUTE)
+    assert hasattr(create_speculator(vllm_config), LOOKUP_ATTRIBUTE)
     with pytest.raises(ValueError, match="did you mean 'beside_threshold'"):
-        create(neural_config(beside_treshold=1.0))
+        create_speculator(make_neural_config(beside_treshold=1.0))
 
 
 def change_class(**members: Any) -> Any:
@@ -545,34 +546,36 @@ def change_class(**members: Any) -> Any:
     return type("StandaloneARSpeculator", (StandaloneARSpeculator,), members)()
 
 
-def change(**attributes: Any) -> Any:
+def change_object(**attributes: Any) -> Any:
+    """Returns a supported speculator with these attributes."""
     speculator = StandaloneARSpeculator()
     vars(speculator).update(attributes)
     return speculator
 
 
-def old_propose(self: Any, input_batch: Any, num_sampled: Any) -> None: ...
+# The signatures of these methods differ from those that the adapter supports.
+def propose_less(self: Any, input_batch: Any, num_sampled: Any) -> None: ...
 
 
-def other_observe(self: Any, idx: Any, sampled: Any, rejected: Any, more: Any) -> None: ...
+def observe_more(self: Any, idx: Any, sampled: Any, rejected: Any, more: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("method", "neural", "reason"),
     [
-        ("dflash", change(), "method is 'dflash', expected one of"),
-        ("mtp", change(), "'mtp' is served by StandaloneARSpeculator, expected MTPSpeculator"),
+        ("dflash", change_object(), "method is 'dflash', expected one of"),
+        ("mtp", change_object(), "'mtp' is served by StandaloneARSpeculator, expected MTPSpec"),
         *[
             ("draft_model", neural, reason)
             for neural, reason in (
-                (change_class(propose=old_propose), "propose takes (self, input_batch, num_sam"),
-                (change_class(observe_verification=other_observe), "takes (self, idx, sampled,"),
+                (change_class(propose=propose_less), "propose takes (self, input_batch, num_sam"),
+                (change_class(observe_verification=observe_more), "takes (self, idx, sampled,"),
                 (change_class(observe_verification=None), "there is no StandaloneARSpeculator.ob"),
-                (change(draft_watermarker=object()), "drafts are watermarked"),
+                (change_object(draft_watermarker=object()), "drafts are watermarked"),
                 (change_class(__init__=lambda self: None), "has no draft_logits"),
-                (change(draft_logits=torch.zeros(6, 100)), "draft_logits have shape (6, 100)"),
-                (change(draft_logits=torch.zeros(6, K, 99)), "expected (rows, 4, 100 or more)"),
-                (change(draft_logits=torch.zeros(6, K + 1, 100)), "have shape (6, 5, 100)"),
+                (change_object(draft_logits=torch.zeros(6, 100)), "logits have shape (6, 100)"),
+                (change_object(draft_logits=torch.zeros(6, K, 99)), "(rows, 4, 100 or more)"),
+                (change_object(draft_logits=torch.zeros(6, K + 1, 100)), "have shape (6, 5, 100)"),
             )
         ],
     ],
@@ -584,11 +587,11 @@ def test_unsupported_neural_speculator_is_left_unchanged(
     neural: Any,
     reason: str,
 ) -> None:
-    vllm_config, state = neural_config(method=method), RequestState()
+    vllm_config, state = make_neural_config(method=method), RequestState()
     assert create_by_runner(neural, vllm_config, monkeypatch, req_states=state) is neural
     assert not hasattr(neural, LOOKUP_ATTRIBUTE)
     assert "propose" not in vars(neural)
-    (line,) = messages(caplog, "")
+    (line,) = caplog.messages
     prefix = "ngram_npu: beside=True has no effect, the speculator is left as it is: "
     assert line.startswith(prefix)
     assert reason in line
@@ -601,7 +604,8 @@ def test_neural_speculator_of_an_unknown_runner_is_left_unchanged(
         ({}, "init_speculator takes (vllm_config, device), expected"),
         ({"req_states": SimpleNamespace()}, "the runner's state has no all_token_ids.gpu"),
     ):
-        neural = create_by_runner(StandaloneARSpeculator(), neural_config(), monkeypatch, **state)
+        vllm_config = make_neural_config()
+        neural = create_by_runner(StandaloneARSpeculator(), vllm_config, monkeypatch, **state)
         assert not hasattr(neural, LOOKUP_ATTRIBUTE)
         assert reason in caplog.messages[-1]
 
@@ -616,7 +620,7 @@ def test_ascend_factory_creates_ngram_drafters(vllm: FakeVLLM) -> None:
         ("ngram", v1_device.AscendNgramProposer),
         ("ngram_gpu", v1_device.AscendNgramProposerNPU),
     ):
-        created = runner.get_spec_decode_method(method, config(), CPU, object())
+        created = runner.get_spec_decode_method(method, make_config(), CPU, object())
         assert isinstance(created, drafter)
         assert getattr(runner, drafter.__name__) is drafter
     assert runner.triton_ngram_spec_decode is v1_device.triton_ngram_spec_decode
@@ -626,10 +630,11 @@ def test_ascend_factory_creates_ngram_drafters(vllm: FakeVLLM) -> None:
 def test_ascend_correction_is_replaced_for_an_npu(
     vllm: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM-Ascend's runner need not have vLLM's ``current_platform``."""
+    """vLLM-Ascend's runner may lack vLLM's ``current_platform``."""
     monkeypatch.setenv(options.CORRECTION, "1")
-    changed = ASCEND_LAUNCHER + CORRECTION.replace("current_platform", "other_platform")
-    runner = import_changed(vllm, ASCEND_RUNNER, ASCEND_LAUNCHER, changed)
+    source = CORRECTION_SOURCE.replace("current_platform", "other_platform")
+    launcher = ASCEND_LAUNCHER_SOURCE
+    runner = import_changed(vllm, ASCEND_RUNNER, launcher, launcher + source)
     replacement = v1_device.update_num_computed_tokens_for_batch_change
     assert runner.update_num_computed_tokens_for_batch_change is replacement
 
@@ -638,7 +643,7 @@ def test_ascend_correction_is_replaced_for_an_npu(
     ("has_kernel", "reason"),
     [(False, "no kernels for npu: "), (True, "all_token_ids.gpu (rank, dtype, device, stride)")],
 )
-def test_ascend_v2_speculator_is_replaced_where_it_can_draft(
+def test_ascend_v2_speculator_is_replaced_where_kernels_and_state_are_supported(
     vllm: FakeVLLM,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -646,12 +651,12 @@ def test_ascend_v2_speculator_is_replaced_where_it_can_draft(
     reason: str,
 ) -> None:
     module = import_changed(vllm, plugin.ASCEND_V2_MODULE)
-    speculator = module.AscendNgramSpeculator(config(), CPU, RequestState())
+    speculator = module.AscendNgramSpeculator(make_config(), CPU, RequestState())
     assert isinstance(speculator, NgramSpeculator)
     assert speculator._drafting.config.match_policy == "earliest"
     monkeypatch.setattr(_library, "has_kernel", lambda op, device: has_kernel)
     npu = SimpleNamespace(type="npu")
-    assert type(module.AscendNgramSpeculator(config(), npu, RequestState())) is module.STOCK
+    assert type(module.AscendNgramSpeculator(make_config(), npu, RequestState())) is module.STOCK
     line = "ngram_npu: enabled for n-gram methods of the V2 runner (NGRAM_NPU_VLLM=1)"
-    assert messages(caplog, "enabled for n-gram") == [line]
-    assert plugin.V2_REFUSED + ": " + reason in caplog.messages[-1]
+    assert find_messages(caplog, "enabled for n-gram") == [line]
+    assert plugin.V2_REFUSAL + ": " + reason in caplog.messages[-1]

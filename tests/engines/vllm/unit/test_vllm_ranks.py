@@ -1,5 +1,5 @@
-"""Ranks must produce equal drafts. Both ranks of an engine are threads and use the key-value store
-of one process group. Engines with two processes are tested with vLLM itself."""
+"""Tests that the ranks of an engine make equal drafts. Here, both ranks are threads and share the
+key-value store of one process group. Engines with two processes are tested with vLLM itself."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from fake_engine import (
     RequestState,
     StandaloneARSpeculator,
     V1Async,
-    config,
-    store_config,
+    make_config,
+    make_store_config,
 )
 from ngram_npu import Costs, NgramStore, draft_costs
 from ngram_npu.engines.vllm import options, sharing, v1_device, v2
 from ngram_npu.engines.vllm.options import read_beside_option, read_options
 
-Lines = list[str]
-"""The log lines of a rank, followed by its result or its error."""
+RankOutput = list[str]
+"""The log lines of a rank, followed by the rank's result or error."""
 
 
 @pytest.fixture(autouse=True)
-def _process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)  # the plugin wrapped the runner
+def _init_process_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(v2.RowLookup, "has_request_data", True)  # as if the plugin was installed
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
-def run_ranks(run: Callable[[int], object]) -> tuple[Lines, Lines]:
+def run_ranks(run: Callable[[int], object]) -> tuple[RankOutput, RankOutput]:
     """Calls ``run`` for both ranks concurrently."""
 
-    def run_rank(rank: int) -> Lines:
+    def run_rank(rank: int) -> RankOutput:
         records: list[logging.LogRecord] = []
         handler, thread = logging.Handler(), threading.get_ident()
         handler.emit = records.append  # type: ignore[method-assign]
@@ -67,24 +67,24 @@ def run_ranks(run: Callable[[int], object]) -> tuple[Lines, Lines]:
     return first, second
 
 
-def start_v2(rank: int, **options: Any) -> Any:
-    vllm_config = store_config(rank, ranks=2, **{"store": None, **options})
+def start_v2_speculator(rank: int, **options: Any) -> Any:
+    vllm_config = make_store_config(rank, ranks=2, **{"store": None, **options})
     return v2.NgramSpeculator(vllm_config, CPU, RequestState(ROWS, 400))
 
 
-def report_v2(rank: int) -> list[bool]:
-    speculator = start_v2(rank, num_threads=rank, metrics=True)
+def report_v2_attributes(rank: int) -> list[bool]:
+    speculator = start_v2_speculator(rank, num_threads=rank, metrics=True)
     return [speculator.has_other_ranks, speculator.is_logging_rank, speculator._stats is not None]
 
 
-def report_v1(rank: int) -> list[bool]:
-    vllm_config = store_config(rank, store=None, ranks=2, metrics=True)
+def report_v1_attributes(rank: int) -> list[bool]:
+    vllm_config = make_store_config(rank, store=None, ranks=2, metrics=True)
     drafter = v1_device.AsyncNgramProposer(vllm_config, CPU, None)
     return [drafter.has_other_ranks, drafter._stats is not None]
 
 
-def report_neural(rank: int) -> str:
-    vllm_config = store_config(rank, store=None, ranks=2, beside=True)
+def attach_to_neural_speculator(rank: int) -> str:
+    vllm_config = make_store_config(rank, store=None, ranks=2, beside=True)
     vllm_config.speculative_config.method = "draft_model"
     options = read_options(vllm_config, "beside")
     arguments = vllm_config, options, CPU, RequestState(), StandaloneARSpeculator()
@@ -94,9 +94,9 @@ def report_neural(rank: int) -> str:
 @pytest.mark.parametrize(
     ("report", "first_result", "second_result"),
     [
-        (report_v2, "[True, True, True]", "[True, False, False]"),
-        (report_v1, "[True, True]", "[True, False]"),
-        (report_neural, "", ""),
+        (report_v2_attributes, "[True, True, True]", "[True, False, False]"),
+        (report_v1_attributes, "[True, True]", "[True, False]"),
+        (attach_to_neural_speculator, "", ""),
     ],
 )
 def test_ranks_with_equal_options_start_and_rank_0_logs(
@@ -107,12 +107,11 @@ def test_ranks_with_equal_options_start_and_rank_0_logs(
     assert (first[-1], second) == (first_result, [second_result])
 
 
-PLAIN: dict[str, Any] = {"store": None}
-"""A ladder without a store."""
-CHANGES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "match_policy": ("earliest", "latest", {**PLAIN, "lookup": "ngram"}),
+WITHOUT_STORE: dict[str, Any] = {"store": None}
+DRAFT_OPTIONS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "match_policy": ("earliest", "latest", {**WITHOUT_STORE, "lookup": "ngram"}),
     "overlap": (False, True, {}),
-    "lookup": ("ladder", "1-16", PLAIN),
+    "lookup": ("ladder", "1-16", WITHOUT_STORE),
     "min_draft_probability": (0.2, 0.3, {}),
     "token_cost": (0.02, 0.05, {"min_draft_probability": None}),
     "store": ("live", "finish", {}),
@@ -125,26 +124,26 @@ CHANGES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "beside_threshold": (0.0, 1.0, {"beside": True}),
     "dense_rows": (False, True, {}),
 }
-"""Two values of each option that changes drafts, and the options that it needs for an effect."""
+"""For each option that changes drafts: two values, and other options that its effect requires."""
 
-NO_CHANGES: dict[str, tuple[Any, Any]] = {
+OTHER_OPTIONS: dict[str, tuple[Any, Any]] = {
     "num_threads": (1, 2),
     "metrics": (False, True),
     "store_save_minutes": (1.0, 2.0),
     "store_file": ("", "a"),
     "store_seed": ("", "b"),
 }
-"""Two values of each option that changes no draft."""
+"""For each option that changes no draft: two values."""
 
 
 def compare_ranks(name: str, values: Sequence[Any], **options: Any) -> str:
-    """Starts ranks that differ in one option. Returns their result or error, which must be equal
-    for both."""
+    """Starts ranks that differ in the option `name`. Returns the result or error, which must be
+    equal for both ranks."""
 
     def compare(rank: int) -> bool:
         section = {"store": "live", **LADDER, **options, name: values[rank]}
         section = {name: value for name, value in section.items() if value is not None}
-        vllm_config = config(rank=rank, ranks=2, length=400, **section)
+        vllm_config = make_config(rank=rank, ranks=2, length=400, **section)
         method: Any = "beside" if read_beside_option(vllm_config) else "v2"
         return sharing.compare_ranks(vllm_config, read_options(vllm_config, method), None)
 
@@ -154,12 +153,12 @@ def compare_ranks(name: str, values: Sequence[Any], **options: Any) -> str:
     return line
 
 
-@pytest.mark.parametrize("name", CHANGES | NO_CHANGES)
-def test_ranks_that_differ_in_an_option_raise_if_it_changes_drafts(name: str) -> None:
-    *values, options = CHANGES.get(name, (*NO_CHANGES.get(name, ()), {}))
+@pytest.mark.parametrize("name", DRAFT_OPTIONS | OTHER_OPTIONS)
+def test_ranks_with_different_values_of_an_option_raise_if_it_changes_drafts(name: str) -> None:
+    *values, options = DRAFT_OPTIONS.get(name, (*OTHER_OPTIONS.get(name, ()), {}))
     line = compare_ranks(name, values, **options)
-    assert ("expected the same on all ranks of an engine" in line) == (name in CHANGES)
-    assert line == "True" or name in CHANGES
+    assert ("expected the same on all ranks of an engine" in line) == (name in DRAFT_OPTIONS)
+    assert line == "True" or name in DRAFT_OPTIONS
     if name == "overlap":
         expected = "overlap: expected the same on all ranks of an engine, got False on rank 0 and "
         assert line == f"ValueError: ngram_npu: {expected}True on rank 1"
@@ -168,7 +167,7 @@ def test_ranks_that_differ_in_an_option_raise_if_it_changes_drafts(name: str) ->
 def test_ranks_with_different_costs_raise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     row, store, tokens = (np.zeros(shape, int) for shape in draft_costs.SHAPES.values())
     for path in ("a", "b"):
-        tokens[2000, 1] += 1  # a cell that the table's repr abbreviates
+        tokens[2000, 1] += 1  # an element that the table's repr omits
         Costs(row, store, tokens).save(tmp_path / path)
     paths = [str(tmp_path / path) for path in ("a", "b")]
     monkeypatch.setattr("ngram_npu.engines.vllm.options.vocabulary_digest", lambda config: None)
@@ -176,19 +175,15 @@ def test_ranks_with_different_costs_raise(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert line.startswith("ValueError: ngram_npu: costs: expected the same on all ranks")
 
 
-def test_every_option_is_compared_or_listed_as_changing_no_draft() -> None:
+def test_tables_above_contain_every_option() -> None:
     bounds = {"prompt_lookup_min", "prompt_lookup_max"}  # of speculative_config
-    known = (
-        CHANGES.keys()
-        | NO_CHANGES.keys()
-        | {"beside", "costs_file", "k", "step_times_file"}
-        | bounds
-    )
-    assert known == options.OPTION_TYPES.keys()
+    others = {"beside", "costs_file", "k", "step_times_file"}
+    names = DRAFT_OPTIONS.keys() | OTHER_OPTIONS.keys() | others | bounds
+    assert names == options.OPTION_TYPES.keys()
 
 
 def test_rank_without_an_answer_is_named_in_the_error() -> None:
-    vllm_config = store_config(ranks=2, store=None)
+    vllm_config = make_store_config(ranks=2, store=None)
     with pytest.raises(ValueError, match=r"^ngram_npu: no answer in 0\.2 s from rank 1, expected"):
         sharing.compare_ranks(vllm_config, read_options(vllm_config, "v2"), None, timeout=0.2)
 
@@ -197,7 +192,8 @@ def test_rank_without_an_answer_is_named_in_the_error() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def store_folder(tmp_path: Path) -> Path:
+    """A folder with store files of 100 or 200 tokens; "rank 0" and "rank 1" have equal text."""
     for name, length in ("one", 100), ("other", 200), ("rank 0", 100), ("rank 1", 100):
         store = NgramStore(ROWS, 1_000_000, kind="torch")
         store.warm([range(length)])
@@ -205,14 +201,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load_counts(*paths: Path) -> tuple[Lines, Lines]:
-    """Returns the lines of two ranks with these store files. The results are the numbers of loaded
-    tokens. The stores then grow, so that a save would change the files."""
+def load_stores(*paths: Path) -> tuple[RankOutput, RankOutput]:
+    """Starts two ranks with these store files. Their results are the numbers of loaded tokens. The
+    stores then grow, so that a save changes a file."""
 
     def load(rank: int) -> int:
-        speculator = start_v2(rank, store="finish", store_file=str(paths[rank]))
+        speculator = start_v2_speculator(rank, store="finish", store_file=str(paths[rank]))
         store = speculator.shared_store.contents
-        assert store.visibility == "finish"  # the file's is "live"
+        assert store.visibility == "finish"  # the file contains "live"
         count: int = store.statistics.tokens_held
         store.warm([range(50, 60)])
         return count
@@ -220,28 +216,28 @@ def load_counts(*paths: Path) -> tuple[Lines, Lines]:
     return run_ranks(load)
 
 
-def read_counts(folder: Path, *names: str) -> list[int]:
+def count_saved_tokens(folder: Path, *names: str) -> list[int]:
     return [NgramStore.load(folder / name).statistics.tokens_held for name in names]
 
 
-def test_equal_stores_are_loaded_and_rank_0_saves(folder: Path) -> None:
-    lines = load_counts(folder / "rank 0", folder / "rank 1")
-    assert [rank_lines[-1] for rank_lines in lines] == ["100", "100"]
-    assert any(f"100 of them from {folder / 'rank 0'}" in line for line in lines[0])
-    assert read_counts(folder, "rank 0", "rank 1") == [110, 100]
+def test_equal_stores_of_ranks_are_loaded_and_rank_0_saves(store_folder: Path) -> None:
+    first, second = load_stores(store_folder / "rank 0", store_folder / "rank 1")
+    assert (first[-1], second[-1]) == ("100", "100")
+    assert any(f"100 of them from {store_folder / 'rank 0'}" in line for line in first)
+    assert count_saved_tokens(store_folder, "rank 0", "rank 1") == [110, 100]
 
 
 @pytest.mark.parametrize("names", [("one", "other"), ("missing", "one")])
 def test_ranks_with_different_stores_start_empty_and_save_nothing(
-    folder: Path, names: tuple[str, str]
+    store_folder: Path, names: tuple[str, str]
 ) -> None:
-    first, second = load_counts(*(folder / name for name in names))
+    first, second = load_stores(*(store_folder / name for name in names))
     (line,) = [line for line in first if "another store" in line]
     assert "rank 1 loaded another store than rank 0: all ranks begin with an empty" in line
     assert (first[-1], second[-1]) == ("0", "0")
-    assert not any("another store" in line for line in second), "only rank 0 logs"
-    assert read_counts(folder, "one", "other") == [100, 200]
-    assert not (folder / "missing").exists()
+    assert not any("another store" in line for line in second), "expected only rank 0 to log"
+    assert count_saved_tokens(store_folder, "one", "other") == [100, 200]
+    assert not (store_folder / "missing").exists()
 
 
 def step_with_locked_store(rank: int, ranks: int = 2) -> Any:
@@ -252,13 +248,13 @@ def step_with_locked_store(rank: int, ranks: int = 2) -> Any:
         return engine.step({"a": [1, 2]})
 
 
-def test_rank_with_a_locked_store_ends() -> None:
-    for lines in run_ranks(step_with_locked_store):
-        assert lines[-1] == "SystemExit: 1"
-        assert "this rank cannot draft, so its worker ends" in lines[-2]
+def test_ranks_with_locked_stores_end() -> None:
+    for output in run_ranks(step_with_locked_store):
+        assert output[-1] == "SystemExit: 1"
+        assert "this rank cannot draft, so its worker ends" in output[-2]
 
 
-def test_single_rank_skips_a_locked_store() -> None:
+def test_single_rank_with_a_locked_store_drafts_without_it() -> None:
     assert list(step_with_locked_store(0, ranks=1)) == ["a"]
 
 

@@ -1,4 +1,5 @@
-"""The request key ``ngram_npu_k``: rejected requests, and the drafts that a scheduler cuts."""
+"""Tests the request key ``ngram_npu_k``: which requests are rejected, and how the wrapped scheduler
+truncates drafts."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import fake_engine
 import pytest
-from fake_engine import K, config
+from fake_engine import K
 from ngram_npu.engines.vllm import request_limits
 from ngram_npu.engines.vllm.options import K_ARGUMENT
 from ngram_npu.engines.vllm.patching import SCHEDULER
@@ -16,7 +18,7 @@ PLACEHOLDERS = [-1] * K
 
 
 class FakeScheduler:
-    """A scheduler with the functions of vLLM's scheduler that the plugin wraps. `is_async`: whether
+    """A scheduler with the functions of vLLM's scheduler that the plugin wraps. If `is_async`,
     ``schedule`` sets placeholders for drafts."""
 
     def __init__(self, *, is_async: bool = False) -> None:
@@ -39,13 +41,13 @@ class FakeScheduler:
         return "updated"
 
 
-class OtherScheduler(FakeScheduler):
-    """A function that the plugin does not wrap."""
+class PlainScheduler(FakeScheduler):
+    """A scheduler that the plugin does not wrap."""
 
 
 @pytest.fixture
 def scheduler_class(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a scheduler's class that the plugin has wrapped."""
+    """A scheduler class that the plugin has wrapped."""
     functions = dict(vars(FakeScheduler))
     module = SimpleNamespace(Scheduler=type("Scheduler", (FakeScheduler,), functions))
     monkeypatch.setitem(sys.modules, SCHEDULER, module)  # type: ignore[arg-type]
@@ -60,12 +62,12 @@ def make_request(name: str, k: Any = None, *, params: bool = True) -> Any:
     return SimpleNamespace(request_id=name, sampling_params=sampling_params, spec_token_ids=[])
 
 
-def drafts_of(scheduler: Any) -> dict[str, list[int]]:
+def get_drafts(scheduler: Any) -> dict[str, list[int]]:
     return {name: request.spec_token_ids for name, request in scheduler.requests.items()}
 
 
 def make_config(method: str, scheduler_class: Any, *, v2: bool = False, **values: Any) -> Any:
-    vllm_config = config(method=method, **values)
+    vllm_config = fake_engine.make_config(method=method, **values)
     vllm_config.speculative_config.method = method
     vllm_config.speculative_config.model = "ngram_npu.engines.vllm.NgramProposer"
     vllm_config.use_v2_model_runner = v2
@@ -73,7 +75,7 @@ def make_config(method: str, scheduler_class: Any, *, v2: bool = False, **values
     return vllm_config
 
 
-def test_synchronous_scheduler_cuts_the_drafts_of_limited_requests(scheduler_class: Any) -> None:
+def test_synchronous_scheduler_truncates_drafts_of_limited_requests(scheduler_class: Any) -> None:
     scheduler = scheduler_class()
     for name, k in (("a", None), ("b", 0), ("c", "2"), ("d", 9)):
         assert scheduler.add_request(request=make_request(name, k)) == "added"
@@ -82,10 +84,10 @@ def test_synchronous_scheduler_cuts_the_drafts_of_limited_requests(scheduler_cla
     drafts = {name: [5, 6, 7, 8] for name in "abcd"}
     assert scheduler.update_draft_token_ids(draft_token_ids=drafts) == "updated"
     expected = {"a": [5, 6, 7, 8], "b": [], "c": [5, 6], "d": [5, 6, 7, 8], "pooling": []}
-    assert drafts_of(scheduler) == expected
+    assert get_drafts(scheduler) == expected
 
 
-def test_asynchronous_scheduler_cuts_the_placeholders_of_limited_requests(
+def test_asynchronous_scheduler_truncates_placeholders_of_limited_requests(
     scheduler_class: Any,
 ) -> None:
     scheduler = scheduler_class(is_async=True)
@@ -93,11 +95,11 @@ def test_asynchronous_scheduler_cuts_the_placeholders_of_limited_requests(
         scheduler.add_request(make_request(name, k))
     for _ in range(2):
         scheduler.schedule()
-        assert drafts_of(scheduler) == {"a": PLACEHOLDERS, "b": [], "c": [-1] * 3}
+        assert get_drafts(scheduler) == {"a": PLACEHOLDERS, "b": [], "c": [-1] * 3}
     assert PLACEHOLDERS == [-1] * K
 
 
-def test_limit_ends_with_its_request(scheduler_class: Any) -> None:
+def test_limit_of_ended_request_is_removed(scheduler_class: Any) -> None:
     scheduler = scheduler_class(is_async=True)
     scheduler.add_request(make_request("a", 0))
     del scheduler.requests["a"]
@@ -107,15 +109,15 @@ def test_limit_ends_with_its_request(scheduler_class: Any) -> None:
     del scheduler.requests["a"]
     scheduler.add_request(make_request("a"))
     scheduler.schedule()
-    assert drafts_of(scheduler) == {"a": PLACEHOLDERS}
+    assert get_drafts(scheduler) == {"a": PLACEHOLDERS}
 
 
-def test_newest_part_of_a_request_sets_the_limit(scheduler_class: Any) -> None:
+def test_newest_part_of_a_streamed_request_determines_the_limit(scheduler_class: Any) -> None:
     scheduler = scheduler_class(is_async=True)
     for k in (0, 2):
         scheduler.add_request(make_request("a", k))
         scheduler.schedule()
-        assert drafts_of(scheduler) == {"a": [-1] * k}
+        assert get_drafts(scheduler) == {"a": [-1] * k}
 
 
 @pytest.mark.parametrize("value", [True, False, -1, K + 1, 0.5, "", "-1", "x", [0], {}, "0" * 99])
@@ -140,7 +142,7 @@ def test_malformed_limit_raises(scheduler_class: Any, value: Any) -> None:
         {"method": "draft_model", "v2": True, "adaptive": True, "beside": True},
     ],
 )
-def test_limit_is_accepted_where_it_saves_work(
+def test_limit_is_accepted_where_it_reduces_verified_tokens(
     scheduler_class: Any, arguments: Any, value: Any
 ) -> None:
     vllm_config = make_config(scheduler_class=scheduler_class, **arguments)
@@ -156,7 +158,7 @@ def test_limit_is_accepted_where_it_saves_work(
         {"method": "eagle"},
     ],
 )
-def test_limit_raises_where_all_rows_have_as_many_tokens(
+def test_limit_raises_where_all_rows_have_equally_many_tokens(
     scheduler_class: Any, arguments: Any
 ) -> None:
     vllm_config = make_config(scheduler_class=scheduler_class, **arguments)
@@ -168,9 +170,9 @@ def test_limit_raises_where_all_rows_have_as_many_tokens(
             request_limits.check_limit(make_request("a", value), vllm_config)
 
 
-def test_limit_raises_with_a_scheduler_that_does_not_cut(scheduler_class: Any) -> None:
+def test_limit_raises_with_a_scheduler_that_does_not_truncate_drafts(scheduler_class: Any) -> None:
     with pytest.raises(ValueError, match=r"ngram_npu_k in extra_args .*: expected none, got 0"):
-        request_limits.check_limit(make_request("a", 0), make_config("ngram", OtherScheduler))
+        request_limits.check_limit(make_request("a", 0), make_config("ngram", PlainScheduler))
     overriding = type("Scheduler", (scheduler_class,), {"schedule": FakeScheduler.schedule})
     with pytest.raises(ValueError, match=r"ngram_npu_k in extra_args .*: expected none, got 0"):
         request_limits.check_limit(make_request("a", 0), make_config("ngram", overriding))
@@ -178,7 +180,7 @@ def test_limit_raises_with_a_scheduler_that_does_not_cut(scheduler_class: Any) -
     request_limits.check_limit(make_request("a", 0), make_config("ngram", derived))
 
 
-def test_vllm_without_the_v2_runner_accepts_a_limit(scheduler_class: Any) -> None:
+def test_limit_is_accepted_by_vllm_without_the_v2_runner(scheduler_class: Any) -> None:
     vllm_config = make_config("ngram", scheduler_class)
     del vllm_config.use_v2_model_runner
     del vllm_config.speculative_config.enable_adaptive_verification
@@ -188,7 +190,7 @@ def test_vllm_without_the_v2_runner_accepts_a_limit(scheduler_class: Any) -> Non
         request_limits.check_limit(make_request("a", 0), vllm_config)
 
 
-def test_engine_without_speculation_accepts_only_zero() -> None:
+def test_limit_in_engine_without_speculation_must_be_zero() -> None:
     vllm_config = SimpleNamespace(speculative_config=None)
     request_limits.check_limit(make_request("a", 0), vllm_config)
     with pytest.raises(ValueError, match="expected an integer from 0 to 0, got 1"):

@@ -1,4 +1,5 @@
-"""When the drafters' counts are logged, how they are exported, and how those of a GPU are read."""
+"""Tests when the drafters' counts are logged, how counts are exported to Prometheus, and how counts
+of a GPU are read."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_engine import CPU, K, config
+from fake_engine import CPU, K, make_config
 from ngram_npu.engines.vllm import stats, v1_device
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.stats import DeviceStats, Stats
@@ -24,38 +25,38 @@ def _end_earlier_engines() -> None:
     gc.collect()
 
 
-class Engine:
+class CountingEngine:
     def __init__(self, method: Any = "custom_class", **options: Any) -> None:
-        vllm_config = config(method="custom_class", **{"metrics": True, **options})
+        vllm_config = make_config(method="custom_class", **{"metrics": True, **options})
         self.stats = Stats(self, vllm_config, read_options(vllm_config, method))
 
-    def observe(self, *, sampled: int = 1, length: int = 10, second: tuple[int, ...] = ()) -> None:
-        """Counts a step of a row with a draft and of another, which prefills by default."""
-        rows = (length, sampled, 3, 2), second or (9, 0, 0, 0)
+    def observe(self, *, num_sampled: int = 1, length: int = 10, second_row: Any = ()) -> None:
+        """Counts a step with two rows: one has a draft, the other is in prefill by default."""
+        rows = (length, num_sampled, 3, 2), second_row or (9, 0, 0, 0)
         self.stats.observe(0.001, slice(2), np.array(rows, np.int32).T, None)
 
 
-def test_interval_begins_with_the_first_step_and_ends_without_another(
+def test_interval_begins_with_first_step_and_ends_without_further_steps(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "0.2")
-    engine = Engine(metrics=False)
+    engine = CountingEngine(metrics=False)
     for _ in range(2):
-        time.sleep(0.3)  # the engine starts, then it is idle
+        time.sleep(0.3)  # Before the first step the engine starts, later it is idle.
         caplog.clear()
-        began = time.monotonic()
+        start_time = time.monotonic()
         engine.observe()
         engine.observe()
-        while not caplog.messages and time.monotonic() < began + 30:
+        while not caplog.messages and time.monotonic() < start_time + 30:
             time.sleep(0.01)
         (line,) = caplog.messages
         match = re.match(r"ngram_npu metrics: last (\S+) s: 2 proposals, 1.000 ms each", line)
         assert match
-        assert 0.2 <= float(match[1]) <= time.monotonic() - began + 0.1
+        assert 0.2 <= float(match[1]) <= time.monotonic() - start_time + 0.1
 
 
 @pytest.mark.parametrize(
-    ("method", "drafted", "acceptance"),
+    ("method", "drafts_text", "acceptance_text"),
     [
         (
             *("custom_class", "3 of 3 rows drafted (100.0%)"),
@@ -69,63 +70,64 @@ def test_interval_begins_with_the_first_step_and_ends_without_another(
     ],
 )
 def test_remaining_counts_are_logged_when_the_engine_ends(
-    caplog: pytest.LogCaptureFixture, method: str, drafted: str, acceptance: str
+    caplog: pytest.LogCaptureFixture, method: str, drafts_text: str, acceptance_text: str
 ) -> None:
-    engine = Engine(method)
-    for sampled, length in ((1, 10), (2, 12), (3, 15)):
-        second = (length, sampled, 0, 2) if method == "beside" else ()
-        engine.observe(sampled=sampled, length=length, second=second)
+    engine = CountingEngine(method)
+    for num_sampled, length in ((1, 10), (2, 12), (3, 15)):
+        second_row = (length, num_sampled, 0, 2) if method == "beside" else ()
+        engine.observe(num_sampled=num_sampled, length=length, second_row=second_row)
     assert caplog.messages == []
     del engine
-    first, *others = caplog.messages
-    assert re.match(r"ngram_npu metrics: last 0\.\d s: 3 proposals, 1\.000 ms each, ", first)
-    assert first.endswith(f" ms each, {drafted}, 2.00 tokens per draft")
-    assert others == ["ngram_npu acceptance: by match length " + acceptance]
+    metrics_line, *other_lines = caplog.messages
+    assert re.match(r"ngram_npu metrics: last 0\.\d s: 3 proposals, 1\.000 ms each, ", metrics_line)
+    assert metrics_line.endswith(f" ms each, {drafts_text}, 2.00 tokens per draft")
+    assert other_lines == ["ngram_npu acceptance: by match length " + acceptance_text]
     caplog.clear()
-    idle = Engine()
-    del idle
+    idle_engine = CountingEngine()
+    del idle_engine
     assert caplog.messages == []
 
 
 @pytest.mark.parametrize("interval", ["-1", "0", "10"])
-def test_interval_that_is_not_positive_is_replaced_as_in_vllm(
+def test_interval_that_is_not_positive_is_replaced_by_ten_seconds(
     monkeypatch: pytest.MonkeyPatch, interval: str
 ) -> None:
     monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", interval)
-    assert Engine().stats._interval == 10
+    assert CountingEngine().stats._interval == 10
 
 
-class Event:
+class FakeEvent:
     """An event that a slow GPU reaches a few steps later."""
 
     num_recorded = num_reached = 0
 
     def record(self) -> None:
-        Event.num_recorded += 1
-        self.number = Event.num_recorded
+        FakeEvent.num_recorded += 1
+        self.number = FakeEvent.num_recorded
 
     def query(self) -> bool:
-        return self.number <= Event.num_reached
+        return self.number <= FakeEvent.num_reached
 
 
 def test_counts_of_a_gpu_are_read_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(Event, "num_recorded", 0)
-    vllm_config = config(metrics=True)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(FakeEvent, "num_recorded", 0)
+    vllm_config = make_config(metrics=True)
     drafter = v1_device.AsyncNgramProposer(vllm_config, CPU)
     drafter.device = torch.device("cuda")
-    counts: Any = DeviceStats(drafter, vllm_config, read_options(vllm_config, "ngram_gpu"), None)
+    options = read_options(vllm_config, "ngram_gpu")
+    device_stats: Any = DeviceStats(drafter, vllm_config, options, None)
     for step, num_reached in enumerate([0, 0, 1, 1, 4, 6]):
-        monkeypatch.setattr(Event, "num_reached", num_reached)
+        monkeypatch.setattr(FakeEvent, "num_reached", num_reached)
         values = torch.tensor([[10 + step], [1], [3], [2]], dtype=torch.int32)
-        counts.observe_tensors(time.perf_counter(), slice(1), *values)
-        assert counts._sums["proposals"] == num_reached
-    tokens = counts.acceptance.read_and_reset()
+        device_stats.observe_tensors(time.perf_counter(), slice(1), *values)
+        assert device_stats._sums["proposals"] == num_reached
+    tokens = device_stats.acceptance.read_and_reset()
     assert tokens[0, 3].tolist() == [5, 5, *[0] * (K - 2)]
 
 
-class Counter:
-    """The Counter of prometheus_client."""
+class FakeCounter:
+    """A fake of prometheus_client's Counter that keeps the values of all counters."""
 
     values: dict[tuple[str, ...], float]
 
@@ -144,22 +146,22 @@ class Counter:
 
 
 def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counter, "values", {}, raising=False)
-    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=Counter))
-    monkeypatch.setattr(stats, "_registered", {})
-    engine = Engine()
+    monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=FakeCounter))
+    monkeypatch.setattr(stats, "_registered_metrics", {})
+    engine = CountingEngine()
     engine.observe()
-    engine.observe(sampled=2, length=12)
-    assert Counter.values == {
+    engine.observe(num_sampled=2, length=12)
+    assert FakeCounter.values == {
         ("ngram_npu_proposals",): 2,
         ("ngram_npu_rows",): 2,
         ("ngram_npu_drafts",): 2,
         ("ngram_npu_draft_tokens",): 4,
         ("ngram_npu_propose_seconds",): 0.002,
     }
-    Counter.values.clear()
+    FakeCounter.values.clear()
     del engine
-    assert Counter.values == {
+    assert FakeCounter.values == {
         ("ngram_npu_source_rows", "index"): 0,
         ("ngram_npu_source_rows", "scan"): 2,
         ("ngram_npu_verified_tokens", "3", "0"): 1,
@@ -168,8 +170,8 @@ def test_counters_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
-class Gauge(Counter):
-    """The Gauge of prometheus_client."""
+class FakeGauge(FakeCounter):
+    """A fake of prometheus_client's Gauge."""
 
     def __init__(
         self, name: str, text: str, names: tuple[str, ...], multiprocess_mode: str
@@ -183,14 +185,14 @@ class Gauge(Counter):
 
 
 def test_draft_lengths_are_exported_to_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counter, "values", {}, raising=False)
-    fake = SimpleNamespace(Counter=Counter, Gauge=Gauge)
-    monkeypatch.setitem(sys.modules, "prometheus_client", fake)
-    monkeypatch.setattr(stats, "_registered", {})
-    metrics = stats.DraftLengthMetrics(config())
+    monkeypatch.setattr(FakeCounter, "values", {}, raising=False)
+    module = SimpleNamespace(Counter=FakeCounter, Gauge=FakeGauge)
+    monkeypatch.setitem(sys.modules, "prometheus_client", module)
+    monkeypatch.setattr(stats, "_registered_metrics", {})
+    metrics = stats.DraftLengthMetrics(make_config())
     metrics.observe_change("9-16", 3, 1.25)
     metrics.observe_change("9-16", 0, 1.0)
-    assert Counter.values == {
+    assert FakeCounter.values == {
         ("ngram_npu_draft_length", "9-16"): 0,
         ("ngram_npu_goodput", "9-16"): 1.0,
         ("ngram_npu_draft_length_changes", "9-16"): 2,

@@ -1,4 +1,4 @@
-"""The store of vLLM's drafters: its options, scopes and files, and the worker's methods."""
+"""Tests the store of vLLM's drafters: its options, scopes and files, and the worker's methods."""
 
 from __future__ import annotations
 
@@ -17,60 +17,62 @@ from fake_engine import (
     CPU,
     WORDS,
     GPUModelRunner,
-    lora,
-    sampling_params,
-    store_config,
+    make_adapter,
+    make_params,
+    make_store_config,
 )
 from ngram_npu import NgramStore, scope_of
 from ngram_npu.engines.vllm import NgramProposer, sharing, v1_device
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import read_options
 from ngram_npu.engines.vllm.sharing import scope_of_request
-from residence import resident_share
+from residence import compute_resident_share
 
 
 def test_store_options_are_read() -> None:
-    off = read_options(store_config(store=None), "v2")
-    assert (off.ngram.store, off.store_tokens, off.store_file) == (None, None, "")
-    on = read_options(store_config(store_tokens=5000, store_file="/x/y", store_seed="/s"), "v2")
-    assert (on.ngram.store, on.store_tokens, on.store_file) == ("live", 5000, "/x/y")
-    assert (on.store_seed, on.store_save_minutes, on.scope) == ("/s", 1, "shared")
+    options = read_options(make_store_config(store=None), "v2")
+    assert (options.ngram.store, options.store_tokens, options.store_file) == (None, None, "")
+    section = {"store_tokens": 5000, "store_file": "/x/y", "store_seed": "/s"}
+    options = read_options(make_store_config(**section), "v2")
+    assert (options.ngram.store, options.store_tokens, options.store_file) == ("live", 5000, "/x/y")
+    assert (options.store_seed, options.store_save_minutes, options.scope) == ("/s", 1, "shared")
     for method in ("v2", "ngram_gpu", "beside"):
-        assert read_options(store_config(scope="required"), method).scope == "required"
-    data_parallel = store_config(store_file="/x/y")
-    data_parallel.parallel_config.data_parallel_index = 2
-    assert read_options(data_parallel, "v2").store_file == "/x/y.2"
+        assert read_options(make_store_config(scope="required"), method).scope == "required"
+    vllm_config = make_store_config(store_file="/x/y")
+    vllm_config.parallel_config.data_parallel_index = 2
+    assert read_options(vllm_config, "v2").store_file == "/x/y.2"
 
 
 def test_store_tokens_below_minimum_raises() -> None:
     with pytest.raises(ValueError, match=r"store_tokens: expected at least 12288, .* 12 slots"):
-        NgramProposer(store_config(store_tokens=12287))
+        NgramProposer(make_store_config(store_tokens=12287))
 
 
 @pytest.mark.parametrize(("requests", "capacity"), [(1024, 1 << 24), (16384, 2048 * 16384)])
 def test_default_store_tokens_depend_on_max_num_seqs(requests: int, capacity: int) -> None:
-    vllm_config = store_config()
+    vllm_config = make_store_config()
     vllm_config.scheduler_config.max_num_seqs = requests
     shared_store = NgramProposer(vllm_config).shared_store
     assert shared_store is not None
     assert shared_store.contents.token_capacity == capacity
-    assert resident_share(shared_store.contents.tensor) == 1
+    assert compute_resident_share(shared_store.contents.tensor) == 1
 
 
 def test_scope_of_request_differs_by_adapter_scope_and_salt() -> None:
-    params = sampling_params
-    assert scope_of_request(None, None, None) == scope_of_request(None, params(), "") == 0
-    two_keys = params(7)
-    two_keys.extra_args["other"] = 1
-    assert scope_of_request(None, two_keys, None) == 7
-    assert scope_of_request(None, params("a"), None) == scope_of("a")
-    assert scope_of_request(lora(1, "x"), None, None) == scope_of('ngram_npu: [[1, "x"], null]')
-    encoded = ('ngram_npu: [[1, "x"], null]', 'ngram_npu: [null, null, "a"]')
+    assert scope_of_request(None, None, None) == scope_of_request(None, make_params(), "") == 0
+    params_with_other_key = make_params(7)
+    params_with_other_key.extra_args["other"] = 1
+    assert scope_of_request(None, params_with_other_key, None) == 7
+    assert scope_of_request(None, make_params("a"), None) == scope_of("a")
+    assert scope_of_request(make_adapter(1, "x"), None, None) == scope_of(
+        'ngram_npu: [[1, "x"], null]'
+    )
+    encoded_names = ('ngram_npu: [[1, "x"], null]', 'ngram_npu: [null, null, "a"]')
     scopes = [
-        scope_of_request(adapter, params(name), salt)
-        for adapter in (None, lora(1, "x"), lora(2, "x"), lora(1, "y"))
-        for name in (None, 7, "7", "a", "b", -1, 1.5, ["a"], ["a", "b"], *encoded)
-        for salt in (None, "a", "b", "7", "null", *encoded)
+        scope_of_request(adapter, make_params(name), salt)
+        for adapter in (None, make_adapter(1, "x"), make_adapter(2, "x"), make_adapter(1, "y"))
+        for name in (None, 7, "7", "a", "b", -1, 1.5, ["a"], ["a", "b"], *encoded_names)
+        for salt in (None, "a", "b", "7", "null", *encoded_names)
     ]
     assert len(set(scopes)) == len(scopes)
     assert all(0 <= scope < 2**63 for scope in scopes)
@@ -81,7 +83,7 @@ def test_scope_of_request_differs_by_adapter_scope_and_salt() -> None:
 
 def create_proposer(**options: Any) -> tuple[NgramProposer, Any]:
     """Returns a proposer with a store, and the store."""
-    proposer = NgramProposer(store_config(**options))
+    proposer = NgramProposer(make_store_config(**options))
     assert proposer.shared_store is not None
     return proposer, proposer.shared_store.contents
 
@@ -103,19 +105,19 @@ def load_count(path: Path) -> int:
 
 
 def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
-    """The store file already contains the seed's text, unless the seed is a new one."""
-    store_file, seeds, fresh = tmp_path / "file", {}, itertools.count()
+    """The saved store file contains the seed's text, so the next engine loads only a new seed."""
+    store_file, seed_bytes, new_tokens = tmp_path / "file", {}, itertools.count()
     for name, first in (("monday", 100), ("tuesday", 200)):
         seed_store = NgramStore(1, 8192)
         seed_store.warm([range(first, first + 30)])
         seed_store.save(tmp_path / name)
-        seeds[name] = (tmp_path / name).read_bytes()
+        seed_bytes[name] = (tmp_path / name).read_bytes()
 
     def load_hundreds(seed: str) -> set[int]:
         """Runs an engine with this seed. Returns its stored tokens, divided by 100."""
         options = {"store_seed": str(tmp_path / seed)} if seed else {}
         proposer, store = create_proposer(store_tokens=16384, store_file=str(store_file), **options)
-        store.warm([[next(fresh)]])
+        store.warm([[next(new_tokens)]])
         texts = store.texts()
         del proposer, store
         gc.collect()
@@ -125,7 +127,7 @@ def test_store_seed_is_loaded_once_and_never_written(tmp_path: Path) -> None:
 
     hundreds = [load_hundreds(seed) for seed in ("monday", "monday", "", "tuesday")]
     assert hundreds == [{1}, {1}, {1}, {1, 2}]
-    assert all((tmp_path / name).read_bytes() == data for name, data in seeds.items())
+    assert all((tmp_path / name).read_bytes() == data for name, data in seed_bytes.items())
     assert load_hundreds("monday") == {1, 2}
     assert load_hundreds("tuesday") == {1, 2}
 
@@ -143,7 +145,7 @@ def test_invalid_store_seed_raises(
 ) -> None:
     options = {"store_file": str(tmp_path / store_file)} if store_file else {}
     with pytest.raises(ValueError, match=f"ngram_npu: store_seed: {message}"):
-        NgramProposer(store_config(store_seed=str(tmp_path / seed), **options))
+        NgramProposer(make_store_config(store_seed=str(tmp_path / seed), **options))
 
 
 def test_store_seed_of_another_tokenizer_raises(
@@ -151,7 +153,7 @@ def test_store_seed_of_another_tokenizer_raises(
 ) -> None:
     path = str(tmp_path / "store")
     NgramStore(1, 4096, tokenizer="0f" * 16).save(path)
-    NgramProposer(store_config(store_file=path))
+    NgramProposer(make_store_config(store_file=path))
     assert "files are not compared with the tokenizer: ModuleNotFoundError" in caplog.text
     module: Any = ModuleType("vllm.tokenizers")
     module.cached_tokenizer_from_config = lambda model_config: SimpleNamespace(
@@ -160,11 +162,11 @@ def test_store_seed_of_another_tokenizer_raises(
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
     with pytest.raises(ValueError, match=r"store_seed: .*of another tokenizer"):
-        NgramProposer(store_config(store_seed=path))
+        NgramProposer(make_store_config(store_seed=path))
 
 
 def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interval is the default of a minute. Text that follows soon waits for the interval."""
+    """The default interval is a minute. Text that arrives soon after a save is saved later."""
     path = tmp_path / "store"
     monkeypatch.setattr(sharing, "IDLE_S", 0.02)
     proposer, store = create_proposer(store_file=str(path))
@@ -182,25 +184,26 @@ def test_store_is_saved_when_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_store_that_is_never_idle_is_saved_at_the_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, fresh = tmp_path / "store", itertools.count()
+    path, counter = tmp_path / "store", itertools.count()
     monkeypatch.setattr(sharing, "IDLE_S", 0.02)
     _proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.3 / 60)
-    started = time.monotonic()
-    monkeypatch.setattr(NgramStore, "revision", property(lambda store: next(fresh)))
+    start_time = time.monotonic()
+    # The revision differs in each call, as if text arrived all the time.
+    monkeypatch.setattr(NgramStore, "revision", property(lambda store: next(counter)))
     store.warm([WORDS])
     wait_for_tokens(path, len(WORDS))
-    assert time.monotonic() - started >= 0.3
+    assert time.monotonic() - start_time >= 0.3
 
 
 @pytest.mark.parametrize(
-    ("timeout", "minutes", "loss"),
+    ("timeout", "minutes", "lost_text"),
     [(0, 1.0, "text since the last save"), (0, 0.0, "all text"), (5, 1.0, ""), (5, 0.0, "")],
 )
-def test_startup_logs_save_times_and_possible_loss(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: float, loss: str
+def test_startup_logs_when_the_store_is_saved_and_which_text_may_be_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: float, lost_text: str
 ) -> None:
     path = tmp_path / "store"
-    vllm_config = store_config(store_file=str(path), store_save_minutes=minutes)
+    vllm_config = make_store_config(store_file=str(path), store_save_minutes=minutes)
     vllm_config.shutdown_timeout = timeout
     NgramProposer(vllm_config)
     assert "store=live is on: all requests of this engine draft from each other's t" in caplog.text
@@ -208,29 +211,29 @@ def test_startup_logs_save_times_and_possible_loss(
     assert ("at least every 1 min while it comes in" in line) == bool(minutes)
     assert line.endswith("when the engine ends")
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-    assert len(warnings) == bool(loss)
-    assert all(f"and {loss} is lost; --shutdown-timeout 10" in warning for warning in warnings)
+    assert len(warnings) == bool(lost_text)
+    assert all(f"and {lost_text} is lost; --shutdown-timeout 10" in warning for warning in warnings)
 
 
 def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path: Path) -> None:
-    path, saves = tmp_path / "store", []
+    path, saved_paths = tmp_path / "store", []
     proposer, store = create_proposer(store_file=str(path), store_save_minutes=0.001)
     time.sleep(0.2)
-    assert not path.exists(), "an empty store is not saved"
+    assert not path.exists(), "expected no save of an empty store"
     save = store.save
 
     def save_while_text_arrives(path: str) -> None:
         save(path)
-        saves.append(path)
-        if len(saves) == 1:
+        saved_paths.append(path)
+        if len(saved_paths) == 1:
             store.warm([WORDS])
 
     store.save = save_while_text_arrives
     store.warm([WORDS[:9]])
-    wait_until(lambda: len(saves) >= 2)
+    wait_until(lambda: len(saved_paths) >= 2)
     assert load_count(path) == 9 + len(WORDS)
     time.sleep(0.2)
-    assert len(saves) == 2, "an unchanged store is not saved again"
+    assert len(saved_paths) == 2, "expected no further save of an unchanged store"
     del proposer
 
 
@@ -238,7 +241,7 @@ def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path:
 
 
 def create_async_proposer() -> Any:
-    return v1_device.AsyncNgramProposer(store_config(), CPU, GPUModelRunner())
+    return v1_device.AsyncNgramProposer(make_store_config(), CPU, GPUModelRunner())
 
 
 def create_worker(model_runner: Any) -> Any:
@@ -262,25 +265,25 @@ def test_worker_warms_merges_and_clears_the_store(tmp_path: Path, runner: str) -
     owners: list[tuple[Any, ...]] = [
         *(("a",), ("a", (1, "adapter")), ("a", (1, "adapter"), "salt"), (None, None, "a"), ())
     ]
-    sizes = {}
+    token_counts = {}  # by scope
     for length, owner in enumerate(owners, 4):
         worker.ngram_npu_store_warm([WORDS[:length]], *owner)
         name, adapter, salt = (*owner, None, None, None)[:3]
-        scope = scope_of_request(adapter and lora(*adapter), sampling_params(name), salt)
-        sizes[scope] = length
+        scope = scope_of_request(adapter and make_adapter(*adapter), make_params(name), salt)
+        token_counts[scope] = length
     worker.ngram_npu_store_merge(str(tmp_path / "store"))
     store = proposer.shared_store.contents
-    assert store.scopes == {**sizes, scope_of("b"): 30}
-    for owner, scope in zip(owners, list(sizes), strict=True):
+    assert store.scopes == {**token_counts, scope_of("b"): 30}
+    for owner, scope in zip(owners, list(token_counts), strict=True):
         worker.ngram_npu_store_clear(*owner)
-        del sizes[scope]
-        assert store.scopes == {**sizes, scope_of("b"): 30}
+        del token_counts[scope]
+        assert store.scopes == {**token_counts, scope_of("b"): 30}
     assert worker.ngram_npu_store_statistics()["tokens_held"] == 30
     worker.ngram_npu_store_clear(all_scopes=True)
     assert worker.ngram_npu_store_statistics()["tokens_held"] == 0
 
 
-def test_worker_merge_of_a_missing_file_raises_or_ends_a_rank(tmp_path: Path) -> None:
+def test_worker_that_merges_a_missing_file_raises_or_ends_its_rank(tmp_path: Path) -> None:
     proposer = create_async_proposer()
     worker = create_worker(SimpleNamespace(drafter=proposer))
     with pytest.raises(FileNotFoundError):
@@ -294,9 +297,9 @@ def test_worker_merge_of_a_missing_file_raises_or_ends_a_rank(tmp_path: Path) ->
 
 @pytest.mark.parametrize("arguments", [("a",), (None, (1, "adapter")), (None, None, "salt")])
 def test_worker_of_a_synchronous_runner_rejects_scopes(arguments: tuple[Any, ...]) -> None:
-    worker = create_worker(SimpleNamespace(drafter=NgramProposer(store_config())))
+    worker = create_worker(SimpleNamespace(drafter=NgramProposer(make_store_config())))
     with pytest.raises(ValueError, match="scope: expected none, this runner has one for all"):
         worker.ngram_npu_store_clear(*arguments)
-    worker.model_runner.drafter = NgramProposer(store_config(store=None))
+    worker.model_runner.drafter = NgramProposer(make_store_config(store=None))
     with pytest.raises(RuntimeError, match="store: this engine has none"):
         worker.ngram_npu_store_statistics()

@@ -1,5 +1,5 @@
-"""Behaviour that only the V2 runner's speculators have: rows out of range, unknown states of the
-runner, and the choice between n-gram drafts and neural drafts."""
+"""Tests what only the V2 runner's speculators do: they accept rows out of range, leave runners with
+an unknown state unchanged, and choose between n-gram drafts and neural drafts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fake_engine import (
     STORE,
     V2,
     K,
+    OperatorRecorder,
     Request,
     RequestState,
     StandaloneARSpeculator,
-    TorchCalls,
     V2Neural,
-    config,
-    input_batch,
+    make_config,
+    make_input_batch,
 )
 from ngram_npu.config import default_match_costs
 from ngram_npu.engines.vllm import v2
@@ -30,22 +30,22 @@ from ngram_npu.engines.vllm.options import read_options
 
 
 @pytest.mark.parametrize("engine", ["scan", "index"])
-def test_rows_out_of_range_get_no_draft_and_others_do(engine: str) -> None:
+def test_rows_out_of_range_get_no_draft_and_other_rows_do(engine: str) -> None:
     runner = V2(engine=engine)
     for row in range(ROWS):
         runner.begin(Request(f"{row}", [1, 2, 3, 9, 1, 2]))
     runner.step({"0": [3]})
-    rows = [runner.row("0"), -1, ROWS, runner.row("1")]
-    runner.req_states.append(rows[3], [3])
+    rows = [runner.get_row("0"), -1, ROWS, runner.get_row("1")]
+    runner.req_states.append_tokens(rows[3], [3])
     drafts, counts, _ = runner.speculator._look_up(
-        input_batch(rows), torch.tensor([1, 2, 1, 1], dtype=torch.int32), int64=True
+        make_input_batch(rows), torch.tensor([1, 2, 1, 1], dtype=torch.int32), int64=True
     )
     assert drafts[1:3].eq(-1).all()
     assert counts[1:3].tolist() == [0, 0]
     assert drafts[3].tolist() == [9, 1, 2, 3]
 
 
-def test_draft_may_exceed_the_models_length_like_the_stock_one() -> None:
+def test_draft_may_exceed_max_model_len_as_the_stock_draft_may() -> None:
     engine = V2()
     engine.begin(Request("full", [*([1, 2, 3] * LENGTH)][: LENGTH - 1]))
     drafts = engine.step({"full": [([1, 2, 3] * LENGTH)[LENGTH - 1]]})
@@ -53,40 +53,43 @@ def test_draft_may_exceed_the_models_length_like_the_stock_one() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"draft_on": "host"}, {"method": "eagle"}])
-def test_dummy_run_and_warm_up_do_no_lookup(options: dict[str, str]) -> None:
-    kind = V2Neural if "method" in options else V2
-    engine = kind(**options) if kind is V2 else kind()
+def test_dummy_run_and_warm_up_call_no_lookup(options: dict[str, str]) -> None:
+    has_neural_drafter = "method" in options
+    engine = V2Neural() if has_neural_drafter else V2(**options)
     engine.begin(Request("a", [1, 2, 1]))
-    rows = [engine.row("a")]
-    for names, more in ((["a"], {"dummy_run": True}), (["_warmup_0_"], {})):
-        with TorchCalls() as seen:
-            drafts = engine.propose(rows, {name: [2] for name in names}, **more)
-        called = {name for name in seen.names if name.startswith("ngram_npu")}
-        assert called <= {"ngram_npu.gather_sampled_tokens_"}
-        assert drafts.tolist() == ([[1, 2, 3, 4]] if kind is V2Neural else [[0] * K])
+    rows = [engine.get_row("a")]
+    for name, arguments in (("a", {"dummy_run": True}), ("_warmup_0_", {})):
+        with OperatorRecorder() as recorder:
+            drafts = engine.propose(rows, {name: [2]}, **arguments)
+        assert not any(name.startswith("ngram_npu") for name in recorder.names)
+        assert drafts.tolist() == ([[1, 2, 3, 4]] if has_neural_drafter else [[0] * K])
     assert engine.step({}) == {}
 
 
 class Stock:
+    """Takes the place of vLLM's own speculator."""
+
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         self.vllm_config, self.device, self.req_states = vllm_config, device, req_states
 
-    def hook(self) -> Any:
-        """A member that the replacement does not define."""
+    def get_arguments(self) -> Any:
+        """Returns the arguments of the constructor. The replacement does not define this method."""
         return self.vllm_config, self.device, self.req_states
 
 
-def make(state: Any, device: torch.device = CPU, **options: Any) -> tuple[Any, list[str]]:
+def replace_stock(state: Any, device: Any = CPU, **options: Any) -> tuple[Any, list[str]]:
+    """Returns the speculator and the reasons for using the stock speculator."""
     reasons: list[str] = []
-    return v2.in_place_of(Stock, reasons.append)(config(**options), device, state), reasons
+    speculator_class = v2.in_place_of(Stock, reasons.append)
+    return speculator_class(make_config(**options), device, state), reasons
 
 
-def test_replacement_inherits_members_and_has_the_constructors_attributes() -> None:
+def test_replacement_inherits_methods_and_has_attributes_of_the_stock_constructor() -> None:
     state = RequestState()
-    speculator, reasons = make(state)
+    speculator, reasons = replace_stock(state)
     assert isinstance(speculator, v2.NgramSpeculator)
     assert reasons == []
-    vllm_config, device, req_states = speculator.hook()  # the stock constructor did not run
+    vllm_config, device, req_states = speculator.get_arguments()
     assert (vllm_config.speculative_config, device) == (speculator.speculative_config, CPU)
     assert req_states is state
     assert speculator.num_speculative_steps == K
@@ -114,14 +117,14 @@ def test_stock_speculator_is_created_for_an_unknown_state(
         state.add_request = lambda request: None
     else:
         delattr(state, name)
-    speculator, (line,) = make(state)
+    speculator, (line,) = replace_stock(state)
     assert isinstance(speculator, Stock)
     assert speculator.req_states is state
     assert reason in line
 
 
 def test_stock_speculator_is_created_without_kernels() -> None:
-    speculator, reasons = make(RequestState(), torch.device("xpu"))
+    speculator, reasons = replace_stock(RequestState(), torch.device("xpu"))
     assert isinstance(speculator, Stock)
     assert reasons == ["no kernels for xpu"]
 
@@ -129,9 +132,9 @@ def test_stock_speculator_is_created_without_kernels() -> None:
 # N-gram drafts with a neural drafter.
 
 PASSAGE = list(range(10, 30))
-NEXT = PASSAGE[12 : 12 + K]
-NEURAL = (torch.arange(ROWS * K).reshape(ROWS, K) + 1).tolist()
-LOOKUPS = pytest.mark.parametrize(
+NGRAM_DRAFT = PASSAGE[12 : 12 + K]
+NEURAL_DRAFTS = (torch.arange(ROWS * K).reshape(ROWS, K) + 1).tolist()
+with_each_lookup = pytest.mark.parametrize(
     "options",
     [
         {"engine": "scan"},
@@ -142,160 +145,160 @@ LOOKUPS = pytest.mark.parametrize(
 )
 
 
-def make_neural(**options: Any) -> V2Neural:
-    """Returns an engine with a request that repeats a passage, and one without repetition."""
+def make_engine(**options: Any) -> V2Neural:
+    """Returns an engine with a request "twice", which repeats a passage, and a request "once"."""
     engine = V2Neural(**options)
     engine.begin(Request("twice", [*PASSAGE, *PASSAGE[:12]]), Request("once", [*range(32, 60)]))
     return engine
 
 
-def propose(engine: V2Neural, names: str, counts: list[int], *arguments: Any, **more: Any) -> Any:
-    """Runs a step whose sampled tokens are already in the rows."""
-    sampled = {name: [0] * n for name, n in zip(names.split(), counts, strict=True)}
-    rows = [engine.row(name) for name in sampled]
-    return engine.propose(rows, sampled, *arguments, **more).tolist()
+def propose(engine: V2Neural, names: str, counts: list[int], *args: Any, **kwargs: Any) -> Any:
+    """Runs a step in which the requests sampled `counts` tokens, which the rows contain."""
+    samples = {name: [0] * n for name, n in zip(names.split(), counts, strict=True)}
+    rows = [engine.get_row(name) for name in samples]
+    return engine.propose(rows, samples, *args, **kwargs).tolist()
 
 
-def reject(engine: V2Neural, names: str, steps: int = 20) -> None:
+def reject_neural_drafts(engine: V2Neural, names: str, steps: int = 20) -> None:
     """Runs steps in which no neural token was accepted."""
     for _ in range(steps):
         propose(engine, names, [1] * len(names.split()))
 
 
-@LOOKUPS
-def test_ngram_draft_replaces_a_neural_one_that_achieves_less(options: Any) -> None:
-    engine = make_neural(**options)
-    assert propose(engine, "twice once", [1, 1]) == NEURAL[:2], "trusted until it was measured"
-    reject(engine, "twice once")
-    assert propose(engine, "twice once", [1, 1]) == [NEXT, NEURAL[1]]
-    rows = [engine.row("twice"), engine.row("once")]
+@with_each_lookup
+def test_ngram_draft_replaces_neural_draft_with_lower_acceptance(options: Any) -> None:
+    engine = make_engine(**options)
+    assert propose(engine, "twice once", [1, 1]) == NEURAL_DRAFTS[:2], "expected neural drafts"
+    reject_neural_drafts(engine, "twice once")
+    assert propose(engine, "twice once", [1, 1]) == [NGRAM_DRAFT, NEURAL_DRAFTS[1]]
+    rows = [engine.get_row("twice"), engine.get_row("once")]
     assert engine.drafter.neural_acceptance[rows, 1].tolist() == [1, 1 + K]
 
 
-@LOOKUPS
+@with_each_lookup
 def test_neural_drafts_are_kept_while_they_are_accepted(options: Any) -> None:
-    engine = make_neural(**options)
+    engine = make_engine(**options)
     for _ in range(20):
-        assert propose(engine, "twice once", [K + 1, K + 1]) == NEURAL[:2]
+        assert propose(engine, "twice once", [K + 1, K + 1]) == NEURAL_DRAFTS[:2]
 
 
-def test_new_request_begins_with_the_highest_mean() -> None:
-    engine = make_neural()
-    reject(engine, "twice")
-    assert propose(engine, "twice", [1]) == [NEXT]
-    before = engine.drafter.neural_acceptance.clone()
-    assert propose(engine, "twice", [0]) == NEURAL[:1], "nothing was sampled"
-    assert torch.equal(engine.drafter.neural_acceptance, before)
-    row = engine.row("twice")
+def test_new_request_begins_with_the_highest_acceptance() -> None:
+    engine = make_engine()
+    reject_neural_drafts(engine, "twice")
+    assert propose(engine, "twice", [1]) == [NGRAM_DRAFT]
+    old_acceptance = engine.drafter.neural_acceptance.clone()
+    assert propose(engine, "twice", [0]) == NEURAL_DRAFTS[:1]  # the request is in prefill
+    assert torch.equal(engine.drafter.neural_acceptance, old_acceptance)
+    row = engine.get_row("twice")
     engine.end("twice")
     engine.begin(Request("twice", [*PASSAGE, *PASSAGE[:12]]))
-    assert engine.row("twice") == row
-    assert propose(engine, "twice", [1]) == NEURAL[:1]
+    assert engine.get_row("twice") == row
+    assert propose(engine, "twice", [1]) == NEURAL_DRAFTS[:1]
     assert engine.drafter.neural_acceptance[row].tolist() == [K << 16, 1 + K]
 
 
-def test_threshold_keeps_the_neural_draft() -> None:
-    engine = make_neural(beside_threshold=float(K))
-    reject(engine, "twice")
-    assert propose(engine, "twice", [1]) == NEURAL[:1]
-    fraction = make_neural(beside_threshold=K - 0.5)
-    assert fraction.drafter._threshold == (2 * K - 1) << 15
+def test_ngram_draft_below_threshold_does_not_replace_neural_draft() -> None:
+    engine = make_engine(beside_threshold=float(K))
+    reject_neural_drafts(engine, "twice")
+    assert propose(engine, "twice", [1]) == NEURAL_DRAFTS[:1]
+    engine = make_engine(beside_threshold=K - 0.5)
+    assert engine.drafter._threshold == (2 * K - 1) << 15
 
 
-def test_step_that_verified_no_drafts_changes_no_mean() -> None:
-    engine = make_neural()
+def test_step_that_verified_no_drafts_does_not_change_acceptance() -> None:
+    engine = make_engine()
     for _ in range(20):
         propose(engine, "twice", [1], 0)
-    acceptance = engine.drafter.neural_acceptance[engine.row("twice")]
+    acceptance = engine.drafter.neural_acceptance[engine.get_row("twice")]
     assert acceptance.tolist() == [K << 16, 1 + K]
 
 
-def test_fewer_draft_tokens_leave_positions_empty() -> None:
-    engine = make_neural()
-    acceptance = engine.drafter.neural_acceptance[engine.row("twice")]
-    for _ in range(30):  # the only draft token is accepted: the highest mean
+def test_positions_beyond_requested_draft_tokens_are_empty() -> None:
+    engine = make_engine()
+    acceptance = engine.drafter.neural_acceptance[engine.get_row("twice")]
+    for _ in range(30):  # the only draft token is accepted, so the acceptance stays the highest
         drafts = propose(engine, "twice", [2], 1, num_speculative_tokens=1)
-        assert drafts == [[NEURAL[0][0], *[-1] * (K - 1)]]
+        assert drafts == [[NEURAL_DRAFTS[0][0], *[-1] * (K - 1)]]
         assert acceptance[1] == 2
     assert engine.speculator.num_speculative_tokens == 1
     propose(engine, "twice", [1], 1, num_speculative_tokens=0)
-    assert acceptance[1] == 1, "no neural token was drafted"
+    assert acceptance[1] == 1, "expected no neural draft token"
 
 
 def test_step_without_drafts_updates_index_and_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM has such steps for large batches (num_speculative_tokens_per_batch_size)."""
+    """vLLM requests no drafts in large batches (num_speculative_tokens_per_batch_size)."""
     monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
-    engine = make_neural(**STORE)
+    engine = make_engine(**STORE)
     for token in (1, 2, 3):
         drafts = engine.step({"twice": [token]}, 0, 0, num_speculative_tokens=0)
         assert drafts["twice"] == [-1] * K
     text = np.array(engine.alive["twice"].tokens, np.int32)
-    engine.index.check_integrity({engine.row("twice"): text})
+    engine.index.check_integrity({engine.get_row("twice"): text})
     assert engine.store.statistics.tokens_inserted == 3
 
 
 @pytest.mark.parametrize("options", [{}, STORE], ids=["scan", "store"])
 @pytest.mark.parametrize("arguments", [{"num_speculative_tokens": 0}, {"skip_drafts": True}])
-def test_step_without_drafts_does_no_lookup(
+def test_step_without_drafts_calls_no_lookup(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(v2.RowLookup, "has_request_data", True)
     engine = V2(**options)
     engine.begin(Request("a", [1, 2, 3, 1, 2]))
-    rows, addresses = [engine.row("a")], set()
+    rows, addresses = [engine.get_row("a")], set()
     for token in (3, 1, 2):
         engine.alive["a"].tokens.append(token)
-        engine.req_states.append(rows[0], [token])
-        with TorchCalls() as seen:
+        engine.req_states.append_tokens(rows[0], [token])
+        with OperatorRecorder() as recorder:
             drafts = engine.propose(rows, {"a": [token]}, **arguments)
-        called = {name for name in seen.names if name.startswith("ngram_npu")}
+        called = {name for name in recorder.names if name.startswith("ngram_npu")}
         assert called <= {"ngram_npu.gather_sampled_tokens_"}
         assert drafts.shape == (1, K)
         drafts[:, 0:] = -1  # as vLLM does
         addresses.add(drafts.data_ptr())
-    assert len(addresses) == 1, "each step reuses the buffer"
+    assert len(addresses) == 1, "expected the same buffer in each step"
     if options:
         engine.index.check_integrity({rows[0]: np.array(engine.alive["a"].tokens, np.int32)})
         assert engine.store.statistics.tokens_inserted == 3
         assert engine.store.statistics.lookups == 0
-    assert engine.step({"a": [3]})["a"][:2] == [1, 2], "a later step drafts as usual"
+    assert engine.step({"a": [3]})["a"][:2] == [1, 2], "expected a draft in a later step"
 
 
 def test_ngram_drafts_have_probability_one_in_the_logits() -> None:
-    engine = make_neural(probabilistic=True)
-    reject(engine, "twice once")
+    engine = make_engine(probabilistic=True)
+    reject_neural_drafts(engine, "twice once")
     logits = engine.speculator.draft_logits
     logits.copy_(torch.rand(logits.shape))
-    before, row = logits.clone(), engine.row("twice")
+    old_logits, row = logits.clone(), engine.get_row("twice")
     drafts = propose(engine, "twice once", [1, 1])
-    assert drafts == [NEXT, NEURAL[1]]
+    assert drafts == [NGRAM_DRAFT, NEURAL_DRAFTS[1]]
     assert logits.shape == (ROWS, K, 64)
-    one_hot = torch.nn.functional.one_hot(torch.tensor(NEXT), 64)
+    one_hot = torch.nn.functional.one_hot(torch.tensor(NGRAM_DRAFT), 64)
     assert torch.equal(logits[row].softmax(-1), one_hot.float())
-    others = [other for other in range(ROWS) if other != row]
-    assert torch.equal(logits[others], before[others])
+    other_rows = [other for other in range(ROWS) if other != row]
+    assert torch.equal(logits[other_rows], old_logits[other_rows])
 
 
-def make_adaptive(confidence: float = 0.01, **options: Any) -> V2Neural:
-    engine = make_neural(adaptive=True, **options)
+def make_adaptive_engine(confidence: float = 0.01, **options: Any) -> V2Neural:
+    engine = make_engine(adaptive=True, **options)
     engine.speculator.draft_token_confidence_probs[:] = confidence
     return engine
 
 
-def test_estimator_observes_its_own_drafts_only() -> None:
-    engine = make_adaptive()
+def test_estimator_observes_only_neural_drafts() -> None:
+    engine = make_adaptive_engine()
     propose(engine, "twice once", [1, 1])
-    rows = torch.tensor([engine.row("once"), engine.row("twice")])
+    rows = torch.tensor([engine.get_row("once"), engine.get_row("twice")])
     engine.speculator.observe_verification(rows, torch.tensor([2, 3]), torch.tensor([1, 2]))
-    assert engine.speculator.observed == [([2, 0], [1, 0])]
-    plain = make_neural().speculator
-    assert plain.observe_verification.__self__ is plain
+    assert engine.speculator.observed_counts == [([2, 0], [1, 0])]
+    speculator = make_engine().speculator  # without adaptive verification
+    assert speculator.observe_verification.__self__ is speculator
 
 
 @pytest.mark.parametrize("options", [{}, {"lookup": "1-16", "min_draft_probability": 0.1}])
-def test_confidence_of_an_ngram_draft_follows_from_its_costs(options: Any) -> None:
-    engine = make_adaptive(**options)
-    assert propose(engine, "once twice", [1, 1]) == [NEURAL[0], NEXT]
+def test_confidence_of_an_ngram_draft_is_computed_from_its_costs(options: Any) -> None:
+    engine = make_adaptive_engine(**options)
+    assert propose(engine, "once twice", [1, 1]) == [NEURAL_DRAFTS[0], NGRAM_DRAFT]
     confidence = engine.speculator.draft_token_confidence_probs
     assert torch.equal(confidence[[0, 2]], torch.full((2, K), 0.01))
     costs = torch.from_numpy(default_match_costs()[12 : 12 + K].copy())
@@ -304,15 +307,15 @@ def test_confidence_of_an_ngram_draft_follows_from_its_costs(options: Any) -> No
     assert torch.allclose(confidence[1], 2 ** (costs / -16))
 
 
-def test_costs_of_neural_tokens_decide_unless_they_are_sampled() -> None:
+def test_choice_uses_costs_of_neural_tokens_unless_they_are_sampled() -> None:
     """The cost of a token is -16 times the binary logarithm of its probability."""
     for probabilistic in (False, True):
-        engine = make_adaptive(probabilistic=probabilistic)
-        assert propose(engine, "twice", [1]) == [NEURAL[0] if probabilistic else NEXT]
+        engine = make_adaptive_engine(probabilistic=probabilistic)
+        assert propose(engine, "twice", [1]) == [NEURAL_DRAFTS[0] if probabilistic else NGRAM_DRAFT]
         engine.speculator.draft_token_confidence_probs[:] = 0.999
-        assert probabilistic or propose(engine, "twice", [1]) == [NEURAL[0]]
+        assert probabilistic or propose(engine, "twice", [1]) == [NEURAL_DRAFTS[0]]
         engine.speculator.draft_token_confidence_probs[0] = torch.tensor([1.0, 0.5, 0.25, 1e-9])
-        costs = engine.drafter._neural_draft_costs(torch.tensor(NEURAL[:1]))
+        costs = engine.drafter._neural_draft_costs(torch.tensor(NEURAL_DRAFTS[:1]))
         if probabilistic:
             assert costs is None
         else:
@@ -320,10 +323,10 @@ def test_costs_of_neural_tokens_decide_unless_they_are_sampled() -> None:
             assert costs.tolist() == [[0, 16, 32, 255]]
 
 
-def test_both_kinds_of_drafts_are_counted() -> None:
-    engine = make_neural(metrics=True)
+def test_metrics_count_rows_and_ngram_drafts_beside_a_neural_drafter() -> None:
+    engine = make_engine(metrics=True)
     engine.begin(Request("prefilling", [1]))
-    reject(engine, "twice once")
+    reject_neural_drafts(engine, "twice once")
     stats = engine.drafter._stats
     stats.end_interval()
     propose(engine, "twice once prefilling", [1, 1, 0])
@@ -332,7 +335,7 @@ def test_both_kinds_of_drafts_are_counted() -> None:
 
 
 class StagedWriteTensor:
-    """vLLM's rows, in host memory with ``uva``."""
+    """A fake of the tensor with vLLM's rows, which is in host memory if ``uva``."""
 
     def __init__(self, size: Any, dtype: Any, device: Any, uva: bool = False) -> None:
         self.gpu = torch.zeros(size, dtype=dtype)
@@ -349,18 +352,19 @@ class StagedWriteTensor:
         ("meta", {"draft_on": "host"}, False),
     ],
 )
-def test_rows_are_moved_to_an_accelerator_that_looks_them_up(
+def test_rows_in_host_memory_are_moved_to_the_device_that_scans_them(
     monkeypatch: pytest.MonkeyPatch, device: str, options: Any, is_dense: bool
 ) -> None:
     monkeypatch.delattr(v2.RowLookup, "__init__")  # the constructor needs the device's kernels
     rows = StagedWriteTensor((ROWS, 9), torch.int32, CPU, uva=True)
     state = SimpleNamespace(all_token_ids=rows)
-    vllm_config = config(method="draft_model", beside=True, **options)
+    vllm_config = make_config(method="draft_model", beside=True, **options)
     arguments = vllm_config, read_options(vllm_config, "beside"), torch.device(device), state
     for _ in range(2):
         with pytest.raises(TypeError, match=r"object\.__init__"):
             v2.NeuralDrafterWrapper(*arguments, StandaloneARSpeculator())
-        moved = state.all_token_ids
-        assert (moved is rows) != is_dense
-        assert (moved.write_contents is None) == is_dense
-        assert (moved.gpu.shape, moved.gpu.dtype, moved.device) == ((ROWS, 9), torch.int32, CPU)
+        new_rows = state.all_token_ids
+        assert (new_rows is rows) != is_dense
+        assert (new_rows.write_contents is None) == is_dense
+        assert (new_rows.gpu.shape, new_rows.gpu.dtype) == ((ROWS, 9), torch.int32)
+        assert new_rows.device == CPU

@@ -1,8 +1,9 @@
-// Compiles the Ascend C call NGRAM_CALL for the chip NGRAM_TWIN_CHIP (ngram_npu_call_test in CMakeLists.txt).
+// Compiles the Ascend C call NGRAM_CALL for the chip NGRAM_TWIN_CHIP (ngram_npu_add_call_test in CMakeLists.txt).
 #include "kernel_operator.h"
 
 using namespace AscendC;
 
+// The following names are short because NGRAM_CALL contains them.
 template <class T>
 struct Operands {
   LocalTensor<T> a, b, c;

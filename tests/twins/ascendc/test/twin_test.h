@@ -1,4 +1,4 @@
-// Helpers for tests of the model with wrong kernels, each wrong in one way, and with correct kernels.
+// Helpers for tests of the model. EXPECT_FAULT runs a kernel with a fault, EXPECT_CLEAN a correct kernel.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,9 +18,9 @@ using AscendC::TBuf;
 using AscendC::TPipe;
 using AscendC::TPosition;
 using AscendC::TQue;
-using In = TQue<TPosition::VECIN, 2>;
+using InputQueue = TQue<TPosition::VECIN, 2>;
 
-// A tensor in global memory.
+// A tensor in global memory, with the host memory that contains it.
 template <class T>
 class Tensor {
  public:
@@ -30,10 +30,10 @@ class Tensor {
         "tensor", reinterpret_cast<uintptr_t>(values.data()), 1, values.size() * sizeof(T), values.size() * sizeof(T),
         writable};
   }
-  // Returns the tensor from element `at`, which may lie outside of the tensor.
-  GlobalTensor<T> global(uint64_t at = 0) {
+  // Returns the tensor from element `first`, which may lie outside of the tensor.
+  GlobalTensor<T> global(uint64_t first = 0) {
     GlobalTensor<T> tensor;
-    tensor.SetGlobalBuffer(GmPointer<T>(uint64_t{reinterpret_cast<uintptr_t>(values.data())} + at * sizeof(T)), 0);
+    tensor.SetGlobalBuffer(GmPointer<T>(uint64_t{reinterpret_cast<uintptr_t>(values.data())} + first * sizeof(T)), 0);
     return tensor;
   }
   // Returns a pointer for scalar accesses.
@@ -41,9 +41,10 @@ class Tensor {
   std::vector<T> values;
 };
 
-inline std::string fault_of(const std::function<void()>& kernel, const std::vector<Region>& regions = {},
-                            int32_t blocks = 1) {
-  return run(regions, blocks, kernel, Options()).fault;
+// Runs a launch and returns the message of its fault; empty if there is none.
+inline std::string run_and_get_fault(const std::function<void()>& kernel, const std::vector<Region>& regions = {},
+                                     int32_t num_blocks = 1) {
+  return run(regions, num_blocks, kernel, Options()).fault;
 }
 
 template <HardEvent event>
@@ -53,7 +54,7 @@ void sync_pipes() {
   AscendC::WaitFlag<event>(id);
 }
 
-// Waits until all pipes have completed the instructions that were issued before.
+// Makes all pipes wait until the instructions that were issued before are complete.
 inline void sync_all_pipes() {
   sync_pipes<HardEvent::V_S>();
   sync_pipes<HardEvent::MTE2_S>();
@@ -64,7 +65,7 @@ inline void sync_all_pipes() {
 }
 
 template <class T>
-T value_of(const LocalTensor<T>& tensor, uint32_t i) {
+T read_element(const LocalTensor<T>& tensor, uint32_t i) {
   sync_all_pipes();
   return tensor.GetValue(i);
 }
@@ -74,18 +75,18 @@ AscendC::DataCopyExtParams make_copy_params(uint32_t count) {
   return {1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0};
 }
 template <class T>
-void copy(const LocalTensor<T>& to, const GlobalTensor<T>& from, uint32_t count) {
-  AscendC::DataCopyPad(to, from, make_copy_params<T>(count), AscendC::DataCopyPadExtParams<T>());
+void copy(const LocalTensor<T>& dst, const GlobalTensor<T>& src, uint32_t count) {
+  AscendC::DataCopyPad(dst, src, make_copy_params<T>(count), AscendC::DataCopyPadExtParams<T>());
 }
 template <class T>
-void copy(const GlobalTensor<T>& to, const LocalTensor<T>& from, uint32_t count) {
-  AscendC::DataCopyPad(to, from, make_copy_params<T>(count));
+void copy(const GlobalTensor<T>& dst, const LocalTensor<T>& src, uint32_t count) {
+  AscendC::DataCopyPad(dst, src, make_copy_params<T>(count));
 }
 
 // Fills a tensor with ones, or with zeros if Duplicate does not support the type.
 template <class T>
-void fill_in(const LocalTensor<T>& tensor, uint32_t len) {
-  if constexpr (offers<T>(Call::kDuplicate)) {
+void initialize(const LocalTensor<T>& tensor, uint32_t len) {
+  if constexpr (is_offered<T>(Call::kDuplicate)) {
     AscendC::Duplicate(tensor, T(1), static_cast<int32_t>(len));
   } else {
     AscendC::Duplicate(tensor.template ReinterpretCast<uint16_t>(), uint16_t{0},
@@ -93,16 +94,16 @@ void fill_in(const LocalTensor<T>& tensor, uint32_t len) {
   }
 }
 
-// A tensor of `len` elements, and the pipe that owns its buffer.
+// A tensor of `len` elements, and the TPipe that owns its buffer. The elements are poison if `initialized` is false.
 template <class T>
 struct Scratch {
-  explicit Scratch(uint32_t len, bool filled = true) : tensor(allocate<T>(len, filled)) {}
+  explicit Scratch(uint32_t len, bool initialized = true) : tensor(allocate<T>(len, initialized)) {}
   template <class U>
-  LocalTensor<U> allocate(uint32_t len, bool filled = true) {
+  LocalTensor<U> allocate(uint32_t len, bool initialized = true) {
     TBuf<TPosition::VECIN> buffer;
     pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
     LocalTensor<U> allocated = buffer.template Get<U>();
-    if (filled) fill_in(allocated, len);
+    if (initialized) initialize(allocated, len);
     sync_all_pipes();
     return allocated;
   }
@@ -110,20 +111,20 @@ struct Scratch {
   LocalTensor<T> tensor;
 };
 
-// Returns a kernel that applies `use` to a Scratch of 64 elements.
-template <class T, class Use>
-std::function<void()> on(const Use& use, bool filled = true) {
+// Returns a kernel that calls `function` with a Scratch of 64 elements.
+template <class T, class Function>
+std::function<void()> make_scratch_kernel(const Function& function, bool initialized = true) {
   return [=] {
-    Scratch<T> s(64, filled);
-    use(s);
+    Scratch<T> s(64, initialized);
+    function(s);
   };
 }
 
 }  // namespace ngram_npu::twin
 
-#define EXPECT_CLEAN(...) EXPECT_EQ(::ngram_npu::twin::fault_of(__VA_ARGS__), "")
-#define EXPECT_FAULT(message, ...)                                         \
-  do {                                                                     \
-    const std::string fault = ::ngram_npu::twin::fault_of(__VA_ARGS__);    \
-    EXPECT_NE(fault.find(message), std::string::npos) << "got: " << fault; \
+#define EXPECT_CLEAN(...) EXPECT_EQ(::ngram_npu::twin::run_and_get_fault(__VA_ARGS__), "")
+#define EXPECT_FAULT(message, ...)                                               \
+  do {                                                                           \
+    const std::string fault = ::ngram_npu::twin::run_and_get_fault(__VA_ARGS__); \
+    EXPECT_NE(fault.find(message), std::string::npos) << "got: " << fault;       \
   } while (false)

@@ -1,5 +1,6 @@
-// The part of CUDA that the kernels in csrc/cuda use, for an ordinary C++ compiler: found before the toolkit's header
-// of this name. Device functions are plain functions; what threads do together goes to the model.
+// The part of CUDA that the kernels in csrc/cuda use, for an ordinary C++ compiler. The include path has this header
+// before the toolkit's header of the same name. Device functions are plain functions; barriers, collectives and atomic
+// operations call the model (grid.h).
 #pragma once
 
 #include <cstddef>
@@ -9,21 +10,21 @@
 #include <tuple>
 #include <utility>
 
-// The model of a GPU: the calls that device functions make. Every call may yield to other threads. A call by which the
-// kernel breaks a rule does not return: the launch ends with an error that names the rule.
+// The functions of the model that device functions call. Every call may yield to other threads. If a call breaks a rule
+// of CUDA, the call does not return: the launch ends with an error that names the rule.
 
 #define NGRAM_TWIN_SHARED_SECTION "ngram_twin_shared"
-// The place of a call in the kernel's source, from two defaulted parameters. An address would not do: the compiler may
-// duplicate code.
-#define NGRAM_TWIN_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
-#define NGRAM_TWIN_SITE (twin::Site{file, line})
+// The source location of a call in the kernel, from two parameters with defaults. The return address does not identify
+// the call, because the compiler may duplicate code.
+#define NGRAM_TWIN_CALLER_PARAMETERS const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define NGRAM_TWIN_CALL_SITE (twin::CallSite{file, line})
 
 namespace twin {
 
-// Whether a function, given by its __PRETTY_FUNCTION__, is not a template instance: see __shared__.
-constexpr bool keeps_shared_memory(std::string_view function) { return function.find("[with ") == function.npos; }
+// Returns whether a function, given by its __PRETTY_FUNCTION__, is not an instance of a template: see __shared__.
+constexpr bool is_plain_function(std::string_view function) { return function.find("[with ") == function.npos; }
 
-struct Site {
+struct CallSite {
   const char* file;
   int line;
 };
@@ -37,25 +38,27 @@ enum class Collective {
   kMax,
 };
 
-// A barrier of all threads of the block.
-void barrier(Site site);
+// Waits until all threads of the block have reached a barrier.
+void wait_at_barrier(CallSite site);
 
-// The lanes in `mask`; values are passed as their bits, 32-bit ones without sign extension.
-uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, Site site);
+// Runs a collective of the lanes in `mask` and returns the calling lane's result. Values are passed as 64 bits; 32-bit
+// values are extended with zeros.
+uint64_t run_collective(Collective collective, uint32_t mask, uint64_t value, int operand, CallSite site);
 
-// A read of memory that no thread of the launch may write, before or after.
+// Reads memory that no thread of the launch may write, neither before nor after this call.
 void read_constant(const void* address, int bytes);
 
-// An atomic operation: `apply` changes *address by `operand` and returns the old value. If the result
-// is not used, it may take effect later, but no later than the thread's next barrier or releasing atomic operation.
-using Apply = uint64_t (*)(void* address, uint64_t operand);
-// The additional order that an atomic operation establishes, device-wide.
-struct Ordering {
+// The function of an atomic operation: changes the value at `address` with `operand` and returns the old value.
+using AtomicFunction = uint64_t (*)(void* address, uint64_t operand);
+// The order of other accesses that an atomic operation establishes, device-wide.
+struct AtomicOrder {
   bool acquires = false;
   bool releases = false;
 };
-uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, Ordering order = {});
-void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand);
+// Applies an atomic operation and returns the old value.
+uint64_t apply_atomic(void* address, int bytes, AtomicFunction apply, uint64_t operand, AtomicOrder order = {});
+// Applies an atomic operation, at the latest at the thread's next barrier or releasing atomic operation.
+void apply_atomic_without_result(void* address, int bytes, AtomicFunction apply, uint64_t operand);
 
 }  // namespace twin
 
@@ -64,11 +67,11 @@ void atomic_without_result(void* address, int bytes, Apply apply, uint64_t opera
 #define __global__
 #define __launch_bounds__(...)
 #define __grid_constant__
-// One copy in a section of its own: the model knows where shared memory lies, and swaps it when it swaps blocks. In a
-// template the compiler ignores the section, and all blocks would share one copy, so that does not compile. Declare a
-// kernel template's shared memory in a function of its own.
-#define __shared__                                                                                                 \
-  static_assert(twin::keeps_shared_memory(__PRETTY_FUNCTION__), "__shared__ in a template is not kept per block"); \
+// Shared memory is in a separate linker section, whose contents the model exchanges when another block runs. In a
+// template the compiler ignores the section, and all blocks would share one copy; therefore __shared__ in a template
+// does not compile. Declare the shared memory of a kernel template in a separate function that is not a template.
+#define __shared__                                                                                               \
+  static_assert(twin::is_plain_function(__PRETTY_FUNCTION__), "__shared__ in a template is not kept per block"); \
   static __attribute__((section(NGRAM_TWIN_SHARED_SECTION)))
 
 using cudaStream_t = struct CUstream_st*;
@@ -90,14 +93,14 @@ extern dim3 blockDim, gridDim;
 
 // Functions for device code.
 
-// The model's own accesses must not be reported as the kernel's.
-#define NGRAM_TWIN_UNWATCHED __attribute__((no_sanitize("thread", "undefined")))
+// Functions of the model whose accesses must not be checked as if the kernel made them.
+#define NGRAM_TWIN_UNCHECKED __attribute__((no_sanitize("thread", "undefined")))
 
 namespace twin {
 
 template <class T>
-uint64_t bits_of(T value) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 32 or 64 bits");
+uint64_t to_bits(T value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "collectives and atomic operations have values of 32 or 64 bits");
   uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(T));
   return bits;
@@ -110,46 +113,47 @@ T from_bits(uint64_t bits) {
   return value;
 }
 
-// The return value of an atomic. If it is not read, the operation has no result and may take effect late.
+// The return value of an atomic operation, which is applied when the value is read. If no one reads the value, the
+// destructor applies the operation, whose effect may then be delayed.
 template <class T>
 class AtomicResult {
  public:
-  AtomicResult(T* address, Apply apply, T operand) : address_(address), apply_(apply), operand_(operand) {}
+  AtomicResult(T* address, AtomicFunction apply, T operand) : address_(address), apply_(apply), operand_(operand) {}
   AtomicResult(const AtomicResult&) = delete;
   AtomicResult& operator=(const AtomicResult&) = delete;
   ~AtomicResult() noexcept(false) {
-    if (!done_) atomic_without_result(address_, sizeof(T), apply_, bits_of(operand_));
+    if (!is_applied_) apply_atomic_without_result(address_, sizeof(T), apply_, to_bits(operand_));
   }
   operator T() {
-    if (!done_) before_ = from_bits<T>(atomic(address_, sizeof(T), apply_, bits_of(operand_)));
-    done_ = true;
-    return before_;
+    if (!is_applied_) old_value_ = from_bits<T>(apply_atomic(address_, sizeof(T), apply_, to_bits(operand_)));
+    is_applied_ = true;
+    return old_value_;
   }
 
  private:
   T* address_;
-  Apply apply_;
+  AtomicFunction apply_;
   T operand_;
-  T before_{};
-  bool done_ = false;
+  T old_value_{};
+  bool is_applied_ = false;
 };
 
 }  // namespace twin
 
-inline void __syncthreads(NGRAM_TWIN_CALLER) { twin::barrier(NGRAM_TWIN_SITE); }
-inline void __syncwarp(unsigned mask = 0xffffffffu, NGRAM_TWIN_CALLER) {
-  twin::collective(twin::Collective::kSync, mask, 0, 0, NGRAM_TWIN_SITE);
+inline void __syncthreads(NGRAM_TWIN_CALLER_PARAMETERS) { twin::wait_at_barrier(NGRAM_TWIN_CALL_SITE); }
+inline void __syncwarp(unsigned mask = 0xffffffffu, NGRAM_TWIN_CALLER_PARAMETERS) {
+  twin::run_collective(twin::Collective::kSync, mask, 0, 0, NGRAM_TWIN_CALL_SITE);
 }
 
-// One overload per type that CUDA supports, not a template: arguments convert as in CUDA.
-#define NGRAM_TWIN_SHUFFLES(T)                                                                            \
-  inline T __shfl_sync(unsigned mask, T value, int lane, NGRAM_TWIN_CALLER) {                             \
-    return twin::from_bits<T>(                                                                            \
-        twin::collective(twin::Collective::kShuffle, mask, twin::bits_of(value), lane, NGRAM_TWIN_SITE)); \
-  }                                                                                                       \
-  inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, NGRAM_TWIN_CALLER) {                    \
-    return twin::from_bits<T>(twin::collective(twin::Collective::kShuffleUp, mask, twin::bits_of(value),  \
-                                               static_cast<int>(delta), NGRAM_TWIN_SITE));                \
+// Overloads for the types that CUDA supports instead of a template, so that arguments convert as in CUDA.
+#define NGRAM_TWIN_SHUFFLES(T)                                                                                     \
+  inline T __shfl_sync(unsigned mask, T value, int lane, NGRAM_TWIN_CALLER_PARAMETERS) {                           \
+    return twin::from_bits<T>(                                                                                     \
+        twin::run_collective(twin::Collective::kShuffle, mask, twin::to_bits(value), lane, NGRAM_TWIN_CALL_SITE)); \
+  }                                                                                                                \
+  inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, NGRAM_TWIN_CALLER_PARAMETERS) {                  \
+    return twin::from_bits<T>(twin::run_collective(twin::Collective::kShuffleUp, mask, twin::to_bits(value),       \
+                                                   static_cast<int>(delta), NGRAM_TWIN_CALL_SITE));                \
   }
 NGRAM_TWIN_SHUFFLES(int)
 NGRAM_TWIN_SHUFFLES(unsigned)
@@ -159,26 +163,26 @@ NGRAM_TWIN_SHUFFLES(long long)
 NGRAM_TWIN_SHUFFLES(unsigned long long)
 #undef NGRAM_TWIN_SHUFFLES
 
-#define NGRAM_TWIN_COLLECTIVE(result, name, T, kind)                                               \
-  inline result name(unsigned mask, T value, NGRAM_TWIN_CALLER) {                                  \
-    return twin::from_bits<result>(                                                                \
-        twin::collective(twin::Collective::kind, mask, twin::bits_of(value), 0, NGRAM_TWIN_SITE)); \
+#define NGRAM_TWIN_COLLECTIVE(Result, name, T, collective)                                                        \
+  inline Result name(unsigned mask, T value, NGRAM_TWIN_CALLER_PARAMETERS) {                                      \
+    return twin::from_bits<Result>(                                                                               \
+        twin::run_collective(twin::Collective::collective, mask, twin::to_bits(value), 0, NGRAM_TWIN_CALL_SITE)); \
   }
 NGRAM_TWIN_COLLECTIVE(unsigned, __ballot_sync, int, kBallot)
 NGRAM_TWIN_COLLECTIVE(int, __any_sync, int, kAny)
 NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_max_sync, unsigned, kMax)
 #undef NGRAM_TWIN_COLLECTIVE
 
-#define NGRAM_TWIN_ATOMIC(name, T, expression)                           \
-  inline twin::AtomicResult<T> name(T* address, T operand) {             \
-    return {address,                                                     \
-            [](void* at, uint64_t operand_bits) NGRAM_TWIN_UNWATCHED {   \
-              T& value = *static_cast<T*>(at);                           \
-              const T old = value, x = twin::from_bits<T>(operand_bits); \
-              value = static_cast<T>(expression);                        \
-              return twin::bits_of(old);                                 \
-            },                                                           \
-            operand};                                                    \
+#define NGRAM_TWIN_ATOMIC(name, T, expression)                             \
+  inline twin::AtomicResult<T> name(T* address, T operand) {               \
+    return {address,                                                       \
+            [](void* memory, uint64_t operand_bits) NGRAM_TWIN_UNCHECKED { \
+              T& value = *static_cast<T*>(memory);                         \
+              const T old = value, x = twin::from_bits<T>(operand_bits);   \
+              value = static_cast<T>(expression);                          \
+              return twin::to_bits(old);                                   \
+            },                                                             \
+            operand};                                                      \
   }
 #define NGRAM_TWIN_ATOMICS(T)                        \
   NGRAM_TWIN_ATOMIC(atomicExch, T, x)                \
@@ -190,22 +194,24 @@ NGRAM_TWIN_ATOMIC(atomicAdd, unsigned, old + x)
 #undef NGRAM_TWIN_ATOMICS
 #undef NGRAM_TWIN_ATOMIC
 
-// The compiler's own atomics. Block scope orders nothing for other blocks, and the model ignores it.
+// The compiler's built-in atomic operations. With a smaller scope than the device, the model ignores the memory order:
+// such an operation does not order accesses for other blocks.
 enum { __NV_ATOMIC_RELAXED, __NV_ATOMIC_CONSUME, __NV_ATOMIC_ACQUIRE, __NV_ATOMIC_RELEASE, __NV_ATOMIC_ACQ_REL };
 enum { __NV_THREAD_SCOPE_THREAD, __NV_THREAD_SCOPE_BLOCK, __NV_THREAD_SCOPE_CLUSTER, __NV_THREAD_SCOPE_DEVICE };
 
 template <class T>
 T __nv_atomic_fetch_add(T* address, T operand, int order, int scope) {
-  const auto add = [](void* at, uint64_t bits) NGRAM_TWIN_UNWATCHED {
-    T& value = *static_cast<T*>(at);
+  const auto add = [](void* memory, uint64_t bits) NGRAM_TWIN_UNCHECKED {
+    T& value = *static_cast<T*>(memory);
     const T old = value;
     value = static_cast<T>(old + twin::from_bits<T>(bits));
-    return twin::bits_of(old);
+    return twin::to_bits(old);
   };
-  const bool counts = scope == __NV_THREAD_SCOPE_DEVICE;
-  const twin::Ordering ordered{counts && (order == __NV_ATOMIC_ACQUIRE || order == __NV_ATOMIC_ACQ_REL),
-                               counts && (order == __NV_ATOMIC_RELEASE || order == __NV_ATOMIC_ACQ_REL)};
-  return twin::from_bits<T>(twin::atomic(address, sizeof(T), add, twin::bits_of(operand), ordered));
+  const bool is_device_scope = scope == __NV_THREAD_SCOPE_DEVICE;
+  const twin::AtomicOrder atomic_order{
+      is_device_scope && (order == __NV_ATOMIC_ACQUIRE || order == __NV_ATOMIC_ACQ_REL),
+      is_device_scope && (order == __NV_ATOMIC_RELEASE || order == __NV_ATOMIC_ACQ_REL)};
+  return twin::from_bits<T>(twin::apply_atomic(address, sizeof(T), add, twin::to_bits(operand), atomic_order));
 }
 
 template <class T>
@@ -218,7 +224,7 @@ inline int __ffs(int x) { return __builtin_ffs(x); }
 inline void __builtin_assume(bool) {}
 inline bool __isGlobal(const void*) { return true; }
 
-// Functions for the host side. A launch is complete when it returns.
+// Functions for host code. A launch is complete when cudaLaunchKernelEx() returns.
 
 enum cudaError_t {
   cudaSuccess = 0,
@@ -241,13 +247,13 @@ struct cudaLaunchConfig_t {
 
 namespace twin {
 
-// Runs `thread(context)` once for each thread of the grid.
-cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void* context);
+// Calls run_thread(argument) once for each thread of the grid.
+cudaError_t launch(const cudaLaunchConfig_t& config, void (*run_thread)(void*), void* argument);
 
 }  // namespace twin
 
-cudaError_t cudaGetLastError();                     // and clears it
-const char* cudaGetErrorString(cudaError_t error);  // of a failed launch: what the kernel did
+cudaError_t cudaGetLastError();                     // returns the last error and clears it
+const char* cudaGetErrorString(cudaError_t error);  // for a failed launch: the rule that the kernel broke
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared);
@@ -255,8 +261,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const voi
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  auto call = [&, given = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
-    std::apply(kernel, given);  // each thread has its own copy
+  auto call_kernel = [&, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+    std::apply(kernel, values);  // copies the values for each thread
   };
-  return twin::launch(*config, [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
+  return twin::launch(*config, [](void* call) { (*static_cast<decltype(call_kernel)*>(call))(); }, &call_kernel);
 }

@@ -1,7 +1,7 @@
 """Changes with which vLLM's runners (0.32.0) run on a CPU as in these tests: asynchronous
 scheduling, repairs of V1's runner, and for V2 a Triton backend "cpu" and repairs of Triton's
-interpreter. The *.dist-info folder declares the entry points, so every process with the parent
-folder on its path loads them."""
+interpreter. The *.dist-info folder declares the entry points, so every process that has the parent
+folder on its path makes these changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Applies the changes for this process's runner once. vLLM may call it again."""
+    """Applies the changes for this process's runner, only in the first of vLLM's calls."""
     if hasattr(register, "done"):
         return
     register.done = True  # type: ignore[attr-defined]
@@ -26,7 +26,7 @@ def register() -> None:
 
 
 def _allow_async_scheduling() -> None:
-    """vLLM's CPU platform always disables asynchronous scheduling."""
+    """Keeps the option async_scheduling, which vLLM's CPU platform would always disable."""
     from vllm.platforms.cpu import CpuPlatform
 
     check = CpuPlatform.check_and_update_config.__func__

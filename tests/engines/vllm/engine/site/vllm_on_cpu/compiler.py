@@ -1,3 +1,5 @@
+"""The compiler of the Triton backend "cpu"."""
+
 from __future__ import annotations
 
 from triton.backends.compiler import BaseBackend

@@ -1,3 +1,5 @@
+"""The driver of the Triton backend "cpu"."""
+
 from __future__ import annotations
 
 from triton.backends.driver import DriverBase

@@ -10,10 +10,11 @@ from vllm.utils import cpu_triton_utils
 
 
 def repair_platform() -> None:
-    """Applies all repairs. Call it before numba is imported: a worker searches all loaded modules
-    when it starts, and fails on numba's. The search is therefore made once, here."""
-    cpu_triton_utils._expand_kernel_impl = _expand  # before it is registered
+    """Applies all repairs. Call this function before numba is imported. A worker searches all
+    loaded modules when it starts, and fails on a module of numba, so the search is made here."""
+    cpu_triton_utils._expand_kernel_impl = _expand_values  # before vLLM registers the function
     current_platform.register_triton_kernel_overrides()
+    # A worker calls this method when it starts.
     type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
 
     import vllm.v1.worker.cpu.shm  # noqa: F401, replaces events and streams
@@ -22,7 +23,7 @@ def repair_platform() -> None:
     torch.zeros = lambda *a, pin_memory=False, **kw: zeros(*a, **kw)
 
 
-def _expand(
+def _expand_values(
     output: torch.Tensor,
     values: torch.Tensor,
     cu_num_tokens: torch.Tensor,
@@ -31,8 +32,8 @@ def _expand(
     *_: Any,
     **__: Any,
 ) -> None:
-    """Writes each request's value to each of its drafted positions. vLLM's function writes to a
-    temporary copy, so that temperature, top_k and top_p remain uninitialized memory."""
+    """Writes each request's value to all of its positions in `output`. vLLM's function writes to a
+    temporary copy instead, so temperature, top_k and top_p would be uninitialized memory."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(values == replace_from, replace_to, values)
     output.copy_(replaced.repeat_interleave(counts))

@@ -11,8 +11,8 @@ import triton.language.extra.libdevice as libdevice
 from triton.runtime import interpreter
 
 
-class _NothingToRestore:
-    """Result of the interpreter's patch of triton.language, which stays in place."""
+class _PermanentPatch:
+    """The result of patching triton.language: a patch that stays in place."""
 
     def restore(self) -> None: ...
 
@@ -29,30 +29,30 @@ def repair_interpreter() -> None:
 
 
 def _give_comparisons_bool_dtype() -> None:
-    """The interpreter gives a comparison the dtype of its operands. A condition that is broadcast
-    to a vector would then be rejected as a mask."""
+    """Gives comparisons the dtype bool. The interpreter gives a comparison the dtype of its
+    operands, and would reject a condition that is broadcast to a vector as a mask."""
     binary_op = interpreter.InterpreterBuilder.binary_op
 
-    def with_bool_dtype(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
+    def apply_with_bool_dtype(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         result = binary_op(self, lhs, rhs, op)
         if result.data.dtype == np.bool_:
             return interpreter.TensorHandle(result.data, tl.int1)
         return result
 
-    interpreter.InterpreterBuilder.binary_op = with_bool_dtype
+    interpreter.InterpreterBuilder.binary_op = apply_with_bool_dtype
 
 
 def _patch_language_once() -> None:
-    """The interpreter patches triton.language for every launch and restores it afterwards, which
-    takes most of a launch's time. Only the interpreter uses triton.language here."""
-    patch, result = interpreter._patch_lang, _NothingToRestore()
-    done: set[str] = set()
+    """Makes the interpreter patch triton.language permanently. Otherwise it patches and restores
+    triton.language for every launch, which takes most of a launch's time."""
+    patch, result = interpreter._patch_lang, _PermanentPatch()
+    patched_names: set[str] = set()
 
-    def once(fn: Any) -> _NothingToRestore:
-        used = {v.__name__ for v in fn.__globals__.values() if v is tl or v is tl.core}
-        if not used <= done:
+    def patch_once(fn: Any) -> _PermanentPatch:
+        names = {v.__name__ for v in fn.__globals__.values() if v is tl or v is tl.core}
+        if not names <= patched_names:
             patch(fn)
-            done.update(used)
+            patched_names.update(names)
         return result
 
-    interpreter._patch_lang = once
+    interpreter._patch_lang = patch_once
