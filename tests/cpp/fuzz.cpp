@@ -1,12 +1,15 @@
 // libFuzzer targets (`make fuzz`): the bytes choose the events of an episode, which compares results with definitions.
 //   fuzz_index   rows and their index: drafts must equal those of a scan
 //   fuzz_store   requests that share a store: no scope may see another's text
+//   fuzz_device_store   requests that share a device store: its contents and drafts must equal those of a naive model
 #include <cstdio>
 #include <cstdlib>
 
 #include "choices.h"
 #if defined(FUZZ_STORE)
 #include "store_episode.h"
+#elif defined(FUZZ_DEVICE_STORE)
+#include "device_store_episode.h"
 #else
 #include "cpu/machine.h"
 #include "index_episode.h"
@@ -47,6 +50,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 #if defined(FUZZ_STORE)
   const int64_t kind = choices.below(4);
   return run(StoreEpisode(choices, kFlushes[kind % 2], kind / 2 != 0));
+#elif defined(FUZZ_DEVICE_STORE)
+  const int64_t kind = choices.below(4);
+  return run(DeviceStoreEpisode(choices, kFlushes[kind % 2], kind / 2 != 0));
 #else
   static const char* const kSets[] = {"scalar", "avx2", "avx512"};
   const int64_t kind = choices.below(12);
