@@ -182,7 +182,7 @@ class DeviceStoreEpisode {
     constexpr int64_t kCounts[] = {0, 1, 2, 5, 30, 300};
     if (row_at(row).has_ended) begin_request(row);
     const int64_t room = kCapacity - lengths_.data()[row];
-    const int64_t count = std::min(kCounts[c_.below(c_.one_in(4) ? 6 : 5)], room);
+    const int64_t count = std::min(kCounts[c_.below(6)], room);
     const bool ends = c_.one_in(40) || count + 50 > room;  // repeat_edge() appends up to 31 tokens
     row_at(row).has_ended = ends;
     const int64_t block = choose_block();
@@ -201,7 +201,9 @@ class DeviceStoreEpisode {
       case 1: return renumber();
       case 2: return damage();
       case 3:
-      case 4: return reassign();
+      case 4:
+      case 5:
+      case 6: return reassign();
       default: return step();
     }
   }
@@ -254,7 +256,7 @@ class DeviceStoreEpisode {
   // may be equal except for the marks.
   const char* reassign() {
     int64_t row = c_.below(num_blocks_);
-    if (const int32_t neighbour = blocks_[row][c_.from(1, 2)]; neighbour > 0) row = neighbour % num_blocks_;
+    if (const int32_t neighbour = blocks_[row][c_.one_in(4) ? 2 : 1]; neighbour > 0) row = neighbour % num_blocks_;
     const int64_t old = blocks_[row][0], number = old + num_blocks_;
     if (old <= 0) return nullptr;
     Row writer = new_text({});
