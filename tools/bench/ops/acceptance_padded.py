@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from ngram_npu.engines.vllm.v2 import add_requests
+from ngram_npu.ops import ngram_propose_
+from ngram_npu.store.device_store import DeviceStore
 from ngram_npu_cli.logs.tokenizers import load_tokenizer
 
 from tools.bench.data import find_data
@@ -23,8 +26,15 @@ K = (5, 8)
 BATCH = 32
 BASELINE = "ngram"
 STORE = "auto, store"
-LOOKUPS = (BASELINE, "1-16", "ladder", STORE)
-"""Values of the option ``lookup``, optionally followed by ", store" for a run with a store."""
+OWN_ROW = "1-16"
+DEVICE_STORE = "1-16, device store"
+LOOKUPS = (BASELINE, OWN_ROW, "ladder", STORE, DEVICE_STORE)
+"""Values of the option ``lookup``, optionally followed by ", store" or ", device store"."""
+STORE_TOKENS = 2**20
+"""Capacity of the device store; that of the host's store is the default."""
+SAMPLING_PARAMS = SimpleNamespace(
+    stop_token_ids=None, eos_token_id=None, repetition_detection=None, extra_args=None
+)
 LAG = 1
 """Number of steps until text is in the store: the engine has two batches in flight."""
 
@@ -53,18 +63,8 @@ class V2Runner:
                 continue
             # The row has a new request. The next turn of a conversation is also a new request.
             self._states.remove_request(str(row))
-            prompt = token_ids[row, : num_tokens[row]]
-            self._states.add_request(
-                req_id=str(row),
-                prompt_len=len(prompt),
-                all_token_ids=prompt,
-                num_computed_tokens=0,
-                max_tokens=token_ids.shape[1],
-            )
-        num_sampled = (sampled >= 0).sum(axis=1, dtype=np.int32)
-        for row, new, number in zip(rows, sampled, num_sampled, strict=True):
-            token_ids[row, num_tokens[row] : num_tokens[row] + number] = new[:number]
-        num_tokens[rows] += num_sampled
+            self._add_request(row, token_ids[row, : num_tokens[row]], token_ids.shape[1])
+        num_sampled = append_tokens(token_ids, num_tokens, rows, sampled)
         self._lengths |= dict(zip(map(int, rows), num_tokens[rows].tolist(), strict=True))
         batch = SimpleNamespace(
             req_ids=[str(row) for row in rows],
@@ -76,6 +76,17 @@ class V2Runner:
         drafts = self._speculator.propose(batch, *arguments)
         return SimpleNamespace(
             draft_token_ids=drafts.numpy(), num_draft_tokens=np.full(len(rows), self._k)
+        )
+
+    def _add_request(self, row: int, prompt: Any, max_tokens: int) -> None:
+        """Adds a request with the scheduler's data. Without them, no other request would share its
+        text."""
+        name = str(row)
+        request = SimpleNamespace(req_id=name, lora_request=None, sampling_params=SAMPLING_PARAMS)
+        add_requests(
+            lambda *_: self._states.add_request(name, len(prompt), prompt, 0, max_tokens),
+            SimpleNamespace(speculator=self._speculator),
+            SimpleNamespace(scheduled_new_reqs=[request]),
         )
 
     def _make_speculator(self, token_ids: Any, num_tokens: Any) -> StoreSpeculator:
@@ -106,6 +117,54 @@ class V2Runner:
         return StoreSpeculator(config, torch.device("cpu"), self._states)
 
 
+class DeviceStoreRunner:
+    """A proposer for `simulate` that calls the operators of a step with a device store. A slot of
+    the store recognizes its request, so the runner does not report new ones."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._store: DeviceStore | None = None
+
+    def step(
+        self, token_ids: Any, num_tokens: Any, sampled: Any, *, row_indices: Any, advance: bool
+    ) -> Any:
+        num_rows, capacity = token_ids.shape
+        rows = np.arange(num_rows) if row_indices is None else row_indices
+        num_sampled = torch.from_numpy(append_tokens(token_ids, num_tokens, rows, sampled))
+        if self._store is None:
+            self._store = DeviceStore(num_rows, STORE_TOKENS, max_batch=num_rows)
+        state = torch.from_numpy(token_ids), torch.from_numpy(num_tokens)
+        batch = {"num_sampled": num_sampled, "row_indices": torch.from_numpy(rows.astype(np.int64))}
+        drafts = {
+            "draft_token_ids": torch.empty((len(rows), self._k), dtype=torch.int32),
+            "num_draft_tokens": torch.empty(len(rows), dtype=torch.int32),
+            "match_len": torch.empty(len(rows), dtype=torch.int32),
+        }
+        limits = {"max_len": capacity, "fill": True}
+        self._store.begin_step(len(rows), self._k + 1)
+        self._store.append(*state, **batch, max_new=self._k + 1)
+        lookup = {"min_n": 1, "max_n": 16, "match_policy": 1, "overlap": True}
+        ngram_propose_(*state, **batch, **lookup, **limits, **drafts)
+        self._store.propose(*state, **batch, **limits, **drafts)
+        return SimpleNamespace(
+            draft_token_ids=drafts["draft_token_ids"].numpy(),
+            num_draft_tokens=np.full(len(rows), self._k),
+        )
+
+
+def append_tokens(token_ids: Any, num_tokens: Any, rows: Any, sampled: Any) -> Any:
+    """Writes the sampled tokens, padded with -1, to the rows. Returns their numbers."""
+    num_sampled = (sampled >= 0).sum(axis=1, dtype=np.int32)
+    for row, new, number in zip(rows, sampled, num_sampled, strict=True):
+        token_ids[row, num_tokens[row] : num_tokens[row] + number] = new[:number]
+    num_tokens[rows] += num_sampled
+    return num_sampled
+
+
+def make_runner(lookup: str, k: int) -> V2Runner | DeviceStoreRunner:
+    return DeviceStoreRunner(k) if lookup == DEVICE_STORE else V2Runner(lookup, k)
+
+
 def _add_request(
     req_id: str, prompt_len: int, all_token_ids: Any, num_computed_tokens: int, max_tokens: int
 ) -> None:
@@ -124,6 +183,9 @@ class AcceptancePadded(Op):
         STORE: f"lookup=auto, store=live, one store per set, {BATCH} requests at a time; text "
         f"enters the store {LAG} step late; text that has not entered it when its request ends is "
         "dropped",
+        DEVICE_STORE: "the operators of a step: device_store_append_, which holds back the newest "
+        "tokens, ngram_propose_ with n-grams of 1 to 16, device_store_propose_; one store of "
+        f"{STORE_TOKENS} tokens per set, {BATCH} requests at a time",
         "target": "recorded completions replace the target model; a conversation is one row",
     }
 
@@ -134,7 +196,7 @@ class AcceptancePadded(Op):
             for k in K:
                 result[f"k{k}"] = figures = {}
                 for lookup in LOOKUPS:
-                    counts = replay_drafts(requests, V2Runner(lookup, k), k, BATCH)
+                    counts = replay_drafts(requests, make_runner(lookup, k), k, BATCH)
                     figures[lookup] = round(counts.tokens_per_step, 4)
             results.append(result)
             yield result
@@ -144,5 +206,8 @@ class AcceptancePadded(Op):
             summary[key] = {lookup: round(mean, 4) for lookup, mean in means.items()}
             ratios = {lookup: round(m / means[BASELINE], 4) for lookup, m in means.items()}
             summary[key]["ratio"] = ratios
-            summary[key]["store over 1-16"] = round(means[STORE] / means["1-16"], 4)
+            summary[key]["store over 1-16"] = round(means[STORE] / means[OWN_ROW], 4)
+            for name, other in (("1-16", OWN_ROW), ("store", STORE)):
+                ratio = round(means[DEVICE_STORE] / means[other], 4)
+                summary[key][f"device store over {name}"] = ratio
         yield summary
