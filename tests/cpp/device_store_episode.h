@@ -327,7 +327,10 @@ class DeviceStoreEpisode {
     const int64_t i = c_.below(step.count());
     switch (c_.below(4)) {
       case 0: sampled_.data()[i] = any_of(kHostile); break;
-      case 1: lengths_.data()[step.rows[static_cast<size_t>(i)]] = any_of({INT32_MIN, -1, 0, 1201, INT32_MAX}); break;
+      case 1:
+        lengths_.data()[step.rows[static_cast<size_t>(i)]] =
+            any_of({INT32_MIN, -1, 0, int32_t{kCapacity + 1}, INT32_MAX});
+        break;
       case 2: step.rows[static_cast<size_t>(i)] = c_.one_in(4) ? batch_ : any_of(kIndices); break;
       default: step.slots[static_cast<size_t>(i)] = c_.one_in(4) ? batch_ : any_of(kIndices);
     }
@@ -419,7 +422,9 @@ class DeviceStoreEpisode {
     return nullptr;
   }
 
-  static bool is_mark(int32_t token) { return token >= kFirstMark && token < kFirstPrompt; }
+  bool is_mark(int32_t token) const {
+    return token >= kFirstMark && token - kFirstMark < static_cast<int64_t>(scopes_.size());
+  }
 
   // No draft contains a prompt, or tokens after the end of a request.
   bool is_text_of_scope(const std::vector<int32_t>& draft, int64_t scope) const {
