@@ -294,7 +294,11 @@ class DeviceStoreEpisode {
       slots_[slot][2] = Model::slot_key({tokens_[row], 0, 0, row_at(row).scope, 0}, length);
     } else {
       const int64_t word = c_.below(3);
-      slots_[slot][word] = word == 0 ? any_of({INT32_MIN, -1, 0, INT32_MAX}) : any_of(kHostile);
+      slots_[slot][word] = any_of(kHostile);
+      if (word == 0) {  // no block, or one that is not assigned yet
+        const int32_t number = blocks_[c_.below(num_blocks_)][0];
+        slots_[slot][0] = number >= model_.next() ? number : any_of({INT32_MIN, -1, 0, INT32_MAX});
+      }
     }
     model_.slots()[static_cast<size_t>(slot)] = {slots_[slot][0], slots_[slot][1], slots_[slot][2]};
     ++event_counts_["entries, fills and slots overwritten"];
