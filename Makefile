@@ -183,15 +183,15 @@ twins: setup gtest
 test-twins: twins
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 
-# Fuzzes the index, compared with a scan, and the store, which must not share text between scopes. Needs clang. The corpus
-# keeps inputs that reach new code. If an event, such as a page split, never occurs, the run fails. FUZZ_SEED=0 chooses a new
-# seed in each run.
+# Fuzzes the index, compared with a scan, the store, which must not share text between scopes, and the device store, compared
+# with a naive model. Needs clang. The corpus keeps inputs that reach new code. If an event, such as a page split, never
+# occurs, the run fails. FUZZ_SEED=0 chooses a new seed in each run.
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
 FUZZ_SEED ?= 0
 fuzz: setup
-	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_index fuzz_store)
-	for target in index store; do \
+	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_index fuzz_store fuzz_device_store)
+	for target in index store device_store; do \
 	  $(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_$$target --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) || exit 1; \
 	done
 

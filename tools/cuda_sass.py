@@ -1,4 +1,4 @@
-"""Checks the instructions of the lookups' inner loop in the machine code.
+"""Checks the lookups' inner loop in the machine code, and the size of the device store's kernels.
 
     python -m tools.cuda_sass [--write]
 
@@ -6,8 +6,8 @@ Compiles the lookup kernels for four architectures (no GPU is needed), disassemb
 nvdisasm (from the toolkit or the package nvidia-cuda-nvdisasm; tested with 13.5) and compares the
 result with csrc/cuda/sass.json. The loop over the tiles of a row may have at most the recorded
 number of instructions, and at most LIMIT. Tokens must be read by 16-byte loads of global memory.
-No instruction that processes a tile may wait for the loads of the next tile. ``--write`` records
-the result.
+No instruction that processes a tile may wait for the loads of the next tile. A kernel of the device
+store may have at most GROWTH more instructions than recorded. ``--write`` records the result.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.cuda_resources import ROOT, SOURCES, read_compiler_version
+from tools.cuda_resources import ROOT, SOURCES, read_compiler_version, shorten_name
 
 RECORD = SOURCES / "sass.json"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 KERNELS = ("ngram_propose", "ngram_step")
+SIZED = "device_store"
+"""The source whose kernels have a recorded number of instructions."""
+GROWTH = 0.1
 LIMIT = 115
 """Maximum number of instructions of a warp for a tile (four vectors per thread) without a match."""
 TILE_LOADS = 4
@@ -37,10 +40,15 @@ NO_SCOREBOARD = 7
 
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\d) )?\s*([A-Z][\w.]*)([^;]*);")
 _ENCODING = re.compile(r"/\* (0x[0-9a-f]{16}) \*/\s*$")
+_KERNEL = re.compile(r"^\s*\.section\s+\.text\.(\w+)", re.MULTILINE)
 _LABEL = re.compile(r"^(\.L_\w+):")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
 _JUMPS = ("EXIT", "BRA", "RET", "BRX", "KILL")
 """Instructions after which, unless they are conditional, the next instruction is not executed."""
+
+
+Sizes = dict[str, int]
+"""Instructions by kernel and architecture."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +156,28 @@ def measure_code(text: str) -> dict[str, int]:
     }
 
 
+def count_instructions(text: str) -> dict[str, int]:
+    """Returns the number of instructions of each kernel, without the padding after its end."""
+    _, *parts = _KERNEL.split(text)
+    counts = {}
+    for mangled, listing in zip(parts[::2], parts[1::2], strict=True):
+        demangled = subprocess.check_output(["c++filt", mangled], text=True).strip()
+        instructions = parse_listing(listing).instructions
+        counts[shorten_name(demangled)] = sum(i.name != "NOP" for i in instructions)
+    return counts
+
+
+def find_larger_kernels(measured: Sizes, recorded: Sizes) -> list[str]:
+    """Returns one message per kernel with more instructions than recorded."""
+    problems = [f"{name}: recorded but not built" for name in recorded.keys() - measured.keys()]
+    for name, count in measured.items():
+        if name not in recorded:
+            problems.append(f"{name}: not recorded")
+        elif not 0 < count <= (1 + GROWTH) * recorded[name]:
+            problems.append(f"{name}: {count} instructions, recorded {recorded[name]}")
+    return problems
+
+
 def find_problems(
     measured: dict[str, dict[str, int]], recorded: dict[str, dict[str, int]]
 ) -> list[str]:
@@ -194,15 +224,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         for arch in ARCHITECTURES
         for kernel in KERNELS
     }
+    sizes = {
+        f"{kernel}, {arch}": count
+        for arch in ARCHITECTURES
+        for kernel, count in count_instructions(disassemble(nvcc, nvdisasm, SIZED, arch)).items()
+    }
     compiler = read_compiler_version(nvcc)
     if options.write:
-        record = {"compiler": compiler, "kernels": measured}
+        record = {"compiler": compiler, "kernels": measured, "instructions": sizes}
         RECORD.write_text(json.dumps(record, indent=2) + "\n")
     record = json.loads(RECORD.read_text())
     # If another compiler made the record, only the limit applies.
     recorded = record["kernels"] if record["compiler"] == compiler else {k: {} for k in measured}
     problems = find_problems(measured, recorded)
-    print(*problems, f"{len(measured)} kernels, {len(problems)} problems", sep="\n")
+    if record["compiler"] == compiler:
+        problems += find_larger_kernels(sizes, record["instructions"])
+    print(*problems, f"{len(measured) + len(sizes)} kernels, {len(problems)} problems", sep="\n")
     return 1 if problems else 0
 
 

@@ -114,10 +114,11 @@ prove-stream: setup gtest
 	$(call build,cpp,,stream_drafter_test)
 	NGRAM_NPU_STREAM_EPISODES=1000 $(BUILD)/cpp/tests/cpp/stream_drafter_test
 
-# Tests the device store in random steps: a million requests, and 100,000 steps of two ranks.
+# A device store in a million random steps, compared with a naive model, and in 100,000 steps of two ranks.
 prove-store: install twins
-	NGRAM_NPU_STORE_SEEDS=90 NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k "random_steps or ranks" \
-	  tests/core/store/test_device_store.py tests/twins/test_cuda_twin.py
+	$(call build,cpp,,device_store_test)
+	NGRAM_NPU_DEVICE_STORE_EPISODES=6000 $(BUILD)/cpp/tests/cpp/device_store_test
+	NGRAM_NPU_RANK_STEPS=100000 $(PYTEST) -m slow -k ranks tests/twins/test_cuda_twin.py
 
 prove-mutants: install twins
 	$(PYTEST) -m slow tests/repo/verify

@@ -156,3 +156,22 @@ def test_limit_applies_with_and_without_a_larger_record() -> None:
     record = json.loads(cuda_sass.RECORD.read_text())
     assert len(record["kernels"]) == len(cuda_sass.KERNELS) * len(cuda_sass.ARCHITECTURES)
     assert cuda_sass.find_problems(record["kernels"], record["kernels"]) == []
+
+
+KERNEL = "_ZN9ngram_npu4cuda12_GLOBAL__N__4planENS_6ParamsE"
+
+
+def test_count_instructions_is_per_kernel_and_without_padding() -> None:
+    listing = f'\t.section\t.text.{KERNEL},"ax",@progbits\n{CODE}'
+    padding = "        /*0100*/                   NOP;\n"
+    assert cuda_sass.count_instructions(listing + padding) == {"plan": MEASURED["instructions"]}
+    assert cuda_sass.count_instructions(CODE) == {}
+
+
+def test_kernel_of_more_instructions_fails() -> None:
+    recorded = {"plan, sm_80": 100}
+    assert cuda_sass.find_larger_kernels({"plan, sm_80": 110}, recorded) == []
+    messages = ["plan, sm_80: 111 instructions, recorded 100"]
+    assert cuda_sass.find_larger_kernels({"plan, sm_80": 111}, recorded) == messages
+    problems = cuda_sass.find_larger_kernels({"other, sm_80": 1}, recorded)
+    assert problems == ["plan, sm_80: recorded but not built", "other, sm_80: not recorded"]

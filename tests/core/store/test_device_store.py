@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
@@ -29,8 +28,6 @@ from ops import reference
 from ops.reference.device_store import key_of
 
 NAMES = ("slots", "text", "blocks", "table", "allocator")
-SEEDS = range(3, 3 + int(os.environ.get("NGRAM_NPU_STORE_SEEDS", "4")))
-"""For each seed, about 11,000 requests take part in a step. `make prove` uses more seeds."""
 TINY_RINGS = [(2, 1), (3, 2), (5, 64), (16, 4096)]
 """Blocks and columns of the table. With one column, all n-grams of a length collide."""
 
@@ -127,7 +124,7 @@ def test_random_steps_across_the_last_block_number_match_reference(size: tuple[i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", TINY_RINGS)
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [3, 4, 5, 6])
 def test_many_random_steps_match_reference(seed: int, size: tuple[int, int]) -> None:
     run_random_steps(seed, size, 800, first=1 if seed % 2 else 2**23 - 200)
 

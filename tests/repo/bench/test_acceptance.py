@@ -13,6 +13,7 @@ from ngram_npu_cli.replay import ReplayOptions, replay
 from tools.bench.__main__ import main
 from tools.bench.ops import draft_length
 from tools.bench.ops.acceptance import LIMITS
+from tools.bench.ops.acceptance_padded import DEVICE_STORE
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
 
@@ -79,6 +80,8 @@ def test_padded_acceptance_equals_replay_of_padded_drafts(data: Path) -> None:
             assert figures.tokens_per_step is not None
             expected = round(figures.tokens_per_step, 4)
             assert result["k5"][lookup] == expected
+        # All conversations have the same phrases.
+        assert result["k5"][DEVICE_STORE] > result["k5"]["1-16"]
 
 
 def test_policy_always_0_is_as_fast_as_no_drafts(

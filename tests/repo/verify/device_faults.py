@@ -107,6 +107,17 @@ limit is read before all threads have counted
 - static_cast<int32_t>(num_reserved));
 -   __syncthreads();
 + static_cast<int32_t>(num_reserved));
+n-gram is looked up in the launch that inserts n-grams
+-   if (thread == 0) finish_append(p, append, i);
+-   __syncthreads();
++   if (thread == 0) finish_append(p, append, i);
++   __syncthreads();
++   const int32_t* const entry = find_entry(p, append, row, seed, append.count, 0);
++   if (thread == 0 && entry != nullptr && *entry < 0) p.slots[slot_of(p, i)][kSlotLength] = 0;
+block is read in the launch that writes blocks
+-   const DeviceStoreAppend append = planned;
++   DeviceStoreAppend append = planned;
++   if (append.block > 0) append.fill = begin_append(p, i).fill;
 
 @ csrc/core/device_store.h fast device_store_append_
 scope is not in the key

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ngram_npu.engines.vllm.v2 import add_requests
 from ngram_npu_cli.logs.tokenizers import load_tokenizer
 
 from tools.bench.data import find_data
@@ -23,8 +24,15 @@ K = (5, 8)
 BATCH = 32
 BASELINE = "ngram"
 STORE = "auto, store"
-LOOKUPS = (BASELINE, "1-16", "ladder", STORE)
-"""Values of the option ``lookup``, optionally followed by ", store" for a run with a store."""
+OWN_ROW = "1-16"
+DEVICE_STORE = "1-16, device store"
+LOOKUPS = (BASELINE, OWN_ROW, "ladder", STORE, DEVICE_STORE)
+"""Values of the option ``lookup``, optionally followed by ", store" or ", device store"."""
+STORE_TOKENS = 2**20
+"""Capacity of the device store; that of the host's store is the default."""
+SAMPLING_PARAMS = SimpleNamespace(
+    stop_token_ids=None, eos_token_id=None, repetition_detection=None, extra_args=None
+)
 LAG = 1
 """Number of steps until text is in the store: the engine has two batches in flight."""
 
@@ -53,18 +61,8 @@ class V2Runner:
                 continue
             # The row has a new request. The next turn of a conversation is also a new request.
             self._states.remove_request(str(row))
-            prompt = token_ids[row, : num_tokens[row]]
-            self._states.add_request(
-                req_id=str(row),
-                prompt_len=len(prompt),
-                all_token_ids=prompt,
-                num_computed_tokens=0,
-                max_tokens=token_ids.shape[1],
-            )
-        num_sampled = (sampled >= 0).sum(axis=1, dtype=np.int32)
-        for row, tokens, count in zip(rows, sampled, num_sampled, strict=True):
-            token_ids[row, num_tokens[row] : num_tokens[row] + count] = tokens[:count]
-        num_tokens[rows] += num_sampled
+            self._add_request(row, token_ids[row, : num_tokens[row]], token_ids.shape[1])
+        num_sampled = append_tokens(token_ids, num_tokens, rows, sampled)
         self._lengths |= dict(zip(map(int, rows), num_tokens[rows].tolist(), strict=True))
         batch = SimpleNamespace(
             req_ids=[str(row) for row in rows],
@@ -79,6 +77,17 @@ class V2Runner:
             draft_token_ids=drafts.numpy(), num_draft_tokens=np.full(len(rows), self._k)
         )
 
+    def _add_request(self, row: int, prompt: Any, max_tokens: int) -> None:
+        """Adds a request with the scheduler's data. Without them, no other request would share its
+        text."""
+        name = str(row)
+        request = SimpleNamespace(req_id=name, lora_request=None, sampling_params=SAMPLING_PARAMS)
+        add_requests(
+            lambda *_: self._states.add_request(name, len(prompt), prompt, 0, max_tokens),
+            SimpleNamespace(speculator=self._speculator),
+            SimpleNamespace(scheduled_new_reqs=[request]),
+        )
+
     def _make_speculator(self, token_ids: Any, num_tokens: Any) -> StoreSpeculator:
         rows, capacity = token_ids.shape
         self._states = SimpleNamespace(
@@ -90,7 +99,9 @@ class V2Runner:
             remove_request=lambda req_id: None,
         )
         lookup, _, store = self._lookup.partition(", ")
-        section = {"lookup": lookup, **({"store": "live"} if store else {})}
+        section: dict[str, Any] = {"lookup": lookup, **({"store": "live"} if store else {})}
+        if store == "device store":
+            section |= {"draft_on": "device", "store_tokens": STORE_TOKENS}
         config = SimpleNamespace(
             speculative_config=SimpleNamespace(
                 method="ngram_gpu",
@@ -105,6 +116,15 @@ class V2Runner:
             parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=0),
         )
         return StoreSpeculator(config, torch.device("cpu"), self._states)
+
+
+def append_tokens(token_ids: Any, num_tokens: Any, rows: Any, sampled: Any) -> Any:
+    """Writes the sampled tokens, padded with -1, to the rows. Returns their numbers."""
+    num_sampled = (sampled >= 0).sum(axis=1, dtype=np.int32)
+    for row, new, number in zip(rows, sampled, num_sampled, strict=True):
+        token_ids[row, num_tokens[row] : num_tokens[row] + number] = new[:number]
+    num_tokens[rows] += num_sampled
+    return num_sampled
 
 
 def _add_request(
@@ -123,8 +143,10 @@ class AcceptancePadded(Op):
         BASELINE: "n-grams of 2 to 5 tokens, the latest match, as in vLLM's V2 speculator with "
         "prompt_lookup_min=2, prompt_lookup_max=5",
         STORE: f"lookup=auto, store=live, one store per set, {BATCH} requests at a time; text "
-        f"enters the store {LAG} step late; text that has not entered the store when its "
-        "request ends is dropped",
+        f"enters the store {LAG} step late; text that has not entered it when its request ends is "
+        "dropped",
+        DEVICE_STORE: "lookup=1-16, store=live, draft_on=device, one store per set of "
+        f"{STORE_TOKENS} tokens, {BATCH} requests at a time; the newest step's text is held back",
         "target": "recorded completions replace the target model; a conversation is one row",
     }
 
@@ -145,5 +167,8 @@ class AcceptancePadded(Op):
             summary[key] = {lookup: round(mean, 4) for lookup, mean in means.items()}
             ratios = {lookup: round(m / means[BASELINE], 4) for lookup, m in means.items()}
             summary[key]["ratio"] = ratios
-            summary[key]["store over 1-16"] = round(means[STORE] / means["1-16"], 4)
+            summary[key]["store over 1-16"] = round(means[STORE] / means[OWN_ROW], 4)
+            for name, other in (("1-16", OWN_ROW), ("store", STORE)):
+                ratio = round(means[DEVICE_STORE] / means[other], 4)
+                summary[key][f"device store over {name}"] = ratio
         yield summary

@@ -85,8 +85,8 @@ class Options:
     """Whether there is a store, ``"live"``, in the memory of the device that runs the model. One in
     host memory belongs to ``ngram``."""
     store_tokens: int | None = None
-    """Capacity of the store in tokens; None: 16 million, 1 million with ``device_store``, or more if
-    the slots need more."""
+    """Capacity of the store in tokens; None: 16 million, on a device 1 million, or more if the
+    slots need more."""
     store_seed: str = ""
     """Path of the file with the initial contents of the store; empty: none."""
     store_file: str = ""

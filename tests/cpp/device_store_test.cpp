@@ -1,0 +1,43 @@
+// The device store between guard pages: random steps equal those of a naive model.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "device_store_episode.h"
+
+namespace ngram_npu::test {
+namespace {
+
+uint64_t get_num_episodes() {
+  const char* more = std::getenv("NGRAM_NPU_DEVICE_STORE_EPISODES");  // `make prove`
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr uint64_t kEpisodes = 40;
+#else
+  constexpr uint64_t kEpisodes = 200;
+#endif
+  return more != nullptr ? std::strtoull(more, nullptr, 10) : kEpisodes;
+}
+
+EventCounts run_episodes(bool corrupt) {
+  EventCounts event_counts;
+  for (uint64_t seed = 1; seed <= get_num_episodes(); ++seed) {
+    RandomChoices choices(seed, 200);
+    DeviceStoreEpisode episode(choices, kFlushes[seed % 2], corrupt);
+    const char* error = episode.run();
+    EXPECT_EQ(error, nullptr) << "seed " << seed << ": " << error;
+    event_counts += episode.event_counts();
+  }
+  return event_counts;
+}
+
+TEST(DeviceStoreTest, RandomStepsEqualThoseOfANaiveModel) {
+  for (const auto& [name, count] : run_episodes(false)) {
+    EXPECT_GT(count, 0) << name;
+    RecordProperty(std::string(name), std::to_string(count));
+  }
+}
+
+TEST(DeviceStoreTest, CorruptMemoryCausesNoOutOfBoundsAccess) { run_episodes(true); }
+
+}  // namespace
+}  // namespace ngram_npu::test
