@@ -133,7 +133,7 @@ class EnqueueCall(Job):
 
 
 class ProposeCall(EnqueueCall):
-    """The call that vLLM's V2 runner makes in a step, with the gathers of the sampled tokens."""
+    """The call that vLLM's V2 runner makes in a step, with the gather of the sampled tokens."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
@@ -147,6 +147,7 @@ class ProposeCall(EnqueueCall):
             "store": "live",
         }
         config.additional_config = {"ngram_npu": section}
+        self._num_sampled = self._sampled[:, :, 0].contiguous()
         self._lengths = torch.zeros(rows, dtype=torch.int32)
         state = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=torch.from_numpy(workload.token_ids)),
@@ -170,7 +171,7 @@ class ProposeCall(EnqueueCall):
         self._run_job()
         self._is_pending = True
         self._lengths.copy_(torch.from_numpy(self._workload.lengths[step + 1]))
-        return self._batch, None, None, None, None, self._sampled[step, :, 0], None, None
+        return self._batch, None, None, None, None, self._num_sampled[step], None, None
 
 
 class DeviceStep(Job):
