@@ -65,7 +65,7 @@ def test_build_finds_cann_in_each_layout_and_prefers_the_newest(
 ) -> None:
     for folder in reversed(FOLDERS):
         file = make_cann(tmp_path / "cann", folder)
-        expected = f"The NPU backend is built for Ascend910B3, by {file}, for {tmp_path}/torch_npu"
+        expected = f"The NPU backend is built for Ascend910B3 and {tmp_path}/torch_npu, with {file}"
         for backend in ("ON", "AUTO"):
             assert run_cmake(backend, **variables).removeprefix("-- ") == expected
 
@@ -124,7 +124,9 @@ def test_chip_without_kernels_fails_the_build(
     for chip in chips:
         output = run_cmake("ON", **{**variables, "SOC_VERSION": chip})
         assert output.startswith("FAILS ") != has_kernels
-        message = f"built for {chip}," if has_kernels else f"SOC_VERSION={chip}: expected a 910B"
+        message = (
+            f"built for {chip} and " if has_kernels else f"SOC_VERSION={chip}: expected a 910B"
+        )
         assert message in output
 
 

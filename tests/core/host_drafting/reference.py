@@ -48,7 +48,7 @@ class Reference:
             return
         if request.text_end is not None:
             self._store_text(request, row, request.text_end)
-        Store(self.store.tensor).close(row)  # type: ignore[arg-type]
+        Store(self.store.tensor).close_slot(row)  # type: ignore[arg-type]
 
     def step(self, rows: list[int], sampled: list[list[int]]) -> list[Any]:
         for row, tokens in zip(rows, sampled, strict=True):
@@ -98,9 +98,9 @@ class Reference:
         store = Store(self.store.tensor)  # type: ignore[arg-type]
         text = [token & MASK32 for token in request.text[:length]]
         if not store.slot_matches(row, text, request.scope):
-            store.close(row)
+            store.close_slot(row)
             store.set_slot(row, 0, request.num_stored)
-        store.write(row, text[request.num_stored :], request.scope)
+        store.append_to_slot(row, text[request.num_stored :], request.scope)
         request.num_stored = length
 
     def has_same_text_as(self, store: NgramStore) -> bool:
