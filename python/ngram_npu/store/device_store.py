@@ -405,21 +405,19 @@ class DeviceStore:
     def add_text(self, text: Int32Array, scope: int) -> None:
         """Adds a text in slices of at most half of the ring, the most that a call accepts."""
         max_slice = len(self.blocks) // 2 * BLOCK_TOKENS
+        device = self.text.device
         with self._between_steps():
-            slot = torch.tensor([self.num_slots], dtype=torch.int32)
-            values = torch.tensor([scope]), slot
-            scopes, slots = (value.to(self.text.device) for value in values)
-            row = torch.from_numpy(text)[None].to(self.text.device)
+            scopes = torch.tensor([scope], dtype=torch.int64, device=device)
+            slots = torch.tensor([self.num_slots], dtype=torch.int32, device=device)
+            row = torch.from_numpy(text)[None].to(device)
             self.begin_request(self.num_slots)
             for begin in range(0, len(text), max_slice):
                 end = min(begin + max_slice, len(text))
-                lengths = torch.tensor([[end], [end - begin]], dtype=torch.int32)
-                num_tokens, num_new = lengths.to(self.text.device)
                 self._reserve_numbers(1, end - begin)
                 self.append(
                     row,
-                    num_tokens,
-                    num_new,
+                    torch.tensor([end], dtype=torch.int32, device=device),
+                    torch.tensor([end - begin], dtype=torch.int32, device=device),
                     slot_indices=slots,
                     scopes=scopes,
                     max_new=max_slice,
