@@ -215,7 +215,7 @@ class SharedStore:
         loaded = f", {tokens} of them from {self.loaded}" if tokens else ""
         logger.info(
             f"ngram_npu: store={store.visibility} is on: {requests} draft from each other's text "
-            f"({store.token_capacity} tokens in {store.nbytes >> 20} MB{loaded}){refused}"
+            f"({store.token_capacity} tokens in {store.nbytes / 1e6:.0f} MB{loaded}){refused}"
         )
 
     def check_not_skipped(self) -> None:
