@@ -18,11 +18,19 @@ class DeviceStoreDrafts:
     Args:
         token_ids, num_tokens: [R, S] and [R] int32, the runner's rows on the device.
         max_new: Maximum number of tokens that a step samples for a request.
+
+    Raises:
+        ValueError: The store has fewer slots than there are rows.
     """
 
     def __init__(
         self, store: DeviceStore, token_ids: torch.Tensor, num_tokens: torch.Tensor, max_new: int
     ) -> None:
+        if len(token_ids) > store.num_slots:
+            raise ValueError(
+                f"ngram_npu: store: expected at most {store.num_slots} rows, max_num_seqs, got "
+                f"{len(token_ids)}"
+            )
         self.store = store
         self._rows = token_ids, num_tokens
         self._max_new = max_new

@@ -306,3 +306,8 @@ def test_capacity_defaults_to_a_million_tokens() -> None:
     assert V2(**options).store.token_capacity == DEVICE_STORE_TOKENS == 2**20
     with pytest.raises(ValueError, match="store_tokens: expected at least"):
         V2(**{**ON_DEVICE, "store_tokens": 1024})
+
+
+def test_store_with_fewer_slots_than_rows_is_rejected() -> None:
+    with pytest.raises(ValueError, match=f"store: expected at most {ROWS - 1} rows"):
+        V2(**ON_DEVICE, rows=ROWS - 1)
