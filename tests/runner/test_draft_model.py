@@ -65,7 +65,8 @@ def test_sampled_text_with_draft_model_equals_text_without_speculation(
     ("quality", "window", "max_ratio"),
     [
         ("good", 64, 1.05),  # n-grams do not help: about as many steps as with only the draft model
-        ("good", 3, 0.95),  # the draft model does not read early text, so n-grams save steps
+        # The draft model does not read early text, so n-grams save steps.
+        pytest.param("good", 3, 0.95, marks=pytest.mark.slow),
         ("bad", 64, 1.25),  # each request needs some steps to measure that the model is useless
     ],
 )

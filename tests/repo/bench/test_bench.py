@@ -18,6 +18,8 @@ from tools.bench.ops import OPS
 from tools.bench.ops.index import IndexStepImplementation
 from tools.bench.options import BenchError, Options, Size
 
+SLOW_OPS = {"host-latency"}
+"""Ops that start several processes."""
 OPS_TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
     "draft-length",
@@ -36,7 +38,13 @@ def run_op(file: Path, op: str, *arguments: str) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("op", sorted(OPS.keys() - OPS_TESTED_ELSEWHERE))
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(op, marks=[pytest.mark.slow] if op in SLOW_OPS else [])
+        for op in sorted(OPS.keys() - OPS_TESTED_ELSEWHERE)
+    ],
+)
 def test_op_writes_results_and_variants_of_ours_draft_the_same(op: str, tmp_path: Path) -> None:
     document = run_op(tmp_path / "out.json", op, "--sizes", "4x256", "--data-kind", "random")
     assert document["results"]
