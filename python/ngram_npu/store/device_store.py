@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, Protocol
@@ -37,6 +38,7 @@ from ngram_npu.store.device_store_layout import (
 from ngram_npu.store.identifiers import Scope, scope_of
 from ngram_npu.store.store import (
     MAX_SAVE_ATTEMPTS,
+    ClearedDuringSaveError,
     NgramStore,
     Visibility,
     check_same_tokenizer,
@@ -45,6 +47,7 @@ from ngram_npu.store.store import (
 from ngram_npu.tensors import Int32Array
 
 _COLUMNS_PER_TOKEN = 2
+_TIMEOUT_S = 10.0
 
 
 class Streams(Protocol):
@@ -56,9 +59,16 @@ class Streams(Protocol):
     def use_step_stream(self) -> AbstractContextManager[Any]:
         """Returns a context in which any thread launches in the stream of the steps."""
 
-    def read(self, snapshot: tuple[Tensor, ...]) -> list[Int32Array]:
-        """Returns copies of the tensors as they are at this point of the stream of the steps, and
-        zeroes the tensors. Only the calling thread waits, not the stream."""
+    def mark(self) -> Any:
+        """Returns a mark of this point of the stream of the steps."""
+
+    def read(self, snapshot: tuple[Tensor, ...], mark: Any) -> list[Int32Array]:
+        """Returns copies of the tensors as they are at the mark, and zeroes the tensors. Only the
+        calling thread waits, not the stream.
+
+        Raises:
+            RuntimeError: the device did not reach the mark within ten seconds.
+        """
 
 
 class CpuStreams:
@@ -70,7 +80,10 @@ class CpuStreams:
     def use_step_stream(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def read(self, snapshot: tuple[Tensor, ...]) -> list[Int32Array]:
+    def mark(self) -> None:
+        pass
+
+    def read(self, snapshot: tuple[Tensor, ...], mark: None) -> list[Int32Array]:
         arrays = [tensor.numpy().copy() for tensor in snapshot]
         for tensor in snapshot:
             tensor.zero_()
@@ -81,7 +94,8 @@ class CudaStreams:
     """The stream of the steps, and a second one that copies to the host.
 
     Args:
-        snapshot: tensors of the shapes that :meth:`read` gets. Pinned memory is allocated for them.
+        snapshot: tensors of the shapes that :meth:`read` gets, or the first of them. Pinned memory
+            is allocated for each.
     """
 
     def __init__(self, device: torch.device, snapshot: tuple[Tensor, ...]) -> None:
@@ -97,15 +111,27 @@ class CudaStreams:
         context: AbstractContextManager[Any] = torch.cuda.stream(self._steps)
         return context
 
-    def read(self, snapshot: tuple[Tensor, ...]) -> list[Int32Array]:
-        self._copies.wait_event(self._steps.record_event())
+    def mark(self) -> Any:
+        return self._steps.record_event()
+
+    def read(self, snapshot: tuple[Tensor, ...], mark: Any) -> list[Int32Array]:
+        hosts = self._host[: len(snapshot)]
+        self._copies.wait_event(mark)
         with torch.cuda.stream(self._copies):
-            for host, tensor in zip(self._host, snapshot, strict=True):
+            for host, tensor in zip(hosts, snapshot, strict=True):
                 host.copy_(tensor, non_blocking=True)
                 tensor.zero_()
-        self._copies.synchronize()
-        arrays = [host.numpy().copy() for host in self._host]
-        for host in self._host:
+        copied = self._copies.record_event()
+        # A stream that hangs, because another rank has ended, must not hang the engine's end.
+        deadline = time.monotonic() + _TIMEOUT_S
+        while not copied.query():
+            if time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"DeviceStore: the device did not finish its steps within {_TIMEOUT_S:g} s"
+                )
+            time.sleep(0.001)
+        arrays = [host.numpy().copy() for host in hosts]
+        for host in hosts:
             host.zero_()
         return arrays
 
@@ -133,9 +159,10 @@ class DeviceStore:
     ``propose`` may be captured in a graph: they launch kernels and read nothing on the host.
     Ranks that make the same calls have equal stores.
 
-    Other threads may call the methods that read or change the text between two steps. They launch
-    in the stream of the newest step. While a graph with ``append`` is replayed, no other thread may
-    call them.
+    Other threads may call the methods that read the text, such as :meth:`save`; these launch in the
+    stream of the newest step. No thread may call them while a graph with ``append`` is captured or
+    replayed. Methods that change the text belong to the thread of the steps, before a step's
+    :meth:`begin_step` or after its ``append``.
 
     Args:
         num_slots: maximum number of concurrently writing requests.
@@ -185,7 +212,7 @@ class DeviceStore:
         self.table = zeros(len(SIZES), num_columns)
         self.allocator = zeros(2)
         self._workspace = zeros(workspace_size("device_store_append_", max_batch))
-        self._snapshot = torch.zeros_like(self.text), torch.zeros_like(self.blocks)
+        self._snapshot = torch.zeros_like(self.blocks), torch.zeros_like(self.text)
         self._max_number = 1
         """Upper bound of the next block number."""
         self._num_changes = self._num_clears = 0
@@ -204,9 +231,9 @@ class DeviceStore:
 
     @property
     def file_capacity(self) -> int:
-        """Capacity of the store in a file of :meth:`save`, in tokens. Its blocks also contain the
-        newest tokens of their predecessors."""
-        return self.token_capacity + self.token_capacity // 8
+        """Capacity of the store in a file of :meth:`save`, in tokens. Its blocks repeat 16 tokens
+        of their predecessors, so a text of 497 to 512 tokens needs three of them instead of two."""
+        return self.token_capacity * 3 // 2
 
     @property
     def nbytes(self) -> int:
@@ -222,7 +249,7 @@ class DeviceStore:
     @property
     def statistics(self) -> DeviceStoreStatistics:
         """The contents after the newest step, for which the call waits."""
-        _, blocks = self._copy_to_host()
+        (blocks,) = self._copy_to_host(heads_only=True)
         return DeviceStoreStatistics(
             num_slots=self.num_slots,
             num_blocks=len(blocks),
@@ -234,7 +261,7 @@ class DeviceStore:
     @property
     def scopes(self) -> dict[Scope, int]:
         """Number of tokens in the store by scope, after the newest step."""
-        _, blocks = self._copy_to_host()
+        (blocks,) = self._copy_to_host(heads_only=True)
         blocks = blocks[blocks[:, NUMBER] != 0]
         scopes, scope_of_block = np.unique(read_scopes(blocks), return_inverse=True)
         sums = np.bincount(scope_of_block, weights=blocks[:, FILL])
@@ -243,7 +270,8 @@ class DeviceStore:
     def texts(self) -> list[tuple[int, Int32Array]]:
         """Returns scope and tokens of each request's text, as far as its blocks are still in the
         store, after the newest step."""
-        return read_texts(*self._copy_to_host())
+        blocks, text = self._copy_to_host()
+        return read_texts(text, blocks)
 
     def begin_step(self, num_requests: int, max_new: int) -> None:
         """Renumbers the blocks if the step could exhaust the block numbers.
@@ -262,8 +290,10 @@ class DeviceStore:
 
     def begin_request(self, slot: int) -> None:
         """Announces that another request uses a slot, before its first step. The call is optional:
-        without it the slot recognizes most new requests by their text."""
-        self.slots[slot].zero_()
+        without it the slot recognizes most new requests by their text. It launches in the current
+        stream, which is that of the steps."""
+        with self._mutex:
+            self.slots[slot].zero_()
 
     def append(
         self, token_ids: Tensor, num_tokens: Tensor, num_sampled: Tensor, **arguments: Any
@@ -318,8 +348,8 @@ class DeviceStore:
             ValueError: a text is not a vector of token ids from 0 to 2**31 - 1.
         """
         scope_number = scope_of(scope)
-        for text in texts:
-            self.add_text(check_token_ids(text, "DeviceStore"), scope_number)
+        for text in [check_token_ids(text, "DeviceStore") for text in texts]:
+            self.add_text(text, scope_number)
 
     def merge(self, other: NgramStore) -> None:
         """Adds the text of a store in host memory, each request's text in its scope, in the order
@@ -338,12 +368,14 @@ class DeviceStore:
         memory.
 
         It launches kernels in the stream of the steps. If :meth:`save` is copying the text, it
-        waits for the copy. Requests that are writing continue with the text that follows.
+        waits for the copy. Requests that are writing continue with the tokens of their next step;
+        those that are held back are dropped.
         """
         with self._snapshot_mutex, self._between_steps():
             self._num_clears += 1
+            self.slots.zero_()
             if scope is None:
-                for tensor in (self.slots, self.text, self.blocks, self.table, self.allocator):
+                for tensor in (self.text, self.blocks, self.table, self.allocator):
                     tensor.zero_()
                 self._max_number = 1
                 return
@@ -370,10 +402,13 @@ class DeviceStore:
             copy.seed = self.seed
             for scope, text in self.texts():
                 copy.add_text(text, scope)
-            with copy.write_new_file(path) as replace, self._mutex:
-                if num_clears == self._num_clears:
+            with suppress(ClearedDuringSaveError):
+                # This mutex prevents a clear. Steps do not take it, since a rename may be slow.
+                with copy.write_new_file(path) as replace, self._snapshot_mutex:
+                    if num_clears != self._num_clears:
+                        raise ClearedDuringSaveError
                     replace()
-                    return
+                return
         raise RuntimeError(
             f"DeviceStore: save: text was cleared during each of {MAX_SAVE_ATTEMPTS} attempts"
         )
@@ -385,7 +420,9 @@ class DeviceStore:
             IntegrityError: the message names the violated rule, and the slot, block or entry.
         """
         names = ("slots", "text", "blocks", "table", "allocator")
-        check_contents({name: getattr(self, name).cpu().numpy().astype(np.int64) for name in names})
+        with self._between_steps():
+            arrays = {name: getattr(self, name).cpu().numpy() for name in names}
+        check_contents({name: array.astype(np.int64) for name, array in arrays.items()})
 
     @contextmanager
     def _between_steps(self) -> Iterator[None]:
@@ -393,14 +430,17 @@ class DeviceStore:
         with self._mutex, self._streams.use_step_stream():
             yield
 
-    def _copy_to_host(self) -> list[Int32Array]:
-        """Returns text and blocks after the newest step. Later steps overwrite blocks while the
-        copy to the host is running, so it reads a copy on the device."""
+    def _copy_to_host(self, *, heads_only: bool = False) -> list[Int32Array]:
+        """Returns blocks and text after the newest step; with ``heads_only`` the blocks alone.
+        Later steps overwrite blocks while the copy to the host is running, so it reads a copy on
+        the device."""
+        snapshot = self._snapshot[:1] if heads_only else self._snapshot
         with self._snapshot_mutex:
             with self._between_steps():
-                for copy, tensor in zip(self._snapshot, (self.text, self.blocks), strict=True):
+                for copy, tensor in zip(snapshot, (self.blocks, self.text), strict=False):
                     copy.copy_(tensor)
-            return self._streams.read(self._snapshot)
+                mark = self._streams.mark()
+            return self._streams.read(snapshot, mark)
 
     def add_text(self, text: Int32Array, scope: int) -> None:
         """Adds a text in slices of at most half of the ring, the most that a call accepts."""

@@ -97,7 +97,7 @@ class StoreStatistics:
         return self.drafts / max(1, self.lookups)
 
 
-class _ClearedDuringSaveError(Exception):
+class ClearedDuringSaveError(Exception):
     """Text that was already copied to the file has been cleared."""
 
 
@@ -228,8 +228,8 @@ class NgramStore:
             RuntimeError: another call has been using the store for ten seconds.
         """
         scope_number = scope_of(scope)
-        for text in texts:
-            self.add_text(check_token_ids(text, "NgramStore"), scope_number)
+        for text in [check_token_ids(text, "NgramStore") for text in texts]:
+            self.add_text(text, scope_number)
 
     def merge(self, other: NgramStore, *, new_only: bool = False) -> None:
         """Adds the text of another store, each request's text in its scope.
@@ -283,7 +283,7 @@ class NgramStore:
         """
         for _ in range(MAX_SAVE_ATTEMPTS):
             epoch = self._epoch
-            with suppress(_ClearedDuringSaveError):
+            with suppress(ClearedDuringSaveError):
                 # The mutex prevents a clear between the check and the replacement.
                 with self.write_new_file(path) as replace, self._mutex:
                     self._check_epoch(epoch)
@@ -321,7 +321,7 @@ class NgramStore:
 
     def _check_epoch(self, epoch: int) -> None:
         if self._epoch != epoch:
-            raise _ClearedDuringSaveError
+            raise ClearedDuringSaveError
 
     def _pieces(self, epoch: int) -> Iterator[memoryview]:
         """Yields the contents for a file. All pieces use the same buffer, because allocating memory

@@ -47,6 +47,7 @@ def clear_model(model: dict[str, Any], scope: int) -> None:
     for text, head in zip(model["text"], model["blocks"], strict=True):
         if head[4] == halves[0] and head[5] == halves[1]:
             text[:] = head[:] = 0
+    model["slots"][:] = 0
 
 
 def renumber_model(model: dict[str, Any]) -> None:
@@ -233,13 +234,21 @@ def test_clear_leaves_no_token_of_the_scope() -> None:
 def test_renumbering_happens_before_the_numbers_are_used_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two stores in the same steps renumber in the same step, whatever their blocks contain."""
+    """Two stores with different requests renumber in the same step."""
     monkeypatch.setattr(device_store, "END_OF_NUMBERS", 200)
-    stores = new_store(8, 64), new_store(8, 64)
-    for _ in range(500):
-        for store in stores:
-            store.begin_step(6, MAX_NEW)
-        assert stores[0]._max_number == stores[1]._max_number <= 200
+    stores, workloads = (new_store(8, 64), new_store(8, 64)), (Requests(1), Requests(2))
+    num_renumberings = 0
+    for _ in range(300):
+        bound = stores[0]._max_number
+        for store, requests in zip(stores, workloads, strict=True):
+            step = requests.next_step()
+            rows = requests.token_ids, requests.num_tokens, step.num_sampled
+            store.begin_step(len(requests.rows), MAX_NEW)
+            store.append(*rows, row_indices=step.rows, slot_indices=step.rows, max_new=MAX_NEW)
+            assert store.allocator[0] <= store._max_number <= 200
+        assert stores[0]._max_number == stores[1]._max_number
+        num_renumberings += stores[0]._max_number < bound
+    assert num_renumberings > 2
 
 
 def test_memory_of_a_million_tokens_is_known() -> None:

@@ -4,8 +4,9 @@ while the store is being saved."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,8 +73,10 @@ def test_warmed_text_does_not_continue_the_text_before() -> None:
 
 @pytest.mark.parametrize("text", [[[1]], [1.5], [-1], [2**31]])
 def test_text_that_is_no_vector_of_token_ids_is_rejected(text: Any) -> None:
+    store = make_store()
     with pytest.raises(ValueError, match="DeviceStore: warm: expected"):
-        make_store().warm([text])
+        store.warm([[1, 2], text])
+    assert read_store(store) == []
 
 
 def test_saved_file_has_the_text_of_a_host_store(tmp_path: Path) -> None:
@@ -91,9 +94,12 @@ def test_saved_file_has_the_text_of_a_host_store(tmp_path: Path) -> None:
     assert read_store(merged) == EXPECTED
 
 
-def test_full_store_is_saved_completely(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [1, 497, 512, 768, 4096])
+def test_full_store_is_saved_completely(tmp_path: Path, length: int) -> None:
+    """Texts of 497 tokens need two blocks on the device and three in the file."""
     store = make_store(64 * 256)
-    store.warm(np.arange(80 * 256).reshape(5, -1).astype(np.int32))
+    num_texts = 80 * 256 // max(length, 256)
+    store.warm(np.arange(num_texts * length).reshape(num_texts, length).astype(np.int32))
     store.save(tmp_path / "store")
     assert read_store(NgramStore.load(tmp_path / "store")) == read_store(store)
 
@@ -113,9 +119,9 @@ class LateStreams(CpuStreams):
     def __init__(self, change: Callable[[], object]) -> None:
         self.change = change
 
-    def read(self, snapshot: tuple[torch.Tensor, ...]) -> list[Any]:
+    def read(self, snapshot: tuple[torch.Tensor, ...], mark: None) -> list[Any]:
         self.change()
-        return super().read(snapshot)
+        return super().read(snapshot, mark)
 
 
 def test_save_during_overwriting_steps_writes_one_state(tmp_path: Path) -> None:
@@ -172,6 +178,7 @@ def test_save_that_is_always_interrupted_raises_and_keeps_the_file(
     with pytest.raises(RuntimeError, match="cleared during each of 10 attempts"):
         store.save(tmp_path / "store")
     assert (tmp_path / "store").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["store"], "no cleared text is left"
 
 
 def test_revision_changes_with_steps_text_and_clears() -> None:
@@ -226,9 +233,10 @@ class FakeCuda:
         self.steps = SimpleNamespace(record_event=object, context=nullcontext)
         self.copies = SimpleNamespace(
             wait_event=lambda event: setattr(self, "has_waited", True),
-            synchronize=self._run_copies,
+            record_event=lambda: SimpleNamespace(query=self._run_copies),
             context=lambda: _DeferOperators(self.tasks),
         )
+        self.hangs = False
 
     def current_stream(self, device: Any) -> Any:
         return self.steps
@@ -239,10 +247,11 @@ class FakeCuda:
     def stream(self, stream: Any) -> Any:
         return stream.context()
 
-    def _run_copies(self) -> None:
+    def _run_copies(self) -> bool:
         assert self.has_waited, "the copies may run before the steps"
-        while self.tasks:
+        while self.tasks and not self.hangs:
             self.tasks.pop(0)()
+        return not self.hangs
 
 
 def test_cuda_copies_follow_the_steps_and_are_complete_when_read(
@@ -264,5 +273,99 @@ def test_cuda_copies_follow_the_steps_and_are_complete_when_read(
         streams.follow_step()
         with streams.use_step_stream():
             snapshot[1][0] += 1
-        assert [array.tolist() for array in streams.read(snapshot)] == [[7] * 4, [8, 7]]
+        arrays = streams.read(snapshot, streams.mark())
+        assert [array.tolist() for array in arrays] == [[7] * 4, [8, 7]]
         assert not any(tensor.any() for tensor in (*snapshot, *streams._host))
+    assert len(streams.read(snapshot[:1], streams.mark())) == 1
+    fake.hangs = True
+    monkeypatch.setattr(device_store, "_TIMEOUT_S", 0.01)
+    with pytest.raises(RuntimeError, match=r"did not finish its steps within 0\.01 s"):
+        streams.read(snapshot, streams.mark())
+
+
+class RecordingStreams(CpuStreams):
+    """Counts the operators that run outside of the stream of the steps."""
+
+    def __init__(self) -> None:
+        self.num_steps = self.num_outside = self._depth = 0
+
+    def follow_step(self) -> None:
+        self.num_steps += 1
+
+    @contextmanager
+    def use_step_stream(self) -> Iterator[None]:
+        self._depth += 1
+        yield
+        self._depth -= 1
+
+    def read(self, snapshot: tuple[torch.Tensor, ...], mark: None) -> list[Any]:
+        with self.use_step_stream():  # in place of the second stream
+            return super().read(snapshot, mark)
+
+    def record(self) -> TorchDispatchMode:
+        streams = self
+
+        class Mode(TorchDispatchMode):
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                streams.num_outside += streams._depth == 0
+                return func(*args, **(kwargs or {}))
+
+        return Mode()
+
+
+def test_changes_and_copies_run_in_the_stream_of_the_steps(tmp_path: Path) -> None:
+    store, requests = make_store(), Requests(6)
+    store._streams = streams = RecordingStreams()
+    run_step(store, requests, requests.next_step())
+    assert streams.num_steps == 1
+    calls: list[Callable[[], object]] = [
+        lambda: fill_store(store),
+        lambda: store.clear("tenant"),
+        store.clear,
+        lambda: store.save(tmp_path / "store"),
+        lambda: store.scopes,
+    ]
+    for call in calls:
+        with streams.record():
+            call()
+    assert streams.num_outside == 0
+
+
+def test_steps_continue_and_clear_waits_while_text_is_copied_to_the_host() -> None:
+    store, requests = make_store(), Requests(7)
+    is_reading, may_read = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_reading.set()
+        assert may_read.wait(30)
+
+    store._streams = LateStreams(wait)
+    reader = threading.Thread(target=store.texts)
+    reader.start()
+    assert is_reading.wait(30)
+    run_step(store, requests, requests.next_step())
+    clearer = threading.Thread(target=store.clear)
+    clearer.start()
+    clearer.join(0.05)
+    assert clearer.is_alive()
+    may_read.set()
+    reader.join(30)
+    clearer.join(30)
+    assert not clearer.is_alive()
+
+
+def test_text_before_a_clear_does_not_return_with_the_next_step() -> None:
+    """The tokens of the newest step, which are held back, are of the cleared text too."""
+    store, row = make_store(), torch.arange(40, dtype=torch.int32)[None]
+    for end, count in ((10, 4), (14, 4)):
+        store.begin_step(1, MAX_NEW)
+        lengths = torch.tensor([[end], [count]], dtype=torch.int32)
+        store.append(row, *lengths, max_new=MAX_NEW)
+    store.clear(Scope(0))
+    for end, count in ((15, 1), (16, 1)):
+        store.begin_step(1, MAX_NEW)
+        lengths = torch.tensor([[end], [count]], dtype=torch.int32)
+        store.append(row, *lengths, max_new=MAX_NEW)
+    assert read_store(store) == [(0, [14])]

@@ -68,12 +68,16 @@ class StoreExtension:
 
         def merge(shared: SharedStore) -> None:
             vocabulary = shared.contents.tokenizer or shared.vocabulary()
-            shared.contents.merge(NgramStore.load(path, tokenizer=vocabulary))
+            # A device store is smaller than most files: only text that it can hold is added.
+            capacity = getattr(shared.contents, "file_capacity", None)
+            store = NgramStore.load(path, tokenizer=vocabulary, token_capacity=capacity)
+            shared.contents.merge(store)
 
         _call_with_store(self, merge)
 
     def ngram_npu_store_statistics(self) -> dict[str, Any]:
-        """Returns ``StoreStatistics`` as a mapping."""
+        """Returns ``StoreStatistics`` as a mapping; of a store on the device
+        ``DeviceStoreStatistics``, which has no counts of lookups and drafts."""
         return _call_with_store(self, lambda shared: vars(shared.contents.statistics).copy())
 
 

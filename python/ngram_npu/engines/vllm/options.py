@@ -43,7 +43,7 @@ STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes
 COST_OPTIONS = ("min_draft_probability", "token_cost", "costs_file")
 MAX_DEVICE_BATCHES = 2
 """A store on the device holds back the text of a request's newest step. With more steps in flight,
-it would store tokens that were sampled after the request ended."""
+it would store the tokens of steps that begin after a request's last one."""
 AUTO_MIN_PROBABILITY = 0.177
 """Default ``min_draft_probability``, for servers where one more token takes 5 % of a step."""
 UNCUT = sys.float_info.min
@@ -151,7 +151,7 @@ class Options:
             return has_store or self.uses_index(device_type)
         try:
             if has_store:
-                raise ValueError("ngram_npu: store: expected lookup='1-16' on the device")
+                raise ValueError("ngram_npu: store: expected none on this device")
             return self.uses_index("the device")
         except ValueError as error:
             raise ValueError(f"{error}; draft_on='host' drafts there") from None
@@ -418,33 +418,40 @@ def _uses_device_store(settings: Mapping[str, Any], method: Method, vllm_config:
     tokens.
 
     Raises:
-        ValueError: ``draft_on='device'`` with an option or a runner that needs the host's store.
+        ValueError: ``draft_on='device'`` or ``lookup='1-16'`` with an option, a device or a runner
+            that needs the host's store.
     """
-    draft_on = settings.get("draft_on", "auto")
-    if settings.get("store") is None or method not in ("v2", "beside") or draft_on == "host":
+    draft_on, lookup = settings.get("draft_on", "auto"), settings.get("lookup", "ngram")
+    if settings.get("store") is None or method not in ("v2", "beside"):
         return False
-    if settings.get("lookup", "ngram") not in ("1-16", "auto"):
-        return False
+    device_type = getattr(getattr(vllm_config, "device_config", None), "device_type", "")
     speculative = vllm_config.speculative_config
     batches = vllm_config.max_concurrent_batches
     reason = ""
-    if settings["store"] != "live":
+    if lookup not in ("1-16", "auto"):
+        reason = f"lookup: expected 'auto' or '1-16', got {lookup!r}"
+    elif draft_on == "host":
+        reason = "draft_on: expected 'auto' or 'device', got 'host'"
+    elif settings["store"] != "live":
         reason = f"store: expected 'live', got {settings['store']!r}"
     elif getattr(speculative, "enable_adaptive_verification", False):
         reason = "store: expected no enable_adaptive_verification, which needs costs"
-    elif names := [name for name in COST_OPTIONS if settings.get(name) is not None]:
+    elif names := [name for name in COST_OPTIONS if settings.get(name) not in (None, "")]:
         reason = f"{names[0]}: expected none, got {settings[names[0]]!r}"
     elif settings.get("engine") == "index":
         reason = "engine: expected no index, got 'index'"
     elif batches > MAX_DEVICE_BATCHES:
         reason = f"store: expected at most {MAX_DEVICE_BATCHES} batches in flight, got {batches}"
-    if draft_on == "device":
-        if reason:
-            raise ValueError(f"ngram_npu: {reason} on the device; draft_on='host' drafts there")
-        return True
-    device_type = getattr(getattr(vllm_config, "device_config", None), "device_type", "")
-    has_kernel = device_type == "cuda" and _library.has_kernel("device_store_append_", "cuda")
-    return has_kernel and not reason
+    elif draft_on == "auto" and device_type != "cuda":
+        reason = f"draft_on: expected 'device', because the default of {device_type} is the host"
+    elif draft_on == "auto" and not _library.has_kernel("device_store_append_", "cuda"):
+        reason = "store: expected a build with CUDA kernels"
+    if reason and (draft_on == "device" or lookup == "1-16"):
+        raise ValueError(
+            f"ngram_npu: {reason} for a store on the device; with lookup='auto' and "
+            "draft_on='host' the store is on the host"
+        )
+    return not reason
 
 
 def _choose_min_probability(settings: Mapping[str, Any], lookup: str) -> float | None:

@@ -31,7 +31,7 @@ from ngram_npu.engines.vllm.options import (
     vocabulary_digest,
 )
 from ngram_npu.engines.vllm.patching import format_error, logger
-from ngram_npu.store import Kind, NgramStore, scope_of
+from ngram_npu.store import BLOCK_TOKENS, Kind, NgramStore, scope_of
 from ngram_npu.store import file as store_file
 from ngram_npu.store.device_store import DeviceStore
 
@@ -125,7 +125,7 @@ class SharedStore:
         """Whether the runner passes on the scopes of requests."""
         self._requires_scope = options.scope == "required"
         self._calls_skipped: int | None = None
-        loaded = self._load_files(options.store_seed)
+        loaded = self._load_files(options.store_seed, device_store)
         if device_store is None:
             self.contents = self._make_empty() if loaded is None else loaded
         else:
@@ -144,7 +144,7 @@ class SharedStore:
         assert not isinstance(self.contents, NgramStore)
         return self.contents
 
-    def _load_files(self, seed: str) -> NgramStore | None:
+    def _load_files(self, seed: str, device_store: DeviceStore | None) -> NgramStore | None:
         """Returns the contents of this engine's own file; None without files. It includes the seed
         with which it began; a new seed is merged, and text that both contain is kept once."""
         own_file = self.path if self.path and os.path.exists(self.path) else ""
@@ -153,6 +153,8 @@ class SharedStore:
         name, store, earlier = "store_file", None, None
         try:
             if own_file:
+                if device_store is not None:
+                    _check_capacity(device_store, own_file)
                 store = self._load(own_file)
             name = "store_seed"
             checksum = store_file.describe(seed).checksum[:32] if seed else ""
@@ -277,6 +279,19 @@ class SharedStore:
             logger.warning("ngram_npu: the store is not saved: %s", format_error(error))
             return False
         return True
+
+
+def _check_capacity(store: DeviceStore, path: str) -> None:
+    """Raises ValueError if the store would lose text of its own file, which it replaces. The file
+    may be that of a store on the host, which is larger."""
+    if store_file.describe(path).sizes.num_blocks * BLOCK_TOKENS <= store.file_capacity:
+        return
+    num_tokens = NgramStore.load(path).statistics.tokens_held
+    if num_tokens > store.token_capacity:
+        raise ValueError(
+            f"expected at most {store.token_capacity} tokens, the capacity of the store on the "
+            f"device, got {num_tokens}: raise store_tokens, or set draft_on='host'"
+        )
 
 
 def scope_of_request(lora_request: Any, sampling_params: Any, cache_salt: str | None) -> int:

@@ -168,13 +168,11 @@ class RowLookup:
             row_indices=rows,
             fill=True,
             draft_costs=self._draft_costs[: len(rows)] if self._computes_costs else None,
-            int64=int64 and self._store_drafts is None,
+            int64=int64,
         )
-        if self._store_drafts is None or scopes is None:
-            return from_rows
-        self._store_drafts.replace(rows, num_sampled, scopes, from_rows)
-        drafts, counts, match_len = from_rows
-        return Drafts(drafts.to(torch.int64) if int64 else drafts, counts, match_len)
+        if self._store_drafts is not None and scopes is not None:
+            self._store_drafts.replace(rows, num_sampled, scopes, from_rows)
+        return from_rows
 
     def _update_host(self, input_batch: Any, num_sampled: torch.Tensor) -> None:
         """Passes the sampled tokens to the index and the store, without a lookup."""

@@ -73,7 +73,7 @@ class DeviceStoreDrafts:
 
         Args:
             scopes: The result of :meth:`append` for this step.
-            drafts: int32, padded.
+            drafts: int32 or int64, padded.
         """
         self.store.propose(
             *self._rows,

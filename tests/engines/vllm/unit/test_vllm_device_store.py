@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fake_engine import (
     LENGTH,
     ROWS,
@@ -20,14 +21,16 @@ from fake_engine import (
     Request,
     V2Neural,
     make_config,
+    make_input_batch,
     run_random_steps,
 )
 from ngram_npu import NgramStore, _library
-from ngram_npu.engines.vllm import plugin, sharing
+from ngram_npu.engines.vllm import plugin, sharing, v2
 from ngram_npu.engines.vllm.extension import StoreExtension
 from ngram_npu.engines.vllm.options import Options, read_options
 from ngram_npu.engines.vllm.sharing import DEVICE_STORE_TOKENS
 from ngram_npu.engines.vllm.v2 import RowLookup
+from ngram_npu.ops import gather_sampled_tokens_
 from ops import reference
 from ops.reference.drafting import LATEST, compute_draft
 
@@ -100,11 +103,13 @@ def test_cuda_without_the_kernel_keeps_the_host_store(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"store": "finish"}, "store: expected 'live', got 'finish' on the device"),
+        ({"store": "finish"}, "store: expected 'live', got 'finish' for a store on the device"),
         ({"adaptive": True}, "expected no enable_adaptive_verification"),
-        ({"token_cost": 0.1}, "token_cost: expected none, got 0.1 on the device"),
+        ({"token_cost": 0.1}, "token_cost: expected none, got 0.1 for a store on the device"),
         ({"engine": "index"}, "engine: expected no index"),
         ({"batches": 3}, "expected at most 2 batches in flight, got 3"),
+        ({"lookup": "ladder"}, "lookup: expected 'auto' or '1-16', got 'ladder'"),
+        ({"lookup": "ngram"}, "lookup: expected 'auto' or '1-16', got 'ngram'"),
     ],
 )
 def test_option_that_needs_the_host_store_is_rejected_on_the_device(
@@ -112,6 +117,23 @@ def test_option_that_needs_the_host_store_is_rejected_on_the_device(
 ) -> None:
     with pytest.raises(ValueError, match=f"ngram_npu: .*{message}.*draft_on='host'"):
         read_on("cpu", **{**ON_DEVICE, **options})
+
+
+@pytest.mark.parametrize(
+    ("device_type", "options", "message"),
+    [
+        ("cpu", {}, "draft_on: expected 'device', because the default of cpu is the host"),
+        ("cuda", {}, "store: expected a build with CUDA kernels"),
+        ("cuda", {"draft_on": "host"}, "draft_on: expected 'auto' or 'device', got 'host'"),
+        ("cuda", {"adaptive": True}, "expected no enable_adaptive_verification"),
+    ],
+)
+def test_lookup_1_16_with_the_store_on_the_host_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, device_type: str, options: dict[str, Any], message: str
+) -> None:
+    monkeypatch.setattr(_library, "has_kernel", lambda op, device: False)
+    with pytest.raises(ValueError, match=f"ngram_npu: .*{message}.*lookup='auto'"):
+        read_on(device_type, **{**STORE, **options})
 
 
 def test_npu_has_no_device_store() -> None:
@@ -228,21 +250,21 @@ def test_warm_up_requests_are_not_stored() -> None:
     assert engine.store.statistics.tokens_held == 0
 
 
-def test_step_neither_waits_for_the_device_nor_copies_to_it() -> None:
+def test_step_launches_five_kernels_and_neither_waits_nor_copies() -> None:
     engine = V2(**ON_DEVICE)
     engine.begin(Request("a", [1]))
     engine.step({"a": WORDS[:4]})
-    engine.req_states.append_tokens(engine.get_row("a"), WORDS[4:8])
-    arguments = [engine.get_row("a")], {"a": WORDS[4:8]}
-    with OperatorRecorder() as recorded:
-        engine.propose(*arguments)
-    names = [name for name in recorded.names if name.startswith("ngram_npu.")]
-    assert [name.removeprefix("ngram_npu.") for name in names] == [
-        *("device_store_append_", "ngram_propose", "device_store_propose_")
+    row = engine.get_row("a")
+    engine.req_states.append_tokens(row, WORDS[4:8])
+    arguments = make_input_batch([row]), torch.tensor([4], dtype=torch.int32)
+    with OperatorRecorder() as recorder:
+        engine.drafter._look_up(*arguments, int64=True)
+    # An append has two launches. Slices and allocations launch nothing.
+    launches = [n for n in recorder.names if not n.startswith(("aten.slice", "aten.empty"))]
+    assert launches == [
+        *("aten.clamp", "aten.index.Tensor", "ngram_npu.device_store_append_"),
+        *("ngram_npu.ngram_propose_", "ngram_npu.device_store_propose_"),
     ]
-    # Operators that read a value on the host, or copy from it.
-    waits = {"aten.item", "aten._local_scalar_dense", "aten.nonzero", "aten.equal"}
-    assert not waits & set(recorded.names)
 
 
 def make_worker(engine: V2) -> Any:
@@ -311,3 +333,29 @@ def test_capacity_defaults_to_a_million_tokens() -> None:
 def test_store_with_fewer_slots_than_rows_is_rejected() -> None:
     with pytest.raises(ValueError, match=f"store: expected at most {ROWS - 1} rows"):
         V2(**ON_DEVICE, rows=ROWS - 1)
+
+
+def test_file_with_more_text_than_the_store_is_refused_and_unchanged(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    host_store = NgramStore(1, 65536)
+    host_store.warm([range(begin, begin + 400) for begin in range(0, 20_000, 400)])
+    host_store.save(file)
+    before = file.read_bytes()
+    message = r"store_file: expected at most 16384 tokens, .* got 20000"
+    with pytest.raises(ValueError, match=message):
+        V2(**ON_DEVICE, store_file=str(file))
+    assert file.read_bytes() == before
+    larger = {**ON_DEVICE, "store_tokens": 65536, "store_file": str(file)}
+    assert V2(**larger).store.statistics.tokens_held == 20_000
+
+
+def test_gather_with_torch_equals_the_operator_in_valid_rows() -> None:
+    tokens = torch.arange(40, dtype=torch.int32).view(4, 10)
+    lengths, counts = torch.tensor([[10, 3, 7, 1], [2, 0, 5, 1]], dtype=torch.int32)
+    rows = torch.tensor([3, 1, 0, 2])
+    results = []
+    for gather in (v2.gather_with_torch, gather_sampled_tokens_):
+        result = torch.full((4, 6), -7, dtype=torch.int32)
+        gather(tokens, lengths, counts[rows], row_indices=rows, sampled_tokens=result)
+        results.append([row[1 : 1 + row[0]] for row in result.tolist()])
+    assert results[0] == results[1] == [[30], [], [8, 9], [22, 23, 24, 25, 26]]
