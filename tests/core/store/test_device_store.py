@@ -234,7 +234,7 @@ def test_renumbering_happens_before_the_numbers_are_used_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two stores in the same steps renumber in the same step, whatever their blocks contain."""
-    monkeypatch.setattr(device_store, "END_OF_NUMBERS", 200)
+    monkeypatch.setattr(device_store, "END_OF_BLOCK_NUMBERS", 200)
     stores = new_store(8, 64), new_store(8, 64)
     for _ in range(500):
         for store in stores:
