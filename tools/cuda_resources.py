@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "csrc" / "cuda"
 RECORD = SOURCES / "resources.json"
 REGISTER_TOLERANCE = 4
-"""More registers than unrelated changes cause, and fewer than the unit of allocation (8)."""
+"""Unrelated changes alter the number of registers by less than this. The hardware allocates
+registers in units of 8, so such a small difference rarely matters."""
 
 _ENTRY = re.compile(
     r"Compiling entry function '(\w+)' for '(sm_\w+)'.*?"

@@ -3,7 +3,7 @@
     python -m tools.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600
 
 A run fails if the target finds a fault. It also fails if an event such as a page split never
-occurs, because then no drafts before and after that event are compared.
+occurs, because then the target did not test drafting across that event.
 """
 
 from __future__ import annotations

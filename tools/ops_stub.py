@@ -1,6 +1,6 @@
 """Writes ``ops.pyi``: signatures and docstrings of ngram_npu.ops for editors and type checkers.
-The contents are from csrc/schemas.h, docs/ops and the plain functions of ops.py. The package's
-build runs this script.
+The contents are from csrc/schemas.h, docs/ops and the functions that ops.py defines in Python. The
+package's build runs this script.
 
     python tools/ops_stub.py build/ops.pyi
 """
@@ -53,8 +53,8 @@ def _format_parameter(argument: str) -> str:
 
 
 def _format_docstring(op: str, parameters: set[str], results: set[str], document: str) -> str:
-    """Returns the document's first paragraph, and the rows of its tables that apply to ``op``."""
-    _, summary, _ = (part.strip() for part in document.split("\n\n", 2))
+    """Returns the paragraph after the title, and the rows of the tables that apply to ``op``."""
+    _title, summary, _tables = (part.strip() for part in document.split("\n\n", 2))
     lines = [f'"""{_strip_markdown(summary)}', ""]
     tables = re.findall(r"^\| (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", document, re.MULTILINE)
     for kind, title, names in (("argument", "Args:", parameters), ("result", "Returns:", results)):

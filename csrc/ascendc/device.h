@@ -31,11 +31,13 @@ __aicore__ inline void sync_pipes() {
   AscendC::WaitFlag<event>(id);
 }
 
-// Returns the first item of this core, or INT64_MAX if the CoreTiling uses fewer cores than the launch has.
+// Items are assigned to cores in passes: in a pass, each core that the CoreTiling uses gets per_pass consecutive items.
+// Returns the first item of this core in the first pass, or INT64_MAX if this core has no items.
 __aicore__ inline int64_t first_item(const CoreTiling& core_tiling) {
   const int64_t core = AscendC::GetBlockIdx();
   return core < core_tiling.cores ? core * core_tiling.per_pass : INT64_MAX;
 }
+// Returns the number of items of all cores in one pass: the distance from a core's items to its items in the next pass.
 __aicore__ inline int64_t pass_stride(const CoreTiling& core_tiling) {
   return core_tiling.cores * core_tiling.per_pass;
 }
@@ -134,7 +136,7 @@ class RandomAccessIndices {
     int64_indices_.load();
   }
   __aicore__ inline int64_t operator[](int64_t i) const {
-    if (bytes_ == 0) return i;
+    if (bytes_ == 0) return i;  // there is no index array: item i has index i
     return bytes_ == 8 ? int64_indices_[i] : int32_indices_[i];
   }
 
@@ -145,8 +147,8 @@ class RandomAccessIndices {
 };
 
 // Loads single values from any addresses in global memory, with one wait for all loads. Loads beyond the capacity are
-// dropped, and operator[] then returns another loaded value. There are more loads than the capacity only if
-// query_start_loc is not sorted.
+// dropped, and operator[] then returns another loaded value. The caller's capacity is sufficient for all requests of a
+// pass; only with a query_start_loc that is not sorted, for which results are unspecified, are there more loads.
 class ScatteredLoads {
  public:
   __aicore__ inline ScatteredLoads(AscendC::TPipe& pipe, int64_t capacity)

@@ -45,8 +45,8 @@ constexpr int64_t kPageWords = kPageLines * kLineWords;
 constexpr int kMaxLevels = 8;
 constexpr uint32_t kPrefixBits = 14;
 // Number of bits of `next` in a page of depth 0. A page splits when it is full, or when the row becomes longer than
-// `next` can represent. With this number of bits, pages with n-grams of text become full before the row exceeds the
-// limit of `next`; with one bit less, many pages would split earlier.
+// `next` can represent. With 12 bits, most pages with n-grams of text split because they are full. With 11 bits, many
+// would split before they are full, because of the row's length.
 constexpr uint32_t kNextBits = NGRAM_INDEX_SMALL_PAGES ? 6 : 12;
 static_assert(kPrefixBits + 3 + 2 + 1 + kNextBits == (NGRAM_INDEX_SMALL_PAGES ? 26 : 32));
 constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // a slot has space for 2^4 directory entries
@@ -71,15 +71,15 @@ enum Header : int {
   kHeaderPagesInUse,
   kHeaderPagesPeak,     // maximum of kHeaderPagesInUse
   kStatIndexed = 16,    // rows looked up in the index
-  kStatScanFull,        // rows scanned because the arena, or the row's table, was full
+  kStatScanFull,        // rows scanned because all pages were in use, or the row's table had its maximum size
   kStatScanCatchUp,     // rows scanned because the call's budget was too small to index all of their tokens
-  kStatScanOther,       // rows scanned because they had no slot, were too long, or, without a ladder, because all of
-                        // their tokens were already indexed
+  kStatScanOther,       // rows scanned because they had no slot, were too long, or all of their tokens were already
+                        // indexed: without a ladder, the lookup takes place while the last token is indexed
   kStatRebuildLength,   // slots rebuilt because the row had fewer tokens than the slot had indexed
   kStatRebuildTokens,   // slots rebuilt because the row's tokens differed from those that the slot had indexed
   kStatRebuildOptions,  // slots rebuilt because the options (pack_options) differed
   kStatSplits,
-  kStatDisabled,  // slots disabled because the arena, or the row's table, was full
+  kStatDisabled,  // slots disabled because all pages were in use, or the row's table had its maximum size
   kHeaderEnd,
 };
 
@@ -90,7 +90,7 @@ enum Slot : int {
   kSlotDepth,      // D, if kSlotPages > 0
   kSlotPages,      // pages in use, directories included; 0: no table
   kSlotDisabled,   // 0: enabled; otherwise the row is scanned, and the value is the number of pages that the slot had
-                   // when the arena became full, or kTableTooLarge
+                   // when all pages were in use, or kTableTooLarge
   kSlotMark,       // 0 between calls; ngram_index_append_ sets it to 1 to detect slots that occur twice in a batch
   kSlotCandidate,  // with a ladder, the candidate for the next token: position << 5 | match length; 0: no candidate
   kSlotOutcomePages,      // number of outcome pages
@@ -101,8 +101,9 @@ enum Slot : int {
 
 constexpr uint32_t kOptionLadder = 1u << 17;
 constexpr uint32_t kOptionOutcomes = 1u << 18;
+constexpr uint32_t kOptionsSet = 1u << 24;  // so that options are never 0, which means an empty slot
 static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match_policy, bool ladder, bool outcomes) {
-  return 0x1000000u | (ladder ? kOptionLadder : 0) | (outcomes ? kOptionOutcomes : 0) |
+  return kOptionsSet | (ladder ? kOptionLadder : 0) | (outcomes ? kOptionOutcomes : 0) |
          static_cast<uint32_t>(match_policy) << 16 | static_cast<uint32_t>(max_n) << 8 | static_cast<uint32_t>(min_n);
 }
 
@@ -131,10 +132,12 @@ static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
   return 0x1fu << home_shift(depth) | (bits > 0 ? ~0u << (32 - bits) : 0u);
 }
 
-// The key of an n-gram determines the page and line of the n-gram's entry. The high bits are the head of the entry (the
-// entry without `repeated` and `next`) in a page of depth 0; the low bits are the entry's home line in the page, of
-// which `home` is the last two bits.
-//   prefix 14 bits | level 3 | home 2 | 0 0 0 0 0 0 0 | line 6
+// The key of an n-gram determines the page and line of the n-gram's entry:
+//   bits 31-13  prefix 14 bits, level 3, home 2: the head of the entry (the entry without `repeated` and `next`) in a
+//   page
+//               of depth 0
+//   bits 12-6   0
+//   bits 5-0    home line: the line of the page at which the search starts; `home` is equal to its last two bits
 using Key = uint32_t;
 constexpr uint32_t kHeadBits = ~0u << (kNextBits + 1);
 

@@ -43,7 +43,7 @@ class Drafter {
         index_(index),
         ladder_(ladder),
         options_{p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy, ladder.enabled, ladder.costs != nullptr},
-        table_(index_table()),
+        operations_(index_operations()),
         find_match_(get_find_match()),
         readable_words_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
         store_drafter_(store),
@@ -97,7 +97,7 @@ class Drafter {
           prepare_query(first + i, request.row, &queries[num_queries]) ? LookupMethod::kIndex : LookupMethod::kScan;
       if (request.method == LookupMethod::kIndex) ++num_queries;
     }
-    if (num_queries > 0) table_.look_up(arena_, options_, queries, num_queries, p_.lookup.k);
+    if (num_queries > 0) operations_.look_up(arena_, options_, queries, num_queries, p_.lookup.k);
     StoreQuery store_queries[kQueryGroup];
     if (store_drafter_) {
       for (int64_t i = 0; i < size; ++i) {
@@ -157,7 +157,7 @@ class Drafter {
       // of tokens in the pages that this row's slot frees.
       if (catch_up_budget_ > 0 && backlog > 0) catch_up_budget_ -= smaller(backlog, catch_up_budget_);
       if (index_end > num_indexed &&
-          !table_.extend(arena_, options_, slot_id, tokens, readable_words_, num_indexed, index_end)) {
+          !operations_.extend(arena_, options_, slot_id, tokens, readable_words_, num_indexed, index_end)) {
         disable_slot(arena_, slot_id);
         set_indexed_length(arena_, slot_id, tokens, static_cast<uint32_t>(row.max_indexed));
         return count_scan(kStatScanFull);
@@ -267,7 +267,7 @@ class Drafter {
   const IndexAccess index_;
   const LadderOptions ladder_;
   const IndexOptions options_;
-  const IndexTable& table_;
+  const IndexOperations& operations_;
   const FindMatch find_match_;
   const uint32_t readable_words_;
   const StoreDrafter store_drafter_;

@@ -62,8 +62,8 @@ bool has_duplicate_slots(const NgramIndexAppendParams& p, const cpu::Arena& aren
 }
 
 // Indexes at most `budget` tokens of a row (negative: no limit). Returns the number of indexed tokens.
-int64_t index_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexTable& table, int64_t i,
-                  int64_t budget) {
+int64_t index_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexOperations& operations,
+                  int64_t i, int64_t budget) {
   const int64_t row = p.row_indices[i];
   const int64_t slot = slot_of(p, i);
   if (!p.token_ids.has(row) || slot < 0 || slot >= arena.num_slots) return 0;
@@ -79,7 +79,7 @@ int64_t index_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, cons
   const uint32_t num_indexed = arena.slot(slot_id)[index::kSlotLength];
   if (budget >= 0) index_end = static_cast<uint32_t>(smaller<int64_t>(index_end, num_indexed + budget));
   if (num_indexed >= index_end) return 0;
-  if (!table.extend(arena, options, slot_id, tokens, readable_words, num_indexed, index_end))
+  if (!operations.extend(arena, options, slot_id, tokens, readable_words, num_indexed, index_end))
     cpu::disable_slot(arena, slot_id);
   cpu::set_indexed_length(arena, slot_id, tokens, index_end);
   return index_end - num_indexed;
@@ -90,14 +90,14 @@ void index_rows(const NgramIndexAppendParams& p, int64_t budget) {
   cpu::Arena arena;
   if (!p.ladder && p.max_n - p.min_n >= index::kMaxLevels) return;
   if (!cpu::open_arena(p.index.words, p.index.num_words, &arena)) return;
-  const cpu::IndexTable& table = cpu::index_table();
+  const cpu::IndexOperations& operations = cpu::index_operations();
   // Indexing a row takes about 15 times as long as scanning it, so multiple threads are faster even for shorter rows.
   constexpr int64_t kIndexingCostInScans = 16;
   const int64_t tokens =
       kIndexingCostInScans * cpu::count_tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
   const bool is_single_threaded = budget >= 0 || p.executor == nullptr || has_duplicate_slots(p, arena);
   cpu::for_each_row(is_single_threaded ? nullptr : p.executor, p.batch, tokens, [&](int64_t i) {
-    const int64_t num_indexed = index_row(p, arena, table, i, budget);
+    const int64_t num_indexed = index_row(p, arena, operations, i, budget);
     if (budget >= 0) budget -= num_indexed;
   });
 }

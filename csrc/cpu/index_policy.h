@@ -44,8 +44,8 @@ struct IndexPolicy {
 
   // The indexing budget of step `step`, as a multiple of the budget of one step; 0: the step scans its rows instead.
   // num_behind: number of rows that cannot be looked up yet. has_new_tokens: whether the rows have new tokens.
-  int64_t compute_budget_steps(int64_t step, int64_t num_tokens, int64_t num_rows, int64_t num_behind,
-                               bool has_new_tokens) const {
+  int64_t compute_budget_factor(int64_t step, int64_t num_tokens, int64_t num_rows, int64_t num_behind,
+                                bool has_new_tokens) const {
     if (num_tokens <= larger(max_scan_tokens, max_scan_tokens / 128 * num_rows)) return 0;
     if (num_behind < num_rows || !has_new_tokens) return 1;
     return step % steps_to_catch_up == 0 ? steps_to_catch_up : 0;

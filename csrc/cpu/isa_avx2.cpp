@@ -7,7 +7,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-struct Avx2 : ScalarLanes {
+struct Avx2 : ScalarLanes {  // ScalarLanes: the operations that are not defined here
   static constexpr int64_t kLanes = 8;
   using Reg = __m256i;
   static Reg splat(int32_t token) { return _mm256_set1_epi32(token); }
@@ -35,12 +35,12 @@ struct Avx2 : ScalarLanes {
            find_zero_lanes(_mm256_and_si256(_mm256_xor_si256(load(line + 8), expected_lanes), masks)) << 8;
   }
 
-  static uint32_t find_empty_lane(const uint32_t* line) {
+  static uint32_t find_empty_lane(const uint32_t* line) {  // returns 15 if no lane is empty
     return static_cast<uint32_t>(
         __builtin_ctz(find_zero_lanes(load(line)) | find_zero_lanes(load(line + 8)) << 8 | 0x8000u));
   }
 
-  static uint32_t count_common_suffix8(const int32_t* a, const int32_t* b) {
+  static uint32_t count_common_suffix8(const int32_t* a, const int32_t* b) {  // the lowest bit ends the count
     return static_cast<uint32_t>(__builtin_clz((~find_equal_lanes(a, b) << 24) | 0x800000u));
   }
 
@@ -56,6 +56,6 @@ Match find_match_avx2(const int32_t* tokens, int64_t num_tokens, int64_t min_n, 
   return find_match_with<Avx2>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 
-const IndexTable kIndexTableAvx2 = {look_up<Avx2>, extend<Avx2>};
+const IndexOperations kIndexOperationsAvx2 = {look_up<Avx2>, extend<Avx2>};
 
 }  // namespace ngram_npu::cpu

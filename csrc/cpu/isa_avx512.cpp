@@ -21,12 +21,12 @@ struct Avx512 {
     return _mm512_testn_epi32_mask(different_lanes, _mm512_set1_epi32(static_cast<int32_t>(mask)));
   }
 
-  static uint32_t find_empty_lane(const uint32_t* line) {
+  static uint32_t find_empty_lane(const uint32_t* line) {  // returns 15 if no lane is empty
     const __m512i entries = _mm512_loadu_si512(line);
     return static_cast<uint32_t>(__builtin_ctz(_mm512_testn_epi32_mask(entries, entries) | 0x8000u));
   }
 
-  static uint32_t count_common_suffix8(const int32_t* a, const int32_t* b) {
+  static uint32_t count_common_suffix8(const int32_t* a, const int32_t* b) {  // the lowest bit ends the count
     const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
     const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b));
     const __m256i equal = _mm256_cmpeq_epi32(first, second);
@@ -73,6 +73,6 @@ Match find_match_avx512(const int32_t* tokens, int64_t num_tokens, int64_t min_n
   return find_match_with<Avx512>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 
-const IndexTable kIndexTableAvx512 = {look_up<Avx512>, extend<Avx512>};
+const IndexOperations kIndexOperationsAvx512 = {look_up<Avx512>, extend<Avx512>};
 
 }  // namespace ngram_npu::cpu

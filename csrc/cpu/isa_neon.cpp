@@ -7,7 +7,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-struct Neon : ScalarLanes {
+struct Neon : ScalarLanes {  // ScalarLanes: the operations that are not defined here
   static constexpr int64_t kLanes = 4;
   using Reg = int32x4_t;
   static Reg splat(int32_t token) { return vdupq_n_s32(token); }
@@ -39,7 +39,7 @@ struct Neon : ScalarLanes {
                       [&](uint32x4_t words) { return vceqzq_u32(vandq_u32(veorq_u32(words, expected_lanes), masks)); });
   }
 
-  static uint32_t find_empty_lane(const uint32_t* line) {
+  static uint32_t find_empty_lane(const uint32_t* line) {  // returns 15 if no lane is empty
     const uint32_t empty = find_lanes(line, [](uint32x4_t words) { return vceqzq_u32(words); });
     return static_cast<uint32_t>(__builtin_ctz(empty | 0x8000u));
   }
@@ -51,7 +51,7 @@ struct Neon : ScalarLanes {
     return vaddvq_u32(vorrq_u32(select_lane_bits(low, 0), select_lane_bits(high, 4)));
   }
 
-  static uint32_t count_common_suffix8(const int32_t* a, const int32_t* b) {
+  static uint32_t count_common_suffix8(const int32_t* a, const int32_t* b) {  // the lowest bit ends the count
     return static_cast<uint32_t>(__builtin_clz((find_different_lanes(a, b) << 24) | 0x800000u));
   }
 
@@ -67,6 +67,6 @@ Match find_match_neon(const int32_t* tokens, int64_t num_tokens, int64_t min_n, 
   return find_match_with<Neon>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 
-const IndexTable kIndexTableNeon = {look_up<Neon>, extend<Neon>};
+const IndexOperations kIndexOperationsNeon = {look_up<Neon>, extend<Neon>};
 
 }  // namespace ngram_npu::cpu

@@ -39,6 +39,6 @@ Match find_match_scalar(const int32_t* tokens, int64_t num_tokens, int64_t min_n
   return find_match_with<Scalar>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 
-const IndexTable kIndexTableScalar = {look_up<Scalar>, extend<Scalar>};
+const IndexOperations kIndexOperationsScalar = {look_up<Scalar>, extend<Scalar>};
 
 }  // namespace ngram_npu::cpu

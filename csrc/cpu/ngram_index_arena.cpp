@@ -148,15 +148,15 @@ void add_to_statistic(const Arena& arena, Header statistic, uint32_t amount) {
   __atomic_fetch_add(arena.header + statistic, amount, __ATOMIC_RELAXED);
 }
 
-const IndexTable& index_table() {
+const IndexOperations& index_operations() {
   switch (instruction_set()) {
 #if defined(__x86_64__)
-    case InstructionSet::kAvx512: return kIndexTableAvx512;
-    case InstructionSet::kAvx2: return kIndexTableAvx2;
+    case InstructionSet::kAvx512: return kIndexOperationsAvx512;
+    case InstructionSet::kAvx2: return kIndexOperationsAvx2;
 #elif defined(__aarch64__)
-    case InstructionSet::kNeon: return kIndexTableNeon;
+    case InstructionSet::kNeon: return kIndexOperationsNeon;
 #endif
-    default: return kIndexTableScalar;
+    default: return kIndexOperationsScalar;
   }
 }
 

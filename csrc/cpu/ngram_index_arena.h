@@ -84,7 +84,7 @@ constexpr int kQueryGroup = 32;      // maximum number of rows that are looked u
 constexpr uint32_t kMaxPending = 8;  // maximum number of tokens that the lookup of a row indexes
 
 // Operations on tables. Each isa_<name>.cpp compiles these operations (ngram_index_walk.h) for its instruction set.
-struct IndexTable {
+struct IndexOperations {
   // Looks up at most kQueryGroup queries, each with at most kMaxPending tokens to index.
   void (*look_up)(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k);
   // Indexes the tokens [first, length) of a row. Returns false if no memory is left.
@@ -92,16 +92,16 @@ struct IndexTable {
                  uint32_t readable_words, uint32_t first, uint32_t length);
 };
 
-extern const IndexTable kIndexTableScalar;
+extern const IndexOperations kIndexOperationsScalar;
 #if defined(__x86_64__)
-extern const IndexTable kIndexTableAvx2;
-extern const IndexTable kIndexTableAvx512;
+extern const IndexOperations kIndexOperationsAvx2;
+extern const IndexOperations kIndexOperationsAvx512;
 #elif defined(__aarch64__)
-extern const IndexTable kIndexTableNeon;
+extern const IndexOperations kIndexOperationsNeon;
 #endif
 
 // Returns the operations for the instruction set in use (machine.h).
-const IndexTable& index_table();
+const IndexOperations& index_operations();
 
 namespace {
 

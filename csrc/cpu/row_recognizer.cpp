@@ -55,7 +55,7 @@ std::vector<int64_t> RowRecognizer::assign_slots(const Rows& rows, const int32_t
   }
   if (!rows_without_slot.empty()) {
     find_moved_requests(rows, lengths, rows_without_slot, find_absent_slots(slots, batch), slots);
-    find_grown_requests(rows, lengths, rows_without_slot, find_absent_slots(slots, batch), slots);
+    find_requests_that_grew_by_more(rows, lengths, rows_without_slot, find_absent_slots(slots, batch), slots);
     rows_without_slot.erase(std::remove_if(rows_without_slot.begin(), rows_without_slot.end(),
                                            [&](int64_t i) { return slots[i] != kFree; }),
                             rows_without_slot.end());
@@ -163,9 +163,9 @@ void RowRecognizer::find_moved_requests(const Rows& rows, const std::vector<Leng
 
 // Finds requests that moved and grew by more than the sampled tokens, and rows that begin with an absent request's
 // text. Slots with a longer text are assigned first.
-void RowRecognizer::find_grown_requests(const Rows& rows, const std::vector<Lengths>& lengths,
-                                        const std::vector<int64_t>& rows_without_slot,
-                                        const std::vector<int32_t>& absent_slots, int32_t* slots) const {
+void RowRecognizer::find_requests_that_grew_by_more(const Rows& rows, const std::vector<Lengths>& lengths,
+                                                    const std::vector<int64_t>& rows_without_slot,
+                                                    const std::vector<int32_t>& absent_slots, int32_t* slots) const {
   struct Pair {
     int64_t row;
     int32_t slot;

@@ -5,13 +5,14 @@
 // is assumed to contain the request of a slot if
 //
 // - the row's length without the newly sampled tokens is at least the slot's length, and
-// - the row's tokens at up to 14 positions below the slot's length equal the slot's tokens: the last six, and those at
-//   the powers of four up to 16384.
+// - up to 14 of the row's tokens equal those of the slot: the last six tokens before the slot's length, and the tokens
+//   at positions 4^0 to 4^7 from the start of the row, as far as they are before the slot's length.
 //
-// The row may have grown by more than the sampled tokens: vLLM does not call the drafter in steps in which any request
-// is within k tokens of max_model_len, although rows grow in them. The next turn of a conversation therefore continues
-// with the slot of the previous turn, if no other request has got this slot. An absent request keeps its slot until the
-// slot is needed; the request absent longest loses its slot first.
+// The row may have grown by more than the sampled tokens, because vLLM does not call the drafter in steps in which any
+// request is within k tokens of max_model_len, although rows grow in them. So a row that begins with the text of an
+// absent request gets that request's slot: the next turn of a conversation continues with the slot of the previous
+// turn, if no other request has got this slot. An absent request keeps its slot until the slot is needed; the request
+// absent longest loses its slot first.
 //
 // Limits: two requests may have the same tokens at all of these positions and differ elsewhere. One of the two requests
 // may get the slot of the other if they swap rows or if the other request has finished. The index then describes
@@ -75,12 +76,13 @@ class RowRecognizer {
   void find_unmoved_requests(const Rows& rows, const std::vector<Lengths>& lengths, int32_t* slots) const;
   std::vector<char> find_slots_in_use(const int32_t* slots, int64_t batch) const;
   std::vector<int32_t> find_absent_slots(const int32_t* slots, int64_t batch) const;
+  // Assign absent slots to rows that grew by the sampled tokens, then to rows that grew by more.
   void find_moved_requests(const Rows& rows, const std::vector<Lengths>& lengths,
                            const std::vector<int64_t>& rows_without_slot, const std::vector<int32_t>& absent_slots,
                            int32_t* slots) const;
-  void find_grown_requests(const Rows& rows, const std::vector<Lengths>& lengths,
-                           const std::vector<int64_t>& rows_without_slot, const std::vector<int32_t>& absent_slots,
-                           int32_t* slots) const;
+  void find_requests_that_grew_by_more(const Rows& rows, const std::vector<Lengths>& lengths,
+                                       const std::vector<int64_t>& rows_without_slot,
+                                       const std::vector<int32_t>& absent_slots, int32_t* slots) const;
   void assign_oldest_slots(const std::vector<int64_t>& rows, int32_t* slots, int64_t batch) const;
 
   std::vector<Slot> slots_;

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) prepare_inputs_kernel(const PrepareI
       num_kept = counts.num_kept;
       p.seq_lens_out[i] = wrap_sub(p.seq_lens[i], counts.num_rejected);
     }
-    const int64_t kept_to_here = kept_before_chunk + sum_over_block(num_kept, warp_sums, &kept_in_chunk);
+    const int64_t kept_to_here = kept_before_chunk + prefix_sum_over_block(num_kept, warp_sums, &kept_in_chunk);
     if (i < p.batch) p.query_start_loc_out[i + 1] = static_cast<int32_t>(kept_to_here);
     if (thread == 0) kept_before[0] = kept_before_chunk;
     kept_before[thread + 1] = kept_to_here;

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     appends[i] = begin_append(p, i);
     num_needed += blocks_for_tokens(appends[i].count);
   }
-  const int64_t reserved_before = sum_over_block(num_needed, block.warp_sums, &total) - num_needed;
+  const int64_t reserved_before = prefix_sum_over_block(num_needed, block.warp_sums, &total) - num_needed;
 
   const int64_t limit = max_new_blocks(p);
   int64_t reserved = reserved_before, num_reserved = 0;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     plan_blocks(p, reserved, block.num_reserved, &appends[i]);
     num_blocks += appends[i].num_blocks;
   }
-  const int64_t blocks_before = sum_over_block(num_blocks, block.warp_sums, &total) - num_blocks;
+  const int64_t blocks_before = prefix_sum_over_block(num_blocks, block.warp_sums, &total) - num_blocks;
   auto next = static_cast<int32_t>(next_number(p) + blocks_before);
   for (int64_t i = first; i < stop; ++i) {
     // The second launch zeroes what is written here, but not for requests that store nothing.
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kProposeThreads)
   const int32_t token = has_token ? query.end[-1 - lane] : 0;
   uint64_t power = 1;
   for (int32_t j = 0; j < lane; ++j) power *= store::kHashBase;
-  const auto gram = sum_over_warp(static_cast<unsigned long long>(static_cast<uint32_t>(token) * power));
+  const auto gram = prefix_sum_over_warp(static_cast<unsigned long long>(static_cast<uint32_t>(token) * power));
 
   const int32_t lane_level = level_of_size(lane + 1);
   int32_t position = 0;

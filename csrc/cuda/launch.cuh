@@ -47,7 +47,7 @@ __device__ inline bool is_last_block(uint32_t* num_arrived, bool* is_last) {
 
 // Returns the sum of the values of this lane and all lower lanes.
 template <class Int>
-__device__ Int sum_over_warp(Int value) {
+__device__ Int prefix_sum_over_warp(Int value) {
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   for (int32_t distance = 1; distance < kWarpSize; distance *= 2) {
     const Int lower_sum = __shfl_up_sync(kWholeWarp, value, static_cast<uint32_t>(distance));
@@ -56,16 +56,17 @@ __device__ Int sum_over_warp(Int value) {
   return value;
 }
 
-// Returns the sum of the values of this thread and all lower threads; *total is the sum over all threads. `warp_sums`
-// is shared memory with one item per warp, which no thread uses at the same time.
+// Returns the sum of the values of this thread and all lower threads of the block; *total is the sum over all threads.
+// `warp_sums` is shared memory with one item per warp. Outside this call, no thread may access it between the last
+// barrier before and the next barrier after the call.
 template <class Int>
-__device__ Int sum_over_block(Int value, Int* warp_sums, Int* total) {
+__device__ Int prefix_sum_over_block(Int value, Int* warp_sums, Int* total) {
   const auto thread = static_cast<int32_t>(threadIdx.x), warps = static_cast<int32_t>(blockDim.x) / kWarpSize;
   const int32_t warp = thread / kWarpSize, lane = thread % kWarpSize;
-  const Int in_warp = sum_over_warp(value);
+  const Int in_warp = prefix_sum_over_warp(value);
   if (lane == kWarpSize - 1) warp_sums[warp] = in_warp;
   __syncthreads();
-  const Int sum = sum_over_warp(lane < warps ? warp_sums[lane] : Int{0});
+  const Int sum = prefix_sum_over_warp(lane < warps ? warp_sums[lane] : Int{0});
   *total = __shfl_sync(kWholeWarp, sum, warps - 1);
   return in_warp + (warp > 0 ? __shfl_sync(kWholeWarp, sum, warp - 1) : Int{0});
 }

@@ -295,7 +295,7 @@ __device__ void compute_share(const Lookup& lookup, int32_t batch, LookupBlock& 
   int32_t num_entries = 0, total = 0;
 #pragma unroll 4
   for (int32_t i = first; i < stop; ++i) num_entries += 1 + count_tiles(lookup.length(i));
-  int32_t entry = sum_over_block(num_entries, block.warp_sums, &total) - num_entries;
+  int32_t entry = prefix_sum_over_block(num_entries, block.warp_sums, &total) - num_entries;
   const int32_t share_size = (total + num_blocks - 1) / num_blocks,
                 begin = static_cast<int32_t>(blockIdx.x) * share_size;
   if (entry <= begin && begin < entry + num_entries) {
@@ -369,7 +369,7 @@ __device__ inline int64_t count_draft_tokens_by_warp(Match match, int64_t num_to
   const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
   for (int32_t first = 0, cost_before = 0;; first += kWarpSize) {
     const int32_t j = first + lane;
-    const int32_t total_cost = cost_before + sum_over_warp(j < max_count ? int32_t{costs[j]} : 0);
+    const int32_t total_cost = cost_before + prefix_sum_over_warp(j < max_count ? int32_t{costs[j]} : 0);
     const uint32_t within_limit = __ballot_sync(kWholeWarp, j < max_count && is_within_cost_limit(total_cost, options));
     if (within_limit != kWholeWarp) return first + __ffs(static_cast<int32_t>(~within_limit)) - 1;
     cost_before = __shfl_sync(kWholeWarp, total_cost, kWarpSize - 1);

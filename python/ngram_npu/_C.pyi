@@ -87,7 +87,7 @@ class IndexPolicy:
     max_absent_steps: int
 
     def __init__(self) -> None: ...
-    def compute_budget_steps(
+    def compute_budget_factor(
         self, step: int, num_tokens: _Int32, num_sampled: _Int32, num_behind: int
     ) -> int: ...
     def compute_steps_to_keep_absent(

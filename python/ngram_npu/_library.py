@@ -52,11 +52,11 @@ _lock = threading.Lock()
 
 def load() -> None:
     """Registers ``torch.ops.ngram_npu`` and loads the backends, once. After a failure,
-    :func:`torch_absence` returns the reason."""
+    :func:`explain_missing_operators` returns the reason."""
     _get_state()
 
 
-def torch_absence() -> str:
+def explain_missing_operators() -> str:
     """Returns why the torch operators are not registered; empty if they are."""
     return _get_state().reason
 

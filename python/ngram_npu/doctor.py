@@ -91,9 +91,9 @@ def doctor() -> Report:
     """
     import numpy
 
-    torch_absence = _library.torch_absence()
+    missing_operators_reason = _library.explain_missing_operators()
     torch_version = cuda = None
-    with contextlib.suppress(Exception):  # `torch_absence` contains the reason
+    with contextlib.suppress(Exception):  # `missing_operators_reason` contains the reason
         import torch
 
         torch_version, cuda = str(torch.__version__), torch.version.cuda
@@ -111,7 +111,7 @@ def doctor() -> Report:
         python=platform.python_version(),
         numpy=numpy.__version__,
         torch=torch_version,
-        torch_operators=torch_absence or "registered",
+        torch_operators=missing_operators_reason or "registered",
         compiler=_C.compiler,
         instruction_set=instruction_set,
         requested_instruction_set=requested,
@@ -153,6 +153,7 @@ def _describe_vllm_version() -> str | None:
 
 def _check_plugin() -> tuple[str, list[str]]:
     """Returns whether vLLM finds the plugin and the plugin is on, and the problems of settings."""
+    # With NGRAM_NPU_VLLM_BESIDE=1, n-grams draft in addition to a neural drafter ("beside" it).
     plugin, beside = (os.environ.get(name, "") for name in _PLUGIN_VARIABLES)
     is_beside = beside.lower() in ("1", "true")
     is_on = plugin == "1" or (not plugin and is_beside)

@@ -16,14 +16,14 @@ using NewRows = std::vector<int64_t>;
 TEST(IndexPolicyTest, ScansStepsWithFewTokensAndStepsWhoseRowsAreAllBehind) {
   cpu::IndexPolicy policy;
   policy.max_scan_tokens = 1280;
-  EXPECT_EQ(policy.compute_budget_steps(1, 1280, 1, 0, true), 0);
-  EXPECT_EQ(policy.compute_budget_steps(1, 1281, 1, 0, true), 1);
-  EXPECT_EQ(policy.compute_budget_steps(1, 2000, 200, 0, true), 0);
-  EXPECT_EQ(policy.compute_budget_steps(1, 2001, 200, 0, true), 1);
-  EXPECT_EQ(policy.compute_budget_steps(3, 9000, 2, 2, true), 0);
-  EXPECT_EQ(policy.compute_budget_steps(4, 9000, 2, 2, true), 4);
-  EXPECT_EQ(policy.compute_budget_steps(3, 9000, 2, 1, true), 1);
-  EXPECT_EQ(policy.compute_budget_steps(3, 9000, 2, 2, false), 1);
+  EXPECT_EQ(policy.compute_budget_factor(1, 1280, 1, 0, true), 0);
+  EXPECT_EQ(policy.compute_budget_factor(1, 1281, 1, 0, true), 1);
+  EXPECT_EQ(policy.compute_budget_factor(1, 2000, 200, 0, true), 0);
+  EXPECT_EQ(policy.compute_budget_factor(1, 2001, 200, 0, true), 1);
+  EXPECT_EQ(policy.compute_budget_factor(3, 9000, 2, 2, true), 0);
+  EXPECT_EQ(policy.compute_budget_factor(4, 9000, 2, 2, true), 4);
+  EXPECT_EQ(policy.compute_budget_factor(3, 9000, 2, 1, true), 1);
+  EXPECT_EQ(policy.compute_budget_factor(3, 9000, 2, 2, false), 1);
 }
 
 TEST(IndexPolicyTest, KeepsAbsentRequestsLongerIfLessMemoryIsInUse) {

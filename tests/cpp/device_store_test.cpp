@@ -9,19 +9,20 @@ namespace ngram_npu::test {
 namespace {
 
 uint64_t get_num_episodes() {
-  const char* more = std::getenv("NGRAM_NPU_DEVICE_STORE_EPISODES");  // `make prove`
+  const char* num_requested = std::getenv("NGRAM_NPU_DEVICE_STORE_EPISODES");  // `make prove` sets a larger number
 #if defined(__SANITIZE_ADDRESS__)
   constexpr uint64_t kEpisodes = 40;
 #else
   constexpr uint64_t kEpisodes = 200;
 #endif
-  return more != nullptr ? std::strtoull(more, nullptr, 10) : kEpisodes;
+  return num_requested != nullptr ? std::strtoull(num_requested, nullptr, 10) : kEpisodes;
 }
 
 EventCounts run_episodes(bool corrupt) {
   EventCounts event_counts;
   for (uint64_t seed = 1; seed <= get_num_episodes(); ++seed) {
     RandomChoices choices(seed, 200);
+    // Arrays end at a guard page or start after one, alternately.
     DeviceStoreEpisode episode(choices, kFlushes[seed % 2], corrupt);
     const char* error = episode.run();
     EXPECT_EQ(error, nullptr) << "seed " << seed << ": " << error;

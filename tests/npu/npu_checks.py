@@ -13,7 +13,7 @@ import pytest
 import torch
 from ngram_npu import NgramConfig, _library
 from ngram_npu.engines.vllm.v1_device import triton_ngram_spec_decode
-from ngram_npu.engines.vllm.v2 import in_place_of
+from ngram_npu.engines.vllm.v2 import make_replacement
 from ngram_npu.host_drafting import HostDrafting
 from ngram_npu.index import make_index
 from ops.specs import OPSPECS
@@ -156,7 +156,8 @@ def test_v2_step_of_vllm_ascend_reads_the_rows_in_place() -> None:
     )
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2, "method": "ngram_gpu"}
     config = make_vllm_config(k=3, max_model_len=6, max_num_seqs=3, **lookup)
-    speculator = in_place_of(object, pytest.fail, "ascend_v2")(config, torch.device("npu"), state)
+    speculator_class = make_replacement(object, pytest.fail, "ascend_v2")
+    speculator = speculator_class(config, torch.device("npu"), state)
     indices = torch.tensor([1, -1, 0], dtype=torch.int32)
     batch = SimpleNamespace(req_ids=["a"], num_reqs=3, idx_mapping=indices.npu())
     num_sampled = torch.ones(3, dtype=torch.int32).pin_memory().to("npu")

@@ -66,7 +66,7 @@ def make_sample_cases(op: str) -> list[Case]:
         for i, sample in enumerate(samples):
             if i % 3:
                 args = add_workspace(spec, sample.args)
-                samples[i] = Sample(sample.label, args, sample.compare)
+                samples[i] = Sample(sample.label, args, sample.checks_results)
     return [make_case(spec, sample) for sample in samples]
 
 
@@ -102,18 +102,18 @@ _MAX_ITEMS = 3000
 
 @cache
 def make_random_cases(op: str) -> list[Case]:
-    """Returns cases of samples with random changes. Arguments in ``OpSpec.fixed`` are not changed,
-    because other values would break a rule of the contract."""
+    """Returns cases of samples with random changes. Arguments in ``OpSpec.not_randomized`` are
+    not changed, because other values would break a rule of the contract."""
     spec = OPSPECS[op]
     rng = np.random.default_rng(2027)
-    fixed = {"index", "store", "workspace"} | spec.fixed
+    fixed = {"index", "store", "workspace"} | spec.not_randomized
 
     def is_small(sample: Sample) -> bool:
         arrays = (spec.get(sample.args, name) for name in spec.tensor_names if name not in fixed)
         return all(a is None or a.size <= _MAX_ITEMS for a in arrays)
 
     samples = list(spec.samples(np.random.default_rng(2026)))
-    samples = [sample for sample in samples if sample.compare and is_small(sample)]
+    samples = [sample for sample in samples if sample.checks_results and is_small(sample)]
     cases = []
     for i in range(NUM_VARIATIONS):
         sample = samples[int(rng.integers(len(samples)))]
@@ -158,7 +158,7 @@ def check_parity(spec: OpSpec, backend: Backend, sample: Sample) -> None:
 def check_case(spec: OpSpec, backend: Backend, case: Case) -> None:
     """Same as :func:`check_parity`, for a sample with known results of the reference."""
     args = clone_args(case.sample.args)
-    with backend.select(races_allowed=not case.sample.compare):
+    with backend.select(races_allowed=not case.sample.checks_results):
         got = backend.call(spec.name, args)
     check_results(spec, case.sample, got, args, case.results, case.args)
 
@@ -173,8 +173,8 @@ def check_results(
 ) -> None:
     """Raises MismatchError unless the results and the arguments after the call equal the
     expected ones. For a sample that is not compared, only writes to other memory are errors."""
-    _check_arguments(spec, sample, got_args, expected_args if sample.compare else None)
-    if not sample.compare:
+    _check_arguments(spec, sample, got_args, expected_args if sample.checks_results else None)
+    if not sample.checks_results:
         return
     if len(got) != len(expected):
         raise MismatchError(f"{sample.label}: expected {len(expected)} results, got {len(got)}")

@@ -90,7 +90,7 @@ def _make_faulty_backend(fault: str) -> Backend:
 def test_comparison_detects_fault(fault: str, is_compared: bool) -> None:
     """If the results are unspecified, only writes to other memory are faults."""
     is_detected = is_compared or fault in ("unmarked", "outside")
-    sample = replace(STEP.sample(), compare=is_compared)
+    sample = replace(STEP.sample(), checks_results=is_compared)
     with pytest.raises(MismatchError) if is_detected else nullcontext():
         check_parity(STEP, _make_faulty_backend(fault), sample)
 

@@ -119,4 +119,5 @@ def make_dirty_workspaces(spec: OpSpec) -> Iterator[Sample]:
                 if variant < 4:
                     end = spec.get(args, "num_tokens") - 1 + variant
                     requests[:, 0] = end if spec.get(args, "match_policy") else ~end
-            yield replace(sample, label=f"{sample.label}-dirty-{variant}", args=args, compare=False)
+            label = f"{sample.label}-dirty-{variant}"
+            yield replace(sample, label=label, args=args, checks_results=False)

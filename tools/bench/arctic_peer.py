@@ -1,4 +1,4 @@
-"""Defines suffix decoding as a peer, which calls the C++ code of Arctic Inference directly.
+"""Defines suffix decoding for comparison in benchmarks: calls Arctic Inference's C++ code directly.
 
     python -m tools.bench.arctic_peer
 
@@ -78,7 +78,8 @@ def load_suffix_tree() -> Any:
 
 class SuffixDecoding:
     """A proposer for `simulate`. Each row has a tree for its conversation. With
-    ``has_shared_tree``, another tree contains the text of all rows after their first prompts."""
+    ``has_shared_tree``, another tree contains the text of all conversations without the first
+    prompt of each."""
 
     def __init__(self, k: int, *, has_shared_tree: bool = False) -> None:
         self._k = k
@@ -117,6 +118,7 @@ class SuffixDecoding:
             self._lengths[row] = end
             if self._shared_tree is not None:
                 trees.append(self._shared_tree)
+                # In a conversation's first step, `length` is 0, and the prompt is left out.
                 text = token_ids[row, length or start : end]
                 self._shared_tree.extend_ndarray(self._conversation_ids[row], text)
             context = token_ids[row, max(0, end - DEPTH) : end]

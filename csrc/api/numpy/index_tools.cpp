@@ -72,21 +72,23 @@ py::dict get_index_statistics(py::handle index) {
   return statistics;
 }
 
-int64_t compute_budget_steps(const cpu::IndexPolicy& self, int64_t step, py::handle num_tokens, py::handle num_sampled,
-                             int64_t num_behind) {
-  NumpyCall call("IndexPolicy.compute_budget_steps");
+// Returns the indexing budget of this step as a multiple of one step's budget; 0: the step scans the rows instead.
+int64_t compute_budget_factor(const cpu::IndexPolicy& self, int64_t step, py::handle num_tokens, py::handle num_sampled,
+                              int64_t num_behind) {
+  NumpyCall call("IndexPolicy.compute_budget_factor");
   const api::TensorView lengths = call.view("num_tokens", num_tokens);
   const int32_t* num_tokens_data = call.check_int32s(lengths, -1);
   const int64_t rows = lengths.sizes[0];
   const int32_t* num_sampled_data = call.check_int32s(call.view("num_sampled", num_sampled), rows);
   const int64_t total = std::accumulate(num_tokens_data, num_tokens_data + rows, int64_t{0});
-  // Only the first row is tested. If only other rows have new tokens, the budget is that of one step.
+  // Only the first row is tested, which is faster. If only other rows have new tokens, the step counts as one without
+  // new tokens, whose budget is that of one step.
   const bool has_new_tokens = rows > 0 && num_sampled_data[0] > 0;
-  return self.compute_budget_steps(step, total, rows, num_behind, has_new_tokens);
+  return self.compute_budget_factor(step, total, rows, num_behind, has_new_tokens);
 }
 
 // Before a lookup, indexes some of the tokens that are missing in the rows' slots. Returns the slots to look up (-1:
-// scan the row) and the number of rows to scan.
+// scan the row) and the number of rows that are behind: too many of their tokens are missing, so they are scanned.
 py::tuple catch_up_index(const cpu::IndexPolicy& policy, py::handle token_ids, py::handle num_tokens, py::handle index,
                          py::handle slot_indices, py::handle num_sampled, int64_t min_n, int64_t max_n,
                          int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
@@ -139,8 +141,10 @@ void define_index_policy(py::module_& m) {
       .def_readwrite("min_index_budget", &IndexPolicy::min_index_budget)
       .def_readwrite("steps_to_catch_up", &IndexPolicy::steps_to_catch_up)
       .def_readwrite("max_absent_steps", &IndexPolicy::max_absent_steps)
-      .def("compute_budget_steps", compute_budget_steps, py::arg("step"), py::arg("num_tokens"), py::arg("num_sampled"),
-           py::arg("num_behind"))
+      .def("compute_budget_factor", compute_budget_factor, py::arg("step"), py::arg("num_tokens"),
+           py::arg("num_sampled"), py::arg("num_behind"))
+      // The number of steps after which absent requests lose their slots; negative: they keep their slots.
+      // share_in_use: share of the memory, 0 to 1. ends_requests: whether a store must know when requests have ended.
       .def("compute_steps_to_keep_absent", &IndexPolicy::compute_steps_to_keep_absent, py::arg("step"),
            py::arg("share_in_use"), py::arg("ends_requests"));
   m.def("index_catch_up", catch_up_index, py::arg("policy"), py::arg("token_ids"), py::arg("num_tokens"),
@@ -160,6 +164,7 @@ void define_index_tools(py::module_& m) {
   m.attr("INDEX_HEADER_UNUSED_PAGE") = static_cast<int>(index::kHeaderUnusedPage);
   m.attr("INDEX_HEADER_PAGES_IN_USE") = static_cast<int>(index::kHeaderPagesInUse);
   m.def("index_words", ngram_npu_cpu_ngram_index_words, py::arg("num_slots"), py::arg("num_pages"));
+  // any_data: whether the pages must suffice for any tokens, not only for tokens of text.
   m.def("index_pages", ngram_npu_cpu_ngram_index_pages, py::arg("tokens"), py::arg("num_slots"), py::arg("min_n"),
         py::arg("max_n"), py::arg("any_data"), py::arg("ladder") = false, py::arg("outcomes") = false);
   m.def("index_init", init_index, py::arg("index"), py::arg("num_slots"));

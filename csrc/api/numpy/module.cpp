@@ -37,7 +37,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("compiler") = "g++ " __VERSION__;
   m.attr("MAX_NGRAM") = kMaxNgram;
   m.attr("MAX_DRAFT_TOKENS") = kMaxDraftTokens;
-  m.attr("MAX_INDEX_SPAN") = kMaxIndexSpan;
+  m.attr("MAX_INDEX_SPAN") = kMaxIndexSpan;  // upper limit of max_n - min_n + 1 with an index
   m.def("instruction_set", [] { return std::string(ngram_npu_cpu_instruction_set()); });
   m.def("set_instruction_set", set_instruction_set, arg("name"));
   m.def("num_threads", ngram_npu_cpu_num_threads);
@@ -45,9 +45,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("workspace_words", &api::workspace_words, arg("op"), arg("batch"));
   define_operators(m);
   define_index_tools(m);
-  define_row_tools(m);
+  define_row_tools(m);  // finding the requests of rows, packing rows for copies to a device
   define_store_tools(m);
-  define_stream_drafter(m);
+  define_stream_drafter(m);  // drafting on the host in the order of a device's stream
 }
 
 }  // namespace

@@ -105,8 +105,8 @@ Tensor empty_on_device_of(const Tensor& like, std::initializer_list<int64_t> siz
 }
 
 Executor torch_executor() {
-  // Two threads are faster than one if the rows have at least 128k to 256k tokens in total, whether or not the pool is
-  // idle (docs/design/cpu.md).
+  // Two threads become faster than one at 128k to 256k tokens in total, whether or not the pool is idle
+  // (docs/design/cpu.md). With 128k tokens per thread, two threads are used from 256k tokens.
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 17;
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
     torch::stable::parallel_for(0, num_tasks, 1, [fn, context](int64_t begin, int64_t end) {

@@ -20,7 +20,7 @@ from ngram_npu.store import file as store_file
 from ngram_npu.store.device_store_integrity import check_contents
 from ngram_npu.store.device_store_layout import (
     BLOCK_TOKENS,
-    END_OF_NUMBERS,
+    END_OF_BLOCK_NUMBERS,
     FILL,
     HEAD_WORDS,
     MAX_BLOCKS,
@@ -467,7 +467,7 @@ class DeviceStore:
     def _reserve_numbers(self, num_requests: int, max_new: int) -> None:
         num_blocks = len(self.blocks)
         num_new = min(num_blocks // 2, num_requests * -(-max_new // BLOCK_TOKENS))
-        if self._max_number + num_new > END_OF_NUMBERS:
+        if self._max_number + num_new > END_OF_BLOCK_NUMBERS:
             self._renumber()
             self._max_number = 2 * num_blocks
         self._max_number += num_new

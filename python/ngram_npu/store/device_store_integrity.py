@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ngram_npu.store.device_store_layout import (
     BLOCK_TOKENS,
-    END_OF_NUMBERS,
+    END_OF_BLOCK_NUMBERS,
     FILL,
     NEXT,
     NUMBER,
@@ -48,7 +48,7 @@ def _require(holds: npt.NDArray[np.bool_], where: npt.NDArray[Any], rule: str, k
 
 def _check_blocks(blocks: Int64Array, allocator: Int64Array) -> None:
     next_number = allocator[0]
-    if allocator[1] != next_number or not 0 <= next_number <= END_OF_NUMBERS:
+    if allocator[1] != next_number or not 0 <= next_number <= END_OF_BLOCK_NUMBERS:
         raise IntegrityError(f"DeviceStore: allocator: {allocator.tolist()}")
     rows = np.arange(len(blocks))
     used = blocks[:, NUMBER] != 0

@@ -15,7 +15,7 @@ NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
 """The words of a block's head."""
 SLOT_BLOCK, SLOT_LENGTH = 0, 1
 MAX_BLOCKS = 2**20
-END_OF_NUMBERS = 2**23
+END_OF_BLOCK_NUMBERS = 2**23
 
 Int64Array = npt.NDArray[np.int64]
 

@@ -40,7 +40,9 @@ VISIBILITIES: tuple[Visibility, ...] = ("live", "finish")
 """Indexed by the code in a store's header."""
 
 _MIN_SLOT_TOKENS = _C.STORE_MIN_BLOCKS_PER_SLOT * BLOCK_TOKENS
-_TOKENS_PER_LINE = 4  # a line has eight entries, two for each token
+# A line is a bucket of the hash table whose entries find n-grams in the text. It has eight entries:
+# two for each token of the capacity.
+_TOKENS_PER_LINE = 4
 _MAX_LINE_BITS = 24
 _SLOT_WORDS = 4  # the first word is 0 if no request is open
 _LOCK_TIMEOUT_S = 10.0
@@ -49,7 +51,7 @@ _BLOCK_HEAD = np.dtype(
     [
         ("serial", "<u4"),
         ("fill", "<u4"),
-        ("first", "<u4"),
+        ("first", "<u4"),  # the tokens before it repeat the end of the previous block
         ("previous", "<u4"),
         ("next", "<u4"),
         ("scope", "<i8"),
@@ -104,10 +106,10 @@ class ClearedDuringSaveError(Exception):
 class NgramStore:
     """The memory of the store operators: text of requests, from which other requests draft.
 
-    Memory is bounded: new text overwrites the oldest. One tensor holds text and entries; per token
-    of capacity it takes 5 bytes for text and 16 to 32 bytes for entries, rounded to a power of two
-    (21 MB for a million tokens). All memory is committed when the store is created, so that no step
-    waits for memory.
+    Memory is bounded: new text overwrites the oldest. One tensor holds text and the entries of a
+    hash table, which find n-grams in the text. It takes 5 bytes per token of capacity for text, and
+    16 to 32 bytes for entries, rounded to a power of two (21 MB for a million tokens). All memory
+    is committed when the store is created, so that no step waits for memory.
 
     :class:`NgramProposer` calls ``ngram_store_step_``, which drafts from the store and adds the new
     tokens. A slot belongs to one request, as in an index. Requests share text only within a *scope*
@@ -234,10 +236,10 @@ class NgramStore:
     def merge(self, other: NgramStore, *, new_only: bool = False) -> None:
         """Adds the text of another store, each request's text in its scope.
 
-        The result is the same as if each of these requests had generated its text again, as far as
-        ``other`` still contains it, in the order of their oldest blocks. The counters of the
-        entries therefore start at zero, and the text added last is overwritten last. For open
-        requests the text so far is added. ``other`` is not changed.
+        Each text is added as if a request had generated it again, so what the store has learned
+        about its n-grams (the counters in the entries) starts at zero. The texts are added in the
+        order of their oldest blocks; the text added last is overwritten last. A text contains what
+        ``other`` still has of it, for open requests the text so far. ``other`` is not changed.
 
         Args:
             other: the store to copy from.
@@ -304,6 +306,7 @@ class NgramStore:
 
     @property
     def _epoch(self) -> int:
+        """Changes when a copy that was made before is no longer valid, as after :meth:`clear`."""
         return self._read_word("epoch")
 
     @property
@@ -313,7 +316,7 @@ class NgramStore:
 
     @property
     def calls_skipped(self) -> int:
-        """As in ``statistics``, without the time to read all of them."""
+        """As in ``statistics``, but reads only this counter, which is faster."""
         return self._read_word("calls_skipped")
 
     def _read_word(self, name: str) -> int:
@@ -411,8 +414,11 @@ class NgramStore:
         for number, piece in enumerate(store_file.read_pieces(file, name)):
             if fault := _C.store_unpack(self._words, number, piece):
                 raise StoreFileError(f"{name}: corrupt: NgramStore: {_C.STORE_FAULTS[fault]}")
-        if number + 1 != _C.store_pieces(self._words):
-            raise StoreFileError(f"{name}: corrupt: a store of its sizes has more pieces")
+        if number + 1 != (expected := _C.store_pieces(self._words)):
+            raise StoreFileError(
+                f"{name}: corrupt: expected {expected} pieces for the sizes in its header, got "
+                f"{number + 1}"
+            )
 
     def check_integrity(self) -> None:
         """Checks the structure, and each entry against the text. Slow: for tests and diagnosis.
@@ -444,7 +450,7 @@ class NgramStore:
         blocks = self._sizes.num_blocks
         spans = _C.store_parts(self.num_slots, blocks, self._sizes.line_bits)
         parts = {name: slice(*span) for name, span in spans.items()}
-        # Padding after the heads aligns the lines.
+        # The span of the heads includes padding, which aligns the next part; the slice does not.
         start = parts["heads"].start
         parts["heads"] = slice(start, start + blocks * _BLOCK_HEAD.itemsize // WORD_BYTES)
         return parts

@@ -133,7 +133,7 @@ def read_logs(
         progress: Called after each conversation.
 
     Returns:
-        The inputs, and the reasons why files of folders were left out.
+        The inputs, and the reasons why files of folders were skipped.
 
     Raises:
         InputError: A file or folder is missing, not readable or empty, or more than half of the
@@ -168,8 +168,8 @@ def read_logs(
                 raise RecordError(f"{file}: empty, no conversation in this file")
         except RecordError as error:
             if options.strict or not is_in_folder or skipped.used:
-                raise  # only files of a folder without any conversation are left out
-            omissions.append(f"no log, left out: {str(error).partition('; read as ')[0]:.240}")
+                raise  # only files of a folder without any conversation are skipped
+            omissions.append(f"not a log, skipped: {str(error).partition('; read as ')[0]:.240}")
         else:
             inputs.append(InputLog(name, notes))
     if not inputs and omissions:

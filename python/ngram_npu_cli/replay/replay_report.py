@@ -117,8 +117,8 @@ def _divide(numerator: float, denominator: int) -> float | None:
 class ReplayReport(JsonReport):
     """Figures per input, with everything that is needed to repeat the measurement.
 
-    docs/guides/replay.md describes the fields. `tokenizer` is None if the input was token ids. It
-    contains `chosen` (false) if no tokenizer was chosen.
+    docs/guides/replay.md describes the fields. `tokenizer` is None if the input was token ids.
+    `tokenizer["chosen"]` is False if the user chose no tokenizer; otherwise this key is missing.
     """
 
     command: str
@@ -207,8 +207,8 @@ def _describe_setting(report: ReplayReport) -> str:
     if config["store"] is not None:
         parts.append(f"store={config['store']} of {config['store_tokens']} tokens")
         if config["generated_only"]:
-            parts.append("each turn a request")
-    if is_ladder != bool(config["overlap"]):  # overlap does not have its default
+            parts.append("each turn is a separate request, only its answer is stored")
+    if is_ladder != bool(config["overlap"]):  # by default, only a ladder has overlap
         parts.append("no overlap" if is_ladder else "overlap")
     if config["max_len"] is not None:
         parts.append(f"max_len={config['max_len']}")

@@ -132,7 +132,7 @@ def test_inputs_have_the_names_of_their_files(write_jsonl: Writer) -> None:
     assert names == [str(folder / "one/a.jsonl"), "b", str(folder / "two/a.jsonl")]
 
 
-# Documents
+# Files that are one JSON document, not one record per line
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -205,7 +205,7 @@ def test_stdin_is_read_with_and_without_compression(monkeypatch: pytest.MonkeyPa
         assert (item.name, item.conversations[0].where) == ("stdin", "stdin:1")
 
 
-# Files with other records
+# Files with records that are skipped
 
 
 REQUEST = {"model": "m", "messages": [{"role": "user", "content": "repeat one two one two"}]}
@@ -268,7 +268,7 @@ def test_command_prints_notes_on_skipped_records(
     assert "4 of 5 records are skipped (80.0%), which is more than half" in error
 
 
-def test_files_that_are_not_logs_are_left_out(write_jsonl: Writer, tmp_path: Path) -> None:
+def test_files_that_are_not_logs_are_skipped(write_jsonl: Writer, tmp_path: Path) -> None:
     write_jsonl(VALID_LOG, VALID_LOG, name="logs/talk.jsonl")
     write_jsonl({"version": 3}, name="logs/config.json")
     (tmp_path / "logs/tsconfig.json").write_text("{\n  // not JSON\n}\n")
@@ -276,7 +276,7 @@ def test_files_that_are_not_logs_are_left_out(write_jsonl: Writer, tmp_path: Pat
     (tmp_path / "logs/empty.jsonl").write_text("")
     (item,) = load_inputs([tmp_path / "logs"])
     assert (item.name, len(item.conversations)) == ("talk", 2)
-    assert [note.partition(": ")[0] for note in item.notes] == ["no log, left out"] * 4
+    assert [note.partition(": ")[0] for note in item.notes] == ["not a log, skipped"] * 4
     assert [Path(note.split(": ")[1].partition(":")[0]).name for note in item.notes] == [
         "config.json",
         "empty.jsonl",
@@ -289,11 +289,11 @@ def test_files_that_are_not_logs_are_left_out(write_jsonl: Writer, tmp_path: Pat
             load_inputs([tmp_path / "logs" / name])
     write_jsonl({"version": 3}, name="other/config.json")
     for read in (load_inputs, read_traffic):
-        with pytest.raises(InputError, match=r"no log, left out: .*config.json"):
+        with pytest.raises(InputError, match=r"not a log, skipped: .*config.json"):
             read([tmp_path / "other"])
     with pytest.raises(InputError, match=r"config.json:1"):
         load_inputs([tmp_path / "logs"], ReadingOptions(strict=True))
-    # A damaged log is an error; it is not left out.
+    # A damaged log is an error; it is not skipped.
     (tmp_path / "logs/cut.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n' * 9)[:-9])
     with pytest.raises(InputError, match=r"cut.jsonl.gz:.*file ended before the end-of-stream"):
         load_inputs([tmp_path / "logs"])

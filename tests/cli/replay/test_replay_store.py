@@ -79,7 +79,7 @@ def test_command_reports_store(
     store = ["--store", "finish", "--store-tokens", "8192", "--generated-only"]
     assert cli.main(["replay", str(logs), *arguments, *store]) == 0
     caption = capsys.readouterr().out.splitlines()[0]
-    assert "store=finish of 8192 tokens, each turn a request" in caption
+    assert "store=finish of 8192 tokens, each turn is a separate request" in caption
     assert "batch size 1," in caption
     config = json.loads(result.read_text())["config"]
     options = {name: config[name] for name in ("store", "store_tokens", "generated_only")}

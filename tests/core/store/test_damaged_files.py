@@ -30,7 +30,8 @@ BLOCK = 256
 SCOPES = (0, 3, 1 << 62)
 REASONS = (
     "not a store file", "its checksum does not match", "release: expected format",
-    "truncated", "too long", "no store has the sizes in its header", "has more pieces",
+    "truncated", "too long", "no store has the sizes in its header",
+    "pieces for the sizes in its header",
     "corrupt: NgramStore: ",
 )  # fmt: skip
 

@@ -235,7 +235,7 @@ def test_renumbering_happens_before_the_numbers_are_used_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two stores with different requests renumber in the same step."""
-    monkeypatch.setattr(device_store, "END_OF_NUMBERS", 200)
+    monkeypatch.setattr(device_store, "END_OF_BLOCK_NUMBERS", 200)
     stores, workloads = (new_store(8, 64), new_store(8, 64)), (Requests(1), Requests(2))
     num_renumberings = 0
     for _ in range(300):

@@ -25,18 +25,19 @@ EACH_KIND = pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERS
 TEXT = list(range(100, 140))
 LADDER = NgramConfig(sizes="ladder", min_draft_probability=0.177)
 CONFIG = dataclasses.replace(LADDER, store="live", store_tokens=16384)
-LOW_COST_CONFIG = dataclasses.replace(CONFIG, store_costs=np.ones((16, 56), np.uint8))  # type: ignore[arg-type]
+LOW_COSTS: Any = np.ones((16, _C.STORE_COST_COLUMNS), np.uint8)  # by match length and column
+LOW_COST_CONFIG = dataclasses.replace(CONFIG, store_costs=LOW_COSTS)
 """With such low costs, a draft ends only at the end of its text."""
 PHRASES = np.random.default_rng(6).integers(0, 50, (12, 6))
 ROW_SAMPLES: dict[str, list[int] | None] = {
     "all": None,
-    "fewer than rows": None,
+    "fewer requests than rows": None,
     "permuted": [2, 0, 3, 1],
     "negative": [3, -1, 0, -9],
     "past the end": [4, 2, 9, 1],
     "repeated": [1, 1, 3, 1],
 }
-"""By name: `row_indices` of a batch over four rows."""
+"""By name: `row_indices` of a batch over four rows; None: request i has row i."""
 
 
 def make_rows(convert: Convert) -> tuple[Any, Any]:
@@ -68,7 +69,7 @@ def list_stored_texts(drafter: Any) -> list[tuple[int, list[int]]]:
 @EACH_KIND
 @pytest.mark.parametrize("has_slot_indices", [False, True])
 def test_step_equals_index_step_and_store_step(convert: Convert, has_slot_indices: bool) -> None:
-    """Other requests, with other scopes, get the rows from time to time."""
+    """The requests have two scopes. In every ninth step, a new request replaces that of a row."""
     proposer: Any = NgramProposer(CONFIG, num_slots=8)
     without_store = NgramProposer(LADDER, num_slots=8)
     store = NgramStore(8, 16384)
@@ -134,7 +135,7 @@ def test_step_without_advance_equals_step_with_advance(convert: Convert, name: s
         tokens[:] = convert(10_000 + np.arange(12_000, dtype=np.int32).reshape(4, 3000))
     rng = np.random.default_rng(5)
     indices = ROW_SAMPLES[name]
-    batch = 2 if name == "fewer than rows" else 4
+    batch = 2 if name == "fewer requests than rows" else 4
     arguments: dict[str, Any] = {"scopes": convert(np.array([1, 2, 3, 4])[:batch])}
     if indices is not None:
         arguments["row_indices"] = convert(np.array(indices, np.int32))
@@ -353,6 +354,7 @@ def test_async_state_uses_store_argument() -> None:
 
 def test_async_state_rejects_invalid_stores_and_scopes() -> None:
     store = NgramStore(3, 16384, kind="torch")
+    # A device other than the CPU, on which no operator is called.
     device = LateDevice("eager", None)  # type: ignore[arg-type]
     options: list[tuple[dict[str, Any], str]] = [
         ({"ngram": NgramConfig(), "store": store}, "store: expected None without min_draft"),

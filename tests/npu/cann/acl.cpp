@@ -16,7 +16,7 @@
 namespace {
 
 std::mutex record_mutex;
-std::string record;  // one line per launch or copy
+std::string record;  // one line per launch, copy, host function and loaded binary
 const void* last_stream = nullptr;
 std::atomic<int> num_waits{0};  // for the device, a stream or an event
 std::mutex device_mutex;        // work waits while a test holds the mutex
@@ -97,10 +97,7 @@ STAND_IN_HOOK const char* stand_in_take_calls() {
 int stand_in_get_num_waits() { return num_waits; }
 
 // Returns whether the last launch was on this stream.
-int stand_in_is_last_stream(const void* stream) {
-  aclrtSynchronizeDevice();
-  return last_stream == stream;
-}
+int stand_in_is_last_stream(const void* stream) { return last_stream == stream; }
 
 // Copies the record to a buffer and clears the record. Returns the record's length, which is larger than `bytes` if the
 // buffer is too small.
@@ -123,7 +120,7 @@ aclError aclrtBinaryGetFunction(const aclrtBinHandle binary, const char* name, a
   *function = dlsym(binary, name);
   return *function != nullptr ? ACL_SUCCESS : ACL_ERROR_INVALID_PARAM;
 }
-// `args` contains the kernel's arguments and one additional word.
+// `args` contains the kernel's arguments and the address for CANN's overflow check, which only debug builds use.
 aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle function, uint32_t blocks, aclrtStream stream,
                                        aclrtLaunchKernelCfg*, void* args, size_t bytes, aclrtPlaceHolderInfo*,
                                        size_t placeholders) {

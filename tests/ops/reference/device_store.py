@@ -16,7 +16,7 @@ __all__ = [
 
 SIZES = (1, 2, 3, 4, 8, 16)
 SLOT_LEVEL = len(SIZES)
-END_OF_NUMBERS = 2**23
+END_OF_BLOCK_NUMBERS = 2**23
 SLOT_BLOCK, SLOT_LENGTH, SLOT_KEY = range(3)
 NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
 
@@ -103,8 +103,8 @@ def device_store_append_(a: Arguments) -> None:
     if len(a.num_sampled) == 0:
         return
     num_blocks = len(a.blocks)
-    number = min(max(int(a.allocator[0]), 1), END_OF_NUMBERS)
-    limit = min(num_blocks // 2, END_OF_NUMBERS - number)
+    number = min(max(int(a.allocator[0]), 1), END_OF_BLOCK_NUMBERS)
+    limit = min(num_blocks // 2, END_OF_BLOCK_NUMBERS - number)
     planned = [addition_of(a, i, number) for i in range(len(a.num_sampled))]
     additions = [addition for addition in planned if addition is not None]
     reserved = 0

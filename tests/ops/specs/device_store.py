@@ -1,4 +1,4 @@
-"""The OpSpecs of the device store: stores that are empty, full, damaged, or near the last number.
+"""The OpSpecs of the device store: empty, full and damaged stores, and the last block numbers.
 
 The reference fills the stores, so that a fault of a kernel shows in the kernel's own call."""
 
@@ -17,8 +17,9 @@ from .spec import Args, Array, BadCall, OpSpec, Sample, contiguous, in_buffer
 from .store import SCOPES, text_rows
 
 NO_DEVICE_STORE_ON_NPU = {"npu": "NPUs draft on the host: the operator needs atomics on a table"}
-BLOCK, END_OF_NUMBERS, WORKSPACE_WORDS = 256, 2**23, 8
+BLOCK, END_OF_BLOCK_NUMBERS, WORKSPACE_WORDS = 256, 2**23, 8
 NUMBER, PREVIOUS, NEXT, FILL, SCOPE_LOW, SCOPE_HIGH = range(6)
+"""Words of a block's head. PREVIOUS and NEXT are numbers of blocks of the same request."""
 STORE = ("slots", "text", "blocks", "table", "allocator")
 CONTENTS = ("text", "blocks", "table")
 
@@ -32,12 +33,13 @@ def new_store(num_blocks: int, columns: int, num_slots: int) -> Store:
 
 
 def copy_store(store: Store) -> Store:
+    # in_buffer surrounds each row with `before` and `gap` items that no operator may access.
     return {name: in_buffer(array, before=1, gap=3) for name, array in store.items()}
 
 
 def renumbered(store: Store, by: int) -> Store:
-    """The store as if `by` more blocks had been assigned before, which must be a multiple of its
-    number of blocks."""
+    """Returns the store as if `by` more blocks had been assigned before. `by` must be a multiple of
+    the number of blocks."""
     moved = copy_store(store)
     for column in (NUMBER, PREVIOUS, NEXT):
         numbers = moved["blocks"][:, column]
@@ -57,7 +59,8 @@ def run_steps(
     hold_back: bool = False,
     **rows: Array | None,
 ) -> Store:
-    """Returns the store after steps in which the rows grew from a tenth of these lengths."""
+    """Returns the store after steps in which the rows grew from a tenth of these lengths. With
+    `hold_back`, the newest tokens of a request are stored only in its next step."""
     at = np.asarray(lengths) // 10
     while (at < lengths).any():
         sampled = np.minimum(rng.integers(0, 60, len(lengths)), lengths - at).astype(np.int32)
@@ -75,7 +78,7 @@ PROPOSE = [name for name, _ in arguments_of("device_store_propose_")]
 def append_call(
     store: Store, tokens: Array, lengths: Any, sampled: Any, **more: Any
 ) -> dict[str, Any]:
-    """The arguments by name, of a call without optional tensors and limits."""
+    """Returns the arguments by name, of a call without optional tensors and limits."""
     rows = {
         "token_ids": tokens,
         "num_tokens": in_buffer(lengths, gap=1),
@@ -88,15 +91,15 @@ def append_call(
 
 
 def propose_call(
-    store: Store, tokens: Array, lengths: Any, k: int, own: Any = 0, **more: Any
+    store: Store, tokens: Array, lengths: Any, k: int, own_match: Any = 0, **more: Any
 ) -> dict[str, Any]:
-    """The arguments by name; every request has a draft with a match of `own` tokens."""
+    """Returns the arguments by name. Each request's own draft has a match of `own_match` tokens."""
     batch = len(lengths)
     call = append_call(store, tokens, lengths, [1] * batch)
     drafts = {
         "draft_token_ids": in_buffer(np.full((batch, k), 77), before=2, gap=3),
         "num_draft_tokens": in_buffer([k // 2] * batch, gap=1),
-        "match_len": in_buffer(np.broadcast_to(own, batch), gap=1),
+        "match_len": in_buffer(np.broadcast_to(own_match, batch), gap=1),
         "max_len": UNLIMITED,
         "fill": False,
     }
@@ -104,13 +107,14 @@ def propose_call(
     return {name: values[name] for name in PROPOSE}
 
 
-def _sample(label: str, call: dict[str, Any], compare: bool = True) -> Sample:
-    return Sample(label, tuple(call.values()), compare)
+def _sample(label: str, call: dict[str, Any], checks_results: bool = True) -> Sample:
+    return Sample(label, tuple(call.values()), checks_results)
 
 
 def small_stores(rng: np.random.Generator) -> Iterator[tuple[str, Store, Array]]:
-    """Stores of four requests that replaced their blocks several times, and the rows. A table of
-    one or two columns makes all n-grams of a length collide."""
+    """Yields small stores, after steps of four requests in which every block was replaced several
+    times, and the requests' tokens. A table of one or two columns makes all n-grams of a length
+    collide."""
     tokens = in_buffer(text_rows(rng, 4, 1500, 30), gap=1)
     for num_blocks, columns in ((2, 1), (3, 2), (5, 64), (8, 4096), (40, 4096)):
         store = new_store(num_blocks, columns, 4)
@@ -124,7 +128,7 @@ def small_stores(rng: np.random.Generator) -> Iterator[tuple[str, Store, Array]]
 
 
 def damaged(rng: np.random.Generator, store: Store) -> Iterator[Store]:
-    """Stores with random words, and with edges of the ranges in one column of the blocks."""
+    """Stores with random words, and stores with a limit of its range in one column of `blocks`."""
     for share, small in product((0.01, 0.2, 1.0), (False, True)):
         copy = copy_store(store)
         for name in CONTENTS:
@@ -157,7 +161,7 @@ def _append_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample("held back", call | workspace | {"hold_back": True})
     yield from _size_samples(rng)
     yield from _identity_samples(rng)
-    yield from _ring_samples(rng)
+    yield from _replacement_samples(rng)
     yield from _hostile_append_samples(rng, call)
 
 
@@ -189,13 +193,14 @@ def _size_samples(rng: np.random.Generator) -> Iterator[Sample]:
         yield _sample(f"edges-{first}", append_call(store, tokens, lengths, edges, **more))
         more["max_new"] = 256
         yield _sample(f"limited-{first}", append_call(store, tokens, lengths, edges, **more))
+        # The store missed most of the new tokens.
         yield _sample(
-            f"late-{first}", append_call(store, tokens, lengths, [3] * len(edges), **more)
+            f"missed-{first}", append_call(store, tokens, lengths, [3] * len(edges), **more)
         )
 
 
 def _identity_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Which request's row a slot belongs to."""
+    """Rows that do or do not continue the request of their slot: other slots, scopes, tokens."""
     tokens = in_buffer(text_rows(rng, 4, 700, 25), gap=1)
     lengths = np.array([300, 270, 40, 17], np.int32)
     scopes = in_buffer([0, 0, 5, 5])
@@ -222,7 +227,7 @@ def _identity_samples(rng: np.random.Generator) -> Iterator[Sample]:
         ("one-row-twice", {"row_indices": in_buffer([1, 1, 1, 0])}),
     ):
         call = append_call(store, tokens, grown, [2, 1, 4, 4], **change)
-        yield _sample(label, call, compare=False)
+        yield _sample(label, call, checks_results=False)
     for back in (1, 15, 16, 17):  # tokens before the end of the stored text
         rewritten = in_buffer(tokens, gap=1)
         rewritten[np.arange(4), np.maximum(lengths - back, 0)] = 77
@@ -242,9 +247,9 @@ def _identity_samples(rng: np.random.Generator) -> Iterator[Sample]:
             )
 
 
-def _ring_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Calls that need more blocks than they may replace, or that replace blocks of requests of the
-    call, also when block numbers run out."""
+def _replacement_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    """Calls that replace blocks. Some need more blocks than a call may replace. Some replace blocks
+    of requests of the same call. In some, no block numbers are left."""
     for label, store, tokens in small_stores(rng):
         ends = np.minimum(np.array([1500, 700, 600, 520]), 1490)
         for grown, scopes in product(
@@ -253,19 +258,20 @@ def _ring_samples(rng: np.random.Generator) -> Iterator[Sample]:
             lengths = np.minimum(ends + np.array(grown), 1500)
             more = {"scopes": in_buffer(scopes)}
             yield _sample(
-                f"ring-{label}", append_call(store, tokens, lengths, np.maximum(grown, 1), **more)
+                f"full-{label}", append_call(store, tokens, lengths, np.maximum(grown, 1), **more)
             )
             fresh = {"slots": in_buffer(np.zeros((4, 3)))}
             yield _sample(
                 f"fresh-{label}", append_call(store, tokens, lengths, np.maximum(grown, 1)) | fresh
             )
         num_blocks = len(store["text"])
-        last = (END_OF_NUMBERS - int(store["allocator"][0])) // num_blocks * num_blocks
+        # The largest multiple of num_blocks that keeps the next block number below the end.
+        max_shift = (END_OF_BLOCK_NUMBERS - int(store["allocator"][0])) // num_blocks * num_blocks
         for short in (0, 1, 2):
-            late = renumbered(store, last - short * num_blocks)
+            late = renumbered(store, max_shift - short * num_blocks)
             call = append_call(late, tokens, [1500, 760, 900, 520], [60, 60, 270, 1])
             yield _sample(f"last-numbers-{label}-{short}", call)
-        for number in (*HOSTILE_INT32, END_OF_NUMBERS - 1, END_OF_NUMBERS, END_OF_NUMBERS + 1):
+        for number in (*HOSTILE_INT32, *(END_OF_BLOCK_NUMBERS + i for i in (-1, 0, 1))):
             call = append_call(store, tokens, [1500, 760, 900, 520], [60, 60, 270, 1])
             yield _sample(
                 f"allocator-{label}-{number}", call | {"allocator": in_buffer([number, 5])}
@@ -281,7 +287,7 @@ def _hostile_append_samples(rng: np.random.Generator, call: dict[str, Any]) -> I
         for bad in replace_each(call[name].tolist(), values):
             distinct = name == "scopes" or len(set(bad)) == 3
             hostile = call | {name: in_buffer(bad, dtype=dtype)}
-            yield _sample(f"hostile-{name}", hostile, compare=distinct)
+            yield _sample(f"hostile-{name}", hostile, checks_results=distinct)
     for max_new in (1, 2, 3, 2**31 - 1):
         yield _sample(f"max-new-{max_new}", call | {"max_new": max_new})
     store = {name: call[name] for name in STORE}
@@ -296,7 +302,7 @@ def _hostile_append_samples(rng: np.random.Generator, call: dict[str, Any]) -> I
         yield _sample("hostile-tokens", call | {"token_ids": tokens})
 
 
-def _append_sizes() -> Iterator[Args]:
+def _make_append_calls_for_one_graph() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for rows, batch, num_blocks, columns, slots in ((5, 4, 9, 16, 7), (11, 10, 19, 64, 13)):
         tokens = text_rows(rng, rows, 30 + rows, 9)
@@ -325,8 +331,8 @@ SPEC = OpSpec(
             "num_sampled",
         ),
     ),
-    sizes=tuple(_append_sizes()),
-    fixed=frozenset({"slots", "slot_indices", "row_indices"}),  # a slot must not occur twice
+    sizes=tuple(_make_append_calls_for_one_graph()),
+    not_randomized=frozenset({"slots", "slot_indices", "row_indices"}),  # no slot may occur twice
 )
 
 
@@ -362,7 +368,7 @@ def _propose_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _match_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Rows whose last 0 to 18 tokens are in the store, own matches of every length, and limits."""
+    """Rows whose last 0 to 18 tokens are stored, own drafts of all match lengths, and limits."""
     common = np.arange(100, 130)
     tokens = np.arange(1000, 1000 + 20 * 60).reshape(20, 60)
     tokens[0, :30] = common
@@ -384,7 +390,7 @@ def _match_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 def _chain_samples(rng: np.random.Generator) -> Iterator[Sample]:
-    """Matches and drafts around the edges of blocks, with damaged neighbours."""
+    """Matches and drafts at the edges of blocks, and with changed words in the blocks' heads."""
     tokens = in_buffer(np.tile(np.arange(800), (20, 1)))
     store = new_store(4, 4096, 1)
     whole = np.array([760], np.int32)
@@ -443,7 +449,7 @@ def _hostile_propose_samples(rng: np.random.Generator, call: dict[str, Any]) -> 
         yield _sample(f"entry-{word}", call | {"table": in_buffer(np.full((6, 4), word))})
 
 
-def _propose_sizes() -> Iterator[Args]:
+def _make_propose_calls_for_one_graph() -> Iterator[Args]:
     rng = np.random.default_rng(1)
     for rows, batch, num_blocks, columns, k in ((5, 4, 9, 16, 7), (11, 10, 19, 64, 13)):
         tokens = text_rows(rng, rows, 30 + rows, 9)
@@ -471,5 +477,5 @@ PROPOSE_SPEC = OpSpec(
             "draft_token_ids width",
         ),
     ),
-    sizes=tuple(_propose_sizes()),
+    sizes=tuple(_make_propose_calls_for_one_graph()),
 )  # fmt: skip

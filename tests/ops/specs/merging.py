@@ -53,8 +53,8 @@ def _make_batch(
     }
 
 
-def _make_sample(label: str, call: dict[str, Any], compare: bool = True) -> Sample:
-    return Sample(label, tuple(call.values()), compare)
+def _make_sample(label: str, call: dict[str, Any], checks_results: bool = True) -> Sample:
+    return Sample(label, tuple(call.values()), checks_results)
 
 
 def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -103,7 +103,7 @@ def _make_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for rows in replace_each([4, 2, 1, 3], (*values, 5, 6)):
             are_distinct = len(set(rows)) == 4
             call = ordinary | {"row_indices": in_buffer(rows, dtype=dtype)}
-            yield _make_sample("hostile-rows", call, compare=are_distinct)
+            yield _make_sample("hostile-rows", call, checks_results=are_distinct)
     for dtype, values in HOSTILE_INDICES:
         tokens = rng.choice(np.array(values, dtype), (20, 3))
         ngram = rng.choice(HOSTILE_INT32, (20, 5))
@@ -231,5 +231,5 @@ SPEC = OpSpec(
         ),
     ),
     sizes=tuple(_make_sizes()),
-    fixed=frozenset({"row_indices"}),  # a row must not occur twice
+    not_randomized=frozenset({"row_indices"}),  # a row must not occur twice
 )

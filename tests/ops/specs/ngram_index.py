@@ -159,7 +159,8 @@ def make_indexed_spec(
 
     def make_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for i, sample in enumerate(scan.samples(rng)):
-            args, compare = sample.args, sample.compare and not has_repeated_row(sample.args)
+            args = sample.args
+            checks_results = sample.checks_results and not has_repeated_row(args)
             if not has_supported_span(args):
                 continue
             if i == 0:
@@ -168,13 +169,13 @@ def make_indexed_spec(
                 continue
             if rng.random() < 0.5:  # similar samples get the other index
                 empty = add_index(args, make_index(count_rows(args)))
-                yield Sample(f"empty-{sample.label}", empty, compare)
+                yield Sample(f"empty-{sample.label}", empty, checks_results)
             else:
                 filled = add_index(args, fill_index_for(args))
-                yield Sample(f"filled-{sample.label}", filled, compare)
+                yield Sample(f"filled-{sample.label}", filled, checks_results)
             if i % 5 == 0:
                 small = add_index(args, fill_index_for(args, num_pages=2))
-                yield Sample(f"no-memory-{sample.label}", small, compare)
+                yield Sample(f"no-memory-{sample.label}", small, checks_results)
         yield from make_slot_samples(rng)
         yield from make_ladder_samples(rng)
 
@@ -202,7 +203,7 @@ def make_indexed_spec(
                 for i, words in enumerate(corrupt_index(rng, indexes["filled"])):
                     random_call = add_index(args, words, **ladder)
                     name = f"ladder-random-{i}-{alphabet}-{label}"
-                    yield Sample(name, random_call, compare=False)
+                    yield Sample(name, random_call, checks_results=False)
 
     def make_slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
         # An index recognizes the row of a slot by the row's last eight tokens. With an alphabet of
@@ -220,7 +221,7 @@ def make_indexed_spec(
                 yield Sample(f"hostile-slots-{policy}", add_index(args, index, slots))
             slots = in_buffer([1, 1, 1, 2, 2, 3, 3, 1])
             twice = add_index(args, index, slots)
-            yield Sample(f"one-slot-twice-{policy}", twice, compare=False)
+            yield Sample(f"one-slot-twice-{policy}", twice, checks_results=False)
             other_range = scan.replace(args, min_n=1, max_n=3)
             yield Sample(f"other-range-{policy}", add_index(other_range, index))
             shorter = scan.replace(args, num_tokens=in_buffer([30] * 9))
@@ -237,9 +238,9 @@ def make_indexed_spec(
                 )
                 yield Sample(f"one-shorter-{policy}", add_index(shorter, index))
             changed = scan.replace(args, token_ids=in_buffer(draw_rows(rng, 9, 60, 5)))
-            yield Sample(f"rewritten-{policy}", add_index(changed, index), compare=False)
+            yield Sample(f"rewritten-{policy}", add_index(changed, index), checks_results=False)
             for i, words in enumerate(corrupt_index(rng, index)):
-                yield Sample(f"random-{i}-{policy}", add_index(args, words), compare=False)
+                yield Sample(f"random-{i}-{policy}", add_index(args, words), checks_results=False)
 
     sizes = (
         add_index(args, make_index(30 + i, 5 + i), np.arange(get_batch(args), dtype=np.int32))
@@ -261,7 +262,9 @@ def make_indexed_spec(
         sizes=tuple(sizes),
         opaque=frozenset({"index"}),
         # With other tokens, the index would not match the rows, and a slot must not occur twice.
-        fixed=frozenset({"token_ids", "num_tokens", "row_indices", "slot_indices", "match_policy"}),
+        not_randomized=frozenset(
+            {"token_ids", "num_tokens", "row_indices", "slot_indices", "match_policy"}
+        ),
     )
 
 
@@ -383,7 +386,7 @@ NGRAM_INDEX_APPEND = OpSpec(
     ),
     sizes=tuple(_make_append_sizes()),
     opaque=frozenset({"index"}),
-    fixed=frozenset({"match_policy"}),
+    not_randomized=frozenset({"match_policy"}),
 )
 
 

@@ -29,7 +29,7 @@ class Sample:
 
     label: str
     args: Args
-    compare: bool = True
+    checks_results: bool = True
     """False if the results are unspecified (e.g. duplicate rows): only memory safety is tested."""
 
 
@@ -65,7 +65,7 @@ class OpSpec:
     and within each call, because torch uses the same symbol for equal sizes."""
     opaque: frozenset[str] = frozenset()
     """Arguments whose contents are specific to the implementation. They are not compared."""
-    fixed: frozenset[str] = frozenset()
+    not_randomized: frozenset[str] = frozenset()
     """Arguments that ``parity.make_random_cases`` must not change, because with other values the
     results would be unspecified. Indexes, stores and workspaces are never changed."""
     no_kernel: dict[str, str] = field(default_factory=dict)

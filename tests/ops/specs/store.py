@@ -422,7 +422,7 @@ def _make_store_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for name, words in make_invalid_stores(store):
             yield Sample(f"no-store-{name}", make_call(*batch, words, draw_drafts(rng, 3, 6, 60)))
         for words in corrupt_store(rng, store):
-            yield Sample("random", make_call(*batch, words, drafts), compare=False)
+            yield Sample("random", make_call(*batch, words, drafts), checks_results=False)
 
 
 def _make_step_sizes() -> Iterator[Args]:
@@ -490,7 +490,7 @@ def _make_finish_samples(rng: np.random.Generator) -> Iterator[Sample]:
         for name, words in make_invalid_stores(store):
             yield Sample(f"no-store-{name}", (words, in_buffer(range(3))))
         for words in corrupt_store(rng, store):
-            yield Sample("random", (words, in_buffer(range(3))), compare=False)
+            yield Sample("random", (words, in_buffer(range(3))), checks_results=False)
     for fill in (1, 2, 15, 16, 17, 255, 256, 257, 496, 497, 1200):
         store = make_store_with_open_requests([fill + 1, 2], FINISH)
         yield Sample(f"fill-{fill}", (store, in_buffer([1, 0])))

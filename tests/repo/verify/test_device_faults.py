@@ -1,4 +1,5 @@
-"""Tests that twins detect each synchronization fault of device kernels and pass correct kernels."""
+"""Tests that twins detect each seeded fault and pass correct kernels. A seeded fault
+removes or weakens a synchronization in a device kernel's source."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from repo.verify.device_faults import ASCENDC_FAULTS, CUDA_FAULTS, Fault, parse_
 from repo.verify.run_device_faults import detect_ascendc_fault, detect_cuda_fault, find_cuda_source
 from twins import ROOT
 
-MODES = ("fast", "resident", "hooks")
+MODES = ("fast", "resident", "hooks")  # of the CUDA twin (docs/design/cuda-twin.md)
 
 
 def test_parse_faults_reads_one_line_and_multi_line_faults() -> None:
+    """The format: ``@ file mode op``, then per fault ``description: old => new`` or its lines."""
     text = (
         "\n@ a/b.h fast p\nx: old => new\ngone: old =>\n\n@ c.cu hooks q_\ny\n- 1: 2\n-   -\n+ +\n"
     )
@@ -51,7 +53,7 @@ def test_cuda_twin_detects_fault(fault: Fault) -> None:
 
 @pytest.mark.slow
 def test_ascendc_kernel_without_fault_passes() -> None:
-    line = "struct StagedBatch {"
+    line = "struct StagedBatch {"  # any line: a fault with equal texts changes nothing
     assert detect_ascendc_fault(Fault("csrc/ascendc/bookkeeping.cpp", "none", line, line)) == ""
 
 
@@ -59,5 +61,6 @@ def test_ascendc_kernel_without_fault_passes() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("op", sorted({fault.op for fault in CUDA_FAULTS}))
 def test_cuda_kernel_without_fault_passes(op: str, mode: str) -> None:
+    # A fault with equal texts changes nothing.
     entry, file = f"ngram_npu_cuda_{op}(", find_cuda_source(op, ROOT / "csrc").relative_to(ROOT)
     assert detect_cuda_fault(Fault(str(file), "none", entry, entry, mode, op)) == ""

@@ -65,7 +65,9 @@ bool Stack::is_in_guard_page(const void* address) const {
 void Context::prepare(const Stack& stack, void (*entry)()) {
   constexpr int kNumSavedRegisters = 6;
   auto* top = reinterpret_cast<void**>(stack.top());
-  *--top = nullptr;  // in place of the return address: the ABI requires 16-byte alignment above it
+  // `entry` starts as if it had been called, but never returns. This word stands for the return address; the ABI
+  // requires that the stack pointer is a multiple of 16 before a call pushes that address.
+  *--top = nullptr;
   *--top = reinterpret_cast<void*>(entry);
   for (int i = 0; i < kNumSavedRegisters; ++i) *--top = nullptr;
   stack_pointer_ = top;

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.engines.vllm import admission, auto_k, request_limits, v1_device, v2
+from ngram_npu.engines.vllm import auto_k, request_limits, request_scopes, v1_device, v2
 from ngram_npu.engines.vllm.options import (
     CORRECTION,
     Method,
@@ -48,9 +48,9 @@ from ngram_npu.engines.vllm.v1_sync import StockNgramProposer
 MODULE = "vllm.v1.spec_decode.ngram_proposer"
 CLASS = "NgramProposer"
 ASYNC_CLASS = "NgramProposerGPU"
-TRIM = "update_scheduler_for_invalid_drafts"
-COPY = "copy_num_valid_draft_tokens"
-CORRECT = "update_num_computed_tokens_for_batch_change"
+TRIM_FUNCTION = "update_scheduler_for_invalid_drafts"
+COPY_FUNCTION = "copy_num_valid_draft_tokens"
+CORRECT_FUNCTION = "update_num_computed_tokens_for_batch_change"
 CORRECTION_LABEL = "the correction of counts"
 
 V2_MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
@@ -72,10 +72,10 @@ def install() -> None:
     class: enabled, or why not. Never raises, because vLLM would not start. May be called again."""
     refused = f", vLLM is left as it is: this vLLM ({find_installed_version()}) is not supported"
     try:
-        admission.install()
+        request_scopes.install()
         request_limits.install()
         if importlib.util.find_spec("vllm_ascend") is not None:
-            # vLLM-Ascend has its own drafter classes; one of them derives from the stock class.
+            # One of vLLM-Ascend's own drafter classes derives from the stock class, so that stays.
             install_ascend()
         elif MODULE not in sys.modules and importlib.util.find_spec(MODULE) is None:
             log_refusal(refused, f"it has no {MODULE}")
@@ -97,7 +97,8 @@ def _install_option_check(module: ModuleType) -> None:
 
 
 def _check_options(validate: Any, vllm_config: Any) -> None:
-    auto_k.set_table(vllm_config)  # vLLM derives the sizes of its graphs from the table
+    # With k="auto": draft lengths by batch size, from which vLLM derives the sizes of its graphs.
+    auto_k.set_table(vllm_config)
     validate(vllm_config)
     model, speculative = vllm_config.model_config, vllm_config.speculative_config
     draft = getattr(speculative, "draft_model_config", None)
@@ -112,6 +113,7 @@ def _check_options(validate: Any, vllm_config: Any) -> None:
 
 
 def _replace_sync(module: Any) -> str | None:
+    """Returns why nothing was replaced. Empty: replaced now. None: replaced before."""
     is_bound = getattr(sys.modules.get(RUNNER), CLASS, None) is getattr(module, CLASS, None)
     reason = f"{RUNNER} has bound {CLASS} already" if is_bound else ""
     return replace_attributes(module, {CLASS: StockNgramProposer}, reason)
@@ -119,7 +121,7 @@ def _replace_sync(module: Any) -> str | None:
 
 def _install_async(runner: ModuleType) -> None:
     wrap_function(getattr(runner, "GPUModelRunner", None), "__init__", _warn_without_beside)
-    admission.install_v1(runner)
+    request_scopes.install_v1(runner)
     method = "method 'ngram_gpu' of the V1 runner"
     refused = f" for {method}, which is left as it is"
     replace_after_import(RUNNER, _replace_async, method, refused)
@@ -129,19 +131,20 @@ def _install_async(runner: ModuleType) -> None:
 def _replace_async(runner: Any) -> str | None:
     if getattr(runner, ASYNC_CLASS, None) is v1_device.AsyncNgramProposer:
         return None
-    trim: Any = getattr(runner, TRIM, None)
+    trim: Any = getattr(runner, TRIM_FUNCTION, None)
 
     def trim_unless_padded(num_valid_draft_tokens_event: Any, *args: Any, **kwargs: Any) -> None:
         if num_valid_draft_tokens_event is not None:
             trim(num_valid_draft_tokens_event, *args, **kwargs)
 
-    replacements = {ASYNC_CLASS: v1_device.AsyncNgramProposer, TRIM: trim_unless_padded}
-    mismatch = find_signature_mismatch(COPY, getattr(runner, COPY, None), _copy_counts)
+    replacements = {ASYNC_CLASS: v1_device.AsyncNgramProposer, TRIM_FUNCTION: trim_unless_padded}
+    copy = getattr(runner, COPY_FUNCTION, None)
+    mismatch = find_signature_mismatch(COPY_FUNCTION, copy, _copy_counts)
     return replace_attributes(runner, replacements, mismatch)
 
 
 def _copy_counts(*args: Any, num_valid_draft_tokens: Any, **kwargs: Any) -> None:
-    """Has the signature of vLLM's function, which copies nothing without counts (padded drafts)."""
+    """Only its signature is used. vLLM's function accepts None as counts, as with padded drafts."""
 
 
 def _warn_without_beside(
@@ -162,7 +165,7 @@ def _install_correction(runner: ModuleType, find_device_type: Any) -> None:
         has_kernel = _library.has_kernel("correct_num_computed_tokens_", device_type)
         reason = "" if has_kernel else f"there is no kernel for {device_type!r}"
         replacement = v1_device.update_num_computed_tokens_for_batch_change
-        return replace_attributes(runner, {CORRECT: replacement}, reason)
+        return replace_attributes(runner, {CORRECT_FUNCTION: replacement}, reason)
 
     refused = f" for {CORRECTION_LABEL}, which is left as it is"
     value = os.environ.get(CORRECTION, "0")
@@ -183,7 +186,7 @@ def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "
         if issubclass(stock, v2.NgramSpeculator):
             return None
         refuse = functools.partial(log_refusal, V2_REFUSAL)
-        replacement = v2.in_place_of(stock, refuse, method)
+        replacement = v2.make_replacement(stock, refuse, method)
         reason = replace_attributes(
             module, {name: replacement}, _find_inheritance_conflict(name, stock, replacement)
         )
@@ -270,6 +273,6 @@ def _replace_ascend(runner: Any, names: tuple[str, ...]) -> str | None:
     if ASCEND_LAUNCHER in names and not _library.has_kernel("ngram_step_", "npu"):
         reason = f"no NPU kernels: {_library.backends()['npu'].reason}"
     result = replace_attributes(runner, replacements, reason)
-    if result == "":
+    if result == "":  # replaced now
         setattr(factory, drafter, replacements[drafter])
     return result

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 import ngram_npu._C as _C
-from ngram_npu.engines.vllm.admission import require_checks
 from ngram_npu.engines.vllm.options import Options, engine_index
 from ngram_npu.engines.vllm.patching import logger
+from ngram_npu.engines.vllm.request_scopes import require_scope_checks
 from ngram_npu.engines.vllm.sharing import ranks_of_stage
 from ngram_npu.index import NgramIndex
 from ngram_npu.tensors import Int32Array
@@ -39,12 +39,12 @@ _COUNTERS = {
     "tokens": ("draft_tokens", "Draft tokens found."),
     "seconds": ("propose_seconds", "Time spent in propose()."),
 }
-_SOURCE_ROWS = "source_rows", "Requests looked up, by index or scan."
+_SOURCE_ROWS = "source_rows", "Requests by source of their draft: index, scan, ngram or neural."
 _NEURAL_LABEL = "neural"
 """Label in place of a match length if the draft is from a neural drafter."""
 _MATCH_COUNTERS = (
-    ("verified_tokens", "Draft tokens that the drafter saw verified."),
-    ("accepted_tokens", "Of these, accepted."),
+    ("verified_tokens", "Draft tokens verified, except those of requests that ended or moved."),
+    ("accepted_tokens", "Draft tokens that were accepted, of those in verified_tokens."),
 )
 # A counter can be registered only once per process, but a process may start several engines.
 _registered_metrics: dict[str, Any] = {}
@@ -57,7 +57,7 @@ def log_start(drafter: Any, vllm_config: Any, options: Options, method: str, eng
         Whether this rank logs and counts: it is the first of the ranks that make the same drafts.
     """
     if drafter.shared_store is not None:
-        require_checks()
+        require_scope_checks()
     config, threads = options.ngram, options.num_threads
     # vLLM runs one drafter per tensor-parallel rank on the cores that also tokenise.
     _C.set_num_threads(threads)
@@ -92,7 +92,8 @@ def log_start(drafter: Any, vllm_config: Any, options: Options, method: str, eng
         )
     if options.ignored_bounds:
         logger.info(
-            f"ngram_npu: lookup={options.lookup} decides; {options.ignored_bounds} has no effect"
+            f"ngram_npu: lookup={options.lookup} sets the n-gram lengths; "
+            f"{options.ignored_bounds} has no effect"
         )
     cores = os.environ.get("OMP_NUM_THREADS", "")
     if cores.isdigit() and 0 < int(cores) < threads:
@@ -133,6 +134,7 @@ class AcceptanceCounts:
     def read_and_reset(self) -> npt.NDArray[np.int64]:
         """Returns [2, max_n + 1, k]: the numbers of verified and of accepted tokens since the last
         call, by match length and position."""
+        # Sums from the longest drafts to those of one token: n tokens are at positions 0 to n - 1.
         tokens = self._num_drafts[:, :, :0:-1].cumsum(axis=2)[:, :, ::-1]
         self._num_drafts[:] = 0
         return tokens

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ngram_npu.drafting import Drafting
-from ngram_npu.engines.vllm.admission import keeps_salts
 from ngram_npu.engines.vllm.options import Options, read_options
+from ngram_npu.engines.vllm.request_scopes import keeps_salts
 from ngram_npu.engines.vllm.sharing import (
     UNKNOWN_RUNNER,
     SharedStore,

@@ -86,12 +86,12 @@ class IndexedRows(ScannedRows):
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> Drafts[Any]:
         self._num_steps += 1
-        budget_steps = 1
+        budget_factor = 1
         if not self._is_ladder:
-            budget_steps = INDEX_POLICY.compute_budget_steps(
+            budget_factor = INDEX_POLICY.compute_budget_factor(
                 self._num_steps, num_tokens, num_sampled, self._num_behind
             )
-            if budget_steps == 0:
+            if budget_factor == 0:
                 return super().draft(token_ids, num_tokens, num_sampled, k)
         index = self._drafting.index or self._make_index()
         request_slots, new_rows = self._recognizer.assign(token_ids, num_tokens, num_sampled)
@@ -109,7 +109,7 @@ class IndexedRows(ScannedRows):
         index_slots = request_slots
         if self._num_behind:
             rows = token_ids, num_tokens, index.tensor, request_slots, num_sampled
-            arguments: Any = *rows, *self._index_arguments, budget_steps
+            arguments: Any = *rows, *self._index_arguments, budget_factor
             index_slots, self._num_behind = _C.index_catch_up(INDEX_POLICY, *arguments)
         return self._drafting.propose(
             token_ids,

@@ -413,7 +413,7 @@ class NgramSpeculator(RowLookup):
         return drafts.to(torch.int64)
 
 
-def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2") -> type:
+def make_replacement(stock: type, refuse: Callable[[str], None], method: Method = "v2") -> type:
     """Returns the class that replaces the stock speculator.
 
     It derives from it, so that the runner also finds members that this module does not know. The

@@ -13,7 +13,7 @@ from typing import Any
 RUNNER = "v2" if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1" else "v1"
 
 if RUNNER == "v2":
-    import vllm.v1.worker.cpu.shm  # noqa: F401, replaces events
+    import vllm.v1.worker.cpu.shm  # noqa: F401, replaces torch.cuda.Event by a CPU event
 
 import vllm_on_cpu  # noqa: E402
 
@@ -23,7 +23,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 import toy_drafters  # noqa: E402
 from ngram_npu.config import INDEX_POLICY  # noqa: E402
-from ngram_npu.engines.vllm import admission, plugin  # noqa: E402
+from ngram_npu.engines.vllm import plugin, request_scopes  # noqa: E402
 from ngram_npu.engines.vllm.v2 import LOOKUP_ATTRIBUTE  # noqa: E402
 from tiny_model import read_corpus  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
@@ -45,7 +45,7 @@ else:
     from vllm.v1.worker.gpu.spec_decode import adaptive_verification
     from vllm.v1.worker.gpu.spec_decode.ngram import speculator
 
-    admission.install()  # the part of the plugin that a store needs besides the speculator
+    request_scopes.install()  # passes salts and scopes of requests to the runner, for a store
     REPLACED_NAMES = [(speculator, "NgramGPUSpeculator"), (model_runner, "init_speculator")]
 
 Request = tuple[list[int], SamplingParams]
@@ -157,6 +157,7 @@ class Engine:
 
     @property
     def uses_ngram_npu(self) -> bool:
+        # A neural drafter has the attribute if n-grams draft in addition to it.
         modules = [c.__module__ for c in type(self.drafter).__mro__]
         is_replaced = any(name.startswith("ngram_npu.") for name in modules)
         return is_replaced or hasattr(self.drafter, LOOKUP_ATTRIBUTE)
@@ -222,7 +223,9 @@ def start_engine(model: Path, method: Method, **options: Any) -> Iterator[Engine
             try:
                 assert (engine.batch_queue_size == 2) == method.asynchronous
                 assert engine.uses_ngram_npu == (method.options is not None)
-                if method.is_adaptive:  # each further token takes a tenth of the time of a step
+                if method.is_adaptive:
+                    # Two points (number of tokens, time) each for drafting and for verifying: each
+                    # further verified token takes a tenth of the time of the first.
                     costs = [(1, 0.01), (8, 0.01)], [(1, 1.0), (101, 11.0)]
                     engine.runner.adaptive_verification.set_cost_curves(*costs)
                 yield engine

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from engines import LADDER, RUNNER, Engine, K, Method, encode_corpus, make_params, start_engine
-from ngram_npu.engines.vllm import admission, request_limits
+from ngram_npu.engines.vllm import request_limits, request_scopes
 from ngram_npu.engines.vllm.options import K_ARGUMENT
 
 ADAPTIVE = {"enable_adaptive_verification": True}
@@ -35,7 +35,7 @@ NO_PREFIX_HITS = {"enable_prefix_caching": False, "num_gpu_blocks_override": 100
 
 @pytest.fixture(autouse=True, scope="module")
 def _install_hooks() -> None:
-    admission.install()
+    request_scopes.install()
     request_limits.install()
 
 

@@ -49,7 +49,8 @@ def test_requests_draft_only_from_text_of_same_salt_and_scope(model: Path) -> No
     draft_counts: list[int] = []
     with start_engine(model, STORE_METHOD) as engine:
         store = engine.drafter.shared_store.contents
-        # A further request closes the text of the last tenant before the second round.
+        # The drafter learns in the next step that a request has finished. So a further request
+        # finishes the text of the last tenant before the second round.
         for salt, extra_args in [*tenants, ({}, {EXTRA_ARGUMENT: "end"}), *tenants]:
             old_count = store.statistics.drafts
             engine.generate([{"prompt_token_ids": prompt, **salt}], make_params(40, extra_args))

@@ -19,7 +19,7 @@ from vllm.v1.worker import gpu_model_runner
 if TYPE_CHECKING:
     from conftest import Runs
 
-STOCK_FUNCTION = getattr(gpu_model_runner, plugin.CORRECT)
+STOCK_FUNCTION = getattr(gpu_model_runner, plugin.CORRECT_FUNCTION)
 VIEW_OPERATORS = {"slice", "alias", "detach"}
 
 Function = Callable[..., None]
@@ -76,13 +76,15 @@ def test_corrected_counts_equal_those_of_vllm(
 ) -> None:
     """Some requests are preempted or prefilled in chunks."""
     monkeypatch.setenv(plugin.CORRECTION, "1")
-    monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, STOCK_FUNCTION)  # restored at the end
+    monkeypatch.setattr(
+        gpu_model_runner, plugin.CORRECT_FUNCTION, STOCK_FUNCTION
+    )  # restored at the end
     result = BatchResult()
     with start_engine(model, METHODS["trimmed"]) as engine:
-        replacement = getattr(gpu_model_runner, plugin.CORRECT)
+        replacement = getattr(gpu_model_runner, plugin.CORRECT_FUNCTION)
         assert replacement is v1_device.update_num_computed_tokens_for_batch_change
         comparison = Comparison(replacement)
-        monkeypatch.setattr(gpu_model_runner, plugin.CORRECT, comparison)
+        monkeypatch.setattr(gpu_model_runner, plugin.CORRECT_FUNCTION, comparison)
         engine.serve(make_requests(model), result)
     assert comparison.num_different == 0
     assert comparison.launches == {STOCK_FUNCTION: {12}, replacement: {1}}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu.engines.vllm import NgramProposer, admission, v1_device, v2
+from ngram_npu.engines.vllm import NgramProposer, request_scopes, v1_device, v2
 from ngram_npu.engines.vllm.options import read_options
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_config import make_vllm_config
@@ -170,7 +170,7 @@ class GPUModelRunner:
             )
 
 
-admission.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
+request_scopes.install_v1(SimpleNamespace(GPUModelRunner=GPUModelRunner))
 
 
 class V1Async(Engine):

@@ -322,7 +322,7 @@ def test_store_in_unknown_runner_raises() -> None:
 
     module: Any = SimpleNamespace(GPUModelRunner=UnknownRunner)
     members = vars(UnknownRunner).copy()
-    plugin.admission.install_v1(module)
+    plugin.request_scopes.install_v1(module)
     plugin.install_request_data(module)
     assert vars(UnknownRunner) == members
     for runner in (UnknownRunner(), None):
@@ -418,7 +418,9 @@ def test_workspace_is_allocated_once(
     assert [*map(id, workspaces)] == [*map(id, created_workspaces * 2)]
 
 
-BOUNDS_HINT = "lookup=ladder decides; prompt_lookup_min=2 prompt_lookup_max=4 has no effect"
+BOUNDS_HINT = (
+    "lookup=ladder sets the n-gram lengths; prompt_lookup_min=2 prompt_lookup_max=4 has no effect"
+)
 BESIDE_HINT = (
     "StandaloneARSpeculator where it promises more accepted tokens than that request's neural "
     "drafts had, and at least 0.5 (beside_threshold)"

@@ -130,7 +130,7 @@ SOURCES = {
     plugin.ASCEND_V2_MODULE: V2_SOURCE.replace("NgramGPU", "AscendNgram"),
 }
 REPLACEABLE_NAMES = (
-    *(plugin.CLASS, plugin.ASYNC_CLASS, plugin.TRIM, plugin.V2_CLASS),
+    *(plugin.CLASS, plugin.ASYNC_CLASS, plugin.TRIM_FUNCTION, plugin.V2_CLASS),
     *(plugin.ASCEND_HOST, plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER, "AscendNgramSpeculator"),
 )
 

@@ -80,7 +80,7 @@ class Stock:
 def replace_stock(state: Any, device: Any = CPU, **options: Any) -> tuple[Any, list[str]]:
     """Returns the speculator and the reasons for using the stock speculator."""
     reasons: list[str] = []
-    speculator_class = v2.in_place_of(Stock, reasons.append)
+    speculator_class = v2.make_replacement(Stock, reasons.append)
     return speculator_class(make_config(**options), device, state), reasons
 
 

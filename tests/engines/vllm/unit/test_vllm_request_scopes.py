@@ -12,8 +12,8 @@ from typing import Any
 import fake_engine
 import pytest
 from conftest import FakeVLLM
-from ngram_npu.engines.vllm import NgramProposer, admission, plugin
-from ngram_npu.engines.vllm.admission import Rules
+from ngram_npu.engines.vllm import NgramProposer, plugin, request_scopes
+from ngram_npu.engines.vllm.request_scopes import Rules
 
 PROCESSOR_SOURCE = """
 from dataclasses import dataclass
@@ -58,16 +58,16 @@ class VLLMValidationError(Exception):
 """
 STORE: dict[str, Any] = {"lookup": "ladder", "min_draft_probability": 0.01, "store": "live"}
 SOURCES = {
-    admission.INPUT_MODULE: PROCESSOR_SOURCE,
-    admission.SCHEDULER_OUTPUT_MODULE: SCHEDULER_SOURCE,
-    admission.REQUEST_MODULE: REQUEST_SOURCE,
-    admission.EXCEPTIONS_MODULE: EXCEPTIONS_SOURCE,
+    request_scopes.INPUT_MODULE: PROCESSOR_SOURCE,
+    request_scopes.SCHEDULER_OUTPUT_MODULE: SCHEDULER_SOURCE,
+    request_scopes.REQUEST_MODULE: REQUEST_SOURCE,
+    request_scopes.EXCEPTIONS_MODULE: EXCEPTIONS_SOURCE,
 }
 
 
 def import_vllm(vllm: FakeVLLM, *, install: bool = True, **changes: str) -> None:
     """Imports the modules with the plugin. `changes` maps texts in the sources to new texts."""
-    admission._get_error_class.cache_clear()
+    request_scopes._get_error_class.cache_clear()
     for name, source in SOURCES.items():
         for old_text, new_text in changes.items():
             source = source.replace(old_text, new_text)
@@ -92,7 +92,7 @@ def process_request(
 ) -> Any:
     """Returns the input processor's output for a request."""
     prompt = {} if salt is None else {"cache_salt": salt}
-    processor = sys.modules[admission.INPUT_MODULE].InputProcessor(vllm_config)
+    processor = sys.modules[request_scopes.INPUT_MODULE].InputProcessor(vllm_config)
     params = SimpleNamespace(extra_args=extra_args)
     return processor.process_inputs("a", prompt, params, (), lora_request=adapter, **arguments)
 
@@ -123,11 +123,13 @@ ENGINES: dict[str, tuple[Any, Rules]] = {
 
 @pytest.mark.usefixtures("vllm_modules")
 def test_method_runner_and_options_determine_rules() -> None:
-    rules = {name: admission.make_rules(vllm_config) for name, (vllm_config, _) in ENGINES.items()}
+    rules = {
+        name: request_scopes.make_rules(vllm_config) for name, (vllm_config, _) in ENGINES.items()
+    }
     assert rules == {name: expected for name, (_, expected) in ENGINES.items()}
     vllm_config = make_config("ngram")
     vllm_config.speculative_config = None
-    assert admission.make_rules(vllm_config) == Rules()
+    assert request_scopes.make_rules(vllm_config) == Rules()
 
 
 @pytest.mark.usefixtures("vllm_modules")
@@ -161,7 +163,8 @@ MALFORMED_SCOPES = [True, 1.5, -1, 2**62, ["a"], {"a": 1}, ""]
 @pytest.mark.usefixtures("vllm_modules")
 @pytest.mark.parametrize("name", ["ngram", "eagle", "ngram_gpu", "V1 ngram"])
 def test_request_with_unknown_key_or_malformed_scope_raises(name: str) -> None:
-    error = sys.modules[admission.EXCEPTIONS_MODULE].VLLMValidationError  # vLLM returns HTTP 400
+    exceptions = sys.modules[request_scopes.EXCEPTIONS_MODULE]
+    error = exceptions.VLLMValidationError  # vLLM returns HTTP 400
     for key in UNKNOWN_KEYS:
         with pytest.raises(error, match=r"ngram_npu: unknown key .* in extra_args .*vllm_xargs"):
             process_request(ENGINES[name][0], {key: "tenant"})
@@ -199,9 +202,9 @@ def test_request_without_required_owner_raises(extra_args: dict[Any, Any] | None
 @pytest.mark.usefixtures("vllm_modules")
 def test_salt_of_scheduled_request_survives_pickling() -> None:
     plugin.install()
-    data_class = sys.modules[admission.SCHEDULER_OUTPUT_MODULE].NewRequestData
+    data_class = sys.modules[request_scopes.SCHEDULER_OUTPUT_MODULE].NewRequestData
     for salt in ("a", None):
-        request = sys.modules[admission.REQUEST_MODULE].Request("r", salt)
+        request = sys.modules[request_scopes.REQUEST_MODULE].Request("r", salt)
         data = data_class.from_request(request, ([],), prefill_token_ids=[1])
         assert (data.req_id, data.cache_salt) == ("r", salt)
         assert pickle.loads(pickle.dumps(data)).cache_salt == salt
@@ -258,10 +261,10 @@ def test_store_without_checks_of_requests_raises(
 
 @pytest.mark.usefixtures("vllm_modules")
 def test_store_with_the_rust_front_end_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, admission.V2_RUNNER, ModuleType("runner"))
+    monkeypatch.setitem(sys.modules, request_scopes.V2_RUNNER, ModuleType("runner"))
     envs = SimpleNamespace(VLLM_USE_RUST_FRONTEND=False)
     monkeypatch.setitem(sys.modules, "vllm.envs", envs)
-    admission.require_checks()
+    request_scopes.require_scope_checks()
     envs.VLLM_USE_RUST_FRONTEND = True
     with pytest.raises(ValueError, match="expected vLLM's Python front end, got VLLM_USE_RUST_FRO"):
-        admission.require_checks()
+        request_scopes.require_scope_checks()

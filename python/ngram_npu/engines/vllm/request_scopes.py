@@ -59,7 +59,7 @@ def install() -> None:
 
 
 def _wrap_input_processor(module: Any) -> None:
-    # If a checked field is missing in requests, nothing is wrapped, and require_checks raises.
+    # If a checked field is missing in requests, nothing is wrapped; require_scope_checks raises.
     request = getattr(module, "EngineCoreRequest", None)
     if {SALT, "lora_request", "sampling_params"} <= {*getattr(request, "__annotations__", ())}:
         wrap_function(getattr(module, "InputProcessor", None), "process_inputs", _process_inputs)
@@ -178,7 +178,7 @@ def _salts_are_passed_on() -> bool:
     return SALT in parameter_names(request.__init__) and hasattr(request_data, SALT)
 
 
-def require_checks() -> None:
+def require_scope_checks() -> None:
     """Raises ValueError if, for a worker with a store, the API's process does not check
     requests."""
     if not sys.modules.keys() & {RUNNER, V2_RUNNER}:  # not in a vLLM worker
