@@ -37,5 +37,5 @@ __all__ = [
 ]
 
 
-if not _library.torch_absence():
+if not _library.get_torch_problem():
     from ngram_npu import ops as ops

@@ -91,9 +91,9 @@ def doctor() -> Report:
     """
     import numpy
 
-    torch_absence = _library.torch_absence()
+    torch_problem = _library.get_torch_problem()
     torch_version = cuda = None
-    with contextlib.suppress(Exception):  # `torch_absence` contains the reason
+    with contextlib.suppress(Exception):  # `torch_problem` contains the reason
         import torch
 
         torch_version, cuda = str(torch.__version__), torch.version.cuda
@@ -111,7 +111,7 @@ def doctor() -> Report:
         python=platform.python_version(),
         numpy=numpy.__version__,
         torch=torch_version,
-        torch_operators=torch_absence or "registered",
+        torch_operators=torch_problem or "registered",
         compiler=_C.compiler,
         instruction_set=instruction_set,
         requested_instruction_set=requested,

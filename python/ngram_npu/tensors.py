@@ -19,7 +19,7 @@ Int32Array = npt.NDArray[np.int32]
 
 WORD_BYTES = 4
 _HUGE_PAGE_BYTES = 2 << 20
-_TORCH_ABSENCE = _library.torch_absence()
+_TORCH_PROBLEM = _library.get_torch_problem()
 
 
 class IntegrityError(RuntimeError):
@@ -63,8 +63,8 @@ def operators_for(op: str, /, **arguments: Any) -> Any:
     first = next(iter(arguments))
     if not is_tensor(arguments[first]):
         return _C
-    if _TORCH_ABSENCE:
-        raise RuntimeError(f"torch.ops.ngram_npu is not available: {_TORCH_ABSENCE}")
+    if _TORCH_PROBLEM:
+        raise RuntimeError(f"torch.ops.ngram_npu is not available: {_TORCH_PROBLEM}")
     for name, value in arguments.items():
         if value is not None and not is_tensor(value):
             raise ValueError(
