@@ -161,7 +161,7 @@ def test_torch_that_does_not_import_is_reported(tmp_path: Path, error: str) -> N
 def test_tensors_without_registered_operators_raise_error(monkeypatch: pytest.MonkeyPatch) -> None:
     from ngram_npu import tensors
 
-    monkeypatch.setattr(tensors, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
+    monkeypatch.setattr(tensors, "_TORCH_PROBLEM", "torch 2.9.0 is older than 2.10")
     with pytest.raises(RuntimeError, match=r"not available: torch 2\.9\.0 is older"):
         tensors.operators_for("op", tensor=torch.zeros(1))
 
